@@ -1,0 +1,14 @@
+// Compiled once per instruction set, AFFLUX_ISA naming it. Everything is internal but the table below; no std template
+// and no ordinary inline function may be used in here (tests/test_symbols.py reads the objects).
+#include "cpu/kernels.hpp"
+
+#include "cpu/apply.hpp"
+#include "cpu/codec.hpp"
+#include "cpu/gram.hpp"
+#include "cpu/ingest.hpp"
+
+namespace afflux::AFFLUX_ISA {
+
+const Kernels kernels{ingest_float32, ingest_float64, gram, apply, encode, decode};
+
+}  // namespace afflux::AFFLUX_ISA

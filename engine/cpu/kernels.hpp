@@ -1,0 +1,50 @@
+// What one instruction set offers: plain functions over a range [begin, end) of elements, begin on a superblock border.
+// Each instruction set compiles kernels.cpp once and exports exactly one symbol, its table.
+#pragma once
+#include <cstdint>
+
+#include "afflux/pass.hpp"
+
+namespace afflux {
+
+// The reductions of `ingest` over one superblock.
+struct IngestSums {
+  double sum_of_squares;
+  float min, max;
+  std::int64_t first_nonfinite;  // -1: none
+};
+
+// Two panels of vectors whose inner products are wanted; the same panel twice gives its Gram matrix.
+struct GramPanels {
+  const float* const* left;
+  const float* const* right;
+  std::int64_t left_count, right_count;
+};
+
+struct Kernels {
+  IngestSums (*ingest_float32)(const float* update, float* slot, std::int64_t begin, std::int64_t end);
+  IngestSums (*ingest_float64)(const double* update, float* slot, std::int64_t begin, std::int64_t end);
+  // sums[i * right_count + j] = <left[i], right[j]> over one superblock
+  void (*gram)(const GramPanels& panels, std::int64_t begin, std::int64_t end, double* sums);
+  void (*apply)(const Pass& pass, std::int64_t begin, std::int64_t end);
+  void (*encode)(Codec codec, const float* vector, unsigned char* row, std::int64_t begin, std::int64_t end);
+  void (*decode)(Codec codec, const unsigned char* row, float* vector, std::int64_t begin, std::int64_t end);
+};
+
+#if defined(__aarch64__)
+namespace neon {
+extern const Kernels kernels;
+}
+#else
+namespace baseline {
+extern const Kernels kernels;
+}
+namespace avx2 {
+extern const Kernels kernels;
+}
+namespace avx512 {
+extern const Kernels kernels;
+}
+#endif
+
+}  // namespace afflux

@@ -1,0 +1,19 @@
+// The only place where the engine uses threads.
+#pragma once
+#include <cstdint>
+#include <functional>
+
+namespace afflux {
+
+// Runs body(0) ... body(count - 1), each once, in any order, on up to num_threads threads (the caller's included), and
+// returns when all are done. Every thread, the caller's too, computes with round-to-nearest and with subnormals kept,
+// whatever mode the caller is in (torch's flush-denormal setting leaks into new threads); the caller's is put back.
+// The threads live only inside the call: nothing is owned, nothing is shared with a forked child. An
+// exception of `body` is rethrown here, once all threads have ended.
+void parallel_for(std::int64_t count, int num_threads, const std::function<void(std::int64_t)>& body);
+
+// The same for elementwise work over d elements: body(begin, end) for each superblock.
+void for_each_superblock(std::int64_t d, int num_threads,
+                         const std::function<void(std::int64_t begin, std::int64_t end)>& body);
+
+}  // namespace afflux

@@ -1,0 +1,60 @@
+#include <algorithm>
+#include <vector>
+
+#include "afflux/afflux.hpp"
+#include "cpu/dispatch.hpp"
+#include "entry/check.hpp"
+#include "entry/overlap.hpp"
+#include "entry/tree.hpp"
+
+namespace afflux {
+namespace {
+
+constexpr std::int64_t kPanel = 64;
+
+using Sums = std::vector<double>;
+
+Sums panel_products(const GramPanels& panels, std::int64_t d, int num_threads) {
+  const auto kernel = kernels().gram;
+  const auto leaf = [&](std::int64_t superblock, Sums& out) {
+    const std::int64_t begin = superblock * kSuperblock;
+    kernel(panels, begin, std::min(begin + kSuperblock, d), out.data());
+  };
+  const auto join = [](Sums& left, const Sums& right) {
+    for (std::size_t i = 0; i < left.size(); ++i) left[i] = left[i] + right[i];
+  };
+  const Sums zero(static_cast<std::size_t>(panels.left_count * panels.right_count), 0.0);
+  return tree(d, num_threads, zero, leaf, join);
+}
+
+}  // namespace
+
+void gram(List<View<const float>> vectors, View<double> out, int num_threads) {
+  const std::int64_t count = vectors.size;
+  check::threads("gram", num_threads);
+  check::view("gram", "out", out, count * count);
+  check::Overlaps overlaps;
+  overlaps.write("out", -1, out);
+  std::vector<const float*> data;
+  for (std::int64_t i = 0; i < count; ++i) {
+    check::view("gram", check::item("vectors", i), vectors.data[i], vectors.data[0].size);
+    overlaps.read("vectors", i, vectors.data[i]);
+    data.push_back(vectors.data[i].data);
+  }
+  overlaps.refuse("gram");
+
+  for (std::int64_t left = 0; left < count; left += kPanel)
+    for (std::int64_t right = 0; right <= left; right += kPanel) {
+      const GramPanels panels{data.data() + left, data.data() + right, std::min(kPanel, count - left),
+                              std::min(kPanel, count - right)};
+      const Sums sums = panel_products(panels, vectors.data[0].size, num_threads);
+      for (std::int64_t i = 0; i < panels.left_count; ++i)
+        for (std::int64_t j = 0; j < (left == right ? i + 1 : panels.right_count); ++j) {
+          const double product = sums[static_cast<std::size_t>(i * panels.right_count + j)];
+          out.data[(left + i) * count + right + j] = product;
+          out.data[(right + j) * count + left + i] = product;
+        }
+    }
+}
+
+}  // namespace afflux

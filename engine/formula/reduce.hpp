@@ -1,0 +1,32 @@
+// The terms of the reductions over d, and the part of their order that lies within a block (see afflux/order.hpp).
+#pragma once
+#include "formula/fn.hpp"
+
+namespace afflux::formula {
+
+// acc + x * y, where x and y hold float32 values: the product is exact in float64, so a fused multiply-add gives the
+// same bits and may be used where the hardware has one.
+AFFLUX_FN double dot_term(double acc, double x, double y) {
+#if defined(__CUDA_ARCH__)
+  return __fma_rn(x, y, acc);
+#elif defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  return __builtin_fma(x, y, acc);
+#else
+  return acc + x * y;
+#endif
+}
+
+// Written so that NaN never wins and that x86's min/max instructions give the same answer.
+AFFLUX_FN float lesser(float acc, float x) { return x < acc ? x : acc; }
+AFFLUX_FN float greater(float acc, float x) { return acc < x ? x : acc; }
+
+AFFLUX_FN bool finite(double x) { return x - x == 0.0; }
+
+// lanes[0 .. count) by halves; count is a power of two. The result is in lanes[0].
+AFFLUX_FN double lane_sum(double* lanes, int count) {
+  for (int half = count / 2; half > 0; half /= 2)
+    for (int lane = 0; lane < half; ++lane) lanes[lane] = lanes[lane] + lanes[lane + half];
+  return lanes[0];
+}
+
+}  // namespace afflux::formula

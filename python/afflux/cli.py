@@ -1,0 +1,210 @@
+"""The command line: `afflux compare`, `afflux run`, `afflux backends`."""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from afflux import __version__, ops
+from afflux.errors import AffluxError
+from afflux.sim.config import RuleSpec, SimConfig, parameters, parse
+from afflux.sim.errors import ConfigError, require
+
+try:
+    import typer
+except ModuleNotFoundError:
+    sys.exit("afflux: the command line needs typer: pip install 'afflux[sim]'")
+
+app = typer.Typer(
+    help="Asynchronous federated learning: the server's arithmetic, and a simulator around it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+COMPARE_HELP = """Compare aggregation rules in one simulation.
+
+With one seed every rule sees the same clients, delays and batches. \
+A rule is written NAME or NAME:OPTION=VALUE:OPTION=VALUE.
+
+[bold]Examples[/bold]
+
+  afflux compare --rules fedbuff,fedasync,ca2fl --data digits
+
+  afflux compare --rules fedbuff,fedbuff:server_lr=0.5 --seeds 0,1,2
+
+  afflux compare --rules fedbuff,ca2fl --model logreg --alpha 0.3
+"""
+RUN_HELP = """Simulate one aggregation rule with one seed.
+
+[bold]Examples[/bold]
+
+  afflux run --rule fedbuff
+
+  afflux run --rule fedasync:alpha=0.3 --delays fadas-mild --seed 7 --out runs/mild
+"""
+
+BufferSize = Annotated[
+    int | None, typer.Option(help="Arrivals per server step, for rules with a buffer; default 10.")
+]
+ServerLr = Annotated[
+    float | None, typer.Option(help="Server learning rate, for the rules that have one.")
+]
+Out = Annotated[Path | None, typer.Option(help="Run folder; default runs/<date and time>.")]
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give `command(config, ...)` one option for each field of SimConfig, in place of `config`."""
+    names = [field.name for field in fields(SimConfig)]
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    settings = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=Annotated[field.type, typer.Option(help=field.metadata["help"])],
+        )
+        for field in fields(SimConfig)
+    ]
+
+    def wrapped(**given: Any) -> None:
+        with friendly():
+            command(SimConfig(**{name: given.pop(name) for name in names}), **given)
+
+    wrapped.__name__ = command.__name__
+    keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    signature = inspect.Signature([*keyword_only, *settings])
+    wrapped.__signature__ = signature  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+    return wrapped
+
+
+@contextmanager
+def friendly() -> Iterator[None]:
+    """Turn a user's mistake into one line and exit code 2, and Ctrl-C into 130."""
+    try:
+        yield
+    except AffluxError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("stopped; nothing was written", err=True)
+        raise typer.Exit(130) from None
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"afflux {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(help=COMPARE_HELP)
+@with_settings
+def compare(
+    config: SimConfig,
+    rules: Annotated[str, typer.Option(help="Separated by commas.")] = "fedbuff,fedasync,ca2fl",
+    seeds: Annotated[str, typer.Option(help="Separated by commas.")] = "0",
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default one a CPU.")] = None,
+    buffer_size: BufferSize = None,
+    server_lr: ServerLr = None,
+    out: Out = None,
+) -> None:
+    """Compare rules (see COMPARE_HELP)."""
+    specs = _specs(rules.split(","), buffer_size=buffer_size, server_lr=server_lr)
+    _simulate(specs, _numbers(seeds), config, jobs, out)
+
+
+@app.command(help=RUN_HELP)
+@with_settings
+def run(
+    config: SimConfig,
+    rule: Annotated[str, typer.Option(help="The rule.")],
+    seed: Annotated[int, typer.Option(min=0, help="The seed.")] = 0,
+    buffer_size: BufferSize = None,
+    server_lr: ServerLr = None,
+    out: Out = None,
+) -> None:
+    """Simulate one rule (see RUN_HELP)."""
+    specs = _specs([rule], buffer_size=buffer_size, server_lr=server_lr)
+    _simulate(specs, [seed], config, 1, out)
+
+
+@app.command()
+def backends() -> None:
+    """Print what the engine was compiled for, what runs here and what is chosen."""
+    with friendly():
+        typer.echo(str(ops.backends()))
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"seeds are whole numbers separated by commas, not {text!r}") from None
+    if len(set(numbers)) != len(numbers) or min(numbers) < 0:
+        raise ConfigError(f"seeds must be 0 or more and different, not {text!r}")
+    return numbers
+
+
+def _specs(rules: list[str], **common: Any) -> list[RuleSpec]:
+    given = {option: value for option, value in common.items() if value is not None}
+    specs = [parse(rule, {"buffer_size": 10} | given) for rule in rules]
+    for option in given:
+        if not any(option in parameters(spec.name) for spec in specs):
+            flag = "--" + option.replace("_", "-")
+            raise ConfigError(f"{flag} was given, but {', '.join(rules)} does not take it")
+    if len({spec.label for spec in specs}) != len(specs):
+        raise ConfigError(f"a rule is given twice: {', '.join(rules)}")
+    for spec in specs:
+        spec.build()
+    return specs
+
+
+def _simulate(
+    specs: list[RuleSpec], seeds: list[int], config: SimConfig, jobs: int | None, out: Path | None
+) -> None:
+    require("torch", "sklearn", "matplotlib", "rich")
+    from rich.console import Console
+
+    from afflux.sim import report, terminal
+    from afflux.sim.compare import available_cpus, compare, jobs_of
+
+    todo = jobs_of(specs, seeds)
+    folder = report.new_folder(out)
+    try:
+        with terminal.progress(todo, config, Console(stderr=True)) as watch:
+            results = compare(todo, config, processes=jobs or available_cpus(), watch=watch)
+        report.write(folder, results, config)
+    except BaseException:
+        # An empty folder would stand in the way of the next try.
+        with suppress(OSError):
+            folder.rmdir()
+        raise
+    screen = Console()
+    if not screen.is_terminal:
+        screen = Console(width=200)
+    screen.print(report.headline(config, results), highlight=False)
+    screen.print(terminal.table(results, config))
+    screen.print(f"wrote {folder}/", highlight=False, soft_wrap=True)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

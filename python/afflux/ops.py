@@ -1,0 +1,207 @@
+"""The engine's operations over arrays of any library: NumPy, torch, CuPy, JAX (buffer protocol or DLPack).
+
+Nothing is copied: the engine works on the caller's memory. Every vector is flat and contiguous; float64 is used inside
+and float32 outside. Results are the same bit for bit on any number of threads and any instruction set.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from afflux import _engine
+
+Array = object  # anything with the buffer protocol or __dlpack__; the engine checks it
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Ingested:
+    """What one sweep over an update found."""
+
+    first_nonfinite: int | None  #: index of the first NaN or infinity; None if all values are finite
+    sum_of_squares: float  #: of the float32 values, in float64
+    min: float  #: over all values that are not NaN; +inf when there is none
+    max: float  #: likewise; -inf when there is none
+
+    @property
+    def norm(self) -> float:
+        """The Euclidean norm (IEEE square root, hence the same bits everywhere)."""
+        return float(np.sqrt(np.float64(self.sum_of_squares)))
+
+
+@dataclass(frozen=True, slots=True)
+class Combine:
+    """Stage 1: v = params_weight * params + sum_i weights[i] * updates[i].
+
+    The sum runs in the given order in float64. An update whose weight is 0 is not read.
+    """
+
+    updates: Sequence[Array]  #: M vectors (d,) float32
+    weights: Float64  #: (M,) float64
+    params_weight: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CachedDifference:
+    """Stage 2 of CA2FL (Algorithm 2): v += sum/num_clients + sum_i weights[i] * (updates[i] - rows[i]).
+
+    Replaces the weighted sum of stage 1. For each i with a new row: sum += updates[i] - rows[i], new_rows[i] =
+    updates[i]. `sum` is the float64 sum of all clients' rows, kept exact to rounding; `sum` and `new_rows` are
+    overwritten.
+    """
+
+    sum: Array  #: (d,) float64, overwritten
+    num_clients: int
+    rows: Sequence[Array | None]  #: M rows (d,) float32; None: all zeros, not read
+    new_rows: Sequence[Array | None]  #: M rows, overwritten; None: the row is kept. May be rows[i] itself
+
+
+@dataclass(frozen=True, slots=True)
+class Sgd:
+    """Stage 3: out = params + lr * v, rounded once to float32."""
+
+    lr: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One server round as data. `out` may be `params` itself; other overlaps with what is written are refused."""
+
+    params: Array  #: (d,) float32, read
+    out: Array  #: (d,) float32, overwritten
+    combine: Combine
+    calibrate: CachedDifference | None = None
+    step: Sgd = field(default_factory=Sgd)
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One way to run the operations."""
+
+    name: str  #: "avx512", "avx2", "baseline", "neon" or "cuda"
+    device: str  #: "cpu" or "cuda"
+    compiled: bool
+    runs: bool
+    chosen: bool
+    why_not: str  #: empty if it runs
+
+
+def default_threads() -> int:
+    """The number of CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def ingest(update: Array, slot: Array, *, num_threads: int = 1) -> Ingested:
+    """slot = update as float32; finds the first non-finite value, the sum of squares, min and max in the same sweep.
+
+    The slot is written even when values are not finite: whether to use it is the caller's decision. A float64 value
+    beyond float32's range counts as non-finite.
+
+    Args:
+        update: (d,) float32 or float64.
+        slot: (d,) float32, overwritten.
+        num_threads: at least 1; one by default, because many pushes may run at once.
+
+    Raises:
+        AffluxError: wrong shape, dtype or layout, read-only slot, or overlapping memory; nothing was written.
+        UnavailableError: an array on a device that this build does not serve.
+
+    Cost: reads 4 d or 8 d bytes, writes 4 d.
+
+    >>> slot = np.empty(3, np.float32)
+    >>> ingest(np.array([3.0, -4.0, 0.0]), slot).norm
+    5.0
+    """
+    first, squares, low, high = _engine.ingest(update, slot, num_threads)
+    return Ingested(None if first < 0 else first, squares, low, high)
+
+
+def gram(vectors: Sequence[Array], *, num_threads: int | None = None) -> Float64:
+    """G[i, j] = <vectors[i], vectors[j]> in float64: all that cosines, norms and clips need.
+
+    Args:
+        vectors: K vectors (d,) float32.
+        num_threads: all CPUs of this process by default.
+
+    Returns:
+        (K, K) float64, symmetric.
+
+    Raises:
+        AffluxError: wrong shape, dtype or layout.
+
+    Cost: one sweep of 4 K d bytes for K <= 64; larger K are done in panels of 64.
+
+    >>> gram([np.array([1, 2], np.float32), np.array([3, 4], np.float32)]).tolist()
+    [[5.0, 11.0], [11.0, 25.0]]
+    """
+    out = np.empty(len(vectors) ** 2, np.float64)
+    _engine.gram(vectors, out, num_threads or default_threads())
+    return out.reshape(len(vectors), len(vectors))
+
+
+def apply(round: Pass, *, num_threads: int | None = None) -> None:
+    """One server round in one sweep: combine -> calibrate -> step, tile by tile.
+
+    Everything is checked before anything is written.
+
+    Raises:
+        AffluxError: arguments that do not fit together, named in the message; nothing was written.
+        UnavailableError: an array on a device that this build does not serve.
+
+    Cost: reads M + 1 vectors of 4 d bytes and writes one; the cached difference adds M row reads, M row writes, and
+    8 d bytes read and written for the sum.
+
+    >>> params = np.zeros(2, np.float32)
+    >>> updates = [np.array([1, 2], np.float32), np.array([3, 4], np.float32)]
+    >>> apply(Pass(params, params, Combine(updates, np.array([0.5, 0.5]))))
+    >>> params.tolist()
+    [2.0, 3.0]
+    """
+    cache = round.calibrate
+    _engine.apply(
+        round.params,
+        round.out,
+        round.combine.updates,
+        round.combine.weights,
+        round.combine.params_weight,
+        round.step.lr,
+        None if cache is None else cache.sum,
+        0 if cache is None else cache.num_clients,
+        () if cache is None else cache.rows,
+        () if cache is None else cache.new_rows,
+        num_threads or default_threads(),
+    )
+
+
+def row_bytes(size: int, *, codec: str = "float32") -> int:
+    """Bytes of one encoded row of `size` elements."""
+    return _engine.row_bytes(codec, size)
+
+
+def encode(vector: Array, row: Array, *, codec: str = "float32", num_threads: int = 1) -> None:
+    """row = vector, encoded. `row` is (row_bytes(d),) uint8, or (d,) float32 for the float32 codec; overwritten."""
+    _engine.encode(codec, vector, row, num_threads)
+
+
+def decode(row: Array, vector: Array, *, codec: str = "float32", num_threads: int = 1) -> None:
+    """vector = row, decoded; `vector` is (d,) float32, overwritten."""
+    _engine.decode(codec, row, vector, num_threads)
+
+
+def backends() -> list[Backend]:
+    """What was compiled, what runs on this machine, and what is chosen; best first."""
+    return [Backend(*entry) for entry in _engine.backends()]
+
+
+def choose_isa(name: str) -> None:
+    """Use this instruction set in all later calls of this process (the environment's AFFLUX_ISA does so at the start).
+
+    Raises:
+        UnavailableError: the name is unknown, or this CPU cannot run it.
+    """
+    _engine.choose_isa(name)

@@ -1,0 +1,14 @@
+"""FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017."""
+
+from afflux.calibrate import NONE
+from afflux.rule import Rule
+from afflux.step import ConstantSgd
+from afflux.weigh import Examples
+
+
+def fedavg(*, buffer_size: int = 10, server_lr: float = 1.0) -> Rule:
+    """x += server_lr * sum_i (n_i / sum n) u_i (Algorithm 1); the synchronous baseline when M is the cohort.
+
+    State on the server: nothing but params and the buffer. Sweeps: one.
+    """
+    return Rule("fedavg", "update", buffer_size, Examples(), NONE, ConstantSgd(server_lr))

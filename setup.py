@@ -1,0 +1,10 @@
+"""Hands the extension over to CMake; everything else stands in pyproject.toml."""
+
+import os
+
+from setuptools import setup
+
+setup(
+    cmake_install_dir="afflux",
+    cmake_args=["-DAFFLUX_PYTHON=ON", f"-DAFFLUX_CUDA={os.environ.get('AFFLUX_CUDA', 'auto')}"],
+)
