@@ -7,6 +7,16 @@ namespace py = pybind11;
 namespace afflux::python {
 namespace {
 
+// Without a prefix that says the byte order of this machine (NumPy gives unaligned arrays one).
+std::string native_format(const std::string& format) {
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+  const char* const native = "@=<";
+#else
+  const char* const native = "@=>!";
+#endif
+  return format.find_first_of(native) == 0 ? format.substr(1) : format;
+}
+
 std::string numpy_like_name(const std::string& format) {
   if (format == "f") return "float32";
   if (format == "d") return "float64";
@@ -75,7 +85,7 @@ void Array::from_buffer(py::handle object, Access access) {
   }
   owner_ = std::shared_ptr<void>(buffer, [](void* p) { release_buffer(static_cast<Py_buffer*>(p)); });
   if (access == Access::write && buffer->readonly) fail("is read-only, but is written");
-  const std::string format = buffer->format == nullptr ? "B" : buffer->format;
+  const std::string format = native_format(buffer->format == nullptr ? "B" : buffer->format);
   type_name_ = numpy_like_name(format);
   if (format == "f" || format == "d" || format == "B") type_ = format[0];
   if (buffer->ndim != 1) fail("has " + std::to_string(buffer->ndim) + " dimensions, expected 1");

@@ -62,8 +62,8 @@ void gram_(const py::sequence& vectors, const py::object& out, int num_threads) 
 }
 
 void apply_(const py::object& params, const py::object& out, const py::sequence& updates, const py::object& weights,
-            double params_weight, double lr, const py::object& sum, std::int64_t num_clients, const py::sequence& rows,
-            const py::sequence& new_rows, int num_threads) {
+            double params_weight, double lr, bool cached, const py::object& sum, std::int64_t num_clients,
+            const py::sequence& rows, const py::sequence& new_rows, int num_threads) {
   const Array from("apply", "params", params, Access::read), to("apply", "out", out, Access::write),
       weight("apply", "weights", weights, Access::read);
   const Arrays<const float> vectors("apply", "updates", updates, Access::read, false);
@@ -75,7 +75,7 @@ void apply_(const py::object& params, const py::object& out, const py::sequence&
   pass.params = from.view<const float>();
   pass.out = to.view<float>();
   pass.combine = {vectors.list(), {w.data, w.size}, params_weight};
-  if (!sum.is_none()) {
+  if (cached) {
     cache.emplace("apply", "sum", sum, Access::write);
     pass.calibrate = {Calibration::cached_difference,
                       Codec::float32,
@@ -133,8 +133,8 @@ PYBIND11_MODULE(_engine, module) {
   module.def("ingest", ingest_, py::arg("update"), py::arg("slot"), py::arg("num_threads"));
   module.def("gram", gram_, py::arg("vectors"), py::arg("out"), py::arg("num_threads"));
   module.def("apply", apply_, py::arg("params"), py::arg("out"), py::arg("updates"), py::arg("weights"),
-             py::arg("params_weight"), py::arg("lr"), py::arg("sum"), py::arg("num_clients"), py::arg("rows"),
-             py::arg("new_rows"), py::arg("num_threads"));
+             py::arg("params_weight"), py::arg("lr"), py::arg("cached"), py::arg("sum"), py::arg("num_clients"),
+             py::arg("rows"), py::arg("new_rows"), py::arg("num_threads"));
   module.def(
       "row_bytes", [](const std::string& codec, std::int64_t size) { return row_bytes(codec_named(codec), size); },
       py::arg("codec"), py::arg("size"));

@@ -18,6 +18,7 @@ def apply(
     weights: object,
     params_weight: float,
     lr: float,
+    cached: bool,
     sum: object | None,
     num_clients: int,
     rows: Sequence[object | None],

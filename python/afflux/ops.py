@@ -170,6 +170,7 @@ def apply(round: Pass, *, num_threads: int | None = None) -> None:
         round.combine.weights,
         round.combine.params_weight,
         round.step.lr,
+        cache is not None,
         None if cache is None else cache.sum,
         0 if cache is None else cache.num_clients,
         () if cache is None else cache.rows,

@@ -1,0 +1,39 @@
+"""Fixtures shared by the suite: the instruction sets that run here, and vectors that provoke rounding."""
+
+import numpy as np
+import pytest
+
+from afflux import ops
+
+ISAS = [b.name for b in ops.backends() if b.device == "cpu" and b.runs]
+THREADS = [1, 2, 3]
+#: Around every border of the order: lanes (32), blocks (2048), superblocks (65536), and none of them.
+SIZES = [0, 1, 15, 17, 31, 32, 33, 1023, 1025, 2047, 2049, 65535, 65536, 65537, 3 * 65536 + 5]
+
+
+@pytest.fixture(params=ISAS)
+def isa(request):
+    """Runs the test once per instruction set, and puts the choice back."""
+    before = next(b.name for b in ops.backends() if b.chosen)
+    ops.choose_isa(request.param)
+    yield request.param
+    ops.choose_isa(before)
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(20240)
+
+
+def awkward(rng, size):
+    """Float32 of both signs and of 60 binary orders of magnitude, zeros of both signs and subnormals included."""
+    values = rng.standard_normal(size) * 2.0 ** rng.integers(-30, 30, size)
+    values[rng.random(size) < 0.02] = 0.0
+    values[rng.random(size) < 0.02] = -0.0
+    values[rng.random(size) < 0.02] = 1e-41
+    return values.astype(np.float32)
+
+
+def bits(array):
+    """The array's bytes: equality of bits, not of values."""
+    return np.ascontiguousarray(array).tobytes()

@@ -1,0 +1,80 @@
+"""A digest of everything that must be the same bit for bit, whatever computes it. Run by test_bits.py in processes
+with other instruction sets, threads and CPU features; prints one SHA-256 per part.
+
+    python tests/digest.py [num_threads ...]
+"""
+
+import hashlib
+import sys
+
+import numpy as np
+
+from afflux import Server, ops, weigh
+from afflux.rules import RULES
+
+
+def vectors(seed, count, size):
+    """Integers scaled by powers of two: the same bits from any NumPy, and sums that do round."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    mantissa = rng.integers(-(2**24), 2**24, (count, size))
+    scaled = np.ldexp(mantissa.astype(np.float64), rng.integers(-50, -10, (count, size)))
+    scaled[:, ::97] = 1e-41  # subnormal in float32
+    return scaled.astype(np.float32)
+
+
+def inputs():
+    """Nine vectors over three superblocks and a tail, and two of them as float64."""
+    data = list(vectors(1, 9, 3 * 65536 + 4099))
+    return data, [update.astype(np.float64) * 1.1 for update in data[:2]]
+
+
+def operations(num_threads, data, wide):
+    """ingest, gram, apply and the cached difference."""
+    digest = hashlib.sha256()
+    size = data[0].size
+    weights = np.array([0.1, -0.7, 1 / 3, 0.0, 0.9, 1e-3, 2.5])
+    out, cache = np.empty(size, np.float32), np.linspace(-1, 1, size)
+    for update in wide:
+        facts = ops.ingest(update, out, num_threads=num_threads)
+        digest.update(np.array([facts.sum_of_squares, facts.min, facts.max]).tobytes() + out.tobytes())
+    digest.update(ops.gram(data, num_threads=num_threads).tobytes())
+    ops.apply(ops.Pass(data[8], out, ops.Combine(data[:7], weights, -0.3), step=ops.Sgd(0.3)), num_threads=num_threads)
+    digest.update(out.tobytes())
+    rows = [row.copy() for row in data[1:8]]
+    stage = ops.CachedDifference(cache, 11, [None, *rows[1:]], rows)
+    ops.apply(ops.Pass(data[8], out, ops.Combine(data[:7], weights), stage, ops.Sgd(0.7)), num_threads=num_threads)
+    for array in (out, cache, *rows):
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def rule(name, num_threads):
+    """Twelve rounds of a preset over a trace with staleness, repeated clients and unequal example counts."""
+    size = 70_001
+    pool = vectors(2, 16, size)
+    server = Server(RULES[name](), pool[15], num_clients=40, num_threads=num_threads)
+    rng = np.random.Generator(np.random.PCG64(3))
+    while server.version < 12:
+        version = max(0, server.version - int(rng.integers(0, 9)))
+        client, pick, examples = (int(rng.integers(0, n)) for n in (40, 15, 60))
+        server.push(client, pool[pick], version=version, num_examples=examples + 1)
+    return hashlib.sha256(server.params.tobytes()).hexdigest()
+
+
+def weights():
+    """The weighing laws over many stalenesses."""
+    laws = [weigh.Polynomial(a / 2) for a in range(6)] + [weigh.Hinge(), weigh.Hinge(0.3, 2.5)]
+    values = np.array([[law(t) for t in range(2000)] for law in laws])
+    return hashlib.sha256(values.tobytes()).hexdigest()
+
+
+def parts(num_threads):
+    """Name and digest of each part."""
+    named = {"operations": operations(num_threads, *inputs()), "weights": weights()}
+    return named | {name: rule(name, num_threads) for name in RULES}
+
+
+if __name__ == "__main__":
+    for threads in [int(a) for a in sys.argv[1:]] or [1]:
+        for part, value in parts(threads).items():
+            print(threads, part, value)

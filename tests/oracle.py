@@ -1,0 +1,93 @@
+"""The papers' formulas in plain float64 NumPy, written without a look at the engine; imports nothing of afflux.
+
+Bounds. eps = 2^-53 is the unit roundoff of float64, u32 = 2^-24 that of float32. A float64 sum of n terms, in any order
+and with rounded products, differs from the exact one by at most (n + 2) eps sum |terms| (Higham, Accuracy and Stability,
+section 4.2, to first order; the +2 leaves room for the second). One rounding to float32 adds u32 |result|, or half the
+smallest subnormal. The oracle makes errors of the same size, so that a bound between engine and oracle is twice that.
+"""
+
+import numpy as np
+
+EPS = 2.0**-53
+U32 = 2.0**-24
+TINY32 = 2.0**-150
+
+
+def f64(array):
+    return np.asarray(array, dtype=np.float64)
+
+
+def sum_bound(terms_abs_sum, n):
+    """Two float64 sums of the same n products in different orders differ by at most this."""
+    return 2 * (n + 2) * EPS * terms_abs_sum
+
+
+def rounded_bound(result, terms_abs_sum, n):
+    """As sum_bound, when the engine's result is then rounded to float32."""
+    return sum_bound(terms_abs_sum, n) + U32 * np.abs(result) * (1 + 1e-6) + TINY32
+
+
+def combine(params, updates, weights, params_weight=0.0):
+    """v = c x + sum_i w_i u_i, and the sum of the terms' magnitudes."""
+    v = params_weight * f64(params)
+    size = np.abs(v)
+    for update, weight in zip(updates, weights):
+        if weight != 0:
+            v = v + weight * f64(update)
+            size = size + np.abs(weight * f64(update))
+    return v, size
+
+
+def cached_difference(updates, weights, rows, cache_sum, num_clients):
+    """CA2FL, Algorithm 2: v = h + sum_i w_i (u_i - h_i); None stands for a row of zeros."""
+    v = f64(cache_sum) / num_clients
+    size = np.abs(v)
+    for update, weight, row in zip(updates, weights, rows):
+        old = np.zeros_like(v) if row is None else f64(row)
+        if weight != 0:
+            v = v + weight * (f64(update) - old)
+            size = size + np.abs(weight) * (np.abs(f64(update)) + np.abs(old))
+    return v, size
+
+
+def polynomial(staleness, a):
+    return (1.0 + f64(staleness)) ** -a
+
+
+def hinge(staleness, a, b):
+    t = f64(staleness)
+    return np.where(t <= b, 1.0, 1.0 / (a * (t - b) + 1.0))
+
+
+def fedavg_weights(num_examples):
+    return f64(num_examples) / np.sum(num_examples)
+
+
+class Trajectory:
+    """A rule run over a trace of buffers, all in float64: [(client, staleness, examples, vector), ...] each."""
+
+    def __init__(self, params, num_clients):
+        self.params = f64(params).copy()
+        self.num_clients = num_clients
+        self.rows = {}
+
+    def fedavg(self, buffer, lr):
+        weights = fedavg_weights([n for _, _, n, _ in buffer])
+        self.params = self.params + lr * sum(w * f64(u) for w, (_, _, _, u) in zip(weights, buffer))
+
+    def fedbuff(self, buffer, lr, a=0.5):
+        total = sum(polynomial(tau, a) * f64(u) for _, tau, _, u in buffer)
+        self.params = self.params + lr / len(buffer) * total
+
+    def fedasync(self, buffer, alpha, a=0.5):
+        ((_, tau, _, model),) = buffer
+        mix = alpha * polynomial(tau, a)
+        self.params = (1 - mix) * self.params + mix * f64(model)
+
+    def ca2fl(self, buffer, lr):
+        zero = np.zeros_like(self.params)
+        h = sum(self.rows.values(), zero) / self.num_clients
+        diffs = [f64(u) - self.rows.get(c, zero) for c, _, _, u in buffer]
+        self.params = self.params + lr * (h + sum(diffs) / len(buffer))
+        for c, _, _, u in buffer:
+            self.rows[c] = f64(u)

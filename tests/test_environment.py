@@ -1,0 +1,54 @@
+"""What the environment asks for, and what import does not do."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def python(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize("name", ["AVX512", "avx1024", "cuda", " "])
+def test_an_unknown_isa_raises_at_first_use(name):
+    done = python("import afflux; afflux.ops.backends()", AFFLUX_ISA=name)
+    assert done.returncode == 1
+    assert f"UnavailableError: AFFLUX_ISA asks for '{name}', which is unknown here; known: " in done.stderr
+
+
+def test_import_does_no_work():
+    """No thread, no torch, no decision on the instruction set."""
+    code = (
+        "import threading, sys, os, afflux\n"
+        "assert threading.active_count() == 1\n"
+        "assert len(os.listdir('/proc/self/task')) == before\n"
+        "assert not {'torch', 'sklearn', 'matplotlib', 'typer', 'rich'} & set(sys.modules)\n"
+    )
+    start = "import os, numpy; before = len(os.listdir('/proc/self/task'))\n"
+    if not os.path.isdir("/proc/self/task"):
+        pytest.skip("needs /proc")
+    done = python(start + code, AFFLUX_ISA="nonsense")
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_thread_outlives_a_call_and_fork_is_safe():
+    code = """
+import os, numpy as np
+from afflux import ops
+x = np.ones(300_000, np.float32)
+before = len(os.listdir('/proc/self/task'))
+expected = ops.gram([x], num_threads=3)
+assert len(os.listdir('/proc/self/task')) == before
+child = os.fork()
+if child == 0:
+    os._exit(0 if (ops.gram([x], num_threads=3) == expected).all() else 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    if not hasattr(os, "fork") or not os.path.isdir("/proc/self/task"):
+        pytest.skip("needs fork and /proc")
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,185 @@
+"""Each operation against the oracle, within the bound that its arithmetic allows, on every instruction set."""
+
+import numpy as np
+import oracle
+import pytest
+from conftest import SIZES, awkward, bits
+
+from afflux import ops
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_ingest(isa, rng, size, dtype):
+    update = awkward(rng, size).astype(dtype)
+    if dtype is np.float64:
+        update *= 1 + 1e-9  # not a float32 value any more
+    slot = np.full(size, np.nan, np.float32)
+    facts = ops.ingest(update, slot)
+    assert bits(slot) == bits(update.astype(np.float32))
+    assert facts.first_nonfinite is None
+    squares = oracle.f64(slot) ** 2
+    assert abs(facts.sum_of_squares - squares.sum()) <= oracle.sum_bound(squares.sum(), size)
+    assert facts.min == (slot.min() if size else np.inf)
+    assert facts.max == (slot.max() if size else -np.inf)
+    assert facts.norm == np.sqrt(facts.sum_of_squares)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("size,places", [(1, [0]), (70, [69]), (2049, [2048, 5]), (140_000, [139_999, 65_536, 70_000])])
+def test_ingest_finds_the_first_nonfinite(isa, rng, bad, size, places):
+    update = awkward(rng, size)
+    for i in range(len(places)):
+        update[places[i]] = bad
+        facts = ops.ingest(update, np.empty(size, np.float32), num_threads=2)
+        assert facts.first_nonfinite == min(places[: i + 1])
+
+
+def test_ingest_min_and_max_skip_nan(isa):
+    facts = ops.ingest(np.array([np.nan, 2.0, -3.0, np.nan], np.float32), np.empty(4, np.float32))
+    assert (facts.min, facts.max, facts.first_nonfinite) == (-3.0, 2.0, 0)
+
+
+def test_ingest_float64_beyond_float32_counts_as_nonfinite(isa):
+    assert ops.ingest(np.array([1.0, 1e300]), np.empty(2, np.float32)).first_nonfinite == 1
+
+
+@pytest.mark.parametrize("size", [0, 1, 17, 33, 2049, 65537, 140_001])
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_gram(isa, rng, size, count):
+    vectors = [awkward(rng, size) for _ in range(count)]
+    matrix = np.array([oracle.f64(v) for v in vectors])
+    expected = matrix @ matrix.T
+    bound = oracle.sum_bound(np.abs(matrix) @ np.abs(matrix).T, size)
+    result = ops.gram(vectors, num_threads=2)
+    assert result.shape == (count, count)
+    assert np.all(np.abs(result - expected) <= bound)
+    assert bits(result) == bits(result.T)
+
+
+@pytest.mark.parametrize("count", [63, 64, 65, 130])
+def test_gram_in_panels(isa, rng, count):
+    vectors = [awkward(rng, 100) for _ in range(count)]
+    result = ops.gram(vectors)
+    picked = [0, 62, count - 1]
+    assert bits(result[np.ix_(picked, picked)]) == bits(ops.gram([vectors[i] for i in picked]))
+
+
+def test_gram_diagonal_is_ingests_sum_of_squares(isa, rng):
+    vector = awkward(rng, 140_001)
+    squares = ops.ingest(vector, np.empty_like(vector)).sum_of_squares
+    assert ops.gram([vector, vector]).tolist() == [[squares, squares], [squares, squares]]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("arrivals", [0, 1, 3, 4, 5, 10])
+@pytest.mark.parametrize("params_weight", [0.0, -0.3])
+def test_apply(isa, rng, size, arrivals, params_weight):
+    params, out = awkward(rng, size), np.full(size, np.nan, np.float32)
+    updates = [awkward(rng, size) for _ in range(arrivals)]
+    weights = rng.standard_normal(arrivals)
+    lr = 0.7
+    ops.apply(ops.Pass(params, out, ops.Combine(updates, weights, params_weight), step=ops.Sgd(lr)), num_threads=2)
+    v, terms = oracle.combine(params, updates, weights, params_weight)
+    expected = oracle.f64(params) + lr * v
+    bound = oracle.rounded_bound(expected, np.abs(params) + lr * terms, arrivals + 3)
+    assert np.all(np.abs(out - expected) <= bound)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("in_place", [True, False])
+def test_apply_cached_difference(isa, rng, size, in_place):
+    arrivals, clients, lr = 6, 9, 0.5
+    params, out = awkward(rng, size), np.full(size, np.nan, np.float32)
+    updates = [awkward(rng, size) for _ in range(arrivals)]
+    rows = [awkward(rng, size) if i % 3 else None for i in range(arrivals)]
+    old = [None if row is None else row.copy() for row in rows]
+    new = [row if in_place and row is not None else np.full(size, np.nan, np.float32) for row in rows]
+    new[4] = None  # accepted in the direction, but its row is kept
+    weights = np.array([0.5, 0.0, 0.25, 0.125, 1.0, -0.3])
+    cache = rng.standard_normal(size)
+    before = cache.copy()
+    stage = ops.CachedDifference(cache, clients, rows, new)
+    ops.apply(ops.Pass(params, out, ops.Combine(updates, weights), stage, ops.Sgd(lr)), num_threads=2)
+
+    v, terms = oracle.cached_difference(updates, weights, old, before, clients)
+    expected = oracle.f64(params) + lr * v
+    bound = oracle.rounded_bound(expected, np.abs(params) + lr * terms, 2 * arrivals + 4)
+    assert np.all(np.abs(out - expected) <= bound)
+
+    expected_sum, magnitude = before.copy(), np.abs(before)
+    for i, update in enumerate(updates):
+        if new[i] is None:
+            continue
+        assert bits(new[i]) == bits(update)
+        row = np.zeros(size) if old[i] is None else oracle.f64(old[i])
+        expected_sum = expected_sum + (oracle.f64(update) - row)
+        magnitude = magnitude + np.abs(update) + np.abs(row)
+    assert np.all(np.abs(cache - expected_sum) <= oracle.sum_bound(magnitude, 2 * arrivals))
+    if rows[4] is not None:
+        assert bits(rows[4]) == bits(old[4])
+
+
+def test_apply_in_place_equals_out_of_place(isa, rng):
+    size = 70_000
+    params = awkward(rng, size)
+    updates, weights = [awkward(rng, size) for _ in range(5)], rng.standard_normal(5)
+    out = np.empty_like(params)
+    ops.apply(ops.Pass(params, out, ops.Combine(updates, weights, 0.25)))
+    ops.apply(ops.Pass(params, params, ops.Combine(updates, weights, 0.25)))
+    assert bits(params) == bits(out)
+
+
+def test_a_missing_row_equals_a_row_of_zeros(isa, rng):
+    size = 3000
+    params, update = awkward(rng, size), awkward(rng, size)
+    results = []
+    for row in (None, np.zeros(size, np.float32)):
+        cache, out, new = np.full(size, 0.1), np.empty(size, np.float32), np.empty(size, np.float32)
+        stage = ops.CachedDifference(cache, 3, [row], [new])
+        ops.apply(ops.Pass(params, out, ops.Combine([update], np.array([0.3])), stage))
+        results.append((bits(out), bits(cache), bits(new)))
+    assert results[0] == results[1]
+
+
+def test_a_weight_of_zero_is_not_read(isa, rng):
+    size = 5000
+    params, good = awkward(rng, size), awkward(rng, size)
+    poison = np.full(size, np.nan, np.float32)
+    alone, mixed = np.empty_like(params), np.empty_like(params)
+    ops.apply(ops.Pass(params, alone, ops.Combine([good], np.array([0.5]))))
+    ops.apply(ops.Pass(params, mixed, ops.Combine([poison, good, poison], np.array([0.0, 0.5, 0.0]))))
+    assert bits(alone) == bits(mixed)
+
+    caches = []
+    for updates, weights in (([good], [0.5]), ([poison, good], [0.0, 0.5])):
+        cache = np.full(size, 0.25)
+        rows: list = [None] * len(updates)
+        stage = ops.CachedDifference(cache, 4, rows, [None] * (len(updates) - 1) + [np.empty_like(good)])
+        ops.apply(ops.Pass(params, mixed, ops.Combine(updates, np.array(weights)), stage))
+        caches.append((bits(cache), bits(mixed)))
+    assert caches[0] == caches[1]
+
+
+def test_a_client_twice_reads_the_old_row_and_keeps_the_last(isa, rng):
+    size = 4000
+    params, first, last, row = (awkward(rng, size) for _ in range(4))
+    cache, out, old = np.zeros(size), np.empty_like(params), row.copy()
+    stage = ops.CachedDifference(cache, 5, [row, row], [None, row])
+    ops.apply(ops.Pass(params, out, ops.Combine([first, last], np.array([0.5, 0.5])), stage))
+    v, terms = oracle.cached_difference([first, last], [0.5, 0.5], [old, old], np.zeros(size), 5)
+    expected = oracle.f64(params) + v
+    assert np.all(np.abs(out - expected) <= oracle.rounded_bound(expected, np.abs(params) + terms, 8))
+    assert bits(row) == bits(last)
+    assert bits(cache) == bits(oracle.f64(last) - oracle.f64(old))
+
+
+def test_codec_round_trip(isa, rng):
+    for size in SIZES:
+        vector = awkward(rng, size)
+        row = np.empty(ops.row_bytes(size), np.uint8)
+        ops.encode(vector, row, num_threads=2)
+        assert row.tobytes() == vector.astype("<f4").tobytes()
+        back = np.full(size, np.nan, np.float32)
+        ops.decode(row, back, num_threads=2)
+        assert bits(back) == bits(vector)

@@ -1,0 +1,236 @@
+"""The server: pull, push, versions, duplicates, and errors that leave no trace."""
+
+import numpy as np
+import pytest
+from conftest import bits
+
+from afflux import AffluxError, Calibrate, Rule, Server
+from afflux.ops import Sgd
+from afflux.rules import RULES, ca2fl, fedasync, fedavg, fedbuff
+
+D = 5
+
+
+def vector(value=1.0):
+    return np.full(D, value, np.float32)
+
+
+def snapshot(server):
+    """Everything observable about a server's state."""
+    rows = server.rows
+    cached = None if rows is None else (bits(rows.sum), len(rows), [bits(rows.row(c)) for c in range(9) if c in rows])
+    return bits(server.params), server.version, server.arrivals_waiting, server.dropped, cached, server.state_bytes
+
+
+def test_pull_is_a_read_only_version_that_never_changes():
+    server = Server(fedavg(buffer_size=1), vector(0.0))
+    held = server.pull()
+    with pytest.raises(ValueError, match="read-only"):
+        held.params[0] = 1
+    for i in range(5):
+        server.push(0, vector(), version=i)
+    assert held.params.tolist() == [0.0] * D
+    assert held.version == 0
+    assert server.pull().params.tolist() == [5.0] * D
+    assert server.pull().version == server.version == 5
+
+
+def test_params_are_copied_at_the_start():
+    start = vector()
+    server = Server(fedavg(), start)
+    start[:] = 9
+    assert server.params.tolist() == [1.0] * D
+
+
+def test_receipts_and_report():
+    server = Server(fedbuff(buffer_size=2, server_lr=0.5), vector(0.0))
+    first = server.push(7, vector(3.0), version=0)
+    assert (first.status, first.staleness, first.version, first.report) == ("joined", 0, 0, None)
+    assert server.arrivals_waiting == 1
+    report = server.push(2, vector(1.0), version=0).report
+    assert report.version == 1
+    assert report.client_ids == (2, 7)  # canonical order
+    assert report.staleness.tolist() == [0, 0]
+    assert report.weights.tolist() == [0.5, 0.5]
+    assert np.allclose(report.norms, [np.sqrt(D), 3 * np.sqrt(D)], rtol=1e-15)
+    assert report.server_lr == 0.5
+    assert report.seconds > 0
+    assert server.arrivals_waiting == 0
+    assert server.params.tolist() == [1.0] * D
+
+
+def test_staleness_is_counted_at_the_join():
+    server = Server(fedbuff(buffer_size=1), vector(0.0))
+    for _ in range(3):
+        server.push(0, vector(), version=server.version)
+    assert server.push(1, vector(), version=1).staleness == 2
+
+
+def test_gradients_are_subtracted():
+    rule = Rule("sgd", "gradient", 2, fedbuff().weigh, Calibrate(cached=False), lambda arrivals: Sgd(0.25))
+    server = Server(rule, vector(0.0))
+    for client in range(2):
+        report = server.push(client, vector(4.0), version=0).report
+    assert server.params.tolist() == [-1.0] * D
+    assert report.server_lr == 0.25
+
+
+def test_uncached_rules_count_a_client_twice():
+    server = Server(fedavg(buffer_size=2), vector(0.0))
+    server.push(1, vector(1.0), version=0, num_examples=1)
+    server.push(1, vector(5.0), version=0, num_examples=3)
+    assert server.params.tolist() == [4.0] * D
+
+
+def test_cached_rules_keep_a_clients_newest_arrival():
+    server = Server(ca2fl(buffer_size=2), vector(0.0), num_clients=3)
+    server.push(0, vector(1.0), version=0)
+    server.push(1, vector(1.0), version=0)
+    assert server.push(0, vector(1.0), version=0).status == "joined"
+    assert server.push(0, vector(5.0), version=1).status == "replaced"
+    assert server.push(0, vector(9.0), version=0).status == "superseded"
+    assert server.arrivals_waiting == 1
+    assert server.push(0, vector(7.0), version=1).status == "replaced"  # the same version: the later join
+    before = server.params.copy()
+    report = server.push(2, vector(1.0), version=1).report
+    # h = (1 + 1) / 3, v = h + ((7 - 1) + (1 - 0)) / 2
+    assert np.allclose(server.params - before, 2 / 3 + 3.5, rtol=1e-6)
+    assert report.client_ids == (0, 2)
+    assert [server.rows.row(c)[0] for c in range(3)] == [7.0, 1.0, 1.0]
+    assert server.rows.sum.tolist() == [9.0] * D
+
+
+def test_max_staleness_drops_and_counts():
+    server = Server(fedavg(buffer_size=1), vector(0.0), max_staleness=1)
+    for _ in range(3):
+        server.push(0, vector(), version=server.version)
+    before = bits(server.params)
+    receipt = server.push(1, vector(), version=1)
+    assert (receipt.status, receipt.staleness, server.dropped) == ("dropped", 2, 1)
+    assert bits(server.params) == before
+    assert server.push(1, vector(), version=2).status == "joined"
+
+
+BAD_PUSHES = [
+    (dict(client_id=1, vector=vector(), version=3), r"client 1 says that it pulled version 3; the server has made 0 to 1"),
+    (dict(client_id=1, vector=vector(), version=-1), r"version -1"),
+    (dict(client_id=1, vector=vector(), version=0.0), r"version is 0.0, must be an int"),
+    (dict(client_id=1, vector=vector(), version=True), r"version is True"),
+    (dict(client_id="a", vector=vector(), version=0), r"client_id 'a' is not of the same type as the earlier ones"),
+    (dict(client_id=1.5, vector=vector(), version=0), r"client_id is 1.5, must be an int or a str"),
+    (dict(client_id=True, vector=vector(), version=0), r"client_id is True"),
+    (dict(client_id=2**63, vector=vector(), version=0), r"does not fit into 64 bits"),
+    (dict(client_id=1, vector=np.ones(D + 1), version=0), r"client 1's vector has 6 elements, params has 5"),
+    (dict(client_id=1, vector=np.ones((D, 1)), version=0), r"client 1's vector has shape \(5, 1\), expected \(d,\)"),
+    (dict(client_id=1, vector=[1.0] * D, version=0), r"client 1's vector is a list"),
+    (dict(client_id=1, vector=np.ones(D, np.int64), version=0), r"update is .*, expected float32"),
+    (dict(client_id=1, vector=np.ones(2 * D)[::2], version=0), r"update is strided"),
+    (dict(client_id=1, vector=np.array([1, 2, np.nan, 4, np.inf]), version=0), r"client 1's update has a non-finite value at index 2"),
+    (dict(client_id=1, vector=np.array([1, 2, 3, 4, 1e39]), version=0), r"non-finite value at index 4"),
+    (dict(client_id=1, vector=vector(), version=0, num_examples=0), r"num_examples is 0, must be an int of at least 1"),
+    (dict(client_id=1, vector=vector(), version=0, num_examples=1.5), r"num_examples is 1.5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("push", "message"), BAD_PUSHES)
+@pytest.mark.parametrize("rule", [fedbuff(buffer_size=2), ca2fl(buffer_size=2)], ids=["fedbuff", "ca2fl"])
+def test_a_bad_push_leaves_no_trace(rule, push, message):
+    def run(disturbed):
+        server = Server(rule, vector(0.5), num_clients=4)
+        for i in range(7):
+            server.push(i % 4, vector(i + 1.0), version=server.version)
+            if disturbed and i == 2:  # version 1, one arrival waits
+                before = snapshot(server)
+                with pytest.raises(AffluxError, match=message):
+                    server.push(**push)
+                assert snapshot(server) == before
+        return snapshot(server)
+
+    assert run(disturbed=True) == run(disturbed=False)
+
+
+def test_more_clients_than_said():
+    server = Server(ca2fl(buffer_size=2), vector(), num_clients=2)
+    server.push(0, vector(), version=0)
+    server.push(1, vector(), version=0)
+    with pytest.raises(AffluxError, match="client 2 would be number 3, but num_clients is 2"):
+        server.push(2, vector(), version=1)
+    assert server.push(0, vector(), version=1).status == "joined"
+
+
+def failing(weigh):
+    return Rule("mine", "update", 2, weigh, Calibrate(cached=True), lambda arrivals: Sgd(1.0))
+
+
+@pytest.mark.parametrize(
+    ("weigh", "error", "message"),
+    [
+        (lambda arrivals: np.ones(3), AffluxError, r"\[mine\] weigh gave shape \(3,\), the buffer holds 2 arrivals"),
+        (lambda arrivals: np.array([1, np.nan]), AffluxError, r"weights\[1\] is not finite"),
+        (lambda arrivals: 1 / 0, ZeroDivisionError, "division"),
+    ],
+)
+def test_a_rule_that_fails_loses_nothing(weigh, error, message):
+    """The push that would complete the round fails; what was waiting still waits."""
+    server = Server(failing(weigh), vector(), num_clients=3)
+    server.push(0, vector(), version=0)
+    before = snapshot(server)
+    with pytest.raises(error, match=message):
+        server.push(1, vector(2.0), version=0)
+    assert snapshot(server) == before
+
+
+def test_arrivals_are_frozen():
+    seen = []
+
+    def weigh(arrivals):
+        seen.append(arrivals)
+        return np.full(len(arrivals), 0.5)
+
+    server = Server(failing(weigh), vector(), num_clients=3)
+    server.push(1, vector(2.0), version=0, num_examples=4, loss=0.25)
+    server.push(0, vector(), version=0)
+    (arrivals,) = seen
+    assert (arrivals.version, arrivals.client_ids, len(arrivals)) == (0, (0, 1), 2)
+    assert arrivals.num_examples.tolist() == [1, 4]
+    assert np.array_equal(arrivals.losses, [np.nan, 0.25], equal_nan=True)
+    with pytest.raises(ValueError, match="read-only"):
+        arrivals.staleness[0] = 5
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Server(fedbuff(), np.ones((2, 2), np.float32)), r"params has shape \(2, 2\)"),
+        (lambda: Server(fedbuff(), np.array([1.0, np.inf])), "params has a non-finite value at index 1"),
+        (lambda: Server(ca2fl(), vector()), "ca2fl caches a row per client: give num_clients"),
+        (lambda: Server(ca2fl(buffer_size=5), vector(), num_clients=4), "buffer_size 5 exceeds num_clients 4"),
+        (lambda: Rule("x", "delta", 1, fedbuff().weigh, Calibrate(False), fedbuff().step), "kind is 'delta'"),
+        (lambda: Rule("x", "model", 1, fedbuff().weigh, Calibrate(True), fedbuff().step), "not models"),
+    ],
+)
+def test_bad_construction(make, message):
+    with pytest.raises(AffluxError, match=message):
+        make()
+
+
+def test_string_ids_sort_as_strings():
+    server = Server(fedavg(buffer_size=3), vector())
+    for name in ("b", "a", "B"):
+        report = server.push(name, vector(), version=0).report
+    assert report.client_ids == ("B", "a", "b")
+
+
+def test_torch_vectors():
+    torch = pytest.importorskip("torch")
+    server = Server(fedasync(alpha=0.5), torch.zeros(D))
+    server.push(0, torch.ones(D), version=0)
+    assert server.params.tolist() == [0.5] * D
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_an_empty_model(name):
+    server = Server(RULES[name](), np.empty(0, np.float32), num_clients=20)
+    for i in range(20):
+        server.push(i, np.empty(0, np.float32), version=0)
+    assert server.version >= 2
