@@ -38,11 +38,17 @@ def operations(num_threads, data, wide):
         facts = ops.ingest(update, out, num_threads=num_threads)
         digest.update(np.array([facts.sum_of_squares, facts.min, facts.max]).tobytes() + out.tobytes())
     digest.update(ops.gram(data, num_threads=num_threads).tobytes())
-    ops.apply(ops.Pass(data[8], out, ops.Combine(data[:7], weights, -0.3), step=ops.Sgd(0.3)), num_threads=num_threads)
+    ops.apply(
+        ops.Pass(data[8], out, ops.Combine(data[:7], weights, -0.3), step=ops.Sgd(0.3)),
+        num_threads=num_threads,
+    )
     digest.update(out.tobytes())
     rows = [row.copy() for row in data[1:8]]
     stage = ops.CachedDifference(cache, 11, [None, *rows[1:]], rows)
-    ops.apply(ops.Pass(data[8], out, ops.Combine(data[:7], weights), stage, ops.Sgd(0.7)), num_threads=num_threads)
+    ops.apply(
+        ops.Pass(data[8], out, ops.Combine(data[:7], weights), stage, ops.Sgd(0.7)),
+        num_threads=num_threads,
+    )
     for array in (out, cache, *rows):
         digest.update(array.tobytes())
     return digest.hexdigest()

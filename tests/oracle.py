@@ -1,7 +1,7 @@
 """The papers' formulas in plain float64 NumPy, written without a look at the engine; imports nothing of afflux.
 
-Bounds. eps = 2^-53 is the unit roundoff of float64, u32 = 2^-24 that of float32. A float64 sum of n terms, in any order
-and with rounded products, differs from the exact one by at most (n + 2) eps sum |terms| (Higham, Accuracy and Stability,
+Bounds. eps = 2^-53 is the unit roundoff of float64, u32 = 2^-24 that of float32. A float64 sum of n terms, in any
+order and with rounded products, differs from the exact one by at most (n + 2) eps sum |terms| (Higham, Accuracy and Stability,
 section 4.2, to first order; the +2 leaves room for the second). One rounding to float32 adds u32 |result|, or half the
 smallest subnormal. The oracle makes errors of the same size, so that a bound between engine and oracle is twice that.
 """
@@ -31,7 +31,7 @@ def combine(params, updates, weights, params_weight=0.0):
     """v = c x + sum_i w_i u_i, and the sum of the terms' magnitudes."""
     v = params_weight * f64(params)
     size = np.abs(v)
-    for update, weight in zip(updates, weights):
+    for update, weight in zip(updates, weights, strict=True):
         if weight != 0:
             v = v + weight * f64(update)
             size = size + np.abs(weight * f64(update))
@@ -42,7 +42,7 @@ def cached_difference(updates, weights, rows, cache_sum, num_clients):
     """CA2FL, Algorithm 2: v = h + sum_i w_i (u_i - h_i); None stands for a row of zeros."""
     v = f64(cache_sum) / num_clients
     size = np.abs(v)
-    for update, weight, row in zip(updates, weights, rows):
+    for update, weight, row in zip(updates, weights, rows, strict=True):
         old = np.zeros_like(v) if row is None else f64(row)
         if weight != 0:
             v = v + weight * (f64(update) - old)
@@ -73,7 +73,7 @@ class Trajectory:
 
     def fedavg(self, buffer, lr):
         weights = fedavg_weights([n for _, _, n, _ in buffer])
-        self.params = self.params + lr * sum(w * f64(u) for w, (_, _, _, u) in zip(weights, buffer))
+        self.params = self.params + lr * sum(w * f64(u) for w, (_, _, _, u) in zip(weights, buffer, strict=True))
 
     def fedbuff(self, buffer, lr, a=0.5):
         total = sum(polynomial(tau, a) * f64(u) for _, tau, _, u in buffer)

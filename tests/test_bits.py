@@ -5,13 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import digest
 import numpy as np
-import order
 import pytest
-from conftest import ISAS, THREADS, awkward
 
+import digest
+import order
 from afflux import _engine, ops
+from conftest import ISAS, THREADS, awkward
 
 TESTS = Path(__file__).parent
 
@@ -36,7 +36,11 @@ def digests_under(environment, *threads):
 
 
 def test_the_order_is_as_described(isa, rng):
-    assert (_engine.LANES, _engine.BLOCK, _engine.SUPERBLOCK) == (order.LANES, order.BLOCK, order.SUPERBLOCK)
+    assert (_engine.LANES, _engine.BLOCK, _engine.SUPERBLOCK) == (
+        order.LANES,
+        order.BLOCK,
+        order.SUPERBLOCK,
+    )
     for size in (1, 31, 33, 2049, 65537, 5 * 65536 + 77):
         x, y = awkward(rng, size), awkward(rng, size)
         expected = [[order.inner_product(a, b) for b in (x, y)] for a in (x, y)]
@@ -63,7 +67,11 @@ def test_the_environment_chooses(reference, name):
     assert digests_under({"AFFLUX_ISA": name}, 2) == [reference]
     chosen = "from afflux import ops; print(*[b.name for b in ops.backends() if b.chosen])"
     done = subprocess.run(
-        [sys.executable, "-c", chosen], env=os.environ | {"AFFLUX_ISA": name}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", chosen],
+        env=os.environ | {"AFFLUX_ISA": name},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.strip() == name
 
@@ -91,7 +99,16 @@ def test_other_libraries_cpu_features_do_not_matter(reference, which):
 
 def test_the_suite_passes_without_cpu_features():
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n0", TESTS / "test_rules.py"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-n0",
+            TESTS / "test_rules.py",
+        ],
         env=os.environ | WITHOUT["all"] | {"AFFLUX_ISA": ISAS[-1]},
         capture_output=True,
         text=True,

@@ -8,9 +8,7 @@ import pytest
 
 
 def python(code, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True
-    )
+    return subprocess.run([sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("name", ["AVX512", "avx1024", "cuda", " "])

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from conftest import bits
 
 from afflux import AffluxError, UnavailableError, ops
+from conftest import bits
 
 D = 8
 
@@ -36,7 +36,18 @@ BAD_VECTORS = [
     ([1.0] * D, "is a list, expected an array"),
     (None, "is a NoneType, expected an array"),
 ]
-IDS = ["length", "strided", "reversed", "unaligned", "2d", "float16", "int32", "big-endian", "list", "none"]
+IDS = [
+    "length",
+    "strided",
+    "reversed",
+    "unaligned",
+    "2d",
+    "float16",
+    "int32",
+    "big-endian",
+    "list",
+    "none",
+]
 
 
 @pytest.mark.parametrize(("bad", "message"), BAD_VECTORS, ids=IDS)
@@ -69,7 +80,10 @@ def test_apply_refuses(bad, message, place):
     [
         (np.zeros(D + 1), "has 9 elements, expected 8"),
         (np.zeros(2 * D)[::2], "is strided"),
-        (np.frombuffer(bytearray(8 * D + 1), np.uint8)[1:].view(np.float64), "is not aligned to 8 bytes"),
+        (
+            np.frombuffer(bytearray(8 * D + 1), np.uint8)[1:].view(np.float64),
+            "is not aligned to 8 bytes",
+        ),
         (f32(), "is float32, expected float64"),
         (read_only(np.zeros(D)), "is read-only, but is written"),
         (None, "is a NoneType, expected an array"),
@@ -179,7 +193,10 @@ def test_codecs_refuse():
         ops.decode(np.empty(4), f32())
 
 
-@pytest.mark.parametrize("call", [lambda n: ops.ingest(f32(), f32(), num_threads=n), lambda n: ops.gram([f32()], num_threads=n)])
+@pytest.mark.parametrize(
+    "call",
+    [lambda n: ops.ingest(f32(), f32(), num_threads=n), lambda n: ops.gram([f32()], num_threads=n)],
+)
 def test_threads_below_one(call):
     with pytest.raises(AffluxError, match="num_threads is -1, must be at least 1"):
         call(-1)
@@ -218,5 +235,8 @@ class FakeCuda:
 
 
 def test_a_gpu_array_is_refused_by_name():
-    with pytest.raises(UnavailableError, match=r"\[ingest\] update is on cuda:1, but this build has no CUDA kernels"):
+    with pytest.raises(
+        UnavailableError,
+        match=r"\[ingest\] update is on cuda:1, but this build has no CUDA kernels",
+    ):
         ops.ingest(FakeCuda(), f32())

@@ -2,11 +2,16 @@
 
 import numpy as np
 import pytest
-from conftest import bits
 
 from afflux import AffluxError, Layout
+from conftest import bits
 
-ARRAYS = {"w": np.arange(6.0).reshape(2, 3), "b": np.float32([7]), "scalar": np.array(8.0), "none": np.empty((0, 4))}
+ARRAYS = {
+    "w": np.arange(6.0).reshape(2, 3),
+    "b": np.float32([7]),
+    "scalar": np.array(8.0),
+    "none": np.empty((0, 4)),
+}
 
 
 @pytest.mark.parametrize("tree", [ARRAYS, list(ARRAYS.values())], ids=["dict", "list"])

@@ -1,11 +1,11 @@
 """Each operation against the oracle, within the bound that its arithmetic allows, on every instruction set."""
 
 import numpy as np
-import oracle
 import pytest
-from conftest import SIZES, awkward, bits
 
+import oracle
 from afflux import ops
+from conftest import SIZES, awkward, bits
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -26,7 +26,9 @@ def test_ingest(isa, rng, size, dtype):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("size,places", [(1, [0]), (70, [69]), (2049, [2048, 5]), (140_000, [139_999, 65_536, 70_000])])
+@pytest.mark.parametrize(
+    ("size", "places"), [(1, [0]), (70, [69]), (2049, [2048, 5]), (140_000, [139_999, 65_536, 70_000])]
+)
 def test_ingest_finds_the_first_nonfinite(isa, rng, bad, size, places):
     update = awkward(rng, size)
     for i in range(len(places)):
@@ -79,7 +81,10 @@ def test_apply(isa, rng, size, arrivals, params_weight):
     updates = [awkward(rng, size) for _ in range(arrivals)]
     weights = rng.standard_normal(arrivals)
     lr = 0.7
-    ops.apply(ops.Pass(params, out, ops.Combine(updates, weights, params_weight), step=ops.Sgd(lr)), num_threads=2)
+    ops.apply(
+        ops.Pass(params, out, ops.Combine(updates, weights, params_weight), step=ops.Sgd(lr)),
+        num_threads=2,
+    )
     v, terms = oracle.combine(params, updates, weights, params_weight)
     expected = oracle.f64(params) + lr * v
     bound = oracle.rounded_bound(expected, np.abs(params) + lr * terms, arrivals + 3)

@@ -1,14 +1,14 @@
 """The contract that every preset keeps, walked over RULES, and each against the float64 oracle."""
 
 import numpy as np
-import oracle
 import pytest
-from conftest import THREADS, awkward, bits
 
+import oracle
 from afflux import Server
 from afflux.errors import AffluxError
 from afflux.rules import RULES, ca2fl, fedasync, fedbuff
 from afflux.weigh import Constant, Hinge, Polynomial, Staleness
+from conftest import THREADS, awkward, bits
 
 SIZE, CLIENTS, BUFFER = 1500, 12, 4
 
@@ -152,7 +152,12 @@ def test_hinge():
 
 @pytest.mark.parametrize(
     "wrong",
-    [lambda: Polynomial(0.3), lambda: Polynomial(-0.5), lambda: Staleness(Constant(), "sum"), lambda: fedbuff(buffer_size=0)],
+    [
+        lambda: Polynomial(0.3),
+        lambda: Polynomial(-0.5),
+        lambda: Staleness(Constant(), "sum"),
+        lambda: fedbuff(buffer_size=0),
+    ],
 )
 def test_wrong_hyperparameters(wrong):
     with pytest.raises(AffluxError, match=r"\[.*\] .* must be"):

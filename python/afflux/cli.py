@@ -1,6 +1,7 @@
 """The command line: `afflux compare`, `afflux run`, `afflux backends`."""
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -35,7 +36,7 @@ A rule is written NAME or NAME:OPTION=VALUE:OPTION=VALUE.
 
   afflux compare --rules fedbuff,fedasync,ca2fl --data digits
 
-  afflux compare --rules fedbuff,fedbuff:server_lr=0.5 --seeds 0,1,2
+  afflux compare --rules 'fedbuff,fedbuff:staleness=hinge(10,4)' --seeds 0,1,2
 
   afflux compare --rules fedbuff,ca2fl --model logreg --alpha 0.3
 """
@@ -48,12 +49,8 @@ RUN_HELP = """Simulate one aggregation rule with one seed.
   afflux run --rule fedasync:alpha=0.3 --delays fadas-mild --seed 7 --out runs/mild
 """
 
-BufferSize = Annotated[
-    int | None, typer.Option(help="Arrivals per server step, for rules with a buffer; default 10.")
-]
-ServerLr = Annotated[
-    float | None, typer.Option(help="Server learning rate, for the rules that have one.")
-]
+BufferSize = Annotated[int | None, typer.Option(help="Arrivals per server step, for rules with a buffer; default 10.")]
+ServerLr = Annotated[float | None, typer.Option(help="Server learning rate, for the rules that have one.")]
 Out = Annotated[Path | None, typer.Option(help="Run folder; default runs/<date and time>.")]
 
 
@@ -123,7 +120,7 @@ def compare(
     out: Out = None,
 ) -> None:
     """Compare rules (see COMPARE_HELP)."""
-    specs = _specs(rules.split(","), buffer_size=buffer_size, server_lr=server_lr)
+    specs = _specs(_apart(rules), buffer_size=buffer_size, server_lr=server_lr)
     _simulate(specs, _numbers(seeds), config, jobs, out)
 
 
@@ -146,7 +143,14 @@ def run(
 def backends() -> None:
     """Print what the engine was compiled for, what runs here and what is chosen."""
     with friendly():
-        typer.echo(str(ops.backends()))
+        for backend in ops.backends():
+            state = "chosen" if backend.chosen else "runs here" if backend.runs else backend.why_not
+            typer.echo(f"{backend.name:<10}{backend.device:<6}{state}")
+
+
+def _apart(rules: str) -> list[str]:
+    # At the commas that are not inside parentheses, as in hinge(10,4).
+    return re.split(r",(?![^(]*\))", rules)
 
 
 def _numbers(text: str) -> list[int]:
@@ -173,9 +177,7 @@ def _specs(rules: list[str], **common: Any) -> list[RuleSpec]:
     return specs
 
 
-def _simulate(
-    specs: list[RuleSpec], seeds: list[int], config: SimConfig, jobs: int | None, out: Path | None
-) -> None:
+def _simulate(specs: list[RuleSpec], seeds: list[int], config: SimConfig, jobs: int | None, out: Path | None) -> None:
     require("torch", "sklearn", "matplotlib", "rich")
     from rich.console import Console
 

@@ -61,7 +61,7 @@ class Layout:
         """Copies the arrays of `tree` into one flat vector (`out` if given), converting to float32.
 
         Raises:
-            AffluxError: other names or shapes than the layout's, or `out` of another shape or dtype; nothing is written.
+            AffluxError: other names or shapes than the layout's, or a wrong `out`; nothing is written.
 
         Cost: one copy.
         """
@@ -78,7 +78,11 @@ class Layout:
             out = np.empty(self.size, np.float32)
         self._check(out, "out")
         for field, (_, array) in zip(self.fields, items, strict=True):
-            np.copyto(out[field.start : field.stop].reshape(field.shape), _as_numpy(array), casting="same_kind")
+            np.copyto(
+                out[field.start : field.stop].reshape(field.shape),
+                _as_numpy(array),
+                casting="same_kind",
+            )
         return out
 
     def views(self, flat: Float32) -> dict[str, Float32] | list[Float32]:

@@ -97,7 +97,7 @@ def default_threads() -> int:
 
 
 def ingest(update: Array, slot: Array, *, num_threads: int = 1) -> Ingested:
-    """slot = update as float32; finds the first non-finite value, the sum of squares, min and max in the same sweep.
+    """Slot = update as float32; finds the first non-finite value, the sum of squares, min and max in the same sweep.
 
     The slot is written even when values are not finite: whether to use it is the caller's decision. A float64 value
     beyond float32's range counts as non-finite.
@@ -185,12 +185,12 @@ def row_bytes(size: int, *, codec: str = "float32") -> int:
 
 
 def encode(vector: Array, row: Array, *, codec: str = "float32", num_threads: int = 1) -> None:
-    """row = vector, encoded. `row` is (row_bytes(d),) uint8, or (d,) float32 for the float32 codec; overwritten."""
+    """Row = vector, encoded. `row` is (row_bytes(d),) uint8, or (d,) float32 for the float32 codec; overwritten."""
     _engine.encode(codec, vector, row, num_threads)
 
 
 def decode(row: Array, vector: Array, *, codec: str = "float32", num_threads: int = 1) -> None:
-    """vector = row, decoded; `vector` is (d,) float32, overwritten."""
+    """Vector = row, decoded; `vector` is (d,) float32, overwritten."""
     _engine.decode(codec, row, vector, num_threads)
 
 

@@ -44,7 +44,9 @@ class Arrivals:
 class Weigh(Protocol):
     """(M,) float64 weights; 0 rejects an arrival's direction (its vector is then not read)."""
 
-    def __call__(self, arrivals: Arrivals, /) -> Float64: ...
+    def __call__(self, arrivals: Arrivals, /) -> Float64:
+        """The weights, in the order of the arrivals."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

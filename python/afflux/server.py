@@ -185,19 +185,21 @@ class Server:
             )
         taken = {waiting.slot for waiting in self._waiting}
         slot = next(i for i in range(len(self._slots)) if i not in taken)
-        facts = ops.ingest(vector, self._slots[slot])
+        try:
+            facts = ops.ingest(vector, self._slots[slot])
+        except AffluxError as error:
+            raise AffluxError(f"[push] client {client_id!r}'s vector: {error}") from None
         if facts.first_nonfinite is not None:
             raise AffluxError(
-                f"[push] client {client_id!r}'s {self.rule.kind} has a non-finite value at index {facts.first_nonfinite}"
+                f"[push] client {client_id!r}'s {self.rule.kind} has a non-finite value at index "
+                f"{facts.first_nonfinite}"
             )
 
         staleness = self._version - version
         if self.max_staleness is not None and staleness > self.max_staleness:
             self.dropped += 1
             return Receipt("dropped", staleness, self._version, None)
-        arrival = _Waiting(
-            client_id, version, self._joins, staleness, num_examples, float(loss), facts.norm, slot
-        )
+        arrival = _Waiting(client_id, version, self._joins, staleness, num_examples, float(loss), facts.norm, slot)
         waiting, status = self._join(arrival)
         report = None
         if len(waiting) == self.rule.buffer_size:
@@ -233,9 +235,7 @@ class Server:
                     f"{self._rows.num_clients}"
                 )
 
-    def _join(
-        self, arrival: _Waiting
-    ) -> tuple[tuple[_Waiting, ...], Literal["joined", "replaced", "superseded"]]:
+    def _join(self, arrival: _Waiting) -> tuple[tuple[_Waiting, ...], Literal["joined", "replaced", "superseded"]]:
         """The buffer with the arrival in it. Rules that cache rows hold a client once, with its newest version."""
         if self._rows is not None:
             for i, other in enumerate(self._waiting):
@@ -266,9 +266,7 @@ class Server:
         out = np.empty_like(self._params)
         combine = ops.Combine([self._slots[w.slot] for w in ordered], weights, params_weight)
         signed = replace(step, lr=-step.lr) if rule.kind == "gradient" else step
-        ops.apply(
-            ops.Pass(self._params, out, combine, cache, signed), num_threads=self.num_threads
-        )
+        ops.apply(ops.Pass(self._params, out, combine, cache, signed), num_threads=self.num_threads)
         if self._rows is not None:
             self._rows.commit(rows)
         out.flags.writeable = False

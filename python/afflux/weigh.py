@@ -19,7 +19,9 @@ Normalise = Literal["count", "weights"] | None
 class StalenessLaw(Protocol):
     """s(staleness), 1 for a fresh arrival."""
 
-    def __call__(self, staleness: int, /) -> float: ...
+    def __call__(self, staleness: int, /) -> float:
+        """The factor for one staleness >= 0."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

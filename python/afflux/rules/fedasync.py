@@ -7,7 +7,7 @@ from afflux.weigh import Polynomial, Staleness, StalenessLaw
 
 
 def fedasync(*, alpha: float = 0.6, staleness: StalenessLaw = Polynomial(0.5)) -> Rule:  # noqa: B008 - frozen
-    """x = (1 - alpha_t) x + alpha_t y, alpha_t = alpha * s(staleness) (Algorithm 1), at every arrival.
+    """X = (1 - alpha_t) x + alpha_t y, alpha_t = alpha * s(staleness) (Algorithm 1), at every arrival.
 
     Clients push their models y. State on the server: nothing but params and one slot. Sweeps: one.
     """

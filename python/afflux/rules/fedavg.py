@@ -7,7 +7,7 @@ from afflux.weigh import Examples
 
 
 def fedavg(*, buffer_size: int = 10, server_lr: float = 1.0) -> Rule:
-    """x += server_lr * sum_i (n_i / sum n) u_i (Algorithm 1); the synchronous baseline when M is the cohort.
+    """X += server_lr * sum_i (n_i / sum n) u_i (Algorithm 1); the synchronous baseline when M is the cohort.
 
     State on the server: nothing but params and the buffer. Sweeps: one.
     """

@@ -13,7 +13,7 @@ def fedbuff(
     staleness: StalenessLaw = Polynomial(0.5),  # noqa: B008 - frozen
     normalise: Normalise = "count",
 ) -> Rule:
-    """x += server_lr / M * sum_i s(staleness_i) u_i (Algorithm 1), s(t) = (1 + t)^-1/2 by default (section 5).
+    """X += server_lr / M * sum_i s(staleness_i) u_i (Algorithm 1), s(t) = (1 + t)^-1/2 by default (section 5).
 
     `normalise="weights"` divides by sum s instead of M. With `staleness=Constant()` this is the Async FL baseline of
     CA2FL and FADAS. State on the server: nothing but params and the buffer. Sweeps: one.

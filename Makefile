@@ -1,0 +1,61 @@
+# Everything runs in .venv, which the first target sets up by itself. Needs Python >= 3.11, a C++17 compiler and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+NATIVE := CMakeLists.txt setup.py pyproject.toml $(shell find engine csrc -type f)
+FORMATTED := $(shell find engine csrc tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types unit bench mutants format update-constraints clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
+
+setup: $(VENV)/.built  ## a virtual environment with afflux and its development tools
+
+$(VENV)/.tools: .ci/constraints.txt pyproject.toml
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "afflux needs Python 3.11 or newer: make PYTHON=python3.11"'
+	$(PYTHON) -m venv $(VENV)
+	@echo "installing the build tools, torch and the rest (a minute or two) ..."
+	$(PIP) install --quiet -c .ci/constraints.txt scikit-build-core setuptools pybind11 cmake ninja
+	touch $@
+
+$(VENV)/.built: $(VENV)/.tools $(NATIVE)
+	@echo "building afflux ..."
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --quiet --no-build-isolation -c .ci/constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: setup  ## the main job: three rules on handwritten digits, with stale and heterogeneous clients
+	$(BIN)/afflux compare --rules fedbuff,fedasync,ca2fl --data digits --out runs/demo
+
+test: setup lint types unit  ## lint, types, and the whole suite
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(FORMATTED)
+
+types: setup
+	$(BIN)/mypy
+
+unit: setup
+	$(BIN)/python -m pytest -n 2 --dist loadfile --doctest-modules python/afflux tests
+
+bench: setup  ## the micro-benchmarks against torch and this machine's own bandwidth
+	$(BIN)/python bench/run.py
+
+mutants: setup  ## breaks formulas on purpose, one at a time, and checks that the suite notices
+	$(BIN)/python tests/mutants.py
+
+format: setup  ## formats Python and C++
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(FORMATTED)
+
+update-constraints: setup  ## writes the versions in .venv to .ci/constraints.txt
+	{ sed -n '/^#/p' .ci/constraints.txt; $(PIP) freeze --exclude-editable | sed 's/+cpu//'; } > .ci/constraints.new
+	mv .ci/constraints.new .ci/constraints.txt
+
+clean:  ## removes what was built
+	rm -rf $(VENV) build dist runs python/afflux/*.so python/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,82 @@
+// A server in C++ that knows nothing of Python: one CA2FL round and one FedBuff round through the installed engine.
+// Prints the resulting params as hexadecimal bits; tests/test_native.py compares them with the Python package's.
+#include <afflux/afflux.hpp>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+constexpr std::int64_t kSize = 70001;
+
+std::vector<float> vector(int seed) {
+  std::vector<float> values(kSize);
+  std::uint32_t state = static_cast<std::uint32_t>(seed);
+  for (float& value : values) {
+    state = state * 1664525u + 1013904223u;
+    value = static_cast<float>(static_cast<std::int32_t>(state)) * (1.0f / 1073741824.0f);
+  }
+  return values;
+}
+
+template <class T>
+afflux::View<T> view(std::vector<std::remove_const_t<T>>& values) {
+  return {values.data(), static_cast<std::int64_t>(values.size()), {}};
+}
+
+std::uint32_t checksum(const std::vector<float>& values) {
+  std::uint32_t sum = 0;
+  for (const float value : values) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    sum = sum * 31u + bits;
+  }
+  return sum;
+}
+
+}  // namespace
+
+int main() {
+  std::vector<float> params = vector(1), next(kSize), first = vector(2), second = vector(3), slot(kSize);
+  const afflux::Statistics facts = afflux::ingest(view<const float>(first), view<float>(slot));
+  if (facts.first_nonfinite != -1) return 1;
+
+  const std::vector<afflux::View<const float>> updates{view<const float>(slot), view<const float>(second)};
+  const std::vector<double> weights{0.5, 0.5};
+  afflux::Pass pass;
+  pass.params = view<const float>(params);
+  pass.out = view<float>(next);
+  pass.combine.updates = {updates.data(), 2};
+  pass.combine.weights = {weights.data(), 2};
+  pass.step.lr = 0.7;
+  afflux::apply(pass, 2);
+  std::printf("fedbuff %08x\n", checksum(next));
+
+  std::vector<double> sum(kSize, 0.125);
+  std::vector<unsigned char> row(static_cast<std::size_t>(afflux::row_bytes(afflux::Codec::float32, kSize)));
+  const std::vector<afflux::View<const unsigned char>> rows(2);
+  const std::vector<afflux::View<unsigned char>> new_rows{view<unsigned char>(row), {}};
+  pass.calibrate.kind = afflux::Calibration::cached_difference;
+  pass.calibrate.sum = view<double>(sum);
+  pass.calibrate.num_clients = 10;
+  pass.calibrate.rows = {rows.data(), 2};
+  pass.calibrate.new_rows = {new_rows.data(), 2};
+  afflux::apply(pass, 3);
+  std::printf("ca2fl %08x\n", checksum(next));
+
+  double products[4];
+  afflux::gram(pass.combine.updates, {products, 4, {}}, 2);
+  std::printf("gram %a %a\n", products[0], products[1]);
+
+  pass.combine.weights.size = 1;
+  try {
+    afflux::apply(pass);
+  } catch (const afflux::Error& error) {
+    std::printf("error %s\n", error.what());
+  }
+  for (const afflux::Backend& backend : afflux::backends())
+    if (backend.chosen) std::printf("chosen %s\n", backend.name.c_str());
+  return 0;
+}

@@ -1,0 +1,122 @@
+"""The engine without Python: builds, installs, is embedded by a C++ program; its objects hold no weak symbol."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from afflux import ops
+
+ROOT = Path(__file__).parent.parent
+# A virtual environment's own cmake and ninja, where there are any, before the system's.
+PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+CMAKE = shutil.which("cmake", path=PATH)
+NVCC = shutil.which("nvcc", path=PATH) or shutil.which("nvcc", path="/usr/local/cuda/bin")
+pytestmark = pytest.mark.skipif(CMAKE is None, reason="cmake is not installed")
+
+
+def run(*command):
+    done = subprocess.run(command, env=os.environ | {"PATH": PATH}, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def build(source, folder, *options):
+    run(CMAKE, "-S", source, "-B", folder, "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON", *options)
+    run(CMAKE, "--build", folder, "--parallel", "2")
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory):
+    """The engine as its users build it (CUDA code too where nvcc is found), installed beside the build."""
+    folder = tmp_path_factory.mktemp("release")
+    build(ROOT, folder, "-DAFFLUX_CUDA=auto")
+    run(CMAKE, "--install", folder, "--prefix", folder / "installed")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def debug(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("debug")
+    build(ROOT, folder, "-DAFFLUX_CUDA=off", "-DCMAKE_BUILD_TYPE=Debug")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def embedded(release, tmp_path_factory):
+    """What the embedding program prints, line by line."""
+    folder = tmp_path_factory.mktemp("embed")
+    build(Path(__file__).parent / "embed", folder, f"-DCMAKE_PREFIX_PATH={release / 'installed'}")
+    lines = run(folder / "embed").splitlines()
+    return dict(line.split(" ", 1) for line in lines)
+
+
+@pytest.mark.parametrize("kind", ["release", "debug"])
+def test_an_instruction_sets_object_exports_its_table_and_nothing_weak(kind, request):
+    folder = request.getfixturevalue(kind)
+    nm = shutil.which("nm")
+    if nm is None:
+        pytest.skip("nm is not installed")
+    objects = sorted(folder.glob("engine/CMakeFiles/afflux_*.dir/cpu/kernels.cpp.o"))
+    compiled = sorted(b.name for b in ops.backends() if b.device == "cpu")
+    assert [o.parts[-3] for o in objects] == [f"afflux_{name}.dir" for name in compiled]
+    for path in objects:
+        symbols = [line.split() for line in run(nm, "-C", path).splitlines()]
+        weak = [s for s in symbols if s[-2] in "WwVvu" or (len(s) > 2 and s[1] in "WwVvu")]
+        assert not weak, f"{path.name}: {weak}"
+        exported = [s[2:] for s in symbols if len(s) > 2 and s[1].isupper()]
+        assert [" ".join(name) for name in exported] == [f"afflux::{path.parts[-3][7:-4]}::kernels"]
+
+
+def lcg_vector(seed, size=70001):
+    """The generator of embed/main.cpp."""
+    state, values = seed, np.empty(size, np.int64)
+    for i in range(size):
+        state = (state * 1664525 + 1013904223) % 2**32
+        values[i] = state
+    return (np.where(values < 2**31, values, values - 2**32).astype(np.float32) * np.float32(2.0**-30)).astype(
+        np.float32
+    )
+
+
+def checksum(values):
+    total = 0
+    for value in values.view(np.uint32).tolist():
+        total = (total * 31 + value) % 2**32
+    return f"{total:08x}"
+
+
+def test_the_embedded_engine_gives_the_python_packages_bits(embedded):
+    params, first, second = (lcg_vector(seed) for seed in (1, 2, 3))
+    out, row, cache = np.empty_like(params), np.empty_like(params), np.full(params.size, 0.125)
+    combine = ops.Combine([first, second], np.array([0.5, 0.5]))
+    ops.apply(ops.Pass(params, out, combine, step=ops.Sgd(0.7)))
+    assert embedded["fedbuff"] == checksum(out)
+    stage = ops.CachedDifference(cache, 10, [None, None], [row, None])
+    ops.apply(ops.Pass(params, out, combine, stage, ops.Sgd(0.7)))
+    assert embedded["ca2fl"] == checksum(out)
+    products = [float.fromhex(value) for value in embedded["gram"].split()]
+    assert products == ops.gram([first, second])[0].tolist()
+
+
+def test_the_embedded_engine_throws_and_tells(embedded):
+    assert embedded["error"] == "[apply] weights has 1 entries, updates has 2"
+    assert embedded["chosen"] in [b.name for b in ops.backends() if b.runs]
+
+
+def test_the_formulas_compile_for_cuda(release):
+    if NVCC is None:
+        pytest.skip("nvcc is not installed: the CUDA code was not compiled")
+    assert list(release.glob("engine/CMakeFiles/afflux_cuda.dir/cuda/formulas.cu.o"))
+
+
+def test_cuda_on_without_a_compiler_is_an_error(tmp_path):
+    if NVCC is not None:
+        pytest.skip("nvcc is installed")
+    done = subprocess.run([CMAKE, "-S", ROOT, "-B", tmp_path, "-DAFFLUX_CUDA=on"], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "AFFLUX_CUDA=on, but no CUDA compiler was found" in done.stderr
