@@ -2,22 +2,33 @@
 with other instruction sets, threads and CPU features; prints one SHA-256 per part.
 
     python tests/digest.py [num_threads ...]
+    python tests/digest.py --golden > tests/golden.json     (only with a new order_version, or a new rule)
 """
 
 import hashlib
+import json
 import sys
 
 import numpy as np
 
-from afflux import Server, ops, weigh
+from afflux import Server, _engine, ops, weigh
 from afflux.rules import RULES
+
+
+def hashed(seed, count):
+    """64 random bits each, by splitmix64: NumPy's own streams may change between its versions."""
+    z = (np.arange(count, dtype=np.uint64) + np.uint64(seed << 32)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
 
 
 def vectors(seed, count, size):
     """Integers scaled by powers of two: the same bits from any NumPy, and sums that do round."""
-    rng = np.random.Generator(np.random.PCG64(seed))
-    mantissa = rng.integers(-(2**24), 2**24, (count, size))
-    scaled = np.ldexp(mantissa.astype(np.float64), rng.integers(-50, -10, (count, size)))
+    noise = hashed(seed, count * size)
+    mantissa = (noise >> np.uint64(39)).astype(np.int64) - 2**24
+    scaled = np.ldexp(mantissa.astype(np.float64), -10 - (noise % np.uint64(40)).astype(np.int64))
+    scaled = scaled.reshape(count, size)
     scaled[:, ::97] = 1e-41  # subnormal in float32
     return scaled.astype(np.float32)
 
@@ -59,11 +70,12 @@ def rule(name, num_threads):
     size = 70_001
     pool = vectors(2, 16, size)
     server = Server(RULES[name](), pool[15], num_clients=40, num_threads=num_threads)
-    rng = np.random.Generator(np.random.PCG64(3))
-    while server.version < 12:
-        version = max(0, server.version - int(rng.integers(0, 9)))
-        client, pick, examples = (int(rng.integers(0, n)) for n in (40, 15, 60))
-        server.push(client, pool[pick], version=version, num_examples=examples + 1)
+    for noise in hashed(3, 1000).tolist():
+        if server.version == 12:
+            break
+        lag, client, pick, examples = noise % 9, (noise >> 8) % 40, (noise >> 16) % 15, (noise >> 24) % 60
+        server.push(client, pool[pick], version=max(0, server.version - lag), num_examples=examples + 1)
+    assert server.version == 12
     return hashlib.sha256(server.params.tobytes()).hexdigest()
 
 
@@ -81,6 +93,9 @@ def parts(num_threads):
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--golden"]:
+        print(json.dumps({"order_version": _engine.ORDER_VERSION} | parts(1), indent=2))
+        sys.exit()
     for threads in [int(a) for a in sys.argv[1:]] or [1]:
         for part, value in parts(threads).items():
             print(threads, part, value)

@@ -1,9 +1,10 @@
 """The papers' formulas in plain float64 NumPy, written without a look at the engine; imports nothing of afflux.
 
-Bounds. eps = 2^-53 is the unit roundoff of float64, u32 = 2^-24 that of float32. A float64 sum of n terms, in any
-order and with rounded products, differs from the exact one by at most (n + 2) eps sum |terms| (Higham, Accuracy and Stability,
-section 4.2, to first order; the +2 leaves room for the second). One rounding to float32 adds u32 |result|, or half the
-smallest subnormal. The oracle makes errors of the same size, so that a bound between engine and oracle is twice that.
+Bounds. eps = 2^-53 is the unit roundoff of float64, u32 = 2^-24 that of float32. A float64 sum of n terms, in any order
+and with rounded products, differs from the exact one by at most (n + 2) eps sum |terms| (Higham, Accuracy and
+Stability, section 4.2, to first order; the +2 leaves room for the second). One rounding to float32 adds u32 |result|,
+or half the smallest subnormal. The oracle makes errors of the same size, so that a bound between engine and oracle is
+twice that.
 """
 
 import numpy as np

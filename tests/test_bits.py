@@ -1,5 +1,6 @@
 """The same bits on any thread count, instruction set and CPU, and in the caller's odd floating-point modes."""
 
+import json
 import os
 import subprocess
 import sys
@@ -33,6 +34,13 @@ def digests_under(environment, *threads):
     )
     lines = [line.split() for line in done.stdout.splitlines()]
     return [{part: value for t, part, value in lines if t == str(count)} for count in threads]
+
+
+def test_the_bits_are_those_of_earlier_versions(reference):
+    """The contract cannot be changed later: files and logs carry order_version. A new rule adds its own line."""
+    golden = json.loads((TESTS / "golden.json").read_text())
+    assert golden.pop("order_version") == _engine.ORDER_VERSION
+    assert reference == golden
 
 
 def test_the_order_is_as_described(isa, rng):

@@ -55,6 +55,29 @@ AFFLUX_FN void combine(const Combine& stage, Tile tile, double* __restrict v) {
   }
 }
 
+// The old row of a tile: in place where it is stored as float32, else decoded into `scratch`; zeros for a missing row.
+AFFLUX_FN const float* old_row(const Calibrate& stage, std::int64_t arrival, Tile tile, float* scratch) {
+  const unsigned char* const row = stage.rows.data[arrival].data;
+  if (row == nullptr) {
+    for (std::int64_t i = 0; i < tile.size; ++i) scratch[i] = 0.0f;
+    return scratch;
+  }
+  if (stage.codec == Codec::float32) return reinterpret_cast<const float*>(row) + tile.begin;
+  decode_range(stage.codec, row, tile.begin, tile.size, scratch);
+  return scratch;
+}
+
+// v += w (u - h_i) if the arrival has a direction;  S += u - h_i if its row is replaced.
+template <bool kDirection, bool kReplaced>
+AFFLUX_FN void add_difference(const float* __restrict update, const float* __restrict old, double weight,
+                              double* __restrict v, double* __restrict sum, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const double diff = formula::difference(update[i], old[i]);
+    if (kDirection) v[i] = formula::weighted_difference(v[i], weight, diff);
+    if (kReplaced) sum[i] = sum[i] + diff;
+  }
+}
+
 // v += S / N + sum_i w_i (u_i - h_i);  S += u_i - h_i and h_i <- u_i for the rows to be replaced.
 AFFLUX_FN void cached_difference(const Pass& pass, Tile tile, double* __restrict v) {
   const Calibrate& stage = pass.calibrate;
@@ -62,26 +85,22 @@ AFFLUX_FN void cached_difference(const Pass& pass, Tile tile, double* __restrict
   const double inverse = 1.0 / static_cast<double>(stage.num_clients);
   for (std::int64_t i = 0; i < tile.size; ++i) v[i] = formula::add_cached_mean(v[i], sum[i], inverse);
 
-  float old[kTile];
-  double diff[kTile];
+  float scratch[kTile];
   for (std::int64_t k = 0; k < pass.combine.weights.size; ++k) {
     const double weight = pass.combine.weights.data[k];
     unsigned char* const new_row = stage.new_rows.data[k].data;
     if (weight == 0.0 && new_row == nullptr) continue;
-    const float* __restrict update = pass.combine.updates.data[k].data + tile.begin;
-    const unsigned char* const row = stage.rows.data[k].data;
-    if (row != nullptr) {
-      decode_range(stage.codec, row, tile.begin, tile.size, old);
-      for (std::int64_t i = 0; i < tile.size; ++i) diff[i] = formula::difference(update[i], old[i]);
-    } else {
-      for (std::int64_t i = 0; i < tile.size; ++i) diff[i] = formula::difference(update[i], 0.0f);
+    const float* const update = pass.combine.updates.data[k].data + tile.begin;
+    const float* const old = old_row(stage, k, tile, scratch);
+    if (new_row == nullptr) {
+      add_difference<true, false>(update, old, weight, v, sum, tile.size);
+      continue;
     }
-    if (weight != 0.0)
-      for (std::int64_t i = 0; i < tile.size; ++i) v[i] = formula::weighted_difference(v[i], weight, diff[i]);
-    if (new_row != nullptr) {
-      for (std::int64_t i = 0; i < tile.size; ++i) sum[i] = sum[i] + diff[i];
-      encode_range(stage.codec, update, tile.begin, tile.size, new_row);
-    }
+    if (weight == 0.0)
+      add_difference<false, true>(update, old, weight, v, sum, tile.size);
+    else
+      add_difference<true, true>(update, old, weight, v, sum, tile.size);
+    encode_range(stage.codec, update, tile.begin, tile.size, new_row);
   }
 }
 

@@ -1,0 +1,166 @@
+"""Breaks the code on purpose, one line at a time, in a copy of the project, and checks that the suite notices.
+
+make mutants                        all of them, some minutes
+python tests/mutants.py cache tree  those whose name holds one of the words
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+#: name: (file, what stands there, what the mutant has, the tests that should notice)
+MUTANTS = {
+    "combine: fused multiply-add": (
+        "engine/formula/combine.hpp",
+        "return acc + weight * static_cast<double>(value);",
+        "return __builtin_fma(weight, static_cast<double>(value), acc);",
+        "test_bits.py",
+    ),
+    "combine: float32 product": (
+        "engine/formula/combine.hpp",
+        "weight * static_cast<double>(value)",
+        "static_cast<double>(static_cast<float>(weight) * value)",
+        "test_ops.py",
+    ),
+    "calibrate: wrong sign of the cached mean": (
+        "engine/formula/calibrate.hpp",
+        "return acc + cached_mean(sum, inverse_num_clients);",
+        "return acc - cached_mean(sum, inverse_num_clients);",
+        "test_rules.py",
+    ),
+    "calibrate: the cached mean is off": (
+        "engine/cpu/apply.hpp",
+        "v[i] = formula::add_cached_mean(v[i], sum[i], inverse);",
+        "v[i] = formula::add_cached_mean(v[i], sum[i] + 1e-9, inverse);",
+        "test_ops.py",
+    ),
+    "calibrate: the cache sum in float32": (
+        "engine/cpu/apply.hpp",
+        "sum[i] = sum[i] + diff;",
+        "sum[i] = static_cast<float>(sum[i] + diff);",
+        "test_rules.py",
+    ),
+    "step: learning rate in float32": (
+        "engine/formula/step.hpp",
+        "lr * direction",
+        "static_cast<double>(static_cast<float>(lr)) * direction",
+        "test_ops.py",
+    ),
+    "order: lanes added one after the other": (
+        "engine/formula/reduce.hpp",
+        "for (int half = count / 2; half > 0; half /= 2)\n"
+        "    for (int lane = 0; lane < half; ++lane) lanes[lane] = lanes[lane] + lanes[lane + half];",
+        "for (int lane = 1; lane < count; ++lane) lanes[0] = lanes[0] + lanes[lane];",
+        "test_bits.py",
+    ),
+    "order: an unbalanced tree over superblocks": (
+        "engine/entry/tree.hpp",
+        "while (left * 2 < count) left *= 2;",
+        "left = count - 1;",
+        "test_bits.py",
+    ),
+    "edges: a zero weight is read": (
+        "engine/cpu/apply.hpp",
+        "if (stage.weights.data[k] != 0.0) {",
+        "{",
+        "test_ops.py",
+    ),
+    "edges: the last block's bad value is missed": (
+        "engine/cpu/ingest.hpp",
+        "if (!formula::finite(squares) && sums.first_nonfinite < 0) {",
+        "if (!formula::finite(squares) && sums.first_nonfinite < 0 && n == kBlock) {",
+        "test_ops.py",
+    ),
+    "threads: the caller's floating-point mode is kept": (
+        "engine/cpu/parallel_for.cpp",
+        "_mm_setcsr(0x1F80);",
+        "",
+        "test_bits.py",
+    ),
+    "server: no canonical order": (
+        "python/afflux/server.py",
+        "ordered = sorted(waiting, key=lambda w: (w.client_id, w.version, w.join))",
+        "ordered = list(waiting)",
+        "test_rules.py",
+    ),
+    "server: a failing rule loses the buffer": (
+        "python/afflux/server.py",
+        "        start = perf_counter()\n        rule = self.rule",
+        "        start = perf_counter()\n        self._waiting = ()\n        rule = self.rule",
+        "test_server.py",
+    ),
+    "weigh: staleness counted from one": (
+        "python/afflux/weigh.py",
+        "base = 1.0 + staleness",
+        "base = 2.0 + staleness",
+        "test_rules.py",
+    ),
+}
+
+
+def copy_of_the_project(folder: Path) -> Path:
+    """What git tracks, as it stands in the working tree."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def build(project: Path) -> None:
+    """Builds the extension into the copy's package."""
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    configure = ["-DAFFLUX_PYTHON=ON", "-DAFFLUX_CUDA=off", f"-DPython_EXECUTABLE={sys.executable}"]
+    package = project / "python" / "afflux"
+    commands = [
+        ["cmake", "-S", ".", "-B", "build", *configure, f"-DCMAKE_INSTALL_PREFIX={package}"],
+        ["cmake", "--build", "build", "--parallel", "2"],
+        ["cmake", "--install", "build"],
+    ]
+    for command in commands:
+        subprocess.run(command, cwd=project, env=env, check=True, capture_output=True)
+
+
+def suite_passes(project: Path, tests: str) -> bool:
+    """Runs a test file of the copy against the copy's package."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", f"tests/{tests}"]
+    env = os.environ | {"PYTHONPATH": str(project / "python")}
+    return subprocess.run(command, cwd=project, env=env, capture_output=True).returncode == 0
+
+
+def main() -> int:
+    words = sys.argv[1:]
+    wanted = {name: m for name, m in MUTANTS.items() if not words or any(word in name for word in words)}
+    survivors = []
+    with tempfile.TemporaryDirectory() as folder:
+        project = copy_of_the_project(Path(folder))
+        build(project)
+        for tests in sorted({m[3] for m in wanted.values()}):
+            if not suite_passes(project, tests):
+                print(f"{tests} fails without any mutant")
+                return 2
+        for name, (file, old, new, tests) in wanted.items():
+            path = project / file
+            source = path.read_text()
+            if source.count(old) != 1:
+                print(f"{name}: the line to break stands {source.count(old)} times in {file}")
+                return 2
+            path.write_text(source.replace(old, new))
+            if not file.endswith(".py"):
+                build(project)
+            survived = suite_passes(project, tests)
+            path.write_text(source)
+            survivors += [name] if survived else []
+            print(f"{'SURVIVED' if survived else 'killed':8}  {name}  ({tests})", flush=True)
+    print(f"{len(wanted) - len(survivors)} of {len(wanted)} mutants killed")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
