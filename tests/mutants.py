@@ -17,38 +17,42 @@ ROOT = Path(__file__).parent.parent
 MUTANTS = {
     "combine: fused multiply-add": (
         "engine/formula/combine.hpp",
-        "return acc + weight * static_cast<double>(value);",
-        "return __builtin_fma(weight, static_cast<double>(value), acc);",
+        "return acc + weight * value;",
+        "T sum = acc;\n"
+        "  for (unsigned k = 0; k < sizeof(T) / 8; ++k)\n"
+        "    ((double*)&sum)[k] = __builtin_fma(((double*)&weight)[k], ((double*)&value)[k], ((double*)&acc)[k]);\n"
+        "  return sum;",
         "test_bits.py",
     ),
-    "combine: float32 product": (
+    "combine: a factor that is almost one": (
         "engine/formula/combine.hpp",
-        "weight * static_cast<double>(value)",
-        "static_cast<double>(static_cast<float>(weight) * value)",
+        "return acc + weight * value;",
+        "return acc + weight * (value * (1 + 1e-9));",
         "test_ops.py",
     ),
     "calibrate: wrong sign of the cached mean": (
         "engine/formula/calibrate.hpp",
-        "return acc + cached_mean(sum, inverse_num_clients);",
-        "return acc - cached_mean(sum, inverse_num_clients);",
+        "return acc + sum * inverse_num_clients;",
+        "return acc - sum * inverse_num_clients;",
         "test_rules.py",
     ),
     "calibrate: the cached mean is off": (
         "engine/cpu/apply.hpp",
-        "v[i] = formula::add_cached_mean(v[i], sum[i], inverse);",
-        "v[i] = formula::add_cached_mean(v[i], sum[i] + 1e-9, inverse);",
+        "lanes.load(sum + i), lanes.fill(inverse)",
+        "lanes.load(sum + i) + 1e-9, lanes.fill(inverse)",
         "test_ops.py",
     ),
     "calibrate: the cache sum in float32": (
         "engine/cpu/apply.hpp",
-        "sum[i] = sum[i] + diff;",
-        "sum[i] = static_cast<float>(sum[i] + diff);",
+        "encode_range(stage.codec, update, tile.begin, tile.size, new_row);",
+        "encode_range(stage.codec, update, tile.begin, tile.size, new_row);\n"
+        "    for (std::int64_t i = 0; i < tile.size; ++i) sum[i] = static_cast<float>(sum[i]);",
         "test_rules.py",
     ),
-    "step: learning rate in float32": (
+    "step: a learning rate that is almost right": (
         "engine/formula/step.hpp",
         "lr * direction",
-        "static_cast<double>(static_cast<float>(lr)) * direction",
+        "lr * (1 + 1e-9) * direction",
         "test_ops.py",
     ),
     "order: lanes added one after the other": (

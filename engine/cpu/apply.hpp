@@ -3,6 +3,7 @@
 #pragma once
 #include "cpu/codec.hpp"
 #include "cpu/kernels.hpp"
+#include "cpu/simd.hpp"
 #include "formula/calibrate.hpp"
 #include "formula/combine.hpp"
 #include "formula/step.hpp"
@@ -24,35 +25,35 @@ AFFLUX_FN void start(const Pass& pass, Tile tile, double* __restrict v) {
     return;
   }
   const float* __restrict params = pass.params.data + tile.begin;
-  for (std::int64_t i = 0; i < tile.size; ++i) v[i] = formula::weighted(0.0, weight, params[i]);
+  simd::each(tile.size, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
+    lanes.store(v + i, formula::weighted(lanes.fill(0.0), lanes.fill(weight), lanes.load(params + i)));
+  });
 }
 
-// v += sum_i w_i u_i, four updates at a time (one load and store of v for four), each added in order.
+// v += w[0] a[0] + ... : kCount updates, each added in order, for one load and store of v.
+template <int kCount>
+AFFLUX_FN void add_weighted(const float* const* vectors, const double* weights, std::int64_t n, double* __restrict v) {
+  simd::each(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
+    auto sum = lanes.load(v + i);
+    for (int k = 0; k < kCount; ++k) sum = formula::weighted(sum, lanes.fill(weights[k]), lanes.load(vectors[k] + i));
+    lanes.store(v + i, sum);
+  });
+}
+
+// v += sum_i w_i u_i, four updates at a time.
 AFFLUX_FN void combine(const Combine& stage, Tile tile, double* __restrict v) {
-  const float* vector[4];
-  double weight[4];
+  const float* vectors[4];
+  double weights[4];
   int count = 0;
-  const std::int64_t arrivals = stage.weights.size;
-  for (std::int64_t k = 0; k < arrivals; ++k) {
-    if (stage.weights.data[k] != 0.0) {
-      vector[count] = stage.updates.data[k].data + tile.begin;
-      weight[count++] = stage.weights.data[k];
-    }
-    if (count == 4) {
-      const float* __restrict a = vector[0], * __restrict b = vector[1], * __restrict c = vector[2], * __restrict d = vector[3];
-      for (std::int64_t i = 0; i < tile.size; ++i) {
-        double sum = formula::weighted(v[i], weight[0], a[i]);
-        sum = formula::weighted(sum, weight[1], b[i]);
-        sum = formula::weighted(sum, weight[2], c[i]);
-        v[i] = formula::weighted(sum, weight[3], d[i]);
-      }
-      count = 0;
-    }
+  for (std::int64_t k = 0; k < stage.weights.size; ++k) {
+    if (stage.weights.data[k] == 0.0) continue;
+    vectors[count] = stage.updates.data[k].data + tile.begin;
+    weights[count++] = stage.weights.data[k];
+    if (count < 4) continue;
+    add_weighted<4>(vectors, weights, tile.size, v);
+    count = 0;
   }
-  for (int k = 0; k < count; ++k) {
-    const float* __restrict a = vector[k];
-    for (std::int64_t i = 0; i < tile.size; ++i) v[i] = formula::weighted(v[i], weight[k], a[i]);
-  }
+  for (int k = 0; k < count; ++k) add_weighted<1>(vectors + k, weights + k, tile.size, v);
 }
 
 // The old row of a tile: in place where it is stored as float32, else decoded into `scratch`; zeros for a missing row.
@@ -71,11 +72,11 @@ AFFLUX_FN const float* old_row(const Calibrate& stage, std::int64_t arrival, Til
 template <bool kDirection, bool kReplaced>
 AFFLUX_FN void add_difference(const float* __restrict update, const float* __restrict old, double weight,
                               double* __restrict v, double* __restrict sum, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) {
-    const double diff = formula::difference(update[i], old[i]);
-    if (kDirection) v[i] = formula::weighted_difference(v[i], weight, diff);
-    if (kReplaced) sum[i] = sum[i] + diff;
-  }
+  simd::each(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
+    const auto diff = formula::difference(lanes.load(update + i), lanes.load(old + i));
+    if (kDirection) lanes.store(v + i, formula::weighted(lanes.load(v + i), lanes.fill(weight), diff));
+    if (kReplaced) lanes.store(sum + i, formula::add_to_sum(lanes.load(sum + i), diff));
+  });
 }
 
 // v += S / N + sum_i w_i (u_i - h_i);  S += u_i - h_i and h_i <- u_i for the rows to be replaced.
@@ -83,7 +84,9 @@ AFFLUX_FN void cached_difference(const Pass& pass, Tile tile, double* __restrict
   const Calibrate& stage = pass.calibrate;
   double* __restrict sum = stage.sum.data + tile.begin;
   const double inverse = 1.0 / static_cast<double>(stage.num_clients);
-  for (std::int64_t i = 0; i < tile.size; ++i) v[i] = formula::add_cached_mean(v[i], sum[i], inverse);
+  simd::each(tile.size, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
+    lanes.store(v + i, formula::add_cached_mean(lanes.load(v + i), lanes.load(sum + i), lanes.fill(inverse)));
+  });
 
   float scratch[kTile];
   for (std::int64_t k = 0; k < pass.combine.weights.size; ++k) {
@@ -104,16 +107,15 @@ AFFLUX_FN void cached_difference(const Pass& pass, Tile tile, double* __restrict
   }
 }
 
-// No __restrict: `out` may be `params`.
+// `out` may be `params`: each element is read before it is written.
 AFFLUX_FN void step(const Pass& pass, Tile tile, const double* v) {
+  const float* const params = pass.params.data + tile.begin;
+  float* const out = pass.out.data + tile.begin;
   switch (pass.step.kind) {
-    case StepKind::sgd: {
-      const double lr = pass.step.lr;
-      const float* const params = pass.params.data + tile.begin;
-      float* const out = pass.out.data + tile.begin;
-#pragma GCC ivdep
-      for (std::int64_t i = 0; i < tile.size; ++i) out[i] = formula::sgd(params[i], v[i], lr);
-    }
+    case StepKind::sgd:
+      simd::each(tile.size, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
+        lanes.store(out + i, formula::sgd(lanes.load(params + i), lanes.load(v + i), lanes.fill(pass.step.lr)));
+      });
   }
 }
 

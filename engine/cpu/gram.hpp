@@ -21,15 +21,16 @@ AFFLUX_FN void block_products(const float* const x[2], const float* const y[2], 
     for (std::int64_t i = lane; i < whole; i += kLanes)
       for (int part = 0; part < kGroup; ++part) {
         const std::int64_t at = i + part * simd::kWidth;
-        const simd::Doubles x0 = simd::widen(x[0] + at), x1 = simd::widen(x[1] + at);
-        const simd::Doubles y0 = simd::widen(y[0] + at), y1 = simd::widen(y[1] + at);
+        const simd::Doubles x0 = simd::Many::load(x[0] + at), x1 = simd::Many::load(x[1] + at);
+        const simd::Doubles y0 = simd::Many::load(y[0] + at), y1 = simd::Many::load(y[1] + at);
         sum[0][part] = simd::dot_term(sum[0][part], x0, y0);
         sum[1][part] = simd::dot_term(sum[1][part], x0, y1);
         sum[2][part] = simd::dot_term(sum[2][part], x1, y0);
         sum[3][part] = simd::dot_term(sum[3][part], x1, y1);
       }
     for (int pair = 0; pair < 4; ++pair)
-      for (int part = 0; part < kGroup; ++part) simd::store(lanes[pair] + lane + part * simd::kWidth, sum[pair][part]);
+      for (int part = 0; part < kGroup; ++part)
+        simd::Many::store(lanes[pair] + lane + part * simd::kWidth, sum[pair][part]);
   }
   for (int pair = 0; pair < 4; ++pair) {
     const float* const left = x[pair / 2];

@@ -13,7 +13,7 @@ AFFLUX_FN void copy_block(const float* __restrict from, float* __restrict to, st
 }
 
 AFFLUX_FN void copy_block(const double* __restrict from, float* __restrict to, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<float>(from[i]);
+  simd::each(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE { lanes.store(to + i, lanes.load(from + i)); });
 }
 
 AFFLUX_FN double block_sum_of_squares(const float* x, std::int64_t n) {
@@ -26,10 +26,10 @@ AFFLUX_FN double block_sum_of_squares(const float* x, std::int64_t n) {
     simd::Doubles sum[kGroup] = {};
     for (std::int64_t i = lane; i < whole; i += kLanes)
       for (int part = 0; part < kGroup; ++part) {
-        const simd::Doubles value = simd::widen(x + i + part * simd::kWidth);
+        const simd::Doubles value = simd::Many::load(x + i + part * simd::kWidth);
         sum[part] = simd::dot_term(sum[part], value, value);
       }
-    for (int part = 0; part < kGroup; ++part) simd::store(lanes + lane + part * simd::kWidth, sum[part]);
+    for (int part = 0; part < kGroup; ++part) simd::Many::store(lanes + lane + part * simd::kWidth, sum[part]);
   }
   for (std::int64_t i = whole; i < n; ++i) lanes[i - whole] = formula::dot_term(lanes[i - whole], x[i], x[i]);
   return formula::lane_sum(lanes, kLanes);

@@ -1,5 +1,6 @@
-// The native vector of the instruction set being compiled: kWidth float64 lanes, and how float32 values get there.
-// Compiler vectors keep + and * as operators with IEEE meaning, so the order of a sum is what the code says.
+// Elementwise work in the native vectors of the instruction set being compiled, float64 inside and float32 in memory.
+// Compiler vectors keep + and * as operators with IEEE meaning, so the order of a sum is what the code says. The
+// conversions are spelled out because GCC turns the portable ones into shuffles.
 #pragma once
 #include "formula/fn.hpp"
 
@@ -9,7 +10,11 @@
 #include <emmintrin.h>
 #elif defined(__ARM_NEON)
 #include <arm_neon.h>
+#else
+#error "no vectors are known for this processor"
 #endif
+
+#define AFFLUX_INLINE __attribute__((always_inline))
 
 namespace afflux::AFFLUX_ISA {
 namespace {
@@ -25,22 +30,55 @@ constexpr int kWidth = 2;
 
 typedef double Doubles __attribute__((vector_size(kWidth * 8)));
 
-// kWidth float32 values, any alignment of 4 bytes, as float64. GCC turns the portable conversion into shuffles.
-AFFLUX_FN Doubles widen(const float* values) {
+// kWidth elements at a time, any alignment.
+struct Many {
+  AFFLUX_FN Doubles load(const float* values) {
 #if defined(__AVX512F__)
-  return (Doubles)_mm512_cvtps_pd(_mm256_loadu_ps(values));
+    return (Doubles)_mm512_cvtps_pd(_mm256_loadu_ps(values));
 #elif defined(__AVX__)
-  return (Doubles)_mm256_cvtps_pd(_mm_loadu_ps(values));
+    return (Doubles)_mm256_cvtps_pd(_mm_loadu_ps(values));
 #elif defined(__SSE2__)
-  return (Doubles)_mm_cvtps_pd(_mm_castsi128_ps(_mm_loadl_epi64((const __m128i*)values)));
-#elif defined(__ARM_NEON)
-  return (Doubles)vcvt_f64_f32(vld1_f32(values));
+    return (Doubles)_mm_cvtps_pd(_mm_castsi128_ps(_mm_loadl_epi64((const __m128i*)values)));
 #else
-  return Doubles{static_cast<double>(values[0]), static_cast<double>(values[1])};
+    return (Doubles)vcvt_f64_f32(vld1_f32(values));
 #endif
-}
+  }
+  AFFLUX_FN Doubles load(const double* values) {
+    Doubles result;
+    __builtin_memcpy(&result, values, sizeof result);
+    return result;
+  }
+  AFFLUX_FN Doubles fill(double value) { return Doubles{} + value; }
+  AFFLUX_FN void store(double* to, Doubles value) { __builtin_memcpy(to, &value, sizeof value); }
+  AFFLUX_FN void store(float* to, Doubles value) {
+#if defined(__AVX512F__)
+    _mm256_storeu_ps(to, _mm512_cvtpd_ps((__m512d)value));
+#elif defined(__AVX__)
+    _mm_storeu_ps(to, _mm256_cvtpd_ps((__m256d)value));
+#elif defined(__SSE2__)
+    _mm_storel_epi64((__m128i*)to, _mm_castps_si128(_mm_cvtpd_ps((__m128d)value)));
+#else
+    vst1_f32(to, vcvt_f32_f64((float64x2_t)value));
+#endif
+  }
+};
 
-AFFLUX_FN void store(double* to, Doubles value) { __builtin_memcpy(to, &value, sizeof value); }
+// The same for a single element.
+struct One {
+  AFFLUX_FN double load(const float* value) { return static_cast<double>(*value); }
+  AFFLUX_FN double load(const double* value) { return *value; }
+  AFFLUX_FN double fill(double value) { return value; }
+  AFFLUX_FN void store(double* to, double value) { *to = value; }
+  AFFLUX_FN void store(float* to, double value) { *to = static_cast<float>(value); }
+};
+
+// body(lanes, i) for all of [0, n): vectors first, then what is left one by one. `body` is written once for both.
+template <class Body>
+AFFLUX_FN void each(std::int64_t n, const Body& body) {
+  std::int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) body(Many{}, i);
+  for (; i < n; ++i) body(One{}, i);
+}
 
 // acc + x * y with float32 values in x and y; see formula::dot_term for why fusing is exact.
 AFFLUX_FN Doubles dot_term(Doubles acc, Doubles x, Doubles y) {

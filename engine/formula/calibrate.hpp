@@ -5,15 +5,20 @@
 
 namespace afflux::formula {
 
-AFFLUX_FN double difference(float update, float row) { return static_cast<double>(update) - static_cast<double>(row); }
-
-// h = S / N, with 1/N rounded once on the host: a division per element would cost more than the sweep.
-AFFLUX_FN double cached_mean(double sum, double inverse_num_clients) { return sum * inverse_num_clients; }
-
-AFFLUX_FN double add_cached_mean(double acc, double sum, double inverse_num_clients) {
-  return acc + cached_mean(sum, inverse_num_clients);
+template <class T>
+AFFLUX_FN T difference(T update, T row) {
+  return update - row;
 }
 
-AFFLUX_FN double weighted_difference(double acc, double weight, double diff) { return acc + weight * diff; }
+// h = S / N, with 1/N rounded once on the host: a division per element would cost more than the sweep.
+template <class T>
+AFFLUX_FN T add_cached_mean(T acc, T sum, T inverse_num_clients) {
+  return acc + sum * inverse_num_clients;
+}
+
+template <class T>
+AFFLUX_FN T add_to_sum(T sum, T difference) {
+  return sum + difference;
+}
 
 }  // namespace afflux::formula

@@ -1,11 +1,12 @@
-// Server optimizers: how the direction v moves one element of params. Float64 inside, rounded once to float32.
+// Server optimizers: how the direction v moves one element of params. The driver rounds the result once to float32.
 #pragma once
 #include "formula/fn.hpp"
 
 namespace afflux::formula {
 
-AFFLUX_FN float sgd(float params, double direction, double lr) {
-  return static_cast<float>(static_cast<double>(params) + lr * direction);
+template <class T>
+AFFLUX_FN T sgd(T params, T direction, T lr) {
+  return params + lr * direction;
 }
 
 }  // namespace afflux::formula
