@@ -1,0 +1,256 @@
+"""The same operations in torch: plain, as papers' authors write them, and as well as torch can.
+
+Every formula works on prebuilt tensors over the memory that afflux gets. Without torch the lists
+are empty.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from contender import Arrays, Contender, Round, nothing
+from inputs import LR, Inputs
+
+torch: Any  # a baseline, not a dependency: None where it is not installed
+try:
+    import torch
+except ModuleNotFoundError:
+    torch = None
+
+Tensor = Any  # torch.Tensor; torch may be absent
+Formula = Callable[..., Tensor]
+
+
+def set_threads(num_threads: int) -> None:
+    if torch is not None:
+        torch.set_num_threads(num_threads)
+
+
+# FedBuff
+
+
+def stack_mean(params: Tensor, updates: list[Tensor], weights: Tensor) -> Tensor:
+    return params + LR * torch.stack(updates).mean(0)
+
+
+def stack_weighted(params: Tensor, updates: list[Tensor], weights: Tensor) -> Tensor:
+    return params + LR * (weights[:, None] * torch.stack(updates)).sum(0)
+
+
+def weighted_sum(params: Tensor, updates: list[Tensor], weights: Tensor) -> Tensor:
+    """For the compiler, which fuses it into one sweep."""
+    return params + LR * sum(w * u for w, u in zip(weights, updates, strict=True))
+
+
+def functional(formula: Formula, *, weighted: bool, compiled: bool = False) -> Any:
+    """A contender that returns new params and keeps no state."""
+
+    def make(inputs: Inputs) -> Round:
+        weights = inputs.weights if weighted else inputs.equal_weights
+        call = torch.compile(formula, dynamic=False) if compiled else formula
+        params = [torch.from_numpy(p) for p in inputs.params]
+        updates = [list(torch.from_numpy(u)) for u in inputs.updates]
+        torch_weights = torch.from_numpy(weights).float()
+
+        def run(k: int) -> object:
+            return call(params[k], updates[k], torch_weights)
+
+        def before(k: int) -> Arrays:
+            return {
+                "params": inputs.params[k],
+                "updates": inputs.updates[k],
+                "weights": weights,
+            }
+
+        return Round(run, before, lambda result: {"params": np.asarray(result)})
+
+    return make
+
+
+def add_loop(params: Tensor, updates: Tensor, weights: Tensor) -> None:
+    for weight, update in zip(weights.tolist(), updates, strict=True):
+        params.add_(update, alpha=weight)
+
+
+def addmv(params: Tensor, updates: Tensor, weights: Tensor) -> None:
+    """One matrix-vector product on the contiguous buffer."""
+    params.addmv_(updates.T, weights)
+
+
+def in_place(formula: Formula) -> Any:
+    """A contender that overwrites its own params, which moves no more bytes than a separate out."""
+
+    def make(inputs: Inputs) -> Round:
+        own = inputs.params[0].copy()
+        params = torch.from_numpy(own)
+        updates = [torch.from_numpy(u) for u in inputs.updates]
+        weights = torch.from_numpy(LR * inputs.weights).float()
+
+        def run(k: int) -> object:
+            return formula(params, updates[k], weights)
+
+        def before(k: int) -> Arrays:
+            return {"params": own, "updates": inputs.updates[k], "weights": inputs.weights}
+
+        return Round(run, before, lambda _: {"params": own})
+
+    return make
+
+
+# CA2FL. h is the float32 mean of the rows, as authors keep it.
+
+
+def difference_stack(params: Tensor, updates: Tensor, rows: Tensor, h: Tensor, num_clients: int) -> Tensor:
+    difference = torch.stack(list(updates)) - torch.stack(list(rows))
+    new_params = params + LR * (h + difference.mean(0))
+    h += difference.sum(0) / num_clients
+    for row, update in zip(rows, updates, strict=True):
+        row.copy_(update)
+    return new_params
+
+
+def difference_loop(params: Tensor, updates: Tensor, rows: Tensor, h: Tensor, num_clients: int) -> Tensor:
+    total = torch.zeros_like(params)
+    for row, update in zip(rows, updates, strict=True):
+        total += update - row
+        row.copy_(update)
+    new_params = params + LR * (h + total / len(updates))
+    h += total / num_clients
+    return new_params
+
+
+def difference_sum(params: Tensor, updates: Tensor, rows: Tensor, h: Tensor, num_clients: int) -> Tensor:
+    """For the compiler: one expression without intermediate state."""
+    total = sum(update - row for update, row in zip(updates, rows, strict=True))
+    new_params = params + LR * (h + total / len(updates))
+    h += total / num_clients
+    for row, update in zip(rows, updates, strict=True):
+        row.copy_(update)
+    return new_params
+
+
+def difference_best(inputs: Inputs) -> Formula:
+    """Matrix-vector products on contiguous buffers, and no allocation."""
+    total = torch.empty(inputs.d)
+    out = torch.from_numpy(inputs.out)
+    plus, minus = torch.ones(inputs.m), -torch.ones(inputs.m)
+
+    def formula(params: Tensor, updates: Tensor, rows: Tensor, h: Tensor, num_clients: int) -> Tensor:
+        torch.mv(updates.T, plus, out=total)
+        total.addmv_(rows.T, minus)
+        torch.add(params, h, alpha=LR, out=out)
+        out.add_(total, alpha=LR / len(updates))
+        h.add_(total, alpha=1 / num_clients)
+        rows.copy_(updates)
+        return out
+
+    return formula
+
+
+def cached(formula: Formula | None = None, *, compiled: bool = False) -> Any:
+    """A contender with its own rows and h; without a formula, difference_best."""
+
+    def make(inputs: Inputs) -> Round:
+        rows = inputs.last_rows()
+        h = (rows.sum(axis=0, dtype=np.float64) / inputs.num_clients).astype(np.float32)
+        call = formula or difference_best(inputs)
+        if compiled:
+            call = torch.compile(call, dynamic=False)
+        params = [torch.from_numpy(p) for p in inputs.params]
+        updates = [torch.from_numpy(u) for u in inputs.updates]
+        torch_rows, torch_h = torch.from_numpy(rows), torch.from_numpy(h)
+
+        def run(k: int) -> object:
+            return call(params[k], updates[k], torch_rows, torch_h, inputs.num_clients)
+
+        def before(k: int) -> Arrays:
+            return {
+                "params": inputs.params[k],
+                "updates": inputs.updates[k],
+                "weights": inputs.equal_weights,
+                "rows": rows,
+                "h": h,
+                "num_clients": np.array(inputs.num_clients),
+            }
+
+        def after(result: Any) -> Arrays:
+            return {"params": result.numpy(), "h": h, "rows": rows}
+
+        return Round(run, before, after)
+
+    return make
+
+
+def vectors(count: Callable[[int], int]) -> Callable[[int, int], int]:
+    """The bytes of count(M) float32 vectors, as a function of (d, M)."""
+    return lambda d, m: 4 * d * count(m)
+
+
+def fedbuff() -> list[Contender]:
+    two = vectors(lambda m: m + 2)
+    own = vectors(lambda m: 1)
+    return [
+        Contender(
+            "torch stack().mean",
+            "params + lr * torch.stack(updates).mean(0)",
+            functional(stack_mean, weighted=False),
+            temporary=two,
+            plain=True,
+        ),
+        Contender(
+            "torch stack, weighted",
+            "params + lr * (w[:, None] * torch.stack(updates)).sum(0)",
+            functional(stack_weighted, weighted=True),
+            temporary=vectors(lambda m: 2 * m + 2),
+        ),
+        Contender("torch add_ loop", "params.add_(u, alpha=lr * w) for each u", in_place(add_loop), own),
+        Contender("torch addmv_", "best: params.addmv_(U.T, lr * w), contiguous U", in_place(addmv), own),
+        Contender(
+            "torch.compile",
+            "best: the weighted sum, compiled",
+            functional(weighted_sum, weighted=True, compiled=True),
+            nothing,
+            own,
+            compiles=True,
+        ),
+    ]
+
+
+def ca2fl() -> list[Contender]:
+    own = vectors(lambda m: m + 1)
+    return [
+        Contender(
+            "torch stack",
+            "h + (stack(u) - stack(rows)).mean(0), eager; float32 h",
+            cached(difference_stack),
+            own,
+            vectors(lambda m: 3 * m + 2),
+        ),
+        Contender(
+            "torch loop",
+            "total += u - row for each client, eager; float32 h",
+            cached(difference_loop),
+            own,
+            vectors(lambda m: 4),
+            plain=True,  # the faster of the two
+        ),
+        Contender(
+            "torch mv, addmv_",
+            "best: contiguous buffers, nothing allocated; float32 h",
+            cached(),
+            vectors(lambda m: m + 2),
+        ),
+        Contender(
+            "torch.compile",
+            "best: the formula, compiled; float32 h",
+            cached(difference_sum, compiled=True),
+            own,
+            vectors(lambda m: 2),
+            compiles=True,
+        ),
+    ]
+
+
+FEDBUFF = fedbuff() if torch is not None else []
+CA2FL = ca2fl() if torch is not None else []

@@ -1,0 +1,45 @@
+"""Who takes part in a row: the vocabulary that rows and baselines share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from inputs import Inputs
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Round:
+    """A contender that is ready to run: its state and containers are built."""
+
+    run: Callable[[int], object]  #: one server round on input set k; all that is timed
+    before: Callable[[int], Arrays]  #: what that round is going to read
+    after: Callable[[object], Arrays]  #: its outputs, given what `run` returned
+
+
+def nothing(d: int, m: int) -> int:
+    return 0
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to do a row's operation."""
+
+    name: str
+    what: str
+    make: Callable[[Inputs], Round]
+    kept: Callable[[int, int], int] = nothing  #: bytes of its own state, of (d, M)
+    temporary: Callable[[int, int], int] = nothing  #: bytes that a round allocates and frees
+    plain: bool = False  #: the formula as papers' authors write it; the others are compared with it
+    compiles: bool = False  #: runs only if asked for, because compiling takes long
+
+
+def ends(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
+    """A copy of the first and last `size` of the last axis: enough for errors, tails included."""
+    if array.ndim == 0 or array.shape[-1] <= 2 * size:
+        return array.copy()
+    return np.concatenate([array[..., :size], array[..., -size:]], axis=-1)

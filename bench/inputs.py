@@ -1,0 +1,105 @@
+"""The vectors that one run works on, and whether they fit into memory."""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
+
+LR = 0.7  #: the server's step; not 1, so that a multiplication by it cannot be left out
+SCRATCH = 4  #: vectors that probes may overwrite
+LIBRARIES = 500_000_000  #: bytes that Python and torch take, whatever d is
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What all contenders share. Only `out` and `scratch` are written; each keeps its own state.
+
+    All of it is allocated by NumPy, which asks for huge pages: baselines run on the same memory.
+    """
+
+    updates: list[Float32]  #: per input set (M, d), contiguous: its rows are the M updates
+    params: list[Float32]  #: per input set (d,)
+    out: Float32  #: (d,)
+    scratch: Float32  #: (SCRATCH, d)
+    weights: Float64  #: (M,): (1 + staleness)^-1/2 / M, as in FedBuff
+    num_threads: int
+
+    @property
+    def d(self) -> int:
+        return self.out.size
+
+    @property
+    def m(self) -> int:
+        return self.weights.size
+
+    @property
+    def equal_weights(self) -> Float64:
+        return np.full(self.m, 1 / self.m)
+
+    @property
+    def num_clients(self) -> int:
+        return 10 * self.m
+
+    def last_rows(self) -> Float32:
+        """A private copy of the rows before set 0 is applied: the updates of the last set."""
+        return self.updates[-1].copy()
+
+
+def make(d: int, m: int, sets: int, num_threads: int) -> Inputs:
+    """Normal vectors: params of size 0.1 and updates of size 0.01. Every page is touched."""
+    updates = [np.empty((m, d), np.float32) for _ in range(sets)]
+    params = [np.empty(d, np.float32) for _ in range(sets)]
+    jobs = [(row, 0.01) for block in updates for row in block] + [(p, 0.1) for p in params]
+
+    def fill(job: tuple[int, tuple[Float32, float]]) -> None:
+        seed, (vector, size) = job
+        np.random.default_rng(seed).standard_normal(out=vector, dtype=np.float32)
+        vector *= np.float32(size)
+
+    with ThreadPoolExecutor(num_threads) as pool:
+        list(pool.map(fill, enumerate(jobs)))
+    staleness = np.arange(m) % 5
+    return Inputs(
+        updates=updates,
+        params=params,
+        out=np.ones(d, np.float32),
+        scratch=np.ones((SCRATCH, d), np.float32),
+        weights=1 / np.sqrt(1.0 + staleness) / m,
+        num_threads=num_threads,
+    )
+
+
+def shared_bytes(d: int, m: int, sets: int) -> int:
+    return 4 * d * (sets * (m + 1) + 1 + SCRATCH)
+
+
+def available_bytes() -> int | None:
+    """Memory that this process may still take, its cgroup's limit included; None where unknown."""
+    amounts = []
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                amounts.append(1024 * int(line.split()[1]))
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        if limit != "max":
+            used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+            amounts.append(max(0, int(limit) - used))
+    except OSError:
+        pass
+    return min(amounts, default=None)
+
+
+def does_not_fit(needed: int, available: int, d: int) -> str:
+    """The message for a d that is too large; all but LIBRARIES is proportional to d."""
+    fits = d * max(0, available - LIBRARIES) / (needed - LIBRARIES)
+    digits = 10 ** max(0, math.floor(math.log10(max(1.0, fits))) - 1)
+    return (
+        f"d = {d:_} needs {needed / 1e9:.1f} GB of memory, {available / 1e9:.1f} GB are available; "
+        f"d = {int(fits // digits * digits):_} would fit"
+    )

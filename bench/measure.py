@@ -1,0 +1,90 @@
+"""Timing, fair to all: everyone has a turn in every repeat, in a new order, on the next set."""
+
+import gc
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from contender import Arrays, Round, ends
+from inputs import Inputs
+from rows import Row
+
+#: Elements at each end of the vectors that are compared with float64.
+CHECKED = 2**19
+#: OpenMP's workers spin for a while after their work and would hold a core of the next contender.
+PAUSE = 0.005
+
+
+@dataclass
+class Timed:
+    """Something to time, and its samples in seconds."""
+
+    name: str
+    what: str
+    bytes: int
+    run: Callable[[int], object]
+    row: str = ""  #: empty for a probe
+    plain: bool = False  #: see Contender
+    kind: str = ""  #: see Probe
+    errors: dict[str, dict[str, float]] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def gbps(self) -> float:
+        """10^9 bytes per second at the median."""
+        return self.bytes / self.median / 1e9
+
+
+def measure(everyone: Sequence[Timed], repeats: int, sets: int, turn: Callable[[], object] = lambda: None) -> None:
+    """Adds `repeats` samples to everyone; `turn` is called after each sample."""
+    order = list(everyone)
+    shuffle = random.Random(0).shuffle
+    gc.collect()
+    gc.disable()
+    try:
+        for repeat in range(repeats):
+            shuffle(order)
+            for timed in order:
+                time.sleep(PAUSE)
+                start = time.perf_counter()
+                result = timed.run(repeat % sets)
+                timed.seconds.append(time.perf_counter() - start)
+                del result  # freeing it is not part of the round
+                turn()
+    finally:
+        gc.enable()
+
+
+def check(row: Row, inputs: Inputs, ready: Round) -> dict[str, dict[str, float]]:
+    """Runs set 0 once; compares with the definition in float64 of what the round has read."""
+    before = {name: sample(name, array) for name, array in ready.before(0).items()}
+    after: Arrays = ready.after(ready.run(0))
+    got = {name: sample(name, array) for name, array in after.items()}
+    exact = row.reference(before)
+    return {name: error(got[name], *exact[name]) for name in exact}
+
+
+def sample(name: str, array: np.ndarray) -> np.ndarray:
+    return array.copy() if name == "weights" else ends(array, CHECKED)
+
+
+def error(got: np.ndarray, exact: np.ndarray, terms: np.ndarray) -> dict[str, float]:
+    """Largest error: absolute, in float32 ulps of the exact value, and the largest sum of |terms|.
+
+    The ulps of a result that cancels are small: a sum rounded once is within half an ulp even then.
+    """
+    difference = np.abs(got.astype(np.float64) - exact)
+    ulps = difference / np.spacing(np.abs(exact).astype(np.float32))
+    return {
+        "abs": float(difference.max(initial=0)),
+        "ulp": float(ulps.max(initial=0)),
+        "terms": float(terms.max(initial=0)),
+    }

@@ -1,0 +1,156 @@
+"""The operations: their bytes by definition, their float64 references, and afflux's own entry.
+
+A new operation is one more `Row` in ROWS; a new baseline or peer is one more `Contender` in a row.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+import baselines
+from afflux import ops
+from contender import Arrays, Contender, Round
+from inputs import LR, Float64, Inputs
+
+#: name of an output -> (exact value, sum of the magnitudes of the terms it is made of)
+Exact = dict[str, tuple[Float64, Float64]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation, and everyone who does it."""
+
+    name: str
+    formula: str
+    counted: str  #: what `bytes` counts, in words
+    bytes: Callable[[int, int], int]  #: of (d, M): each input read once, each output written once
+    reference: Callable[[Arrays], Exact]  #: the definition in float64
+    contenders: list[Contender]
+
+
+# FedBuff: params + lr * weighted mean
+
+
+def fedbuff_bytes(d: int, m: int) -> int:
+    return 4 * d * (m + 2)
+
+
+def fedbuff_reference(before: Arrays) -> Exact:
+    """One update at a time, so that the temporaries stay small."""
+    params = before["params"].astype(np.float64)
+    step, size = np.zeros_like(params), np.abs(params)
+    for weight, update in zip(before["weights"], before["updates"], strict=True):
+        term = LR * weight * update.astype(np.float64)
+        step += term
+        size += np.abs(term)
+    return {"params": (params + step, size)}
+
+
+def fedbuff_afflux(inputs: Inputs) -> Round:
+    passes = [
+        ops.Pass(params, inputs.out, ops.Combine(list(updates), inputs.weights), step=ops.Sgd(LR))
+        for params, updates in zip(inputs.params, inputs.updates, strict=True)
+    ]
+
+    def run(k: int) -> object:
+        ops.apply(passes[k], num_threads=inputs.num_threads)
+        return inputs.out
+
+    def before(k: int) -> Arrays:
+        return {
+            "params": inputs.params[k],
+            "updates": inputs.updates[k],
+            "weights": inputs.weights,
+        }
+
+    return Round(run, before, lambda _: {"params": inputs.out})
+
+
+# CA2FL: the cached difference, with float32 rows that are replaced in place
+
+
+def ca2fl_bytes(d: int, m: int) -> int:
+    return 4 * d * (3 * m + 2) + 16 * d
+
+
+def ca2fl_reference(before: Arrays) -> Exact:
+    params, h = before["params"].astype(np.float64), before["h"].astype(np.float64)
+    step, size = LR * h, np.abs(params) + np.abs(LR * h)
+    new_h, h_size = h.copy(), np.abs(h)
+    num_clients = int(before["num_clients"])
+    for weight, update, row in zip(before["weights"], before["updates"], before["rows"], strict=True):
+        new, old = update.astype(np.float64), row.astype(np.float64)
+        magnitude = np.abs(new) + np.abs(old)
+        step += LR * weight * (new - old)
+        size += LR * weight * magnitude
+        new_h += (new - old) / num_clients
+        h_size += magnitude / num_clients
+    rows = before["updates"].astype(np.float64)
+    return {"params": (params + step, size), "h": (new_h, h_size), "rows": (rows, np.abs(rows))}
+
+
+def ca2fl_afflux(inputs: Inputs) -> Round:
+    rows = inputs.last_rows()
+    total = rows.sum(axis=0, dtype=np.float64)
+    passes = [
+        ops.Pass(
+            params,
+            inputs.out,
+            ops.Combine(list(updates), inputs.equal_weights),
+            ops.CachedDifference(total, inputs.num_clients, list(rows), list(rows)),
+            ops.Sgd(LR),
+        )
+        for params, updates in zip(inputs.params, inputs.updates, strict=True)
+    ]
+
+    def run(k: int) -> object:
+        ops.apply(passes[k], num_threads=inputs.num_threads)
+        return inputs.out
+
+    def before(k: int) -> Arrays:
+        return {
+            "params": inputs.params[k],
+            "updates": inputs.updates[k],
+            "weights": inputs.equal_weights,
+            "rows": rows,
+            "h": total / inputs.num_clients,
+            "num_clients": np.array(inputs.num_clients),
+        }
+
+    def after(_: object) -> Arrays:
+        return {"params": inputs.out, "h": total / inputs.num_clients, "rows": rows}
+
+    return Round(run, before, after)
+
+
+ROWS = [
+    Row(
+        name="fedbuff",
+        formula="out = params + lr sum_i w_i u_i",
+        counted="4 d (M + 2): M updates and params read, out written",
+        bytes=fedbuff_bytes,
+        reference=fedbuff_reference,
+        contenders=[
+            Contender("afflux", "ops.apply, weighted", fedbuff_afflux),
+            *baselines.FEDBUFF,
+        ],
+    ),
+    Row(
+        name="ca2fl",
+        formula="v = h + 1/M sum_i (u_i - h_i), out = params + lr v, h_i = u_i",
+        counted="4 d (3 M + 2) + 16 d: M updates and M rows read, M rows written, params read, "
+        "out written, the float64 sum read and written",
+        bytes=ca2fl_bytes,
+        reference=ca2fl_reference,
+        contenders=[
+            Contender(
+                "afflux",
+                "ops.apply, rows in place, float64 sum",
+                ca2fl_afflux,
+                kept=lambda d, m: 4 * d * m + 8 * d,
+            ),
+            *baselines.CA2FL,
+        ],
+    ),
+]

@@ -1,0 +1,193 @@
+"""The benchmark's figures mean what they say: a quick run in a process of its own, and its refusals."""
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oracle import EPS, U32
+
+pytest.importorskip("rich")
+pytest.importorskip("typer")
+torch = pytest.importorskip("torch")
+
+ROOT = Path(__file__).parents[1]
+D, M, REPEATS, THREADS = 100_003, 7, 3, 2
+
+
+def bench(*arguments):
+    env = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "GITHUB_ACTIONS")}
+    return subprocess.run(
+        [sys.executable, str(ROOT / "bench" / "run.py"), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=300,
+        env=env | {"COLUMNS": "200", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"},
+    )
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    """One quick run: what it printed, its JSON text, its Markdown."""
+    folder = tmp_path_factory.mktemp("bench")
+    files = folder / "out.json", folder / "out.md"
+    done = bench("--quick", "-d", D, "-M", M, "--threads", THREADS, "--json", files[0], "--markdown", files[1])
+    assert done.returncode == 0, done.stderr
+    return done, *(file.read_text(encoding="utf-8") for file in files)
+
+
+@pytest.fixture(scope="module")
+def result(quick):
+    return json.loads(quick[1])
+
+
+def everything(result):
+    return [*result["probes"], *(c for row in result["rows"] for c in row["contenders"])]
+
+
+def test_settings_and_rows(result):
+    settings = result["settings"]
+    assert (settings["d"], settings["m"], settings["threads"], settings["repeats"]) == (D, M, THREADS, REPEATS)
+    assert settings["sets"] >= 2
+    assert [row["name"] for row in result["rows"]] == ["fedbuff", "ca2fl"]
+    for row in result["rows"]:
+        names = [c["name"] for c in row["contenders"]]
+        assert names[0] == "afflux"
+        assert len(set(names)) == len(names) >= 4
+        (plain,) = [c for c in row["contenders"] if c["plain"]]
+        for c in row["contenders"]:
+            assert c["times_plain"] == pytest.approx(plain["median"] / c["median"])
+    assert len(result["probes"]) >= 8
+
+
+def test_bytes_are_the_definitions(result):
+    f32, f64 = 4, 8
+    fedbuff = f32 * (M * D + D + D)  # updates, params, out
+    ca2fl = f32 * (M * D + M * D + M * D + D + D) + f64 * (D + D)  # updates, rows twice, params, out, sum twice
+    for row, expected in zip(result["rows"], (fedbuff, ca2fl), strict=True):
+        assert row["bytes"] == expected
+        assert {c["bytes"] for c in row["contenders"]} == {expected}
+    probes = {p["name"]: p["bytes"] for p in result["probes"]}
+    assert probes["afflux ingest"] == f32 * 2 * D
+    assert probes["torch sum"] == f32 * M * D
+    assert probes["torch mv"] == f32 * (M + 1) * D
+    assert probes["numpy copyto"] == f32 * 2 * 4 * D
+
+
+def test_figures_follow_from_the_samples(result):
+    limit = result["limit"]["gbps"]
+    for entry in everything(result):
+        seconds = entry["seconds"]
+        assert len(seconds) == REPEATS
+        assert min(seconds) > 0
+        assert (entry["min"], entry["max"]) == (min(seconds), max(seconds))
+        assert entry["median"] == statistics.median(seconds)
+        assert entry["gbps"] == pytest.approx(entry["bytes"] / entry["median"] / 1e9)
+        assert entry["gbps"] <= limit
+        assert entry["percent_of_limit"] == pytest.approx(100 * entry["gbps"] / limit)
+    assert max(entry["gbps"] for entry in everything(result)) == limit
+    assert max(result["limit"]["probes_by_kind"].values()) <= limit
+
+
+def test_errors_are_within_their_bounds(result):
+    """Ours is one rounding of a float64 sum; eager torch rounds each of at most M + 8 steps to float32.
+
+    Each rounding is relative to a partial result, and no partial result exceeds the sum of all terms'
+    magnitudes. M + 8: the sum, its division and scaling, the weights' own rounding, the last additions.
+    """
+    float64_sum = 2 * (M + 4) * EPS
+    for row in result["rows"]:
+        outputs = {"params", "h", "rows"} if row["name"] == "ca2fl" else {"params"}
+        for c in row["contenders"]:
+            assert set(c["errors"]) == outputs
+            ours = c["name"] == "afflux"
+            for name, error in c["errors"].items():
+                factor = (M + 8) * U32
+                if ours:
+                    factor = float64_sum + (U32 * (1 + 1e-6) if name == "params" else 0)
+                if name == "rows":
+                    factor = 0  # copied
+                assert error["abs"] <= factor * error["terms"], (row["name"], c["name"], name)
+            assert c["errors"]["params"]["terms"] > 0.1  # the inputs were not zeros
+            if ours:
+                assert c["errors"]["params"]["ulp"] < 1
+            else:
+                assert c["errors"]["params"]["abs"] > 0
+
+
+def test_says_where_it_ran_and_not_who(quick, result):
+    assert set(result["machine"]) == {
+        "cpu",
+        "cores",
+        "usable_cores",
+        "caches",
+        "memory",
+        "huge_pages",
+        "system",
+        "load_at_start",
+    }
+    software = result["software"]
+    assert software["torch"] == torch.__version__
+    assert software["python"] == sys.version.split()[0]
+    assert software["commit"] is None or re.fullmatch(r"[0-9a-f]{40}\+?", software["commit"])
+    for text in quick[1:]:
+        assert str(ROOT) not in text
+        assert str(Path.home()) not in text or Path.home() == Path("/")
+
+
+def test_prints_and_writes_tables(quick):
+    done, _, markdown = quick
+    for text in (done.stdout, markdown):
+        assert "Limit of this run" in text
+        assert "not memory speed" in text  # 100,003 elements lie in the cache
+        for name in ("afflux", "torch addmv_", "torch mul_", "% of limit"):
+            assert name in text
+    for line in markdown.splitlines():
+        if line.startswith("|---"):
+            columns = line.count("|")
+        elif line.startswith("|") and not line.startswith("|  |"):
+            assert line.count("|") == columns
+    assert "\r" not in done.stderr
+    assert "timing" not in done.stderr  # progress is for terminals
+
+
+@pytest.mark.parametrize("arguments", [("--rows", "fedbuff,fedbuf"), ("--rows", "")])
+def test_unknown_row(arguments):
+    done = bench(*arguments)
+    assert done.returncode == 2
+    assert "known rows: fedbuff, ca2fl" in done.stderr
+    assert ("unknown: fedbuf;" in done.stderr) == (arguments[1] != "")
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="available memory is unknown here")
+def test_refuses_what_does_not_fit():
+    done = bench("-d", 10**13)
+    assert done.returncode == 2
+    assert "GB of memory" in done.stderr
+    assert "would fit" in done.stderr
+
+
+def test_refuses_a_folder_that_is_not_there(tmp_path):
+    done = bench("--quick", "--json", tmp_path / "none" / "out.json")
+    assert done.returncode == 2
+    assert "no folder" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--list", "--help"])
+def test_lists_and_helps(option):
+    done = bench(option)
+    assert done.returncode == 0
+    assert "fedbuff" in done.stdout
+    assert ("torch addmv_" if option == "--list" else "python bench/run.py --quick") in done.stdout
+
+
+def test_tiny_vectors():
+    done = bench("--quick", "-d", 1, "-M", 1, "--rows", "ca2fl")
+    assert done.returncode == 0, done.stderr
+    assert "fedbuff" not in done.stdout
