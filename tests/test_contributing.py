@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 
 import numpy as np
+
 import oracle
+from afflux import Server
 from conftest import bits
 from test_exact_path import offences
-
-from afflux import Server
 
 TEXT = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
 SOURCE = re.search(r"<!-- tests/test_contributing.py runs this block -->\n```python\n(.*?)```", TEXT, re.DOTALL).group(

@@ -1,0 +1,1 @@
+"""Discrete-event simulation of asynchronous federated learning; needs `afflux[sim]`."""

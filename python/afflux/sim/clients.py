@@ -1,0 +1,129 @@
+"""A client's work: local SGD from a pulled model, on one torch module that all clients share."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from afflux.layout import Layout
+from afflux.sim.config import SimConfig
+from afflux.sim.tasks import Task
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread, as the bits of a sum may depend on how many there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def batches(num_examples: int, batch_size: int, steps: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """Yield `steps` mini-batches of indices: shuffled epochs, one after the other.
+
+    The last batch of an epoch may be smaller, so that each sample is seen once an epoch.
+    """
+    if num_examples < 1:
+        raise ValueError("[batches] there are no examples to draw from")
+    done = 0
+    while done < steps:
+        order = rng.permutation(num_examples)
+        for start in range(0, num_examples, batch_size):
+            if done == steps:
+                return
+            yield order[start : start + batch_size]
+            done += 1
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What a client sends: `vector` is of the kind that the rule takes."""
+
+    vector: np.ndarray
+    num_examples: int
+    loss: float
+
+
+class Trainer:
+    """Trains and evaluates on behalf of all clients.
+
+    Parameters and gradients of the module are views into two flat buffers, so a pull is one copy
+    and an SGD step is one axpy, whatever the number of layers.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        layout: Layout,
+        task: Task,
+        shards: Sequence[np.ndarray],
+        config: SimConfig,
+    ) -> None:
+        """Bind `module` to flat buffers and divide the training data among the clients."""
+        self._module = module
+        self._config = config
+        self._local = np.zeros(layout.size, dtype=np.float32)
+        gradient = np.zeros(layout.size, dtype=np.float32)
+        views = (_arrays(layout, flat) for flat in (self._local, gradient))
+        for parameter, own, slope in zip(module.parameters(), *views, strict=True):
+            parameter.data = torch.from_numpy(own)
+            parameter.grad = torch.from_numpy(slope)
+        self._flat = torch.from_numpy(self._local)
+        self._gradient = torch.from_numpy(gradient)
+        x, y = torch.tensor(task.x_train), torch.tensor(task.y_train)
+        self._data = [(x[shard], y[shard]) for shard in map(torch.from_numpy, shards)]
+        self._test = torch.tensor(task.x_test), torch.tensor(task.y_test)
+
+    def train(self, client: int, pulled: np.ndarray, kind: str, rng: np.random.Generator) -> Trained:
+        """Run the client's local steps from `pulled` (d,) and return its result of `kind`."""
+        config = self._config
+        x, y = self._data[client]
+        steps = config.local_steps
+        if config.local_epochs:
+            steps = config.local_epochs * math.ceil(len(y) / config.batch_size)
+        np.copyto(self._local, pulled)
+        losses = 0.0
+        seen = 0
+        for batch in map(torch.from_numpy, batches(len(y), config.batch_size, steps, rng)):
+            self._gradient.zero_()
+            loss = cross_entropy(self._module(x[batch]), y[batch])
+            loss.backward()  # type: ignore[no-untyped-call]
+            if config.weight_decay:
+                self._gradient.add_(self._flat, alpha=config.weight_decay)
+            self._flat.add_(self._gradient, alpha=-config.client_lr)
+            losses += loss.item() * len(batch)
+            seen += len(batch)
+        return Trained(self._vector(pulled, kind, steps), len(y), losses / seen)
+
+    def _vector(self, pulled: np.ndarray, kind: str, steps: int) -> np.ndarray:
+        if kind == "model":
+            return self._local.copy()
+        update: np.ndarray = self._local - pulled
+        if kind == "update":
+            return update
+        if kind == "gradient":
+            update /= np.float32(-self._config.client_lr * steps)
+            return update
+        raise ValueError(f"[train] unknown kind {kind!r}; known: gradient, model, update")
+
+    def evaluate(self, params: np.ndarray) -> tuple[float, float]:
+        """Return accuracy and mean loss of `params` (d,) on the test part."""
+        np.copyto(self._local, params)
+        x, y = self._test
+        with torch.inference_mode():
+            logits = self._module(x)
+            loss = cross_entropy(logits, y).item()
+            correct = int((logits.argmax(dim=1) == y).sum())
+        return correct / len(y), loss
+
+
+def _arrays(layout: Layout, flat: np.ndarray) -> list[np.ndarray]:
+    views = layout.views(flat)
+    return list(views.values()) if isinstance(views, dict) else list(views)

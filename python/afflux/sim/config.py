@@ -1,0 +1,157 @@
+"""What is simulated: the settings shared by all rules, and one rule with its options."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+from afflux.rule import Rule
+from afflux.rules import RULES
+from afflux.sim.delays import DELAYS
+from afflux.sim.errors import ConfigError, known
+from afflux.sim.models import MODELS
+from afflux.sim.partitions import PARTITIONS
+from afflux.sim.tasks import DATASETS
+from afflux.weigh import Constant, Hinge, Polynomial, StalenessLaw
+
+LAWS: dict[str, Callable[..., StalenessLaw]] = {
+    "constant": Constant,
+    "polynomial": Polynomial,
+    "hinge": Hinge,
+}
+
+AT_LEAST = {
+    "num_clients": 1,
+    "concurrency": 1,
+    "refill": 1,
+    "arrivals": 1,
+    "local_steps": 1,
+    "local_epochs": 0,
+    "batch_size": 1,
+    "eval_every": 1,
+}
+
+
+def _setting(default: Any, what: str) -> Any:
+    # The command line shows `what`, so that each setting is described in one place.
+    return field(default=default, metadata={"help": what})
+
+
+@dataclass(frozen=True)
+class SimConfig:
+    """Everything but the rule and the seed; the defaults are the demo's setting."""
+
+    data: str = _setting("digits", f"Data set: {', '.join(DATASETS)}.")
+    data_dir: str | None = _setting(None, "Folder of mnist.npz; default: AFFLUX_DATA.")
+    model: str = _setting("cnn", f"Model: {', '.join(MODELS)}.")
+    num_clients: int = _setting(100, "All clients, N.")
+    concurrency: int = _setting(20, "Clients that train at once.")
+    refill: int = _setting(1, "Start replacements when so many have finished; 1: at once.")
+    arrivals: int = _setting(1600, "Client results that the server receives before it stops.")
+    delays: str = _setting("fadas-large", f"Law of the running times: {', '.join(DELAYS)}.")
+    partition: str = _setting("dirichlet", f"Partition of the data: {', '.join(PARTITIONS)}.")
+    alpha: float = _setting(0.1, "Dirichlet's alpha: small means heterogeneous.")
+    client_lr: float = _setting(0.1, "The clients' learning rate.")
+    local_steps: int = _setting(3, "Mini-batch steps of a client.")
+    local_epochs: int = _setting(0, "If not 0: whole epochs instead of local steps.")
+    batch_size: int = _setting(16, "Mini-batch size of a client.")
+    weight_decay: float = _setting(0.0, "The clients' weight decay.")
+    eval_every: int = _setting(40, "Arrivals between two evaluations on the test part.")
+    target: float = _setting(0.9, "Test accuracy for the rounds and the time to target.")
+
+    def __post_init__(self) -> None:
+        """Check names and ranges; raises ConfigError."""
+        known("data", self.data, DATASETS)
+        known("model", self.model, MODELS)
+        known("delays", self.delays, DELAYS)
+        known("partition", self.partition, PARTITIONS)
+        for name, least in AT_LEAST.items():
+            if (value := getattr(self, name)) < least:
+                raise ConfigError(f"{name} is {value}, must be at least {least}")
+        for name in ("alpha", "client_lr"):
+            if not 0 < (value := getattr(self, name)) < float("inf"):
+                raise ConfigError(f"{name} is {value}, must be positive and finite")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise ConfigError(f"weight_decay is {self.weight_decay}, must be 0 or more and finite")
+        if not 0 < self.target <= 1:
+            raise ConfigError(f"target is {self.target}, must be in (0, 1]")
+        if self.refill > self.concurrency:
+            raise ConfigError(f"refill is {self.refill}, but {self.concurrency} train at once")
+        if self.concurrency > self.num_clients:
+            raise ConfigError(f"concurrency is {self.concurrency}, but there are {self.num_clients} clients")
+
+
+@dataclass(frozen=True)
+class RuleSpec:
+    """A rule by name with options, as plain data that can go to another process."""
+
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()
+    label: str = ""
+    """What a person calls it in tables and pictures."""
+
+    def build(self) -> Rule:
+        """Make the rule; raises ConfigError for an unknown name, option or impossible value."""
+        options = dict(self.options)
+        for option in options:
+            known(f"option of {self.name}:", option, parameters(self.name))
+        try:
+            return RULES[self.name](**options)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"rule {self.label or self.name}: {error}") from error
+
+
+def parameters(rule: str) -> Mapping[str, inspect.Parameter]:
+    """Return the options that a rule takes; raises ConfigError for an unknown rule."""
+    known("rule", rule, RULES)
+    return inspect.signature(RULES[rule], eval_str=True).parameters
+
+
+def parse(text: str, common: Mapping[str, Any] | None = None) -> RuleSpec:
+    """Read `name[:option=value...]`; options in `common` apply where the rule takes them.
+
+    >>> parse("fedbuff:server_lr=0.5", {"buffer_size": 4}).options
+    (('buffer_size', 4), ('server_lr', 0.5))
+    """
+    label = text.strip()
+    name, *assignments = label.split(":")
+    taken = parameters(name)
+    options = {key: value for key, value in (common or {}).items() if key in taken}
+    for assignment in assignments:
+        option, equals, value = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"rule {label}: {assignment!r} is not option=value")
+        known(f"option of {name}:", option, taken)
+        try:
+            options[option] = _value(value, taken[option].annotation)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"rule {label}: {option}: {error}") from None
+    return RuleSpec(name, tuple(sorted(options.items())), label)
+
+
+def _value(text: str, annotation: Any) -> Any:
+    if annotation in (int, float):
+        return annotation(text)
+    if annotation is StalenessLaw:
+        return _law(text)
+    choices = {str(choice).lower(): choice for choice in _choices(annotation)}
+    if text not in choices:
+        raise ValueError(f"{text!r} is not one of {', '.join(choices)}")
+    return choices[text]
+
+
+def _choices(annotation: Any) -> list[Any]:
+    # Literal["a", "b"] | None -> ["a", "b", None]
+    if annotation is NoneType:
+        return [None]
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    return [choice for part in get_args(annotation) for choice in _choices(part)]
+
+
+def _law(text: str) -> StalenessLaw:
+    name, _, rest = text.removesuffix(")").partition("(")
+    known("staleness law", name, LAWS)
+    law: StalenessLaw = LAWS[name](*(float(number) for number in rest.split(",") if number))
+    return law

@@ -1,0 +1,39 @@
+"""Errors of the simulator that a user can act on, and the check for optional packages."""
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+
+from afflux.errors import AffluxError
+
+EXTRA = {
+    "torch": "torch",
+    "sklearn": "scikit-learn",
+    "matplotlib": "matplotlib",
+    "rich": "rich",
+}
+
+
+class ConfigError(AffluxError):
+    """A setting of the simulation is unknown or impossible."""
+
+
+class DivergedError(AffluxError):
+    """A client's loss or model stopped being finite."""
+
+
+class MissingExtraError(AffluxError):
+    """An optional package is not installed."""
+
+
+def require(*modules: str) -> None:
+    """Raise MissingExtraError, before any work is done, unless all `modules` can be imported."""
+    missing = [EXTRA[module] for module in modules if find_spec(module) is None]
+    if missing:
+        raise MissingExtraError(f"the simulator needs {', '.join(missing)}: pip install 'afflux[sim]'")
+
+
+def known(what: str, name: str, names: Iterable[str]) -> None:
+    """Raise ConfigError, listing the known names, unless `name` is one of them."""
+    choices = sorted(names)
+    if name not in choices:
+        raise ConfigError(f"unknown {what} {name!r}; known: {', '.join(choices)}")

@@ -1,0 +1,69 @@
+"""Models: built without touching torch's global random state, filled from an explicit generator."""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from afflux.sim.errors import ConfigError, known
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Shape: TypeAlias = tuple[int, int, int]
+
+
+def logreg(shape: Shape, num_classes: int) -> "nn.Module":
+    """Multinomial logistic regression on the pixels."""
+    from torch import nn
+
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), num_classes))
+
+
+def cnn(shape: Shape, num_classes: int) -> "nn.Module":
+    """Two 3x3 convolutions (16 and 32 channels), each with a 2x2 pool, and two linear layers."""
+    from torch import nn
+
+    channels, height, width = shape
+    if min(height, width) < 4:
+        raise ConfigError(f"model 'cnn' needs images of 4x4 pixels or more, not {height}x{width}")
+    return nn.Sequential(
+        nn.Conv2d(channels, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * (height // 4) * (width // 4), 64),
+        nn.ReLU(),
+        nn.Linear(64, num_classes),
+    )
+
+
+MODELS: dict[str, Callable[[Shape, int], "nn.Module"]] = {"logreg": logreg, "cnn": cnn}
+
+
+def build(name: str, shape: Shape, num_classes: int, rng: np.random.Generator) -> "nn.Module":
+    """Build model `name`; weights and biases ~ U(-b, b), b = 1/sqrt(fan in), as in torch."""
+    import torch
+
+    known("model", name, MODELS)
+    # On the meta device no memory is filled and no random number is drawn.
+    with torch.device("meta"):
+        module = MODELS[name](shape, num_classes)
+    module.to_empty(device="cpu")
+    with torch.no_grad():
+        for layer in module.modules():
+            own = list(layer.parameters(recurse=False))
+            if not own:
+                continue
+            # Nothing else fills the memory, so a layer of an unforeseen kind must not slip through.
+            if not isinstance(layer, torch.nn.Linear | torch.nn.Conv2d):
+                raise NotImplementedError(f"no initialisation for {type(layer).__name__}")
+            bound = 1.0 / math.sqrt(math.prod(layer.weight.shape[1:]))
+            for parameter in own:
+                values = rng.uniform(-bound, bound, size=tuple(parameter.shape))
+                parameter.copy_(torch.from_numpy(values))
+    return module

@@ -1,0 +1,139 @@
+"""The run folder: config.json, metrics.csv, staleness.csv, summary.csv and .json, curves.png."""
+
+import csv
+import json
+import math
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from afflux import __version__
+from afflux.sim.config import SimConfig
+from afflux.sim.errors import ConfigError, require
+from afflux.sim.result import Row, RunResult, by_rule, summarise
+
+
+def new_folder(out: Path | None) -> Path:
+    """Make the run folder: `out`, or runs/<date and time>; an existing folder must be empty."""
+    folder = out or Path("runs") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} exists and is not an empty folder; choose another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from error
+    return folder
+
+
+def write(folder: Path, results: Sequence[RunResult], config: SimConfig) -> None:
+    """Write all files of a comparison into `folder`."""
+    require("matplotlib")
+    from afflux.sim.picture import draw
+
+    _json(folder / "config.json", _configuration(results, config))
+    _csv(folder / "metrics.csv", ("rule", "seed", *Row._fields), _metrics(results))
+    _csv(folder / "staleness.csv", ("rule", "seed", "staleness", "arrivals"), _staleness(results))
+    table = summarise(results, config.target)
+    names = list(next(iter(table.values())))
+    _csv(
+        folder / "summary.csv",
+        ("rule", "seeds", *(f"{name}{part}" for name in names for part in ("", "_std"))),
+        (
+            (label, len(runs), *(x for name in names for x in table[label][name][:2]))
+            for label, runs in by_rule(results).items()
+        ),
+    )
+    _json(
+        folder / "summary.json",
+        {
+            "mean_and_std_over_seeds": {
+                label: {name: value._asdict() for name, value in row.items()} for label, row in table.items()
+            },
+            "runs": [
+                {
+                    "rule": run.spec.label,
+                    "seed": run.seed,
+                    "clients_with_data": run.num_clients,
+                    **run.summary(config.target),
+                    "params_sha256": run.digest,
+                }
+                for run in results
+            ],
+        },
+    )
+    draw(results, headline(config, results), config.target, folder / "curves.png")
+
+
+def headline(config: SimConfig, results: Sequence[RunResult]) -> str:
+    """Describe the setting in one line."""
+    partition = config.partition
+    if partition == "dirichlet":
+        partition = f"Dirichlet({config.alpha:g})"
+    seeds = len({run.seed for run in results})
+    return (
+        f"{config.data}, {config.model}, {config.num_clients} clients ({partition}), "
+        f"{config.concurrency} at once, delays {config.delays}, "
+        f"{config.arrivals} arrivals, {seeds} seed{'s' if seeds > 1 else ''}"
+    )
+
+
+def _configuration(results: Sequence[RunResult], config: SimConfig) -> dict[str, Any]:
+    return {
+        "simulation": asdict(config),
+        "rules": [
+            {
+                "label": label,
+                "name": runs[0].spec.name,
+                "options": {name: _shown(value) for name, value in runs[0].spec.options},
+            }
+            for label, runs in by_rule(results).items()
+        ],
+        "seeds": sorted({run.seed for run in results}),
+        "versions": {
+            "afflux": __version__,
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("numpy", "torch")},
+        },
+        "machine": platform.machine(),
+    }
+
+
+def _shown(value: Any) -> Any:
+    return value if isinstance(value, int | float | str | None) else repr(value)
+
+
+def _metrics(results: Sequence[RunResult]) -> Iterable[tuple[Any, ...]]:
+    return ((run.spec.label, run.seed, *row) for run in results for row in run.rows)
+
+
+def _staleness(results: Sequence[RunResult]) -> Iterable[tuple[Any, ...]]:
+    for run in results:
+        values, counts = np.unique(run.staleness, return_counts=True)
+        for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+            yield run.spec.label, run.seed, value, count
+
+
+def _csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
+
+
+def _json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(_plain(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    # JSON has no nan: a target that was not reached is null.
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -1,0 +1,111 @@
+"""Local SGD against torch's own optimizer, the three kinds of results, and the batches."""
+
+import numpy as np
+import pytest
+import torch
+
+from afflux.layout import Layout
+from afflux.sim import models, tasks
+from afflux.sim.clients import Trainer, batches, one_thread
+from afflux.sim.config import SimConfig
+
+SHARDS = [np.arange(0, 23), np.arange(23, 26)]
+
+
+def generator(seed=0):
+    return np.random.Generator(np.random.PCG64(seed))
+
+
+def trainer(config):
+    task = tasks.load("digits")
+    module = models.build(config.model, task.shape, 10, generator())
+    layout = Layout.of(module)
+    params = layout.flatten(module)
+    return Trainer(module, layout, task, SHARDS, config), params
+
+
+def reference(config, client, steps, seed):
+    """The same work with torch.optim on a module of its own."""
+    task = tasks.load("digits")
+    module = models.build(config.model, task.shape, 10, generator())
+    optimizer = torch.optim.SGD(module.parameters(), lr=config.client_lr, weight_decay=config.weight_decay)
+    x, y = (torch.tensor(array[SHARDS[client]]) for array in (task.x_train, task.y_train))
+    for batch in batches(len(y), config.batch_size, steps, generator(seed)):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(module(x[batch]), y[batch]).backward()
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in module.parameters()]).numpy()
+
+
+def test_batches_are_shuffled_epochs():
+    drawn = list(batches(10, 4, 7, generator()))
+    assert [len(batch) for batch in drawn] == [4, 4, 2, 4, 4, 2, 4]
+    for epoch in (drawn[:3], drawn[3:6]):
+        assert sorted(np.concatenate(epoch)) == list(range(10))
+    assert not np.array_equal(np.concatenate(drawn[:3]), np.concatenate(drawn[3:6]))
+    assert [len(batch) for batch in batches(3, 16, 2, generator())] == [3, 3]
+    with pytest.raises(ValueError, match="no examples"):
+        next(batches(0, 4, 1, generator()))
+
+
+@pytest.mark.parametrize("model", models.MODELS)
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_local_sgd_is_torchs(model, weight_decay):
+    config = SimConfig(model=model, local_steps=4, batch_size=8, weight_decay=weight_decay)
+    worker, params = trainer(config)
+    with one_thread():
+        trained = worker.train(0, params, "model", generator(3))
+        expected = reference(config, 0, 4, 3)
+    np.testing.assert_allclose(trained.vector, expected, rtol=0, atol=1e-6)
+    assert np.abs(trained.vector - params).max() > 1e-3
+    assert trained.num_examples == 23
+    assert 0 < trained.loss < 5
+
+
+def test_the_three_kinds_describe_the_same_training():
+    config = SimConfig(model="logreg", local_steps=3, client_lr=0.25)
+    worker, params = trainer(config)
+    before = params.copy()
+    model, update, gradient = (
+        worker.train(0, params, kind, generator(1)).vector for kind in ("model", "update", "gradient")
+    )
+    assert np.array_equal(params, before), "the pulled params are not written to"
+    np.testing.assert_array_equal(model - params, update)
+    np.testing.assert_allclose(gradient, -update / (0.25 * 3), rtol=1e-6)
+    with pytest.raises(ValueError, match="kind"):
+        worker.train(0, params, "delta", generator(1))
+
+
+def test_local_epochs_count_the_clients_own_batches():
+    config = SimConfig(model="logreg", local_epochs=2, batch_size=8)
+    worker, params = trainer(config)
+    # 23 samples are 3 batches, 3 samples are one.
+    for client, steps in ((0, 6), (1, 2)):
+        with one_thread():
+            trained = worker.train(client, params, "model", generator(5))
+        expected = reference(config, client, steps, 5)
+        np.testing.assert_allclose(trained.vector, expected, rtol=0, atol=1e-6)
+
+
+def test_evaluation_is_of_the_given_params_on_the_test_part():
+    worker, params = trainer(SimConfig(model="logreg"))
+    task = tasks.load("digits")
+    weight, bias = params[:640].reshape(10, 64), params[640:]
+    logits = task.x_test.reshape(-1, 64).astype(np.float64) @ weight.T + bias
+    worker.train(0, params, "model", generator())
+    accuracy, loss = worker.evaluate(params)
+    assert accuracy == (logits.argmax(1) == task.y_test).mean()
+    normaliser = np.log(np.exp(logits).sum(1))
+    expected = (normaliser - logits[np.arange(len(logits)), task.y_test]).mean()
+    assert loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_threads_of_the_caller_are_restored():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with one_thread():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,198 @@
+"""Delay laws, partitions, data sets and models: their laws, and that nothing global is touched."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from afflux.sim import models, tasks
+from afflux.sim.delays import DELAYS, fadas_classes
+from afflux.sim.errors import ConfigError
+from afflux.sim.partitions import PARTITIONS, dirichlet, iid
+from afflux.sim.streams import Purpose, stream
+
+
+def generator(seed=0):
+    return np.random.Generator(np.random.PCG64(seed))
+
+
+def test_streams_differ_by_seed_purpose_and_key_and_are_repeatable():
+    keys = [
+        (0, Purpose.BATCHES, 0),
+        (0, Purpose.BATCHES, 1),
+        (0, Purpose.MODEL),
+        (1, Purpose.MODEL),
+    ]
+    draws = [stream(*key).integers(2**62) for key in keys]
+    assert len(set(draws)) == len(keys)
+    assert draws == [stream(*key).integers(2**62) for key in keys]
+
+
+def test_fadas_class_frequencies():
+    # argmax of Dirichlet(3, 2, 1) is argmax of independent gammas; their densities by hand:
+    x = np.linspace(0, 60, 600_001)
+    e = np.exp(-x)
+    density = (x**2 * e / 2, x * e, e)
+    below = (1 - e * (1 + x + x**2 / 2), 1 - e * (1 + x), 1 - e)
+    exact = [np.trapezoid(density[i] * below[j] * below[k], x) for i, j, k in ((0, 1, 2), (1, 0, 2), (2, 0, 1))]
+    assert sum(exact) == pytest.approx(1, abs=1e-6)
+    count = 100_000
+    found = np.bincount(fadas_classes(count, generator()), minlength=3) / count
+    for share, expected in zip(found, exact, strict=True):
+        assert abs(share - expected) < 5 * math.sqrt(expected * (1 - expected) / count)
+
+
+@pytest.mark.parametrize(("name", "large"), [("fadas-large", (50, 80)), ("fadas-mild", (5, 8))])
+def test_fadas_supports(name, large):
+    intervals = np.array([(1, 2), (3, 5), large])
+    classes = fadas_classes(200, generator(3))
+    delay = DELAYS[name](200, generator(3))
+    times = generator(4)
+    draws = np.array([[delay(client, times) for _ in range(50)] for client in range(200)])
+    low, high = intervals[classes].T[:, :, None]
+    assert ((draws >= low) & (draws <= high)).all()
+    for group in range(3):
+        values, (low, high) = draws[classes == group], intervals[group]
+        # Not only inside: over the whole interval, and drawn again at each dispatch.
+        assert values.min() < low + 0.1 * (high - low)
+        assert values.max() > high - 0.1 * (high - low)
+        assert (values.std(axis=1) > 0.1 * (high - low)).all()
+
+
+def test_ca2fl_delay_is_a_location_plus_a_half_normal():
+    delay = DELAYS["ca2fl"](300, generator(5))
+    times = generator(6)
+    draws = np.array([[delay(client, times) for _ in range(300)] for client in range(300)])
+    location = draws.min(axis=1)
+    assert location.min() < 0.2
+    assert 4.8 < location.max() < 5.2
+    assert (draws - location[:, None]).mean() == pytest.approx(math.sqrt(2 / math.pi), abs=0.02)
+
+
+def test_constant_and_exponential_delays():
+    times = generator()
+    assert DELAYS["constant"](3, generator())(2, times) == 1.0
+    delay = DELAYS["exponential"](3, generator())
+    draws = [delay(0, times) for _ in range(20_000)]
+    assert min(draws) > 0
+    assert np.mean(draws) == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+@pytest.mark.parametrize("num_clients", [1, 7, 100, 3000])
+def test_a_partition_covers_every_sample_exactly_once(name, num_clients):
+    labels = generator(1).integers(0, 10, size=1198)
+    shards = PARTITIONS[name](labels, num_clients, 0.1, generator(2))
+    assert len(shards) == num_clients
+    assert np.array_equal(np.sort(np.concatenate(shards)), np.arange(1198))
+    assert all(np.array_equal(shard, np.sort(shard)) for shard in shards)
+
+
+def test_dirichlet_shares_have_the_laws_mean_and_variance():
+    labels = np.zeros(1000, dtype=np.int64)
+    shares = np.array([len(dirichlet(labels, 5, 0.5, generator(s))[0]) for s in range(2000)]) / 1000
+    # One share of Dirichlet(.5 x 5) is Beta(.5, 2): mean 1/5, variance (1/5)(4/5)/(5 * .5 + 1).
+    assert shares.mean() == pytest.approx(0.2, abs=0.03)
+    assert shares.var() == pytest.approx(0.16 / 3.5, rel=0.1)
+
+
+def test_dirichlet_divides_each_class_at_the_cumulated_shares():
+    class Fixed:
+        def permutation(self, members):
+            return members
+
+        def dirichlet(self, alpha):
+            assert alpha.tolist() == [0.3] * 4
+            return np.array([0.25, 0.0, 0.5, 0.25])
+
+    labels = np.array([0] * 8 + [1] * 4)
+    shards = dirichlet(labels, 4, 0.3, Fixed())
+    assert [shard.tolist() for shard in shards] == [[0, 1, 8], [], [2, 3, 4, 5, 9, 10], [6, 7, 11]]
+
+
+def test_alpha_sets_the_heterogeneity():
+    labels = np.repeat(np.arange(10), 120)
+
+    def classes_per_client(alpha):
+        shards = dirichlet(labels, 20, alpha, generator(3))
+        return np.mean([len(set(labels[shard])) for shard in shards if len(shard)])
+
+    assert classes_per_client(0.1) < 5
+    assert classes_per_client(100) > 9.5
+
+
+def test_dirichlet_leaves_some_clients_without_data():
+    labels = np.repeat(np.arange(10), 120)
+    assert any(len(shard) == 0 for shard in dirichlet(labels, 100, 0.05, generator(0)))
+
+
+def test_iid_sizes_differ_by_one_at_most():
+    sizes = {len(shard) for shard in iid(np.zeros(1198), 100, 0.1, generator())}
+    assert sizes == {11, 12}
+
+
+def test_digits_are_standardised_and_split_in_every_class():
+    task = tasks.load("digits")
+    assert task.shape == (1, 8, 8)
+    assert len(task.y_train) + len(task.y_test) == 1797
+    assert len(task.y_test) == pytest.approx(1797 / 3, abs=5)
+    assert task.x_train.mean() == pytest.approx(0, abs=1e-5)
+    assert task.x_train.std() == pytest.approx(1, abs=1e-5)
+    for label in range(10):
+        share = (task.y_test == label).sum() / ((task.y_test == label).sum() + (task.y_train == label).sum())
+        assert share == pytest.approx(1 / 3, abs=0.01)
+    images = np.concatenate([task.x_train, task.x_test]).reshape(1797, -1)
+    originals = load_digits(return_X_y=True)[0]
+    # Back on the original scale: the same images, each as often as there.
+    low, high = images.min(), images.max()
+    restored = np.rint((images - low) * (16 / (high - low)))
+    assert np.array_equal(np.sort(restored, axis=0), np.sort(originals, axis=0))
+
+
+def test_mnist_is_read_from_a_folder_and_its_absence_explained(tmp_path, monkeypatch):
+    monkeypatch.delenv("AFFLUX_DATA", raising=False)
+    with pytest.raises(ConfigError, match="AFFLUX_DATA"):
+        tasks.load("mnist")
+    with pytest.raises(ConfigError, match=r"mnist\.npz"):
+        tasks.load("mnist", tmp_path)
+    arrays = {"x_train": generator().integers(0, 256, (20, 28, 28), dtype=np.uint8)}
+    np.savez(tmp_path / "mnist.npz", **arrays)
+    with pytest.raises(ConfigError, match="no array y_train, x_test, y_test"):
+        tasks.load("mnist", tmp_path)
+    arrays |= {"y_train": np.arange(20, dtype=np.uint8) % 10}
+    arrays |= {"x_test": arrays["x_train"][:5], "y_test": arrays["y_train"][:5]}
+    np.savez(tmp_path / "mnist.npz", **arrays)
+    monkeypatch.setenv("AFFLUX_DATA", str(tmp_path))
+    task = tasks.load("mnist")
+    assert task.shape == (1, 28, 28)
+    assert task.y_train.tolist() == [*range(10), *range(10)]
+    assert np.array_equal(task.x_test, task.x_train[:5])
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_models_start_from_the_generator_and_leave_torchs_alone(name):
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    built = [models.build(name, (1, 8, 8), 10, generator(seed)) for seed in (0, 0, 1)]
+    assert torch.equal(torch.get_rng_state(), before)
+    first, same, other = (torch.cat([p.flatten() for p in m.parameters()]) for m in built)
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+    assert built[0](torch.zeros(3, 1, 8, 8)).shape == (3, 10)
+    for layer in built[0].modules():
+        if isinstance(layer, torch.nn.Linear | torch.nn.Conv2d):
+            bound = 1 / math.sqrt(layer.weight[0].numel())
+            for parameter in (layer.weight, layer.bias):
+                assert parameter.abs().max() <= bound
+            assert layer.weight.abs().max() > 0.9 * bound
+
+
+def test_logreg_and_cnn_sizes():
+    def size(name, shape):
+        return sum(p.numel() for p in models.build(name, shape, 10, generator()).parameters())
+
+    assert size("logreg", (1, 8, 8)) == 650
+    assert size("cnn", (1, 8, 8)) == 160 + 4640 + (128 * 64 + 64) + 650
+    assert size("cnn", (1, 28, 28)) == 160 + 4640 + (32 * 49 * 64 + 64) + 650

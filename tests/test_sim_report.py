@@ -1,0 +1,128 @@
+"""The run folder and the table."""
+
+import csv
+import io
+import json
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from afflux.sim import report, terminal
+from afflux.sim.compare import compare, jobs_of
+from afflux.sim.config import SimConfig, parse
+from afflux.sim.errors import ConfigError
+
+CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=30, eval_every=10, target=0.999)
+SPECS = [parse("fedbuff:buffer_size=3:staleness=polynomial(1)"), parse("fedasync")]
+
+
+@pytest.fixture(scope="module")
+def results():
+    return compare(jobs_of(SPECS, [0, 1]), CONFIG)
+
+
+@pytest.fixture(scope="module")
+def folder(results, tmp_path_factory):
+    path = report.new_folder(tmp_path_factory.mktemp("out") / "deep" / "run")
+    report.write(path, results, CONFIG)
+    return path
+
+
+def rows_of(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_folder_holds_these_files_and_no_more(folder):
+    names = {path.name for path in folder.iterdir()}
+    files = {
+        "config.json",
+        "metrics.csv",
+        "staleness.csv",
+        "summary.csv",
+        "summary.json",
+        "curves.png",
+    }
+    assert names == files
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG\r\n")
+    assert (folder / "curves.png").stat().st_size > 20_000
+
+
+def test_the_configuration_can_be_run_again(folder):
+    written = json.loads((folder / "config.json").read_text())
+    assert SimConfig(**written["simulation"]) == CONFIG
+    assert asdict(CONFIG).keys() == written["simulation"].keys()
+    assert written["seeds"] == [0, 1]
+    assert [parse(rule["label"]) for rule in written["rules"]] == SPECS
+    assert {"afflux", "python", "numpy", "torch"} == written["versions"].keys()
+
+
+def test_metrics_are_the_results_to_the_last_bit(folder, results):
+    rows = rows_of(folder / "metrics.csv")
+    expected = [(r.spec.label, r.seed, *row) for r in results for row in r.rows]
+    assert len(rows) == len(expected) == 4 * 4
+    for row, (label, seed, arrivals, version, time, accuracy, loss) in zip(rows, expected, strict=True):
+        assert (row["rule"], int(row["seed"])) == (label, seed)
+        assert (int(row["arrivals"]), int(row["version"])) == (arrivals, version)
+        assert (float(row["virtual_time"]), float(row["accuracy"])) == (time, accuracy)
+        assert float(row["loss"]) == loss
+
+
+def test_the_staleness_histogram_counts_every_arrival(folder, results):
+    rows = rows_of(folder / "staleness.csv")
+    assert sum(int(row["arrivals"]) for row in rows) == 4 * 30
+    first = [row for row in rows if (row["rule"], row["seed"]) == (SPECS[1].label, "1")]
+    counts = np.bincount(results[3].staleness)
+    assert {int(r["staleness"]): int(r["arrivals"]) for r in first} == {
+        value: count for value, count in enumerate(counts) if count
+    }
+
+
+def test_the_summaries_agree_and_unreached_targets_are_no_numbers(folder, results):
+    content = json.loads((folder / "summary.json").read_text())
+    assert [run["params_sha256"] for run in content["runs"]] == [r.digest for r in results]
+    assert content["runs"][0]["rounds_to_target"] is None
+    means = content["mean_and_std_over_seeds"]
+    for row in rows_of(folder / "summary.csv"):
+        for name in ("final_accuracy", "max_staleness", "state_bytes"):
+            assert float(row[name]) == means[row["rule"]][name]["mean"]
+            assert float(row[f"{name}_std"]) == means[row["rule"]][name]["std"]
+    finals = [r.final_accuracy for r in results if r.spec == SPECS[1]]
+    assert means["fedasync"]["final_accuracy"]["mean"] == pytest.approx(np.mean(finals))
+    assert means["fedasync"]["final_accuracy"]["std"] == pytest.approx(np.std(finals, ddof=1))
+
+
+def test_the_table_names_what_it_shows(results):
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(terminal.table(results, CONFIG))
+    text = console.export_text()
+    for word in (
+        "fedasync",
+        "final accuracy",
+        "rounds to 99.9%",
+        "virtual time to 99.9%",
+        "mean max staleness",
+    ):
+        assert word in text
+    assert "±" in text
+    assert "nan" not in text
+
+
+def test_a_folder_with_something_in_it_is_not_written_to(folder, tmp_path):
+    with pytest.raises(ConfigError, match="not an empty folder"):
+        report.new_folder(folder)
+    with pytest.raises(ConfigError, match="not an empty folder"):
+        report.new_folder(folder / "config.json")
+    with pytest.raises(ConfigError, match="cannot make"):
+        report.new_folder(folder / "config.json" / "below")
+    assert report.new_folder(tmp_path) == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (256_300, "256 kB"), (2.5e9, "2.5 GB")],
+)
+def test_bytes_are_shown_with_a_unit(count, shown):
+    assert terminal.in_bytes(count) == shown

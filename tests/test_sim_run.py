@@ -1,0 +1,279 @@
+"""Whole runs: staleness by hand, the same bits again and in other processes, paired streams."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from afflux.server import Server
+from afflux.sim import run as run_module
+from afflux.sim.clients import Trainer
+from afflux.sim.compare import compare, jobs_of
+from afflux.sim.config import RuleSpec, SimConfig, parse
+from afflux.sim.delays import DELAYS
+from afflux.sim.errors import ConfigError, DivergedError, MissingExtraError
+from afflux.sim.result import Row, RunResult, by_rule, spread, summarise
+from afflux.sim.run import run
+from afflux.weigh import Constant, Hinge
+
+SMALL = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, eval_every=7, local_steps=2)
+
+
+def reproducible(result):
+    """All of a result but the seconds."""
+    return (
+        result.spec,
+        result.seed,
+        result.rows,
+        result.staleness.tolist(),
+        result.round_staleness.tolist(),
+        result.state_bytes,
+        result.num_clients,
+        result.params.tobytes(),
+    )
+
+
+def test_staleness_of_a_schedule_done_by_hand(monkeypatch):
+    # Client 0 takes 1, client 1 takes 2.5; each pulls again when it has pushed; M = 2.
+    #   t    client  pulled  version  staleness  then
+    #   1    0       0       0        0
+    #   2    0       0       0        0          version 1
+    #   2.5  1       0       1        1
+    #   3    0       1       1        0          version 2
+    #   4    0       2       2        0
+    #   5    1       1       2        1          version 3 (dispatched first, at 2.5)
+    #   5    0       2       3        1
+    monkeypatch.setitem(DELAYS, "constant", lambda n, rng: lambda client, times: (1.0, 2.5)[client])
+    config = replace(
+        SMALL,
+        num_clients=2,
+        concurrency=2,
+        arrivals=7,
+        delays="constant",
+        partition="iid",
+        eval_every=3,
+    )
+    result = run(parse("fedbuff:buffer_size=2"), 0, config)
+    assert result.staleness.tolist() == [0, 0, 1, 0, 0, 1, 1]
+    assert result.round_staleness.tolist() == [0, 1, 1]
+    assert result.max_staleness == 1
+    assert result.mean_staleness == 3 / 7
+    assert result.mean_max_staleness == 2 / 3
+    # Arrival 3 is at 2.5 with one step done, arrival 6 at 5 with three, arrival 7 also at 5.
+    assert [row[:3] for row in result.rows] == [(0, 0, 0.0), (3, 1, 2.5), (6, 3, 5.0), (7, 3, 5.0)]
+    assert result.rows[2][3:] == result.rows[3][3:]
+    assert len(result.server_seconds) == 3
+
+
+def test_the_same_seed_gives_the_same_bits_whatever_the_processes():
+    jobs = jobs_of([parse("fedbuff:buffer_size=3"), parse("fedasync")], [0, 1])
+    again, here, there = (
+        [reproducible(result) for result in compare(jobs, SMALL, processes=processes)] for processes in (1, 1, 2)
+    )
+    assert here == again
+    assert here == there
+    assert len({result[-1] for result in here}) == 4, "rules and seeds do differ"
+
+
+def test_a_result_does_not_depend_on_what_else_is_compared():
+    alone = run(parse("ca2fl:buffer_size=3"), 1, SMALL)
+    among = compare(jobs_of([parse("fedasync"), parse("ca2fl:buffer_size=3")], [0, 1]), SMALL)
+    assert reproducible(alone) == reproducible(among[3])
+
+
+def test_one_seed_pairs_the_rules(monkeypatch):
+    seen = {}
+    train = Trainer.train
+
+    def spy(self, client, pulled, kind, rng):
+        seen[label].append((client, repr(rng.bit_generator.state)))
+        return train(self, client, pulled, kind, rng)
+
+    monkeypatch.setattr(Trainer, "train", spy)
+    times, starts = {}, {}
+    for label in ("fedbuff:buffer_size=3", "fedasync", "ca2fl:buffer_size=5", "other seed"):
+        seen[label] = []
+        spec, seed = (parse("fedasync"), 1) if label == "other seed" else (parse(label), 0)
+        result = run(spec, seed, SMALL)
+        times[label] = [row.virtual_time for row in result.rows]
+        starts[label] = result.rows[0]
+    *paired, other = seen
+    for facts in (seen, times, starts):
+        assert facts[paired[0]] == facts[paired[1]] == facts[paired[2]]
+        assert facts[paired[0]] != facts[other]
+
+
+def test_clients_train_from_what_they_pulled_at_dispatch(monkeypatch):
+    pulls, pushes = [], []
+    pull, push, train = Server.pull, Server.push, Trainer.train
+
+    def spy_pull(self):
+        pulls.append(pull(self))
+        pulls[-1] = (pulls[-1], pulls[-1].params.copy())
+        return pulls[-1][0]
+
+    def spy_train(self, client, pulled, kind, rng):
+        pushes.append([pulled.copy()])
+        return train(self, client, pulled, kind, rng)
+
+    def spy_push(self, client, vector, *, version, num_examples, loss):
+        pushes[-1].append(version)
+        return push(self, client, vector, version=version, num_examples=num_examples, loss=loss)
+
+    monkeypatch.setattr(Server, "pull", spy_pull)
+    monkeypatch.setattr(Server, "push", spy_push)
+    monkeypatch.setattr(Trainer, "train", spy_train)
+    run(parse("fedbuff:buffer_size=2"), 0, SMALL)
+    at = {pulled.version: params.tobytes() for pulled, params in pulls}
+    assert len(pushes) == 40
+    assert len(at) > 10
+    assert all(params.tobytes() == at[version] for params, version in pushes)
+
+
+def test_clients_without_data_are_never_dispatched(monkeypatch):
+    ids = set()
+    push = Server.push
+
+    def spy(self, client_id, vector, **facts):
+        assert facts["num_examples"] > 0
+        ids.add(client_id)
+        return push(self, client_id, vector, **facts)
+
+    monkeypatch.setattr(Server, "push", spy)
+    config = replace(SMALL, num_clients=200, alpha=0.02, arrivals=600, local_steps=1, eval_every=600)
+    result = run(parse("fedasync"), 0, config)
+    assert len(ids) > 0.9 * result.num_clients
+    assert len(ids) <= result.num_clients < 200
+    with pytest.raises(ConfigError, match="hold data"):
+        run(parse("fedasync"), 0, replace(config, concurrency=200))
+
+
+def test_fedavg_is_synchronous():
+    result = run(parse("fedavg:buffer_size=5"), 0, SMALL)
+    assert result.max_staleness == 0
+    assert len(result.round_staleness) == 8
+
+
+def test_training_learns_and_evaluates_as_asked():
+    config = replace(SMALL, arrivals=200, alpha=1.0, eval_every=50)
+    result = run(parse("fedbuff:buffer_size=5"), 0, config)
+    assert [row.arrivals for row in result.rows] == [0, 50, 100, 150, 200]
+    assert result.rows[0].accuracy < 0.3
+    assert result.final_accuracy > 0.8
+    assert result.best_accuracy == max(row.accuracy for row in result.rows)
+
+
+def test_divergence_is_reported_with_the_rule_the_seed_and_the_client():
+    with pytest.raises(DivergedError, match=r"fedasync, seed 3: client .* lower client_lr"):
+        run(parse("fedasync"), 3, replace(SMALL, client_lr=1e38))
+
+
+def test_a_failing_run_stops_the_others_across_processes():
+    jobs = jobs_of([parse("fedasync")], [0, 1, 2])
+    with pytest.raises(DivergedError):
+        compare(jobs, replace(SMALL, client_lr=1e38), processes=2)
+
+
+def test_progress_is_told_per_job():
+    jobs = jobs_of([parse("fedasync")], [0, 1])
+    for processes in (1, 2):
+        told = {0: 0, 1: 0}
+        compare(jobs, SMALL, processes=processes, watch=told.__setitem__)
+        assert told == {0: 40, 1: 40}
+
+
+def test_a_missing_package_is_named_before_any_work(monkeypatch):
+    monkeypatch.setattr("afflux.sim.errors.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"torch, scikit-learn: pip install 'afflux\[sim\]'"):
+        compare([], SMALL)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": "x"}, "unknown data 'x'; known: digits, mnist"),
+        ({"model": "x"}, "unknown model"),
+        ({"delays": "x"}, "unknown delays 'x'; known: ca2fl, constant, exp.*fadas-large"),
+        ({"partition": "x"}, "unknown partition"),
+        ({"arrivals": 0}, "arrivals is 0"),
+        ({"concurrency": 21}, "concurrency is 21, but there are 20"),
+        ({"refill": 7}, "refill is 7, but 6"),
+        ({"client_lr": float("nan")}, "client_lr"),
+        ({"weight_decay": -1.0}, "weight_decay"),
+        ({"target": 90.0}, "target"),
+    ],
+)
+def test_impossible_settings_are_refused(change, message):
+    with pytest.raises(ConfigError, match=message):
+        replace(SMALL, **change)
+
+
+def test_a_negative_seed_is_refused():
+    with pytest.raises(ConfigError, match="seed"):
+        run_module.run(parse("fedasync"), -1, SMALL)
+
+
+def test_rules_are_read_from_text():
+    spec = parse("fedbuff:server_lr=0.5:staleness=hinge(10,4):normalise=weights", {"buffer_size": 4})
+    options = {
+        "server_lr": 0.5,
+        "staleness": Hinge(10, 4),
+        "normalise": "weights",
+        "buffer_size": 4,
+    }
+    assert dict(spec.options) == options
+    assert spec.build().buffer_size == 4
+    assert dict(parse("fedasync", {"buffer_size": 4}).options) == {}
+    assert dict(parse("fedasync:staleness=constant").options) == {"staleness": Constant()}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fedbuf", "unknown rule 'fedbuf'; known: ca2fl, fedasync, fedavg, fedbuff"),
+        ("fedbuff:lr=1", "unknown option of fedbuff: 'lr'; known: buffer_size"),
+        ("fedbuff:buffer_size", "is not option=value"),
+        ("fedbuff:buffer_size=1.5", "buffer_size: invalid literal"),
+        ("fedbuff:staleness=cubic", "unknown staleness law 'cubic'; known: constant, hinge"),
+        ("fedbuff:normalise=sum", "'sum' is not one of count, weights"),
+        ("fedbuff:buffer_size=0", "buffer_size is 0"),
+    ],
+)
+def test_rules_that_cannot_be_are_refused(text, message):
+    with pytest.raises(ConfigError, match=message):
+        parse(text).build()
+
+
+def result_of(label, seed, accuracies):
+    rows = tuple(Row(10 * i, i, 2.0 * i, a, 1.0) for i, a in enumerate(accuracies))
+    staleness = np.array([0, 4, 2])
+    return RunResult(
+        RuleSpec(label, (), label),
+        seed,
+        rows,
+        staleness,
+        staleness[1:],
+        np.array([1e-3, 3e-3]),
+        8,
+        3,
+        staleness,
+    )
+
+
+def test_the_summary_is_of_the_rows():
+    results = [
+        result_of("a", 0, [0.1, 0.8, 0.9, 0.7]),
+        result_of("b", 0, [0.1, 0.2]),
+        result_of("a", 1, [0.1, 0.6]),
+    ]
+    assert {label: len(runs) for label, runs in by_rule(results).items()} == {"a": 2, "b": 1}
+    table = summarise(results, 0.8)
+    assert table["a"]["final_accuracy"] == pytest.approx((0.65, np.sqrt(0.005), 2))
+    assert table["a"]["best_accuracy"].mean == pytest.approx(0.75)
+    assert table["a"]["rounds_to_target"] == (1, 0, 1), "of the one seed that got there"
+    assert table["a"]["time_to_target"].mean == 2
+    assert table["b"]["rounds_to_target"].seeds == 0
+    assert table["b"]["server_ms"].mean == pytest.approx(2)
+    assert table["b"]["mean_staleness"].mean == 2
+    assert table["b"]["mean_max_staleness"].mean == 3
+    assert spread([1.0, 3.0]) == (2, pytest.approx(np.sqrt(2)), 2)
