@@ -27,7 +27,7 @@ $(VENV)/.built: $(VENV)/.tools $(NATIVE)
 	touch $@
 
 demo: setup  ## the main job: three rules on handwritten digits, with stale and heterogeneous clients
-	$(BIN)/afflux compare --rules fedbuff,fedasync,ca2fl --data digits --seeds 0,1,2 --out runs/demo
+	$(BIN)/afflux compare --rules fedbuff,fedasync,ca2fl --data digits --seeds 0,1,2
 
 test: setup lint types unit  ## lint, types, and the whole suite
 
