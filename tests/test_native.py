@@ -114,9 +114,17 @@ def test_the_formulas_compile_for_cuda(release):
     assert list(release.glob("engine/CMakeFiles/afflux_cuda.dir/cuda/formulas.cu.o"))
 
 
-def test_cuda_on_without_a_compiler_is_an_error(tmp_path):
-    if NVCC is not None:
-        pytest.skip("nvcc is installed")
-    done = subprocess.run([CMAKE, "-S", ROOT, "-B", tmp_path, "-DAFFLUX_CUDA=on"], capture_output=True, text=True)
-    assert done.returncode != 0
-    assert "AFFLUX_CUDA=on, but no CUDA compiler was found" in done.stderr
+@pytest.mark.parametrize(("choice", "code"), [("auto", 0), ("on", 1), ("off", 0), ("perhaps", 1)])
+def test_without_nvcc(tmp_path, choice, code):
+    """`auto` and `off` build without CUDA, `on` says what is missing."""
+    hidden = [folder for folder in PATH.split(os.pathsep) if not Path(folder, "nvcc").exists()]
+    env = os.environ | {"PATH": os.pathsep.join(hidden)}
+    for name in ("CUDACXX", "CUDA_PATH", "CUDA_HOME"):
+        env.pop(name, None)
+    command = [CMAKE, "-S", ROOT, "-B", tmp_path, f"-DAFFLUX_CUDA={choice}"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == code, done.stdout + done.stderr
+    if choice == "on":
+        assert "AFFLUX_CUDA=on, but no CUDA compiler was found" in done.stderr
+    if choice == "perhaps":
+        assert "must be auto, on or off" in done.stderr
