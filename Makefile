@@ -54,7 +54,7 @@ format: setup  ## formats Python and C++
 	$(BIN)/clang-format -i $(FORMATTED)
 
 update-constraints: setup  ## writes the versions in .venv to .ci/constraints.txt
-	{ sed -n '/^#/p' .ci/constraints.txt; $(PIP) freeze --exclude-editable | sed 's/+cpu//'; } > .ci/constraints.new
+	set -e; { sed -n '/^#/p' .ci/constraints.txt; $(PIP) freeze --all --exclude pip --exclude-editable | sed 's/+cpu//'; } > .ci/constraints.new
 	mv .ci/constraints.new .ci/constraints.txt
 
 clean:  ## removes what was built

@@ -22,6 +22,9 @@ std::string numpy_like_name(const std::string& format) {
   if (format == "d") return "float64";
   if (format == "e") return "float16";
   if (format == "B") return "uint8";
+  if (format == "i") return "int32";
+  if (format == "l" || format == "q") return "int64";
+  if (format == "?") return "bool";
   return "buffer format '" + format + "'";
 }
 
@@ -90,8 +93,9 @@ void Array::from_buffer(py::handle object, Access access) {
   if (format == "f" || format == "d" || format == "B") type_ = format[0];
   if (buffer->ndim != 1) fail("has " + std::to_string(buffer->ndim) + " dimensions, expected 1");
   item_size_ = buffer->itemsize;
-  size_ = buffer->shape[0];
-  if (size_ > 1 && buffer->strides[0] != buffer->itemsize)
+  size_ = buffer->shape != nullptr ? buffer->shape[0] : buffer->len / buffer->itemsize;
+  // ctypes arrays come without strides even when asked for them: C-contiguous.
+  if (size_ > 1 && buffer->strides != nullptr && buffer->strides[0] != buffer->itemsize)
     fail("is strided (step of " + std::to_string(buffer->strides[0]) + " bytes), expected a contiguous vector");
   data_ = buffer->buf;
 }
@@ -112,7 +116,10 @@ void Array::from_dlpack(py::handle object, Access access) {
       capsule = object.attr("__dlpack__")();
     }
   } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_Exception)) throw;  // a KeyboardInterrupt is nobody's mistake
     fail("does not give its memory through DLPack: " + std::string(py::str(error.value())));
+  } catch (const py::cast_error&) {
+    fail("has a __dlpack_device__ that does not return two integers");
   }
 
   dlpack::Tensor tensor{};

@@ -17,6 +17,7 @@ class Array {
  public:
   Array(const char* op, std::string name, pybind11::handle object, Access access);
 
+  bool is_float() const { return type_ == 'f'; }
   bool is_double() const { return type_ == 'd'; }
   template <class T>
   View<T> view() const {

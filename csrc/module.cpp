@@ -2,11 +2,13 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstddef>
 #include <optional>
 #include <vector>
 
 #include "afflux/afflux.hpp"
 #include "arrays.hpp"
+#include "versions.hpp"
 
 namespace py = pybind11;
 
@@ -18,7 +20,10 @@ template <class T>
 class Arrays {
  public:
   Arrays(const char* op, const char* name, const py::sequence& objects, Access access, bool optional) {
-    for (const py::handle object : objects) {
+    const std::size_t count = py::len(objects);
+    for (std::size_t i = 0; i < count; ++i) {
+      // Owned while its memory is acquired: a sequence may make its items on the fly.
+      const py::object object = objects[i];
       if (optional && object.is_none()) {
         views_.push_back({});
         continue;
@@ -28,6 +33,9 @@ class Arrays {
         views_.push_back(arrays_.back().template bytes<T>());
       else
         views_.push_back(arrays_.back().template view<T>());
+      // An empty array is no missing one: the engine reads a null pointer as "absent".
+      if (optional && views_.back().data == nullptr)
+        views_.back().data = reinterpret_cast<T*>(alignof(std::max_align_t));
     }
   }
   List<View<T>> list() const { return {views_.data(), static_cast<std::int64_t>(views_.size())}; }
@@ -46,6 +54,7 @@ py::tuple ingest_(const py::object& update, const py::object& slot, int num_thre
     const py::gil_scoped_release release;
     result = ingest(view, out, num_threads);
   } else {
+    if (!from.is_float()) from.wrong_type("float32 or float64");
     const auto view = from.view<const float>();
     const py::gil_scoped_release release;
     result = ingest(view, out, num_threads);
@@ -142,6 +151,7 @@ PYBIND11_MODULE(_engine, module) {
   module.def("decode", decode_, py::arg("codec"), py::arg("row"), py::arg("vector"), py::arg("num_threads"));
   module.def("backends", backends_);
   module.def("choose_isa", choose_isa, py::arg("name"));
+  bind_versions(module);
 }
 
 }  // namespace afflux::python

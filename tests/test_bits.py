@@ -105,6 +105,16 @@ def test_other_libraries_cpu_features_do_not_matter(reference, which):
     assert digests_under(WITHOUT[which], 1, 3) == [reference, reference]
 
 
+def test_numpys_features_are_really_off():
+    """Otherwise the tests around this one would compare like with like."""
+    code = "from numpy._core._multiarray_umath import __cpu_features__ as f; print(*[n for n in f if f[n]])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | WITHOUT["numpy"], capture_output=True, text=True, check=True
+    )
+    assert numpy_features()
+    assert not set(done.stdout.split()) & set(numpy_features())
+
+
 def test_the_suite_passes_without_cpu_features():
     done = subprocess.run(
         [
@@ -115,7 +125,7 @@ def test_the_suite_passes_without_cpu_features():
             "-p",
             "no:cacheprovider",
             "-n0",
-            TESTS / "test_rules.py",
+            *(TESTS / f"test_{name}.py" for name in ("ops", "rules", "server")),
         ],
         env=os.environ | WITHOUT["all"] | {"AFFLUX_ISA": ISAS[-1]},
         capture_output=True,

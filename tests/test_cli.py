@@ -132,5 +132,5 @@ def test_ctrl_c_stops_all_processes_without_a_traceback(tmp_path):
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 130
-    assert (stdout, stderr) == ("", "stopped; nothing was written\n")
+    assert (stdout, stderr) == ("", "stopped\n")
     assert not (tmp_path / "out").exists()

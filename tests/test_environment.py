@@ -18,6 +18,19 @@ def test_an_unknown_isa_raises_at_first_use(name):
     assert f"UnavailableError: AFFLUX_ISA asks for '{name}', which is unknown here; known: " in done.stderr
 
 
+def test_the_command_line_says_so_in_one_line():
+    pytest.importorskip("typer")
+    done = subprocess.run(
+        [sys.executable, "-m", "afflux.cli", "backends"],
+        env=os.environ | {"AFFLUX_ISA": "x"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: AFFLUX_ISA asks for 'x'")
+    assert "Traceback" not in done.stderr
+
+
 def test_import_does_no_work():
     """No thread, no torch, no decision on the instruction set."""
     code = (

@@ -1,5 +1,8 @@
 """Awkward input to the operations: a clear message that names operation and argument, and nothing written."""
 
+import ctypes
+from multiprocessing import RawArray
+
 import numpy as np
 import pytest
 
@@ -137,16 +140,121 @@ def test_apply_refuses_overlaps():
         ops.apply(ops.Pass(a, shifted, ops.Combine([f32()], one)))
     with pytest.raises(AffluxError, match=r"out.*overlap"):
         ops.apply(ops.Pass(f32(), a, ops.Combine([a], one)))
-    with pytest.raises(AffluxError, match=r"updates\[0\].*overlap|overlap.*"):
+    with pytest.raises(AffluxError, match=r"updates\[0\] and new_rows\[0\] overlap"):
         stage = ops.CachedDifference(np.zeros(D), 2, [None], [a])
         ops.apply(ops.Pass(f32(), f32(), ops.Combine([a], one), stage))
     with pytest.raises(AffluxError, match=r"new_rows\[0\] and new_rows\[1\] overlap"):
         stage = ops.CachedDifference(np.zeros(D), 2, [None, None], [a, a])
         ops.apply(ops.Pass(f32(), f32(), ops.Combine([f32(), f32()], np.array([1.0, 1.0])), stage))
-    with pytest.raises(AffluxError, match=r"rows\[1\].*overlap|overlap.*"):  # a later arrival would read the new row
+    with pytest.raises(
+        AffluxError, match=r"rows\[1\] and new_rows\[0\] overlap"
+    ):  # a later arrival would read the new row
         stage = ops.CachedDifference(np.zeros(D), 2, [a, a], [a, None])
         ops.apply(ops.Pass(f32(), f32(), ops.Combine([f32(), f32()], np.array([1.0, 1.0])), stage))
     assert bits(memory) == bits(f32(4 * D))
+
+
+def test_apply_refuses_weights_that_it_overwrites():
+    cache = np.ones(D)
+    before = bits(cache)
+    with pytest.raises(AffluxError, match=r"weights and sum overlap"):
+        stage = ops.CachedDifference(cache, 2, [None, None], [f32(), f32()])
+        ops.apply(ops.Pass(f32(), f32(), ops.Combine([f32(), f32()], cache[:2]), stage))
+    with pytest.raises(AffluxError, match=r"updates\[0\] and sum overlap"):
+        stage = ops.CachedDifference(cache, 2, [None], [f32()])
+        ops.apply(ops.Pass(f32(), f32(), ops.Combine([cache.view(np.float32)[:D]], np.ones(1)), stage))
+    assert bits(cache) == before
+    odd = np.frombuffer(bytearray(9), np.uint8)[1:].view(np.float64)
+    with pytest.raises(AffluxError, match="weights is not aligned to 8 bytes"):
+        ops.apply(ops.Pass(f32(), f32(), ops.Combine([f32()], odd)))
+
+
+def test_an_empty_row_is_no_missing_row():
+    stage = ops.CachedDifference(np.zeros(D), 2, [np.empty(0, np.float32)], [None])
+    with pytest.raises(AffluxError, match=r"rows\[0\] has 0 elements, expected 32"):
+        ops.apply(ops.Pass(f32(), f32(), ops.Combine([f32()], np.ones(1)), stage))
+
+
+class Fresh:
+    """A sequence that makes its items on the fly: nobody but the engine holds them."""
+
+    def __init__(self, count, size):
+        self.count, self.size = count, size
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, i):
+        return np.full(self.size, i + 1, np.float32)
+
+
+def test_sequences_that_make_their_items():
+    gram = ops.gram(Fresh(7, 3000))
+    assert gram.tolist() == [[3000.0 * (i + 1) * (j + 1) for j in range(7)] for i in range(7)]
+    matrix = np.arange(12, dtype=np.float32).reshape(3, 4)
+    assert ops.gram(matrix).tolist() == (matrix.astype(np.float64) @ matrix.T).tolist()
+    out = f32(4)
+    ops.apply(ops.Pass(np.zeros(4, np.float32), out, ops.Combine(matrix, np.array([1.0, 0.0, 2.0]))))
+    assert out.tolist() == [16.0, 19.0, 22.0, 25.0]
+
+
+def test_ctypes_and_shared_memory():
+    for make in (ctypes.c_float * D, lambda *values: RawArray("f", values)):
+        source, slot = make(*range(D)), make(*[0.0] * D)
+        assert ops.ingest(source, slot).max == D - 1
+        assert list(slot) == list(range(D))
+
+
+class Exporter:
+    """DLPack only, with a choice of protocol version."""
+
+    def __init__(self, array, versioned):
+        self.array, self.versioned = array, versioned
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **options):
+        if not self.versioned and options:
+            raise TypeError("no such argument")
+        return self.array.__dlpack__(**options)
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+def test_dlpack(versioned):
+    memory = np.arange(20, dtype=np.float32)
+    slot = np.empty(8, np.float32)
+    ops.ingest(Exporter(memory[4:12], versioned), Exporter(slot, versioned))
+    assert slot.tolist() == list(range(4, 12))
+    with pytest.raises(AffluxError, match="update is strided"):
+        ops.ingest(Exporter(memory[::2], versioned), f32(10))
+    with pytest.raises(AffluxError, match="update has 2 dimensions"):
+        ops.ingest(Exporter(memory.reshape(4, 5), versioned), f32(20))
+    with pytest.raises(AffluxError, match=r"slot (is read-only|does not give)"):
+        ops.ingest(memory, Exporter(read_only(f32(20)), versioned))
+
+
+def test_torch_offsets():
+    torch = pytest.importorskip("torch")
+    slot = f32(4)
+    ops.ingest(torch.arange(10, dtype=torch.float32)[3:7], slot)
+    assert slot.tolist() == [3, 4, 5, 6]
+
+
+def test_an_object_with_a_nonsense_device():
+    class Nonsense(FakeCuda):
+        def __dlpack_device__(self):
+            return None
+
+    with pytest.raises(AffluxError, match="update has a __dlpack_device__ that does not return two integers"):
+        ops.ingest(Nonsense(), f32())
+
+
+def test_many_updates_are_checked_in_linear_time():
+    same = f32()
+    out = f32()
+    ops.apply(ops.Pass(f32(), out, ops.Combine([same] * 100_000, np.full(100_000, 2.0**-20))))
+    assert out.tolist() == [1 + 100_000 * 2.0**-20] * D
 
 
 def test_no_arrivals():
@@ -198,8 +306,9 @@ def test_codecs_refuse():
     [lambda n: ops.ingest(f32(), f32(), num_threads=n), lambda n: ops.gram([f32()], num_threads=n)],
 )
 def test_threads_below_one(call):
-    with pytest.raises(AffluxError, match="num_threads is -1, must be at least 1"):
-        call(-1)
+    for number in (0, -1):
+        with pytest.raises(AffluxError, match=f"num_threads is {number}, must be at least 1"):
+            call(number)
 
 
 def test_unknown_instruction_set():

@@ -13,7 +13,8 @@ FILES += sorted((PACKAGE / "rules").glob("*.py"))
 
 #: Functions of NumPy and math that IEEE 754 fixes to the bit, or that do not compute.
 NUMPY = {
-    "abs", "arange", "array", "asarray", "ascontiguousarray", "bool_", "empty", "empty_like", "float32", "float64",
+    "abs", "arange", "array", "asarray", "ascontiguousarray", "bool_", "empty", "empty_like", "float32",
+    "float64", "floating",
     "full", "generic", "int64", "integer", "isfinite", "isnan", "maximum", "minimum", "ndarray", "sqrt", "where",
     "zeros",
 }  # fmt: skip

@@ -74,5 +74,24 @@ def test_torch_modules():
         assert torch.equal(ours, theirs)
     flat[:] = 0
     assert source.weight.abs().sum() > 0
-    with pytest.raises(AffluxError, match="parameters differ"):
-        layout.load(torch.nn.PReLU(), flat)
+    for other in (torch.nn.PReLU(), torch.nn.Linear(3, 5), torch.nn.Linear(1, 1)):
+        before = bits(Layout.of(other).flatten(other))
+        with pytest.raises(AffluxError, match="parameters differ from the layout's in name or shape"):
+            layout.load(other, flat)
+        assert bits(Layout.of(other).flatten(other)) == before
+
+
+def test_other_dtypes():
+    torch = pytest.importorskip("torch")
+    half = torch.nn.Linear(3, 2).bfloat16()
+    layout = Layout.of(half)
+    flat = layout.flatten(half)
+    assert flat[:6].tolist() == half.weight.detach().float().flatten().tolist()
+    layout.load(half, np.ones(8, np.float32))
+    assert half.weight.float().sum().item() == 6.0
+    slot = np.zeros(4, np.float32)
+    with pytest.raises(AffluxError, match="1 is complex128, which is no real number"):
+        Layout.of([np.ones(2), np.ones(2)]).flatten([np.ones(2), np.ones(2, complex)], slot)
+    assert not slot.any()
+    with pytest.raises(AffluxError, match="out is strided or read-only"):
+        Layout.of([np.ones(2)]).flatten([np.ones(2)], np.zeros(4, np.float32)[::2])

@@ -46,7 +46,7 @@ def test_ingest_float64_beyond_float32_counts_as_nonfinite(isa):
     assert ops.ingest(np.array([1.0, 1e300]), np.empty(2, np.float32)).first_nonfinite == 1
 
 
-@pytest.mark.parametrize("size", [0, 1, 17, 33, 2049, 65537, 140_001])
+@pytest.mark.parametrize("size", [*SIZES, 140_001])
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_gram(isa, rng, size, count):
     vectors = [awkward(rng, size) for _ in range(count)]
@@ -164,6 +164,39 @@ def test_a_weight_of_zero_is_not_read(isa, rng):
         ops.apply(ops.Pass(params, mixed, ops.Combine(updates, np.array(weights)), stage))
         caches.append((bits(cache), bits(mixed)))
     assert caches[0] == caches[1]
+
+
+def test_a_rejected_nan_does_not_leak_even_when_its_row_is_replaced(isa, rng):
+    size = 5000
+    params, good, poison = awkward(rng, size), awkward(rng, size), np.full(size, np.nan, np.float32)
+    alone, mixed = np.empty_like(params), np.empty_like(params)
+    ops.apply(
+        ops.Pass(
+            params, alone, ops.Combine([good], np.ones(1)), ops.CachedDifference(np.zeros(size), 4, [None], [None])
+        )
+    )
+    stage = ops.CachedDifference(np.zeros(size), 4, [None, None], [np.empty_like(good), None])
+    ops.apply(ops.Pass(params, mixed, ops.Combine([poison, good], np.array([0.0, 1.0])), stage))
+    assert bits(mixed) == bits(alone)
+
+
+def test_no_arrivals_with_a_cache(isa, rng):
+    params, cache = awkward(rng, 3000), rng.standard_normal(3000)
+    out, before = np.empty_like(params), cache.copy()
+    ops.apply(ops.Pass(params, out, ops.Combine([], np.array([])), ops.CachedDifference(cache, 7, [], [])))
+    expected = oracle.f64(params) + before / 7
+    assert np.all(np.abs(out - expected) <= oracle.rounded_bound(expected, np.abs(params) + np.abs(before), 3))
+    assert bits(cache) == bits(before)
+
+
+@pytest.mark.parametrize("zeros", [[0.0, -0.0], [-0.0, 0.0]])
+def test_min_and_max_keep_the_first_of_equal_zeros(isa, zeros):
+    """By lanes: elements 0 and 32 share one, so that the order within it decides."""
+    update = np.full(33, 0.0, np.float32)
+    update[0], update[32] = zeros
+    update[1:32] = zeros[0]
+    facts = ops.ingest(update, np.empty_like(update))
+    assert np.signbit([facts.min, facts.max]).tolist() == [np.signbit(zeros[0])] * 2
 
 
 def test_a_client_twice_reads_the_old_row_and_keeps_the_last(isa, rng):

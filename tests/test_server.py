@@ -1,12 +1,16 @@
 """The server: pull, push, versions, duplicates, and errors that leave no trace."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
-from afflux import AffluxError, Calibrate, Rule, Server
+from afflux import AffluxError, Calibrate, Rule, Server, UnavailableError
 from afflux.ops import Sgd
 from afflux.rules import RULES, ca2fl, fedasync, fedavg, fedbuff
+from afflux.weigh import Hinge, Polynomial
 from conftest import bits
+from test_errors import FakeCuda
 
 D = 5
 
@@ -136,6 +140,10 @@ BAD_PUSHES = [
     (dict(client_id=1, vector=np.array([1, 2, 3, 4, 1e39]), version=0), r"non-finite value at index 4"),
     (dict(client_id=1, vector=vector(), version=0, num_examples=0), r"num_examples is 0, must be an int of at least 1"),
     (dict(client_id=1, vector=vector(), version=0, num_examples=1.5), r"num_examples is 1.5"),
+    (dict(client_id=1, vector=vector(), version=0, num_examples=2**70), r"num_examples is .* in 64 bits"),
+    (dict(client_id=1, vector=vector(), version=0, loss=None), r"loss is None, must be a number"),
+    (dict(client_id=1, vector=np.array([1, -np.inf, 3, 4, 5]), version=0), r"client 1's update .* at index 1"),
+    (dict(client_id=1, vector=np.frombuffer(bytearray(21), np.uint8)[1:].view(np.float32), version=0), r"not aligned"),
 ]  # fmt: skip
 
 
@@ -154,6 +162,67 @@ def test_a_bad_push_leaves_no_trace(rule, push, message):
         return snapshot(server)
 
     assert run(disturbed=True) == run(disturbed=False)
+
+
+def test_a_vector_on_a_gpu_names_the_client():
+    class Gpu(FakeCuda):
+        shape = (D,)
+
+    server = Server(fedavg(), vector())
+    before = snapshot(server)
+    with pytest.raises(UnavailableError, match=r"client 3's vector: .* is on cuda:1"):
+        server.push(3, Gpu(), version=0)
+    assert snapshot(server) == before
+
+
+def test_numpy_ids_are_plain_ids():
+    server = Server(ca2fl(buffer_size=2), vector(), num_clients=3)
+    server.push(np.int64(1), vector(), version=np.int32(0))
+    receipt = server.push(1, vector(2.0), version=0, num_examples=np.uint8(3))
+    assert (receipt.status, type(receipt.staleness)) == ("replaced", int)
+    report = server.push(np.int32(0), vector(), version=0).report
+    assert [type(c) for c in report.client_ids] == [int, int]
+
+
+def test_a_rejected_client_keeps_its_row():
+    """A row is replaced iff its arrival was accepted, that is, has a weight."""
+    weights = iter([[0.5, 0.5], [0.0, 1.0]])
+    server = Server(failing(lambda arrivals: np.array(next(weights))), vector(0.0), num_clients=2)
+    for version, values in enumerate([(1.0, 2.0), (100.0, 3.0)]):
+        for client, value in enumerate(values):
+            server.push(client, vector(value), version=version)
+    assert [server.rows.row(c)[0] for c in range(2)] == [1.0, 3.0]
+    assert server.rows.sum.tolist() == [4.0] * D
+    # v = h + (3 - 2) with h = (1 + 2) / 2, after 0 + (1 + 2) / 2
+    assert server.params.tolist() == [4.0] * D
+
+
+def test_weights_of_cached_rules_sum_to_one():
+    server = Server(failing(lambda arrivals: np.array([3.0, 1.0])), vector(0.0), num_clients=2)
+    server.push(0, vector(1.0), version=0)
+    assert server.push(1, vector(5.0), version=0).report.weights.tolist() == [0.75, 0.25]
+    assert server.params.tolist() == [2.0] * D
+
+
+def test_threads_push_at_once():
+    """Every arrival counts once, whichever thread brings it, and pulls see whole versions."""
+    rounds, buffer_size, threads = 60, 7, 6
+    server = Server(fedavg(buffer_size=buffer_size), np.zeros(40_000, np.float32))
+    torn = []
+
+    def work(number):
+        for _ in range(rounds * buffer_size // threads):
+            pulled = server.pull()
+            if len(set(pulled.params[::1000].tolist())) != 1:
+                torn.append(pulled.version)
+            server.push(number, np.ones(40_000, np.float32), version=pulled.version)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(threads)))
+    assert not torn
+    assert server.version == rounds
+    assert server.arrivals_waiting == 0
+    assert np.abs(server.params - rounds).max() <= rounds * 2.0**-18  # 1/7 seven times, and 60 roundings
 
 
 def test_more_clients_than_said():
@@ -217,6 +286,17 @@ def test_arrivals_are_frozen():
             lambda: Server(fedbuff(), np.array([1.0, np.inf])),
             "params has a non-finite value at index 1",
         ),
+        (lambda: Server(fedbuff, vector()), "rule is <function fedbuff.*must be a Rule"),
+        (lambda: Server(fedbuff(), np.zeros(3, int)), r"\[Server\] params: .* is int64, expected float32 or float64"),
+        (lambda: Server(fedbuff(), vector(), num_threads=0), "num_threads is 0, must be an int of at least 1"),
+        (lambda: Server(fedbuff(), vector(), max_staleness=-1), "max_staleness is -1, must be an int of at least 0"),
+        (lambda: Server(fedbuff(), vector(), max_versions=1), "max_versions is 1, must be an int of at least 2"),
+        (lambda: Server(ca2fl(), vector(), num_clients=10.5), "num_clients is 10.5, must be an int"),
+        (lambda: fedbuff(server_lr=np.nan), "server_lr is nan, must be finite"),
+        (lambda: fedbuff(staleness="constant"), "the law is 'constant', must be one such as"),
+        (lambda: fedasync(alpha=np.inf), "scale is inf, must be finite"),
+        (lambda: Polynomial(np.inf), "a is inf"),
+        (lambda: Hinge(-1, 0), "must be finite and not negative"),
         (lambda: Server(ca2fl(), vector()), "ca2fl caches a row per client: give num_clients"),
         (
             lambda: Server(ca2fl(buffer_size=5), vector(), num_clients=4),
@@ -257,3 +337,48 @@ def test_an_empty_model(name):
     for i in range(20):
         server.push(i, np.empty(0, np.float32), version=0)
     assert server.version >= 2
+
+
+def test_versions_nobody_holds_are_used_again():
+    server = Server(fedavg(buffer_size=1), vector(0.0))
+    addresses = set()
+    for i in range(50):
+        server.push(0, vector(), version=i)
+        addresses.add(server.params.ctypes.data)
+    assert len(addresses) == 2
+    assert server.versions_held == 1
+
+
+def test_a_view_into_a_version_keeps_it():
+    server = Server(fedavg(buffer_size=1), vector(0.0))
+    slices = []
+    for i in range(10):
+        slices.append(server.pull().params[1:3])
+        server.push(0, vector(), version=i)
+    assert server.versions_held == 11
+    assert [part.tolist() for part in slices] == [[i, i] for i in range(10)]
+    del slices
+    assert server.versions_held == 1
+
+
+def test_a_version_outlives_its_server_and_stays_read_only():
+    server = Server(fedavg(buffer_size=1), vector(3.0))
+    held = server.pull().params
+    del server
+    assert held.tolist() == [3.0] * D
+    with pytest.raises(ValueError, match="cannot set WRITEABLE"):
+        held.flags.writeable = True
+
+
+def test_max_versions_raises_and_loses_nothing():
+    server = Server(fedavg(buffer_size=1), vector(0.0), max_versions=3)
+    held = []
+    for i in range(2):
+        held.append(server.pull())
+        server.push(0, vector(), version=i)
+    before = snapshot(server)
+    with pytest.raises(AffluxError, match="all 3 versions of max_versions are held"):
+        server.push(0, vector(), version=2)
+    assert snapshot(server) == before
+    held.pop()
+    assert server.push(0, vector(), version=2).report.version == 3

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -62,8 +61,8 @@ void parallel_for(std::int64_t count, int num_threads, const std::function<void(
   for (std::int64_t i = 0; i < wanted; ++i) {
     try {
       helpers.emplace_back(work);
-    } catch (const std::system_error&) {
-      break;  // the system has no more threads: those that run take all the work, with the same result
+    } catch (...) {
+      break;  // no more threads or memory: those that run take all the work, with the same result
     }
   }
   work();

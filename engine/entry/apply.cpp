@@ -11,9 +11,13 @@ namespace {
 
 void check_combine(const Pass& pass, check::Overlaps& overlaps) {
   const Combine& stage = pass.combine;
+  check::list("apply", "updates", stage.updates);
   if (stage.weights.size != stage.updates.size)
     check::fail("apply", "weights has " + std::to_string(stage.weights.size) + " entries, updates has " +
                              std::to_string(stage.updates.size));
+  const View<const double> weights{stage.weights.data, stage.weights.size, {}};
+  check::view("apply", "weights", weights, stage.weights.size);
+  overlaps.read("weights", -1, weights);
   if (!std::isfinite(stage.params_weight)) check::fail("apply", "params_weight is not finite");
   for (std::int64_t i = 0; i < stage.updates.size; ++i) {
     check::view("apply", check::item("updates", i), stage.updates.data[i], pass.params.size);
@@ -26,6 +30,8 @@ void check_calibrate(const Pass& pass, check::Overlaps& overlaps) {
   const Calibrate& stage = pass.calibrate;
   if (stage.kind == Calibration::none) return;
   const std::int64_t arrivals = pass.combine.updates.size;
+  check::list("apply", "rows", stage.rows);
+  check::list("apply", "new_rows", stage.new_rows);
   if (stage.num_clients < 1)
     check::fail("apply", "num_clients is " + std::to_string(stage.num_clients) + ", must be at least 1");
   check::view("apply", "sum", stage.sum, pass.params.size);

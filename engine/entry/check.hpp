@@ -33,6 +33,12 @@ void view(const char* op, const std::string& name, const View<T>& view, std::int
 }
 
 template <class T>
+void list(const char* op, const char* name, const List<T>& list) {
+  if (list.size < 0) fail(op, std::string(name) + " has a negative size");
+  if (list.size > 0 && list.data == nullptr) fail(op, std::string(name) + " has no data");
+}
+
+template <class T>
 void view(const char* op, const std::string& name, const View<T>& v, std::int64_t size) {
   view(op, name, v, size, sizeof(T));
 }

@@ -1,3 +1,5 @@
+#include <limits>
+
 #include "afflux/afflux.hpp"
 #include "cpu/dispatch.hpp"
 #include "cpu/parallel_for.hpp"
@@ -6,6 +8,8 @@
 
 namespace afflux {
 std::int64_t row_bytes(Codec codec, std::int64_t size) {
+  if (size < 0 || size > std::numeric_limits<std::int64_t>::max() / 8)
+    throw Error("[row_bytes] size is " + std::to_string(size) + ", which no vector has");
   switch (codec) {
     case Codec::float32:
       return 4 * size;

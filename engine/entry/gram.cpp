@@ -32,6 +32,7 @@ Sums panel_products(const GramPanels& panels, std::int64_t d, int num_threads) {
 void gram(List<View<const float>> vectors, View<double> out, int num_threads) {
   const std::int64_t count = vectors.size;
   check::threads("gram", num_threads);
+  check::list("gram", "vectors", vectors);
   check::view("gram", "out", out, count * count);
   check::Overlaps overlaps;
   overlaps.write("out", -1, out);

@@ -15,23 +15,33 @@ void Overlaps::add(const char* name, std::int64_t index, const void* data, std::
 
 // In place is allowed where the sweep reads an element before it writes it: out over params, and a row replaced by its
 // own arrival or, for a client that is twice in the buffer, by a later one.
-bool Overlaps::allowed(const Range& a, const Range& b) {
-  if (!a.written && !b.written) return true;
-  if (a.begin != b.begin || a.end != b.end || a.written == b.written) return false;
-  const Range& from = a.written ? b : a;
-  const Range& to = a.written ? a : b;
-  if (std::strcmp(from.name, "params") == 0 && std::strcmp(to.name, "out") == 0) return true;
-  return std::strcmp(from.name, "rows") == 0 && std::strcmp(to.name, "new_rows") == 0 && from.index <= to.index;
+bool Overlaps::allowed(const Range& read, const Range& written) {
+  if (read.begin != written.begin || read.end != written.end) return false;
+  if (std::strcmp(read.name, "params") == 0 && std::strcmp(written.name, "out") == 0) return true;
+  return std::strcmp(read.name, "rows") == 0 && std::strcmp(written.name, "new_rows") == 0 &&
+         read.index <= written.index;
 }
 
 std::string Overlaps::title(const Range& range) { return range.index < 0 ? range.name : item(range.name, range.index); }
 
 void Overlaps::refuse(const char* op) {
-  std::sort(ranges_.begin(), ranges_.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
-  for (std::size_t i = 0; i < ranges_.size(); ++i)
-    for (std::size_t j = i + 1; j < ranges_.size() && ranges_[j].begin < ranges_[i].end; ++j)
-      if (!allowed(ranges_[i], ranges_[j]))
-        fail(op, title(ranges_[i]) + " and " + title(ranges_[j]) + " overlap in memory, and one of them is written");
+  const auto by_begin = [](const Range& a, const Range& b) {
+    return a.begin != b.begin ? a.begin < b.begin : a.index < b.index;
+  };
+  const auto first_read = std::partition(ranges_.begin(), ranges_.end(), [](const Range& r) { return r.written; });
+  std::sort(ranges_.begin(), first_read, by_begin);
+  const auto clash = [op](const Range& a, const Range& b) {
+    fail(op, title(a) + " and " + title(b) + " overlap in memory, and one of them is written");
+  };
+  for (auto written = ranges_.begin(); written != first_read; ++written)
+    if (written + 1 != first_read && (written + 1)->begin < written->end) clash(*written, *(written + 1));
+  // What is written is disjoint from here on, hence sorted by end too.
+  for (auto read = first_read; read != ranges_.end(); ++read) {
+    auto written = std::upper_bound(ranges_.begin(), first_read, read->begin,
+                                    [](std::uintptr_t begin, const Range& range) { return begin < range.end; });
+    for (; written != first_read && written->begin < read->end; ++written)
+      if (!allowed(*read, *written)) clash(*read, *written);
+  }
 }
 
 }  // namespace afflux::check

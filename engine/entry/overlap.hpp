@@ -19,7 +19,7 @@ class Overlaps {
   void write(const char* name, std::int64_t index, const View<T>& view) {
     add(name, index, view.data, static_cast<std::int64_t>(sizeof(T)) * view.size, true);
   }
-  // Throws Error for the first overlap found. O(n log n) in the number of views, plus the pairs that may overlap.
+  // Throws Error for the first overlap found. O(n log n) in the number of views.
   void refuse(const char* op);
 
  private:
@@ -30,7 +30,7 @@ class Overlaps {
     bool written;
   };
   void add(const char* name, std::int64_t index, const void* data, std::int64_t bytes, bool written);
-  static bool allowed(const Range& a, const Range& b);
+  static bool allowed(const Range& read, const Range& written);
   static std::string title(const Range& range);
   std::vector<Range> ranges_;
 };

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from afflux import __version__, ops
-from afflux.errors import AffluxError
+from afflux.errors import AffluxError, UnavailableError
 from afflux.sim.config import RuleSpec, SimConfig, parameters, parse
 from afflux.sim.errors import ConfigError, require
 
@@ -85,11 +85,11 @@ def friendly() -> Iterator[None]:
     """Turn a user's mistake into one line and exit code 2, and Ctrl-C into 130."""
     try:
         yield
-    except AffluxError as error:
+    except (AffluxError, UnavailableError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        typer.echo("stopped; nothing was written", err=True)
+        typer.echo("stopped", err=True)
         raise typer.Exit(130) from None
 
 

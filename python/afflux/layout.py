@@ -61,7 +61,8 @@ class Layout:
         """Copies the arrays of `tree` into one flat vector (`out` if given), converting to float32.
 
         Raises:
-            AffluxError: other names or shapes than the layout's, or a wrong `out`; nothing is written.
+            AffluxError: other names or shapes than the layout's, dtypes that are no real numbers, or a wrong
+                `out`; nothing is written.
 
         Cost: one copy.
         """
@@ -77,12 +78,11 @@ class Layout:
         if out is None:
             out = np.empty(self.size, np.float32)
         self._check(out, "out")
-        for field, (_, array) in zip(self.fields, items, strict=True):
-            np.copyto(
-                out[field.start : field.stop].reshape(field.shape),
-                _as_numpy(array),
-                casting="same_kind",
-            )
+        if not (out.flags.c_contiguous and out.flags.writeable):
+            raise AffluxError("[flatten] out is strided or read-only")
+        arrays = [_as_floats(name, array) for name, array in items]
+        for field, array in zip(self.fields, arrays, strict=True):
+            np.copyto(out[field.start : field.stop].reshape(field.shape), array)
         return out
 
     def views(self, flat: Float32) -> dict[str, Float32] | list[Float32]:
@@ -92,17 +92,27 @@ class Layout:
         return arrays if self.is_mapping else list(arrays.values())
 
     def load(self, module: Any, flat: Float32) -> None:
-        """Copies `flat` into a torch module's parameters, in place."""
+        """Copies `flat` into a torch module's parameters, in place.
+
+        Raises:
+            AffluxError: other names or shapes than the layout's; nothing is written.
+
+        Cost: one copy.
+        """
         import torch
 
         self._check(flat, "flat")
         parameters = dict(module.named_parameters())
-        if list(parameters) != [field.name for field in self.fields]:
-            raise AffluxError("[load] the module's parameters differ from the layout's")
-        with torch.no_grad():
-            for field in self.fields:
-                source = flat[field.start : field.stop].reshape(field.shape)
-                parameters[field.name].copy_(torch.tensor(source))
+        theirs = [(name, tuple(parameter.shape)) for name, parameter in parameters.items()]
+        if theirs != [(field.name, field.shape) for field in self.fields]:
+            raise AffluxError("[load] the module's parameters differ from the layout's in name or shape")
+        for field in self.fields:
+            source = flat[field.start : field.stop].reshape(field.shape)
+            parameter = parameters[field.name].detach()
+            if parameter.device.type == "cpu" and parameter.dtype in (torch.float32, torch.float64):
+                np.copyto(parameter.numpy(), source)
+            else:
+                parameter.copy_(torch.tensor(source))
 
     def _check(self, flat: Float32, name: str) -> None:
         if flat.shape != (self.size,) or flat.dtype != np.float32:
@@ -131,8 +141,12 @@ def _items(tree: Tree) -> list[tuple[str, Any]]:
     return items
 
 
-def _as_numpy(array: Any) -> npt.NDArray[Any]:
-    """A torch tensor without its gradient, anything else as it is."""
+def _as_floats(name: str, array: Any) -> npt.NDArray[Any]:
+    """A view as a real NumPy array, without a torch tensor's gradient; bfloat16, which NumPy lacks, is widened."""
     if hasattr(array, "detach"):
-        array = array.detach().cpu().numpy()
-    return np.asarray(array)
+        array = array.detach().cpu()
+        array = (array.float() if str(array.dtype) == "torch.bfloat16" else array).numpy()
+    values: npt.NDArray[Any] = np.asarray(array)
+    if not np.can_cast(values.dtype, np.float32, "same_kind"):
+        raise AffluxError(f"[flatten] {name} is {values.dtype}, which is no real number")
+    return values

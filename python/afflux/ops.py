@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux import _engine
+from afflux.errors import AffluxError
 
 Array = object  # anything with the buffer protocol or __dlpack__; the engine checks it
 Float64 = npt.NDArray[np.float64]
@@ -96,6 +97,15 @@ def default_threads() -> int:
     return os.cpu_count() or 1
 
 
+def threads(num_threads: int | None) -> int:
+    """`num_threads`, or all CPUs for None."""
+    if num_threads is None:
+        return default_threads()
+    if isinstance(num_threads, bool) or not isinstance(num_threads, int):
+        raise AffluxError(f"num_threads is {num_threads!r}, must be an int of at least 1")
+    return num_threads
+
+
 def ingest(update: Array, slot: Array, *, num_threads: int = 1) -> Ingested:
     """Slot = update as float32; finds the first non-finite value, the sum of squares, min and max in the same sweep.
 
@@ -140,7 +150,7 @@ def gram(vectors: Sequence[Array], *, num_threads: int | None = None) -> Float64
     [[5.0, 11.0], [11.0, 25.0]]
     """
     out = np.empty(len(vectors) ** 2, np.float64)
-    _engine.gram(vectors, out, num_threads or default_threads())
+    _engine.gram(vectors, out, threads(num_threads))
     return out.reshape(len(vectors), len(vectors))
 
 
@@ -175,7 +185,7 @@ def apply(round: Pass, *, num_threads: int | None = None) -> None:
         0 if cache is None else cache.num_clients,
         () if cache is None else cache.rows,
         () if cache is None else cache.new_rows,
-        num_threads or default_threads(),
+        threads(num_threads),
     )
 
 

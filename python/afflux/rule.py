@@ -42,7 +42,7 @@ class Arrivals:
 
 
 class Weigh(Protocol):
-    """(M,) float64 weights; 0 rejects an arrival's direction (its vector is then not read)."""
+    """(M,) float64 weights; 0 rejects an arrival: its vector is not read, and a cached row stays as it is."""
 
     def __call__(self, arrivals: Arrivals, /) -> Float64:
         """The weights, in the order of the arrivals."""

@@ -1,6 +1,8 @@
 """The server: pull a version of params, push what was learned from it, and every M arrivals it takes one step."""
 
+import sys
 from dataclasses import dataclass, replace
+from threading import Lock
 from time import perf_counter
 from typing import Literal, TypeVar
 
@@ -8,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux import ops
-from afflux.errors import AffluxError
+from afflux.errors import AffluxError, UnavailableError
 from afflux.rule import Arrivals, ClientId, Float64, Int64, Rule
 from afflux.store import MemoryRows
+from afflux.versions import Versions
 
 Float32 = npt.NDArray[np.float32]
 _Number = TypeVar("_Number", np.int64, np.float64)
@@ -76,9 +79,13 @@ class Server:
         num_clients: N, needed by rules that cache rows.
         num_threads: threads of a server step; all CPUs of this process by default.
         max_staleness: arrivals older than this are dropped and counted; None keeps all.
+        max_versions: at most so many versions of params exist at once, held by clients or being written; a step that
+            would need one more raises, and loses nothing. At least 2; None: no limit.
 
-    Memory: 8 d bytes for params while a step runs (and 4 d for each older version that a caller still holds),
-    4 (M + 1) d for the buffer, and the rule's rows. For one thread at a time.
+    Memory: 8 d bytes for params and the version being written (and 4 d for each older version that a caller still
+    holds; the memory of those that nobody holds is used again), 4 (M + 1) d for the buffer, and the rule's rows.
+
+    Threads may push and pull as they like; pushes take turns.
 
     >>> from afflux.rules import fedbuff
     >>> server = Server(fedbuff(buffer_size=2), np.zeros(3, np.float32))
@@ -99,19 +106,33 @@ class Server:
         num_clients: int | None = None,
         num_threads: int | None = None,
         max_staleness: int | None = None,
+        max_versions: int | None = None,
     ) -> None:
+        if not isinstance(rule, Rule):
+            raise AffluxError(f"[Server] rule is {rule!r}, must be a Rule such as afflux.rules.fedbuff()")
         size = _length("Server", "params", params)
+        for name, value, least in (
+            ("num_clients", num_clients, 1),
+            ("num_threads", num_threads, 1),
+            ("max_staleness", max_staleness, 0),
+            ("max_versions", max_versions, 2),
+        ):
+            if value is not None and not (_is_int(value) and value >= least):
+                raise AffluxError(f"[Server] {name} is {value!r}, must be an int of at least {least}")
         self.rule = rule
-        self.num_threads = num_threads or ops.default_threads()
+        self.num_threads = ops.threads(num_threads)
         self.max_staleness = max_staleness
         self.dropped = 0
-        self._params = np.empty(size, np.float32)
-        self._version = 0
+        self._versions = Versions(size, max_versions)
         self._joins = 0
         self._id_type: type | None = None
-        self._waiting: tuple[_Waiting, ...] = ()
+        self._lock = Lock()
+        self._waiting: list[_Waiting] = []
         # One slot more than the buffer holds: a push is read in full before anything waiting is given up.
         self._slots = np.empty((rule.buffer_size + 1, size), np.float32)
+        self._free = list(range(rule.buffer_size + 1))
+        # Cached rules hold a client once: where it waits.
+        self._place: dict[ClientId, int] = {}
         self._rows: MemoryRows | None = None
         if rule.calibrate.cached:
             if num_clients is None:
@@ -122,25 +143,34 @@ class Server:
                     "each client once per buffer, which would never fill"
                 )
             self._rows = MemoryRows(size, num_clients)
-        first = ops.ingest(params, self._params).first_nonfinite
+        start = self._versions.take()
+        try:
+            first = ops.ingest(params, start.array).first_nonfinite
+        except (AffluxError, UnavailableError) as error:
+            raise type(error)(f"[Server] params: {error}") from None
         if first is not None:
             raise AffluxError(f"[Server] params has a non-finite value at index {first}")
-        self._params.flags.writeable = False
+        self._current = Pulled(start.publish(), 0)
 
     @property
     def version(self) -> int:
         """The number of server steps done so far."""
-        return self._version
+        return self._current.version
 
     @property
     def params(self) -> Float32:
         """The newest params, (d,) float32, read-only."""
-        return self._params
+        return self._current.params
 
     @property
     def arrivals_waiting(self) -> int:
         """Arrivals in the buffer, fewer than M."""
         return len(self._waiting)
+
+    @property
+    def versions_held(self) -> int:
+        """Distinct versions of params that exist now, the newest included."""
+        return self._versions.held
 
     @property
     def rows(self) -> MemoryRows | None:
@@ -150,11 +180,11 @@ class Server:
     @property
     def state_bytes(self) -> int:
         """Bytes held between pushes: params, buffer slots, cached rows and their sum."""
-        return self._params.nbytes + self._slots.nbytes + (self._rows.nbytes if self._rows else 0)
+        return self.params.nbytes + self._slots.nbytes + (self._rows.nbytes if self._rows else 0)
 
     def pull(self) -> Pulled:
-        """The newest params and their version, without a copy."""
-        return Pulled(self._params, self._version)
+        """The newest params and their version, without a copy; never waits for a step that is being made."""
+        return self._current
 
     def push(
         self,
@@ -168,7 +198,7 @@ class Server:
         """Hands in what a client learned; the M-th arrival makes the server step.
 
         Args:
-            client_id: an int64 or a str, not mixed in one server.
+            client_id: an int64 (NumPy's or Python's) or a str, not mixed in one server.
             vector: (d,) float32 or float64: an update, a gradient or a model, as the rule's kind says.
             version: the version that the client pulled.
             num_examples: the client's number of training examples, at least 1.
@@ -176,104 +206,126 @@ class Server:
 
         Raises:
             AffluxError: a wrong id, version, length, dtype or layout, or a non-finite value; nothing has changed.
+            UnavailableError: a vector on a device that this build does not serve; nothing has changed.
         """
-        self._check(client_id, version, num_examples)
+        client_id = _plain_id(client_id)
+        if not _is_int(version):
+            raise AffluxError(f"[push] version is {version!r}, must be an int")
+        if not (_is_int(num_examples) and 1 <= num_examples < 2**63):
+            raise AffluxError(f"[push] num_examples is {num_examples!r}, must be an int of at least 1 in 64 bits")
+        if not isinstance(loss, float | int | np.floating):
+            raise AffluxError(f"[push] loss is {loss!r}, must be a number (NaN if unknown)")
+        version, num_examples = int(version), int(num_examples)
         length = _length("push", f"client {client_id!r}'s vector", vector)
-        if length != self._params.size:
+        if length != self.params.size:
             raise AffluxError(
-                f"[push] client {client_id!r}'s vector has {length} elements, params has {self._params.size}"
+                f"[push] client {client_id!r}'s vector has {length} elements, params has {self.params.size}"
             )
-        taken = {waiting.slot for waiting in self._waiting}
-        slot = next(i for i in range(len(self._slots)) if i not in taken)
+        with self._lock:
+            return self._push(client_id, vector, version, num_examples, float(loss))
+
+    def _push(self, client_id: ClientId, vector: ops.Array, version: int, num_examples: int, loss: float) -> Receipt:
+        """A checked push, under the lock."""
+        self._check_version(client_id, version)
+        self._check_clients(client_id)
+        slot = self._free[-1]
         try:
             facts = ops.ingest(vector, self._slots[slot])
-        except AffluxError as error:
-            raise AffluxError(f"[push] client {client_id!r}'s vector: {error}") from None
+        except (AffluxError, UnavailableError) as error:
+            raise type(error)(f"[push] client {client_id!r}'s vector: {error}") from None
         if facts.first_nonfinite is not None:
             raise AffluxError(
                 f"[push] client {client_id!r}'s {self.rule.kind} has a non-finite value at index "
                 f"{facts.first_nonfinite}"
             )
-
-        staleness = self._version - version
+        staleness = self.version - version
         if self.max_staleness is not None and staleness > self.max_staleness:
             self.dropped += 1
-            return Receipt("dropped", staleness, self._version, None)
-        arrival = _Waiting(client_id, version, self._joins, staleness, num_examples, float(loss), facts.norm, slot)
-        waiting, status = self._join(arrival)
+            return Receipt("dropped", staleness, self.version, None)
+
+        arrival = _Waiting(client_id, version, self._joins, staleness, num_examples, loss, facts.norm, slot)
+        place = self._place.get(client_id)
         report = None
-        if len(waiting) == self.rule.buffer_size:
-            report = self._round(waiting)
-            waiting = ()
-        self._waiting = waiting
+        if place is not None:
+            if self._waiting[place].version > version:
+                return Receipt("superseded", staleness, self.version, None)
+            # The count does not change, so no round can follow.
+            self._free[-1] = self._waiting[place].slot
+            self._waiting[place] = arrival
+        elif len(self._waiting) + 1 < self.rule.buffer_size:
+            self._free.pop()
+            if self._rows is not None:
+                self._place[client_id] = len(self._waiting)
+            self._waiting.append(arrival)
+        else:
+            report = self._round([*self._waiting, arrival])
+            self._free = list(range(len(self._slots)))
+            self._waiting = []
+            self._place = {}
         self._joins += 1
         self._id_type = type(client_id)
-        return Receipt(status, staleness, self._version, report)
+        return Receipt("joined" if place is None else "replaced", staleness, self.version, report)
 
-    def _check(self, client_id: ClientId, version: int, num_examples: int) -> None:
-        """Everything about a push but its vector."""
-        if isinstance(client_id, bool) or not isinstance(client_id, int | str):
-            raise AffluxError(f"[push] client_id is {client_id!r}, must be an int or a str")
-        if isinstance(client_id, int) and not -(2**63) <= client_id < 2**63:
-            raise AffluxError(f"[push] client_id {client_id} does not fit into 64 bits")
-        if self._id_type not in (None, type(client_id)):
-            raise AffluxError(f"[push] client_id {client_id!r} is not of the same type as the earlier ones")
-        if isinstance(version, bool) or not isinstance(version, int | np.integer):
-            raise AffluxError(f"[push] version is {version!r}, must be an int")
-        if not 0 <= version <= self._version:
+    def _check_version(self, client_id: ClientId, version: int) -> None:
+        if not 0 <= version <= self.version:
             raise AffluxError(
                 f"[push] client {client_id!r} says that it pulled version {version}; the server has made 0 to "
-                f"{self._version}"
+                f"{self.version}"
             )
-        if isinstance(num_examples, bool) or not isinstance(num_examples, int | np.integer) or num_examples < 1:
-            raise AffluxError(f"[push] num_examples is {num_examples!r}, must be an int of at least 1")
-        if self._rows is not None and client_id not in self._rows:
-            new = {w.client_id for w in self._waiting if w.client_id not in self._rows} | {client_id}
-            if len(self._rows) + len(new) > self._rows.num_clients:
-                raise AffluxError(
-                    f"[push] client {client_id!r} would be number {len(self._rows) + len(new)}, but num_clients is "
-                    f"{self._rows.num_clients}"
-                )
 
-    def _join(self, arrival: _Waiting) -> tuple[tuple[_Waiting, ...], Literal["joined", "replaced", "superseded"]]:
-        """The buffer with the arrival in it. Rules that cache rows hold a client once, with its newest version."""
-        if self._rows is not None:
-            for i, other in enumerate(self._waiting):
-                if other.client_id != arrival.client_id:
-                    continue
-                if other.version > arrival.version:
-                    return self._waiting, "superseded"
-                return (*self._waiting[:i], *self._waiting[i + 1 :], arrival), "replaced"
-        return (*self._waiting, arrival), "joined"
+    def _check_clients(self, client_id: ClientId) -> None:
+        if self._id_type not in (None, type(client_id)):
+            raise AffluxError(f"[push] client_id {client_id!r} is not of the same type as the earlier ones")
+        if self._rows is None or client_id in self._rows or client_id in self._place:
+            return
+        seen = len(self._rows) + 1
+        for waiting in self._place:
+            seen += waiting not in self._rows
+        if seen > self._rows.num_clients:
+            raise AffluxError(
+                f"[push] client {client_id!r} would be number {seen}, but num_clients is {self._rows.num_clients}"
+            )
 
-    def _round(self, waiting: tuple[_Waiting, ...]) -> Report:
+    def _weights(self, arrivals: Arrivals) -> Float64:
+        """The rule's weights, checked; for cached rules their sum is 1 over the arrivals that are not rejected."""
+        name = self.rule.name
+        weights = np.array(self.rule.weigh(arrivals), np.float64)
+        if weights.shape != (len(arrivals),):
+            raise AffluxError(f"[{name}] weigh gave shape {weights.shape}, the buffer holds {len(arrivals)} arrivals")
+        if self.rule.calibrate.cached:
+            total = 0.0
+            for weight in weights:
+                total = total + float(weight)
+            # Weights that were divided by their sum already are one to rounding, and stay as they are.
+            if total != 0 and abs(total - 1.0) > len(weights) * sys.float_info.epsilon:
+                weights = weights / total
+        weights.flags.writeable = False
+        return weights
+
+    def _round(self, waiting: list[_Waiting]) -> Report:
         """One server step. Raises before anything is written, or not at all."""
         start = perf_counter()
         rule = self.rule
         ordered = sorted(waiting, key=lambda w: (w.client_id, w.version, w.join))
-        arrivals = _freeze(self._version, ordered)
-        weights = np.ascontiguousarray(rule.weigh(arrivals), np.float64)
-        if weights.shape != (len(ordered),):
-            raise AffluxError(
-                f"[{rule.name}] weigh gave shape {weights.shape}, the buffer holds {len(ordered)} arrivals"
-            )
+        arrivals = _freeze(self.version, ordered)
+        weights = self._weights(arrivals)
         step = rule.step(arrivals)
         params_weight = 0.0
         if rule.kind == "model":
             for weight in weights:
                 params_weight = params_weight - float(weight)
-        cache, rows = (None, {}) if self._rows is None else self._rows.stage(arrivals.client_ids)
-        out = np.empty_like(self._params)
+        cache, rows = (
+            (None, {}) if self._rows is None else self._rows.stage(arrivals.client_ids, [w != 0 for w in weights])
+        )
+        draft = self._versions.take()
         combine = ops.Combine([self._slots[w.slot] for w in ordered], weights, params_weight)
         signed = replace(step, lr=-step.lr) if rule.kind == "gradient" else step
-        ops.apply(ops.Pass(self._params, out, combine, cache, signed), num_threads=self.num_threads)
+        ops.apply(ops.Pass(self.params, draft.array, combine, cache, signed), num_threads=self.num_threads)
         if self._rows is not None:
             self._rows.commit(rows)
-        out.flags.writeable = False
-        self._params = out
-        self._version += 1
+        self._current = Pulled(draft.publish(), self.version + 1)
         return Report(
-            self._version,
+            self.version,
             arrivals.client_ids,
             arrivals.staleness,
             weights,
@@ -281,6 +333,21 @@ class Server:
             step.lr,
             perf_counter() - start,
         )
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _plain_id(client_id: object) -> ClientId:
+    """A Python int or str, also from NumPy's."""
+    if isinstance(client_id, str):
+        return str(client_id)
+    if isinstance(client_id, int | np.integer) and not isinstance(client_id, bool):
+        if not -(2**63) <= client_id < 2**63:
+            raise AffluxError(f"[push] client_id {client_id} does not fit into 64 bits")
+        return int(client_id)
+    raise AffluxError(f"[push] client_id is {client_id!r}, must be an int or a str")
 
 
 def _freeze(version: int, ordered: list[_Waiting]) -> Arrivals:

@@ -31,23 +31,25 @@ class MemoryRows:
         return self.sum.nbytes + sum(row.nbytes for row in self._rows.values())
 
     def row(self, client_id: ClientId) -> Float32 | None:
-        """A read-only view of the client's row, or None if it was never seen."""
+        """A copy of the client's row, or None if it was never seen."""
         row = self._rows.get(client_id)
-        if row is None:
-            return None
-        view = row.view()
-        view.flags.writeable = False
-        return view
+        return None if row is None else row.copy()
 
-    def stage(self, client_ids: Sequence[ClientId]) -> "tuple[CachedDifference, dict[ClientId, Float32]]":
-        """The calibration of a round in which these distinct clients' rows are replaced, and their rows after it.
+    def stage(
+        self, client_ids: Sequence[ClientId], accepted: Sequence[bool]
+    ) -> tuple[CachedDifference, dict[ClientId, Float32]]:
+        """The calibration of a round of these distinct clients, and the rows of the accepted ones after it.
 
-        Rows of new clients are allocated here, so that a lack of memory shows before anything is written. Nothing
-        counts until `commit`.
+        A rejected client's row stays as it is. Rows of new clients are allocated here, so that a lack of memory shows
+        before anything is written. Nothing counts until `commit`.
         """
         old = [self._rows.get(client_id) for client_id in client_ids]
-        new = [np.empty(self.sum.size, np.float32) if row is None else row for row in old]
-        return CachedDifference(self.sum, self.num_clients, old, new), dict(zip(client_ids, new, strict=True))
+        new: dict[ClientId, Float32] = {}
+        for client_id, row, accept in zip(client_ids, old, accepted, strict=True):
+            if accept:
+                new[client_id] = np.empty(self.sum.size, np.float32) if row is None else row
+        replaced = [new.get(client_id) for client_id in client_ids]
+        return CachedDifference(self.sum, self.num_clients, old, replaced), new
 
     def commit(self, rows: dict[ClientId, Float32]) -> None:
         """Makes the staged rows count."""

@@ -5,7 +5,7 @@ On the exact path: + - * / and sqrt on single numbers, in canonical order (see r
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 from typing import Literal, Protocol
 
 import numpy as np
@@ -43,7 +43,7 @@ class Polynomial:
     a: float = 0.5
 
     def __post_init__(self) -> None:
-        if not (self.a >= 0 and 2 * self.a == int(2 * self.a)):
+        if not (0 <= self.a < inf and 2 * self.a == int(2 * self.a)):
             raise AffluxError(f"[Polynomial] a is {self.a}, must be 0, 0.5, 1, 1.5, ...")
 
     def __call__(self, staleness: int, /) -> float:
@@ -61,6 +61,10 @@ class Hinge:
 
     a: float = 10.0
     b: float = 4.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.a < inf and 0 <= self.b < inf):
+            raise AffluxError(f"[Hinge] a is {self.a} and b is {self.b}, must be finite and not negative")
 
     def __call__(self, staleness: int, /) -> float:
         """See the class."""
@@ -106,6 +110,10 @@ class Staleness:
     def __post_init__(self) -> None:
         if self.normalise not in ("count", "weights", None):
             raise AffluxError(f"[Staleness] normalise is {self.normalise!r}, must be 'count', 'weights' or None")
+        if not callable(self.law):
+            raise AffluxError(f"[Staleness] the law is {self.law!r}, must be one such as Polynomial(0.5)")
+        if not -inf < self.scale < inf:
+            raise AffluxError(f"[Staleness] scale is {self.scale}, must be finite")
 
     def __call__(self, arrivals: Arrivals, /) -> Float64:
         """See the class."""

@@ -42,6 +42,8 @@ def _run(spec: RuleSpec, seed: int, config: SimConfig, progress: Progress) -> Ru
         task.y_train, config.num_clients, config.alpha, stream(seed, Purpose.PARTITION)
     )
     clients = [client for client, shard in enumerate(shards) if len(shard)]
+    if config.arrivals < rule.buffer_size:
+        raise ConfigError(f"arrivals is {config.arrivals}, but {spec.label} steps after {rule.buffer_size}")
     concurrency, refill = config.concurrency, config.refill
     if spec.name == "fedavg":
         # The synchronous baseline: its cohort starts together and is waited for.
