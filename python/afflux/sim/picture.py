@@ -42,6 +42,8 @@ def draw(results: Sequence[RunResult], title: str, target: float, path: Path) ->
         left.set_xlabel("rounds (logarithmic: buffer sizes differ)")
     middle.set_title("accuracy over virtual time")
     middle.set_xlabel("virtual time (units of the delay law)")
+    if max(len(runs) for runs in groups.values()) > 1:
+        left.set_ylabel("test accuracy (band: one standard deviation)")
     _staleness(right, groups)
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
@@ -74,7 +76,7 @@ def _accuracy_axes(axes: Axes, target: float) -> None:
     axes.set_ylim(0, 1)
     axes.set_xlim(left=0)
     axes.set_ylabel("test accuracy")
-    axes.axhline(target, color="#888888", linewidth=0.8, linestyle=":")
+    axes.axhline(target, color="#888888", linewidth=0.8, linestyle=":", label=f"target {target:.0%}")
 
 
 def _staleness(axes: Axes, groups: dict[str, list[RunResult]]) -> None:
@@ -97,7 +99,7 @@ def _staleness(axes: Axes, groups: dict[str, list[RunResult]]) -> None:
     axes.set_yticks([0, 0.01, 0.1, 1], ["0", "1%", "10%", "100%"])
     axes.set_title("staleness of the arrivals")
     axes.set_xlabel("staleness (rounds)")
-    axes.set_ylabel("share of arrivals")
+    axes.set_ylabel("share of arrivals (linear below 1%)")
 
 
 def _pairs(edges: np.ndarray) -> list[tuple[int, int]]:
