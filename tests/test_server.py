@@ -317,6 +317,17 @@ def test_bad_construction(make, message):
         make()
 
 
+def test_state_bytes_count_every_part():
+    """4 d for params, 4 (M + 1) d for slots; cached rules: 8 d for the sum from the start, 4 d per client seen."""
+    plain = Server(fedbuff(buffer_size=3), vector())
+    assert plain.state_bytes == 4 * D + 4 * 4 * D
+    cached = Server(ca2fl(buffer_size=2), vector(), num_clients=9)
+    assert cached.state_bytes == 4 * D + 3 * 4 * D + 8 * D
+    for client in range(2):
+        cached.push(client, vector(), version=0)
+    assert cached.state_bytes == 4 * D + 3 * 4 * D + 8 * D + 2 * 4 * D
+
+
 def test_string_ids_sort_as_strings():
     server = Server(fedavg(buffer_size=3), vector())
     for name in ("b", "a", "B"):

@@ -180,7 +180,7 @@ class Server:
     @property
     def state_bytes(self) -> int:
         """Bytes held between pushes: params, buffer slots, cached rows and their sum."""
-        return self.params.nbytes + self._slots.nbytes + (self._rows.nbytes if self._rows else 0)
+        return self.params.nbytes + self._slots.nbytes + (0 if self._rows is None else self._rows.nbytes)
 
     def pull(self) -> Pulled:
         """The newest params and their version, without a copy; never waits for a step that is being made."""
@@ -278,6 +278,8 @@ class Server:
             raise AffluxError(f"[push] client_id {client_id!r} is not of the same type as the earlier ones")
         if self._rows is None or client_id in self._rows or client_id in self._place:
             return
+        if len(self._rows) + len(self._place) < self._rows.num_clients:
+            return  # even if all that wait are new; counting them at each push would be quadratic in M
         seen = len(self._rows) + 1
         for waiting in self._place:
             seen += waiting not in self._rows
