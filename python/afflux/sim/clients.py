@@ -71,7 +71,7 @@ class Trainer:
         self._config = config
         self._local = np.zeros(layout.size, dtype=np.float32)
         gradient = np.zeros(layout.size, dtype=np.float32)
-        views = (_arrays(layout, flat) for flat in (self._local, gradient))
+        views = (layout.views(flat).values() for flat in (self._local, gradient))
         for parameter, own, slope in zip(module.parameters(), *views, strict=True):
             parameter.data = torch.from_numpy(own)
             parameter.grad = torch.from_numpy(slope)
@@ -122,8 +122,3 @@ class Trainer:
             loss = cross_entropy(logits, y).item()
             correct = int((logits.argmax(dim=1) == y).sum())
         return correct / len(y), loss
-
-
-def _arrays(layout: Layout, flat: np.ndarray) -> list[np.ndarray]:
-    views = layout.views(flat)
-    return list(views.values()) if isinstance(views, dict) else list(views)

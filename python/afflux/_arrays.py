@@ -1,0 +1,140 @@
+"""Single arrays of whatever library: their dtypes, handed to the engine without a copy, and written to."""
+
+import sys
+from collections.abc import Sequence
+from functools import cache
+from math import prod
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import numpy as np
+import numpy.typing as npt
+
+from afflux.errors import AffluxError
+
+if TYPE_CHECKING:
+    import torch
+
+#: Any array with a shape and the buffer protocol or DLPack.
+Array = Any
+
+#: The types that the engine reads as they are.
+FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+_INTEGERS = frozenset({"bool"} | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)})
+REAL = FLOATS | _INTEGERS
+
+
+def label(name: str) -> str:
+    """A name for messages; the array of a tree that is a single array has none."""
+    return name or "the tree"
+
+
+def kind_of(name: str, array: Array) -> str:
+    """The name of the array's dtype.
+
+    Raises:
+        AffluxError: it is neither float, integer nor bool, or a torch tensor that is sparse or holds no data.
+    """
+    dtype = array.dtype if hasattr(array, "dtype") else _as_numpy(name, array).dtype
+    kind = _dtype_name(dtype)
+    if kind not in REAL:
+        raise AffluxError(f"[layout] {label(name)} is {kind}, expected floats of 16, 32 or 64 bits, integers or bools")
+    if is_torch(array) and (str(array.layout) != "torch.strided" or array.is_meta):
+        raise AffluxError(f"[layout] {label(name)} is {array.layout} on {array.device}, expected a dense tensor")
+    return kind
+
+
+@cache
+def _dtype_name(dtype: Any) -> str:
+    return str(getattr(dtype, "name", dtype)).removeprefix("torch.")
+
+
+def is_torch(array: Array) -> TypeGuard["torch.Tensor"]:
+    """Whether it is a torch tensor; does not import torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def _as_numpy(name: str, array: Array) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(array)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        raise AffluxError(f"[layout] {label(name)} does not give its memory to NumPy: {error}") from None
+
+
+def ready(name: str, array: Array) -> Array:
+    """The array as the engine reads it: C-contiguous and of one of FLOATS; a copy only where it is not so already."""
+    kind = kind_of(name, array)
+    if is_torch(array):
+        tensor = array.detach()
+        return (tensor if kind in FLOATS else tensor.double()).contiguous()
+    if not isinstance(array, np.ndarray) and kind in FLOATS and hasattr(array, "__dlpack__"):
+        return array  # JAX, CuPy: contiguous, on whatever device
+    # Outside of torch and JAX, bfloat16 has neither buffer protocol nor DLPack.
+    dtype = "float64" if kind not in FLOATS else "float32" if kind == "bfloat16" else kind
+    return np.require(_as_numpy(name, array), np.dtype(dtype), ["C", "A"])
+
+
+def fill(out: npt.NDArray[Any], parts: Sequence[Array]) -> None:
+    """Writes arrays that are `ready` one after the other into a flat vector, converting to its dtype."""
+    sources: list[Any] = [part if is_torch(part) else _as_numpy("a part", part) for part in parts]
+    start = 0
+    for source in sources:
+        stop = start + prod(source.shape)
+        target = out[start:stop].reshape(tuple(source.shape))
+        if is_torch(source):
+            import torch
+
+            torch.from_numpy(target).copy_(source)
+        else:
+            put(target, source)
+        start = stop
+
+
+def prepare(name: str, array: Array, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """What `put` may write into `array`: `values`, rounded half to even for integers.
+
+    Raises:
+        AffluxError: the array cannot be written, or is of integers that cannot hold the values.
+    """
+    kind = kind_of(name, array)
+    if is_torch(array):
+        expanded = any(stride == 0 and size > 1 for stride, size in zip(array.stride(), array.shape, strict=True))
+        if expanded and array.numel():
+            raise AffluxError(f"[layout] {label(name)} is expanded: several elements share their memory")
+    elif not isinstance(array, np.ndarray):
+        raise AffluxError(
+            f"[layout] {label(name)} is a {type(array).__name__}, expected a NumPy array or torch tensor to write to"
+        )
+    elif not array.flags.writeable:
+        raise AffluxError(f"[layout] {label(name)} is read-only")
+    if kind in FLOATS:
+        return values
+    low, high = (0, 1) if kind == "bool" else (int(np.iinfo(kind).min), int(np.iinfo(kind).max))
+    values = np.asarray(np.rint(values))
+    # high + 1 is a power of two, hence exact; a NaN fails both comparisons.
+    bad = ~((values >= float(low)) & (values < float(high + 1)))
+    if bad.any():
+        raise AffluxError(f"[layout] {label(name)} is {kind}, which cannot hold {values[bad][0]}")
+    return values
+
+
+def put(array: Array, values: npt.NDArray[Any]) -> None:
+    """Writes `values` into the array, converting to its dtype; for integers they are what `prepare` gave."""
+    if is_torch(array):
+        # Not through NumPy: autograd must see that the tensor has changed.
+        array.detach().copy_(_as_torch(values))
+        return
+    # Beyond the range is infinity, as in torch; the engine looks for it in its own sweep.
+    with np.errstate(over="ignore"):
+        np.copyto(array, values, casting="unsafe")
+
+
+def _as_torch(array: npt.NDArray[Any]) -> "torch.Tensor":
+    """The array's memory, which may be read-only: from_numpy would warn."""
+    from torch import tensor
+    from torch.utils.dlpack import from_dlpack
+
+    try:
+        return from_dlpack(array)
+    except BufferError:  # NumPy or torch too old for read-only memory
+        return tensor(array)
