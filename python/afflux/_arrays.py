@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 from functools import cache
-from math import prod
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
@@ -71,23 +70,24 @@ def ready(name: str, array: Array) -> Array:
         return array  # JAX, CuPy: contiguous, on whatever device
     # Outside of torch and JAX, bfloat16 has neither buffer protocol nor DLPack.
     dtype = "float64" if kind not in FLOATS else "float32" if kind == "bfloat16" else kind
-    return np.require(_as_numpy(name, array), np.dtype(dtype), ["C", "A"])
+    values = np.asarray(_as_numpy(name, array), dtype, order="C")
+    return values if values.flags.aligned else values.copy()
 
 
 def fill(out: npt.NDArray[Any], parts: Sequence[Array]) -> None:
     """Writes arrays that are `ready` one after the other into a flat vector, converting to its dtype."""
-    sources: list[Any] = [part if is_torch(part) else _as_numpy("a part", part) for part in parts]
     start = 0
-    for source in sources:
-        stop = start + prod(source.shape)
-        target = out[start:stop].reshape(tuple(source.shape))
-        if is_torch(source):
-            import torch
-
-            torch.from_numpy(target).copy_(source)
-        else:
-            put(target, source)
+    for source in [_on_host(part) for part in parts]:
+        stop = start + source.size
+        put(out[start:stop].reshape(source.shape), source)
         start = stop
+
+
+def _on_host(part: Array) -> npt.NDArray[Any]:
+    """As NumPy's; torch's bfloat16, which NumPy lacks, is widened."""
+    if is_torch(part):
+        part = (part.float() if kind_of("a part", part) == "bfloat16" else part).cpu()
+    return _as_numpy("a part", part)
 
 
 def prepare(name: str, array: Array, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -131,10 +131,9 @@ def put(array: Array, values: npt.NDArray[Any]) -> None:
 
 def _as_torch(array: npt.NDArray[Any]) -> "torch.Tensor":
     """The array's memory, which may be read-only: from_numpy would warn."""
-    from torch import tensor
-    from torch.utils.dlpack import from_dlpack
+    import torch
 
     try:
-        return from_dlpack(array)
+        return torch.utils.dlpack.from_dlpack(array)
     except BufferError:  # NumPy or torch too old for read-only memory
-        return tensor(array)
+        return torch.tensor(array)
