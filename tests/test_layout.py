@@ -318,10 +318,11 @@ def test_tied_weights_count_once():
 def test_modules_inside_a_tree():
     torch = pytest.importorskip("torch")
     tree = {"actor": torch.nn.BatchNorm1d(2), "steps": [torch.nn.Linear(1, 1)]}
+    tree["actor"].register_buffer("offset", torch.ones(2))  # only the module knows that it is a buffer
     layout = Layout.of(tree)
     assert [field.name for field in layout.fields] == ["actor.weight", "actor.bias", "steps.0.weight", "steps.0.bias"]
     assert [field.name for field in layout.buffers] == [
-        f"actor.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")
+        f"actor.{name}" for name in ("running_mean", "running_var", "num_batches_tracked", "offset")
     ]
     assert layout.views(np.arange(6, dtype=np.float32))["steps"][0]["bias"] == 5
 

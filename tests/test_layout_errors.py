@@ -177,6 +177,7 @@ GOOD = Layout.of({"w": np.ones((2, 3)), "n": np.array(1)}).to_json()
         {"fields": [["w", [2.0, 3]]]},
         {"fields": [["w", "ab"]]},
         {"fields": [["w", [2, 3]], ["w", [2, 3]]]},
+        {"fields": [["w", [2, 3]], ["w", [2, 3]]], "nesting": {"list": ["w", "w", "n"]}},
         {"fields": [["v", [2, 3]]]},
         {"fields": [[5, [2, 3]]]},
         {"fields": [["w", [2, 3], "float32"]]},
