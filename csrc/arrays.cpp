@@ -1,5 +1,8 @@
 #include "arrays.hpp"
 
+#include <cstring>
+
+#include "buffers.hpp"
 #include "dlpack.hpp"
 
 namespace py = pybind11;
@@ -8,27 +11,29 @@ namespace afflux::python {
 namespace {
 
 // Without a prefix that says the byte order of this machine (NumPy gives unaligned arrays one).
-std::string native_format(const std::string& format) {
+const char* native_format(const char* format) {
+  if (format == nullptr) return "B";
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
   const char* const native = "@=<";
 #else
   const char* const native = "@=>!";
 #endif
-  return format.find_first_of(native) == 0 ? format.substr(1) : format;
+  return *format != '\0' && std::strchr(native, *format) != nullptr ? format + 1 : format;
 }
 
-std::string numpy_like_name(const std::string& format) {
+std::string name_of_format(const std::string& format) {
   if (format == "f") return "float32";
   if (format == "d") return "float64";
   if (format == "e") return "float16";
   if (format == "B") return "uint8";
+  if (format == "H") return "uint16";
   if (format == "i") return "int32";
   if (format == "l" || format == "q") return "int64";
   if (format == "?") return "bool";
   return "buffer format '" + format + "'";
 }
 
-std::string dlpack_name(dlpack::Type type) {
+std::string name_of(dlpack::Type type) {
   const char* base = "type code ";
   switch (type.code) {
     case dlpack::kInt:
@@ -52,63 +57,140 @@ std::string dlpack_name(dlpack::Type type) {
     default:
       break;
   }
-  return base + std::to_string(type.bits);
+  return base + std::to_string(type.bits) + (type.lanes == 1 ? "" : "x" + std::to_string(type.lanes));
 }
 
-void release_buffer(Py_buffer* buffer) {
-  PyBuffer_Release(buffer);
-  delete buffer;
+template <class Managed>
+void delete_managed(void* pointer) {
+  auto* const managed = static_cast<Managed*>(pointer);
+  if (managed->deleter != nullptr) managed->deleter(managed);
+}
+
+// Takes the tensor out of a capsule that has this name; null if it has another.
+template <class Managed>
+Managed* take(py::handle capsule, const char* name, const char* used_name) {
+  if (!PyCapsule_IsValid(capsule.ptr(), name)) return nullptr;
+  auto* const managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule.ptr(), name));
+  PyCapsule_SetName(capsule.ptr(), used_name);
+  return managed;
+}
+
+bool requires_grad(py::handle object) {
+  return py::hasattr(object, "requires_grad") && PyObject_IsTrue(object.attr("requires_grad").ptr()) == 1;
 }
 
 }  // namespace
 
-Array::Array(const char* op, std::string name, py::handle object, Access access) : op_(op), name_(std::move(name)) {
-  if (PyObject_CheckBuffer(object.ptr()))
-    from_buffer(object, access);
-  else if (py::hasattr(object, "__dlpack__"))
-    from_dlpack(object, access);
-  else
-    fail("is a " + std::string(Py_TYPE(object.ptr())->tp_name) + ", expected an array (buffer protocol or DLPack)");
-}
-
-void Array::fail(const std::string& what) const { throw Error("[" + std::string(op_) + "] " + name_ + " " + what); }
-
-void Array::wrong_type(const char* expected) const { fail("is " + type_name_ + ", expected " + expected); }
-
-void Array::expect(char type) const {
-  if (type_ != type) wrong_type(type == 'f' ? "float32" : type == 'd' ? "float64" : "uint8");
-}
-
-void Array::from_buffer(py::handle object, Access access) {
-  auto* const buffer = new Py_buffer();
-  if (PyObject_GetBuffer(object.ptr(), buffer, PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
-    delete buffer;
-    PyErr_Clear();
-    fail("does not give its memory through the buffer protocol");
+Array::Array(Argument argument, py::handle object, Access access, Shape shape) : argument_(argument) {
+  if (const Buffer* const buffer = Buffer::in(object)) {
+    if (access == Access::write && buffer->frozen()) fail("is read-only, but is written");
+    owner_ = {object.inc_ref().ptr(), [](void* p) { Py_DECREF(static_cast<PyObject*>(p)); }};
+    const View<void> view = buffer->view();
+    data_ = view.data;
+    size_ = view.size;
+    type_ = view.type;
+    kind_ = Kind::type;
+    return;
   }
-  owner_ = std::shared_ptr<void>(buffer, [](void* p) { release_buffer(static_cast<Py_buffer*>(p)); });
-  if (access == Access::write && buffer->readonly) fail("is read-only, but is written");
-  const std::string format = native_format(buffer->format == nullptr ? "B" : buffer->format);
-  type_name_ = numpy_like_name(format);
-  if (format == "f" || format == "d" || format == "B") type_ = format[0];
-  if (buffer->ndim != 1) fail("has " + std::to_string(buffer->ndim) + " dimensions, expected 1");
-  item_size_ = buffer->itemsize;
-  size_ = buffer->shape != nullptr ? buffer->shape[0] : buffer->len / buffer->itemsize;
-  // ctypes arrays come without strides even when asked for them: C-contiguous.
-  if (size_ > 1 && buffer->strides != nullptr && buffer->strides[0] != buffer->itemsize)
-    fail("is strided (step of " + std::to_string(buffer->strides[0]) + " bytes), expected a contiguous vector");
-  data_ = buffer->buf;
+  if (PyObject_CheckBuffer(object.ptr())) {
+    if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_STRIDES | PyBUF_FORMAT) == 0) {
+      from_buffer(access, shape);
+      return;
+    }
+    PyErr_Clear();
+    // DLPack without a version does not say that an array is read-only, and JAX's are.
+    if (access == Access::write || !py::hasattr(object, "__dlpack__"))
+      fail("does not give its memory through the buffer protocol");
+  }
+  if (!py::hasattr(object, "__dlpack__"))
+    fail("is a " + std::string(Py_TYPE(object.ptr())->tp_name) + ", expected an array (buffer protocol or DLPack)");
+  from_dlpack(object, access, shape);
 }
 
-void Array::from_dlpack(py::handle object, Access access) {
+View<void> Array::view() const {
+  if (kind_ != Kind::type) wrong_type("float32, float64, float16 or bfloat16");
+  return {data_, size_, device_, type_};
+}
+
+View<double> Array::doubles() const {
+  if (kind_ != Kind::type || type_ != Type::float64) wrong_type("float64");
+  return {static_cast<double*>(data_), size_, device_};
+}
+
+View<unsigned char> Array::row(Codec codec) const {
+  const Type own = codec == Codec::float64 ? Type::float64 : Type::float32;
+  if (kind_ != Kind::bytes && !(kind_ == Kind::type && type_ == own))
+    wrong_type(std::string("uint8 or ") + afflux::name(own));
+  const std::int64_t item = kind_ == Kind::bytes ? 1 : bytes(own);
+  return {static_cast<unsigned char*>(data_), size_ * item, device_};
+}
+
+std::string Array::title() const {
+  const std::string index = argument_.index < 0 ? "" : "[" + std::to_string(argument_.index) + "]";
+  return "[" + std::string(argument_.op) + "] " + argument_.name + index;
+}
+
+void Array::fail(const std::string& what) const { throw Error(title() + " " + what); }
+
+void Array::wrong_type(const std::string& expected) const {
+  const std::string found = kind_ == Kind::type ? afflux::name(type_) : kind_ == Kind::bytes ? "uint8" : other_name_;
+  fail("is " + found + ", expected " + expected);
+}
+
+template <class Int>
+void Array::set_shape(int dimensions, const Int* shape, const Int* strides, std::int64_t unit, Shape wanted) {
+  if (wanted == Shape::vector && dimensions != 1) fail("has " + std::to_string(dimensions) + " dimensions, expected 1");
+  size_ = 1;
+  for (int i = 0; i < dimensions; ++i) size_ *= shape[i];
+  if (size_ == 0 || strides == nullptr) return;
+  std::int64_t contiguous = unit;
+  for (int i = dimensions; i-- > 0;) {
+    if (shape[i] != 1 && strides[i] != contiguous)
+      fail(dimensions > 1 ? "is not C-contiguous"
+                          : "is strided (step of " + std::to_string(strides[i] * item_size_ / unit) +
+                                " bytes), expected a contiguous vector");
+    contiguous *= shape[i];
+  }
+}
+
+void Array::set_type(const std::string& name) {
+  kind_ = Kind::type;
+  if (name == "float32")
+    type_ = Type::float32;
+  else if (name == "float64")
+    type_ = Type::float64;
+  else if (name == "float16")
+    type_ = Type::float16;
+  else if (name == "bfloat16")
+    type_ = Type::bfloat16;
+  else if (name == "uint8")
+    kind_ = Kind::bytes;
+  else {
+    kind_ = Kind::other;
+    other_name_ = name;
+  }
+}
+
+void Array::from_buffer(Access access, Shape shape) {
+  owner_ = {&buffer_, [](void* p) { PyBuffer_Release(static_cast<Py_buffer*>(p)); }};
+  if (access == Access::write && buffer_.readonly) fail("is read-only, but is written");
+  set_type(name_of_format(native_format(buffer_.format)));
+  item_size_ = buffer_.itemsize;
+  // ctypes arrays come without strides even when asked for them: C-contiguous.
+  set_shape(buffer_.ndim, buffer_.shape, buffer_.strides, buffer_.itemsize, shape);
+  data_ = buffer_.buf;
+}
+
+void Array::from_dlpack(py::handle object, Access access, Shape shape) {
   py::object capsule;
   try {
     const auto where = object.attr("__dlpack_device__")().cast<std::pair<int, int>>();
     if (where.first == dlpack::kCuda || where.first == dlpack::kCudaManaged)
-      throw Unavailable("[" + std::string(op_) + "] " + name_ + " is on cuda:" + std::to_string(where.second) +
+      throw Unavailable(title() + " is on cuda:" + std::to_string(where.second) +
                         ", but this build has no CUDA kernels");
     if (where.first != dlpack::kCpu && where.first != dlpack::kCudaHost)
       fail("is on DLPack device type " + std::to_string(where.first) + ", expected the CPU");
+    if (requires_grad(object)) fail("requires grad: detach() it");
     try {
       capsule = object.attr("__dlpack__")(py::arg("max_version") = py::make_tuple(1, 0));
     } catch (py::error_already_set& error) {
@@ -124,40 +206,23 @@ void Array::from_dlpack(py::handle object, Access access) {
 
   dlpack::Tensor tensor{};
   bool read_only = false;
-  if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned")) {
-    auto* const managed =
-        static_cast<dlpack::ManagedVersioned*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"));
-    PyCapsule_SetName(capsule.ptr(), "used_dltensor_versioned");
-    owner_ = std::shared_ptr<void>(managed, [](void* p) {
-      auto* const m = static_cast<dlpack::ManagedVersioned*>(p);
-      if (m->deleter != nullptr) m->deleter(m);
-    });
-    if (managed->major != 1) fail("comes as DLPack version " + std::to_string(managed->major) + ", expected 1");
-    tensor = managed->tensor;
-    read_only = (managed->flags & dlpack::kReadOnly) != 0;
-  } else if (PyCapsule_IsValid(capsule.ptr(), "dltensor")) {
-    auto* const managed = static_cast<dlpack::Managed*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
-    PyCapsule_SetName(capsule.ptr(), "used_dltensor");
-    owner_ = std::shared_ptr<void>(managed, [](void* p) {
-      auto* const m = static_cast<dlpack::Managed*>(p);
-      if (m->deleter != nullptr) m->deleter(m);
-    });
+  if (auto* const versioned =
+          take<dlpack::ManagedVersioned>(capsule, "dltensor_versioned", "used_dltensor_versioned")) {
+    owner_ = {versioned, delete_managed<dlpack::ManagedVersioned>};
+    if (versioned->major != 1) fail("comes as DLPack version " + std::to_string(versioned->major) + ", expected 1");
+    tensor = versioned->tensor;
+    read_only = (versioned->flags & dlpack::kReadOnly) != 0;
+  } else if (auto* const managed = take<dlpack::Managed>(capsule, "dltensor", "used_dltensor")) {
+    owner_ = {managed, delete_managed<dlpack::Managed>};
     tensor = managed->tensor;
   } else {
     fail("gave something that is no DLPack capsule");
   }
 
   if (access == Access::write && read_only) fail("is read-only, but is written");
-  type_name_ = dlpack_name(tensor.dtype);
-  if (tensor.dtype.lanes != 1) type_name_ += "x" + std::to_string(tensor.dtype.lanes);
-  if (type_name_ == "float32") type_ = 'f';
-  if (type_name_ == "float64") type_ = 'd';
-  if (type_name_ == "uint8") type_ = 'B';
-  if (tensor.ndim != 1) fail("has " + std::to_string(tensor.ndim) + " dimensions, expected 1");
+  set_type(name_of(tensor.dtype));
   item_size_ = tensor.dtype.bits / 8;
-  size_ = tensor.shape[0];
-  if (size_ > 1 && tensor.strides != nullptr && tensor.strides[0] != 1)
-    fail("is strided (step of " + std::to_string(tensor.strides[0]) + " elements), expected a contiguous vector");
+  set_shape(tensor.ndim, tensor.shape, tensor.strides, 1, shape);
   if (tensor.data != nullptr) data_ = static_cast<char*>(tensor.data) + tensor.byte_offset;
 }
 

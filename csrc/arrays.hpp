@@ -1,56 +1,98 @@
-// Any array library's vector as an afflux::View, without a copy: the buffer protocol first, else DLPack.
+// Any array library's vector as an afflux::View, without a copy: one of our own buffers, else the buffer protocol, else
+// DLPack (also for what the buffer protocol cannot say, such as bfloat16).
 #pragma once
 #include <pybind11/pybind11.h>
 
+#include <cstddef>
+#include <deque>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "afflux/afflux.hpp"
 
 namespace afflux::python {
 
 enum class Access { read, write };
+enum class Shape { vector, any };  // any: C-contiguous, of any number of dimensions, taken as flat
 
-// A borrowed one-dimensional contiguous array. Keeps the object's memory alive and in place while it lives; create and
-// destroy it with the GIL held. Throws Error naming the operation and the argument.
+// An argument, or with an index one item of a sequence; spelled out only in messages.
+struct Argument {
+  const char* op;
+  const char* name;
+  std::ptrdiff_t index = -1;
+};
+
+// A borrowed contiguous array. Keeps the object's memory alive and in place while it lives; create and destroy it with
+// the GIL held. Throws Error naming the operation and the argument.
 class Array {
  public:
-  Array(const char* op, std::string name, pybind11::handle object, Access access);
+  Array(Argument argument, pybind11::handle object, Access access, Shape shape = Shape::vector);
+  Array(const Array&) = delete;
+  Array& operator=(const Array&) = delete;
 
-  bool is_float() const { return type_ == 'f'; }
-  bool is_double() const { return type_ == 'd'; }
-  template <class T>
-  View<T> view() const {
-    expect(type_code<std::remove_const_t<T>>());
-    return {static_cast<T*>(data_), size_, device_};
-  }
-  // An encoded row: uint8, or float32 taken as the bytes it holds.
-  template <class T>
-  View<T> bytes() const {
-    if (type_ != 'f' && type_ != 'B') wrong_type("uint8 or float32");
-    return {static_cast<T*>(data_), size_ * item_size_, device_};
-  }
-  [[noreturn]] void wrong_type(const char* expected) const;
+  // A vector of any of the engine's types.
+  View<void> view() const;
+  // A vector of float64.
+  View<double> doubles() const;
+  // An encoded row: uint8, or the codec's own type taken as the bytes it holds.
+  View<unsigned char> row(Codec codec) const;
 
  private:
-  template <class T>
-  static constexpr char type_code() {
-    return std::is_same_v<T, float> ? 'f' : std::is_same_v<T, double> ? 'd' : 'B';
-  }
-  void expect(char type) const;
-  void from_buffer(pybind11::handle object, Access access);
-  void from_dlpack(pybind11::handle object, Access access);
-  [[noreturn]] void fail(const std::string& what) const;
+  enum class Kind { other, type, bytes };
 
-  const char* op_;
-  std::string name_;
-  std::shared_ptr<void> owner_;
+  void from_buffer(Access access, Shape shape);
+  void from_dlpack(pybind11::handle object, Access access, Shape shape);
+  // `strides` are in units of which an element has `unit`; null: C-contiguous.
+  template <class Int>
+  void set_shape(int dimensions, const Int* shape, const Int* strides, std::int64_t unit, Shape wanted);
+  void set_type(const std::string& name);
+  std::string title() const;
+  [[noreturn]] void fail(const std::string& what) const;
+  [[noreturn]] void wrong_type(const std::string& expected) const;
+
+  Argument argument_;
+  Py_buffer buffer_;
+  // Gives the memory back: a Py_buffer, a DLPack tensor or a reference to a Python object.
+  std::unique_ptr<void, void (*)(void*)> owner_{nullptr, nullptr};
   void* data_ = nullptr;
   std::int64_t size_ = 0;
   std::int64_t item_size_ = 0;
-  char type_ = 0;  // 'f' float32, 'd' float64, 'B' bytes, else 0
-  std::string type_name_;
+  Kind kind_ = Kind::other;
+  Type type_{};
+  std::string other_name_;
   Device device_{};
+};
+
+// A sequence of arrays, held together with the views that the engine reads.
+template <class T>
+class Arrays {
+ public:
+  // view(array) makes the view of an item. None is a view without data where `optional`.
+  template <class Make>
+  Arrays(const char* op, const char* name, pybind11::handle objects, Access access, Shape shape, bool optional,
+         const Make& view) {
+    const auto sequence = pybind11::reinterpret_borrow<pybind11::sequence>(objects);
+    const std::size_t count = pybind11::len(sequence);
+    views_.reserve(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      // Owned while its memory is acquired: a sequence may make its items on the fly.
+      const pybind11::object object = sequence[i];
+      views_.emplace_back();
+      if (optional && object.is_none()) continue;
+      arrays_.emplace_back(Argument{op, name, static_cast<std::ptrdiff_t>(i)}, object, access, shape);
+      views_.back() = view(arrays_.back());
+      // An empty array is no missing one: the engine reads a null pointer as "absent".
+      if (optional && views_.back().data == nullptr) views_.back().data = aligned_nowhere();
+    }
+  }
+  List<View<T>> list() const { return {views_.data(), static_cast<std::int64_t>(views_.size())}; }
+
+ private:
+  static T* aligned_nowhere() { return reinterpret_cast<T*>(alignof(std::max_align_t)); }
+
+  std::deque<Array> arrays_;
+  std::vector<View<T>> views_;
 };
 
 }  // namespace afflux::python

@@ -2,121 +2,96 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <cstddef>
 #include <optional>
-#include <vector>
 
 #include "afflux/afflux.hpp"
 #include "arrays.hpp"
-#include "versions.hpp"
+#include "buffers.hpp"
 
 namespace py = pybind11;
 
 namespace afflux::python {
 namespace {
 
-// A sequence of arrays, held together with the views that the engine reads.
-template <class T>
-class Arrays {
- public:
-  Arrays(const char* op, const char* name, const py::sequence& objects, Access access, bool optional) {
-    const std::size_t count = py::len(objects);
-    for (std::size_t i = 0; i < count; ++i) {
-      // Owned while its memory is acquired: a sequence may make its items on the fly.
-      const py::object object = objects[i];
-      if (optional && object.is_none()) {
-        views_.push_back({});
-        continue;
-      }
-      arrays_.emplace_back(op, std::string(name) + "[" + std::to_string(views_.size()) + "]", object, access);
-      if constexpr (std::is_same_v<std::remove_const_t<T>, unsigned char>)
-        views_.push_back(arrays_.back().template bytes<T>());
-      else
-        views_.push_back(arrays_.back().template view<T>());
-      // An empty array is no missing one: the engine reads a null pointer as "absent".
-      if (optional && views_.back().data == nullptr)
-        views_.back().data = reinterpret_cast<T*>(alignof(std::max_align_t));
-    }
-  }
-  List<View<T>> list() const { return {views_.data(), static_cast<std::int64_t>(views_.size())}; }
-
- private:
-  std::vector<Array> arrays_;
-  std::vector<View<T>> views_;
-};
+View<void> as_view(const Array& array) { return array.view(); }
+View<const unsigned char> read_only(View<unsigned char> row) { return {row.data, row.size, row.device}; }
 
 py::tuple ingest_(const py::object& update, const py::object& slot, int num_threads) {
-  const Array from("ingest", "update", update, Access::read), to("ingest", "slot", slot, Access::write);
-  const View<float> out = to.view<float>();
   Statistics result{};
-  if (from.is_double()) {
-    const auto view = from.view<const double>();
+  const Array to({"ingest", "slot"}, slot, Access::write);
+  const View<void> out = to.view();
+  if (PyList_Check(update.ptr()) || PyTuple_Check(update.ptr())) {
+    const Arrays<const void> parts("ingest", "update", update, Access::read, Shape::any, false, as_view);
     const py::gil_scoped_release release;
-    result = ingest(view, out, num_threads);
+    result = ingest(parts.list(), out, num_threads);
   } else {
-    if (!from.is_float()) from.wrong_type("float32 or float64");
-    const auto view = from.view<const float>();
+    const Array from({"ingest", "update"}, update, Access::read);
+    const View<void> view = from.view();
     const py::gil_scoped_release release;
     result = ingest(view, out, num_threads);
   }
   return py::make_tuple(result.first_nonfinite, result.sum_of_squares, result.min, result.max);
 }
 
-void gram_(const py::sequence& vectors, const py::object& out, int num_threads) {
-  const Arrays<const float> from("gram", "vectors", vectors, Access::read, false);
-  const Array to("gram", "out", out, Access::write);
-  const auto view = to.view<double>();
+void gram_(const py::object& vectors, const py::object& out, int num_threads) {
+  const Arrays<const void> from("gram", "vectors", vectors, Access::read, Shape::vector, false, as_view);
+  const Array to({"gram", "out"}, out, Access::write);
+  const View<double> view = to.doubles();
   const py::gil_scoped_release release;
   gram(from.list(), view, num_threads);
 }
 
-void apply_(const py::object& params, const py::object& out, const py::sequence& updates, const py::object& weights,
+void apply_(const py::object& params, const py::object& out, const py::object& updates, const py::object& weights,
             double params_weight, double lr, bool cached, const py::object& sum, std::int64_t num_clients,
-            const py::sequence& rows, const py::sequence& new_rows, int num_threads) {
-  const Array from("apply", "params", params, Access::read), to("apply", "out", out, Access::write),
-      weight("apply", "weights", weights, Access::read);
-  const Arrays<const float> vectors("apply", "updates", updates, Access::read, false);
-  const Arrays<const unsigned char> old("apply", "rows", rows, Access::read, true);
-  const Arrays<unsigned char> replaced("apply", "new_rows", new_rows, Access::write, true);
-  std::optional<Array> cache;
-  const View<const double> w = weight.view<const double>();
+            const py::object& rows, const py::object& new_rows, int num_threads, std::optional<py::list> done) {
+  const Array from({"apply", "params"}, params, Access::read), to({"apply", "out"}, out, Access::write),
+      weight({"apply", "weights"}, weights, Access::read);
+  const Arrays<const void> vectors("apply", "updates", updates, Access::read, Shape::vector, false, as_view);
+  const View<double> w = weight.doubles();
   Pass pass;
-  pass.params = from.view<const float>();
-  pass.out = to.view<float>();
+  pass.params = from.view();
+  pass.out = to.view();
   pass.combine = {vectors.list(), {w.data, w.size}, params_weight};
-  if (cached) {
-    cache.emplace("apply", "sum", sum, Access::write);
-    pass.calibrate = {Calibration::cached_difference,
-                      Codec::float32,
-                      cache->view<double>(),
-                      num_clients,
-                      old.list(),
-                      replaced.list()};
-  }
   pass.step.lr = lr;
-  const py::gil_scoped_release release;
-  apply(pass, num_threads);
+  const Codec codec = exact_codec(vectors.list().size > 0 ? vectors.list().data[0].type : Type::float32);
+  const auto row = [codec](const Array& array) { return array.row(codec); };
+  const auto old_row = [codec](const Array& array) { return read_only(array.row(codec)); };
+  const Arrays<const unsigned char> old("apply", "rows", rows, Access::read, Shape::vector, true, old_row);
+  const Arrays<unsigned char> replaced("apply", "new_rows", new_rows, Access::write, Shape::vector, true, row);
+  std::optional<Array> cache;
+  if (cached) {
+    cache.emplace(Argument{"apply", "sum"}, sum, Access::write);
+    pass.calibrate = {
+        Calibration::cached_difference, codec, cache->doubles(), num_clients, old.list(), replaced.list()};
+  }
+  {
+    const py::gil_scoped_release release;
+    apply(pass, num_threads);
+  }
+  // Before Python can run a signal handler: an exception of one cannot hide from the caller that the sweep was made.
+  if (done) done->append(py::none());
 }
 
 Codec codec_named(const std::string& name) {
   if (name == "float32") return Codec::float32;
-  throw Error("[codec] '" + name + "' is unknown; known: float32");
+  if (name == "float64") return Codec::float64;
+  throw Error("[codec] '" + name + "' is unknown; known: float32, float64");
 }
 
 void encode_(const std::string& codec, const py::object& vector, const py::object& row, int num_threads) {
-  const Array from("encode", "vector", vector, Access::read), to("encode", "row", row, Access::write);
-  const auto source = from.view<const float>();
-  const auto target = to.bytes<unsigned char>();
   const Codec kind = codec_named(codec);
+  const Array from({"encode", "vector"}, vector, Access::read), to({"encode", "row"}, row, Access::write);
+  const View<void> source = from.view();
+  const View<unsigned char> target = to.row(kind);
   const py::gil_scoped_release release;
   encode(kind, source, target, num_threads);
 }
 
 void decode_(const std::string& codec, const py::object& row, const py::object& vector, int num_threads) {
-  const Array from("decode", "row", row, Access::read), to("decode", "vector", vector, Access::write);
-  const auto source = from.bytes<const unsigned char>();
-  const auto target = to.view<float>();
   const Codec kind = codec_named(codec);
+  const Array from({"decode", "row"}, row, Access::read), to({"decode", "vector"}, vector, Access::write);
+  const View<const unsigned char> source = read_only(from.row(kind));
+  const View<void> target = to.view();
   const py::gil_scoped_release release;
   decode(kind, source, target, num_threads);
 }
@@ -143,7 +118,7 @@ PYBIND11_MODULE(_engine, module) {
   module.def("gram", gram_, py::arg("vectors"), py::arg("out"), py::arg("num_threads"));
   module.def("apply", apply_, py::arg("params"), py::arg("out"), py::arg("updates"), py::arg("weights"),
              py::arg("params_weight"), py::arg("lr"), py::arg("cached"), py::arg("sum"), py::arg("num_clients"),
-             py::arg("rows"), py::arg("new_rows"), py::arg("num_threads"));
+             py::arg("rows"), py::arg("new_rows"), py::arg("num_threads"), py::arg("done") = py::none());
   module.def(
       "row_bytes", [](const std::string& codec, std::int64_t size) { return row_bytes(codec_named(codec), size); },
       py::arg("codec"), py::arg("size"));
@@ -151,7 +126,7 @@ PYBIND11_MODULE(_engine, module) {
   module.def("decode", decode_, py::arg("codec"), py::arg("row"), py::arg("vector"), py::arg("num_threads"));
   module.def("backends", backends_);
   module.def("choose_isa", choose_isa, py::arg("name"));
-  bind_versions(module);
+  bind_buffers(module);
 }
 
 }  // namespace afflux::python

@@ -65,6 +65,47 @@ def operations(num_threads, data, wide):
     return digest.hexdigest()
 
 
+def pooled(dtype, size):
+    """An empty buffer of the engine's, which also knows bfloat16."""
+    return _engine.Buffer(_engine.Pool(size, dtype, 1))
+
+
+def typed_inputs():
+    """An update in parts of every type, and three vectors of each type that updates may have."""
+    data, wide = inputs()
+    size = data[0].size
+    noise = (hashed(4, size) >> np.uint64(48)).astype(np.uint16)
+    half = (noise & np.uint16(0xBBFF)).view(np.float16)  # no infinity, no NaN
+    brain = [pooled("bfloat16", size) for _ in range(3)]
+    for buffer, update in zip(brain, data, strict=False):
+        ops.ingest(update, buffer)
+    parts = [data[0][:70_001], wide[0][70_001:70_002], half[: size - 75_001].reshape(1, -1), wide[1][:4999]]
+    return parts, {"float32": data[:3], "float64": [*wide, data[2].astype(np.float64)], "bfloat16": brain}
+
+
+def types(num_threads, parts, vectors):
+    """ingest, gram, apply and the cached difference in every type that they take."""
+    digest = hashlib.sha256()
+    size = sum(part.size for part in parts)
+    weights = np.array([0.1, -0.7, 1 / 3])
+    for dtype in vectors:
+        slot = pooled(dtype, size)
+        facts = ops.ingest(parts, slot, num_threads=num_threads)
+        digest.update(np.array([facts.sum_of_squares, facts.min, facts.max]).tobytes() + np.asarray(slot).tobytes())
+        digest.update(ops.gram(vectors[dtype], num_threads=num_threads).tobytes())
+        combine = ops.Combine(vectors[dtype], weights, 0.25)
+        for params in (vectors["float32"][1], vectors["float64"][1]):
+            out, cache = np.empty_like(params), np.linspace(-1, 1, size)
+            ops.apply(ops.Pass(params, out, combine, step=ops.Sgd(0.3)), num_threads=num_threads)
+            digest.update(out.tobytes())
+            rows = np.zeros((3, size), np.float64 if dtype == "float64" else np.float32)
+            stage = ops.CachedDifference(cache, 11, [None, *rows[1:]], list(rows))
+            for _ in range(2):
+                ops.apply(ops.Pass(params, out, combine, stage, ops.Sgd(0.7)), num_threads=num_threads)
+            digest.update(out.tobytes() + cache.tobytes() + rows.tobytes())
+    return digest.hexdigest()
+
+
 def rule(name, num_threads):
     """Twelve rounds of a preset over a trace with staleness, repeated clients and unequal example counts."""
     size = 70_001
@@ -88,7 +129,11 @@ def weights():
 
 def parts(num_threads):
     """Name and digest of each part."""
-    named = {"operations": operations(num_threads, *inputs()), "weights": weights()}
+    named = {
+        "operations": operations(num_threads, *inputs()),
+        "types": types(num_threads, *typed_inputs()),
+        "weights": weights(),
+    }
     return named | {name: rule(name, num_threads) for name in RULES}
 
 

@@ -44,8 +44,8 @@ MUTANTS = {
     ),
     "calibrate: the cache sum in float32": (
         "engine/cpu/apply.hpp",
-        "encode_range(stage.codec, update, tile.begin, tile.size, new_row);",
-        "encode_range(stage.codec, update, tile.begin, tile.size, new_row);\n"
+        "convert(update, reinterpret_cast<Row*>(new_row) + tile.begin, tile.size);",
+        "convert(update, reinterpret_cast<Row*>(new_row) + tile.begin, tile.size);\n"
         "    for (std::int64_t i = 0; i < tile.size; ++i) sum[i] = static_cast<float>(sum[i]);",
         "test_rules.py",
     ),
@@ -76,9 +76,45 @@ MUTANTS = {
     ),
     "edges: the last block's bad value is missed": (
         "engine/cpu/ingest.hpp",
-        "if (!formula::finite(squares) && sums.first_nonfinite < 0) {",
-        "if (!formula::finite(squares) && sums.first_nonfinite < 0 && n == kBlock) {",
+        "if (!formula::finite(squares) && sums.first_nonfinite < 0)",
+        "if (!formula::finite(squares) && sums.first_nonfinite < 0 && n == kBlock)",
         "test_ops.py",
+    ),
+    "edges: an overflowing sum of squares counts as a bad value": (
+        "engine/cpu/ingest.hpp",
+        "    if (!formula::finite(simd::One::load(slot + i))) return i;\n  return -1;",
+        "    if (!formula::finite(simd::One::load(slot + i))) return i;\n  return begin;",
+        "test_types.py",
+    ),
+    "types: bfloat16 rounds ties away from zero": (
+        "engine/formula/half.hpp",
+        "bits + 0x7FFFu + ((bits >> 16) & 1u)",
+        "bits + 0x8000u",
+        "test_types.py",
+    ),
+    "types: subnormals of float16 are flushed": (
+        "engine/formula/half.hpp",
+        "magnitude < 0x0400u ? subnormal : normal",
+        "magnitude < 0x0400u ? 0u : normal",
+        "test_types.py",
+    ),
+    "types: products of float64 are fused": (
+        "engine/cpu/simd.hpp",
+        "  if constexpr (sizeof(T) == sizeof(double)) return acc + x * y;\n",
+        "",
+        "test_bits.py",
+    ),
+    "parts: a part is read from its front in every block": (
+        "engine/cpu/ingest.hpp",
+        "convert(part->type, part->data, begin - part->begin, n, slot + begin);",
+        "convert(part->type, part->data, 0, n, slot + begin);",
+        "test_types.py",
+    ),
+    "buffers: a checksum that knows no order": (
+        "csrc/buffers.cpp",
+        "sum = mixed(sum, mixed(chains[k], words[k]));",
+        "sum += words[k];",
+        "test_buffers.py",
     ),
     "threads: the caller's floating-point mode is kept": (
         "engine/cpu/parallel_for.cpp",

@@ -23,9 +23,20 @@ def sum_bound(terms_abs_sum, n):
     return 2 * (n + 2) * EPS * terms_abs_sum
 
 
-def rounded_bound(result, terms_abs_sum, n):
-    """As sum_bound, when the engine's result is then rounded to float32."""
+def rounded_bound(result, terms_abs_sum, n, dtype=np.float32):
+    """As sum_bound, when the engine's result is then rounded to `dtype`: to float32, or not again to float64."""
+    if dtype == np.float64:
+        return sum_bound(terms_abs_sum, n)
     return sum_bound(terms_abs_sum, n) + U32 * np.abs(result) * (1 + 1e-6) + TINY32
+
+
+def bfloat16(array):
+    """Float32 values rounded to 8 significant bits, half to even, in bfloat16's range; as float32."""
+    exact = f64(np.asarray(array, np.float32))
+    exponent = np.maximum(np.frexp(exact)[1], -125)  # below it, subnormals all have the unit 2^-133
+    unit = np.ldexp(1.0, exponent - 8)
+    rounded = np.rint(exact / unit) * unit
+    return np.where(np.abs(rounded) >= 2.0**128, np.copysign(np.inf, rounded), rounded).astype(np.float32)
 
 
 def combine(params, updates, weights, params_weight=0.0):

@@ -35,5 +35,5 @@ def tree_sum(terms):
 
 
 def inner_product(x, y):
-    """Products of float32 values are exact in float64."""
+    """Products of float32 and bfloat16 values are exact in float64, those of float64 values are rounded."""
     return tree_sum(np.asarray(x, np.float64) * np.asarray(y, np.float64))

@@ -58,6 +58,17 @@ def test_the_order_is_as_described(isa, rng):
             assert facts.sum_of_squares == expected[0][0]
 
 
+def test_the_order_of_float64_has_rounded_products(isa, rng):
+    for size in (1, 33, 2049, 2 * 65536 + 77):
+        x, y = (awkward(rng, size) * (1 + 1e-9 * rng.random(size)) for _ in range(2))
+        assert x.dtype == np.float64
+        expected = [[order.inner_product(a, b) for b in (x, y)] for a in (x, y)]
+        for threads in THREADS:
+            assert ops.gram([x, y], num_threads=threads).tolist() == expected
+            facts = ops.ingest(x, np.empty_like(x), num_threads=threads)
+            assert facts.sum_of_squares == expected[0][0]
+
+
 def test_the_tree_over_more_superblocks_than_chunks(rng):
     x = awkward(rng, 131 * 65536 + 13)
     expected = order.inner_product(x, x)
@@ -138,13 +149,15 @@ def test_flush_denormal_in_the_caller(reference):
     """torch's mode leaks into threads that the caller starts; the engine computes without it and puts it back."""
     torch = pytest.importorskip("torch")
     smallest = torch.tensor([1e-310], dtype=torch.float64)
-    inputs = digest.inputs()  # NumPy itself flushes in that mode
+    inputs, typed = digest.inputs(), digest.typed_inputs()  # NumPy itself flushes in that mode
     if not torch.set_flush_denormal(True):
         pytest.skip("this CPU cannot flush denormals")
     try:
         flushed = [digest.operations(threads, *inputs) for threads in (1, 3)]
+        flushed_types = [digest.types(threads, *typed) for threads in (1, 3)]
         still_on = (smallest * 1.0).item() == 0.0
     finally:
         torch.set_flush_denormal(False)
     assert flushed == [reference["operations"]] * 2
+    assert flushed_types == [reference["types"]] * 2
     assert still_on

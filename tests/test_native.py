@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from afflux import ops
+from afflux import _engine, ops
 
 ROOT = Path(__file__).parent.parent
 # A virtual environment's own cmake and ninja, where there are any, before the system's.
@@ -99,6 +99,9 @@ def test_the_embedded_engine_gives_the_python_packages_bits(embedded):
     stage = ops.CachedDifference(cache, 10, [None, None], [row, None])
     ops.apply(ops.Pass(params, out, combine, stage, ops.Sgd(0.7)))
     assert embedded["ca2fl"] == checksum(out)
+    rounded = ops.ingest(first, _engine.Buffer(_engine.Pool(first.size, "bfloat16", 1))).sum_of_squares
+    same, squares = embedded["parts"].split()
+    assert (same, float.fromhex(squares)) == ("1", rounded)
     products = [float.fromhex(value) for value in embedded["gram"].split()]
     assert products == ops.gram([first, second])[0].tolist()
 

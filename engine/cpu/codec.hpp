@@ -1,39 +1,32 @@
-// The codecs, a range of elements at a time: the seam at which a cached row enters a sweep.
+// The codecs of cached rows: a vector of the codec's own type to bytes and back.
 #pragma once
+#include "cpu/convert.hpp"
 #include "cpu/kernels.hpp"
-#include "formula/codec.hpp"
 
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-// row[begin, begin + n) = values[0, n)
-AFFLUX_FN void encode_range(Codec codec, const float* values, std::int64_t begin, std::int64_t n, unsigned char* row) {
+template <class T>
+AFFLUX_FN void copy(const void* from, void* to, std::int64_t begin, std::int64_t end) {
+  convert(static_cast<const T*>(from) + begin, static_cast<T*>(to) + begin, end - begin);
+}
+
+void encode(Codec codec, const void* vector, unsigned char* row, std::int64_t begin, std::int64_t end) {
   switch (codec) {
-    case Codec::float32: {
-      float* const to = reinterpret_cast<float*>(row) + begin;
-#pragma GCC ivdep
-      for (std::int64_t i = 0; i < n; ++i) to[i] = formula::encode_float32(values[i]);
-    }
+    case Codec::float32:
+      return copy<float>(vector, row, begin, end);
+    case Codec::float64:
+      return copy<double>(vector, row, begin, end);
   }
 }
 
-// values[0, n) = row[begin, begin + n)
-AFFLUX_FN void decode_range(Codec codec, const unsigned char* row, std::int64_t begin, std::int64_t n, float* values) {
+void decode(Codec codec, const unsigned char* row, void* vector, std::int64_t begin, std::int64_t end) {
   switch (codec) {
-    case Codec::float32: {
-      const float* const from = reinterpret_cast<const float*>(row) + begin;
-#pragma GCC ivdep
-      for (std::int64_t i = 0; i < n; ++i) values[i] = formula::decode_float32(from[i]);
-    }
+    case Codec::float32:
+      return copy<float>(row, vector, begin, end);
+    case Codec::float64:
+      return copy<double>(row, vector, begin, end);
   }
-}
-
-void encode(Codec codec, const float* vector, unsigned char* row, std::int64_t begin, std::int64_t end) {
-  encode_range(codec, vector + begin, begin, end - begin, row);
-}
-
-void decode(Codec codec, const unsigned char* row, float* vector, std::int64_t begin, std::int64_t end) {
-  decode_range(codec, row, begin, end - begin, vector + begin);
 }
 
 }  // namespace

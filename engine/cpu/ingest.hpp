@@ -1,6 +1,7 @@
-// ingest, one superblock: copy or convert, and reduce what was written while it is in cache.
+// ingest, one superblock: a block at a time from the parts into the slot, and its reductions while it is in L1.
 #pragma once
 #include "afflux/order.hpp"
+#include "cpu/convert.hpp"
 #include "cpu/kernels.hpp"
 #include "cpu/simd.hpp"
 #include "formula/reduce.hpp"
@@ -8,15 +9,19 @@
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-AFFLUX_FN void copy_block(const float* __restrict from, float* __restrict to, std::int64_t n) {
-  __builtin_memcpy(to, from, static_cast<std::size_t>(n) * sizeof(float));
+// slot[begin, end) from the parts that lie there; `part` is the first of them, and in the end the last.
+template <class T>
+AFFLUX_FN void gather(const Part*& part, T* slot, std::int64_t begin, std::int64_t end) {
+  while (begin < end) {
+    while (part[1].begin <= begin) ++part;
+    const std::int64_t n = (part[1].begin < end ? part[1].begin : end) - begin;
+    convert(part->type, part->data, begin - part->begin, n, slot + begin);
+    begin += n;
+  }
 }
 
-AFFLUX_FN void copy_block(const double* __restrict from, float* __restrict to, std::int64_t n) {
-  simd::each(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE { lanes.store(to + i, lanes.load(from + i)); });
-}
-
-AFFLUX_FN double block_sum_of_squares(const float* x, std::int64_t n) {
+template <class T>
+AFFLUX_FN double block_sum_of_squares(const T* x, std::int64_t n) {
   constexpr int kGroup = 4;  // native vectors per lane group: independent sums hide the latency of an addition
   constexpr int kGroupLanes = kGroup * simd::kWidth;
   static_assert(kLanes % kGroupLanes == 0, "lane groups must divide the lanes");
@@ -27,64 +32,71 @@ AFFLUX_FN double block_sum_of_squares(const float* x, std::int64_t n) {
     for (std::int64_t i = lane; i < whole; i += kLanes)
       for (int part = 0; part < kGroup; ++part) {
         const simd::Doubles value = simd::Many::load(x + i + part * simd::kWidth);
-        sum[part] = simd::dot_term(sum[part], value, value);
+        sum[part] = simd::dot_term<T>(sum[part], value, value);
       }
     for (int part = 0; part < kGroup; ++part) simd::Many::store(lanes + lane + part * simd::kWidth, sum[part]);
   }
-  for (std::int64_t i = whole; i < n; ++i) lanes[i - whole] = formula::dot_term(lanes[i - whole], x[i], x[i]);
+  for (std::int64_t i = whole; i < n; ++i) {
+    const double value = simd::One::load(x + i);
+    lanes[i - whole] = formula::dot_term<T>(lanes[i - whole], value, value);
+  }
   return formula::lane_sum(lanes, kLanes);
 }
 
-AFFLUX_FN void lane_extremes(const float* x, std::int64_t n, float* lows, float* highs) {
+// Value is the type that T is compared in.
+template <class T, class Value>
+AFFLUX_FN void lane_extremes(const T* x, std::int64_t n, Value* lows, Value* highs) {
   const std::int64_t whole = n - n % kLanes;
   for (std::int64_t i = 0; i < whole; i += kLanes)
     for (int lane = 0; lane < kLanes; ++lane) {
-      lows[lane] = formula::lesser(lows[lane], x[i + lane]);
-      highs[lane] = formula::greater(highs[lane], x[i + lane]);
+      lows[lane] = formula::lesser(lows[lane], formula::widened(x[i + lane]));
+      highs[lane] = formula::greater(highs[lane], formula::widened(x[i + lane]));
     }
   for (std::int64_t i = whole; i < n; ++i) {
-    lows[i - whole] = formula::lesser(lows[i - whole], x[i]);
-    highs[i - whole] = formula::greater(highs[i - whole], x[i]);
+    lows[i - whole] = formula::lesser(lows[i - whole], formula::widened(x[i]));
+    highs[i - whole] = formula::greater(highs[i - whole], formula::widened(x[i]));
   }
 }
 
+// The first value that is not finite, or -1. A block's sum of squares is not finite if one of its values is not, and
+// for float64 also if it overflows; squares of narrower types cannot.
 template <class T>
-AFFLUX_FN IngestSums ingest(const T* update, float* slot, std::int64_t begin, std::int64_t end) {
-  float lows[kLanes], highs[kLanes];
+AFFLUX_FN std::int64_t first_nonfinite(const T* slot, std::int64_t begin, std::int64_t end) {
+  for (std::int64_t i = begin; i < end; ++i)
+    if (!formula::finite(simd::One::load(slot + i))) return i;
+  return -1;
+}
+
+template <class T>
+AFFLUX_FN void ingest_into(const Part* part, T* slot, std::int64_t begin, std::int64_t end, IngestSums& sums) {
+  using Value = decltype(formula::widened(T{}));
+  Value lows[kLanes], highs[kLanes];
   for (int lane = 0; lane < kLanes; ++lane) {
-    lows[lane] = __builtin_inff();
-    highs[lane] = -__builtin_inff();
+    lows[lane] = static_cast<Value>(__builtin_inf());
+    highs[lane] = -static_cast<Value>(__builtin_inf());
   }
-  IngestSums sums{0.0, 0.0f, 0.0f, -1};
   for (std::int64_t i = begin; i < end; i += kBlock) {
     const std::int64_t n = end - i < kBlock ? end - i : kBlock;
-    copy_block(update + i, slot + i, n);
+    gather(part, slot, i, i + n);
     const double squares = block_sum_of_squares(slot + i, n);
     sums.sum_of_squares = sums.sum_of_squares + squares;
     lane_extremes(slot + i, n, lows, highs);
-    // Squares of float32 values cannot overflow float64: a block's sum is finite exactly when its values are.
-    if (!formula::finite(squares) && sums.first_nonfinite < 0) {
-      std::int64_t bad = i;
-      while (formula::finite(static_cast<double>(slot[bad]))) ++bad;
-      sums.first_nonfinite = bad;
-    }
+    if (!formula::finite(squares) && sums.first_nonfinite < 0) sums.first_nonfinite = first_nonfinite(slot, i, i + n);
   }
   for (int half = kLanes / 2; half > 0; half /= 2)
     for (int lane = 0; lane < half; ++lane) {
       lows[lane] = formula::lesser(lows[lane], lows[lane + half]);
       highs[lane] = formula::greater(highs[lane], highs[lane + half]);
     }
-  sums.min = lows[0];
-  sums.max = highs[0];
+  sums.min = static_cast<double>(lows[0]);
+  sums.max = static_cast<double>(highs[0]);
+}
+
+IngestSums ingest(const Part* first, Type type, void* slot, std::int64_t begin, std::int64_t end) {
+  IngestSums sums{0.0, 0.0, 0.0, -1};
+  with_type(type, [&](auto sample)
+                      AFFLUX_INLINE { ingest_into(first, static_cast<decltype(sample)*>(slot), begin, end, sums); });
   return sums;
-}
-
-IngestSums ingest_float32(const float* update, float* slot, std::int64_t begin, std::int64_t end) {
-  return ingest(update, slot, begin, end);
-}
-
-IngestSums ingest_float64(const double* update, float* slot, std::int64_t begin, std::int64_t end) {
-  return ingest(update, slot, begin, end);
 }
 
 }  // namespace

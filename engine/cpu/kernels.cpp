@@ -9,6 +9,6 @@
 
 namespace afflux::AFFLUX_ISA {
 
-const Kernels kernels{ingest_float32, ingest_float64, gram, apply, encode, decode};
+const Kernels kernels{ingest, gram, apply, encode, decode};
 
 }  // namespace afflux::AFFLUX_ISA

@@ -7,28 +7,37 @@
 
 namespace afflux {
 
+// One part of an update: where it lies, and which element of the slot its first one becomes. One entry more than there
+// are parts, so that part[1].begin is always the end of part[0].
+struct Part {
+  const void* data;
+  Type type;
+  std::int64_t begin;
+};
+
 // The reductions of `ingest` over one superblock.
 struct IngestSums {
   double sum_of_squares;
-  float min, max;
+  double min, max;
   std::int64_t first_nonfinite;  // -1: none
 };
 
 // Two panels of vectors whose inner products are wanted; the same panel twice gives its Gram matrix.
 struct GramPanels {
-  const float* const* left;
-  const float* const* right;
+  const void* const* left;
+  const void* const* right;
   std::int64_t left_count, right_count;
+  Type type;
 };
 
 struct Kernels {
-  IngestSums (*ingest_float32)(const float* update, float* slot, std::int64_t begin, std::int64_t end);
-  IngestSums (*ingest_float64)(const double* update, float* slot, std::int64_t begin, std::int64_t end);
+  // `first` is the part that holds element `begin`, `type` that of the slot.
+  IngestSums (*ingest)(const Part* first, Type type, void* slot, std::int64_t begin, std::int64_t end);
   // sums[i * right_count + j] = <left[i], right[j]> over one superblock
   void (*gram)(const GramPanels& panels, std::int64_t begin, std::int64_t end, double* sums);
   void (*apply)(const Pass& pass, std::int64_t begin, std::int64_t end);
-  void (*encode)(Codec codec, const float* vector, unsigned char* row, std::int64_t begin, std::int64_t end);
-  void (*decode)(Codec codec, const unsigned char* row, float* vector, std::int64_t begin, std::int64_t end);
+  void (*encode)(Codec codec, const void* vector, unsigned char* row, std::int64_t begin, std::int64_t end);
+  void (*decode)(Codec codec, const unsigned char* row, void* vector, std::int64_t begin, std::int64_t end);
 };
 
 #if defined(__aarch64__)

@@ -1,8 +1,8 @@
-// Elementwise work in the native vectors of the instruction set being compiled, float64 inside and float32 in memory.
-// Compiler vectors keep + and * as operators with IEEE meaning, so the order of a sum is what the code says. The
-// conversions are spelled out because GCC turns the portable ones into shuffles.
+// Elementwise work in the native vectors of the instruction set being compiled: float64 inside; float32, float64 and
+// bfloat16 in memory. Compiler vectors keep + and * as operators with IEEE meaning, so the order of a sum is what the
+// code says. The conversions are spelled out because GCC turns the portable ones into shuffles.
 #pragma once
-#include "formula/fn.hpp"
+#include "formula/half.hpp"
 
 #if defined(__AVX__)
 #include <immintrin.h>
@@ -48,6 +48,26 @@ struct Many {
     __builtin_memcpy(&result, values, sizeof result);
     return result;
   }
+  // A bfloat16 is the upper half of a float32.
+  AFFLUX_FN Doubles load(const Bfloat16* values) {
+#if defined(__AVX512F__)
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)values));
+    return (Doubles)_mm512_cvtps_pd(_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)));
+#elif defined(__AVX__)
+    const __m128i wide = _mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i*)values));
+    return (Doubles)_mm256_cvtps_pd(_mm_castsi128_ps(_mm_slli_epi32(wide, 16)));
+#elif defined(__SSE2__)
+    int pair;
+    __builtin_memcpy(&pair, values, sizeof pair);
+    const __m128i wide = _mm_unpacklo_epi16(_mm_setzero_si128(), _mm_cvtsi32_si128(pair));
+    return (Doubles)_mm_cvtps_pd(_mm_castsi128_ps(wide));
+#else
+    std::uint32_t pair;
+    __builtin_memcpy(&pair, values, sizeof pair);
+    const uint32x4_t wide = vshll_n_u16(vcreate_u16(pair), 16);
+    return (Doubles)vcvt_f64_f32(vreinterpret_f32_u32(vget_low_u32(wide)));
+#endif
+  }
   AFFLUX_FN Doubles fill(double value) { return Doubles{} + value; }
   AFFLUX_FN void store(double* to, Doubles value) { __builtin_memcpy(to, &value, sizeof value); }
   AFFLUX_FN void store(float* to, Doubles value) {
@@ -67,6 +87,7 @@ struct Many {
 struct One {
   AFFLUX_FN double load(const float* value) { return static_cast<double>(*value); }
   AFFLUX_FN double load(const double* value) { return *value; }
+  AFFLUX_FN double load(const Bfloat16* value) { return static_cast<double>(formula::widened(*value)); }
   AFFLUX_FN double fill(double value) { return value; }
   AFFLUX_FN void store(double* to, double value) { *to = value; }
   AFFLUX_FN void store(float* to, double value) { *to = static_cast<float>(value); }
@@ -80,8 +101,10 @@ AFFLUX_FN void each(std::int64_t n, const Body& body) {
   for (; i < n; ++i) body(One{}, i);
 }
 
-// acc + x * y with float32 values in x and y; see formula::dot_term for why fusing is exact.
+// acc + x * y of values stored as T; see formula::dot_term for where fusing is exact.
+template <class T>
 AFFLUX_FN Doubles dot_term(Doubles acc, Doubles x, Doubles y) {
+  if constexpr (sizeof(T) == sizeof(double)) return acc + x * y;
 #if defined(__AVX512F__)
   return (Doubles)_mm512_fmadd_pd((__m512d)x, (__m512d)y, (__m512d)acc);
 #elif defined(__FMA__)

@@ -17,13 +17,25 @@ void check_combine(const Pass& pass, check::Overlaps& overlaps) {
                              std::to_string(stage.updates.size));
   const View<const double> weights{stage.weights.data, stage.weights.size, {}};
   check::view("apply", "weights", weights, stage.weights.size);
-  overlaps.read("weights", -1, weights);
+  overlaps.read("weights", weights);
   if (!std::isfinite(stage.params_weight)) check::fail("apply", "params_weight is not finite");
   for (std::int64_t i = 0; i < stage.updates.size; ++i) {
-    check::view("apply", check::item("updates", i), stage.updates.data[i], pass.params.size);
-    overlaps.read("updates", i, stage.updates.data[i]);
-    if (!std::isfinite(stage.weights.data[i])) check::fail("apply", check::item("weights", i) + " is not finite");
+    const check::Name name("updates", i);
+    const View<const void>& update = stage.updates.data[i];
+    if (i == 0) check::type("apply", name, update.type, {Type::float32, Type::float64, Type::bfloat16});
+    check::one_type("apply", name, update.type, stage.updates.data[0].type);
+    check::view("apply", name, update, pass.params.size);
+    overlaps.read(name, update);
+    if (!std::isfinite(stage.weights.data[i])) check::fail("apply", check::Name("weights", i).str() + " is not finite");
   }
+}
+
+void check_codec(const Pass& pass) {
+  if (pass.combine.updates.size == 0) return;
+  const Type updates = pass.combine.updates.data[0].type;
+  if (pass.calibrate.codec != exact_codec(updates))
+    check::fail("apply", std::string("codec cannot hold ") + name(updates) +
+                             " updates: float64 needs the codec float64, float32 and bfloat16 need float32");
 }
 
 void check_calibrate(const Pass& pass, check::Overlaps& overlaps) {
@@ -35,29 +47,32 @@ void check_calibrate(const Pass& pass, check::Overlaps& overlaps) {
   if (stage.num_clients < 1)
     check::fail("apply", "num_clients is " + std::to_string(stage.num_clients) + ", must be at least 1");
   check::view("apply", "sum", stage.sum, pass.params.size);
-  overlaps.write("sum", -1, stage.sum);
+  overlaps.write("sum", stage.sum);
   if (stage.rows.size != arrivals || stage.new_rows.size != arrivals)
     check::fail("apply", "rows has " + std::to_string(stage.rows.size) + " and new_rows " +
                              std::to_string(stage.new_rows.size) + " entries, updates has " + std::to_string(arrivals));
-  const std::int64_t bytes = row_bytes(stage.codec, pass.params.size);
+  check_codec(pass);
+  const std::int64_t bytes = row_bytes(stage.codec, pass.params.size), alignment = row_bytes(stage.codec, 1);
   for (std::int64_t i = 0; i < arrivals; ++i) {
     if (stage.rows.data[i].data != nullptr) {
-      check::view("apply", check::item("rows", i), stage.rows.data[i], bytes, sizeof(float));
-      overlaps.read("rows", i, stage.rows.data[i]);
+      check::view("apply", {"rows", i}, stage.rows.data[i], bytes, alignment);
+      overlaps.read({"rows", i}, stage.rows.data[i]);
     }
     if (stage.new_rows.data[i].data != nullptr) {
-      check::view("apply", check::item("new_rows", i), stage.new_rows.data[i], bytes, sizeof(float));
-      overlaps.write("new_rows", i, stage.new_rows.data[i]);
+      check::view("apply", {"new_rows", i}, stage.new_rows.data[i], bytes, alignment);
+      overlaps.write({"new_rows", i}, stage.new_rows.data[i]);
     }
   }
 }
 
 void check_pass(const Pass& pass) {
   check::Overlaps overlaps;
+  check::type("apply", "params", pass.params.type, {Type::float32, Type::float64});
+  check::type("apply", "out", pass.out.type, {pass.params.type});
   check::view("apply", "params", pass.params, pass.params.size);
   check::view("apply", "out", pass.out, pass.params.size);
-  overlaps.read("params", -1, pass.params);
-  overlaps.write("out", -1, pass.out);
+  overlaps.read("params", pass.params);
+  overlaps.write("out", pass.out);
   check_combine(pass, overlaps);
   check_calibrate(pass, overlaps);
   if (!std::isfinite(pass.step.lr)) check::fail("apply", "lr is not finite");

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "afflux/afflux.hpp"
 #include "cpu/dispatch.hpp"
@@ -11,21 +12,23 @@
 namespace afflux {
 namespace {
 
-template <class T, class Kernel>
-Statistics ingest_any(View<const T> update, View<float> slot, int num_threads, Kernel kernel) {
-  check::view("ingest", "update", update, update.size);
-  check::view("ingest", "slot", slot, update.size);
+void check_slot(const View<void>& slot, std::int64_t size, int num_threads, check::Overlaps& overlaps) {
+  check::type("ingest", "slot", slot.type, {Type::float32, Type::float64, Type::bfloat16});
+  check::view("ingest", "slot", slot, size);
   check::threads("ingest", num_threads);
-  check::Overlaps overlaps;
-  overlaps.read("update", -1, update);
-  overlaps.write("slot", -1, slot);
+  overlaps.write("slot", slot);
   overlaps.refuse("ingest");
+}
 
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+// `parts` are [begin, end), and *end closes the last one.
+Statistics sweep(const Part* begin, const Part* end, const View<void>& slot, int num_threads) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const auto kernel = kernels().ingest;
   const auto leaf = [&](std::int64_t superblock, IngestSums& out) {
-    const std::int64_t begin = superblock * kSuperblock;
-    const std::int64_t end = std::min(begin + kSuperblock, update.size);
-    out = kernel(update.data, slot.data, begin, end);
+    const std::int64_t first = superblock * kSuperblock;
+    const auto starts_later = [](std::int64_t i, const Part& part) { return i < part.begin; };
+    const Part* const part = std::upper_bound(begin, end, first, starts_later) - 1;
+    out = kernel(part, slot.type, slot.data, first, std::min(first + kSuperblock, slot.size));
   };
   const auto join = [](IngestSums& left, const IngestSums& right) {
     left.sum_of_squares = left.sum_of_squares + right.sum_of_squares;
@@ -33,18 +36,37 @@ Statistics ingest_any(View<const T> update, View<float> slot, int num_threads, K
     left.max = formula::greater(left.max, right.max);
     if (left.first_nonfinite < 0) left.first_nonfinite = right.first_nonfinite;
   };
-  const IngestSums sums = tree(update.size, num_threads, IngestSums{0.0, kInfinity, -kInfinity, -1}, leaf, join);
+  const IngestSums sums = tree(slot.size, num_threads, IngestSums{0.0, kInfinity, -kInfinity, -1}, leaf, join);
   return {sums.sum_of_squares, sums.min, sums.max, sums.first_nonfinite};
 }
 
 }  // namespace
 
-Statistics ingest(View<const float> update, View<float> slot, int num_threads) {
-  return ingest_any(update, slot, num_threads, kernels().ingest_float32);
+Statistics ingest(View<const void> update, View<void> slot, int num_threads) {
+  check::Overlaps overlaps;
+  check::view("ingest", "update", update, update.size);
+  overlaps.read("update", update);
+  check_slot(slot, update.size, num_threads, overlaps);
+  const Part parts[] = {{update.data, update.type, 0}, {nullptr, update.type, update.size}};
+  return sweep(parts, parts + 1, slot, num_threads);
 }
 
-Statistics ingest(View<const double> update, View<float> slot, int num_threads) {
-  return ingest_any(update, slot, num_threads, kernels().ingest_float64);
+Statistics ingest(List<View<const void>> parts, View<void> slot, int num_threads) {
+  check::list("ingest", "update", parts);
+  check::Overlaps overlaps;
+  std::vector<Part> laid;
+  laid.reserve(static_cast<std::size_t>(parts.size) + 1);
+  std::int64_t size = 0;
+  for (std::int64_t i = 0; i < parts.size; ++i) {
+    const View<const void>& part = parts.data[i];
+    check::view("ingest", {"update", i}, part, part.size);
+    overlaps.read({"update", i}, part);
+    laid.push_back({part.data, part.type, size});
+    size += part.size;
+  }
+  laid.push_back({nullptr, Type::float32, size});
+  check_slot(slot, size, num_threads, overlaps);
+  return sweep(laid.data(), laid.data() + parts.size, slot, num_threads);
 }
 
 }  // namespace afflux

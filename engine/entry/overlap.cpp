@@ -3,35 +3,31 @@
 #include <algorithm>
 #include <cstring>
 
-#include "entry/check.hpp"
-
 namespace afflux::check {
 
-void Overlaps::add(const char* name, std::int64_t index, const void* data, std::int64_t bytes, bool written) {
+void Overlaps::add(Name name, const void* data, std::int64_t bytes, bool written) {
   if (bytes == 0) return;
   const auto begin = reinterpret_cast<std::uintptr_t>(data);
-  ranges_.push_back({begin, begin + static_cast<std::uintptr_t>(bytes), name, index, written});
+  ranges_.push_back({begin, begin + static_cast<std::uintptr_t>(bytes), name, written});
 }
 
 // In place is allowed where the sweep reads an element before it writes it: out over params, and a row replaced by its
 // own arrival or, for a client that is twice in the buffer, by a later one.
 bool Overlaps::allowed(const Range& read, const Range& written) {
   if (read.begin != written.begin || read.end != written.end) return false;
-  if (std::strcmp(read.name, "params") == 0 && std::strcmp(written.name, "out") == 0) return true;
-  return std::strcmp(read.name, "rows") == 0 && std::strcmp(written.name, "new_rows") == 0 &&
-         read.index <= written.index;
+  if (std::strcmp(read.name.name, "params") == 0 && std::strcmp(written.name.name, "out") == 0) return true;
+  return std::strcmp(read.name.name, "rows") == 0 && std::strcmp(written.name.name, "new_rows") == 0 &&
+         read.name.index <= written.name.index;
 }
-
-std::string Overlaps::title(const Range& range) { return range.index < 0 ? range.name : item(range.name, range.index); }
 
 void Overlaps::refuse(const char* op) {
   const auto by_begin = [](const Range& a, const Range& b) {
-    return a.begin != b.begin ? a.begin < b.begin : a.index < b.index;
+    return a.begin != b.begin ? a.begin < b.begin : a.name.index < b.name.index;
   };
   const auto first_read = std::partition(ranges_.begin(), ranges_.end(), [](const Range& r) { return r.written; });
   std::sort(ranges_.begin(), first_read, by_begin);
   const auto clash = [op](const Range& a, const Range& b) {
-    fail(op, title(a) + " and " + title(b) + " overlap in memory, and one of them is written");
+    fail(op, a.name.str() + " and " + b.name.str() + " overlap in memory, and one of them is written");
   };
   for (auto written = ranges_.begin(); written != first_read; ++written)
     if (written + 1 != first_read && (written + 1)->begin < written->end) clash(*written, *(written + 1));

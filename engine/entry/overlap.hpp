@@ -1,23 +1,21 @@
 // Refuses views that overlap where one of them is written.
 #pragma once
 #include <cstdint>
-#include <string>
 #include <vector>
 
-#include "afflux/view.hpp"
+#include "entry/check.hpp"
 
 namespace afflux::check {
 
 class Overlaps {
  public:
-  // `index` -1: a single argument; else argument `name[index]`.
   template <class T>
-  void read(const char* name, std::int64_t index, const View<T>& view) {
-    add(name, index, view.data, static_cast<std::int64_t>(sizeof(T)) * view.size, false);
+  void read(Name name, const View<T>& view) {
+    add(name, view.data, bytes_of(view), false);
   }
   template <class T>
-  void write(const char* name, std::int64_t index, const View<T>& view) {
-    add(name, index, view.data, static_cast<std::int64_t>(sizeof(T)) * view.size, true);
+  void write(Name name, const View<T>& view) {
+    add(name, view.data, bytes_of(view), true);
   }
   // Throws Error for the first overlap found. O(n log n) in the number of views.
   void refuse(const char* op);
@@ -25,13 +23,18 @@ class Overlaps {
  private:
   struct Range {
     std::uintptr_t begin, end;
-    const char* name;
-    std::int64_t index;
+    Name name;
     bool written;
   };
-  void add(const char* name, std::int64_t index, const void* data, std::int64_t bytes, bool written);
+  template <class T>
+  static std::int64_t bytes_of(const View<T>& view) {
+    if constexpr (std::is_void_v<T>)
+      return bytes(view.type) * view.size;
+    else
+      return static_cast<std::int64_t>(sizeof(T)) * view.size;
+  }
+  void add(Name name, const void* data, std::int64_t bytes, bool written);
   static bool allowed(const Range& read, const Range& written);
-  static std::string title(const Range& range);
   std::vector<Range> ranges_;
 };
 

@@ -4,9 +4,11 @@
 
 namespace afflux::formula {
 
-// acc + x * y, where x and y hold float32 values: the product is exact in float64, so a fused multiply-add gives the
-// same bits and may be used where the hardware has one.
+// acc + x * y, where x and y were stored as T. Where T is narrower than float64 the product is exact in float64, so a
+// fused multiply-add gives the same bits and may be used where the hardware has one; of float64 values it is not.
+template <class T>
 AFFLUX_FN double dot_term(double acc, double x, double y) {
+  if constexpr (sizeof(T) == sizeof(double)) return acc + x * y;
 #if defined(__CUDA_ARCH__)
   return __fma_rn(x, y, acc);
 #elif defined(__FMA__) || defined(__ARM_FEATURE_FMA)
@@ -17,8 +19,14 @@ AFFLUX_FN double dot_term(double acc, double x, double y) {
 }
 
 // Written so that NaN never wins and that x86's min/max instructions give the same answer.
-AFFLUX_FN float lesser(float acc, float x) { return x < acc ? x : acc; }
-AFFLUX_FN float greater(float acc, float x) { return acc < x ? x : acc; }
+template <class T>
+AFFLUX_FN T lesser(T acc, T x) {
+  return x < acc ? x : acc;
+}
+template <class T>
+AFFLUX_FN T greater(T acc, T x) {
+  return acc < x ? x : acc;
+}
 
 AFFLUX_FN bool finite(double x) { return x - x == 0.0; }
 

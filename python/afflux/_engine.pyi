@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from typing import final
 
 __version__: str
 ORDER_VERSION: int
@@ -9,13 +10,18 @@ SUPERBLOCK: int
 class AffluxError(ValueError): ...
 class UnavailableError(RuntimeError): ...
 
-class VersionPool:
+class Pool:
     held: int
     allocated: int
-    def __init__(self, size: int, max_versions: int) -> None: ...
+    damaged: int
+    def __init__(self, size: int, dtype: str, max_buffers: int, checked: bool = False) -> None: ...
 
-class Version:
-    def __init__(self, pool: VersionPool) -> None: ...
+@final
+class Buffer:
+    dtype: str
+    size: int
+    checksum: int | None
+    def __init__(self, pool: Pool) -> None: ...
     def freeze(self) -> None: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
@@ -34,6 +40,7 @@ def apply(
     rows: Sequence[object | None],
     new_rows: Sequence[object | None],
     num_threads: int,
+    done: list[None] | None = None,
 ) -> None: ...
 def row_bytes(codec: str, size: int) -> int: ...
 def encode(codec: str, vector: object, row: object, num_threads: int) -> None: ...

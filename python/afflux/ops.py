@@ -1,12 +1,15 @@
 """The engine's operations over arrays of any library: NumPy, torch, CuPy, JAX (buffer protocol or DLPack).
 
-Nothing is copied: the engine works on the caller's memory. Every vector is flat and contiguous; float64 is used inside
-and float32 outside. Results are the same bit for bit on any number of threads and any instruction set.
+Nothing is copied: the engine works on the caller's memory. Every vector is flat and contiguous, and float32, float64 or
+bfloat16 (from torch or JAX, or an `_engine.Buffer`: NumPy has none); float64 is used inside. Results are the same bit
+for bit on any number of threads and any instruction set.
 """
 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import sqrt
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,19 +21,18 @@ Array = object  # anything with the buffer protocol or __dlpack__; the engine ch
 Float64 = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Ingested:
+class Ingested(NamedTuple):
     """What one sweep over an update found."""
 
     first_nonfinite: int | None  #: index of the first NaN or infinity; None if all values are finite
-    sum_of_squares: float  #: of the float32 values, in float64
+    sum_of_squares: float  #: of the values written, in float64; a float64 slot's may overflow to +inf
     min: float  #: over all values that are not NaN; +inf when there is none
     max: float  #: likewise; -inf when there is none
 
     @property
     def norm(self) -> float:
         """The Euclidean norm (IEEE square root, hence the same bits everywhere)."""
-        return float(np.sqrt(np.float64(self.sum_of_squares)))
+        return sqrt(self.sum_of_squares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Combine:
     The sum runs in the given order in float64. An update whose weight is 0 is not read.
     """
 
-    updates: Sequence[Array]  #: M vectors (d,) float32
+    updates: Sequence[Array]  #: M vectors (d,), all float32, all float64 or all bfloat16
     weights: Float64  #: (M,) float64
     params_weight: float = 0.0
 
@@ -56,13 +58,14 @@ class CachedDifference:
 
     sum: Array  #: (d,) float64, overwritten
     num_clients: int
-    rows: Sequence[Array | None]  #: M rows (d,) float32; None: all zeros, not read
+    #: M rows (d,) float32, or float64 where the updates are, or their bytes as uint8; None: all zeros, not read
+    rows: Sequence[Array | None]
     new_rows: Sequence[Array | None]  #: M rows, overwritten; None: the row is kept. May be rows[i] itself
 
 
 @dataclass(frozen=True, slots=True)
 class Sgd:
-    """Stage 3: out = params + lr * v, rounded once to float32."""
+    """Stage 3: out = params + lr * v, rounded once to the type of out."""
 
     lr: float = 1.0
 
@@ -71,8 +74,8 @@ class Sgd:
 class Pass:
     """One server round as data. `out` may be `params` itself; other overlaps with what is written are refused."""
 
-    params: Array  #: (d,) float32, read
-    out: Array  #: (d,) float32, overwritten
+    params: Array  #: (d,) float32 or float64, read
+    out: Array  #: (d,) of the same type, overwritten
     combine: Combine
     calibrate: CachedDifference | None = None
     step: Sgd = field(default_factory=Sgd)
@@ -98,36 +101,44 @@ def default_threads() -> int:
 
 
 def threads(num_threads: int | None) -> int:
-    """`num_threads`, or all CPUs for None."""
+    """`num_threads`, Python's int or NumPy's, or all CPUs for None."""
+    if type(num_threads) is int:
+        return num_threads
     if num_threads is None:
         return default_threads()
-    if isinstance(num_threads, bool) or not isinstance(num_threads, int):
+    if isinstance(num_threads, bool) or not isinstance(num_threads, int | np.integer):
         raise AffluxError(f"num_threads is {num_threads!r}, must be an int of at least 1")
-    return num_threads
+    return int(num_threads)
 
 
-def ingest(update: Array, slot: Array, *, num_threads: int = 1) -> Ingested:
-    """Slot = update as float32; finds the first non-finite value, the sum of squares, min and max in the same sweep.
+def ingest(update: Array | Sequence[Array], slot: Array, *, num_threads: int = 1) -> Ingested:
+    """Slot = update; finds the first non-finite value, the sum of squares, min and max in the same sweep.
 
-    The slot is written even when values are not finite: whether to use it is the caller's decision. A float64 value
-    beyond float32's range counts as non-finite.
+    The parts of a list are laid one after the other, without a copy between, and the result is that of one long vector.
+    The slot is written even when values are not finite: whether to use it is the caller's decision. A value beyond the
+    slot's range counts as non-finite. bfloat16 is rounded from float32, and float64 to float32 before.
 
     Args:
-        update: (d,) float32 or float64.
-        slot: (d,) float32, overwritten.
+        update: (d,), or a list or tuple of C-contiguous arrays of any shapes with d elements in all; float32, float64,
+            float16 or bfloat16, mixed as you like.
+        slot: (d,) float32, float64 or bfloat16, overwritten.
         num_threads: at least 1; one by default, because many pushes may run at once.
 
     Raises:
         AffluxError: wrong shape, dtype or layout, read-only slot, or overlapping memory; nothing was written.
         UnavailableError: an array on a device that this build does not serve.
 
-    Cost: reads 4 d or 8 d bytes, writes 4 d.
+    Cost: each byte of the update read once, each of the slot written once.
 
     >>> slot = np.empty(3, np.float32)
     >>> ingest(np.array([3.0, -4.0, 0.0]), slot).norm
     5.0
+    >>> ingest([np.array([[1, 2]], np.float16), np.array(7.0)], slot).max
+    7.0
+    >>> slot.tolist()
+    [1.0, 2.0, 7.0]
     """
-    first, squares, low, high = _engine.ingest(update, slot, num_threads)
+    first, squares, low, high = _engine.ingest(update, slot, threads(num_threads))
     return Ingested(None if first < 0 else first, squares, low, high)
 
 
@@ -135,7 +146,7 @@ def gram(vectors: Sequence[Array], *, num_threads: int | None = None) -> Float64
     """G[i, j] = <vectors[i], vectors[j]> in float64: all that cosines, norms and clips need.
 
     Args:
-        vectors: K vectors (d,) float32.
+        vectors: K vectors (d,), all float32, all float64 or all bfloat16.
         num_threads: all CPUs of this process by default.
 
     Returns:
@@ -144,7 +155,7 @@ def gram(vectors: Sequence[Array], *, num_threads: int | None = None) -> Float64
     Raises:
         AffluxError: wrong shape, dtype or layout.
 
-    Cost: one sweep of 4 K d bytes for K <= 64; larger K are done in panels of 64.
+    Cost: each vector is read once for K <= 64; larger K are done in panels of 64.
 
     >>> gram([np.array([1, 2], np.float32), np.array([3, 4], np.float32)]).tolist()
     [[5.0, 11.0], [11.0, 25.0]]
@@ -154,17 +165,23 @@ def gram(vectors: Sequence[Array], *, num_threads: int | None = None) -> Float64
     return out.reshape(len(vectors), len(vectors))
 
 
-def apply(round: Pass, *, num_threads: int | None = None) -> None:
+def apply(round: Pass, *, num_threads: int | None = None, done: list[None] | None = None) -> None:
     """One server round in one sweep: combine -> calibrate -> step, tile by tile.
 
     Everything is checked before anything is written.
+
+    Args:
+        round: what to do.
+        num_threads: all CPUs of this process by default.
+        done: None is appended once the sweep was made. A KeyboardInterrupt may be raised between the sweep and the
+            return of this function; the list then tells whether `out` was written.
 
     Raises:
         AffluxError: arguments that do not fit together, named in the message; nothing was written.
         UnavailableError: an array on a device that this build does not serve.
 
-    Cost: reads M + 1 vectors of 4 d bytes and writes one; the cached difference adds M row reads, M row writes, and
-    8 d bytes read and written for the sum.
+    Cost: reads M + 1 vectors and writes one; the cached difference adds M row reads, M row writes, and 8 d bytes read
+    and written for the sum.
 
     >>> params = np.zeros(2, np.float32)
     >>> updates = [np.array([1, 2], np.float32), np.array([3, 4], np.float32)]
@@ -186,6 +203,7 @@ def apply(round: Pass, *, num_threads: int | None = None) -> None:
         () if cache is None else cache.rows,
         () if cache is None else cache.new_rows,
         threads(num_threads),
+        done,
     )
 
 
@@ -195,13 +213,20 @@ def row_bytes(size: int, *, codec: str = "float32") -> int:
 
 
 def encode(vector: Array, row: Array, *, codec: str = "float32", num_threads: int = 1) -> None:
-    """Row = vector, encoded. `row` is (row_bytes(d),) uint8, or (d,) float32 for the float32 codec; overwritten."""
-    _engine.encode(codec, vector, row, num_threads)
+    """Row = vector, encoded.
+
+    Args:
+        vector: (d,) of the codec's type: float32 or float64.
+        row: (row_bytes(d),) uint8, or (d,) of the codec's type; overwritten.
+        codec: "float32" or "float64", which keep every bit.
+        num_threads: at least 1.
+    """
+    _engine.encode(codec, vector, row, threads(num_threads))
 
 
 def decode(row: Array, vector: Array, *, codec: str = "float32", num_threads: int = 1) -> None:
-    """Vector = row, decoded; `vector` is (d,) float32, overwritten."""
-    _engine.decode(codec, row, vector, num_threads)
+    """Vector = row, decoded: the inverse of `encode`. The vector is overwritten."""
+    _engine.decode(codec, row, vector, threads(num_threads))
 
 
 def backends() -> list[Backend]:

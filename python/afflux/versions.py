@@ -1,11 +1,14 @@
 """Versions of params: each in a buffer of its own, used again when nobody holds a view of it any more."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from afflux import _engine
+from afflux.errors import AffluxError
 
-Float32 = npt.NDArray[np.float32]
+Vector = npt.NDArray[Any]
 
 
 class Versions:
@@ -14,6 +17,13 @@ class Versions:
     A view keeps its version's memory through NumPy's own base reference; when the last one goes, the buffer returns to
     the pool, from whatever thread. Memory stays at the number of distinct versions held.
 
+    Args:
+        size: d.
+        max_versions: at most so many are held at once; None: no limit.
+        dtype: "float32", "float64" or "bfloat16", whose arrays are uint16.
+        checked: compare each version with its checksum when it comes back, and count those that somebody wrote to
+            although they are read-only. Reads every version twice.
+
     >>> versions = Versions(3, max_versions=2)
     >>> old, new = versions.take(), versions.take()
     >>> del old
@@ -21,8 +31,11 @@ class Versions:
     1
     """
 
-    def __init__(self, size: int, max_versions: int | None = None) -> None:
-        self._pool = _engine.VersionPool(size, max_versions or 0)
+    def __init__(
+        self, size: int, max_versions: int | None = None, *, dtype: str = "float32", checked: bool = False
+    ) -> None:
+        self._max_versions = max_versions
+        self._pool = _engine.Pool(size, dtype, max_versions or 0, checked)
 
     def take(self) -> "Draft":
         """A buffer to write a new version into.
@@ -30,7 +43,13 @@ class Versions:
         Raises:
             AffluxError: max_versions are held.
         """
-        return Draft(_engine.Version(self._pool))
+        try:
+            return Draft(_engine.Buffer(self._pool))
+        except AffluxError:
+            raise AffluxError(
+                f"[pull] all {self._max_versions} versions of max_versions are held: release pulled params, or raise "
+                "max_versions"
+            ) from None
 
     @property
     def held(self) -> int:
@@ -42,17 +61,22 @@ class Versions:
         """Buffers that exist, held or free."""
         return self._pool.allocated
 
+    @property
+    def damaged(self) -> int:
+        """Versions that came back with other bytes than they were published with; 0 unless checked."""
+        return self._pool.damaged
+
 
 class Draft:
     """A version that is being written."""
 
-    def __init__(self, version: _engine.Version) -> None:
-        self._version = version
-        #: (d,) float32, writable until it is published.
-        self.array: Float32 = np.frombuffer(memoryview(version), np.float32)
+    def __init__(self, buffer: _engine.Buffer) -> None:
+        self._buffer = buffer
+        #: (d,), writable until it is published.
+        self.array: Vector = np.asarray(buffer)
 
-    def publish(self) -> Float32:
+    def publish(self) -> Vector:
         """The finished version, read-only for good: NumPy refuses to make it writable again."""
         del self.array
-        self._version.freeze()
-        return np.frombuffer(memoryview(self._version), np.float32)
+        self._buffer.freeze()
+        return np.asarray(self._buffer)

@@ -42,7 +42,17 @@ int main() {
   const afflux::Statistics facts = afflux::ingest(view<const float>(first), view<float>(slot));
   if (facts.first_nonfinite != -1) return 1;
 
-  const std::vector<afflux::View<const float>> updates{view<const float>(slot), view<const float>(second)};
+  // The same update in two parts, the second as float64.
+  const std::vector<double> tail(first.begin() + 30000, first.end());
+  const std::vector<afflux::View<const void>> parts{afflux::View<const float>{first.data(), 30000, {}},
+                                                    afflux::View<const double>{tail.data(), kSize - 30000, {}}};
+  std::vector<afflux::Bfloat16> half(kSize);
+  const std::int64_t count = static_cast<std::int64_t>(parts.size());
+  const afflux::Statistics again = afflux::ingest({parts.data(), count}, view<float>(slot));
+  const afflux::Statistics rounded = afflux::ingest({parts.data(), count}, view<afflux::Bfloat16>(half));
+  std::printf("parts %d %a\n", again.sum_of_squares == facts.sum_of_squares, rounded.sum_of_squares);
+
+  const std::vector<afflux::View<const void>> updates{view<const float>(slot), view<const float>(second)};
   const std::vector<double> weights{0.5, 0.5};
   afflux::Pass pass;
   pass.params = view<const float>(params);

@@ -1,6 +1,6 @@
 // afflux: the arithmetic of one server round of asynchronous federated learning.
 //
-//   ingest   copy one client's update into a slot; find non-finite values, norm, min and max in the same sweep
+//   ingest   one client's update, in one or many parts, into a slot; its norm, min, max and first non-finite value
 //   gram     all inner products of K vectors, in one sweep
 //   apply    combine -> calibrate -> step, in one sweep
 //   encode   a vector into a cached row, and back: decode
@@ -32,26 +32,30 @@ struct Unavailable : std::runtime_error {
 };
 
 struct Statistics {
-  double sum_of_squares;         // of the float32 values written
-  float min, max;                // over all values that are not NaN; +inf, -inf when there is none
+  double sum_of_squares;         // of the values written, in float64; a float64 slot's may overflow to inf
+  double min, max;               // over all values that are not NaN; +inf, -inf when there is none
   std::int64_t first_nonfinite;  // index of the first NaN or infinity in the slot, -1 if all are finite
 };
 
-// slot = update, as float32. Moves (sizeof(update) + 4) d bytes. A float64 value beyond float32's range counts as
+// slot = the parts, one after the other, each of any type; the slot is float32, float64 or bfloat16. Statistics are of
+// the values written and depend on them alone, not on how they were cut into parts. Reads and writes each byte once.
+// bfloat16 is rounded from float32, to which float64 is rounded first. A value beyond the slot's range counts as
 // non-finite. The slot is written even when values are not finite; whether to use it is the caller's decision.
-Statistics ingest(View<const float> update, View<float> slot, int num_threads = 1);
-Statistics ingest(View<const double> update, View<float> slot, int num_threads = 1);
+Statistics ingest(List<View<const void>> parts, View<void> slot, int num_threads = 1);
+Statistics ingest(View<const void> update, View<void> slot, int num_threads = 1);
 
-// out[i * K + j] = <vectors[i], vectors[j]> in float64, symmetric. One sweep of 4 K d bytes for K <= 64; larger K are
-// done in panels of 64. Scratch memory is at most a few MB, whatever d is.
-void gram(List<View<const float>> vectors, View<double> out, int num_threads = 1);
+// out[i * K + j] = <vectors[i], vectors[j]> in float64, symmetric; the vectors are all float32, all float64 or all
+// bfloat16. Each vector is read once for K <= 64; larger K are done in panels of 64. Scratch memory is at most a few
+// MB, whatever d is.
+void gram(List<View<const void>> vectors, View<double> out, int num_threads = 1);
 
 void apply(const Pass& pass, int num_threads = 1);
 
 // Bytes of one encoded row of `size` elements.
 std::int64_t row_bytes(Codec codec, std::int64_t size);
-void encode(Codec codec, View<const float> vector, View<unsigned char> row, int num_threads = 1);
-void decode(Codec codec, View<const unsigned char> row, View<float> vector, int num_threads = 1);
+// The vector has the codec's own type: float32, or float64 for Codec::float64.
+void encode(Codec codec, View<const void> vector, View<unsigned char> row, int num_threads = 1);
+void decode(Codec codec, View<const unsigned char> row, View<void> vector, int num_threads = 1);
 
 struct Backend {
   std::string name;    // "baseline", "avx2", "avx512", "neon" or "cuda"

@@ -1,6 +1,7 @@
 // Views of the caller's memory. The engine owns no vectors: every entry point reads and writes through these.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 namespace afflux {
 
@@ -14,7 +15,37 @@ struct Device {
 constexpr bool operator==(Device a, Device b) { return a.kind == b.kind && a.index == b.index; }
 constexpr bool operator!=(Device a, Device b) { return !(a == b); }
 
-// A contiguous vector of `size` elements on `device`; `data` must be aligned to sizeof(T).
+// What a vector's elements are. float16 and bfloat16 have no C++17 type of their own: these hold their bits.
+enum class Type : std::int32_t { float32 = 0, float64 = 1, float16 = 2, bfloat16 = 3 };
+
+struct Float16 {
+  std::uint16_t bits;
+};
+struct Bfloat16 {
+  std::uint16_t bits;
+};
+
+constexpr const char* name(Type type) {
+  return type == Type::float32   ? "float32"
+         : type == Type::float64 ? "float64"
+         : type == Type::float16 ? "float16"
+                                 : "bfloat16";
+}
+
+constexpr std::int64_t bytes(Type type) { return type == Type::float64 ? 8 : type == Type::float32 ? 4 : 2; }
+
+template <class T>
+struct TypeOf;
+template <>
+struct TypeOf<float> : std::integral_constant<Type, Type::float32> {};
+template <>
+struct TypeOf<double> : std::integral_constant<Type, Type::float64> {};
+template <>
+struct TypeOf<Float16> : std::integral_constant<Type, Type::float16> {};
+template <>
+struct TypeOf<Bfloat16> : std::integral_constant<Type, Type::bfloat16> {};
+
+// A contiguous vector of `size` elements on `device`; `data` must be aligned to its elements' size.
 // View<T> may be written, View<const T> is only read. A null `data` with size 0 is an empty vector;
 // where a field is documented as optional, a null `data` means that it is absent.
 template <class T>
@@ -22,6 +53,35 @@ struct View {
   T* data = nullptr;
   std::int64_t size = 0;
   Device device{};
+};
+
+// The same with elements whose type is known at run time; a typed view becomes one by itself.
+template <>
+struct View<void> {
+  void* data = nullptr;
+  std::int64_t size = 0;
+  Device device{};
+  Type type = Type::float32;
+
+  View() = default;
+  View(void* data, std::int64_t size, Device device, Type type) : data(data), size(size), device(device), type(type) {}
+  template <class T, Type kType = TypeOf<T>::value>
+  View(View<T> view) : View(view.data, view.size, view.device, kType) {}
+};
+
+template <>
+struct View<const void> {
+  const void* data = nullptr;
+  std::int64_t size = 0;
+  Device device{};
+  Type type = Type::float32;
+
+  View() = default;
+  View(const void* data, std::int64_t size, Device device, Type type)
+      : data(data), size(size), device(device), type(type) {}
+  View(View<void> view) : View(view.data, view.size, view.device, view.type) {}
+  template <class T, Type kType = TypeOf<std::remove_const_t<T>>::value>
+  View(View<T> view) : View(view.data, view.size, view.device, kType) {}
 };
 
 // A short host array (of views or of weights), read only for the duration of a call.

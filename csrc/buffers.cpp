@@ -1,0 +1,146 @@
+#include "buffers.hpp"
+
+#include <pybind11/stl.h>
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <string>
+
+#include "afflux/afflux.hpp"
+
+namespace py = pybind11;
+
+namespace afflux::python {
+namespace {
+
+constexpr std::size_t kHugePage = std::size_t{1} << 21;
+
+// Large vectors start on a huge page and ask for more of them: a sweep over many streams otherwise waits for the TLB.
+void* allocate(std::size_t bytes) {
+  const std::size_t alignment = bytes >= kHugePage ? kHugePage : 64;
+  const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
+  void* const data = std::aligned_alloc(alignment, rounded == 0 ? alignment : rounded);
+  if (data == nullptr) throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
+  if (alignment == kHugePage) madvise(data, rounded, MADV_HUGEPAGE);  // a wish: failure changes nothing but speed
+#endif
+  return data;
+}
+
+// A bijection of `word` for each state, so that no single change of eight bytes goes unseen.
+std::uint64_t mixed(std::uint64_t state, std::uint64_t word) {
+  state = (state ^ word) * 0x9E3779B97F4A7C15u;
+  return state ^ (state >> 32);
+}
+
+// Depends on the order of the bytes. Four chains hide the latency of the multiplication; not for files.
+std::uint64_t checksum_of(const void* data, std::int64_t bytes) {
+  constexpr std::int64_t kChains = 4, kStep = 8 * kChains;
+  const auto* const from = static_cast<const unsigned char*>(data);
+  std::uint64_t chains[kChains] = {1, 2, 3, 4}, words[kChains];
+  std::int64_t i = 0;
+  for (; i + kStep <= bytes; i += kStep) {
+    std::memcpy(words, from + i, kStep);
+    for (int k = 0; k < kChains; ++k) chains[k] = mixed(chains[k], words[k]);
+  }
+  std::memset(words, 0, kStep);
+  if (i < bytes) std::memcpy(words, from + i, static_cast<std::size_t>(bytes - i));
+  std::uint64_t sum = static_cast<std::uint64_t>(bytes);
+  for (int k = 0; k < kChains; ++k) sum = mixed(sum, mixed(chains[k], words[k]));
+  return sum;
+}
+
+Type type_named(const std::string& name) {
+  for (const Type type : {Type::float32, Type::float64, Type::bfloat16})
+    if (name == afflux::name(type)) return type;
+  throw Error("[Pool] dtype is '" + name + "', must be float32, float64 or bfloat16");
+}
+
+PyTypeObject* buffer_type = nullptr;  // set once, by bind_buffers
+
+}  // namespace
+
+Pool::Pool(std::int64_t size, Type type, std::int64_t max_buffers, bool checked)
+    : size_(size), type_(type), max_buffers_(max_buffers), checked_(checked) {
+  if (size < 0 || max_buffers < 0) throw Error("[Pool] size and max_buffers must not be negative");
+}
+
+Pool::~Pool() {
+  for (void* const data : free_) std::free(data);
+}
+
+void* Pool::take() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!free_.empty()) {
+    void* const data = free_.back();
+    free_.pop_back();
+    return data;
+  }
+  if (max_buffers_ > 0 && allocated_ == max_buffers_)
+    throw Error("[Pool] all " + std::to_string(max_buffers_) + " buffers of max_buffers are held");
+  free_.reserve(static_cast<std::size_t>(allocated_) + 1);  // so that give_back never allocates
+  void* const data = allocate(static_cast<std::size_t>(bytes()));
+  ++allocated_;
+  return data;
+}
+
+void Pool::give_back(void* data, bool damaged) noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  free_.push_back(data);
+  damaged_ += damaged;
+}
+
+std::int64_t Pool::held() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return allocated_ - static_cast<std::int64_t>(free_.size());
+}
+
+std::int64_t Pool::allocated() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return allocated_;
+}
+
+std::int64_t Pool::damaged() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return damaged_;
+}
+
+Buffer::~Buffer() { pool_->give_back(data_, checksum_ && *checksum_ != checksum_of(data_, pool_->bytes())); }
+
+const Buffer* Buffer::in(py::handle object) {
+  return Py_TYPE(object.ptr()) == buffer_type ? object.cast<const Buffer*>() : nullptr;
+}
+
+void Buffer::freeze() {
+  if (!frozen_ && pool_->checked()) checksum_ = checksum_of(data_, pool_->bytes());
+  frozen_ = true;
+}
+
+py::buffer_info Buffer::buffer() const {
+  const char* const format = pool_->type() == Type::float32 ? "f" : pool_->type() == Type::float64 ? "d" : "H";
+  const py::ssize_t item = afflux::bytes(pool_->type());
+  return {data_, item, format, 1, {pool_->size()}, {item}, frozen_};
+}
+
+void bind_buffers(py::module_& module) {
+  const auto make = [](std::int64_t size, const std::string& dtype, std::int64_t max_buffers, bool checked) {
+    return std::make_shared<Pool>(size, type_named(dtype), max_buffers, checked);
+  };
+  py::class_<Pool, std::shared_ptr<Pool>>(module, "Pool")
+      .def(py::init(make), py::arg("size"), py::arg("dtype"), py::arg("max_buffers"), py::arg("checked") = false)
+      .def_property_readonly("held", &Pool::held)
+      .def_property_readonly("allocated", &Pool::allocated)
+      .def_property_readonly("damaged", &Pool::damaged);
+  py::class_<Buffer> buffer(module, "Buffer", py::buffer_protocol(), py::is_final());
+  buffer.def(py::init<std::shared_ptr<Pool>>(), py::arg("pool"))
+      .def("freeze", &Buffer::freeze)
+      .def_property_readonly("dtype", [](const Buffer& self) { return name(self.view().type); })
+      .def_property_readonly("size", [](const Buffer& self) { return self.view().size; })
+      .def_property_readonly("checksum", &Buffer::checksum)
+      .def_buffer([](const Buffer& self) { return self.buffer(); });
+  buffer_type = reinterpret_cast<PyTypeObject*>(buffer.ptr());
+}
+
+}  // namespace afflux::python

@@ -1,0 +1,79 @@
+// Pooled buffers for versions of params and for slots. A buffer lives as long as anybody holds a view of it; then its
+// memory is used again.
+#pragma once
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "afflux/view.hpp"
+
+namespace afflux::python {
+
+// The memory behind the buffers of one server. Outlives the server while a buffer is held. Thread-safe, and all its
+// methods run with the GIL held: a fork by Python can never catch the mutex locked.
+class Pool : public std::enable_shared_from_this<Pool> {
+ public:
+  // At most `max_buffers` buffers of `size` elements exist at once; 0: no limit. If `checked`, frozen buffers are
+  // compared with their checksum when they come back.
+  Pool(std::int64_t size, Type type, std::int64_t max_buffers, bool checked);
+  ~Pool();
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  // A free buffer, else a new one. Throws Error when max_buffers are held, std::bad_alloc when memory is short.
+  void* take();
+  void give_back(void* data, bool damaged) noexcept;
+
+  std::int64_t size() const { return size_; }
+  std::int64_t bytes() const { return size_ * afflux::bytes(type_); }
+  Type type() const { return type_; }
+  bool checked() const { return checked_; }
+  std::int64_t held() const;
+  std::int64_t allocated() const;
+  // Frozen buffers that had been written to when they came back.
+  std::int64_t damaged() const;
+
+ private:
+  const std::int64_t size_;
+  const Type type_;
+  const std::int64_t max_buffers_;
+  const bool checked_;
+  mutable std::mutex mutex_;
+  std::vector<void*> free_;
+  std::int64_t allocated_ = 0, damaged_ = 0;
+};
+
+// One buffer: written, then perhaps frozen for good. Exports its memory through the buffer protocol (bfloat16 as
+// uint16), read-only when frozen; every NumPy view has it as its base. The destructor gives the memory back and calls
+// no Python.
+class Buffer {
+ public:
+  explicit Buffer(std::shared_ptr<Pool> pool) : pool_(std::move(pool)), data_(pool_->take()) {}
+  ~Buffer();
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  // The buffer that this Python object is, or null.
+  static const Buffer* in(pybind11::handle object);
+
+  void freeze();
+  bool frozen() const { return frozen_; }
+  View<void> view() const { return {data_, pool_->size(), {}, pool_->type()}; }
+  // Of the bytes when they were frozen, in a checked pool.
+  std::optional<std::uint64_t> checksum() const { return checksum_; }
+  pybind11::buffer_info buffer() const;
+
+ private:
+  std::shared_ptr<Pool> pool_;
+  void* data_;
+  bool frozen_ = false;
+  std::optional<std::uint64_t> checksum_;
+};
+
+void bind_buffers(pybind11::module_& module);
+
+}  // namespace afflux::python

@@ -1,0 +1,52 @@
+// float16 and bfloat16 by integer code, because hardware conversions flush subnormals or round otherwise. Branch-free,
+// so that a loop over them becomes vectors. NaN stays NaN.
+#pragma once
+#include "afflux/view.hpp"
+#include "formula/fn.hpp"
+
+namespace afflux::formula {
+
+AFFLUX_FN std::uint32_t bits_of(float value) {
+  std::uint32_t bits;
+  __builtin_memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+AFFLUX_FN float float_of(std::uint32_t bits) {
+  float value;
+  __builtin_memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// To the type that computes: exact.
+AFFLUX_FN float widened(float value) { return value; }
+AFFLUX_FN double widened(double value) { return value; }
+
+// 1 sign, 5 exponent (bias 15), 10 mantissa bits. A normal value moves to bias 127, infinity and NaN to exponent 255. A
+// subnormal m 2^-24 is (2^-14 + m 2^-24) - 2^-14: all three are zero or normal in float32, so that the difference is
+// exact whether subnormals are flushed or not.
+AFFLUX_FN float widened(Float16 half) {
+  const std::uint32_t sign = (half.bits & 0x8000u) << 16, magnitude = half.bits & 0x7FFFu;
+  const std::uint32_t mantissa = magnitude << 13, rebias = 112u << 23, smallest = 113u << 23;
+  const std::uint32_t normal = mantissa + rebias + (magnitude >= 0x7C00u ? rebias : 0u);
+  const std::uint32_t subnormal = bits_of(float_of(mantissa + smallest) - float_of(smallest));
+  return float_of(sign | (magnitude < 0x0400u ? subnormal : normal));
+}
+
+// The upper half of a float32.
+AFFLUX_FN float widened(Bfloat16 value) { return float_of(static_cast<std::uint32_t>(value.bits) << 16); }
+
+// Rounded to the nearest, ties to even; float64 -> bfloat16 goes through float32.
+AFFLUX_FN void narrow(double value, double* to) { *to = value; }
+AFFLUX_FN void narrow(double value, float* to) { *to = static_cast<float>(value); }
+AFFLUX_FN void narrow(float value, double* to) { *to = static_cast<double>(value); }
+AFFLUX_FN void narrow(float value, float* to) { *to = value; }
+AFFLUX_FN void narrow(float value, Bfloat16* to) {
+  const std::uint32_t bits = bits_of(value);
+  const std::uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+  const std::uint32_t quiet_nan = (bits >> 16) | 0x0040u;
+  to->bits = static_cast<std::uint16_t>((bits & 0x7FFFFFFFu) > 0x7F800000u ? quiet_nan : rounded);
+}
+AFFLUX_FN void narrow(double value, Bfloat16* to) { narrow(static_cast<float>(value), to); }
+
+}  // namespace afflux::formula

@@ -1,0 +1,165 @@
+"""Arrays of other libraries and of none: buffer protocol, DLPack, ctypes, torch, JAX, sequences made on the fly."""
+
+import ctypes
+from multiprocessing import RawArray
+
+import numpy as np
+import pytest
+
+from afflux import AffluxError, UnavailableError, ops
+from conftest import bits
+
+D = 8
+
+
+def f32(size=D, value=1.0):
+    return np.full(size, value, np.float32)
+
+
+def read_only(array):
+    array.flags.writeable = False
+    return array
+
+
+class Fresh:
+    """A sequence that makes its items on the fly: nobody but the engine holds them."""
+
+    def __init__(self, count, size):
+        self.count, self.size = count, size
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, i):
+        return np.full(self.size, i + 1, np.float32)
+
+
+def test_sequences_that_make_their_items():
+    gram = ops.gram(Fresh(7, 3000))
+    assert gram.tolist() == [[3000.0 * (i + 1) * (j + 1) for j in range(7)] for i in range(7)]
+    matrix = np.arange(12, dtype=np.float32).reshape(3, 4)
+    assert ops.gram(matrix).tolist() == (matrix.astype(np.float64) @ matrix.T).tolist()
+    out = f32(4)
+    ops.apply(ops.Pass(np.zeros(4, np.float32), out, ops.Combine(matrix, np.array([1.0, 0.0, 2.0]))))
+    assert out.tolist() == [16.0, 19.0, 22.0, 25.0]
+
+
+def test_ctypes_and_shared_memory():
+    for make in (ctypes.c_float * D, lambda *values: RawArray("f", values)):
+        source, slot = make(*range(D)), make(*[0.0] * D)
+        assert ops.ingest(source, slot).max == D - 1
+        assert list(slot) == list(range(D))
+
+
+class Exporter:
+    """DLPack only, with a choice of protocol version."""
+
+    def __init__(self, array, versioned):
+        self.array, self.versioned = array, versioned
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **options):
+        if not self.versioned and options:
+            raise TypeError("no such argument")
+        return self.array.__dlpack__(**options)
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+def test_dlpack(versioned):
+    memory = np.arange(20, dtype=np.float32)
+    slot = np.empty(8, np.float32)
+    ops.ingest(Exporter(memory[4:12], versioned), Exporter(slot, versioned))
+    assert slot.tolist() == list(range(4, 12))
+    with pytest.raises(AffluxError, match="update is strided"):
+        ops.ingest(Exporter(memory[::2], versioned), f32(10))
+    with pytest.raises(AffluxError, match="update has 2 dimensions"):
+        ops.ingest(Exporter(memory.reshape(4, 5), versioned), f32(20))
+    with pytest.raises(AffluxError, match=r"update\[1\] is not C-contiguous"):
+        ops.ingest([f32(0), Exporter(memory.reshape(4, 5).T, versioned)], f32(20))
+    whole = f32(20)
+    ops.ingest([Exporter(memory.reshape(4, 1, 5), versioned)], whole)
+    assert bits(whole) == bits(memory)
+    with pytest.raises(AffluxError, match=r"slot (is read-only|does not give)"):
+        ops.ingest(memory, Exporter(read_only(f32(20)), versioned))
+
+
+def test_torch_offsets():
+    torch = pytest.importorskip("torch")
+    slot = f32(4)
+    ops.ingest(torch.arange(10, dtype=torch.float32)[3:7], slot)
+    assert slot.tolist() == [3, 4, 5, 6]
+
+
+class FakeCuda:
+    """What a GPU tensor answers before it is asked for its memory."""
+
+    shape = (D,)
+
+    def __dlpack_device__(self):
+        return 2, 1
+
+    def __dlpack__(self, **_):
+        raise AssertionError("must not be asked")
+
+
+def test_an_object_with_a_nonsense_device():
+    class Nonsense(FakeCuda):
+        def __dlpack_device__(self):
+            return None
+
+    with pytest.raises(AffluxError, match="update has a __dlpack_device__ that does not return two integers"):
+        ops.ingest(Nonsense(), f32())
+
+
+def test_torch_tensors():
+    torch = pytest.importorskip("torch")
+    slot = torch.zeros(D)
+    assert ops.ingest(torch.full((D,), 2.0, dtype=torch.float64), slot).sum_of_squares == 4.0 * D
+    assert slot.tolist() == [2.0] * D
+    brains = torch.arange(D).bfloat16()
+    assert ops.ingest(brains, slot).max == D - 1
+    assert ops.ingest([brains.reshape(2, 1, 4)], slot.bfloat16()).min == 0
+    assert ops.gram([brains, brains])[0, 1] == (slot @ slot).item()
+    assert ops.ingest([torch.ones(2, 3).half(), torch.ones(()), torch.ones(1, 1).t()], slot).sum_of_squares == D
+    with pytest.raises(AffluxError, match="update is strided"):
+        ops.ingest(torch.zeros(2 * D)[::2], slot)
+    for update in (torch.zeros(D, requires_grad=True), [torch.zeros(D, requires_grad=True)]):
+        with pytest.raises(AffluxError, match=r"update(\[0\])? requires grad: detach\(\) it"):
+            ops.ingest(update, slot)
+    with pytest.raises(AffluxError, match=r"update .*DLPack"):
+        ops.ingest(torch.zeros(D, device="meta"), slot)
+
+
+def test_a_gpu_array_is_refused_by_name():
+    with pytest.raises(
+        UnavailableError,
+        match=r"\[ingest\] update is on cuda:1, but this build has no CUDA kernels",
+    ):
+        ops.ingest(FakeCuda(), f32())
+    with pytest.raises(UnavailableError, match=r"\[ingest\] update\[1\] is on cuda:1"):
+        ops.ingest([f32(0), FakeCuda()], f32())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_jax_arrays(monkeypatch, dtype):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    jnp = pytest.importorskip("jax.numpy")
+    update = jnp.arange(D, dtype=dtype)
+    slot = f32()
+    for given in (update, [update[:3], update[3:].reshape(5, 1)]):
+        ops.ingest(given, slot)
+        assert slot.tolist() == list(range(D))
+    with pytest.raises(AffluxError, match=r"slot (is read-only|does not give)"):
+        ops.ingest(f32(), update)
+    if dtype != "float16":
+        params = np.ones(D, np.float32)
+        ops.apply(ops.Pass(params, params, ops.Combine([update], np.ones(1))))
+        assert params.tolist() == list(range(1, D + 1))
+
+
+def test_an_array_that_gives_its_memory_in_no_way():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    with pytest.raises(AffluxError, match=r"update does not give its memory through DLPack: DLPack only supports"):
+        ops.ingest(np.ones(D, ml_dtypes.bfloat16), f32())

@@ -1,0 +1,138 @@
+"""Pooled buffers: what they export, when their memory is used again, and what a checked pool notices."""
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from afflux import AffluxError, _engine, ops
+from afflux.versions import Versions
+from conftest import bits
+
+D = 8
+
+
+def make(dtype="float32", size=D, **options):
+    return _engine.Buffer(_engine.Pool(size, dtype, 0, **options))
+
+
+@pytest.mark.parametrize(("dtype", "array"), [("float32", "f4"), ("float64", "f8"), ("bfloat16", "u2")])
+def test_a_buffer_exports_its_memory(dtype, array):
+    buffer = make(dtype)
+    view = np.asarray(buffer)
+    assert (buffer.dtype, buffer.size, view.dtype, view.shape) == (dtype, D, np.dtype(array), (D,))
+    view[:] = 3
+    buffer.freeze()
+    frozen = np.asarray(buffer)
+    assert frozen.tolist() == [3] * D
+    with pytest.raises(ValueError, match="cannot set WRITEABLE"):
+        frozen.flags.writeable = True
+
+
+def test_buffers_are_arguments_like_any_array():
+    update, slot, params, out = np.arange(D, dtype=np.float32), make(), make(), make()
+    ops.ingest(update, slot)
+    ops.ingest([slot], params)
+    row = make()
+    stage = ops.CachedDifference(np.zeros(D), 2, [slot], [row])
+    ops.apply(ops.Pass(params, out, ops.Combine([slot], np.ones(1)), stage))
+    assert bits(np.asarray(row)) == bits(np.asarray(out)) == bits(update)
+    assert ops.gram([slot, update])[0, 1] == float((update * update).sum())
+
+
+def test_frozen_buffers_are_not_written():
+    frozen = make()
+    ops.ingest(np.zeros(D), frozen)
+    frozen.freeze()
+    with pytest.raises(AffluxError, match=r"\[ingest\] slot is read-only, but is written"):
+        ops.ingest(np.ones(D), frozen)
+    one = ops.Combine([np.ones(D, np.float32)], np.ones(1))
+    with pytest.raises(AffluxError, match=r"\[apply\] out is read-only, but is written"):
+        ops.apply(ops.Pass(make(), frozen, one))
+    with pytest.raises(AffluxError, match=r"\[apply\] new_rows\[0\] is read-only, but is written"):
+        ops.apply(ops.Pass(make(), make(), one, ops.CachedDifference(np.zeros(D), 1, [None], [frozen])))
+    assert np.asarray(frozen).tolist() == [0.0] * D
+
+
+def test_an_argument_keeps_a_buffer_alive_and_lets_it_go():
+    pool = _engine.Pool(D, "float32", 2)
+    ops.ingest(np.ones(D), _engine.Buffer(pool))
+    assert (pool.held, pool.allocated) == (0, 1)
+    buffer = _engine.Buffer(pool)
+    view = np.asarray(buffer)
+    del buffer
+    assert (pool.held, pool.allocated) == (1, 1)
+    del view
+    assert pool.held == 0
+
+
+def test_the_limit():
+    pool = _engine.Pool(D, "bfloat16", 2)
+    held = [_engine.Buffer(pool) for _ in range(2)]
+    with pytest.raises(AffluxError, match="all 2 buffers of max_buffers are held"):
+        _engine.Buffer(pool)
+    held.pop()
+    assert _engine.Buffer(pool).size == D
+
+
+@pytest.mark.parametrize("dtype", ["float16", "f4", ""])
+def test_unknown_types(dtype):
+    with pytest.raises(AffluxError, match=f"dtype is '{dtype}', must be float32, float64 or bfloat16"):
+        _engine.Pool(D, dtype, 0)
+    with pytest.raises(AffluxError, match="must not be negative"):
+        _engine.Pool(-1, "float32", 0)
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 1000, 70_001])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_a_checked_pool_counts_what_was_written_behind_its_back(dtype, size):
+    pool = _engine.Pool(size, dtype, 0, checked=True)
+    for place in (None, 0, size // 2, size - 1):
+        buffer = _engine.Buffer(pool)
+        ops.ingest(np.linspace(1, 2, size), buffer)
+        assert buffer.checksum is None
+        buffer.freeze()
+        before, total = buffer.checksum, pool.damaged
+        assert isinstance(before, int)
+        if place is None or size == 0:
+            del buffer
+            assert pool.damaged == total
+            continue
+        view = np.asarray(buffer)
+        address = view.ctypes.data + place * view.itemsize
+        ctypes.memmove(address, bytes([view.tobytes()[place * view.itemsize] ^ 1]), 1)
+        del view
+        buffer.freeze()
+        assert buffer.checksum == before
+        del buffer
+        assert pool.damaged == total + 1
+
+
+def test_checksums_depend_on_the_order_and_the_length():
+    sums = set()
+    for values in ([1, 2, 3, 4, 5, 6], [5, 2, 3, 4, 1, 6], [6, 5, 4, 3, 2, 1], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0]):
+        buffer = make("float64", len(values), checked=True)
+        ops.ingest(np.array(values, np.float64), buffer)
+        buffer.freeze()
+        sums.add(buffer.checksum)
+    assert len(sums) == 5
+    plain = make()
+    plain.freeze()
+    assert plain.checksum is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_versions(dtype):
+    versions = Versions(D, 2, dtype=dtype, checked=True)
+    draft = versions.take()
+    draft.array[:] = 1
+    published = draft.publish()
+    other = versions.take()
+    with pytest.raises(AffluxError, match=r"\[pull\] all 2 versions of max_versions are held: release pulled params"):
+        versions.take()
+    del other
+    assert (versions.held, versions.allocated) == (1, 2)
+    ctypes.memset(published.ctypes.data, 7, 1)
+    assert versions.damaged == 0
+    del published, draft
+    assert (versions.held, versions.damaged) == (0, 1)
