@@ -1,20 +1,24 @@
-"""The README's Python runs as it stands."""
+"""The Python of README.md and of the pages in docs/ runs as it stands, and prints what stands beside it."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-@pytest.mark.parametrize("source", BLOCKS, ids=range(len(BLOCKS)))
-def test_the_readme(source, capsys):
-    if "torch" in source:
-        pytest.importorskip("torch")
-    names = {}
-    exec(compile(source, "README.md", "exec"), names)
-    for line in re.findall(r"print\(.*\)\s+# (.*)", source):
-        assert line in capsys.readouterr().out
-    assert names["server"].version == 1
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_a_page(page, capsys):
+    """The blocks of a page follow one another, as a reader would run them."""
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert blocks
+    names, promised = {}, []
+    for block in blocks:
+        if "import torch" in block:
+            pytest.importorskip("torch")
+        exec(compile(block, page.name, "exec"), names)
+        promised += re.findall(r"^print\(.*\)  # (.*)$", block, re.MULTILINE)
+    assert promised
+    assert capsys.readouterr().out.splitlines() == promised

@@ -2,17 +2,23 @@
 
 from afflux import ops, rules
 from afflux._engine import __version__
-from afflux.errors import AffluxError, UnavailableError
+from afflux.errors import AffluxError, BusyError, UnavailableError
 from afflux.layout import Layout
+from afflux.log import Cut, Join, replay
+from afflux.receipts import Pulled, Quarantined, Receipt, Report
 from afflux.rule import Arrivals, Calibrate, Rule
-from afflux.server import Pulled, Receipt, Report, Server
+from afflux.server import Server
 
 __all__ = [
     "AffluxError",
     "Arrivals",
+    "BusyError",
     "Calibrate",
+    "Cut",
+    "Join",
     "Layout",
     "Pulled",
+    "Quarantined",
     "Receipt",
     "Report",
     "Rule",
@@ -20,5 +26,6 @@ __all__ = [
     "UnavailableError",
     "__version__",
     "ops",
+    "replay",
     "rules",
 ]

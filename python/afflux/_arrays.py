@@ -1,5 +1,6 @@
 """Single arrays of whatever library: their dtypes, handed to the engine without a copy, and written to."""
 
+import re
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -8,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from afflux.errors import AffluxError
+from afflux import ops
+from afflux.errors import AffluxError, UnavailableError
 
 if TYPE_CHECKING:
     import torch
@@ -74,20 +76,17 @@ def ready(name: str, array: Array) -> Array:
     return values if values.flags.aligned else values.copy()
 
 
-def fill(out: npt.NDArray[Any], parts: Sequence[Array]) -> None:
+def fill(out: npt.NDArray[Any], names: Sequence[str], parts: Sequence[Array]) -> None:
     """Writes arrays that are `ready` one after the other into a flat vector, converting to its dtype."""
-    start = 0
-    for source in [_on_host(part) for part in parts]:
-        stop = start + source.size
-        put(out[start:stop].reshape(source.shape), source)
-        start = stop
+    try:
+        ops.ingest([part.cpu() if is_torch(part) else part for part in parts], out)
+    except (AffluxError, UnavailableError) as error:
+        raise type(error)(f"[layout] {with_names(error, names)}") from None
 
 
-def _on_host(part: Array) -> npt.NDArray[Any]:
-    """As NumPy's; torch's bfloat16, which NumPy lacks, is widened."""
-    if is_torch(part):
-        part = (part.float() if kind_of("a part", part) == "bfloat16" else part).cpu()
-    return _as_numpy("a part", part)
+def with_names(error: Exception, names: Sequence[str]) -> str:
+    """What went wrong with one of many parts, with its name in the place of its number."""
+    return re.sub(r"\bupdate\[(\d+)\]", lambda found: label(names[int(found[1])]), str(error))
 
 
 def prepare(name: str, array: Array, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -151,13 +151,13 @@ class Layout:
         _check("out", out, self.size)
         if not out.flags.writeable:
             raise AffluxError("[layout] out is read-only")
-        _arrays.fill(out, self.parts(tree))
+        _arrays.fill(out, [field.name for field in self.fields], self.parts(tree))
         return out
 
     def flatten_buffers(self, tree: Tree) -> Float64:
         """Copies the buffers into one flat float64 vector (buffers_size,); counters are exact up to 2**53."""
         out = np.empty(self.buffers_size, np.float64)
-        _arrays.fill(out, self.buffer_parts(tree))
+        _arrays.fill(out, [field.name for field in self.buffers], self.buffer_parts(tree))
         return out
 
     def views(self, flat: Float, buffers: Float64 | None = None) -> Tree:

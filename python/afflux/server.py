@@ -1,73 +1,23 @@
 """The server: pull a version of params, push what was learned from it, and every M arrivals it takes one step."""
 
-import sys
-from dataclasses import dataclass, replace
-from threading import Lock
-from time import perf_counter
-from typing import Literal, TypeVar
+from collections.abc import Mapping
+from typing import Any, Literal, NoReturn, overload
 
 import numpy as np
-import numpy.typing as npt
 
-from afflux import ops
-from afflux.errors import AffluxError, UnavailableError
-from afflux.rule import Arrivals, ClientId, Float64, Int64, Rule
+from afflux import checkpoint, ops
+from afflux.errors import AffluxError
+from afflux.gate import Gate
+from afflux.intake import Intake, at_least, is_int, one_of, plain_id
+from afflux.joins import Duplicates, Joins
+from afflux.layout import Layout, Tree
+from afflux.log import Entry
+from afflux.receipts import Params, Pulled, Quarantined, Receipt, Report, frozen
+from afflux.round import Round, Waiting, prepare
+from afflux.rule import ClientId, Rule
+from afflux.slots import Slot, Slots
 from afflux.store import MemoryRows
-from afflux.versions import Versions
-
-Float32 = npt.NDArray[np.float32]
-_Number = TypeVar("_Number", np.int64, np.float64)
-
-
-@dataclass(frozen=True, slots=True)
-class Pulled:
-    """One version of params. The array is read-only and never changes, however long it is held."""
-
-    params: Float32
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """One server step: what went in and with which weight."""
-
-    version: int  #: the version that the step made
-    client_ids: tuple[ClientId, ...]
-    staleness: Int64  #: (M,)
-    weights: Float64  #: (M,)
-    norms: Float64  #: (M,)
-    server_lr: float
-    seconds: float  #: weigh and apply
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """What became of a push.
-
-    joined      it is in the buffer, or in the round of `report`
-    replaced    likewise, in the place of an earlier arrival of the same client (cached rules)
-    superseded  the buffer already holds an arrival of this client from a newer version (cached rules)
-    dropped     older than max_staleness
-    """
-
-    status: Literal["joined", "replaced", "superseded", "dropped"]
-    staleness: int
-    version: int  #: the server's version after this push
-    report: Report | None  #: not None if this push completed a round
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """An arrival in the buffer."""
-
-    client_id: ClientId
-    version: int
-    join: int
-    staleness: int
-    num_examples: int
-    loss: float
-    norm: float
-    slot: int
+from afflux.versions import Draft, Versions
 
 
 class Server:
@@ -75,17 +25,41 @@ class Server:
 
     Args:
         rule: an aggregation rule, for example `afflux.rules.fedbuff(buffer_size=10)`.
-        params: (d,) float32, the initial model; copied.
+        params: the initial model; copied. A flat vector (d,), or a torch module, state_dict, nested dict or list of
+            arrays, which may then be pushed and pulled as such (see `Layout`).
         num_clients: N, needed by rules that cache rows.
         num_threads: threads of a server step; all CPUs of this process by default.
+        push_threads: threads of the sweep that takes a pushed vector in.
+        dtype: of params, "float32" or "float64"; the sums inside are float64 in both cases.
+        slot_dtype: of buffered arrivals: that of params, or "bfloat16", which halves the buffer and the main read
+            and rounds each arrival to 8 bits of precision.
+        duplicates: what a client's second arrival in one buffer does. "both" count (default of rules that cache
+            nothing); "latest": the one from the newer version stays, in its place, and the count does not change
+            (default of rules that cache rows); "reject": the first one stays.
         max_staleness: arrivals older than this are dropped and counted; None keeps all.
+        quarantine: record updates with non-finite values in `quarantined` instead of raising.
+        max_slots: at most so many pushed vectors exist at once; at least M, by default 2 M + the number of CPUs.
         max_versions: at most so many versions of params exist at once, held by clients or being written; a step that
             would need one more raises, and loses nothing. At least 2; None: no limit.
+        inplace: a step overwrites params, for models too large for two copies; pulls then copy, and wait for a step
+            that is being made.
+        check_versions: notice when a client has written to a version that it pulled (DLPack cannot forbid it): the
+            next pull or push raises. Costs two more sweeps over params a step.
+        log: keep every decision in `log`, for `afflux.replay`.
 
-    Memory: 8 d bytes for params and the version being written (and 4 d for each older version that a caller still
-    holds; the memory of those that nobody holds is used again), 4 (M + 1) d for the buffer, and the rule's rows.
+    Memory, in bytes, with p and s the sizes of an element of params and of a slot (4 by default):
 
-    Threads may push and pull as they like; pushes take turns.
+        2 p d    params and the version being written (p d if inplace), and p d for each older version that a caller
+                 still holds; the memory of those that nobody holds is used again
+        s M d    the buffer, if one thread pushes; at most s max_slots d
+        8 d + p d for each client seen, for rules that cache rows
+
+    Threads may push and pull as they like. A push takes its vector in outside any lock; under a short one it then
+    joins, or fails without a trace. While a round is applied the next buffer fills; only the arrival that would
+    complete it waits. Staleness counts the rounds that were complete at the join, applied or not: the log of joins
+    determines every bit.
+
+    In a forked child the server is a copy of its own, if no other thread was pushing at the fork; else it raises.
 
     >>> from afflux.rules import fedbuff
     >>> server = Server(fedbuff(buffer_size=2), np.zeros(3, np.float32))
@@ -101,56 +75,56 @@ class Server:
     def __init__(
         self,
         rule: Rule,
-        params: ops.Array,
+        params: "ops.Array | Tree",
         *,
         num_clients: int | None = None,
         num_threads: int | None = None,
+        push_threads: int = 1,
+        dtype: Literal["float32", "float64"] = "float32",
+        slot_dtype: Literal["float32", "float64", "bfloat16"] | None = None,
+        duplicates: Duplicates | None = None,
         max_staleness: int | None = None,
+        quarantine: bool = False,
+        max_slots: int | None = None,
         max_versions: int | None = None,
+        inplace: bool = False,
+        check_versions: bool = False,
+        log: bool = False,
     ) -> None:
         if not isinstance(rule, Rule):
             raise AffluxError(f"[Server] rule is {rule!r}, must be a Rule such as afflux.rules.fedbuff()")
-        size = _length("Server", "params", params)
-        for name, value, least in (
-            ("num_clients", num_clients, 1),
-            ("num_threads", num_threads, 1),
-            ("max_staleness", max_staleness, 0),
-            ("max_versions", max_versions, 2),
-        ):
-            if value is not None and not (_is_int(value) and value >= least):
-                raise AffluxError(f"[Server] {name} is {value!r}, must be an int of at least {least}")
+        at_least("num_clients", num_clients, 1)
+        at_least("num_threads", num_threads, 1)
+        at_least("push_threads", push_threads, 1)
+        at_least("max_staleness", max_staleness, 0)
+        at_least("max_slots", max_slots, rule.buffer_size)
+        at_least("max_versions", max_versions, 2)
+        one_of("dtype", dtype, ("float32", "float64"))
+        slot_dtype = slot_dtype or dtype
+        one_of("slot_dtype", slot_dtype, (dtype, "bfloat16"))
+        duplicates = duplicates or ("latest" if rule.calibrate.cached else "both")
+        one_of("duplicates", duplicates, ("latest", "both", "reject"))
         self.rule = rule
         self.num_threads = ops.threads(num_threads)
-        self.max_staleness = max_staleness
-        self.dropped = 0
-        self._versions = Versions(size, max_versions)
-        self._joins = 0
-        self._id_type: type | None = None
-        self._lock = Lock()
-        self._waiting: list[_Waiting] = []
-        # One slot more than the buffer holds: a push is read in full before anything waiting is given up.
-        self._slots = np.empty((rule.buffer_size + 1, size), np.float32)
-        self._free = list(range(rule.buffer_size + 1))
-        # Cached rules hold a client once: where it waits.
-        self._place: dict[ClientId, int] = {}
-        self._rows: MemoryRows | None = None
+        self._quarantine = quarantine
+        self._intake = Intake.of(params, rule.kind, push_threads)
+        size = self._intake.size
+        self._versions = Versions(size, max_versions, dtype=dtype, checked=check_versions)
+        self._slots = Slots(size, slot_dtype, max_slots or 2 * rule.buffer_size + ops.default_threads())
+        self._rows = None
         if rule.calibrate.cached:
-            if num_clients is None:
-                raise AffluxError(f"[Server] {rule.name} caches a row per client: give num_clients")
-            if rule.buffer_size > num_clients:
-                raise AffluxError(
-                    f"[Server] buffer_size {rule.buffer_size} exceeds num_clients {num_clients}: {rule.name} takes "
-                    "each client once per buffer, which would never fill"
-                )
-            self._rows = MemoryRows(size, num_clients)
-        start = self._versions.take()
-        try:
-            first = ops.ingest(params, start.array).first_nonfinite
-        except (AffluxError, UnavailableError) as error:
-            raise type(error)(f"[Server] params: {error}") from None
-        if first is not None:
-            raise AffluxError(f"[Server] params has a non-finite value at index {first}")
-        self._current = Pulled(start.publish(), 0)
+            self._rows = MemoryRows(size, _clients(rule, num_clients, duplicates), dtype)
+        self._joins = Joins(rule, duplicates, max_staleness, self._rows, log)
+        self._gate = Gate(self._slots, self._make, self._commit)
+
+        draft = self._versions.take()
+        parts = self._intake.parts("[Server] params", params)
+        bad = self._intake.ingest("[Server] params", parts, draft.buffer).first_nonfinite
+        if bad is not None:
+            raise AffluxError(f"[Server] params has a non-finite value at index {bad}{self._intake.place(bad)}")
+        buffers = self._intake.buffers("[Server] params", params, params)
+        self._live = draft if inplace else None
+        self._current = Pulled(self._finished(draft), 0, buffers)
 
     @property
     def version(self) -> int:
@@ -158,14 +132,40 @@ class Server:
         return self._current.version
 
     @property
-    def params(self) -> Float32:
-        """The newest params, (d,) float32, read-only."""
-        return self._current.params
+    def params(self) -> Params:
+        """The newest params, (d,), read-only; a copy if inplace."""
+        return self.pull().params
+
+    @property
+    def layout(self) -> Layout | None:
+        """Where the model's arrays lie in the flat vector; None for a server that was made with a flat vector."""
+        return self._intake.layout
 
     @property
     def arrivals_waiting(self) -> int:
         """Arrivals in the buffer, fewer than M."""
-        return len(self._waiting)
+        return len(self._joins.waiting)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many pushes ended in each Status, and how many were `refused` with an error; each push counts once."""
+        with self._gate.mutex:
+            return dict(self._joins.counts)
+
+    @property
+    def quarantined(self) -> tuple[Quarantined, ...]:
+        """The updates that were kept out, if the server was made with quarantine=True."""
+        with self._gate.mutex:
+            return tuple(self._joins.quarantined)
+
+    @property
+    def log(self) -> tuple[Entry, ...]:
+        """All decisions so far, if the server was made with log=True."""
+        log = self._joins.log
+        if log is None:
+            raise AffluxError("[log] this server keeps no log: make it with log=True")
+        with self._gate.mutex:
+            return tuple(log)
 
     @property
     def versions_held(self) -> int:
@@ -174,206 +174,285 @@ class Server:
 
     @property
     def rows(self) -> MemoryRows | None:
-        """The cached rows, for rules that have them."""
+        """The cached rows, for rules that have them. Waits for a step that is being made."""
+        with self._gate.mutex:
+            self._gate.settle()
         return self._rows
 
     @property
     def state_bytes(self) -> int:
-        """Bytes held between pushes: params, buffer slots, cached rows and their sum."""
-        return self.params.nbytes + self._slots.nbytes + (0 if self._rows is None else self._rows.nbytes)
+        """Bytes of one version of params, M slots, and the cached rows and their sum so far (see the class)."""
+        slots = self.rule.buffer_size * self._slots.slot_bytes
+        return self._current.params.nbytes + slots + (0 if self._rows is None else self._rows.nbytes)
 
-    def pull(self) -> Pulled:
-        """The newest params and their version, without a copy; never waits for a step that is being made."""
-        return self._current
+    @overload
+    def pull(self) -> Pulled: ...
+    @overload
+    def pull(self, *, out: "ops.Array | Tree") -> int: ...
+    def pull(self, *, out: "ops.Array | Tree | None" = None) -> Pulled | int:
+        """The newest params and their version; never waits for a step that is being made (unless inplace).
+
+        Without `out` nothing is copied. With `out`, params (and buffers) are copied into it, a flat vector or a tree
+        like the server's, and only the version is returned.
+
+        >>> from afflux.rules import fedbuff
+        >>> model = {"weight": np.ones((2, 2), np.float32), "bias": np.zeros(2, np.float32)}
+        >>> server = Server(fedbuff(), model)
+        >>> mine = {"weight": np.empty((2, 2), np.float32), "bias": np.empty(2, np.float32)}
+        >>> server.pull(out=mine), mine["weight"].tolist()
+        (0, [[1.0, 1.0], [1.0, 1.0]])
+        """
+        if self._live is None:
+            self._refuse_damage("pull")
+            return self._current if out is None else self._intake.copy_out(self._current, out)
+        self._enter("pull")
+        with self._gate.mutex:
+            self._gate.settle()
+            if out is not None:
+                return self._intake.copy_out(self._current, out)
+            now = self._current
+            return Pulled(frozen(now.params, now.params.dtype), now.version, now.buffers)
 
     def push(
         self,
         client_id: ClientId,
-        vector: ops.Array,
+        vector: "ops.Array | Tree",
         *,
         version: int,
         num_examples: int = 1,
         loss: float = float("nan"),
+        buffers: "Tree | None" = None,
+        timeout: float | None = None,
     ) -> Receipt:
         """Hands in what a client learned; the M-th arrival makes the server step.
 
         Args:
             client_id: an int64 (NumPy's or Python's) or a str, not mixed in one server.
-            vector: (d,) float32 or float64: an update, a gradient or a model, as the rule's kind says.
+            vector: an update, a gradient or a model, as the rule's kind says: (d,) float32, float64, float16 or
+                bfloat16, or a tree like the server's, whose arrays go straight into one slot.
             version: the version that the client pulled.
             num_examples: the client's number of training examples, at least 1.
             loss: its mean training loss, if known.
+            buffers: the client's own values of the model's buffers, if it has some: a tree that holds them, or a flat
+                float64 vector. Rules of kind `model` find them in `vector` if that is a tree.
+            timeout: seconds to wait while all slots are taken; None: as long as it takes, 0: not at all.
 
         Raises:
             AffluxError: a wrong id, version, length, dtype or layout, or a non-finite value; nothing has changed.
+            BusyError: all slots were taken for `timeout` seconds; nothing has changed.
             UnavailableError: a vector on a device that this build does not serve; nothing has changed.
+
+        After a KeyboardInterrupt during a step, the next call that needs it finishes the step: nothing is lost.
         """
-        client_id = _plain_id(client_id)
-        if not _is_int(version):
-            raise AffluxError(f"[push] version is {version!r}, must be an int")
-        if not (_is_int(num_examples) and 1 <= num_examples < 2**63):
-            raise AffluxError(f"[push] num_examples is {num_examples!r}, must be an int of at least 1 in 64 bits")
-        if not isinstance(loss, float | int | np.floating):
-            raise AffluxError(f"[push] loss is {loss!r}, must be a number (NaN if unknown)")
-        version, num_examples = int(version), int(num_examples)
-        length = _length("push", f"client {client_id!r}'s vector", vector)
-        if length != self.params.size:
-            raise AffluxError(
-                f"[push] client {client_id!r}'s vector has {length} elements, params has {self.params.size}"
-            )
-        with self._lock:
-            return self._push(client_id, vector, version, num_examples, float(loss))
-
-    def _push(self, client_id: ClientId, vector: ops.Array, version: int, num_examples: int, loss: float) -> Receipt:
-        """A checked push, under the lock."""
-        self._check_version(client_id, version)
-        self._check_clients(client_id)
-        slot = self._free[-1]
+        self._enter("push")
+        ticket = _Ticket()
         try:
-            facts = ops.ingest(vector, self._slots[slot])
-        except (AffluxError, UnavailableError) as error:
-            raise type(error)(f"[push] client {client_id!r}'s vector: {error}") from None
-        if facts.first_nonfinite is not None:
-            raise AffluxError(
-                f"[push] client {client_id!r}'s {self.rule.kind} has a non-finite value at index "
-                f"{facts.first_nonfinite}"
+            client_id = plain_id(client_id)
+            version = self._plain_version(client_id, version)
+            if not (is_int(num_examples) and 1 <= num_examples < 2**63):
+                raise AffluxError(f"[push] num_examples is {num_examples!r}, must be an int of at least 1 in 64 bits")
+            if not isinstance(loss, float | int | np.floating):
+                raise AffluxError(f"[push] loss is {loss!r}, must be a number (NaN if unknown)")
+            what = f"[push] client {client_id!r}'s"
+            parts = self._intake.parts(f"{what} vector", vector)
+            own = self._intake.buffers(what, vector, buffers)
+            ticket.slot = self._gate.take_slot(timeout)
+            facts = self._intake.ingest(f"{what} vector", parts, ticket.slot)
+            bad = facts.first_nonfinite
+            if bad is not None and not self._quarantine:
+                place = self._intake.place(bad)
+                raise AffluxError(f"{what} {self.rule.kind} has a non-finite value at index {bad}{place}")
+            arrival = Waiting(
+                client_id, version, int(num_examples), float(loss), facts.norm, ticket.slot, own, join=-1, staleness=-1
             )
-        staleness = self.version - version
-        if self.max_staleness is not None and staleness > self.max_staleness:
-            self.dropped += 1
-            return Receipt("dropped", staleness, self.version, None)
+            with self._gate.mutex:
+                return self._join(arrival, bad, ticket)
+        except BaseException:
+            if not ticket.decided:
+                with self._gate.mutex:
+                    self._joins.counts["refused"] += 1
+            raise
+        finally:
+            if ticket.slot is not None:
+                self._gate.give_back(ticket.slot)
 
-        arrival = _Waiting(client_id, version, self._joins, staleness, num_examples, loss, facts.norm, slot)
-        place = self._place.get(client_id)
-        report = None
-        if place is not None:
-            if self._waiting[place].version > version:
-                return Receipt("superseded", staleness, self.version, None)
-            # The count does not change, so no round can follow.
-            self._free[-1] = self._waiting[place].slot
-            self._waiting[place] = arrival
-        elif len(self._waiting) + 1 < self.rule.buffer_size:
-            self._free.pop()
-            if self._rows is not None:
-                self._place[client_id] = len(self._waiting)
-            self._waiting.append(arrival)
+    def flush(self) -> Report | None:
+        """A step with the arrivals that wait, however few: the last, short buffer. None if there are none."""
+        self._enter("flush")
+        with self._gate.mutex:
+            self._gate.settle()
+            if not self._joins.waiting:
+                return None
+            sealed = self._prepared(self._joins.waiting)
+            self._seal(sealed)
+            self._joins.cut("flush")
+            self._gate.drive(sealed)
+            return sealed.report
+
+    def discard(self) -> int:
+        """Throws away the arrivals that wait, for example because the rule cannot weigh them; returns how many."""
+        self._enter("discard")
+        with self._gate.mutex:
+            self._gate.settle()
+            waiting = self._joins.waiting
+            self._joins.refill([])
+            if waiting:
+                self._joins.cut("discard")
+            self._slots.give_back(*(w.slot for w in waiting))
+            self._gate.wake()
+            return len(waiting)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next bits depend on, as {"meta": JSON-able facts, "arrays": {name: array}}.
+
+        Params, buffers, cached rows and their sum, the arrivals that wait, counters, quarantine and log; copied,
+        between two steps. A server with the same rule and options that loads it goes on with the same bits.
+
+        >>> import io, json
+        >>> from afflux.rules import fedbuff
+        >>> server = Server(fedbuff(buffer_size=2), np.zeros(3, np.float32))
+        >>> _ = server.push(1, np.ones(3), version=0)
+        >>> state = server.state_dict()
+        >>> file = io.BytesIO()
+        >>> np.savez(file, meta=json.dumps(state["meta"]), **state["arrays"])
+        """
+        self._enter("state_dict")
+        with self._gate.mutex:
+            self._gate.settle()
+            return checkpoint.save(self._facts(), self._current, self._joins, self._rows)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over the state_dict() of a server with the same rule and options.
+
+        What waited here is gone; versions that somebody has pulled stay as they are.
+
+        Raises:
+            AffluxError: a state of another kind of server, or a damaged one; nothing has changed.
+        """
+        self._enter("load_state_dict")
+        with self._gate.mutex:
+            self._gate.settle()
+            saved = checkpoint.load(state, self._facts(), self._current, self._joins)
+            draft = self._live or self._versions.take()
+            own = [w.slot for w in self._joins.waiting]
+            slots = own[: len(saved.waiting)]
+            while len(slots) < len(saved.waiting):
+                slots.append(self._slots.checked("load_state_dict", self._slots.take_or_make()))
+
+            draft.array[:] = saved.current.params
+            waiting = [w._replace(slot=slot) for w, slot in zip(saved.waiting, slots, strict=True)]
+            for slot, arrival in zip(slots, saved.waiting, strict=True):
+                np.copyto(np.asarray(slot), np.asarray(arrival.slot))
+            if self._rows is not None and saved.sum is not None:
+                self._rows.load(saved.rows, saved.sum)
+            self._joins.load(waiting, saved.number, saved.counts, saved.quarantined, saved.log)
+            self._current = Pulled(self._finished(draft), saved.current.version, saved.current.buffers)
+            self._slots.give_back(*own[len(slots) :])
+            self._gate.wake()
+
+    def __reduce__(self) -> NoReturn:
+        raise AffluxError("[Server] a server is not pickled: save its state_dict(), which is plain arrays and JSON")
+
+    def _join(self, arrival: Waiting, bad: int | None, ticket: "_Ticket") -> Receipt:
+        """Decides what becomes of an arrival, with the mutex, and makes the step that it completes."""
+        joins, gate = self._joins, self._gate
+        while True:
+            # Rounds that are decided count, made or not, so that the log of joins says all.
+            staleness = self._current.version + (gate.round is not None) - arrival.version
+            status = joins.status(arrival.client_id, arrival.version, staleness, bad)
+            if gate.round is None or not joins.completes(status):
+                break
+            gate.settle()  # others may join meanwhile
+        arrival = arrival._replace(join=joins.number, staleness=staleness)
+        sealed = self._prepared([*joins.waiting, arrival]) if joins.completes(status) else None
+
+        ticket.decided = True  # nothing raises from here on
+        if sealed is not None:
+            ticket.slot = None
+            self._seal(sealed)
         else:
-            report = self._round([*self._waiting, arrival])
-            self._free = list(range(len(self._slots)))
-            self._waiting = []
-            self._place = {}
-        self._joins += 1
-        self._id_type = type(client_id)
-        return Receipt("joined" if place is None else "replaced", staleness, self.version, report)
+            ticket.slot = joins.place(status, arrival, bad)
+        joins.count(status, arrival)
 
-    def _check_version(self, client_id: ClientId, version: int) -> None:
-        if not 0 <= version <= self.version:
+        step = arrival.version + staleness + 1 if status in ("joined", "replaced") else None
+        if sealed is not None:
+            gate.drive(sealed)
+        report = None if sealed is None else sealed.report
+        return Receipt(status, staleness, self._current.version, arrival.join, step, report)
+
+    def _prepared(self, waiting: list[Waiting]) -> Round:
+        """The round of these arrivals; whatever raises leaves no trace."""
+        draft = self._live or self._versions.take()
+        return self._gate.prepare(lambda: prepare(self.rule, self._current, waiting, self._rows, draft))
+
+    def _seal(self, sealed: Round) -> None:
+        """The round is decided, and the next buffer is empty, in one step as far as an interrupt can see."""
+        if self._rows is not None:
+            self._rows.commit(sealed.rows)
+        self._gate.round, self._joins.waiting, self._joins.places = sealed, [], {}
+
+    def _make(self, sealed: Round) -> None:
+        sealed.make(self.num_threads)
+
+    def _commit(self, sealed: Round) -> None:
+        """Makes the next version the newest one."""
+        self._current = Pulled(self._finished(sealed.draft), sealed.report.version, sealed.buffers)
+
+    def _finished(self, draft: Draft) -> Params:
+        """The params in a draft, read-only for others; an in-place server never hands them out."""
+        return draft.publish() if self._live is None else draft.array
+
+    def _facts(self) -> dict[str, Any]:
+        """What a saved state must agree with."""
+        layout = self.layout
+        return {
+            "rule": self.rule.name,
+            "kind": self.rule.kind,
+            "d": self._slots.size,
+            "dtype": str(self._current.params.dtype),
+            "slot_dtype": self._slots.dtype,
+            "num_clients": None if self._rows is None else self._rows.num_clients,
+            "layout": None if layout is None else layout.to_json(),
+        }
+
+    def _enter(self, op: str) -> None:
+        self._gate.enter(op, len(self._joins.waiting))
+        self._refuse_damage(op)
+
+    def _refuse_damage(self, op: str) -> None:
+        if self._versions.damaged:
+            raise AffluxError(
+                f"[{op}] {self._versions.damaged} pulled version(s) of params were written to while a client held "
+                "them: pull(out=...) gives a client an array of its own"
+            )
+
+    def _plain_version(self, client_id: ClientId, version: object) -> int:
+        if not is_int(version):
+            raise AffluxError(f"[push] version is {version!r}, must be an int")
+        if not 0 <= version <= self._current.version:
             raise AffluxError(
                 f"[push] client {client_id!r} says that it pulled version {version}; the server has made 0 to "
-                f"{self.version}"
+                f"{self._current.version}"
             )
+        return int(version)
 
-    def _check_clients(self, client_id: ClientId) -> None:
-        if self._id_type not in (None, type(client_id)):
-            raise AffluxError(f"[push] client_id {client_id!r} is not of the same type as the earlier ones")
-        if self._rows is None or client_id in self._rows or client_id in self._place:
-            return
-        if len(self._rows) + len(self._place) < self._rows.num_clients:
-            return  # even if all that wait are new; counting them at each push would be quadratic in M
-        seen = len(self._rows) + 1
-        for waiting in self._place:
-            seen += waiting not in self._rows
-        if seen > self._rows.num_clients:
-            raise AffluxError(
-                f"[push] client {client_id!r} would be number {seen}, but num_clients is {self._rows.num_clients}"
-            )
 
-    def _weights(self, arrivals: Arrivals) -> Float64:
-        """The rule's weights, checked; for cached rules their sum is 1 over the arrivals that are not rejected."""
-        name = self.rule.name
-        weights = np.array(self.rule.weigh(arrivals), np.float64)
-        if weights.shape != (len(arrivals),):
-            raise AffluxError(f"[{name}] weigh gave shape {weights.shape}, the buffer holds {len(arrivals)} arrivals")
-        if self.rule.calibrate.cached:
-            total = 0.0
-            for weight in weights:
-                total = total + float(weight)
-            # Weights that were divided by their sum already are one to rounding, and stay as they are.
-            if total != 0 and abs(total - 1.0) > len(weights) * sys.float_info.epsilon:
-                weights = weights / total
-        weights.flags.writeable = False
-        return weights
+class _Ticket:
+    """What a push has to account for, however it ends."""
 
-    def _round(self, waiting: list[_Waiting]) -> Report:
-        """One server step. Raises before anything is written, or not at all."""
-        start = perf_counter()
-        rule = self.rule
-        ordered = sorted(waiting, key=lambda w: (w.client_id, w.version, w.join))
-        arrivals = _freeze(self.version, ordered)
-        weights = self._weights(arrivals)
-        step = rule.step(arrivals)
-        params_weight = 0.0
-        if rule.kind == "model":
-            for weight in weights:
-                params_weight = params_weight - float(weight)
-        cache, rows = (
-            (None, {}) if self._rows is None else self._rows.stage(arrivals.client_ids, [w != 0 for w in weights])
+    __slots__ = ("decided", "slot")
+
+    def __init__(self) -> None:
+        self.slot: Slot | None = None  # a slot that nobody else has
+        self.decided = False
+
+
+def _clients(rule: Rule, num_clients: int | None, duplicates: Duplicates) -> int:
+    if num_clients is None:
+        raise AffluxError(f"[Server] {rule.name} caches a row per client: give num_clients")
+    if rule.buffer_size > num_clients and duplicates != "both":
+        raise AffluxError(
+            f"[Server] buffer_size {rule.buffer_size} exceeds num_clients {num_clients}: with duplicates="
+            f"{duplicates!r} a buffer takes each client once, and would never fill"
         )
-        draft = self._versions.take()
-        combine = ops.Combine([self._slots[w.slot] for w in ordered], weights, params_weight)
-        signed = replace(step, lr=-step.lr) if rule.kind == "gradient" else step
-        ops.apply(ops.Pass(self.params, draft.array, combine, cache, signed), num_threads=self.num_threads)
-        if self._rows is not None:
-            self._rows.commit(rows)
-        self._current = Pulled(draft.publish(), self.version + 1)
-        return Report(
-            self.version,
-            arrivals.client_ids,
-            arrivals.staleness,
-            weights,
-            arrivals.norms,
-            step.lr,
-            perf_counter() - start,
-        )
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def _plain_id(client_id: object) -> ClientId:
-    """A Python int or str, also from NumPy's."""
-    if isinstance(client_id, str):
-        return str(client_id)
-    if isinstance(client_id, int | np.integer) and not isinstance(client_id, bool):
-        if not -(2**63) <= client_id < 2**63:
-            raise AffluxError(f"[push] client_id {client_id} does not fit into 64 bits")
-        return int(client_id)
-    raise AffluxError(f"[push] client_id is {client_id!r}, must be an int or a str")
-
-
-def _freeze(version: int, ordered: list[_Waiting]) -> Arrivals:
-    """The rule's view of a buffer in canonical order."""
-    return Arrivals(
-        version,
-        tuple(w.client_id for w in ordered),
-        _frozen(np.array([w.version for w in ordered], np.int64)),
-        _frozen(np.array([w.staleness for w in ordered], np.int64)),
-        _frozen(np.array([w.num_examples for w in ordered], np.int64)),
-        _frozen(np.array([w.loss for w in ordered], np.float64)),
-        _frozen(np.array([w.norm for w in ordered], np.float64)),
-    )
-
-
-def _frozen(array: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
-    array.flags.writeable = False
-    return array
-
-
-def _length(op: str, name: str, array: ops.Array) -> int:
-    shape = getattr(array, "shape", None)
-    if shape is None:
-        raise AffluxError(f"[{op}] {name} is a {type(array).__name__}, expected an array")
-    if len(shape) != 1:
-        raise AffluxError(f"[{op}] {name} has shape {tuple(shape)}, expected (d,)")
-    return int(shape[0])
+    return num_clients

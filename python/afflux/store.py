@@ -1,6 +1,7 @@
 """Per-client rows: each client's last vector, and the float64 sum of all of them."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -8,49 +9,60 @@ import numpy.typing as npt
 from afflux.ops import CachedDifference
 from afflux.rule import ClientId
 
-Float32 = npt.NDArray[np.float32]
+Row = npt.NDArray[Any]
+Rows = dict[ClientId, Row]
 
 
 class MemoryRows:
-    """Float32 rows in memory, one per client seen; clients never seen take nothing and count as zeros."""
+    """Rows in memory, one per client seen; clients never seen take nothing and count as zeros."""
 
-    def __init__(self, size: int, num_clients: int) -> None:
+    def __init__(self, size: int, num_clients: int, dtype: str = "float32") -> None:
         self.num_clients = num_clients
+        self.dtype = np.dtype(dtype)
         self.sum = np.zeros(size, np.float64)
-        self._rows: dict[ClientId, Float32] = {}
+        self.arrays: Rows = {}
 
     def __contains__(self, client_id: object) -> bool:
-        return client_id in self._rows
+        return client_id in self.arrays
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.arrays)
+
+    @property
+    def client_ids(self) -> list[ClientId]:
+        """The clients that have a row, in the order in which they came."""
+        return list(self.arrays)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held: 4 d per client seen and 8 d for the sum."""
-        return self.sum.nbytes + sum(row.nbytes for row in self._rows.values())
+        """Bytes held: a row for each client seen and 8 d for the sum."""
+        return self.sum.nbytes + len(self.arrays) * self.sum.size * self.dtype.itemsize
 
-    def row(self, client_id: ClientId) -> Float32 | None:
+    def row(self, client_id: ClientId) -> Row | None:
         """A copy of the client's row, or None if it was never seen."""
-        row = self._rows.get(client_id)
+        row = self.arrays.get(client_id)
         return None if row is None else row.copy()
 
-    def stage(
-        self, client_ids: Sequence[ClientId], accepted: Sequence[bool]
-    ) -> tuple[CachedDifference, dict[ClientId, Float32]]:
-        """The calibration of a round of these distinct clients, and the rows of the accepted ones after it.
+    def stage(self, client_ids: Sequence[ClientId], accepted: Sequence[bool]) -> tuple[CachedDifference, Rows]:
+        """The calibration of a round, and the rows of the accepted clients after it.
 
-        A rejected client's row stays as it is. Rows of new clients are allocated here, so that a lack of memory shows
-        before anything is written. Nothing counts until `commit`.
+        A rejected arrival leaves its client's row as it is; of a client's accepted arrivals the last one stays. Rows
+        of new clients are allocated here, so that a lack of memory shows before anything is written. Nothing counts
+        until `commit`.
         """
-        old = [self._rows.get(client_id) for client_id in client_ids]
-        new: dict[ClientId, Float32] = {}
-        for client_id, row, accept in zip(client_ids, old, accepted, strict=True):
-            if accept:
-                new[client_id] = np.empty(self.sum.size, np.float32) if row is None else row
-        replaced = [new.get(client_id) for client_id in client_ids]
+        old = [self.arrays.get(client_id) for client_id in client_ids]
+        last = {client_id: i for i, client_id in enumerate(client_ids) if accepted[i]}
+        new: Rows = {}
+        for client_id, i in last.items():
+            row = old[i]
+            new[client_id] = np.empty(self.sum.size, self.dtype) if row is None else row
+        replaced = [new[client_id] if last.get(client_id) == i else None for i, client_id in enumerate(client_ids)]
         return CachedDifference(self.sum, self.num_clients, old, replaced), new
 
-    def commit(self, rows: dict[ClientId, Float32]) -> None:
+    def commit(self, rows: Rows) -> None:
         """Makes the staged rows count."""
-        self._rows.update(rows)
+        self.arrays.update(rows)
+
+    def load(self, rows: Rows, total: Row) -> None:
+        """Takes over copies of these rows and their sum."""
+        self.sum, self.arrays = total.copy(), {client_id: row.copy() for client_id, row in rows.items()}

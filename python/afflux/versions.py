@@ -71,12 +71,12 @@ class Draft:
     """A version that is being written."""
 
     def __init__(self, buffer: _engine.Buffer) -> None:
-        self._buffer = buffer
-        #: (d,), writable until it is published.
+        #: For the engine, which knows its type: (d,), writable until it is published.
+        self.buffer = buffer
+        #: The same for NumPy.
         self.array: Vector = np.asarray(buffer)
 
     def publish(self) -> Vector:
         """The finished version, read-only for good: NumPy refuses to make it writable again."""
-        del self.array
-        self._buffer.freeze()
-        return np.asarray(self._buffer)
+        self.buffer.freeze()
+        return np.asarray(self.buffer)

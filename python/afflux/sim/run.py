@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from afflux.layout import Layout
-from afflux.server import Pulled, Server
+from afflux.receipts import Pulled
+from afflux.server import Server
 from afflux.sim import models
 from afflux.sim.clients import Trainer, one_thread
 from afflux.sim.config import RuleSpec, SimConfig

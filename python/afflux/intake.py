@@ -1,0 +1,140 @@
+"""From a caller's arguments to plain ids and flat vectors, and back; messages name the client and the array."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeGuard
+
+import numpy as np
+
+from afflux import ops
+from afflux._arrays import with_names
+from afflux.errors import AffluxError, UnavailableError
+from afflux.layout import Field, Layout, Tree
+from afflux.receipts import Pulled, frozen
+from afflux.rule import ClientId, Float64, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """How one server takes vectors in."""
+
+    kind: Kind
+    layout: Layout | None  #: of servers that were made with a tree
+    size: int  #: d
+    num_threads: int
+
+    @classmethod
+    def of(cls, params: "ops.Array | Tree", kind: Kind, num_threads: int) -> "Intake":
+        """For vectors like `params`."""
+        if is_tree(params):
+            layout = Layout.of(params)
+            return cls(kind, layout, layout.size, num_threads)
+        return cls(kind, None, length("[Server] params", params), num_threads)
+
+    def parts(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
+        """The array, or the tree's arrays, that make up the flat vector; nothing is copied."""
+        if self.layout is not None and is_tree(vector):
+            try:
+                return self.layout.parts(vector)
+            except AffluxError as error:
+                raise AffluxError(f"{what}: {error}") from None
+        size = length(what, vector)
+        if size != self.size:
+            raise AffluxError(f"{what} has {size} elements, params has {self.size}")
+        return vector
+
+    def ingest(self, what: str, parts: "ops.Array | list[ops.Array]", slot: ops.Array) -> ops.Ingested:
+        """The sweep from the caller's memory into a slot."""
+        try:
+            return ops.ingest(parts, slot, num_threads=self.num_threads)
+        except (AffluxError, UnavailableError) as error:
+            names = [] if self.layout is None else [field.name for field in self.layout.fields]
+            raise type(error)(f"{what}: {with_names(error, names)}") from None
+
+    def buffers(self, client: str, vector: "ops.Array | Tree", buffers: "Tree | None") -> Float64 | None:
+        """The client's own values of the model's buffers, (d_b,); None if the model has none."""
+        if self.layout is None or not self.layout.buffers:
+            return None
+        if buffers is None and self.kind == "model" and is_tree(vector):
+            buffers = vector
+        if buffers is None:
+            names = ", ".join(field.name for field in self.layout.buffers[:3])
+            more = ", ..." if len(self.layout.buffers) > 3 else ""
+            raise AffluxError(f"{client}'s push lacks the model's buffers ({names}{more}): hand them in with buffers=")
+        what = f"{client}'s buffers"
+        try:
+            flat = frozen(self.layout.flatten_buffers(buffers) if is_tree(buffers) else buffers, np.float64)
+        except (AffluxError, TypeError, ValueError) as error:
+            raise AffluxError(f"{what}: {error}") from None
+        if flat.shape != (self.layout.buffers_size,):
+            raise AffluxError(f"{what} has shape {flat.shape}, expected ({self.layout.buffers_size},)")
+        finite = np.isfinite(flat)
+        if not finite.all():
+            index = int(np.argmin(finite))
+            raise AffluxError(f"{what} has a non-finite value at index {index}{within(self.layout.buffers, index)}")
+        return flat
+
+    def place(self, index: int) -> str:
+        """In which of the model's arrays an element of the flat vector lies."""
+        return "" if self.layout is None else within(self.layout.fields, index)
+
+    def copy_out(self, now: Pulled, out: "ops.Array | Tree") -> int:
+        """Copies a version into the caller's memory, and says which it is."""
+        try:
+            if not is_tree(out):
+                ops.ingest(now.params, out, num_threads=self.num_threads)
+            elif self.layout is None:
+                raise AffluxError("this server was made with a flat vector: pull into one")
+            else:
+                self.layout.load(out, now.params, now.buffers)
+        except (AffluxError, UnavailableError) as error:
+            raise type(error)(f"[pull] out: {error}") from None
+        return now.version
+
+
+def is_tree(model: object) -> bool:
+    """Whether it is a torch module, a mapping or a sequence of arrays, rather than one flat vector."""
+    return hasattr(model, "named_parameters") or (isinstance(model, Mapping | Sequence) and not isinstance(model, str))
+
+
+def within(fields: Iterable[Field], index: int) -> str:
+    """For messages: the name of the field that an index of the flat vector lies in."""
+    return next((f" (in {field.name})" for field in fields if field.start <= index < field.stop), "")
+
+
+def length(what: str, array: ops.Array) -> int:
+    """Elements of a flat vector, of any library."""
+    shape = getattr(array, "shape", None)
+    if shape is None:
+        raise AffluxError(f"{what} is a {type(array).__name__}, expected an array")
+    if len(shape) != 1:
+        raise AffluxError(f"{what} has shape {tuple(shape)}, expected (d,)")
+    return int(shape[0])
+
+
+def is_int(value: object) -> TypeGuard[int]:
+    """Python's or NumPy's, and no bool."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def plain_id(client_id: object, op: str = "push") -> ClientId:
+    """A Python int or str, also from NumPy's."""
+    if isinstance(client_id, str):
+        return str(client_id)
+    if is_int(client_id):
+        if not -(2**63) <= client_id < 2**63:
+            raise AffluxError(f"[{op}] client_id {client_id} does not fit into 64 bits")
+        return int(client_id)
+    raise AffluxError(f"[{op}] client_id is {client_id!r}, must be an int or a str")
+
+
+def at_least(name: str, value: object, least: int) -> None:
+    """Refuses an optional setting that is no int, or too small."""
+    if value is not None and not (is_int(value) and value >= least):
+        raise AffluxError(f"[Server] {name} is {value!r}, must be an int of at least {least}")
+
+
+def one_of(name: str, value: object, known: tuple[str, ...]) -> None:
+    """Refuses a setting that is unknown."""
+    if value not in known:
+        raise AffluxError(f"[Server] {name} is {value!r}, must be one of {', '.join(dict.fromkeys(known))}")

@@ -1,0 +1,85 @@
+"""The log of joins: every decision of a server in its order, which is all that a replay needs beside the vectors."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from afflux.errors import AffluxError
+from afflux.receipts import Status
+from afflux.rule import ClientId
+
+if TYPE_CHECKING:
+    from afflux import ops
+    from afflux.layout import Tree
+    from afflux.server import Server
+
+
+class Join(NamedTuple):
+    """One push, and what was decided about it."""
+
+    number: int  #: Receipt.join
+    status: Status
+    client_id: ClientId
+    version: int  #: that the client pulled
+    staleness: int
+    num_examples: int
+    loss: float  #: NaN if unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The buffer was emptied before it was full: by `flush` (a step with what was there) or by `discard`."""
+
+    kind: Literal["flush", "discard"]
+
+
+Entry = Join | Cut
+
+
+def replay(
+    log: Iterable[Entry],
+    server: "Server",
+    vector: "Callable[[Join], ops.Array | Tree]",
+    *,
+    buffers: "Callable[[Join], Tree] | None" = None,
+) -> "Server":
+    """Repeats the decisions of `log` on `server`, one after the other: the same joins give the same bits.
+
+    Args:
+        log: `server.log` of a server that was made with log=True.
+        server: a fresh server with the same rule, params and options; returned.
+        vector: gives the vector that was pushed, for each Join; the log does not keep it.
+        buffers: likewise for the buffers of models that have them.
+
+    Raises:
+        AffluxError: a decision comes out differently: the server or a vector is not the one of the log.
+
+    >>> import numpy as np
+    >>> from afflux import Server
+    >>> from afflux.rules import fedbuff
+    >>> first, second = (Server(fedbuff(buffer_size=2), np.zeros(3), log=True) for _ in range(2))
+    >>> for client in (7, 5, 7):
+    ...     _ = first.push(client, np.full(3, float(client)), version=first.version)
+    >>> again = replay(first.log, second, lambda join: np.full(3, float(join.client_id)))
+    >>> again.params.tobytes() == first.params.tobytes(), again.arrivals_waiting
+    (True, 1)
+    """
+    for entry in log:
+        if isinstance(entry, Cut):
+            (server.flush if entry.kind == "flush" else server.discard)()
+            continue
+        receipt = server.push(
+            entry.client_id,
+            vector(entry),
+            version=entry.version,
+            num_examples=entry.num_examples,
+            loss=entry.loss,
+            buffers=None if buffers is None else buffers(entry),
+        )
+        got = (receipt.join, receipt.status, receipt.staleness)
+        if got != (entry.number, entry.status, entry.staleness):
+            raise AffluxError(
+                f"[replay] join {entry.number} of client {entry.client_id!r} was {entry.status} with staleness "
+                f"{entry.staleness}; now join {got[0]} is {got[1]} with staleness {got[2]}"
+            )
+    return server

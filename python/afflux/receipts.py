@@ -1,0 +1,77 @@
+"""What a server answers: the versions it hands out, what became of a push, and what a step did."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from afflux.rule import ClientId, Float64, Int64
+
+Params = npt.NDArray[Any]  #: (d,) float32, or float64 if the server was asked for it
+
+#: What the server decides about an arrival, at its join.
+#:
+#:     joined       it is in the buffer, or in the round of `report`
+#:     replaced     likewise, in the place of an earlier arrival of the same client (duplicates="latest")
+#:     superseded   the buffer holds an arrival of this client from a newer version (duplicates="latest")
+#:     rejected     the buffer holds an arrival of this client (duplicates="reject")
+#:     dropped      older than max_staleness
+#:     quarantined  a non-finite value (quarantine=True)
+Status = Literal["joined", "replaced", "superseded", "rejected", "dropped", "quarantined"]
+STATUSES: tuple[Status, ...] = ("joined", "replaced", "superseded", "rejected", "dropped", "quarantined")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pulled:
+    """One version of the model. The arrays are read-only and never change, however long they are held."""
+
+    params: Params  #: (d,)
+    version: int
+    buffers: Float64 | None = None  #: the model's non-parameter arrays (BatchNorm statistics), flat; None: it has none
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Report:
+    """One server step: what went in and with which weight."""
+
+    version: int  #: the version that the step made
+    client_ids: tuple[ClientId, ...]
+    staleness: Int64  #: (M,)
+    weights: Float64  #: (M,)
+    norms: Float64  #: (M,)
+    server_lr: float
+    seconds: float  #: weigh and apply
+
+
+class Receipt(NamedTuple):
+    """What became of a push."""
+
+    status: Status
+    staleness: int  #: server steps between the version that the client pulled and the step it would join, less one
+    version: int  #: the server's version after this push
+    join: int  #: the number of this decision, from 0: its place in the log
+    step: int | None  #: the version that the step with this arrival makes; None if it is in no buffer
+    report: Report | None  #: not None if this push completed a round
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """An update that was kept out because of a non-finite value. The vector itself is not kept."""
+
+    join: int
+    client_id: ClientId
+    version: int  #: that the client pulled
+    index: int  #: of the first value that is not finite
+
+
+def no_counts() -> dict[str, int]:
+    """How many pushes ended in each way; `refused` counts those that raised."""
+    return dict.fromkeys((*STATUSES, "refused"), 0)
+
+
+def frozen(values: npt.ArrayLike, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """A read-only array."""
+    array = np.array(values, dtype)
+    array.flags.writeable = False
+    return array

@@ -1,0 +1,207 @@
+"""Threads at one server: what happens while a round is made, when slots run out, and after an interrupt."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from afflux import AffluxError, BusyError, Calibrate, Rule, Server, ops, replay
+from afflux.ops import Sgd
+from afflux.rules import ca2fl, fedbuff
+from afflux.weigh import Uniform
+from conftest import bits
+
+D = 5
+
+
+def vector(value=1.0):
+    return np.full(D, value, np.float32)
+
+
+class Slow:
+    """ops.apply that stops before its sweep until it is told to go on."""
+
+    def __init__(self, monkeypatch):
+        self.reached, self.go = threading.Event(), threading.Event()
+        self.apply = ops.apply
+        monkeypatch.setattr(ops, "apply", self)
+
+    def __call__(self, *args, **options):
+        self.reached.set()
+        assert self.go.wait(20)
+        self.apply(*args, **options)
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    return Slow(monkeypatch)
+
+
+def start(work):
+    """A thread, and the list that its result will be in."""
+    result = []
+    thread = threading.Thread(target=lambda: result.append(work()), daemon=True)
+    thread.start()
+    return thread, result
+
+
+def wait_for(condition):
+    for _ in range(2000):
+        if condition():
+            return
+        time.sleep(0.005)
+    raise AssertionError("it never happened")
+
+
+def test_the_next_buffer_fills_while_a_round_is_made(slow):
+    server = Server(fedbuff(buffer_size=2), vector(0.0), log=True)
+    server.push(0, vector(1.0), version=0)
+    first, made = start(lambda: server.push(1, vector(1.0), version=0))
+    assert slow.reached.wait(20)
+    # A pull does not wait; an arrival joins the next buffer, and the round that is being made counts as done.
+    assert server.pull().version == server.version == 0
+    receipt = server.push(2, vector(2.0), version=0)
+    assert (receipt.status, receipt.staleness, receipt.step, receipt.version) == ("joined", 1, 2, 0)
+    assert server.arrivals_waiting == 1
+    # The one that completes the next buffer waits for this round.
+    second, also_made = start(lambda: server.push(3, vector(2.0), version=0))
+    time.sleep(0.05)
+    assert not also_made
+    slow.go.set()
+    first.join(20)
+    second.join(20)
+    assert made[0].report.version == made[0].step == 1
+    assert also_made[0].report.version == 2
+    assert also_made[0].report.staleness.tolist() == [1, 1]
+    # One after the other, the same joins give the same bits.
+    again = Server(fedbuff(buffer_size=2), vector(0.0))
+    replay(server.log, again, lambda join: vector(1.0 + join.client_id // 2))
+    assert bits(again.params) == bits(server.params)
+
+
+def test_push_waits_for_a_slot_or_raises(slow):
+    server = Server(fedbuff(buffer_size=2), vector(0.0), max_slots=2)
+    server.push(0, vector(), version=0)
+    first, _ = start(lambda: server.push(1, vector(), version=0))
+    assert slow.reached.wait(20)
+    for timeout in (0, 0.02):
+        with pytest.raises(BusyError, match=r"\[push\] all 2 slots of max_slots are taken"):
+            server.push(2, vector(), version=0, timeout=timeout)
+    waiting, result = start(lambda: server.push(2, vector(), version=0))
+    time.sleep(0.05)
+    assert not result
+    slow.go.set()
+    first.join(20)
+    waiting.join(20)
+    assert (result[0].status, result[0].staleness) == ("joined", 1)
+    assert server.counts == dict.fromkeys(server.counts, 0) | {"joined": 3, "refused": 2}
+
+
+def test_a_refused_push_frees_its_slot_for_one_that_waits(monkeypatch):
+    """M = 1 and one slot: the second push sleeps until the first one, which is refused, gives its slot back."""
+    server = Server(fedbuff(buffer_size=1), vector(0.0), max_slots=1)
+    entered, go, ingest = threading.Event(), threading.Event(), ops.ingest
+
+    def slow_ingest(update, slot, **options):
+        if threading.current_thread() is bad:
+            entered.set()
+            assert go.wait(20)
+        return ingest(update, slot, **options)
+
+    def refused():
+        with pytest.raises(AffluxError, match="non-finite"):
+            server.push(0, vector(np.nan), version=0)
+
+    monkeypatch.setattr(ops, "ingest", slow_ingest)
+    bad = threading.Thread(target=refused, daemon=True)
+    bad.start()
+    assert entered.wait(20)
+    good, result = start(lambda: server.push(1, vector(), version=0))
+    time.sleep(0.05)
+    assert not result
+    go.set()
+    bad.join(20)
+    good.join(20)
+    assert result[0].report.version == 1
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("finish", ["push", "flush", "state_dict", "slots"])
+@pytest.mark.parametrize("rule", [fedbuff(buffer_size=2), ca2fl(buffer_size=2)], ids=["fedbuff", "ca2fl"])
+def test_an_interrupted_step_is_finished_by_the_next_call(monkeypatch, rule, moment, finish):
+    def run(interrupted):
+        server = Server(rule, vector(0.5), num_clients=4, max_slots=2)
+        for client in (0, 1, 2):
+            server.push(client, vector(client + 1.0), version=0)
+        if interrupted:
+            with monkeypatch.context() as patch:
+                patch.setattr(ops, "apply", interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    server.push(3, vector(4.0), version=0)
+            assert server.counts["joined"] == 4
+            assert server.version == (2 if moment == "after" else 1)
+        else:
+            server.push(3, vector(4.0), version=0)
+        if finish == "push":
+            server.push(0, vector(5.0), version=1)
+            server.push(1, vector(6.0), version=1)
+        elif finish == "flush":
+            assert server.flush() is None
+        elif finish == "slots":
+            server.push(0, vector(5.0), version=1, timeout=0)
+        return server.state_dict()
+
+    apply = ops.apply
+
+    def interrupt(*args, **options):
+        if moment == "after":
+            apply(*args, **options)
+        raise KeyboardInterrupt
+
+    disturbed, undisturbed = run(True), run(False)
+    assert disturbed["meta"] == undisturbed["meta"]
+    for name, array in undisturbed["arrays"].items():
+        assert bits(array) == bits(disturbed["arrays"][name]), name
+
+
+@pytest.mark.parametrize("call", ["push", "flush", "state_dict"])
+def test_a_rule_that_calls_its_server_gets_an_error(call):
+    def weigh(arrivals):
+        if call == "push":
+            server.push(9, vector(), version=0)
+        else:
+            getattr(server, call)()
+        return np.ones(len(arrivals))
+
+    server = Server(Rule("mine", "update", 1, weigh, Calibrate(False), lambda arrivals: Sgd(1.0)), vector())
+    with pytest.raises(AffluxError, match=rf"\[{call}\] called from within the rule's weigh or step"):
+        server.push(0, vector(), version=0)
+    assert (server.version, server.arrivals_waiting, server.counts["refused"]) == (0, 0, 1)
+
+
+def test_pulls_during_a_round_in_place_wait_for_whole_params(slow):
+    server = Server(fedbuff(buffer_size=1), vector(0.0), inplace=True)
+    pusher, _ = start(lambda: server.push(0, vector(), version=0))
+    assert slow.reached.wait(20)
+    puller, pulled = start(server.pull)
+    time.sleep(0.05)
+    assert not pulled
+    slow.go.set()
+    pusher.join(20)
+    puller.join(20)
+    assert (pulled[0].version, pulled[0].params.tolist()) == (1, [1.0] * D)
+
+
+def test_weights_are_decided_before_others_join():
+    """The rule sees a full buffer while nobody can join; the rest of the step runs without the mutex."""
+    seen = []
+
+    def weigh(arrivals):
+        seen.append(server._gate.mutex.locked())
+        return Uniform()(arrivals)
+
+    server = Server(Rule("mine", "update", 2, weigh, Calibrate(False), lambda arrivals: Sgd(1.0)), vector())
+    for client in range(4):
+        server.push(client, vector(), version=0)
+    assert seen == [True, True]

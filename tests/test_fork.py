@@ -1,0 +1,166 @@
+"""Forked children that use afflux work or raise within seconds; none hangs. Each case is a process of its own."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+
+HEAD = """
+import multiprocessing, os, threading, time
+import numpy as np
+from afflux import Server, UnavailableError, ops
+from afflux.rules import ca2fl, fedbuff
+
+d = 200_000  # more than one superblock, hence threads
+server = Server(fedbuff(buffer_size=2), np.zeros(d, np.float32), num_threads=2)
+one = np.ones(d, np.float32)
+fork = multiprocessing.get_context("fork")
+
+def rounds(server, count):
+    for i in range(2 * count):
+        server.push(i % 2, one, version=server.version)
+    return server.version, float(server.params[7])
+"""
+
+
+def run(code, timeout=60):
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(HEAD) + textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_pool_of_forked_workers():
+    """Each child steps its own copy of a server that has worked before; the parent's stays as it was."""
+    out = run("""
+    assert rounds(server, 3) == (3, 3.0)
+    def work(count):
+        facts = ops.ingest(one, np.empty(d, np.float32), num_threads=2)
+        assert facts.sum_of_squares == d
+        ops.gram([one, one], num_threads=2)
+        return rounds(server, count)
+    with fork.Pool(2) as pool:
+        results = pool.map_async(work, [1, 1, 1, 1], chunksize=1).get(30)
+    assert sorted(results)[0] == (4, 4.0), results
+    assert rounds(server, 1) == (4, 4.0)
+    print("done")
+    """)
+    assert out == "done\n"
+
+
+def test_forked_data_loader_workers():
+    pytest.importorskip("torch")
+    out = run("""
+    import torch
+    torch.set_num_threads(2)
+    torch.ones(1000, 1000) @ torch.ones(1000, 1000)  # torch's own threads are running
+    rounds(server, 2)
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 8
+        def __getitem__(self, i):
+            pulled = server.pull()
+            slot = torch.empty(d)
+            ops.ingest(torch.full((d,), float(i)), slot, num_threads=2)
+            version, value = rounds(server, 1)
+            assert version == pulled.version + 1 and value == version, (version, value)
+            return slot[:2]
+    loader = torch.utils.data.DataLoader(Data(), num_workers=2, multiprocessing_context="fork", timeout=30)
+    seen = []
+    for batch in loader:
+        rounds(server, 1)
+        seen.append(batch[0, 0].item())
+    assert seen == list(range(8)), seen
+    assert server.version == 10
+    print("done")
+    """)
+    assert out == "done\n"
+
+
+def test_a_fork_amid_a_round_raises_in_the_child():
+    out = run("""
+    reached, go, apply = threading.Event(), threading.Event(), ops.apply
+    def slow(*args, **options):
+        reached.set()
+        go.wait(30)
+        apply(*args, **options)
+    ops.apply = slow
+    server.push(0, one, version=0)
+    pusher = threading.Thread(target=server.push, args=(1, one), kwargs=dict(version=0))
+    pusher.start()
+    reached.wait(30)
+    child = os.fork()
+    if child == 0:
+        assert server.pull().version == 0  # reading is always possible
+        for call in (lambda: server.push(2, one, version=0), server.flush, server.state_dict):
+            try:
+                call()
+            except UnavailableError as error:
+                assert "forked while another thread used the server" in str(error), error
+            else:
+                os._exit(1)
+        os._exit(0)
+    go.set()
+    pusher.join(30)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert server.version == 1 and rounds(server, 1)[0] == 2
+    print("done")
+    """)
+    assert out == "done\n"
+
+
+@pytest.mark.parametrize("rule", ["fedbuff(buffer_size=3)", "ca2fl(buffer_size=3)"])
+def test_forks_while_threads_push(rule):
+    """Wherever the fork hits: the child works on a whole copy, or raises; and it ends."""
+    out = run(
+        f"""
+    server = Server({rule}, np.zeros(d, np.float32), num_clients=8, num_threads=2, max_slots=4)
+    stop = threading.Event()
+    def push(client):
+        while not stop.is_set():
+            server.push(client, one, version=server.version)
+    threads = [threading.Thread(target=push, args=(client,)) for client in range(3)]
+    for thread in threads:
+        thread.start()
+    outcomes = set()
+    for i in range(40):
+        time.sleep(0.002 * (i % 7))
+        child = os.fork()
+        if child == 0:
+            try:
+                for client in range(6):
+                    server.push(client, one, version=server.version, timeout=5)
+                os._exit(10 if float(server.params[0]) == float(server.params[-1]) else 1)
+            except UnavailableError:
+                os._exit(11)
+            finally:
+                os._exit(2)
+        deadline = time.monotonic() + 20
+        while (done := os.waitpid(child, os.WNOHANG))[0] == 0:
+            assert time.monotonic() < deadline, "a child hangs"
+            time.sleep(0.001)
+        outcomes.add(os.waitstatus_to_exitcode(done[1]))
+    stop.set()
+    for thread in threads:
+        thread.join(20)
+    assert outcomes <= {{10, 11}}, outcomes
+    print("done")
+    """,
+        timeout=120,
+    )
+    assert out == "done\n"
+
+
+def test_a_server_is_not_pickled():
+    out = run("""
+    import pickle
+    try:
+        pickle.dumps(server)
+    except ValueError as error:
+        print(error)
+    """)
+    assert out.startswith("[Server] a server is not pickled: save its state_dict()")
