@@ -3,30 +3,19 @@
 A new operation is one more `Row` in ROWS; a new baseline or peer is one more `Contender` in a row.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import numpy as np
 
 import baselines
 from afflux import ops
 from contender import Arrays, Contender, Round
-from inputs import LR, Float64, Inputs
+from inputs import LR, Case, Inputs
+from row import Asked, Exact, Row
 
-#: name of an output -> (exact value, sum of the magnitudes of the terms it is made of)
-Exact = dict[str, tuple[Float64, Float64]]
+D, QUICK_D = 25_000_000, 200_000
 
 
-@dataclass(frozen=True)
-class Row:
-    """One operation, and everyone who does it."""
-
-    name: str
-    formula: str
-    counted: str  #: what `bytes` counts, in words
-    bytes: Callable[[int, int], int]  #: of (d, M): each input read once, each output written once
-    reference: Callable[[Arrays], Exact]  #: the definition in float64
-    contenders: list[Contender]
+def one_case(asked: Asked) -> list[Case]:
+    return [Case(asked.d or (QUICK_D if asked.quick else D), asked.m or 10, asked.threads)]
 
 
 # FedBuff: params + lr * weighted mean
@@ -131,6 +120,7 @@ ROWS = [
         counted="4 d (M + 2): M updates and params read, out written",
         bytes=fedbuff_bytes,
         reference=fedbuff_reference,
+        cases=one_case,
         contenders=[
             Contender("afflux", "ops.apply, weighted", fedbuff_afflux),
             *baselines.FEDBUFF,
@@ -143,6 +133,7 @@ ROWS = [
         "out written, the float64 sum read and written",
         bytes=ca2fl_bytes,
         reference=ca2fl_reference,
+        cases=one_case,
         contenders=[
             Contender(
                 "afflux",
