@@ -25,12 +25,10 @@ def spread(scale: float) -> Column:
 
 SPEED = (number("GB/s", "gbps", ".1f"), number("% of limit", "percent_of_limit", ".0f"))
 TIME = (number("median ms", "median", ".1f", 1e3), spread(1e3), *SPEED)
-TIMED = (
-    *TIME,
-    number("x plain", "times_plain", ".2f"),
-    Column("error", lambda line: f"{line['errors']['params']['abs']:.1e}"),
-    Column("ulp", lambda line: f"{line['errors']['params']['ulp']:.3g}"),
-)
+TIMES_PLAIN = number("x plain", "times_plain", ".2f")
+ERROR = Column("error", lambda line: f"{line['errors']['params']['abs']:.1e}")
+ULP = Column("ulp", lambda line: f"{line['errors']['params']['ulp']:.3g}")
+TIMED = (*TIME, TIMES_PLAIN, ERROR, ULP)
 PROBE = (*TIME, Column("kind", lambda line: line["kind"]))
 LIMIT = (
     number("threads", "threads", "d"),

@@ -22,6 +22,7 @@ class Case:
     d: int
     m: int
     threads: int
+    separate: bool = False  #: the updates also as M arrays of their own, as they come from clients
 
     def __str__(self) -> str:
         return f"d = {self.d:_}, M = {self.m:_}"
@@ -35,6 +36,7 @@ class Inputs:
     """
 
     updates: list[Float32]  #: per input set (M, d), contiguous: its rows are the M updates
+    vectors: list[list[Float32]]  #: per input set the M updates: these rows, or separate copies of them
     params: list[Float32]  #: per input set (d,)
     out: Float32  #: (d,)
     scratch: Float32  #: (scratch_vectors(M), d)
@@ -84,6 +86,7 @@ def make(case: Case, sets: int) -> Inputs:
     staleness = np.arange(m) % 5
     return Inputs(
         updates=updates,
+        vectors=[[row.copy() if case.separate else row for row in block] for block in updates],
         params=params,
         out=np.ones(d, np.float32),
         scratch=np.ones((scratch_vectors(m), d), np.float32),
@@ -93,7 +96,8 @@ def make(case: Case, sets: int) -> Inputs:
 
 
 def shared_bytes(case: Case, sets: int) -> int:
-    return 4 * case.d * (sets * (case.m + 1) + 1 + scratch_vectors(case.m))
+    vectors = sets * (case.m * (1 + case.separate) + 1)
+    return 4 * case.d * (vectors + 1 + scratch_vectors(case.m))
 
 
 def available_bytes() -> int | None:

@@ -117,7 +117,7 @@ def limits(cases: list[dict[str, Any]]) -> Printed:
     for case in cases:
         limit = case["limit"]
         line = {"name": case["name"], "what": "", "threads": case["threads"], "gbps": limit["gbps"]}
-        lines.append(line | limit["probes_by_kind"] | {"by": f"{limit['by']}, {limit['what']}"})
+        lines.append(line | limit["probes_by_kind"] | {"by": limit["by"]})
     return "Limit of this run: anyone's best GB/s, and the best probe of each kind", "", LIMIT, lines
 
 
