@@ -19,12 +19,12 @@ def number(head: str, key: str, form: str, scale: float = 1) -> Column:
     return Column(head, lambda line: "" if line.get(key) is None else format(scale * line[key], form))
 
 
-def spread(scale: float) -> Column:
-    return Column("min .. max", lambda line: f"{scale * line['min']:.1f} .. {scale * line['max']:.1f}")
-
-
 SPEED = (number("GB/s", "gbps", ".1f"), number("% of limit", "percent_of_limit", ".0f"))
-TIME = (number("median ms", "median", ".1f", 1e3), spread(1e3), *SPEED)
+TIME = (
+    number("median ms", "median", ".1f", 1e3),
+    Column("min .. max", lambda line: f"{1e3 * line['min']:.1f} .. {1e3 * line['max']:.1f}"),
+    *SPEED,
+)
 TIMES_PLAIN = number("x plain", "times_plain", ".2f")
 ERROR = Column("error", lambda line: f"{line['errors']['params']['abs']:.1e}")
 ULP = Column("ulp", lambda line: f"{line['errors']['params']['ulp']:.3g}")

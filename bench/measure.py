@@ -72,7 +72,7 @@ def check(row: Row, inputs: Inputs, ready: Round) -> dict[str, dict[str, float]]
     after: Arrays = ready.after(ready.run(0))
     got = {name: sample(name, array, size) for name, array in after.items()}
     exact = row.reference(before)
-    return {name: error(got[name], *exact[name]) for name in exact}
+    return {name: error(array, *exact[name]) for name, array in got.items()}
 
 
 def sample(name: str, array: np.ndarray, size: int) -> np.ndarray:

@@ -154,7 +154,7 @@ def to_markdown(out: dict[str, Any], rows: list[Row]) -> str:
 def show(out: dict[str, Any], rows: list[Row]) -> None:
     console = Console()
     if not console.is_terminal:
-        console = Console(width=120)  # a pipe has no width: do not fold at 80
+        console = Console(width=140)  # a pipe has no width: do not fold at 80
     console.print(conditions(out), style="dim", highlight=False, markup=False)
     for title, formula, columns, entries in tables(out, rows):
         heading = f"{title}: {formula}" if formula else title

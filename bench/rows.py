@@ -12,6 +12,7 @@ from afflux import ops
 from columns import TIME, TIMES_PLAIN, ULP, Line, number
 from contender import Arrays, Contender, Round
 from inputs import LR, Case, Float32, Inputs
+from push import PUSH
 from row import Asked, Exact, Row
 
 D, QUICK_D = 25_000_000, 200_000
@@ -202,4 +203,5 @@ ROWS = [
         ),
         compare=beside_m10,
     ),
+    PUSH,
 ]

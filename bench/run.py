@@ -34,6 +34,8 @@ and its largest error against float64.
 
   python bench/run.py --rows fedbuff -d 1_000_000 -M 32 --threads 1
 
+  python bench/run.py --rows push,rounds
+
   python bench/run.py --repeats 40 --json results.json --markdown results.md
 
   python bench/run.py --quick
@@ -159,7 +161,7 @@ def main(
     rows: Annotated[str, typer.Option(help="Operations, by name; see --list.")] = "fedbuff,ca2fl",
     d: Annotated[int | None, typer.Option("-d", min=1, help="Length of the vectors; default: see --list.")] = None,
     m: Annotated[int | None, typer.Option("-M", min=1, help="Updates a round; default: see --list.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="For everyone; default: all usable cores.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Default: all usable cores. A push takes one.")] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help=f"Samples of everyone; default {REPEATS}.")] = None,
     sets: Annotated[int, typer.Option(min=2, help="Input sets that take turns.")] = 2,
     compiled: Annotated[bool, typer.Option("--compile", help="Also torch.compile; it needs a C++ compiler.")] = False,

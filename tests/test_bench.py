@@ -164,6 +164,53 @@ def test_prints_and_writes_tables(quick):
     assert "timing" not in done.stderr  # progress is for terminals
 
 
+def test_rounds_over_m(tmp_path):
+    d, path = 3_001, tmp_path / "out.json"
+    done = bench("--quick", "--rows", "rounds", "-d", d, "--threads", THREADS, "--json", path)
+    assert done.returncode == 0, done.stderr
+    assert "vs M = 10" in done.stdout
+    cases = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    assert [(case["d"], case["m"], case["threads"]) for case in cases] == [(d, m, THREADS) for m in (1, 10, 100, 1000)]
+    at_10 = {c["name"]: c["percent_of_limit"] for c in cases[1]["rows"]["rounds"]}
+    assert next(iter(at_10)) == "afflux"
+    assert {"torch stack().mean", "torch addmv_"} < set(at_10)
+    for case in cases:
+        assert case["separate"]
+        assert max(entry["gbps"] for entry in everything(case)) == case["limit"]["gbps"]
+        for c in case["rows"]["rounds"]:
+            assert c["bytes"] == 4 * d * (case["m"] + 2)
+            assert c["times_m10"] == pytest.approx(c["percent_of_limit"] / at_10[c["name"]])
+            error = c["errors"]["params"]
+            assert error["abs"] <= (case["m"] + 8) * U32 * error["terms"]
+            if c["name"].startswith("afflux"):
+                assert error["ulp"] < 1
+
+
+def test_a_push_and_sizes_of_ones_own(tmp_path):
+    d, m, path = 999, 6, tmp_path / "out.json"
+    done = bench("--quick", "--rows", "push,rounds", "-d", d, "-M", m, "--threads", THREADS, "--json", path)
+    assert done.returncode == 0, done.stderr
+    pushes, rounds = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    assert [(c["d"], c["m"], c["threads"]) for c in (pushes, rounds)] == [(d, m, 1), (d, m, THREADS)]
+    assert {c["times_m10"] for c in rounds["rows"]["rounds"]} == {None}  # M = 10 was not timed
+    (plain,) = [c for c in pushes["rows"]["push"] if c["plain"]]
+    assert plain["name"] == "numpy copyto"
+    for c in pushes["rows"]["push"]:
+        assert c["bytes"] == 8 * d * m
+        assert c["us"] == pytest.approx(1e6 * c["median"] / m)
+        assert c["times_copy"] == pytest.approx(c["us"] / plain["us"])
+        assert c["us_over"] == pytest.approx(c["us"] - 1.5 * plain["us"])
+        assert re.fullmatch(r"L\d.?|memory|cache and memory", c["lies_in"])
+        outputs = {"slots"} if c["name"] != "afflux" else set()
+        outputs |= {"norms"} if "copy" not in c["name"] else set()
+        assert set(c["errors"]) == outputs
+        assert c["errors"].get("slots", {"abs": 0})["abs"] == 0
+        if norms := c["errors"].get("norms"):
+            unit = EPS if c["name"].startswith("afflux") else U32
+            assert norms["abs"] <= d * unit * norms["terms"]
+            assert norms["terms"] > 0.1
+
+
 @pytest.mark.parametrize("arguments", [("--rows", "fedbuff,fedbuf"), ("--rows", "")])
 def test_unknown_row(arguments):
     done = bench(*arguments)
@@ -191,6 +238,7 @@ def test_lists_and_helps(option):
     done = bench(option)
     assert done.returncode == 0
     assert "fedbuff" in done.stdout
+    assert "push" in done.stdout
     assert ("torch addmv_" if option == "--list" else "python bench/run.py --quick") in done.stdout
 
 
