@@ -50,7 +50,7 @@ def functional(formula: Formula, *, weighted: bool, compiled: bool = False) -> A
         weights = inputs.weights if weighted else inputs.equal_weights
         call = torch.compile(formula, dynamic=False) if compiled else formula
         params = [torch.from_numpy(p) for p in inputs.params]
-        updates = [list(torch.from_numpy(u)) for u in inputs.updates]
+        updates = [[torch.from_numpy(v) for v in vectors] for vectors in inputs.vectors]
         torch_weights = torch.from_numpy(weights).float()
 
         def run(k: int) -> object:
@@ -187,17 +187,25 @@ def vectors(count: Callable[[int], int]) -> Callable[[int, int], int]:
     return lambda d, m: 4 * d * count(m)
 
 
+STACK_MEAN = Contender(
+    "torch stack().mean",
+    "params + lr * torch.stack(updates).mean(0)",
+    functional(stack_mean, weighted=False),
+    temporary=vectors(lambda m: m + 2),
+    plain=True,
+)
+ADDMV = Contender(
+    "torch addmv_",
+    "best: params.addmv_(U.T, lr * w), contiguous U",
+    in_place(addmv),
+    vectors(lambda m: 1),
+)
+
+
 def fedbuff() -> list[Contender]:
-    two = vectors(lambda m: m + 2)
     own = vectors(lambda m: 1)
     return [
-        Contender(
-            "torch stack().mean",
-            "params + lr * torch.stack(updates).mean(0)",
-            functional(stack_mean, weighted=False),
-            temporary=two,
-            plain=True,
-        ),
+        STACK_MEAN,
         Contender(
             "torch stack, weighted",
             "params + lr * (w[:, None] * torch.stack(updates)).sum(0)",
@@ -205,7 +213,7 @@ def fedbuff() -> list[Contender]:
             temporary=vectors(lambda m: 2 * m + 2),
         ),
         Contender("torch add_ loop", "params.add_(u, alpha=lr * w) for each u", in_place(add_loop), own),
-        Contender("torch addmv_", "best: params.addmv_(U.T, lr * w), contiguous U", in_place(addmv), own),
+        ADDMV,
         Contender(
             "torch.compile",
             "best: the weighted sum, compiled",
@@ -254,3 +262,4 @@ def ca2fl() -> list[Contender]:
 
 FEDBUFF = fedbuff() if torch is not None else []
 CA2FL = ca2fl() if torch is not None else []
+ROUNDS = [STACK_MEAN, ADDMV] if torch is not None else []

@@ -12,6 +12,10 @@ from inputs import Inputs
 Arrays = dict[str, npt.NDArray[Any]]
 
 
+def unprepared(k: int) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Round:
     """A contender that is ready to run: its state and containers are built."""
@@ -19,6 +23,7 @@ class Round:
     run: Callable[[int], object]  #: one server round on input set k; all that is timed
     before: Callable[[int], Arrays]  #: what that round is going to read
     after: Callable[[object], Arrays]  #: its outputs, given what `run` returned
+    prepare: Callable[[int], object] = unprepared  #: comes before each run, and is not timed
 
 
 def nothing(d: int, m: int) -> int:

@@ -12,8 +12,20 @@ Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 
 LR = 0.7  #: the server's step; not 1, so that a multiplication by it cannot be left out
-SCRATCH = 4  #: vectors that probes may overwrite
 LIBRARIES = 500_000_000  #: bytes that Python and torch take, whatever d is
+
+
+@dataclass(frozen=True)
+class Case:
+    """The size of the inputs, and the threads that everyone gets. Rows with the same case share the inputs."""
+
+    d: int
+    m: int
+    threads: int
+    separate: bool = False  #: the updates also as M arrays of their own, as they come from clients
+
+    def __str__(self) -> str:
+        return f"d = {self.d:_}, M = {self.m:_}"
 
 
 @dataclass(frozen=True)
@@ -24,9 +36,10 @@ class Inputs:
     """
 
     updates: list[Float32]  #: per input set (M, d), contiguous: its rows are the M updates
+    vectors: list[list[Float32]]  #: per input set the M updates: these rows, or separate copies of them
     params: list[Float32]  #: per input set (d,)
     out: Float32  #: (d,)
-    scratch: Float32  #: (SCRATCH, d)
+    scratch: Float32  #: (scratch_vectors(M), d)
     weights: Float64  #: (M,): (1 + staleness)^-1/2 / M, as in FedBuff
     num_threads: int
 
@@ -51,8 +64,14 @@ class Inputs:
         return self.updates[-1].copy()
 
 
-def make(d: int, m: int, sets: int, num_threads: int) -> Inputs:
+def scratch_vectors(m: int) -> int:
+    """How many vectors probes may overwrite: of few, or of many small ones, enough that they are not in the cache."""
+    return max(4, 2 * m // 5)
+
+
+def make(case: Case, sets: int) -> Inputs:
     """Normal vectors: params of size 0.1 and updates of size 0.01. Every page is touched."""
+    d, m = case.d, case.m
     updates = [np.empty((m, d), np.float32) for _ in range(sets)]
     params = [np.empty(d, np.float32) for _ in range(sets)]
     jobs = [(row, 0.01) for block in updates for row in block] + [(p, 0.1) for p in params]
@@ -62,21 +81,23 @@ def make(d: int, m: int, sets: int, num_threads: int) -> Inputs:
         np.random.default_rng(seed).standard_normal(out=vector, dtype=np.float32)
         vector *= np.float32(size)
 
-    with ThreadPoolExecutor(num_threads) as pool:
+    with ThreadPoolExecutor(case.threads) as pool:
         list(pool.map(fill, enumerate(jobs)))
     staleness = np.arange(m) % 5
     return Inputs(
         updates=updates,
+        vectors=[[row.copy() if case.separate else row for row in block] for block in updates],
         params=params,
         out=np.ones(d, np.float32),
-        scratch=np.ones((SCRATCH, d), np.float32),
+        scratch=np.ones((scratch_vectors(m), d), np.float32),
         weights=1 / np.sqrt(1.0 + staleness) / m,
-        num_threads=num_threads,
+        num_threads=case.threads,
     )
 
 
-def shared_bytes(d: int, m: int, sets: int) -> int:
-    return 4 * d * (sets * (m + 1) + 1 + SCRATCH)
+def shared_bytes(case: Case, sets: int) -> int:
+    vectors = sets * (case.m * (1 + case.separate) + 1)
+    return 4 * case.d * (vectors + 1 + scratch_vectors(case.m))
 
 
 def available_bytes() -> int | None:
@@ -95,11 +116,11 @@ def available_bytes() -> int | None:
     return min(amounts, default=None)
 
 
-def does_not_fit(needed: int, available: int, d: int) -> str:
+def does_not_fit(needed: int, available: int, case: Case) -> str:
     """The message for a d that is too large; all but LIBRARIES is proportional to d."""
-    fits = d * max(0, available - LIBRARIES) / (needed - LIBRARIES)
+    fits = case.d * max(0, available - LIBRARIES) / (needed - LIBRARIES)
     digits = 10 ** max(0, math.floor(math.log10(max(1.0, fits))) - 1)
     return (
-        f"d = {d:_} needs {needed / 1e9:.1f} GB of memory, {available / 1e9:.1f} GB are available; "
+        f"{case} needs {needed / 1e9:.1f} GB of memory, {available / 1e9:.1f} GB are available; "
         f"d = {int(fits // digits * digits):_} would fit"
     )

@@ -38,6 +38,15 @@ def cache_bytes() -> dict[str, int]:
     return sizes
 
 
+def holds(amount: int) -> str:
+    """The smallest cache that holds so many bytes, or memory; in between, part of them are in the last one."""
+    sizes = cache_bytes()
+    for name, size in sorted(sizes.items(), key=lambda item: item[1]):
+        if amount <= size:
+            return name
+    return "memory" if amount >= 4 * max(sizes.values(), default=0) else "cache and memory"
+
+
 def memory_bytes() -> int | None:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from contender import Arrays, Round, ends
+from contender import Arrays, Round, ends, unprepared
 from inputs import Inputs
-from rows import Row
+from row import Row
 
-#: Elements at each end of the vectors that are compared with float64.
-CHECKED = 2**19
+#: Elements at each end of the vectors that are compared with float64, and the most of all M together.
+CHECKED, CHECKED_OF_ALL = 2**19, 2**23
 #: OpenMP's workers spin for a while after their work and would hold a core of the next contender.
 PAUSE = 0.005
 
@@ -30,6 +30,7 @@ class Timed:
     row: str = ""  #: empty for a probe
     plain: bool = False  #: see Contender
     kind: str = ""  #: see Probe
+    prepare: Callable[[int], object] = unprepared  #: see Round
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
 
@@ -54,6 +55,7 @@ def measure(everyone: Sequence[Timed], repeats: int, sets: int, turn: Callable[[
             shuffle(order)
             for timed in order:
                 time.sleep(PAUSE)
+                timed.prepare(repeat % sets)
                 start = time.perf_counter()
                 result = timed.run(repeat % sets)
                 timed.seconds.append(time.perf_counter() - start)
@@ -65,15 +67,16 @@ def measure(everyone: Sequence[Timed], repeats: int, sets: int, turn: Callable[[
 
 def check(row: Row, inputs: Inputs, ready: Round) -> dict[str, dict[str, float]]:
     """Runs set 0 once; compares with the definition in float64 of what the round has read."""
-    before = {name: sample(name, array) for name, array in ready.before(0).items()}
+    size = max(1, min(CHECKED, CHECKED_OF_ALL // inputs.m))
+    before = {name: sample(name, array, size) for name, array in ready.before(0).items()}
     after: Arrays = ready.after(ready.run(0))
-    got = {name: sample(name, array) for name, array in after.items()}
+    got = {name: sample(name, array, size) for name, array in after.items()}
     exact = row.reference(before)
-    return {name: error(got[name], *exact[name]) for name in exact}
+    return {name: error(array, *exact[name]) for name, array in got.items()}
 
 
-def sample(name: str, array: np.ndarray) -> np.ndarray:
-    return array.copy() if name == "weights" else ends(array, CHECKED)
+def sample(name: str, array: np.ndarray, size: int) -> np.ndarray:
+    return array.copy() if name == "weights" else ends(array, size)
 
 
 def error(got: np.ndarray, exact: np.ndarray, terms: np.ndarray) -> dict[str, float]:

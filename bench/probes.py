@@ -14,7 +14,7 @@ import numpy as np
 
 import baselines
 from afflux import ops
-from inputs import SCRATCH, Inputs
+from inputs import Inputs, scratch_vectors
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Probe:
 
 def copied(m: int) -> int:
     """How many vectors the copying probes read: as many as there is room to write."""
-    return min(m, SCRATCH)
+    return min(m, scratch_vectors(m))
 
 
 def threaded(inputs: Inputs, size: int, work: Callable[[int, slice], object]) -> Callable[[int], object]:
@@ -115,8 +115,8 @@ if baselines.torch is not None:
 
     PROBES += [
         Probe("torch copy_", "both", "1 read, 1 write", lambda m: 2 * copied(m), torch_copy),
-        Probe("torch fill_", "write", "1 write", lambda m: SCRATCH, torch_fill),
-        Probe("torch mul_", "in place", "1 read, written back", lambda m: 2 * SCRATCH, torch_scale),
+        Probe("torch fill_", "write", "1 write", scratch_vectors, torch_fill),
+        Probe("torch mul_", "in place", "1 read, written back", lambda m: 2 * scratch_vectors(m), torch_scale),
         Probe("torch add", "both", "2 reads, 1 write", lambda m: min(m, 2) + 1, torch_add),
         Probe("torch sum", "read", "1 read", lambda m: m, torch_sum),
         Probe("torch dot", "read", "2 reads", lambda m: 2 * max(1, m // 2) if m > 1 else 1, torch_dot),

@@ -1,20 +1,20 @@
-"""The results as JSON, as a Markdown table, and as tables on the terminal."""
+"""The results as JSON, as Markdown, and as tables on the terminal."""
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 import machine
+from columns import LIMIT, PROBE, Column, Line
+from inputs import Case
 from measure import Timed
-from rows import Row
-
-HEADS = ["", "median ms", "min .. max", "GB/s", "% of limit"]
-ROW_HEADS = [*HEADS, "x plain", "error", "ulp"]
-PROBE_HEADS = [*HEADS, "kind"]
+from row import Row
 
 
-def figures(timed: Timed, limit: float) -> dict[str, Any]:
+def figures(timed: Timed, limit: float) -> Line:
     return {
         "name": timed.name,
         "what": timed.what,
@@ -28,38 +28,31 @@ def figures(timed: Timed, limit: float) -> dict[str, Any]:
     }
 
 
-def results(
-    box: dict[str, Any],
-    rows: list[Row],
-    probes: list[Timed],
-    contenders: list[Timed],
-    settings: dict[str, Any],
-) -> dict[str, Any]:
-    """Everything there is to say about a run, ready for JSON."""
+def of_case(case: Case, rows: list[Row], probes: list[Timed], contenders: list[Timed]) -> dict[str, Any]:
+    """What was found at one size of inputs: the limit there, and everyone's figures by row."""
     fastest = max([*probes, *contenders], key=lambda t: t.gbps)
-    where = fastest.row or "probe"
     by_kind: dict[str, float] = {}
     for probe in probes:
         by_kind[probe.kind] = max(by_kind.get(probe.kind, 0), probe.gbps)
-    out: dict[str, Any] = {
-        "format": 1,
-        "machine": box,
-        "software": machine.software(),
-        "settings": settings,
+    where = asdict(case)
+    found: dict[str, Any] = {
+        "name": str(case),
+        **where,
         "limit": {
             "gbps": fastest.gbps,
-            "by": f"{where}: {fastest.name}",
+            "by": f"{fastest.row or 'probe'}: {fastest.name}",
             "what": fastest.what,
             "probes_by_kind": by_kind,
         },
         "probes": [figures(p, fastest.gbps) | {"kind": p.kind} for p in probes],
-        "rows": [],
+        "rows": {},
     }
     for row in rows:
         own = [t for t in contenders if t.row == row.name]
         plain = next((t for t in own if t.plain), None)
-        entries = [
-            figures(t, fastest.gbps)
+        found["rows"][row.name] = [
+            where
+            | figures(t, fastest.gbps)
             | {
                 "plain": t is plain,
                 "times_plain": plain.median / t.median if plain else None,
@@ -67,32 +60,29 @@ def results(
             }
             for t in own
         ]
-        out["rows"].append(
-            {
-                "name": row.name,
-                "formula": row.formula,
-                "counted": row.counted,
-                "bytes": own[0].bytes,
-                "dtype": "float32",
-                "contenders": entries,
-            }
-        )
-    return out
+    return found
 
 
-def cells(entry: dict[str, Any]) -> list[str]:
-    """One line of a table, of a probe or of a contender."""
-    line = [
-        entry["name"],
-        f"{1e3 * entry['median']:.1f}",
-        f"{1e3 * entry['min']:.1f} .. {1e3 * entry['max']:.1f}",
-        f"{entry['gbps']:.1f}",
-        f"{entry['percent_of_limit']:.0f}",
-    ]
-    if "kind" in entry:
-        return [*line, entry["kind"]]
-    times, error = entry["times_plain"], entry["errors"]["params"]
-    return [*line, f"{times:.2f}" if times else "", f"{error['abs']:.1e}", f"{error['ulp']:.3g}"]
+def lines_of(row: Row, cases: list[dict[str, Any]]) -> list[Line]:
+    return [line for case in cases for line in case["rows"].get(row.name, [])]
+
+
+def results(
+    box: dict[str, Any], rows: list[Row], cases: list[dict[str, Any]], settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Everything there is to say about a run, ready for JSON."""
+    for row in rows:
+        row.compare(lines_of(row, cases))
+    return {
+        "format": 2,
+        "machine": box,
+        "software": machine.software(),
+        "settings": settings,
+        "rows": [
+            {"name": row.name, "formula": row.formula, "counted": row.counted, "dtype": "float32"} for row in rows
+        ],
+        "cases": cases,
+    }
 
 
 def size(amount: float) -> str:
@@ -113,55 +103,70 @@ def conditions(out: dict[str, Any]) -> str:
         f"afflux {soft['afflux']} ({soft['instruction_set']}, {soft['compiler'] or 'compiler ?'})",
         f"commit {soft['commit'][:12]}{'+' * soft['commit'].endswith('+')}" if soft["commit"] else "",
         f"Python {soft['python']}, NumPy {soft['numpy']}, torch {soft['torch'] or 'absent'}",
-        f"d = {chosen['d']:_}, M = {chosen['m']}, {chosen['threads']} threads, "
         f"{chosen['repeats']} repeats, {chosen['sets']} input sets",
     ]
     return "; ".join(part for part in parts if part)
 
 
-def limit_line(out: dict[str, Any]) -> str:
-    limit = out["limit"]
-    kinds = ", ".join(f"{kind} {gbps:.1f}" for kind, gbps in limit["probes_by_kind"].items())
-    return f"Limit of this run: {limit['gbps']:.1f} GB/s ({limit['by']}: {limit['what']}); best probe by kind: {kinds}"
+#: title, formula, columns, lines
+Printed = tuple[str, str, Sequence[Column], list[Line]]
 
 
-def tables(out: dict[str, Any]) -> list[tuple[str, list[str], list[dict[str, Any]]]]:
-    """(title, heads, entries) of every table, the rows first."""
-    found = [
-        (f"{row['name']}, {row['bytes'] / 1e9:.3g} GB: {row['formula']}", ROW_HEADS, row["contenders"])
-        for row in out["rows"]
-    ]
-    return [*found, ("bandwidth probes", PROBE_HEADS, out["probes"])]
+def limits(cases: list[dict[str, Any]]) -> Printed:
+    lines = []
+    for case in cases:
+        limit = case["limit"]
+        line = {"name": case["name"], "what": "", "threads": case["threads"], "gbps": limit["gbps"]}
+        lines.append(line | limit["probes_by_kind"] | {"by": limit["by"]})
+    return "Limit of this run: anyone's best GB/s, and the best probe of each kind", "", LIMIT, lines
 
 
-def to_markdown(out: dict[str, Any]) -> str:
-    lines = [conditions(out) + ".", "", limit_line(out) + ".", ""]
+def of_row(row: Row, cases: list[dict[str, Any]]) -> Printed:
+    lines = lines_of(row, cases)
+    amounts = {line["bytes"] for line in lines}
+    amount = f", {amounts.pop() / 1e9:.3g} GB" if len(amounts) == 1 else ""
+    return row.name + amount, row.formula, row.columns, lines
+
+
+def tables(out: dict[str, Any], rows: list[Row]) -> list[Printed]:
+    """The rows, the limits, and the probes of a run at one size; those of more are in the JSON."""
+    cases = out["cases"]
+    found = [*(of_row(row, cases) for row in rows), limits(cases)]
+    if len(cases) == 1:
+        found.append(("bandwidth probes", "", PROBE, cases[0]["probes"]))
+    return found
+
+
+def to_markdown(out: dict[str, Any], rows: list[Row]) -> str:
+    lines = [conditions(out) + ".", ""]
     lines += [line for note in out["settings"]["notes"] for line in (f"Note: {note}.", "")]
-    for title, heads, entries in tables(out):
-        name, _, formula = title.partition(": ")
-        lines += [f"**{name}**" + (f": `{formula}`" if formula else ""), ""]
-        lines += ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
+    for title, formula, columns, entries in tables(out, rows):
+        lines += [f"**{title}**" + (f": `{formula}`" if formula else ""), ""]
+        lines += ["| " + " | ".join(["", *(c.head for c in columns)]) + " |", "|---|" + "---:|" * len(columns)]
         for entry in entries:
-            first, *rest = cells(entry)
-            lines.append("| " + " | ".join([f"{first}: `{entry['what']}`", *rest]) + " |")
+            what = f": `{entry['what']}`" if entry["what"] else ""
+            cells = [entry["name"] + what, *(c.cell(entry) for c in columns)]
+            lines.append("| " + " | ".join(cells) + " |")
         lines.append("")
     return "\n".join(lines)
 
 
-def show(out: dict[str, Any]) -> None:
+def show(out: dict[str, Any], rows: list[Row]) -> None:
     console = Console()
     if not console.is_terminal:
-        console = Console(width=120)  # a pipe has no width: do not fold at 80
+        console = Console(width=140)  # a pipe has no width: do not fold at 80
     console.print(conditions(out), style="dim", highlight=False, markup=False)
-    for title, heads, entries in tables(out):
-        table = Table(title=title, title_justify="left", title_style="bold", box=None)
-        for index, head in enumerate(heads):
-            table.add_column(head, justify="right" if index else "left", no_wrap=True)
+    for title, formula, columns, entries in tables(out, rows):
+        heading = f"{title}: {formula}" if formula else title
+        table = Table(title=heading, title_justify="left", title_style="bold", box=None)
+        table.add_column("", no_wrap=True)
+        for column in columns:
+            table.add_column(column.head, justify="right", no_wrap=True)
         for entry in entries:
-            table.add_row(*cells(entry), style="bold" if entry["name"] == "afflux" else None)
+            cells = (entry["name"], *(column.cell(entry) for column in columns))
+            table.add_row(*cells, style="bold" if entry["name"] == "afflux" else None)
         console.print()
         console.print(table)
     console.print()
-    console.print(limit_line(out), style="bold", highlight=False, markup=False)
     for note in out["settings"]["notes"]:
         console.print(f"Note: {note}", style="yellow", highlight=False, markup=False)

@@ -4,29 +4,22 @@ A new operation is one more `Row` in ROWS; a new baseline or peer is one more `C
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 import baselines
 from afflux import ops
+from columns import TIME, TIMES_PLAIN, ULP, Line, number
 from contender import Arrays, Contender, Round
-from inputs import LR, Float64, Inputs
+from inputs import LR, Case, Float32, Inputs
+from push import PUSH
+from row import Asked, Exact, Row
 
-#: name of an output -> (exact value, sum of the magnitudes of the terms it is made of)
-Exact = dict[str, tuple[Float64, Float64]]
+D, QUICK_D = 25_000_000, 200_000
 
 
-@dataclass(frozen=True)
-class Row:
-    """One operation, and everyone who does it."""
-
-    name: str
-    formula: str
-    counted: str  #: what `bytes` counts, in words
-    bytes: Callable[[int, int], int]  #: of (d, M): each input read once, each output written once
-    reference: Callable[[Arrays], Exact]  #: the definition in float64
-    contenders: list[Contender]
+def one_case(asked: Asked) -> list[Case]:
+    return [Case(asked.d or (QUICK_D if asked.quick else D), asked.m or 10, asked.threads)]
 
 
 # FedBuff: params + lr * weighted mean
@@ -47,24 +40,57 @@ def fedbuff_reference(before: Arrays) -> Exact:
     return {"params": (params + step, size)}
 
 
-def fedbuff_afflux(inputs: Inputs) -> Round:
-    passes = [
-        ops.Pass(params, inputs.out, ops.Combine(list(updates), inputs.weights), step=ops.Sgd(LR))
-        for params, updates in zip(inputs.params, inputs.updates, strict=True)
+def as_vectors(inputs: Inputs) -> list[list[Float32]]:
+    return inputs.vectors
+
+
+def as_rows(inputs: Inputs) -> list[list[Float32]]:
+    return [list(block) for block in inputs.updates]
+
+
+def fedbuff_afflux(layout: Callable[[Inputs], list[list[Float32]]] = as_vectors) -> Callable[[Inputs], Round]:
+    """A contender on the M updates of each input set, in the memory that `layout` picks."""
+
+    def make(inputs: Inputs) -> Round:
+        passes = [
+            ops.Pass(params, inputs.out, ops.Combine(updates, inputs.weights), step=ops.Sgd(LR))
+            for params, updates in zip(inputs.params, layout(inputs), strict=True)
+        ]
+
+        def run(k: int) -> object:
+            ops.apply(passes[k], num_threads=inputs.num_threads)
+            return inputs.out
+
+        def before(k: int) -> Arrays:
+            return {
+                "params": inputs.params[k],
+                "updates": inputs.updates[k],
+                "weights": inputs.weights,
+            }
+
+        return Round(run, before, lambda _: {"params": inputs.out})
+
+    return make
+
+
+# The same from M = 1 to 1000, on updates that lie apart as they do when clients hand them in
+
+
+def from_one_to_many(asked: Asked) -> list[Case]:
+    """As many bytes at each M as memory and long enough vectors allow, and far more than the caches hold."""
+    longest, shortest, all_of_them = (QUICK_D, 2_000, 2_000_000) if asked.quick else (D, 500_000, 250_000_000)
+    return [
+        Case(asked.d or min(longest, max(shortest, all_of_them // m)), m, asked.threads, separate=True)
+        for m in ([asked.m] if asked.m else [1, 10, 100, 1000])
     ]
 
-    def run(k: int) -> object:
-        ops.apply(passes[k], num_threads=inputs.num_threads)
-        return inputs.out
 
-    def before(k: int) -> Arrays:
-        return {
-            "params": inputs.params[k],
-            "updates": inputs.updates[k],
-            "weights": inputs.weights,
-        }
-
-    return Round(run, before, lambda _: {"params": inputs.out})
+def beside_m10(lines: list[Line]) -> None:
+    """Everyone's share of the limit over its own share at M = 10, if that was timed."""
+    shares = {line["name"]: line["percent_of_limit"] for line in lines if line["m"] == 10}
+    for line in lines:
+        share = shares.get(line["name"])
+        line["times_m10"] = line["percent_of_limit"] / share if share else None
 
 
 # CA2FL: the cached difference, with float32 rows that are replaced in place
@@ -131,8 +157,9 @@ ROWS = [
         counted="4 d (M + 2): M updates and params read, out written",
         bytes=fedbuff_bytes,
         reference=fedbuff_reference,
+        cases=one_case,
         contenders=[
-            Contender("afflux", "ops.apply, weighted", fedbuff_afflux),
+            Contender("afflux", "ops.apply, weighted", fedbuff_afflux()),
             *baselines.FEDBUFF,
         ],
     ),
@@ -143,6 +170,7 @@ ROWS = [
         "out written, the float64 sum read and written",
         bytes=ca2fl_bytes,
         reference=ca2fl_reference,
+        cases=one_case,
         contenders=[
             Contender(
                 "afflux",
@@ -153,4 +181,27 @@ ROWS = [
             *baselines.CA2FL,
         ],
     ),
+    Row(
+        name="rounds",
+        formula="fedbuff from M = 1 to 1000: out = params + lr sum_i w_i u_i",
+        counted="4 d (M + 2), as fedbuff",
+        bytes=fedbuff_bytes,
+        reference=fedbuff_reference,
+        cases=from_one_to_many,
+        contenders=[
+            Contender("afflux", "ops.apply, M separate updates", fedbuff_afflux()),
+            Contender("afflux, one block", "ops.apply, updates side by side", fedbuff_afflux(as_rows)),
+            *baselines.ROUNDS,
+        ],
+        columns=(
+            number("M", "m", "_d"),
+            number("d", "d", "_d"),
+            *TIME,
+            number("vs M = 10", "times_m10", ".2f"),
+            TIMES_PLAIN,
+            ULP,
+        ),
+        compare=beside_m10,
+    ),
+    PUSH,
 ]

@@ -3,6 +3,7 @@
 import gc
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,9 +17,11 @@ import machine
 import report
 from afflux import ops
 from contender import Contender
+from inputs import Case
 from measure import Timed, check, measure
 from probes import PROBES
-from rows import ROWS, Row
+from row import Asked, Row
+from rows import ROWS
 
 HELP = """Time the engine's operations beside their torch formulas.
 
@@ -31,11 +34,12 @@ and its largest error against float64.
 
   python bench/run.py --rows fedbuff -d 1_000_000 -M 32 --threads 1
 
+  python bench/run.py --rows push,rounds
+
   python bench/run.py --repeats 40 --json results.json --markdown results.md
 
   python bench/run.py --quick
 """
-D, QUICK_D = 25_000_000, 200_000
 REPEATS, QUICK_REPEATS = 20, 3
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
@@ -51,9 +55,10 @@ def chosen_rows(names: str) -> list[Row]:
     return [known[name] for name in dict.fromkeys(wanted)]
 
 
-def list_rows() -> None:
+def list_rows(threads: int) -> None:
     for row in ROWS:
-        print(f"{row.name:12}{row.formula}\n{'':12}bytes: {row.counted}")
+        cases = "; ".join(map(str, row.cases(Asked(None, None, threads, quick=False))))
+        print(f"{row.name:12}{row.formula}\n{'':12}bytes: {row.counted}\n{'':12}cases: {cases}")
         for contender in row.contenders:
             note = " (with --compile)" if contender.compiles else ""
             print(f"{'':12}- {contender.name}: {contender.what}{note}")
@@ -62,19 +67,37 @@ def list_rows() -> None:
         print(f"{'':12}- {probe.name}: {probe.what}")
 
 
-def needed_bytes(contenders: list[Contender], d: int, m: int, sets: int) -> int:
+def planned(rows: list[Row], asked: Asked) -> dict[Case, list[Row]]:
+    """The cases of these rows, and which rows share each of them."""
+    plan: dict[Case, list[Row]] = {}
+    for row in rows:
+        for case in row.cases(asked):
+            plan.setdefault(case, []).append(row)
+    return plan
+
+
+def entrants(rows: list[Row], compiled: bool) -> list[tuple[Row, Contender]]:
+    return [(row, c) for row in rows for c in row.contenders if compiled or not c.compiles]
+
+
+def check_memory(case: Case, contenders: list[Contender], sets: int) -> None:
     """The peak: what is shared, everyone's own state, and the largest temporaries."""
-    kept = sum(c.kept(d, m) for c in contenders)
-    temporary = max(c.temporary(d, m) for c in contenders)
-    return int(1.05 * (data.shared_bytes(d, m, sets) + kept + temporary)) + data.LIBRARIES
+    kept = sum(c.kept(case.d, case.m) for c in contenders)
+    temporary = max(c.temporary(case.d, case.m) for c in contenders)
+    needed = int(1.05 * (data.shared_bytes(case, sets) + kept + temporary)) + data.LIBRARIES
+    available = data.available_bytes()
+    if available is not None and needed > available:
+        raise typer.BadParameter(data.does_not_fit(needed, available, case), param_hint="-d")
 
 
-def notes(d: int, m: int, sets: int, repeats: int) -> list[str]:
+def notes(cases: Iterable[Case], sets: int, repeats: int) -> list[str]:
     """What keeps this run's figures from being what they look like."""
-    found = []
     largest = max(machine.cache_bytes().values(), default=0)
-    if 4 * d * (m + 1) * sets < 4 * largest:
-        found.append("the input sets are smaller than 4 last-level caches: not memory speed")
+    found = [
+        f"{case}: the input sets are smaller than 4 last-level caches: not memory speed"
+        for case in cases
+        if 4 * case.d * (case.m + 1) * sets < 4 * largest
+    ]
     if repeats < REPEATS:
         found.append(f"fewer than {REPEATS} repeats")
     if baselines.torch is None:
@@ -82,13 +105,11 @@ def notes(d: int, m: int, sets: int, repeats: int) -> list[str]:
     return found
 
 
-def execute(
-    rows: list[Row], d: int, m: int, sets: int, threads: int, repeats: int, compiled: bool
-) -> tuple[list[Timed], list[Timed]]:
-    """Prepares, checks and times everyone; returns probes and contenders."""
-    entrants = [(row, c) for row in rows for c in row.contenders if compiled or not c.compiles]
-    baselines.set_threads(threads)
+def execute(case: Case, rows: list[Row], sets: int, repeats: int, compiled: bool) -> dict[str, Any]:
+    """Prepares, checks and times everyone at one size of inputs, and frees it all; returns the figures."""
+    baselines.set_threads(case.threads)
     columns = (
+        TextColumn(f"{case}:"),
         TextColumn("{task.description:32}"),
         BarColumn(),
         MofNCompleteColumn(),
@@ -103,18 +124,20 @@ def execute(
             progress.update(task, advance=1, description=description, refresh=True)
 
         progress.refresh()
-        shared = data.make(d, m, sets, threads)
-        progress.update(task, total=len(entrants) + len(PROBES))
+        shared = data.make(case, sets)
+        everybody = entrants(rows, compiled)
+        progress.update(task, total=len(everybody) + len(PROBES))
         contenders = []
-        for row, c in entrants:
+        for row, c in everybody:
             progress.update(task, description=f"checking {c.name}", refresh=True)
             ready = c.make(shared)
-            timed = Timed(c.name, c.what, row.bytes(d, m), ready.run, row.name, c.plain)
+            amount = row.bytes(case.d, case.m)
+            timed = Timed(c.name, c.what, amount, ready.run, row.name, c.plain, prepare=ready.prepare)
             timed.errors = check(row, shared, ready)
             contenders.append(timed)
             warm_up(timed, sets)
             step()
-        probes = [Timed(p.name, p.what, p.bytes(d, m), p.make(shared), kind=p.kind) for p in PROBES]
+        probes = [Timed(p.name, p.what, p.bytes(case.d, case.m), p.make(shared), kind=p.kind) for p in PROBES]
         for timed in probes:
             timed.run(0)
             warm_up(timed, sets)
@@ -122,49 +145,48 @@ def execute(
         everyone = [*probes, *contenders]
         progress.reset(task, total=repeats * len(everyone), description="timing")
         measure(everyone, repeats, sets, step)
-    return probes, contenders
+    return report.of_case(case, rows, probes, contenders)
 
 
 def warm_up(timed: Timed, sets: int) -> None:
     """The sets after 0: timing begins with set 0, and rows must then be those of the last set."""
     for k in range(1, sets):
+        timed.prepare(k)
         timed.run(k)
     gc.collect()
 
 
 @app.command(help=HELP)
 def main(
-    rows: Annotated[str, typer.Option(help="Operations, by name; see --list.")] = ",".join(row.name for row in ROWS),
-    d: Annotated[int | None, typer.Option("-d", min=1, help=f"Length of the vectors; default {D:_}.")] = None,
-    m: Annotated[int, typer.Option("-M", min=1, help="Updates a round.")] = 10,
-    threads: Annotated[int | None, typer.Option(min=1, help="For everyone; default: all usable cores.")] = None,
+    rows: Annotated[str, typer.Option(help="Operations, by name; see --list.")] = "fedbuff,ca2fl",
+    d: Annotated[int | None, typer.Option("-d", min=1, help="Length of the vectors; default: see --list.")] = None,
+    m: Annotated[int | None, typer.Option("-M", min=1, help="Updates a round; default: see --list.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Default: all usable cores. A push takes one.")] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help=f"Samples of everyone; default {REPEATS}.")] = None,
     sets: Annotated[int, typer.Option(min=2, help="Input sets that take turns.")] = 2,
     compiled: Annotated[bool, typer.Option("--compile", help="Also torch.compile; it needs a C++ compiler.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help=f"d = {QUICK_D:_}, {QUICK_REPEATS} repeats: a trial.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help=f"Small vectors, {QUICK_REPEATS} repeats: a trial.")] = False,
     json_path: Annotated[
         Path | None, typer.Option("--json", dir_okay=False, help="Everything, samples included.")
     ] = None,
     markdown_path: Annotated[Path | None, typer.Option("--markdown", dir_okay=False, help="The tables.")] = None,
     list_only: Annotated[bool, typer.Option("--list", help="List rows, contenders and probes, and stop.")] = False,
 ) -> None:
+    threads = threads or ops.default_threads()
     if list_only:
-        list_rows()
+        list_rows(threads)
         return
     selected = chosen_rows(rows)
-    d = d or (QUICK_D if quick else D)
     repeats = repeats or (QUICK_REPEATS if quick else REPEATS)
-    threads = threads or ops.default_threads()
     for path in (json_path, markdown_path):
         if path and not path.absolute().parent.is_dir():  # before the run, not after it
             raise typer.BadParameter(f"there is no folder for {path}")
-    entrants = [c for row in selected for c in row.contenders if compiled or not c.compiles]
-    needed, available = needed_bytes(entrants, d, m, sets), data.available_bytes()
-    if available is not None and needed > available:
-        raise typer.BadParameter(data.does_not_fit(needed, available, d), param_hint="-d")
+    plan = planned(selected, Asked(d, m, threads, quick))
+    for case, sharing in plan.items():
+        check_memory(case, [c for _, c in entrants(sharing, compiled)], sets)
 
     box = machine.describe()  # now: the load must be that of others
-    probes, contenders = execute(selected, d, m, sets, threads, repeats, compiled)
+    cases = [execute(case, sharing, sets, repeats, compiled) for case, sharing in plan.items()]
     settings: dict[str, Any] = {
         "rows": [row.name for row in selected],
         "d": d,
@@ -174,14 +196,14 @@ def main(
         "sets": sets,
         "compile": compiled,
         "quick": quick,
-        "notes": notes(d, m, sets, repeats),
+        "notes": notes(plan, sets, repeats),
     }
-    out = report.results(box, selected, probes, contenders, settings)
-    report.show(out)
+    out = report.results(box, selected, cases, settings)
+    report.show(out, selected)
     if json_path:
         json_path.write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
     if markdown_path:
-        markdown_path.write_text(report.to_markdown(out), encoding="utf-8")
+        markdown_path.write_text(report.to_markdown(out, selected), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -47,42 +47,49 @@ def result(quick):
     return json.loads(quick[1])
 
 
-def everything(result):
-    return [*result["probes"], *(c for row in result["rows"] for c in row["contenders"])]
+@pytest.fixture(scope="module")
+def case(result):
+    """The only case of a run with one d and M."""
+    (only,) = result["cases"]
+    return only
 
 
-def test_settings_and_rows(result):
+def everything(case):
+    return [*case["probes"], *(c for row in case["rows"].values() for c in row)]
+
+
+def test_settings_and_rows(result, case):
     settings = result["settings"]
     assert (settings["d"], settings["m"], settings["threads"], settings["repeats"]) == (D, M, THREADS, REPEATS)
     assert settings["sets"] >= 2
-    assert [row["name"] for row in result["rows"]] == ["fedbuff", "ca2fl"]
-    for row in result["rows"]:
-        names = [c["name"] for c in row["contenders"]]
+    assert (case["d"], case["m"], case["threads"]) == (D, M, THREADS)
+    assert [row["name"] for row in result["rows"]] == list(case["rows"]) == ["fedbuff", "ca2fl"]
+    for row in case["rows"].values():
+        names = [c["name"] for c in row]
         assert names[0] == "afflux"
         assert len(set(names)) == len(names) >= 4
-        (plain,) = [c for c in row["contenders"] if c["plain"]]
-        for c in row["contenders"]:
+        (plain,) = [c for c in row if c["plain"]]
+        for c in row:
             assert c["times_plain"] == pytest.approx(plain["median"] / c["median"])
-    assert len(result["probes"]) >= 8
+    assert len(case["probes"]) >= 8
 
 
-def test_bytes_are_the_definitions(result):
+def test_bytes_are_the_definitions(case):
     f32, f64 = 4, 8
     fedbuff = f32 * (M * D + D + D)  # updates, params, out
     ca2fl = f32 * (M * D + M * D + M * D + D + D) + f64 * (D + D)  # updates, rows twice, params, out, sum twice
-    for row, expected in zip(result["rows"], (fedbuff, ca2fl), strict=True):
-        assert row["bytes"] == expected
-        assert {c["bytes"] for c in row["contenders"]} == {expected}
-    probes = {p["name"]: p["bytes"] for p in result["probes"]}
+    for row, expected in zip(case["rows"].values(), (fedbuff, ca2fl), strict=True):
+        assert {c["bytes"] for c in row} == {expected}
+    probes = {p["name"]: p["bytes"] for p in case["probes"]}
     assert probes["afflux ingest"] == f32 * 2 * D
     assert probes["torch sum"] == f32 * M * D
     assert probes["torch mv"] == f32 * (M + 1) * D
     assert probes["numpy copyto"] == f32 * 2 * 4 * D
 
 
-def test_figures_follow_from_the_samples(result):
-    limit = result["limit"]["gbps"]
-    for entry in everything(result):
+def test_figures_follow_from_the_samples(case):
+    limit = case["limit"]["gbps"]
+    for entry in everything(case):
         seconds = entry["seconds"]
         assert len(seconds) == REPEATS
         assert min(seconds) > 0
@@ -91,20 +98,20 @@ def test_figures_follow_from_the_samples(result):
         assert entry["gbps"] == pytest.approx(entry["bytes"] / entry["median"] / 1e9)
         assert entry["gbps"] <= limit
         assert entry["percent_of_limit"] == pytest.approx(100 * entry["gbps"] / limit)
-    assert max(entry["gbps"] for entry in everything(result)) == limit
-    assert max(result["limit"]["probes_by_kind"].values()) <= limit
+    assert max(entry["gbps"] for entry in everything(case)) == limit
+    assert max(case["limit"]["probes_by_kind"].values()) <= limit
 
 
-def test_errors_are_within_their_bounds(result):
+def test_errors_are_within_their_bounds(case):
     """Ours is one rounding of a float64 sum; eager torch rounds each of at most M + 8 steps to float32.
 
     Each rounding is relative to a partial result, and no partial result exceeds the sum of all terms'
     magnitudes. M + 8: the sum, its division and scaling, the weights' own rounding, the last additions.
     """
     float64_sum = 2 * (M + 4) * EPS
-    for row in result["rows"]:
-        outputs = {"params", "h", "rows"} if row["name"] == "ca2fl" else {"params"}
-        for c in row["contenders"]:
+    for row_name, row in case["rows"].items():
+        outputs = {"params", "h", "rows"} if row_name == "ca2fl" else {"params"}
+        for c in row:
             assert set(c["errors"]) == outputs
             ours = c["name"] == "afflux"
             for name, error in c["errors"].items():
@@ -113,7 +120,7 @@ def test_errors_are_within_their_bounds(result):
                     factor = float64_sum + (U32 * (1 + 1e-6) if name == "params" else 0)
                 if name == "rows":
                     factor = 0  # copied
-                assert error["abs"] <= factor * error["terms"], (row["name"], c["name"], name)
+                assert error["abs"] <= factor * error["terms"], (row_name, c["name"], name)
             assert c["errors"]["params"]["terms"] > 0.1  # the inputs were not zeros
             if ours:
                 assert c["errors"]["params"]["ulp"] < 1
@@ -157,6 +164,53 @@ def test_prints_and_writes_tables(quick):
     assert "timing" not in done.stderr  # progress is for terminals
 
 
+def test_rounds_over_m(tmp_path):
+    d, path = 3_001, tmp_path / "out.json"
+    done = bench("--quick", "--rows", "rounds", "-d", d, "--threads", THREADS, "--json", path)
+    assert done.returncode == 0, done.stderr
+    assert "vs M = 10" in done.stdout
+    cases = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    assert [(case["d"], case["m"], case["threads"]) for case in cases] == [(d, m, THREADS) for m in (1, 10, 100, 1000)]
+    at_10 = {c["name"]: c["percent_of_limit"] for c in cases[1]["rows"]["rounds"]}
+    assert next(iter(at_10)) == "afflux"
+    assert {"torch stack().mean", "torch addmv_"} < set(at_10)
+    for case in cases:
+        assert case["separate"]
+        assert max(entry["gbps"] for entry in everything(case)) == case["limit"]["gbps"]
+        for c in case["rows"]["rounds"]:
+            assert c["bytes"] == 4 * d * (case["m"] + 2)
+            assert c["times_m10"] == pytest.approx(c["percent_of_limit"] / at_10[c["name"]])
+            error = c["errors"]["params"]
+            assert error["abs"] <= (case["m"] + 8) * U32 * error["terms"]
+            if c["name"].startswith("afflux"):
+                assert error["ulp"] < 1
+
+
+def test_a_push_and_sizes_of_ones_own(tmp_path):
+    d, m, path = 999, 6, tmp_path / "out.json"
+    done = bench("--quick", "--rows", "push,rounds", "-d", d, "-M", m, "--threads", THREADS, "--json", path)
+    assert done.returncode == 0, done.stderr
+    pushes, rounds = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    assert [(c["d"], c["m"], c["threads"]) for c in (pushes, rounds)] == [(d, m, 1), (d, m, THREADS)]
+    assert {c["times_m10"] for c in rounds["rows"]["rounds"]} == {None}  # M = 10 was not timed
+    (plain,) = [c for c in pushes["rows"]["push"] if c["plain"]]
+    assert plain["name"] == "numpy copyto"
+    for c in pushes["rows"]["push"]:
+        assert c["bytes"] == 8 * d * m
+        assert c["us"] == pytest.approx(1e6 * c["median"] / m)
+        assert c["times_copy"] == pytest.approx(c["us"] / plain["us"])
+        assert c["us_over"] == pytest.approx(c["us"] - 1.5 * plain["us"])
+        assert re.fullmatch(r"L\d.?|memory|cache and memory", c["lies_in"])
+        outputs = {"slots"} if c["name"] != "afflux" else set()
+        outputs |= {"norms"} if "copy" not in c["name"] else set()
+        assert set(c["errors"]) == outputs
+        assert c["errors"].get("slots", {"abs": 0})["abs"] == 0
+        if norms := c["errors"].get("norms"):
+            unit = EPS if c["name"].startswith("afflux") else U32
+            assert norms["abs"] <= d * unit * norms["terms"]
+            assert norms["terms"] > 0.1
+
+
 @pytest.mark.parametrize("arguments", [("--rows", "fedbuff,fedbuf"), ("--rows", "")])
 def test_unknown_row(arguments):
     done = bench(*arguments)
@@ -184,6 +238,7 @@ def test_lists_and_helps(option):
     done = bench(option)
     assert done.returncode == 0
     assert "fedbuff" in done.stdout
+    assert "push" in done.stdout
     assert ("torch addmv_" if option == "--list" else "python bench/run.py --quick") in done.stdout
 
 

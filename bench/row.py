@@ -1,0 +1,40 @@
+"""What a row is: an operation, the cases it is timed at, everyone who does it, and its table."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from columns import TIMED, Column, Line
+from contender import Arrays, Contender
+from inputs import Case, Float64
+
+#: name of an output -> (exact value, sum of the magnitudes of the terms it is made of)
+Exact = dict[str, tuple[Float64, Float64]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says about the cases; None leaves the choice to the row."""
+
+    d: int | None
+    m: int | None
+    threads: int
+    quick: bool
+
+
+def nothing_more(lines: list[Line]) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation, and everyone who does it."""
+
+    name: str
+    formula: str
+    counted: str  #: what `bytes` counts, in words
+    bytes: Callable[[int, int], int]  #: of (d, M): each input read once, each output written once
+    reference: Callable[[Arrays], Exact]  #: the definition in float64
+    cases: Callable[[Asked], list[Case]]
+    contenders: list[Contender]
+    columns: tuple[Column, ...] = TIMED
+    compare: Callable[[list[Line]], None] = nothing_more  #: adds the row's own figures to the lines of all its cases
