@@ -51,7 +51,7 @@ class Intake:
             names = [] if self.layout is None else [field.name for field in self.layout.fields]
             raise type(error)(f"{what}: {with_names(error, names)}") from None
 
-    def buffers(self, client: str, vector: "ops.Array | Tree", buffers: "Tree | None") -> Float64 | None:
+    def buffers(self, whose: str, vector: "ops.Array | Tree", buffers: "Tree | None") -> Float64 | None:
         """The client's own values of the model's buffers, (d_b,); None if the model has none."""
         if self.layout is None or not self.layout.buffers:
             return None
@@ -60,8 +60,8 @@ class Intake:
         if buffers is None:
             names = ", ".join(field.name for field in self.layout.buffers[:3])
             more = ", ..." if len(self.layout.buffers) > 3 else ""
-            raise AffluxError(f"{client}'s push lacks the model's buffers ({names}{more}): hand them in with buffers=")
-        what = f"{client}'s buffers"
+            raise AffluxError(f"{whose} push lacks the model's buffers ({names}{more}): hand them in with buffers=")
+        what = f"{whose} buffers"
         try:
             flat = frozen(self.layout.flatten_buffers(buffers) if is_tree(buffers) else buffers, np.float64)
         except (AffluxError, TypeError, ValueError) as error:

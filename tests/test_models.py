@@ -1,0 +1,352 @@
+"""Servers of models: trees in and out, buffers apart, other types of params and slots, params in place."""
+
+import ctypes
+import warnings
+
+import numpy as np
+import pytest
+
+from afflux import AffluxError, Server, UnavailableError
+from afflux.rules import RULES, ca2fl, fedasync, fedavg, fedbuff
+from conftest import awkward, bits
+from test_arrays import FakeCuda
+
+torch = pytest.importorskip("torch")
+
+
+def module(seed=0):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+
+
+def with_statistics(seed, count):
+    """A module whose running mean is all `seed`, and whose counter is `count`."""
+    model = module(seed)
+    model[1].running_mean.fill_(float(seed))
+    model[1].num_batches_tracked.fill_(count)
+    return model
+
+
+def parameters(model):
+    return np.concatenate([p.detach().numpy().ravel() for p in model.parameters()])
+
+
+FORMS = {
+    "module": lambda model: model,
+    "state_dict": lambda model: model.state_dict(),
+    "numpy dict": lambda model: {name: value.numpy() for name, value in model.state_dict().items()},
+    "flat torch": lambda model: torch.cat([p.detach().flatten() for p in model.parameters()]),
+    "flat numpy": parameters,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_a_model_gives_the_same_bits(form):
+    """A fedbuff round over three updates, handed in as trees or as vectors."""
+    start, models = module(0), [module(seed) for seed in (1, 2, 3)]
+    server, flat = Server(fedbuff(buffer_size=3), start), Server(fedbuff(buffer_size=3), parameters(start))
+    for client, model in enumerate(models):
+        server.push(client, FORMS[form](model), version=0, buffers=model)
+        flat.push(client, parameters(model), version=0)
+    assert bits(server.params) == bits(flat.params)
+    assert server.version == 1
+    assert flat.pull().buffers is None
+
+
+def test_a_gradient_tree_needs_no_buffers_in_it():
+    server = Server(fedavg(buffer_size=1), module())
+    before = server.params.copy()
+    gradients = {name: torch.ones_like(p) for name, p in module().named_parameters()}
+    server.push(0, gradients, version=0, buffers=module())
+    assert np.array_equal(server.params, (before + np.float32(1)).astype(np.float32))
+
+
+def test_buffers_are_averaged_over_the_accepted():
+    """The plain mean, whatever the weights: running means 1, 2 and 6, counters 10, 10 and 25."""
+    server = Server(fedavg(buffer_size=3), module())
+    pushed = [with_statistics(seed, count) for seed, count in ((1, 10), (2, 10), (6, 25))]
+    for client, model in enumerate(pushed):
+        server.push(client, model, version=0, num_examples=1 + 100 * client, buffers=model)
+    pulled = server.pull()
+    # running_mean, running_var, num_batches_tracked
+    assert pulled.buffers.tolist() == [3.0] * 4 + [1.0] * 4 + [15.0]
+    with pytest.raises(ValueError, match="read-only"):
+        pulled.buffers[0] = 1
+    mine = module(9)
+    assert server.pull(out=mine) == 1
+    assert mine[1].running_mean.tolist() == [3.0] * 4
+    assert mine[1].num_batches_tracked.item() == 15
+    assert bits(parameters(mine)) == bits(server.params)
+
+
+def test_a_rejected_clients_buffers_do_not_count():
+    from afflux import Calibrate, Rule
+    from afflux.ops import Sgd
+
+    weights = iter([np.array([0.0, 1.0]), np.array([0.0, 0.0])])
+    rule = Rule("mine", "update", 2, lambda arrivals: next(weights), Calibrate(False), lambda arrivals: Sgd(1.0))
+    server = Server(rule, module())
+    for version in range(2):
+        for client, model in enumerate((with_statistics(7, 70), with_statistics(2, 20))):
+            server.push(client, model, version=version, buffers=model)
+        # nobody is accepted in the second round: they stay
+        assert server.pull().buffers.tolist() == [2.0] * 4 + [1.0] * 4 + [20.0]
+
+
+def test_fedasync_mixes_buffers_like_params():
+    """Its authors: x = (1 - alpha) x + alpha y for everything in the model."""
+    server = Server(fedasync(alpha=0.25), with_statistics(0, 100))
+    model = with_statistics(4, 200)
+    server.push(0, model, version=0)  # kind model: the tree holds the buffers
+    assert server.pull().buffers.tolist() == [1.0] * 4 + [1.0] * 4 + [125.0]
+
+
+@pytest.mark.parametrize(
+    ("buffers", "message"),
+    [
+        (None, r"client 3's push lacks the model's buffers \(1.running_mean, 1.running_var, 1.num_batches_tracked\)"),
+        (np.zeros(8), r"client 3's buffers has shape \(8,\), expected \(9,\)"),
+        ({"1.running_mean": np.zeros(4)}, "client 3's buffers: .* lacks 1.running_var"),
+        (
+            np.array([0.0] * 4 + [np.nan] + [0.0] * 4),
+            r"client 3's buffers has a non-finite value at index 4 \(in 1.running_var\)",
+        ),
+        ("none", "client 3's buffers: "),
+    ],
+)
+def test_wrong_buffers(buffers, message):
+    server = Server(fedavg(buffer_size=2), module())
+    before = server.state_dict()
+    with pytest.raises(AffluxError, match=r"\[push\] " + message):
+        server.push(3, parameters(module()), version=0, buffers=buffers)
+    assert server.arrivals_waiting == 0
+    assert server.counts["refused"] == 1
+    assert bits(before["arrays"]["params"]) == bits(server.params)
+
+
+def spoiled(change):
+    tree = {name: value.detach().numpy().copy() for name, value in module().named_parameters()}
+    change(tree)
+    return tree
+
+
+def put(name, value):
+    def change(tree):
+        tree[name] = value
+
+    return change
+
+
+class Gpu(FakeCuda):
+    shape = (4,)
+    dtype = np.dtype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda tree: tree.pop("2.bias"), AffluxError, r"\[layout\] the tree lacks 2.bias"),
+        (put("2.bias", np.zeros(3)), AffluxError, r"2.bias has shape \(3,\), the layout says \(2,\)"),
+        (put("extra", np.zeros(3)), AffluxError, "the tree holds extra, which the layout does not"),
+        (put("1.weight", np.zeros(4, complex)), AffluxError, "1.weight is complex128"),
+        (put("1.weight", np.array([0, 1, np.inf, 0])), AffluxError, r"value at index 18 \(in 1.weight\)"),
+        (put("1.weight", Gpu()), UnavailableError, "1.weight is on cuda:1"),
+        (put("1.weight", [1.0] * 4), AffluxError, "1.weight"),
+    ],
+)
+def test_a_wrong_tree_names_the_array(change, error, message):
+    server = Server(fedavg(buffer_size=2), {name: value.detach() for name, value in module().named_parameters()})
+    with pytest.raises(error, match=r"\[push\] client 3's (vector|update).*" + message):
+        server.push(3, spoiled(change), version=0)
+    assert server.counts == dict.fromkeys(server.counts, 0) | {"refused": 1}
+
+
+def test_a_flat_server_takes_no_trees():
+    server = Server(fedavg(), np.zeros(2, np.float32))
+    with pytest.raises(AffluxError, match=r"client 0's vector is a list, expected an array"):
+        server.push(0, [np.zeros(1), np.zeros(1)], version=0)
+    with pytest.raises(AffluxError, match=r"\[pull\] out: this server was made with a flat vector"):
+        server.pull(out=[np.zeros(1), np.zeros(1)])
+
+
+# pull(out=...)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_pull_into_everything(inplace):
+    model = module(1)
+    server = Server(fedavg(buffer_size=1), model, inplace=inplace)
+    server.push(0, module(2), version=0, buffers=with_statistics(5, 50))
+    expected = server.params
+    flat = np.zeros(expected.size, np.float32)
+    wide, tensor = np.zeros(expected.size), torch.zeros(expected.size)
+    for out in (flat, wide, tensor):
+        assert server.pull(out=out) == 1
+        assert np.array_equal(out, expected)
+    for form in ("module", "state_dict", "numpy dict"):
+        mine = module(3)
+        assert server.pull(out=FORMS[form](mine)) == 1
+        assert bits(parameters(mine)) == bits(expected), form
+        assert mine[1].num_batches_tracked.item() == 50
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        (np.zeros(4, np.float32), r"out: \[ingest\] slot has 4 elements, expected 34"),
+        (np.zeros(30, np.int64), "out: .* is int64"),
+        (np.broadcast_to(np.float32(0), 34), "out: .*(read-only|strided)"),
+        ({"w": np.zeros(34)}, "out: .* lacks"),
+    ],
+)
+def test_pull_into_something_wrong(out, message):
+    model = {name: value.detach() for name, value in module().named_parameters()}
+    with pytest.raises(AffluxError, match=r"\[pull\] " + message):
+        Server(fedavg(), model).pull(out=out)
+
+
+# Types of params and slots
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_float64_params_keep_what_float32_loses(name, rng):
+    """Values that float32 holds, pushed to both; then one round in float64 NumPy."""
+    size = 1500
+    start = rng.standard_normal(size)
+    rule = RULES[name]()
+    server = Server(rule, start, num_clients=20, dtype="float64")
+    assert bits(server.params) == bits(start)
+    vectors = rng.standard_normal((rule.buffer_size, size))
+    for client, vector in enumerate(vectors):
+        server.push(client, vector, version=0)
+    m = rule.buffer_size
+    expected = {
+        "fedavg": start + vectors.mean(0),
+        "fedbuff": start + vectors.mean(0),
+        "fedasync": start + 0.6 * (vectors[0] - start),
+        "ca2fl": start + vectors.mean(0),
+    }[name]
+    assert server.params.dtype == np.float64
+    size_of_terms = np.abs(start) + np.abs(vectors).sum(0)
+    assert np.all(np.abs(server.params - expected) <= (m + 4) * 2.0**-53 * size_of_terms)
+    if server.rows is not None:
+        assert bits(server.rows.row(3)) == bits(vectors[3])
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_bfloat16_slots_are_pushes_of_rounded_values(name, rng):
+    size = 70_001
+    rule, start = RULES[name](), awkward(rng, size)
+    narrow = Server(rule, start, num_clients=20, slot_dtype="bfloat16", num_threads=2)
+    wide = Server(rule, start, num_clients=20, num_threads=1)
+    for client in range(rule.buffer_size):
+        vector = awkward(rng, size)
+        rounded = torch.from_numpy(vector).bfloat16()
+        narrow.push(client, vector, version=0)
+        wide.push(client, rounded, version=0)
+    assert narrow.version == wide.version == 1
+    assert bits(narrow.params) == bits(wide.params)
+    assert narrow.state_bytes < wide.state_bytes
+
+
+def test_a_value_beyond_bfloat16_is_refused():
+    """float32's largest value rounds to infinity."""
+    server = Server(fedavg(), np.zeros(3), slot_dtype="bfloat16")
+    largest = np.array([0, np.finfo(np.float32).max, 0], np.float32)
+    with pytest.raises(AffluxError, match="non-finite value at index 1"):
+        server.push(0, largest, version=0)
+
+
+@pytest.mark.parametrize("options", [dict(dtype="float64"), dict(slot_dtype="bfloat16")])
+def test_checkpoints_of_other_types(options, rng):
+    def fresh():
+        return Server(ca2fl(buffer_size=2), np.zeros(9), num_clients=3, **options)
+
+    vectors = rng.standard_normal((5, 9))
+    server, restored = fresh(), fresh()
+    for client in range(3):
+        server.push(client, vectors[client], version=0)
+    restored.load_state_dict(server.state_dict())
+    for target in (server, restored):
+        target.push(0, vectors[3], version=1)
+    ours, theirs = server.state_dict(), restored.state_dict()
+    assert ours["meta"] == theirs["meta"]
+    assert all(bits(array) == bits(theirs["arrays"][name]) for name, array in ours["arrays"].items())
+    other = Server(ca2fl(buffer_size=2), np.zeros(9), num_clients=3)
+    with pytest.raises(AffluxError, match=f"{next(iter(options))} is '{next(iter(options.values()))}' in the state"):
+        other.load_state_dict(ours)
+
+
+def test_checkpoints_hold_buffers_and_layout():
+    def fresh():
+        return Server(fedavg(buffer_size=2), module())
+
+    server, restored = fresh(), fresh()
+    server.push(0, module(1), version=0, buffers=with_statistics(2, 20))
+    restored.load_state_dict(server.state_dict())
+    for target in (server, restored):
+        target.push(1, module(2), version=0, buffers=with_statistics(4, 40))
+        assert target.pull().buffers.tolist() == [3.0] * 4 + [1.0] * 4 + [30.0]
+    with pytest.raises(AffluxError, match=r"layout is .* in the state, None here"):
+        Server(fedavg(buffer_size=2), np.zeros(34)).load_state_dict(server.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(dtype="float16"), "dtype is 'float16', must be one of float32, float64"),
+        (dict(slot_dtype="float64"), "slot_dtype is 'float64', must be one of float32, bfloat16"),
+        (dict(dtype="float64", slot_dtype="float32"), "slot_dtype is 'float32', must be one of float64, bfloat16"),
+        (dict(duplicates="newest"), "duplicates is 'newest', must be one of latest, both, reject"),
+        (dict(max_slots=2), "max_slots is 2, must be an int of at least 10"),
+        (dict(push_threads=0), "push_threads is 0"),
+    ],
+)
+def test_wrong_options(options, message):
+    with pytest.raises(AffluxError, match=r"\[Server\] " + message):
+        Server(fedavg(), np.zeros(3), **options)
+
+
+# Params in place, and versions that somebody writes to
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_in_place_gives_the_same_bits(name, rng):
+    size = 70_001
+    start = rng.standard_normal(size).astype(np.float32)
+    servers = [Server(RULES[name](), start, num_clients=20, inplace=inplace) for inplace in (False, True)]
+    for i in range(40):
+        vector = rng.standard_normal(size)
+        for server in servers:
+            server.push(i % 20, vector, version=server.version)
+    assert servers[0].version == servers[1].version >= 2
+    assert bits(servers[0].params) == bits(servers[1].params)
+    held = servers[1].pull().params
+    before = bits(held)
+    for i in range(20):
+        servers[1].push(i, np.ones(size), version=0)
+    assert bits(held) == before  # a copy
+    assert servers[1].versions_held == 1
+
+
+def test_writing_to_a_pulled_version_is_noticed():
+    server = Server(fedavg(buffer_size=1), np.zeros(100, np.float32), check_versions=True)
+    for version in range(3):
+        server.push(0, np.ones(100), version=version)
+    pulled = server.pull()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns once that the array is read-only
+        torch.from_numpy(pulled.params)[7] = 5.0
+    server.push(0, np.ones(100), version=3)
+    del pulled
+    for call in (server.pull, lambda: server.push(0, np.ones(100), version=0), server.state_dict):
+        with pytest.raises(AffluxError, match=r"1 pulled version\(s\) of params were written to"):
+            call()
+
+
+def test_ctypes_and_memoryviews_are_vectors():
+    server = Server(fedavg(buffer_size=1), np.zeros(3, np.float32))
+    values = (ctypes.c_float * 3)(1, 2, 3)
+    server.push(0, np.ctypeslib.as_array(values), version=0)
+    server.push(0, memoryview(np.ones(3, np.float32)), version=0)
+    assert server.params.tolist() == [2, 3, 4]
