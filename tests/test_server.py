@@ -287,7 +287,7 @@ def test_arrivals_are_frozen():
             "params has a non-finite value at index 1",
         ),
         (lambda: Server(fedbuff, vector()), "rule is <function fedbuff.*must be a Rule"),
-        (lambda: Server(fedbuff(), np.zeros(3, int)), r"\[Server\] params: .* is int64, expected float32 or float64"),
+        (lambda: Server(fedbuff(), np.zeros(3, int)), r"\[Server\] params: .* is int64, expected float32"),
         (lambda: Server(fedbuff(), vector(), num_threads=0), "num_threads is 0, must be an int of at least 1"),
         (lambda: Server(fedbuff(), vector(), max_staleness=-1), "max_staleness is -1, must be an int of at least 0"),
         (lambda: Server(fedbuff(), vector(), max_versions=1), "max_versions is 1, must be an int of at least 2"),
