@@ -6,7 +6,7 @@ from multiprocessing import RawArray
 import numpy as np
 import pytest
 
-from afflux import AffluxError, UnavailableError, ops
+from afflux import AffluxError, ops
 from conftest import bits
 
 D = 8
@@ -92,27 +92,6 @@ def test_torch_offsets():
     assert slot.tolist() == [3, 4, 5, 6]
 
 
-class FakeCuda:
-    """What a GPU tensor answers before it is asked for its memory."""
-
-    shape = (D,)
-
-    def __dlpack_device__(self):
-        return 2, 1
-
-    def __dlpack__(self, **_):
-        raise AssertionError("must not be asked")
-
-
-def test_an_object_with_a_nonsense_device():
-    class Nonsense(FakeCuda):
-        def __dlpack_device__(self):
-            return None
-
-    with pytest.raises(AffluxError, match="update has a __dlpack_device__ that does not return two integers"):
-        ops.ingest(Nonsense(), f32())
-
-
 def test_torch_tensors():
     torch = pytest.importorskip("torch")
     slot = torch.zeros(D)
@@ -130,16 +109,6 @@ def test_torch_tensors():
             ops.ingest(update, slot)
     with pytest.raises(AffluxError, match=r"update .*DLPack"):
         ops.ingest(torch.zeros(D, device="meta"), slot)
-
-
-def test_a_gpu_array_is_refused_by_name():
-    with pytest.raises(
-        UnavailableError,
-        match=r"\[ingest\] update is on cuda:1, but this build has no CUDA kernels",
-    ):
-        ops.ingest(FakeCuda(), f32())
-    with pytest.raises(UnavailableError, match=r"\[ingest\] update\[1\] is on cuda:1"):
-        ops.ingest([f32(0), FakeCuda()], f32())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -317,3 +317,34 @@ def test_numpys_integers_are_thread_counts():
 def test_unknown_instruction_set():
     with pytest.raises(UnavailableError, match=r"'sse9', which is unknown here; known: "):
         ops.choose_isa("sse9")
+
+
+class FakeCuda:
+    """What a GPU tensor answers before it is asked for its memory."""
+
+    shape = (D,)
+
+    def __dlpack_device__(self):
+        return 2, 1
+
+    def __dlpack__(self, **_):
+        raise AssertionError("must not be asked")
+
+
+def test_an_object_with_a_nonsense_device():
+    class Nonsense(FakeCuda):
+        def __dlpack_device__(self):
+            return None
+
+    with pytest.raises(AffluxError, match="update has a __dlpack_device__ that does not return two integers"):
+        ops.ingest(Nonsense(), f32())
+
+
+def test_a_gpu_array_is_refused_by_name():
+    with pytest.raises(
+        UnavailableError,
+        match=r"\[ingest\] update is on cuda:1, but this build has no CUDA kernels",
+    ):
+        ops.ingest(FakeCuda(), f32())
+    with pytest.raises(UnavailableError, match=r"\[ingest\] update\[1\] is on cuda:1"):
+        ops.ingest([f32(0), FakeCuda()], f32())

@@ -30,7 +30,8 @@ AFFLUX_FN float widened(Float16 half) {
   const std::uint32_t mantissa = magnitude << 13, rebias = 112u << 23, smallest = 113u << 23;
   const std::uint32_t normal = mantissa + rebias + (magnitude >= 0x7C00u ? rebias : 0u);
   const std::uint32_t subnormal = bits_of(float_of(mantissa + smallest) - float_of(smallest));
-  return float_of(sign | (magnitude < 0x0400u ? subnormal : normal));
+  const std::uint32_t is_normal = 0u - static_cast<std::uint32_t>(magnitude >= 0x0400u);  // a mask: no branch
+  return float_of(sign | (normal & is_normal) | (subnormal & ~is_normal));
 }
 
 // The upper half of a float32.
