@@ -7,7 +7,7 @@ NATIVE := CMakeLists.txt setup.py pyproject.toml $(shell find engine csrc -type 
 FORMATTED := $(shell find engine csrc tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit bench mutants format update-constraints clean
+.PHONY: help setup demo test lint types unit sanitize sanitize-all bench mutants format update-constraints clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -29,7 +29,7 @@ $(VENV)/.built: $(VENV)/.tools $(NATIVE)
 demo: setup  ## the main job: three rules on handwritten digits, with stale and heterogeneous clients
 	$(BIN)/afflux compare --rules fedbuff,fedasync,ca2fl --data digits --seeds 0,1,2
 
-test: setup lint types unit  ## lint, types, and the whole suite
+test: setup lint types unit sanitize  ## lint, types, the whole suite, and a part of it under sanitizers
 
 lint: setup
 	$(BIN)/ruff check .
@@ -41,6 +41,14 @@ types: setup
 
 unit: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile --doctest-modules python/afflux tests
+
+sanitize: setup
+	$(BIN)/python tests/sanitize.py thread --short
+	$(BIN)/python tests/sanitize.py address --short
+
+sanitize-all: setup  ## most of the suite under ThreadSanitizer, AddressSanitizer and UndefinedBehaviorSanitizer
+	$(BIN)/python tests/sanitize.py thread
+	$(BIN)/python tests/sanitize.py address
 
 bench: setup  ## the micro-benchmarks against torch and this machine's own bandwidth
 	$(BIN)/python bench/run.py

@@ -112,9 +112,13 @@ def length(what: str, array: ops.Array) -> int:
     return int(shape[0])
 
 
+_INTS = (int, np.integer)
+NUMBERS = (float, int, np.integer, np.floating)
+
+
 def is_int(value: object) -> TypeGuard[int]:
     """Python's or NumPy's, and no bool."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return type(value) is int or (isinstance(value, _INTS) and not isinstance(value, bool))
 
 
 def plain_id(client_id: object, op: str = "push") -> ClientId:

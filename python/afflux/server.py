@@ -8,7 +8,7 @@ import numpy as np
 from afflux import checkpoint, ops
 from afflux.errors import AffluxError
 from afflux.gate import Gate
-from afflux.intake import Intake, at_least, is_int, one_of, plain_id
+from afflux.intake import NUMBERS, Intake, at_least, is_int, one_of, plain_id
 from afflux.joins import Duplicates, Joins
 from afflux.layout import Layout, Tree
 from afflux.log import Entry
@@ -251,7 +251,7 @@ class Server:
             version = self._plain_version(client_id, version)
             if not (is_int(num_examples) and 1 <= num_examples < 2**63):
                 raise AffluxError(f"[push] num_examples is {num_examples!r}, must be an int of at least 1 in 64 bits")
-            if not isinstance(loss, float | int | np.floating):
+            if not isinstance(loss, NUMBERS):
                 raise AffluxError(f"[push] loss is {loss!r}, must be a number (NaN if unknown)")
             what = f"[push] client {client_id!r}'s"
             parts = self._intake.parts(f"{what} vector", vector)
@@ -360,11 +360,12 @@ class Server:
             # Rounds that are decided count, made or not, so that the log of joins says all.
             staleness = self._current.version + (gate.round is not None) - arrival.version
             status = joins.status(arrival.client_id, arrival.version, staleness, bad)
-            if gate.round is None or not joins.completes(status):
+            completes = joins.completes(status)
+            if gate.round is None or not completes:
                 break
             gate.settle()  # others may join meanwhile
-        arrival = arrival._replace(join=joins.number, staleness=staleness)
-        sealed = self._prepared([*joins.waiting, arrival]) if joins.completes(status) else None
+        arrival = Waiting(*arrival[:-2], join=joins.number, staleness=staleness)
+        sealed = self._prepared([*joins.waiting, arrival]) if completes else None
 
         ticket.decided = True  # nothing raises from here on
         if sealed is not None:
@@ -420,7 +421,7 @@ class Server:
         self._refuse_damage(op)
 
     def _refuse_damage(self, op: str) -> None:
-        if self._versions.damaged:
+        if self._versions.checked and self._versions.damaged:
             raise AffluxError(
                 f"[{op}] {self._versions.damaged} pulled version(s) of params were written to while a client held "
                 "them: pull(out=...) gives a client an array of its own"

@@ -34,6 +34,7 @@ class Versions:
     def __init__(
         self, size: int, max_versions: int | None = None, *, dtype: str = "float32", checked: bool = False
     ) -> None:
+        self.checked = checked
         self._max_versions = max_versions
         self._pool = _engine.Pool(size, dtype, max_versions or 0, checked)
 

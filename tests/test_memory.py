@@ -1,0 +1,60 @@
+"""The memory of a run is what the arithmetic in Server's docstring says."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+D, M = 25_000_000, 10
+
+#: Prints the resident bytes before the server is made, and the highest ones after three rounds.
+RUN = """
+import resource, sys
+import numpy as np
+from afflux import Server
+from afflux.rules import ca2fl, fedbuff
+
+def peak():
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+d, m = {d}, {m}
+vector = np.ones(d, np.float32)
+small = Server({rule}, np.zeros(1, np.float32), num_clients=m)  # what is loaded at first use
+small.push(0, np.zeros(1), version=0)
+before = peak()
+server = Server({rule}, np.zeros(d, np.float32), num_clients=m, {options})
+for i in range(3 * m):
+    server.push(i % m, vector, version=server.version)
+assert server.version == 3
+print(before, peak())
+"""
+
+#: bytes of an element of d: two versions, M slots, and for rules that cache rows their sum and M rows
+CASES = {
+    "fedbuff": ("fedbuff(buffer_size=m)", "", 2 * 4 + 4 * M),
+    "fedbuff in place, 16 bits": ("fedbuff(buffer_size=m)", "inplace=True, slot_dtype='bfloat16'", 4 + 2 * M),
+    "ca2fl": ("ca2fl(buffer_size=m)", "", 2 * 4 + 4 * M + 8 + 4 * M),
+}
+
+
+def available():
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return 1024 * int(line.split()[1])
+    return 0
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="resident memory is read as Linux counts it")
+@pytest.mark.parametrize("case", CASES)
+def test_peak_resident_memory(case):
+    rule, options, per_element = CASES[case]
+    planned = per_element * D
+    if available() < 1.5 * planned + 2e9:
+        pytest.skip(f"needs {planned / 1e9:.1f} GB and some room; {available() / 1e9:.1f} GB are available")
+    code = textwrap.dedent(RUN).format(d=D, m=M, rule=rule, options=options)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    before, after = map(int, done.stdout.split())
+    assert abs(after - before - planned) <= 0.05 * planned, f"planned {planned:_}, took {after - before:_}"
