@@ -4,8 +4,8 @@ from afflux import ops, rules
 from afflux._engine import __version__
 from afflux.errors import AffluxError, BusyError, UnavailableError
 from afflux.layout import Layout
-from afflux.log import Cut, Join, replay
-from afflux.receipts import Pulled, Quarantined, Receipt, Report
+from afflux.log import replay
+from afflux.receipts import Cut, Join, Pulled, Quarantined, Receipt, Report
 from afflux.rule import Arrivals, Calibrate, Rule
 from afflux.server import Server
 

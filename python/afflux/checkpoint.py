@@ -11,8 +11,7 @@ from afflux._engine import ORDER_VERSION
 from afflux.errors import AffluxError
 from afflux.intake import is_int, plain_id
 from afflux.joins import Joins
-from afflux.log import Cut, Entry, Join
-from afflux.receipts import STATUSES, Pulled, Quarantined, frozen, no_counts
+from afflux.receipts import STATUSES, Cut, Entry, Join, Pulled, Quarantined, frozen, no_counts
 from afflux.round import Waiting
 from afflux.rule import ClientId, Float64
 from afflux.store import MemoryRows

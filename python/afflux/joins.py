@@ -3,8 +3,7 @@
 from typing import Literal
 
 from afflux.errors import AffluxError
-from afflux.log import Cut, Entry, Join
-from afflux.receipts import Quarantined, Status, no_counts
+from afflux.receipts import Cut, Entry, Join, Quarantined, Status, no_counts
 from afflux.round import Waiting
 from afflux.rule import ClientId, Rule
 from afflux.slots import Slot

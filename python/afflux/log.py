@@ -1,48 +1,21 @@
 """The log of joins: every decision of a server in its order, which is all that a replay needs beside the vectors."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from afflux import ops
 from afflux.errors import AffluxError
-from afflux.receipts import Status
-from afflux.rule import ClientId
-
-if TYPE_CHECKING:
-    from afflux import ops
-    from afflux.layout import Tree
-    from afflux.server import Server
-
-
-class Join(NamedTuple):
-    """One push, and what was decided about it."""
-
-    number: int  #: Receipt.join
-    status: Status
-    client_id: ClientId
-    version: int  #: that the client pulled
-    staleness: int
-    num_examples: int
-    loss: float  #: NaN if unknown
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """The buffer was emptied before it was full: by `flush` (a step with what was there) or by `discard`."""
-
-    kind: Literal["flush", "discard"]
-
-
-Entry = Join | Cut
+from afflux.layout import Tree
+from afflux.receipts import Cut, Entry, Join
+from afflux.server import Server
 
 
 def replay(
     log: Iterable[Entry],
-    server: "Server",
-    vector: "Callable[[Join], ops.Array | Tree]",
+    server: Server,
+    vector: Callable[[Join], ops.Array | Tree],
     *,
-    buffers: "Callable[[Join], Tree] | None" = None,
-) -> "Server":
+    buffers: Callable[[Join], Tree] | None = None,
+) -> Server:
     """Repeats the decisions of `log` on `server`, one after the other: the same joins give the same bits.
 
     Args:
@@ -55,7 +28,6 @@ def replay(
         AffluxError: a decision comes out differently: the server or a vector is not the one of the log.
 
     >>> import numpy as np
-    >>> from afflux import Server
     >>> from afflux.rules import fedbuff
     >>> first, second = (Server(fedbuff(buffer_size=2), np.zeros(3), log=True) for _ in range(2))
     >>> for client in (7, 5, 7):

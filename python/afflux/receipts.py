@@ -1,4 +1,4 @@
-"""What a server answers: the versions it hands out, what became of a push, and what a step did."""
+"""What a server answers: the versions it hands out, what became of a push, what a step did, and the log of it all."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -63,6 +63,28 @@ class Quarantined:
     client_id: ClientId
     version: int  #: that the client pulled
     index: int  #: of the first value that is not finite
+
+
+class Join(NamedTuple):
+    """One push, and what was decided about it."""
+
+    number: int  #: Receipt.join
+    status: Status
+    client_id: ClientId
+    version: int  #: that the client pulled
+    staleness: int
+    num_examples: int
+    loss: float  #: NaN if unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The buffer was emptied before it was full: by `flush` (a step with what was there) or by `discard`."""
+
+    kind: Literal["flush", "discard"]
+
+
+Entry = Join | Cut
 
 
 def no_counts() -> dict[str, int]:

@@ -11,8 +11,7 @@ from afflux.gate import Gate
 from afflux.intake import NUMBERS, Intake, at_least, is_int, one_of, plain_id
 from afflux.joins import Duplicates, Joins
 from afflux.layout import Layout, Tree
-from afflux.log import Entry
-from afflux.receipts import Params, Pulled, Quarantined, Receipt, Report, frozen
+from afflux.receipts import Entry, Params, Pulled, Quarantined, Receipt, Report, frozen
 from afflux.round import Round, Waiting, prepare
 from afflux.rule import ClientId, Rule
 from afflux.slots import Slot, Slots
