@@ -1,5 +1,6 @@
 """Whole runs: staleness by hand, the same bits again and in other processes, paired streams."""
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -277,3 +278,30 @@ def test_the_summary_is_of_the_rows():
     assert table["b"]["mean_staleness"].mean == 2
     assert table["b"]["mean_max_staleness"].mean == 3
     assert spread([1.0, 3.0]) == (2, pytest.approx(np.sqrt(2)), 2)
+
+
+@pytest.mark.parametrize("rule", ["fedasync", "fedbuff:buffer_size=3"])
+def test_memory_stays_at_the_versions_in_flight(monkeypatch, rule):
+    """Those that clients train from, the newest one, and the one being written: hundreds are made."""
+    flying, made, peaks = Counter(), [], [(0, 0)]
+    pull, push = Server.pull, Server.push
+
+    def spy_pull(self):
+        pulled = pull(self)
+        flying[pulled.version] += 1
+        return pulled
+
+    def spy_push(self, *args, version, **options):
+        distinct = {v for v, clients in flying.items() if clients} | {self.version}
+        receipt = push(self, *args, version=version, **options)
+        flying[version] -= 1
+        # Buffers that exist are used again, so their number is the highest that was ever needed at once.
+        peaks.append((self._versions.allocated, max(peaks[-1][1], len(distinct))))
+        made.append(self.version)
+        return receipt
+
+    monkeypatch.setattr(Server, "pull", spy_pull)
+    monkeypatch.setattr(Server, "push", spy_push)
+    run(parse(rule), 0, replace(SMALL, arrivals=300))
+    assert max(made) >= 100
+    assert all(allocated <= distinct + 1 for allocated, distinct in peaks)
