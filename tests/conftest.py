@@ -37,3 +37,15 @@ def awkward(rng, size):
 def bits(array):
     """The array's bytes: equality of bits, not of values."""
     return np.ascontiguousarray(array).tobytes()
+
+
+class FakeCuda:
+    """What a GPU tensor answers before it is asked for its memory."""
+
+    shape = (5,)
+
+    def __dlpack_device__(self):
+        return 2, 1
+
+    def __dlpack__(self, **_):
+        raise AssertionError("must not be asked")

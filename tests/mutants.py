@@ -122,17 +122,41 @@ MUTANTS = {
         "",
         "test_bits.py",
     ),
-    "server: no canonical order": (
-        "python/afflux/server.py",
+    "round: no canonical order": (
+        "python/afflux/round.py",
         "ordered = sorted(waiting, key=lambda w: (w.client_id, w.version, w.join))",
         "ordered = list(waiting)",
         "test_rules.py",
     ),
+    "round: buffers are weighted": (
+        "python/afflux/round.py",
+        "accepted = np.array([float(w != 0) for w in weights])",
+        "accepted = weights",
+        "test_models.py",
+    ),
     "server: a failing rule loses the buffer": (
         "python/afflux/server.py",
-        "        start = perf_counter()\n        rule = self.rule",
-        "        start = perf_counter()\n        self._waiting = ()\n        rule = self.rule",
+        "        draft = self._live or self._versions.take()\n        return",
+        "        draft = self._live or self._versions.take()\n        self._joins.waiting = []\n        return",
         "test_server.py",
+    ),
+    "server: a round that is being made is not counted": (
+        "python/afflux/server.py",
+        "staleness = self._current.version + (gate.round is not None) - arrival.version",
+        "staleness = self._current.version - arrival.version",
+        "test_concurrency.py",
+    ),
+    "gate: a free slot wakes nobody": (
+        "python/afflux/gate.py",
+        "        if self._sleepers:\n",
+        "        if False:\n",
+        "test_concurrency.py",
+    ),
+    "checkpoint: joins start again": (
+        "python/afflux/checkpoint.py",
+        '"joins": joins.number,',
+        '"joins": 0,',
+        "test_log.py",
     ),
     "weigh: staleness counted from one": (
         "python/afflux/weigh.py",

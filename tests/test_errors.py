@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from afflux import AffluxError, UnavailableError, _engine, ops
-from conftest import bits
+from conftest import FakeCuda, bits
 
 D = 8
 
@@ -317,18 +317,6 @@ def test_numpys_integers_are_thread_counts():
 def test_unknown_instruction_set():
     with pytest.raises(UnavailableError, match=r"'sse9', which is unknown here; known: "):
         ops.choose_isa("sse9")
-
-
-class FakeCuda:
-    """What a GPU tensor answers before it is asked for its memory."""
-
-    shape = (D,)
-
-    def __dlpack_device__(self):
-        return 2, 1
-
-    def __dlpack__(self, **_):
-        raise AssertionError("must not be asked")
 
 
 def test_an_object_with_a_nonsense_device():

@@ -8,8 +8,7 @@ import pytest
 
 from afflux import AffluxError, Server, UnavailableError
 from afflux.rules import RULES, ca2fl, fedasync, fedavg, fedbuff
-from conftest import awkward, bits
-from test_arrays import FakeCuda
+from conftest import FakeCuda, awkward, bits
 
 torch = pytest.importorskip("torch")
 

@@ -10,8 +10,7 @@ from afflux import AffluxError, Calibrate, Rule, Server, UnavailableError
 from afflux.ops import Sgd
 from afflux.rules import RULES, ca2fl, fedasync, fedavg, fedbuff
 from afflux.weigh import Hinge, Polynomial
-from conftest import bits
-from test_arrays import FakeCuda
+from conftest import FakeCuda, bits
 
 D = 5
 

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass, field, replace
+from math import inf
 from time import perf_counter
 from typing import NamedTuple
 
@@ -59,7 +60,7 @@ def prepare(rule: Rule, current: Pulled, waiting: list[Waiting], rows: MemoryRow
     arrivals = freeze(current.version, ordered)
     weights = checked_weights(rule, arrivals)
     step = rule.step(arrivals)
-    if not -np.inf < step.lr < np.inf:
+    if not -inf < step.lr < inf:
         raise AffluxError(f"[{rule.name}] step gave lr {step.lr}, must be finite")
     params_weight = 0.0
     if rule.kind == "model":
@@ -100,11 +101,11 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Float64:
     if weights.shape != (len(arrivals),):
         raise AffluxError(f"[{rule.name}] weigh gave shape {weights.shape}, the buffer holds {len(arrivals)} arrivals")
     for client_id, weight in zip(arrivals.client_ids, weights, strict=True):
-        if not -np.inf < weight < np.inf:
+        if not -inf < weight < inf:
             raise AffluxError(f"[{rule.name}] weigh gave client {client_id!r} the weight {weight}, must be finite")
     if rule.calibrate.cached:
         total = ordered_sum(weights)
-        if not -np.inf < total < np.inf:
+        if not -inf < total < inf:
             raise AffluxError(f"[{rule.name}] the weights that weigh gave sum to {total}, must be finite")
         # Weights that were divided by their sum already are one to rounding, and stay as they are.
         if total != 0 and abs(total - 1.0) > len(weights) * sys.float_info.epsilon:
