@@ -130,7 +130,7 @@ def mixed_buffers(rule: Rule, current: Pulled, ordered: list[Waiting], sweep: op
         count = ordered_sum(accepted)
         if count == 0:
             return current.buffers
-        zeros = np.zeros_like(out)
+        zeros = np.zeros(out.size)
         ops.apply(ops.Pass(zeros, out, ops.Combine(vectors, accepted), step=ops.Sgd(1.0 / count)), num_threads=1)
     out.flags.writeable = False
     return out
