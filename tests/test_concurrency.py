@@ -205,3 +205,21 @@ def test_weights_are_decided_before_others_join():
     for client in range(4):
         server.push(client, vector(), version=0)
     assert seen == [True, True]
+
+
+def test_a_push_from_a_version_that_a_load_took_back(monkeypatch):
+    """The version is checked before the vector is taken in; a state that is loaded meanwhile may not have made it."""
+    server = Server(fedbuff(buffer_size=2), vector(0.0))
+    old = server.state_dict()
+    for client in range(2):
+        server.push(client, vector(), version=0)
+    ingest = ops.ingest
+
+    def load_meanwhile(*args, **options):
+        server.load_state_dict(old)
+        return ingest(*args, **options)
+
+    monkeypatch.setattr(ops, "ingest", load_meanwhile)
+    with pytest.raises(AffluxError, match="client 3 says that it pulled version 1, which an older state"):
+        server.push(3, vector(), version=1)
+    assert (server.version, server.arrivals_waiting, server.counts["refused"]) == (0, 0, 1)

@@ -80,8 +80,8 @@ class Gate:
         slot = self.slots.take()
         if slot is None:
             with self.mutex:
-                slot = self._wait_for(self.slots.take_or_make, timeout)
-        return self.slots.checked("push", slot)
+                slot = self.slots.checked("push", self._wait_for(self.slots.take_or_make, timeout))
+        return slot
 
     def _wait_for(self, look: Callable[[], _Found | None], timeout: float | None) -> _Found | None:
         """What `look` gives, with the mutex, as soon as it gives something; None after `timeout` seconds."""

@@ -34,10 +34,16 @@ class Joins:
         """What becomes of an arrival, if it joins now; nothing changes.
 
         Raises:
-            AffluxError: the id's type differs from the earlier ones', or the client is one too many.
+            AffluxError: the id's type differs from the earlier ones', the client is one too many, or the version is
+                not made.
         """
         if self.id_type is not None and self.id_type is not type(client_id):
             raise AffluxError(f"[push] client_id {client_id!r} is not of the same type as the earlier ones")
+        if staleness < 0:
+            raise AffluxError(
+                f"[push] client {client_id!r} says that it pulled version {version}, which an older state that was "
+                "loaded meanwhile has not made"
+            )
         if bad is not None:
             return "quarantined"
         if self.max_staleness is not None and staleness > self.max_staleness:

@@ -18,6 +18,10 @@ from afflux.versions import Draft
 from afflux.weigh import ordered_sum
 
 
+#: What is known of an arrival before it joins: the first fields of Waiting.
+Pushed = tuple[ClientId, int, int, float, float, Slot, Float64 | None]
+
+
 class Waiting(NamedTuple):
     """An arrival in the buffer."""
 

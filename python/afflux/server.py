@@ -12,7 +12,7 @@ from afflux.intake import NUMBERS, Intake, at_least, is_int, one_of, plain_id
 from afflux.joins import Duplicates, Joins
 from afflux.layout import Layout, Tree
 from afflux.receipts import Entry, Params, Pulled, Quarantined, Receipt, Report, frozen
-from afflux.round import Round, Waiting, prepare
+from afflux.round import Pushed, Round, Waiting, prepare
 from afflux.rule import ClientId, Rule
 from afflux.slots import Slot, Slots
 from afflux.store import MemoryRows
@@ -261,11 +261,9 @@ class Server:
             if bad is not None and not self._quarantine:
                 place = self._intake.place(bad)
                 raise AffluxError(f"{what} {self.rule.kind} has a non-finite value at index {bad}{place}")
-            arrival = Waiting(
-                client_id, version, int(num_examples), float(loss), facts.norm, ticket.slot, own, join=-1, staleness=-1
-            )
+            pushed = (client_id, version, int(num_examples), float(loss), facts.norm, ticket.slot, own)
             with self._gate.mutex:
-                return self._join(arrival, bad, ticket)
+                return self._join(pushed, bad, ticket)
         except BaseException:
             if not ticket.decided:
                 with self._gate.mutex:
@@ -352,18 +350,19 @@ class Server:
     def __reduce__(self) -> NoReturn:
         raise AffluxError("[Server] a server is not pickled: save its state_dict(), which is plain arrays and JSON")
 
-    def _join(self, arrival: Waiting, bad: int | None, ticket: "_Ticket") -> Receipt:
+    def _join(self, pushed: Pushed, bad: int | None, ticket: "_Ticket") -> Receipt:
         """Decides what becomes of an arrival, with the mutex, and makes the step that it completes."""
         joins, gate = self._joins, self._gate
+        client_id, version, *_ = pushed
         while True:
             # Rounds that are decided count, made or not, so that the log of joins says all.
-            staleness = self._current.version + (gate.round is not None) - arrival.version
-            status = joins.status(arrival.client_id, arrival.version, staleness, bad)
+            staleness = self._current.version + (gate.round is not None) - version
+            status = joins.status(client_id, version, staleness, bad)
             completes = joins.completes(status)
             if gate.round is None or not completes:
                 break
             gate.settle()  # others may join meanwhile
-        arrival = Waiting(*arrival[:-2], join=joins.number, staleness=staleness)
+        arrival = Waiting(*pushed, joins.number, staleness)
         sealed = self._prepared([*joins.waiting, arrival]) if completes else None
 
         ticket.decided = True  # nothing raises from here on
@@ -374,7 +373,7 @@ class Server:
             ticket.slot = joins.place(status, arrival, bad)
         joins.count(status, arrival)
 
-        step = arrival.version + staleness + 1 if status in ("joined", "replaced") else None
+        step = version + staleness + 1 if status in ("joined", "replaced") else None
         if sealed is not None:
             gate.drive(sealed)
         report = None if sealed is None else sealed.report
