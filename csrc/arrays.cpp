@@ -22,14 +22,14 @@ const char* native_format(const char* format) {
 }
 
 std::string name_of_format(const std::string& format) {
-  if (format == "f") return "float32";
-  if (format == "d") return "float64";
-  if (format == "e") return "float16";
-  if (format == "B") return "uint8";
-  if (format == "H") return "uint16";
-  if (format == "i") return "int32";
-  if (format == "l" || format == "q") return "int64";
-  if (format == "?") return "bool";
+  static const struct {
+    const char *format, *name;
+  } kNames[] = {{"f", "float32"},     {"d", "float64"}, {"e", "float16"}, {"Zf", "complex64"}, {"Zd", "complex128"},
+                {"g", "long double"}, {"b", "int8"},    {"h", "int16"},   {"i", "int32"},      {"l", "int64"},
+                {"q", "int64"},       {"B", "uint8"},   {"H", "uint16"},  {"I", "uint32"},     {"L", "uint64"},
+                {"Q", "uint64"},      {"?", "bool"}};
+  for (const auto& known : kNames)
+    if (format == known.format) return known.name;
   return "buffer format '" + format + "'";
 }
 
