@@ -86,10 +86,17 @@ void* Pool::take() {
   return data;
 }
 
-void Pool::give_back(void* data, bool damaged) noexcept {
+void Pool::give_back(void* data) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
   free_.push_back(data);
-  damaged_ += damaged;
+}
+
+void Pool::report_damage(std::int64_t tag) noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  try {
+    damaged_.push_back(tag);
+  } catch (const std::bad_alloc&) {  // a destructor calls: one finding is lost
+  }
 }
 
 std::int64_t Pool::held() const {
@@ -102,18 +109,24 @@ std::int64_t Pool::allocated() const {
   return allocated_;
 }
 
-std::int64_t Pool::damaged() const {
+std::vector<std::int64_t> Pool::damaged() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return damaged_;
 }
 
-Buffer::~Buffer() { pool_->give_back(data_, checksum_ && *checksum_ != checksum_of(data_, pool_->bytes())); }
+Buffer::~Buffer() {
+  if (!intact()) pool_->report_damage(tag_);
+  pool_->give_back(data_);
+}
+
+bool Buffer::intact() const { return !checksum_ || *checksum_ == checksum_of(data_, pool_->bytes()); }
 
 const Buffer* Buffer::in(py::handle object) {
   return Py_TYPE(object.ptr()) == buffer_type ? object.cast<const Buffer*>() : nullptr;
 }
 
-void Buffer::freeze() {
+void Buffer::freeze(std::int64_t tag) {
+  if (!frozen_) tag_ = tag;
   if (!frozen_ && pool_->checked()) checksum_ = checksum_of(data_, pool_->bytes());
   frozen_ = true;
 }
@@ -135,7 +148,8 @@ void bind_buffers(py::module_& module) {
       .def_property_readonly("damaged", &Pool::damaged);
   py::class_<Buffer> buffer(module, "Buffer", py::buffer_protocol(), py::is_final());
   buffer.def(py::init<std::shared_ptr<Pool>>(), py::arg("pool"))
-      .def("freeze", &Buffer::freeze)
+      .def("freeze", &Buffer::freeze, py::arg("tag") = 0)
+      .def("intact", &Buffer::intact)
       .def_property_readonly("dtype", [](const Buffer& self) { return name(self.view().type); })
       .def_property_readonly("size", [](const Buffer& self) { return self.view().size; })
       .def_property_readonly("checksum", &Buffer::checksum)

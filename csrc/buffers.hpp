@@ -26,7 +26,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
 
   // A free buffer, else a new one. Throws Error when max_buffers are held, std::bad_alloc when memory is short.
   void* take();
-  void give_back(void* data, bool damaged) noexcept;
+  void give_back(void* data) noexcept;
+  void report_damage(std::int64_t tag) noexcept;
 
   std::int64_t size() const { return size_; }
   std::int64_t bytes() const { return size_ * afflux::bytes(type_); }
@@ -34,8 +35,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   bool checked() const { return checked_; }
   std::int64_t held() const;
   std::int64_t allocated() const;
-  // Frozen buffers that had been written to when they came back.
-  std::int64_t damaged() const;
+  // Tags of the frozen buffers that had been written to when they came back.
+  std::vector<std::int64_t> damaged() const;
 
  private:
   const std::int64_t size_;
@@ -44,7 +45,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   const bool checked_;
   mutable std::mutex mutex_;
   std::vector<void*> free_;
-  std::int64_t allocated_ = 0, damaged_ = 0;
+  std::int64_t allocated_ = 0;
+  std::vector<std::int64_t> damaged_;
 };
 
 // One buffer: written, then perhaps frozen for good. Exports its memory through the buffer protocol (bfloat16 as
@@ -60,9 +62,11 @@ class Buffer {
   // The buffer that this Python object is, or null.
   static const Buffer* in(pybind11::handle object);
 
-  void freeze();
+  void freeze(std::int64_t tag);
   bool frozen() const { return frozen_; }
   View<void> view() const { return {data_, pool_->size(), {}, pool_->type()}; }
+  // Whether nobody has written to it since it was frozen; true if that is not watched.
+  bool intact() const;
   // Of the bytes when they were frozen, in a checked pool.
   std::optional<std::uint64_t> checksum() const { return checksum_; }
   pybind11::buffer_info buffer() const;
@@ -71,6 +75,7 @@ class Buffer {
   std::shared_ptr<Pool> pool_;
   void* data_;
   bool frozen_ = false;
+  std::int64_t tag_ = 0;
   std::optional<std::uint64_t> checksum_;
 };
 

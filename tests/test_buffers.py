@@ -87,14 +87,15 @@ def test_unknown_types(dtype):
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_a_checked_pool_counts_what_was_written_behind_its_back(dtype, size):
     pool = _engine.Pool(size, dtype, 0, checked=True)
-    for place in (None, 0, size // 2, size - 1):
+    for number, place in enumerate((None, 0, size // 2, size - 1)):
         buffer = _engine.Buffer(pool)
         ops.ingest(np.linspace(1, 2, size), buffer)
         assert buffer.checksum is None
-        buffer.freeze()
+        buffer.freeze(number)
         before, total = buffer.checksum, pool.damaged
         assert isinstance(before, int)
         if place is None or size == 0:
+            assert buffer.intact()
             del buffer
             assert pool.damaged == total
             continue
@@ -104,8 +105,9 @@ def test_a_checked_pool_counts_what_was_written_behind_its_back(dtype, size):
         del view
         buffer.freeze()
         assert buffer.checksum == before
+        assert not buffer.intact()
         del buffer
-        assert pool.damaged == total + 1
+        assert pool.damaged == [*total, number]
 
 
 def test_checksums_depend_on_the_order_and_the_length():
@@ -126,13 +128,13 @@ def test_versions(dtype):
     versions = Versions(D, 2, dtype=dtype, checked=True)
     draft = versions.take()
     draft.array[:] = 1
-    published = draft.publish()
+    published = draft.publish(7)
     other = versions.take()
-    with pytest.raises(AffluxError, match=r"\[pull\] all 2 versions of max_versions are held: release pulled params"):
+    with pytest.raises(AffluxError, match=r"all 2 versions of max_versions are held: release pulled params"):
         versions.take()
     del other
     assert (versions.held, versions.allocated) == (1, 2)
     ctypes.memset(published.ctypes.data, 7, 1)
-    assert versions.damaged == 0
+    assert versions.damaged == []
     del published, draft
-    assert (versions.held, versions.damaged) == (0, 1)
+    assert (versions.held, versions.damaged) == (0, [7])

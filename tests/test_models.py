@@ -31,7 +31,6 @@ def parameters(model):
 
 
 FORMS = {
-    "module": lambda model: model,
     "state_dict": lambda model: model.state_dict(),
     "numpy dict": lambda model: {name: value.numpy() for name, value in model.state_dict().items()},
     "flat torch": lambda model: torch.cat([p.detach().flatten() for p in model.parameters()]),
@@ -65,7 +64,7 @@ def test_buffers_are_averaged_over_the_accepted():
     server = Server(fedavg(buffer_size=3), module())
     pushed = [with_statistics(seed, count) for seed, count in ((1, 10), (2, 10), (6, 25))]
     for client, model in enumerate(pushed):
-        server.push(client, model, version=0, num_examples=1 + 100 * client, buffers=model)
+        server.push(client, parameters(model), version=0, num_examples=1 + 100 * client, buffers=model)
     pulled = server.pull()
     # running_mean, running_var, num_batches_tracked
     assert pulled.buffers.tolist() == [3.0] * 4 + [1.0] * 4 + [15.0]
@@ -87,7 +86,7 @@ def test_a_rejected_clients_buffers_do_not_count():
     server = Server(rule, module())
     for version in range(2):
         for client, model in enumerate((with_statistics(7, 70), with_statistics(2, 20))):
-            server.push(client, model, version=version, buffers=model)
+            server.push(client, parameters(model), version=version, buffers=model)
         # nobody is accepted in the second round: they stay
         assert server.pull().buffers.tolist() == [2.0] * 4 + [1.0] * 4 + [20.0]
 
@@ -175,25 +174,25 @@ def test_a_flat_server_takes_no_trees():
 def test_pull_into_everything(inplace):
     model = module(1)
     server = Server(fedavg(buffer_size=1), model, inplace=inplace)
-    server.push(0, module(2), version=0, buffers=with_statistics(5, 50))
+    server.push(0, parameters(module(2)), version=0, buffers=with_statistics(5, 50))
     expected = server.params
     flat = np.zeros(expected.size, np.float32)
     wide, tensor = np.zeros(expected.size), torch.zeros(expected.size)
     for out in (flat, wide, tensor):
         assert server.pull(out=out) == 1
         assert np.array_equal(out, expected)
-    for form in ("module", "state_dict", "numpy dict"):
+    for form in (lambda model: model, FORMS["state_dict"], FORMS["numpy dict"]):
         mine = module(3)
-        assert server.pull(out=FORMS[form](mine)) == 1
-        assert bits(parameters(mine)) == bits(expected), form
+        assert server.pull(out=form(mine)) == 1
+        assert bits(parameters(mine)) == bits(expected)
         assert mine[1].num_batches_tracked.item() == 50
 
 
 @pytest.mark.parametrize(
     ("out", "message"),
     [
-        (np.zeros(4, np.float32), r"out: \[ingest\] slot has 4 elements, expected 34"),
-        (np.zeros(30, np.int64), "out: .* is int64"),
+        (np.zeros(4, np.float32), r"out: it has 4 elements, params has 34"),
+        (np.zeros(34, np.int64), "out: .* is int64"),
         (np.broadcast_to(np.float32(0), 34), "out: .*(read-only|strided)"),
         ({"w": np.zeros(34)}, "out: .* lacks"),
     ],
@@ -281,10 +280,10 @@ def test_checkpoints_hold_buffers_and_layout():
         return Server(fedavg(buffer_size=2), module())
 
     server, restored = fresh(), fresh()
-    server.push(0, module(1), version=0, buffers=with_statistics(2, 20))
+    server.push(0, parameters(module(1)), version=0, buffers=with_statistics(2, 20))
     restored.load_state_dict(server.state_dict())
     for target in (server, restored):
-        target.push(1, module(2), version=0, buffers=with_statistics(4, 40))
+        target.push(1, parameters(module(2)), version=0, buffers=with_statistics(4, 40))
         assert target.pull().buffers.tolist() == [3.0] * 4 + [1.0] * 4 + [30.0]
     with pytest.raises(AffluxError, match=r"layout is .* in the state, None here"):
         Server(fedavg(buffer_size=2), np.zeros(34)).load_state_dict(server.state_dict())
@@ -328,19 +327,60 @@ def test_in_place_gives_the_same_bits(name, rng):
     assert servers[1].versions_held == 1
 
 
-def test_writing_to_a_pulled_version_is_noticed():
-    server = Server(fedavg(buffer_size=1), np.zeros(100, np.float32), check_versions=True)
-    for version in range(3):
-        server.push(0, np.ones(100), version=version)
-    pulled = server.pull()
+def write_to(params):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns once that the array is read-only
-        torch.from_numpy(pulled.params)[7] = 5.0
-    server.push(0, np.ones(100), version=3)
-    del pulled
-    for call in (server.pull, lambda: server.push(0, np.ones(100), version=0), server.state_dict):
-        with pytest.raises(AffluxError, match=r"1 pulled version\(s\) of params were written to"):
+        torch.from_numpy(params)[7] = 5.0
+
+
+@pytest.mark.parametrize("call", ["pull", "push", "flush", "state_dict"])
+def test_writing_to_an_old_version_is_noticed_when_it_is_released(call):
+    server = Server(fedavg(buffer_size=1), np.zeros(100, np.float32), check_versions=True)
+    calls = {
+        "pull": server.pull,
+        "push": lambda: server.push(0, np.ones(100), version=0),
+        "flush": server.flush,
+        "state_dict": server.state_dict,
+    }
+    old = server.pull()
+    server.push(0, np.ones(100), version=0)
+    write_to(old.params)
+    server.push(0, np.ones(100), version=1)  # it is still held
+    del old
+    with pytest.raises(AffluxError, match=rf"\[{call}\] version 0 of params was written to by somebody"):
+        calls[call]()
+    calls[call]()  # once: the server is sound
+    assert set(server.params.tolist()) == {float(server.version)}
+
+
+def test_nothing_is_built_on_a_version_that_was_written_to():
+    server = Server(fedavg(buffer_size=2), np.zeros(100, np.float32), check_versions=True)
+    state = server.state_dict()
+    server.push(0, np.ones(100), version=0)
+    write_to(server.pull().params)
+    for call in (lambda: server.push(1, np.ones(100), version=0), server.flush, server.state_dict):
+        with pytest.raises(AffluxError, match="version 0 of params, the newest, was written to"):
             call()
+    assert (server.version, server.arrivals_waiting) == (0, 1)
+    server.load_state_dict(state)
+    with pytest.raises(AffluxError, match="version 0 of params was written to"):
+        server.pull()  # the damaged one was released
+    server.push(0, np.ones(100), version=0)
+    assert server.push(1, np.ones(100), version=0).report.version == 1
+    assert server.params.tolist() == [1.0] * 100
+
+
+def test_a_module_is_no_update():
+    server = Server(fedavg(buffer_size=1), module())
+    with pytest.raises(AffluxError, match=r"client 3's vector is a module, .* but the rule takes its update"):
+        server.push(3, module(), version=0, buffers=module())
+    assert server.counts["refused"] == 1
+
+
+def test_a_server_says_what_it_is():
+    server = Server(fedavg(buffer_size=3), np.zeros(7))
+    server.push(0, np.ones(7), version=0)
+    assert repr(server) == "Server(fedavg, d=7, version=0, 1 of 3 arrivals)"
 
 
 def test_ctypes_and_memoryviews_are_vectors():

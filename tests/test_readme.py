@@ -16,8 +16,8 @@ def test_a_page(page, capsys):
     assert blocks
     names, promised = {}, []
     for block in blocks:
-        if "import torch" in block:
-            pytest.importorskip("torch")
+        for library in re.findall(r"^import (torch|jax)$", block, re.MULTILINE):
+            pytest.importorskip(library)
         exec(compile(block, page.name, "exec"), names)
         promised += re.findall(r"^print\(.*\)  # (.*)$", block, re.MULTILINE)
     assert promised

@@ -9,7 +9,7 @@ import pytest
 from afflux import AffluxError, Calibrate, Rule, Server, UnavailableError
 from afflux.ops import Sgd
 from afflux.rules import RULES, ca2fl, fedasync, fedavg, fedbuff
-from afflux.weigh import Hinge, Polynomial
+from afflux.weigh import Constant, Hinge, Polynomial, Staleness
 from conftest import FakeCuda, bits
 
 D = 5
@@ -134,6 +134,8 @@ BAD_PUSHES = [
     (dict(client_id=1, vector=vector(), version=0, num_examples=0), r"num_examples is 0, must be an int of at least 1"),
     (dict(client_id=1, vector=vector(), version=0, num_examples=1.5), r"num_examples is 1.5"),
     (dict(client_id=1, vector=vector(), version=0, num_examples=2**70), r"num_examples is .* in 64 bits"),
+    (dict(client_id=1, vector=vector(), version=0, timeout=-1), r"timeout is -1, must be None or a number of seconds"),
+    (dict(client_id=1, vector=vector(), version=0, timeout="1"), r"timeout is '1', must be None or a number"),
     (dict(client_id=1, vector=vector(), version=0, loss=None), r"loss is None, must be a number"),
     (dict(client_id=1, vector=np.array([1, -np.inf, 3, 4, 5]), version=0), r"client 1's update .* at index 1"),
     (dict(client_id=1, vector=np.frombuffer(bytearray(21), np.uint8)[1:].view(np.float32), version=0), r"not aligned"),
@@ -290,7 +292,10 @@ def test_arrivals_are_frozen():
         (lambda: Server(ca2fl(), vector(), num_clients=10.5), "num_clients is 10.5, must be an int"),
         (lambda: fedbuff(server_lr=np.nan), "server_lr is nan, must be finite"),
         (lambda: fedbuff(staleness="constant"), "the law is 'constant', must be one such as"),
-        (lambda: fedasync(alpha=np.inf), "scale is inf, must be finite"),
+        (lambda: fedasync(alpha=np.inf), "alpha is inf, must be between 0 and 1"),
+        (lambda: fedbuff(buffer_size=2.0), "buffer_size is 2.0, must be an int"),
+        (lambda: fedbuff(buffer_size="2"), "buffer_size is '2', must be an int"),
+        (lambda: Staleness(Constant(), scale=np.inf), "scale is inf, must be finite"),
         (lambda: Polynomial(np.inf), "a is inf"),
         (lambda: Hinge(-1, 0), "must be finite and not negative"),
         (lambda: Server(ca2fl(), vector()), "ca2fl caches a row per client: give num_clients"),

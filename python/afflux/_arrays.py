@@ -102,7 +102,8 @@ def prepare(name: str, array: Array, values: npt.NDArray[Any]) -> npt.NDArray[An
             raise AffluxError(f"[layout] {label(name)} is expanded: several elements share their memory")
     elif not isinstance(array, np.ndarray):
         raise AffluxError(
-            f"[layout] {label(name)} is a {type(array).__name__}, expected a NumPy array or torch tensor to write to"
+            f"[layout] {label(name)} is a {type(array).__name__}, expected a NumPy array or torch tensor to write to; "
+            "where arrays cannot be written, as JAX's, Layout.views gives new ones"
         )
     elif not array.flags.writeable:
         raise AffluxError(f"[layout] {label(name)} is read-only")

@@ -31,6 +31,15 @@ class Intake:
             return cls(kind, layout, layout.size, num_threads)
         return cls(kind, None, length("[Server] params", params), num_threads)
 
+    def pushed(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
+        """The parts of what a client hands in."""
+        if self.kind != "model" and hasattr(vector, "named_parameters"):
+            raise AffluxError(
+                f"{what} is a module, which holds the client's params, but the rule takes its {self.kind}: for an "
+                "update, layout.flatten(module) - pulled.params"
+            )
+        return self.parts(what, vector)
+
     def parts(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
         """The array, or the tree's arrays, that make up the flat vector; nothing is copied."""
         if self.layout is not None and is_tree(vector):
@@ -82,6 +91,8 @@ class Intake:
         """Copies a version into the caller's memory, and says which it is."""
         try:
             if not is_tree(out):
+                if length("out", out) != self.size:
+                    raise AffluxError(f"it has {length('out', out)} elements, params has {self.size}")
                 ops.ingest(now.params, out, num_threads=self.num_threads)
             elif self.layout is None:
                 raise AffluxError("this server was made with a flat vector: pull into one")

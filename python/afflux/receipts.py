@@ -24,7 +24,11 @@ STATUSES: tuple[Status, ...] = ("joined", "replaced", "superseded", "rejected", 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pulled:
-    """One version of the model. The arrays are read-only and never change, however long they are held."""
+    """One version of the model. The arrays are read-only and never change, however long they are held.
+
+    NumPy refuses to write to them, torch does not: torch.from_numpy(params) shares the server's own memory. Train in a
+    copy: pull(out=...), Layout.load or torch.tensor(params).
+    """
 
     params: Params  #: (d,)
     version: int

@@ -17,7 +17,6 @@ from afflux.store import MemoryRows, Rows
 from afflux.versions import Draft
 from afflux.weigh import ordered_sum
 
-
 #: What is known of an arrival before it joins: the first fields of Waiting.
 Pushed = tuple[ClientId, int, int, float, float, Slot, Float64 | None]
 

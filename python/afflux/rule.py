@@ -78,7 +78,7 @@ class Rule:
     def __post_init__(self) -> None:
         if self.kind not in ("update", "gradient", "model"):
             raise AffluxError(f"[Rule] kind is {self.kind!r}, must be update, gradient or model")
-        if self.buffer_size < 1:
-            raise AffluxError(f"[Rule] buffer_size is {self.buffer_size}, must be at least 1")
+        if isinstance(self.buffer_size, bool) or not isinstance(self.buffer_size, int) or self.buffer_size < 1:
+            raise AffluxError(f"[Rule] buffer_size is {self.buffer_size!r}, must be an int of at least 1")
         if self.calibrate.cached and self.kind == "model":
             raise AffluxError("[Rule] cached rows calibrate updates or gradients, not models")

@@ -42,8 +42,9 @@ class Server:
             would need one more raises, and loses nothing. At least 2; None: no limit.
         inplace: a step overwrites params, for models too large for two copies; pulls then copy, and wait for a step
             that is being made.
-        check_versions: notice when a client has written to a version that it pulled (DLPack cannot forbid it): the
-            next pull or push raises. Costs two more sweeps over params a step.
+        check_versions: notice when a client has written to a version that it pulled, which torch and DLPack cannot be
+            kept from: a step or a state that would be made of it raises, and for an older version the next call after
+            the client has released it, once. Costs three more sweeps over params a step.
         log: keep every decision in `log`, for `afflux.replay`.
 
     Memory, in bytes, with p and s the sizes of an element of params and of a slot (4 by default):
@@ -123,7 +124,9 @@ class Server:
             raise AffluxError(f"[Server] params has a non-finite value at index {bad}{self._intake.place(bad)}")
         buffers = self._intake.buffers("[Server] params", params, params)
         self._live = draft if inplace else None
-        self._current = Pulled(self._finished(draft), 0, buffers)
+        self._newest = draft.buffer
+        self._damage_told = 0
+        self._current = Pulled(self._finished(draft, 0), 0, buffers)
 
     @property
     def version(self) -> int:
@@ -234,14 +237,16 @@ class Server:
             loss: its mean training loss, if known.
             buffers: the client's own values of the model's buffers, if it has some: a tree that holds them, or a flat
                 float64 vector. Rules of kind `model` find them in `vector` if that is a tree.
-            timeout: seconds to wait while all slots are taken; None: as long as it takes, 0: not at all.
+            timeout: seconds to wait while all slots are taken; None: as long as it takes, 0: not at all. The rule's
+                own code (weigh, step) is waited for in any case.
 
         Raises:
             AffluxError: a wrong id, version, length, dtype or layout, or a non-finite value; nothing has changed.
             BusyError: all slots were taken for `timeout` seconds; nothing has changed.
             UnavailableError: a vector on a device that this build does not serve; nothing has changed.
 
-        After a KeyboardInterrupt during a step, the next call that needs it finishes the step: nothing is lost.
+        A KeyboardInterrupt that comes during a step is raised although the arrival has joined; the next call that needs
+        the step finishes it. `counts` tells.
         """
         self._enter("push")
         ticket = _Ticket()
@@ -252,8 +257,10 @@ class Server:
                 raise AffluxError(f"[push] num_examples is {num_examples!r}, must be an int of at least 1 in 64 bits")
             if not isinstance(loss, NUMBERS):
                 raise AffluxError(f"[push] loss is {loss!r}, must be a number (NaN if unknown)")
+            if not (timeout is None or (isinstance(timeout, NUMBERS) and timeout >= 0)):
+                raise AffluxError(f"[push] timeout is {timeout!r}, must be None or a number of seconds, at least 0")
             what = f"[push] client {client_id!r}'s"
-            parts = self._intake.parts(f"{what} vector", vector)
+            parts = self._intake.pushed(f"{what} vector", vector)
             own = self._intake.buffers(what, vector, buffers)
             ticket.slot = self._gate.take_slot(timeout)
             facts = self._intake.ingest(f"{what} vector", parts, ticket.slot)
@@ -316,17 +323,20 @@ class Server:
         self._enter("state_dict")
         with self._gate.mutex:
             self._gate.settle()
+            self._refuse_damaged_params("state_dict")
             return checkpoint.save(self._facts(), self._current, self._joins, self._rows)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over the state_dict() of a server with the same rule and options.
 
-        What waited here is gone; versions that somebody has pulled stay as they are.
+        What waited here is gone; versions that somebody has pulled stay as they are, and clients that train from one
+        which the loaded state has not made have to pull again. The rule's name and kind, d, dtypes, number of clients
+        and layout must agree; what else is changed, such as server_lr or buffer_size, changes the next bits.
 
         Raises:
             AffluxError: a state of another kind of server, or a damaged one; nothing has changed.
         """
-        self._enter("load_state_dict")
+        self._gate.enter("load_state_dict", len(self._joins.waiting))
         with self._gate.mutex:
             self._gate.settle()
             saved = checkpoint.load(state, self._facts(), self._current, self._joins)
@@ -343,9 +353,16 @@ class Server:
             if self._rows is not None and saved.sum is not None:
                 self._rows.load(saved.rows, saved.sum)
             self._joins.load(waiting, saved.number, saved.counts, saved.quarantined, saved.log)
-            self._current = Pulled(self._finished(draft), saved.current.version, saved.current.buffers)
+            now = saved.current
+            self._current = Pulled(self._finished(draft, now.version), now.version, now.buffers)
             self._slots.give_back(*own[len(slots) :])
             self._gate.wake()
+
+    def __repr__(self) -> str:
+        return (
+            f"Server({self.rule.name}, d={self._slots.size}, version={self.version}, "
+            f"{self.arrivals_waiting} of {self.rule.buffer_size} arrivals)"
+        )
 
     def __reduce__(self) -> NoReturn:
         raise AffluxError("[Server] a server is not pickled: save its state_dict(), which is plain arrays and JSON")
@@ -381,6 +398,7 @@ class Server:
 
     def _prepared(self, waiting: list[Waiting]) -> Round:
         """The round of these arrivals; whatever raises leaves no trace."""
+        self._refuse_damaged_params("push")
         draft = self._live or self._versions.take()
         return self._gate.prepare(lambda: prepare(self.rule, self._current, waiting, self._rows, draft))
 
@@ -395,11 +413,15 @@ class Server:
 
     def _commit(self, sealed: Round) -> None:
         """Makes the next version the newest one."""
-        self._current = Pulled(self._finished(sealed.draft), sealed.report.version, sealed.buffers)
+        version = sealed.report.version
+        self._current = Pulled(self._finished(sealed.draft, version), version, sealed.buffers)
 
-    def _finished(self, draft: Draft) -> Params:
+    def _finished(self, draft: Draft, version: int) -> Params:
         """The params in a draft, read-only for others; an in-place server never hands them out."""
-        return draft.publish() if self._live is None else draft.array
+        if self._live is not None:
+            return draft.array
+        self._newest = draft.buffer
+        return draft.publish(version)
 
     def _facts(self) -> dict[str, Any]:
         """What a saved state must agree with."""
@@ -419,10 +441,24 @@ class Server:
         self._refuse_damage(op)
 
     def _refuse_damage(self, op: str) -> None:
-        if self._versions.checked and self._versions.damaged:
+        """Raises once for each version that was written to, as soon as nobody holds it any more."""
+        if not self._versions.checked:
+            return
+        damaged = self._versions.damaged
+        if len(damaged) > self._damage_told:
+            versions = ", ".join(map(str, damaged[self._damage_told :]))
+            self._damage_told = len(damaged)
             raise AffluxError(
-                f"[{op}] {self._versions.damaged} pulled version(s) of params were written to while a client held "
-                "them: pull(out=...) gives a client an array of its own"
+                f"[{op}] version {versions} of params was written to by somebody who had pulled it; the server itself "
+                "is sound, and goes on: pull(out=...) gives a client an array of its own"
+            )
+
+    def _refuse_damaged_params(self, op: str) -> None:
+        """The newest version is what a step or a state is made of."""
+        if not self._newest.intact():
+            raise AffluxError(
+                f"[{op}] version {self._current.version} of params, the newest, was written to by somebody who had "
+                "pulled it: load_state_dict() of an earlier state is the way back"
             )
 
     def _plain_version(self, client_id: ClientId, version: object) -> int:

@@ -48,7 +48,7 @@ class Versions:
             return Draft(_engine.Buffer(self._pool))
         except AffluxError:
             raise AffluxError(
-                f"[pull] all {self._max_versions} versions of max_versions are held: release pulled params, or raise "
+                f"all {self._max_versions} versions of max_versions are held: release pulled params, or raise "
                 "max_versions"
             ) from None
 
@@ -63,8 +63,8 @@ class Versions:
         return self._pool.allocated
 
     @property
-    def damaged(self) -> int:
-        """Versions that came back with other bytes than they were published with; 0 unless checked."""
+    def damaged(self) -> list[int]:
+        """The versions that came back with other bytes than they were published with; none unless checked."""
         return self._pool.damaged
 
 
@@ -77,7 +77,7 @@ class Draft:
         #: The same for NumPy.
         self.array: Vector = np.asarray(buffer)
 
-    def publish(self) -> Vector:
+    def publish(self, version: int) -> Vector:
         """The finished version, read-only for good: NumPy refuses to make it writable again."""
-        self.buffer.freeze()
+        self.buffer.freeze(version)
         return np.asarray(self.buffer)
