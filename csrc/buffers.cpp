@@ -145,6 +145,7 @@ void bind_buffers(py::module_& module) {
       .def(py::init(make), py::arg("size"), py::arg("dtype"), py::arg("max_buffers"), py::arg("checked") = false)
       .def_property_readonly("held", &Pool::held)
       .def_property_readonly("allocated", &Pool::allocated)
+      .def_property_readonly("buffer_bytes", &Pool::bytes)
       .def_property_readonly("damaged", &Pool::damaged);
   py::class_<Buffer> buffer(module, "Buffer", py::buffer_protocol(), py::is_final());
   buffer.def(py::init<std::shared_ptr<Pool>>(), py::arg("pool"))

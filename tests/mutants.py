@@ -136,25 +136,25 @@ MUTANTS = {
     ),
     "server: a failing rule loses the buffer": (
         "python/afflux/server.py",
-        "        draft = self._live or self._versions.take()\n        return",
-        "        draft = self._live or self._versions.take()\n        self._joins.waiting = []\n        return",
+        "        return prepare(self.rule, book.current",
+        "        self._joins.book = book._replace(waiting=())\n        return prepare(self.rule, book.current",
         "test_server.py",
     ),
-    "server: a round that is being made is not counted": (
-        "python/afflux/server.py",
-        "staleness = self._current.version + (gate.round is not None) - arrival.version",
-        "staleness = self._current.version - arrival.version",
+    "joins: a round that is being made is not counted": (
+        "python/afflux/joins.py",
+        "staleness = book.current.version + (book.round is not None) - version",
+        "staleness = book.current.version - version",
         "test_concurrency.py",
     ),
     "gate: a free slot wakes nobody": (
         "python/afflux/gate.py",
-        "        if self._sleepers:\n",
+        "        if self._bells:\n",
         "        if False:\n",
         "test_concurrency.py",
     ),
     "checkpoint: joins start again": (
         "python/afflux/checkpoint.py",
-        '"joins": joins.number,',
+        '"joins": book.number,',
         '"joins": 0,',
         "test_log.py",
     ),

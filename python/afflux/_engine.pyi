@@ -13,6 +13,7 @@ class UnavailableError(RuntimeError): ...
 class Pool:
     held: int
     allocated: int
+    buffer_bytes: int
     damaged: list[int]
     def __init__(self, size: int, dtype: str, max_buffers: int, checked: bool = False) -> None: ...
 

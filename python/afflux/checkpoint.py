@@ -10,7 +10,7 @@ import numpy.typing as npt
 from afflux._engine import ORDER_VERSION
 from afflux.errors import AffluxError
 from afflux.intake import is_int, plain_id
-from afflux.joins import Joins
+from afflux.joins import Book, Joins
 from afflux.receipts import STATUSES, Cut, Entry, Join, Pulled, Quarantined, frozen, no_counts
 from afflux.round import Waiting
 from afflux.rule import ClientId, Float64
@@ -27,28 +27,46 @@ Array = npt.NDArray[Any]
 class Saved:
     """A state that has been checked."""
 
-    current: Pulled  #: its params are the state's array
+    version: int
+    params: Array  #: the state's array
+    buffers: Float64 | None
     waiting: list[Waiting]  #: their slots are rows of the state's array
+    rows: MemoryRows | None
     number: int
     counts: dict[str, int]
+    id_type: type | None
     quarantined: list[Quarantined]
     log: list[Entry] | None
-    rows: dict[ClientId, Array]  #: rows of the state's array
-    sum: Array | None
+
+    def book(self, current: Pulled, waiting: tuple[Waiting, ...]) -> Book:
+        """The book that goes with it, once params and slots are in the server's own memory."""
+        return Book(
+            current=current,
+            rows=self.rows,
+            waiting=waiting,
+            number=self.number,
+            counts=self.counts,
+            quarantined=len(self.quarantined),
+            logged=len(self.log or []),
+            id_type=self.id_type,
+        )
 
 
-def save(facts: Mapping[str, Any], current: Pulled, joins: Joins, rows: MemoryRows | None) -> dict[str, Any]:
+def save(
+    facts: Mapping[str, Any], book: Book, quarantined: Sequence[Quarantined], log: Sequence[Entry] | None
+) -> dict[str, Any]:
     """`facts` say what kind of server it is."""
-    waiting, log, d = joins.waiting, joins.log, current.params.size
+    waiting, rows, current, d = book.waiting, book.rows, book.current, book.current.params.size
     meta = {
         **facts,
         "format": FORMAT,
         "order_version": ORDER_VERSION,
         "version": current.version,
-        "joins": joins.number,
-        "counts": dict(joins.counts),
+        "joins": book.number,
+        "counts": dict(book.counts),
+        "id_type": None if book.id_type is None else book.id_type.__name__,
         "waiting": [[w.client_id, w.version, w.num_examples, w.join, w.staleness] for w in waiting],
-        "quarantined": [[q.join, q.client_id, q.version, q.index] for q in joins.quarantined],
+        "quarantined": [[q.join, q.client_id, q.version, q.index] for q in quarantined],
         "log": None if log is None else [[e.kind] if isinstance(e, Cut) else list(e[:-1]) for e in log],
         "row_ids": [] if rows is None else rows.client_ids,
     }
@@ -64,70 +82,104 @@ def save(facts: Mapping[str, Any], current: Pulled, joins: Joins, rows: MemoryRo
         arrays["buffers"] = np.array(current.buffers)
         arrays["slot_buffers"] = _stacked(own, "float64", current.buffers.size)
     if rows is not None:
-        arrays["rows"] = _stacked(list(rows.arrays.values()), facts["dtype"], d)
-        arrays["sum"] = rows.sum.copy()
+        arrays["rows"] = _stacked(list(rows.arrays.values()), rows.dtype.name, d)
+        arrays["sum"] = np.array(rows.sum)
     return {"meta": meta, "arrays": arrays}
 
 
-def load(state: Mapping[str, Any], facts: Mapping[str, Any], current: Pulled, joins: Joins) -> Saved:
+def load(state: Mapping[str, Any], facts: Mapping[str, Any], joins: Joins) -> Saved:
     """Checks a state against the server that is to take it over, which stays as it is."""
     try:
         meta, arrays = state["meta"], state["arrays"]
         for name, ours in {"format": FORMAT, "order_version": ORDER_VERSION, **facts}.items():
             if meta[name] != ours:
                 _fail(f"{name} is {meta[name]!r} in the state, {ours!r} here")
-        return _load(meta, _Arrays(arrays), facts, current, joins)
-    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        return _load(meta, _Arrays(arrays), facts, joins)
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, OverflowError) as error:
         if isinstance(error, AffluxError):
             raise
         raise AffluxError(f"[load_state_dict] the state is damaged: {type(error).__name__}: {error}") from None
 
 
-def _load(meta: Mapping[str, Any], arrays: "_Arrays", facts: Mapping[str, Any], current: Pulled, joins: Joins) -> Saved:
-    d, count = current.params.size, len(meta["waiting"])
-    if count >= joins.rule.buffer_size:
-        _fail(f"{count} arrivals wait in the state, the buffer holds {joins.rule.buffer_size}")
+def _load(meta: Mapping[str, Any], arrays: "_Arrays", facts: Mapping[str, Any], joins: Joins) -> Saved:
+    current, d = joins.book.current, facts["d"]
+    version, number = _int(meta["version"]), _int(meta["joins"])
+    ids = _Ids(meta["id_type"])
     buffers: Float64 | None = None
-    own: Sequence[Float64 | None] = [None] * count
+    own: Sequence[Float64 | None] = [None] * len(meta["waiting"])
     if current.buffers is not None:
         buffers = frozen(arrays.get("buffers", "float64", (current.buffers.size,)), np.float64)
-        own = [frozen(row, np.float64) for row in arrays.get("slot_buffers", "float64", (count, buffers.size))]
-    slots = arrays.get("slots", STORED[facts["slot_dtype"]], (count, d))
+        own = [frozen(row, np.float64) for row in arrays.get("slot_buffers", "float64", (len(own), buffers.size))]
+    return Saved(
+        version=version,
+        params=arrays.get("params", facts["dtype"], (d,)),
+        buffers=buffers,
+        waiting=_waiting(meta, arrays, facts, joins, ids, own),
+        rows=_rows(meta, arrays, d, joins, ids),
+        number=number,
+        counts={name: _int(meta["counts"][name]) for name in no_counts()},
+        id_type=ids.type,
+        quarantined=[
+            Quarantined(_int(join), ids.any(who), _int(pulled), _int(index))
+            for join, who, pulled, index in meta["quarantined"]
+        ],
+        log=_log(meta, arrays, ids),
+    )
+
+
+def _waiting(
+    meta: Mapping[str, Any],
+    arrays: "_Arrays",
+    facts: Mapping[str, Any],
+    joins: Joins,
+    ids: "_Ids",
+    own: Sequence[Float64 | None],
+) -> list[Waiting]:
+    count = len(meta["waiting"])
+    if count >= joins.rule.buffer_size:
+        _fail(f"{count} arrivals wait in the state, the buffer holds {joins.rule.buffer_size}")
+    slots = arrays.get("slots", STORED[facts["slot_dtype"]], (count, facts["d"]))
     losses, norms = (arrays.get(name, "float64", (count,)) for name in ("losses", "norms"))
-    waiting = [
-        Waiting(
-            _id(who),
-            _int(version),
-            _int(examples),
-            float(losses[i]),
-            float(norms[i]),
-            slots[i],
-            own[i],
-            _int(join),
-            _int(staleness),
+    waiting = []
+    for i, (who, version, examples, join, staleness) in enumerate(meta["waiting"]):
+        if _int(version) > _int(meta["version"]) or _int(join) >= _int(meta["joins"]) or _int(examples) < 1:
+            _fail(f"arrival {i} has version {version}, join {join} and {examples} examples, which cannot be")
+        if not norms[i] >= 0:
+            _fail(f"arrival {i} has norm {norms[i]}")
+        waiting.append(
+            Waiting(
+                ids.joined(who),
+                _int(version),
+                _int(examples),
+                float(losses[i]),
+                float(norms[i]),
+                slots[i],
+                own[i],
+                _int(join),
+                _int(staleness),
+            )
         )
-        for i, (who, version, examples, join, staleness) in enumerate(meta["waiting"])
-    ]
-    rows: dict[ClientId, Array] = {}
-    total = None
-    if facts["num_clients"] is not None:
-        ids = [_id(who) for who in meta["row_ids"]]
-        if len(set(ids)) < len(ids):
-            _fail("a client has two rows")
-        if len(ids) > facts["num_clients"]:
-            _fail(f"the state has rows of {len(ids)} clients, num_clients is {facts['num_clients']}")
-        rows = dict(zip(ids, arrays.get("rows", facts["dtype"], (len(ids), d)), strict=True))
-        total = arrays.get("sum", "float64", (d,))
-    counts = {name: _int(meta["counts"][name]) for name in no_counts()}
-    quarantined = [
-        Quarantined(_int(join), _id(who), _int(version), _int(index))
-        for join, who, version, index in meta["quarantined"]
-    ]
-    now = Pulled(arrays.get("params", facts["dtype"], (d,)), _int(meta["version"]), buffers)
-    return Saved(now, waiting, _int(meta["joins"]), counts, quarantined, _log(meta, arrays), rows, total)
+    if len({w.join for w in waiting}) < count:
+        _fail("two arrivals have one join")
+    if joins.duplicates != "both" and len({w.client_id for w in waiting}) < count:
+        _fail("a client waits twice")
+    return waiting
 
 
-def _log(meta: Mapping[str, Any], arrays: "_Arrays") -> list[Entry] | None:
+def _rows(meta: Mapping[str, Any], arrays: "_Arrays", d: int, joins: Joins, ids: "_Ids") -> MemoryRows | None:
+    rows = joins.book.rows
+    if rows is None:
+        return None
+    clients = [ids.joined(who) for who in meta["row_ids"]]
+    if len(set(clients)) < len(clients):
+        _fail("a client has two rows")
+    if len(clients) > rows.num_clients:
+        _fail(f"the state has rows of {len(clients)} clients, num_clients is {rows.num_clients}")
+    values = arrays.get("rows", rows.dtype.name, (len(clients), d))
+    return rows.loaded(dict(zip(clients, values, strict=True)), arrays.get("sum", "float64", (d,)))
+
+
+def _log(meta: Mapping[str, Any], arrays: "_Arrays", ids: "_Ids") -> list[Entry] | None:
     if meta["log"] is None:
         return None
     losses = iter(arrays.get("log_losses", "float64", (sum(len(entry) > 1 for entry in meta["log"]),)))
@@ -142,8 +194,23 @@ def _log(meta: Mapping[str, Any], arrays: "_Arrays") -> list[Entry] | None:
         if status not in STATUSES:
             _fail(f"the log has an unknown status {status!r}")
         loss = float(next(losses))
-        log.append(Join(_int(number), status, _id(who), _int(version), _int(staleness), _int(examples), loss))
+        log.append(Join(_int(number), status, ids.any(who), _int(version), _int(staleness), _int(examples), loss))
     return log
+
+
+class _Ids:
+    """Client ids of one state: those that have joined are all of one type."""
+
+    def __init__(self, name: str | None) -> None:
+        self.type: type | None = {None: None, "int": int, "str": str}[name]
+
+    def joined(self, value: Any) -> ClientId:
+        if type(value) is not self.type:
+            _fail(f"client_id {value!r} has joined, the others are {self.type and self.type.__name__}")
+        return self.any(value)
+
+    def any(self, value: Any) -> ClientId:
+        return plain_id(value, "load_state_dict")
 
 
 class _Arrays:
@@ -156,7 +223,8 @@ class _Arrays:
         array = np.asarray(self._arrays[name])
         if array.dtype != dtype or array.shape != shape:
             _fail(f"{name} is {array.dtype} of shape {array.shape}, expected {dtype} of shape {shape}")
-        if not name.endswith("losses"):  # NaN where a client reported none
+        # A loss is NaN where a client reported none, a norm of float64 values may be infinite, and so may params.
+        if name not in ("losses", "log_losses", "norms", "params"):
             finite = np.isfinite(array) if array.dtype != "uint16" else (array & 0x7F80) != 0x7F80
             if not finite.all():
                 _fail(f"{name} has a non-finite value at index {np.argwhere(~finite)[0].tolist()}")
@@ -170,12 +238,8 @@ def _stacked(rows: Sequence[Array], dtype: str, size: int) -> Array:
     return out
 
 
-def _id(value: Any) -> ClientId:
-    return plain_id(value, "load_state_dict")
-
-
 def _int(value: Any) -> int:
-    if not is_int(value) or value < 0:
+    if not is_int(value) or not 0 <= value < 2**63:
         _fail(f"{value!r} stands where a count belongs")
     return int(value)
 

@@ -1,113 +1,143 @@
 """Who may touch a server when: a short mutex, one round being made at a time, slots that run out, and forks."""
 
 import os
+from _thread import LockType
 from collections.abc import Callable
-from threading import Condition, Lock, get_ident
+from threading import Lock, RLock, get_ident
 from time import monotonic
 from typing import TypeVar
+from weakref import ref
 
 from afflux.errors import AffluxError, UnavailableError
+from afflux.joins import Joins
 from afflux.round import Round
 from afflux.slots import Slot, Slots
 
 _Found = TypeVar("_Found")
 
+#: A sleeper looks again after so many seconds, even if nobody rings: a slot may come free with the end of a traceback,
+#: or between a look and its bell.
+_LOOK_AGAIN = 0.05
+
 
 class Gate:
-    """The mutex is held for decisions only: never while a vector is taken in, nor while a round's sweep runs."""
+    """The mutex is held for decisions and for copies of the state: never while a vector is taken in or a sweep runs."""
 
-    def __init__(self, slots: Slots, make: Callable[[Round], None], commit: Callable[[Round], None]) -> None:
-        """`make` does a round's sweep, without the mutex; `commit` makes it count, with it."""
-        self.mutex = Lock()
-        self.round: Round | None = None  #: decided and not yet committed
-        self.slots = slots
+    def __init__(
+        self, joins: Joins, slots: Slots, make: Callable[[Round], None], commit: Callable[[Round], None]
+    ) -> None:
+        """`make` does a round's sweep, without the mutex; `commit` makes it count, with it, and may be repeated."""
+        # Reentrant only so that it knows its owner: nobody enters twice.
+        self.mutex = RLock()
+        self._joins = joins
+        self._slots = slots
         self._make = make
         self._commit = commit
-        self._changed = Condition(self.mutex)  # a round is over, or a slot is free
-        self._sleepers = 0
+        self._bells: list[LockType] = []  # of those who wait for the end of a round, or for a slot
         self._pid = os.getpid()
-        self._in_rule: int | None = None  # the thread that runs the rule's code, with the mutex
+        self._adopting = Lock()
 
-    def enter(self, op: str, waiting: int) -> None:
-        """Refuses calls that would hang or tear: from the rule's own code, or in a child forked amid a push."""
+    def enter(self, op: str) -> None:
+        """Refuses calls that would hang or tear: from amid this thread's own, or in a child forked amid a push."""
         if os.getpid() != self._pid:
-            self._adopt(op, waiting)
-        if self._in_rule is not None and self._in_rule == get_ident():
-            raise AffluxError(f"[{op}] called from within the rule's weigh or step, which hold the server")
+            self._adopt(op)
+        making = self._joins.book.round
+        if self.mutex._is_owned() or (making is not None and making.driver == get_ident()):  # type: ignore[attr-defined]
+            raise AffluxError(
+                f"[{op}] called from within the rule's weigh or step, or by a signal handler, amid another call of "
+                "this thread"
+            )
 
-    def _adopt(self, op: str, waiting: int) -> None:
+    def _adopt(self, op: str) -> None:
         """Makes a forked copy the child's own, if the fork found the server at rest."""
-        if self.mutex.acquire(blocking=False):
-            resting = self.round is None and self.slots.taken == waiting
-            self.mutex.release()
-            if resting:
-                self._pid = os.getpid()
-                return
+        if self._adopting.acquire(timeout=5):
+            try:
+                if os.getpid() == self._pid:
+                    return  # another thread was first
+                book = self._joins.book
+                if book.round is None and self._slots.taken == len(book.waiting) and self.mutex.acquire(blocking=False):
+                    self.mutex.release()
+                    self._pid = os.getpid()
+                    return
+            finally:
+                self._adopting.release()
         raise UnavailableError(
             f"[{op}] this process was forked while another thread used the server, so that its copy is torn: use the "
             "server in the process that made it, or fork while it rests"
         )
 
-    def prepare(self, decide: Callable[[], Round]) -> Round:
-        """Runs the rule's code, with the mutex."""
-        self._in_rule = get_ident()
-        try:
-            return decide()
-        finally:
-            self._in_rule = None
-
     def drive(self, sealed: Round) -> None:
         """Makes and commits a round; the mutex, which the caller holds, is free during the sweep."""
-        sealed.driver = get_ident()
+        alive = _Alive()
+        sealed.drive = (ref(alive), get_ident())
+        held = (1, get_ident())
         try:
-            self.mutex.release()
+            self.mutex._release_save()  # type: ignore[attr-defined]
             self._make(sealed)
         finally:
-            self.mutex.acquire()
-            sealed.driver = None  # if this thread is interrupted, the next one that needs the round goes on with it
-            if sealed.done:
-                self._commit(sealed)
-                self.round = None
-                self.slots.give_back(*sealed.slots)
-            self._changed.notify_all()
+            # First, without a call: from here on another thread may go on with the round, if this one is interrupted.
+            alive = None  # type: ignore[assignment]
+            self.mutex._acquire_restore(held)  # type: ignore[attr-defined]
+            self._conclude(sealed)
+
+    def _conclude(self, sealed: Round) -> None:
+        if sealed.done and self._joins.book.round is sealed:
+            self._commit(sealed)
+        self._ring()
+
+    def _sleep(self, seconds: float) -> None:
+        """Sleeps without the mutex, which the caller holds, until somebody rings."""
+        bell = Lock()
+        bell.acquire()
+        held = (1, get_ident())
+        self._bells.append(bell)
+        # Not a Condition, whose wait may be interrupted between the release and its own try. Unlike acquire,
+        # _acquire_restore cannot be interrupted while it waits: the mutex is held again, whatever is raised.
+        try:
+            self.mutex._release_save()  # type: ignore[attr-defined]
+            bell.acquire(timeout=seconds)
+        finally:
+            self.mutex._acquire_restore(held)  # type: ignore[attr-defined]
+
+    def _ring(self) -> None:
+        """Wakes all who sleep; with the mutex."""
+        bells, self._bells = self._bells, []
+        for bell in bells:
+            bell.release()
 
     def settle(self) -> None:
         """Waits, with the mutex, until no round is being made."""
-        self._wait_for(lambda: True if self.round is None else None, None)
+        if self._joins.book.round is not None:
+            self._wait_for(lambda: True if self._joins.book.round is None else None, None)
 
     def take_slot(self, timeout: float | None) -> Slot:
-        """A free slot, or a new one, or the next that is given back."""
-        slot = self.slots.take()
+        """A free slot, or a new one, or the next that comes free."""
+        slot = self._slots.take()
         if slot is None:
             with self.mutex:
-                slot = self.slots.checked("push", self._wait_for(self.slots.take_or_make, timeout))
+                slot = self._slots.checked("push", self._wait_for(self._slots.take, timeout))
         return slot
+
+    def wake(self) -> None:
+        """Lets those who wait for a slot look again; without the mutex."""
+        if self._bells:
+            with self.mutex:
+                self._ring()
 
     def _wait_for(self, look: Callable[[], _Found | None], timeout: float | None) -> _Found | None:
         """What `look` gives, with the mutex, as soon as it gives something; None after `timeout` seconds."""
         deadline = None if timeout is None else monotonic() + timeout
-        self._sleepers += 1
-        try:
-            while (found := look()) is None:
-                if self.round is not None and self.round.driver is None:
-                    self.drive(self.round)
-                    continue
-                left = None if deadline is None else deadline - monotonic()
-                if left is not None and left <= 0:
-                    break
-                self._changed.wait(left)
-        finally:
-            self._sleepers -= 1
+        while (found := look()) is None:
+            making = self._joins.book.round
+            if making is not None and making.driver is None:
+                self.drive(making)
+                continue
+            left = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - monotonic())
+            if left <= 0:
+                break
+            self._sleep(left)
         return found
 
-    def give_back(self, slot: Slot) -> None:
-        """Frees a slot; without the mutex."""
-        self.slots.give_back(slot)
-        # A sleeper counts itself before it looks for a slot: it has seen this one, or is seen here.
-        if self._sleepers:
-            with self.mutex:
-                self.wake()
 
-    def wake(self) -> None:
-        """Lets those who wait look again; with the mutex."""
-        self._changed.notify_all()
+class _Alive:
+    """Lives as long as its thread is in the sweep."""

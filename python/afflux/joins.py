@@ -1,43 +1,74 @@
-"""The buffer that is filling, and what is decided about each arrival. Knows nothing of threads: callers take turns."""
+"""What is decided about each arrival, and the buffer that is filling. Knows nothing of threads: callers take turns."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from afflux.errors import AffluxError
-from afflux.receipts import Cut, Entry, Join, Quarantined, Status, no_counts
-from afflux.round import Waiting
+from afflux.receipts import Cut, Entry, Join, Pulled, Quarantined, Status, no_counts
+from afflux.round import Round, Waiting
 from afflux.rule import ClientId, Rule
-from afflux.slots import Slot
 from afflux.store import MemoryRows
 
 Duplicates = Literal["latest", "both", "reject"]
+
+
+class Book(NamedTuple):
+    """All that is decided so far. It is never changed but replaced, by one assignment: an interrupt, wherever it hits,
+    leaves the old book or the new one.
+    """
+
+    current: Pulled  #: the newest version
+    rows: MemoryRows | None
+    round: Round | None = None  #: decided, and not yet committed
+    waiting: tuple[Waiting, ...] = ()
+    number: int = 0  #: of the next decision
+    counts: dict[str, int] = no_counts()
+    quarantined: int = 0  #: so many entries of the list count; more were left by an interrupt
+    logged: int = 0  #: likewise of the log
+    id_type: type | None = None  #: of client ids: int or str; None before the first join
 
 
 class Joins:
     """Decides by the rules of `Server`'s docstring, counts, and keeps the log."""
 
     def __init__(
-        self, rule: Rule, duplicates: Duplicates, max_staleness: int | None, rows: MemoryRows | None, log: bool
+        self,
+        rule: Rule,
+        duplicates: Duplicates,
+        max_staleness: int | None,
+        log: bool,
+        first: Pulled,
+        rows: MemoryRows | None,
     ) -> None:
         self.rule = rule
         self.duplicates = duplicates
         self.max_staleness = max_staleness
-        self.rows = rows
-        self.waiting: list[Waiting] = []
-        self.number = 0  #: of the next decision
-        self.counts = no_counts()
-        self.quarantined: list[Quarantined] = []
-        self.log: list[Entry] | None = [] if log else None
-        self.places: dict[ClientId, int] = {}  #: where a client waits, unless both count
-        self.id_type: type | None = None  #: of client ids: int or str; None before the first join
+        self.book = Book(first, rows)
+        self._quarantined: list[Quarantined] = []
+        self._log: list[Entry] | None = [] if log else None
+        # Where a client waits, unless both count. Entries may be out of date: the book says who waits there.
+        self._places: dict[ClientId, int] = {}
 
-    def status(self, client_id: ClientId, version: int, staleness: int, bad: int | None) -> Status:
-        """What becomes of an arrival, if it joins now; nothing changes.
+    @property
+    def quarantined(self) -> list[Quarantined]:
+        """What was kept out."""
+        return self._quarantined[: self.book.quarantined]
+
+    @property
+    def log(self) -> list[Entry] | None:
+        """All decisions; None if they are not kept."""
+        return None if self._log is None else self._log[: self.book.logged]
+
+    def status(self, client_id: ClientId, version: int, bad: int | None) -> tuple[Status, int]:
+        """What becomes of an arrival, if it joins now, and its staleness; nothing changes.
 
         Raises:
             AffluxError: the id's type differs from the earlier ones', the client is one too many, or the version is
                 not made.
         """
-        if self.id_type is not None and self.id_type is not type(client_id):
+        book = self.book
+        # A round that is decided counts, whether its sweep is made or not: so the log of joins says all.
+        staleness = book.current.version + (book.round is not None) - version
+        if book.id_type is not None and book.id_type is not type(client_id):
             raise AffluxError(f"[push] client_id {client_id!r} is not of the same type as the earlier ones")
         if staleness < 0:
             raise AffluxError(
@@ -45,78 +76,93 @@ class Joins:
                 "loaded meanwhile has not made"
             )
         if bad is not None:
-            return "quarantined"
+            return "quarantined", staleness
         if self.max_staleness is not None and staleness > self.max_staleness:
-            return "dropped"
-        place = self.places.get(client_id)
+            return "dropped", staleness
+        place = self._place(client_id)
         if place is None:
             self._check_clients(client_id)
-            return "joined"
+            return "joined", staleness
         if self.duplicates == "reject":
-            return "rejected"
-        return "superseded" if self.waiting[place].version > version else "replaced"
+            return "rejected", staleness
+        return "superseded" if book.waiting[place].version > version else "replaced", staleness
 
     def completes(self, status: Status) -> bool:
         """Whether an arrival of this status makes the buffer full."""
-        return status == "joined" and len(self.waiting) + 1 == self.rule.buffer_size
+        return status == "joined" and len(self.book.waiting) + 1 == self.rule.buffer_size
 
-    def place(self, status: Status, arrival: Waiting, bad: int | None) -> Slot | None:
-        """Puts an arrival that completes nothing where it belongs; returns a slot that is free now."""
+    def record(self, status: Status, arrival: Waiting, bad: int | None, sealed: Round | None) -> None:
+        """Carries a decision out; `sealed` is the round that the arrival completes."""
+        book = self.book
+        waiting, quarantined, logged, id_type = book.waiting, book.quarantined, book.logged, book.id_type
         if status == "joined":
             if self.duplicates != "both":
-                self.places[arrival.client_id] = len(self.waiting)
-            self.waiting.append(arrival)
-            return None
-        if status == "replaced":
-            place = self.places[arrival.client_id]
-            arrival, self.waiting[place] = self.waiting[place], arrival
+                self._places[arrival.client_id] = len(waiting)
+            waiting = (*waiting, arrival) if sealed is None else ()
+            id_type = type(arrival.client_id)
+        elif status == "replaced":
+            place = self._places[arrival.client_id]
+            waiting = (*waiting[:place], arrival, *waiting[place + 1 :])
         elif bad is not None:
-            self.quarantined.append(Quarantined(self.number, arrival.client_id, arrival.version, bad))
-        return arrival.slot
-
-    def count(self, status: Status, arrival: Waiting) -> None:
-        """A decision's place in the counters and in the log."""
-        self.number += 1
-        self.counts[status] += 1
-        if status in ("joined", "replaced"):
-            self.id_type = type(arrival.client_id)
-        if self.log is not None:
+            kept_out = Quarantined(arrival.join, arrival.client_id, arrival.version, bad)
+            self._quarantined[quarantined:] = [kept_out]
+            quarantined += 1
+        if self._log is not None:
             client_id, version, num_examples, loss, *_ = arrival
-            join, staleness = arrival.join, arrival.staleness
-            self.log.append(Join(join, status, client_id, version, staleness, num_examples, loss))
+            entry = Join(arrival.join, status, client_id, version, arrival.staleness, num_examples, loss)
+            self._log[logged:] = [entry]
+            logged += 1
+        counts = {**book.counts, status: book.counts[status] + 1}
+        decided = sealed if sealed is not None else book.round
+        self.book = Book(
+            book.current, book.rows, decided, waiting, book.number + 1, counts, quarantined, logged, id_type
+        )
+        if sealed is not None:
+            self._places = {}
 
-    def cut(self, kind: Literal["flush", "discard"]) -> None:
-        """Logs that the buffer is emptied before it is full."""
-        if self.log is not None:
-            self.log.append(Cut(kind))
+    def refuse(self) -> None:
+        """Counts a push that raised."""
+        counts = self.book.counts
+        self.book = self.book._replace(counts={**counts, "refused": counts["refused"] + 1})
 
-    def refill(self, waiting: list[Waiting]) -> None:
-        """These wait now, and nobody else."""
-        self.waiting = waiting
-        self.places = {} if self.duplicates == "both" else {w.client_id: i for i, w in enumerate(waiting)}
+    def cut(self, kind: Literal["flush", "discard"], sealed: Round | None) -> None:
+        """Empties the buffer before it is full, into a round or into nothing."""
+        book = self.book
+        logged = book.logged
+        if self._log is not None:
+            self._log[logged:] = [Cut(kind)]
+            logged += 1
+        self.book = book._replace(waiting=(), round=sealed, logged=logged)
+        self._places = {}
 
-    def load(
-        self,
-        waiting: list[Waiting],
-        number: int,
-        counts: dict[str, int],
-        quarantined: list[Quarantined],
-        log: list[Entry] | None,
-    ) -> None:
+    def commit(self, current: Pulled) -> None:
+        """The round is over: its version is the newest one."""
+        self.book = self.book._replace(current=current, round=None)
+
+    def load(self, book: Book, quarantined: list[Quarantined], log: list[Entry] | None) -> None:
         """Takes over a saved state. A log that was not kept so far is not begun in the middle."""
-        self.refill(waiting)
-        self.number, self.counts, self.quarantined = number, counts, quarantined
-        self.log = None if self.log is None else log
-        known = [w.client_id for w in waiting] or ([] if self.rows is None else self.rows.client_ids)
-        self.id_type = type(known[0]) if known else None
+        places = {} if self.duplicates == "both" else {w.client_id: i for i, w in enumerate(book.waiting)}
+        log = None if self._log is None else log
+        # One statement without a call in it: an interrupt comes before or after.
+        self._quarantined, self._log, self._places, self.book = quarantined, log, places, book
+
+    def _place(self, client_id: ClientId) -> int | None:
+        place, waiting = self._places.get(client_id), self.book.waiting
+        if place is None or place >= len(waiting) or waiting[place].client_id != client_id:
+            return None
+        return place
 
     def _check_clients(self, client_id: ClientId) -> None:
-        rows = self.rows
-        if rows is None or client_id in rows or len(rows) + len(self.waiting) < rows.num_clients:
+        rows, making = self.book.rows, self.book.round
+        if rows is None:
+            return
+        coming = {} if making is None else making.rows
+        if client_id in rows or len(rows) + len(coming) + len(self.book.waiting) < rows.num_clients:
             return  # even if all that wait are new; counting them at each push would be quadratic in M
-        new = {w.client_id for w in self.waiting if w.client_id not in rows}
-        if client_id not in new and len(rows) + len(new) == rows.num_clients:
+        new = {w.client_id for w in self.book.waiting if w.client_id not in rows}
+        new.update(other for other in coming if other not in rows)
+        if client_id not in new and len(rows) + len(new) >= rows.num_clients:
             raise AffluxError(
-                f"[push] client {client_id!r} would be number {rows.num_clients + 1}, but num_clients is "
+                f"[push] client {client_id!r} would be number {len(rows) + len(new) + 1}, but num_clients is "
                 f"{rows.num_clients}"
             )

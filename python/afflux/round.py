@@ -1,6 +1,7 @@
 """One server step: a full buffer in canonical order, its weights, and the sweep that makes the next version."""
 
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from time import perf_counter
@@ -46,7 +47,16 @@ class Round:
     buffers: Float64 | None  #: as they are after the round
     report: Report  #: its seconds grow with the sweep
     done: list[None] = field(default_factory=list)  #: not empty once the sweep has been made
-    driver: int | None = None  #: the thread that makes the sweep
+    drive: tuple[Callable[[], object | None], int] | None = None  #: whether its maker is still at it, and which thread
+
+    @property
+    def driver(self) -> int | None:
+        """The thread that makes the sweep; None if there is none, or if it was interrupted."""
+        return None if self.drive is None or self.drive[0]() is None else self.drive[1]
+
+    def release(self) -> None:
+        """Lets go of the slots, once the sweep has been made."""
+        self.slots.clear()  # the sweep's own list
 
     def make(self, num_threads: int) -> None:
         """The sweep; nothing if it has been made."""
@@ -56,15 +66,15 @@ class Round:
             self.report = replace(self.report, seconds=self.report.seconds + perf_counter() - start)
 
 
-def prepare(rule: Rule, current: Pulled, waiting: list[Waiting], rows: MemoryRows | None, draft: Draft) -> Round:
+def prepare(rule: Rule, current: Pulled, waiting: Sequence[Waiting], rows: MemoryRows | None, draft: Draft) -> Round:
     """Decides a round. Writes nothing but memory of its own, so that whatever raises here leaves no trace."""
     start = perf_counter()
     ordered = sorted(waiting, key=lambda w: (w.client_id, w.version, w.join))
     arrivals = freeze(current.version, ordered)
     weights = checked_weights(rule, arrivals)
     step = rule.step(arrivals)
-    if not -inf < step.lr < inf:
-        raise AffluxError(f"[{rule.name}] step gave lr {step.lr}, must be finite")
+    if not isinstance(step.lr, float | int) or not -inf < float(step.lr) < inf:
+        raise AffluxError(f"[{rule.name}] step gave lr {step.lr!r}, must be a finite number")
     params_weight = 0.0
     if rule.kind == "model":
         for weight in weights:

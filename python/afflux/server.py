@@ -111,11 +111,10 @@ class Server:
         size = self._intake.size
         self._versions = Versions(size, max_versions, dtype=dtype, checked=check_versions)
         self._slots = Slots(size, slot_dtype, max_slots or 2 * rule.buffer_size + ops.default_threads())
-        self._rows = None
+        rows = None
         if rule.calibrate.cached:
-            self._rows = MemoryRows(size, _clients(rule, num_clients, duplicates), dtype)
-        self._joins = Joins(rule, duplicates, max_staleness, self._rows, log)
-        self._gate = Gate(self._slots, self._make, self._commit)
+            exact = "float64" if slot_dtype == "float64" else "float32"  # also of bfloat16
+            rows = MemoryRows(size, _clients(rule, num_clients, duplicates), exact)
 
         draft = self._versions.take()
         parts = self._intake.parts("[Server] params", params)
@@ -126,12 +125,14 @@ class Server:
         self._live = draft if inplace else None
         self._newest = draft.buffer
         self._damage_told = 0
-        self._current = Pulled(self._finished(draft, 0), 0, buffers)
+        first = Pulled(self._finished(draft, 0), 0, buffers)
+        self._joins = Joins(rule, duplicates, max_staleness, log, first, rows)
+        self._gate = Gate(self._joins, self._slots, self._make, self._commit)
 
     @property
     def version(self) -> int:
         """The number of server steps done so far."""
-        return self._current.version
+        return self._joins.book.current.version
 
     @property
     def params(self) -> Params:
@@ -146,19 +147,17 @@ class Server:
     @property
     def arrivals_waiting(self) -> int:
         """Arrivals in the buffer, fewer than M."""
-        return len(self._joins.waiting)
+        return len(self._joins.book.waiting)
 
     @property
     def counts(self) -> dict[str, int]:
         """How many pushes ended in each Status, and how many were `refused` with an error; each push counts once."""
-        with self._gate.mutex:
-            return dict(self._joins.counts)
+        return dict(self._joins.book.counts)
 
     @property
     def quarantined(self) -> tuple[Quarantined, ...]:
         """The updates that were kept out, if the server was made with quarantine=True."""
-        with self._gate.mutex:
-            return tuple(self._joins.quarantined)
+        return tuple(self._joins.quarantined)
 
     @property
     def log(self) -> tuple[Entry, ...]:
@@ -166,8 +165,7 @@ class Server:
         log = self._joins.log
         if log is None:
             raise AffluxError("[log] this server keeps no log: make it with log=True")
-        with self._gate.mutex:
-            return tuple(log)
+        return tuple(log)
 
     @property
     def versions_held(self) -> int:
@@ -177,15 +175,17 @@ class Server:
     @property
     def rows(self) -> MemoryRows | None:
         """The cached rows, for rules that have them. Waits for a step that is being made."""
+        self._gate.enter("rows")
         with self._gate.mutex:
             self._gate.settle()
-        return self._rows
+            return self._joins.book.rows
 
     @property
     def state_bytes(self) -> int:
         """Bytes of one version of params, M slots, and the cached rows and their sum so far (see the class)."""
         slots = self.rule.buffer_size * self._slots.slot_bytes
-        return self._current.params.nbytes + slots + (0 if self._rows is None else self._rows.nbytes)
+        book = self._joins.book
+        return book.current.params.nbytes + slots + (0 if book.rows is None else book.rows.nbytes)
 
     @overload
     def pull(self) -> Pulled: ...
@@ -206,13 +206,14 @@ class Server:
         """
         if self._live is None:
             self._refuse_damage("pull")
-            return self._current if out is None else self._intake.copy_out(self._current, out)
+            now = self._joins.book.current
+            return now if out is None else self._intake.copy_out(now, out)
         self._enter("pull")
         with self._gate.mutex:
             self._gate.settle()
+            now = self._joins.book.current
             if out is not None:
-                return self._intake.copy_out(self._current, out)
-            now = self._current
+                return self._intake.copy_out(now, out)
             return Pulled(frozen(now.params, now.params.dtype), now.version, now.buffers)
 
     def push(
@@ -250,6 +251,7 @@ class Server:
         """
         self._enter("push")
         ticket = _Ticket()
+        pushed: Pushed | None = None
         try:
             client_id = plain_id(client_id)
             version = self._plain_version(client_id, version)
@@ -268,28 +270,29 @@ class Server:
             if bad is not None and not self._quarantine:
                 place = self._intake.place(bad)
                 raise AffluxError(f"{what} {self.rule.kind} has a non-finite value at index {bad}{place}")
-            pushed = (client_id, version, int(num_examples), float(loss), facts.norm, ticket.slot, own)
             with self._gate.mutex:
+                pushed = (client_id, version, int(num_examples), float(loss), facts.norm, ticket.slot, own)
                 return self._join(pushed, bad, ticket)
-        except BaseException:
+        except Exception:
             if not ticket.decided:
                 with self._gate.mutex:
-                    self._joins.counts["refused"] += 1
+                    self._joins.refuse()
             raise
         finally:
-            if ticket.slot is not None:
-                self._gate.give_back(ticket.slot)
+            # A traceback that somebody keeps must not keep the slot.
+            pushed = ticket.slot = None
+            self._gate.wake()
 
     def flush(self) -> Report | None:
         """A step with the arrivals that wait, however few: the last, short buffer. None if there are none."""
         self._enter("flush")
         with self._gate.mutex:
             self._gate.settle()
-            if not self._joins.waiting:
+            waiting = self._joins.book.waiting
+            if not waiting:
                 return None
-            sealed = self._prepared(self._joins.waiting)
-            self._seal(sealed)
-            self._joins.cut("flush")
+            sealed = self._prepared("flush", waiting)
+            self._joins.cut("flush", sealed)
             self._gate.drive(sealed)
             return sealed.report
 
@@ -298,13 +301,11 @@ class Server:
         self._enter("discard")
         with self._gate.mutex:
             self._gate.settle()
-            waiting = self._joins.waiting
-            self._joins.refill([])
-            if waiting:
-                self._joins.cut("discard")
-            self._slots.give_back(*(w.slot for w in waiting))
-            self._gate.wake()
-            return len(waiting)
+            count = len(self._joins.book.waiting)
+            if count:
+                self._joins.cut("discard", None)
+        self._gate.wake()
+        return count
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next bits depend on, as {"meta": JSON-able facts, "arrays": {name: array}}.
@@ -324,7 +325,7 @@ class Server:
         with self._gate.mutex:
             self._gate.settle()
             self._refuse_damaged_params("state_dict")
-            return checkpoint.save(self._facts(), self._current, self._joins, self._rows)
+            return checkpoint.save(self._facts(), self._joins.book, self._joins.quarantined, self._joins.log)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over the state_dict() of a server with the same rule and options.
@@ -336,27 +337,21 @@ class Server:
         Raises:
             AffluxError: a state of another kind of server, or a damaged one; nothing has changed.
         """
-        self._gate.enter("load_state_dict", len(self._joins.waiting))
+        self._gate.enter("load_state_dict")
         with self._gate.mutex:
             self._gate.settle()
-            saved = checkpoint.load(state, self._facts(), self._current, self._joins)
-            draft = self._live or self._versions.take()
-            own = [w.slot for w in self._joins.waiting]
-            slots = own[: len(saved.waiting)]
-            while len(slots) < len(saved.waiting):
-                slots.append(self._slots.checked("load_state_dict", self._slots.take_or_make()))
-
-            draft.array[:] = saved.current.params
-            waiting = [w._replace(slot=slot) for w, slot in zip(saved.waiting, slots, strict=True)]
+            # Everything is made before anything is replaced.
+            saved = checkpoint.load(state, self._facts(), self._joins)
+            slots = [self._slots.checked("load_state_dict", self._slots.take()) for _ in saved.waiting]
             for slot, arrival in zip(slots, saved.waiting, strict=True):
                 np.copyto(np.asarray(slot), np.asarray(arrival.slot))
-            if self._rows is not None and saved.sum is not None:
-                self._rows.load(saved.rows, saved.sum)
-            self._joins.load(waiting, saved.number, saved.counts, saved.quarantined, saved.log)
-            now = saved.current
-            self._current = Pulled(self._finished(draft, now.version), now.version, now.buffers)
-            self._slots.give_back(*own[len(slots) :])
-            self._gate.wake()
+            waiting = tuple(w._replace(slot=slot) for w, slot in zip(saved.waiting, slots, strict=True))
+            draft = self._live or self._versions.take()
+            draft.array[:] = saved.params
+            now = Pulled(self._finished(draft, saved.version), saved.version, saved.buffers)
+            book = saved.book(now, waiting)
+            self._joins.load(book, saved.quarantined, saved.log)
+        self._gate.wake()
 
     def __repr__(self) -> str:
         return (
@@ -369,44 +364,32 @@ class Server:
 
     def _join(self, pushed: Pushed, bad: int | None, ticket: "_Ticket") -> Receipt:
         """Decides what becomes of an arrival, with the mutex, and makes the step that it completes."""
-        joins, gate = self._joins, self._gate
+        joins = self._joins
         client_id, version, *_ = pushed
-        while True:
-            # Rounds that are decided count, made or not, so that the log of joins says all.
-            staleness = self._current.version + (gate.round is not None) - version
-            status = joins.status(client_id, version, staleness, bad)
-            completes = joins.completes(status)
-            if gate.round is None or not completes:
-                break
-            gate.settle()  # others may join meanwhile
-        arrival = Waiting(*pushed, joins.number, staleness)
-        sealed = self._prepared([*joins.waiting, arrival]) if completes else None
-
-        ticket.decided = True  # nothing raises from here on
+        status, staleness = joins.status(client_id, version, bad)
+        while joins.completes(status) and joins.book.round is not None:
+            self._gate.settle()  # others may join meanwhile
+            status, staleness = joins.status(client_id, version, bad)
+        join = joins.book.number
+        arrival = Waiting(*pushed, join, staleness)
+        sealed = self._prepared("push", (*joins.book.waiting, arrival)) if joins.completes(status) else None
+        joins.record(status, arrival, bad, sealed)
+        ticket.decided = True
         if sealed is not None:
-            ticket.slot = None
-            self._seal(sealed)
-        else:
-            ticket.slot = joins.place(status, arrival, bad)
-        joins.count(status, arrival)
-
-        step = version + staleness + 1 if status in ("joined", "replaced") else None
-        if sealed is not None:
-            gate.drive(sealed)
+            self._gate.drive(sealed)
         report = None if sealed is None else sealed.report
-        return Receipt(status, staleness, self._current.version, arrival.join, step, report)
+        step = version + staleness + 1 if status in ("joined", "replaced") else None
+        return Receipt(status, staleness, joins.book.current.version, join, step, report)
 
-    def _prepared(self, waiting: list[Waiting]) -> Round:
+    def _prepared(self, op: str, waiting: tuple[Waiting, ...]) -> Round:
         """The round of these arrivals; whatever raises leaves no trace."""
-        self._refuse_damaged_params("push")
-        draft = self._live or self._versions.take()
-        return self._gate.prepare(lambda: prepare(self.rule, self._current, waiting, self._rows, draft))
-
-    def _seal(self, sealed: Round) -> None:
-        """The round is decided, and the next buffer is empty, in one step as far as an interrupt can see."""
-        if self._rows is not None:
-            self._rows.commit(sealed.rows)
-        self._gate.round, self._joins.waiting, self._joins.places = sealed, [], {}
+        self._refuse_damaged_params(op)
+        book = self._joins.book
+        try:
+            draft = self._live or self._versions.take()
+        except AffluxError as error:
+            raise AffluxError(f"[{op}] {error}") from None
+        return prepare(self.rule, book.current, waiting, book.rows, draft)
 
     def _make(self, sealed: Round) -> None:
         sealed.make(self.num_threads)
@@ -414,7 +397,11 @@ class Server:
     def _commit(self, sealed: Round) -> None:
         """Makes the next version the newest one."""
         version = sealed.report.version
-        self._current = Pulled(self._finished(sealed.draft, version), version, sealed.buffers)
+        current = Pulled(self._finished(sealed.draft, version), version, sealed.buffers)
+        if (rows := self._joins.book.rows) is not None:
+            rows.commit(sealed.rows)
+        self._joins.commit(current)
+        sealed.release()
 
     def _finished(self, draft: Draft, version: int) -> Params:
         """The params in a draft, read-only for others; an in-place server never hands them out."""
@@ -425,19 +412,19 @@ class Server:
 
     def _facts(self) -> dict[str, Any]:
         """What a saved state must agree with."""
-        layout = self.layout
+        layout, book = self.layout, self._joins.book
         return {
             "rule": self.rule.name,
             "kind": self.rule.kind,
             "d": self._slots.size,
-            "dtype": str(self._current.params.dtype),
+            "dtype": str(book.current.params.dtype),
             "slot_dtype": self._slots.dtype,
-            "num_clients": None if self._rows is None else self._rows.num_clients,
+            "num_clients": None if book.rows is None else book.rows.num_clients,
             "layout": None if layout is None else layout.to_json(),
         }
 
     def _enter(self, op: str) -> None:
-        self._gate.enter(op, len(self._joins.waiting))
+        self._gate.enter(op)
         self._refuse_damage(op)
 
     def _refuse_damage(self, op: str) -> None:
@@ -457,17 +444,17 @@ class Server:
         """The newest version is what a step or a state is made of."""
         if not self._newest.intact():
             raise AffluxError(
-                f"[{op}] version {self._current.version} of params, the newest, was written to by somebody who had "
-                "pulled it: load_state_dict() of an earlier state is the way back"
+                f"[{op}] version {self.version} of params, the newest, was written to by somebody who had pulled it: "
+                "load_state_dict() of an earlier state is the way back"
             )
 
     def _plain_version(self, client_id: ClientId, version: object) -> int:
         if not is_int(version):
             raise AffluxError(f"[push] version is {version!r}, must be an int")
-        if not 0 <= version <= self._current.version:
+        if not 0 <= version <= self._joins.book.current.version:
             raise AffluxError(
                 f"[push] client {client_id!r} says that it pulled version {version}; the server has made 0 to "
-                f"{self._current.version}"
+                f"{self._joins.book.current.version}"
             )
         return int(version)
 
@@ -478,7 +465,7 @@ class _Ticket:
     __slots__ = ("decided", "slot")
 
     def __init__(self) -> None:
-        self.slot: Slot | None = None  # a slot that nobody else has
+        self.slot: Slot | None = None
         self.decided = False
 
 

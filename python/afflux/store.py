@@ -19,7 +19,7 @@ class MemoryRows:
     def __init__(self, size: int, num_clients: int, dtype: str = "float32") -> None:
         self.num_clients = num_clients
         self.dtype = np.dtype(dtype)
-        self.sum = np.zeros(size, np.float64)
+        self._sum = np.zeros(size, np.float64)
         self.arrays: Rows = {}
 
     def __contains__(self, client_id: object) -> bool:
@@ -29,6 +29,13 @@ class MemoryRows:
         return len(self.arrays)
 
     @property
+    def sum(self) -> npt.NDArray[np.float64]:
+        """The sum of all rows, (d,), read-only; the next step changes it."""
+        view = self._sum.view()
+        view.flags.writeable = False
+        return view
+
+    @property
     def client_ids(self) -> list[ClientId]:
         """The clients that have a row, in the order in which they came."""
         return list(self.arrays)
@@ -36,7 +43,7 @@ class MemoryRows:
     @property
     def nbytes(self) -> int:
         """Bytes held: a row for each client seen and 8 d for the sum."""
-        return self.sum.nbytes + len(self.arrays) * self.sum.size * self.dtype.itemsize
+        return self._sum.nbytes + len(self.arrays) * self._sum.size * self.dtype.itemsize
 
     def row(self, client_id: ClientId) -> Row | None:
         """A copy of the client's row, or None if it was never seen."""
@@ -55,14 +62,17 @@ class MemoryRows:
         new: Rows = {}
         for client_id, i in last.items():
             row = old[i]
-            new[client_id] = np.empty(self.sum.size, self.dtype) if row is None else row
+            new[client_id] = np.empty(self._sum.size, self.dtype) if row is None else row
         replaced = [new[client_id] if last.get(client_id) == i else None for i, client_id in enumerate(client_ids)]
-        return CachedDifference(self.sum, self.num_clients, old, replaced), new
+        return CachedDifference(self._sum, self.num_clients, old, replaced), new
 
     def commit(self, rows: Rows) -> None:
         """Makes the staged rows count."""
         self.arrays.update(rows)
 
-    def load(self, rows: Rows, total: Row) -> None:
-        """Takes over copies of these rows and their sum."""
-        self.sum, self.arrays = total.copy(), {client_id: row.copy() for client_id, row in rows.items()}
+    def loaded(self, rows: Rows, total: Row) -> "MemoryRows":
+        """The same kind of store with copies of these rows and their sum."""
+        other = MemoryRows(self._sum.size, self.num_clients, self.dtype.name)
+        other._sum[:] = total
+        other.arrays = {client_id: row.copy() for client_id, row in rows.items()}
+        return other

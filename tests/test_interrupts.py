@@ -1,0 +1,90 @@
+"""Ctrl-C at any moment, many thousands of times: nothing hangs, leaks, counts twice or gives other bits."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")
+
+SECONDS = float(os.environ.get("AFFLUX_INTERRUPT_SECONDS", "4"))
+
+CODE = """
+import faulthandler, random, signal, sys, threading, time
+import numpy as np
+from afflux import AffluxError, Join, Server, replay
+from afflux.rules import ca2fl, fedbuff
+
+D, M, CLIENTS, seconds = {size}, 3, 9, {seconds}
+faulthandler.dump_traceback_later(10 * seconds + 60, exit=True)  # a hang fails the test
+random.seed({seed})
+rule = {rule}(buffer_size=M)
+
+def fresh(log=True):
+    return Server(rule, np.zeros(D), num_clients=CLIENTS, max_staleness=5, log=log, num_threads=2, max_slots=M + 2)
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+# A join's vector follows from its client and its version.
+def vector(client, version):
+    return np.full(D, client + version % 7, np.float32)
+
+signal.signal(signal.SIGALRM, interrupt)
+server, interrupts, begin, stop = fresh(), 0, time.monotonic(), False
+
+def other():
+    while not stop:
+        client, version = random.randrange(CLIENTS), server.version
+        server.push(client, vector(client, version), version=version)
+        time.sleep(0.0005)
+
+threads = [threading.Thread(target=other, daemon=True) for _ in range({threads})]
+for thread in threads:
+    thread.start()
+
+while time.monotonic() - begin < seconds:
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 8e-4))
+        while True:
+            client, version = random.randrange(CLIENTS), max(0, server.version - random.randrange(3))
+            server.push(client, vector(client, version), version=version)
+            if random.random() < 0.05:
+                random.choice([server.flush, server.discard, server.state_dict, server.pull])()
+    except KeyboardInterrupt:
+        interrupts += 1
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert not server._gate.mutex._is_owned()
+
+stop = True
+for thread in threads:
+    thread.join()
+state = server.state_dict()  # finishes a round that was left
+assert interrupts > 100, interrupts
+assert server._slots.taken == server.arrivals_waiting < M, (server._slots.taken, server.arrivals_waiting)
+assert server.versions_held == 1
+pushes = [entry for entry in server.log if isinstance(entry, Join)]
+assert [entry.number for entry in pushes] == list(range(len(pushes)))
+for status in ("joined", "replaced", "superseded", "dropped"):
+    assert server.counts[status] == sum(entry.status == status for entry in pushes)
+if server.rows is not None:
+    total = sum(row.astype(np.float64) for row in server.rows.arrays.values())
+    assert np.array_equal(total, server.rows.sum)
+again = replay(server.log, fresh(), lambda join: vector(join.client_id, join.version)).state_dict()
+state["meta"]["counts"].pop("refused"), again["meta"]["counts"].pop("refused")
+assert state["meta"] == again["meta"]
+for name, array in state["arrays"].items():
+    assert array.tobytes() == again["arrays"][name].tobytes(), name
+print(interrupts, server.version)
+"""
+
+
+@pytest.mark.parametrize("rule", ["fedbuff", "ca2fl"])
+@pytest.mark.parametrize(("size", "threads"), [(50, 0), (70_001, 0), (50, 3)], ids=["short", "long", "with threads"])
+def test_interrupts_at_random(rule, size, threads):
+    code = textwrap.dedent(CODE).format(rule=rule, size=size, threads=threads, seconds=SECONDS, seed=size + threads)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
