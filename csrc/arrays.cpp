@@ -224,6 +224,16 @@ void Array::from_dlpack(py::handle object, Access access, Shape shape) {
   item_size_ = tensor.dtype.bits / 8;
   set_shape(tensor.ndim, tensor.shape, tensor.strides, 1, shape);
   if (tensor.data != nullptr) data_ = static_cast<char*>(tensor.data) + tensor.byte_offset;
+  if (py::hasattr(object, "untyped_storage")) check_torch_storage(object);
+}
+
+// What torch's DLPack does not say: a tensor may be meant with the other sign, and its storage may have been shrunk.
+void Array::check_torch_storage(py::handle object) const {
+  if (object.attr("is_neg")().cast<bool>()) fail("has torch's negative bit set: resolve_neg() it");
+  const auto offset = object.attr("storage_offset")().cast<std::int64_t>();
+  const auto held = object.attr("untyped_storage")().attr("nbytes")().cast<std::int64_t>();
+  if (size_ > 0 && (offset + size_) * item_size_ > held)
+    fail("has a storage of " + std::to_string(held) + " bytes, which ends before the tensor does");
 }
 
 }  // namespace afflux::python

@@ -43,6 +43,7 @@ class Array {
 
   void from_buffer(Access access, Shape shape);
   void from_dlpack(pybind11::handle object, Access access, Shape shape);
+  void check_torch_storage(pybind11::handle object) const;
   // `strides` are in units of which an element has `unit`; null: C-contiguous.
   template <class Int>
   void set_shape(int dimensions, const Int* shape, const Int* strides, std::int64_t unit, Shape wanted);

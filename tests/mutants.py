@@ -146,12 +146,6 @@ MUTANTS = {
         "staleness = book.current.version - version",
         "test_concurrency.py",
     ),
-    "gate: a free slot wakes nobody": (
-        "python/afflux/gate.py",
-        "        if self._bells:\n",
-        "        if False:\n",
-        "test_concurrency.py",
-    ),
     "checkpoint: joins start again": (
         "python/afflux/checkpoint.py",
         '"joins": book.number,',

@@ -28,10 +28,11 @@ SANITIZERS = {
 }
 SHORT = {
     "thread": ["test_concurrency.py", "test_stress.py"],
-    "address": ["test_errors.py", "test_server.py", "test_stress.py"],
+    "address": ["test_arrays.py", "test_buffers.py", "test_errors.py", "test_server.py", "test_stress.py"],
 }
-FULL = ["test_concurrency.py", "test_errors.py", "test_fork.py", "test_layout.py", "test_log.py", "test_ops.py"]
-FULL += ["test_rules.py", "test_server.py", "test_stress.py"]
+FULL = ["test_arrays.py", "test_buffers.py", "test_concurrency.py", "test_errors.py", "test_fork.py", "test_layout.py"]
+FULL += ["test_log.py", "test_matrix.py", "test_models.py", "test_ops.py", "test_rules.py", "test_server.py"]
+FULL += ["test_stress.py", "test_types.py"]
 
 
 def compiler() -> str:

@@ -6,7 +6,7 @@ from multiprocessing import RawArray
 import numpy as np
 import pytest
 
-from afflux import AffluxError, ops
+from afflux import AffluxError, Layout, ops
 from conftest import bits
 
 D = 8
@@ -109,6 +109,24 @@ def test_torch_tensors():
             ops.ingest(update, slot)
     with pytest.raises(AffluxError, match=r"update .*DLPack"):
         ops.ingest(torch.zeros(D, device="meta"), slot)
+
+
+def test_torch_tensors_that_are_not_what_dlpack_says():
+    torch = pytest.importorskip("torch")
+    slot = f32(4)
+    shrunk = torch.ones(1000)[2:6]
+    shrunk.untyped_storage().resize_(8)
+    negative = torch.tensor([1 + 2j]).conj().imag
+    assert negative.is_neg()
+    for given in (shrunk, [shrunk]):
+        with pytest.raises(AffluxError, match=r"update(\[0\])? has a storage of 8 bytes, which ends before the tensor"):
+            ops.ingest(given, slot)
+    with pytest.raises(AffluxError, match="slot has a storage of 8 bytes"):
+        ops.ingest(f32(4), shrunk)
+    for given in (negative, [negative]):
+        with pytest.raises(AffluxError, match=r"update(\[0\])? has torch's negative bit set: resolve_neg\(\) it"):
+            ops.ingest(given, f32(1))
+    assert Layout.of([np.ones(1)]).flatten([negative]).tolist() == [-2.0]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

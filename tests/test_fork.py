@@ -96,7 +96,8 @@ def test_a_fork_amid_a_round_raises_in_the_child():
     child = os.fork()
     if child == 0:
         assert server.pull().version == 0  # reading is always possible
-        for call in (lambda: server.push(2, one, version=0), server.flush, server.state_dict):
+        assert server.counts["joined"] == 2
+        for call in (lambda: server.push(2, one, version=0), server.flush, server.state_dict, lambda: server.rows):
             try:
                 call()
             except UnavailableError as error:
@@ -148,6 +149,23 @@ def test_forks_while_threads_push(rule):
     for thread in threads:
         thread.join(20)
     assert outcomes <= {{10, 11}}, outcomes
+    # At rest the child's copy is whole, and all its threads may use it at once; counters and log can always be read.
+    child = os.fork()
+    if child == 0:
+        failures = []
+        def use(client):
+            try:
+                for _ in range(5):
+                    server.push(client, one, version=server.version)
+            except BaseException as error:
+                failures.append(error)
+        users = [threading.Thread(target=use, args=(client,)) for client in range(4)]
+        for user in users:
+            user.start()
+        for user in users:
+            user.join(20)
+        os._exit(1 if failures or server.counts["refused"] else 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     print("done")
     """,
         timeout=120,

@@ -136,6 +136,7 @@ BAD_PUSHES = [
     (dict(client_id=1, vector=vector(), version=0, num_examples=2**70), r"num_examples is .* in 64 bits"),
     (dict(client_id=1, vector=vector(), version=0, timeout=-1), r"timeout is -1, must be None or a number of seconds"),
     (dict(client_id=1, vector=vector(), version=0, timeout="1"), r"timeout is '1', must be None or a number"),
+    (dict(client_id=1, vector=vector(), version=0, loss=10**400), r"loss is 10+, must be a number"),
     (dict(client_id=1, vector=vector(), version=0, loss=None), r"loss is None, must be a number"),
     (dict(client_id=1, vector=np.array([1, -np.inf, 3, 4, 5]), version=0), r"client 1's update .* at index 1"),
     (dict(client_id=1, vector=np.frombuffer(bytearray(21), np.uint8)[1:].view(np.float32), version=0), r"not aligned"),

@@ -66,7 +66,7 @@ def ready(name: str, array: Array) -> Array:
     """The array as the engine reads it: C-contiguous and of one of FLOATS; a copy only where it is not so already."""
     kind = kind_of(name, array)
     if is_torch(array):
-        tensor = array.detach()
+        tensor = array.detach().resolve_neg()
         return (tensor if kind in FLOATS else tensor.double()).contiguous()
     if not isinstance(array, np.ndarray) and kind in FLOATS and hasattr(array, "__dlpack__"):
         return array  # JAX, CuPy: contiguous, on whatever device

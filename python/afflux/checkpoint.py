@@ -11,7 +11,7 @@ from afflux._engine import ORDER_VERSION
 from afflux.errors import AffluxError
 from afflux.intake import is_int, plain_id
 from afflux.joins import Book, Joins
-from afflux.receipts import STATUSES, Cut, Entry, Join, Pulled, Quarantined, frozen, no_counts
+from afflux.receipts import STATUSES, Cut, Entry, Join, Pulled, Quarantined, no_counts, sealed
 from afflux.round import Waiting
 from afflux.rule import ClientId, Float64
 from afflux.store import MemoryRows
@@ -108,8 +108,8 @@ def _load(meta: Mapping[str, Any], arrays: "_Arrays", facts: Mapping[str, Any], 
     buffers: Float64 | None = None
     own: Sequence[Float64 | None] = [None] * len(meta["waiting"])
     if current.buffers is not None:
-        buffers = frozen(arrays.get("buffers", "float64", (current.buffers.size,)), np.float64)
-        own = [frozen(row, np.float64) for row in arrays.get("slot_buffers", "float64", (len(own), buffers.size))]
+        buffers = sealed(arrays.get("buffers", "float64", (current.buffers.size,)))
+        own = [sealed(row) for row in arrays.get("slot_buffers", "float64", (len(own), buffers.size))]
     return Saved(
         version=version,
         params=arrays.get("params", facts["dtype"], (d,)),

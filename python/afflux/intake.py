@@ -10,7 +10,7 @@ from afflux import ops
 from afflux._arrays import with_names
 from afflux.errors import AffluxError, UnavailableError
 from afflux.layout import Field, Layout, Tree
-from afflux.receipts import Pulled, frozen
+from afflux.receipts import Pulled, sealed
 from afflux.rule import ClientId, Float64, Kind
 
 
@@ -72,7 +72,8 @@ class Intake:
             raise AffluxError(f"{whose} push lacks the model's buffers ({names}{more}): hand them in with buffers=")
         what = f"{whose} buffers"
         try:
-            flat = frozen(self.layout.flatten_buffers(buffers) if is_tree(buffers) else buffers, np.float64)
+            values = self.layout.flatten_buffers(buffers) if is_tree(buffers) else np.asarray(buffers, np.float64)
+            flat = sealed(values)
         except (AffluxError, TypeError, ValueError) as error:
             raise AffluxError(f"{what}: {error}") from None
         if flat.shape != (self.layout.buffers_size,):

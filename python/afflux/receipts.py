@@ -96,6 +96,11 @@ def no_counts() -> dict[str, int]:
     return dict.fromkeys((*STATUSES, "refused"), 0)
 
 
+def sealed(array: Float64) -> Float64:
+    """A copy that NumPy refuses to make writable again: it lies in bytes."""
+    return np.frombuffer(array.tobytes(), np.float64).reshape(array.shape)
+
+
 def frozen(values: npt.ArrayLike, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """A read-only array."""
     array = np.array(values, dtype)

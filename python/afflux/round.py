@@ -11,7 +11,7 @@ import numpy as np
 
 from afflux import ops
 from afflux.errors import AffluxError
-from afflux.receipts import Params, Pulled, Report, frozen
+from afflux.receipts import Pulled, Report, frozen, sealed
 from afflux.rule import Arrivals, ClientId, Float64, Rule
 from afflux.slots import Slot
 from afflux.store import MemoryRows, Rows
@@ -126,7 +126,7 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Float64:
     return frozen(weights, np.float64)
 
 
-def mixed_buffers(rule: Rule, current: Pulled, ordered: list[Waiting], sweep: ops.Pass) -> Params | None:
+def mixed_buffers(rule: Rule, current: Pulled, ordered: list[Waiting], sweep: ops.Pass) -> Float64 | None:
     """The model's buffers after the round: mixed like the params for rules of kind `model` (FedAsync's authors), else
     the plain mean over the accepted arrivals (FADAS's authors); as they were if all are rejected.
     """
@@ -145,5 +145,4 @@ def mixed_buffers(rule: Rule, current: Pulled, ordered: list[Waiting], sweep: op
             return current.buffers
         zeros = np.zeros(out.size)
         ops.apply(ops.Pass(zeros, out, ops.Combine(vectors, accepted), step=ops.Sgd(1.0 / count)), num_threads=1)
-    out.flags.writeable = False
-    return out
+    return sealed(out)

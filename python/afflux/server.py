@@ -257,7 +257,7 @@ class Server:
             version = self._plain_version(client_id, version)
             if not (is_int(num_examples) and 1 <= num_examples < 2**63):
                 raise AffluxError(f"[push] num_examples is {num_examples!r}, must be an int of at least 1 in 64 bits")
-            if not isinstance(loss, NUMBERS):
+            if not isinstance(loss, NUMBERS) or (isinstance(loss, int) and abs(loss) > 2**63):
                 raise AffluxError(f"[push] loss is {loss!r}, must be a number (NaN if unknown)")
             if not (timeout is None or (isinstance(timeout, NUMBERS) and timeout >= 0)):
                 raise AffluxError(f"[push] timeout is {timeout!r}, must be None or a number of seconds, at least 0")
