@@ -137,7 +137,7 @@ MUTANTS = {
     "server: a failing rule loses the buffer": (
         "python/afflux/server.py",
         "        return prepare(self.rule, book.current",
-        "        self._joins.book = book._replace(waiting=())\n        return prepare(self.rule, book.current",
+        "        self._joins.book = book._replace(filled=0)\n        return prepare(self.rule, book.current",
         "test_server.py",
     ),
     "joins: a round that is being made is not counted": (

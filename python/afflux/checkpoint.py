@@ -38,12 +38,13 @@ class Saved:
     quarantined: list[Quarantined]
     log: list[Entry] | None
 
-    def book(self, current: Pulled, waiting: tuple[Waiting, ...]) -> Book:
+    def book(self, current: Pulled, waiting: list[Waiting]) -> Book:
         """The book that goes with it, once params and slots are in the server's own memory."""
         return Book(
             current=current,
             rows=self.rows,
             waiting=waiting,
+            filled=len(waiting),
             number=self.number,
             counts=self.counts,
             quarantined=len(self.quarantined),
@@ -56,7 +57,7 @@ def save(
     facts: Mapping[str, Any], book: Book, quarantined: Sequence[Quarantined], log: Sequence[Entry] | None
 ) -> dict[str, Any]:
     """`facts` say what kind of server it is."""
-    waiting, rows, current, d = book.waiting, book.rows, book.current, book.current.params.size
+    waiting, rows, current, d = book.arrivals(), book.rows, book.current, book.current.params.size
     meta = {
         **facts,
         "format": FORMAT,

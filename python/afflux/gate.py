@@ -55,7 +55,7 @@ class Gate:
                 if os.getpid() == self._pid:
                     return  # another thread was first
                 book = self._joins.book
-                if book.round is None and self._slots.taken == len(book.waiting) and self.mutex.acquire(blocking=False):
+                if book.round is None and self._slots.taken == book.filled and self.mutex.acquire(blocking=False):
                     self.mutex.release()
                     self._pid = os.getpid()
                     return
@@ -107,6 +107,7 @@ class Gate:
 
     def settle(self) -> None:
         """Waits, with the mutex, until no round is being made."""
+        self._joins.tidy()
         if self._joins.book.round is not None:
             self._wait_for(lambda: True if self._joins.book.round is None else None, None)
 

@@ -13,18 +13,23 @@ Duplicates = Literal["latest", "both", "reject"]
 
 class Book(NamedTuple):
     """All that is decided so far. It is never changed but replaced, by one assignment: an interrupt, wherever it hits,
-    leaves the old book or the new one.
+    leaves the old book or the new one. Of lists that grow it says how many entries count; an interrupt may leave more.
     """
 
     current: Pulled  #: the newest version
     rows: MemoryRows | None
+    waiting: list[Waiting]
+    filled: int = 0  #: entries of `waiting` that count
     round: Round | None = None  #: decided, and not yet committed
-    waiting: tuple[Waiting, ...] = ()
     number: int = 0  #: of the next decision
     counts: dict[str, int] = no_counts()
-    quarantined: int = 0  #: so many entries of the list count; more were left by an interrupt
-    logged: int = 0  #: likewise of the log
+    quarantined: int = 0  #: entries of the list that count
+    logged: int = 0  #: entries of the log that count
     id_type: type | None = None  #: of client ids: int or str; None before the first join
+
+    def arrivals(self) -> list[Waiting]:
+        """Those that wait."""
+        return self.waiting[: self.filled]
 
 
 class Joins:
@@ -42,7 +47,7 @@ class Joins:
         self.rule = rule
         self.duplicates = duplicates
         self.max_staleness = max_staleness
-        self.book = Book(first, rows)
+        self.book = Book(first, rows, [])
         self._quarantined: list[Quarantined] = []
         self._log: list[Entry] | None = [] if log else None
         # Where a client waits, unless both count. Entries may be out of date: the book says who waits there.
@@ -89,20 +94,23 @@ class Joins:
 
     def completes(self, status: Status) -> bool:
         """Whether an arrival of this status makes the buffer full."""
-        return status == "joined" and len(self.book.waiting) + 1 == self.rule.buffer_size
+        return status == "joined" and self.book.filled + 1 == self.rule.buffer_size
 
     def record(self, status: Status, arrival: Waiting, bad: int | None, sealed: Round | None) -> None:
         """Carries a decision out; `sealed` is the round that the arrival completes."""
         book = self.book
-        waiting, quarantined, logged, id_type = book.waiting, book.quarantined, book.logged, book.id_type
-        if status == "joined":
+        waiting, filled, id_type = book.waiting, book.filled, book.id_type
+        quarantined, logged = book.quarantined, book.logged
+        if sealed is not None:
+            waiting, filled, id_type = [], 0, type(arrival.client_id)
+        elif status == "joined":
             if self.duplicates != "both":
-                self._places[arrival.client_id] = len(waiting)
-            waiting = (*waiting, arrival) if sealed is None else ()
-            id_type = type(arrival.client_id)
+                self._places[arrival.client_id] = filled
+            waiting[filled:] = [arrival]
+            filled, id_type = filled + 1, type(arrival.client_id)
         elif status == "replaced":
-            place = self._places[arrival.client_id]
-            waiting = (*waiting[:place], arrival, *waiting[place + 1 :])
+            waiting = book.arrivals()
+            waiting[self._places[arrival.client_id]] = arrival
         elif bad is not None:
             kept_out = Quarantined(arrival.join, arrival.client_id, arrival.version, bad)
             self._quarantined[quarantined:] = [kept_out]
@@ -115,7 +123,7 @@ class Joins:
         counts = {**book.counts, status: book.counts[status] + 1}
         decided = sealed if sealed is not None else book.round
         self.book = Book(
-            book.current, book.rows, decided, waiting, book.number + 1, counts, quarantined, logged, id_type
+            book.current, book.rows, waiting, filled, decided, book.number + 1, counts, quarantined, logged, id_type
         )
         if sealed is not None:
             self._places = {}
@@ -132,8 +140,12 @@ class Joins:
         if self._log is not None:
             self._log[logged:] = [Cut(kind)]
             logged += 1
-        self.book = book._replace(waiting=(), round=sealed, logged=logged)
+        self.book = book._replace(waiting=[], filled=0, round=sealed, logged=logged)
         self._places = {}
+
+    def tidy(self) -> None:
+        """Lets go of what an interrupt has left."""
+        del self.book.waiting[self.book.filled :]
 
     def commit(self, current: Pulled) -> None:
         """The round is over: its version is the newest one."""
@@ -141,14 +153,14 @@ class Joins:
 
     def load(self, book: Book, quarantined: list[Quarantined], log: list[Entry] | None) -> None:
         """Takes over a saved state. A log that was not kept so far is not begun in the middle."""
-        places = {} if self.duplicates == "both" else {w.client_id: i for i, w in enumerate(book.waiting)}
+        places = {} if self.duplicates == "both" else {w.client_id: i for i, w in enumerate(book.arrivals())}
         log = None if self._log is None else log
         # One statement without a call in it: an interrupt comes before or after.
         self._quarantined, self._log, self._places, self.book = quarantined, log, places, book
 
     def _place(self, client_id: ClientId) -> int | None:
-        place, waiting = self._places.get(client_id), self.book.waiting
-        if place is None or place >= len(waiting) or waiting[place].client_id != client_id:
+        place, book = self._places.get(client_id), self.book
+        if place is None or place >= book.filled or book.waiting[place].client_id != client_id:
             return None
         return place
 
@@ -157,9 +169,9 @@ class Joins:
         if rows is None:
             return
         coming = {} if making is None else making.rows
-        if client_id in rows or len(rows) + len(coming) + len(self.book.waiting) < rows.num_clients:
+        if client_id in rows or len(rows) + len(coming) + self.book.filled < rows.num_clients:
             return  # even if all that wait are new; counting them at each push would be quadratic in M
-        new = {w.client_id for w in self.book.waiting if w.client_id not in rows}
+        new = {w.client_id for w in self.book.arrivals() if w.client_id not in rows}
         new.update(other for other in coming if other not in rows)
         if client_id not in new and len(rows) + len(new) >= rows.num_clients:
             raise AffluxError(

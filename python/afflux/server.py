@@ -147,7 +147,7 @@ class Server:
     @property
     def arrivals_waiting(self) -> int:
         """Arrivals in the buffer, fewer than M."""
-        return len(self._joins.book.waiting)
+        return self._joins.book.filled
 
     @property
     def counts(self) -> dict[str, int]:
@@ -288,7 +288,7 @@ class Server:
         self._enter("flush")
         with self._gate.mutex:
             self._gate.settle()
-            waiting = self._joins.book.waiting
+            waiting = self._joins.book.arrivals()
             if not waiting:
                 return None
             sealed = self._prepared("flush", waiting)
@@ -301,7 +301,7 @@ class Server:
         self._enter("discard")
         with self._gate.mutex:
             self._gate.settle()
-            count = len(self._joins.book.waiting)
+            count = self._joins.book.filled
             if count:
                 self._joins.cut("discard", None)
         self._gate.wake()
@@ -345,7 +345,7 @@ class Server:
             slots = [self._slots.checked("load_state_dict", self._slots.take()) for _ in saved.waiting]
             for slot, arrival in zip(slots, saved.waiting, strict=True):
                 np.copyto(np.asarray(slot), np.asarray(arrival.slot))
-            waiting = tuple(w._replace(slot=slot) for w, slot in zip(saved.waiting, slots, strict=True))
+            waiting = [w._replace(slot=slot) for w, slot in zip(saved.waiting, slots, strict=True)]
             draft = self._live or self._versions.take()
             draft.array[:] = saved.params
             now = Pulled(self._finished(draft, saved.version), saved.version, saved.buffers)
@@ -372,7 +372,7 @@ class Server:
             status, staleness = joins.status(client_id, version, bad)
         join = joins.book.number
         arrival = Waiting(*pushed, join, staleness)
-        sealed = self._prepared("push", (*joins.book.waiting, arrival)) if joins.completes(status) else None
+        sealed = self._prepared("push", [*joins.book.arrivals(), arrival]) if joins.completes(status) else None
         joins.record(status, arrival, bad, sealed)
         ticket.decided = True
         if sealed is not None:
@@ -381,7 +381,7 @@ class Server:
         step = version + staleness + 1 if status in ("joined", "replaced") else None
         return Receipt(status, staleness, joins.book.current.version, join, step, report)
 
-    def _prepared(self, op: str, waiting: tuple[Waiting, ...]) -> Round:
+    def _prepared(self, op: str, waiting: list[Waiting]) -> Round:
         """The round of these arrivals; whatever raises leaves no trace."""
         self._refuse_damaged_params(op)
         book = self._joins.book
