@@ -30,7 +30,7 @@ BAD_VECTORS = [
     (f32()[::-1], "is strided"),
     (unaligned(), "is not aligned to 4 bytes"),
     (f32().reshape(2, 4), "has 2 dimensions, expected 1"),
-    (np.ones(D, np.complex64), "is buffer format 'Zf', expected"),
+    (np.ones(D, np.complex64), "is complex64, expected"),
     (np.ones(D, np.int32), "expected"),
     (np.ones(D, ">f4"), "expected"),
     ("1.0", "is a str, expected an array"),
