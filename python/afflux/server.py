@@ -52,7 +52,8 @@ class Server:
         2 p d    params and the version being written (p d if inplace), and p d for each older version that a caller
                  still holds; the memory of those that nobody holds is used again
         s M d    the buffer, if one thread pushes; at most s max_slots d
-        8 d + p d for each client seen, for rules that cache rows
+        8 d      the sum of the rows, for rules that cache them, and for each client seen 4 d more (8 d, if slots are
+                 float64)
 
     Threads may push and pull as they like. A push takes its vector in outside any lock; under a short one it then
     joins, or fails without a trace. While a round is applied the next buffer fills; only the arrival that would
