@@ -256,6 +256,26 @@ def test_a_rule_that_fails_loses_nothing(weigh, error, message):
     assert snapshot(server) == before
 
 
+@pytest.mark.parametrize(
+    ("lr", "error"), [(np.nan, AffluxError), (-np.inf, AffluxError), (10**400, OverflowError), ("fast", ValueError)]
+)
+def test_a_step_that_is_no_number_loses_nothing(lr, error):
+    rule = Rule("mine", "gradient", 2, fedbuff().weigh, Calibrate(cached=True), lambda arrivals: Sgd(lr))
+    server = Server(rule, vector(), num_clients=3)
+    server.push(0, vector(), version=0)
+    before = snapshot(server)
+    with pytest.raises(error):
+        server.push(1, vector(2.0), version=0)
+    assert snapshot(server) == before
+
+
+def test_a_step_may_be_numpys():
+    rule = Rule("mine", "update", 1, fedbuff().weigh, Calibrate(cached=False), lambda arrivals: Sgd(np.float32(0.5)))
+    server = Server(rule, vector(0.0))
+    assert server.push(0, vector(2.0), version=0).report.server_lr == 0.5
+    assert server.params.tolist() == [1.0] * D
+
+
 def test_arrivals_are_frozen():
     seen = []
 

@@ -41,7 +41,7 @@ class Intake:
         return self.parts(what, vector)
 
     def parts(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
-        """The array, or the tree's arrays, that make up the flat vector; nothing is copied."""
+        """The array, or the tree's arrays (see Layout.parts), that make up the flat vector."""
         if self.layout is not None and is_tree(vector):
             try:
                 return self.layout.parts(vector)

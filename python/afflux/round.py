@@ -73,14 +73,15 @@ def prepare(rule: Rule, current: Pulled, waiting: Sequence[Waiting], rows: Memor
     arrivals = freeze(current.version, ordered)
     weights = checked_weights(rule, arrivals)
     step = rule.step(arrivals)
-    if not isinstance(step.lr, float | int) or not -inf < float(step.lr) < inf:
-        raise AffluxError(f"[{rule.name}] step gave lr {step.lr!r}, must be a finite number")
+    lr = float(step.lr)
+    if not -inf < lr < inf:
+        raise AffluxError(f"[{rule.name}] step gave lr {lr}, must be finite")
     params_weight = 0.0
     if rule.kind == "model":
         for weight in weights:
             params_weight = params_weight - float(weight)
     cache, after = (None, {}) if rows is None else rows.stage(arrivals.client_ids, [w != 0 for w in weights])
-    signed = replace(step, lr=-step.lr) if rule.kind == "gradient" else step
+    signed = replace(step, lr=-lr if rule.kind == "gradient" else lr)
     slots = [w.slot for w in ordered]
     sweep = ops.Pass(current.params, draft.buffer, ops.Combine(slots, weights, params_weight), cache, signed)
     report = Report(
@@ -89,7 +90,7 @@ def prepare(rule: Rule, current: Pulled, waiting: Sequence[Waiting], rows: Memor
         arrivals.staleness,
         weights,
         arrivals.norms,
-        step.lr,
+        lr,
         perf_counter() - start,
     )
     return Round(slots, draft, sweep, after, mixed_buffers(rule, current, ordered, sweep), report)
