@@ -9,6 +9,10 @@ from afflux.receipts import Cut, Join, Pulled, Quarantined, Receipt, Report
 from afflux.rule import Arrivals, Calibrate, Rule
 from afflux.server import Server
 
+# isort: split
+# After everything that imports the module afflux.log: `afflux.log` is the function.
+from afflux.elementary import exp, log, pow
+
 __all__ = [
     "AffluxError",
     "Arrivals",
@@ -25,7 +29,10 @@ __all__ = [
     "Server",
     "UnavailableError",
     "__version__",
+    "exp",
+    "log",
     "ops",
+    "pow",
     "replay",
     "rules",
 ]
