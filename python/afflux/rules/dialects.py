@@ -13,7 +13,7 @@ import numpy as np
 
 from afflux.errors import AffluxError
 from afflux.rule import Arrivals, Float64, Kind, Weigh
-from afflux.weigh import Constant, Polynomial, Staleness, StalenessLaw, ordered_sum
+from afflux.weigh import Constant, Polynomial, Staleness, StalenessLaw
 
 Name = Literal["paper", "flsim", "appfl", "nvflare", "fedscale", "plato", "federatedscope", "afl-lib", "flgo"]
 
@@ -65,7 +65,7 @@ def plato() -> Dialect:
 
 def federatedscope() -> Dialect:
     """Sum s(t) n_i u / sum n_i, s = 1 / (1 + t). FederatedScope 7c18f77, AsynClientsAvgAggregator."""
-    return Dialect(lambda law, size: StalenessOfExamples(law), law=Polynomial(1))
+    return Dialect(lambda law, size: Staleness(law, by_examples=True), law=Polynomial(1))
 
 
 def afl_lib() -> Dialect:
@@ -93,19 +93,6 @@ class OnePlusRoot:
     def __call__(self, staleness: int, /) -> float:
         """See the class."""
         return 1.0 / (1.0 + sqrt(1.0 + staleness))
-
-
-@dataclass(frozen=True, slots=True)
-class StalenessOfExamples:
-    """w_i = s(staleness_i) n_i / sum n."""
-
-    law: StalenessLaw
-
-    def __call__(self, arrivals: Arrivals, /) -> Float64:
-        """See the class."""
-        counts = [float(n) for n in arrivals.num_examples]
-        total = ordered_sum(counts)
-        return np.array([self.law(int(t)) * (n / total) for t, n in zip(arrivals.staleness, counts, strict=True)])
 
 
 @dataclass(frozen=True, slots=True)

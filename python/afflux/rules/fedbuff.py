@@ -6,7 +6,7 @@ from afflux.calibrate import NONE
 from afflux.errors import AffluxError
 from afflux.rule import Rule
 from afflux.rules.dialects import DIALECTS, Dialect, Name
-from afflux.step import ConstantSgd
+from afflux.step import Sgd
 from afflux.weigh import Normalise, Staleness, StalenessLaw
 
 
@@ -18,7 +18,7 @@ def fedbuff(
     normalise: Normalise = "count",
     dialect: Name | Dialect = "paper",
 ) -> Rule:
-    """X += server_lr / M * sum_i s(staleness_i) u_i (Algorithm 1), s(t) = (1 + t)^-1/2 by default (section 5).
+    """x += server_lr / M * sum_i s(staleness_i) u_i (Algorithm 1), s(t) = (1 + t)^-1/2 by default (section 5).
 
     `normalise="weights"` divides by sum s instead of M. With `staleness=Constant()` this is the Async FL baseline of
     CA2FL and FADAS. State on the server: nothing but params and the buffer. Sweeps: one.
@@ -37,7 +37,7 @@ def fedbuff(
     if staleness is not None and chosen.law_is_fixed:
         raise AffluxError(f"[fedbuff] staleness is {staleness}, but this dialect has no law other than {chosen.law}")
     law = chosen.law if staleness is None else staleness
-    rule = Rule("fedbuff", chosen.kind, buffer_size, Staleness(law, normalise), NONE, ConstantSgd(server_lr))
+    rule = Rule("fedbuff", chosen.kind, buffer_size, Staleness(law, normalise), NONE, Sgd(server_lr))
     if dialect == "paper":
         return rule
     if normalise != "count":
