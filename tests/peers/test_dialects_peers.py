@@ -12,7 +12,7 @@ from afflux.rules import fedbuff
 from afflux.rules.dialects import appfl, nvflare
 from afflux.weigh import Constant, Hinge, Polynomial
 
-SIZE, BUFFER, ROUNDS, CLIENTS = 300, 4, 12, 9
+SIZE, BUFFER, ROUNDS, CLIENTS = 300, 4, 8, 9
 
 
 def peer(module):
@@ -83,8 +83,7 @@ def test_nvflare(weighted, start, rng):
     compare(fedbuff(buffer_size=BUFFER, server_lr=0.7, staleness=law, dialect=dialect), start, rng, step)
 
 
-@pytest.mark.parametrize("clients", [1, 4])
-@pytest.mark.parametrize("optimize_memory", [True, False])
+@pytest.mark.parametrize(("clients", "optimize_memory"), [(1, True), (4, False)])
 @pytest.mark.parametrize(
     ("law", "name", "options"),
     [
