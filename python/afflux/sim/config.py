@@ -133,7 +133,7 @@ def parse(text: str, common: Mapping[str, Any] | None = None) -> RuleSpec:
 def _value(text: str, annotation: Any) -> Any:
     if annotation in (int, float):
         return annotation(text)
-    if annotation is StalenessLaw:
+    if StalenessLaw in (annotation, *get_args(annotation)):
         return _law(text)
     choices = {str(choice).lower(): choice for choice in _choices(annotation)}
     if text not in choices:
