@@ -8,7 +8,7 @@ buffer     [(client, staleness, examples, loss, vector), ...], in canonical orde
 decisions  direction, terms   v, and the sum of the magnitudes that add up to it, (d,)
            weights            (M,), of the pushed vectors in v
            accepted           (M,) bool
-           server_lr          the learning rate of this round
+           server_lr          the learning rate of this round, bias correction included
            stepped            was a step made?
            fired              {what: did it?}  what a rule decides besides, a bool or (M,) bools
            margins            {what: relative distance of the quantity from its threshold}, of "accepted" as of `fired`
@@ -255,7 +255,7 @@ def fadas(
         corrected, root_scale = lr / (1 - beta1**t), 1 / math.sqrt(1 - beta2**t)
     after = adapted(state, delta, "amsgrad", corrected, beta1, beta2, epsilon, root_scale)
     margin = abs(tau.max() - threshold)
-    return after, decided(weights, delta, terms, lr, fired={"delay": slow}, margins={"delay": margin})
+    return after, decided(weights, delta, terms, corrected, fired={"delay": slow}, margins={"delay": margin})
 
 
 # ---- directions ----------------------------------------------------------------------------------------------------
