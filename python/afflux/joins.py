@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 from afflux.errors import AffluxError
 from afflux.receipts import Cut, Entry, Handed, Join, Pulled, Quarantined, Status, no_counts
 from afflux.round import Before, Memories, Round, Waiting
-from afflux.rule import NO_SCALARS, ClientId, Rule, Scalars
+from afflux.rule import ClientId, Rule, Scalars
 from afflux.store import MemoryRows
 
 Duplicates = Literal["latest", "both", "reject"]
@@ -29,7 +29,7 @@ class Book(NamedTuple):
     id_type: type | None = None  #: of client ids: int or str; None before the first join
     memories: Memories = MappingProxyType({})  #: the rule's vectors; the sweep of a round changes them in place
     handed: frozenset[str] = frozenset()  #: those memories that the user has handed in
-    scalars: Scalars = NO_SCALARS  #: the rule's own numbers
+    scalars: Scalars = MappingProxyType({})  #: the rule's own numbers
     passed: frozenset[ClientId] = frozenset()  #: who has entered in this pass, those that wait included
     deferred: tuple[Waiting, ...] = ()  #: arrivals that wait for the next pass
 

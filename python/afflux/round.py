@@ -110,7 +110,7 @@ def prepare(rule: Rule, before: Before, waiting: Sequence[Waiting], draft: Draft
         ops.Combine(slots, weights.vectors, params_weight),
         cache,
         replace(step, lr=-lr if rule.kind == "gradient" else lr),
-        [before.memories[name] for name in rule.step.states],
+        [before.memories[name] for name in rule.states],
         memory,
     )
     scalars = before.scalars if weights.scalars is None else weights.scalars

@@ -11,7 +11,6 @@ log and pow, and the helpers of afflux.algebra; nothing whose last bit differs b
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Literal, Protocol
 
 import numpy as np
@@ -26,8 +25,6 @@ Int64 = npt.NDArray[np.int64]
 Scalars = Mapping[str, float]
 Kind = Literal["update", "gradient", "model"]
 
-NO_SCALARS: Scalars = MappingProxyType({})
-
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
@@ -41,7 +38,7 @@ class Arrivals:
     losses: Float64  #: (M,) as reported by the clients; NaN if not
     norms: Float64  #: (M,) Euclidean norms of what was pushed
     gram: Float64 | None = None  #: (R + M, R + M) inner products of [memories..., vectors...], if the rule needs them
-    scalars: Scalars = NO_SCALARS  #: the rule's own numbers, as the last round left them
+    scalars: Scalars = field(default_factory=dict)  #: the rule's own numbers, as the last round left them
     ends_pass: bool = False  #: under gradient scheduling: this round is the last one of its pass over all clients
 
     def __len__(self) -> int:
@@ -56,7 +53,7 @@ class Needs:
     gram: bool = False  #: the inner products; one more sweep over the buffer
     memories: tuple[str, ...] = ()  #: names of vectors (d,) that the server holds for it: R of them, zeros at first
     handed_in: tuple[str, ...] = ()  #: those memories that the user sets, with Server.set_memory
-    scalars: Scalars = NO_SCALARS  #: names of the rule's own numbers, and their first values
+    scalars: Scalars = field(default_factory=dict)  #: names of the rule's own numbers, and their first values
     passes: bool = False  #: gradient scheduling: a client enters once per pass over all N clients, later arrivals wait
 
 
@@ -95,12 +92,9 @@ class Calibrate:
 
 
 class Step(Protocol):
-    """A server optimizer: the facts of one step, and the vectors (d,) that it keeps, by name with their first value."""
-
-    @property
-    def states(self) -> Mapping[str, float]:
-        """In the order of the engine's step."""
-        ...
+    """A server optimizer. The vectors (d,) that it keeps stand in its attribute `states`, if any: names in the order of
+    the engine's step, with their first values.
+    """
 
     def __call__(self, arrivals: Arrivals, /) -> ops.Step:
         """The step of this round."""
@@ -134,7 +128,7 @@ class Rule:
             if not callable(getattr(self, what)):
                 raise AffluxError(f"[Rule] {what} is {getattr(self, what)!r}, must be a part that can be called")
         names = list(self.memories)
-        if len(set(names)) != len(self.needs.memories) + len(self.step.states):
+        if len(set(names)) != len(self.needs.memories) + len(self.states):
             raise AffluxError(f"[Rule] weigh and step both keep a vector of one name: {', '.join(names)}")
 
     @property
@@ -144,9 +138,15 @@ class Rule:
         return needs
 
     @property
+    def states(self) -> Mapping[str, float]:
+        """The vectors that step keeps, and their first values."""
+        states: Mapping[str, float] = getattr(self.step, "states", {})
+        return states
+
+    @property
     def memories(self) -> dict[str, float]:
         """The vectors that a server keeps for this rule, weigh's first, and their first values."""
-        return {**dict.fromkeys(self.needs.memories, 0.0), **self.step.states}
+        return {**dict.fromkeys(self.needs.memories, 0.0), **self.states}
 
 
 _NOTHING = Needs()
