@@ -16,10 +16,10 @@ ROUNDS = 60
 LINEAR = [v for v, (name, _) in VARIANTS.items() if name not in oracle.VECTORS]
 
 
-def play(server, variant, seed, kind="float32"):
-    """ROUNDS rounds: the state before, what was in the buffer in canonical order, the report."""
+def play(server, seed, kind="float32", rounds=ROUNDS):
+    """Round after round: the state before, what was in the buffer in canonical order, the report."""
     rule, rng, entered = server.rule, np.random.default_rng(seed), 0
-    for i, joins in enumerate(trace(rule, ROUNDS, seed)):
+    for i, joins in enumerate(trace(rule, rounds, seed)):
         if rule.needs.handed_in and i % 3 == 0:
             common = sum(vector for *_, vector in joins) / len(joins)
             server.set_memory("validation", (common + rng.standard_normal(SIZE)).astype(np.float32))
@@ -40,10 +40,11 @@ def test_every_round_against_the_oracle(variant, types):
     """From the engine's own state, every vector is within its bound and every decision is the oracle's."""
     name, options = VARIANTS[variant][0], round_options(variant)
     serving, dtype, kind = TYPES[types]
+    rounds = ROUNDS if types == "float32" else ROUNDS // 3
     server = serve(variant, **serving)
     comparable, seen, written, largest = 0, {}, 0, 0.0
     assert set(server.memories) == set(oracle.VECTORS.get(name, ()))
-    for before, buffer, report in play(server, variant, 7, kind):
+    for before, buffer, report in play(server, 7, kind, rounds):
         after, decisions = oracle.ROUNDS[name](before, buffer, **options)
         written += len(buffer)
         largest = max(largest, *(np.abs(vector).max() for *_, vector in buffer))
@@ -65,8 +66,8 @@ def test_every_round_against_the_oracle(variant, types):
         assert now["version"] == after["version"]
         assert now["rows"].keys() == after["rows"].keys()
         assert all(np.array_equal(now["rows"][client], row) for client, row in after["rows"].items())
-    assert comparable >= 0.95 * ROUNDS
-    for what in FIRES.get(variant, ()):
+    assert comparable >= 0.95 * rounds
+    for what in FIRES.get(variant, ()) if rounds == ROUNDS else ():
         assert seen[what] == {True, False}, what
     assert np.abs(server.params - np.linspace(-1, 1, SIZE)).max() > 1e-3  # it went somewhere
 
@@ -101,7 +102,7 @@ def test_whole_trajectories_of_linear_rules(variant):
     name, options = VARIANTS[variant][0], round_options(variant)
     server = serve(variant)
     exact, allowed, written, largest = oracle.start(name, server.params, CLIENTS), 0.0, 0, 0.0
-    for _, buffer, _ in play(server, variant, 8):
+    for _, buffer, _ in play(server, 8):
         before = exact
         exact, decisions = oracle.ROUNDS[name](before, buffer, **options)
         written += len(buffer)
@@ -254,12 +255,3 @@ def test_exponential():
 def test_wrong_hyperparameters(wrong):
     with pytest.raises(AffluxError, match=r"\[.*\] .* must be"):
         wrong()
-
-
-def test_a_rejected_vector_is_not_read():
-    """It would overflow float32 if it were; its cached row stays, too (see test_composed.py)."""
-    rule = wkafl(buffer_size=3, clip=1e30)
-    huge = np.float32(3e38)
-    report, moved = one_round(rule, ((1, 0), 0, 1.0), ((1, 0), 0, 1.0), ((-1e-3, huge), 40, 1.0))
-    assert report.weights[2] == 0
-    assert np.isfinite(moved).all()
