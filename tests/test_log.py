@@ -126,7 +126,7 @@ def test_every_push_counts_once():
     for _ in range(2):  # a newer version waits
         server.push(1, vector(), version=2)
         server.push(1, vector(), version=1)
-    expected = dict(joined=5, replaced=2, superseded=2, rejected=0, dropped=1, quarantined=1, refused=1)
+    expected = dict(joined=5, deferred=0, replaced=2, superseded=2, rejected=0, dropped=1, quarantined=1, refused=1)
     assert server.counts == expected
     assert sum(server.counts.values()) == len(pushes) + 4
 
@@ -232,12 +232,14 @@ def remove(part, name):
     [
         (change("meta", "rule", "fedbuff"), "rule is 'fedbuff' in the state, 'ca2fl' here"),
         (change("meta", "d", 6), "d is 6 in the state, 5 here"),
-        (change("meta", "format", 2), "format is 2 in the state, 1 here"),
+        (change("meta", "format", 1), "format is 1 in the state, 2 here"),
         (change("meta", "order_version", 0), "order_version is 0 in the state"),
         (change("meta", "num_clients", 5), "num_clients is 5 in the state, 4 here"),
         (change("meta", "version", -1), "-1 stands where a count belongs"),
         (change("meta", "version", 1.0), "1.0 stands where a count belongs"),
-        (change("meta", "waiting", [[1, 0, 1, 0, 0]] * 3), "3 arrivals wait in the state, the buffer holds 3"),
+        (change("meta", "waiting", [[1, 0, 1, 0, 0]] * 3), "of 3 arrivals are in the buffer, which cannot be"),
+        (change("meta", "filled", 9), "9 of [0-9] arrivals are in the buffer, which cannot be"),
+        (change("meta", "scalars", {"stage": 1}), "the rule's numbers are \\['stage'\\] in the state, \\[\\] here"),
         (change("meta", "row_ids", [0, 1]), r"rows is float32 of shape \(3, 5\), expected float32 of shape \(2, 5\)"),
         (change("meta", "row_ids", [0, 1, 1]), "a client has two rows"),
         (lambda state: state["meta"]["log"].append(["stop"]), "the log has an unknown entry 'stop'"),
