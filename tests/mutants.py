@@ -47,7 +47,7 @@ MUTANTS = {
         "convert(update, reinterpret_cast<Row*>(new_row) + tile.begin, tile.size);",
         "convert(update, reinterpret_cast<Row*>(new_row) + tile.begin, tile.size);\n"
         "    for (std::int64_t i = 0; i < tile.size; ++i) sum[i] = static_cast<float>(sum[i]);",
-        "test_rules.py",
+        "test_identities.py",
     ),
     "step: a learning rate that is almost right": (
         "engine/formula/step.hpp",

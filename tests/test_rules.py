@@ -7,7 +7,8 @@ import bounds
 import oracle
 from afflux import Server
 from afflux.errors import AffluxError
-from afflux.rules import RULES, fadas, fedbuff, sasgd, wkafl, zenopp
+from afflux.rule import Arrivals, Weights
+from afflux.rules import RULES, fadas, fedbuff, sasgd, twafl, wkafl, zenopp
 from afflux.weigh import Constant, Exponential, Hinge, Polynomial, Staleness
 from variants import CLIENTS, FIRES, SIZE, TYPES, VARIANTS, push, round_options, serve, state, trace
 
@@ -213,6 +214,18 @@ def test_all_zero_gradients_move_nothing():
 def test_staleness_0_and_1_are_alike_in_sasgd():
     report, _ = one_round(sasgd(buffer_size=3), ((1, 1), 0, 1.0), ((1, 1), 1, 1.0), ((1, 1), 2, 1.0))
     assert report.weights.tolist() == [1 / 3, 1 / 3, 1 / 6]
+
+
+@pytest.mark.parametrize("rule", [wkafl(buffer_size=2), twafl(buffer_size=2, normalise="weights")])
+def test_weights_that_are_normalised_do_not_underflow(rule):
+    """(e/2)^-3000 is 0 in float64; relative to the freshest arrival it is not."""
+    staleness = np.array([3000, 3001])
+    gram = np.array([[0.0, 0.0, 0.0], [0.0, 1.0, 1.0], [0.0, 1.0, 1.0]])
+    examples, losses, norms = np.array([1, 1]), np.array([1.0, 1.0]), np.array([1.0, 1.0])
+    arrivals = Arrivals(3001, (0, 1), 3001 - staleness, staleness, examples, losses, norms, gram, {"stage": 1.0})
+    said = rule.weigh(arrivals)
+    estimate = said.next[0, 1:] if isinstance(said, Weights) else said
+    assert np.all(np.abs(estimate - [np.e / (np.e + 2), 2 / (np.e + 2)]) <= 16 * oracle.EPS)
 
 
 # ---- the parts -----------------------------------------------------------------------------------------------------
