@@ -47,7 +47,7 @@ MUTANTS = {
         "  add_mean(stage, tile, v);\n  for (",
         "  for (std::int64_t i = 0; i < tile.size; ++i) sum[i] = static_cast<float>(sum[i]);\n"
         "  add_mean(stage, tile, v);\n  for (",
-        "test_rules.py",
+        "test_identities.py",
     ),
     "step: a learning rate that is almost right": (
         "engine/formula/step.hpp",
