@@ -66,7 +66,7 @@ def test_run_is_one_rule_with_one_seed_in_a_dated_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--rules", "fedbuf"], "unknown rule 'fedbuf'; known: ca2fl, fedasync, fedavg, fedbuff"),
+        (["--rules", "fedbuf"], "unknown rule 'fedbuf'; known: afa_cd, afa_cs, ca2fl, fadas, "),
         (["--data", "cifar"], "unknown data 'cifar'; known: digits, mnist"),
         (["--model", "vgg"], "unknown model 'vgg'; known: cnn, logreg"),
         (["--delays", "slow"], "unknown delays 'slow'; known: ca2fl, constant"),

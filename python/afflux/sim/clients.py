@@ -42,13 +42,36 @@ def batches(num_examples: int, batch_size: int, steps: int, rng: np.random.Gener
             done += 1
 
 
+def as_kind(update: np.ndarray, kind: str, pulled: np.ndarray, client_lr: float, steps: int) -> np.ndarray:
+    """Return an update (d,) as what a rule of `kind` takes; float32, as the update is.
+
+    update    update itself, not a copy
+    gradient  -update / (client_lr * steps)
+    model     pulled + update
+
+    >>> as_kind(np.float32([1, 2]), "gradient", np.float32([5, 5]), client_lr=0.5, steps=2)
+    array([-1., -2.], dtype=float32)
+    """
+    if kind == "update":
+        return update
+    if kind == "gradient":
+        return np.asarray(update / np.float32(-client_lr * steps))
+    if kind == "model":
+        return np.asarray(pulled + update)
+    raise ValueError(f"[as_kind] unknown kind {kind!r}; known: gradient, model, update")
+
+
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What a client sends: `vector` is of the kind that the rule takes."""
+    """What a client sends: `vector` (d,) is of the kind that the rule takes."""
 
     vector: np.ndarray
     num_examples: int
     loss: float
+    steps: int
+    """Local steps that were done, K."""
+    update: np.ndarray
+    """(d,) local - pulled model, from which `vector` was made."""
 
 
 class Trainer:
@@ -100,18 +123,9 @@ class Trainer:
             self._flat.add_(self._gradient, alpha=-config.client_lr)
             losses += loss.item() * len(batch)
             seen += len(batch)
-        return Trained(self._vector(pulled, kind, steps), len(y), losses / seen)
-
-    def _vector(self, pulled: np.ndarray, kind: str, steps: int) -> np.ndarray:
-        if kind == "model":
-            return self._local.copy()
         update: np.ndarray = self._local - pulled
-        if kind == "update":
-            return update
-        if kind == "gradient":
-            update /= np.float32(-self._config.client_lr * steps)
-            return update
-        raise ValueError(f"[train] unknown kind {kind!r}; known: gradient, model, update")
+        vector = as_kind(update, kind, pulled, config.client_lr, steps)
+        return Trained(vector, len(y), losses / seen, steps, update)
 
     def evaluate(self, params: np.ndarray) -> tuple[float, float]:
         """Return accuracy and mean loss of `params` (d,) on the test part."""
