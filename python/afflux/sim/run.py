@@ -7,18 +7,19 @@ from pathlib import Path
 import numpy as np
 
 from afflux.layout import Layout
-from afflux.receipts import Pulled
 from afflux.server import Server
 from afflux.sim import models
+from afflux.sim.broadcast import Broadcast, Sent
 from afflux.sim.clients import Trainer, one_thread
 from afflux.sim.config import RuleSpec, SimConfig
-from afflux.sim.delays import DELAYS
 from afflux.sim.errors import ConfigError, DivergedError
-from afflux.sim.events import Arrival, Dispatch, schedule
+from afflux.sim.events import Arrival, Dispatch
 from afflux.sim.partitions import PARTITIONS
+from afflux.sim.protocol import events_of
 from afflux.sim.result import Row, RunResult
 from afflux.sim.streams import Purpose, stream
 from afflux.sim.tasks import load
+from afflux.sim.validation import Validation, wants
 
 Progress = Callable[[int], None]
 """Called after each arrival with the number of arrivals so far; may raise to stop the run."""
@@ -40,48 +41,33 @@ def _run(spec: RuleSpec, seed: int, config: SimConfig, progress: Progress) -> Ru
     rule = spec.build()
     task = load(config.data, Path(config.data_dir) if config.data_dir else None)
     shards = PARTITIONS[config.partition](
-        task.y_train, config.num_clients, config.alpha, stream(seed, Purpose.PARTITION)
+        task.y_train, config.num_clients, config.heterogeneity, stream(seed, Purpose.PARTITION)
     )
     clients = [client for client, shard in enumerate(shards) if len(shard)]
     if config.arrivals < rule.buffer_size:
         raise ConfigError(f"arrivals is {config.arrivals}, but {spec.label} steps after {rule.buffer_size}")
-    concurrency, refill = config.concurrency, config.refill
-    if spec.name == "fedavg":
-        # The synchronous baseline: its cohort starts together and is waited for.
-        concurrency = refill = rule.buffer_size
-    if concurrency > len(clients):
-        raise ConfigError(
-            f"concurrency is {concurrency}, but only {len(clients)} of {config.num_clients} "
-            f"clients hold data with seed {seed}"
-        )
-
     module = models.build(config.model, task.shape, task.num_classes, stream(seed, Purpose.MODEL))
     layout = Layout.of(module)
     server = Server(rule, layout.flatten(module), num_clients=len(clients), num_threads=1)
     trainer = Trainer(module, layout, task, shards, config)
-    law = DELAYS[config.delays](config.num_clients, stream(seed, Purpose.DELAY_CLIENTS))
+    broadcast = Broadcast(server, config, len(clients))
+    validation = None
+    if wants(rule):
+        rng = stream(seed, Purpose.VALIDATION)
+        validation = Validation(server, trainer, len(task.y_train), config.validation, config.refresh_every, rng)
 
     rows = [Row(0, 0, 0.0, *trainer.evaluate(server.params))]
     staleness: list[int] = []
     round_staleness: list[int] = []
     seconds: list[float] = []
-    pulled: dict[int, Pulled] = {}
-    events = schedule(
-        clients,
-        concurrency=concurrency,
-        arrivals=config.arrivals,
-        delay=law,
-        selection=stream(seed, Purpose.SELECTION),
-        times=stream(seed, Purpose.DELAY_TIMES),
-        refill=refill,
-    )
-    for event in events:
+    sent: dict[int, Sent] = {}
+    for event in events_of(spec, rule.buffer_size, seed, config, clients):
         if isinstance(event, Dispatch):
-            pulled[event.sequence] = server.pull()
+            sent[event.sequence] = broadcast.pull(event.client, event.age)
             continue
-        start = pulled.pop(event.sequence)
+        start = sent.pop(event.sequence)
         rng = stream(seed, Purpose.BATCHES, event.sequence)
-        trained = trainer.train(event.client, start.params, rule.kind, rng)
+        trained = trainer.train(event.client, start.model.params, rule.kind, rng, start.shift)
         if not (math.isfinite(trained.loss) and np.isfinite(trained.vector).all()):
             raise DivergedError(
                 f"{spec.label}, seed {seed}: client {event.client} diverged at arrival "
@@ -90,10 +76,13 @@ def _run(spec: RuleSpec, seed: int, config: SimConfig, progress: Progress) -> Ru
         receipt = server.push(
             event.client,
             trained.vector,
-            version=start.version,
+            version=start.model.version,
             num_examples=trained.num_examples,
             loss=trained.loss,
         )
+        broadcast.finished(event.client, start, trained)
+        if validation is not None:
+            validation.refresh()
         staleness.append(receipt.staleness)
         if receipt.report is not None:
             round_staleness.append(int(np.max(receipt.report.staleness)))
