@@ -65,6 +65,9 @@ class Array {
   Device device_{};
 };
 
+inline View<void> as_view(const Array& array) { return array.view(); }
+inline View<const unsigned char> read_only(View<unsigned char> row) { return {row.data, row.size, row.device}; }
+
 // A sequence of arrays, held together with the views that the engine reads.
 template <class T>
 class Arrays {

@@ -2,9 +2,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <optional>
-
 #include "afflux/afflux.hpp"
+#include "apply.hpp"
 #include "arrays.hpp"
 #include "buffers.hpp"
 
@@ -12,9 +11,6 @@ namespace py = pybind11;
 
 namespace afflux::python {
 namespace {
-
-View<void> as_view(const Array& array) { return array.view(); }
-View<const unsigned char> read_only(View<unsigned char> row) { return {row.data, row.size, row.device}; }
 
 py::tuple ingest_(const py::object& update, const py::object& slot, int num_threads) {
   Statistics result{};
@@ -39,37 +35,6 @@ void gram_(const py::object& vectors, const py::object& out, int num_threads) {
   const View<double> view = to.doubles();
   const py::gil_scoped_release release;
   gram(from.list(), view, num_threads);
-}
-
-void apply_(const py::object& params, const py::object& out, const py::object& updates, const py::object& weights,
-            double params_weight, double lr, bool cached, const py::object& sum, std::int64_t num_clients,
-            const py::object& rows, const py::object& new_rows, int num_threads, std::optional<py::list> done) {
-  const Array from({"apply", "params"}, params, Access::read), to({"apply", "out"}, out, Access::write),
-      weight({"apply", "weights"}, weights, Access::read);
-  const Arrays<const void> vectors("apply", "updates", updates, Access::read, Shape::vector, false, as_view);
-  const View<double> w = weight.doubles();
-  Pass pass;
-  pass.params = from.view();
-  pass.out = to.view();
-  pass.combine = {vectors.list(), {w.data, w.size}, params_weight};
-  pass.step.lr = lr;
-  const Codec codec = exact_codec(vectors.list().size > 0 ? vectors.list().data[0].type : Type::float32);
-  const auto row = [codec](const Array& array) { return array.row(codec); };
-  const auto old_row = [codec](const Array& array) { return read_only(array.row(codec)); };
-  const Arrays<const unsigned char> old("apply", "rows", rows, Access::read, Shape::vector, true, old_row);
-  const Arrays<unsigned char> replaced("apply", "new_rows", new_rows, Access::write, Shape::vector, true, row);
-  std::optional<Array> cache;
-  if (cached) {
-    cache.emplace(Argument{"apply", "sum"}, sum, Access::write);
-    pass.calibrate = {
-        Calibration::cached_difference, codec, cache->doubles(), num_clients, old.list(), replaced.list()};
-  }
-  {
-    const py::gil_scoped_release release;
-    apply(pass, num_threads);
-  }
-  // Before Python can run a signal handler: an exception of one cannot hide from the caller that the sweep was made.
-  if (done) done->append(py::none());
 }
 
 Codec codec_named(const std::string& name) {
@@ -116,9 +81,7 @@ PYBIND11_MODULE(_engine, module) {
   module.attr("SUPERBLOCK") = kSuperblock;
   module.def("ingest", ingest_, py::arg("update"), py::arg("slot"), py::arg("num_threads"));
   module.def("gram", gram_, py::arg("vectors"), py::arg("out"), py::arg("num_threads"));
-  module.def("apply", apply_, py::arg("params"), py::arg("out"), py::arg("updates"), py::arg("weights"),
-             py::arg("params_weight"), py::arg("lr"), py::arg("cached"), py::arg("sum"), py::arg("num_clients"),
-             py::arg("rows"), py::arg("new_rows"), py::arg("num_threads"), py::arg("done") = py::none());
+  bind_apply(module);
   module.def(
       "row_bytes", [](const std::string& codec, std::int64_t size) { return row_bytes(codec_named(codec), size); },
       py::arg("codec"), py::arg("size"));

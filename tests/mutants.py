@@ -136,8 +136,9 @@ MUTANTS = {
     ),
     "server: a failing rule loses the buffer": (
         "python/afflux/server.py",
-        "        return prepare(self.rule, book.current",
-        "        self._joins.book = book._replace(filled=0)\n        return prepare(self.rule, book.current",
+        "        return prepare(self.rule, self._joins.before",
+        "        self._joins.book = self._joins.book._replace(filled=0)\n"
+        "        return prepare(self.rule, self._joins.before",
         "test_server.py",
     ),
     "joins: a round that is being made is not counted": (

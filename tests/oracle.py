@@ -62,6 +62,65 @@ def cached_difference(updates, weights, rows, cache_sum, num_clients):
     return v, size
 
 
+# Engine stages: float64, in the documented order, each written vector rounded once; equal bit for bit.
+
+
+def weighted(coefficients, vectors, start=0.0):
+    """start + c_0 a_0 + c_1 a_1 + ..., one after the other; what has coefficient 0 is left out."""
+    for c, a in zip(coefficients, vectors, strict=True):
+        start = start + c * f64(a) if c != 0 else start
+    return start
+
+
+def direction(params, updates, weights, params_weight=0.0, memory=((), ()), cache=None):
+    """v and, with a cache, its new sum; memory: (vectors, weights), cache: (kind, sum, N, rows, replaced)."""
+    v = weighted([params_weight, *memory[1]], [params, *memory[0]], np.zeros(len(params)))
+    if cache is None:
+        return weighted(weights, updates, v), None
+    kind, old_sum, num_clients, rows, replaced = cache
+    inverse = 1.0 / num_clients
+    new_sum = old_sum
+    for update, row, is_new in zip(updates, rows, replaced, strict=True):
+        if is_new:
+            new_sum = new_sum + (f64(update) - f64(0.0 if row is None else row))
+    if kind == "mean":
+        return v + new_sum * inverse, new_sum
+    v = v + old_sum * inverse
+    for update, weight, row in zip(updates, weights, rows, strict=True):
+        if weight != 0:
+            v = v + weight * (f64(update) - f64(0.0 if row is None else row))
+    return v, new_sum
+
+
+def next_memories(vectors, updates, coefficients):
+    return [weighted(row, [*vectors, *updates], np.zeros(len(vectors[0]))).astype(vectors[0].dtype)
+            for row in coefficients]  # fmt: skip
+
+
+def step(kind, params, d, states, lr, beta1=0.0, beta2=0.0, epsilon=0.0, root_scale=1.0):
+    """Params and states after one step, rounded to the type of params."""
+    x, (m, v, v_hat) = f64(params), [*map(f64, states), *[0.0] * 3][:3]
+    if kind == "sgd":
+        new, move = [], d
+    elif kind == "momentum":
+        move = beta1 * m + d
+        new = [move]
+    else:
+        m = beta1 * m + (1 - beta1) * d
+        if kind == "adagrad":
+            v = v + d * d
+        elif kind == "yogi":
+            v = v - (1 - beta2) * d * d * np.sign(v - d * d)
+        else:
+            v = beta2 * v + (1 - beta2) * d * d
+        new, big = [m, v], v
+        if kind == "amsgrad":
+            big = np.maximum(v_hat, v)
+            new.append(big)
+        return [a.astype(params.dtype) for a in (x + lr * m / (np.sqrt(big) * root_scale + epsilon), *new)]
+    return [a.astype(params.dtype) for a in (x + lr * move, *new)]
+
+
 def polynomial(staleness, a):
     return (1.0 + f64(staleness)) ** -a
 

@@ -8,7 +8,8 @@ import pytest
 import afflux
 
 PACKAGE = Path(afflux.__file__).parent
-FILES = [PACKAGE / name for name in ("weigh.py", "step.py", "calibrate.py", "rule.py", "round.py")]
+PARTS = ("weigh", "selection", "score", "scheduling", "algebra", "rates", "step", "calibrate", "rule", "round")
+FILES = [PACKAGE / f"{name}.py" for name in PARTS]
 FILES += sorted((PACKAGE / "rules").glob("*.py"))
 
 #: Functions of NumPy and math that IEEE 754 fixes to the bit, or that do not compute.

@@ -69,6 +69,17 @@ struct Many {
 #endif
   }
   AFFLUX_FN Doubles fill(double value) { return Doubles{} + value; }
+  AFFLUX_FN Doubles root(Doubles value) {
+#if defined(__AVX512F__)
+    return (Doubles)_mm512_sqrt_pd((__m512d)value);
+#elif defined(__AVX__)
+    return (Doubles)_mm256_sqrt_pd((__m256d)value);
+#elif defined(__SSE2__)
+    return (Doubles)_mm_sqrt_pd((__m128d)value);
+#else
+    return (Doubles)vsqrtq_f64((float64x2_t)value);
+#endif
+  }
   AFFLUX_FN void store(double* to, Doubles value) { __builtin_memcpy(to, &value, sizeof value); }
   AFFLUX_FN void store(float* to, Doubles value) {
 #if defined(__AVX512F__)
@@ -89,6 +100,7 @@ struct One {
   AFFLUX_FN double load(const double* value) { return *value; }
   AFFLUX_FN double load(const Bfloat16* value) { return static_cast<double>(formula::widened(*value)); }
   AFFLUX_FN double fill(double value) { return value; }
+  AFFLUX_FN double root(double value) { return __builtin_sqrt(value); }
   AFFLUX_FN void store(double* to, double value) { *to = value; }
   AFFLUX_FN void store(float* to, double value) { *to = static_cast<float>(value); }
 };

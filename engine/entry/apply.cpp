@@ -1,5 +1,3 @@
-#include <cmath>
-
 #include "afflux/afflux.hpp"
 #include "cpu/dispatch.hpp"
 #include "cpu/parallel_for.hpp"
@@ -9,16 +7,32 @@
 namespace afflux {
 namespace {
 
+// Vectors of the type and size of params, which are overwritten.
+void check_held(const char* name, List<View<void>> vectors, const Pass& pass, check::Overlaps& overlaps) {
+  check::list("apply", name, vectors);
+  for (std::int64_t i = 0; i < vectors.size; ++i) {
+    const View<void>& vector = vectors.data[i];
+    check::type("apply", {name, i}, vector.type, {pass.params.type});
+    check::view("apply", {name, i}, vector, pass.params.size);
+    overlaps.write({name, i}, vector);
+  }
+}
+
+void check_numbers(const char* name, List<double> numbers, std::int64_t size, check::Overlaps& overlaps) {
+  const View<const double> view{numbers.data, numbers.size, {}};
+  check::view("apply", name, view, size);
+  overlaps.read(name, view);
+  for (std::int64_t i = 0; i < size; ++i) check::finite("apply", {name, i}, numbers.data[i]);
+}
+
 void check_combine(const Pass& pass, check::Overlaps& overlaps) {
   const Combine& stage = pass.combine;
   check::list("apply", "updates", stage.updates);
   if (stage.weights.size != stage.updates.size)
     check::fail("apply", "weights has " + std::to_string(stage.weights.size) + " entries, updates has " +
                              std::to_string(stage.updates.size));
-  const View<const double> weights{stage.weights.data, stage.weights.size, {}};
-  check::view("apply", "weights", weights, stage.weights.size);
-  overlaps.read("weights", weights);
-  if (!std::isfinite(stage.params_weight)) check::fail("apply", "params_weight is not finite");
+  check_numbers("weights", stage.weights, stage.weights.size, overlaps);
+  check::finite("apply", "params_weight", stage.params_weight);
   for (std::int64_t i = 0; i < stage.updates.size; ++i) {
     const check::Name name("updates", i);
     const View<const void>& update = stage.updates.data[i];
@@ -26,7 +40,6 @@ void check_combine(const Pass& pass, check::Overlaps& overlaps) {
     check::one_type("apply", name, update.type, stage.updates.data[0].type);
     check::view("apply", name, update, pass.params.size);
     overlaps.read(name, update);
-    if (!std::isfinite(stage.weights.data[i])) check::fail("apply", check::Name("weights", i).str() + " is not finite");
   }
 }
 
@@ -65,6 +78,36 @@ void check_calibrate(const Pass& pass, check::Overlaps& overlaps) {
   }
 }
 
+void check_beta(check::Name name, double beta) {
+  if (!(beta >= 0.0 && beta < 1.0)) check::fail("apply", name.str() + " must be at least 0 and less than 1");
+}
+
+void check_step(const Pass& pass, check::Overlaps& overlaps) {
+  const Step& stage = pass.step;
+  check::finite("apply", "lr", stage.lr);
+  check_beta("beta1", stage.beta1);
+  check_beta("beta2", stage.beta2);
+  check::finite("apply", "epsilon", stage.epsilon);
+  if (stage.epsilon < 0.0) check::fail("apply", "epsilon is negative");
+  check::finite("apply", "root_scale", stage.root_scale);
+  if (stage.states.size != state_count(stage.kind))
+    check::fail("apply", "states has " + std::to_string(stage.states.size) + " vectors, the step keeps " +
+                             std::to_string(state_count(stage.kind)));
+  check_held("states", stage.states, pass, overlaps);
+}
+
+// Written, also where `next` is empty: what may overlap does not depend on numbers.
+void check_memory(const Pass& pass, check::Overlaps& overlaps) {
+  const Memory& memory = pass.memory;
+  const std::int64_t held = memory.vectors.size, count = held + pass.combine.updates.size;
+  if (held > kMostMemories)
+    check::fail("apply", "memory.vectors has " + std::to_string(held) + " vectors, at most " +
+                             std::to_string(kMostMemories) + " are served");
+  check_numbers("memory.weights", memory.weights, held, overlaps);
+  if (memory.next.size != 0) check_numbers("memory.next", memory.next, held * count, overlaps);
+  check_held("memory.vectors", memory.vectors, pass, overlaps);
+}
+
 void check_pass(const Pass& pass) {
   check::Overlaps overlaps;
   check::type("apply", "params", pass.params.type, {Type::float32, Type::float64});
@@ -75,7 +118,8 @@ void check_pass(const Pass& pass) {
   overlaps.write("out", pass.out);
   check_combine(pass, overlaps);
   check_calibrate(pass, overlaps);
-  if (!std::isfinite(pass.step.lr)) check::fail("apply", "lr is not finite");
+  check_step(pass, overlaps);
+  check_memory(pass, overlaps);
   overlaps.refuse("apply");
 }
 

@@ -1,5 +1,6 @@
 // What every entry point checks before it writes anything. Messages read "[operation] argument ...".
 #pragma once
+#include <cmath>
 #include <initializer_list>
 #include <string>
 
@@ -22,6 +23,10 @@ struct Name {
 
 inline void threads(const char* op, int num_threads) {
   if (num_threads < 1) fail(op, "num_threads is " + std::to_string(num_threads) + ", must be at least 1");
+}
+
+inline void finite(const char* op, Name name, double value) {
+  if (!std::isfinite(value)) fail(op, name.str() + " is not finite");
 }
 
 // size, null, alignment and device of one view; `alignment` is that of the elements it holds.

@@ -5,8 +5,8 @@ from afflux._engine import __version__
 from afflux.errors import AffluxError, BusyError, UnavailableError
 from afflux.layout import Layout
 from afflux.log import replay
-from afflux.receipts import Cut, Join, Pulled, Quarantined, Receipt, Report
-from afflux.rule import Arrivals, Calibrate, Rule
+from afflux.receipts import Cut, Handed, Join, Pulled, Quarantined, Receipt, Report
+from afflux.rule import Arrivals, Calibrate, Needs, Rule, Weights
 from afflux.server import Server
 
 __all__ = [
@@ -15,8 +15,10 @@ __all__ = [
     "BusyError",
     "Calibrate",
     "Cut",
+    "Handed",
     "Join",
     "Layout",
+    "Needs",
     "Pulled",
     "Quarantined",
     "Receipt",
@@ -24,6 +26,7 @@ __all__ = [
     "Rule",
     "Server",
     "UnavailableError",
+    "Weights",
     "__version__",
     "ops",
     "replay",

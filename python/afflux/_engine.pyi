@@ -32,15 +32,12 @@ def gram(vectors: Sequence[object], out: object, num_threads: int) -> None: ...
 def apply(
     params: object,
     out: object,
-    updates: Sequence[object],
-    weights: object,
-    params_weight: float,
-    lr: float,
-    cached: bool,
-    sum: object | None,
-    num_clients: int,
-    rows: Sequence[object | None],
-    new_rows: Sequence[object | None],
+    combine: tuple[Sequence[object], object, float],  # updates, weights, params_weight
+    calibrate: tuple[str, object, int, Sequence[object | None], Sequence[object | None]] | None,
+    # kind, sum, num_clients, rows, new_rows
+    step: tuple[str, float, float, float, float, float, Sequence[object]],
+    # kind, lr, beta1, beta2, epsilon, root_scale, states
+    memory: tuple[Sequence[object], object, object | None] | None,  # vectors, weights, next
     num_threads: int,
     done: list[None] | None = None,
 ) -> None: ...

@@ -1,4 +1,7 @@
-"""The parts that calibrate: per-client cached rows that enter the direction."""
+"""The parts that calibrate: per-client cached rows that enter the direction.
+
+Rows start at 0 and take 4 d bytes per client seen (8 d for float64), their float64 sum 8 d.
+"""
 
 from afflux.rule import Calibrate
 
@@ -6,5 +9,12 @@ from afflux.rule import Calibrate
 NONE = Calibrate(cached=False)
 
 #: v = h + sum_i w_i (u_i - h_i), then h_i = u_i, with h the mean of all N rows (CA2FL, Wang et al. 2024, Algorithm 2).
-#: Rows start at 0; v uses the old h and h_i. Keeps 4 d bytes per client seen, and 8 d for the sum.
+#: v uses the old h and h_i; weights are normalised to sum to 1 over the accepted arrivals.
 CACHED_DIFFERENCE = Calibrate(cached=True)
+
+#: h_i = u_i, then v = h, the mean of all N rows (AFA-CS, Yang et al. 2022, Algorithm 3). Weights do not enter, but 0
+#: rejects an arrival. Rows never seen count as 0.
+CACHED_MEAN = Calibrate(cached=True, direction="mean")
+
+#: The same, but the mean is over those clients that have a row.
+CACHED_MEAN_OF_SEEN = Calibrate(cached=True, direction="mean", divide_by="seen")

@@ -11,12 +11,12 @@ from afflux._engine import ORDER_VERSION
 from afflux.errors import AffluxError
 from afflux.intake import is_int, plain_id
 from afflux.joins import Book, Joins
-from afflux.receipts import STATUSES, Cut, Entry, Join, Pulled, Quarantined, no_counts, sealed
-from afflux.round import Waiting
-from afflux.rule import ClientId, Float64
+from afflux.receipts import STATUSES, Cut, Entry, Handed, Join, Pulled, Quarantined, no_counts, sealed
+from afflux.round import Memories, Waiting
+from afflux.rule import ClientId, Float64, Rule, Scalars
 from afflux.store import MemoryRows
 
-FORMAT = 1
+FORMAT = 2
 #: How the elements of a slot are saved; bfloat16, which NumPy lacks, as its 16 bits.
 STORED = {"float32": "float32", "float64": "float64", "bfloat16": "uint16"}
 
@@ -30,26 +30,36 @@ class Saved:
     version: int
     params: Array  #: the state's array
     buffers: Float64 | None
-    waiting: list[Waiting]  #: their slots are rows of the state's array
+    arrivals: list[Waiting]  #: those in the buffer, then those that wait for the next pass; slots are the state's rows
+    filled: int  #: arrivals in the buffer
     rows: MemoryRows | None
     number: int
     counts: dict[str, int]
     id_type: type | None
     quarantined: list[Quarantined]
     log: list[Entry] | None
+    memories: Memories
+    handed: frozenset[str]
+    scalars: Scalars
+    passed: frozenset[ClientId]
 
-    def book(self, current: Pulled, waiting: list[Waiting]) -> Book:
+    def book(self, current: Pulled, arrivals: list[Waiting]) -> Book:
         """The book that goes with it, once params and slots are in the server's own memory."""
         return Book(
             current=current,
             rows=self.rows,
-            waiting=waiting,
-            filled=len(waiting),
+            waiting=arrivals[: self.filled],
+            filled=self.filled,
             number=self.number,
             counts=self.counts,
             quarantined=len(self.quarantined),
             logged=len(self.log or []),
             id_type=self.id_type,
+            memories=self.memories,
+            handed=self.handed,
+            scalars=self.scalars,
+            passed=self.passed,
+            deferred=tuple(arrivals[self.filled :]),
         )
 
 
@@ -57,7 +67,8 @@ def save(
     facts: Mapping[str, Any], book: Book, quarantined: Sequence[Quarantined], log: Sequence[Entry] | None
 ) -> dict[str, Any]:
     """`facts` say what kind of server it is."""
-    waiting, rows, current, d = book.arrivals(), book.rows, book.current, book.current.params.size
+    rows, current, d = book.rows, book.current, book.current.params.size
+    waiting = [*book.arrivals(), *book.deferred]
     meta = {
         **facts,
         "format": FORMAT,
@@ -66,9 +77,13 @@ def save(
         "joins": book.number,
         "counts": dict(book.counts),
         "id_type": None if book.id_type is None else book.id_type.__name__,
+        "filled": book.filled,
+        "passed": sorted(book.passed),
+        "scalars": dict(book.scalars),
+        "handed": sorted(book.handed),
         "waiting": [[w.client_id, w.version, w.num_examples, w.join, w.staleness] for w in waiting],
         "quarantined": [[q.join, q.client_id, q.version, q.index] for q in quarantined],
-        "log": None if log is None else [[e.kind] if isinstance(e, Cut) else list(e[:-1]) for e in log],
+        "log": None if log is None else [_entry(e) for e in log],
         "row_ids": [] if rows is None else rows.client_ids,
     }
     arrays = {
@@ -85,7 +100,14 @@ def save(
     if rows is not None:
         arrays["rows"] = _stacked(list(rows.arrays.values()), rows.dtype.name, d)
         arrays["sum"] = np.array(rows.sum)
+    arrays |= {f"memory.{name}": vector.copy() for name, vector in book.memories.items()}
     return {"meta": meta, "arrays": arrays}
+
+
+def _entry(entry: Entry) -> list[Any]:
+    if isinstance(entry, Join):
+        return list(entry[:-1])
+    return [entry.kind] if isinstance(entry, Cut) else ["set_memory", entry.name]
 
 
 def load(state: Mapping[str, Any], facts: Mapping[str, Any], joins: Joins) -> Saved:
@@ -104,7 +126,7 @@ def load(state: Mapping[str, Any], facts: Mapping[str, Any], joins: Joins) -> Sa
 
 def _load(meta: Mapping[str, Any], arrays: "_Arrays", facts: Mapping[str, Any], joins: Joins) -> Saved:
     current, d = joins.book.current, facts["d"]
-    version, number = _int(meta["version"]), _int(meta["joins"])
+    version, number, rule = _int(meta["version"]), _int(meta["joins"]), joins.rule
     ids = _Ids(meta["id_type"])
     buffers: Float64 | None = None
     own: Sequence[Float64 | None] = [None] * len(meta["waiting"])
@@ -115,7 +137,8 @@ def _load(meta: Mapping[str, Any], arrays: "_Arrays", facts: Mapping[str, Any], 
         version=version,
         params=arrays.get("params", facts["dtype"], (d,)),
         buffers=buffers,
-        waiting=_waiting(meta, arrays, facts, joins, ids, own),
+        arrivals=_waiting(meta, arrays, facts, joins, ids, own),
+        filled=_int(meta["filled"]),
         rows=_rows(meta, arrays, d, joins, ids),
         number=number,
         counts={name: _int(meta["counts"][name]) for name in no_counts()},
@@ -125,7 +148,21 @@ def _load(meta: Mapping[str, Any], arrays: "_Arrays", facts: Mapping[str, Any], 
             for join, who, pulled, index in meta["quarantined"]
         ],
         log=_log(meta, arrays, ids),
+        memories={name: arrays.get(f"memory.{name}", facts["dtype"], (d,)).copy() for name in rule.memories},
+        handed=frozenset(name for name in meta["handed"] if name in rule.needs.handed_in),
+        scalars=_scalars(meta, rule),
+        passed=frozenset(ids.joined(who) for who in meta["passed"]),
     )
+
+
+def _scalars(meta: Mapping[str, Any], rule: Rule) -> Scalars:
+    scalars = {name: float(value) for name, value in meta["scalars"].items()}
+    if set(scalars) != set(rule.needs.scalars):
+        _fail(f"the rule's numbers are {sorted(scalars)} in the state, {sorted(rule.needs.scalars)} here")
+    for name, value in scalars.items():
+        if not np.isfinite(value):
+            _fail(f"{name} is {value}")
+    return scalars
 
 
 def _waiting(
@@ -136,9 +173,11 @@ def _waiting(
     ids: "_Ids",
     own: Sequence[Float64 | None],
 ) -> list[Waiting]:
-    count = len(meta["waiting"])
-    if count >= joins.rule.buffer_size:
-        _fail(f"{count} arrivals wait in the state, the buffer holds {joins.rule.buffer_size}")
+    count, filled = len(meta["waiting"]), _int(meta["filled"])
+    if not filled <= count or (filled < count and not joins.rule.needs.passes):
+        _fail(f"{filled} of {count} arrivals are in the buffer, which cannot be")
+    if filled >= joins.rule.buffer_size + joins.rule.needs.passes:  # a pass may begin with a full buffer
+        _fail(f"{filled} arrivals wait in the state, the buffer holds {joins.rule.buffer_size}")
     slots = arrays.get("slots", STORED[facts["slot_dtype"]], (count, facts["d"]))
     losses, norms = (arrays.get(name, "float64", (count,)) for name in ("losses", "norms"))
     waiting = []
@@ -162,7 +201,7 @@ def _waiting(
         )
     if len({w.join for w in waiting}) < count:
         _fail("two arrivals have one join")
-    if joins.duplicates != "both" and len({w.client_id for w in waiting}) < count:
+    if joins.duplicates != "both" and len({w.client_id for w in waiting[:filled]}) < filled:
         _fail("a client waits twice")
     return waiting
 
@@ -183,13 +222,18 @@ def _rows(meta: Mapping[str, Any], arrays: "_Arrays", d: int, joins: Joins, ids:
 def _log(meta: Mapping[str, Any], arrays: "_Arrays", ids: "_Ids") -> list[Entry] | None:
     if meta["log"] is None:
         return None
-    losses = iter(arrays.get("log_losses", "float64", (sum(len(entry) > 1 for entry in meta["log"]),)))
+    losses = iter(arrays.get("log_losses", "float64", (sum(len(entry) > 2 for entry in meta["log"]),)))
     log: list[Entry] = []
     for entry in meta["log"]:
         if len(entry) == 1:
             if entry[0] not in ("flush", "discard"):
                 _fail(f"the log has an unknown entry {entry[0]!r}")
             log.append(Cut(entry[0]))
+            continue
+        if len(entry) == 2:
+            if entry[0] != "set_memory" or not isinstance(entry[1], str):
+                _fail(f"the log has an unknown entry {entry!r}")
+            log.append(Handed(entry[1]))
             continue
         number, status, who, version, staleness, examples = entry
         if status not in STATUSES:
@@ -224,8 +268,8 @@ class _Arrays:
         array = np.asarray(self._arrays[name])
         if array.dtype != dtype or array.shape != shape:
             _fail(f"{name} is {array.dtype} of shape {array.shape}, expected {dtype} of shape {shape}")
-        # A loss is NaN where a client reported none, a norm of float64 values may be infinite, and so may params.
-        if name not in ("losses", "log_losses", "norms", "params"):
+        # A loss is NaN where a client reported none, a norm of float64 values may be infinite; so may params, memories.
+        if name not in ("losses", "log_losses", "norms", "params") and not name.startswith("memory."):
             finite = np.isfinite(array) if array.dtype != "uint16" else (array & 0x7F80) != 0x7F80
             if not finite.all():
                 _fail(f"{name} has a non-finite value at index {np.argwhere(~finite)[0].tolist()}")

@@ -1,11 +1,12 @@
 """What is decided about each arrival, and the buffer that is filling. Knows nothing of threads: callers take turns."""
 
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from afflux.errors import AffluxError
-from afflux.receipts import Cut, Entry, Join, Pulled, Quarantined, Status, no_counts
-from afflux.round import Round, Waiting
-from afflux.rule import ClientId, Rule
+from afflux.receipts import Cut, Entry, Handed, Join, Pulled, Quarantined, Status, no_counts
+from afflux.round import Before, Memories, Round, Waiting
+from afflux.rule import ClientId, Rule, Scalars
 from afflux.store import MemoryRows
 
 Duplicates = Literal["latest", "both", "reject"]
@@ -26,6 +27,11 @@ class Book(NamedTuple):
     quarantined: int = 0  #: entries of the list that count
     logged: int = 0  #: entries of the log that count
     id_type: type | None = None  #: of client ids: int or str; None before the first join
+    memories: Memories = MappingProxyType({})  #: the rule's vectors; the sweep of a round changes them in place
+    handed: frozenset[str] = frozenset()  #: those memories that the user has handed in
+    scalars: Scalars = MappingProxyType({})  #: the rule's own numbers
+    passed: frozenset[ClientId] = frozenset()  #: who has entered in this pass, those that wait included
+    deferred: tuple[Waiting, ...] = ()  #: arrivals that wait for the next pass
 
     def arrivals(self) -> list[Waiting]:
         """Those that wait."""
@@ -41,13 +47,14 @@ class Joins:
         duplicates: Duplicates,
         max_staleness: int | None,
         log: bool,
-        first: Pulled,
-        rows: MemoryRows | None,
+        num_clients: int | None,
+        first: Book,
     ) -> None:
         self.rule = rule
         self.duplicates = duplicates
         self.max_staleness = max_staleness
-        self.book = Book(first, rows, [])
+        self.num_clients = num_clients
+        self.book = first
         self._quarantined: list[Quarantined] = []
         self._log: list[Entry] | None = [] if log else None
         # Where a client waits, unless both count. Entries may be out of date: the book says who waits there.
@@ -84,6 +91,8 @@ class Joins:
             return "quarantined", staleness
         if self.max_staleness is not None and staleness > self.max_staleness:
             return "dropped", staleness
+        if client_id in book.passed:
+            return "deferred", staleness
         place = self._place(client_id)
         if place is None:
             self._check_clients(client_id)
@@ -94,15 +103,51 @@ class Joins:
 
     def completes(self, status: Status) -> bool:
         """Whether an arrival of this status makes the buffer full."""
-        return status == "joined" and self.book.filled + 1 == self.rule.buffer_size
+        return status == "joined" and self.book.filled + 1 == self._target()
+
+    @property
+    def overdue(self) -> bool:
+        """Whether those that had waited for this pass fill a buffer."""
+        return self.book.filled > 0 and self.book.filled == self._target()
+
+    def _target(self) -> int:
+        """Arrivals that make the buffer full: M, or those that are left of the pass."""
+        if not self.rule.needs.passes:
+            return self.rule.buffer_size
+        assert self.num_clients is not None
+        book = self.book
+        return min(self.rule.buffer_size, self.num_clients - len(book.passed) + book.filled)
+
+    def before(self, arrivals: int) -> Before:
+        """What the round of so many arrivals starts from.
+
+        Raises:
+            AffluxError: a memory that the rule reads was never handed in.
+        """
+        book = self.book
+        for name in self.rule.needs.handed_in:
+            if name not in book.handed:
+                raise AffluxError(
+                    f"[{self.rule.name}] the memory {name!r} was never handed in: set_memory({name!r}, vector)"
+                )
+        entered = len(book.passed) - book.filled + arrivals
+        ends_pass = self.rule.needs.passes and entered == self.num_clients
+        return Before(book.current, book.rows, book.memories, book.scalars, ends_pass)
 
     def record(self, status: Status, arrival: Waiting, bad: int | None, sealed: Round | None) -> None:
         """Carries a decision out; `sealed` is the round that the arrival completes."""
         book = self.book
+        passed, deferred, scalars = book.passed, book.deferred, book.scalars
         waiting, filled, id_type = book.waiting, book.filled, book.id_type
         quarantined, logged = book.quarantined, book.logged
+        if self.rule.needs.passes and status == "joined":
+            passed = passed | {arrival.client_id}
         if sealed is not None:
-            waiting, filled, id_type = [], 0, type(arrival.client_id)
+            waiting, passed, deferred = self._opened(passed, deferred)
+            filled, id_type = len(waiting), type(arrival.client_id)
+            scalars = scalars if sealed.report.stepped else sealed.scalars
+        elif status == "deferred":
+            deferred = (*deferred, arrival)
         elif status == "joined":
             if self.duplicates != "both":
                 self._places[arrival.client_id] = filled
@@ -121,17 +166,71 @@ class Joins:
             self._log[logged:] = [entry]
             logged += 1
         counts = {**book.counts, status: book.counts[status] + 1}
-        decided = sealed if sealed is not None else book.round
+        # A round that makes no step is over as soon as it is decided.
+        decided = sealed if sealed is not None and sealed.report.stepped else book.round
         self.book = Book(
-            book.current, book.rows, waiting, filled, decided, book.number + 1, counts, quarantined, logged, id_type
+            current=book.current,
+            rows=book.rows,
+            waiting=waiting,
+            filled=filled,
+            round=decided,
+            number=book.number + 1,
+            counts=counts,
+            quarantined=quarantined,
+            logged=logged,
+            id_type=id_type,
+            memories=book.memories,
+            handed=book.handed,
+            scalars=scalars,
+            passed=passed,
+            deferred=deferred,
         )
         if sealed is not None:
             self._places = {}
+
+    def _opened(
+        self, passed: frozenset[ClientId], deferred: tuple[Waiting, ...]
+    ) -> tuple[list[Waiting], frozenset[ClientId], tuple[Waiting, ...]]:
+        """The next buffer: empty, but for those who have waited for this pass."""
+        if len(passed) == self.num_clients:
+            passed = frozenset()
+        entering: list[Waiting] = []
+        later: list[Waiting] = []
+        for arrival in deferred:
+            if arrival.client_id in passed or len(entering) == self.rule.buffer_size:
+                later.append(arrival)
+            else:
+                entering.append(arrival)
+                passed = passed | {arrival.client_id}
+        return entering, passed, tuple(later)
 
     def refuse(self) -> None:
         """Counts a push that raised."""
         counts = self.book.counts
         self.book = self.book._replace(counts={**counts, "refused": counts["refused"] + 1})
+
+    def seal(self, sealed: Round) -> None:
+        """The buffer of `overdue` becomes a round."""
+        book = self.book
+        waiting, passed, deferred = self._opened(book.passed, book.deferred)
+        self.book = book._replace(
+            waiting=waiting,
+            filled=len(waiting),
+            round=sealed if sealed.report.stepped else None,
+            scalars=book.scalars if sealed.report.stepped else sealed.scalars,
+            passed=passed,
+            deferred=deferred,
+        )
+        self._places = {}
+
+    def hand_in(self, memories: Memories, name: str) -> None:
+        """Replaces the memories; one of them was handed in."""
+        book = self.book
+        logged = book.logged
+        if self._log is not None:
+            self._log[logged:] = [Handed(name)]
+            logged += 1
+        self.book = book._replace(memories=memories, handed=book.handed | {name}, logged=logged)
 
     def cut(self, kind: Literal["flush", "discard"], sealed: Round | None) -> None:
         """Empties the buffer before it is full, into a round or into nothing."""
@@ -140,16 +239,32 @@ class Joins:
         if self._log is not None:
             self._log[logged:] = [Cut(kind)]
             logged += 1
-        self.book = book._replace(waiting=[], filled=0, round=sealed, logged=logged)
+        waiting: list[Waiting] = []
+        passed, deferred, scalars = book.passed, book.deferred, book.scalars
+        if sealed is None:
+            passed, deferred = passed - {w.client_id for w in book.arrivals()}, ()
+        else:
+            waiting, passed, deferred = self._opened(passed, deferred)
+            if not sealed.report.stepped:
+                scalars, sealed = sealed.scalars, None
+        self.book = book._replace(
+            waiting=waiting,
+            filled=len(waiting),
+            round=sealed,
+            logged=logged,
+            scalars=scalars,
+            passed=passed,
+            deferred=deferred,
+        )
         self._places = {}
 
     def tidy(self) -> None:
         """Lets go of what an interrupt has left."""
         del self.book.waiting[self.book.filled :]
 
-    def commit(self, current: Pulled) -> None:
+    def commit(self, current: Pulled, scalars: Scalars) -> None:
         """The round is over: its version is the newest one."""
-        self.book = self.book._replace(current=current, round=None)
+        self.book = self.book._replace(current=current, round=None, scalars=scalars)
 
     def load(self, book: Book, quarantined: list[Quarantined], log: list[Entry] | None) -> None:
         """Takes over a saved state. A log that was not kept so far is not begun in the middle."""

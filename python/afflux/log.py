@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from afflux import ops
 from afflux.errors import AffluxError
 from afflux.layout import Tree
-from afflux.receipts import Cut, Entry, Join
+from afflux.receipts import Cut, Entry, Handed, Join
 from afflux.server import Server
 
 
@@ -15,6 +15,7 @@ def replay(
     vector: Callable[[Join], ops.Array | Tree],
     *,
     buffers: Callable[[Join], Tree] | None = None,
+    memory: Callable[[Handed], ops.Array] | None = None,
 ) -> Server:
     """Repeats the decisions of `log` on `server`, one after the other: the same joins give the same bits.
 
@@ -23,6 +24,7 @@ def replay(
         server: a fresh server with the same rule, params and options; returned.
         vector: gives the vector that was pushed, for each Join; the log does not keep it.
         buffers: likewise for the buffers of models that have them.
+        memory: likewise for the vectors that were handed in with `Server.set_memory`.
 
     Raises:
         AffluxError: a decision comes out differently: the server or a vector is not the one of the log.
@@ -39,6 +41,11 @@ def replay(
     for entry in log:
         if isinstance(entry, Cut):
             (server.flush if entry.kind == "flush" else server.discard)()
+            continue
+        if isinstance(entry, Handed):
+            if memory is None:
+                raise AffluxError(f"[replay] the log has a set_memory({entry.name!r}): give memory=")
+            server.set_memory(entry.name, memory(entry))
             continue
         receipt = server.push(
             entry.client_id,

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +48,33 @@ class Combine:
 
 
 @dataclass(frozen=True, slots=True)
-class CachedDifference:
+class Memory:
+    """Up to 4 vectors that the server keeps: their part in stage 1, and what becomes of them in the same sweep.
+
+    v = params_weight * params + sum_s weights[s] * vectors[s] + sum_i combine.weights[i] * updates[i], in this order.
+    Then, with the old values on the right, vectors[s] = sum_t next[s, t] * vectors[t] + sum_i next[s, R+i] *
+    updates[i], rounded once; the updates are the raw ones whatever the calibration. A vector whose coefficient in a
+    sum is 0 is not read for it. A vector whose row of `next` is 1 at itself and 0 elsewhere is not written.
+    """
+
+    vectors: Sequence[Array]  #: R vectors (d,) of the type of params, overwritten
+    weights: Float64  #: (R,) float64
+    next: Float64 | None = None  #: (R, R+M) float64, C-contiguous; None: the vectors stay
+
+
+@dataclass(frozen=True, slots=True)
+class _Cached:
+    """The clients' cached rows and their sum."""
+
+    sum: Array  #: (d,) float64, overwritten
+    num_clients: int
+    #: M rows (d,) float32, or float64 where the updates are, or their bytes as uint8; None: all zeros, not read
+    rows: Sequence[Array | None]
+    new_rows: Sequence[Array | None]  #: M rows, overwritten; None: the row is kept. May be rows[i] itself
+
+
+@dataclass(frozen=True, slots=True)
+class CachedDifference(_Cached):
     """Stage 2 of CA2FL (Algorithm 2): v += sum/num_clients + sum_i weights[i] * (updates[i] - rows[i]).
 
     Replaces the weighted sum of stage 1. For each i with a new row: sum += updates[i] - rows[i], new_rows[i] =
@@ -56,11 +82,14 @@ class CachedDifference:
     overwritten.
     """
 
-    sum: Array  #: (d,) float64, overwritten
-    num_clients: int
-    #: M rows (d,) float32, or float64 where the updates are, or their bytes as uint8; None: all zeros, not read
-    rows: Sequence[Array | None]
-    new_rows: Sequence[Array | None]  #: M rows, overwritten; None: the row is kept. May be rows[i] itself
+
+@dataclass(frozen=True, slots=True)
+class CachedMean(_Cached):
+    """Stage 2 of AFA-CS: first sum += updates[i] - rows[i] and new_rows[i] = updates[i], then v += sum/num_clients.
+
+    Replaces the weighted sum of stage 1, whose weights play no role; an update without a new row is not read. `sum`
+    and `new_rows` are overwritten.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +100,52 @@ class Sgd:
 
 
 @dataclass(frozen=True, slots=True)
+class Momentum:
+    """Stage 3: m = beta * m + v, out = params + lr * m. One state: m.
+
+    The step uses the float64 m, which is then rounded once to its type.
+    """
+
+    lr: float
+    beta: float = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptive:
+    """Stage 3: m = beta1 * m + (1-beta1) * d, out = params + lr * m / (sqrt(V) * root_scale + epsilon), d = direction.
+
+    | kind      | second moment                                    | V     | states      |
+    |-----------|--------------------------------------------------|-------|-------------|
+    | "adam"    | v = beta2 * v + (1-beta2) * d * d                | v     | m, v        |
+    | "amsgrad" | as adam; v_hat = max(v_hat, v)                   | v_hat | m, v, v_hat |
+    | "adagrad" | v = v + d * d                                    | v     | m, v        |
+    | "yogi"    | v = v - (1-beta2) * d * d * sign(v - d * d)      | v     | m, v        |
+
+    All in float64, from the states as they are stored; the step uses the unrounded m and V, then each is rounded once.
+    """
+
+    kind: Literal["adam", "amsgrad", "adagrad", "yogi"]
+    lr: float
+    beta1: float  #: 0 <= beta1 < 1
+    beta2: float  #: likewise; of no use to adagrad
+    epsilon: float  #: at least 0
+    root_scale: float = 1.0
+
+
+Step = Sgd | Momentum | Adaptive
+
+
+@dataclass(frozen=True, slots=True)
 class Pass:
     """One server round as data. `out` may be `params` itself; other overlaps with what is written are refused."""
 
     params: Array  #: (d,) float32 or float64, read
     out: Array  #: (d,) of the same type, overwritten
     combine: Combine
-    calibrate: CachedDifference | None = None
-    step: Sgd = field(default_factory=Sgd)
+    calibrate: CachedDifference | CachedMean | None = None
+    step: Step = field(default_factory=Sgd)
+    states: Sequence[Array] = ()  #: the step's vectors (d,) of the type of params, overwritten
+    memory: Memory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +247,8 @@ def apply(round: Pass, *, num_threads: int | None = None, done: list[None] | Non
         AffluxError: arguments that do not fit together, named in the message; nothing was written.
         UnavailableError: an array on a device that this build does not serve.
 
-    Cost: reads M + 1 vectors and writes one; the cached difference adds M row reads, M row writes, and 8 d bytes read
-    and written for the sum.
+    Cost: reads M + 1 vectors and writes one. A cache adds M row reads, M row writes, and 8 d bytes read and written for
+    the sum; each state of the step and each memory adds one read and one write.
 
     >>> params = np.zeros(2, np.float32)
     >>> updates = [np.array([1, 2], np.float32), np.array([3, 4], np.float32)]
@@ -189,22 +256,39 @@ def apply(round: Pass, *, num_threads: int | None = None, done: list[None] | Non
     >>> params.tolist()
     [2.0, 3.0]
     """
-    cache = round.calibrate
+    combine = round.combine
     _engine.apply(
         round.params,
         round.out,
-        round.combine.updates,
-        round.combine.weights,
-        round.combine.params_weight,
-        round.step.lr,
-        cache is not None,
-        None if cache is None else cache.sum,
-        0 if cache is None else cache.num_clients,
-        () if cache is None else cache.rows,
-        () if cache is None else cache.new_rows,
+        (combine.updates, combine.weights, combine.params_weight),
+        None if round.calibrate is None else _calibrate(round.calibrate),
+        _step(round.step, round.states),
+        None if round.memory is None else _memory(round.memory, len(combine.updates)),
         threads(num_threads),
         done,
     )
+
+
+def _calibrate(cache: CachedDifference | CachedMean) -> tuple[str, Array, int, Sequence[Array], Sequence[Array]]:
+    kind = "cached_mean" if isinstance(cache, CachedMean) else "cached_difference"
+    return kind, cache.sum, cache.num_clients, cache.rows, cache.new_rows
+
+
+def _step(step: Step, states: Sequence[Array]) -> tuple[str, float, float, float, float, float, Sequence[Array]]:
+    match step:
+        case Sgd(lr):
+            return "sgd", lr, 0.0, 0.0, 0.0, 1.0, states
+        case Momentum(lr, beta):
+            return "momentum", lr, beta, 0.0, 0.0, 1.0, states
+        case Adaptive(kind, lr, beta1, beta2, epsilon, root_scale):
+            return kind, lr, beta1, beta2, epsilon, root_scale, states
+
+
+def _memory(memory: Memory, count: int) -> tuple[Sequence[Array], Float64, Float64 | None]:
+    expected = len(memory.vectors), len(memory.vectors) + count
+    if memory.next is not None and memory.next.shape != expected:
+        raise AffluxError(f"[apply] memory.next has shape {memory.next.shape}, expected {expected}")
+    return memory.vectors, memory.weights, memory.next
 
 
 def row_bytes(size: int, *, codec: str = "float32") -> int:

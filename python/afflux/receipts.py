@@ -1,25 +1,26 @@
 """What a server answers: the versions it hands out, what became of a push, what a step did, and the log of it all."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from afflux.rule import ClientId, Float64, Int64
+from afflux.rule import ClientId, Float64, Int64, Scalars
 
 Params = npt.NDArray[Any]  #: (d,) float32, or float64 if the server was asked for it
 
 #: What the server decides about an arrival, at its join.
 #:
 #:     joined       it is in the buffer, or in the round of `report`
+#:     deferred     it waits for the next pass over all clients (gradient scheduling)
 #:     replaced     likewise, in the place of an earlier arrival of the same client (duplicates="latest")
 #:     superseded   the buffer holds an arrival of this client from a newer version (duplicates="latest")
 #:     rejected     the buffer holds an arrival of this client (duplicates="reject")
 #:     dropped      older than max_staleness
 #:     quarantined  a non-finite value (quarantine=True)
-Status = Literal["joined", "replaced", "superseded", "rejected", "dropped", "quarantined"]
-STATUSES: tuple[Status, ...] = ("joined", "replaced", "superseded", "rejected", "dropped", "quarantined")
+Status = Literal["joined", "deferred", "replaced", "superseded", "rejected", "dropped", "quarantined"]
+STATUSES: tuple[Status, ...] = get_args(Status)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,12 +40,18 @@ class Pulled:
 class Report:
     """One server step: what went in and with which weight."""
 
-    version: int  #: the version that the step made
+    version: int  #: the server's version after it
     client_ids: tuple[ClientId, ...]
+    joins: Int64  #: (M,) the numbers of their joins: Receipt.join, and Join.number of the log
+    versions: Int64  #: (M,) that they pulled
     staleness: Int64  #: (M,)
-    weights: Float64  #: (M,)
+    weights: Float64  #: (M,) in the direction
     norms: Float64  #: (M,)
-    server_lr: float
+    cosines: Float64 | None  #: (M,) with the rule's estimate; None if it has none
+    rejected: tuple[str, ...]  #: (M,) why the rule rejected an arrival; empty: it did not
+    server_lr: float  #: of this round; bias correction, if any, included
+    scalars: Scalars  #: the rule's own numbers after the round, such as WKAFL's stage
+    stepped: bool  #: False: the rule rejected all, and the version stays
     seconds: float  #: weigh and apply
 
 
@@ -55,7 +62,7 @@ class Receipt(NamedTuple):
     staleness: int  #: server steps between the version that the client pulled and the step it would join, less one
     version: int  #: the server's version after this push
     join: int  #: the number of this decision, from 0: its place in the log
-    step: int | None  #: the version that the step with this arrival makes; None if it is in no buffer
+    step: int | None  #: the version that the step with this arrival makes; None if it is in no buffer or the rule skips
     report: Report | None  #: not None if this push completed a round
 
 
@@ -82,13 +89,20 @@ class Join(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Handed:
+    """A memory of the rule was replaced by `Server.set_memory`. The vector itself is not kept."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
     """The buffer was emptied before it was full: by `flush` (a step with what was there) or by `discard`."""
 
     kind: Literal["flush", "discard"]
 
 
-Entry = Join | Cut
+Entry = Join | Cut | Handed
 
 
 def no_counts() -> dict[str, int]:

@@ -1,26 +1,28 @@
 """The whole vocabulary of an aggregation rule: facts about a round, and three slots.
 
-    weigh      one float64 weight per buffered arrival
+    weigh      one float64 weight per buffered arrival, and for some rules one per server-held vector (memory)
     calibrate  whether per-client cached rows enter the direction
     step       how the direction moves params
 
-Functions in the first and third slot are part of the exact path: they may use + - * / sqrt, comparisons and integer
-powers, and nothing whose last bit differs between CPUs (np.exp, np.power, np.dot, @, np.sum; tests/test_exact_path.py).
+Functions in the first and third slot are part of the exact path: they may use + - * / sqrt, comparisons, afflux.exp,
+log and pow, and the helpers of afflux.algebra; nothing whose last bit differs between CPUs (np.exp, np.power, np.dot,
+@, np.sum; tests/test_exact_path.py).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from afflux import ops
 from afflux.errors import AffluxError
-from afflux.ops import Sgd
 
 ClientId = int | str
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
+Scalars = Mapping[str, float]
 Kind = Literal["update", "gradient", "model"]
 
 
@@ -35,16 +37,47 @@ class Arrivals:
     num_examples: Int64  #: (M,)
     losses: Float64  #: (M,) as reported by the clients; NaN if not
     norms: Float64  #: (M,) Euclidean norms of what was pushed
+    gram: Float64 | None = None  #: (R + M, R + M) inner products of [memories..., vectors...], if the rule needs them
+    scalars: Scalars = field(default_factory=dict)  #: the rule's own numbers, as the last round left them
+    ends_pass: bool = False  #: under gradient scheduling: this round is the last one of its pass over all clients
 
     def __len__(self) -> int:
         """The number of arrivals M."""
         return len(self.client_ids)
 
 
-class Weigh(Protocol):
-    """(M,) float64 weights; 0 rejects an arrival: its vector is not read, and a cached row stays as it is."""
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a weigh part needs beyond the facts above: its attribute `needs`."""
 
-    def __call__(self, arrivals: Arrivals, /) -> Float64:
+    gram: bool = False  #: the inner products; one more sweep over the buffer
+    memories: tuple[str, ...] = ()  #: names of vectors (d,) that the server holds for it: R of them, zeros at first
+    handed_in: tuple[str, ...] = ()  #: those memories that the user sets, with Server.set_memory
+    scalars: Scalars = field(default_factory=dict)  #: names of the rule's own numbers, and their first values
+    passes: bool = False  #: gradient scheduling: a client enters once per pass over all N clients, later arrivals wait
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weights:
+    """A round's weights, with what else a rule may decide.
+
+    The direction is v = sum_s memories[s] m_s + sum_i vectors[i] u_i, and the same sweep replaces the memories by
+    m_r = sum_s next[r, s] m_s + sum_i next[r, R + i] u_i.
+    """
+
+    vectors: Float64  #: (M,); 0 rejects an arrival: its vector is not read, and a cached row stays as it is
+    memories: tuple[float, ...] = ()  #: (R,); empty: they do not enter the direction
+    next: Float64 | None = None  #: (R, R + M); None: they stay as they are
+    scalars: Scalars | None = None  #: after this round; None: as they were
+    rejected: Mapping[int, str] = field(default_factory=dict)  #: index of an arrival -> why its weight is 0
+    cosines: Float64 | None = None  #: (M,) for the report
+    skip: bool = False  #: no step is made: the buffer is emptied, version and memories stay
+
+
+class Weigh(Protocol):
+    """(M,) float64 weights, or Weights. What it needs beyond plain facts stands in its attribute `needs`, if any."""
+
+    def __call__(self, arrivals: Arrivals, /) -> Float64 | Weights:
         """The weights, in the order of the arrivals."""
         ...
 
@@ -54,9 +87,18 @@ class Calibrate:
     """What per-client memory enters the direction. Facts only: the engine does the arithmetic."""
 
     cached: bool  #: every client's last vector is kept as a row
+    direction: Literal["difference", "mean"] = "difference"  #: h + sum_i w_i (u_i - h_i), or the new mean of all rows
+    divide_by: Literal["all", "seen"] = "all"  #: the mean is over all N clients, or over those that have a row
 
 
-Step = Callable[[Arrivals], Sgd]
+class Step(Protocol):
+    """A server optimizer. The vectors (d,) that it keeps stand in its attribute `states`, if any: names in the order of
+    the engine's step, with their first values.
+    """
+
+    def __call__(self, arrivals: Arrivals, /) -> ops.Step:
+        """The step of this round."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +124,29 @@ class Rule:
             raise AffluxError(f"[Rule] buffer_size is {self.buffer_size!r}, must be an int of at least 1")
         if self.calibrate.cached and self.kind == "model":
             raise AffluxError("[Rule] cached rows calibrate updates or gradients, not models")
+        for what in ("weigh", "step"):
+            if not callable(getattr(self, what)):
+                raise AffluxError(f"[Rule] {what} is {getattr(self, what)!r}, must be a part that can be called")
+        names = list(self.memories)
+        if len(set(names)) != len(self.needs.memories) + len(self.states):
+            raise AffluxError(f"[Rule] weigh and step both keep a vector of one name: {', '.join(names)}")
+
+    @property
+    def needs(self) -> Needs:
+        """What weigh needs beyond facts."""
+        needs: Needs = getattr(self.weigh, "needs", _NOTHING)
+        return needs
+
+    @property
+    def states(self) -> Mapping[str, float]:
+        """The vectors that step keeps, and their first values."""
+        states: Mapping[str, float] = getattr(self.step, "states", {})
+        return states
+
+    @property
+    def memories(self) -> dict[str, float]:
+        """The vectors that a server keeps for this rule, weigh's first, and their first values."""
+        return {**dict.fromkeys(self.needs.memories, 0.0), **self.states}
+
+
+_NOTHING = Needs()

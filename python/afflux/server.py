@@ -1,5 +1,6 @@
 """The server: pull a version of params, push what was learned from it, and every M arrivals it takes one step."""
 
+import sys
 from collections.abc import Mapping
 from typing import Any, Literal, NoReturn, overload
 
@@ -9,14 +10,14 @@ from afflux import checkpoint, ops
 from afflux.errors import AffluxError
 from afflux.gate import Gate
 from afflux.intake import NUMBERS, Intake, at_least, is_int, one_of, plain_id
-from afflux.joins import Duplicates, Joins
+from afflux.joins import Book, Duplicates, Joins
 from afflux.layout import Layout, Tree
 from afflux.receipts import Entry, Params, Pulled, Quarantined, Receipt, Report, frozen
 from afflux.round import Pushed, Round, Waiting, prepare
 from afflux.rule import ClientId, Rule
 from afflux.slots import Slot, Slots
 from afflux.store import MemoryRows
-from afflux.versions import Draft, Versions
+from afflux.versions import Draft, Vector, Versions
 
 
 class Server:
@@ -26,7 +27,7 @@ class Server:
         rule: an aggregation rule, for example `afflux.rules.fedbuff(buffer_size=10)`.
         params: the initial model; copied. A flat vector (d,), or a torch module, state_dict, nested dict or list of
             arrays, which may then be pushed and pulled as such (see `Layout`).
-        num_clients: N, needed by rules that cache rows.
+        num_clients: N, needed by rules that cache rows, and by those that take every client once per pass.
         num_threads: threads of a server step; all CPUs of this process by default.
         push_threads: threads of the sweep that takes a pushed vector in.
         dtype: of params, "float32" or "float64"; the sums inside are float64 in both cases.
@@ -37,7 +38,8 @@ class Server:
             (default of rules that cache rows); "reject": the first one stays.
         max_staleness: arrivals older than this are dropped and counted; None keeps all.
         quarantine: record updates with non-finite values in `quarantined` instead of raising.
-        max_slots: at most so many pushed vectors exist at once; at least M, by default 2 M + the number of CPUs.
+        max_slots: at most so many pushed vectors exist at once; at least M, by default 2 M + the number of CPUs (no
+            limit for rules where arrivals wait for the next pass: if they took all slots, the pass would never end).
         max_versions: at most so many versions of params exist at once, held by clients or being written; a step that
             would need one more raises, and loses nothing. At least 2; None: no limit.
         inplace: a step overwrites params, for models too large for two copies; pulls then copy, and wait for a step
@@ -54,6 +56,7 @@ class Server:
         s M d    the buffer, if one thread pushes; at most s max_slots d
         8 d      the sum of the rows, for rules that cache them, and for each client seen 4 d more (8 d, if slots are
                  float64)
+        p d      for each vector of `memories`
 
     Threads may push and pull as they like. A push takes its vector in outside any lock; under a short one it then
     joins, or fails without a trace. While a round is applied the next buffer fills; only the arrival that would
@@ -103,6 +106,9 @@ class Server:
         one_of("dtype", dtype, ("float32", "float64"))
         slot_dtype = slot_dtype or dtype
         one_of("slot_dtype", slot_dtype, (dtype, "bfloat16"))
+        for name, first in rule.memories.items():
+            if not first < float(np.finfo(dtype).max):
+                raise AffluxError(f"[Server] {rule.name} starts its {name} at {first}, which {dtype} cannot hold")
         duplicates = duplicates or ("latest" if rule.calibrate.cached else "both")
         one_of("duplicates", duplicates, ("latest", "both", "reject"))
         self.rule = rule
@@ -111,11 +117,13 @@ class Server:
         self._intake = Intake.of(params, rule.kind, push_threads)
         size = self._intake.size
         self._versions = Versions(size, max_versions, dtype=dtype, checked=check_versions)
-        self._slots = Slots(size, slot_dtype, max_slots or 2 * rule.buffer_size + ops.default_threads())
+        limit = sys.maxsize if rule.needs.passes else 2 * rule.buffer_size + ops.default_threads()
+        self._slots = Slots(size, slot_dtype, max_slots or limit)
         rows = None
-        if rule.calibrate.cached:
+        if rule.calibrate.cached or rule.needs.passes:
+            num_clients = _clients(rule, num_clients, duplicates)
             exact = "float64" if slot_dtype == "float64" else "float32"  # also of bfloat16
-            rows = MemoryRows(size, _clients(rule, num_clients, duplicates), exact)
+            rows = MemoryRows(size, num_clients, exact) if rule.calibrate.cached else None
 
         draft = self._versions.take()
         parts = self._intake.parts("[Server] params", params)
@@ -126,8 +134,14 @@ class Server:
         self._live = draft if inplace else None
         self._newest = draft.buffer
         self._damage_told = 0
-        first = Pulled(self._finished(draft, 0), 0, buffers)
-        self._joins = Joins(rule, duplicates, max_staleness, log, first, rows)
+        book = Book(
+            current=Pulled(self._finished(draft, 0), 0, buffers),
+            rows=rows,
+            waiting=[],
+            memories={name: np.full(size, first, dtype) for name, first in rule.memories.items()},
+            scalars=rule.needs.scalars,
+        )
+        self._joins = Joins(rule, duplicates, max_staleness, log, num_clients, book)
         self._gate = Gate(self._joins, self._slots, self._make, self._commit)
 
     @property
@@ -182,11 +196,28 @@ class Server:
             return self._joins.book.rows
 
     @property
+    def memories(self) -> dict[str, Vector]:
+        """Copies (d,) of the vectors that the rule keeps, by name: those of its weighing, then its optimizer's.
+
+        Waits for a step that is being made.
+        """
+        self._enter("memories")
+        with self._gate.mutex:
+            self._gate.settle()
+            return {name: vector.copy() for name, vector in self._joins.book.memories.items()}
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        """The rule's own numbers, such as WKAFL's stage, as the last finished step left them."""
+        return dict(self._joins.book.scalars)
+
+    @property
     def state_bytes(self) -> int:
-        """Bytes of one version of params, M slots, and the cached rows and their sum so far (see the class)."""
+        """Bytes of one version of params, M slots, memories, and the rows and their sum so far (see the class)."""
         slots = self.rule.buffer_size * self._slots.slot_bytes
         book = self._joins.book
-        return book.current.params.nbytes + slots + (0 if book.rows is None else book.rows.nbytes)
+        held = sum(vector.nbytes for vector in book.memories.values())
+        return book.current.params.nbytes + slots + held + (0 if book.rows is None else book.rows.nbytes)
 
     @overload
     def pull(self) -> Pulled: ...
@@ -284,17 +315,48 @@ class Server:
             pushed = ticket.slot = None
             self._gate.wake()
 
+    def set_memory(self, name: str, vector: ops.Array) -> None:
+        """Hands in a vector that the rule reads but does not make, such as Zeno++'s validation gradient.
+
+        Args:
+            name: one of `rule.needs.handed_in`.
+            vector: (d,), as for `push`; copied.
+
+        Raises:
+            AffluxError: another name, a wrong length, dtype or layout, or a non-finite value; nothing has changed.
+
+        >>> from afflux.rules import zenopp
+        >>> server = Server(zenopp(server_lr=0.5), np.zeros(2))
+        >>> server.set_memory("validation", np.array([3.0, 4.0]))
+        >>> server.push(7, np.array([6.0, 8.0]), version=0).report.weights.tolist(), server.params.tolist()
+        ([0.5], [-1.5, -2.0])
+        """
+        self._enter("set_memory")
+        if name not in self.rule.needs.handed_in:
+            known = ", ".join(self.rule.needs.handed_in) or "none"
+            raise AffluxError(f"[set_memory] {name!r} is not handed in to {self.rule.name}; known: {known}")
+        what = f"[set_memory] {name}"
+        new = np.empty_like(self._joins.book.memories[name])
+        bad = self._intake.ingest(what, self._intake.parts(what, vector), new).first_nonfinite
+        if bad is not None:
+            raise AffluxError(f"{what} has a non-finite value at index {bad}{self._intake.place(bad)}")
+        with self._gate.mutex:
+            self._gate.settle()
+            self._joins.hand_in({**self._joins.book.memories, name: new}, name)
+
     def flush(self) -> Report | None:
         """A step with the arrivals that wait, however few: the last, short buffer. None if there are none."""
         self._enter("flush")
         with self._gate.mutex:
             self._gate.settle()
+            self._make_overdue("flush")
             waiting = self._joins.book.arrivals()
             if not waiting:
                 return None
             sealed = self._prepared("flush", waiting)
             self._joins.cut("flush", sealed)
-            self._gate.drive(sealed)
+            self._step(sealed)
+            self._make_overdue("flush")
             return sealed.report
 
     def discard(self) -> int:
@@ -302,7 +364,7 @@ class Server:
         self._enter("discard")
         with self._gate.mutex:
             self._gate.settle()
-            count = self._joins.book.filled
+            count = self._joins.book.filled + len(self._joins.book.deferred)
             if count:
                 self._joins.cut("discard", None)
         self._gate.wake()
@@ -343,14 +405,14 @@ class Server:
             self._gate.settle()
             # Everything is made before anything is replaced.
             saved = checkpoint.load(state, self._facts(), self._joins)
-            slots = [self._slots.checked("load_state_dict", self._slots.take()) for _ in saved.waiting]
-            for slot, arrival in zip(slots, saved.waiting, strict=True):
+            slots = [self._slots.checked("load_state_dict", self._slots.take()) for _ in saved.arrivals]
+            for slot, arrival in zip(slots, saved.arrivals, strict=True):
                 np.copyto(np.asarray(slot), np.asarray(arrival.slot))
-            waiting = [w._replace(slot=slot) for w, slot in zip(saved.waiting, slots, strict=True)]
+            arrivals = [w._replace(slot=slot) for w, slot in zip(saved.arrivals, slots, strict=True)]
             draft = self._live or self._versions.take()
             draft.array[:] = saved.params
             now = Pulled(self._finished(draft, saved.version), saved.version, saved.buffers)
-            book = saved.book(now, waiting)
+            book = saved.book(now, arrivals)
             self._joins.load(book, saved.quarantined, saved.log)
         self._gate.wake()
 
@@ -367,30 +429,48 @@ class Server:
         """Decides what becomes of an arrival, with the mutex, and makes the step that it completes."""
         joins = self._joins
         client_id, version, *_ = pushed
+        self._make_overdue("push")
         status, staleness = joins.status(client_id, version, bad)
         while joins.completes(status) and joins.book.round is not None:
             self._gate.settle()  # others may join meanwhile
+            self._make_overdue("push")
             status, staleness = joins.status(client_id, version, bad)
         join = joins.book.number
         arrival = Waiting(*pushed, join, staleness)
         sealed = self._prepared("push", [*joins.book.arrivals(), arrival]) if joins.completes(status) else None
         joins.record(status, arrival, bad, sealed)
         ticket.decided = True
+        report, skipped = None, False
         if sealed is not None:
-            self._gate.drive(sealed)
-        report = None if sealed is None else sealed.report
-        step = version + staleness + 1 if status in ("joined", "replaced") else None
+            self._step(sealed)
+            report, skipped = sealed.report, not sealed.report.stepped
+            self._make_overdue("push")
+        step = version + staleness + 1 if status in ("joined", "replaced") and not skipped else None
         return Receipt(status, staleness, joins.book.current.version, join, step, report)
+
+    def _step(self, sealed: Round) -> None:
+        """The sweep of a round that is on the books, and its commit; without them if the rule skips it."""
+        if sealed.report.stepped:
+            self._gate.drive(sealed)
+
+    def _make_overdue(self, op: str) -> None:
+        """Steps with buffers that were full as soon as their pass began, with the mutex."""
+        while self._joins.overdue:
+            if self._joins.book.round is not None:
+                self._gate.settle()
+                continue
+            sealed = self._prepared(op, self._joins.book.arrivals())
+            self._joins.seal(sealed)
+            self._step(sealed)
 
     def _prepared(self, op: str, waiting: list[Waiting]) -> Round:
         """The round of these arrivals; whatever raises leaves no trace."""
         self._refuse_damaged_params(op)
-        book = self._joins.book
         try:
             draft = self._live or self._versions.take()
         except AffluxError as error:
             raise AffluxError(f"[{op}] {error}") from None
-        return prepare(self.rule, book.current, waiting, book.rows, draft)
+        return prepare(self.rule, self._joins.before(len(waiting)), waiting, draft, self.num_threads)
 
     def _make(self, sealed: Round) -> None:
         sealed.make(self.num_threads)
@@ -401,7 +481,7 @@ class Server:
         current = Pulled(self._finished(sealed.draft, version), version, sealed.buffers)
         if (rows := self._joins.book.rows) is not None:
             rows.commit(sealed.rows)
-        self._joins.commit(current)
+        self._joins.commit(current, sealed.scalars)
         sealed.release()
 
     def _finished(self, draft: Draft, version: int) -> Params:
@@ -420,7 +500,7 @@ class Server:
             "d": self._slots.size,
             "dtype": str(book.current.params.dtype),
             "slot_dtype": self._slots.dtype,
-            "num_clients": None if book.rows is None else book.rows.num_clients,
+            "num_clients": self._joins.num_clients if book.rows is not None or self.rule.needs.passes else None,
             "layout": None if layout is None else layout.to_json(),
         }
 
@@ -472,8 +552,9 @@ class _Ticket:
 
 def _clients(rule: Rule, num_clients: int | None, duplicates: Duplicates) -> int:
     if num_clients is None:
-        raise AffluxError(f"[Server] {rule.name} caches a row per client: give num_clients")
-    if rule.buffer_size > num_clients and duplicates != "both":
+        why = "caches a row per client" if rule.calibrate.cached else "takes every client once per pass"
+        raise AffluxError(f"[Server] {rule.name} {why}: give num_clients")
+    if not rule.needs.passes and rule.buffer_size > num_clients and duplicates != "both":
         raise AffluxError(
             f"[Server] buffer_size {rule.buffer_size} exceeds num_clients {num_clients}: with duplicates="
             f"{duplicates!r} a buffer takes each client once, and would never fill"

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from afflux.ops import CachedDifference
-from afflux.rule import ClientId
+from afflux.ops import CachedDifference, CachedMean
+from afflux.rule import Calibrate, ClientId
 
 Row = npt.NDArray[Any]
 Rows = dict[ClientId, Row]
@@ -50,7 +50,9 @@ class MemoryRows:
         row = self.arrays.get(client_id)
         return None if row is None else row.copy()
 
-    def stage(self, client_ids: Sequence[ClientId], accepted: Sequence[bool]) -> tuple[CachedDifference, Rows]:
+    def stage(
+        self, how: Calibrate, client_ids: Sequence[ClientId], accepted: Sequence[bool]
+    ) -> tuple[CachedDifference | CachedMean, Rows]:
         """The calibration of a round, and the rows of the accepted clients after it.
 
         A rejected arrival leaves its client's row as it is; of a client's accepted arrivals the last one stays. Rows
@@ -64,7 +66,9 @@ class MemoryRows:
             row = old[i]
             new[client_id] = np.empty(self._sum.size, self.dtype) if row is None else row
         replaced = [new[client_id] if last.get(client_id) == i else None for i, client_id in enumerate(client_ids)]
-        return CachedDifference(self._sum, self.num_clients, old, replaced), new
+        counted = self.num_clients if how.divide_by == "all" else max(len(self.arrays.keys() | new.keys()), 1)
+        stage = CachedDifference if how.direction == "difference" else CachedMean
+        return stage(self._sum, counted, old, replaced), new
 
     def commit(self, rows: Rows) -> None:
         """Makes the staged rows count."""

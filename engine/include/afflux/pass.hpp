@@ -12,19 +12,37 @@ enum class Codec : std::int32_t { float32 = 0, float64 = 1 };
 // The codec that keeps every bit of a vector of this type.
 constexpr Codec exact_codec(Type type) { return type == Type::float64 ? Codec::float64 : Codec::float32; }
 
-// Stage 1: v = params_weight * params + sum_i weights[i] * updates[i], float64, in the order given.
-// The updates are all float32, all float64 or all bfloat16. An update whose weight is 0 is not read.
+// Stage 1: v = params_weight * params + sum_s memory.weights[s] * memory.vectors[s] + sum_i weights[i] * updates[i],
+// float64, in the order given. The updates are all float32, all float64 or all bfloat16. A vector whose weight is 0 is
+// not read.
 struct Combine {
   List<View<const void>> updates{};
   List<double> weights{};
   double params_weight = 0.0;
 };
 
-enum class Calibration : std::int32_t { none = 0, cached_difference = 1 };
+constexpr std::int64_t kMostMemories = 4;
 
-// Stage 2. cached_difference (CA2FL, Algorithm 2; h = sum / num_clients, h_i = rows[i] decoded):
-//   v = params_weight * params + h + sum_i weights[i] * (updates[i] - h_i)
+// Up to kMostMemories vectors that the server keeps between rounds, of the type of params: their part in the direction
+// (stage 1), and with old values on the right, in this order, rounded once,
+//   vectors[s] = sum_t next[s, t] * vectors[t] + sum_i next[s, R + i] * updates[i]
+// for R vectors and M updates; `next` is row-major, R x (R + M), or empty: the vectors stay. A vector whose coefficient
+// in a sum is 0 is not read for it, and a vector whose row of `next` is 1 at itself and 0 elsewhere is not written.
+struct Memory {
+  List<View<void>> vectors{};
+  List<double> weights{};
+  List<double> next{};
+};
+
+enum class Calibration : std::int32_t { none = 0, cached_difference = 1, cached_mean = 2 };
+
+// Stage 2, on v = params_weight * params + sum_s memory.weights[s] * memory.vectors[s]; h_i = rows[i] decoded.
+// cached_difference (CA2FL, Algorithm 2):
+//   v += sum / num_clients + sum_i weights[i] * (updates[i] - h_i)
 //   for every i with new_rows[i]:  sum += updates[i] - h_i,  new_rows[i] = encode(updates[i])
+// cached_mean (AFA-CS): the sum and the rows first, in the same way; then, whatever the weights,
+//   v += sum / num_clients
+// There an update without a new row is not read.
 // rows[i].data null: the client's row is all zeros. new_rows[i].data null: its row is not replaced.
 // new_rows[i] may be rows[i] itself, or a row that only earlier arrivals read.
 // The codec must be exact for the updates: float64 for float64, else float32.
@@ -37,12 +55,29 @@ struct Calibrate {
   List<View<unsigned char>> new_rows{};
 };
 
-enum class StepKind : std::int32_t { sgd = 0 };
+enum class StepKind : std::int32_t { sgd = 0, momentum = 1, adam = 2, amsgrad = 3, adagrad = 4, yogi = 5 };
 
-// Stage 3. sgd: out = params + lr * v, rounded once to the type of out.
+// How many state vectors a step keeps: none; m; m and v; m, v and v_hat.
+constexpr std::int64_t state_count(StepKind kind) {
+  return kind == StepKind::sgd ? 0 : kind == StepKind::momentum ? 1 : kind == StepKind::amsgrad ? 3 : 2;
+}
+
+// Stage 3, d being the direction:
+//   sgd       out = params + lr * d
+//   momentum  m = beta1 * m + d,  out = params + lr * m
+//   others    m = beta1 * m + (1 - beta1) * d,  out = params + lr * m / (sqrt(V) * root_scale + epsilon)
+//   adam      v = beta2 * v + (1 - beta2) * d * d,  V = v
+//   amsgrad   v as adam,  v_hat = max(v_hat, v),  V = v_hat
+//   adagrad   v = v + d * d,  V = v
+//   yogi      v = v - (1 - beta2) * d * d * sign(v - d * d),  V = v
+// All in float64; the states, of the type of params, are overwritten, each rounded once, and out is computed from the
+// unrounded ones.
 struct Step {
   StepKind kind = StepKind::sgd;
   double lr = 1.0;
+  double beta1 = 0.0, beta2 = 0.0;
+  double epsilon = 0.0, root_scale = 1.0;
+  List<View<void>> states{};
 };
 
 // params and out are both float32 or both float64; everything between is float64.
@@ -53,6 +88,7 @@ struct Pass {
   Combine combine{};
   Calibrate calibrate{};
   Step step{};
+  Memory memory{};
 };
 
 }  // namespace afflux

@@ -2,13 +2,13 @@
 
 from afflux.calibrate import NONE
 from afflux.rule import Rule
-from afflux.step import ConstantSgd
+from afflux.step import Sgd
 from afflux.weigh import Examples
 
 
 def fedavg(*, buffer_size: int = 10, server_lr: float = 1.0) -> Rule:
-    """X += server_lr * sum_i (n_i / sum n) u_i (Algorithm 1); the synchronous baseline when M is the cohort.
+    """x += server_lr * sum_i (n_i / sum n) u_i (Algorithm 1); the synchronous baseline when M is the cohort.
 
     State on the server: nothing but params and the buffer. Sweeps: one.
     """
-    return Rule("fedavg", "update", buffer_size, Examples(), NONE, ConstantSgd(server_lr))
+    return Rule("fedavg", "update", buffer_size, Examples(), NONE, Sgd(server_lr))

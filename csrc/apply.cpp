@@ -1,0 +1,124 @@
+#include "apply.hpp"
+
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "afflux/afflux.hpp"
+#include "arrays.hpp"
+
+namespace py = pybind11;
+
+namespace afflux::python {
+namespace {
+
+// (updates, weights, params_weight)
+using CombineOf = std::tuple<py::object, py::object, double>;
+// (kind, sum, num_clients, rows, new_rows)
+using CalibrateOf = std::tuple<std::string, py::object, std::int64_t, py::object, py::object>;
+// (kind, lr, beta1, beta2, epsilon, root_scale, states)
+using StepOf = std::tuple<std::string, double, double, double, double, double, py::object>;
+// (vectors, weights, next or None)
+using MemoryOf = std::tuple<py::object, py::object, py::object>;
+
+template <class Kind, std::size_t kCount>
+Kind named(const char* what, const std::pair<const char*, Kind> (&kinds)[kCount], const std::string& name) {
+  for (const auto& [known, kind] : kinds)
+    if (name == known) return kind;
+  throw Error(std::string("[apply] ") + what + " '" + name + "' is unknown");
+}
+
+constexpr std::pair<const char*, Calibration> kCalibrations[] = {{"cached_difference", Calibration::cached_difference},
+                                                                 {"cached_mean", Calibration::cached_mean}};
+constexpr std::pair<const char*, StepKind> kSteps[] = {{"sgd", StepKind::sgd},         {"momentum", StepKind::momentum},
+                                                       {"adam", StepKind::adam},       {"amsgrad", StepKind::amsgrad},
+                                                       {"adagrad", StepKind::adagrad}, {"yogi", StepKind::yogi}};
+
+// A host array of float64: weights, coefficients.
+struct Numbers {
+  Numbers(const char* name, const py::object& object, Shape shape = Shape::vector)
+      : array({"apply", name}, object, Access::read, shape) {}
+  List<double> list() const {
+    const View<double> view = array.doubles();
+    return {view.data, view.size};
+  }
+  Array array;
+};
+
+Arrays<void> written(const char* name, const py::object& objects) {
+  return {"apply", name, objects, Access::write, Shape::vector, false, as_view};
+}
+
+struct CalibrateArrays {
+  CalibrateArrays(const CalibrateOf& of, Codec codec)
+      : kind(named("calibration", kCalibrations, std::get<0>(of))),
+        codec(codec),
+        num_clients(std::get<2>(of)),
+        sum({"apply", "sum"}, std::get<1>(of), Access::write),
+        rows("apply", "rows", std::get<3>(of), Access::read, Shape::vector, true,
+             [codec](const Array& array) { return read_only(array.row(codec)); }),
+        new_rows("apply", "new_rows", std::get<4>(of), Access::write, Shape::vector, true,
+                 [codec](const Array& array) { return array.row(codec); }) {}
+  Calibrate stage() const { return {kind, codec, sum.doubles(), num_clients, rows.list(), new_rows.list()}; }
+
+  Calibration kind;
+  Codec codec;
+  std::int64_t num_clients;
+  Array sum;
+  Arrays<const unsigned char> rows;
+  Arrays<unsigned char> new_rows;
+};
+
+struct MemoryArrays {
+  explicit MemoryArrays(const MemoryOf& of)
+      : vectors(written("memory.vectors", std::get<0>(of))), weights("memory.weights", std::get<1>(of)) {
+    if (!std::get<2>(of).is_none()) next.emplace("memory.next", std::get<2>(of), Shape::any);
+  }
+  Memory stage() const { return {vectors.list(), weights.list(), next ? next->list() : List<double>{}}; }
+
+  Arrays<void> vectors;
+  Numbers weights;
+  std::optional<Numbers> next;
+};
+
+void apply_(const py::object& params, const py::object& out, const CombineOf& combine,
+            const std::optional<CalibrateOf>& calibrate, const StepOf& step, const std::optional<MemoryOf>& memory,
+            int num_threads, std::optional<py::list> done) {
+  const Array from({"apply", "params"}, params, Access::read), to({"apply", "out"}, out, Access::write);
+  const auto& [updates, weights, params_weight] = combine;
+  const Numbers weight("weights", weights);
+  const Arrays<const void> vectors("apply", "updates", updates, Access::read, Shape::vector, false, as_view);
+  const auto& [step_kind, lr, beta1, beta2, epsilon, root_scale, state_vectors] = step;
+  const Arrays<void> states = written("states", state_vectors);
+  std::optional<CalibrateArrays> cache;
+  std::optional<MemoryArrays> held;
+  Pass pass;
+  pass.params = from.view();
+  pass.out = to.view();
+  pass.combine = {vectors.list(), weight.list(), params_weight};
+  if (calibrate) {
+    const bool any = pass.combine.updates.size > 0;
+    cache.emplace(*calibrate, exact_codec(any ? pass.combine.updates.data[0].type : Type::float32));
+    pass.calibrate = cache->stage();
+  }
+  const StepKind kind = named("step", kSteps, step_kind);
+  pass.step = {kind, lr, beta1, beta2, epsilon, root_scale, states.list()};
+  if (memory) pass.memory = held.emplace(*memory).stage();
+  {
+    const py::gil_scoped_release release;
+    apply(pass, num_threads);
+  }
+  // Before Python can run a signal handler: an exception of one cannot hide from the caller that the sweep was made.
+  if (done) done->append(py::none());
+}
+
+}  // namespace
+
+void bind_apply(py::module_& module) {
+  module.def("apply", apply_, py::arg("params"), py::arg("out"), py::arg("combine"), py::arg("calibrate"),
+             py::arg("step"), py::arg("memory"), py::arg("num_threads"), py::arg("done") = py::none());
+}
+
+}  // namespace afflux::python

@@ -1,0 +1,9 @@
+// _engine.apply: one round, its stages as tuples.
+#pragma once
+#include <pybind11/pybind11.h>
+
+namespace afflux::python {
+
+void bind_apply(pybind11::module_& module);
+
+}  // namespace afflux::python

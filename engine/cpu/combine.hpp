@@ -1,0 +1,57 @@
+// Weighted sums of vectors, tile by tile. Tiles are elementwise, so their size changes no bit.
+#pragma once
+#include "afflux/pass.hpp"
+#include "cpu/simd.hpp"
+#include "formula/combine.hpp"
+
+namespace afflux::AFFLUX_ISA {
+namespace {
+
+// A tile of every stream should stay in L2; of a thousand streams it cannot, and longer runs of each are a little
+// faster.
+constexpr std::int64_t kTile = 1024, kLongTile = 4096, kManyUpdates = 64;
+constexpr int kTogether = 4;  // updates added for one load and store of v; 8 were no faster
+
+struct Tile {
+  std::int64_t begin, size;
+};
+
+template <class T>
+AFFLUX_FN const T* tile_of(const View<const void>& vector, Tile tile) {
+  return static_cast<const T*>(vector.data) + tile.begin;
+}
+
+template <class T>
+AFFLUX_FN T* tile_of(const View<void>& vector, Tile tile) {
+  return static_cast<T*>(vector.data) + tile.begin;
+}
+
+// v += w[0] a[0] + ... : kCount updates, each added in order.
+template <int kCount, class T>
+AFFLUX_FN void add_weighted(const T* const* vectors, const double* weights, std::int64_t n, double* __restrict v) {
+  simd::each(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
+    auto sum = lanes.load(v + i);
+    for (int k = 0; k < kCount; ++k) sum = formula::weighted(sum, lanes.fill(weights[k]), lanes.load(vectors[k] + i));
+    lanes.store(v + i, sum);
+  });
+}
+
+// v += sum_k weights[k] * list[k]; a vector whose weight is 0 is not read.
+template <class T, class Vector>
+AFFLUX_FN void combine(const List<Vector>& list, const double* all_weights, Tile tile, double* __restrict v) {
+  const T* vectors[kTogether];
+  double weights[kTogether];
+  int count = 0;
+  for (std::int64_t k = 0; k < list.size; ++k) {
+    if (all_weights[k] == 0.0) continue;
+    vectors[count] = tile_of<T>(list.data[k], tile);
+    weights[count++] = all_weights[k];
+    if (count < kTogether) continue;
+    add_weighted<kTogether>(vectors, weights, tile.size, v);
+    count = 0;
+  }
+  for (int k = 0; k < count; ++k) add_weighted<1>(vectors + k, weights + k, tile.size, v);
+}
+
+}  // namespace
+}  // namespace afflux::AFFLUX_ISA

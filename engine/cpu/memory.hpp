@@ -1,0 +1,48 @@
+// The vectors that the server keeps between rounds, one tile.
+#pragma once
+#include "cpu/combine.hpp"
+#include "cpu/convert.hpp"
+
+namespace afflux::AFFLUX_ISA {
+namespace {
+
+// Whether vector s of `count` keeps its value: its row of `next` is 1 at itself and 0 elsewhere.
+AFFLUX_FN bool stays(const double* row, std::int64_t s, std::int64_t count) {
+  for (std::int64_t k = 0; k < count; ++k)
+    if (row[k] != (k == s ? 1.0 : 0.0)) return false;
+  return true;
+}
+
+template <class T>
+AFFLUX_FN void store(const double* values, const View<void>& vector, Tile tile) {
+  T* const to = tile_of<T>(vector, tile);
+  simd::each(tile.size, [&](auto lanes, std::int64_t i) AFFLUX_INLINE { lanes.store(to + i, lanes.load(values + i)); });
+}
+
+// vectors[s] = sum_t next[s, t] vectors[t] + sum_i next[s, R + i] u_i. All sums are made before the first is stored, of
+// a tile that the direction has just brought into the caches.
+AFFLUX_FN void renew(const Pass& pass, Type updates, Tile tile) {
+  const Memory& memory = pass.memory;
+  const bool wide = pass.params.type == Type::float64;
+  const std::int64_t held = memory.vectors.size, count = held + pass.combine.updates.size;
+  alignas(64) double sums[kMostMemories][kTile];
+  bool kept[kMostMemories];
+  for (std::int64_t s = 0; s < held; ++s) {
+    const double* const row = memory.next.data + s * count;
+    double* const sum = sums[s];
+    kept[s] = stays(row, s, count);
+    if (kept[s]) continue;
+    for (std::int64_t i = 0; i < tile.size; ++i) sum[i] = 0.0;
+    wide ? combine<double>(memory.vectors, row, tile, sum) : combine<float>(memory.vectors, row, tile, sum);
+    with_type(updates, [&](auto sample)
+                           AFFLUX_INLINE { combine<decltype(sample)>(pass.combine.updates, row + held, tile, sum); });
+  }
+  for (std::int64_t s = 0; s < held; ++s) {
+    if (kept[s]) continue;
+    const View<void>& vector = memory.vectors.data[s];
+    wide ? store<double>(sums[s], vector, tile) : store<float>(sums[s], vector, tile);
+  }
+}
+
+}  // namespace
+}  // namespace afflux::AFFLUX_ISA

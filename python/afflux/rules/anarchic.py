@@ -1,0 +1,31 @@
+"""AFA-CD and AFA-CS: Yang, Zhang, Khanduri and Liu, Anarchic Federated Learning, ICML 2022."""
+
+from typing import Literal
+
+from afflux.calibrate import CACHED_MEAN, CACHED_MEAN_OF_SEEN, NONE
+from afflux.rule import Rule
+from afflux.step import Sgd
+from afflux.weigh import Uniform
+
+#: Appendix E: the global and the local learning rate on MNIST and CIFAR-10; server_lr here is their product.
+GLOBAL_LR, LOCAL_LR = 1.0, 0.1
+SERVER_LR = GLOBAL_LR * LOCAL_LR
+
+
+def afa_cd(*, buffer_size: int = 10, server_lr: float = SERVER_LR) -> Rule:
+    """x -= server_lr * mean(G_i) (Algorithm 2, cross-device).
+
+    Clients push G_i, the mean of their stochastic gradients. The paper's algorithm prints eta where its proofs use
+    eta * eta_L: server_lr is the whole factor. State on the server: nothing but params and the buffer. Sweeps: one.
+    """
+    return Rule("afa_cd", "gradient", buffer_size, Uniform(), NONE, Sgd(server_lr))
+
+
+def afa_cs(*, buffer_size: int = 10, server_lr: float = SERVER_LR, divide_by: Literal["all", "seen"] = "all") -> Rule:
+    """x -= server_lr / N * sum of all N clients' last G_i, those of this round included (Algorithm 3, cross-silo).
+
+    Clients never seen count as 0; `divide_by="seen"` takes the mean over those that were. State on the server: 4 d
+    bytes per client seen and 8 d for the float64 sum, which is kept incrementally. Sweeps: one.
+    """
+    rows = CACHED_MEAN if divide_by == "all" else CACHED_MEAN_OF_SEEN
+    return Rule("afa_cs", "gradient", buffer_size, Uniform(), rows, Sgd(server_lr))

@@ -1,0 +1,14 @@
+"""SASGD: Zhang, Gupta, Lian and Liu, Staleness-Aware Async-SGD for Distributed Deep Learning, IJCAI 2016."""
+
+from afflux.calibrate import NONE
+from afflux.rule import Rule
+from afflux.step import Sgd
+from afflux.weigh import Inverse, Staleness
+
+
+def sasgd(*, buffer_size: int = 10, server_lr: float = 0.005) -> Rule:
+    """x -= server_lr / M * sum_i g_i / max(staleness_i, 1) (WKAFL section 6.1.2).
+
+    State on the server: nothing but params and the buffer. Sweeps: one.
+    """
+    return Rule("sasgd", "gradient", buffer_size, Staleness(Inverse()), NONE, Sgd(server_lr))

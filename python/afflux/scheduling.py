@@ -1,0 +1,40 @@
+"""Gradient scheduling with a global momentum: every client once per pass over all clients (GSGM)."""
+
+from dataclasses import dataclass
+from math import inf
+from typing import ClassVar
+
+import numpy as np
+
+from afflux.errors import AffluxError
+from afflux.rule import Arrivals, Needs, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class GradientScheduling:
+    """v = alpha * momentum + mean(g); after a pass, momentum = the mean of its rounds' directions v.
+
+    GSGM (Li et al. 2020) with M gradients per step, as WKAFL's authors compare with it. The server lets a client enter
+    once per pass; later arrivals wait for the next one, and the last buffer of a pass may be short.
+    """
+
+    alpha: float = 0.1
+    needs: ClassVar[Needs] = Needs(memories=("momentum", "pass_sum"), scalars={"rounds_in_pass": 0.0}, passes=True)
+
+    def __post_init__(self) -> None:
+        if not -inf < self.alpha < inf:
+            raise AffluxError(f"[GradientScheduling] alpha is {self.alpha}, must be finite")
+
+    def __call__(self, arrivals: Arrivals, /) -> Weights:
+        """See the class."""
+        share = np.full(len(arrivals), 1.0 / len(arrivals))
+        rounds = arrivals.scalars["rounds_in_pass"] + 1.0
+        total = np.array([self.alpha, 1.0, *share])  # pass_sum + v, over [momentum, pass_sum, g_1 .. g_M]
+        next_ = np.zeros((2, len(total)))
+        if arrivals.ends_pass:
+            next_[0] = total / rounds
+            rounds = 0.0
+        else:
+            next_[0, 0] = 1.0
+            next_[1] = total
+        return Weights(share, (self.alpha, 0.0), next_, {"rounds_in_pass": rounds})

@@ -1,0 +1,41 @@
+"""docs/rules.md has one line per preset, and the bytes and sweeps in it are true."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from afflux import Server, ops
+from afflux.rules import RULES
+
+PAGE = (Path(__file__).parent.parent / "docs" / "rules.md").read_text()
+ROWS = {
+    row[0].strip("`"): row
+    for row in (re.split(r" (?<!\\)\| ", line[2:]) for line in PAGE.splitlines() if line[:3] == "| `")
+}
+SIZE, CLIENTS = 64, 7
+
+
+def test_every_preset_has_its_line():
+    assert list(ROWS) == list(RULES)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_line(name, monkeypatch):
+    rule = RULES[name]()
+    _, kind, _, state, sweeps, paper = ROWS[name]
+    assert kind == rule.kind
+    assert re.search(r"\d{4}, (Algorithm|eq|as in)", paper)
+    clients = max(CLIENTS, rule.buffer_size)
+    server = Server(rule, np.ones(SIZE, np.float32), num_clients=clients)
+    for memory in rule.needs.handed_in:
+        server.set_memory(memory, np.ones(SIZE))
+    grams = []
+    gram = ops.gram
+    monkeypatch.setattr(ops, "gram", lambda *args, **kwargs: grams.append(1) or gram(*args, **kwargs))
+    for client in range(2 * clients):
+        server.push(client % clients, np.full(SIZE, 0.5 + client), version=server.version)
+    expected = eval(state.strip("`"), {"d": SIZE, "M": rule.buffer_size, "N": clients})
+    assert server.state_bytes == expected
+    assert int(sweeps) == 1 + bool(grams)

@@ -1,0 +1,86 @@
+"""Every calibration with every step and memory, in every type: equal to plain float64 arithmetic, bit for bit."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+import oracle
+from afflux import ops
+from test_types import buffer, values
+
+KINDS = {"sgd": 0, "momentum": 1, "adam": 2, "amsgrad": 3, "adagrad": 2, "yogi": 2}
+CACHES = {"none": None, "difference": ops.CachedDifference, "mean": ops.CachedMean}
+LR, BETA1, BETA2, EPSILON, ROOT_SCALE = -0.3, 0.9, 0.99, 1e-3, 1.25
+
+
+def step_of(kind):
+    if kind == "sgd":
+        return ops.Sgd(LR), (LR,)
+    if kind == "momentum":
+        return ops.Momentum(LR, BETA1), (LR, BETA1)
+    return ops.Adaptive(kind, LR, BETA1, BETA2, EPSILON, ROOT_SCALE), (LR, BETA1, BETA2, EPSILON, ROOT_SCALE)
+
+
+class Round:
+    """Inputs of one round, drawn once; `run` gives what the engine makes of copies of them, `expected` the oracle's."""
+
+    def __init__(self, rng, size, params_type, updates_type, arrivals=6, held=3):
+        def draw():
+            return rng.standard_normal(size) * 2.0 ** rng.integers(-6, 6, size)
+
+        self.params_type, self.row_type = params_type, "float64" if updates_type == "float64" else "float32"
+        self.params = draw().astype(params_type)
+        self.updates = [buffer(updates_type, draw().astype(self.row_type)) for _ in range(arrivals)]
+        self.plain = [values(update) for update in self.updates]
+        self.weights = np.array([0.5, 0.0, -0.25, 1.5, 0.3, 1e-3])[:arrivals]
+        self.rows = [draw().astype(self.row_type) if i % 3 else None for i in range(arrivals)]
+        self.replaced = [i not in (1, 4) for i in range(arrivals)]
+        self.sum = draw()
+        self.memories = [draw().astype(params_type) for _ in range(held)]
+        self.memory_weights = np.array([0.7, 0.0, -1.1, 0.2])[:held]
+        self.next = rng.standard_normal((held, held + arrivals))
+        self.next[rng.random(self.next.shape) < 0.3] = 0.0
+        self.next[-1] = np.eye(held + arrivals)[held - 1]
+        self.states = [np.abs(draw()).astype(params_type) for _ in range(3)]
+
+    def run(self, cache, kind, memory, threads=2):
+        """Out, states, memories, sum, and the new rows."""
+        out, total = np.empty_like(self.params), self.sum.copy()
+        states = [s.copy() for s in self.states[: KINDS[kind]]]
+        held = [m.copy() for m in self.memories]
+        new = [np.empty(self.params.size, self.row_type) if r else None for r in self.replaced]
+        stage = CACHES[cache] and CACHES[cache](total, 7, self.rows, new)
+        coefficients = {"none": None, "read": None, "renewed": self.next}[memory]
+        kept = ops.Memory(held, self.memory_weights, coefficients) if memory != "none" else None
+        combine = ops.Combine(self.updates, self.weights, 0.25)
+        ops.apply(ops.Pass(self.params, out, combine, stage, step_of(kind)[0], states, kept), num_threads=threads)
+        return [out, *states], held, total, [row for row in new if row is not None and cache != "none"]
+
+    def expected(self, cache, kind, memory):
+        held = (self.memories, self.memory_weights) if memory != "none" else ((), ())
+        caching = None if cache == "none" else (cache, self.sum, 7, self.rows, self.replaced)
+        v, total = oracle.direction(self.params, self.plain, self.weights, 0.25, held, caching)
+        moved = oracle.step(kind, self.params, v, self.states[: KINDS[kind]], *step_of(kind)[1])
+        after = self.memories
+        if memory == "renewed":
+            after = oracle.next_memories(self.memories, self.plain, self.next)
+        rows = [u for u, r in zip(self.plain, self.replaced, strict=True) if r and cache != "none"]
+        return moved, after, self.sum if total is None else total, rows
+
+
+def same(left, right):
+    """Equal values in lists of arrays, of equal types."""
+    if isinstance(left, np.ndarray):
+        return left.dtype == right.dtype and np.array_equal(left, right)
+    return len(left) == len(right) and all(same(a, b) for a, b in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("params_type", ["float32", "float64"])
+@pytest.mark.parametrize("updates_type", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("cache", CACHES)
+def test_every_combination(isa, rng, params_type, updates_type, cache):
+    for size in (1, 1031, 4100):
+        given = Round(rng, size, params_type, updates_type)
+        for kind, memory in product(KINDS, ("none", "read", "renewed")):
+            assert same(given.run(cache, kind, memory), given.expected(cache, kind, memory)), (kind, memory, size)
