@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from afflux.calibrate import CACHED_MEAN
 from afflux.ops import Combine, Pass, apply
 from afflux.store import MemoryRows
 
@@ -77,10 +78,9 @@ class Controls:
         """Moves c by all who have arrived since the last step."""
         clients = sorted(self._waiting)
         moved: Sequence[np.ndarray] = [self._waiting[client] for client in clients]
-        calibrate, rows = self._rows.stage(clients, [True] * len(clients))
+        calibrate, rows = self._rows.stage(CACHED_MEAN, clients, [True] * len(clients))
         server = np.empty_like(self._zeros)
-        weights = np.full(len(clients), 1.0 / self._rows.num_clients)
-        # Rule CA2FL's cached difference, with weights 1/N: mean of the old rows + 1/N sum (new - old).
+        weights = np.ones(len(clients))  # not read by a cached mean, but 0 would mean rejected
         apply(Pass(self._zeros, server, Combine(moved, weights), calibrate), num_threads=1)
         self._rows.commit(rows)
         self.server = server

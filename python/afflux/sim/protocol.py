@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
+from afflux.rules import SYNCHRONOUS
 from afflux.sim.config import RuleSpec, SimConfig
 from afflux.sim.delays import DELAYS
 from afflux.sim.errors import ConfigError
 from afflux.sim.events import SAMPLING, Arrival, Dispatch, rounds, schedule
 from afflux.sim.streams import Purpose, stream
-
-SYNCHRONOUS = ("fedavg", "fedadam", "fedams", "fedadagrad", "fedyogi")
 
 
 def events_of(

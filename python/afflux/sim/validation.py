@@ -11,8 +11,7 @@ MEMORY = "validation"
 
 def wants(rule: Rule) -> bool:
     """Whether the rule's weigh part asks for a validation gradient to be handed in."""
-    needs = getattr(rule.weigh, "needs", None)
-    return needs is not None and MEMORY in needs.handed_in
+    return MEMORY in rule.needs.handed_in
 
 
 class Validation:
