@@ -23,8 +23,6 @@ from afflux.sim.run import Keep, run, run_paired
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, eval_every=7, local_steps=2)
 RULE = "fedbuff:buffer_size=3"
-#: The validation gradient comes from outside: such a rule is not fed from a log alone.
-FED = sorted(set(RULES) - {"zenopp"})
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +76,7 @@ def test_the_same_run_writes_the_same_bytes(made, tmp_path):
 
 
 def test_every_line_is_json_without_nan(tmp_path):
-    stream = [follow.Pull(0), follow.Sent(0, 0, 0, 7, 1.0, np.ones(650, np.float32), 5, float("inf"), 2)]
+    stream = [follow.Pull(0, 0, 0), follow.Finished(0, 0, 0, 7, 1.0, np.ones(650, np.float32), 5, float("inf"), 2)]
     world = follow.World.of(SMALL, 0)
     follower = follow.Follower(parse("fedasync"), world, 1)
     with audit.Writer(tmp_path / "log.jsonl", follower.header(None)) as follower.log:
@@ -107,12 +105,13 @@ def test_a_log_fed_to_its_own_rule_gives_its_bits(rule, tmp_path):
 
 
 def test_a_log_can_be_fed_to_every_rule(log):
-    specs = [small(name) for name in FED]
+    specs = [small(name) for name in RULES]
     results = replay(log, specs, config_of(log))
-    assert len({result.digest for result in results}) == len(FED)
+    assert len({result.digest for result in results}) == len(RULES)
     for spec, result in zip(specs, results, strict=True):
         rule = spec.build()
-        if not rule.calibrate.cached and rule.name != "gsgm":  # each arrival counts, and buffers are full
+        # Elsewhere an arrival may replace another one, end a pass with a short buffer, or be turned down.
+        if not rule.calibrate.cached and rule.name not in ("gsgm", "zenopp"):
             m = rule.buffer_size
             assert result.staleness.tolist() == [x.number // m - x.dispatched_after // m for x in log.arrivals], spec
         assert result.leader == RULE
@@ -156,6 +155,20 @@ def test_paired_rules_get_the_updates_of_the_first(tmp_path):
     assert (follower.header.leader, follower.header.updates) == ("fedasync", log.header.updates)
     (again,) = replay(follower, [follower.spec()], config_of(follower))
     assert again.digest == follower.end.params_sha256, "a follower's log can be fed as well"
+
+
+def test_old_models_and_scaffold_are_followed_as_well(tmp_path):
+    config = replace(SMALL, protocol="rounds", stale_models=3, client_optimizer="scaffold", steps_law="uniform")
+    specs = [small("fedbuff"), small("fedasync")]
+    paired = run_paired(specs, 0, config, keep=Keep(tmp_path, updates=True))
+    assert paired[0].digest == run(specs[0], 0, config).digest
+    log = audit.read(tmp_path / "fedbuff-seed0.jsonl")
+    assert {line.number // 4 - line.dispatched_after // 4 for line in log.arrivals} == {0, 1, 2}
+    assert {line.dispatched_after % 4 for line in log.arrivals} == {0}, "a round has four arrivals"
+    assert len({line.steps for line in log.arrivals}) > 1
+    results = replay(log, specs, config_of(log))
+    assert [result.digest for result in results] == [result.digest for result in paired]
+    assert results[1].staleness.tolist() == [line.number - line.dispatched_after for line in log.arrivals]
 
 
 def test_paired_jobs_run_in_processes_too(tmp_path):

@@ -15,6 +15,8 @@ from afflux.sim.clients import as_kind
 from afflux.sim.config import RuleSpec
 from afflux.sim.errors import ConfigError, DivergedError
 from afflux.sim.result import Row, RunResult, sha256
+from afflux.sim.streams import Purpose, stream
+from afflux.sim.validation import Validation, wants
 from afflux.sim.world import World
 
 Progress = Callable[[int], None]
@@ -25,14 +27,16 @@ class Pull(NamedTuple):
     """A client pulls the model and starts training: dispatch number `sequence`."""
 
     sequence: int
+    after: int  #: which model: that of after so many arrivals
+    oldest: int  #: no client will pull an older one
 
 
-class Sent(NamedTuple):
+class Finished(NamedTuple):
     """The result of dispatch number `sequence`, the same for every rule that follows the stream."""
 
     number: int  #: arrivals before it
     sequence: int
-    dispatched_after: int  #: arrivals that were handled when the client pulled
+    dispatched_after: int  #: `Pull.after`
     client: int
     time: float
     update: np.ndarray  #: (d,) float32, trained - pulled params
@@ -41,12 +45,12 @@ class Sent(NamedTuple):
     steps: int
 
 
-def follow(stream: Iterable[Pull | Sent], followers: "Sequence[Follower]", progress: Progress) -> None:
+def follow(events: Iterable[Pull | Finished], followers: "Sequence[Follower]", progress: Progress) -> None:
     """Let all followers see the stream, event by event: a client pulls from each of them, each at its own version."""
-    for event in stream:
+    for event in events:
         if isinstance(event, Pull):
             for follower in followers:
-                follower.pull(event.sequence)
+                follower.pull(event)
             continue
         for follower in followers:
             follower.arrive(event)
@@ -66,42 +70,49 @@ class Follower:
         if arrivals < rule.buffer_size:
             raise ConfigError(f"arrivals is {arrivals}, but {spec.label} steps after {rule.buffer_size}")
         self.server = Server(rule, world.first, num_clients=len(world.clients), num_threads=1)
+        self._validation = None
+        if wants(rule):
+            config, rng = world.config, stream(world.seed, Purpose.VALIDATION)
+            self._validation = Validation(
+                self.server, world.trainer, world.num_train, config.validation, config.refresh_every, rng
+            )
         self.log: audit.Writer | None = None
         self._rows = [Row(0, 0, 0.0, *world.trainer.evaluate(self.server.params))]
         self._staleness: list[int] = []
         self._round_staleness: list[int] = []
         self._seconds: list[float] = []
+        self._models: dict[int, Pulled] = {}
         self._pulled: dict[int, Pulled] = {}
 
-    def pull(self, sequence: int) -> None:
-        """Hold the version that the client of this dispatch pulls now."""
-        self._pulled[sequence] = self.server.pull()
+    def pull(self, event: Pull) -> None:
+        """Hold the version that the client of this dispatch pulls."""
+        self._models[len(self._staleness)] = self.server.pull()
+        self._models = {after: model for after, model in self._models.items() if after >= event.oldest}
+        self._pulled[event.sequence] = self._models[event.after]
 
-    def params(self, sequence: int) -> np.ndarray:
-        """The params (d,) that the client of this dispatch pulled."""
-        return self._pulled[sequence].params
-
-    def arrive(self, sent: Sent) -> None:
+    def arrive(self, done: Finished) -> None:
         """Push one arrival, as the kind that the rule takes."""
-        start = self._pulled.pop(sent.sequence)
-        vector = as_kind(sent.update, self.server.rule.kind, start.params, self._world.config.client_lr, sent.steps)
-        if not (math.isfinite(sent.loss) and np.isfinite(vector).all()):
+        start = self._pulled.pop(done.sequence)
+        vector = as_kind(done.update, self.server.rule.kind, start.params, self._world.config.client_lr, done.steps)
+        if not (math.isfinite(done.loss) and np.isfinite(vector).all()):
             raise DivergedError(
-                f"{self.spec.label}, seed {self._world.seed}: client {sent.client} diverged at arrival "
-                f"{sent.number + 1} (loss {sent.loss:g}); lower client_lr or server_lr"
+                f"{self.spec.label}, seed {self._world.seed}: client {done.client} diverged at arrival "
+                f"{done.number + 1} (loss {done.loss:g}); lower client_lr or server_lr"
             )
         receipt = self.server.push(
-            sent.client, vector, version=start.version, num_examples=sent.num_examples, loss=sent.loss
+            done.client, vector, version=start.version, num_examples=done.num_examples, loss=done.loss
         )
+        if self._validation is not None:
+            self._validation.refresh()
         self._staleness.append(receipt.staleness)
         if receipt.report is not None:
             self._round_staleness.append(int(np.max(receipt.report.staleness)))
             self._seconds.append(receipt.report.seconds)
         if self.log is not None:
-            self._write(self.log, sent, start.version, receipt)
-        arrivals = sent.number + 1
+            self._write(self.log, done, start.version, receipt)
+        arrivals = done.number + 1
         if arrivals % self._world.config.eval_every == 0 or arrivals == self._total:
-            self._rows.append(self._evaluated(arrivals, sent.time))
+            self._rows.append(self._evaluated(arrivals, done.time))
 
     def result(self) -> RunResult:
         """What the run leaves behind; the log gets its end line."""
@@ -143,20 +154,20 @@ class Follower:
             config=asdict(world.config),
         )
 
-    def _write(self, log: audit.Writer, sent: Sent, version: int, receipt: Receipt) -> None:
+    def _write(self, log: audit.Writer, done: Finished, version: int, receipt: Receipt) -> None:
         log.write(
             audit.ArrivalLine(
-                number=sent.number,
-                client=sent.client,
-                dispatched_after=sent.dispatched_after,
+                number=done.number,
+                client=done.client,
+                dispatched_after=done.dispatched_after,
                 version=version,
                 staleness=receipt.staleness,
-                examples=sent.num_examples,
-                loss=sent.loss,
-                steps=sent.steps,
+                examples=done.num_examples,
+                loss=done.loss,
+                steps=done.steps,
                 status=receipt.status,
-                time=sent.time,
-                update=sent.number if log.keeps_updates else None,
+                time=done.time,
+                update=done.number if log.keeps_updates else None,
             )
         )
         if receipt.report is not None:

@@ -13,7 +13,7 @@ from afflux.sim.audit import ArrivalLine, Log
 from afflux.sim.clients import one_thread
 from afflux.sim.config import RuleSpec, SimConfig
 from afflux.sim.errors import ConfigError
-from afflux.sim.follow import Follower, Progress, Pull, Sent, follow
+from afflux.sim.follow import Finished, Follower, Progress, Pull, follow
 from afflux.sim.result import RunResult, sha256
 from afflux.sim.run import write_logs
 from afflux.sim.world import World
@@ -69,14 +69,14 @@ def replay(
         return [follower.result() for follower in followers]
 
 
-def recorded(arrivals: Sequence[ArrivalLine], updates: np.ndarray) -> Iterator[Pull | Sent]:
+def recorded(arrivals: Sequence[ArrivalLine], updates: np.ndarray) -> Iterator[Pull | Finished]:
     """Yield the stream of a log; dispatches go by the number of their arrival."""
     starts: defaultdict[int, list[int]] = defaultdict(list)
     for line in arrivals:
         starts[line.dispatched_after].append(line.number)
     for line in arrivals:
-        yield from map(Pull, starts.pop(line.number, ()))
+        yield from (Pull(sequence, line.number, line.number) for sequence in starts.pop(line.number, ()))
         loss = nan if line.loss is None else line.loss
         update = np.array(updates[line.update], np.float32)
         facts = (line.client, line.time, update, line.examples, loss, line.steps)
-        yield Sent(line.number, line.number, line.dispatched_after, *facts)
+        yield Finished(line.number, line.number, line.dispatched_after, *facts)

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from afflux.sim.audit import Writer, file_name
+from afflux.sim.broadcast import Broadcast, Sent
 from afflux.sim.clients import one_thread
 from afflux.sim.config import RuleSpec, SimConfig
 from afflux.sim.events import Dispatch
-from afflux.sim.follow import Follower, Progress, Pull, Sent, follow
+from afflux.sim.follow import Finished, Follower, Progress, Pull, follow
 from afflux.sim.kept import KeptUpdates
 from afflux.sim.result import RunResult
 from afflux.sim.streams import Purpose, stream
@@ -60,27 +61,30 @@ def run_paired(
         return [follower.result() for follower in followers]
 
 
-def live(world: World, lead: Follower) -> Iterator[Pull | Sent]:
+def live(world: World, lead: Follower) -> Iterator[Pull | Finished]:
     """Yield the stream of clients that train from the params of `lead`, which follows it."""
-    after: dict[int, int] = {}
+    broadcast = Broadcast(lead.server, world.config, len(world.clients))
+    started: dict[int, Sent] = {}
     number = 0
     for event in world.events(lead.spec):
-        sequence = event.sequence
+        client, sequence = event.client, event.sequence
         if isinstance(event, Dispatch):
-            after[sequence] = number
-            yield Pull(sequence)
+            start = started[sequence] = broadcast.pull(client, event.age, number)
+            yield Pull(sequence, start.after, broadcast.oldest)
             continue
+        start = started.pop(sequence)
         batches = stream(world.seed, Purpose.BATCHES, sequence)
-        trained = world.trainer.train(event.client, lead.params(sequence), "update", batches)
-        facts = (trained.vector, trained.num_examples, trained.loss, trained.steps)
-        yield Sent(number, sequence, after.pop(sequence), event.client, event.time, *facts)
+        trained = world.trainer.train(client, start.model.params, "update", batches, start.shift)
+        facts = (trained.update, trained.num_examples, trained.loss, trained.steps)
+        yield Finished(number, sequence, start.after, client, event.time, *facts)
+        broadcast.finished(client, start, trained)
         number += 1
 
 
-def kept(events: Iterator[Pull | Sent], updates: KeptUpdates) -> Iterator[Pull | Sent]:
+def kept(events: Iterator[Pull | Finished], updates: KeptUpdates) -> Iterator[Pull | Finished]:
     """Yield `events`, with each update written before the rules, and so their logs, see it."""
     for event in events:
-        if isinstance(event, Sent):
+        if isinstance(event, Finished):
             updates.append(event.update)
         yield event
 
