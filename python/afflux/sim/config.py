@@ -203,7 +203,7 @@ def _in_json(value: Any) -> bool:
 
 
 def _value(text: str, annotation: Any) -> Any:
-    if annotation is StalenessLaw:
+    if StalenessLaw in (annotation, *get_args(annotation)):
         return _law(text)
     named = {written(choice): choice for choice in choices(annotation)}
     if text in named:
