@@ -20,6 +20,8 @@ class Job(NamedTuple):
 
     spec: RuleSpec
     seed: int
+    config: SimConfig | None = None
+    """Its own setting, where it is not the one of all jobs."""
 
 
 Watch = Callable[[int, int], None]
@@ -60,7 +62,7 @@ def compare(
 def _here(index: int, job: Job, config: SimConfig, watch: Watch) -> RunResult:
     from afflux.sim.run import run
 
-    return run(job.spec, job.seed, config, lambda arrivals: watch(index, arrivals))
+    return run(job.spec, job.seed, job.config or config, lambda arrivals: watch(index, arrivals))
 
 
 def _spread_out(jobs: Sequence[Job], config: SimConfig, processes: int, watch: Watch) -> list[RunResult]:
