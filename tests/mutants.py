@@ -37,16 +37,16 @@ MUTANTS = {
         "test_rules.py",
     ),
     "calibrate: the cached mean is off": (
-        "engine/cpu/apply.hpp",
+        "engine/cpu/calibrate.hpp",
         "lanes.load(sum + i), lanes.fill(inverse)",
         "lanes.load(sum + i) + 1e-9, lanes.fill(inverse)",
         "test_ops.py",
     ),
     "calibrate: the cache sum in float32": (
-        "engine/cpu/apply.hpp",
-        "convert(update, reinterpret_cast<Row*>(new_row) + tile.begin, tile.size);",
-        "convert(update, reinterpret_cast<Row*>(new_row) + tile.begin, tile.size);\n"
-        "    for (std::int64_t i = 0; i < tile.size; ++i) sum[i] = static_cast<float>(sum[i]);",
+        "engine/cpu/calibrate.hpp",
+        "  add_mean(stage, tile, v);\n  for (",
+        "  for (std::int64_t i = 0; i < tile.size; ++i) sum[i] = static_cast<float>(sum[i]);\n"
+        "  add_mean(stage, tile, v);\n  for (",
         "test_rules.py",
     ),
     "step: a learning rate that is almost right": (
@@ -67,6 +67,55 @@ MUTANTS = {
         "len(pulled)",
         "test_dialects.py",
     ),
+    "step: epsilon under the root's scale": (
+        "engine/formula/step.hpp",
+        "(root * root_scale + epsilon)",
+        "((root + epsilon) * root_scale)",
+        "test_stages.py",
+    ),
+    "step: Yogi without its sign": (
+        "engine/formula/step.hpp",
+        "return zero < x ? one : (x < zero ? -one : x);",
+        "return one;",
+        "test_stages.py",
+    ),
+    "step: AMSGrad's root of v": (
+        "engine/cpu/step.hpp",
+        "square = formula::greater(lanes.load(v_hat + i), square);\n      lanes.store(v_hat + i, square);",
+        "lanes.store(v_hat + i, formula::greater(lanes.load(v_hat + i), square));",
+        "test_stages.py",
+    ),
+    "step: from the rounded state": (
+        "engine/cpu/step.hpp",
+        "lanes.store(m + i, next);",
+        "lanes.store(m + i, next);\n    const_cast<decltype(lanes.load(m + i))&>(next) = lanes.load(m + i);",
+        "test_stages.py",
+    ),
+    "calibrate: the cached mean of before": (
+        "engine/cpu/calibrate.hpp",
+        "AFFLUX_FN void cached_mean(const Pass& pass, Tile tile, double* __restrict v) {",
+        "AFFLUX_FN void cached_mean(const Pass& pass, Tile tile, double* __restrict v) {\n"
+        "  return cached_difference<T>(pass, tile, v);",
+        "test_stages.py",
+    ),
+    "memory: one that changes is not written": (
+        "engine/cpu/memory.hpp",
+        "if (row[k] != (k == s ? 1.0 : 0.0)) return false;",
+        "if (k == s && row[k] != 1.0) return false;",
+        "test_stages.py",
+    ),
+    "gram: products of mixed types are fused": (
+        "engine/cpu/simd.hpp",
+        "sizeof(X) == sizeof(double) || sizeof(Y) == sizeof(double)",
+        "sizeof(X) == sizeof(double) && sizeof(Y) == sizeof(double)",
+        "test_bits.py",
+    ),
+    "elementary: ln 2 in 53 bits": (
+        "engine/formula/elementary.hpp",
+        "double_of(0x3C7ABC9E3B39803Fu)",
+        "0.0",
+        "test_elementary.py",
+    ),
     "order: lanes added one after the other": (
         "engine/formula/reduce.hpp",
         "for (int half = count / 2; half > 0; half /= 2)\n"
@@ -81,8 +130,8 @@ MUTANTS = {
         "test_bits.py",
     ),
     "edges: a zero weight is read": (
-        "engine/cpu/apply.hpp",
-        "if (stage.weights.data[k] == 0.0) continue;",
+        "engine/cpu/combine.hpp",
+        "if (all_weights[k] == 0.0) continue;",
         "",
         "test_ops.py",
     ),
@@ -112,7 +161,7 @@ MUTANTS = {
     ),
     "types: products of float64 are fused": (
         "engine/cpu/simd.hpp",
-        "  if constexpr (sizeof(T) == sizeof(double)) return acc + x * y;\n",
+        "  if constexpr (sizeof(X) == sizeof(double) || sizeof(Y) == sizeof(double)) return acc + x * y;\n",
         "",
         "test_bits.py",
     ),
