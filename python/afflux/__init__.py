@@ -9,6 +9,10 @@ from afflux.receipts import Cut, Handed, Join, Pulled, Quarantined, Receipt, Rep
 from afflux.rule import Arrivals, Calibrate, Needs, Rule, Weights
 from afflux.server import Server
 
+# isort: split
+# After everything that imports the module afflux.log: `afflux.log` is the function.
+from afflux.elementary import exp, log, pow
+
 __all__ = [
     "AffluxError",
     "Arrivals",
@@ -28,7 +32,10 @@ __all__ = [
     "UnavailableError",
     "Weights",
     "__version__",
+    "exp",
+    "log",
     "ops",
+    "pow",
     "replay",
     "rules",
 ]
