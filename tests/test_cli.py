@@ -270,18 +270,8 @@ def test_ctrl_c_stops_all_processes_and_keeps_what_is_complete(tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="sends Ctrl-C to a process group")
 def test_ctrl_c_before_anything_has_arrived_leaves_nothing(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "afflux",
-        "compare",
-        "--jobs",
-        "2",
-        "--seeds",
-        "0,1",
-        "--out",
-        str(tmp_path / "out"),
-    ]
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "afflux", "compare", "--jobs", "2", "--seeds", "0,1", "--out", str(out)]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )

@@ -25,7 +25,7 @@ VARIANTS = {name: (name, {}) for name in RULES} | {
     "fedyogi-initial": ("fedyogi", {"initial_v": 0.25, "beta2": 0.9}),
     "fedadagrad-initial": ("fedadagrad", {"initial_v": 1e-6, "beta1": 0.9}),
     "fedams-initial": ("fedams", {"initial_v": 1e-3}),
-    "fadas-initial": ("fadas", {"initial_v": 1e-3, "delay_adaptive": "inverse", "threshold": 4}),
+    "fadas-initial": ("fadas", {"initial_v": 100.0, "delay_adaptive": "inverse", "threshold": 4}),
     "fadas-bias": ("fadas", {"bias_correction": True}),
     "fadas-inverse": ("fadas", {"delay_adaptive": "inverse", "threshold": 4}),
     "fadas-minimum": ("fadas", {"delay_adaptive": "minimum", "threshold": 3, "server_lr": 0.3}),

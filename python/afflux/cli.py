@@ -1,4 +1,4 @@
-"""The command line: `afflux compare`, `run`, `replay`, `rules`, `backends`."""
+"""The command line: `afflux compare`, `run`, `replay`, `reproduce`, `rules`, `backends`."""
 
 import inspect
 import re
@@ -18,6 +18,7 @@ from afflux.sim.errors import ConfigError, require
 
 if TYPE_CHECKING:
     from afflux.sim.compare import Job
+    from afflux.sim.papers.common import Page
     from afflux.sim.result import RunResult
 
 try:
@@ -196,6 +197,53 @@ def rules(name: Annotated[str | None, typer.Argument(help="A rule; default all, 
     with friendly():
         for line in overview() if name is None else details(name):
             typer.echo(line)
+
+
+Seeds = Annotated[str, typer.Option(help="Separated by commas.")]
+Processes = Annotated[int | None, typer.Option(min=1, help="Processes; default one a CPU.")]
+DataDir = Annotated[str | None, typer.Option(help="Folder of mnist.npz; default: AFFLUX_DATA.")]
+
+reproduce = typer.Typer(help="Run tables of papers again; writes Markdown and JSON.", no_args_is_help=True)
+app.add_typer(reproduce, name="reproduce")
+
+
+@reproduce.command("afl-table2")
+def afl_table2(
+    workers: Annotated[str, typer.Option(help="Workers per round of all: 5/10 or 20/100.")] = "5/10",
+    steps: Annotated[int, typer.Option(help="Local steps: 5, and 10 for 5/10 workers.")] = 5,
+    seeds: Seeds = "0",
+    data_dir: DataDir = None,
+    jobs: Processes = None,
+    out: Out = None,
+) -> None:
+    """Anarchic FL, Table 2: logistic regression on MNIST, ours beside the paper's."""
+    with friendly():
+        from afflux.sim.papers import afl
+
+        _publish(out, lambda: afl.reproduce(workers, steps, _numbers(seeds), data_dir, jobs))
+
+
+@reproduce.command("rules")
+def rules_under_delays(
+    data: Annotated[str, typer.Option(help="digits or mnist.")] = "digits",
+    seeds: Seeds = "0,1,2",
+    data_dir: DataDir = None,
+    jobs: Processes = None,
+    out: Out = None,
+) -> None:
+    """Every preset under FADAS's mild and large delays: a table and a picture."""
+    with friendly():
+        from afflux.sim.papers import rules
+
+        _publish(out, lambda: rules.reproduce(data, _numbers(seeds), data_dir, jobs))
+
+
+def _publish(out: Path | None, make: "Callable[[], Page]") -> None:
+    from afflux.sim.papers.common import publish
+
+    page, folder = publish(out, make)
+    typer.echo(page.markdown)
+    typer.echo(f"wrote {folder}/")
 
 
 @app.command()

@@ -83,13 +83,13 @@ def test_nvflare(weighted, start, rng):
     compare(fedbuff(buffer_size=BUFFER, server_lr=0.7, staleness=law, dialect=dialect), start, rng, step)
 
 
-@pytest.mark.parametrize(("clients", "optimize_memory"), [(1, True), (4, False)])
 @pytest.mark.parametrize(
-    ("law", "name", "options"),
+    ("clients", "optimize_memory", "law", "name", "options"),
     [
-        (Constant(), "constant", {}),
-        (Polynomial(0.5), "polynomial", {"a": 0.5}),
-        (Hinge(10.0, 1.0), "hinge", {"a": 10.0, "b": 1.0}),
+        (1, False, Constant(), "constant", {}),
+        (4, False, Hinge(10.0, 1.0), "hinge", {"a": 10.0, "b": 1.0}),
+        (4, False, Polynomial(0.5), "polynomial", {"a": 0.5}),
+        (4, True, Polynomial(0.5), "polynomial", {"a": 0.5}),  # slow: it collects garbage at every call
     ],
 )
 def test_appfl(clients, optimize_memory, law, name, options, start, rng):

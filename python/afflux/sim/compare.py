@@ -27,6 +27,8 @@ class Job(NamedTuple):
     seed: int
     followers: tuple[RuleSpec, ...] = ()
     """Rules that get the same updates: clients train from the params of `spec`."""
+    config: SimConfig | None = None
+    """Its own setting, where it is not the one of all jobs."""
 
     @property
     def label(self) -> str:
@@ -83,7 +85,7 @@ def _here(index: int, job: Job, config: SimConfig, keep: "Keep | None", watch: W
     from afflux.sim.run import run_paired
 
     specs = (job.spec, *job.followers)
-    return run_paired(specs, job.seed, config, lambda arrivals: watch(index, arrivals), keep)
+    return run_paired(specs, job.seed, job.config or config, lambda arrivals: watch(index, arrivals), keep)
 
 
 def _spread_out(
