@@ -104,6 +104,18 @@ MUTANTS = {
         "0.0",
         "test_elementary.py",
     ),
+    "dialects: the law of NVFlare without its one more": (
+        "python/afflux/rules/dialects.py",
+        "return 1.0 / (1.0 + sqrt(1.0 + staleness))",
+        "return 1.0 / (1.0 + sqrt(staleness))",
+        "test_dialects.py",
+    ),
+    "dialects: the mean over versions is over the buffer": (
+        "python/afflux/rules/dialects.py",
+        "pulled.count(v)",
+        "len(pulled)",
+        "test_dialects.py",
+    ),
     "order: lanes added one after the other": (
         "engine/formula/reduce.hpp",
         "for (int half = count / 2; half > 0; half /= 2)\n"

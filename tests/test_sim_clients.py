@@ -70,8 +70,8 @@ def test_the_three_kinds_describe_the_same_training():
         worker.train(0, params, kind, generator(1)).vector for kind in ("model", "update", "gradient")
     )
     assert np.array_equal(params, before), "the pulled params are not written to"
-    np.testing.assert_array_equal(model - params, update)
-    np.testing.assert_allclose(gradient, -update / (0.25 * 3), rtol=1e-6)
+    np.testing.assert_array_equal(model, params + update)
+    np.testing.assert_array_equal(gradient, update / np.float32(-0.25 * 3))
     with pytest.raises(ValueError, match="kind"):
         worker.train(0, params, "delta", generator(1))
 

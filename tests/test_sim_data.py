@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from afflux.sim import models, tasks
 from afflux.sim.delays import DELAYS, fadas_classes
 from afflux.sim.errors import ConfigError
-from afflux.sim.partitions import PARTITIONS, dirichlet, iid
+from afflux.sim.partitions import BY_CLASSES, PARTITIONS, classes, dirichlet, iid, wkafl
 from afflux.sim.streams import Purpose, stream
 
 
@@ -80,7 +80,7 @@ def test_constant_and_exponential_delays():
     assert np.mean(draws) == pytest.approx(1, abs=0.05)
 
 
-@pytest.mark.parametrize("name", PARTITIONS)
+@pytest.mark.parametrize("name", sorted(set(PARTITIONS) - set(BY_CLASSES)))
 @pytest.mark.parametrize("num_clients", [1, 7, 100, 3000])
 def test_a_partition_covers_every_sample_exactly_once(name, num_clients):
     labels = generator(1).integers(0, 10, size=1198)
@@ -131,6 +131,61 @@ def test_dirichlet_leaves_some_clients_without_data():
 def test_iid_sizes_differ_by_one_at_most():
     sizes = {len(shard) for shard in iid(np.zeros(1198), 100, 0.1, generator())}
     assert sizes == {11, 12}
+
+
+@pytest.mark.parametrize(("num_clients", "count"), [(10, 1), (10, 2), (7, 3), (20, 5), (10, 10)])
+def test_classes_gives_each_client_as_many_samples_of_so_many_classes(num_clients, count):
+    labels = generator(1).integers(0, 10, size=5000)
+    shards = classes(labels, num_clients, count, generator(2))
+    owned = np.concatenate(shards)
+    assert len(np.unique(owned)) == len(owned), "without replacement"
+    assert all(np.array_equal(shard, np.sort(shard)) for shard in shards)
+    counts = np.array([np.bincount(labels[shard], minlength=10) for shard in shards])
+    # So many classes each, the same number of samples of each; no class has two takers more than another one.
+    assert ((counts > 0).sum(axis=1) == count).all()
+    (size,) = set(counts[counts > 0])
+    takers = (counts > 0).sum(axis=0)
+    assert takers.max() - takers.min() <= 1
+    # The rarest class of all is used up, but for a rest that cannot be divided.
+    assert size == min(np.bincount(labels)[k] // takers[k] for k in range(10) if takers[k])
+
+
+def test_classes_are_drawn_by_the_stream_and_uniformly():
+    labels = np.repeat(np.arange(10), 30)
+    first = [tuple(sorted(set(labels[classes(labels, 2, 2, generator(seed))[0]]))) for seed in range(9000)]
+    assert first[:20] == [tuple(sorted(set(labels[classes(labels, 2, 2, generator(s))[0]]))) for s in range(20)]
+    counts = np.unique(first, axis=0, return_counts=True)[1]
+    # 45 equally likely pairs; 5 standard deviations of a binomial count.
+    assert len(counts) == 45
+    assert np.abs(counts - 200).max() < 5 * math.sqrt(200)
+
+
+def test_wkafl_sizes_classes_and_weights_have_their_laws():
+    labels = np.repeat(np.arange(10), 200)
+    shards = wkafl(labels, 4000, 2, generator(4))
+    sizes = np.array([len(shard) for shard in shards])
+    assert (sizes.min(), sizes.max()) == (10, 49)
+    assert np.bincount(sizes)[10:].min() > 50, "40 sizes, 100 clients each"
+    assert all(len(np.unique(shard)) == len(shard) for shard in shards)
+    assert len(np.unique(np.concatenate(shards))) == 2000, "clients overlap, and nothing is left out"
+    counts = np.array([np.bincount(labels[shard], minlength=10) for shard in shards])
+    assert (counts > 0).sum(axis=1).max() == 2
+    # w1 / (w1 + w2) has the median 1/2 and P(< 1/4) = P(3 w1 < w2) = 1/6.
+    share = np.array([row[row > 0][0] / row.sum() for row in counts[sizes > 30]])
+    assert abs((share < 0.25).mean() - 1 / 6) < 5 * math.sqrt(5 / 36 / len(share)) + 0.01
+    assert abs((share < 0.5).mean() - 1 / 2) < 5 * math.sqrt(1 / 4 / len(share)) + 0.01
+
+
+@pytest.mark.parametrize("name", BY_CLASSES)
+@pytest.mark.parametrize("count", [0, 11, 1.5])
+def test_impossible_numbers_of_classes_are_refused(name, count):
+    with pytest.raises(ConfigError, match="whole number from 1 to 10"):
+        PARTITIONS[name](np.arange(10), 1, count, generator())
+
+
+def test_too_many_clients_for_the_samples_are_refused():
+    with pytest.raises(ConfigError, match="too few samples for 30 clients with 10 classes"):
+        classes(np.repeat(np.arange(10), 20), 30, 10, generator())
 
 
 def test_digits_are_standardised_and_split_in_every_class():

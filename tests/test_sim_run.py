@@ -86,9 +86,9 @@ def test_one_seed_pairs_the_rules(monkeypatch):
     seen = {}
     train = Trainer.train
 
-    def spy(self, client, pulled, kind, rng):
+    def spy(self, client, pulled, kind, rng, shift):
         seen[label].append((client, repr(rng.bit_generator.state)))
-        return train(self, client, pulled, kind, rng)
+        return train(self, client, pulled, kind, rng, shift)
 
     monkeypatch.setattr(Trainer, "train", spy)
     times, starts = {}, {}
@@ -113,9 +113,9 @@ def test_clients_train_from_what_they_pulled_at_dispatch(monkeypatch):
         pulls[-1] = (pulls[-1], pulls[-1].params.copy())
         return pulls[-1][0]
 
-    def spy_train(self, client, pulled, kind, rng):
+    def spy_train(self, client, pulled, kind, rng, shift):
         pushes.append([pulled.copy()])
-        return train(self, client, pulled, kind, rng)
+        return train(self, client, pulled, kind, rng, shift)
 
     def spy_push(self, client, vector, *, version, num_examples, loss):
         pushes[-1].append(version)
@@ -235,7 +235,7 @@ def test_rules_are_read_from_text():
         ("fedbuff:lr=1", "unknown option of fedbuff: 'lr'; known: buffer_size"),
         ("fedbuff:buffer_size", "is not option=value"),
         ("fedbuff:buffer_size=1.5", "buffer_size: invalid literal"),
-        ("fedbuff:staleness=cubic", "unknown staleness law 'cubic'; known: constant, hinge"),
+        ("fedbuff:staleness=cubic", "unknown staleness law 'cubic'; known: constant, exponential, hinge"),
         ("fedbuff:normalise=sum", "'sum' is not one of count, weights"),
         ("fedbuff:buffer_size=0", "buffer_size is 0"),
     ],

@@ -2,16 +2,13 @@
 
 from afflux import ops, rules
 from afflux._engine import __version__
+from afflux.elementary import exp, log, pow
 from afflux.errors import AffluxError, BusyError, UnavailableError
+from afflux.history import replay
 from afflux.layout import Layout
-from afflux.log import replay
 from afflux.receipts import Cut, Handed, Join, Pulled, Quarantined, Receipt, Report
 from afflux.rule import Arrivals, Calibrate, Needs, Rule, Weights
 from afflux.server import Server
-
-# isort: split
-# After everything that imports the module afflux.log: `afflux.log` is the function.
-from afflux.elementary import exp, log, pow
 
 __all__ = [
     "AffluxError",

@@ -2,7 +2,7 @@
 
 They use + - * / and integer work only, in numbers of 106 bits inside. The error is below 0.51 ulp (measured, see
 tests/test_elementary.py), below 1 ulp where the result is subnormal. Special values are those of C99's functions;
-nothing raises: what has no value is NaN, what is too large is infinite. Some microseconds a call.
+nothing raises: what has no value is NaN, what is too large is infinite. A microsecond or two a call.
 """
 
 from afflux import _engine

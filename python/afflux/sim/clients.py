@@ -1,4 +1,4 @@
-"""A client's work: local SGD from a pulled model, on one torch module that all clients share."""
+"""A client's work: local training from a pulled model, on one torch module that all clients share."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from afflux.layout import Layout
+from afflux.sim import local
 from afflux.sim.config import SimConfig
 from afflux.sim.tasks import Task
 
@@ -42,20 +43,43 @@ def batches(num_examples: int, batch_size: int, steps: int, rng: np.random.Gener
             done += 1
 
 
+def as_kind(update: np.ndarray, kind: str, pulled: np.ndarray, client_lr: float, steps: int) -> np.ndarray:
+    """Return an update (d,) as what a rule of `kind` takes; float32, as the update is.
+
+    update    update itself, not a copy
+    gradient  -update / (client_lr * steps)
+    model     pulled + update
+
+    >>> as_kind(np.float32([1, 2]), "gradient", np.float32([5, 5]), client_lr=0.5, steps=2)
+    array([-1., -2.], dtype=float32)
+    """
+    if kind == "update":
+        return update
+    if kind == "gradient":
+        return np.asarray(update / np.float32(-client_lr * steps))
+    if kind == "model":
+        return np.asarray(pulled + update)
+    raise ValueError(f"[as_kind] unknown kind {kind!r}; known: gradient, model, update")
+
+
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What a client sends: `vector` is of the kind that the rule takes."""
+    """What a client sends: `vector` (d,) is of the kind that the rule takes."""
 
     vector: np.ndarray
     num_examples: int
     loss: float
+    steps: int
+    """Local steps that were done, K."""
+    update: np.ndarray
+    """(d,) local - pulled model, from which `vector` was made."""
 
 
 class Trainer:
     """Trains and evaluates on behalf of all clients.
 
     Parameters and gradients of the module are views into two flat buffers, so a pull is one copy
-    and an SGD step is one axpy, whatever the number of layers.
+    and a local step is one axpy, whatever the number of layers.
     """
 
     def __init__(
@@ -77,41 +101,71 @@ class Trainer:
             parameter.grad = torch.from_numpy(slope)
         self._flat = torch.from_numpy(self._local)
         self._gradient = torch.from_numpy(gradient)
-        x, y = torch.tensor(task.x_train), torch.tensor(task.y_train)
+        self._train = x, y = torch.tensor(task.x_train), torch.tensor(task.y_train)
         self._data = [(x[shard], y[shard]) for shard in map(torch.from_numpy, shards)]
         self._test = torch.tensor(task.x_test), torch.tensor(task.y_test)
 
-    def train(self, client: int, pulled: np.ndarray, kind: str, rng: np.random.Generator) -> Trained:
-        """Run the client's local steps from `pulled` (d,) and return its result of `kind`."""
+    def train(
+        self,
+        client: int,
+        pulled: np.ndarray,
+        kind: str,
+        rng: np.random.Generator,
+        shift: np.ndarray | None = None,
+    ) -> Trained:
+        """Run the client's local steps from `pulled` (d,) and return its result of `kind`.
+
+        `rng` is the dispatch's own stream: of the number of steps, where that is drawn, and then of the batches.
+        `shift` (d,) is SCAFFOLD's c - c_i.
+        """
         config = self._config
         x, y = self._data[client]
-        steps = config.local_steps
-        if config.local_epochs:
-            steps = config.local_epochs * math.ceil(len(y) / config.batch_size)
+        steps = self._steps(len(y), rng)
+        parts = self._parts(pulled, shift)
         np.copyto(self._local, pulled)
         losses = 0.0
         seen = 0
         for batch in map(torch.from_numpy, batches(len(y), config.batch_size, steps, rng)):
-            self._gradient.zero_()
-            loss = cross_entropy(self._module(x[batch]), y[batch])
-            loss.backward()  # type: ignore[no-untyped-call]
-            if config.weight_decay:
-                self._gradient.add_(self._flat, alpha=config.weight_decay)
-            self._flat.add_(self._gradient, alpha=-config.client_lr)
-            losses += loss.item() * len(batch)
+            losses += self._slope(x[batch], y[batch]) * len(batch)
             seen += len(batch)
-        return Trained(self._vector(pulled, kind, steps), len(y), losses / seen)
-
-    def _vector(self, pulled: np.ndarray, kind: str, steps: int) -> np.ndarray:
-        if kind == "model":
-            return self._local.copy()
+            for part in parts:
+                part(self._gradient, self._flat)
+            self._flat.add_(self._gradient, alpha=-config.client_lr)
         update: np.ndarray = self._local - pulled
-        if kind == "update":
-            return update
-        if kind == "gradient":
-            update /= np.float32(-self._config.client_lr * steps)
-            return update
-        raise ValueError(f"[train] unknown kind {kind!r}; known: gradient, model, update")
+        vector = as_kind(update, kind, pulled, config.client_lr, steps)
+        examples = min(len(y), config.batch_size) if config.examples == "batch" else len(y)
+        return Trained(vector, examples, losses / seen, steps, update)
+
+    def gradient(self, params: np.ndarray, examples: np.ndarray) -> np.ndarray:
+        """Return the mean gradient (d,) at `params` (d,) over these examples of the whole training part."""
+        np.copyto(self._local, params)
+        index = torch.from_numpy(examples)
+        self._slope(self._train[0][index], self._train[1][index])
+        return self._gradient.numpy().copy()
+
+    def _steps(self, num_examples: int, rng: np.random.Generator) -> int:
+        config = self._config
+        if config.local_epochs:
+            return config.local_epochs * math.ceil(num_examples / config.batch_size)
+        if config.steps_law == "uniform":
+            return int(rng.integers(1, 2 * config.local_steps, endpoint=True))
+        return config.local_steps
+
+    def _parts(self, pulled: np.ndarray, shift: np.ndarray | None) -> list[local.Part]:
+        config = self._config
+        parts = [local.decay(config.weight_decay)] if config.weight_decay else []
+        if config.client_optimizer in local.PROXIMAL:
+            parts.append(local.proximal(config.mu, torch.tensor(pulled)))
+        if shift is not None:
+            parts.append(local.shifted(torch.from_numpy(shift)))
+        return parts
+
+    def _slope(self, x: torch.Tensor, y: torch.Tensor) -> float:
+        """Fill the flat gradient with that of the mean loss over (x, y) at the local model; return the loss."""
+        self._gradient.zero_()
+        loss = cross_entropy(self._module(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.item()
 
     def evaluate(self, params: np.ndarray) -> tuple[float, float]:
         """Return accuracy and mean loss of `params` (d,) on the test part."""

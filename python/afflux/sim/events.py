@@ -11,6 +11,13 @@ import numpy as np
 
 from afflux.sim.delays import Delay
 
+PROTOCOLS = ("events", "rounds")
+SAMPLING: dict[str, tuple[float, ...] | None] = {
+    "uniform": None,
+    "biased": (0.19, 0.19, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.01, 0.01),
+}
+"""Who takes part in a round: Anarchic FL's two laws; the second is for ten workers."""
+
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
@@ -19,6 +26,8 @@ class Dispatch:
     time: float
     sequence: int
     client: int
+    age: int = 0
+    """Which model it pulls: 0 is the newest, 1 the one before it, ..."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,8 @@ def schedule(
     from the idle ones (itself included), equal finish times arrive in the order of dispatch.
     Replacements start when `refill` clients have finished: 1 is at once, the buffer size is the
     loop that CA2FL and FADAS were run with, and all of `concurrency` are FedAvg's rounds.
+    WKAFL's K-async law is `refill` K with all P clients at once: nobody else is idle, so that
+    the new model goes to just those K who finished.
     """
     if not 1 <= concurrency <= len(clients):
         raise ValueError(f"[schedule] concurrency {concurrency} is not in 1..{len(clients)}")
@@ -71,3 +82,42 @@ def schedule(
         idle.append(client)
         done += 1
         vacant = refill if done % refill == 0 else 0
+
+
+def rounds(
+    clients: Sequence[int],
+    *,
+    cohort: int,
+    arrivals: int,
+    stale_models: int,
+    delay: Delay,
+    selection: np.random.Generator,
+    ages: np.random.Generator,
+    times: np.random.Generator,
+    probabilities: Sequence[float] | None = None,
+) -> Iterator[Dispatch | Arrival]:
+    """Anarchic FL's protocol: in each round `cohort` clients, each on one of the last few models.
+
+    The clients are drawn without replacement, uniformly or one after the other in proportion to `probabilities`.
+    Each starts from one of the last `stale_models` models, uniformly; 1 is synchronous. In the first rounds there are
+    fewer models to choose from. A round lasts until its slowest client has finished.
+    """
+    if not 1 <= cohort <= len(clients):
+        raise ValueError(f"[rounds] cohort {cohort} is not in 1..{len(clients)}")
+    if probabilities is not None and len(probabilities) != len(clients):
+        raise ValueError(f"[rounds] {len(probabilities)} probabilities for {len(clients)} clients")
+    rates = np.ones(len(clients)) if probabilities is None else np.asarray(probabilities)
+    sequence = 0
+    now = 0.0
+    for number in range(-(-arrivals // cohort)):
+        # The first of exponential clocks that ring at these rates: drawing in proportion, without replacement.
+        clocks = selection.standard_exponential(len(clients)) / rates
+        started = []
+        for place in np.argsort(clocks, kind="stable")[:cohort]:
+            client = clients[place]
+            yield Dispatch(now, sequence, client, int(ages.integers(min(stale_models, number + 1))))
+            started.append(Arrival(now + delay(client, times), sequence, client))
+            sequence += 1
+        started.sort(key=lambda arrival: (arrival.time, arrival.sequence))
+        yield from started[: arrivals - number * cohort]
+        now = started[-1].time

@@ -1,12 +1,24 @@
-"""How the training samples are divided among the clients: every sample to exactly one client."""
+"""How the training samples are divided among the clients.
+
+dirichlet, iid   every sample goes to exactly one client
+classes          at most one client; a few samples go to nobody, so that all clients have equally many
+wkafl            any number of clients
+"""
 
 from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
 
+from afflux.sim.errors import ConfigError
+
 Partition: TypeAlias = Callable[[np.ndarray, int, float, np.random.Generator], list[np.ndarray]]
-"""(labels, number of clients, alpha, stream) -> indices of each client's samples, ascending."""
+"""(labels, number of clients, heterogeneity, stream) -> indices of each client's samples, ascending.
+
+The heterogeneity is Dirichlet's alpha, or for `BY_CLASSES` the number of classes of a client.
+"""
+
+WKAFL_SIZES = (10, 49)
 
 
 def dirichlet(labels: np.ndarray, num_clients: int, alpha: float, rng: np.random.Generator) -> list[np.ndarray]:
@@ -33,4 +45,59 @@ def iid(labels: np.ndarray, num_clients: int, alpha: float, rng: np.random.Gener
     return [np.sort(part) for part in np.array_split(shuffled, num_clients)]
 
 
-PARTITIONS: dict[str, Partition] = {"dirichlet": dirichlet, "iid": iid}
+def classes(labels: np.ndarray, num_clients: int, count: float, rng: np.random.Generator) -> list[np.ndarray]:
+    """Each client has `count` classes and equally many samples of each, drawn without replacement (Anarchic FL).
+
+    A client takes those classes that the fewest clients before it have, ties at random: with free choices some of
+    the classes would be nobody's, and the paper's 89 % at one class per worker could not be.
+    """
+    kinds = np.unique(labels)
+    per_client = _whole(count, len(kinds))
+    taken = np.zeros(len(kinds), dtype=np.int64)
+    chosen = []
+    for _ in range(num_clients):
+        mine = np.lexsort((rng.random(len(kinds)), taken))[:per_client]
+        taken[mine] += 1
+        chosen.append(mine)
+    pools = [rng.permutation(np.flatnonzero(labels == label)) for label in kinds]
+    size = min(len(pool) // slots for pool, slots in zip(pools, taken, strict=True) if slots)
+    if size == 0:
+        raise ConfigError(
+            f"partition 'classes': too few samples for {num_clients} clients with {per_client} classes each"
+        )
+    starts = np.zeros(len(kinds), dtype=np.int64)
+    shards = []
+    for mine in chosen:
+        shards.append(np.sort(np.concatenate([pools[k][starts[k] : starts[k] + size] for k in mine])))
+        starts[mine] += size
+    return shards
+
+
+def wkafl(labels: np.ndarray, num_clients: int, count: float, rng: np.random.Generator) -> list[np.ndarray]:
+    """Algorithm 4 of WKAFL: `count` classes, U{10..49} samples in proportions of weights U(0,1); clients may overlap.
+
+    The sizes per class are rounded so that they sum to the client's size; no client has a sample twice.
+    """
+    kinds = np.unique(labels)
+    per_client = _whole(count, len(kinds))
+    pools = [np.flatnonzero(labels == label) for label in kinds]
+    shards = []
+    for _ in range(num_clients):
+        mine = rng.choice(len(kinds), per_client, replace=False)
+        size = rng.integers(*WKAFL_SIZES, endpoint=True)
+        weights = np.cumsum(rng.uniform(size=per_client))
+        ends = np.rint(weights / weights[-1] * size).astype(np.int64)
+        counts = np.diff(ends, prepend=0)
+        drawn = [rng.choice(pools[k], min(n, len(pools[k])), replace=False) for k, n in zip(mine, counts, strict=True)]
+        shards.append(np.sort(np.concatenate(drawn)))
+    return shards
+
+
+def _whole(count: float, num_classes: int) -> int:
+    if count != int(count) or not 1 <= count <= num_classes:
+        raise ConfigError(f"classes is {count:g}, must be a whole number from 1 to {num_classes}")
+    return int(count)
+
+
+PARTITIONS: dict[str, Partition] = {"dirichlet": dirichlet, "iid": iid, "classes": classes, "wkafl": wkafl}
+BY_CLASSES = ("classes", "wkafl")

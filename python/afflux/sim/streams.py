@@ -14,6 +14,8 @@ class Purpose(IntEnum):
     SELECTION = 3
     BATCHES = 4
     MODEL = 5
+    STALE_MODELS = 6
+    VALIDATION = 7
 
 
 def stream(seed: int, purpose: Purpose, *key: int) -> np.random.Generator:

@@ -1,0 +1,331 @@
+"""The clients' optimizers against float64 NumPy on a linear model, and SCAFFOLD's c against its formulas."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from afflux.layout import Layout
+from afflux.sim import models, tasks
+from afflux.sim.broadcast import Broadcast
+from afflux.sim.clients import Trainer, batches, one_thread
+from afflux.sim.config import SimConfig, parse
+from afflux.sim.errors import ConfigError
+from afflux.sim.events import Dispatch
+from afflux.sim.local import Controls
+from afflux.sim.partitions import iid
+from afflux.sim.protocol import events_of
+from afflux.sim.run import run
+from afflux.sim.streams import Purpose, stream
+
+EPSILON = 2.0**-24
+FEATURES, CLASSES = 4, 3
+D = CLASSES * (FEATURES + 1)
+
+
+def tiny(data_dir):
+    """Few features, all in [-1, 1], so that the bounds below are tight."""
+    rng = generator(77)
+    labels = np.arange(90) % CLASSES
+    x = np.clip(0.5 * rng.standard_normal((90, 1, 2, 2)) + labels[:, None, None, None] / 2 - 0.5, -1, 1)
+    x = x.astype(np.float32)
+    return tasks.Task("tiny", x, labels, x[:9], labels[:9], CLASSES)
+
+
+def generator(seed=0):
+    return np.random.Generator(np.random.PCG64(seed))
+
+
+@pytest.fixture(autouse=True)
+def _tiny(monkeypatch):
+    monkeypatch.setitem(tasks.DATASETS, "tiny", tiny)
+
+
+TASK = tiny(None)
+with pytest.MonkeyPatch.context() as patched:
+    patched.setitem(tasks.DATASETS, "tiny", tiny)
+    CONFIG = SimConfig(
+        data="tiny", model="logreg", client_lr=0.1, local_steps=4, batch_size=8, partition="iid", num_clients=20
+    )
+
+
+def data(shard):
+    return TASK.x_train[shard].reshape(-1, FEATURES).astype(np.float64), TASK.y_train[shard]
+
+
+def trainer(config, shards):
+    module = models.build("logreg", TASK.shape, CLASSES, generator())
+    layout = Layout.of(module)
+    return Trainer(module, layout, TASK, shards, config), layout.flatten(module)
+
+
+def slope(params, x, y):
+    """The gradient (d,) of the mean cross entropy of softmax(x W' + b), params = (W, b)."""
+    weight, bias = params[: CLASSES * FEATURES].reshape(CLASSES, FEATURES), params[CLASSES * FEATURES :]
+    logits = x @ weight.T + bias
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    shares[np.arange(len(y)), y] -= 1
+    return np.concatenate([(shares.T @ x).ravel(), shares.sum(axis=0)]) / len(y)
+
+
+def literal(pulled, shard, config, steps, rng, extra):
+    """K local steps, y <- y - lr (g + extra(y)), in float64."""
+    x, y = data(shard)
+    local = pulled.astype(np.float64)
+    for batch in batches(len(y), config.batch_size, steps, rng):
+        local = local - config.client_lr * (slope(local, x[batch], y[batch]) + extra(local))
+    return local
+
+
+def bound(config, steps, largest=2.0, added=0.0):
+    """|float32 - float64| in the 2-norm after `steps` steps, for params and extra terms of at most these magnitudes.
+
+    An element of the gradient: 5 terms in each logit (pixels are below 1, params below `largest`), a softmax, which
+    stretches nothing, with its exp, sum and quotient (10 roundings), and a mean over the batch. The step rounds twice.
+    What was wrong before grows by 1 + lr L a step, L = |(x, 1)|^2 / 2 + what the extra terms add.
+    """
+    logit = (FEATURES + 2) * EPSILON * (FEATURES + 1) * largest
+    element = logit + (10 + config.batch_size + 2) * EPSILON + 4 * EPSILON * (added + 2 * config.mu * largest)
+    step = np.sqrt(D) * (config.client_lr * element + 2 * EPSILON * largest)
+    growth = 1 + config.client_lr * ((FEATURES + 1) / 2 + config.mu + config.weight_decay)
+    return step * sum(growth**k for k in range(steps))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"weight_decay": 0.5},
+        {"client_optimizer": "fedprox", "mu": 2.0},
+        {"client_optimizer": "fedasync", "mu": 2.0, "weight_decay": 0.5},
+    ],
+    ids=lambda change: "-".join(map(str, change.values())) or "sgd",
+)
+def test_each_client_optimizer_is_its_formula(change):
+    config = replace(CONFIG, **change)
+    shard = np.arange(30)
+    worker, params = trainer(config, [shard])
+    with one_thread():
+        ours = worker.train(0, params, "model", generator(3))
+        plain = trainer(CONFIG, [shard])[0].train(0, params, "model", generator(3))
+
+    def extra(y):
+        near = config.mu * (y - params) if config.client_optimizer != "sgd" else 0.0
+        return near + config.weight_decay * y
+
+    expected = literal(params, shard, config, 4, generator(3), extra)
+    allowed = bound(config, 4)
+    assert ours.steps == 4
+    assert np.linalg.norm(ours.vector - expected) <= allowed
+    if change:
+        assert np.linalg.norm(ours.vector - plain.vector) > 100 * allowed, "a missing term would be seen"
+
+
+def test_scaffolds_shift_is_added_to_every_gradient():
+    shard = np.arange(30)
+    worker, params = trainer(CONFIG, [shard])
+    shift = generator(8).standard_normal(D).astype(np.float32)
+    with one_thread():
+        ours = worker.train(0, params, "update", generator(3), shift)
+    expected = literal(params, shard, CONFIG, 4, generator(3), lambda y: shift.astype(np.float64)) - params
+    assert np.linalg.norm(ours.vector - expected) <= bound(CONFIG, 4, added=4.0) < 1e-3
+
+
+def test_a_proximal_term_keeps_the_model_near_the_pulled_one():
+    worker, params = trainer(CONFIG, [np.arange(30)])
+    free = worker.train(0, params, "update", generator(3)).vector
+    config = replace(CONFIG, client_optimizer="fedprox", mu=20.0)
+    bound_one = trainer(config, [np.arange(30)])[0].train(0, params, "update", generator(3)).vector
+    assert 0.1 * np.linalg.norm(free) < np.linalg.norm(bound_one) < 0.9 * np.linalg.norm(free)
+
+
+@pytest.mark.parametrize("protocol", ["events", "rounds"])
+def test_scaffold_over_several_rounds_is_its_formulas(protocol, monkeypatch):
+    """Clients, control variates and a FedBuff server once more in float64, over the same events."""
+    made = []
+    init = Controls.__init__
+    monkeypatch.setattr(Controls, "__init__", lambda self, *args: (init(self, *args), made.append(self))[0])
+    rule = parse("fedbuff:buffer_size=3:staleness=constant")
+    config = replace(
+        CONFIG,
+        client_optimizer="scaffold",
+        local_steps=2,
+        num_clients=5,
+        concurrency=4,
+        arrivals=12,
+        client_lr=0.05,
+        protocol=protocol,
+        delays="fadas-mild",
+    )
+    ours = run(rule, 7, config)
+    (controls,) = made
+
+    shards = iid(TASK.y_train, 5, 0, stream(7, Purpose.PARTITION))
+    module = models.build("logreg", TASK.shape, CLASSES, stream(7, Purpose.MODEL))
+    x = Layout.of(module).flatten(module).astype(np.float64)
+    c, own, held, sent = np.zeros(D), np.zeros((5, D)), np.zeros((5, D)), {}
+    models_sent, buffer, largest = [(x, c)], [], 0.0
+    for event in events_of(rule, 3, 7, config, range(5)):
+        if isinstance(event, Dispatch):
+            age = min(event.age, len(models_sent) - 1)
+            sent[event.sequence] = models_sent[-1 - age]
+            continue
+        pulled, c_pulled = sent[event.sequence]
+        i = event.client
+        rng = stream(7, Purpose.BATCHES, event.sequence)
+        y = literal(pulled, shards[i], config, 2, rng, lambda y, i=i, c=c_pulled: -own[i] + c)
+        own[i] = own[i] - c_pulled + (pulled - y) / (2 * config.client_lr)
+        largest = max(largest, np.abs(y).max(), np.abs(own).max())
+        buffer.append((i, y - pulled, own[i] - held[i]))
+        held[i] = own[i]
+        if len(buffer) == 3:
+            x = x + sum(u for _, u, _ in buffer) / 3
+            c = c + sum(change for _, _, change in buffer) / 5
+            models_sent.append((x, c))
+            buffer = []
+    # A step on a convex loss with lr < 2 / L stretches no error, so that those of the 12 trainings add up; what a c_i
+    # carries of them, 2 / (K lr), comes back in K steps of lr: twice as much again.
+    allowed = 3 * 12 * bound(config, 2, largest=largest, added=2 * largest)
+    assert np.linalg.norm(c) > 0.1
+    assert np.linalg.norm(ours.params - x) <= allowed < 1e-3
+    for found, expected in [(controls.server, c), *((controls.client(i), own[i]) for i in range(5))]:
+        assert np.linalg.norm(found - expected) <= 2 / (2 * config.client_lr) * allowed < 0.1 * np.linalg.norm(c)
+
+
+def test_the_servers_control_is_the_mean_of_the_rows_however_often_clients_come():
+    controls = Controls(4, 8)
+    zeros = controls.server
+    rows = np.zeros((8, 4), np.float32)
+    rng = generator(5)
+    for _ in range(200):
+        before = controls.server.copy()
+        for client in rng.integers(0, 8, size=5).tolist():
+            shift = controls.shift(client, controls.server)
+            assert np.array_equal(shift, controls.server - rows[client])
+            gradient = rng.standard_normal(4).astype(np.float32)
+            controls.arrived(client, gradient, shift)
+            rows[client] = gradient - shift
+            assert np.array_equal(controls.server, before), "c moves at steps only"
+        controls.step()
+        mean = rows.astype(np.float64).mean(axis=0)
+        # 1e-12 of the largest row is the cache's promise; one rounding to float32 on top.
+        np.testing.assert_allclose(controls.server, mean, rtol=2 * EPSILON, atol=1e-11)
+    assert not zeros.any(), "who holds an old c keeps it"
+
+
+def test_the_order_of_arrivals_between_two_steps_changes_no_bit():
+    gradients = generator(2).standard_normal((6, 50)).astype(np.float32)
+    results = []
+    for order in ([0, 1, 2, 3, 4, 5], [5, 3, 1, 0, 2, 4]):
+        controls = Controls(50, 7)
+        for client in order:
+            controls.arrived(client, gradients[client], controls.shift(client, controls.server))
+        controls.step()
+        results.append(controls.server.tobytes())
+    assert results[0] == results[1]
+
+
+def test_a_stale_model_comes_with_the_control_of_its_time():
+    class Server:
+        version = 0
+        params = np.zeros(2, np.float32)
+
+        def pull(self):
+            return type("Pulled", (), {"version": self.version})
+
+    server = Server()
+    config = replace(CONFIG, client_optimizer="scaffold", protocol="rounds", stale_models=2)
+    broadcast = Broadcast(server, config, 2)
+    controls = broadcast._controls
+    for version in range(4):
+        server.version = version
+        fresh, stale = broadcast.pull(0), broadcast.pull(0, age=1)
+        assert (fresh.model.version, stale.model.version) == (version, max(version - 1, 0))
+        assert fresh.shift[0] == version
+        assert stale.shift[0] == max(version - 1, 0)
+        controls.server = np.full(2, version + 1.0, np.float32)
+    assert broadcast.pull(0, age=4).model.version == 2, "two models are kept"
+
+
+def test_local_steps_are_drawn_uniformly_from_the_dispatchs_own_stream():
+    config = replace(CONFIG, steps_law="uniform", local_steps=3, batch_size=2)
+    worker, params = trainer(config, [np.arange(4)])
+    steps = [worker.train(0, params, "update", stream(0, Purpose.BATCHES, k)).steps for k in range(1200)]
+    counts = np.bincount(steps, minlength=7)
+    assert counts[0] == 0
+    assert len(counts) == 7
+    assert np.abs(counts[1:] - 200).max() < 5 * np.sqrt(200)
+    for k, kind in ((3, "model"), (4, "gradient")):
+        again = worker.train(0, params, kind, stream(0, Purpose.BATCHES, k))
+        assert again.steps == steps[k], "the same for every kind of rule"
+
+
+@pytest.mark.parametrize("kind", ["update", "gradient", "model"])
+def test_the_kinds_of_a_drawn_number_of_steps(kind):
+    config = replace(CONFIG, steps_law="uniform", client_lr=0.25)
+    worker, params = trainer(config, [np.arange(30)])
+    trained = worker.train(0, params, kind, generator(1))
+    other = worker.train(0, params, "update", generator(1))
+    assert 1 <= trained.steps <= 8
+    assert np.array_equal(trained.update, other.vector)
+    by_hand = {
+        "update": other.vector,
+        "gradient": other.vector / np.float32(-0.25 * trained.steps),
+        "model": params + other.vector,
+    }
+    assert np.array_equal(trained.vector, by_hand[kind])
+
+
+def test_one_step_of_sgd_has_its_stochastic_gradient():
+    config = replace(CONFIG, local_steps=1, client_lr=0.5)
+    worker, params = trainer(config, [np.arange(30)])
+    with one_thread():
+        trained = worker.train(0, params, "gradient", generator(1))
+    (batch,) = batches(30, 8, 1, generator(1))
+    x, y = data(np.arange(30))
+    expected = slope(params.astype(np.float64), x[batch], y[batch])
+    assert np.linalg.norm(trained.vector - expected) <= bound(config, 1) / 0.5
+
+
+def test_examples_are_those_of_the_data_or_of_a_batch():
+    for law, counts in (("data", [30, 5]), ("batch", [8, 5])):
+        worker, params = trainer(replace(CONFIG, examples=law), [np.arange(30), np.arange(5)])
+        assert [worker.train(i, params, "update", generator()).num_examples for i in (0, 1)] == counts
+
+
+def test_the_gradient_over_chosen_examples():
+    worker, params = trainer(CONFIG, [np.arange(3)])
+    examples = np.array([2, 50, 71])
+    x, y = data(examples)
+    ours = worker.gradient(params, examples)
+    assert np.linalg.norm(ours - slope(params.astype(np.float64), x, y)) <= bound(CONFIG, 1) / CONFIG.client_lr
+    kept = ours.copy()
+    worker.train(0, params, "update", generator())
+    assert np.array_equal(ours, kept), "a copy, not the trainer's own memory"
+
+
+@pytest.mark.parametrize("optimizer", ["fedprox", "scaffold"])
+def test_runs_with_other_client_optimizers_repeat_bit_for_bit_and_differ(optimizer):
+    config = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, local_steps=3, mu=1.0)
+    plain, first, again = (
+        run(parse("fedbuff:buffer_size=4"), 0, replace(config, client_optimizer=name))
+        for name in ("sgd", optimizer, optimizer)
+    )
+    assert first.digest == again.digest != plain.digest
+    assert first.staleness.tolist() == plain.staleness.tolist()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"client_optimizer": "adam"}, "unknown client optimizer 'adam'; known: fedasync, fedprox, scaffold, sgd"),
+        ({"steps_law": "poisson"}, "unknown steps law"),
+        ({"examples": "all"}, "unknown examples"),
+        ({"mu": -1.0}, "mu is -1"),
+        ({"steps_law": "uniform", "local_epochs": 2}, "steps_law is uniform, but the clients train for 2 epochs"),
+    ],
+)
+def test_impossible_settings_are_refused(change, message):
+    with pytest.raises(ConfigError, match=message):
+        replace(CONFIG, **change)

@@ -1,0 +1,95 @@
+"""Rules that score updates by a validation gradient (Zeno++): which examples, and when it is handed in."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from afflux import Server
+from afflux.sim.clients import Trainer
+from afflux.sim.config import SimConfig, parse
+from afflux.sim.errors import ConfigError
+from afflux.sim.run import run
+from afflux.sim.validation import wants
+
+SMALL = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, local_steps=1, alpha=1.0)
+
+
+@pytest.fixture
+def handed(monkeypatch):
+    """(version, examples, vector) of every gradient that was handed in, and all versions that there were."""
+    told, versions = [], []
+    gradient, set_memory, push = Trainer.gradient, Server.set_memory, Server.push
+
+    def spy_gradient(self, params, examples):
+        told.append([examples.tolist()])
+        return gradient(self, params, examples)
+
+    def spy_set(self, name, vector):
+        assert name == "validation"
+        told[-1] += [self.version, vector.copy(), np.array(self.params)]
+        set_memory(self, name, vector)
+
+    def spy_push(self, *args, **options):
+        receipt = push(self, *args, **options)
+        versions.append((self.version, self.memories["validation"]))
+        return receipt
+
+    monkeypatch.setattr(Trainer, "gradient", spy_gradient)
+    monkeypatch.setattr(Server, "set_memory", spy_set)
+    monkeypatch.setattr(Server, "push", spy_push)
+    return told, versions
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_the_gradient_is_of_the_newest_params_every_so_many_versions(handed, every):
+    told, versions = handed
+    result = run(parse("zenopp:server_lr=0.3"), 0, replace(SMALL, refresh_every=every))
+    last = result.rows[-1].version
+    assert last > 10, "most updates are accepted"
+    assert [entry[1] for entry in told] == [*range(0, last + 1, every)]
+    assert len({tuple(entry[0]) for entry in told}) == 1, "always the same examples"
+    (examples,) = {tuple(entry[0]) for entry in told}
+    assert len(set(examples)) == 64
+    # What the server holds after a push is the gradient of the last refresh before it.
+    for version, memory in versions:
+        known = [entry[2] for entry in told if entry[1] <= version - (version % every == 0)] or [told[0][2]]
+        assert np.array_equal(memory, known[-1])
+
+
+def test_a_rejected_arrival_refreshes_nothing(handed):
+    told, versions = handed
+    result = run(parse("zenopp:rho=1e9"), 0, SMALL)
+    assert result.rows[-1].version == 0
+    assert len(versions) == 40
+    assert len(told) == 1
+
+
+def test_the_examples_depend_on_the_seed_only(handed):
+    told, _ = handed
+    seen = []
+    for seed, change in ((0, {}), (0, {"num_clients": 30}), (1, {}), (0, {"validation": 5000})):
+        del told[:]
+        run(parse("zenopp"), seed, replace(SMALL, arrivals=1, **change))
+        seen.append(told[0][0])
+    assert seen[0] == seen[1] != seen[2]
+    assert seen[3] == list(range(len(seen[3]))), "no more than there are"
+    assert len(seen[3]) > 1000
+
+
+def test_other_rules_are_handed_nothing():
+    """Not even where they have memories of their own: a server refuses it."""
+    for rule in ("fedasync", "wkafl:buffer_size=4"):
+        assert not wants(parse(rule).build())
+        assert run(parse(rule), 0, replace(SMALL, arrivals=4)).rows[-1].version > 0
+
+
+def test_runs_with_it_repeat_bit_for_bit():
+    first, again, other = (run(parse("zenopp"), 0, replace(SMALL, refresh_every=k)) for k in (2, 2, 7))
+    assert first.digest == again.digest != other.digest
+
+
+@pytest.mark.parametrize("name", ["validation", "refresh_every"])
+def test_impossible_settings_are_refused(name):
+    with pytest.raises(ConfigError, match=f"{name} is 0"):
+        replace(SMALL, **{name: 0})
