@@ -1,13 +1,14 @@
 # Everything runs in .venv, which the first target sets up by itself. Needs Python >= 3.11, a C++17 compiler and make.
 PYTHON ?= python3
 VENV := .venv
+PEERS := .venv-peers
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 NATIVE := CMakeLists.txt setup.py pyproject.toml $(shell find engine csrc -type f)
 FORMATTED := $(shell find engine csrc tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit sanitize sanitize-all bench mutants format update-constraints clean
+.PHONY: help setup demo test lint types unit sanitize sanitize-all bench mutants peers format update-constraints clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -56,6 +57,18 @@ bench: setup  ## the micro-benchmarks against torch and this machine's own bandw
 mutants: setup  ## breaks formulas on purpose, one at a time, and checks that the suite notices
 	$(BIN)/python tests/mutants.py
 
+# APPFL, FLGo and opacus ask for much that their aggregation does not import.
+$(PEERS)/.installed:
+	$(PYTHON) -m venv $(PEERS)
+	@echo "installing torch, NVFlare, APPFL and FLGo (some minutes) ..."
+	$(PEERS)/bin/python -m pip install --quiet torch==2.13.0 nvflare==2.9.0 omegaconf==2.4.0 \
+	  prettytable matplotlib scipy toolz tqdm ujson zarr pytest
+	$(PEERS)/bin/python -m pip install --quiet --no-deps appfl==1.12.0 flgo==0.4.4 opacus==1.6.0
+	touch $@
+
+peers: setup $(PEERS)/.installed  ## compares the dialects of FedBuff with the code of NVFlare, APPFL and FLGo
+	PYTHONPATH=python $(PEERS)/bin/python -m pytest tests/peers
+
 format: setup  ## formats Python and C++
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
@@ -66,4 +79,4 @@ update-constraints: setup  ## writes the versions in .venv to .ci/constraints.tx
 	mv .ci/constraints.new .ci/constraints.txt
 
 clean:  ## removes what was built
-	rm -rf $(VENV) build dist runs python/afflux/*.so python/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) build dist runs python/afflux/*.so python/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -19,6 +19,12 @@ def number(head: str, key: str, form: str, scale: float = 1) -> Column:
     return Column(head, lambda line: "" if line.get(key) is None else format(scale * line[key], form))
 
 
+def of_params(line: Line, key: str, form: str) -> str:
+    """The error of the new params, empty for who makes none."""
+    error = line["errors"].get("params")
+    return format(error[key], form) if error else ""
+
+
 SPEED = (number("GB/s", "gbps", ".1f"), number("% of limit", "percent_of_limit", ".0f"))
 TIME = (
     number("median ms", "median", ".1f", 1e3),
@@ -26,8 +32,8 @@ TIME = (
     *SPEED,
 )
 TIMES_PLAIN = number("x plain", "times_plain", ".2f")
-ERROR = Column("error", lambda line: f"{line['errors']['params']['abs']:.1e}")
-ULP = Column("ulp", lambda line: f"{line['errors']['params']['ulp']:.3g}")
+ERROR = Column("error", lambda line: of_params(line, "abs", ".1e"))
+ULP = Column("ulp", lambda line: of_params(line, "ulp", ".3g"))
 TIMED = (*TIME, TIMES_PLAIN, ERROR, ULP)
 PROBE = (*TIME, Column("kind", lambda line: line["kind"]))
 LIMIT = (

@@ -40,6 +40,7 @@ class Contender:
     kept: Callable[[int, int], int] = nothing  #: bytes of its own state, of (d, M)
     temporary: Callable[[int, int], int] = nothing  #: bytes that a round allocates and frees
     plain: bool = False  #: the formula as papers' authors write it; the others are compared with it
+    part: Callable[[int, int], int] | None = None  #: bytes, of (d, M), if it does only a part of the row's operation
     compiles: bool = False  #: runs only if asked for, because compiling takes long
 
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
 
 LR = 0.7  #: the server's step; not 1, so that a multiplication by it cannot be left out
 LIBRARIES = 500_000_000  #: bytes that Python and torch take, whatever d is
@@ -30,16 +31,18 @@ class Case:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What all contenders share. Only `out` and `scratch` are written; each keeps its own state.
+    """What all contenders share. Only `out`, `scratch` and spare rows are written; each keeps its own state.
 
     All of it is allocated by NumPy, which asks for huge pages: baselines run on the same memory.
     """
 
+    blocks: list[Float32]  #: per input set (1 + M, d), contiguous: a spare row for who wants it, and the M updates
     updates: list[Float32]  #: per input set (M, d), contiguous: its rows are the M updates
     vectors: list[list[Float32]]  #: per input set the M updates: these rows, or separate copies of them
     params: list[Float32]  #: per input set (d,)
     out: Float32  #: (d,)
     scratch: Float32  #: (scratch_vectors(M), d)
+    staleness: Int64  #: (M,): 0 to 4 in turn
     weights: Float64  #: (M,): (1 + staleness)^-1/2 / M, as in FedBuff
     num_threads: int
 
@@ -70,9 +73,10 @@ def scratch_vectors(m: int) -> int:
 
 
 def make(case: Case, sets: int) -> Inputs:
-    """Normal vectors: params of size 0.1 and updates of size 0.01. Every page is touched."""
+    """Normal vectors: params of size 0.1 and updates of size 0.01. Every page of theirs is touched."""
     d, m = case.d, case.m
-    updates = [np.empty((m, d), np.float32) for _ in range(sets)]
+    blocks = [np.empty((1 + m, d), np.float32) for _ in range(sets)]
+    updates = [block[1:] for block in blocks]
     params = [np.empty(d, np.float32) for _ in range(sets)]
     jobs = [(row, 0.01) for block in updates for row in block] + [(p, 0.1) for p in params]
 
@@ -85,18 +89,20 @@ def make(case: Case, sets: int) -> Inputs:
         list(pool.map(fill, enumerate(jobs)))
     staleness = np.arange(m) % 5
     return Inputs(
+        blocks=blocks,
         updates=updates,
         vectors=[[row.copy() if case.separate else row for row in block] for block in updates],
         params=params,
         out=np.ones(d, np.float32),
         scratch=np.ones((scratch_vectors(m), d), np.float32),
+        staleness=staleness,
         weights=1 / np.sqrt(1.0 + staleness) / m,
         num_threads=case.threads,
     )
 
 
 def shared_bytes(case: Case, sets: int) -> int:
-    vectors = sets * (case.m * (1 + case.separate) + 1)
+    vectors = sets * (case.m * (1 + case.separate) + 2)
     return 4 * case.d * (vectors + 1 + scratch_vectors(case.m))
 
 

@@ -29,6 +29,7 @@ class Timed:
     run: Callable[[int], object]
     row: str = ""  #: empty for a probe
     plain: bool = False  #: see Contender
+    part: bool = False  #: it does not do all of the row's operation
     kind: str = ""  #: see Probe
     prepare: Callable[[int], object] = unprepared  #: see Round
     errors: dict[str, dict[str, float]] = field(default_factory=dict)

@@ -55,7 +55,8 @@ def of_case(case: Case, rows: list[Row], probes: list[Timed], contenders: list[T
             | figures(t, fastest.gbps)
             | {
                 "plain": t is plain,
-                "times_plain": plain.median / t.median if plain else None,
+                "part": t.part,
+                "times_plain": plain.median / t.median if plain and not t.part else None,
                 "errors": t.errors,
             }
             for t in own
@@ -123,7 +124,7 @@ def limits(cases: list[dict[str, Any]]) -> Printed:
 
 def of_row(row: Row, cases: list[dict[str, Any]]) -> Printed:
     lines = lines_of(row, cases)
-    amounts = {line["bytes"] for line in lines}
+    amounts = {line["bytes"] for line in lines if not line["part"]}
     amount = f", {amounts.pop() / 1e9:.3g} GB" if len(amounts) == 1 else ""
     return row.name + amount, row.formula, row.columns, lines
 

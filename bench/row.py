@@ -21,6 +21,13 @@ class Asked:
     quick: bool
 
 
+D, QUICK_D = 25_000_000, 200_000
+
+
+def one_case(asked: Asked) -> list[Case]:
+    return [Case(asked.d or (QUICK_D if asked.quick else D), asked.m or 10, asked.threads)]
+
+
 def nothing_more(lines: list[Line]) -> None:
     pass
 

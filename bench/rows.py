@@ -11,16 +11,11 @@ import baselines
 from afflux import ops
 from columns import TIME, TIMES_PLAIN, ULP, Line, number
 from contender import Arrays, Contender, Round
+from fadas import FADAS
 from inputs import LR, Case, Float32, Inputs
 from push import PUSH
-from row import Asked, Exact, Row
-
-D, QUICK_D = 25_000_000, 200_000
-
-
-def one_case(asked: Asked) -> list[Case]:
-    return [Case(asked.d or (QUICK_D if asked.quick else D), asked.m or 10, asked.threads)]
-
+from row import QUICK_D, Asked, D, Exact, Row, one_case
+from wkafl import WKAFL
 
 # FedBuff: params + lr * weighted mean
 
@@ -181,6 +176,8 @@ ROWS = [
             *baselines.CA2FL,
         ],
     ),
+    FADAS,
+    WKAFL,
     Row(
         name="rounds",
         formula="fedbuff from M = 1 to 1000: out = params + lr sum_i w_i u_i",

@@ -131,8 +131,8 @@ def execute(case: Case, rows: list[Row], sets: int, repeats: int, compiled: bool
         for row, c in everybody:
             progress.update(task, description=f"checking {c.name}", refresh=True)
             ready = c.make(shared)
-            amount = row.bytes(case.d, case.m)
-            timed = Timed(c.name, c.what, amount, ready.run, row.name, c.plain, prepare=ready.prepare)
+            amount = (c.part or row.bytes)(case.d, case.m)
+            timed = Timed(c.name, c.what, amount, ready.run, row.name, c.plain, bool(c.part), prepare=ready.prepare)
             timed.errors = check(row, shared, ready)
             contenders.append(timed)
             warm_up(timed, sets)

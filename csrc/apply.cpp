@@ -4,7 +4,6 @@
 
 #include <optional>
 #include <tuple>
-#include <utility>
 
 #include "afflux/afflux.hpp"
 #include "arrays.hpp"
@@ -23,18 +22,18 @@ using StepOf = std::tuple<std::string, double, double, double, double, double, p
 // (vectors, weights, next or None)
 using MemoryOf = std::tuple<py::object, py::object, py::object>;
 
-template <class Kind, std::size_t kCount>
-Kind named(const char* what, const std::pair<const char*, Kind> (&kinds)[kCount], const std::string& name) {
-  for (const auto& [known, kind] : kinds)
-    if (name == known) return kind;
-  throw Error(std::string("[apply] ") + what + " '" + name + "' is unknown");
+Calibration calibration_named(const std::string& name) {
+  if (name == "cached_difference") return Calibration::cached_difference;
+  if (name == "cached_mean") return Calibration::cached_mean;
+  throw Error("[apply] calibration '" + name + "' is unknown");
 }
 
-constexpr std::pair<const char*, Calibration> kCalibrations[] = {{"cached_difference", Calibration::cached_difference},
-                                                                 {"cached_mean", Calibration::cached_mean}};
-constexpr std::pair<const char*, StepKind> kSteps[] = {{"sgd", StepKind::sgd},         {"momentum", StepKind::momentum},
-                                                       {"adam", StepKind::adam},       {"amsgrad", StepKind::amsgrad},
-                                                       {"adagrad", StepKind::adagrad}, {"yogi", StepKind::yogi}};
+StepKind step_named(const std::string& wanted) {
+  for (const StepKind kind :
+       {StepKind::sgd, StepKind::momentum, StepKind::adam, StepKind::amsgrad, StepKind::adagrad, StepKind::yogi})
+    if (wanted == name(kind)) return kind;
+  throw Error("[apply] step '" + wanted + "' is unknown");
+}
 
 // A host array of float64: weights, coefficients.
 struct Numbers {
@@ -53,7 +52,7 @@ Arrays<void> written(const char* name, const py::object& objects) {
 
 struct CalibrateArrays {
   CalibrateArrays(const CalibrateOf& of, Codec codec)
-      : kind(named("calibration", kCalibrations, std::get<0>(of))),
+      : kind(calibration_named(std::get<0>(of))),
         codec(codec),
         num_clients(std::get<2>(of)),
         sum({"apply", "sum"}, std::get<1>(of), Access::write),
@@ -103,8 +102,7 @@ void apply_(const py::object& params, const py::object& out, const CombineOf& co
     cache.emplace(*calibrate, exact_codec(any ? pass.combine.updates.data[0].type : Type::float32));
     pass.calibrate = cache->stage();
   }
-  const StepKind kind = named("step", kSteps, step_kind);
-  pass.step = {kind, lr, beta1, beta2, epsilon, root_scale, states.list()};
+  pass.step = {step_named(step_kind), lr, beta1, beta2, epsilon, root_scale, states.list()};
   if (memory) pass.memory = held.emplace(*memory).stage();
   {
     const py::gil_scoped_release release;

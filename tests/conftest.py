@@ -34,6 +34,14 @@ def awkward(rng, size):
     return values.astype(np.float32)
 
 
+def ready(server):
+    """Hands in what the rule wants to be handed: a gradient so short that Zeno++ accepts whatever comes."""
+    for name in server.rule.needs.handed_in:
+        size = server.pull().params.size
+        server.set_memory(name, np.full(size, 0.25 / max(size, 1) ** 0.5))
+    return server
+
+
 def bits(array):
     """The array's bytes: equality of bits, not of values."""
     return np.ascontiguousarray(array).tobytes()

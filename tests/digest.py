@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 
-from afflux import Server, _engine, ops, weigh
+from afflux import Server, _engine, exp, log, ops, pow, weigh
 from afflux.rules import RULES
 
 
@@ -106,18 +106,68 @@ def types(num_threads, parts, vectors):
     return digest.hexdigest()
 
 
+STEPS = {
+    "sgd": ops.Sgd(0.3),
+    "momentum": ops.Momentum(-0.3, 0.9),
+    **{kind: ops.Adaptive(kind, 0.01, 0.9, 0.99, 1e-3, 1.25) for kind in ("adam", "amsgrad", "adagrad", "yogi")},
+}
+STATES = {"sgd": 0, "momentum": 1, "amsgrad": 3}
+
+
+def stages(num_threads, vectors):
+    """Every step on every calibration, with memories that are replaced, in every type; gram of mixed types."""
+    digest = hashlib.sha256()
+    size = vectors["float32"][0].size
+    weights, mixed = np.array([0.1, -0.7, 1 / 3]), [vectors[dtype][k] for k in (0, 1) for dtype in vectors]
+    digest.update(ops.gram(mixed, num_threads=num_threads).tobytes())
+    caches = [None, ops.CachedDifference, ops.CachedMean]
+    rounds = [(kind, caches[(k + j) % 3], dtype) for k, kind in enumerate(STEPS) for j, dtype in enumerate(vectors)]
+    for number, (kind, cache, dtype) in enumerate(rounds):
+        wide = vectors["float64" if number % 2 else "float32"]
+        states = [np.abs(wide[k]) for k in range(STATES.get(kind, 2))]
+        held, out, total = [wide[0].copy(), wide[2].copy()], np.empty_like(wide[1]), np.linspace(-1, 1, size)
+        rows = np.zeros((3, size), np.float64 if dtype == "float64" else np.float32)
+        stage = cache and cache(total, 11, [None, *rows[1:]], [*rows[:2], None])
+        following = np.array([[0.5, 0.1, 0.0, 1 / 3, -0.2], [0.0, 1.0, 0.0, 0.0, 0.7]])
+        memory = ops.Memory(held, np.array([0.2, -0.1]), following)
+        ops.apply(
+            ops.Pass(wide[1], out, ops.Combine(vectors[dtype], weights, 0.25), stage, STEPS[kind], states, memory),
+            num_threads=num_threads,
+        )
+        for array in (out, *states, *held, total, rows):
+            digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def elementary():
+    """10^5 results of exp, log and pow."""
+    noise = hashed(5, 40_000)
+    size = np.ldexp(
+        1 + (noise >> np.uint64(12)).astype(np.float64) * 2.0**-52, (noise % np.uint64(2046)).astype(int) - 1022
+    )
+    small = (noise.astype(np.int64) >> 10).astype(np.float64) * 2.0**-44  # -512 .. 512
+    results = [exp(1.4 * x) for x in small.tolist()[:30_000]] + [log(x) for x in size.tolist()[:30_000]]
+    results += [pow(x, y / 256) for x, y in zip(size.tolist(), small.tolist(), strict=True)]
+    return hashlib.sha256(np.array(results).tobytes()).hexdigest()
+
+
 def rule(name, num_threads):
     """Twelve rounds of a preset over a trace with staleness, repeated clients and unequal example counts."""
     size = 70_001
     pool = vectors(2, 16, size)
     server = Server(RULES[name](), pool[15], num_clients=40, num_threads=num_threads)
+    for memory in server.rule.needs.handed_in:
+        server.set_memory(memory, pool[14])
     for noise in hashed(3, 1000).tolist():
         if server.version == 12:
             break
         lag, client, pick, examples = noise % 9, (noise >> 8) % 40, (noise >> 16) % 15, (noise >> 24) % 60
         server.push(client, pool[pick], version=max(0, server.version - lag), num_examples=examples + 1)
     assert server.version == 12
-    return hashlib.sha256(server.params.tobytes()).hexdigest()
+    digest = hashlib.sha256(server.params.tobytes())
+    for vector in server.memories.values():
+        digest.update(vector.tobytes())
+    return digest.hexdigest()
 
 
 def weights():
@@ -132,7 +182,9 @@ def parts(num_threads):
     named = {
         "operations": operations(num_threads, *inputs()),
         "types": types(num_threads, *typed_inputs()),
+        "stages": stages(num_threads, typed_inputs()[1]),
         "weights": weights(),
+        "elementary": elementary(),
     }
     return named | {name: rule(name, num_threads) for name in RULES}
 

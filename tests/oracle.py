@@ -1,4 +1,5 @@
 """The papers' formulas in plain float64 NumPy, written without a look at the engine; imports nothing of afflux.
+The rules of the papers are in papers.py, their bounds in bounds.py; here are the stages that the engine is made of.
 
 Bounds. eps = 2^-53 is the unit roundoff of float64, u32 = 2^-24 that of float32. A float64 sum of n terms, in any order
 and with rounded products, differs from the exact one by at most (n + 2) eps sum |terms| (Higham, Accuracy and
@@ -9,13 +10,16 @@ twice that.
 
 import numpy as np
 
+from papers import ROUNDS, VECTORS, f64, hinge, polynomial, start
+
+__all__ = [
+    "EPS", "ROUNDS", "TINY32", "U32", "VECTORS", "bfloat16", "cached_difference", "combine", "direction", "f64",
+    "hinge", "next_memories", "polynomial", "rounded_bound", "start", "step", "sum_bound",
+]  # fmt: skip
+
 EPS = 2.0**-53
 U32 = 2.0**-24
 TINY32 = 2.0**-150
-
-
-def f64(array):
-    return np.asarray(array, dtype=np.float64)
 
 
 def sum_bound(terms_abs_sum, n):
@@ -119,46 +123,3 @@ def step(kind, params, d, states, lr, beta1=0.0, beta2=0.0, epsilon=0.0, root_sc
             new.append(big)
         return [a.astype(params.dtype) for a in (x + lr * m / (np.sqrt(big) * root_scale + epsilon), *new)]
     return [a.astype(params.dtype) for a in (x + lr * move, *new)]
-
-
-def polynomial(staleness, a):
-    return (1.0 + f64(staleness)) ** -a
-
-
-def hinge(staleness, a, b):
-    t = f64(staleness)
-    return np.where(t <= b, 1.0, 1.0 / (a * (t - b) + 1.0))
-
-
-def fedavg_weights(num_examples):
-    return f64(num_examples) / np.sum(num_examples)
-
-
-class Trajectory:
-    """A rule run over a trace of buffers, all in float64: [(client, staleness, examples, vector), ...] each."""
-
-    def __init__(self, params, num_clients):
-        self.params = f64(params).copy()
-        self.num_clients = num_clients
-        self.rows = {}
-
-    def fedavg(self, buffer, lr):
-        weights = fedavg_weights([n for _, _, n, _ in buffer])
-        self.params = self.params + lr * sum(w * f64(u) for w, (_, _, _, u) in zip(weights, buffer, strict=True))
-
-    def fedbuff(self, buffer, lr, a=0.5):
-        total = sum(polynomial(tau, a) * f64(u) for _, tau, _, u in buffer)
-        self.params = self.params + lr / len(buffer) * total
-
-    def fedasync(self, buffer, alpha, a=0.5):
-        ((_, tau, _, model),) = buffer
-        mix = alpha * polynomial(tau, a)
-        self.params = (1 - mix) * self.params + mix * f64(model)
-
-    def ca2fl(self, buffer, lr):
-        zero = np.zeros_like(self.params)
-        h = sum(self.rows.values(), zero) / self.num_clients
-        diffs = [f64(u) - self.rows.get(c, zero) for c, _, _, u in buffer]
-        self.params = self.params + lr * (h + sum(diffs) / len(buffer))
-        for c, _, _, u in buffer:
-            self.rows[c] = f64(u)

@@ -48,6 +48,16 @@ def result(quick):
 
 
 @pytest.fixture(scope="module")
+def two_more(tmp_path_factory):
+    """A quick run of two other rows: what it printed, and its only case."""
+    path = tmp_path_factory.mktemp("bench") / "out.json"
+    done = bench("--quick", "--rows", "fadas,wkafl", "-d", D, "-M", M, "--threads", THREADS, "--json", path)
+    assert done.returncode == 0, done.stderr
+    (only,) = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    return done.stdout, only
+
+
+@pytest.fixture(scope="module")
 def case(result):
     """The only case of a run with one d and M."""
     (only,) = result["cases"]
@@ -126,6 +136,60 @@ def test_errors_are_within_their_bounds(case):
                 assert c["errors"]["params"]["ulp"] < 1
             else:
                 assert c["errors"]["params"]["abs"] > 0
+
+
+def test_parts_are_counted_as_parts(two_more):
+    printed, case = two_more
+    f32 = 4
+    fadas = f32 * (M * D + D + D + 3 * 2 * D)  # updates, params, out, three moments twice
+    gram = f32 * (M * D + D)  # gradients, the last estimate
+    wkafl = 2 * gram + f32 * (D + D + D)  # params, out, the new estimate
+    assert list(case["rows"]) == ["fadas", "wkafl"]
+    for name, whole in (("fadas", fadas), ("wkafl", wkafl)):
+        row = case["rows"][name]
+        assert row[0]["name"] == "afflux"
+        assert f"{name}, {whole / 1e9:.3g} GB" in printed
+        assert [c["name"] for c in row if c["part"]] == (["afflux gram"] if name == "wkafl" else [])
+        (plain,) = [c for c in row if c["plain"]]
+        for c in row:
+            assert c["name"] in printed
+            assert c["bytes"] == (gram if c["part"] else whole)
+            assert c["gbps"] == pytest.approx(c["bytes"] / c["median"] / 1e9)
+            assert c["times_plain"] == (None if c["part"] else pytest.approx(plain["median"] / c["median"]))
+
+
+def test_errors_of_fadas(two_more):
+    """As above; beyond the sum, the two averages, root, quotient and last addition round less than twelve times."""
+    row = two_more[1]["rows"]["fadas"]
+    assert len(row) >= 4
+    for c in row:
+        assert set(c["errors"]) == {"params", "m", "v", "v_hat"}
+        ours = c["name"] == "afflux"
+        for name, error in c["errors"].items():
+            factor = U32 * (1 + 1e-6) if ours else (M + 20) * U32
+            assert 0 < error["abs"] <= factor * error["terms"], (c["name"], name)
+            assert not ours or error["ulp"] < 0.51
+
+
+def test_errors_of_wkafl(two_more):
+    """A cosine of float32 sums over d is wrong by their rounding errors, which nearly cancel: 4 sqrt(d) of them.
+
+    The weights are exp(beta cos) over their sum, beta = 10; the params move with them along gradients below 0.1.
+    """
+    row = {c["name"]: c["errors"] for c in two_more[1]["rows"]["wkafl"]}
+    gram = row.pop("afflux gram")["gram"]
+    assert gram["abs"] <= D * EPS * gram["terms"]
+    assert len(row) >= 3
+    for name, errors in row.items():
+        params, estimate, weights = (errors[what] for what in ("params", "estimate", "weights"))
+        ours = name == "afflux"
+        unit = U32 * (1 + 1e-6) if ours else (M + 8) * U32
+        cosine = D * EPS if ours else 4 * D**0.5 * U32
+        assert 0 < estimate["abs"] <= unit * estimate["terms"], name
+        assert 0 < weights["abs"] <= 2 * 10 * cosine * weights["terms"], name
+        assert 0 < params["abs"] <= unit * params["terms"] + M * 0.1 * weights["abs"], name
+        assert weights["terms"] > 1 / M
+        assert not ours or max(params["ulp"], estimate["ulp"]) < 0.51
 
 
 def test_says_where_it_ran_and_not_who(quick, result):
@@ -239,10 +303,11 @@ def test_lists_and_helps(option):
     assert done.returncode == 0
     assert "fedbuff" in done.stdout
     assert "push" in done.stdout
-    assert ("torch addmv_" if option == "--list" else "python bench/run.py --quick") in done.stdout
+    listed = {"torch addmv_", "fadas", "torch fused Adam", "wkafl", "afflux gram"}
+    assert all(name in done.stdout for name in (listed if option == "--list" else {"python bench/run.py --quick"}))
 
 
 def test_tiny_vectors():
-    done = bench("--quick", "-d", 1, "-M", 1, "--rows", "ca2fl")
+    done = bench("--quick", "-d", 1, "-M", 1, "--rows", "ca2fl,fadas,wkafl")
     assert done.returncode == 0, done.stderr
     assert "fedbuff" not in done.stdout

@@ -13,6 +13,7 @@ import digest
 import order
 from afflux import _engine, ops
 from conftest import ISAS, THREADS, awkward
+from test_types import buffer, values
 
 TESTS = Path(__file__).parent
 
@@ -67,6 +68,20 @@ def test_the_order_of_float64_has_rounded_products(isa, rng):
             assert ops.gram([x, y], num_threads=threads).tolist() == expected
             facts = ops.ingest(x, np.empty_like(x), num_threads=threads)
             assert facts.sum_of_squares == expected[0][0]
+
+
+def test_the_order_of_mixed_types(isa, rng):
+    """Runs of one type of even and odd length, types that alternate, and more vectors than a panel holds."""
+    for size, kinds in ((2049, "ffdddbbd"), (2 * 65536 + 77, "bdf"), (33, "ffb" * 23)):
+        plain = [awkward(rng, size) for _ in kinds]
+        vectors = [
+            v if kind == "f" else v * (1 + 1e-9 * rng.random(size)) if kind == "d" else buffer("bfloat16", v)
+            for v, kind in zip(plain, kinds, strict=True)
+        ]
+        held = [values(v) if kind == "b" else v for v, kind in zip(vectors, kinds, strict=True)]
+        expected = [[order.inner_product(a, b) for b in held] for a in held]
+        for threads in THREADS:
+            assert ops.gram(vectors, num_threads=threads).tolist() == expected
 
 
 def test_the_tree_over_more_superblocks_than_chunks(rng):

@@ -5,12 +5,15 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from afflux import __version__, ops
 from afflux.cli import app
+from afflux.rules import RULES
+from afflux.sim import report
 
 SMALL = ["--model", "logreg", "--num-clients", "20", "--concurrency", "5", "--arrivals", "20"]
 
@@ -66,11 +69,11 @@ def test_run_is_one_rule_with_one_seed_in_a_dated_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--rules", "fedbuf"], "unknown rule 'fedbuf'; known: ca2fl, fedasync, fedavg, fedbuff"),
+        (["--rules", "fedbuf"], "unknown rule 'fedbuf'; known: afa_cd, afa_cs, ca2fl, fadas, "),
         (["--data", "cifar"], "unknown data 'cifar'; known: digits, mnist"),
         (["--model", "vgg"], "unknown model 'vgg'; known: cnn, logreg"),
         (["--delays", "slow"], "unknown delays 'slow'; known: ca2fl, constant"),
-        (["--partition", "x"], "unknown partition 'x'; known: dirichlet, iid"),
+        (["--partition", "x"], "unknown partition 'x'; known: classes, dirichlet, iid"),
         (["--seeds", "one"], "seeds are whole numbers"),
         (["--seeds", "1,1"], "different"),
         (["--rules", "fedasync", "--buffer-size", "5"], "--buffer-size was given, but fedasync"),
@@ -112,19 +115,143 @@ def test_without_typer_the_command_says_what_to_install():
     assert result.stderr == "afflux: the command line needs typer: pip install 'afflux[sim]'\n"
 
 
+def test_python_m_afflux_is_the_command_line():
+    command = [sys.executable, "-m", "afflux", "--version"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"afflux {__version__}\n"
+
+
+def test_help_and_rules_list_every_preset():
+    shown, text = invoke("rules").stdout.splitlines(), invoke("compare", "--help").stdout
+    assert [line.split()[0] for line in shown[::3]] == list(RULES)
+    assert all(name in text for name in RULES)
+    assert shown[3].startswith("fedbuff     x += server_lr / M * sum_i")
+    assert shown[4].split() == ["buffer_size=10", "server_lr=1.0", "staleness=polynomial(0.5)", "normalise=count"]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rules_explains_each(name):
+    result = invoke("rules", name)
+    assert result.exit_code == 0
+    assert result.stdout.startswith(f"{name}    ")
+    assert "\noptions:\n  " in result.stdout
+
+
+def test_rules_of_an_unknown_name():
+    result = invoke("rules", "fedbuf")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: unknown rule 'fedbuf'; known: afa_cd")
+
+
+def test_a_kept_run_is_fed_to_others(tmp_path):
+    kept, fed = tmp_path / "kept", tmp_path / "fed"
+    result = invoke("run", "--rule", "fedbuff:buffer_size=3", "--keep-updates", "--out", str(kept), *SMALL)
+    assert result.exit_code == 0, result.output
+    (log,) = (kept / "audit").glob("*.jsonl")
+    result = invoke("replay", str(log), "--rule", "fedbuff:buffer_size=3", "--rule", "fedasync", "--out", str(fed))
+    assert (result.exit_code, result.stderr) == (0, "")
+    same, other = (line for line in result.stdout.splitlines() if "sha256" in line)
+    assert same.startswith("params of fedbuff:buffer_size=3: sha256 ")
+    assert same.endswith(", as in the log")
+    assert not other.endswith("log")
+    assert "all on the updates of fedbuff:buffer_size=3" in result.stdout
+    assert (fed / "summary.csv").read_text().count("\n") == 3
+    assert len(list((fed / "audit").iterdir())) == 2
+    # Cut off: the last arrivals are missing, and the log's own rule is the default.
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:10]))
+    result = invoke("replay", str(log), "--out", str(tmp_path / "cut"))
+    assert result.exit_code == 0, result.output
+    assert result.stderr == f"{log} was cut off: it lacks 13 of 20 arrivals\n"
+
+
+def test_replay_of_what_has_no_updates(tmp_path):
+    assert invoke("run", "--rule", "fedasync", "--out", str(tmp_path / "a"), *SMALL).exit_code == 0
+    out = tmp_path / "b"
+    result = invoke("replay", str(tmp_path / "a" / "audit" / "fedasync-seed0.jsonl"), "--out", str(out))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "make the run with --keep-updates" in result.stderr
+    assert invoke("replay", str(tmp_path / "a" / "config.json"), "--out", str(out)).exit_code == 2
+    assert not out.exists()
+
+
+def test_paired_rules_have_one_leader(tmp_path):
+    out = tmp_path / "out"
+    arguments = ["--paired", "--rules", "fedasync,ca2fl", "--buffer-size", "4", "--seeds", "0,1", "--jobs", "1"]
+    result = invoke("compare", *arguments, "--out", str(out), *SMALL)
+    assert result.exit_code == 0, result.output
+    assert "2 seeds, all on the updates of fedasync" in result.stdout
+    assert sorted(path.name for path in (out / "audit").iterdir()) == [
+        f"{rule}-seed{seed}.jsonl" for rule in ("ca2fl", "fedasync") for seed in (0, 1)
+    ]
+
+
+def test_updates_that_do_not_fit_are_refused_and_many_are_announced(tmp_path, monkeypatch):
+    arguments = ["run", "--rule", "fedasync", "--keep-updates", *SMALL, "--out", str(tmp_path / "out")]
+    result = invoke(*arguments, "--arrivals", "1000000000000")
+    assert result.exit_code == 2
+    assert "the updates take 2.6e+03 TB, but" in result.stderr
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(report, "TELL_ABOVE", 50_000)
+    result = invoke(*arguments)
+    assert (result.exit_code, result.stderr) == (0, f"the updates will take 52 kB in {tmp_path}/out/audit\n")
+
+
+RULE_FILE = """
+from dataclasses import dataclass
+from afflux.rules import fedbuff
+from afflux.weigh import Constant
+
+@dataclass(frozen=True)
+class Half:
+    def __call__(self, staleness, /): return 0.5
+
+def halved(*, buffer_size: int = 10):
+    return fedbuff(buffer_size=buffer_size, staleness=Half())
+
+def same(*, buffer_size: int = 10):
+    return fedbuff(buffer_size=buffer_size, staleness=Constant())
+
+def wrong(): return 1
+"""
+
+
+def test_a_rule_may_come_from_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("my rules.py").write_text(RULE_FILE)
+    Path("broken.py").write_text("1 / 0")
+    rules = "my rules.py:same:buffer_size=5,my rules.py:halved,fedbuff:staleness=constant"
+    result = invoke("compare", "--rules", rules, "--jobs", "2", "--buffer-size", "5", "--out", "out", *SMALL)
+    assert result.exit_code == 0, result.output
+    names = ("my_rules.py_same_buffer_size=5", "my_rules.py_halved", "fedbuff_staleness=constant")
+    ends = [Path(f"out/audit/{name}-seed0.jsonl").read_text().splitlines()[-1] for name in names]
+    assert ends[0] == ends[2] != ends[1]
+    for rule, message in [
+        ("absent.py:f", "there is no rule file"),
+        ("my rules.py", "write my rules.py:FUNCTION"),
+        ("my rules.py:absent", "has no function 'absent'"),
+        ("my rules.py:wrong", "it returns 1, not an afflux.Rule"),
+        ("my rules.py:same:lr=1", "unknown option of my rules.py:same: 'lr'; known: buffer_size"),
+        ("broken.py:f", "failed: ZeroDivisionError: division by zero"),
+    ]:
+        result = invoke("run", "--rule", rule, "--out", "no", *SMALL)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert message in result.stderr
+    assert not Path("no").exists()
+
+
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="sends Ctrl-C to a process group")
-def test_ctrl_c_stops_all_processes_without_a_traceback(tmp_path):
-    command = [sys.executable, "-m", "afflux.cli", "compare", "--jobs", "2", "--seeds", "0,1,2"]
-    command += ["--arrivals", "1000000", "--model", "logreg", "--out", str(tmp_path / "out")]
+def test_ctrl_c_stops_all_processes_and_keeps_what_is_complete(tmp_path):
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "afflux", "compare", "--jobs", "2", "--seeds", "0,1,2,3,4,5", "--out", str(out)]
+    command += ["--rules", "fedbuff", "--arrivals", "1200", "--model", "logreg", "--eval-every", "1200"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
-        deadline = time.monotonic() + 30
-        while not (tmp_path / "out").exists() and time.monotonic() < deadline:
+        deadline = time.monotonic() + 120
+        # There are two processes: a third run begins when one has ended.
+        while time.monotonic() < deadline and len(list((out / "audit").glob("*.jsonl"))) < 3:
             time.sleep(0.05)
-        # The workers are being started or at work: either way they must end.
-        time.sleep(1)
+        time.sleep(0.5)
         os.killpg(process.pid, signal.SIGINT)
         # Returns when the workers, which share these pipes, have ended too.
         stdout, stderr = process.communicate(timeout=30)
@@ -132,5 +259,32 @@ def test_ctrl_c_stops_all_processes_without_a_traceback(tmp_path):
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 130
+    assert stdout == ""
+    kept, stopped = stderr.splitlines()
+    assert stopped == "stopped"
+    finished = int(kept.removesuffix(f" of 6 runs were finished; kept {out}/"))
+    assert 1 <= finished < 6
+    assert (out / "metrics.csv").read_text().count("\n") == 1 + 2 * finished
+    assert (out / "curves.png").stat().st_size > 20_000
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="sends Ctrl-C to a process group")
+def test_ctrl_c_before_anything_has_arrived_leaves_nothing(tmp_path):
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "afflux", "compare", "--jobs", "2", "--seeds", "0,1", "--out", str(out)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (out / "audit").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        # The workers are being started.
+        os.killpg(process.pid, signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=30)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 130
     assert (stdout, stderr) == ("", "stopped\n")
-    assert not (tmp_path / "out").exists()
+    assert not out.exists()

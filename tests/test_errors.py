@@ -1,5 +1,7 @@
 """Awkward input to the operations: a clear message that names operation and argument, and nothing written."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -127,6 +129,81 @@ def test_apply_refuses_calibration(clients, rows, new_rows, message):
     stage = ops.CachedDifference(np.zeros(D), clients, rows, new_rows)
     with pytest.raises(AffluxError, match=message):
         ops.apply(ops.Pass(f32(), f32(), ops.Combine([f32()], np.array([1.0])), stage))
+
+
+ADAM = ops.Adaptive("adam", 1.0, 0.9, 0.99, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (ops.Momentum(np.nan), "lr is not finite"),
+        (ops.Momentum(1.0, 1.0), "beta1 is 1.0+, must be at least 0 and less than 1"),
+        (ops.Momentum(1.0, np.nan), "beta1 is nan, must be"),
+        (replace(ADAM, beta2=-0.1), "beta2 is -0.10*, must be at least 0 and less than 1"),
+        (replace(ADAM, epsilon=-1e-9), "epsilon is -0.0*, must be at least 0"),
+        (replace(ADAM, epsilon=np.inf), "epsilon is not finite"),
+        (replace(ADAM, root_scale=np.nan), "root_scale is not finite"),
+        (replace(ADAM, kind="amsgrad"), "states has 2 vectors, amsgrad keeps 3"),
+        (replace(ADAM, kind="adamw"), "step 'adamw' is unknown"),
+        (ops.Sgd(), "states has 2 vectors, sgd keeps 0"),
+    ],
+)
+def test_apply_refuses_steps(step, message):
+    states = [f32(), f32()][: 1 if isinstance(step, ops.Momentum) else 2]
+    out = f32(value=7.0)
+    with pytest.raises(AffluxError, match=rf"^\[apply\] {message}"):
+        ops.apply(ops.Pass(f32(), out, ops.Combine([f32()], np.ones(1)), step=step, states=states))
+    assert bits(out) == bits(f32(value=7.0))
+    assert all(bits(state) == bits(f32()) for state in states)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vectors": [f32()] * 5}, "memory.vectors has 5 vectors, at most 4 are served"),
+        ({"vectors": [f32(), np.ones(D)]}, r"memory.vectors\[1\] is float64, expected float32"),
+        ({"vectors": [f32(), f32(D + 1)]}, r"memory.vectors\[1\] has 9 elements, expected 8"),
+        ({"vectors": [f32(), read_only(f32())]}, r"memory.vectors\[1\] is read-only"),
+        ({"weights": np.ones(3)}, "memory.weights has 3 elements, expected 2"),
+        ({"weights": np.array([1.0, np.inf])}, r"memory.weights\[1\] is not finite"),
+        ({"weights": np.ones(2, np.float32)}, "memory.weights is float32, expected float64"),
+        ({"next": np.ones((2, 2))}, r"memory.next has shape \(2, 2\), expected \(2, 3\)"),
+        ({"next": np.ones(6)}, r"memory.next has shape \(6,\), expected \(2, 3\)"),
+        ({"next": np.full((2, 3), np.nan)}, r"memory.next\[0\] is not finite"),
+        ({"next": np.ones((3, 2)).T}, "memory.next is not C-contiguous"),
+    ],
+)
+def test_apply_refuses_memories(change, message):
+    memory = replace(ops.Memory([f32(), f32()], np.ones(2), np.ones((2, 3))), **change)
+    if "vectors" in change and len(change["vectors"]) == 5:
+        memory = ops.Memory(change["vectors"], np.ones(5))
+    out = f32(value=7.0)
+    with pytest.raises(AffluxError, match=rf"^\[apply\] {message}"):
+        ops.apply(ops.Pass(f32(), out, ops.Combine([f32()], np.ones(1)), memory=memory))
+    assert bits(out) == bits(f32(value=7.0))
+
+
+@pytest.mark.parametrize("held", ["states", "memory"])
+@pytest.mark.parametrize("other", ["params", "out", "update", "sum", "row", "new_row", "next", "itself"])
+def test_apply_refuses_what_overlaps_states_and_memories(held, other):
+    shared = np.ones(2 * D)
+    given = {name: f32() for name in ("params", "out", "update", "row", "new_row")}
+    given |= {"sum": np.ones(D), "next": np.ones((2, 3))}
+    vector = shared.view(np.float32)[2 : 2 + D]
+    if other in ("sum", "next"):
+        given[other] = shared[:D] if other == "sum" else shared[:6].reshape(2, 3)
+    elif other != "itself":
+        given[other] = shared.view(np.float32)[4 : 4 + D]
+    pair = [vector, vector if other == "itself" else f32()]
+    states, vectors = (pair, [f32(), f32()]) if held == "states" else ([f32(), f32()], pair)
+    calibrate = ops.CachedMean(given["sum"], 3, [given["row"]], [given["new_row"]])
+    memory = ops.Memory(vectors, np.ones(2), given["next"])
+    round = ops.Pass(given["params"], given["out"], ops.Combine([given["update"]], np.ones(1)), calibrate, ADAM, states)
+    with pytest.raises(AffluxError, match=r"^\[apply\] .* overlap in memory, and one of them is written") as caught:
+        ops.apply(replace(round, memory=memory))
+    assert ("states[" if held == "states" else "memory.vectors[") in str(caught.value)
+    assert bits(shared) == bits(np.ones(2 * D))
 
 
 def brain(size=D):
@@ -276,8 +353,6 @@ def test_ingest_refuses_a_float16_slot():
 def test_gram_refuses():
     with pytest.raises(AffluxError, match=r"\[gram\] vectors\[1\] has 9 elements, expected 8"):
         ops.gram([f32(), f32(D + 1)])
-    with pytest.raises(AffluxError, match=r"\[gram\] vectors\[1\] is float32, vectors\[0\] is float64"):
-        ops.gram([np.ones(D), f32()])
     with pytest.raises(AffluxError, match=r"\[gram\] vectors\[0\] is float16, expected float32, float64 or bfloat16"):
         ops.gram([np.ones(D, np.float16)])
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import afflux
 from afflux import _engine, ops
 
 ROOT = Path(__file__).parent.parent
@@ -99,6 +100,14 @@ def test_the_embedded_engine_gives_the_python_packages_bits(embedded):
     stage = ops.CachedDifference(cache, 10, [None, None], [row, None])
     ops.apply(ops.Pass(params, out, combine, stage, ops.Sgd(0.7)))
     assert embedded["ca2fl"] == checksum(out)
+    elementary = [afflux.exp(0.1), afflux.log(0.1), afflux.pow(0.1, 0.3)]
+    assert [float.fromhex(value) for value in embedded["elementary"].split()] == elementary
+    held, states = [lcg_vector(4)], [np.zeros_like(params), np.full_like(params, 0.25)]
+    memory = ops.Memory(held, np.array([0.5]), np.array([[0.5, 0.0, 0.25]]))
+    mean = ops.CachedMean(cache, 10, [None, None], [row, None])
+    yogi = ops.Adaptive("yogi", 0.7, 0.9, 0.99, 1e-3)
+    ops.apply(ops.Pass(params, out, combine, mean, yogi, states, memory))
+    assert embedded["yogi"].split() == [checksum(out), checksum(held[0])]
     rounded = ops.ingest(first, _engine.Buffer(_engine.Pool(first.size, "bfloat16", 1))).sum_of_squares
     same, squares = embedded["parts"].split()
     assert (same, float.fromhex(squares)) == ("1", rounded)

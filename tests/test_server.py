@@ -10,7 +10,7 @@ from afflux import AffluxError, Calibrate, Rule, Server, UnavailableError
 from afflux.ops import Sgd
 from afflux.rules import RULES, ca2fl, fedasync, fedavg, fedbuff
 from afflux.weigh import Constant, Hinge, Polynomial, Staleness
-from conftest import FakeCuda, bits
+from conftest import FakeCuda, bits, ready
 
 D = 5
 
@@ -311,7 +311,7 @@ def test_arrivals_are_frozen():
         (lambda: Server(fedbuff(), vector(), max_staleness=-1), "max_staleness is -1, must be an int of at least 0"),
         (lambda: Server(fedbuff(), vector(), max_versions=1), "max_versions is 1, must be an int of at least 2"),
         (lambda: Server(ca2fl(), vector(), num_clients=10.5), "num_clients is 10.5, must be an int"),
-        (lambda: fedbuff(server_lr=np.nan), "server_lr is nan, must be finite"),
+        (lambda: fedbuff(server_lr=np.nan), "lr is nan, must be a finite number"),
         (lambda: fedbuff(staleness="constant"), "the law is 'constant', must be one such as"),
         (lambda: fedasync(alpha=np.inf), "alpha is inf, must be between 0 and 1"),
         (lambda: fedbuff(buffer_size=2.0), "buffer_size is 2.0, must be an int"),
@@ -366,10 +366,10 @@ def test_torch_vectors():
 
 @pytest.mark.parametrize("name", RULES)
 def test_an_empty_model(name):
-    server = Server(RULES[name](), np.empty(0, np.float32), num_clients=20)
+    server = ready(Server(RULES[name](), np.empty(0, np.float32), num_clients=20))
     for i in range(20):
         server.push(i, np.empty(0, np.float32), version=0)
-    assert server.version >= 2
+    assert server.version >= 2 or name == "zenopp"  # which rejects gradients of norm 0
 
 
 def test_versions_nobody_holds_are_used_again():

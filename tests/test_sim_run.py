@@ -231,11 +231,11 @@ def test_rules_are_read_from_text():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("fedbuf", "unknown rule 'fedbuf'; known: ca2fl, fedasync, fedavg, fedbuff"),
+        ("fedbuf", "unknown rule 'fedbuf'; known: afa_cd, afa_cs, ca2fl"),
         ("fedbuff:lr=1", "unknown option of fedbuff: 'lr'; known: buffer_size"),
         ("fedbuff:buffer_size", "is not option=value"),
         ("fedbuff:buffer_size=1.5", "buffer_size: invalid literal"),
-        ("fedbuff:staleness=cubic", "unknown staleness law 'cubic'; known: constant, hinge"),
+        ("fedbuff:staleness=cubic", "unknown staleness law 'cubic'; known: constant, exponential, hinge"),
         ("fedbuff:normalise=sum", "'sum' is not one of count, weights"),
         ("fedbuff:buffer_size=0", "buffer_size is 0"),
     ],

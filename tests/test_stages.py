@@ -41,7 +41,8 @@ class Round:
         self.memory_weights = np.array([0.7, 0.0, -1.1, 0.2])[:held]
         self.next = rng.standard_normal((held, held + arrivals))
         self.next[rng.random(self.next.shape) < 0.3] = 0.0
-        self.next[-1] = np.eye(held + arrivals)[held - 1]
+        self.next[-1] = np.eye(held + arrivals)[held - 1]  # stays
+        self.next[0, 0] = 1.0
         self.states = [np.abs(draw()).astype(params_type) for _ in range(3)]
 
     def run(self, cache, kind, memory, threads=2):
@@ -84,3 +85,59 @@ def test_every_combination(isa, rng, params_type, updates_type, cache):
         given = Round(rng, size, params_type, updates_type)
         for kind, memory in product(KINDS, ("none", "read", "renewed")):
             assert same(given.run(cache, kind, memory), given.expected(cache, kind, memory)), (kind, memory, size)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_a_coefficient_of_zero_is_not_read(isa, rng, cache):
+    """Rejected updates, and memories without a part in the direction or in another memory, may hold NaN."""
+    size = 3000
+    given = Round(rng, size, "float32", "float32")
+    clean = given.run(cache, "adam", "renewed")
+    given.next[:, :] = np.where(np.arange(9) == 4, 0.0, given.next)
+    given.weights[1] = 0.0  # and its row is not replaced
+    given.next[0] = np.eye(9)[0]  # a memory that stays
+    given.memory_weights[:] = [0.0, 0.7, -1.1]
+    given.next[1:, 0] = 0.0
+    given.next[1, 1] = 1.0
+    assert not same(clean, given.run(cache, "adam", "renewed"))
+    clean = given.run(cache, "adam", "renewed")
+    given.plain[1][:] = np.nan
+    given.memories[0][:] = np.nan
+    poisoned = given.run(cache, "adam", "renewed")
+    assert np.isnan(poisoned[1][0]).all()
+    assert same((clean[0], clean[1][1:], *clean[2:]), (poisoned[0], poisoned[1][1:], *poisoned[2:]))
+
+
+def test_the_cached_mean_reads_only_updates_whose_row_is_replaced(isa, rng):
+    given = Round(rng, 3000, "float64", "float64")
+    clean = given.run("mean", "sgd", "none")
+    for i, replaced in enumerate(given.replaced):
+        if not replaced:
+            given.plain[i][:] = np.nan
+    assert given.weights[4] != 0
+    assert same(clean, given.run("mean", "sgd", "none"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_place(isa, rng, kind):
+    """Params may be out, and a row its own successor."""
+    given = Round(rng, 9001, "float32", "float32", arrivals=6)
+    out, _, total, rows = given.run("mean", kind, "none")
+    params, states, replaced = given.params.copy(), given.states[: KINDS[kind]], given.replaced
+    cached = [np.zeros(9001, np.float32) if row is None else row for row in given.rows]
+    new = [row if r else None for row, r in zip(cached, replaced, strict=True)]
+    stage = ops.CachedMean(given.sum, 7, cached, new)
+    combine = ops.Combine(given.updates, given.weights, 0.25)
+    ops.apply(ops.Pass(params, params, combine, stage, step_of(kind)[0], states))
+    assert same([[params, *states], given.sum, [row for row in new if row is not None]], [out, total, rows])
+
+
+@pytest.mark.parametrize("memory", ["none", "read", "renewed"])
+def test_many_updates(isa, rng, memory):
+    """Long tiles without, short ones with new memories."""
+    given = Round(rng, 9001, "float32", "bfloat16", arrivals=6, held=4)
+    for name in ("updates", "plain", "rows", "replaced"):
+        setattr(given, name, getattr(given, name) * 12)
+    given.weights = np.tile(given.weights, 12)
+    given.next = np.concatenate([given.next[:, :4], np.tile(given.next[:, 4:], 12)], axis=1)
+    assert same(given.run("none", "yogi", memory, threads=3), given.expected("none", "yogi", memory))

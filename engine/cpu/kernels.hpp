@@ -22,12 +22,11 @@ struct IngestSums {
   std::int64_t first_nonfinite;  // -1: none
 };
 
-// Two panels of vectors whose inner products are wanted; the same panel twice gives its Gram matrix.
+// Two panels of vectors, of any types, whose inner products are wanted; the same panel twice gives its Gram matrix.
 struct GramPanels {
-  const void* const* left;
-  const void* const* right;
+  const View<const void>* left;
+  const View<const void>* right;
   std::int64_t left_count, right_count;
-  Type type;
 };
 
 struct Kernels {

@@ -20,8 +20,9 @@ AFFLUX_FN void store(const double* values, const View<void>& vector, Tile tile) 
 }
 
 // vectors[s] = sum_t next[s, t] vectors[t] + sum_i next[s, R + i] u_i. All sums are made before the first is stored, of
-// a tile that the direction has just brought into the caches.
-AFFLUX_FN void renew(const Pass& pass, Type updates, Tile tile) {
+// a tile that the direction has just brought into the caches. Not inlined: its sums would lie in the frame of every
+// round.
+__attribute__((noinline)) void renew(const Pass& pass, Type updates, Tile tile) {
   const Memory& memory = pass.memory;
   const bool wide = pass.params.type == Type::float64;
   const std::int64_t held = memory.vectors.size, count = held + pass.combine.updates.size;

@@ -113,10 +113,10 @@ AFFLUX_FN void each(std::int64_t n, const Body& body) {
   for (; i < n; ++i) body(One{}, i);
 }
 
-// acc + x * y of values stored as T; see formula::dot_term for where fusing is exact.
-template <class T>
+// acc + x * y of values stored as X and Y; see formula::dot_term for where fusing is exact.
+template <class X, class Y = X>
 AFFLUX_FN Doubles dot_term(Doubles acc, Doubles x, Doubles y) {
-  if constexpr (sizeof(T) == sizeof(double)) return acc + x * y;
+  if constexpr (sizeof(X) == sizeof(double) || sizeof(Y) == sizeof(double)) return acc + x * y;
 #if defined(__AVX512F__)
   return (Doubles)_mm512_fmadd_pd((__m512d)x, (__m512d)y, (__m512d)acc);
 #elif defined(__FMA__)

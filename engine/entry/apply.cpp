@@ -79,7 +79,8 @@ void check_calibrate(const Pass& pass, check::Overlaps& overlaps) {
 }
 
 void check_beta(check::Name name, double beta) {
-  if (!(beta >= 0.0 && beta < 1.0)) check::fail("apply", name.str() + " must be at least 0 and less than 1");
+  if (!(beta >= 0.0 && beta < 1.0))
+    check::fail("apply", name.str() + " is " + std::to_string(beta) + ", must be at least 0 and less than 1");
 }
 
 void check_step(const Pass& pass, check::Overlaps& overlaps) {
@@ -88,11 +89,11 @@ void check_step(const Pass& pass, check::Overlaps& overlaps) {
   check_beta("beta1", stage.beta1);
   check_beta("beta2", stage.beta2);
   check::finite("apply", "epsilon", stage.epsilon);
-  if (stage.epsilon < 0.0) check::fail("apply", "epsilon is negative");
+  if (stage.epsilon < 0.0) check::fail("apply", "epsilon is " + std::to_string(stage.epsilon) + ", must be at least 0");
   check::finite("apply", "root_scale", stage.root_scale);
   if (stage.states.size != state_count(stage.kind))
-    check::fail("apply", "states has " + std::to_string(stage.states.size) + " vectors, the step keeps " +
-                             std::to_string(state_count(stage.kind)));
+    check::fail("apply", "states has " + std::to_string(stage.states.size) + " vectors, " + name(stage.kind) +
+                             " keeps " + std::to_string(state_count(stage.kind)));
   check_held("states", stage.states, pass, overlaps);
 }
 

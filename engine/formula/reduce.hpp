@@ -4,11 +4,11 @@
 
 namespace afflux::formula {
 
-// acc + x * y, where x and y were stored as T. Where T is narrower than float64 the product is exact in float64, so a
-// fused multiply-add gives the same bits and may be used where the hardware has one; of float64 values it is not.
-template <class T>
+// acc + x * y, where x was stored as X and y as Y. Where both are narrower than float64 the product is exact in
+// float64, so a fused multiply-add gives the same bits and may be used where the hardware has one; else it is not.
+template <class X, class Y = X>
 AFFLUX_FN double dot_term(double acc, double x, double y) {
-  if constexpr (sizeof(T) == sizeof(double)) return acc + x * y;
+  if constexpr (sizeof(X) == sizeof(double) || sizeof(Y) == sizeof(double)) return acc + x * y;
 #if defined(__CUDA_ARCH__)
   return __fma_rn(x, y, acc);
 #elif defined(__FMA__) || defined(__ARM_FEATURE_FMA)

@@ -2,9 +2,10 @@
 
 from afflux import ops, rules
 from afflux._engine import __version__
+from afflux.elementary import exp, log, pow
 from afflux.errors import AffluxError, BusyError, UnavailableError
+from afflux.history import replay
 from afflux.layout import Layout
-from afflux.log import replay
 from afflux.receipts import Cut, Handed, Join, Pulled, Quarantined, Receipt, Report
 from afflux.rule import Arrivals, Calibrate, Needs, Rule, Weights
 from afflux.server import Server
@@ -28,7 +29,10 @@ __all__ = [
     "UnavailableError",
     "Weights",
     "__version__",
+    "exp",
+    "log",
     "ops",
+    "pow",
     "replay",
     "rules",
 ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -151,7 +152,7 @@ def _load(meta: Mapping[str, Any], arrays: "_Arrays", facts: Mapping[str, Any], 
         memories={name: arrays.get(f"memory.{name}", facts["dtype"], (d,)).copy() for name in rule.memories},
         handed=frozenset(name for name in meta["handed"] if name in rule.needs.handed_in),
         scalars=_scalars(meta, rule),
-        passed=frozenset(ids.joined(who) for who in meta["passed"]),
+        passed=_passed(meta, joins, ids),
     )
 
 
@@ -162,7 +163,17 @@ def _scalars(meta: Mapping[str, Any], rule: Rule) -> Scalars:
     for name, value in scalars.items():
         if not np.isfinite(value):
             _fail(f"{name} is {value}")
-    return scalars
+    return MappingProxyType(scalars)
+
+
+def _passed(meta: Mapping[str, Any], joins: Joins, ids: "_Ids") -> frozenset[ClientId]:
+    """Who has entered in this pass."""
+    passed = frozenset(ids.joined(who) for who in meta["passed"])
+    most = (joins.num_clients or 0) if joins.rule.needs.passes else 0
+    waiting = {ids.joined(who) for who, *_ in meta["waiting"][: _int(meta["filled"])]}
+    if len(passed) > most or (joins.rule.needs.passes and not waiting <= passed):
+        _fail(f"{len(passed)} clients have entered in this pass, which cannot be")
+    return passed
 
 
 def _waiting(

@@ -1,21 +1,25 @@
-"""The command line: `afflux compare`, `afflux run`, `afflux reproduce`, `afflux backends`."""
+"""The command line: `afflux compare`, `run`, `replay`, `reproduce`, `rules`, `backends`."""
 
 import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from afflux import __version__, ops
 from afflux.errors import AffluxError, UnavailableError
+from afflux.rules import RULES
 from afflux.sim.config import RuleSpec, SimConfig, parameters, parse
 from afflux.sim.errors import ConfigError, require
 
 if TYPE_CHECKING:
+    from afflux.sim.compare import Job
     from afflux.sim.papers.common import Page
+    from afflux.sim.result import RunResult
 
 try:
     import typer
@@ -30,10 +34,13 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-COMPARE_HELP = """Compare aggregation rules in one simulation.
+COMPARE_HELP = f"""Compare aggregation rules in one simulation.
 
 With one seed every rule sees the same clients, delays and batches. \
-A rule is written NAME or NAME:OPTION=VALUE:OPTION=VALUE.
+A rule is written NAME or NAME:OPTION=VALUE:OPTION=VALUE; `afflux rules` explains each. \
+NAME may be path/to/file.py:FUNCTION: that file is executed, as your own code.
+
+[bold]Rules[/bold]  {", ".join(RULES)}
 
 [bold]Examples[/bold]
 
@@ -42,6 +49,8 @@ A rule is written NAME or NAME:OPTION=VALUE:OPTION=VALUE.
   afflux compare --rules 'fedbuff,fedbuff:staleness=hinge(10,4)' --seeds 0,1,2
 
   afflux compare --rules fedbuff,ca2fl --model logreg --alpha 0.3
+
+  afflux compare --rules fedbuff,wkafl,fadas --paired
 """
 RUN_HELP = """Simulate one aggregation rule with one seed.
 
@@ -50,10 +59,31 @@ RUN_HELP = """Simulate one aggregation rule with one seed.
   afflux run --rule fedbuff
 
   afflux run --rule fedasync:alpha=0.3 --delays fadas-mild --seed 7 --out runs/mild
+
+  afflux run --rule fedbuff --keep-updates --out runs/kept
 """
+REPLAY_HELP = """Feed the updates of a run that kept them to other rules.
+
+LOG is an audit log, audit/RULE-seedK.jsonl in the folder of a run with --keep-updates. \
+A client that was dispatched after k arrivals pulls each rule's version as of k arrivals, so staleness is each rule's \
+own; but it trained from the model of the log's rule. What differs is the aggregation alone. \
+The log's own rule gives the log's own params, bit for bit.
+
+[bold]Examples[/bold]
+
+  afflux replay runs/kept/audit/fedbuff-seed0.jsonl
+
+  afflux replay runs/kept/audit/fedbuff-seed0.jsonl --rule ca2fl --rule fadas:server_lr=0.01
+"""
+PAIRED = (
+    "All rules get one stream of updates: clients train from the params of the first rule. Shows what the aggregation "
+    "alone does with the same updates; says nothing about how clients would learn under the other rules."
+)
+KEEP_UPDATES = "Keep all update vectors beside the audit log, 4 d bytes each, for `afflux replay`."
 
 BufferSize = Annotated[int | None, typer.Option(help="Arrivals per server step, for rules with a buffer; default 10.")]
 ServerLr = Annotated[float | None, typer.Option(help="Server learning rate, for the rules that have one.")]
+KeepUpdates = Annotated[bool, typer.Option("--keep-updates", help=KEEP_UPDATES)]
 Out = Annotated[Path | None, typer.Option(help="Run folder; default runs/<date and time>.")]
 
 
@@ -117,14 +147,16 @@ def compare(
     config: SimConfig,
     rules: Annotated[str, typer.Option(help="Separated by commas.")] = "fedbuff,fedasync,ca2fl",
     seeds: Annotated[str, typer.Option(help="Separated by commas.")] = "0",
+    paired: Annotated[bool, typer.Option("--paired", help=PAIRED)] = False,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default one a CPU.")] = None,
     buffer_size: BufferSize = None,
     server_lr: ServerLr = None,
+    keep_updates: KeepUpdates = False,
     out: Out = None,
 ) -> None:
     """Compare rules (see COMPARE_HELP)."""
     specs = _specs(_apart(rules), buffer_size=buffer_size, server_lr=server_lr)
-    _simulate(specs, _numbers(seeds), config, jobs, out)
+    _simulate(specs, _numbers(seeds), config, jobs, out, keep_updates, paired=paired)
 
 
 @app.command(help=RUN_HELP)
@@ -135,11 +167,36 @@ def run(
     seed: Annotated[int, typer.Option(min=0, help="The seed.")] = 0,
     buffer_size: BufferSize = None,
     server_lr: ServerLr = None,
+    keep_updates: KeepUpdates = False,
     out: Out = None,
 ) -> None:
     """Simulate one rule (see RUN_HELP)."""
     specs = _specs([rule], buffer_size=buffer_size, server_lr=server_lr)
-    _simulate(specs, [seed], config, 1, out)
+    _simulate(specs, [seed], config, 1, out, keep_updates)
+
+
+@app.command(help=REPLAY_HELP)
+def replay(
+    log: Annotated[Path, typer.Argument(help="The audit log.")],
+    rule: Annotated[list[str] | None, typer.Option(help="May be given several times; default the log's own.")] = None,
+    buffer_size: BufferSize = None,
+    server_lr: ServerLr = None,
+    data_dir: Annotated[str | None, typer.Option(help="Folder of mnist.npz, if it is not the log's.")] = None,
+    out: Out = None,
+) -> None:
+    """Feed kept updates to rules (see REPLAY_HELP)."""
+    with friendly():
+        _replay(log, rule, {"buffer_size": buffer_size, "server_lr": server_lr}, data_dir, out)
+
+
+@app.command()
+def rules(name: Annotated[str | None, typer.Argument(help="A rule; default all, in short.")] = None) -> None:
+    """Print the presets: their formulas, options and defaults."""
+    from afflux.sim.presets import details, overview
+
+    with friendly():
+        for line in overview() if name is None else details(name):
+            typer.echo(line)
 
 
 Seeds = Annotated[str, typer.Option(help="Separated by commas.")]
@@ -227,24 +284,85 @@ def _specs(rules: list[str], **common: Any) -> list[RuleSpec]:
     return specs
 
 
-def _simulate(specs: list[RuleSpec], seeds: list[int], config: SimConfig, jobs: int | None, out: Path | None) -> None:
+def _simulate(
+    specs: list[RuleSpec],
+    seeds: list[int],
+    config: SimConfig,
+    processes: int | None,
+    out: Path | None,
+    keep_updates: bool,
+    *,
+    paired: bool = False,
+) -> None:
     require("torch", "sklearn", "matplotlib", "rich")
     from rich.console import Console
 
     from afflux.sim import report, terminal
     from afflux.sim.compare import available_cpus, compare, jobs_of
 
-    todo = jobs_of(specs, seeds)
+    jobs = jobs_of(specs, seeds, paired=paired)
+    finished: dict[int, list[RunResult]] = {}
+    with _run_folder(out, jobs, config, finished) as folder:
+        keep = report.audit_folder(folder, config, len(jobs), keep_updates, partial(typer.echo, err=True))
+        with terminal.progress(jobs, config, Console(stderr=True)) as watch:
+            results = compare(
+                jobs, config, processes=processes or available_cpus(), watch=watch, keep=keep, finished=finished
+            )
+        report.write(folder, results, config)
+    _show(folder, results, config)
+
+
+def _replay(
+    path: Path, rules: list[str] | None, common: dict[str, Any], data_dir: str | None, out: Path | None
+) -> None:
+    require("torch", "matplotlib", "rich")
+    from rich.console import Console
+
+    from afflux.sim import audit, report, terminal
+    from afflux.sim.compare import Job
+    from afflux.sim.replay import config_of, replay
+
+    log = audit.read(path)
+    specs = _specs(rules, **common) if rules else [log.spec()]
+    config = config_of(log, data_dir)
+    if (missing := log.planned - config.arrivals) > 0:
+        typer.echo(f"{path} was cut off: it lacks {missing} of {log.planned} arrivals", err=True)
+    jobs = [Job(specs[0], log.header.seed, tuple(specs[1:]))]
+    with _run_folder(out, jobs, config, {}) as folder:
+        keep = report.audit_folder(folder, config, 1)
+        with terminal.progress(jobs, config, Console(stderr=True)) as watch:
+            results = replay(log, specs, config, partial(watch, 0), keep.folder)
+        report.write(folder, results, config)
+    _show(folder, results, config)
+    for result in results:
+        same = ", as in the log" if log.end is not None and result.digest == log.end.params_sha256 else ""
+        typer.echo(f"params of {result.spec.label}: sha256 {result.digest}{same}")
+
+
+@contextmanager
+def _run_folder(
+    out: Path | None, jobs: "list[Job]", config: SimConfig, finished: "dict[int, list[RunResult]]"
+) -> Iterator[Path]:
+    """Make the run folder; if the work in it ends early, keep what is complete, or else remove it."""
+    from afflux.sim import report
+
     folder = report.new_folder(out)
     try:
-        with terminal.progress(todo, config, Console(stderr=True)) as watch:
-            results = compare(todo, config, processes=jobs or available_cpus(), watch=watch)
-        report.write(folder, results, config)
+        yield folder
     except BaseException:
-        # An empty folder would stand in the way of the next try.
-        with suppress(OSError):
-            folder.rmdir()
+        results = [result for index in sorted(finished) for result in finished[index]]
+        if results:
+            report.write(folder, results, config)
+        if report.tidied(folder):
+            typer.echo(f"{len(finished)} of {len(jobs)} runs were finished; kept {folder}/", err=True)
         raise
+
+
+def _show(folder: Path, results: "list[RunResult]", config: SimConfig) -> None:
+    from rich.console import Console
+
+    from afflux.sim import report, terminal
+
     screen = Console()
     if not screen.is_terminal:
         screen = Console(width=200)

@@ -54,6 +54,7 @@ class Joins:
         self.duplicates = duplicates
         self.max_staleness = max_staleness
         self.num_clients = num_clients
+        self._passes = rule.needs.passes
         self.book = first
         self._quarantined: list[Quarantined] = []
         self._log: list[Entry] | None = [] if log else None
@@ -108,11 +109,11 @@ class Joins:
     @property
     def overdue(self) -> bool:
         """Whether those that had waited for this pass fill a buffer."""
-        return self.book.filled > 0 and self.book.filled == self._target()
+        return self._passes and self.book.filled > 0 and self.book.filled == self._target()
 
     def _target(self) -> int:
         """Arrivals that make the buffer full: M, or those that are left of the pass."""
-        if not self.rule.needs.passes:
+        if not self._passes:
             return self.rule.buffer_size
         assert self.num_clients is not None
         book = self.book
@@ -131,7 +132,7 @@ class Joins:
                     f"[{self.rule.name}] the memory {name!r} was never handed in: set_memory({name!r}, vector)"
                 )
         entered = len(book.passed) - book.filled + arrivals
-        ends_pass = self.rule.needs.passes and entered == self.num_clients
+        ends_pass = self._passes and entered == self.num_clients
         return Before(book.current, book.rows, book.memories, book.scalars, ends_pass)
 
     def record(self, status: Status, arrival: Waiting, bad: int | None, sealed: Round | None) -> None:
@@ -140,7 +141,7 @@ class Joins:
         passed, deferred, scalars = book.passed, book.deferred, book.scalars
         waiting, filled, id_type = book.waiting, book.filled, book.id_type
         quarantined, logged = book.quarantined, book.logged
-        if self.rule.needs.passes and status == "joined":
+        if self._passes and status == "joined":
             passed = passed | {arrival.client_id}
         if sealed is not None:
             waiting, passed, deferred = self._opened(passed, deferred)

@@ -213,7 +213,7 @@ def gram(vectors: Sequence[Array], *, num_threads: int | None = None) -> Float64
     """G[i, j] = <vectors[i], vectors[j]> in float64: all that cosines, norms and clips need.
 
     Args:
-        vectors: K vectors (d,), all float32, all float64 or all bfloat16.
+        vectors: K vectors (d,), each float32, float64 or bfloat16; fastest where equal types are neighbours.
         num_threads: all CPUs of this process by default.
 
     Returns:

@@ -86,7 +86,7 @@ def prepare(rule: Rule, before: Before, waiting: Sequence[Waiting], draft: Draft
     ordered = sorted(waiting, key=lambda w: (w.client_id, w.version, w.join))
     slots = [w.slot for w in ordered]
     held = [before.memories[name] for name in rule.needs.memories]
-    gram = ops.gram([*held, *slots], num_threads=num_threads) if rule.needs.gram else None
+    gram = frozen(ops.gram([*held, *slots], num_threads=num_threads), np.float64) if rule.needs.gram else None
     arrivals = freeze(before, ordered, gram)
     weights = checked_weights(rule, arrivals)
     step = rule.step(arrivals)
@@ -181,7 +181,8 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
         if set(scalars) != set(rule.needs.scalars):
             raise AffluxError(f"[{name}] weigh gave scalars {sorted(scalars)}, must be {sorted(rule.needs.scalars)}")
         scalars = MappingProxyType({key: float(value) for key, value in scalars.items()})
-    return replace(weights, vectors=frozen(vectors, np.float64), next=next_, scalars=scalars)
+    cosines = weights.cosines if weights.cosines is None else frozen(weights.cosines, np.float64)
+    return replace(weights, vectors=frozen(vectors, np.float64), next=next_, scalars=scalars, cosines=cosines)
 
 
 def mixed_buffers(rule: Rule, current: Pulled, ordered: list[Waiting], sweep: ops.Pass) -> Float64 | None:

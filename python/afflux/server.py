@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal, NoReturn, overload
 
 import numpy as np
@@ -139,7 +140,7 @@ class Server:
             rows=rows,
             waiting=[],
             memories={name: np.full(size, first, dtype) for name, first in rule.memories.items()},
-            scalars=rule.needs.scalars,
+            scalars=MappingProxyType(dict(rule.needs.scalars)),
         )
         self._joins = Joins(rule, duplicates, max_staleness, log, num_clients, book)
         self._gate = Gate(self._joins, self._slots, self._make, self._commit)

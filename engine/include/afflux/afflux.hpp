@@ -4,6 +4,7 @@
 //   gram     all inner products of K vectors, in one sweep
 //   apply    combine -> calibrate -> step, in one sweep
 //   encode   a vector into a cached row, and back: decode
+//   exp ...  elementary functions for weights: log, pow
 //   backends what was compiled, what runs on this machine, what is chosen
 //
 // Every result is the same bit for bit on any number of threads and any instruction set (see order.hpp).
@@ -44,9 +45,9 @@ struct Statistics {
 Statistics ingest(List<View<const void>> parts, View<void> slot, int num_threads = 1);
 Statistics ingest(View<const void> update, View<void> slot, int num_threads = 1);
 
-// out[i * K + j] = <vectors[i], vectors[j]> in float64, symmetric; the vectors are all float32, all float64 or all
-// bfloat16. Each vector is read once for K <= 64; larger K are done in panels of 64. Scratch memory is at most a few
-// MB, whatever d is.
+// out[i * K + j] = <vectors[i], vectors[j]> in float64, symmetric; each vector is float32, float64 or bfloat16.
+// Each is read once for K <= 64; larger K are done in panels of 64 (put vectors of one type side by side: two
+// neighbours of one type are done together). Scratch memory is at most a few MB, whatever d is.
 void gram(List<View<const void>> vectors, View<double> out, int num_threads = 1);
 
 void apply(const Pass& pass, int num_threads = 1);
@@ -56,6 +57,12 @@ std::int64_t row_bytes(Codec codec, std::int64_t size);
 // The vector has the codec's own type: float32, or float64 for Codec::float64.
 void encode(Codec codec, View<const void> vector, View<unsigned char> row, int num_threads = 1);
 void decode(Codec codec, View<const unsigned char> row, View<void> vector, int num_threads = 1);
+
+// With the same bits on every CPU, which the C library's do not have. Error below 0.51 ulp, below 1 ulp where the
+// result is subnormal; special values as in C99.
+double exp(double x);
+double log(double x);
+double pow(double x, double y);
 
 struct Backend {
   std::string name;    // "baseline", "avx2", "avx512", "neon" or "cuda"

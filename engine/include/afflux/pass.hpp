@@ -57,6 +57,11 @@ struct Calibrate {
 
 enum class StepKind : std::int32_t { sgd = 0, momentum = 1, adam = 2, amsgrad = 3, adagrad = 4, yogi = 5 };
 
+constexpr const char* name(StepKind kind) {
+  constexpr const char* names[] = {"sgd", "momentum", "adam", "amsgrad", "adagrad", "yogi"};
+  return names[static_cast<int>(kind)];
+}
+
 // How many state vectors a step keeps: none; m; m and v; m, v and v_hat.
 constexpr std::int64_t state_count(StepKind kind) {
   return kind == StepKind::sgd ? 0 : kind == StepKind::momentum ? 1 : kind == StepKind::amsgrad ? 3 : 2;

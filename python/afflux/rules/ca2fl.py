@@ -5,8 +5,11 @@ from afflux.rule import Rule
 from afflux.step import Sgd
 from afflux.weigh import Uniform
 
+#: Section 6: M and the global learning rate of the main experiments (N = 100 clients, 20 at once).
+BUFFER_SIZE, SERVER_LR = 10, 1.0
 
-def ca2fl(*, buffer_size: int = 10, server_lr: float = 1.0) -> Rule:
+
+def ca2fl(*, buffer_size: int = BUFFER_SIZE, server_lr: float = SERVER_LR) -> Rule:
     """v = h + 1/|S| * sum_{i in S} (u_i - h_i), x += server_lr * v, then h_i = u_i (Algorithm 2).
 
     h is the mean of all N clients' cached rows, which start at 0. Algorithm 2 prints a plain sum where its proofs use

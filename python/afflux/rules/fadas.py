@@ -10,13 +10,15 @@ from afflux.weigh import Uniform
 
 #: Section 6: (beta1, beta2) and epsilon of all experiments.
 BETA1, BETA2, EPSILON = 0.9, 0.99, 1e-8
+#: Section 6: M under large worst-case delays (N = 50 clients, 25 at once) and under mild ones (N = 100, 20 at once).
+BUFFER_SIZE_LARGE, BUFFER_SIZE_MILD = 5, 10
 #: The threshold tau_c above which a buffer's largest staleness shortens the step.
 THRESHOLD = 1
 
 
 def fadas(
     *,
-    buffer_size: int = 5,
+    buffer_size: int = BUFFER_SIZE_LARGE,
     server_lr: float = 0.001,
     beta1: float = BETA1,
     beta2: float = BETA2,

@@ -18,6 +18,8 @@ class Sent(NamedTuple):
     model: Pulled
     shift: np.ndarray | None
     """SCAFFOLD's c - c_i (d,), with the c of that version; None for other client optimizers."""
+    after: int
+    """Arrivals that were handled when that model was the newest."""
 
 
 class Broadcast:
@@ -27,7 +29,7 @@ class Broadcast:
         """Models are kept for the protocol of rounds only: elsewhere all clients get the newest one."""
         self._server = server
         self._client_lr = config.client_lr
-        self._models: deque[tuple[Pulled, np.ndarray | None]] = deque(
+        self._models: deque[tuple[Pulled, np.ndarray | None, int]] = deque(
             maxlen=config.stale_models if config.protocol == "rounds" else 1
         )
         self._controls = None
@@ -35,16 +37,24 @@ class Broadcast:
             self._controls = Controls(server.params.size, num_clients)
         self._version = server.version
 
-    def pull(self, client: int, age: int = 0) -> Sent:
-        """Send the newest model (age 0), the one sent before it (1), ...; at most the oldest that is kept."""
+    @property
+    def oldest(self) -> int:
+        """Arrivals that were handled when the oldest model was the newest that may still be sent."""
+        return self._models[0][2]
+
+    def pull(self, client: int, age: int = 0, arrivals: int = 0) -> Sent:
+        """Send the newest model (age 0), the one sent before it (1), ...; at most the oldest that is kept.
+
+        `arrivals` says how many have been handled so far.
+        """
         model = self._server.pull()
         if self._models and self._models[-1][0].version == model.version:
             self._models.pop()
-        self._models.append((model, None if self._controls is None else self._controls.server))
-        model, control = self._models[-1 - min(age, len(self._models) - 1)]
+        self._models.append((model, None if self._controls is None else self._controls.server, arrivals))
+        model, control, after = self._models[-1 - min(age, len(self._models) - 1)]
         if self._controls is None or control is None:
-            return Sent(model, None)
-        return Sent(model, self._controls.shift(client, control))
+            return Sent(model, None, after)
+        return Sent(model, self._controls.shift(client, control), after)
 
     def finished(self, client: int, sent: Sent, trained: Trained) -> None:
         """Take in a client's new control variate, after its push; the server's moves when the server has stepped."""

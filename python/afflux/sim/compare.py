@@ -3,14 +3,19 @@
 import multiprocessing
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from afflux.sim.config import RuleSpec, SimConfig
 from afflux.sim.errors import require
 from afflux.sim.result import RunResult
+
+if TYPE_CHECKING:
+    from afflux.sim.run import Keep
 
 POLL_SECONDS = 0.1
 
@@ -20,20 +25,25 @@ class Job(NamedTuple):
 
     spec: RuleSpec
     seed: int
+    followers: tuple[RuleSpec, ...] = ()
+    """Rules that get the same updates: clients train from the params of `spec`."""
     config: SimConfig | None = None
     """Its own setting, where it is not the one of all jobs."""
+
+    @property
+    def label(self) -> str:
+        """What a person calls it."""
+        return self.spec.label + "".join(f" + {follower.label}" for follower in self.followers)
 
 
 Watch = Callable[[int, int], None]
 """Called with (index of the job, its arrivals so far)."""
 
 
-class StoppedError(Exception):
-    """The run was asked to stop."""
-
-
-def jobs_of(specs: Sequence[RuleSpec], seeds: Sequence[int]) -> list[Job]:
-    """Return all runs, seed by seed, so that an early look sees every rule."""
+def jobs_of(specs: Sequence[RuleSpec], seeds: Sequence[int], *, paired: bool = False) -> list[Job]:
+    """Return all runs, seed by seed, so that an early look sees every rule; paired: one run a seed, the first leads."""
+    if paired:
+        return [Job(specs[0], seed, tuple(specs[1:])) for seed in seeds]
     return [Job(spec, seed) for seed in seeds for spec in specs]
 
 
@@ -43,49 +53,68 @@ def available_cpus() -> int:
 
 
 def compare(
-    jobs: Sequence[Job], config: SimConfig, *, processes: int = 1, watch: Watch | None = None
+    jobs: Sequence[Job],
+    config: SimConfig,
+    *,
+    processes: int = 1,
+    watch: Watch | None = None,
+    keep: "Keep | None" = None,
+    finished: dict[int, list[RunResult]] | None = None,
 ) -> list[RunResult]:
-    """Run all jobs and return their results in the order of `jobs`.
+    """Run all jobs and return their results in the order of `jobs`, the leader's before its followers'.
 
     `processes` > 1 starts that many fresh interpreters (spawned: no inherited torch threads).
-    KeyboardInterrupt stops them and is raised again. A failing run stops the others.
+    KeyboardInterrupt stops them and is raised again. A failing run stops the others. What was done by then
+    is in `finished`, by the index of the job. `keep` says what the runs write while they go on.
     """
     require("torch", *(["sklearn"] if config.data == "digits" else []))
     watch = watch or (lambda index, arrivals: None)
+    finished = {} if finished is None else finished
     for job in jobs:
-        job.spec.build()
+        for spec in (job.spec, *job.followers):
+            spec.build()
     if processes == 1 or len(jobs) <= 1:
-        return [_here(index, job, config, watch) for index, job in enumerate(jobs)]
-    return _spread_out(jobs, config, min(processes, len(jobs)), watch)
+        for index, job in enumerate(jobs):
+            finished[index] = _here(index, job, config, keep, watch)
+    else:
+        _spread_out(jobs, config, keep, min(processes, len(jobs)), watch, finished)
+    return [result for index in range(len(jobs)) for result in finished[index]]
 
 
-def _here(index: int, job: Job, config: SimConfig, watch: Watch) -> RunResult:
-    from afflux.sim.run import run
+def _here(index: int, job: Job, config: SimConfig, keep: "Keep | None", watch: Watch) -> list[RunResult]:
+    from afflux.sim.run import run_paired
 
-    return run(job.spec, job.seed, job.config or config, lambda arrivals: watch(index, arrivals))
+    specs = (job.spec, *job.followers)
+    return run_paired(specs, job.seed, job.config or config, lambda arrivals: watch(index, arrivals), keep)
 
 
-def _spread_out(jobs: Sequence[Job], config: SimConfig, processes: int, watch: Watch) -> list[RunResult]:
+def _spread_out(
+    jobs: Sequence[Job],
+    config: SimConfig,
+    keep: "Keep | None",
+    processes: int,
+    watch: Watch,
+    finished: dict[int, list[RunResult]],
+) -> None:
     context = multiprocessing.get_context("spawn")
     # Each run writes its own entry, so plain shared memory is enough; the last one says "stop".
     shared = context.RawArray("q", len(jobs) + 1)
     with ProcessPoolExecutor(processes, context, _start_worker, (shared,)) as pool:
-        futures: list[Future[RunResult]] = []
+        futures: dict[Future[list[RunResult]], int] = {}
         try:
             with _ctrl_c_later():
-                futures += [pool.submit(_there, i, job, config) for i, job in enumerate(jobs)]
+                futures |= {pool.submit(_there, i, job, config, keep): i for i, job in enumerate(jobs)}
             pending = set(futures)
             while pending:
                 done, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
                 for index in range(len(jobs)):
                     watch(index, shared[index])
-                for future in done:
-                    future.result()
+                for future in sorted(done, key=lambda future: future.exception() is not None):
+                    finished[futures[future]] = future.result()
         except BaseException:
             shared[len(jobs)] = 1
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return [future.result() for future in futures]
 
 
 @contextmanager
@@ -109,13 +138,18 @@ def _start_worker(shared: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     global _shared
     _shared = shared
+    threading.Thread(target=_end_when_told, daemon=True).start()
 
 
-def _there(index: int, job: Job, config: SimConfig) -> RunResult:
+def _end_when_told() -> None:
+    # At once, in the middle of an import or of a long arrival: what a run keeps is whole after every line.
+    while not _shared[-1]:
+        time.sleep(POLL_SECONDS)
+    os._exit(1)
+
+
+def _there(index: int, job: Job, config: SimConfig, keep: "Keep | None") -> list[RunResult]:
     def watch(index: int, arrivals: int) -> None:
-        if _shared[-1]:
-            raise StoppedError
         _shared[index] = arrivals
 
-    watch(index, 0)
-    return _here(index, job, config, watch)
+    return _here(index, job, config, keep, watch)

@@ -2,29 +2,34 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from math import isfinite
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from afflux.rule import Rule
-from afflux.rules import RULES
 from afflux.sim.delays import DELAYS
 from afflux.sim.errors import ConfigError, known
 from afflux.sim.events import PROTOCOLS, SAMPLING
 from afflux.sim.local import CLIENT_OPTIMIZERS
 from afflux.sim.models import MODELS
 from afflux.sim.partitions import BY_CLASSES, PARTITIONS
+from afflux.sim.rulefile import maker, split_name
 from afflux.sim.tasks import DATASETS
-from afflux.weigh import Constant, Hinge, Polynomial, StalenessLaw
+from afflux.weigh import Constant, Exponential, Hinge, Inverse, Polynomial, StalenessLaw
 
 LAWS: dict[str, Callable[..., StalenessLaw]] = {
     "constant": Constant,
     "polynomial": Polynomial,
     "hinge": Hinge,
+    "exponential": Exponential,
+    "inverse": Inverse,
 }
 
 STEPS_LAWS = ("constant", "uniform")
 EXAMPLES = ("data", "batch")
+
+Plain = int | float | str | bool | None
 
 AT_LEAST = {
     "num_clients": 1,
@@ -139,25 +144,33 @@ class RuleSpec:
         for option in options:
             known(f"option of {self.name}:", option, parameters(self.name))
         try:
-            return RULES[self.name](**options)
+            rule = maker(self.name)(**options)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"rule {self.label or self.name}: {error}") from error
+        if not isinstance(rule, Rule):
+            raise ConfigError(f"rule {self.label or self.name}: it returns {rule!r}, not an afflux.Rule")
+        return rule
+
+    def plain_options(self) -> dict[str, Plain]:
+        """The options as JSON has them: a law, or inf, as the text that `parse` reads."""
+        return {name: value if _in_json(value) else written(value) for name, value in self.options}
 
 
 def parameters(rule: str) -> Mapping[str, inspect.Parameter]:
     """Return the options that a rule takes; raises ConfigError for an unknown rule."""
-    known("rule", rule, RULES)
-    return inspect.signature(RULES[rule], eval_str=True).parameters
+    return inspect.signature(maker(rule), eval_str=True).parameters
 
 
 def parse(text: str, common: Mapping[str, Any] | None = None) -> RuleSpec:
     """Read `name[:option=value...]`; options in `common` apply where the rule takes them.
 
+    The name is a preset's, or `path/to/file.py:function`: then that file is executed.
+
     >>> parse("fedbuff:server_lr=0.5", {"buffer_size": 4}).options
     (('buffer_size', 4), ('server_lr', 0.5))
     """
     label = text.strip()
-    name, *assignments = label.split(":")
+    name, assignments = split_name(label)
     taken = parameters(name)
     options = {key: value for key, value in (common or {}).items() if key in taken}
     for assignment in assignments:
@@ -172,24 +185,44 @@ def parse(text: str, common: Mapping[str, Any] | None = None) -> RuleSpec:
     return RuleSpec(name, tuple(sorted(options.items())), label)
 
 
+def written(value: Any) -> str:
+    """Return the text from which `parse` reads this value of an option.
+
+    >>> written(Hinge(10.0, 4.0)), written(None), written(0.5)
+    ('hinge(10.0,4.0)', 'none', '0.5')
+    """
+    for name, law in LAWS.items():
+        if type(value) is law:
+            arguments = ",".join(map(repr, astuple(value)))
+            return f"{name}({arguments})" if arguments else name
+    return value if isinstance(value, str) else str(value).lower()
+
+
+def _in_json(value: Any) -> bool:
+    return isinstance(value, Plain) and not (isinstance(value, float) and not isfinite(value))
+
+
 def _value(text: str, annotation: Any) -> Any:
-    if annotation in (int, float):
-        return annotation(text)
-    if annotation is StalenessLaw:
+    if StalenessLaw in (annotation, *get_args(annotation)):
         return _law(text)
-    choices = {str(choice).lower(): choice for choice in _choices(annotation)}
-    if text not in choices:
-        raise ValueError(f"{text!r} is not one of {', '.join(choices)}")
-    return choices[text]
+    named = {written(choice): choice for choice in choices(annotation)}
+    if text in named:
+        return named[text]
+    for number in (int, float):
+        if number is annotation or number in get_args(annotation):
+            return number(text)
+    raise ValueError(f"{text!r} is not one of {', '.join(named)}")
 
 
-def _choices(annotation: Any) -> list[Any]:
-    # Literal["a", "b"] | None -> ["a", "b", None]
-    if annotation is NoneType:
+def choices(annotation: Any) -> list[Any]:
+    """Return the values that an annotation lists: ["a", "b", None] of Literal["a", "b"] | None."""
+    if annotation in (None, NoneType):
         return [None]
+    if annotation is bool:
+        return [False, True]
     if get_origin(annotation) is Literal:
         return list(get_args(annotation))
-    return [choice for part in get_args(annotation) for choice in _choices(part)]
+    return [choice for part in get_args(annotation) for choice in choices(part)]
 
 
 def _law(text: str) -> StalenessLaw:

@@ -1,22 +1,32 @@
-"""The run folder: config.json, metrics.csv, staleness.csv, summary.csv and .json, curves.png."""
+"""The run folder: config.json, metrics.csv, staleness.csv, summary.csv and .json, curves.png; audit/ beside them."""
 
 import csv
 import json
-import math
 import platform
-from collections.abc import Iterable, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from afflux import __version__
+from afflux.sim.audit import plain
 from afflux.sim.config import SimConfig
 from afflux.sim.errors import ConfigError, require
 from afflux.sim.result import Row, RunResult, by_rule, summarise
+from afflux.sim.terminal import in_bytes
+
+if TYPE_CHECKING:
+    from afflux.sim.run import Keep
+
+AUDIT = "audit"
+TELL_ABOVE = 1e9  #: bytes of kept updates
 
 
 def new_folder(out: Path | None) -> Path:
@@ -29,6 +39,43 @@ def new_folder(out: Path | None) -> Path:
     except OSError as error:
         raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from error
     return folder
+
+
+def audit_folder(
+    folder: Path,
+    config: SimConfig,
+    runs: int,
+    updates: bool = False,
+    say: Callable[[str], None] = print,
+) -> "Keep":
+    """Make the folder of the audit logs; says how much the kept updates will take if it is more than a gigabyte."""
+    from afflux.sim.run import Keep
+    from afflux.sim.world import num_parameters
+
+    if updates:
+        size = 4 * num_parameters(config) * config.arrivals * runs
+        free = shutil.disk_usage(folder).free
+        if size > free:
+            raise ConfigError(f"the updates take {in_bytes(size)}, but {folder} has {in_bytes(free)} free")
+        if size > TELL_ABOVE:
+            say(f"the updates will take {in_bytes(size)} in {folder}/{AUDIT}")
+    (folder / AUDIT).mkdir()
+    return Keep(folder / AUDIT, updates)
+
+
+def tidied(folder: Path) -> bool:
+    """Remove logs in which nothing has arrived, and empty folders; return whether anything is left."""
+    for log in (folder / AUDIT).glob("*.jsonl"):
+        with log.open("rb") as file:
+            nothing = len(list(islice(file, 2))) < 2
+        if nothing:
+            log.unlink()
+            log.with_suffix(".updates.npy").unlink(missing_ok=True)
+    for empty in (folder / AUDIT, folder):
+        # Something in it is what is left; an empty folder would stand in the way of the next try.
+        with suppress(OSError):
+            empty.rmdir()
+    return folder.exists()
 
 
 def write(folder: Path, results: Sequence[RunResult], config: SimConfig) -> None:
@@ -76,10 +123,12 @@ def headline(config: SimConfig, results: Sequence[RunResult]) -> str:
     if partition == "dirichlet":
         partition = f"Dirichlet({config.alpha:g})"
     seeds = len({run.seed for run in results})
+    leaders = {run.leader for run in results} - {""}
+    paired = f", all on the updates of {', '.join(sorted(leaders))}" if leaders else ""
     return (
         f"{config.data}, {config.model}, {config.num_clients} clients ({partition}), "
         f"{config.concurrency} at once, delays {config.delays}, "
-        f"{config.arrivals} arrivals, {seeds} seed{'s' if seeds > 1 else ''}"
+        f"{config.arrivals} arrivals, {seeds} seed{'s' if seeds > 1 else ''}{paired}"
     )
 
 
@@ -90,7 +139,8 @@ def _configuration(results: Sequence[RunResult], config: SimConfig) -> dict[str,
             {
                 "label": label,
                 "name": runs[0].spec.name,
-                "options": {name: _shown(value) for name, value in runs[0].spec.options},
+                "options": runs[0].spec.plain_options(),
+                "updates_of": runs[0].leader or label,
             }
             for label, runs in by_rule(results).items()
         ],
@@ -102,10 +152,6 @@ def _configuration(results: Sequence[RunResult], config: SimConfig) -> dict[str,
         },
         "machine": platform.machine(),
     }
-
-
-def _shown(value: Any) -> Any:
-    return value if isinstance(value, int | float | str | None) else repr(value)
 
 
 def _metrics(results: Sequence[RunResult]) -> Iterable[tuple[Any, ...]]:
@@ -127,13 +173,5 @@ def _csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> No
 
 
 def _json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(_plain(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def _plain(value: Any) -> Any:
     # JSON has no nan: a target that was not reached is null.
-    if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+    path.write_text(json.dumps(plain(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")

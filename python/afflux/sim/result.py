@@ -21,6 +21,11 @@ class Row(NamedTuple):
     loss: float
 
 
+def sha256(params: np.ndarray) -> str:
+    """Return the SHA-256, in hexadecimal, of params (d,) as little-endian float32."""
+    return hashlib.sha256(params.astype("<f4").tobytes()).hexdigest()
+
+
 @dataclass(frozen=True, eq=False)
 class RunResult:
     """One rule with one seed."""
@@ -38,6 +43,8 @@ class RunResult:
     num_clients: int
     """Clients that hold data."""
     params: np.ndarray
+    leader: str = ""
+    """Label of the rule from whose params the clients trained, if it is not this run's own."""
 
     @property
     def final_accuracy(self) -> float:
@@ -72,7 +79,7 @@ class RunResult:
     @property
     def digest(self) -> str:
         """SHA-256 of the final params' bytes: equal digests are equal bits."""
-        return hashlib.sha256(self.params.astype("<f4").tobytes()).hexdigest()
+        return sha256(self.params)
 
     def reached(self, target: float) -> Row | None:
         """Return the first evaluation with at least the accuracy `target`, if there is one."""

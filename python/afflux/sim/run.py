@@ -1,110 +1,96 @@
-"""One run: one rule, one seed, from the first dispatch to the last arrival."""
+"""One run: one seed, and one rule from whose params the clients train; others may follow beside it."""
 
-import math
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
-
-from afflux.layout import Layout
-from afflux.server import Server
-from afflux.sim import models
+from afflux.sim.audit import Writer, file_name
 from afflux.sim.broadcast import Broadcast, Sent
-from afflux.sim.clients import Trainer, one_thread
+from afflux.sim.clients import one_thread
 from afflux.sim.config import RuleSpec, SimConfig
-from afflux.sim.errors import ConfigError, DivergedError
-from afflux.sim.events import Arrival, Dispatch
-from afflux.sim.partitions import PARTITIONS
-from afflux.sim.protocol import events_of
-from afflux.sim.result import Row, RunResult
+from afflux.sim.events import Dispatch
+from afflux.sim.follow import Finished, Follower, Progress, Pull, follow
+from afflux.sim.kept import KeptUpdates
+from afflux.sim.result import RunResult
 from afflux.sim.streams import Purpose, stream
-from afflux.sim.tasks import load
-from afflux.sim.validation import Validation, wants
-
-Progress = Callable[[int], None]
-"""Called after each arrival with the number of arrivals so far; may raise to stop the run."""
+from afflux.sim.world import World
 
 
-def run(spec: RuleSpec, seed: int, config: SimConfig, progress: Progress | None = None) -> RunResult:
+class Keep(NamedTuple):
+    """What a run writes while it goes on."""
+
+    folder: Path  #: of the audit logs; exists
+    updates: bool = False  #: the update vectors too, 4 d bytes an arrival
+
+
+def run(
+    spec: RuleSpec, seed: int, config: SimConfig, progress: Progress | None = None, keep: Keep | None = None
+) -> RunResult:
     """Simulate `spec` with `seed`.
 
     The same arguments give the same bits, in this process or another; runs with one seed share
     partition, first model, dispatches, delays and batches, whatever the rule.
     """
-    if seed < 0:
-        raise ConfigError(f"seed is {seed}, must be 0 or more")
-    with one_thread():
-        return _run(spec, seed, config, progress or (lambda arrivals: None))
+    return run_paired([spec], seed, config, progress, keep)[0]
 
 
-def _run(spec: RuleSpec, seed: int, config: SimConfig, progress: Progress) -> RunResult:
-    rule = spec.build()
-    task = load(config.data, Path(config.data_dir) if config.data_dir else None)
-    shards = PARTITIONS[config.partition](
-        task.y_train, config.num_clients, config.heterogeneity, stream(seed, Purpose.PARTITION)
-    )
-    clients = [client for client, shard in enumerate(shards) if len(shard)]
-    if config.arrivals < rule.buffer_size:
-        raise ConfigError(f"arrivals is {config.arrivals}, but {spec.label} steps after {rule.buffer_size}")
-    module = models.build(config.model, task.shape, task.num_classes, stream(seed, Purpose.MODEL))
-    layout = Layout.of(module)
-    server = Server(rule, layout.flatten(module), num_clients=len(clients), num_threads=1)
-    trainer = Trainer(module, layout, task, shards, config)
-    broadcast = Broadcast(server, config, len(clients))
-    validation = None
-    if wants(rule):
-        rng = stream(seed, Purpose.VALIDATION)
-        validation = Validation(server, trainer, len(task.y_train), config.validation, config.refresh_every, rng)
+def run_paired(
+    specs: Sequence[RuleSpec],
+    seed: int,
+    config: SimConfig,
+    progress: Progress | None = None,
+    keep: Keep | None = None,
+) -> list[RunResult]:
+    """Simulate several rules over one stream of updates: clients train from the params of the first rule.
 
-    rows = [Row(0, 0, 0.0, *trainer.evaluate(server.params))]
-    staleness: list[int] = []
-    round_staleness: list[int] = []
-    seconds: list[float] = []
-    sent: dict[int, Sent] = {}
-    for event in events_of(spec, rule.buffer_size, seed, config, clients):
+    The first result has the bits of `run(specs[0], ...)`. The others get the same updates at the same times; the
+    staleness of an arrival is each rule's own.
+    """
+    with one_thread(), ExitStack() as files:
+        world = World.of(config, seed)
+        lead = Follower(specs[0], world, config.arrivals)
+        followers = [lead, *(Follower(spec, world, config.arrivals, specs[0].label) for spec in specs[1:])]
+        events = live(world, lead)
+        if keep is not None:
+            name = f"{file_name(lead.spec.label, seed)}.updates.npy" if keep.updates else None
+            if name is not None:
+                events = kept(events, files.enter_context(KeptUpdates(keep.folder / name, len(world.first))))
+            write_logs(followers, keep.folder, seed, name, files)
+        follow(events, followers, progress or (lambda arrivals: None))
+        return [follower.result() for follower in followers]
+
+
+def live(world: World, lead: Follower) -> Iterator[Pull | Finished]:
+    """Yield the stream of clients that train from the params of `lead`, which follows it."""
+    broadcast = Broadcast(lead.server, world.config, len(world.clients))
+    started: dict[int, Sent] = {}
+    number = 0
+    for event in world.events(lead.spec):
+        client, sequence = event.client, event.sequence
         if isinstance(event, Dispatch):
-            sent[event.sequence] = broadcast.pull(event.client, event.age)
+            start = started[sequence] = broadcast.pull(client, event.age, number)
+            yield Pull(sequence, start.after, broadcast.oldest)
             continue
-        start = sent.pop(event.sequence)
-        rng = stream(seed, Purpose.BATCHES, event.sequence)
-        trained = trainer.train(event.client, start.model.params, rule.kind, rng, start.shift)
-        if not (math.isfinite(trained.loss) and np.isfinite(trained.vector).all()):
-            raise DivergedError(
-                f"{spec.label}, seed {seed}: client {event.client} diverged at arrival "
-                f"{len(staleness) + 1} (loss {trained.loss:g}); lower client_lr or server_lr"
-            )
-        receipt = server.push(
-            event.client,
-            trained.vector,
-            version=start.model.version,
-            num_examples=trained.num_examples,
-            loss=trained.loss,
-        )
-        broadcast.finished(event.client, start, trained)
-        if validation is not None:
-            validation.refresh()
-        staleness.append(receipt.staleness)
-        if receipt.report is not None:
-            round_staleness.append(int(np.max(receipt.report.staleness)))
-            seconds.append(receipt.report.seconds)
-        if len(staleness) % config.eval_every == 0 or len(staleness) == config.arrivals:
-            rows.append(_evaluated(trainer, server, event, len(staleness), rows[-1]))
-        progress(len(staleness))
-    return RunResult(
-        spec=spec,
-        seed=seed,
-        rows=tuple(rows),
-        staleness=np.array(staleness, dtype=np.int64),
-        round_staleness=np.array(round_staleness, dtype=np.int64),
-        server_seconds=np.array(seconds),
-        state_bytes=server.state_bytes,
-        num_clients=len(clients),
-        params=np.array(server.params),
-    )
+        start = started.pop(sequence)
+        batches = stream(world.seed, Purpose.BATCHES, sequence)
+        trained = world.trainer.train(client, start.model.params, "update", batches, start.shift)
+        facts = (trained.update, trained.num_examples, trained.loss, trained.steps)
+        yield Finished(number, sequence, start.after, client, event.time, *facts)
+        broadcast.finished(client, start, trained)
+        number += 1
 
 
-def _evaluated(trainer: Trainer, server: Server, event: Arrival, arrivals: int, last: Row) -> Row:
-    # The model did not change since the last row if the version did not.
-    if server.version == last.version:
-        return last._replace(arrivals=arrivals, virtual_time=event.time)
-    return Row(arrivals, server.version, event.time, *trainer.evaluate(server.params))
+def kept(events: Iterator[Pull | Finished], updates: KeptUpdates) -> Iterator[Pull | Finished]:
+    """Yield `events`, with each update written before the rules, and so their logs, see it."""
+    for event in events:
+        if isinstance(event, Finished):
+            updates.append(event.update)
+        yield event
+
+
+def write_logs(followers: Sequence[Follower], folder: Path, seed: int, updates: str | None, files: ExitStack) -> None:
+    """Give each follower a log in `folder`, which `files` closes."""
+    for follower in followers:
+        path = folder / f"{file_name(follower.spec.label, seed)}.jsonl"
+        follower.log = files.enter_context(Writer(path, follower.header(updates)))

@@ -25,7 +25,7 @@ def progress(jobs: Sequence[Job], config: SimConfig, console: Console) -> Iterat
         console=console,
         disable=not console.is_terminal,
     )
-    labels = [job.spec.label for job in jobs]
+    labels = [job.label for job in jobs]
     total = {label: labels.count(label) * config.arrivals for label in labels}
     tasks = {label: bars.add_task(label, total=count) for label, count in total.items()}
     seen = [0] * len(jobs)

@@ -83,7 +83,7 @@ def plan(workers: str, steps: int, seeds: Sequence[int], data_dir: str | None = 
         Job(
             rule,
             seed,
-            SimConfig(
+            config=SimConfig(
                 data="mnist",
                 data_dir=data_dir,
                 model="logreg",

@@ -45,7 +45,7 @@ def plan(data: str, seeds: Sequence[int], data_dir: str | None = None) -> list[J
     )
     settings = [replace(common, delays=delays) for delays in DELAYS]
     specs = [parse(text) for text in TUNED]
-    return [Job(spec, seed, config) for seed in seeds for config in settings for spec in specs]
+    return [Job(spec, seed, config=config) for seed in seeds for config in settings for spec in specs]
 
 
 def lines(jobs: Sequence[Job], results: Sequence[RunResult]) -> list[Line]:

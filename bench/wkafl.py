@@ -1,0 +1,247 @@
+"""WKAFL: the inner products of all gradients and the last estimate, the weights, and the step that uses them.
+
+The weights hang on whole vectors, and so does what they are compared with: `coefficients`, the paper's formulas in
+float64, without the inner products.
+"""
+
+from collections.abc import Callable, Iterator
+from math import e, inf, sqrt
+from typing import Any
+
+import numpy as np
+
+from afflux import ops
+from afflux.rule import Arrivals, Weights
+from afflux.selection import CosineSelection
+from baselines import Tensor, torch, vectors
+from contender import Arrays, Contender, Round
+from inputs import LR, Float32, Float64, Inputs, Int64
+from row import Exact, Row, one_case
+
+SELECTION = CosineSelection()
+ALPHA, SIM_MIN, BETA, CLIP = SELECTION.alpha, SELECTION.sim_min, SELECTION.beta, SELECTION.clip or inf
+
+
+def first_estimate(inputs: Inputs) -> Float32:
+    """The mean of the last set's gradients."""
+    return inputs.updates[-1].mean(axis=0)
+
+
+# What is right
+
+
+def slices(d: int, m: int) -> list[slice]:
+    """Pieces of vectors, such that M of them are small in float64."""
+    length = max(1, 2**22 // m)
+    return [slice(i, i + length) for i in range(0, d, length)]
+
+
+def coefficients(gradients: Float32, estimate: Float32, staleness: Int64) -> Float64:
+    """(2, M): the parts of the g'_i = g_i + alpha * estimate in the new estimate and in the direction."""
+
+    def pieces() -> Iterator[Float64]:
+        for piece in slices(estimate.size, len(gradients)):
+            yield gradients[:, piece] + ALPHA * estimate[piece].astype(np.float64)
+
+    norms = np.sqrt(sum(np.square(piece).sum(axis=1) for piece in pieces()))
+    clips = np.minimum(1, CLIP / norms)
+    trust = (e / 2) ** -staleness
+    in_estimate = clips * trust / trust.sum()
+    onto, square = np.zeros_like(norms), 0.0
+    for piece in pieces():
+        part = in_estimate @ piece
+        onto += piece @ part
+        square += part @ part
+    cosines = onto / (norms * sqrt(square))
+    chosen = np.where(cosines >= SIM_MIN, np.exp(BETA * cosines), 0)
+    in_direction = clips * chosen / chosen.sum() if chosen.any() else in_estimate
+    return np.array([in_estimate, in_direction])
+
+
+def reference(before: Arrays) -> Exact:
+    """The definition, given the coefficients; or the inner products."""
+    if "gram" in before:
+        return {"gram": (before["gram"], np.abs(before["gram"]))}
+    params, last = (before[name].astype(np.float64) for name in ("params", "estimate"))
+    sums, sizes = np.zeros((2, params.size)), np.zeros((2, params.size))
+    for parts, update in zip(before["weights"].T, before["updates"], strict=True):
+        gradient = update.astype(np.float64)
+        sums += np.outer(parts, gradient + ALPHA * last)
+        sizes += np.outer(parts, np.abs(gradient) + ALPHA * np.abs(last))
+    shares = before["weights"][1]
+    return {
+        "params": (params - LR * sums[1], np.abs(params) + LR * sizes[1]),
+        "estimate": (sums[0], sizes[0]),
+        "weights": (shares, shares),
+    }
+
+
+def ready(inputs: Inputs, run: Callable[[int], object], params: list[Any], estimate: Callable[[int], Any]) -> Round:
+    """A round that reads params[k] and estimate(k), and whose run returns new params, new estimate and weights."""
+
+    def before(k: int) -> Arrays:
+        last = np.asarray(estimate(k))
+        weights = coefficients(inputs.updates[k], last, inputs.staleness)
+        return {"params": np.asarray(params[k]), "estimate": last, "updates": inputs.updates[k], "weights": weights}
+
+    def after(result: Any) -> Arrays:
+        return dict(zip(("params", "estimate", "weights"), map(np.asarray, result), strict=True))
+
+    return Round(run, before, after)
+
+
+# afflux
+
+
+def weigh(inputs: Inputs, gram: Float64) -> Weights:
+    m, now = inputs.m, 4
+    return SELECTION(
+        Arrivals(
+            version=now,
+            client_ids=tuple(range(m)),
+            versions=now - inputs.staleness,
+            staleness=inputs.staleness,
+            num_examples=np.ones(m, np.int64),
+            losses=np.full(m, np.nan),
+            norms=np.sqrt(np.diag(gram)[1:]),
+            gram=gram,
+            scalars=SELECTION.needs.scalars,
+        )
+    )
+
+
+def two_sweeps(inputs: Inputs) -> Round:
+    estimate = first_estimate(inputs)
+    gradients = [list(block) for block in inputs.updates]
+
+    def run(k: int) -> object:
+        gram = ops.gram([estimate, *gradients[k]], num_threads=inputs.num_threads)
+        weights = weigh(inputs, gram)
+        round = ops.Pass(
+            inputs.params[k],
+            inputs.out,
+            ops.Combine(gradients[k], weights.vectors),
+            step=ops.Sgd(-LR),
+            memory=ops.Memory([estimate], np.array(weights.memories), weights.next),
+        )
+        ops.apply(round, num_threads=inputs.num_threads)
+        return inputs.out, estimate, weights.vectors
+
+    return ready(inputs, run, inputs.params, lambda k: estimate)
+
+
+def gram_alone(inputs: Inputs) -> Round:
+    estimate = first_estimate(inputs)
+    rows = [[estimate, *block] for block in inputs.updates]
+
+    def before(k: int) -> Arrays:
+        exact = np.zeros((1 + inputs.m, 1 + inputs.m))
+        for piece in slices(inputs.d, inputs.m):
+            part = np.array([row[piece] for row in rows[k]], np.float64)
+            exact += part @ part.T
+        return {"gram": exact}
+
+    return Round(lambda k: ops.gram(rows[k], num_threads=inputs.num_threads), before, lambda gram: {"gram": gram})
+
+
+# torch
+
+
+def client_by_client(params: Tensor, gradients: list[Tensor], last: Tensor, trust: Tensor) -> tuple[Tensor, ...]:
+    """As the paper reads."""
+    clipped, clips = [], []
+    for gradient in gradients:
+        gradient = gradient + ALPHA * last
+        clips.append((CLIP / gradient.norm()).clamp(max=1))
+        clipped.append(gradient * clips[-1])
+    estimate = sum(a * gradient for a, gradient in zip(trust, clipped, strict=True))
+    cosines = torch.stack([torch.cosine_similarity(gradient, estimate, dim=0) for gradient in clipped])
+    kept = cosines >= SIM_MIN
+    shares = torch.softmax(BETA * cosines.where(kept, -torch.inf), 0) if kept.any() else trust
+    direction = sum(p * gradient for p, gradient in zip(shares, clipped, strict=True) if p > 0)
+    return params - LR * direction, estimate, shares * torch.stack(clips)
+
+
+def plain(inputs: Inputs) -> Round:
+    params = [torch.from_numpy(p) for p in inputs.params]
+    gradients = [[torch.from_numpy(g) for g in block] for block in inputs.updates]
+    trust = torch.from_numpy((e / 2) ** -inputs.staleness).float()
+    trust /= trust.sum()
+    estimate = torch.from_numpy(first_estimate(inputs))
+
+    def run(k: int) -> object:
+        nonlocal estimate
+        out, estimate, weights = client_by_client(params[k], gradients[k], estimate, trust)
+        return out, estimate, weights
+
+    return ready(inputs, run, params, lambda k: estimate)
+
+
+def products(inputs: Inputs) -> Round:
+    """Matrix products of [estimate, g_1 .. g_M], side by side: batched over columns for the inner products.
+
+    One product of the whole matrix and its transpose takes longer, and so do two of matrix and vector
+    in the place of the second.
+    """
+    columns = 1024
+    batch_count = inputs.d // columns
+    whole = batch_count * columns
+    inputs.blocks[0][0] = first_estimate(inputs)
+    blocks = [torch.from_numpy(block) for block in inputs.blocks]
+    batches = [block[:, :whole].unflatten(1, (batch_count, columns)).transpose(0, 1) for block in blocks]
+    own = inputs.params[0].copy()
+    params = torch.from_numpy(own)
+    moved = torch.from_numpy(np.zeros((2, inputs.d), np.float32))
+
+    def run(k: int) -> object:
+        gram = torch.bmm(batches[k], batches[k].transpose(1, 2)).sum(0)
+        rest = blocks[k][:, whole:]
+        weights = weigh(inputs, (gram + rest @ rest.T).double().numpy())
+        parts = np.array([weights.next[0], [-LR * weights.memories[0], *(-LR * weights.vectors)]])
+        torch.mm(torch.from_numpy(parts).float(), blocks[k], out=moved)
+        params.add_(moved[1])
+        blocks[(k + 1) % len(blocks)][0] = moved[0]  # where the next round reads it
+        return params, moved[0], weights.vectors
+
+    return ready(inputs, run, [own] * len(blocks), lambda k: inputs.blocks[k][0])
+
+
+CONTENDERS = [
+    Contender("afflux", "ops.gram, CosineSelection, ops.apply", two_sweeps, vectors(lambda m: 1)),
+    Contender(
+        "afflux gram",
+        "the first sweep alone",
+        gram_alone,
+        vectors(lambda m: 1),
+        part=vectors(lambda m: m + 1),
+    ),
+]
+
+if torch is not None:
+    CONTENDERS += [
+        Contender(
+            "torch, client by client",
+            "g + alpha e, norm, clip, cosine_similarity, softmax, sum(p * g), eager",
+            plain,
+            vectors(lambda m: 1),
+            vectors(lambda m: m + 6),
+            plain=True,
+        ),
+        Contender(
+            "torch bmm, mm",
+            "best: U U^T in batches, our weights, one mm for estimate and step; contiguous U",
+            products,
+            vectors(lambda m: 3),
+        ),
+    ]
+
+WKAFL = Row(
+    name="wkafl",
+    formula="g' = g + alpha e, e = sum_i a_i g'_i, p_i ~ exp(beta cos(g'_i, e)) or 0, out = params - lr sum_i p_i g'_i",
+    counted="4 d (2 M + 5): M gradients and the last estimate read twice, because the weights depend on all of them; "
+    "params read, out and the new estimate written",
+    bytes=lambda d, m: 4 * d * (2 * m + 5),
+    reference=reference,
+    cases=one_case,
+    contenders=CONTENDERS,
+)
