@@ -17,7 +17,7 @@ SMALL = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, lo
 
 @pytest.fixture
 def handed(monkeypatch):
-    """(version, examples, vector) of every gradient that was handed in, and all versions that there were."""
+    """[examples, version, vector, params] of each gradient that was handed in; (version, memory) at each push."""
     told, versions = [], []
     gradient, set_memory, push = Trainer.gradient, Server.set_memory, Server.push
 
@@ -31,9 +31,8 @@ def handed(monkeypatch):
         set_memory(self, name, vector)
 
     def spy_push(self, *args, **options):
-        receipt = push(self, *args, **options)
         versions.append((self.version, self.memories["validation"]))
-        return receipt
+        return push(self, *args, **options)
 
     monkeypatch.setattr(Trainer, "gradient", spy_gradient)
     monkeypatch.setattr(Server, "set_memory", spy_set)
@@ -51,10 +50,10 @@ def test_the_gradient_is_of_the_newest_params_every_so_many_versions(handed, eve
     assert len({tuple(entry[0]) for entry in told}) == 1, "always the same examples"
     (examples,) = {tuple(entry[0]) for entry in told}
     assert len(set(examples)) == 64
-    # What the server holds after a push is the gradient of the last refresh before it.
+    # What the server holds at a push is the gradient of the last refresh, and that was of the params of its version.
     for version, memory in versions:
-        known = [entry[2] for entry in told if entry[1] <= version - (version % every == 0)] or [told[0][2]]
-        assert np.array_equal(memory, known[-1])
+        assert np.array_equal(memory, [entry[2] for entry in told if entry[1] <= version][-1])
+    assert len({entry[3].tobytes() for entry in told}) == len(told)
 
 
 def test_a_rejected_arrival_refreshes_nothing(handed):
