@@ -67,7 +67,7 @@ def composed(rule, calibrate, stepper, before, buffer, report):
         counted = len(rows) if calibrate == "seen" else CLIENTS
         kind = "difference" if calibrate == "difference" else "mean"
         cache = (kind, before["sum"], counted, [before["rows"].get(c) for c in ids], accepted)
-    against = -sum(report.weights.tolist()) if rule.kind == "model" else 0.0
+    against = -oracle.ordered_sum(report.weights.tolist()) if rule.kind == "model" else 0.0
     mixed = said.memories or [0.0] * len(held)
     v, new_sum = oracle.direction(before["params"], vectors, report.weights, against, (held, mixed), cache)
     lr = -report.server_lr if rule.kind == "gradient" else report.server_lr
@@ -135,8 +135,8 @@ def check_weights(used, said, calibrate):
     if calibrate == "none":
         assert used.tolist() == said.tolist()
         return
-    assert abs(sum(used.tolist()) - 1) <= 4 * BUFFER * oracle.EPS
-    assert np.all(np.abs(used - said / sum(said.tolist())) <= 2 * BUFFER * oracle.EPS * np.abs(used))
+    assert abs(oracle.ordered_sum(used.tolist()) - 1) <= 4 * BUFFER * oracle.EPS
+    assert np.all(np.abs(used - said / oracle.ordered_sum(said.tolist())) <= 2 * BUFFER * oracle.EPS * np.abs(used))
 
 
 def test_a_rejected_arrival_leaves_its_row_and_the_sum_alone():
