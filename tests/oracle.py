@@ -14,7 +14,7 @@ from papers import ROUNDS, VECTORS, f64, hinge, polynomial, start
 
 __all__ = [
     "EPS", "ROUNDS", "TINY32", "U32", "VECTORS", "bfloat16", "cached_difference", "combine", "direction", "f64",
-    "hinge", "next_memories", "polynomial", "rounded_bound", "start", "step", "sum_bound",
+    "hinge", "next_memories", "ordered_sum", "polynomial", "rounded_bound", "start", "step", "sum_bound",
 ]  # fmt: skip
 
 EPS = 2.0**-53
@@ -41,6 +41,14 @@ def bfloat16(array):
     unit = np.ldexp(1.0, exponent - 8)
     rounded = np.rint(exact / unit) * unit
     return np.where(np.abs(rounded) >= 2.0**128, np.copysign(np.inf, rounded), rounded).astype(np.float32)
+
+
+def ordered_sum(numbers):
+    """One after the other: the built-in sum of floats compensates its rounding from Python 3.12 on."""
+    result = 0.0
+    for number in numbers:
+        result = result + number
+    return result
 
 
 def combine(params, updates, weights, params_weight=0.0):
@@ -97,8 +105,16 @@ def direction(params, updates, weights, params_weight=0.0, memory=((), ()), cach
 
 
 def next_memories(vectors, updates, coefficients):
-    return [weighted(row, [*vectors, *updates], np.zeros(len(vectors[0]))).astype(vectors[0].dtype)
-            for row in coefficients]  # fmt: skip
+    """A vector whose row is 1 at itself and 0 elsewhere stays as it is, the signs of its zeros too."""
+    every = [*vectors, *updates]
+    sums = [weighted(row, every, np.zeros(len(vectors[0]))).astype(vectors[0].dtype) for row in coefficients]
+    stays = [np.array_equal(row, unit) for row, unit in zip(coefficients, np.eye(len(vectors), len(every)), strict=True)]
+    return [old if same else new for old, new, same in zip(vectors, sums, stays, strict=True)]
+
+
+def sign(x):
+    """-1, 0 or 1, where 0 keeps its own sign."""
+    return np.where(x == 0, x, np.sign(x))
 
 
 def step(kind, params, d, states, lr, beta1=0.0, beta2=0.0, epsilon=0.0, root_scale=1.0):
@@ -114,12 +130,12 @@ def step(kind, params, d, states, lr, beta1=0.0, beta2=0.0, epsilon=0.0, root_sc
         if kind == "adagrad":
             v = v + d * d
         elif kind == "yogi":
-            v = v - (1 - beta2) * d * d * np.sign(v - d * d)
+            v = v - (1 - beta2) * d * d * sign(v - d * d)
         else:
             v = beta2 * v + (1 - beta2) * d * d
         new, big = [m, v], v
         if kind == "amsgrad":
-            big = np.maximum(v_hat, v)
+            big = np.where(v_hat < v, v, v_hat)  # of two zeros the first; np.maximum takes either
             new.append(big)
         return [a.astype(params.dtype) for a in (x + lr * m / (np.sqrt(big) * root_scale + epsilon), *new)]
     return [a.astype(params.dtype) for a in (x + lr * move, *new)]

@@ -67,13 +67,10 @@ def composed(rule, calibrate, stepper, before, buffer, report):
         counted = len(rows) if calibrate == "seen" else CLIENTS
         kind = "difference" if calibrate == "difference" else "mean"
         cache = (kind, before["sum"], counted, [before["rows"].get(c) for c in ids], accepted)
-    against = -sum(report.weights.tolist()) if rule.kind == "model" else 0.0
+    against = -oracle.ordered_sum(report.weights.tolist()) if rule.kind == "model" else 0.0
     mixed = np.array(said.memories or [0.0] * len(held))
     if calibrate != "none" and report.weights.tolist() != said.vectors.tolist():
-        total = 0.0
-        for weight in said.vectors.tolist():
-            total += weight
-        mixed = mixed / total  # normalised together with the arrivals' weights
+        mixed = mixed / oracle.ordered_sum(said.vectors.tolist())  # normalised together with the arrivals' weights
     v, new_sum = oracle.direction(before["params"], vectors, report.weights, against, (held, mixed), cache)
     lr = -report.server_lr if rule.kind == "gradient" else report.server_lr
     kept = [before["memories"][name] for name in rule.states]
@@ -147,8 +144,8 @@ def check_weights(used, said, calibrate):
     if calibrate == "none":
         assert used.tolist() == said.tolist()
         return
-    assert abs(sum(used.tolist()) - 1) <= 4 * BUFFER * oracle.EPS
-    assert np.all(np.abs(used - said / sum(said.tolist())) <= 2 * BUFFER * oracle.EPS * np.abs(used))
+    assert abs(oracle.ordered_sum(used.tolist()) - 1) <= 4 * BUFFER * oracle.EPS
+    assert np.all(np.abs(used - said / oracle.ordered_sum(said.tolist())) <= 2 * BUFFER * oracle.EPS * np.abs(used))
 
 
 def test_a_rejected_arrival_leaves_its_row_and_the_sum_alone():

@@ -144,6 +144,8 @@ ADAM = ops.Adaptive("adam", 1.0, 0.9, 0.99, 1e-3)
         (replace(ADAM, epsilon=-1e-9), "epsilon is -0.0*, must be at least 0"),
         (replace(ADAM, epsilon=np.inf), "epsilon is not finite"),
         (replace(ADAM, root_scale=np.nan), "root_scale is not finite"),
+        (replace(ADAM, root_scale=0.0), "root_scale is 0.0*, must be greater than 0"),
+        (replace(ADAM, root_scale=-1.0), "root_scale is -1.0*, must be greater than 0"),
         (replace(ADAM, kind="amsgrad"), "states has 2 vectors, amsgrad keeps 3"),
         (replace(ADAM, kind="adamw"), "step 'adamw' is unknown"),
         (ops.Sgd(), "states has 2 vectors, sgd keeps 0"),

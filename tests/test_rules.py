@@ -17,10 +17,10 @@ ROUNDS = 60
 LINEAR = [v for v, (name, _) in VARIANTS.items() if name not in oracle.VECTORS]
 
 
-def play(server, seed, kind="float32", rounds=ROUNDS):
+def play(variant, server, seed, kind="float32", rounds=ROUNDS):
     """Round after round: the state before, what was in the buffer in canonical order, the report."""
     rule, rng, entered = server.rule, np.random.default_rng(seed), 0
-    for i, joins in enumerate(trace(rule, rounds, seed)):
+    for i, joins in enumerate(trace(variant, rounds, seed)):
         if rule.needs.handed_in and i % 3 == 0:
             common = sum(vector for *_, vector in joins) / len(joins)
             server.set_memory("validation", (common + rng.standard_normal(SIZE)).astype(np.float32))
@@ -47,15 +47,14 @@ def test_every_round_against_the_oracle(variant, types):
     first = oracle.start(name, server.params, CLIENTS, VARIANTS[variant][1].get("initial_v", 0.0))
     assert server.memories.keys() == set(oracle.VECTORS.get(name, ()))
     assert all(np.array_equal(vector, first[key].astype(dtype)) for key, vector in server.memories.items())
-    for before, buffer, report in play(server, 7, kind, rounds):
+    for before, buffer, report in play(variant, server, 7, kind, rounds):
         after, decisions = oracle.ROUNDS[name](before, buffer, **options)
         written += len(buffer)
         largest = max(largest, *(np.abs(vector).max() for *_, vector in buffer))
         errors = bounds.decision_errors(name, before, buffer, decisions, options)
-        if not all(
-            np.all(decisions["margins"][what] > errors[what]) for what in ("accepted", "stage") if what in errors
-        ):
-            continue
+        margins = decisions["margins"]
+        assert not any(np.any(np.isnan(margin)) for margin in margins.values())
+        assert all(np.all(margins[what] > errors[what]) for what in ("accepted", "stage") if what in errors)
         comparable += 1
         check_decisions(name, report, before, buffer, after, decisions, options)
         for what, fired in ({k: decisions[k] for k in ("accepted", "stepped")} | decisions["fired"]).items():
@@ -69,7 +68,7 @@ def test_every_round_against_the_oracle(variant, types):
         assert now["version"] == after["version"]
         assert now["rows"].keys() == after["rows"].keys()
         assert all(np.array_equal(now["rows"][client], row) for client, row in after["rows"].items())
-    assert comparable >= 0.95 * rounds
+    assert comparable == rounds
     for what in FIRES.get(variant, ()) if rounds == ROUNDS else ():
         assert seen[what] == {True, False}, what
     assert np.abs(server.params - np.linspace(-1, 1, SIZE)).max() > 1e-3  # it went somewhere
@@ -105,7 +104,7 @@ def test_whole_trajectories_of_linear_rules(variant):
     name, options = VARIANTS[variant][0], round_options(variant)
     server = serve(variant)
     exact, allowed, written, largest = oracle.start(name, server.params, CLIENTS), 0.0, 0, 0.0
-    for _, buffer, _ in play(server, 8):
+    for _, buffer, _ in play(variant, server, 8):
         before = exact
         exact, decisions = oracle.ROUNDS[name](before, buffer, **options)
         written += len(buffer)
@@ -191,10 +190,10 @@ def test_delays_of_both_laws_below_the_rate():
     assert one_round(rule, ((1, 1), 5, 1.0))[0].server_lr == 0.125
 
 
-@pytest.mark.parametrize(("epsilon", "accepted"), [(16.0, True), (np.nextafter(16.0, 0), False)])
+@pytest.mark.parametrize(("epsilon", "accepted"), [(32.0, True), (np.nextafter(32.0, 0), False)])
 def test_a_score_of_exactly_the_acceptance_bound_is_accepted(epsilon, accepted):
-    """v = (4, 0), g = (0, 2): g^ = (0, 4), <v, g^> = 0 and |g^|^2 = 16."""
-    rule = zenopp(gamma=1.0, rho=1.0, epsilon=epsilon, server_lr=1.0)
+    """v = (4, 0), g = (0, 2): g^ = (0, 4), <v, g^> = 0 and |g^|^2 = 16 = gamma epsilon."""
+    rule = zenopp(gamma=0.5, rho=1.0, epsilon=epsilon, server_lr=1.0)
     report, moved = one_round(rule, ((0, 2), 0, 1.0), memory=(4, 0))
     assert report.stepped == accepted
     assert report.version == int(accepted)

@@ -7,6 +7,7 @@ import pytest
 
 import oracle
 from afflux import ops
+from conftest import bits
 from test_types import buffer, values
 
 KINDS = {"sgd": 0, "momentum": 1, "adam": 2, "amsgrad": 3, "adagrad": 2, "yogi": 2}
@@ -14,20 +15,23 @@ CACHES = {"none": None, "difference": ops.CachedDifference, "mean": ops.CachedMe
 LR, BETA1, BETA2, EPSILON, ROOT_SCALE = -0.3, 0.9, 0.99, 1e-3, 1.25
 
 
-def step_of(kind):
+def step_of(kind, lr=LR):
     if kind == "sgd":
-        return ops.Sgd(LR), (LR,)
+        return ops.Sgd(lr), (lr,)
     if kind == "momentum":
-        return ops.Momentum(LR, BETA1), (LR, BETA1)
-    return ops.Adaptive(kind, LR, BETA1, BETA2, EPSILON, ROOT_SCALE), (LR, BETA1, BETA2, EPSILON, ROOT_SCALE)
+        return ops.Momentum(lr, BETA1), (lr, BETA1)
+    return ops.Adaptive(kind, lr, BETA1, BETA2, EPSILON, ROOT_SCALE), (lr, BETA1, BETA2, EPSILON, ROOT_SCALE)
 
 
 class Round:
     """Inputs of one round, drawn once; `run` gives what the engine makes of copies of them, `expected` the oracle's."""
 
     def __init__(self, rng, size, params_type, updates_type, arrivals=6, held=3):
+        common = rng.random(size) < 0.2  # zeros in all vectors: what comes of them has a sign too
+
         def draw():
-            return rng.standard_normal(size) * 2.0 ** rng.integers(-6, 6, size)
+            drawn = rng.standard_normal(size) * 2.0 ** rng.integers(-6, 6, size)
+            return np.where(common | (rng.random(size) < 0.1), np.copysign(0.0, drawn), drawn)
 
         self.params_type, self.row_type = params_type, "float64" if updates_type == "float64" else "float32"
         self.params = draw().astype(params_type)
@@ -43,9 +47,10 @@ class Round:
         self.next[rng.random(self.next.shape) < 0.3] = 0.0
         self.next[-1] = np.eye(held + arrivals)[held - 1]  # stays
         self.next[0, 0] = 1.0
-        self.states = [np.abs(draw()).astype(params_type) for _ in range(3)]
+        moments = draw(), draw()
+        self.states = [s.astype(params_type) for s in (draw(), *(np.where(v < 0, -v, v) for v in moments))]
 
-    def run(self, cache, kind, memory, threads=2):
+    def run(self, cache, kind, memory, threads=2, lr=LR):
         """Out, states, memories, sum, and the new rows."""
         out, total = np.empty_like(self.params), self.sum.copy()
         states = [s.copy() for s in self.states[: KINDS[kind]]]
@@ -55,14 +60,14 @@ class Round:
         coefficients = {"none": None, "read": None, "renewed": self.next}[memory]
         kept = ops.Memory(held, self.memory_weights, coefficients) if memory != "none" else None
         combine = ops.Combine(self.updates, self.weights, 0.25)
-        ops.apply(ops.Pass(self.params, out, combine, stage, step_of(kind)[0], states, kept), num_threads=threads)
+        ops.apply(ops.Pass(self.params, out, combine, stage, step_of(kind, lr)[0], states, kept), num_threads=threads)
         return [out, *states], held, total, [row for row in new if row is not None and cache != "none"]
 
-    def expected(self, cache, kind, memory):
+    def expected(self, cache, kind, memory, lr=LR):
         held = (self.memories, self.memory_weights) if memory != "none" else ((), ())
         caching = None if cache == "none" else (cache, self.sum, 7, self.rows, self.replaced)
         v, total = oracle.direction(self.params, self.plain, self.weights, 0.25, held, caching)
-        moved = oracle.step(kind, self.params, v, self.states[: KINDS[kind]], *step_of(kind)[1])
+        moved = oracle.step(kind, self.params, v, self.states[: KINDS[kind]], *step_of(kind, lr)[1])
         after = self.memories
         if memory == "renewed":
             after = oracle.next_memories(self.memories, self.plain, self.next)
@@ -71,9 +76,9 @@ class Round:
 
 
 def same(left, right):
-    """Equal values in lists of arrays, of equal types."""
+    """Equal bits in lists of arrays, of equal types."""
     if isinstance(left, np.ndarray):
-        return left.dtype == right.dtype and np.array_equal(left, right)
+        return left.dtype == right.dtype and bits(left) == bits(right)
     return len(left) == len(right) and all(same(a, b) for a, b in zip(left, right, strict=True))
 
 
@@ -85,6 +90,21 @@ def test_every_combination(isa, rng, params_type, updates_type, cache):
         given = Round(rng, size, params_type, updates_type)
         for kind, memory in product(KINDS, ("none", "read", "renewed")):
             assert same(given.run(cache, kind, memory), given.expected(cache, kind, memory)), (kind, memory, size)
+        for kind, lr in product(KINDS, (0.0, -0.0)):
+            args = cache, kind, "none"
+            assert same(given.run(*args, lr=lr), given.expected(*args, lr=lr)), (kind, lr, size)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_a_rate_of_zero_keeps_its_sign(isa, kind, zero):
+    """-0.0 + lr * 1 is lr, in every element: those that fill a vector, and those that are left over."""
+    for size in (1, 7, 9, 13, 1031):
+        params, out = np.full(size, -0.0), np.empty(size)
+        states = [np.zeros(size) for _ in range(KINDS[kind])]
+        combine = ops.Combine([np.ones(size)], np.ones(1))
+        ops.apply(ops.Pass(params, out, combine, step=step_of(kind, zero)[0], states=states))
+        assert bits(out) == bits(np.full(size, zero))
 
 
 @pytest.mark.parametrize("cache", CACHES)

@@ -11,7 +11,8 @@ SIZE, CLIENTS, BUFFER = 300, 12, 5
 LAWS = {"constant": Constant, "polynomial": Polynomial, "hinge": Hinge, "exponential": Exponential}
 #: Clips that bite and a stage that comes, for vectors of the size that `draw` makes.
 BITING = {"clip": 30.0, "stage_two_clip": 1.2, "stage_two_loss": 0.5}
-#: {id: (rule, options in the oracle's words)}. initial_v is the server's first state, and no option of a round.
+#: {id: (rule, options in the oracle's words)}. No options of a round: initial_v, which is the server's first state, and
+#: duplicates, what the server does with a client's second arrival in a buffer.
 VARIANTS = {name: (name, {}) for name in RULES} | {
     "fedbuff-weights": ("fedbuff", {"normalise": "weights"}),
     "fedbuff-constant": ("fedbuff", {"staleness": ("constant",), "server_lr": 0.5}),
@@ -20,6 +21,8 @@ VARIANTS = {name: (name, {}) for name in RULES} | {
     "fedbuff-exponential": ("fedbuff", {"staleness": ("exponential",), "normalise": "weights"}),
     "fedasync-hinge": ("fedasync", {"staleness": ("hinge", 10.0, 2.0), "alpha": 0.9}),
     "afa_cs-seen": ("afa_cs", {"divide_by": "seen"}),
+    "afa_cs-both": ("afa_cs", {"duplicates": "both"}),
+    "ca2fl-both": ("ca2fl", {"duplicates": "both"}),
     "twafl-weights": ("twafl", {"normalise": "weights"}),
     "fedadam-initial": ("fedadam", {"initial_v": 1e-6, "beta1": 0.5, "epsilon": 0.1}),
     "fedyogi-initial": ("fedyogi", {"initial_v": 0.25, "beta2": 0.9}),
@@ -69,7 +72,7 @@ TYPES = {
 def make(variant, **more):
     """The preset, with buffers of BUFFER where it has a choice."""
     name, options = VARIANTS[variant]
-    options = options | more
+    options = {key: value for key, value in options.items() if key != "duplicates"} | more
     if isinstance(options.get("staleness"), tuple):
         law, *numbers = options["staleness"]
         options["staleness"] = LAWS[law](*numbers)
@@ -79,12 +82,19 @@ def make(variant, **more):
 
 def round_options(variant):
     """The options of one round, for the oracle."""
-    return {key: value for key, value in VARIANTS[variant][1].items() if key != "initial_v"}
+    return {key: value for key, value in VARIANTS[variant][1].items() if key not in ("initial_v", "duplicates")}
+
+
+def twice(variant):
+    """Whether a client may be in a buffer twice, and both arrivals count."""
+    rule = make(variant)
+    return not rule.needs.passes and (not rule.calibrate.cached or VARIANTS[variant][1].get("duplicates") == "both")
 
 
 def serve(variant, params=None, **options):
     params = np.linspace(-1, 1, SIZE) if params is None else params
-    return Server(make(variant), params, num_clients=CLIENTS, **options)
+    duplicates = VARIANTS[variant][1].get("duplicates")
+    return Server(make(variant), params, num_clients=CLIENTS, duplicates=duplicates, **options)
 
 
 def draw(rng, common):
@@ -93,19 +103,20 @@ def draw(rng, common):
     return vector * 10 ** rng.uniform(-0.5, 0.5)
 
 
-def cohorts(rng, rule, rounds):
-    """Who is in each round: anyone, twice too; once each for cached rows; once per pass where there are passes."""
+def cohorts(rng, variant, rounds):
+    """Who is in each round: anyone, twice too where both count; once per pass where there are passes."""
+    rule = make(variant)
     if not rule.needs.passes:
-        return [rng.choice(CLIENTS, rule.buffer_size, replace=not rule.calibrate.cached) for _ in range(rounds)]
+        return [rng.choice(CLIENTS, rule.buffer_size, replace=twice(variant)) for _ in range(rounds)]
     passes = [rng.permutation(CLIENTS) for _ in range(rounds)]
     return [one[i : i + BUFFER] for one in passes for i in range(0, CLIENTS, BUFFER)][:rounds]
 
 
-def trace(rule, rounds, seed, size=SIZE):
+def trace(variant, rounds, seed, size=SIZE):
     """Rounds of (client, wanted staleness, examples, loss, float64 vector) in the order of their joins."""
     rng = np.random.default_rng(seed)
     common = rng.standard_normal(size)
-    for i, clients in enumerate(cohorts(rng, rule, rounds)):
+    for i, clients in enumerate(cohorts(rng, variant, rounds)):
         loss = 1.1 - i / rounds
         yield [
             (int(c), int(rng.integers(0, 7)), int(rng.integers(1, 50)), loss * rng.uniform(0.9, 1.1), draw(rng, common))

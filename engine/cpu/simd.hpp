@@ -68,7 +68,7 @@ struct Many {
     return (Doubles)vcvt_f64_f32(vreinterpret_f32_u32(vget_low_u32(wide)));
 #endif
   }
-  AFFLUX_FN Doubles fill(double value) { return Doubles{} + value; }
+  AFFLUX_FN Doubles fill(double value) { return value - Doubles{}; }  // minus +0.0, which keeps -0.0
   AFFLUX_FN Doubles root(Doubles value) {
 #if defined(__AVX512F__)
     return (Doubles)_mm512_sqrt_pd((__m512d)value);

@@ -91,6 +91,8 @@ void check_step(const Pass& pass, check::Overlaps& overlaps) {
   check::finite("apply", "epsilon", stage.epsilon);
   if (stage.epsilon < 0.0) check::fail("apply", "epsilon is " + std::to_string(stage.epsilon) + ", must be at least 0");
   check::finite("apply", "root_scale", stage.root_scale);
+  if (!(stage.root_scale > 0.0))
+    check::fail("apply", "root_scale is " + std::to_string(stage.root_scale) + ", must be greater than 0");
   if (stage.states.size != state_count(stage.kind))
     check::fail("apply", "states has " + std::to_string(stage.states.size) + " vectors, " + name(stage.kind) +
                              " keeps " + std::to_string(state_count(stage.kind)));
