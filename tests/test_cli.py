@@ -125,7 +125,7 @@ def test_help_and_rules_list_every_preset():
     assert [line.split()[0] for line in shown[::3]] == list(RULES)
     assert all(name in text for name in RULES)
     assert shown[3].startswith("fedbuff     x += server_lr / M * sum_i")
-    assert shown[4].split() == ["buffer_size=10", "server_lr=1.0", "staleness=polynomial(0.5)", "normalise=count"]
+    assert shown[7].split() == ["alpha=0.6", "staleness=polynomial(0.5)"]
 
 
 @pytest.mark.parametrize("name", RULES)

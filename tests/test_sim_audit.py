@@ -338,7 +338,12 @@ def test_file_names_are_plain_and_tell_rules_apart():
 
 @pytest.mark.parametrize(
     "text",
-    ["fedbuff:staleness=hinge(10,4):normalise=none", "wkafl:momentum=false:clip=inf:stage_two_loss=0.5", "fedasync"],
+    [
+        "fedbuff:staleness=hinge(10,4):normalise=none",
+        "fedbuff:staleness=none",
+        "wkafl:momentum=false:clip=inf:stage_two_loss=0.5",
+        "fedasync",
+    ],
 )
 def test_a_rule_is_rebuilt_from_its_header(text, tmp_path):
     result = run(parse(text), 0, SMALL, keep=Keep(tmp_path))

@@ -119,15 +119,21 @@ def _spread_out(
 
 @contextmanager
 def _ctrl_c_later() -> Iterator[None]:
-    # Processes inherit the mask, so Ctrl-C, which goes to all of them, wakes the parent alone.
-    if not hasattr(signal, "pthread_sigmask"):
+    # Processes inherit the mask, so Ctrl-C, which goes to all of them, wakes the parent alone. Another thread of the
+    # parent may still take the signal, and Python then raises here: amid the start of a process, hence the handler.
+    if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    pressed: list[int] = []
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    handler = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 _shared: Any = None

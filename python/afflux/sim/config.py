@@ -203,11 +203,11 @@ def _in_json(value: Any) -> bool:
 
 
 def _value(text: str, annotation: Any) -> Any:
-    if StalenessLaw in (annotation, *get_args(annotation)):
-        return _law(text)
     named = {written(choice): choice for choice in choices(annotation)}
     if text in named:
         return named[text]
+    if StalenessLaw in (annotation, *get_args(annotation)):
+        return _law(text)
     for number in (int, float):
         if number is annotation or number in get_args(annotation):
             return number(text)

@@ -39,7 +39,7 @@ def _docstring(name: str) -> tuple[str, str]:
 
 def _kind(annotation: Any) -> str:
     """What a person may type."""
-    if annotation is StalenessLaw:
-        return f"{' | '.join(LAWS)}, with numbers as in hinge(10,4)"
-    numbers = [kind.__name__ for kind in (int, float) if kind is annotation or kind in get_args(annotation)]
-    return " | ".join([*numbers, *map(written, choices(annotation))])
+    kinds = (annotation, *get_args(annotation))
+    laws = [f"{' | '.join(LAWS)}, with numbers as in hinge(10,4)"] if StalenessLaw in kinds else []
+    numbers = [kind.__name__ for kind in (int, float) if kind in kinds]
+    return " | ".join([*numbers, *map(written, choices(annotation)), *laws])
