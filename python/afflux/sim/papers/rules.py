@@ -169,7 +169,7 @@ def _draw(table: Sequence[Line], title: str, path: Path) -> None:
     axes.grid(True, axis="x", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="lower left", frameon=False)
+    axes.legend(loc="upper left", frameon=False)
     axes.set_title(title, fontsize=9)
     figure.savefig(path, dpi=150)
 
