@@ -108,7 +108,8 @@ def next_memories(vectors, updates, coefficients):
     """A vector whose row is 1 at itself and 0 elsewhere stays as it is, the signs of its zeros too."""
     every = [*vectors, *updates]
     sums = [weighted(row, every, np.zeros(len(vectors[0]))).astype(vectors[0].dtype) for row in coefficients]
-    stays = [np.array_equal(row, unit) for row, unit in zip(coefficients, np.eye(len(vectors), len(every)), strict=True)]
+    units = np.eye(len(vectors), len(every))
+    stays = [np.array_equal(row, unit) for row, unit in zip(coefficients, units, strict=True)]
     return [old if same else new for old, new, same in zip(vectors, sums, stays, strict=True)]
 
 

@@ -27,10 +27,9 @@ class CosineSelection:
         p_i ~ exp(beta cos(g'_i, estimate)), 0 where the cosine < sim_min   eq. 6 to 8
         v = sum_i p_i g'_i, each first clipped to stage_two_clip * |estimate| in stage two   eq. 9
 
-    A zero vector has cosine 0. If all are rejected, v is the estimate, and they then count as accepted: their weights
-    are not 0, so cached rows are replaced. Stage two begins when the mean loss of the buffer is at most
-    `stage_two_loss`, or at the version `stage_two_version`, and never ends; losses that clients did not report begin
-    no stage.
+    A zero vector has cosine 0. If all are rejected, v is the estimate; cached rows stay even so. Stage two begins
+    when the mean loss of the buffer is at most `stage_two_loss`, or at the version `stage_two_version`, and never ends;
+    losses that clients did not report begin no stage.
 
     Args:
         law: None weighs all arrivals alike in the estimate.

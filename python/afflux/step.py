@@ -72,6 +72,8 @@ class Adam:
         settle(self, a_rate, "lr")
         settle(self, less_than_one, "beta1", "beta2")
         settle(self, not_negative, "epsilon", "initial_v")
+        if self.epsilon == 0 and self.initial_v == 0:
+            raise AffluxError(f"[{type(self).__name__}] epsilon and initial_v are 0: what has not moved would be 0 / 0")
         settle(self, flag, "bias_correction")
 
     @property
