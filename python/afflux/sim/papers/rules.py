@@ -2,7 +2,8 @@
 
 The options stand in `TUNED`, and are the same for both delays. The learning rates were picked from two to five values
 by the mean accuracy under both delays after 400 arrivals on the digits, with seed 9, which no table uses; the rest are
-the presets' defaults. That is coarse: the table shows how rules behave that got equal care, not the best of any.
+the presets' defaults. That is coarse and uneven, some of the best values lie at an edge of what was tried: the table
+shows how rules behave, it does not rank them.
 A synchronous rule has the same accuracy under both delays: what its waiting costs is the virtual time.
 """
 
