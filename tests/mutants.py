@@ -92,6 +92,12 @@ MUTANTS = {
         "if (k == s && row[k] != 1.0) return false;",
         "test_stages.py",
     ),
+    "simd: a vector of -0.0 is filled with +0.0": (
+        "engine/cpu/simd.hpp",
+        "return value - Doubles{};",
+        "return Doubles{} + value;",
+        "test_stages.py",
+    ),
     "gram: products of mixed types are fused": (
         "engine/cpu/simd.hpp",
         "sizeof(X) == sizeof(double) || sizeof(Y) == sizeof(double)",
@@ -189,6 +195,12 @@ MUTANTS = {
         "ordered = list(waiting)",
         "test_rules.py",
     ),
+    "round: the canonical order forgets the version": (
+        "python/afflux/round.py",
+        "key=lambda w: (w.client_id, w.version, w.join)",
+        "key=lambda w: (w.client_id, w.join)",
+        "test_rules_contract.py",
+    ),
     "round: buffers are weighted": (
         "python/afflux/round.py",
         "accepted = np.array([float(w != 0) for w in weights])",
@@ -238,6 +250,36 @@ MUTANTS = {
         "if score <= -self.gamma",
         "test_rules.py",
     ),
+    "score: the bound is epsilon": (
+        "python/afflux/score.py",
+        "score < -self.gamma * self.epsilon:",
+        "score < -self.epsilon:",
+        "test_rules.py",
+    ),
+    "score: scaled and unscaled are exchanged": (
+        "python/afflux/score.py",
+        "(goal if self.scaled else square)",
+        "(square if self.scaled else goal)",
+        "test_by_hand.py",
+    ),
+    "score: the mean is over the rejected too": (
+        "python/afflux/score.py",
+        "weights / max(accepted, 1)",
+        "weights / len(arrivals)",
+        "test_by_hand.py",
+    ),
+    "selection: every law counts from the freshest": (
+        "python/afflux/selection.py",
+        " if isinstance(self.law, Exponential) else 0",
+        "",
+        "test_by_hand.py",
+    ),
+    "selection: a large beta overflows": (
+        "python/afflux/selection.py",
+        "self.beta * (cosine - top)",
+        "self.beta * cosine",
+        "test_by_hand.py",
+    ),
     "scheduling: a pass keeps the sum of the last one": (
         "python/afflux/scheduling.py",
         "            rounds = 0.0\n",
@@ -273,6 +315,12 @@ MUTANTS = {
         "len(self.arrays.keys() | new.keys())",
         "len(self.arrays)",
         "test_identities.py",
+    ),
+    "store: of a client's arrivals the first stays": (
+        "python/afflux/store.py",
+        "for i, client_id in enumerate(client_ids) if accepted[i]}",
+        "for i, client_id in reversed([*enumerate(client_ids)]) if accepted[i]}",
+        "test_rules.py",
     ),
     "weigh: staleness counted from one": (
         "python/afflux/weigh.py",

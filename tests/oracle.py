@@ -106,11 +106,11 @@ def direction(params, updates, weights, params_weight=0.0, memory=((), ()), cach
 
 def next_memories(vectors, updates, coefficients):
     """A vector whose row is 1 at itself and 0 elsewhere stays as it is, the signs of its zeros too."""
-    every = [*vectors, *updates]
-    sums = [weighted(row, every, np.zeros(len(vectors[0]))).astype(vectors[0].dtype) for row in coefficients]
-    units = np.eye(len(vectors), len(every))
-    stays = [np.array_equal(row, unit) for row, unit in zip(coefficients, units, strict=True)]
-    return [old if same else new for old, new, same in zip(vectors, sums, stays, strict=True)]
+    every, zeros = [*vectors, *updates], np.zeros(len(vectors[0]))
+    return [
+        own if np.array_equal(row, unit) else weighted(row, every, zeros).astype(own.dtype)
+        for own, row, unit in zip(vectors, coefficients, np.eye(*np.shape(coefficients)), strict=True)
+    ]
 
 
 def sign(x):

@@ -290,7 +290,7 @@ def wkafl(
     two = shrink(clipped, stage_two_clip * length if stage == 2 else math.inf)
     # 6. The step.
     if selection and accepted.any():
-        p = np.where(accepted, np.exp(beta * cosines), 0.0)
+        p = np.where(accepted, np.exp(beta * (cosines - cosines.max())), 0.0)  # up to a factor: no overflow
         p = p / p.sum()
         factors = p * two * one
         direction, _ = total(p * two, tilted)

@@ -4,18 +4,23 @@ import numpy as np
 import pytest
 
 import oracle
-from afflux import Server
+from afflux import Rule, Server
+from afflux.calibrate import NONE
 from afflux.rules import RULES
+from afflux.score import ScoreTest
+from afflux.selection import CosineSelection
+from afflux.step import Sgd
+from afflux.weigh import Polynomial
 
 #: Ten decimals are written.
 HALF_A_DIGIT = 6e-11
 
 
-def engine(name, params, rounds, initial_v=None, **options):
+def served(rule, params, rounds, validation=None):
     """Params and vectors after each round; rounds: lists of (client, staleness, examples, loss, vector)."""
-    first = {} if initial_v is None else {"initial_v": initial_v}
-    rule = RULES[name](buffer_size=len(rounds[0]), **first, **options)
     server = Server(rule, np.array(params, float), dtype="float64")
+    if validation is not None:
+        server.set_memory("validation", np.array(validation, float))
     for buffer in rounds:
         version = server.version
         for client, staleness, examples, loss, vector in buffer:
@@ -24,8 +29,17 @@ def engine(name, params, rounds, initial_v=None, **options):
         yield {"params": server.params} | server.memories | server.scalars
 
 
-def by_oracle(name, params, rounds, initial_v=0.0, **options):
+def engine(name, params, rounds, initial_v=None, validation=None, **options):
+    """As `served`, of a preset."""
+    first = {} if initial_v is None else {"initial_v": initial_v}
+    size = {} if name == "zenopp" else {"buffer_size": len(rounds[0])}
+    return served(RULES[name](**size, **first, **options), params, rounds, validation)
+
+
+def by_oracle(name, params, rounds, initial_v=0.0, validation=None, **options):
     state = oracle.start(name, params, initial_v=initial_v)
+    if validation is not None:
+        state["validation"] = oracle.f64(validation)
     for buffer in rounds:
         state, _ = oracle.ROUNDS[name](state, buffer, **options)
         yield state
@@ -162,3 +176,61 @@ def test_wkafl_stage_two(way):
     ]
     second = {"estimate": (1.6666666667, 1), "stage": 2, "params": (-0.4860829478, -0.2543064493)}
     agree(way("wkafl", (0, 0), rounds, **WKAFL), [AFTER_FIRST, second])
+
+
+@both
+def test_wkafl_with_a_beta_that_overflows(way):
+    """exp(1000 cos) is no float64; p_1/p_2 = exp(-1000 (.9838699101 - .8944271910)) = exp(-89.44) = 1.4e-39."""
+    # The step is (4, 3) to forty digits;  x = -.1 (4, 3)
+    options = WKAFL | {"beta": 1000.0}
+    agree(way("wkafl", (0, 0), [FIRST], **options), [{"estimate": (2, 1), "params": (-0.4, -0.3)}])
+
+
+def test_a_polynomial_law_counts_staleness_from_zero():
+    """Three rounds of zeros, then staleness 1 and 3: a = (1/2, 1/4), not (1, 1/3) as from the freshest one on."""
+    #   a_i / sum a = (2/3, 1/3);  g = (2/3) (3, 0) + (1/3) (0, 6) = (2, 2);  x = -g
+    rule = Rule("own", "gradient", 2, CosineSelection(law=Polynomial(1.0), select=False), NONE, Sgd(1.0))
+    zeros = arrivals((0, 0), (0, 0))
+    rounds = [zeros, zeros, zeros, arrivals((3, 0), (0, 6), staleness=[1, 3])]
+    still = {"estimate": (0, 0), "params": (0, 0)}
+    agree(served(rule, (0, 0), rounds), [still, still, still, {"estimate": (2, 2), "params": (-2, -2)}])
+
+
+#: gamma = 1/2, rho = 1/4, epsilon = 1, eta = 1/2, v = (3, 4), so |v| = 5 and the bound is -1/2.
+SCORE = {"gamma": 0.5, "rho": 0.25, "epsilon": 1.0}
+# g          g^         <v, g^>/2   |g^|^2/4   |g|^2/4   score         unscaled
+# (0, 2)     (0, 5)     10          6.25       1          3.75 accept    9    accept
+# (.8, -.6)  (4, -3)    0           6.25       .25       -6.25 reject    -.25 accept
+# (0, 20)    (0, 5)     10          6.25       100        3.75 accept  -90    reject
+# (3, -4)    (3, -4)    -3.5        6.25       6.25      -9.75 reject   -9.75 reject
+SCORED = [arrivals((0, 2)), arrivals((0.8, -0.6)), arrivals((0, 20)), arrivals((3, -4))]
+
+
+@both
+@pytest.mark.parametrize(
+    ("scaled", "params"),
+    [
+        # x_0 = (1, -1);  x - (0, 2.5);  stays;  x - (0, 2.5);  stays
+        (True, [(1, -3.5), (1, -3.5), (1, -6), (1, -6)]),
+        # x_0 = (1, -1);  x - (0, 2.5);  x - (2, -1.5);  stays;  stays
+        (False, [(1, -3.5), (-1, -2), (-1, -2), (-1, -2)]),
+    ],
+)
+def test_zenopp(way, scaled, params):
+    options = SCORE | {"server_lr": 0.5, "scaled": scaled, "validation": (3, 4)}
+    agree(way("zenopp", (1, -1), SCORED, **options), [{"params": x} for x in params])
+
+
+def test_the_score_of_two_at_once():
+    """The direction is the mean over the accepted ones, and x = 0 at first."""
+    rule = Rule("own", "gradient", 2, ScoreTest(**SCORE), NONE, Sgd(0.5))
+    rounds = [
+        # (1, 0): g^ = (5, 0), 7.5 - 6.25 = 1.25, accepted.  Mean ((0, 5) + (5, 0))/2 = (2.5, 2.5);  x = -(1.25, 1.25)
+        arrivals((0, 2), (1, 0)),
+        # (-3, 0): g^ = (-5, 0), -7.5 - 6.25 = -13.75, rejected.  Mean (0, 5);  x = (-1.25, -1.25 - 2.5)
+        arrivals((0, 2), (-3, 0)),
+        # Both rejected: x stays
+        arrivals((3, -4), (-3, 0)),
+    ]
+    expected = [{"params": (-1.25, -1.25)}, {"params": (-1.25, -3.75)}, {"params": (-1.25, -3.75)}]
+    agree(served(rule, (0, 0), rounds, (3, 4)), expected)
