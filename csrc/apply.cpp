@@ -84,7 +84,7 @@ struct MemoryArrays {
 
 void apply_(const py::object& params, const py::object& out, const CombineOf& combine,
             const std::optional<CalibrateOf>& calibrate, const StepOf& step, const std::optional<MemoryOf>& memory,
-            int num_threads, std::optional<py::list> done) {
+            int num_threads, std::optional<py::list> done, bool dry) {
   const Array from({"apply", "params"}, params, Access::read), to({"apply", "out"}, out, Access::write);
   const auto& [updates, weights, params_weight] = combine;
   const Numbers weight("weights", weights);
@@ -106,17 +106,18 @@ void apply_(const py::object& params, const py::object& out, const CombineOf& co
   if (memory) pass.memory = held.emplace(*memory).stage();
   {
     const py::gil_scoped_release release;
-    apply(pass, num_threads);
+    apply(pass, num_threads, dry);
   }
   // Before Python can run a signal handler: an exception of one cannot hide from the caller that the sweep was made.
-  if (done) done->append(py::none());
+  if (done && !dry) done->append(py::none());
 }
 
 }  // namespace
 
 void bind_apply(py::module_& module) {
   module.def("apply", apply_, py::arg("params"), py::arg("out"), py::arg("combine"), py::arg("calibrate"),
-             py::arg("step"), py::arg("memory"), py::arg("num_threads"), py::arg("done") = py::none());
+             py::arg("step"), py::arg("memory"), py::arg("num_threads"), py::arg("done") = py::none(),
+             py::arg("dry") = false);
 }
 
 }  // namespace afflux::python

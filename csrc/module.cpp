@@ -87,6 +87,14 @@ PYBIND11_MODULE(_engine, module) {
       py::arg("codec"), py::arg("size"));
   module.def("encode", encode_, py::arg("codec"), py::arg("vector"), py::arg("row"), py::arg("num_threads"));
   module.def("decode", decode_, py::arg("codec"), py::arg("row"), py::arg("vector"), py::arg("num_threads"));
+  module.def(
+      "exactly",
+      [](const py::object& function, const py::object& argument) {
+        py::object result;
+        exactly([&] { result = function(argument); });
+        return result;
+      },
+      py::arg("function"), py::arg("argument"));
   module.def("exp", &afflux::exp, py::arg("x"));
   module.def("log", &afflux::log, py::arg("x"));
   module.def("pow", &afflux::pow, py::arg("x"), py::arg("y"));

@@ -159,11 +159,11 @@ def rule(name, num_threads):
     for memory in server.rule.needs.handed_in:
         server.set_memory(memory, pool[14])
     for noise in hashed(3, 1000).tolist():
-        if server.version == 12:
+        if server.version >= 12:  # a pass may begin with a step
             break
         lag, client, pick, examples = noise % 9, (noise >> 8) % 40, (noise >> 16) % 15, (noise >> 24) % 60
         server.push(client, pool[pick], version=max(0, server.version - lag), num_examples=examples + 1)
-    assert server.version == 12
+    assert server.version >= 12
     digest = hashlib.sha256(server.params.tobytes())
     for vector in server.memories.values():
         digest.update(vector.tobytes())

@@ -242,7 +242,7 @@ def test_a_rule_may_come_from_a_file(tmp_path, monkeypatch):
 def test_ctrl_c_stops_all_processes_and_keeps_what_is_complete(tmp_path):
     out = tmp_path / "out"
     command = [sys.executable, "-m", "afflux", "compare", "--jobs", "2", "--seeds", "0,1,2,3,4,5", "--out", str(out)]
-    command += ["--rules", "fedbuff", "--arrivals", "1200", "--model", "logreg", "--eval-every", "1200"]
+    command += ["--rules", "fedbuff", "--arrivals", "600", "--model", "logreg", "--eval-every", "600"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -266,6 +266,21 @@ def test_ctrl_c_stops_all_processes_and_keeps_what_is_complete(tmp_path):
     assert 1 <= finished < 6
     assert (out / "metrics.csv").read_text().count("\n") == 1 + 2 * finished
     assert (out / "curves.png").stat().st_size > 20_000
+
+
+def test_ctrl_c_amid_code_made_from_text_is_130_too(tmp_path):
+    # As in the import of a dataclass: one that leaves exec() ends Python by the signal, though it is caught.
+    rule = tmp_path / "rule.py"
+    rule.write_text(
+        "import signal\nfrom afflux.rules import fedbuff\n"
+        "exec('signal.raise_signal(signal.SIGINT)')\n"
+        "def mine():\n    return fedbuff()\n"
+    )
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "afflux", "run", "--rule", f"{rule}:mine", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped\n")
+    assert not out.exists()
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="sends Ctrl-C to a process group")

@@ -81,6 +81,23 @@ def test_forked_data_loader_workers():
     assert out == "done\n"
 
 
+def test_a_fork_while_arrivals_wait_for_the_next_pass():
+    """Their slots are taken, and nobody is at work."""
+    out = run("""
+    from afflux.rules import gsgm
+    server = Server(gsgm(buffer_size=2), np.zeros(d, np.float32), num_clients=3)
+    for client in (1, 1, 1):
+        server.push(client, one, version=0)
+    child = os.fork()
+    if child == 0:
+        server.push(2, one, version=0)
+        os._exit(server.version)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    print("done")
+    """)
+    assert out == "done\n"
+
+
 def test_a_fork_amid_a_round_raises_in_the_child():
     out = run("""
     reached, go, apply = threading.Event(), threading.Event(), ops.apply

@@ -97,6 +97,40 @@ def test_buffers_that_are_full_when_their_pass_begins():
     receipt = ours.push(1, gradient(3), version=1)  # ends the pass; client 0's second arrival is a whole buffer
     assert (receipt.version, ours.arrivals_waiting) == (3, 0)
     assert receipt.report.version == 2
+    assert [(report.version, report.joins.tolist()) for report in receipt.more] == [(3, [1])]
+
+
+def test_a_full_buffer_that_cannot_step_yet_waits_for_the_next_push():
+    """Its failure is not the push's that began the pass, which has joined."""
+    ours = server(4, 2, max_versions=2)
+    for join, client in enumerate([1, 1, 2, 2, 3]):
+        ours.push(client, gradient(join), version=0)
+    held = ours.pull()
+    receipt = ours.push(4, gradient(5), version=1)
+    assert (receipt.status, receipt.report.version, receipt.more) == ("joined", 2, ())
+    with pytest.raises(AffluxError, match="all 2 versions of max_versions are held"):
+        ours.push(3, gradient(6), version=1)
+    assert (ours.counts["joined"], ours.counts["deferred"], ours.counts["refused"]) == (4, 2, 1)
+    del held
+    receipt = ours.push(3, gradient(6), version=1)
+    assert [report.joins.tolist() for report in receipt.more] == [[1, 3]]
+    assert (receipt.status, receipt.report) == ("joined", None)
+
+
+def test_arrivals_that_wait_too_long_are_dropped():
+    ours = server(6, 2, max_staleness=1)
+    for join, client in enumerate([1, 1, 2, 3, 4, 5, 6]):
+        ours.push(client, gradient(join), version=ours.version)
+    assert ours.version == 3
+    assert (ours.arrivals_waiting, ours.counts["deferred"], ours.counts["dropped"]) == (0, 0, 1)
+
+
+def test_deferred_arrivals_are_counted_in_the_memory():
+    ours = server(3, 2)
+    empty = ours.state_bytes
+    for join in range(5):
+        ours.push(1, gradient(join), version=0)
+    assert ours.state_bytes == empty + 4 * 4 * SIZE
 
 
 def test_flush_and_discard_keep_the_pass():

@@ -240,7 +240,7 @@ def failing(weigh):
         (
             lambda arrivals: np.ones(3),
             AffluxError,
-            r"\[mine\] weigh gave shape \(3,\), the buffer holds 2 arrivals",
+            r"\[mine\] weigh gave weights of shape \(3,\), expected \(2,\)",
         ),
         (lambda arrivals: np.array([1, np.nan]), AffluxError, "weigh gave client 1 the weight nan, must be"),
         (lambda arrivals: 1 / 0, ZeroDivisionError, "division"),
@@ -330,7 +330,7 @@ def test_arrivals_are_frozen():
         ),
         (
             lambda: Rule("x", "model", 1, fedbuff().weigh, Calibrate(True), fedbuff().step),
-            "not models",
+            "not of models",
         ),
     ],
 )

@@ -17,9 +17,9 @@ from afflux.sim import audit, follow
 from afflux.sim.compare import Job, compare, jobs_of
 from afflux.sim.config import RuleSpec, SimConfig, parse
 from afflux.sim.errors import ConfigError, DivergedError
-from afflux.sim.kept import KeptUpdates, read_updates
+from afflux.sim.kept import Keep, KeptUpdates, read_updates
 from afflux.sim.replay import complete, config_of, replay
-from afflux.sim.run import Keep, run, run_paired
+from afflux.sim.run import run, run_paired
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, eval_every=7, local_steps=2)
 RULE = "fedbuff:buffer_size=3"

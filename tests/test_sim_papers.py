@@ -158,7 +158,7 @@ def test_the_page_of_rules_is_sorted_and_drawn(monkeypatch, tmp_path):
     ]
     page = rules.page("digits", [0, 1], jobs, results)
     assert [line["rule"] for line in page.content["rules"]] == ["fadas", "fedasync", "fedbuff"]
-    assert "| fedbuff | server_lr=0.5 | 40.0 ± 0.0 | 30.0 ± 0.0 | 2 | 2 |" in page.markdown
+    assert "| fedbuff | server_lr=0.5 | 40.0 ± 0.0 | 30.0 ± 0.0 | 2 | 2 | 2 | 2 |" in page.markdown
     page.draw(tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 

@@ -128,9 +128,10 @@ void check_pass(const Pass& pass) {
 
 }  // namespace
 
-void apply(const Pass& pass, int num_threads) {
+void apply(const Pass& pass, int num_threads, bool dry) {
   check::threads("apply", num_threads);
   check_pass(pass);
+  if (dry) return;
   const auto kernel = kernels().apply;
   for_each_superblock(pass.params.size, num_threads,
                       [&](std::int64_t begin, std::int64_t end) { kernel(pass, begin, end); });

@@ -6,15 +6,18 @@
 namespace afflux {
 namespace {
 
-// In the engine's floating-point mode, whatever the caller's: that is parallel_for's business.
 template <class Function>
 double computed(const Function& function) {
   double result = 0.0;
-  parallel_for(1, 1, [&](std::int64_t) { result = function(); });
+  exactly([&] { result = function(); });
   return result;
 }
 
 }  // namespace
+
+void exactly(const std::function<void()>& body) {
+  parallel_for(1, 1, [&](std::int64_t) { body(); });  // the mode is parallel_for's business
+}
 
 double exp(double x) {
   return computed([=] { return formula::exp(x); });

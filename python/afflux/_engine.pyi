@@ -1,5 +1,8 @@
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Callable, Sequence
+from typing import TypeVar, final
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 __version__: str
 ORDER_VERSION: int
@@ -40,7 +43,9 @@ def apply(
     memory: tuple[Sequence[object], object, object | None] | None,  # vectors, weights, next
     num_threads: int,
     done: list[None] | None = None,
+    dry: bool = False,
 ) -> None: ...
+def exactly(function: Callable[[_T], _R], argument: _T) -> _R: ...
 def row_bytes(codec: str, size: int) -> int: ...
 def encode(codec: str, vector: object, row: object, num_threads: int) -> None: ...
 def decode(codec: str, row: object, vector: object, num_threads: int) -> None: ...

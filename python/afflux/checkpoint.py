@@ -12,6 +12,7 @@ from afflux._engine import ORDER_VERSION
 from afflux.errors import AffluxError
 from afflux.intake import is_int, plain_id
 from afflux.joins import Book, Joins
+from afflux.passes import Passes
 from afflux.receipts import STATUSES, Cut, Entry, Handed, Join, Pulled, Quarantined, no_counts, sealed
 from afflux.round import Memories, Waiting
 from afflux.rule import ClientId, Float64, Rule, Scalars
@@ -42,7 +43,7 @@ class Saved:
     memories: Memories
     handed: frozenset[str]
     scalars: Scalars
-    passed: frozenset[ClientId]
+    passed: tuple[int, list[ClientId]] | None  #: N, and who has entered in this pass
 
     def book(self, current: Pulled, arrivals: list[Waiting]) -> Book:
         """The book that goes with it, once params and slots are in the server's own memory."""
@@ -59,8 +60,7 @@ class Saved:
             memories=self.memories,
             handed=self.handed,
             scalars=self.scalars,
-            passed=self.passed,
-            deferred=tuple(arrivals[self.filled :]),
+            passes=None if self.passed is None else Passes.of(*self.passed, arrivals[self.filled :]),
         )
 
 
@@ -69,7 +69,7 @@ def save(
 ) -> dict[str, Any]:
     """`facts` say what kind of server it is."""
     rows, current, d = book.rows, book.current, book.current.params.size
-    waiting = [*book.arrivals(), *book.deferred]
+    waiting = [*book.arrivals(), *book.deferred()]
     meta = {
         **facts,
         "format": FORMAT,
@@ -79,7 +79,7 @@ def save(
         "counts": dict(book.counts),
         "id_type": None if book.id_type is None else book.id_type.__name__,
         "filled": book.filled,
-        "passed": sorted(book.passed),
+        "passed": [] if book.passes is None else book.passes.order[: book.passes.entered],
         "scalars": dict(book.scalars),
         "handed": sorted(book.handed),
         "waiting": [[w.client_id, w.version, w.num_examples, w.join, w.staleness] for w in waiting],
@@ -166,14 +166,14 @@ def _scalars(meta: Mapping[str, Any], rule: Rule) -> Scalars:
     return MappingProxyType(scalars)
 
 
-def _passed(meta: Mapping[str, Any], joins: Joins, ids: "_Ids") -> frozenset[ClientId]:
-    """Who has entered in this pass."""
-    passed = frozenset(ids.joined(who) for who in meta["passed"])
-    most = (joins.num_clients or 0) if joins.rule.needs.passes else 0
-    waiting = {ids.joined(who) for who, *_ in meta["waiting"][: _int(meta["filled"])]}
-    if len(passed) > most or (joins.rule.needs.passes and not waiting <= passed):
-        _fail(f"{len(passed)} clients have entered in this pass, which cannot be")
-    return passed
+def _passed(meta: Mapping[str, Any], joins: Joins, ids: "_Ids") -> tuple[int, list[ClientId]] | None:
+    """Who has entered in this pass, the buffer's clients last."""
+    order, ours = [ids.joined(who) for who in meta["passed"]], joins.book.passes
+    waiting = [ids.joined(who) for who, *_ in meta["waiting"][: _int(meta["filled"])]]
+    most, last = (0, []) if ours is None else (ours.num_clients, order[len(order) - len(waiting) :])
+    if len(set(order)) < len(order) or len(order) > most or (ours is not None and last != waiting):
+        _fail(f"{len(order)} clients have entered in this pass, which cannot be")
+    return None if ours is None else (ours.num_clients, order)
 
 
 def _waiting(

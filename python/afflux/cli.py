@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from afflux import __version__, ops
 from afflux.errors import AffluxError, UnavailableError
 from afflux.rules import RULES
+from afflux.sim import ctrl_c
 from afflux.sim.config import RuleSpec, SimConfig, parameters, parse
 from afflux.sim.errors import ConfigError, require
 
@@ -372,8 +374,9 @@ def _show(folder: Path, results: "list[RunResult]", config: SimConfig) -> None:
 
 
 def main() -> None:
-    """Run the command line."""
-    app()
+    """Run the command line, as the last thing that this process does: Ctrl-C is ignored while the interpreter ends."""
+    with ctrl_c.held(then=signal.SIG_IGN):
+        app()
 
 
 if __name__ == "__main__":

@@ -55,7 +55,8 @@ class Gate:
                 if os.getpid() == self._pid:
                     return  # another thread was first
                 book = self._joins.book
-                if book.round is None and self._slots.taken == book.filled and self.mutex.acquire(blocking=False):
+                at_rest = book.round is None and self._slots.taken == book.filled + len(book.deferred())
+                if at_rest and self.mutex.acquire(blocking=False):
                     self.mutex.release()
                     self._pid = os.getpid()
                     return

@@ -4,6 +4,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from afflux.errors import AffluxError
+from afflux.passes import Passes
 from afflux.receipts import Cut, Entry, Handed, Join, Pulled, Quarantined, Status, no_counts
 from afflux.round import Before, Memories, Round, Waiting
 from afflux.rule import ClientId, Rule, Scalars
@@ -30,12 +31,15 @@ class Book(NamedTuple):
     memories: Memories = MappingProxyType({})  #: the rule's vectors; the sweep of a round changes them in place
     handed: frozenset[str] = frozenset()  #: those memories that the user has handed in
     scalars: Scalars = MappingProxyType({})  #: the rule's own numbers
-    passed: frozenset[ClientId] = frozenset()  #: who has entered in this pass, those that wait included
-    deferred: tuple[Waiting, ...] = ()  #: arrivals that wait for the next pass
+    passes: Passes | None = None  #: of rules that take every client once per pass
 
     def arrivals(self) -> list[Waiting]:
-        """Those that wait."""
+        """Those in the buffer."""
         return self.waiting[: self.filled]
+
+    def deferred(self) -> list[Waiting]:
+        """Those that wait for the next pass."""
+        return [] if self.passes is None else self.passes.waiting()
 
 
 class Joins:
@@ -47,14 +51,11 @@ class Joins:
         duplicates: Duplicates,
         max_staleness: int | None,
         log: bool,
-        num_clients: int | None,
         first: Book,
     ) -> None:
         self.rule = rule
         self.duplicates = duplicates
         self.max_staleness = max_staleness
-        self.num_clients = num_clients
-        self._passes = rule.needs.passes
         self.book = first
         self._quarantined: list[Quarantined] = []
         self._log: list[Entry] | None = [] if log else None
@@ -92,7 +93,7 @@ class Joins:
             return "quarantined", staleness
         if self.max_staleness is not None and staleness > self.max_staleness:
             return "dropped", staleness
-        if client_id in book.passed:
+        if book.passes is not None and book.passes.has(client_id):
             return "deferred", staleness
         place = self._place(client_id)
         if place is None:
@@ -109,15 +110,13 @@ class Joins:
     @property
     def overdue(self) -> bool:
         """Whether those that had waited for this pass fill a buffer."""
-        return self._passes and self.book.filled > 0 and self.book.filled == self._target()
+        book = self.book
+        return book.passes is not None and book.filled > 0 and book.filled == self._target()
 
     def _target(self) -> int:
         """Arrivals that make the buffer full: M, or those that are left of the pass."""
-        if not self._passes:
-            return self.rule.buffer_size
-        assert self.num_clients is not None
-        book = self.book
-        return min(self.rule.buffer_size, self.num_clients - len(book.passed) + book.filled)
+        book, size = self.book, self.rule.buffer_size
+        return size if book.passes is None else min(size, book.passes.left + book.filled)
 
     def before(self, arrivals: int) -> Before:
         """What the round of so many arrivals starts from.
@@ -131,24 +130,23 @@ class Joins:
                 raise AffluxError(
                     f"[{self.rule.name}] the memory {name!r} was never handed in: set_memory({name!r}, vector)"
                 )
-        entered = len(book.passed) - book.filled + arrivals
-        ends_pass = self._passes and entered == self.num_clients
+        ends_pass = book.passes is not None and book.passes.left == arrivals - book.filled
         return Before(book.current, book.rows, book.memories, book.scalars, ends_pass)
 
     def record(self, status: Status, arrival: Waiting, bad: int | None, sealed: Round | None) -> None:
         """Carries a decision out; `sealed` is the round that the arrival completes."""
         book = self.book
-        passed, deferred, scalars = book.passed, book.deferred, book.scalars
+        passes, scalars, counts = book.passes, book.scalars, book.counts
         waiting, filled, id_type = book.waiting, book.filled, book.id_type
         quarantined, logged = book.quarantined, book.logged
-        if self._passes and status == "joined":
-            passed = passed | {arrival.client_id}
+        if passes is not None and status == "joined":
+            passes = passes.enter(arrival.client_id)
+        elif passes is not None and status == "deferred":
+            passes = passes.defer(arrival)
         if sealed is not None:
-            waiting, passed, deferred = self._opened(passed, deferred)
+            waiting, passes, counts = self._opened(passes, sealed)
             filled, id_type = len(waiting), type(arrival.client_id)
             scalars = scalars if sealed.report.stepped else sealed.scalars
-        elif status == "deferred":
-            deferred = (*deferred, arrival)
         elif status == "joined":
             if self.duplicates != "both":
                 self._places[arrival.client_id] = filled
@@ -166,7 +164,7 @@ class Joins:
             entry = Join(arrival.join, status, client_id, version, arrival.staleness, num_examples, loss)
             self._log[logged:] = [entry]
             logged += 1
-        counts = {**book.counts, status: book.counts[status] + 1}
+        counts = {**counts, status: counts[status] + 1}
         # A round that makes no step is over as soon as it is decided.
         decided = sealed if sealed is not None and sealed.report.stepped else book.round
         self.book = Book(
@@ -183,27 +181,22 @@ class Joins:
             memories=book.memories,
             handed=book.handed,
             scalars=scalars,
-            passed=passed,
-            deferred=deferred,
+            passes=passes,
         )
         if sealed is not None:
             self._places = {}
 
-    def _opened(
-        self, passed: frozenset[ClientId], deferred: tuple[Waiting, ...]
-    ) -> tuple[list[Waiting], frozenset[ClientId], tuple[Waiting, ...]]:
-        """The next buffer: empty, but for those who have waited for this pass."""
-        if len(passed) == self.num_clients:
-            passed = frozenset()
-        entering: list[Waiting] = []
-        later: list[Waiting] = []
-        for arrival in deferred:
-            if arrival.client_id in passed or len(entering) == self.rule.buffer_size:
-                later.append(arrival)
-            else:
-                entering.append(arrival)
-                passed = passed | {arrival.client_id}
-        return entering, passed, tuple(later)
+    def _opened(self, passes: Passes | None, sealed: Round) -> tuple[list[Waiting], Passes | None, dict[str, int]]:
+        """The buffer after a round: empty, but for those who have waited for this pass."""
+        counts = self.book.counts
+        if passes is None:
+            return [], None, counts
+        oldest = 0 if self.max_staleness is None else sealed.report.version - self.max_staleness
+        entering, dropped, passes = passes.opened(self.rule.buffer_size, oldest)
+        if dropped:
+            moved = {"deferred": counts["deferred"] - dropped, "dropped": counts["dropped"] + dropped}
+            counts = {**counts, **moved}
+        return entering, passes, counts
 
     def refuse(self) -> None:
         """Counts a push that raised."""
@@ -213,14 +206,14 @@ class Joins:
     def seal(self, sealed: Round) -> None:
         """The buffer of `overdue` becomes a round."""
         book = self.book
-        waiting, passed, deferred = self._opened(book.passed, book.deferred)
+        waiting, passes, counts = self._opened(book.passes, sealed)
         self.book = book._replace(
             waiting=waiting,
             filled=len(waiting),
             round=sealed if sealed.report.stepped else None,
             scalars=book.scalars if sealed.report.stepped else sealed.scalars,
-            passed=passed,
-            deferred=deferred,
+            counts=counts,
+            passes=passes,
         )
         self._places = {}
 
@@ -241,11 +234,11 @@ class Joins:
             self._log[logged:] = [Cut(kind)]
             logged += 1
         waiting: list[Waiting] = []
-        passed, deferred, scalars = book.passed, book.deferred, book.scalars
+        passes, scalars, counts = book.passes, book.scalars, book.counts
         if sealed is None:
-            passed, deferred = passed - {w.client_id for w in book.arrivals()}, ()
+            passes = passes and passes.emptied(book.filled)
         else:
-            waiting, passed, deferred = self._opened(passed, deferred)
+            waiting, passes, counts = self._opened(passes, sealed)
             if not sealed.report.stepped:
                 scalars, sealed = sealed.scalars, None
         self.book = book._replace(
@@ -254,8 +247,8 @@ class Joins:
             round=sealed,
             logged=logged,
             scalars=scalars,
-            passed=passed,
-            deferred=deferred,
+            counts=counts,
+            passes=passes,
         )
         self._places = {}
 

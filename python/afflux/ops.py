@@ -256,6 +256,20 @@ def apply(round: Pass, *, num_threads: int | None = None, done: list[None] | Non
     >>> params.tolist()
     [2.0, 3.0]
     """
+    _apply(round, threads(num_threads), done, dry=False)
+
+
+def check(round: Pass) -> None:
+    """Raises what `apply` would raise for this round; writes nothing.
+
+    >>> check(Pass(np.zeros(2), np.zeros(3), Combine([], np.array([]))))
+    Traceback (most recent call last):
+    afflux._engine.AffluxError: [apply] out has 3 elements, expected 2
+    """
+    _apply(round, 1, None, dry=True)
+
+
+def _apply(round: Pass, num_threads: int, done: list[None] | None, *, dry: bool) -> None:
     combine = round.combine
     _engine.apply(
         round.params,
@@ -264,8 +278,9 @@ def apply(round: Pass, *, num_threads: int | None = None, done: list[None] | Non
         None if round.calibrate is None else _calibrate(round.calibrate),
         _step(round.step, round.states),
         None if round.memory is None else _memory(round.memory, len(combine.updates)),
-        threads(num_threads),
+        num_threads,
         done,
+        dry,
     )
 
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
+from afflux._checks import finite, integer, is_function, not_negative, one_of, settle
 from afflux.errors import AffluxError
 from afflux.rule import Arrivals
 
@@ -26,10 +26,16 @@ def rate(lr: Rate, arrivals: Arrivals) -> float:
     return lr(arrivals) if callable(lr) else lr
 
 
-def checked(what: str, lr: object) -> None:
+def a_rate(part: str, name: str, value: object) -> Rate:
     """Refuses what is neither a law nor a finite number."""
-    if not callable(lr) and not (isinstance(lr, int | float) and -inf < lr < inf):
-        raise AffluxError(f"[{what}] lr is {lr!r}, must be a finite number or a law such as DelayAdaptive(0.1)")
+    if is_function(value):
+        return cast(LearningRate, value)
+    try:
+        return finite(part, name, value)
+    except AffluxError:
+        raise AffluxError(
+            f"[{part}] {name} is {value!r}, must be a finite number or a law such as DelayAdaptive(0.1)"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +51,9 @@ class DelayAdaptive:
     mode: Literal["inverse", "minimum"] = "inverse"
 
     def __post_init__(self) -> None:
-        checked("DelayAdaptive", self.lr)
-        if self.mode not in ("inverse", "minimum"):
-            raise AffluxError(f"[DelayAdaptive] mode is {self.mode!r}, must be 'inverse' or 'minimum'")
-        if not self.threshold >= 0:
-            raise AffluxError(f"[DelayAdaptive] threshold is {self.threshold}, must be at least 0")
+        settle(self, a_rate, "lr")
+        settle(self, integer(0), "threshold")
+        settle(self, one_of("inverse", "minimum"), "mode")
 
     def __call__(self, arrivals: Arrivals, /) -> float:
         """See the class."""
@@ -68,9 +72,8 @@ class MinimumStaleness:
     gamma: float = 0.1
 
     def __post_init__(self) -> None:
-        checked("MinimumStaleness", self.lr)
-        if not 0 <= self.gamma < inf:
-            raise AffluxError(f"[MinimumStaleness] gamma is {self.gamma}, must be finite and not negative")
+        settle(self, a_rate, "lr")
+        settle(self, not_negative, "gamma")
 
     def __call__(self, arrivals: Arrivals, /) -> float:
         """See the class."""
@@ -88,11 +91,18 @@ class ByVersion:
     rates: Mapping[int, float]
 
     def __post_init__(self) -> None:
-        for lr in self.rates.values():
-            checked("ByVersion", lr)
-        if not self.rates or min(self.rates) != 0:
-            raise AffluxError(f"[ByVersion] the rates begin at version {min(self.rates, default=None)}, must at 0")
+        settle(self, _schedule, "rates")
 
     def __call__(self, arrivals: Arrivals, /) -> float:
         """See the class."""
         return self.rates[max(first for first in self.rates if first <= arrivals.version)]
+
+
+def _schedule(part: str, name: str, value: object) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise AffluxError(f"[{part}] {name} is {value!r}, must be a mapping such as {{0: 0.1, 100: 0.01}}")
+    version = integer(0)
+    rates = {version(part, "a version", key): finite(part, f"{name}[{key!r}]", lr) for key, lr in value.items()}
+    if 0 not in rates:
+        raise AffluxError(f"[{part}] {name} begins at version {min(rates, default=None)}, must begin at 0")
+    return rates

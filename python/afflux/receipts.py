@@ -13,13 +13,14 @@ Params = npt.NDArray[Any]  #: (d,) float32, or float64 if the server was asked f
 #: What the server decides about an arrival, at its join.
 #:
 #:     joined       it is in the buffer, or in the round of `report`
-#:     deferred     it waits for the next pass over all clients (gradient scheduling)
 #:     replaced     likewise, in the place of an earlier arrival of the same client (duplicates="latest")
 #:     superseded   the buffer holds an arrival of this client from a newer version (duplicates="latest")
 #:     rejected     the buffer holds an arrival of this client (duplicates="reject")
 #:     dropped      older than max_staleness
 #:     quarantined  a non-finite value (quarantine=True)
-Status = Literal["joined", "deferred", "replaced", "superseded", "rejected", "dropped", "quarantined"]
+#:     deferred     it waits for the next pass over all clients (gradient scheduling); if it is too old by then, it is
+#:                  dropped, and counts as such
+Status = Literal["joined", "replaced", "superseded", "rejected", "dropped", "quarantined", "deferred"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 
 
@@ -62,8 +63,9 @@ class Receipt(NamedTuple):
     staleness: int  #: server steps between the version that the client pulled and the step it would join, less one
     version: int  #: the server's version after this push
     join: int  #: the number of this decision, from 0: its place in the log
-    step: int | None  #: the version that the step with this arrival makes; None if it is in no buffer or the rule skips
+    step: int | None  #: the version that its step makes, unless the rule skips it; None if it is in no buffer
     report: Report | None  #: not None if this push completed a round
+    more: tuple[Report, ...] = ()  #: of rounds that were full as soon as their pass began (gradient scheduling)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from afflux import ops
+from afflux._engine import exactly
 from afflux.algebra import ordered_sum
 from afflux.errors import AffluxError
 from afflux.receipts import Pulled, Report, frozen, sealed
@@ -81,15 +82,28 @@ class Round:
 
 
 def prepare(rule: Rule, before: Before, waiting: Sequence[Waiting], draft: Draft, num_threads: int) -> Round:
-    """Decides a round. Writes nothing but memory of its own, so that whatever raises here leaves no trace."""
+    """Decides a round. Writes nothing but memory of its own, so that whatever raises here leaves no trace.
+
+    All of it in the engine's floating-point mode: a weight that is subnormal must not vanish by the caller's.
+    """
+    return exactly(lambda ordered: _prepare(rule, before, ordered, draft, num_threads), canonical(waiting))
+
+
+def canonical(waiting: Sequence[Waiting]) -> list[Waiting]:
+    """By client, version pulled, and join."""
+    return sorted(waiting, key=lambda w: (w.client_id, w.version, w.join))
+
+
+def _prepare(rule: Rule, before: Before, ordered: list[Waiting], draft: Draft, num_threads: int) -> Round:
     start = perf_counter()
-    ordered = sorted(waiting, key=lambda w: (w.client_id, w.version, w.join))
     slots = [w.slot for w in ordered]
     held = [before.memories[name] for name in rule.needs.memories]
     gram = frozen(ops.gram([*held, *slots], num_threads=num_threads), np.float64) if rule.needs.gram else None
     arrivals = freeze(before, ordered, gram)
     weights = checked_weights(rule, arrivals)
     step = rule.step(arrivals)
+    if not isinstance(step, ops.Sgd | ops.Momentum | ops.Adaptive):
+        raise AffluxError(f"[{rule.name}] step gave {step!r}, must be an afflux.ops step")
     lr = float(step.lr)
     if not -inf < lr < inf:
         raise AffluxError(f"[{rule.name}] step gave lr {lr}, must be finite")
@@ -100,8 +114,7 @@ def prepare(rule: Rule, before: Before, waiting: Sequence[Waiting], draft: Draft
     rows: Rows = {}
     cache, memory = None, None
     if before.rows is not None:
-        accepted = [w != 0 for w in weights.vectors]
-        cache, rows = before.rows.stage(rule.calibrate, arrivals.client_ids, accepted)
+        cache, rows = before.rows.stage(rule.calibrate, arrivals.client_ids, accepted(weights))
     if held:
         memory = ops.Memory(held, np.array(weights.memories or [0.0] * len(held)), weights.next)
     sweep = ops.Pass(
@@ -113,6 +126,7 @@ def prepare(rule: Rule, before: Before, waiting: Sequence[Waiting], draft: Draft
         [before.memories[name] for name in rule.states],
         memory,
     )
+    ops.check(sweep)
     scalars = before.scalars if weights.scalars is None else weights.scalars
     report = Report(
         before.current.version + (not weights.skip),
@@ -125,11 +139,17 @@ def prepare(rule: Rule, before: Before, waiting: Sequence[Waiting], draft: Draft
         weights.cosines,
         tuple(weights.rejected.get(i, "" if w else "weight 0") for i, w in enumerate(weights.vectors)),
         lr,
-        scalars,
+        dict(scalars),
         not weights.skip,
         perf_counter() - start,
     )
-    return Round(slots, draft, sweep, rows, mixed_buffers(rule, before.current, ordered, sweep), scalars, report)
+    buffers = mixed_buffers(rule, before.current, ordered, sweep, accepted(weights))
+    return Round(slots, draft, sweep, rows, buffers, scalars, report)
+
+
+def accepted(weights: Weights) -> list[bool]:
+    """Which arrivals the rule has not rejected. Those that WKAFL steps with although it rejects all are rejected."""
+    return [w != 0 and i not in weights.rejected for i, w in enumerate(weights.vectors)]
 
 
 def freeze(before: Before, ordered: list[Waiting], gram: Float64 | None) -> Arrivals:
@@ -152,40 +172,58 @@ def freeze(before: Before, ordered: list[Waiting], gram: Float64 | None) -> Arri
 
 def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
     """The rule's weights; for cached rules their sum is 1 over the arrivals that are not rejected."""
-    given = rule.weigh(arrivals)
+    given, name, needs = rule.weigh(arrivals), rule.name, rule.needs
     weights = given if isinstance(given, Weights) else Weights(given)
-    count, held, name = len(arrivals), len(rule.needs.memories), rule.name
-    vectors = np.array(weights.vectors, np.float64)
-    if vectors.shape != (count,):
-        raise AffluxError(f"[{name}] weigh gave shape {vectors.shape}, the buffer holds {count} arrivals")
+    count, held = len(arrivals), len(needs.memories)
+    vectors = numbers(name, "weights", weights.vectors, (count,))
     for client_id, weight in zip(arrivals.client_ids, vectors, strict=True):
         if not -inf < weight < inf:
             raise AffluxError(f"[{name}] weigh gave client {client_id!r} the weight {weight}, must be finite")
+    memories = numbers(name, "memories", weights.memories, (held,) if len(weights.memories) else (0,))
     if rule.calibrate.cached:
         total = ordered_sum(vectors)
-        if not -inf < total < inf:
-            raise AffluxError(f"[{name}] the weights that weigh gave sum to {total}, must be finite")
+        if not -inf < total < inf or (total == 0 and vectors.any()):
+            raise AffluxError(f"[{name}] the weights that weigh gave sum to {total}, which is no divisor")
         # Weights that were divided by their sum already are one to rounding, and stay as they are.
         if total != 0 and abs(total - 1.0) > count * sys.float_info.epsilon:
-            vectors = vectors / total
-    next_ = weights.next if weights.next is None else frozen(weights.next, np.float64)
-    for what, array, shape in (
-        ("memories", np.array(weights.memories, np.float64), (held if weights.memories else 0,)),
-        ("next", np.zeros((held, held + count)) if next_ is None else next_, (held, held + count)),
-        ("cosines", np.zeros(count) if weights.cosines is None else weights.cosines, (count,)),
-    ):
-        if array.shape != shape or not np.isfinite(array).all():
-            raise AffluxError(f"[{name}] weigh gave {what} of shape {array.shape}, must be {shape} finite numbers")
+            vectors, memories = vectors / total, memories / total
+    if not set(weights.rejected) <= set(range(count)):
+        raise AffluxError(f"[{name}] weigh rejects {sorted(weights.rejected)}, the buffer holds {count} arrivals")
     scalars = weights.scalars
     if scalars is not None:
-        if set(scalars) != set(rule.needs.scalars):
-            raise AffluxError(f"[{name}] weigh gave scalars {sorted(scalars)}, must be {sorted(rule.needs.scalars)}")
-        scalars = MappingProxyType({key: float(value) for key, value in scalars.items()})
-    cosines = weights.cosines if weights.cosines is None else frozen(weights.cosines, np.float64)
-    return replace(weights, vectors=frozen(vectors, np.float64), next=next_, scalars=scalars, cosines=cosines)
+        if set(scalars) != set(needs.scalars):
+            raise AffluxError(f"[{name}] weigh gave scalars {sorted(scalars)}, must be {sorted(needs.scalars)}")
+        values = numbers(name, "scalars", list(scalars.values()), (len(scalars),))
+        scalars = MappingProxyType(dict(zip(scalars, values.tolist(), strict=True)))
+    return replace(
+        weights,
+        vectors=frozen(vectors, np.float64),
+        memories=tuple(memories.tolist()),
+        next=None if weights.next is None else numbers(name, "next", weights.next, (held, held + count)),
+        scalars=scalars,
+        cosines=None if weights.cosines is None else numbers(name, "cosines", weights.cosines, (count,)),
+    )
 
 
-def mixed_buffers(rule: Rule, current: Pulled, ordered: list[Waiting], sweep: ops.Pass) -> Float64 | None:
+def numbers(name: str, what: str, given: object, shape: tuple[int, ...]) -> Float64:
+    """A read-only copy of what weigh gave: finite numbers of a shape, in C order. Weights are looked at one by one."""
+    try:
+        array = np.asarray(given)
+        if array.dtype.kind not in "fiub":
+            raise TypeError(f"of {array.dtype}")
+    except (TypeError, ValueError) as error:
+        raise AffluxError(f"[{name}] weigh gave {what} {given!r}, must be numbers ({error})") from None
+    if array.shape != shape:
+        raise AffluxError(f"[{name}] weigh gave {what} of shape {array.shape}, expected {shape}")
+    if what != "weights" and not np.isfinite(array).all():
+        raise AffluxError(f"[{name}] weigh gave {what} {given!r}, must be finite")
+    copy: Float64 = frozen(np.ascontiguousarray(array), np.float64)
+    return copy
+
+
+def mixed_buffers(
+    rule: Rule, current: Pulled, ordered: list[Waiting], sweep: ops.Pass, accepted: list[bool]
+) -> Float64 | None:
     """The model's buffers after the round: mixed like the params for rules of kind `model` (FedAsync's authors), else
     the plain mean over the accepted arrivals (FADAS's authors); as they were if all are rejected.
     """
@@ -200,10 +238,10 @@ def mixed_buffers(rule: Rule, current: Pulled, ordered: list[Waiting], sweep: op
         step = sweep.step if isinstance(sweep.step, ops.Sgd) else ops.Sgd()
         ops.apply(ops.Pass(current.buffers, out, mix, step=step), num_threads=1)
     else:
-        accepted = np.array([float(w != 0) for w in weights])
-        count = ordered_sum(accepted)
+        ones = np.array([float(yes) for yes in accepted])
+        count = ordered_sum(ones)
         if count == 0:
             return current.buffers
         zeros = np.zeros(out.size)
-        ops.apply(ops.Pass(zeros, out, ops.Combine(vectors, accepted), step=ops.Sgd(1.0 / count)), num_threads=1)
+        ops.apply(ops.Pass(zeros, out, ops.Combine(vectors, ones), step=ops.Sgd(1.0 / count)), num_threads=1)
     return sealed(out)

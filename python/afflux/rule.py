@@ -11,6 +11,7 @@ log and pow, and the helpers of afflux.algebra; nothing whose last bit differs b
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal, Protocol
 
 import numpy as np
@@ -25,6 +26,9 @@ Int64 = npt.NDArray[np.int64]
 Scalars = Mapping[str, float]
 Kind = Literal["update", "gradient", "model"]
 
+#: Memories of a weigh part; the engine serves no more.
+MOST_MEMORIES = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
@@ -33,7 +37,7 @@ class Arrivals:
     version: int  #: the server's version t before this step
     client_ids: tuple[ClientId, ...]
     versions: Int64  #: (M,) the version that each client pulled
-    staleness: Int64  #: (M,) version when it joined - version pulled, >= 0
+    staleness: Int64  #: (M,) version - version pulled, >= 0
     num_examples: Int64  #: (M,)
     losses: Float64  #: (M,) as reported by the clients; NaN if not
     norms: Float64  #: (M,) Euclidean norms of what was pushed
@@ -90,6 +94,11 @@ class Calibrate:
     direction: Literal["difference", "mean"] = "difference"  #: h + sum_i w_i (u_i - h_i), or the new mean of all rows
     divide_by: Literal["all", "seen"] = "all"  #: the mean is over all N clients, or over those that have a row
 
+    def __post_init__(self) -> None:
+        for name, choices in (("direction", ("difference", "mean")), ("divide_by", ("all", "seen"))):
+            if (value := getattr(self, name)) not in choices:
+                raise AffluxError(f"[Calibrate] {name} is {value!r}, must be {' or '.join(map(repr, choices))}")
+
 
 class Step(Protocol):
     """A server optimizer. The vectors (d,) that it keeps stand in its attribute `states`, if any: names in the order of
@@ -122,11 +131,22 @@ class Rule:
             raise AffluxError(f"[Rule] kind is {self.kind!r}, must be update, gradient or model")
         if isinstance(self.buffer_size, bool) or not isinstance(self.buffer_size, int) or self.buffer_size < 1:
             raise AffluxError(f"[Rule] buffer_size is {self.buffer_size!r}, must be an int of at least 1")
-        if self.calibrate.cached and self.kind == "model":
-            raise AffluxError("[Rule] cached rows calibrate updates or gradients, not models")
         for what in ("weigh", "step"):
             if not callable(getattr(self, what)):
                 raise AffluxError(f"[Rule] {what} is {getattr(self, what)!r}, must be a part that can be called")
+        if not isinstance(self.calibrate, Calibrate):
+            raise AffluxError(f"[Rule] calibrate is {self.calibrate!r}, must be a Calibrate")
+        needs = self.needs
+        if self.kind == "model" and (self.calibrate.cached or needs.gram or needs.memories):
+            raise AffluxError("[Rule] rows, inner products and memories are of updates or gradients, not of models")
+        if len(needs.memories) > MOST_MEMORIES or not set(needs.handed_in) <= set(needs.memories):
+            raise AffluxError(
+                f"[Rule] weigh needs the memories {needs.memories} and is handed {needs.handed_in}: at most "
+                f"{MOST_MEMORIES}, and no others can be handed in"
+            )
+        for name, first in (*needs.scalars.items(), *self.states.items()):
+            if not -inf < first < inf:
+                raise AffluxError(f"[Rule] {name} starts at {first}, must be finite")
         names = list(self.memories)
         if len(set(names)) != len(self.needs.memories) + len(self.states):
             raise AffluxError(f"[Rule] weigh and step both keep a vector of one name: {', '.join(names)}")

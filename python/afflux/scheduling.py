@@ -1,12 +1,11 @@
 """Gradient scheduling with a global momentum: every client once per pass over all clients (GSGM)."""
 
 from dataclasses import dataclass
-from math import inf
 from typing import ClassVar
 
 import numpy as np
 
-from afflux.errors import AffluxError
+from afflux._checks import finite, settle
 from afflux.rule import Arrivals, Needs, Weights
 
 
@@ -22,8 +21,7 @@ class GradientScheduling:
     needs: ClassVar[Needs] = Needs(memories=("momentum", "pass_sum"), scalars={"rounds_in_pass": 0.0}, passes=True)
 
     def __post_init__(self) -> None:
-        if not -inf < self.alpha < inf:
-            raise AffluxError(f"[GradientScheduling] alpha is {self.alpha}, must be finite")
+        settle(self, finite, "alpha")
 
     def __call__(self, arrivals: Arrivals, /) -> Weights:
         """See the class."""

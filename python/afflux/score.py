@@ -1,12 +1,12 @@
 """Zeno++'s weighing: arrivals are scored against a validation gradient that the server is handed."""
 
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import sqrt
 from typing import ClassVar
 
 import numpy as np
 
-from afflux.errors import AffluxError
+from afflux._checks import flag, not_negative, settle
 from afflux.rule import Arrivals, Needs, Weights
 
 
@@ -32,9 +32,8 @@ class ScoreTest:
     needs: ClassVar[Needs] = Needs(gram=True, memories=("validation",), handed_in=("validation",))
 
     def __post_init__(self) -> None:
-        for name in ("gamma", "rho", "epsilon"):
-            if not 0 <= getattr(self, name) < inf:
-                raise AffluxError(f"[ScoreTest] {name} is {getattr(self, name)}, must be finite and not negative")
+        settle(self, not_negative, "gamma", "rho", "epsilon")
+        settle(self, flag, "scaled")
 
     def __call__(self, arrivals: Arrivals, /) -> Weights:
         """See the class."""

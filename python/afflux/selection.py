@@ -5,16 +5,16 @@ once for G and once by the step that writes both params and the new estimate.
 """
 
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import sqrt
 from typing import ClassVar, Literal
 
 import numpy as np
 
 from afflux import elementary
+from afflux._checks import finite, flag, integer, one_of, optional, positive, positive_or_inf, settle
 from afflux.algebra import ordered_sum, quadratic, times
-from afflux.errors import AffluxError
 from afflux.rule import Arrivals, Float64, Needs, Weights
-from afflux.weigh import Exponential, StalenessLaw
+from afflux.weigh import Exponential, StalenessLaw, a_law, with_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,13 @@ class CosineSelection:
         p_i ~ exp(beta cos(g'_i, estimate)), 0 where the cosine < sim_min   eq. 6 to 8
         v = sum_i p_i g'_i, each first clipped to stage_two_clip * |estimate| in stage two   eq. 9
 
-    A zero vector has cosine 0. If all are rejected, v is the estimate. Stage two begins when the mean loss of the
-    buffer is at most `stage_two_loss`, or at the version `stage_two_version`, and never ends; losses that clients did
-    not report begin no stage.
+    A zero vector has cosine 0. If all are rejected, v is the estimate; cached rows stay even so. Stage two begins
+    when the mean loss of the buffer is at most `stage_two_loss`, or at the version `stage_two_version`, and never ends;
+    losses that clients did not report begin no stage.
 
     Args:
         law: None weighs all arrivals alike in the estimate.
-        clip: CB, on norms; None: none.
+        clip: CB, on norms; None or inf: none.
         select: False takes the estimate itself as the direction.
         memory: what the next round adds: the "estimate" (the paper) or v, the "aggregate" (its authors' code).
 
@@ -53,14 +53,14 @@ class CosineSelection:
     needs: ClassVar[Needs] = Needs(gram=True, memories=("estimate",), scalars={"stage": 1.0})
 
     def __post_init__(self) -> None:
-        for name in ("alpha", "sim_min", "beta", "stage_two_clip"):
-            if not -inf < getattr(self, name) < inf:
-                raise AffluxError(f"[CosineSelection] {name} is {getattr(self, name)}, must be finite")
-        for name in ("clip", "stage_two_clip"):
-            if (value := getattr(self, name)) is not None and not value > 0:
-                raise AffluxError(f"[CosineSelection] {name} is {value}, must be positive")
-        if self.memory not in ("estimate", "aggregate"):
-            raise AffluxError(f"[CosineSelection] memory is {self.memory!r}, must be 'estimate' or 'aggregate'")
+        settle(self, finite, "alpha", "sim_min", "beta")
+        settle(self, optional(positive_or_inf), "clip")
+        settle(self, positive, "stage_two_clip")
+        settle(self, optional(a_law), "law")
+        settle(self, flag, "select")
+        settle(self, one_of("estimate", "aggregate"), "memory")
+        settle(self, optional(finite), "stage_two_loss")
+        settle(self, optional(integer(0)), "stage_two_version")
 
     def __call__(self, arrivals: Arrivals, /) -> Weights:
         """See the class."""
@@ -105,10 +105,8 @@ class CosineSelection:
         """Each arrival's share in the estimate."""
         if self.law is None:
             return [1.0 / len(arrivals)] * len(arrivals)
-        # Counted from the freshest one: the same shares, and they cannot all underflow.
-        least = min(int(tau) for tau in arrivals.staleness) if isinstance(self.law, Exponential) else 0
-        values = [self.law(int(tau) - least) for tau in arrivals.staleness]
-        total = ordered_sum(values)
+        staleness = [int(tau) for tau in arrivals.staleness]
+        values, total = with_sum("CosineSelection", self.law, staleness, [1.0] * len(staleness))
         return [value / total for value in values]
 
     def _shares(self, cosines: list[float], rejected: dict[int, str]) -> list[float]:

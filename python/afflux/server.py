@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn, overload
 
@@ -13,12 +14,16 @@ from afflux.gate import Gate
 from afflux.intake import NUMBERS, Intake, at_least, is_int, one_of, plain_id
 from afflux.joins import Book, Duplicates, Joins
 from afflux.layout import Layout, Tree
+from afflux.passes import Passes
 from afflux.receipts import Entry, Params, Pulled, Quarantined, Receipt, Report, frozen
 from afflux.round import Pushed, Round, Waiting, prepare
 from afflux.rule import ClientId, Rule
 from afflux.slots import Slot, Slots
 from afflux.store import MemoryRows
 from afflux.versions import Draft, Vector, Versions
+
+#: Where a rule needs inner products, a vector's sum of squares is at most this: so none of them overflows.
+MOST_SQUARES = 1e300
 
 
 class Server:
@@ -39,8 +44,8 @@ class Server:
             (default of rules that cache rows); "reject": the first one stays.
         max_staleness: arrivals older than this are dropped and counted; None keeps all.
         quarantine: record updates with non-finite values in `quarantined` instead of raising.
-        max_slots: at most so many pushed vectors exist at once; at least M, by default 2 M + the number of CPUs (no
-            limit for rules where arrivals wait for the next pass: if they took all slots, the pass would never end).
+        max_slots: at most so many pushed vectors exist at once; at least M, by default 2 M + the number of CPUs. Not
+            for rules where arrivals wait for the next pass, which would never end if they took all slots.
         max_versions: at most so many versions of params exist at once, held by clients or being written; a step that
             would need one more raises, and loses nothing. At least 2; None: no limit.
         inplace: a step overwrites params, for models too large for two copies; pulls then copy, and wait for a step
@@ -54,7 +59,7 @@ class Server:
 
         2 p d    params and the version being written (p d if inplace), and p d for each older version that a caller
                  still holds; the memory of those that nobody holds is used again
-        s M d    the buffer, if one thread pushes; at most s max_slots d
+        s M d    the buffer, if one thread pushes; at most s max_slots d; s d for each arrival that is deferred
         8 d      the sum of the rows, for rules that cache them, and for each client seen 4 d more (8 d, if slots are
                  float64)
         p d      for each vector of `memories`
@@ -118,6 +123,8 @@ class Server:
         self._intake = Intake.of(params, rule.kind, push_threads)
         size = self._intake.size
         self._versions = Versions(size, max_versions, dtype=dtype, checked=check_versions)
+        if rule.needs.passes and max_slots is not None:
+            raise AffluxError(f"[Server] max_slots: arrivals of {rule.name} that wait for the next pass need slots too")
         limit = sys.maxsize if rule.needs.passes else 2 * rule.buffer_size + ops.default_threads()
         self._slots = Slots(size, slot_dtype, max_slots or limit)
         rows = None
@@ -141,8 +148,9 @@ class Server:
             waiting=[],
             memories={name: np.full(size, first, dtype) for name, first in rule.memories.items()},
             scalars=MappingProxyType(dict(rule.needs.scalars)),
+            passes=Passes.of(num_clients, [], []) if rule.needs.passes and num_clients else None,
         )
-        self._joins = Joins(rule, duplicates, max_staleness, log, num_clients, book)
+        self._joins = Joins(rule, duplicates, max_staleness, log, book)
         self._gate = Gate(self._joins, self._slots, self._make, self._commit)
 
     @property
@@ -214,9 +222,11 @@ class Server:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one version of params, M slots, memories, and the rows and their sum so far (see the class)."""
-        slots = self.rule.buffer_size * self._slots.slot_bytes
+        """Bytes of one version of params, M slots and those of deferred arrivals, memories, and the rows and their sum
+        so far (see the class).
+        """
         book = self._joins.book
+        slots = (self.rule.buffer_size + len(book.deferred())) * self._slots.slot_bytes
         held = sum(vector.nbytes for vector in book.memories.values())
         return book.current.params.nbytes + slots + held + (0 if book.rows is None else book.rows.nbytes)
 
@@ -303,6 +313,8 @@ class Server:
             if bad is not None and not self._quarantine:
                 place = self._intake.place(bad)
                 raise AffluxError(f"{what} {self.rule.kind} has a non-finite value at index {bad}{place}")
+            if self.rule.needs.gram and facts.sum_of_squares > MOST_SQUARES:
+                raise AffluxError(f"{what} {self.rule.kind} has norm {facts.norm:.3g}: inner products would overflow")
             with self._gate.mutex:
                 pushed = (client_id, version, int(num_examples), float(loss), facts.norm, ticket.slot, own)
                 return self._join(pushed, bad, ticket)
@@ -338,9 +350,12 @@ class Server:
             raise AffluxError(f"[set_memory] {name!r} is not handed in to {self.rule.name}; known: {known}")
         what = f"[set_memory] {name}"
         new = np.empty_like(self._joins.book.memories[name])
-        bad = self._intake.ingest(what, self._intake.parts(what, vector), new).first_nonfinite
+        facts = self._intake.ingest(what, self._intake.parts(what, vector), new)
+        bad = facts.first_nonfinite
         if bad is not None:
             raise AffluxError(f"{what} has a non-finite value at index {bad}{self._intake.place(bad)}")
+        if facts.sum_of_squares > MOST_SQUARES:
+            raise AffluxError(f"{what} has norm {facts.norm:.3g}: inner products would overflow")
         with self._gate.mutex:
             self._gate.settle()
             self._joins.hand_in({**self._joins.book.memories, name: new}, name)
@@ -350,14 +365,12 @@ class Server:
         self._enter("flush")
         with self._gate.mutex:
             self._gate.settle()
-            self._make_overdue("flush")
             waiting = self._joins.book.arrivals()
             if not waiting:
                 return None
             sealed = self._prepared("flush", waiting)
             self._joins.cut("flush", sealed)
             self._step(sealed)
-            self._make_overdue("flush")
             return sealed.report
 
     def discard(self) -> int:
@@ -365,7 +378,7 @@ class Server:
         self._enter("discard")
         with self._gate.mutex:
             self._gate.settle()
-            count = self._joins.book.filled + len(self._joins.book.deferred)
+            count = self._joins.book.filled + len(self._joins.book.deferred())
             if count:
                 self._joins.cut("discard", None)
         self._gate.wake()
@@ -430,11 +443,11 @@ class Server:
         """Decides what becomes of an arrival, with the mutex, and makes the step that it completes."""
         joins = self._joins
         client_id, version, *_ = pushed
-        self._make_overdue("push")
+        more = self._make_overdue()
         status, staleness = joins.status(client_id, version, bad)
         while joins.completes(status) and joins.book.round is not None:
             self._gate.settle()  # others may join meanwhile
-            self._make_overdue("push")
+            more += self._make_overdue()
             status, staleness = joins.status(client_id, version, bad)
         join = joins.book.number
         arrival = Waiting(*pushed, join, staleness)
@@ -445,24 +458,28 @@ class Server:
         if sealed is not None:
             self._step(sealed)
             report, skipped = sealed.report, not sealed.report.stepped
-            self._make_overdue("push")
+            with suppress(Exception):  # it is not this push's: the next one meets it before it joins
+                more += self._make_overdue()
         step = version + staleness + 1 if status in ("joined", "replaced") and not skipped else None
-        return Receipt(status, staleness, joins.book.current.version, join, step, report)
+        return Receipt(status, staleness, joins.book.current.version, join, step, report, tuple(more))
 
     def _step(self, sealed: Round) -> None:
         """The sweep of a round that is on the books, and its commit; without them if the rule skips it."""
         if sealed.report.stepped:
             self._gate.drive(sealed)
 
-    def _make_overdue(self, op: str) -> None:
+    def _make_overdue(self) -> list[Report]:
         """Steps with buffers that were full as soon as their pass began, with the mutex."""
+        reports = []
         while self._joins.overdue:
             if self._joins.book.round is not None:
                 self._gate.settle()
                 continue
-            sealed = self._prepared(op, self._joins.book.arrivals())
+            sealed = self._prepared("push", self._joins.book.arrivals())
             self._joins.seal(sealed)
             self._step(sealed)
+            reports.append(sealed.report)
+        return reports
 
     def _prepared(self, op: str, waiting: list[Waiting]) -> Round:
         """The round of these arrivals; whatever raises leaves no trace."""
@@ -501,7 +518,8 @@ class Server:
             "d": self._slots.size,
             "dtype": str(book.current.params.dtype),
             "slot_dtype": self._slots.dtype,
-            "num_clients": self._joins.num_clients if book.rows is not None or self.rule.needs.passes else None,
+            "num_clients": next((kept.num_clients for kept in (book.rows, book.passes) if kept is not None), None),
+            "memories": list(self.rule.memories),
             "layout": None if layout is None else layout.to_json(),
         }
 

@@ -13,13 +13,14 @@ Each keeps vectors (d,) of the type of params, which the same sweep updates.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import sqrt
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from afflux import elementary, ops
+from afflux._checks import flag, less_than_one, not_negative, settle
 from afflux.errors import AffluxError
-from afflux.rates import Rate, checked, rate
+from afflux.rates import Rate, a_rate, rate
 from afflux.rule import Arrivals
 
 
@@ -31,7 +32,7 @@ class Sgd:
     states: ClassVar[Mapping[str, float]] = MappingProxyType({})
 
     def __post_init__(self) -> None:
-        checked("Sgd", self.lr)
+        settle(self, a_rate, "lr")
 
     def __call__(self, arrivals: Arrivals, /) -> ops.Sgd:
         """See the class."""
@@ -47,8 +48,8 @@ class Momentum:
     states: ClassVar[Mapping[str, float]] = MappingProxyType({"velocity": 0.0})
 
     def __post_init__(self) -> None:
-        checked("Momentum", self.lr)
-        _fraction("Momentum", "beta", self.beta)
+        settle(self, a_rate, "lr")
+        settle(self, less_than_one, "beta")
 
     def __call__(self, arrivals: Arrivals, /) -> ops.Momentum:
         """See the class."""
@@ -68,13 +69,12 @@ class Adam:
     kind: ClassVar[Literal["adam", "amsgrad", "yogi", "adagrad"]] = "adam"
 
     def __post_init__(self) -> None:
-        name = type(self).__name__
-        checked(name, self.lr)
-        _fraction(name, "beta1", self.beta1)
-        _fraction(name, "beta2", self.beta2)
-        for what in ("epsilon", "initial_v"):
-            if not 0 <= getattr(self, what) < inf:
-                raise AffluxError(f"[{name}] {what} is {getattr(self, what)}, must be finite and not negative")
+        settle(self, a_rate, "lr")
+        settle(self, less_than_one, "beta1", "beta2")
+        settle(self, not_negative, "epsilon", "initial_v")
+        if self.epsilon == 0 and self.initial_v == 0:
+            raise AffluxError(f"[{type(self).__name__}] epsilon and initial_v are 0: what has not moved would be 0 / 0")
+        settle(self, flag, "bias_correction")
 
     @property
     def states(self) -> Mapping[str, float]:
@@ -111,12 +111,12 @@ class Yogi(Adam):
 
 
 class Adagrad(Adam):
-    """v = v + direction^2, V = v; beta2 has no meaning. Keeps m and v."""
+    """v = v + direction^2, V = v; beta2 has no meaning, hence no bias to correct either. Keeps m and v."""
 
     __slots__ = ()
     kind = "adagrad"
 
-
-def _fraction(part: str, what: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise AffluxError(f"[{part}] {what} is {value}, must be at least 0 and less than 1")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bias_correction:
+            raise AffluxError("[Adagrad] bias_correction is True, must be False: v is no mean, beta2 has no meaning")

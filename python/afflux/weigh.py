@@ -3,13 +3,15 @@
 On the exact path: + - * / sqrt and afflux.pow on single numbers, in canonical order (see rule.py).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, sqrt
-from typing import Literal, Protocol
+from math import sqrt
+from typing import Literal, Protocol, cast
 
 import numpy as np
 
 from afflux import elementary
+from afflux._checks import finite, flag, is_function, not_negative, one_of, one_or_more, settle
 from afflux.algebra import ordered_sum
 from afflux.errors import AffluxError
 from afflux.rule import Arrivals, Float64
@@ -28,6 +30,13 @@ class StalenessLaw(Protocol):
         ...
 
 
+def a_law(part: str, name: str, value: object) -> StalenessLaw:
+    """Refuses what is no law of staleness."""
+    if not is_function(value):
+        raise AffluxError(f"[{part}] the {name} is {value!r}, must be one such as Polynomial(0.5)")
+    return cast(StalenessLaw, value)
+
+
 @dataclass(frozen=True, slots=True)
 class Constant:
     """s = 1."""
@@ -44,15 +53,14 @@ class Polynomial:
     a: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 <= self.a < inf:
-            raise AffluxError(f"[Polynomial] a is {self.a}, must be finite and not negative")
+        settle(self, not_negative, "a")
 
     def __call__(self, staleness: int, /) -> float:
         """See the class."""
         base = 1.0 + staleness
-        if 2 * self.a != int(2 * self.a):
+        if self.a > 8 or 2 * self.a != int(2 * self.a):
             return elementary.pow(base, -self.a)
-        # Products and a square root: faster, and the bits of the first versions.
+        # Up to 8 products and a square root: faster, and the bits of the first versions.
         power = sqrt(base) if int(2 * self.a) % 2 else 1.0
         for _ in range(int(self.a)):
             power = power * base
@@ -67,8 +75,7 @@ class Hinge:
     b: float = 4.0
 
     def __post_init__(self) -> None:
-        if not (0 <= self.a < inf and 0 <= self.b < inf):
-            raise AffluxError(f"[Hinge] a is {self.a} and b is {self.b}, must be finite and not negative")
+        settle(self, not_negative, "a", "b")
 
     def __call__(self, staleness: int, /) -> float:
         """See the class."""
@@ -82,8 +89,7 @@ class Exponential:
     base: float = HALF_E
 
     def __post_init__(self) -> None:
-        if not 1 <= self.base < inf:
-            raise AffluxError(f"[Exponential] base is {self.base}, must be at least 1 and finite")
+        settle(self, one_or_more, "base")
 
     def __call__(self, staleness: int, /) -> float:
         """See the class."""
@@ -132,25 +138,39 @@ class Staleness:
     by_examples: bool = False
 
     def __post_init__(self) -> None:
-        if self.normalise not in ("count", "weights", None):
-            raise AffluxError(f"[Staleness] normalise is {self.normalise!r}, must be 'count', 'weights' or None")
-        if not callable(self.law):
-            raise AffluxError(f"[Staleness] the law is {self.law!r}, must be one such as Polynomial(0.5)")
-        if not -inf < self.scale < inf:
-            raise AffluxError(f"[Staleness] scale is {self.scale}, must be finite")
+        settle(self, a_law, "law")
+        settle(self, one_of("count", "weights", None), "normalise")
+        settle(self, finite, "scale")
+        settle(self, flag, "by_examples")
 
     def __call__(self, arrivals: Arrivals, /) -> Float64:
         """See the class."""
         counts = [float(n) if self.by_examples else 1.0 for n in arrivals.num_examples]
         staleness = [int(tau) for tau in arrivals.staleness]
-        if self.normalise == "weights" and isinstance(self.law, Exponential):
-            # The same quotients, and they cannot all underflow.
-            least = min(staleness)
-            staleness = [tau - least for tau in staleness]
-        values = [self.law(tau) * n for tau, n in zip(staleness, counts, strict=True)]
-        divisor = 1.0
-        if self.normalise == "count":
-            divisor = ordered_sum(counts)
-        elif self.normalise == "weights":
-            divisor = ordered_sum(values)
+        if self.normalise == "weights":
+            values, divisor = with_sum("Staleness", self.law, staleness, counts)
+        else:
+            values = [self.law(tau) * n for tau, n in zip(staleness, counts, strict=True)]
+            divisor = ordered_sum(counts) if self.normalise == "count" else 1.0
         return np.array([self.scale * value / divisor for value in values])
+
+
+def with_sum(
+    part: str, law: StalenessLaw, staleness: Sequence[int], counts: Sequence[float]
+) -> tuple[list[float], float]:
+    """What is divided by its own sum, s(staleness_i) counts_i, and that sum.
+
+    Raises:
+        AffluxError: the sum is 0.
+    """
+    least = min(staleness)
+    # An exponential law is counted from the freshest arrival: the same quotients, and they cannot all underflow.
+    origin = least if isinstance(law, Exponential) else 0
+    values = [law(tau - origin) * n for tau, n in zip(staleness, counts, strict=True)]
+    total = ordered_sum(values)
+    if total == 0:
+        raise AffluxError(
+            f"[{part}] the weights sum to 0 and cannot be divided by their sum: from staleness {least} on, the least "
+            f"in the buffer, {law} underflows"
+        )
+    return values, total

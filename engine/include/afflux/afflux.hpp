@@ -12,6 +12,7 @@
 // They allocate nothing that grows with d, never print, and keep no threads between calls.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -50,7 +51,8 @@ Statistics ingest(View<const void> update, View<void> slot, int num_threads = 1)
 // neighbours of one type are done together). Scratch memory is at most a few MB, whatever d is.
 void gram(List<View<const void>> vectors, View<double> out, int num_threads = 1);
 
-void apply(const Pass& pass, int num_threads = 1);
+// A dry one only checks: it throws what the real one would, and writes nothing.
+void apply(const Pass& pass, int num_threads = 1, bool dry = false);
 
 // Bytes of one encoded row of `size` elements.
 std::int64_t row_bytes(Codec codec, std::int64_t size);
@@ -63,6 +65,10 @@ void decode(Codec codec, View<const unsigned char> row, View<void> vector, int n
 double exp(double x);
 double log(double x);
 double pow(double x, double y);
+
+// Runs `body` on this thread with round-to-nearest and subnormals kept, as the engine's own work is, and puts the
+// caller's floating-point mode back: for arithmetic outside the engine that must have the same bits everywhere.
+void exactly(const std::function<void()>& body);
 
 struct Backend {
   std::string name;    // "baseline", "avx2", "avx512", "neon" or "cuda"

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from afflux.calibrate import CACHED_MEAN, CACHED_MEAN_OF_SEEN, NONE
-from afflux.rule import Rule
+from afflux.calibrate import NONE
+from afflux.rule import Calibrate, Rule
 from afflux.step import Sgd
 from afflux.weigh import Uniform
 
@@ -27,5 +27,5 @@ def afa_cs(*, buffer_size: int = 10, server_lr: float = SERVER_LR, divide_by: Li
     Clients never seen count as 0; `divide_by="seen"` takes the mean over those that were. State on the server: 4 d
     bytes per client seen and 8 d for the float64 sum, which is kept incrementally. Sweeps: one.
     """
-    rows = CACHED_MEAN if divide_by == "all" else CACHED_MEAN_OF_SEEN
+    rows = Calibrate(cached=True, direction="mean", divide_by=divide_by)
     return Rule("afa_cs", "gradient", buffer_size, Uniform(), rows, Sgd(server_lr))

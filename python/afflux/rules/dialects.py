@@ -11,9 +11,10 @@ from typing import Literal
 
 import numpy as np
 
+from afflux._checks import flag, integer, settle
 from afflux.errors import AffluxError
 from afflux.rule import Arrivals, Float64, Kind, Weigh
-from afflux.weigh import Constant, Polynomial, Staleness, StalenessLaw
+from afflux.weigh import Constant, Polynomial, Staleness, StalenessLaw, a_law
 
 Name = Literal["paper", "flsim", "appfl", "nvflare", "fedscale", "plato", "federatedscope", "afl-lib", "flgo"]
 
@@ -22,7 +23,8 @@ Name = Literal["paper", "flsim", "appfl", "nvflare", "fedscale", "plato", "feder
 class Dialect:
     """A way to compute FedBuff: what clients push, the law of staleness, and the weights."""
 
-    part: Callable[[StalenessLaw, int], Weigh]  #: from the law and the buffer size
+    #: From the law and the buffer size; None: the paper's, where `normalise` is free.
+    part: Callable[[StalenessLaw, int], Weigh] | None = None
     kind: Kind = "update"
     law: StalenessLaw = Polynomial(0.5)  # noqa: RUF009 - frozen; if the user names none
     law_is_fixed: bool = False  #: the framework has no other
@@ -30,19 +32,25 @@ class Dialect:
 
 def paper() -> Dialect:
     """1/M sum s(t) u (Nguyen et al., Algorithm 1). FLGo 0.4.4, fedbuff.Server.package_handler, is the same."""
-    return Dialect(lambda law, size: Staleness(law))
+    return Dialect()
 
 
 def flsim(*, avg_staleness: int = 1) -> Dialect:
     """Sum s(t) / s(avg_staleness) u: not a mean. FLSim 085aa75, HybridAggregator and StalenessWeight.weight."""
-    at_least("flsim", "avg_staleness", avg_staleness, 0)
-    return Dialect(lambda law, size: Staleness(law, None, 1.0 / law(avg_staleness)))
+    average = integer(0)("flsim", "avg_staleness", avg_staleness)
+
+    def part(law: StalenessLaw, size: int) -> Weigh:
+        if not (factor := law(average)) > 0:
+            raise AffluxError(f"[flsim] the law {law} gives {factor} at avg_staleness {average}, must be positive")
+        return Staleness(law, None, 1.0 / factor)
+
+    return Dialect(part)
 
 
 def appfl(*, num_clients: int = 1) -> Dialect:
     """1/N sum s(t) (y - x), N all clients. APPFL 1.12.0, FedBuffAggregator.compute_steps."""
-    at_least("appfl", "num_clients", num_clients, 1)
-    return Dialect(lambda law, size: Staleness(law, None, 1.0 / num_clients), "model")
+    count = integer(1)("appfl", "num_clients", num_clients)
+    return Dialect(lambda law, size: Staleness(law, None, 1.0 / count), "model")
 
 
 def nvflare(*, per_version: bool = False) -> Dialect:
@@ -50,7 +58,8 @@ def nvflare(*, per_version: bool = False) -> Dialect:
 
     With `per_version` the sum over versions of the mean over the arrivals that pulled it, as in NVFlare 2.7.0 to 2.8.0.
     """
-    return Dialect(lambda law, size: VersionMeans(law) if per_version else Staleness(law), law=OnePlusRoot())
+    by_version = flag("nvflare", "per_version", per_version)
+    return Dialect(lambda law, size: VersionMeans(law) if by_version else Staleness(law), law=OnePlusRoot())
 
 
 def fedscale() -> Dialect:
@@ -101,13 +110,10 @@ class VersionMeans:
 
     law: StalenessLaw
 
+    def __post_init__(self) -> None:
+        settle(self, a_law, "law")
+
     def __call__(self, arrivals: Arrivals, /) -> Float64:
         """See the class."""
         pulled = arrivals.versions.tolist()
         return np.array([self.law(int(t)) / pulled.count(v) for t, v in zip(arrivals.staleness, pulled, strict=True)])
-
-
-def at_least(dialect: str, name: str, value: object, least: int) -> None:
-    """Raises AffluxError unless `value` is an int of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise AffluxError(f"[{dialect}] {name} is {value!r}, must be an int of at least {least}")

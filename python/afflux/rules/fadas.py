@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from afflux._checks import integer
 from afflux.calibrate import NONE
 from afflux.rates import DelayAdaptive, Rate
 from afflux.rule import Rule
@@ -35,6 +36,7 @@ def fadas(
     eq. 77, what the experiments ran) or min(server_lr, 1 / tau_max) ("minimum": eq. 4). `bias_correction` is the
     authors' code (see afflux.step). State on the server: m, v and v_hat, 12 d bytes. Sweeps: one.
     """
+    threshold = integer(0)("fadas", "threshold", threshold)
     lr: Rate = server_lr if delay_adaptive is None else DelayAdaptive(server_lr, threshold, delay_adaptive)
     step = AmsGrad(lr, beta1, beta2, epsilon, initial_v, bias_correction)
     return Rule("fadas", "update", buffer_size, Uniform(), NONE, step)

@@ -1,7 +1,7 @@
 """FedAsync: Xie, Koyejo and Gupta, Asynchronous Federated Optimization, 2019."""
 
+from afflux._checks import one_or_less
 from afflux.calibrate import NONE
-from afflux.errors import AffluxError
 from afflux.rule import Rule
 from afflux.step import Sgd
 from afflux.weigh import Polynomial, Staleness, StalenessLaw
@@ -12,7 +12,5 @@ def fedasync(*, alpha: float = 0.6, staleness: StalenessLaw = Polynomial(0.5)) -
 
     Clients push their models y. State on the server: nothing but params and one slot. Sweeps: one.
     """
-    if not 0 <= alpha <= 1:
-        raise AffluxError(f"[fedasync] alpha is {alpha}, must be between 0 and 1")
-    weigh = Staleness(staleness, normalise=None, scale=alpha)
+    weigh = Staleness(staleness, normalise=None, scale=one_or_less("fedasync", "alpha", alpha))
     return Rule("fedasync", "model", 1, weigh, NONE, Sgd(1.0))

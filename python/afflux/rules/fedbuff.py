@@ -30,7 +30,7 @@ def fedbuff(
     """
     if isinstance(dialect, Dialect):
         chosen = dialect
-    elif dialect in DIALECTS:
+    elif isinstance(dialect, str) and dialect in DIALECTS:
         chosen = DIALECTS[dialect]()
     else:
         raise AffluxError(f"[fedbuff] dialect is {dialect!r}, must be one of {', '.join(DIALECTS)}")
@@ -38,7 +38,7 @@ def fedbuff(
         raise AffluxError(f"[fedbuff] staleness is {staleness}, but this dialect has no law other than {chosen.law}")
     law = chosen.law if staleness is None else staleness
     rule = Rule("fedbuff", chosen.kind, buffer_size, Staleness(law, normalise), NONE, Sgd(server_lr))
-    if dialect == "paper":
+    if chosen.part is None:
         return rule
     if normalise != "count":
         raise AffluxError(f"[fedbuff] normalise is {normalise!r}, but only the paper's dialect leaves the choice")

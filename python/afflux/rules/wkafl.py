@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from afflux._checks import finite, flag, optional, positive_or_inf
 from afflux.calibrate import NONE
 from afflux.rates import MinimumStaleness
 from afflux.rule import Rule
@@ -22,7 +23,7 @@ def wkafl(
     sim_min: float = 0.3,
     beta: float = 10.0,
     gamma: float = 0.1,
-    clip: float = 100.0,
+    clip: float | None = 100.0,
     stage_two_clip: float = 10.0,
     stage_two_loss: float | None = None,
     stage_two_version: int | None = None,
@@ -38,6 +39,10 @@ def wkafl(
     `momentum=False` has alpha = 0, both without the bound `clip`. The paper gives no value for `stage_two_loss`. State
     on the server: the last estimate, 4 d bytes. Sweeps: two, the inner products and the step.
     """
+    # Checked here, because an ablation leaves them out.
+    alpha = finite("wkafl", "alpha", alpha)
+    clip = optional(positive_or_inf)("wkafl", "clip", clip)
+    staleness, momentum = flag("wkafl", "staleness", staleness), flag("wkafl", "momentum", momentum)
     weigh = CosineSelection(
         alpha if momentum else 0.0,
         sim_min,

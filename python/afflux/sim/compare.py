@@ -6,16 +6,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from afflux.sim import ctrl_c
 from afflux.sim.config import RuleSpec, SimConfig
 from afflux.sim.errors import require
+from afflux.sim.kept import Keep
 from afflux.sim.result import RunResult
-
-if TYPE_CHECKING:
-    from afflux.sim.run import Keep
 
 POLL_SECONDS = 0.1
 
@@ -58,14 +57,15 @@ def compare(
     *,
     processes: int = 1,
     watch: Watch | None = None,
-    keep: "Keep | None" = None,
+    keep: Keep | None = None,
     finished: dict[int, list[RunResult]] | None = None,
 ) -> list[RunResult]:
     """Run all jobs and return their results in the order of `jobs`, the leader's before its followers'.
 
     `processes` > 1 starts that many fresh interpreters (spawned: no inherited torch threads).
-    KeyboardInterrupt stops them and is raised again. A failing run stops the others. What was done by then
-    is in `finished`, by the index of the job. `keep` says what the runs write while they go on.
+    Ctrl-C stops them and raises KeyboardInterrupt, after the arrival at hand (see `ctrl_c.held`). A failing run stops
+    the others. What was done by then is in `finished`, by the index of the job. `keep` says what the runs write while
+    they go on.
     """
     require("torch", *(["sklearn"] if config.data == "digits" else []))
     watch = watch or (lambda index, arrivals: None)
@@ -73,15 +73,16 @@ def compare(
     for job in jobs:
         for spec in (job.spec, *job.followers):
             spec.build()
-    if processes == 1 or len(jobs) <= 1:
-        for index, job in enumerate(jobs):
-            finished[index] = _here(index, job, config, keep, watch)
-    else:
-        _spread_out(jobs, config, keep, min(processes, len(jobs)), watch, finished)
+    with ctrl_c.held():
+        if processes == 1 or len(jobs) <= 1:
+            for index, job in enumerate(jobs):
+                finished[index] = _here(index, job, config, keep, watch)
+        else:
+            _spread_out(jobs, config, keep, min(processes, len(jobs)), watch, finished)
     return [result for index in range(len(jobs)) for result in finished[index]]
 
 
-def _here(index: int, job: Job, config: SimConfig, keep: "Keep | None", watch: Watch) -> list[RunResult]:
+def _here(index: int, job: Job, config: SimConfig, keep: Keep | None, watch: Watch) -> list[RunResult]:
     from afflux.sim.run import run_paired
 
     specs = (job.spec, *job.followers)
@@ -91,7 +92,7 @@ def _here(index: int, job: Job, config: SimConfig, keep: "Keep | None", watch: W
 def _spread_out(
     jobs: Sequence[Job],
     config: SimConfig,
-    keep: "Keep | None",
+    keep: Keep | None,
     processes: int,
     watch: Watch,
     finished: dict[int, list[RunResult]],
@@ -100,12 +101,12 @@ def _spread_out(
     # Each run writes its own entry, so plain shared memory is enough; the last one says "stop".
     shared = context.RawArray("q", len(jobs) + 1)
     with ProcessPoolExecutor(processes, context, _start_worker, (shared,)) as pool:
-        futures: dict[Future[list[RunResult]], int] = {}
         try:
-            with _ctrl_c_later():
-                futures |= {pool.submit(_there, i, job, config, keep): i for i, job in enumerate(jobs)}
+            with _masked():
+                futures = {pool.submit(_there, i, job, config, keep): i for i, job in enumerate(jobs)}
             pending = set(futures)
             while pending:
+                ctrl_c.check()
                 done, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
                 for index in range(len(jobs)):
                     watch(index, shared[index])
@@ -113,30 +114,25 @@ def _spread_out(
                     finished[futures[future]] = future.result()
         except BaseException:
             shared[len(jobs)] = 1
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
             raise
 
 
 @contextmanager
-def _ctrl_c_later() -> Iterator[None]:
-    # Processes inherit the mask, so Ctrl-C, which goes to all of them, wakes the parent alone. Another thread of the
-    # parent may still take the signal, and Python then raises here: amid the start of a process, hence the handler.
-    if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
+def _masked() -> Iterator[None]:
+    # Processes inherit the mask, so Ctrl-C, which goes to all of them, is the parent's alone.
+    if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    pressed: list[int] = []
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    handler = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    if pressed:
-        raise KeyboardInterrupt
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _shared: Any = None
+_outside_jobs = threading.Lock()
 
 
 def _start_worker(shared: Any) -> None:
@@ -144,18 +140,25 @@ def _start_worker(shared: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     global _shared
     _shared = shared
+    _outside_jobs.acquire()
     threading.Thread(target=_end_when_told, daemon=True).start()
 
 
 def _end_when_told() -> None:
-    # At once, in the middle of an import or of a long arrival: what a run keeps is whole after every line.
+    # At once, in the middle of an import or of a long arrival: what a run keeps is whole after every line. But not
+    # amid the sending of a result: the parent would wait for the rest of it.
     while not _shared[-1]:
         time.sleep(POLL_SECONDS)
-    os._exit(1)
+    with _outside_jobs:
+        os._exit(1)
 
 
-def _there(index: int, job: Job, config: SimConfig, keep: "Keep | None") -> list[RunResult]:
+def _there(index: int, job: Job, config: SimConfig, keep: Keep | None) -> list[RunResult]:
     def watch(index: int, arrivals: int) -> None:
         _shared[index] = arrivals
 
-    return _here(index, job, config, keep, watch)
+    _outside_jobs.release()
+    try:
+        return _here(index, job, config, keep, watch)
+    finally:
+        _outside_jobs.acquire()

@@ -10,7 +10,7 @@ import numpy as np
 from afflux import __version__
 from afflux.receipts import Pulled, Receipt
 from afflux.server import Server
-from afflux.sim import audit
+from afflux.sim import audit, ctrl_c
 from afflux.sim.clients import as_kind
 from afflux.sim.config import RuleSpec
 from afflux.sim.errors import ConfigError, DivergedError
@@ -48,6 +48,7 @@ class Finished(NamedTuple):
 def follow(events: Iterable[Pull | Finished], followers: "Sequence[Follower]", progress: Progress) -> None:
     """Let all followers see the stream, event by event: a client pulls from each of them, each at its own version."""
     for event in events:
+        ctrl_c.check()
         if isinstance(event, Pull):
             for follower in followers:
                 follower.pull(event)

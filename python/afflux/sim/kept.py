@@ -3,12 +3,20 @@
 from io import BytesIO
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 import numpy as np
 
 from afflux.sim.errors import ConfigError
 
 Header = np.lib.format.write_array_header_1_0
+
+
+class Keep(NamedTuple):
+    """What a run writes while it goes on."""
+
+    folder: Path  #: of the audit logs; exists
+    updates: bool = False  #: the update vectors too, 4 d bytes an arrival
 
 
 class KeptUpdates:

@@ -11,7 +11,7 @@ from datetime import datetime
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,11 +19,9 @@ from afflux import __version__
 from afflux.sim.audit import plain
 from afflux.sim.config import SimConfig
 from afflux.sim.errors import ConfigError, require
+from afflux.sim.kept import Keep
 from afflux.sim.result import Row, RunResult, by_rule, summarise
 from afflux.sim.terminal import in_bytes
-
-if TYPE_CHECKING:
-    from afflux.sim.run import Keep
 
 AUDIT = "audit"
 TELL_ABOVE = 1e9  #: bytes of kept updates
@@ -47,12 +45,11 @@ def audit_folder(
     runs: int,
     updates: bool = False,
     say: Callable[[str], None] = print,
-) -> "Keep":
+) -> Keep:
     """Make the folder of the audit logs; says how much the kept updates will take if it is more than a gigabyte."""
-    from afflux.sim.run import Keep
-    from afflux.sim.world import num_parameters
-
     if updates:
+        from afflux.sim.world import num_parameters
+
         size = 4 * num_parameters(config) * config.arrivals * runs
         free = shutil.disk_usage(folder).free
         if size > free:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
 
 from afflux.sim.audit import Writer, file_name
 from afflux.sim.broadcast import Broadcast, Sent
@@ -11,17 +10,10 @@ from afflux.sim.clients import one_thread
 from afflux.sim.config import RuleSpec, SimConfig
 from afflux.sim.events import Dispatch
 from afflux.sim.follow import Finished, Follower, Progress, Pull, follow
-from afflux.sim.kept import KeptUpdates
+from afflux.sim.kept import Keep, KeptUpdates
 from afflux.sim.result import RunResult
 from afflux.sim.streams import Purpose, stream
 from afflux.sim.world import World
-
-
-class Keep(NamedTuple):
-    """What a run writes while it goes on."""
-
-    folder: Path  #: of the audit logs; exists
-    updates: bool = False  #: the update vectors too, 4 d bytes an arrival
 
 
 def run(

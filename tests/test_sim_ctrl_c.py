@@ -1,0 +1,99 @@
+"""Ctrl-C is noted, and answered where the work asks."""
+
+import signal
+import threading
+
+import pytest
+
+from afflux.sim import ctrl_c
+from afflux.sim.compare import compare, jobs_of
+from afflux.sim.config import SimConfig, parse
+
+
+def press():
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_a_press_is_raised_once_where_it_is_asked_for():
+    with ctrl_c.held():
+        press()
+        press()
+        with pytest.raises(KeyboardInterrupt):
+            ctrl_c.check()
+        ctrl_c.check()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_press_that_nobody_asks_for_is_raised_at_the_end_of_the_outer_block():
+    reached = False
+    with pytest.raises(KeyboardInterrupt), ctrl_c.held():
+        with ctrl_c.held():
+            press()
+        reached = True
+    assert reached
+    ctrl_c.check()
+
+
+def test_another_error_comes_first():
+    with pytest.raises(ValueError, match="mine"), ctrl_c.held():
+        press()
+        raise ValueError("mine")
+    ctrl_c.check()
+
+
+def test_a_second_press_raises_at_once_when_the_first_has_waited(monkeypatch):
+    with ctrl_c.held():
+        press()
+        monkeypatch.setattr(ctrl_c, "PATIENCE_SECONDS", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            press()
+        with pytest.raises(KeyboardInterrupt):
+            ctrl_c.check()
+
+
+def test_the_handler_afterwards_may_be_given():
+    try:
+        with ctrl_c.held(then=signal.SIG_IGN):
+            pass
+        press()
+    finally:
+        assert signal.signal(signal.SIGINT, signal.default_int_handler) is signal.SIG_IGN
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda number, frame: None])
+def test_a_handler_of_the_caller_stays(handler):
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with ctrl_c.held():
+            assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_another_thread_may_hold_it_to_no_effect():
+    seen = []
+
+    def hold():
+        with ctrl_c.held():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    thread.join()
+    assert seen == [signal.default_int_handler]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_compare_stops_after_the_arrival_at_hand(processes):
+    config = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=10**6, local_steps=2)
+    seen = []
+
+    def watch(index, arrivals):
+        if arrivals and not seen:
+            seen.append(arrivals)
+            press()
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(jobs_of([parse("fedbuff")], [0, 1]), config, processes=processes, watch=watch)
+    assert len(seen) == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
