@@ -191,8 +191,8 @@ MUTANTS = {
     ),
     "round: no canonical order": (
         "python/afflux/round.py",
-        "ordered = sorted(waiting, key=lambda w: (w.client_id, w.version, w.join))",
-        "ordered = list(waiting)",
+        "return sorted(waiting, key=lambda w: (w.client_id, w.version, w.join))",
+        "return list(waiting)",
         "test_rules.py",
     ),
     "round: the canonical order forgets the version": (
@@ -203,8 +203,8 @@ MUTANTS = {
     ),
     "round: buffers are weighted": (
         "python/afflux/round.py",
-        "accepted = np.array([float(w != 0) for w in weights])",
-        "accepted = weights",
+        "ones = np.array([float(yes) for yes in accepted])",
+        "ones = weights",
         "test_models.py",
     ),
     "server: a failing rule loses the buffer": (
@@ -268,9 +268,9 @@ MUTANTS = {
         "weights / len(arrivals)",
         "test_by_hand.py",
     ),
-    "selection: every law counts from the freshest": (
-        "python/afflux/selection.py",
-        " if isinstance(self.law, Exponential) else 0",
+    "weigh: every law counts from the freshest": (
+        "python/afflux/weigh.py",
+        " if isinstance(law, Exponential) else 0",
         "",
         "test_by_hand.py",
     ),
@@ -306,8 +306,8 @@ MUTANTS = {
     ),
     "round: weights with rows are not normalised": (
         "python/afflux/round.py",
-        "vectors = vectors / total",
-        "vectors = vectors * 1.0",
+        "vectors, memories = vectors / total, memories / total",
+        "vectors, memories = vectors * 1.0, memories * 1.0",
         "test_composed.py",
     ),
     "store: those seen do not count the new ones": (
