@@ -339,6 +339,9 @@ def _replay(
     for result in results:
         same = ", as in the log" if log.end is not None and result.digest == log.end.params_sha256 else ""
         typer.echo(f"params of {result.spec.label}: sha256 {result.digest}{same}")
+    if not rules and log.end is not None and results[0].digest != log.end.params_sha256:
+        typer.echo(f"error: the log says {log.end.params_sha256}: the rule, or what it runs on, has changed", err=True)
+        raise typer.Exit(1)
 
 
 @contextmanager

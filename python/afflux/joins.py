@@ -255,6 +255,8 @@ class Joins:
     def tidy(self) -> None:
         """Lets go of what an interrupt has left."""
         del self.book.waiting[self.book.filled :]
+        if self.book.passes is not None:
+            self.book.passes.tidy()
 
     def commit(self, current: Pulled, scalars: Scalars) -> None:
         """The round is over: its version is the newest one."""

@@ -48,6 +48,10 @@ class Passes(NamedTuple):
         """The last clients to enter have not, and nothing waits any more."""
         return self._replace(entered=self.entered - arrivals, queue=[], queued=0)
 
+    def tidy(self) -> None:
+        """Lets go of what an interrupt has left."""
+        del self.queue[self.queued :]
+
     def waiting(self) -> list[Waiting]:
         """The arrivals that wait for the next pass."""
         return self.queue[: self.queued]

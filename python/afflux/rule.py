@@ -132,8 +132,9 @@ class Rule:
         if isinstance(self.buffer_size, bool) or not isinstance(self.buffer_size, int) or self.buffer_size < 1:
             raise AffluxError(f"[Rule] buffer_size is {self.buffer_size!r}, must be an int of at least 1")
         for what in ("weigh", "step"):
-            if not callable(getattr(self, what)):
-                raise AffluxError(f"[Rule] {what} is {getattr(self, what)!r}, must be a part that can be called")
+            part = getattr(self, what)
+            if isinstance(part, type) or not callable(part):
+                raise AffluxError(f"[Rule] {what} is {part!r}, must be a part that can be called, such as Uniform()")
         if not isinstance(self.calibrate, Calibrate):
             raise AffluxError(f"[Rule] calibrate is {self.calibrate!r}, must be a Calibrate")
         needs = self.needs

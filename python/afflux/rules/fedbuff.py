@@ -21,7 +21,8 @@ def fedbuff(
     """x += server_lr / M * sum_i s(staleness_i) u_i (Algorithm 1), s(t) = (1 + t)^-1/2 by default (section 5).
 
     `normalise="weights"` divides by sum s instead of M. With `staleness=Constant()` this is the Async FL baseline of
-    CA2FL and FADAS. State on the server: nothing but params and the buffer. Sweeps: one.
+    CA2FL and FADAS; `staleness=None` is the dialect's own law, and not none. State on the server: nothing but params
+    and the buffer. Sweeps: one.
 
     `dialect` names a framework whose FedBuff is computed instead, or is one of `afflux.rules.dialects` with its
     options, such as `appfl(num_clients=100)`. It brings its own law of staleness, which `staleness` replaces where the
