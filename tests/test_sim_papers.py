@@ -138,6 +138,12 @@ def test_every_preset_is_among_the_tuned_rules():
         assert parse(text).build().name == text.partition(":")[0]
 
 
+def test_a_preset_that_is_not_tuned_runs_with_its_defaults(monkeypatch):
+    monkeypatch.setattr(rules, "TUNED", ("fedbuff:server_lr=2",))
+    labels = [job.spec.label for job in rules.plan("digits", [0])]
+    assert set(labels) == {"fedbuff:server_lr=2", *RULES} - {"fedbuff"}
+
+
 def test_the_rules_are_planned_under_both_delays_and_without_the_seed_of_the_tuning():
     jobs = rules.plan("digits", [0, 1, 2])
     assert len(jobs) == len(rules.TUNED) * 2 * 3
@@ -150,6 +156,7 @@ def test_the_rules_are_planned_under_both_delays_and_without_the_seed_of_the_tun
 
 def test_the_page_of_rules_is_sorted_and_drawn(monkeypatch, tmp_path):
     monkeypatch.setattr(rules, "TUNED", ("fedbuff:server_lr=0.5", "fadas:delay_adaptive=inverse", "fedasync"))
+    monkeypatch.setattr(rules, "RULES", {})
     jobs = rules.plan("digits", [0, 1])
     accuracy = {("fedbuff", 0): 0.3, ("fadas", 0): 0.6, ("fedasync", 0): 0.5}
     results = [
@@ -165,6 +172,7 @@ def test_the_page_of_rules_is_sorted_and_drawn(monkeypatch, tmp_path):
 
 def test_rules_from_the_command_line(monkeypatch, tmp_path):
     monkeypatch.setattr(rules, "TUNED", ("fedbuff:server_lr=1", "zenopp"))
+    monkeypatch.setattr(rules, "RULES", {})
     monkeypatch.setattr(rules, "TASKS", {"digits": ("logreg", 30)})
     out = tmp_path / "out"
     result = CliRunner().invoke(app, ["reproduce", "rules", "--seeds", "0,1", "--jobs", "1", "--out", str(out)])

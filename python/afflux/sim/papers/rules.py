@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from afflux import __version__
+from afflux.rules import RULES
 from afflux.sim.compare import Job
 from afflux.sim.config import SimConfig, parse
 from afflux.sim.errors import ConfigError
@@ -21,7 +22,8 @@ from afflux.sim.result import RunResult, Spread, spread
 
 DELAYS = ("fadas-mild", "fadas-large")
 
-#: Rules with their options. A gradient's server_lr of .3 is an update's of 1: three local steps of .1.
+#: Rules with their options; a preset that is not here runs with its defaults. A gradient's server_lr of .3 is an
+#: update's of 1: three local steps of .1.
 TUNED = (
     "fedavg:server_lr=1",
     "fedbuff:server_lr=2",
@@ -67,7 +69,9 @@ def plan(data: str, seeds: Sequence[int], data_dir: str | None = None) -> list[J
         data=data, data_dir=data_dir, model=model, arrivals=arrivals, eval_every=arrivals // 10, examples="batch"
     )
     settings = [replace(common, delays=delays) for delays in DELAYS]
-    specs = [parse(text, {"buffer_size": BUFFER_SIZE}) for text in TUNED]
+    tuned = {text.partition(":")[0] for text in TUNED}
+    texts = [*TUNED, *(name for name in RULES if name not in tuned)]
+    specs = [parse(text, {"buffer_size": BUFFER_SIZE}) for text in texts]
     return [Job(spec, seed, config=config) for seed in seeds for config in settings for spec in specs]
 
 
