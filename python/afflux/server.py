@@ -401,6 +401,9 @@ class Server:
         self._enter("state_dict")
         with self._gate.mutex:
             self._gate.settle()
+            with suppress(Exception):  # an interrupt may have left one; if it cannot step, the state says that it waits
+                self._make_overdue()
+                self._gate.settle()
             self._refuse_damaged_params("state_dict")
             return checkpoint.save(self._facts(), self._joins.book, self._joins.quarantined, self._joins.log)
 
