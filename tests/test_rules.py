@@ -115,6 +115,32 @@ def test_whole_trajectories_of_linear_rules(variant):
     assert server.version == exact["version"] == ROUNDS
 
 
+def test_a_whole_trajectory_of_gsgm():
+    """Linear, with memories: an error of momentum enters the direction alpha times, and the params server_lr times
+    that; pass_sum adds the directions' errors up, and momentum is their mean. Each round adds its own bounds."""
+    server, alpha, server_lr = serve("gsgm"), 0.1, 0.005
+    exact = oracle.start("gsgm", server.params, CLIENTS)
+    error, written, largest, ended = {"params": 0.0, "momentum": 0.0, "pass_sum": 0.0}, 0, 0.0, 0
+    for _, buffer, _ in play("gsgm", server, 8):
+        before = exact
+        exact, decisions = oracle.ROUNDS["gsgm"](before, buffer, alpha=alpha, server_lr=server_lr)
+        written += len(buffer)
+        largest = max(largest, *(np.abs(vector).max() for *_, vector in buffer))
+        own = bounds.allowed("gsgm", before, buffer, exact, decisions, "float32", written, largest)
+        own = {name: own[name] * (1 + 1e-5) for name in error}
+        direction = alpha * error["momentum"]
+        summed, mean = error["pass_sum"] + direction, error["momentum"]
+        if exact["rounds_in_pass"] == 0:
+            summed, mean, ended = 0.0, summed / (before["rounds_in_pass"] + 1), ended + 1
+        now = {"params": error["params"] + server_lr * direction, "momentum": mean, "pass_sum": summed}
+        error = {name: now[name] + own[name] for name in error}
+        held = server.memories | {"params": server.params}
+        for name in error:
+            assert np.all(np.abs(held[name] - exact[name]) <= error[name]), name
+    assert ended > 5
+    assert np.max(error["params"]) < 1e-4 * np.abs(server.params).max()
+
+
 # ---- ties: a threshold belongs to the side that the paper gives it to ----------------------------------------------
 
 
