@@ -79,6 +79,7 @@ PYBIND11_MODULE(_engine, module) {
   module.attr("LANES") = kLanes;
   module.attr("BLOCK") = kBlock;
   module.attr("SUPERBLOCK") = kSuperblock;
+  module.attr("MOST_MEMORIES") = kMostMemories;
   module.def("ingest", ingest_, py::arg("update"), py::arg("slot"), py::arg("num_threads"));
   module.def("gram", gram_, py::arg("vectors"), py::arg("out"), py::arg("num_threads"));
   bind_apply(module);

@@ -9,6 +9,7 @@ ORDER_VERSION: int
 LANES: int
 BLOCK: int
 SUPERBLOCK: int
+MOST_MEMORIES: int
 
 class AffluxError(ValueError): ...
 class UnavailableError(RuntimeError): ...

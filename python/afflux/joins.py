@@ -203,20 +203,6 @@ class Joins:
         counts = self.book.counts
         self.book = self.book._replace(counts={**counts, "refused": counts["refused"] + 1})
 
-    def seal(self, sealed: Round) -> None:
-        """The buffer of `overdue` becomes a round."""
-        book = self.book
-        waiting, passes, counts = self._opened(book.passes, sealed)
-        self.book = book._replace(
-            waiting=waiting,
-            filled=len(waiting),
-            round=sealed if sealed.report.stepped else None,
-            scalars=book.scalars if sealed.report.stepped else sealed.scalars,
-            counts=counts,
-            passes=passes,
-        )
-        self._places = {}
-
     def hand_in(self, memories: Memories, name: str) -> None:
         """Replaces the memories; one of them was handed in."""
         book = self.book
@@ -226,11 +212,11 @@ class Joins:
             logged += 1
         self.book = book._replace(memories=memories, handed=book.handed | {name}, logged=logged)
 
-    def cut(self, kind: Literal["flush", "discard"], sealed: Round | None) -> None:
-        """Empties the buffer before it is full, into a round or into nothing."""
+    def cut(self, kind: Literal["flush", "discard", "overdue"], sealed: Round | None) -> None:
+        """Empties the buffer without a push, into a round or into nothing. What is overdue needs no word in the log."""
         book = self.book
         logged = book.logged
-        if self._log is not None:
+        if self._log is not None and kind != "overdue":
             self._log[logged:] = [Cut(kind)]
             logged += 1
         waiting: list[Waiting] = []

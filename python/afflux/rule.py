@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux import ops
+from afflux._engine import MOST_MEMORIES
 from afflux.errors import AffluxError
 
 ClientId = int | str
@@ -25,9 +26,6 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 Scalars = Mapping[str, float]
 Kind = Literal["update", "gradient", "model"]
-
-#: Memories of a weigh part; the engine serves no more.
-MOST_MEMORIES = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -479,7 +479,7 @@ class Server:
                 self._gate.settle()
                 continue
             sealed = self._prepared("push", self._joins.book.arrivals())
-            self._joins.seal(sealed)
+            self._joins.cut("overdue", sealed)
             self._step(sealed)
             reports.append(sealed.report)
         return reports
