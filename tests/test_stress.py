@@ -95,8 +95,12 @@ def test_eight_threads(restless, rule, size, pushes):
     assert sum(counts.values()) == THREADS * (pushes // THREADS)
     assert sorted(picks) == list(range(len(picks)))
     assert [entry.number for entry in server.log] == list(range(len(picks)))
-    for status in ("joined", "quarantined", "dropped", *(["replaced", "superseded"] if rule.calibrate.cached else [])):
-        assert counts[status] == sum(entry.status == status for entry in server.log) > 0, status
+    for status in counts.keys() - {"refused"}:
+        assert counts[status] == sum(entry.status == status for entry in server.log), status
+    # Whether a client meets itself in a buffer depends on how the threads run: certain only over many pushes.
+    met = ["replaced", "superseded"] if rule.calibrate.cached and pushes >= 10_000 else []
+    for status in ("joined", "quarantined", "dropped", *met):
+        assert counts[status] > 0, status
 
     # The log, replayed by one thread, gives every version that anybody has seen, and the same end.
     seen = {}
