@@ -52,7 +52,7 @@ sanitize-all: setup  ## most of the suite under ThreadSanitizer, AddressSanitize
 	$(BIN)/python tests/sanitize.py address
 
 bench: setup  ## the micro-benchmarks against torch and this machine's own bandwidth
-	$(BIN)/python bench/run.py
+	$(BIN)/afflux bench
 
 mutants: setup  ## breaks formulas on purpose, one at a time, and checks that the suite notices
 	$(BIN)/python tests/mutants.py

@@ -23,7 +23,7 @@ D, M, REPEATS, THREADS = 100_003, 7, 3, 2
 def bench(*arguments):
     env = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "GITHUB_ACTIONS")}
     return subprocess.run(
-        [sys.executable, str(ROOT / "bench" / "run.py"), *map(str, arguments)],
+        [sys.executable, "-m", "afflux", "bench", *map(str, arguments)],
         capture_output=True,
         text=True,
         encoding="utf-8",
@@ -304,7 +304,7 @@ def test_lists_and_helps(option):
     assert "fedbuff" in done.stdout
     assert "push" in done.stdout
     listed = {"torch addmv_", "fadas", "torch fused Adam", "wkafl", "afflux gram"}
-    assert all(name in done.stdout for name in (listed if option == "--list" else {"python bench/run.py --quick"}))
+    assert all(name in done.stdout for name in (listed if option == "--list" else {"afflux bench --quick"}))
 
 
 def test_tiny_vectors():

@@ -1,4 +1,4 @@
-"""The command line: `afflux compare`, `run`, `replay`, `reproduce`, `rules`, `backends`."""
+"""The command line: `afflux compare`, `run`, `replay`, `reproduce`, `bench`, `rules`, `backends`."""
 
 import inspect
 import re
@@ -27,6 +27,8 @@ try:
     import typer
 except ModuleNotFoundError:
     sys.exit("afflux: the command line needs typer: pip install 'afflux[sim]'")
+
+from afflux.bench import command
 
 app = typer.Typer(
     help="Asynchronous federated learning: the server's arithmetic, and a simulator around it.",
@@ -189,6 +191,9 @@ def replay(
     """Feed kept updates to rules (see REPLAY_HELP)."""
     with friendly():
         _replay(log, rule, {"buffer_size": buffer_size, "server_lr": server_lr}, data_dir, out)
+
+
+app.command(help=command.HELP)(command.bench)
 
 
 @app.command()

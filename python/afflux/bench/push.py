@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-import baselines
-import machine
 from afflux import Server, ops
-from afflux.rules import fedbuff
-from columns import SPEED, Column, Line, number
-from contender import Arrays, Contender, Round
-from inputs import Case, Float32, Float64, Inputs
-from row import Asked, Exact, Row
+from afflux.bench import baselines, machine
+from afflux.bench.columns import SPEED, Column, Line, number
+from afflux.bench.contender import Arrays, Contender, Round
+from afflux.bench.inputs import Case, Float32, Float64, Inputs
+from afflux.bench.row import Asked, Exact, Row
+from afflux.rules.fedbuff import fedbuff
 
 FEW, MANY = 64, 4096  #: pushes a sample, when everything lies in the cache and at most
 

@@ -7,11 +7,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-import machine
-from columns import LIMIT, PROBE, Column, Line
-from inputs import Case
-from measure import Timed
-from row import Row
+from afflux.bench import machine
+from afflux.bench.columns import LIMIT, PROBE, Column, Line
+from afflux.bench.inputs import Case
+from afflux.bench.measure import Timed
+from afflux.bench.row import Row
 
 
 def figures(timed: Timed, limit: float) -> Line:

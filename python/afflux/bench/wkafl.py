@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from afflux import ops
+from afflux.bench.baselines import Tensor, torch, vectors
+from afflux.bench.contender import Arrays, Contender, Round
+from afflux.bench.inputs import LR, Float32, Float64, Inputs, Int64
+from afflux.bench.row import Exact, Row, one_case
 from afflux.rule import Arrivals, Weights
 from afflux.selection import CosineSelection
-from baselines import Tensor, torch, vectors
-from contender import Arrays, Contender, Round
-from inputs import LR, Float32, Float64, Inputs, Int64
-from row import Exact, Row, one_case
 
 SELECTION = CosineSelection()
 ALPHA, SIM_MIN, BETA, CLIP = SELECTION.alpha, SELECTION.sim_min, SELECTION.beta, SELECTION.clip or inf
@@ -24,7 +24,8 @@ ALPHA, SIM_MIN, BETA, CLIP = SELECTION.alpha, SELECTION.sim_min, SELECTION.beta,
 
 def first_estimate(inputs: Inputs) -> Float32:
     """The mean of the last set's gradients."""
-    return inputs.updates[-1].mean(axis=0)
+    mean: Float32 = inputs.updates[-1].mean(axis=0)
+    return mean
 
 
 # What is right
@@ -130,6 +131,10 @@ def two_sweeps(inputs: Inputs) -> Round:
     return ready(inputs, run, inputs.params, lambda k: estimate)
 
 
+def named(gram: Any) -> Arrays:
+    return {"gram": gram}
+
+
 def gram_alone(inputs: Inputs) -> Round:
     estimate = first_estimate(inputs)
     rows = [[estimate, *block] for block in inputs.updates]
@@ -141,7 +146,9 @@ def gram_alone(inputs: Inputs) -> Round:
             exact += part @ part.T
         return {"gram": exact}
 
-    return Round(lambda k: ops.gram(rows[k], num_threads=inputs.num_threads), before, lambda gram: {"gram": gram})
+    return Round(
+        lambda k: ops.gram(rows[k], num_threads=inputs.num_threads), before, lambda gram: {"gram": np.asarray(gram)}
+    )
 
 
 # torch
@@ -197,6 +204,7 @@ def products(inputs: Inputs) -> Round:
         gram = torch.bmm(batches[k], batches[k].transpose(1, 2)).sum(0)
         rest = blocks[k][:, whole:]
         weights = weigh(inputs, (gram + rest @ rest.T).double().numpy())
+        assert weights.next is not None
         parts = np.array([weights.next[0], [-LR * weights.memories[0], *(-LR * weights.vectors)]])
         torch.mm(torch.from_numpy(parts).float(), blocks[k], out=moved)
         params.add_(moved[1])

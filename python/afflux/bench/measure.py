@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from contender import Arrays, Round, ends, unprepared
-from inputs import Inputs
-from row import Row
+from afflux.bench.contender import Arrays, Round, ends, unprepared
+from afflux.bench.inputs import Inputs
+from afflux.bench.row import Row
 
 #: Elements at each end of the vectors that are compared with float64, and the most of all M together.
 CHECKED, CHECKED_OF_ALL = 2**19, 2**23

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from columns import TIMED, Column, Line
-from contender import Arrays, Contender
-from inputs import Case, Float64
+from afflux.bench.columns import TIMED, Column, Line
+from afflux.bench.contender import Arrays, Contender
+from afflux.bench.inputs import Case, Float64
 
 #: name of an output -> (exact value, sum of the magnitudes of the terms it is made of)
 Exact = dict[str, tuple[Float64, Float64]]

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from contender import Arrays, Contender, Round, nothing
-from inputs import LR, Inputs
+from afflux.bench.contender import Arrays, Contender, Round, nothing
+from afflux.bench.inputs import LR, Inputs
 
 torch: Any  # a baseline, not a dependency: None where it is not installed
 try:

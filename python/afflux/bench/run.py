@@ -5,44 +5,23 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-import baselines
-import inputs as data
-import machine
-import report
 from afflux import ops
-from contender import Contender
-from inputs import Case
-from measure import Timed, check, measure
-from probes import PROBES
-from row import Asked, Row
-from rows import ROWS
+from afflux.bench import baselines, machine, report
+from afflux.bench import inputs as data
+from afflux.bench.contender import Contender
+from afflux.bench.inputs import Case
+from afflux.bench.measure import Timed, check, measure
+from afflux.bench.probes import PROBES
+from afflux.bench.row import Asked, Row
+from afflux.bench.rows import ROWS
 
-HELP = """Time the engine's operations beside their torch formulas.
-
-Each gets its bytes by definition, GB/s, per cent of the best bandwidth seen in the same run, \
-and its largest error against float64.
-
-[bold]Examples[/bold]
-
-  python bench/run.py
-
-  python bench/run.py --rows fedbuff -d 1_000_000 -M 32 --threads 1
-
-  python bench/run.py --rows push,rounds
-
-  python bench/run.py --repeats 40 --json results.json --markdown results.md
-
-  python bench/run.py --quick
-"""
 REPEATS, QUICK_REPEATS = 20, 3
-
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
 
 def chosen_rows(names: str) -> list[Row]:
@@ -156,21 +135,18 @@ def warm_up(timed: Timed, sets: int) -> None:
     gc.collect()
 
 
-@app.command(help=HELP)
-def main(
-    rows: Annotated[str, typer.Option(help="Operations, by name; see --list.")] = "fedbuff,ca2fl",
-    d: Annotated[int | None, typer.Option("-d", min=1, help="Length of the vectors; default: see --list.")] = None,
-    m: Annotated[int | None, typer.Option("-M", min=1, help="Updates a round; default: see --list.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Default: all usable cores. A push takes one.")] = None,
-    repeats: Annotated[int | None, typer.Option(min=1, help=f"Samples of everyone; default {REPEATS}.")] = None,
-    sets: Annotated[int, typer.Option(min=2, help="Input sets that take turns.")] = 2,
-    compiled: Annotated[bool, typer.Option("--compile", help="Also torch.compile; it needs a C++ compiler.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help=f"Small vectors, {QUICK_REPEATS} repeats: a trial.")] = False,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", dir_okay=False, help="Everything, samples included.")
-    ] = None,
-    markdown_path: Annotated[Path | None, typer.Option("--markdown", dir_okay=False, help="The tables.")] = None,
-    list_only: Annotated[bool, typer.Option("--list", help="List rows, contenders and probes, and stop.")] = False,
+def run(
+    rows: str,
+    d: int | None,
+    m: int | None,
+    threads: int | None,
+    repeats: int | None,
+    sets: int,
+    compiled: bool,
+    quick: bool,
+    json_path: Path | None,
+    markdown_path: Path | None,
+    list_only: bool,
 ) -> None:
     threads = threads or ops.default_threads()
     if list_only:
@@ -204,7 +180,3 @@ def main(
         json_path.write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
     if markdown_path:
         markdown_path.write_text(report.to_markdown(out, selected), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    app()

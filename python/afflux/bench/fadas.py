@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from afflux import ops
+from afflux.bench.baselines import Formula, Tensor, torch, vectors
+from afflux.bench.contender import Arrays, Contender, Round
+from afflux.bench.inputs import LR, Float32, Inputs
+from afflux.bench.row import Exact, Row, one_case
 from afflux.rules.fadas import BETA1, BETA2, EPSILON
-from baselines import Formula, Tensor, torch, vectors
-from contender import Arrays, Contender, Round
-from inputs import LR, Float32, Inputs
-from row import Exact, Row, one_case
 
 #: What a round reads beside the updates, and what it gives.
 NAMES = ("params", "m", "v", "v_hat")
@@ -28,7 +28,7 @@ def moments(inputs: Inputs) -> list[Float32]:
     ]
 
 
-def named(arrays: Sequence[Any]) -> Arrays:
+def named(arrays: Any) -> Arrays:
     return dict(zip(NAMES, map(np.asarray, arrays), strict=True))
 
 
@@ -160,6 +160,7 @@ def in_place(make_step: Formula, *, sign: int = 1) -> Callable[[Inputs], Round]:
         def run(k: int) -> object:
             torch.mv(updates[k], weights, out=direction)
             step()
+            return None
 
         def now(_: object = None) -> Arrays:
             return named([own, sign * m, v, v_hat])

@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-import baselines
 from afflux import ops
-from columns import TIME, TIMES_PLAIN, ULP, Line, number
-from contender import Arrays, Contender, Round
-from fadas import FADAS
-from inputs import LR, Case, Float32, Inputs
-from push import PUSH
-from row import QUICK_D, Asked, D, Exact, Row, one_case
-from wkafl import WKAFL
+from afflux.bench import baselines
+from afflux.bench.columns import TIME, TIMES_PLAIN, ULP, Line, number
+from afflux.bench.contender import Arrays, Contender, Round
+from afflux.bench.fadas import FADAS
+from afflux.bench.inputs import LR, Case, Float32, Inputs
+from afflux.bench.push import PUSH
+from afflux.bench.row import QUICK_D, Asked, D, Exact, Row, one_case
+from afflux.bench.wkafl import WKAFL
 
 # FedBuff: params + lr * weighted mean
 

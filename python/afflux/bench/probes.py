@@ -12,9 +12,9 @@ from itertools import pairwise
 
 import numpy as np
 
-import baselines
 from afflux import ops
-from inputs import Inputs, scratch_vectors
+from afflux.bench import baselines
+from afflux.bench.inputs import Inputs, scratch_vectors
 
 
 @dataclass(frozen=True)

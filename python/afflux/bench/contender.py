@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from inputs import Inputs
+from afflux.bench.inputs import Inputs
 
 Arrays = dict[str, npt.NDArray[Any]]
 

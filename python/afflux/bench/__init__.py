@@ -1,0 +1,1 @@
+"""The micro-benchmark: `afflux bench`. See bench/README.md."""

@@ -1,0 +1,45 @@
+"""The command `afflux bench`; what it runs is imported only then."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+HELP = """Time the engine's operations beside their torch formulas.
+
+Each gets its bytes by definition, GB/s, per cent of the best bandwidth seen in the same run, \
+and its largest error against float64.
+
+[bold]Examples[/bold]
+
+  afflux bench
+
+  afflux bench --rows fedbuff -d 1_000_000 -M 32 --threads 1
+
+  afflux bench --rows push,rounds
+
+  afflux bench --repeats 40 --json results.json --markdown results.md
+
+  afflux bench --quick
+"""
+
+
+def bench(
+    rows: Annotated[str, typer.Option(help="Operations, by name; see --list.")] = "fedbuff,ca2fl",
+    d: Annotated[int | None, typer.Option("-d", min=1, help="Length of the vectors; default: see --list.")] = None,
+    m: Annotated[int | None, typer.Option("-M", min=1, help="Updates a round; default: see --list.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Default: all usable cores. A push takes one.")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Samples of everyone; default 20.")] = None,
+    sets: Annotated[int, typer.Option(min=2, help="Input sets that take turns.")] = 2,
+    compiled: Annotated[bool, typer.Option("--compile", help="Also torch.compile; it needs a C++ compiler.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Small vectors, 3 repeats: a trial.")] = False,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", dir_okay=False, help="Everything, samples included.")
+    ] = None,
+    markdown_path: Annotated[Path | None, typer.Option("--markdown", dir_okay=False, help="The tables.")] = None,
+    list_only: Annotated[bool, typer.Option("--list", help="List rows, contenders and probes, and stop.")] = False,
+) -> None:
+    """Time the engine's operations (see HELP)."""
+    from afflux.bench.run import run
+
+    run(rows, d, m, threads, repeats, sets, compiled, quick, json_path, markdown_path, list_only)
