@@ -30,7 +30,7 @@ class Ahead {
     const bool symmetric = panels.left == panels.right;
     count_ = panels.left_count + (symmetric ? 0 : panels.right_count);
     std::int64_t lines = 0;
-    for (std::int64_t k = 0; k < count_; ++k) lines += kBlock * bytes(vector(k).type) / kLine;
+    for (std::int64_t k = 0; k < count_; ++k) lines += kBlock * size_of(vector(k).type) / kLine;
     const std::int64_t calls = (symmetric ? rows * (rows + 1) / 2 : rows * columns) * (kBlock / kEvery / kGroupLanes);
     lines_ = (lines + calls - 1) / calls;
     if (begin + kBlock > panels.left[0].size) count_ = 0;
@@ -42,8 +42,8 @@ class Ahead {
       if (at_ == end_) {
         if (next_ == count_) return;
         const View<const void>& view = vector(next_++);
-        at_ = static_cast<const char*>(view.data) + begin_ * bytes(view.type);
-        end_ = at_ + kBlock * bytes(view.type);
+        at_ = static_cast<const char*>(view.data) + begin_ * size_of(view.type);
+        end_ = at_ + kBlock * size_of(view.type);
       }
       __builtin_prefetch(at_, 0, 2);
       at_ += kLine;
