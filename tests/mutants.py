@@ -203,15 +203,15 @@ MUTANTS = {
     ),
     "round: buffers are weighted": (
         "python/afflux/round.py",
-        "ones = np.array([float(yes) for yes in accepted])",
-        "ones = weights",
+        "ones = np.array([float(yes) for yes in accepted(weights)])",
+        "ones = weights.vectors",
         "test_models.py",
     ),
     "server: a failing rule loses the buffer": (
-        "python/afflux/server.py",
-        "        return prepare(self.rule, self._joins.before",
+        "python/afflux/rounds.py",
+        "        return prepare(self._rule, self._joins.before",
         "        self._joins.book = self._joins.book._replace(filled=0)\n"
-        "        return prepare(self.rule, self._joins.before",
+        "        return prepare(self._rule, self._joins.before",
         "test_server.py",
     ),
     "joins: a round that is being made is not counted": (

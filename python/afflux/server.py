@@ -10,17 +10,17 @@ import numpy as np
 
 from afflux import checkpoint, ops
 from afflux.errors import AffluxError
-from afflux.gate import Gate
 from afflux.intake import NUMBERS, Intake, at_least, is_int, one_of, plain_id
 from afflux.joins import Book, Duplicates, Joins
 from afflux.layout import Layout, Tree
 from afflux.passes import Passes
 from afflux.receipts import Entry, Params, Pulled, Quarantined, Receipt, Report, frozen
-from afflux.round import Pushed, Round, Waiting, prepare
+from afflux.round import Pushed
+from afflux.rounds import Rounds, Ticket
 from afflux.rule import ClientId, Rule
-from afflux.slots import Slot, Slots
+from afflux.slots import Slots
 from afflux.store import MemoryRows
-from afflux.versions import Draft, Vector, Versions
+from afflux.versions import Vector, Versions
 
 #: Where a rule needs inner products, a vector's sum of squares is at most this: so none of them overflows.
 MOST_SQUARES = 1e300
@@ -34,7 +34,7 @@ class Server:
         params: the initial model; copied. A flat vector (d,), or a torch module, state_dict, nested dict or list of
             arrays, which may then be pushed and pulled as such (see `Layout`).
         num_clients: N, needed by rules that cache rows, and by those that take every client once per pass.
-        num_threads: threads of a server step; all CPUs of this process by default.
+        num_threads: threads of a server step, fewer for short vectors; all CPUs of this process by default.
         push_threads: threads of the sweep that takes a pushed vector in.
         dtype: of params, "float32" or "float64"; the sums inside are float64 in both cases.
         slot_dtype: of buffered arrivals: that of params, or "bfloat16", which halves the buffer and the main read
@@ -122,7 +122,7 @@ class Server:
         self._quarantine = quarantine
         self._intake = Intake.of(params, rule.kind, push_threads)
         size = self._intake.size
-        self._versions = Versions(size, max_versions, dtype=dtype, checked=check_versions)
+        self._versions = Versions(size, max_versions, dtype=dtype, checked=check_versions, inplace=inplace)
         if rule.needs.passes and max_slots is not None:
             raise AffluxError(f"[Server] max_slots: arrivals of {rule.name} that wait for the next pass need slots too")
         limit = sys.maxsize if rule.needs.passes else 2 * rule.buffer_size + ops.default_threads()
@@ -139,11 +139,8 @@ class Server:
         if bad is not None:
             raise AffluxError(f"[Server] params has a non-finite value at index {bad}{self._intake.place(bad)}")
         buffers = self._intake.buffers("[Server] params", params, params)
-        self._live = draft if inplace else None
-        self._newest = draft.buffer
-        self._damage_told = 0
         book = Book(
-            current=Pulled(self._finished(draft, 0), 0, buffers),
+            current=Pulled(self._versions.finished(draft, 0), 0, buffers),
             rows=rows,
             waiting=[],
             memories={name: np.full(size, first, dtype) for name, first in rule.memories.items()},
@@ -151,7 +148,8 @@ class Server:
             passes=Passes.of(num_clients, [], []) if rule.needs.passes and num_clients else None,
         )
         self._joins = Joins(rule, duplicates, max_staleness, log, book)
-        self._gate = Gate(self._joins, self._slots, self._make, self._commit)
+        self._rounds = Rounds(rule, self.num_threads, self._versions, self._slots, self._joins)
+        self._gate = self._rounds.gate
 
     @property
     def version(self) -> int:
@@ -247,8 +245,8 @@ class Server:
         >>> server.pull(out=mine), mine["weight"].tolist()
         (0, [[1.0, 1.0], [1.0, 1.0]])
         """
-        if self._live is None:
-            self._refuse_damage("pull")
+        if not self._versions.inplace:
+            self._versions.refuse_damage("pull")
             now = self._joins.book.current
             return now if out is None else self._intake.copy_out(now, out)
         self._enter("pull")
@@ -293,7 +291,7 @@ class Server:
         the step finishes it. `counts` tells.
         """
         self._enter("push")
-        ticket = _Ticket()
+        ticket = Ticket()
         pushed: Pushed | None = None
         try:
             client_id = plain_id(client_id)
@@ -317,7 +315,7 @@ class Server:
                 raise AffluxError(f"{what} {self.rule.kind} has norm {facts.norm:.3g}: inner products would overflow")
             with self._gate.mutex:
                 pushed = (client_id, version, int(num_examples), float(loss), facts.norm, ticket.slot, own)
-                return self._join(pushed, bad, ticket)
+                return self._rounds.join(pushed, bad, ticket)
         except Exception:
             if not ticket.decided:
                 with self._gate.mutex:
@@ -368,9 +366,9 @@ class Server:
             waiting = self._joins.book.arrivals()
             if not waiting:
                 return None
-            sealed = self._prepared("flush", waiting)
+            sealed = self._rounds.prepared("flush", waiting)
             self._joins.cut("flush", sealed)
-            self._step(sealed)
+            self._rounds.step(sealed)
             return sealed.report
 
     def discard(self) -> int:
@@ -402,9 +400,9 @@ class Server:
         with self._gate.mutex:
             self._gate.settle()
             with suppress(Exception):  # an interrupt may have left one; if it cannot step, the state says that it waits
-                self._make_overdue()
+                self._rounds.make_overdue()
                 self._gate.settle()
-            self._refuse_damaged_params("state_dict")
+            self._versions.refuse_damaged_newest("state_dict", self.version)
             return checkpoint.save(self._facts(), self._joins.book, self._joins.quarantined, self._joins.log)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -426,9 +424,9 @@ class Server:
             for slot, arrival in zip(slots, saved.arrivals, strict=True):
                 np.copyto(np.asarray(slot), np.asarray(arrival.slot))
             arrivals = [w._replace(slot=slot) for w, slot in zip(saved.arrivals, slots, strict=True)]
-            draft = self._live or self._versions.take()
+            draft = self._versions.take()
             draft.array[:] = saved.params
-            now = Pulled(self._finished(draft, saved.version), saved.version, saved.buffers)
+            now = Pulled(self._versions.finished(draft, saved.version), saved.version, saved.buffers)
             book = saved.book(now, arrivals)
             self._joins.load(book, saved.quarantined, saved.log)
         self._gate.wake()
@@ -441,76 +439,6 @@ class Server:
 
     def __reduce__(self) -> NoReturn:
         raise AffluxError("[Server] a server is not pickled: save its state_dict(), which is plain arrays and JSON")
-
-    def _join(self, pushed: Pushed, bad: int | None, ticket: "_Ticket") -> Receipt:
-        """Decides what becomes of an arrival, with the mutex, and makes the step that it completes."""
-        joins = self._joins
-        client_id, version, *_ = pushed
-        more = self._make_overdue()
-        status, staleness = joins.status(client_id, version, bad)
-        while joins.completes(status) and joins.book.round is not None:
-            self._gate.settle()  # others may join meanwhile
-            more += self._make_overdue()
-            status, staleness = joins.status(client_id, version, bad)
-        join = joins.book.number
-        arrival = Waiting(*pushed, join, staleness)
-        sealed = self._prepared("push", [*joins.book.arrivals(), arrival]) if joins.completes(status) else None
-        joins.record(status, arrival, bad, sealed)
-        ticket.decided = True
-        report, skipped = None, False
-        if sealed is not None:
-            self._step(sealed)
-            report, skipped = sealed.report, not sealed.report.stepped
-            with suppress(Exception):  # it is not this push's: the next one meets it before it joins
-                more += self._make_overdue()
-        step = version + staleness + 1 if status in ("joined", "replaced") and not skipped else None
-        return Receipt(status, staleness, joins.book.current.version, join, step, report, tuple(more))
-
-    def _step(self, sealed: Round) -> None:
-        """The sweep of a round that is on the books, and its commit; without them if the rule skips it."""
-        if sealed.report.stepped:
-            self._gate.drive(sealed)
-
-    def _make_overdue(self) -> list[Report]:
-        """Steps with buffers that were full as soon as their pass began, with the mutex."""
-        reports = []
-        while self._joins.overdue:
-            if self._joins.book.round is not None:
-                self._gate.settle()
-                continue
-            sealed = self._prepared("push", self._joins.book.arrivals())
-            self._joins.cut("overdue", sealed)
-            self._step(sealed)
-            reports.append(sealed.report)
-        return reports
-
-    def _prepared(self, op: str, waiting: list[Waiting]) -> Round:
-        """The round of these arrivals; whatever raises leaves no trace."""
-        self._refuse_damaged_params(op)
-        try:
-            draft = self._live or self._versions.take()
-        except AffluxError as error:
-            raise AffluxError(f"[{op}] {error}") from None
-        return prepare(self.rule, self._joins.before(len(waiting)), waiting, draft, self.num_threads)
-
-    def _make(self, sealed: Round) -> None:
-        sealed.make(self.num_threads)
-
-    def _commit(self, sealed: Round) -> None:
-        """Makes the next version the newest one."""
-        version = sealed.report.version
-        current = Pulled(self._finished(sealed.draft, version), version, sealed.buffers)
-        if (rows := self._joins.book.rows) is not None:
-            rows.commit(sealed.rows)
-        self._joins.commit(current, sealed.scalars)
-        sealed.release()
-
-    def _finished(self, draft: Draft, version: int) -> Params:
-        """The params in a draft, read-only for others; an in-place server never hands them out."""
-        if self._live is not None:
-            return draft.array
-        self._newest = draft.buffer
-        return draft.publish(version)
 
     def _facts(self) -> dict[str, Any]:
         """What a saved state must agree with."""
@@ -528,28 +456,7 @@ class Server:
 
     def _enter(self, op: str) -> None:
         self._gate.enter(op)
-        self._refuse_damage(op)
-
-    def _refuse_damage(self, op: str) -> None:
-        """Raises once for each version that was written to, as soon as nobody holds it any more."""
-        if not self._versions.checked:
-            return
-        damaged = self._versions.damaged
-        if len(damaged) > self._damage_told:
-            versions = ", ".join(map(str, damaged[self._damage_told :]))
-            self._damage_told = len(damaged)
-            raise AffluxError(
-                f"[{op}] version {versions} of params was written to by somebody who had pulled it; the server itself "
-                "is sound, and goes on: pull(out=...) gives a client an array of its own"
-            )
-
-    def _refuse_damaged_params(self, op: str) -> None:
-        """The newest version is what a step or a state is made of."""
-        if not self._newest.intact():
-            raise AffluxError(
-                f"[{op}] version {self.version} of params, the newest, was written to by somebody who had pulled it: "
-                "load_state_dict() of an earlier state is the way back"
-            )
+        self._versions.refuse_damage(op)
 
     def _plain_version(self, client_id: ClientId, version: object) -> int:
         if not is_int(version):
@@ -560,16 +467,6 @@ class Server:
                 f"{self._joins.book.current.version}"
             )
         return int(version)
-
-
-class _Ticket:
-    """What a push has to account for, however it ends."""
-
-    __slots__ = ("decided", "slot")
-
-    def __init__(self) -> None:
-        self.slot: Slot | None = None
-        self.decided = False
 
 
 def _clients(rule: Rule, num_clients: int | None, duplicates: Duplicates) -> int:

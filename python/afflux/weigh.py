@@ -120,7 +120,7 @@ class Examples:
 
     def __call__(self, arrivals: Arrivals, /) -> Float64:
         """See the class."""
-        counts = [float(n) for n in arrivals.num_examples]
+        counts = [float(n) for n in arrivals.num_examples.tolist()]
         total = ordered_sum(counts)
         return np.array([n / total for n in counts])
 
@@ -145,12 +145,13 @@ class Staleness:
 
     def __call__(self, arrivals: Arrivals, /) -> Float64:
         """See the class."""
-        counts = [float(n) if self.by_examples else 1.0 for n in arrivals.num_examples]
-        staleness = [int(tau) for tau in arrivals.staleness]
+        counts = [float(n) for n in arrivals.num_examples.tolist()] if self.by_examples else [1.0] * len(arrivals)
+        staleness = arrivals.staleness.tolist()
         if self.normalise == "weights":
             values, divisor = with_sum("Staleness", self.law, staleness, counts)
         else:
-            values = [self.law(tau) * n for tau, n in zip(staleness, counts, strict=True)]
+            law = {tau: self.law(tau) for tau in set(staleness)}
+            values = [law[tau] * n for tau, n in zip(staleness, counts, strict=True)]
             divisor = ordered_sum(counts) if self.normalise == "count" else 1.0
         return np.array([self.scale * value / divisor for value in values])
 
