@@ -20,6 +20,7 @@ from afflux.rounds import Rounds, Ticket
 from afflux.rule import ClientId, Rule
 from afflux.slots import Slots
 from afflux.store import MemoryRows
+from afflux.streaming import MemoryMode, Streaming
 from afflux.versions import Vector, Versions
 
 #: Where a rule needs inner products, a vector's sum of squares is at most this: so none of them overflows.
@@ -100,6 +101,7 @@ class Server:
         inplace: bool = False,
         check_versions: bool = False,
         log: bool = False,
+        memory: MemoryMode = "buffered",
     ) -> None:
         if not isinstance(rule, Rule):
             raise AffluxError(f"[Server] rule is {rule!r}, must be a Rule such as afflux.rules.fedbuff()")
@@ -107,7 +109,8 @@ class Server:
         at_least("num_threads", num_threads, 1)
         at_least("push_threads", push_threads, 1)
         at_least("max_staleness", max_staleness, 0)
-        at_least("max_slots", max_slots, rule.buffer_size)
+        one_of("memory", memory, ("buffered", "streaming"))
+        at_least("max_slots", max_slots, rule.buffer_size if memory == "buffered" else 1)
         at_least("max_versions", max_versions, 2)
         one_of("dtype", dtype, ("float32", "float64"))
         slot_dtype = slot_dtype or dtype
@@ -125,7 +128,10 @@ class Server:
         self._versions = Versions(size, max_versions, dtype=dtype, checked=check_versions, inplace=inplace)
         if rule.needs.passes and max_slots is not None:
             raise AffluxError(f"[Server] max_slots: arrivals of {rule.name} that wait for the next pass need slots too")
+        self._streaming = Streaming(rule, duplicates, size) if memory == "streaming" else None
         limit = sys.maxsize if rule.needs.passes else 2 * rule.buffer_size + ops.default_threads()
+        if self._streaming is not None:
+            limit = 1 + ops.default_threads()
         self._slots = Slots(size, slot_dtype, max_slots or limit)
         rows = None
         if rule.calibrate.cached or rule.needs.passes:
@@ -148,7 +154,7 @@ class Server:
             passes=Passes.of(num_clients, [], []) if rule.needs.passes and num_clients else None,
         )
         self._joins = Joins(rule, duplicates, max_staleness, log, book)
-        self._rounds = Rounds(rule, self.num_threads, self._versions, self._slots, self._joins)
+        self._rounds = Rounds(rule, self.num_threads, self._versions, self._slots, self._joins, self._streaming)
         self._gate = self._rounds.gate
 
     @property
@@ -220,11 +226,13 @@ class Server:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one version of params, M slots and those of deferred arrivals, memories, and the rows and their sum
-        so far (see the class).
+        """Bytes of one version of params, M slots and those of deferred arrivals (one slot and the sum, if streaming),
+        memories, and the rows and their sum so far (see the class).
         """
         book = self._joins.book
         slots = (self.rule.buffer_size + len(book.deferred())) * self._slots.slot_bytes
+        if self._streaming is not None:
+            slots = self._slots.slot_bytes + 8 * self._slots.size
         held = sum(vector.nbytes for vector in book.memories.values())
         return book.current.params.nbytes + slots + held + (0 if book.rows is None else book.rows.nbytes)
 
@@ -311,8 +319,9 @@ class Server:
             if bad is not None and not self._quarantine:
                 place = self._intake.place(bad)
                 raise AffluxError(f"{what} {self.rule.kind} has a non-finite value at index {bad}{place}")
-            if self.rule.needs.gram and facts.sum_of_squares > MOST_SQUARES:
-                raise AffluxError(f"{what} {self.rule.kind} has norm {facts.norm:.3g}: inner products would overflow")
+            if facts.sum_of_squares > MOST_SQUARES and (self.rule.needs.gram or self._streaming is not None):
+                which = "inner products" if self.rule.needs.gram else "sums"
+                raise AffluxError(f"{what} {self.rule.kind} has norm {facts.norm:.3g}: {which} would overflow")
             with self._gate.mutex:
                 pushed = (client_id, version, int(num_examples), float(loss), facts.norm, ticket.slot, own)
                 return self._rounds.join(pushed, bad, ticket)
@@ -420,10 +429,7 @@ class Server:
             self._gate.settle()
             # Everything is made before anything is replaced.
             saved = checkpoint.load(state, self._facts(), self._joins)
-            slots = [self._slots.checked("load_state_dict", self._slots.take()) for _ in saved.arrivals]
-            for slot, arrival in zip(slots, saved.arrivals, strict=True):
-                np.copyto(np.asarray(slot), np.asarray(arrival.slot))
-            arrivals = [w._replace(slot=slot) for w, slot in zip(saved.arrivals, slots, strict=True)]
+            arrivals = self._rounds.loaded(saved)
             draft = self._versions.take()
             draft.array[:] = saved.params
             now = Pulled(self._versions.finished(draft, saved.version), saved.version, saved.buffers)
