@@ -34,7 +34,7 @@ class Saved:
     buffers: Float64 | None
     arrivals: list[Waiting]  #: those in the buffer, then those that wait for the next pass; slots are the state's rows
     filled: int  #: arrivals in the buffer
-    added: int  #: arrivals in the total, the first ones in the buffer; their slots are not read
+    added: int  #: arrivals in the total, the first ones in the buffer; they have no slots
     total: Float64 | None  #: the state's array, if there are some
     rows: MemoryRows | None
     number: int
@@ -140,18 +140,14 @@ def _load(meta: Mapping[str, Any], arrays: "_Arrays", facts: Mapping[str, Any], 
     if current.buffers is not None:
         buffers = sealed(arrays.get("buffers", "float64", (current.buffers.size,)))
         own = [sealed(row) for row in arrays.get("slot_buffers", "float64", (len(own), buffers.size))]
-    filled, added = _int(meta["filled"]), _int(meta.get("added", 0))  # older states have none
-    if added > filled:
-        _fail(f"{added} arrivals are in the total, {filled} in the buffer")
-    slots = arrays.get("slots", STORED[facts["slot_dtype"]], (len(own) - added, d))
     return Saved(
         version=version,
         params=arrays.get("params", facts["dtype"], (d,)),
         buffers=buffers,
-        arrivals=_waiting(meta, arrays, [*[slots] * added, *slots], joins, ids, own),
-        filled=filled,
-        added=added,
-        total=arrays.get("total", "float64", (d,)) if added else None,
+        arrivals=_waiting(meta, arrays, facts, joins, ids, own),
+        filled=_int(meta["filled"]),
+        added=_added(meta),
+        total=arrays.get("total", "float64", (d,)) if _added(meta) else None,
         rows=_rows(meta, arrays, d, joins, ids),
         number=number,
         counts={name: _int(meta["counts"][name]) for name in no_counts()},
@@ -191,7 +187,7 @@ def _passed(meta: Mapping[str, Any], joins: Joins, ids: "_Ids") -> tuple[int, li
 def _waiting(
     meta: Mapping[str, Any],
     arrays: "_Arrays",
-    slots: Sequence[Any],
+    facts: Mapping[str, Any],
     joins: Joins,
     ids: "_Ids",
     own: Sequence[Float64 | None],
@@ -201,6 +197,10 @@ def _waiting(
         _fail(f"{filled} of {count} arrivals are in the buffer, which cannot be")
     if filled >= joins.rule.buffer_size + joins.rule.needs.passes:  # a pass may begin with a full buffer
         _fail(f"{filled} arrivals wait in the state, the buffer holds {joins.rule.buffer_size}")
+    if (added := _added(meta)) > filled:
+        _fail(f"{added} arrivals are in the total, {filled} in the buffer")
+    slots: list[Any] = [None] * added
+    slots += list(arrays.get("slots", STORED[facts["slot_dtype"]], (count - added, facts["d"])))
     losses, norms = (arrays.get(name, "float64", (count,)) for name in ("losses", "norms"))
     waiting = []
     for i, (who, version, examples, join, staleness) in enumerate(meta["waiting"]):
@@ -226,6 +226,11 @@ def _waiting(
     if joins.duplicates != "both" and len({w.client_id for w in waiting[:filled]}) < filled:
         _fail("a client waits twice")
     return waiting
+
+
+def _added(meta: Mapping[str, Any]) -> int:
+    """Arrivals that have been added up; states from before there were such have none."""
+    return _int(meta.get("added", 0))
 
 
 def _rows(meta: Mapping[str, Any], arrays: "_Arrays", d: int, joins: Joins, ids: "_Ids") -> MemoryRows | None:

@@ -42,9 +42,12 @@ class Gate:
         """Refuses calls that would hang or tear: from amid this thread's own, or in a child forked amid a push."""
         if os.getpid() != self._pid:
             self._adopt(op)
-        book, me = self._joins.book, get_ident()
-        at_work = any(work is not None and work.driver == me for work in (book.round, book.total))
-        if at_work or self.mutex._is_owned():  # type: ignore[attr-defined]
+        making, adding = self._joins.book.round, self._joins.book.total
+        if (
+            self.mutex._is_owned()  # type: ignore[attr-defined]
+            or (making is not None and making.driver == get_ident())
+            or (adding is not None and adding.driver == get_ident())
+        ):
             raise AffluxError(
                 f"[{op}] called from within the rule's weigh or step, or by a signal handler, amid another call of "
                 "this thread"

@@ -192,8 +192,8 @@ def with_sum(
 ) -> tuple[list[float], float]:
     """What is divided by its own sum, s(staleness_i) counts_i, and that sum.
 
-    An exponential law is counted from the freshest arrival, unless the weights are to be `raw`, each from facts about
-    its arrival alone: the same quotients, and they cannot all underflow.
+    An exponential law is counted from the freshest arrival, which gives the same quotients and cannot underflow in all
+    of them; not if they are to be `raw`, each from facts about its arrival alone.
 
     Raises:
         AffluxError: the sum is 0.
