@@ -23,7 +23,8 @@ from afflux.store import MemoryRows
 from afflux.streaming import MemoryMode, Streaming
 from afflux.versions import Vector, Versions
 
-#: Where a rule needs inner products, a vector's sum of squares is at most this: so none of them overflows.
+#: Where a rule needs inner products, or arrivals are added up, a vector's sum of squares is at most this: so nothing
+#: overflows.
 MOST_SQUARES = 1e300
 
 
@@ -319,7 +320,7 @@ class Server:
             if bad is not None and not self._quarantine:
                 place = self._intake.place(bad)
                 raise AffluxError(f"{what} {self.rule.kind} has a non-finite value at index {bad}{place}")
-            if facts.sum_of_squares > MOST_SQUARES and (self.rule.needs.gram or self._streaming is not None):
+            if bad is None and facts.sum_of_squares > MOST_SQUARES and (self.rule.needs.gram or self._streaming):
                 which = "inner products" if self.rule.needs.gram else "sums"
                 raise AffluxError(f"{what} {self.rule.kind} has norm {facts.norm:.3g}: {which} would overflow")
             with self._gate.mutex:
