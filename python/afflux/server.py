@@ -56,6 +56,9 @@ class Server:
             kept from: a step or a state that would be made of it raises, and for an older version the next call after
             the client has released it, once. Costs three more sweeps over params a step.
         log: keep every decision in `log`, for `afflux.replay`.
+        memory: "buffered", or "streaming": an arrival is added to one float64 sum as soon as it joins, and its slot is
+            free again. For rules whose weights are known on arrival (see below); max_slots is then at least 1, by
+            default 1 + the number of CPUs, and duplicates are not "latest".
 
     Memory, in bytes, with p and s the sizes of an element of params and of a slot (4 by default):
 
@@ -65,11 +68,19 @@ class Server:
         8 d      the sum of the rows, for rules that cache them, and for each client seen 4 d more (8 d, if slots are
                  float64)
         p d      for each vector of `memories`
+        8 d      the sum, if streaming, in place of the buffer, with s d for each push that is under way; 8 d more while
+                 a round is applied, if other threads push
 
     Threads may push and pull as they like. A push takes its vector in outside any lock; under a short one it then
     joins, or fails without a trace. While a round is applied the next buffer fills; only the arrival that would
     complete it waits. Staleness counts the rounds that were complete at the join, applied or not: the log of joins
     determines every bit.
+
+    Streaming, the direction v differs from the buffered one by at most 4 (M + 5) 2^-53 sum_i |w_i u_i| per element (for
+    rules of kind `model` with |sum_i w_i params| in the sum), much less than what rounding params to float32 does; the
+    rule's own weights, learning rate and all else that a report says are the same. The sum is made in the order of the
+    joins: the bits are those of a replay, of any number of threads and any instruction set, but not those of permuted
+    arrivals. A vector's norm must not exceed 1e150. An update costs one more sweep, over its slot and the sum.
 
     In a forked child the server is a copy of its own, if no other thread was pushing at the fork; else it raises.
 
@@ -296,8 +307,8 @@ class Server:
             BusyError: all slots were taken for `timeout` seconds; nothing has changed.
             UnavailableError: a vector on a device that this build does not serve; nothing has changed.
 
-        A KeyboardInterrupt that comes during a step is raised although the arrival has joined; the next call that needs
-        the step finishes it. `counts` tells.
+        A KeyboardInterrupt that comes during a step, or while an arrival is added up, is raised although the arrival
+        has joined; the next call that needs the result finishes it. `counts` tells.
         """
         self._enter("push")
         ticket = Ticket()
@@ -395,8 +406,9 @@ class Server:
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next bits depend on, as {"meta": JSON-able facts, "arrays": {name: array}}.
 
-        Params, buffers, cached rows and their sum, the arrivals that wait, counters, quarantine and log; copied,
-        between two steps. A server with the same rule and options that loads it goes on with the same bits.
+        Params, buffers, cached rows and their sum, the arrivals that wait (if streaming, their sum), counters,
+        quarantine and log; copied, between two steps. A server with the same rule and options that loads it goes on
+        with the same bits.
 
         >>> import io, json
         >>> from afflux.rules import fedbuff
@@ -419,7 +431,8 @@ class Server:
         """Takes over the state_dict() of a server with the same rule and options.
 
         What waited here is gone; versions that somebody has pulled stay as they are, and clients that train from one
-        which the loaded state has not made have to pull again. The rule's name and kind, d, dtypes, number of clients
+        which the loaded state has not made have to pull again. A streaming server takes over what waits in a buffered
+        one's state; not the other way round. The rule's name and kind, d, dtypes, number of clients
         and layout must agree; what else is changed, such as server_lr or buffer_size, changes the next bits.
 
         Raises:
