@@ -203,8 +203,8 @@ MUTANTS = {
     ),
     "round: buffers are weighted": (
         "python/afflux/round.py",
-        "ones = np.array([float(yes) for yes in accepted])",
-        "ones = weights",
+        "ones = np.array([float(yes) for yes in accepted(weights)])",
+        "ones = weights.vectors",
         "test_models.py",
     ),
     "server: a failing rule loses the buffer": (

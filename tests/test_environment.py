@@ -63,3 +63,27 @@ assert os.waitpid(child, 0)[1] == 0
         pytest.skip("needs fork and /proc")
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_threads_are_started_where_they_are_worth_it():
+    """Numbers of threads are given in turn: two in a row differ by one, unless something was started between them."""
+    code = """
+import threading, numpy as np
+from afflux import ops
+def started(size, num_threads):
+    vectors, out, weights = [np.ones(size, np.float32)] * 4, np.ones(size, np.float32), np.ones(4)
+    number = lambda: [t.start() or t.join() or t.native_id for t in [threading.Thread()]][0]
+    def once():
+        before = number()
+        ops.apply(ops.Pass(vectors[0], out, ops.Combine(vectors, weights)), num_threads=num_threads)
+        return number() - before - 1
+    return min(once() for _ in range(100))  # other processes take numbers too
+print(started(30_000, 3), started(300_000, 3), started(1_000_000, 3), started(1_000_000, 1))
+"""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("needs Linux's numbers of threads")
+    for each, expected in (("", "0 2 2 0"), ("1", "2 2 2 0"), ("3000000", "0 1 2 0")):
+        done = python(code, AFFLUX_THREAD_BYTES=each)
+        assert done.stdout.strip() == expected, (each, done.stderr)
+    done = python(code, AFFLUX_THREAD_BYTES="2 MB")
+    assert "AffluxError: AFFLUX_THREAD_BYTES is '2 MB', must be a number of bytes, at least 1" in done.stderr

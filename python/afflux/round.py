@@ -76,7 +76,8 @@ class Round(Work):
             for term in self.terms:
                 term.add(num_threads)
             ops.apply(self.sweep, num_threads=num_threads, done=self.done)
-            self.report = replace(self.report, seconds=self.report.seconds + perf_counter() - start)
+            # Nobody has seen the report yet.
+            object.__setattr__(self.report, "seconds", self.report.seconds + perf_counter() - start)
 
 
 def prepare(rule: Rule, before: Before, waiting: Sequence[Waiting], draft: Draft, num_threads: int) -> Round:
@@ -101,11 +102,13 @@ def _prepare(rule: Rule, before: Before, ordered: list[Waiting], draft: Draft, n
     arrivals = freeze(before, ordered, gram)
     weights = checked_weights(rule, arrivals)
     step = rule.step(arrivals)
-    if not isinstance(step, ops.Sgd | ops.Momentum | ops.Adaptive):
+    if not isinstance(step, ops.Step):
         raise AffluxError(f"[{rule.name}] step gave {step!r}, must be an afflux.ops step")
     lr = float(step.lr)
     if not -inf < lr < inf:
         raise AffluxError(f"[{rule.name}] step gave lr {lr}, must be finite")
+    if rule.kind == "gradient":
+        step = replace(step, lr=-lr)
     params_weight = 0.0
     if rule.kind == "model":
         for weight in weights.vectors:
@@ -126,7 +129,7 @@ def _prepare(rule: Rule, before: Before, ordered: list[Waiting], draft: Draft, n
         draft.buffer,
         mix,
         cache,
-        replace(step, lr=-lr if rule.kind == "gradient" else lr),
+        step,
         [before.memories[name] for name in rule.states],
         memory,
     )
@@ -141,7 +144,7 @@ def _prepare(rule: Rule, before: Before, ordered: list[Waiting], draft: Draft, n
         weights.vectors,
         arrivals.norms,
         weights.cosines,
-        tuple(weights.rejected.get(i, "" if w else "weight 0") for i, w in enumerate(weights.vectors)),
+        tuple(weights.rejected.get(i, "" if w else "weight 0") for i, w in enumerate(weights.vectors.tolist())),
         lr,
         dict(scalars),
         not weights.skip,
@@ -154,21 +157,22 @@ def _prepare(rule: Rule, before: Before, ordered: list[Waiting], draft: Draft, n
 
 def accepted(weights: Weights) -> list[bool]:
     """Which arrivals the rule has not rejected. Those that WKAFL steps with although it rejects all are rejected."""
-    return [w != 0 and i not in weights.rejected for i, w in enumerate(weights.vectors)]
+    return [w != 0 and i not in weights.rejected for i, w in enumerate(weights.vectors.tolist())]
 
 
 def freeze(before: Before, ordered: list[Waiting], gram: Float64 | None) -> Arrivals:
     """The rule's view of a buffer in canonical order."""
     version = before.current.version
+    client_ids, versions, num_examples, losses, norms, *_ = zip(*ordered, strict=True)
     return Arrivals(
         version,
-        tuple(w.client_id for w in ordered),
-        frozen([w.version for w in ordered], np.int64),
+        client_ids,
+        frozen(versions, np.int64),
         # That of the join, but for those that have waited for the next pass.
-        frozen([version - w.version for w in ordered], np.int64),
-        frozen([w.num_examples for w in ordered], np.int64),
-        frozen([w.loss for w in ordered], np.float64),
-        frozen([w.norm for w in ordered], np.float64),
+        frozen([version - pulled for pulled in versions], np.int64),
+        frozen(num_examples, np.int64),
+        frozen(losses, np.float64),
+        frozen(norms, np.float64),
         gram,
         before.scalars,
         before.ends_pass,
@@ -181,18 +185,18 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
     weights = given if isinstance(given, Weights) else Weights(given)
     count, held = len(arrivals), len(needs.memories)
     vectors = numbers(name, "weights", weights.vectors, (count,))
-    for client_id, weight in zip(arrivals.client_ids, vectors, strict=True):
+    for client_id, weight in zip(arrivals.client_ids, vectors.tolist(), strict=True):
         if not -inf < weight < inf:
             raise AffluxError(f"[{name}] weigh gave client {client_id!r} the weight {weight}, must be finite")
-    memories = numbers(name, "memories", weights.memories, (held,) if len(weights.memories) else (0,))
+    memories = numbers(name, "memories", weights.memories, (held,)) if len(weights.memories) else _NO_NUMBERS
     if rule.calibrate.cached:
         total = ordered_sum(vectors)
         if not -inf < total < inf or (total == 0 and vectors.any()):
             raise AffluxError(f"[{name}] the weights that weigh gave sum to {total}, which is no divisor")
         # Weights that were divided by their sum already are one to rounding, and stay as they are.
         if total != 0 and abs(total - 1.0) > count * sys.float_info.epsilon:
-            vectors, memories = vectors / total, memories / total
-    if not set(weights.rejected) <= set(range(count)):
+            vectors, memories = frozen(vectors / total, np.float64), memories / total
+    if weights.rejected and not set(weights.rejected) <= set(range(count)):
         raise AffluxError(f"[{name}] weigh rejects {sorted(weights.rejected)}, the buffer holds {count} arrivals")
     scalars = weights.scalars
     if scalars is not None:
@@ -200,13 +204,14 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
             raise AffluxError(f"[{name}] weigh gave scalars {sorted(scalars)}, must be {sorted(needs.scalars)}")
         values = numbers(name, "scalars", list(scalars.values()), (len(scalars),))
         scalars = MappingProxyType(dict(zip(scalars, values.tolist(), strict=True)))
-    return replace(
-        weights,
-        vectors=frozen(vectors, np.float64),
-        memories=tuple(memories.tolist()),
-        next=None if weights.next is None else numbers(name, "next", weights.next, (held, held + count)),
-        scalars=scalars,
-        cosines=None if weights.cosines is None else numbers(name, "cosines", weights.cosines, (count,)),
+    return Weights(
+        vectors,
+        tuple(memories.tolist()),
+        None if weights.next is None else numbers(name, "next", weights.next, (held, held + count)),
+        scalars,
+        weights.rejected,
+        None if weights.cosines is None else numbers(name, "cosines", weights.cosines, (count,)),
+        weights.skip,
     )
 
 
@@ -222,8 +227,11 @@ def numbers(name: str, what: str, given: object, shape: tuple[int, ...]) -> Floa
         raise AffluxError(f"[{name}] weigh gave {what} of shape {array.shape}, expected {shape}")
     if what != "weights" and not np.isfinite(array).all():
         raise AffluxError(f"[{name}] weigh gave {what} {given!r}, must be finite")
-    copy: Float64 = frozen(np.ascontiguousarray(array), np.float64)
+    copy: Float64 = frozen(array, np.float64)
     return copy
+
+
+_NO_NUMBERS = np.empty(0)
 
 
 def mixed_buffers(

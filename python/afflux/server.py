@@ -36,7 +36,7 @@ class Server:
         params: the initial model; copied. A flat vector (d,), or a torch module, state_dict, nested dict or list of
             arrays, which may then be pushed and pulled as such (see `Layout`).
         num_clients: N, needed by rules that cache rows, and by those that take every client once per pass.
-        num_threads: threads of a server step; all CPUs of this process by default.
+        num_threads: threads of a server step, fewer for short vectors; all CPUs of this process by default.
         push_threads: threads of the sweep that takes a pushed vector in.
         dtype: of params, "float32" or "float64"; the sums inside are float64 in both cases.
         slot_dtype: of buffered arrivals: that of params, or "bfloat16", which halves the buffer and the main read

@@ -129,7 +129,7 @@ class Examples:
     def __call__(self, arrivals: Arrivals, /) -> Float64:
         """See the class."""
         total = self._total(arrivals)
-        return np.array([float(n) / total for n in arrivals.num_examples])
+        return np.array([float(n) / total for n in arrivals.num_examples.tolist()])
 
     def on_arrival(self, staleness: int, num_examples: int, norm: float, /) -> float:
         """See afflux.rule.OnArrival."""
@@ -140,7 +140,7 @@ class Examples:
         return 1.0 / self._total(arrivals)
 
     def _total(self, arrivals: Arrivals) -> float:
-        return ordered_sum(arrivals.num_examples)
+        return ordered_sum(arrivals.num_examples.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +179,12 @@ class Staleness:
         return float(num_examples) if self.by_examples else 1.0
 
     def _shares(self, arrivals: Arrivals, *, raw: bool) -> tuple[list[float], float]:
-        counts = [self._count(n) for n in arrivals.num_examples]
-        staleness = [int(tau) for tau in arrivals.staleness]
+        counts = [self._count(n) for n in arrivals.num_examples.tolist()]
+        staleness = arrivals.staleness.tolist()
         if self.normalise == "weights":
             return with_sum("Staleness", self.law, staleness, counts, raw=raw)
-        values = [self.law(tau) * n for tau, n in zip(staleness, counts, strict=True)]
+        law = {tau: self.law(tau) for tau in set(staleness)}
+        values = [law[tau] * n for tau, n in zip(staleness, counts, strict=True)]
         return values, ordered_sum(counts) if self.normalise == "count" else 1.0
 
 
