@@ -322,6 +322,30 @@ MUTANTS = {
         "for i, client_id in reversed([*enumerate(client_ids)]) if accepted[i]}",
         "test_rules.py",
     ),
+    "streaming: a term that an interrupt has left is added again": (
+        "python/afflux/streaming.py",
+        "if not self.done:",
+        "if self.slot is not None:",
+        "test_streaming_threads.py",
+    ),
+    "streaming: a total starts with what its memory holds": (
+        "python/afflux/streaming.py",
+        "vector if self.place else total.zeros",
+        "vector",
+        "test_streaming.py",
+    ),
+    "streaming: a round does not wait for the terms before it": (
+        "python/afflux/rounds.py",
+        "joins.book.unfinished:",
+        "joins.book.round is not None:",
+        "test_streaming_threads.py",
+    ),
+    "streaming: the factor of a shifted exponential law": (
+        "python/afflux/weigh.py",
+        "isinstance(law, Exponential) and not raw",
+        "isinstance(law, Exponential)",
+        "test_streaming.py",
+    ),
     "weigh: staleness counted from one": (
         "python/afflux/weigh.py",
         "base = 1.0 + staleness",

@@ -275,6 +275,22 @@ def test_a_push_and_sizes_of_ones_own(tmp_path):
             assert norms["terms"] > 0.1
 
 
+def test_streaming_beside_buffers(tmp_path):
+    d, m, path = 3_001, 6, tmp_path / "out.json"
+    done = bench("--quick", "--rows", "streaming", "-d", d, "-M", m, "--threads", THREADS, "--json", path)
+    assert done.returncode == 0, done.stderr
+    (case,) = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    lines = {c["name"]: c for c in case["rows"]["streaming"]}
+    assert (lines["afflux"]["held"], lines["afflux, buffered"]["held"]) == (16 * d, 4 * d * (m + 1))
+    for name, c in lines.items():
+        assert c["bytes"] == 4 * d * (m + 2)
+        assert c["us"] == pytest.approx(1e6 * c["median"] / m)
+        error = c["errors"]["params"]
+        assert error["abs"] <= (m + 8) * U32 * error["terms"]
+        if name.startswith("afflux"):
+            assert error["ulp"] < 1
+
+
 @pytest.mark.parametrize("arguments", [("--rows", "fedbuff,fedbuf"), ("--rows", "")])
 def test_unknown_row(arguments):
     done = bench(*arguments)

@@ -1,7 +1,7 @@
 """One server step: a full buffer in canonical order, its weights, and the sweep that makes the next version."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from time import perf_counter
@@ -18,6 +18,7 @@ from afflux.receipts import Pulled, Report, frozen, sealed
 from afflux.rule import Arrivals, ClientId, Float64, Rule, Scalars, Weights
 from afflux.slots import Slot
 from afflux.store import MemoryRows, Rows
+from afflux.streaming import Term, Work, combine
 from afflux.versions import Draft, Vector
 
 #: What is known of an arrival before it joins: the first fields of Waiting.
@@ -34,7 +35,7 @@ class Waiting(NamedTuple):
     num_examples: int
     loss: float
     norm: float
-    slot: Slot
+    slot: Slot | Term  #: a term if the server streams
     buffers: Float64 | None
     join: int
     staleness: int
@@ -51,7 +52,7 @@ class Before(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Round:
+class Round(Work):
     """A step that was decided: everything that can fail has been done, only the sweep remains."""
 
     slots: list[Slot]
@@ -62,12 +63,7 @@ class Round:
     scalars: Scalars  #: likewise
     report: Report  #: its seconds grow with the sweep
     done: list[None] = field(default_factory=list)  #: not empty once the sweep has been made
-    drive: tuple[Callable[[], object | None], int] | None = None  #: whether its maker is still at it, and which thread
-
-    @property
-    def driver(self) -> int | None:
-        """The thread that makes the sweep; None if there is none, or if it was interrupted."""
-        return None if self.drive is None or self.drive[0]() is None else self.drive[1]
+    terms: list[Term] = field(default_factory=list)  #: that are to be added before the sweep
 
     def release(self) -> None:
         """Lets go of the slots, once the sweep has been made."""
@@ -77,6 +73,8 @@ class Round:
         """The sweep; nothing if it has been made."""
         if not self.done:
             start = perf_counter()
+            for term in self.terms:
+                term.add(num_threads)
             ops.apply(self.sweep, num_threads=num_threads, done=self.done)
             # Nobody has seen the report yet.
             object.__setattr__(self.report, "seconds", self.report.seconds + perf_counter() - start)
@@ -97,7 +95,8 @@ def canonical(waiting: Sequence[Waiting]) -> list[Waiting]:
 
 def _prepare(rule: Rule, before: Before, ordered: list[Waiting], draft: Draft, num_threads: int) -> Round:
     start = perf_counter()
-    slots = [w.slot for w in ordered]
+    slots = [w.slot for w in ordered if not isinstance(w.slot, Term)]
+    terms = [w.slot for w in ordered if isinstance(w.slot, Term)]
     held = [before.memories[name] for name in rule.needs.memories]
     gram = frozen(ops.gram([*held, *slots], num_threads=num_threads), np.float64) if rule.needs.gram else None
     arrivals = freeze(before, ordered, gram)
@@ -114,6 +113,11 @@ def _prepare(rule: Rule, before: Before, ordered: list[Waiting], draft: Draft, n
     if rule.kind == "model":
         for weight in weights.vectors:
             params_weight = params_weight - float(weight)
+    if terms:
+        slots = terms[0].total.vectors
+        mix = combine(rule, arrivals, weights.vectors, terms, params_weight)
+    else:
+        mix = ops.Combine(slots, weights.vectors, params_weight)
     rows: Rows = {}
     cache, memory = None, None
     if before.rows is not None:
@@ -123,7 +127,7 @@ def _prepare(rule: Rule, before: Before, ordered: list[Waiting], draft: Draft, n
     sweep = ops.Pass(
         before.current.params,
         draft.buffer,
-        ops.Combine(slots, weights.vectors, params_weight),
+        mix,
         cache,
         step,
         [before.memories[name] for name in rule.states],
@@ -147,7 +151,8 @@ def _prepare(rule: Rule, before: Before, ordered: list[Waiting], draft: Draft, n
         perf_counter() - start,
     )
     buffers = mixed_buffers(rule, before.current, ordered, sweep, weights)
-    return Round(slots, draft, sweep, rows, buffers, scalars, report)
+    last = sorted((term for term in terms if not term.done), key=lambda term: term.place)
+    return Round(slots, draft, sweep, rows, buffers, scalars, report, terms=last)
 
 
 def accepted(weights: Weights) -> list[bool]:

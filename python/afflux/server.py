@@ -20,9 +20,11 @@ from afflux.rounds import Rounds, Ticket
 from afflux.rule import ClientId, Rule
 from afflux.slots import Slots
 from afflux.store import MemoryRows
+from afflux.streaming import MemoryMode, Streaming
 from afflux.versions import Vector, Versions
 
-#: Where a rule needs inner products, a vector's sum of squares is at most this: so none of them overflows.
+#: Where a rule needs inner products, or arrivals are added up, a vector's sum of squares is at most this: so nothing
+#: overflows.
 MOST_SQUARES = 1e300
 
 
@@ -54,6 +56,9 @@ class Server:
             kept from: a step or a state that would be made of it raises, and for an older version the next call after
             the client has released it, once. Costs three more sweeps over params a step.
         log: keep every decision in `log`, for `afflux.replay`.
+        memory: "buffered", or "streaming": an arrival is added to one float64 sum as soon as it joins, and its slot is
+            free again. For rules whose weights are known on arrival (see below); max_slots is then at least 1, by
+            default 1 + the number of CPUs, and duplicates are not "latest".
 
     Memory, in bytes, with p and s the sizes of an element of params and of a slot (4 by default):
 
@@ -63,11 +68,19 @@ class Server:
         8 d      the sum of the rows, for rules that cache them, and for each client seen 4 d more (8 d, if slots are
                  float64)
         p d      for each vector of `memories`
+        8 d      the sum, if streaming, in place of the buffer, with s d for each push that is under way; 8 d more while
+                 a round is applied, if other threads push
 
     Threads may push and pull as they like. A push takes its vector in outside any lock; under a short one it then
     joins, or fails without a trace. While a round is applied the next buffer fills; only the arrival that would
     complete it waits. Staleness counts the rounds that were complete at the join, applied or not: the log of joins
     determines every bit.
+
+    Streaming, the direction v differs from the buffered one by at most 4 (M + 5) 2^-53 sum_i |w_i u_i| per element (for
+    rules of kind `model` with |sum_i w_i params| in the sum), much less than what rounding params to float32 does; the
+    rule's own weights, learning rate and all else that a report says are the same. The sum is made in the order of the
+    joins: the bits are those of a replay, of any number of threads and any instruction set, but not those of permuted
+    arrivals. A vector's norm must not exceed 1e150. An update costs one more sweep, over its slot and the sum.
 
     In a forked child the server is a copy of its own, if no other thread was pushing at the fork; else it raises.
 
@@ -100,6 +113,7 @@ class Server:
         inplace: bool = False,
         check_versions: bool = False,
         log: bool = False,
+        memory: MemoryMode = "buffered",
     ) -> None:
         if not isinstance(rule, Rule):
             raise AffluxError(f"[Server] rule is {rule!r}, must be a Rule such as afflux.rules.fedbuff()")
@@ -107,7 +121,8 @@ class Server:
         at_least("num_threads", num_threads, 1)
         at_least("push_threads", push_threads, 1)
         at_least("max_staleness", max_staleness, 0)
-        at_least("max_slots", max_slots, rule.buffer_size)
+        one_of("memory", memory, ("buffered", "streaming"))
+        at_least("max_slots", max_slots, rule.buffer_size if memory == "buffered" else 1)
         at_least("max_versions", max_versions, 2)
         one_of("dtype", dtype, ("float32", "float64"))
         slot_dtype = slot_dtype or dtype
@@ -125,7 +140,10 @@ class Server:
         self._versions = Versions(size, max_versions, dtype=dtype, checked=check_versions, inplace=inplace)
         if rule.needs.passes and max_slots is not None:
             raise AffluxError(f"[Server] max_slots: arrivals of {rule.name} that wait for the next pass need slots too")
+        self._streaming = Streaming(rule, duplicates, size) if memory == "streaming" else None
         limit = sys.maxsize if rule.needs.passes else 2 * rule.buffer_size + ops.default_threads()
+        if self._streaming is not None:
+            limit = 1 + ops.default_threads()
         self._slots = Slots(size, slot_dtype, max_slots or limit)
         rows = None
         if rule.calibrate.cached or rule.needs.passes:
@@ -148,7 +166,7 @@ class Server:
             passes=Passes.of(num_clients, [], []) if rule.needs.passes and num_clients else None,
         )
         self._joins = Joins(rule, duplicates, max_staleness, log, book)
-        self._rounds = Rounds(rule, self.num_threads, self._versions, self._slots, self._joins)
+        self._rounds = Rounds(rule, self.num_threads, self._versions, self._slots, self._joins, self._streaming)
         self._gate = self._rounds.gate
 
     @property
@@ -220,11 +238,13 @@ class Server:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one version of params, M slots and those of deferred arrivals, memories, and the rows and their sum
-        so far (see the class).
+        """Bytes of one version of params, M slots and those of deferred arrivals (one slot and the sum, if streaming),
+        memories, and the rows and their sum so far (see the class).
         """
         book = self._joins.book
         slots = (self.rule.buffer_size + len(book.deferred())) * self._slots.slot_bytes
+        if self._streaming is not None:
+            slots = self._slots.slot_bytes + 8 * self._slots.size
         held = sum(vector.nbytes for vector in book.memories.values())
         return book.current.params.nbytes + slots + held + (0 if book.rows is None else book.rows.nbytes)
 
@@ -287,8 +307,8 @@ class Server:
             BusyError: all slots were taken for `timeout` seconds; nothing has changed.
             UnavailableError: a vector on a device that this build does not serve; nothing has changed.
 
-        A KeyboardInterrupt that comes during a step is raised although the arrival has joined; the next call that needs
-        the step finishes it. `counts` tells.
+        A KeyboardInterrupt that comes during a step, or while an arrival is added up, is raised although the arrival
+        has joined; the next call that needs the result finishes it. `counts` tells.
         """
         self._enter("push")
         ticket = Ticket()
@@ -311,8 +331,9 @@ class Server:
             if bad is not None and not self._quarantine:
                 place = self._intake.place(bad)
                 raise AffluxError(f"{what} {self.rule.kind} has a non-finite value at index {bad}{place}")
-            if self.rule.needs.gram and facts.sum_of_squares > MOST_SQUARES:
-                raise AffluxError(f"{what} {self.rule.kind} has norm {facts.norm:.3g}: inner products would overflow")
+            if bad is None and facts.sum_of_squares > MOST_SQUARES and (self.rule.needs.gram or self._streaming):
+                which = "inner products" if self.rule.needs.gram else "sums"
+                raise AffluxError(f"{what} {self.rule.kind} has norm {facts.norm:.3g}: {which} would overflow")
             with self._gate.mutex:
                 pushed = (client_id, version, int(num_examples), float(loss), facts.norm, ticket.slot, own)
                 return self._rounds.join(pushed, bad, ticket)
@@ -385,8 +406,9 @@ class Server:
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next bits depend on, as {"meta": JSON-able facts, "arrays": {name: array}}.
 
-        Params, buffers, cached rows and their sum, the arrivals that wait, counters, quarantine and log; copied,
-        between two steps. A server with the same rule and options that loads it goes on with the same bits.
+        Params, buffers, cached rows and their sum, the arrivals that wait (if streaming, their sum), counters,
+        quarantine and log; copied, between two steps. A server with the same rule and options that loads it goes on
+        with the same bits.
 
         >>> import io, json
         >>> from afflux.rules import fedbuff
@@ -409,7 +431,8 @@ class Server:
         """Takes over the state_dict() of a server with the same rule and options.
 
         What waited here is gone; versions that somebody has pulled stay as they are, and clients that train from one
-        which the loaded state has not made have to pull again. The rule's name and kind, d, dtypes, number of clients
+        which the loaded state has not made have to pull again. A streaming server takes over what waits in a buffered
+        one's state; not the other way round. The rule's name and kind, d, dtypes, number of clients
         and layout must agree; what else is changed, such as server_lr or buffer_size, changes the next bits.
 
         Raises:
@@ -420,10 +443,7 @@ class Server:
             self._gate.settle()
             # Everything is made before anything is replaced.
             saved = checkpoint.load(state, self._facts(), self._joins)
-            slots = [self._slots.checked("load_state_dict", self._slots.take()) for _ in saved.arrivals]
-            for slot, arrival in zip(slots, saved.arrivals, strict=True):
-                np.copyto(np.asarray(slot), np.asarray(arrival.slot))
-            arrivals = [w._replace(slot=slot) for w, slot in zip(saved.arrivals, slots, strict=True)]
+            arrivals = self._rounds.loaded(saved)
             draft = self._versions.take()
             draft.array[:] = saved.params
             now = Pulled(self._versions.finished(draft, saved.version), saved.version, saved.buffers)

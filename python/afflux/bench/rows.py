@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from afflux import ops
-from afflux.bench import baselines
+from afflux.bench import baselines, streaming
 from afflux.bench.columns import TIME, TIMES_PLAIN, ULP, Line, number
 from afflux.bench.contender import Arrays, Contender, Round
 from afflux.bench.fadas import FADAS
@@ -201,4 +201,5 @@ ROWS = [
         compare=beside_m10,
     ),
     PUSH,
+    streaming.row(fedbuff_bytes, fedbuff_reference),
 ]
