@@ -38,6 +38,11 @@ def cache_bytes() -> dict[str, int]:
     return sizes
 
 
+def last_level() -> int:
+    """Bytes of the largest cache; a guess where the system does not tell."""
+    return max(cache_bytes().values(), default=2**25)
+
+
 def holds(amount: int) -> str:
     """The smallest cache that holds so many bytes, or memory; in between, part of them are in the last one."""
     sizes = cache_bytes()
@@ -102,11 +107,16 @@ def describe() -> dict[str, Any]:
     }
 
 
+def instruction_set() -> str:
+    """The one that the engine uses now."""
+    return next(b.name for b in ops.backends() if b.chosen)
+
+
 def software() -> dict[str, Any]:
     return {
         "afflux": __version__,
         "commit": commit(),
-        "instruction_set": next(b.name for b in ops.backends() if b.chosen),
+        "instruction_set": instruction_set(),
         "compiler": compiler(),
         "python": sys.version.split()[0],
         "numpy": version("numpy"),

@@ -9,19 +9,20 @@ import numpy as np
 
 from afflux import ops
 from afflux.bench import baselines
-from afflux.bench.columns import TIME, TIMES_PLAIN, ULP, Line, number
+from afflux.bench.columns import BY_D, BY_M, ROLE, TIME, TIMES_OURS, ULP, Line, number
 from afflux.bench.contender import Arrays, Contender, Round
 from afflux.bench.fadas import FADAS
 from afflux.bench.inputs import LR, Case, Float32, Inputs
 from afflux.bench.push import PUSH
 from afflux.bench.row import QUICK_D, Asked, D, Exact, Row, one_case
+from afflux.bench.streams import Streams, Traffic
 from afflux.bench.wkafl import WKAFL
 
 # FedBuff: params + lr * weighted mean
 
 
-def fedbuff_bytes(d: int, m: int) -> int:
-    return 4 * d * (m + 2)
+def fedbuff_traffic(m: int) -> Traffic:
+    return (Streams(reads=(4,) * (m + 1), writes=(4,)),)
 
 
 def fedbuff_reference(before: Arrays) -> Exact:
@@ -75,7 +76,7 @@ def from_one_to_many(asked: Asked) -> list[Case]:
     """As many bytes at each M as memory and long enough vectors allow, and far more than the caches hold."""
     longest, shortest, all_of_them = (QUICK_D, 2_000, 2_000_000) if asked.quick else (D, 500_000, 250_000_000)
     return [
-        Case(asked.d or min(longest, max(shortest, all_of_them // m)), m, asked.threads, separate=True)
+        Case(asked.d or min(longest, max(shortest, all_of_them // m)), m, asked.threads, separate=True, sets=asked.sets)
         for m in ([asked.m] if asked.m else [1, 10, 100, 1000])
     ]
 
@@ -91,8 +92,9 @@ def beside_m10(lines: list[Line]) -> None:
 # CA2FL: the cached difference, with float32 rows that are replaced in place
 
 
-def ca2fl_bytes(d: int, m: int) -> int:
-    return 4 * d * (3 * m + 2) + 16 * d
+def ca2fl_traffic(m: int) -> Traffic:
+    """Updates and params; out; the rows, and the float64 sum."""
+    return (Streams(reads=(4,) * (m + 1), writes=(4,), in_place=(*(4,) * m, 8)),)
 
 
 def ca2fl_reference(before: Arrays) -> Exact:
@@ -150,11 +152,11 @@ ROWS = [
         name="fedbuff",
         formula="out = params + lr sum_i w_i u_i",
         counted="4 d (M + 2): M updates and params read, out written",
-        bytes=fedbuff_bytes,
+        traffic=fedbuff_traffic,
         reference=fedbuff_reference,
         cases=one_case,
         contenders=[
-            Contender("afflux", "ops.apply, weighted", fedbuff_afflux()),
+            Contender("afflux", "ops.apply, weighted", fedbuff_afflux(), role="ours"),
             *baselines.FEDBUFF,
         ],
     ),
@@ -163,7 +165,7 @@ ROWS = [
         formula="v = h + 1/M sum_i (u_i - h_i), out = params + lr v, h_i = u_i",
         counted="4 d (3 M + 2) + 16 d: M updates and M rows read, M rows written, params read, "
         "out written, the float64 sum read and written",
-        bytes=ca2fl_bytes,
+        traffic=ca2fl_traffic,
         reference=ca2fl_reference,
         cases=one_case,
         contenders=[
@@ -172,6 +174,7 @@ ROWS = [
                 "ops.apply, rows in place, float64 sum",
                 ca2fl_afflux,
                 kept=lambda d, m: 4 * d * m + 8 * d,
+                role="ours",
             ),
             *baselines.CA2FL,
         ],
@@ -182,20 +185,21 @@ ROWS = [
         name="rounds",
         formula="fedbuff from M = 1 to 1000: out = params + lr sum_i w_i u_i",
         counted="4 d (M + 2), as fedbuff",
-        bytes=fedbuff_bytes,
+        traffic=fedbuff_traffic,
         reference=fedbuff_reference,
         cases=from_one_to_many,
         contenders=[
-            Contender("afflux", "ops.apply, M separate updates", fedbuff_afflux()),
-            Contender("afflux, one block", "ops.apply, updates side by side", fedbuff_afflux(as_rows)),
+            Contender("afflux", "ops.apply, M separate updates", fedbuff_afflux(), role="ours"),
+            Contender("afflux, one block", "ops.apply, updates side by side", fedbuff_afflux(as_rows), role="ours"),
             *baselines.ROUNDS,
         ],
         columns=(
-            number("M", "m", "_d"),
-            number("d", "d", "_d"),
+            BY_M,
+            BY_D,
+            ROLE,
             *TIME,
             number("vs M = 10", "times_m10", ".2f"),
-            TIMES_PLAIN,
+            TIMES_OURS,
             ULP,
         ),
         compare=beside_m10,

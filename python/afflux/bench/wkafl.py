@@ -15,6 +15,7 @@ from afflux.bench.baselines import Tensor, torch, vectors
 from afflux.bench.contender import Arrays, Contender, Round
 from afflux.bench.inputs import LR, Float32, Float64, Inputs, Int64
 from afflux.bench.row import Exact, Row, one_case
+from afflux.bench.streams import Streams, Traffic
 from afflux.rule import Arrivals, Weights
 from afflux.selection import CosineSelection
 
@@ -214,14 +215,20 @@ def products(inputs: Inputs) -> Round:
     return ready(inputs, run, [own] * len(blocks), lambda k: inputs.blocks[k][0])
 
 
+def traffic(m: int) -> Traffic:
+    """Gram: the gradients and the last estimate. Apply: gradients and params; out; the estimate, which is replaced."""
+    return Streams(reads=(4,) * (m + 1)), Streams(reads=(4,) * (m + 1), writes=(4,), in_place=(4,))
+
+
 CONTENDERS = [
-    Contender("afflux", "ops.gram, CosineSelection, ops.apply", two_sweeps, vectors(lambda m: 1)),
+    Contender("afflux", "ops.gram, CosineSelection, ops.apply", two_sweeps, vectors(lambda m: 1), role="ours"),
     Contender(
         "afflux gram",
         "the first sweep alone",
         gram_alone,
         vectors(lambda m: 1),
-        part=vectors(lambda m: m + 1),
+        role="ours",
+        traffic=lambda m: traffic(m)[:1],
     ),
 ]
 
@@ -233,13 +240,15 @@ if torch is not None:
             plain,
             vectors(lambda m: 1),
             vectors(lambda m: m + 6),
-            plain=True,
+            role="plain",
         ),
         Contender(
             "torch bmm, mm",
-            "best: U U^T in batches, our weights, one mm for estimate and step; contiguous U",
+            "U U^T in batches, our weights, one mm for estimate and step; contiguous U",
             products,
             vectors(lambda m: 3),
+            role="best",
+            but="needs one contiguous matrix; float32 products and sums; uses our weights",
         ),
     ]
 
@@ -248,7 +257,7 @@ WKAFL = Row(
     formula="g' = g + alpha e, e = sum_i a_i g'_i, p_i ~ exp(beta cos(g'_i, e)) or 0, out = params - lr sum_i p_i g'_i",
     counted="4 d (2 M + 5): M gradients and the last estimate read twice, because the weights depend on all of them; "
     "params read, out and the new estimate written",
-    bytes=lambda d, m: 4 * d * (2 * m + 5),
+    traffic=traffic,
     reference=reference,
     cases=one_case,
     contenders=CONTENDERS,
