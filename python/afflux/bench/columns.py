@@ -35,7 +35,7 @@ def of_output(line: Line, key: str, form: str) -> str:
 
 
 ROLE = text("as", "role")
-BY_D, BY_M = number("d", "d", "_d"), number("M", "m", "_d")
+BY_D, BY_M, BY_N = number("d", "d", "_d"), number("M", "m", "_d"), number("N", "clients", "_d")
 SPEED = (number("GB/s", "gbps", ".1f"), number("% of limit", "percent_of_limit", ".0f"))
 SPAN = (
     Column("median ms", lambda line: milliseconds(line["median"])),
@@ -53,13 +53,14 @@ LIMIT = (
     number("threads", "threads", "d"),
     number("limit GB/s", "gbps", ".1f"),
     text("set by", "by"),
-    text("how", "how"),
     *(number(f"best {kind}", kind, ".1f") for kind in KINDS),
+    text("how", "how"),
 )
 #: One line an operation: afflux's own.
 SUMMARY = (
     BY_D,
     BY_M,
+    BY_N,
     text("dtype", "dtype"),
     number("threads", "threads", "d"),
     text("ISA", "isa"),

@@ -167,7 +167,7 @@ extern "C" double afflux_probe(const Sweep* sweep) {
     for (float part : sum) totals[thread] += part;
   };
   std::vector<std::thread> others;
-  for (int64_t thread = 1; thread < sweep->threads; ++thread) others.emplace_back(work, thread);
+  for (int64_t thread = 1; thread < std::min(sweep->threads, chunks); ++thread) others.emplace_back(work, thread);
   work(0);
   for (std::thread& other : others) other.join();
   double total = 0;

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -34,24 +35,26 @@ def reading(m: int) -> Traffic:
     return (Streams(reads=(4,), times=m),)
 
 
-def threaded(inputs: Inputs, size: int, work: Callable[[int, slice], object]) -> Callable[[int], object]:
-    """work(k, range) on equal ranges at once; NumPy drops the interpreter lock meanwhile."""
-    edges = [size * i // inputs.num_threads for i in range(inputs.num_threads + 1)]
+def threaded(num_threads: int, size: int) -> Callable[[Callable[[slice], Any]], list[Any]]:
+    """A function that calls another on equal ranges at once; NumPy drops the interpreter lock meanwhile."""
+    edges = [size * i // num_threads for i in range(num_threads + 1)]
     ranges = [slice(a, b) for a, b in pairwise(edges)]
-    pool = ThreadPoolExecutor(inputs.num_threads)
-    return lambda k: list(pool.map(lambda s: work(k, s), ranges))
+    pool = ThreadPoolExecutor(num_threads)
+    return lambda work: list(pool.map(work, ranges))
 
 
 def numpy_copy(inputs: Inputs) -> Callable[[int], object]:
     count = copied(inputs.m)
     target = inputs.scratch[:count].reshape(-1)
     sources = [u[:count].reshape(-1) for u in inputs.updates]
-    return threaded(inputs, target.size, lambda k, s: np.copyto(target[s], sources[k][s]))
+    parts = threaded(inputs.num_threads, target.size)
+    return lambda k: parts(lambda s: np.copyto(target[s], sources[k][s]))
 
 
 def numpy_max(inputs: Inputs) -> Callable[[int], object]:
     flat = [u.reshape(-1) for u in inputs.updates]
-    return threaded(inputs, flat[0].size, lambda k, s: flat[k][s].max(initial=0))
+    parts = threaded(inputs.num_threads, flat[0].size)
+    return lambda k: parts(lambda s: flat[k][s].max(initial=0))
 
 
 PROBES = [

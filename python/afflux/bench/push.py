@@ -108,8 +108,8 @@ def into_slots(
     return make
 
 
-def ingest(slot: Float32, vector: Float32) -> float:
-    facts = ops.ingest(vector, slot)
+def ingest(slot: Float32, vector: Float32, num_threads: int = 1) -> float:
+    facts = ops.ingest(vector, slot, num_threads=num_threads)
     if facts.first_nonfinite is not None:
         raise ValueError("not finite")
     return facts.norm
@@ -185,9 +185,11 @@ def brief(microseconds: float) -> str:
 
 
 def norm_error(line: Line) -> str:
-    error = line["errors"].get("norms")
+    error = line["error"]
     return f"{error['abs'] / error['terms']:.1e}" if error else ""
 
+
+NORM_ERROR = Column("norm's error", norm_error)
 
 PUSH = Row(
     name="push",
@@ -197,6 +199,7 @@ PUSH = Row(
     reference=reference,
     cases=cases,
     contenders=CONTENDERS,
+    output="norms",
     columns=(
         number("d", "d", "_d"),
         Column("in", lambda line: line["lies_in"]),
@@ -205,7 +208,7 @@ PUSH = Row(
         number("x copy", "times_copy", ".2f"),
         Column("- 1.5 copies", lambda line: brief(line["us_over"])),
         *SPEED,
-        Column("norm's error", norm_error),
+        NORM_ERROR,
     ),
     compare=a_push,
 )

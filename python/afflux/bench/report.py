@@ -13,6 +13,7 @@ from afflux.bench.row import Row
 from afflux.bench.streams import kind, spoken
 
 FORMAT = 3
+LEVEL = 0.99  #: of our time: less is faster
 
 
 def figures(timed: Timed) -> Line:
@@ -57,6 +58,7 @@ def lines(case: Case, row: Row, own: list[Timed], most: Limit) -> list[Line]:
             | {
                 "role": contender.role,
                 "but": contender.but,
+                "first": timed is ours,
                 "part": not whole,
                 "limit": most.gbps,
                 "percent_of_limit": 100 * timed.gbps / most.gbps,
@@ -88,14 +90,16 @@ def of_case(case: Case, rows: list[Row], probes: list[Timed], contenders: list[T
 
 
 def lines_of(row: Row, cases: list[dict[str, Any]]) -> list[Line]:
-    return [line for case in cases for line in case["rows"].get(row.name, [])]
+    """All lines of a row, case by case."""
+    found = [line for case in cases for line in case["rows"].get(row.name, [])]
+    return sorted(found, key=lambda line: line[row.along]) if row.along else found
 
 
 def losses(row: Row, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Who does the whole of it in less time than afflux, where, and how many times faster at the least and most."""
     found: dict[str, dict[str, Any]] = {}
     for line in lines_of(row, cases):
-        if line["role"] == "ours" or line["part"] or line["times_ours"] >= 1:
+        if line["role"] == "ours" or line["part"] or line["times_ours"] > LEVEL:
             continue
         who = found.setdefault(
             line["name"], {"row": row.name, "name": line["name"], "but": line["but"], "at": [], "times": []}

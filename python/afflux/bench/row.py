@@ -47,6 +47,7 @@ class Row:
     contenders: list[Contender]
     output: str = "params"  #: the one whose error the tables show
     dtype: str = "float32"  #: of the updates
+    along: str = ""  #: d, m or clients: what its cases differ in, if it is about how the time grows
     columns: tuple[Column, ...] = TIMED
     compare: Callable[[list[Line]], None] = nothing_more  #: adds the row's own figures to the lines of all its cases
 

@@ -1,31 +1,31 @@
 """Times the engine's operations beside torch: bytes, the machine's own limit, and the error."""
 
-import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import typer
 
 from afflux import ops
 from afflux.bench import baselines, machine, report, tables
+from afflux.bench.files import Files
 from afflux.bench.inputs import Case
 from afflux.bench.probes import PROBES
 from afflux.bench.row import Asked, Row
-from afflux.bench.rows import ROWS
+from afflux.bench.rows import GROUPS, ROWS
 from afflux.bench.session import check_memory, execute, native_here
+from afflux.errors import UnavailableError
 
 REPEATS, QUICK_REPEATS = 20, 3
 
 
 def chosen_rows(names: str) -> list[Row]:
-    known = {row.name: row for row in ROWS}
+    known = GROUPS | {row.name: [row] for row in ROWS}
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     unknown = [name for name in wanted if name not in known]
     if unknown or not wanted:
         what = f"unknown: {', '.join(unknown)}" if unknown else "no row is named"
         raise typer.BadParameter(f"{what}; known rows: {', '.join(known)}", param_hint="--rows")
-    return [known[name] for name in dict.fromkeys(wanted)]
+    return list({row.name: row for name in wanted for row in known[name]}.values())
 
 
 def list_rows(threads: int, sets: int) -> None:
@@ -41,6 +41,13 @@ def list_rows(threads: int, sets: int) -> None:
         print(f"{'':14}- {probe.name}")
 
 
+def choose(isa: str) -> None:
+    try:
+        ops.choose_isa(isa)
+    except UnavailableError as error:
+        raise typer.BadParameter(str(error), param_hint="--isa") from None
+
+
 def planned(rows: list[Row], asked: Asked) -> dict[Case, list[Row]]:
     """The cases of these rows, and which rows share each of them."""
     plan: dict[Case, list[Row]] = {}
@@ -52,11 +59,10 @@ def planned(rows: list[Row], asked: Asked) -> dict[Case, list[Row]]:
 
 def notes(cases: Iterable[Case], repeats: int) -> list[str]:
     """What keeps this run's figures from being what they look like."""
-    found = [
-        f"{case}: the input sets are smaller than 4 last-level caches: not memory speed"
-        for case in cases
-        if not case.warm and 4 * case.d * (case.m + 1) * case.sets < 4 * machine.last_level()
-    ]
+    small = [str(c) for c in cases if not c.warm and 4 * c.d * (c.m + 1) * c.sets < 4 * machine.last_level()]
+    found = []
+    if small:
+        found.append(f"the input sets are smaller than 4 last-level caches, so not memory speed: {'; '.join(small)}")
     if repeats < REPEATS:
         found.append(f"fewer than {REPEATS} repeats")
     if missing := native_here():
@@ -71,12 +77,12 @@ def run(
     d: int | None,
     m: int | None,
     threads: int | None,
+    isa: str | None,
     repeats: int | None,
     sets: int,
     compiled: bool,
     quick: bool,
-    json_path: Path | None,
-    markdown_path: Path | None,
+    files: Files,
     list_only: bool,
 ) -> None:
     threads = threads or ops.default_threads()
@@ -85,9 +91,9 @@ def run(
         return
     selected = chosen_rows(rows)
     repeats = repeats or (QUICK_REPEATS if quick else REPEATS)
-    for path in (json_path, markdown_path):
-        if path and not path.absolute().parent.is_dir():  # before the run, not after it
-            raise typer.BadParameter(f"there is no folder for {path}")
+    files.check()
+    if isa:
+        choose(isa)
     plan = planned(selected, Asked(d, m, threads, quick, sets))
     for case, sharing in plan.items():
         check_memory(case, sharing, compiled)
@@ -107,7 +113,4 @@ def run(
     }
     out = report.results(box, selected, cases, settings)
     tables.show(out, selected)
-    if json_path:
-        json_path.write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
-    if markdown_path:
-        markdown_path.write_text(tables.to_markdown(out, selected), encoding="utf-8")
+    files.write(out, selected)

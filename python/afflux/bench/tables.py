@@ -49,12 +49,7 @@ def conditions(out: dict[str, Any]) -> str:
 
 def summary(rows: list[Row], cases: list[dict[str, Any]]) -> Printed:
     """One line for each row and case: afflux's own."""
-    ours = [
-        line | {"name": row.name, "what": ""}
-        for row in rows
-        for case in cases
-        for line in case["rows"].get(row.name, [])[:1]
-    ]
+    ours = [line | {"name": row.name, "what": ""} for row in rows for line in lines_of(row, cases) if line["first"]]
     return Printed("Operations", "", SUMMARY, ours)
 
 
@@ -62,14 +57,11 @@ def of_row(row: Row, cases: list[dict[str, Any]]) -> Printed:
     """Everyone who does it; the title has what all lines have in common."""
     lines = lines_of(row, cases)
     first = lines[0]
-    common = [row.dtype, f"{first['threads']} thread{'s' * (first['threads'] > 1)}"]
-    if len(cases_of(row, cases)) == 1:
-        common = [cases_of(row, cases)[0]["name"], *common, f"{first['bytes'] / 1e9:.3g} GB"]
+    common = [row.dtype, f"{first['threads']} thread{'s' * (first['threads'] > 1)}", first["isa"]]
+    own = [case for case in cases if row.name in case["rows"]]
+    if len(own) == 1:
+        common = [own[0]["name"], *common, f"{first['bytes'] / 1e6:.4g} MB"]
     return Printed(f"{row.name}: {', '.join(common)}", row.formula, row.columns, lines)
-
-
-def cases_of(row: Row, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [case for case in cases if row.name in case["rows"]]
 
 
 def limits(cases: list[dict[str, Any]]) -> Printed:
@@ -127,7 +119,7 @@ def to_markdown(out: dict[str, Any], rows: list[Row]) -> str:
 def show(out: dict[str, Any], rows: list[Row]) -> None:
     console = Console()
     if not console.is_terminal:
-        console = Console(width=180)  # a pipe has no width: do not fold at 80
+        console = Console(width=200)  # a pipe has no width: do not fold at 80
     console.print(conditions(out), style="dim", highlight=False, markup=False)
     for printed in tables(out, rows):
         heading = f"{printed.title}: {printed.formula}" if printed.formula else printed.title

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from afflux import ops
+from afflux.bench import gram
 from afflux.bench.baselines import Tensor, torch, vectors
 from afflux.bench.contender import Arrays, Contender, Round
 from afflux.bench.inputs import LR, Float32, Float64, Inputs, Int64
@@ -32,17 +33,11 @@ def first_estimate(inputs: Inputs) -> Float32:
 # What is right
 
 
-def slices(d: int, m: int) -> list[slice]:
-    """Pieces of vectors, such that M of them are small in float64."""
-    length = max(1, 2**22 // m)
-    return [slice(i, i + length) for i in range(0, d, length)]
-
-
 def coefficients(gradients: Float32, estimate: Float32, staleness: Int64) -> Float64:
     """(2, M): the parts of the g'_i = g_i + alpha * estimate in the new estimate and in the direction."""
 
     def pieces() -> Iterator[Float64]:
-        for piece in slices(estimate.size, len(gradients)):
+        for piece in gram.slices(estimate.size, len(gradients)):
             yield gradients[:, piece] + ALPHA * estimate[piece].astype(np.float64)
 
     norms = np.sqrt(sum(np.square(piece).sum(axis=1) for piece in pieces()))
@@ -63,7 +58,7 @@ def coefficients(gradients: Float32, estimate: Float32, staleness: Int64) -> Flo
 def reference(before: Arrays) -> Exact:
     """The definition, given the coefficients; or the inner products."""
     if "gram" in before:
-        return {"gram": (before["gram"], np.abs(before["gram"]))}
+        return gram.reference(before)
     params, last = (before[name].astype(np.float64) for name in ("params", "estimate"))
     sums, sizes = np.zeros((2, params.size)), np.zeros((2, params.size))
     for parts, update in zip(before["weights"].T, before["updates"], strict=True):
@@ -95,7 +90,7 @@ def ready(inputs: Inputs, run: Callable[[int], object], params: list[Any], estim
 # afflux
 
 
-def weigh(inputs: Inputs, gram: Float64) -> Weights:
+def weigh(inputs: Inputs, products: Float64) -> Weights:
     m, now = inputs.m, 4
     return SELECTION(
         Arrivals(
@@ -105,8 +100,8 @@ def weigh(inputs: Inputs, gram: Float64) -> Weights:
             staleness=inputs.staleness,
             num_examples=np.ones(m, np.int64),
             losses=np.full(m, np.nan),
-            norms=np.sqrt(np.diag(gram)[1:]),
-            gram=gram,
+            norms=np.sqrt(np.diag(products)[1:]),
+            gram=products,
             scalars=SELECTION.needs.scalars,
         )
     )
@@ -117,8 +112,7 @@ def two_sweeps(inputs: Inputs) -> Round:
     gradients = [list(block) for block in inputs.updates]
 
     def run(k: int) -> object:
-        gram = ops.gram([estimate, *gradients[k]], num_threads=inputs.num_threads)
-        weights = weigh(inputs, gram)
+        weights = weigh(inputs, ops.gram([estimate, *gradients[k]], num_threads=inputs.num_threads))
         round = ops.Pass(
             inputs.params[k],
             inputs.out,
@@ -132,24 +126,9 @@ def two_sweeps(inputs: Inputs) -> Round:
     return ready(inputs, run, inputs.params, lambda k: estimate)
 
 
-def named(gram: Any) -> Arrays:
-    return {"gram": gram}
-
-
-def gram_alone(inputs: Inputs) -> Round:
+def beside_estimate(inputs: Inputs) -> list[list[Float32]]:
     estimate = first_estimate(inputs)
-    rows = [[estimate, *block] for block in inputs.updates]
-
-    def before(k: int) -> Arrays:
-        exact = np.zeros((1 + inputs.m, 1 + inputs.m))
-        for piece in slices(inputs.d, inputs.m):
-            part = np.array([row[piece] for row in rows[k]], np.float64)
-            exact += part @ part.T
-        return {"gram": exact}
-
-    return Round(
-        lambda k: ops.gram(rows[k], num_threads=inputs.num_threads), before, lambda gram: {"gram": np.asarray(gram)}
-    )
+    return [[estimate, *block] for block in inputs.updates]
 
 
 # torch
@@ -186,25 +165,16 @@ def plain(inputs: Inputs) -> Round:
 
 
 def products(inputs: Inputs) -> Round:
-    """Matrix products of [estimate, g_1 .. g_M], side by side: batched over columns for the inner products.
-
-    One product of the whole matrix and its transpose takes longer, and so do two of matrix and vector
-    in the place of the second.
-    """
-    columns = 1024
-    batch_count = inputs.d // columns
-    whole = batch_count * columns
+    """Matrix products of [estimate, g_1 .. g_M], side by side; two of matrix and vector for the second take longer."""
     inputs.blocks[0][0] = first_estimate(inputs)
     blocks = [torch.from_numpy(block) for block in inputs.blocks]
-    batches = [block[:, :whole].unflatten(1, (batch_count, columns)).transpose(0, 1) for block in blocks]
+    inner = [gram.batched(block) for block in blocks]
     own = inputs.params[0].copy()
     params = torch.from_numpy(own)
     moved = torch.from_numpy(np.zeros((2, inputs.d), np.float32))
 
     def run(k: int) -> object:
-        gram = torch.bmm(batches[k], batches[k].transpose(1, 2)).sum(0)
-        rest = blocks[k][:, whole:]
-        weights = weigh(inputs, (gram + rest @ rest.T).double().numpy())
+        weights = weigh(inputs, inner[k]().double().numpy())
         assert weights.next is not None
         parts = np.array([weights.next[0], [-LR * weights.memories[0], *(-LR * weights.vectors)]])
         torch.mm(torch.from_numpy(parts).float(), blocks[k], out=moved)
@@ -225,7 +195,7 @@ CONTENDERS = [
     Contender(
         "afflux gram",
         "the first sweep alone",
-        gram_alone,
+        gram.afflux_round(beside_estimate),
         vectors(lambda m: 1),
         role="ours",
         traffic=lambda m: traffic(m)[:1],
