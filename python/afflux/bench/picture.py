@@ -14,9 +14,10 @@ from afflux.bench.columns import Line
 from afflux.bench.report import lines_of
 from afflux.bench.row import Row
 
-COLOURS = {"afflux": "#0b6e4f", "torch best": "#e08e45", "torch plain": "#c9c4bb", "best peer": "#7a6ff0"}
+COLOURS = {"afflux": "#0b6e4f", "torch best": "#e08e45", "torch plain": "#a9a296", "best peer": "#7a6ff0"}
 ROLES = {"torch best": "best", "torch plain": "plain", "best peer": "peer"}
 LIMIT_COLOUR = "#b3001b"
+ALONG = {"d": "elements, d", "m": "updates a round, M", "clients": "clients, N"}
 MARKERS = ("o", "s", "^", "D", "v")
 
 
@@ -100,26 +101,28 @@ def operations(cases: list[dict[str, Any]], rows: list[Row], where: str) -> Figu
 
 def growth(cases: list[dict[str, Any]], rows: list[Row], where: str) -> Figure:
     """Time of a round against what the row's cases differ in, both logarithmic."""
-    titles = {"d": "elements, d", "m": "updates a round, M", "clients": "clients, N"}
     figure = Figure(figsize=(1 + 4.4 * len(rows), 4.6), layout="constrained")
     for axes, row in zip(figure.subplots(1, len(rows), squeeze=False)[0], rows, strict=True):
         lines = lines_of(row, cases)
         for marker, name in zip(MARKERS, dict.fromkeys(line["name"] for line in lines), strict=False):
-            own = [line for line in lines if line["name"] == name]
-            curve(axes, own, row.along, marker)
-        proportional = row.along != "clients"
-        guide(axes, [line for line in lines if line["first"]], row.along, proportional)
+            curve(axes, [line for line in lines if line["name"] == name], row.along, marker)
+        guide(axes, [line for line in lines if line["first"]], row.along)
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.set_xlabel(titles[row.along])
+        low, high = axes.get_ylim()
+        if high < 10 * low:  # so that noise does not look like growth
+            axes.set_ylim(low / 4, high * 4)
+        axes.set_xlabel(ALONG[row.along])
         axes.set_ylabel("ms a round")
-        axes.set_title(row.formula if proportional else "a round of ca2fl through Server: pushes and step", fontsize=10)
+        axes.set_title(f"{row.formula}, {fixed(lines[0], row.along)}", fontsize=10)
         axes.legend(frameon=False, fontsize=8)
         finish(axes, where if row is rows[-1] else "")
-        if not proportional:
-            low, high = axes.get_ylim()
-            axes.set_ylim(low / 4, high * 4)
     return figure
+
+
+def fixed(line: Line, along: str) -> str:
+    """What its cases have in common."""
+    return ", ".join(f"{name} = {short(line[key])}" for key, name in (("d", "d"), ("m", "M")) if key != along)
 
 
 def curve(axes: Axes, lines: Sequence[Line], along: str, marker: str) -> None:
@@ -136,13 +139,11 @@ def curve(axes: Axes, lines: Sequence[Line], along: str, marker: str) -> None:
     )
 
 
-def guide(axes: Axes, ours: Sequence[Line], along: str, proportional: bool) -> None:
-    """The line of slope 1 through the last point, or the level of the first."""
-    last = ours[-1]
-    xs = [line[along] for line in ours]
-    level = [1e3 * last["median"] * (x / last[along] if proportional else 1) for x in xs]
-    label = f"proportional to {'d' if along == 'd' else 'M'}" if proportional else "constant"
-    axes.plot(xs, level, linestyle=":", color="#555555", linewidth=1, label=label, zorder=0)
+def guide(axes: Axes, ours: Sequence[Line], along: str) -> None:
+    """The last point's time by the bytes of each: a line of slope 1 over d, a level one over N."""
+    pace = 1e3 * ours[-1]["median"] / ours[-1]["bytes"]
+    xs, level = [line[along] for line in ours], [pace * line["bytes"] for line in ours]
+    axes.plot(xs, level, linestyle=":", color="#555555", linewidth=1, label="proportional to the bytes", zorder=0)
 
 
 def finish(axes: Axes, where: str) -> None:

@@ -84,7 +84,7 @@ def server_round(inputs: Inputs) -> Round:
 SCALING = [
     Row(
         name="scaling-d",
-        formula="fedbuff from d = 10^4 to 10^7",
+        formula="fedbuff over d",
         counted="4 d (M + 2), as fedbuff",
         traffic=fedbuff.traffic,
         reference=fedbuff.reference,
@@ -95,7 +95,7 @@ SCALING = [
     ),
     Row(
         name="scaling-m",
-        formula="fedbuff from M = 1 to 1000",
+        formula="fedbuff over M",
         counted="4 d (M + 2), as fedbuff",
         traffic=fedbuff.traffic,
         reference=fedbuff.reference,
@@ -106,7 +106,7 @@ SCALING = [
     ),
     Row(
         name="scaling-n",
-        formula="a whole round of ca2fl through Server, N from 10^2 to 10^6: M pushes and the step",
+        formula="ca2fl through Server: M pushes and the step, over N",
         counted="8 d M + 4 d (3 M + 2) + 16 d: M vectors taken in, then as ca2fl",
         traffic=server_traffic,
         reference=ca2fl.reference,
