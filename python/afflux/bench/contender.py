@@ -12,6 +12,9 @@ from afflux.bench.streams import Traffic
 
 #: ours; the formula as papers' authors write it in torch; as well as torch can; another library's; or none of these
 Role = Literal["ours", "plain", "best", "peer", ""]
+#: Seconds in which the workers of OpenMP, and longer those of OpenBLAS, spin after their work and hold a core.
+REST, REST_OF_OPENBLAS = 0.025, 0.06
+
 Arrays = dict[str, npt.NDArray[Any]]
 
 
@@ -45,6 +48,7 @@ class Contender:
     role: Role = ""
     but: str = ""  #: what it needs, or does not do, that afflux does; for "where we lose"
     traffic: Callable[[int], Traffic] | None = None  #: of M; if it is not the row's: a part of it, or of other data
+    rest: float = REST  #: seconds before the next one has its turn
     compiles: bool = False  #: its first run compiles; it takes part only if asked for, because that takes long
 
 

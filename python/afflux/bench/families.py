@@ -1,9 +1,11 @@
 """Families of native probes: the same streams moved in many ways, of which the fastest take part in the rounds."""
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import product
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import count, islice, product
+from math import ceil
 
 from afflux.bench import machine, native
 from afflux.bench.inputs import Case, Float32, Inputs
@@ -19,10 +21,10 @@ FINALISTS = 6
 
 def generic(m: int) -> list[Traffic]:
     """What every case is measured with, whatever its rows are."""
-    counts = [2**i for i in range(m.bit_length())] + [m + 1]
-    reads = [Streams(reads=(4,) * count) for count in dict.fromkeys(counts)]
-    written = [Streams(reads=(4,) * count, writes=(4,)) for count in (1, m + 1)]
-    in_place = [Streams(in_place=(4,) * count) for count in (1, 2, 3)]
+    numbers = [2**i for i in range(m.bit_length())] + [m + 1]
+    reads = [Streams(reads=(4,) * n) for n in dict.fromkeys(numbers)]
+    written = [Streams(reads=(4,) * n, writes=(4,)) for n in (1, m + 1)]
+    in_place = [Streams(in_place=(4,) * n) for n in (1, 2, 3)]
     return [(streams,) for streams in (*reads, *written, *in_place)]
 
 
@@ -38,7 +40,7 @@ def placed(memory: Iterable[Float32], sizes: Sequence[int], elements: int) -> It
     chunks = iter(memory)
     free = next(chunks)
     for size in sizes:
-        words = math.ceil(elements * size / 4)
+        words = ceil(elements * size / 4)
         while words > free.size:
             free = next(chunks)
         yield free[:words], size
@@ -60,57 +62,82 @@ def sweep(inputs: Inputs, k: int, streams: Streams, variant: Variant, elements: 
     )
 
 
-def ready(
-    inputs: Inputs, case: Case, traffic: Traffic, variant: Variant, elements: int | None = None
-) -> Callable[[int], object]:
-    """A sample of this probe; laps that are all on one set are made by the native code."""
-    laps = case.laps if case.warm else 1
-    calls = [
-        [sweep(inputs, k, streams, variant, elements or case.d, laps) for streams in traffic] for k in range(case.sets)
-    ]
+@dataclass(frozen=True)
+class Trial:
+    """Streams and a way to move them, on the inputs of a case."""
 
-    def run(k: int) -> None:
-        for call in calls[k]:
+    inputs: Inputs
+    case: Case
+    traffic: Traffic
+    variant: Variant
+    elements: int
+
+    @cached_property
+    def calls(self) -> dict[int, list[Callable[[], float]]]:
+        """By input set, made when first needed."""
+        return {}
+
+    def ready(self, k: int) -> list[Callable[[], float]]:
+        """Laps that are all on one set are made by the native code."""
+        if k not in self.calls:
+            laps = self.case.laps if self.case.warm else 1
+            self.calls[k] = [sweep(self.inputs, k, s, self.variant, self.elements, laps) for s in self.traffic]
+        return self.calls[k]
+
+    def run(self, k: int) -> None:
+        for call in self.ready(k):
             call()
 
-    return lambda number: run(number % case.sets) if case.warm else case.sample(run)(number)
+    def sample(self, number: int) -> None:
+        if self.case.warm:
+            self.run(number % self.case.sets)
+        else:
+            self.case.sample(self.run)(number)
+
+    def prepare(self, number: int) -> None:
+        """Nothing is left to do in this sample but to move the streams."""
+        self.case.sample(self.ready)(number)
 
 
-def fastest(
-    candidates: Sequence[Variant], samples: int, keep: int, prepared: Callable[[Variant], Callable[[int], object]]
-) -> list[Variant]:
-    """Those with the shortest sample."""
+def fastest(trials: Sequence[Trial], samples: int, keep: int) -> list[Trial]:
+    """Those with the shortest sample. Each goes on where the last stopped, so that they find no set in the cache."""
+    numbers = count()
 
-    def shortest(variant: Variant) -> float:
-        sample = prepared(variant)
+    def shortest(trial: Trial) -> float:
         seconds = []
-        for number in range(samples):
+        for number in islice(numbers, samples):
+            trial.prepare(number)
             start = time.perf_counter()
-            sample(number)
+            trial.sample(number)
             seconds.append(time.perf_counter() - start)
         return min(seconds)
 
-    return sorted(candidates, key=shortest)[:keep]
+    return sorted(trials, key=shortest)[:keep]
 
 
 def tried(inputs: Inputs, case: Case, traffic: Traffic, keep: int) -> list[Timed]:
     """The fastest variants: of all on a part that is larger than the caches, then of some on the whole."""
-    an_element = moved(traffic, 1)
-    part = case.d if case.warm else min(case.d, math.ceil(4 * machine.last_level() / an_element))
-    few = fastest(variants(traffic), 2, FINALISTS, lambda v: ready(inputs, case, traffic, v, part))
-    found = fastest(few, 3, keep, lambda v: ready(inputs, case, traffic, v))
-    return [
-        Timed(
-            f"native: {spoken(traffic)}",
-            str(variant),
-            moved(traffic, case.d),
-            sample=(sample := ready(inputs, case, traffic, variant)),
-            laps=case.laps,
-            traffic=traffic,
-            prepare=sample if case.warm else lambda number: None,
-        )
-        for variant in found
-    ]
+    part, fewer = case.d, case
+    if not case.warm:
+        part = min(case.d, ceil(4 * machine.last_level() / moved(traffic, 1)))
+        fewer = replace(case, laps=ceil(case.laps / 20))
+    few = fastest([Trial(inputs, fewer, traffic, v, part) for v in variants(traffic)], 2, FINALISTS)
+    found = fastest([Trial(inputs, fewer, traffic, trial.variant, case.d) for trial in few], 3, keep)
+    return [timed(Trial(inputs, case, traffic, trial.variant, case.d)) for trial in found]
+
+
+def timed(trial: Trial) -> Timed:
+    """Ready to be timed: run on each set."""
+    case, traffic = trial.case, trial.traffic
+    for k in range(case.sets):
+        trial.run(k)
+    made = Timed(
+        f"native: {spoken(traffic)}", str(trial.variant), moved(traffic, case.d), trial.sample, case.laps, traffic
+    )
+    made.rest = 0  # its threads have ended
+    if case.warm:
+        made.prepare = trial.sample
+    return made
 
 
 def wanted(case: Case, rows: Iterable[Traffic]) -> dict[Traffic, int]:
@@ -120,4 +147,4 @@ def wanted(case: Case, rows: Iterable[Traffic]) -> dict[Traffic, int]:
 
 def scratch(traffics: Iterable[Traffic]) -> int:
     """How many float32 vectors these families write."""
-    return max((math.ceil(streams.written() / 4) for traffic in traffics for streams in traffic), default=0)
+    return max((ceil(streams.written() / 4) for traffic in traffics for streams in traffic), default=0)

@@ -8,7 +8,7 @@ import numpy as np
 from afflux import ops
 from afflux.bench.baselines import Tensor, torch, vectors
 from afflux.bench.columns import ROLE, TIME, TIMES_OURS, Column
-from afflux.bench.contender import Arrays, Contender, Round
+from afflux.bench.contender import REST_OF_OPENBLAS, Arrays, Contender, Round
 from afflux.bench.inputs import Float32, Inputs
 from afflux.bench.row import Exact, Row, one_case
 from afflux.bench.streams import Streams
@@ -85,6 +85,7 @@ CONTENDERS = [
         "float32, on all cores",
         product(lambda u: lambda: whole(u)),
         but=ONE_MATRIX,
+        rest=REST_OF_OPENBLAS,
     ),
 ]
 

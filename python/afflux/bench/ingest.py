@@ -7,7 +7,7 @@ import numpy as np
 
 from afflux.bench import baselines, push
 from afflux.bench.columns import ROLE, TIME, TIMES_OURS
-from afflux.bench.contender import Contender, Round
+from afflux.bench.contender import REST_OF_OPENBLAS, Contender, Round
 from afflux.bench.inputs import Case, Float32, Inputs
 from afflux.bench.probes import threaded
 from afflux.bench.row import Asked, Row, one_case
@@ -50,6 +50,7 @@ CONTENDERS = [
         numpy_careful,
         push.own,
         temporary=lambda d, m: d,
+        rest=REST_OF_OPENBLAS,
     ),
 ]
 

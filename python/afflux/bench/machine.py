@@ -5,6 +5,7 @@ import platform
 import re
 import subprocess
 import sys
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,17 @@ def holds(amount: int) -> str:
         if amount <= size:
             return name
     return "memory" if amount >= 4 * max(sizes.values(), default=0) else "cache and memory"
+
+
+def others_cpu() -> float | None:
+    """Seconds of CPU time that all other processes have had since the start of the machine; None where unknown."""
+    try:
+        first, *_ = Path("/proc/stat").read_text().splitlines()
+    except OSError:
+        return None
+    user, nice, system, _, _, *rest = map(int, first.split()[1:9])
+    own = time.process_time()
+    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK") - own
 
 
 def memory_bytes() -> int | None:

@@ -9,15 +9,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from afflux.bench.contender import Arrays, Contender, Round, ends, unprepared
+from afflux.bench.contender import REST, Arrays, Contender, Round, ends, unprepared
 from afflux.bench.inputs import Inputs
 from afflux.bench.row import Row
 from afflux.bench.streams import Traffic
 
 #: Elements at each end of the vectors that are compared with float64, and the most of all M together.
 CHECKED, CHECKED_OF_ALL = 2**19, 2**23
-#: OpenMP's workers spin for a while after their work and would hold a core of the next contender.
-PAUSE = 0.005
 
 
 @dataclass
@@ -33,6 +31,7 @@ class Timed:
     row: str = ""  #: empty for a probe
     by: Contender | None = None  #: likewise None
     prepare: Callable[[int], object] = unprepared  #: comes before a sample, and is not timed
+    rest: float = REST  #: seconds before the next has its turn
     first: float = 0  #: seconds of its very first run
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
@@ -57,12 +56,12 @@ def measure(everyone: Sequence[Timed], repeats: int, turn: Callable[[], object] 
         for repeat in range(repeats):
             shuffle(order)
             for timed in order:
-                time.sleep(PAUSE)
                 timed.prepare(repeat)
                 start = time.perf_counter()
                 result = timed.sample(repeat)
                 timed.seconds.append((time.perf_counter() - start) / timed.laps)
                 del result  # freeing it is not part of the round
+                time.sleep(timed.rest)
                 turn()
     finally:
         gc.enable()

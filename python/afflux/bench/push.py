@@ -13,7 +13,7 @@ import numpy as np
 from afflux import Server, ops
 from afflux.bench import baselines, machine
 from afflux.bench.columns import SPEED, Column, Line, number
-from afflux.bench.contender import Arrays, Contender, Round
+from afflux.bench.contender import REST_OF_OPENBLAS, Arrays, Contender, Round
 from afflux.bench.inputs import Case, Float32, Float64, Inputs
 from afflux.bench.row import Asked, Exact, Row
 from afflux.bench.streams import Streams
@@ -140,6 +140,7 @@ CONTENDERS = [
         into_slots(numpy_careful),
         own,
         temporary=lambda d, m: d,
+        rest=REST_OF_OPENBLAS,
     ),
 ]
 

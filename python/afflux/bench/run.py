@@ -16,6 +16,7 @@ from afflux.bench.session import check_memory, execute, native_here
 from afflux.errors import UnavailableError
 
 REPEATS, QUICK_REPEATS = 20, 3
+QUIET = 0.1  #: cores that others may take
 
 
 def chosen_rows(names: str) -> list[Row]:
@@ -57,12 +58,15 @@ def planned(rows: list[Row], asked: Asked) -> dict[Case, list[Row]]:
     return plan
 
 
-def notes(cases: Iterable[Case], repeats: int) -> list[str]:
+def notes(cases: Iterable[Case], results: list[dict[str, Any]], repeats: int) -> list[str]:
     """What keeps this run's figures from being what they look like."""
     small = [str(c) for c in cases if not c.warm and 4 * c.d * (c.m + 1) * c.sets < 4 * machine.last_level()]
     found = []
     if small:
         found.append(f"the input sets are smaller than 4 last-level caches, so not memory speed: {'; '.join(small)}")
+    busy = max(result["cores_of_others"] or 0 for result in results)
+    if busy > QUIET:
+        found.append(f"the machine was not idle: other processes took up to {busy:.1f} cores while everyone was timed")
     if repeats < REPEATS:
         found.append(f"fewer than {REPEATS} repeats")
     if missing := native_here():
@@ -109,7 +113,7 @@ def run(
         "sets": sets,
         "compile": compiled,
         "quick": quick,
-        "notes": notes(plan, repeats),
+        "notes": notes(plan, cases, repeats),
     }
     out = report.results(box, selected, cases, settings)
     tables.show(out, selected)

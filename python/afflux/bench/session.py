@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,9 +11,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from afflux.bench import baselines, families, native, report
+from afflux.bench import baselines, families, machine, native, report
 from afflux.bench import inputs as data
-from afflux.bench.contender import Contender
+from afflux.bench.contender import REST_OF_OPENBLAS, Contender
 from afflux.bench.inputs import Case, Inputs
 from afflux.bench.measure import Timed, check, measure
 from afflux.bench.probes import COPIED, PROBES
@@ -90,6 +91,7 @@ def contender(case: Case, row: Row, by: Contender, shared: Inputs) -> Timed:
         laps=case.laps,
         row=row.name,
         by=by,
+        rest=by.rest,
     )
 
     def prepare(number: int) -> None:
@@ -109,6 +111,7 @@ def contender(case: Case, row: Row, by: Contender, shared: Inputs) -> Timed:
 
 def probes(case: Case, rows: list[Row], shared: Inputs, step: Step) -> list[Timed]:
     """The native ones that came out fastest, and those of NumPy and torch."""
+    time.sleep(REST_OF_OPENBLAS)
     found = []
     for traffic, keep in {} if native_here() else mixes(case, rows).items():
         step("trying native probes")
@@ -136,5 +139,8 @@ def execute(case: Case, rows: list[Row], repeats: int, compiled: bool) -> dict[s
         found = probes(case, rows, shared, step)
         everyone = [*found, *contenders]
         step("timing", total=repeats * len(everyone))
+        start, before = time.perf_counter(), machine.others_cpu()
         measure(everyone, repeats, step)
-    return report.of_case(case, rows, found, contenders)
+        seconds, after = time.perf_counter() - start, machine.others_cpu()
+    others = None if before is None or after is None else (after - before) / seconds
+    return report.of_case(case, rows, found, contenders) | {"cores_of_others": others}
