@@ -115,13 +115,15 @@ def fastest(trials: Sequence[Trial], samples: int, keep: int) -> list[Trial]:
     return sorted(trials, key=shortest)[:keep]
 
 
-def tried(inputs: Inputs, case: Case, traffic: Traffic, keep: int) -> list[Timed]:
-    """The fastest variants: of all on a part that is larger than the caches, then of some on the whole."""
+def tried(inputs: Inputs, case: Case, traffic: Traffic, keep: int, *, quick: bool) -> list[Timed]:
+    """The fastest variants: of all (quick: of few) on a part larger than the caches, then of some on the whole."""
     part, fewer = case.d, case
     if not case.warm:
         part = min(case.d, ceil(4 * machine.last_level() / moved(traffic, 1)))
         fewer = replace(case, laps=ceil(case.laps / 20))
-    few = fastest([Trial(inputs, fewer, traffic, v, part) for v in variants(traffic)], 2, FINALISTS)
+    few = fastest(
+        [Trial(inputs, fewer, traffic, v, part) for v in variants(traffic)[:: 11 if quick else 1]], 2, FINALISTS
+    )
     found = fastest([Trial(inputs, fewer, traffic, trial.variant, case.d) for trial in few], 3, keep)
     return [timed(Trial(inputs, case, traffic, trial.variant, case.d)) for trial in found]
 

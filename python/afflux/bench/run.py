@@ -103,7 +103,7 @@ def run(
         check_memory(case, sharing, compiled)
 
     box = machine.describe()  # now: the load must be that of others
-    cases = [execute(case, sharing, repeats, compiled) for case, sharing in plan.items()]
+    cases = [execute(case, sharing, repeats, compiled, quick) for case, sharing in plan.items()]
     settings: dict[str, Any] = {
         "rows": [row.name for row in selected],
         "d": d,

@@ -109,13 +109,13 @@ def contender(case: Case, row: Row, by: Contender, shared: Inputs) -> Timed:
     return timed
 
 
-def probes(case: Case, rows: list[Row], shared: Inputs, step: Step) -> list[Timed]:
+def probes(case: Case, rows: list[Row], shared: Inputs, step: Step, quick: bool) -> list[Timed]:
     """The native ones that came out fastest, and those of NumPy and torch."""
     time.sleep(REST_OF_OPENBLAS)
     found = []
     for traffic, keep in {} if native_here() else mixes(case, rows).items():
         step("trying native probes")
-        found += families.tried(shared, case, traffic, keep)
+        found += families.tried(shared, case, traffic, keep, quick=quick)
     for probe in PROBES:
         step("trying probes")
         run, traffic = probe.make(shared), probe.traffic(case.m)
@@ -125,7 +125,7 @@ def probes(case: Case, rows: list[Row], shared: Inputs, step: Step) -> list[Time
     return found
 
 
-def execute(case: Case, rows: list[Row], repeats: int, compiled: bool) -> dict[str, Any]:
+def execute(case: Case, rows: list[Row], repeats: int, compiled: bool, quick: bool) -> dict[str, Any]:
     """All figures of these rows in this case."""
     baselines.set_threads(case.threads)
     with progress(case) as step:
@@ -136,7 +136,7 @@ def execute(case: Case, rows: list[Row], repeats: int, compiled: bool) -> dict[s
         for row, by in everybody:
             step(f"checking {by.name}")
             contenders.append(contender(case, row, by, shared))
-        found = probes(case, rows, shared, step)
+        found = probes(case, rows, shared, step, quick)
         everyone = [*found, *contenders]
         step("timing", total=repeats * len(everyone))
         start, before = time.perf_counter(), machine.others_cpu()
