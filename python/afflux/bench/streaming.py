@@ -10,10 +10,11 @@ import numpy as np
 
 from afflux import Server
 from afflux.bench import baselines
-from afflux.bench.columns import ERROR, SPEED, ULP, Column, Line, number
+from afflux.bench.columns import BY_D, ERROR, ROLE, SPEED, TIMES_OURS, ULP, Column, Line, number
 from afflux.bench.contender import Arrays, Contender, Round
+from afflux.bench.fedbuff import FEDBUFF
 from afflux.bench.inputs import LR, Case, Float32, Inputs
-from afflux.bench.row import QUICK_D, Asked, D, Exact, Row
+from afflux.bench.row import QUICK_D, Asked, D, Row
 from afflux.rules.fedbuff import fedbuff
 from afflux.streaming import MemoryMode
 
@@ -22,7 +23,7 @@ SMALL = 100_000  #: where fixed costs show
 
 def cases(asked: Asked) -> list[Case]:
     lengths = [asked.d] if asked.d else [SMALL, QUICK_D if asked.quick else D]
-    return [Case(d, asked.m or 10, asked.threads) for d in lengths]
+    return [Case(d, asked.m or 10, asked.threads, sets=asked.sets) for d in lengths]
 
 
 def a_round(memory: MemoryMode) -> Callable[[Inputs], Round]:
@@ -88,15 +89,16 @@ def sum_bytes(d: int, m: int) -> int:
 
 
 CONTENDERS = [
-    Contender("afflux", 'Server(memory="streaming").push, M times', a_round("streaming"), streaming_bytes),
-    Contender("afflux, buffered", "Server.push, M times", a_round("buffered"), buffered_bytes),
+    Contender("afflux", 'Server(memory="streaming").push, M times', a_round("streaming"), streaming_bytes, role="ours"),
+    Contender("afflux, buffered", "Server.push, M times", a_round("buffered"), buffered_bytes, role="ours"),
     Contender(
         "numpy +=",
         "total += w * u, no copy and no check",
         added(np.asarray, numpy_add),
         sum_bytes,
         temporary=lambda d, m: 4 * d,
-        plain=True,
+        role="plain",
+        but="checks nothing, float32 sums",
     ),
 ]
 
@@ -111,6 +113,8 @@ if baselines.torch is not None:
             "total.add_(u, alpha=w), no copy and no check",
             added(baselines.torch.from_numpy, torch_add),
             sum_bytes,
+            role="best",
+            but="checks nothing, float32 sums",
         )
     )
 
@@ -123,27 +127,24 @@ def an_update(lines: list[Line]) -> None:
         line["held"] = held[line["name"]](line["d"], line["m"])
 
 
-def row(count: Callable[[int, int], int], reference: Callable[[Arrays], Exact]) -> Row:
-    """With the bytes and the reference of a fedbuff round."""
-    return Row(
-        name="streaming",
-        formula="M pushes, one by one, and their step: out = params + lr sum_i u_i / M",
-        counted="4 d (M + 2), as fedbuff",
-        bytes=count,
-        reference=reference,
-        cases=cases,
-        contenders=CONTENDERS,
-        columns=(
-            number("d", "d", "_d"),
-            number("us an update", "us", ".1f"),
-            Column(
-                "min .. max", lambda line: " .. ".join(f"{1e6 * line[end] / line['m']:.1f}" for end in ("min", "max"))
-            ),
-            number("MB held", "held", ".1f", 1e-6),
-            *SPEED,
-            number("x plain", "times_plain", ".2f"),
-            ERROR,
-            ULP,
-        ),
-        compare=an_update,
-    )
+STREAMING = Row(
+    name="streaming",
+    formula="M pushes, one by one, and their step: out = params + lr sum_i u_i / M",
+    counted="4 d (M + 2), as fedbuff",
+    traffic=FEDBUFF.traffic,
+    reference=FEDBUFF.reference,
+    cases=cases,
+    contenders=CONTENDERS,
+    columns=(
+        BY_D,
+        ROLE,
+        number("us an update", "us", ".1f"),
+        Column("min .. max", lambda line: " .. ".join(f"{1e6 * line[end] / line['m']:.1f}" for end in ("min", "max"))),
+        number("MB held", "held", ".1f", 1e-6),
+        *SPEED,
+        TIMES_OURS,
+        ERROR,
+        ULP,
+    ),
+    compare=an_update,
+)
