@@ -114,7 +114,7 @@ def growth(cases: list[dict[str, Any]], rows: list[Row], where: str) -> Figure:
             axes.set_ylim(low / 4, high * 4)
         axes.set_xlabel(ALONG[row.along])
         axes.set_ylabel("ms a round")
-        axes.set_title(f"{row.formula}, {fixed(lines[0], row.along)}", fontsize=10)
+        axes.set_title(f"{row.formula}\n{fixed(lines[0], row.along)}", fontsize=10)
         axes.legend(frameon=False, fontsize=8)
         finish(axes, where if row is rows[-1] else "")
     return figure
@@ -151,4 +151,4 @@ def finish(axes: Axes, where: str) -> None:
     axes.grid(axis="y", color="#e6e6e6", linewidth=0.6)
     axes.set_axisbelow(True)
     if where:
-        axes.text(1, 1.08, where, transform=axes.transAxes, ha="right", fontsize=7, color="#777777")
+        axes.text(1, 1.13, where, transform=axes.transAxes, ha="right", fontsize=7, color="#777777")
