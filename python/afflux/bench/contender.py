@@ -30,6 +30,10 @@ def nothing(d: int, m: int) -> int:
     return 0
 
 
+def here() -> None:
+    return None
+
+
 @dataclass(frozen=True)
 class Contender:
     """One way to do a row's operation."""
@@ -42,6 +46,7 @@ class Contender:
     plain: bool = False  #: the formula as papers' authors write it; the others are compared with it
     part: Callable[[int, int], int] | None = None  #: bytes, of (d, M), if it does only a part of the row's operation
     compiles: bool = False  #: runs only if asked for, because compiling takes long
+    absent: Callable[[], str | None] = here  #: why it cannot take part; asked only if its row runs
 
 
 def ends(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:

@@ -13,6 +13,7 @@ from afflux.bench.columns import TIME, TIMES_PLAIN, ULP, Line, number
 from afflux.bench.contender import Arrays, Contender, Round
 from afflux.bench.fadas import FADAS
 from afflux.bench.inputs import LR, Case, Float32, Inputs
+from afflux.bench.peers import rows as peers
 from afflux.bench.push import PUSH
 from afflux.bench.row import QUICK_D, Asked, D, Exact, Row, one_case
 from afflux.bench.wkafl import WKAFL
@@ -201,4 +202,5 @@ ROWS = [
         compare=beside_m10,
     ),
     PUSH,
+    *peers.ROWS,
 ]

@@ -56,7 +56,8 @@ def planned(rows: list[Row], asked: Asked) -> dict[Case, list[Row]]:
 
 
 def entrants(rows: list[Row], compiled: bool) -> list[tuple[Row, Contender]]:
-    return [(row, c) for row in rows for c in row.contenders if compiled or not c.compiles]
+    """Those who take part in these rows."""
+    return [(row, c) for row in rows for c in row.contenders if (compiled or not c.compiles) and not c.absent()]
 
 
 def check_memory(case: Case, contenders: list[Contender], sets: int) -> None:
@@ -69,7 +70,7 @@ def check_memory(case: Case, contenders: list[Contender], sets: int) -> None:
         raise typer.BadParameter(data.does_not_fit(needed, available, case), param_hint="-d")
 
 
-def notes(cases: Iterable[Case], sets: int, repeats: int) -> list[str]:
+def notes(rows: list[Row], cases: Iterable[Case], sets: int, repeats: int) -> list[str]:
     """What keeps this run's figures from being what they look like."""
     largest = max(machine.cache_bytes().values(), default=0)
     found = [
@@ -77,6 +78,11 @@ def notes(cases: Iterable[Case], sets: int, repeats: int) -> list[str]:
         for case in cases
         if 4 * case.d * (case.m + 1) * sets < 4 * largest
     ]
+    left_out: dict[str, list[str]] = {}
+    for contender in (c for row in rows for c in row.contenders):
+        if (why := contender.absent()) and contender.name not in left_out.setdefault(why, []):
+            left_out[why].append(contender.name)
+    found += [f"left out: {'; '.join(names)}: {why}" for why, names in left_out.items()]
     if repeats < REPEATS:
         found.append(f"fewer than {REPEATS} repeats")
     if baselines.torch is None:
@@ -172,7 +178,7 @@ def run(
         "sets": sets,
         "compile": compiled,
         "quick": quick,
-        "notes": notes(plan, sets, repeats),
+        "notes": notes(selected, plan, sets, repeats),
     }
     out = report.results(box, selected, cases, settings)
     report.show(out, selected)
