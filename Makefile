@@ -5,7 +5,7 @@ PEERS := .venv-peers
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 NATIVE := CMakeLists.txt setup.py pyproject.toml $(shell find engine csrc -type f)
-FORMATTED := $(shell find engine csrc tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
+FORMATTED := $(shell find engine csrc python/afflux tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint types unit sanitize sanitize-all bench mutants peers test-peers bench-peers format update-constraints clean
@@ -74,7 +74,7 @@ test-peers: peers  ## compares the dialects of FedBuff, and the benchmark's peer
 	PYTHONPATH=python $(PEERS)/bin/python -m pytest tests/peers tests/test_bench_peers.py
 
 bench-peers: peers  ## the benchmark's rows against these frameworks, one by one: together they need 25 GB
-	set -e; for row in peers peers-flat peers-adam peers-small; do \
+	set -e; for row in peers-native peers-flat peers-adam peers-small; do \
 	  PYTHONPATH=python $(PEERS)/bin/python -m afflux bench --rows $$row; done
 
 format: setup  ## formats Python and C++

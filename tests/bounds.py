@@ -13,6 +13,13 @@ step        What is read, d x = |lr| dv + ...; the moments, with d(D^2) = 2 |D| 
 rounding    Every vector that is written is rounded once, to the type of params.
 inner products  Both trees of sums are at most DEPTH deep, so that <x, y> is off by at most DEPTH eps |x| |y|.
 
+streaming   memory="streaming" sums raw_i u_i and multiplies once: M + 1 roundings of the terms, one of the product, 2
+            more with params; "buffered" M + 1, or M + 2 with params. Its weights are raw_i times the factor, 3
+            roundings apart from w_i; where an exponential law is divided by its sum, both sides count from another
+            origin, and each has M + 7: a power of under 2 eps, an example count, M for the sum, 2 quotients. In all
+            at most (M + 4) + (M + 2) + 2 (M + 7) = 4 (M + 5) eps |terms| between the two directions. Against the oracle
+            the bounds above hold as they are: they count 2 M + 3 roundings of the terms, and the weights' own.
+
 WKAFL, Gram form against direct form. With t = alpha * last estimate and e_i the coefficient of g_i in the estimate g,
 
     kappa   = sum_i e_i (|g_i| + |t|) / |g|,    kappa_i = (|g_i| + |t|) / |g_i + t|
@@ -37,9 +44,9 @@ from papers import facts, inner, norm
 DEPTH = 150  #: lanes 64 + 5, blocks 32, superblocks 24 for 2^40 elements; NumPy's pairwise sums fewer
 
 
-def allowed(name, before, buffer, after, decisions, dtype, written=0, largest=0.0, **options):
-    """{vector: bound (d,)}; `written` rows so far, and their `largest` entry."""
-    dv = direction_bound(name, before, buffer, decisions, options)
+def allowed(name, before, buffer, after, decisions, dtype, written=0, largest=0.0, dv=None, **options):
+    """{vector: bound (d,)}; `written` rows so far, and their `largest` entry; `dv`: of the direction, if not ours."""
+    dv = direction_bound(name, before, buffer, decisions, options) if dv is None else dv
     if "rows" in after and written:
         dv = dv + written * (before["num_clients"] + 2) * EPS * largest
     if not decisions["stepped"]:
@@ -88,6 +95,11 @@ def direction_bound(name, before, buffer, decisions, options):
     terms = decisions["terms"]
     relative = weights_error(name, before, buffer, decisions, options)
     return oracle.sum_bound(terms, 2 * len(buffer) + 3 + len(before["rows"])) + relative * terms
+
+
+def streamed(buffer, decisions):
+    """How far the directions of both memory modes may be apart."""
+    return 4 * (len(buffer) + 5) * EPS * decisions["terms"]
 
 
 def adaptive_bounds(name, before, after, decisions, dv, options):

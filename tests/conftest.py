@@ -1,5 +1,9 @@
 """Fixtures shared by the suite: the instruction sets that run here, and vectors that provoke rounding."""
 
+import os
+
+os.environ.setdefault("AFFLUX_THREAD_BYTES", "1")  # vectors here are short; all threads that are asked for shall start
+
 import numpy as np
 import pytest
 

@@ -203,15 +203,15 @@ MUTANTS = {
     ),
     "round: buffers are weighted": (
         "python/afflux/round.py",
-        "ones = np.array([float(yes) for yes in accepted])",
-        "ones = weights",
+        "ones = np.array([float(yes) for yes in accepted(weights)])",
+        "ones = weights.vectors",
         "test_models.py",
     ),
     "server: a failing rule loses the buffer": (
-        "python/afflux/server.py",
-        "        return prepare(self.rule, self._joins.before",
+        "python/afflux/rounds.py",
+        "        return prepare(self._rule, self._joins.before",
         "        self._joins.book = self._joins.book._replace(filled=0)\n"
-        "        return prepare(self.rule, self._joins.before",
+        "        return prepare(self._rule, self._joins.before",
         "test_server.py",
     ),
     "joins: a round that is being made is not counted": (
@@ -321,6 +321,30 @@ MUTANTS = {
         "for i, client_id in enumerate(client_ids) if accepted[i]}",
         "for i, client_id in reversed([*enumerate(client_ids)]) if accepted[i]}",
         "test_rules.py",
+    ),
+    "streaming: a term that an interrupt has left is added again": (
+        "python/afflux/streaming.py",
+        "if not self.done:",
+        "if self.slot is not None:",
+        "test_streaming_threads.py",
+    ),
+    "streaming: a total starts with what its memory holds": (
+        "python/afflux/streaming.py",
+        "vector if self.place else total.zeros",
+        "vector",
+        "test_streaming.py",
+    ),
+    "streaming: a round does not wait for the terms before it": (
+        "python/afflux/rounds.py",
+        "joins.book.unfinished:",
+        "joins.book.round is not None:",
+        "test_streaming_threads.py",
+    ),
+    "streaming: the factor of a shifted exponential law": (
+        "python/afflux/weigh.py",
+        "isinstance(law, Exponential) and not raw",
+        "isinstance(law, Exponential)",
+        "test_streaming.py",
     ),
     "weigh: staleness counted from one": (
         "python/afflux/weigh.py",

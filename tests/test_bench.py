@@ -8,13 +8,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from afflux import ops
 from oracle import EPS, U32
 
 pytest.importorskip("rich")
 pytest.importorskip("typer")
 torch = pytest.importorskip("torch")
+
+from afflux.bench import native, tables  # noqa: E402
+from afflux.bench.native import Variant, sweep  # noqa: E402
+from afflux.bench.rows import ROWS  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 D, M, REPEATS, THREADS = 100_003, 7, 3, 2
@@ -32,14 +38,23 @@ def bench(*arguments):
     )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """Where probes are compiled to: once for all tests of this file."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
+
+
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
     """One quick run: what it printed, its JSON text, its Markdown."""
-    folder = tmp_path_factory.mktemp("bench")
-    files = folder / "out.json", folder / "out.md"
-    done = bench("--quick", "-d", D, "-M", M, "--threads", THREADS, "--json", files[0], "--markdown", files[1])
+    folder = tmp_path_factory.mktemp("bench") / "out"
+    done = bench("--quick", "--rows", "fedbuff,ca2fl", "-d", D, "-M", M, "--threads", THREADS, "--out", folder)
     assert done.returncode == 0, done.stderr
-    return done, *(file.read_text(encoding="utf-8") for file in files)
+    assert (folder / "bench.png").read_bytes().startswith(b"\x89PNG")
+    return done, *((folder / name).read_text(encoding="utf-8") for name in ("bench.json", "bench.md"))
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +93,12 @@ def test_settings_and_rows(result, case):
         names = [c["name"] for c in row]
         assert names[0] == "afflux"
         assert len(set(names)) == len(names) >= 4
-        (plain,) = [c for c in row if c["plain"]]
+        (plain,) = [c for c in row if c["role"] == "plain"]
+        best = min(c["median"] for c in row if c["role"] == "best")
         for c in row:
             assert c["times_plain"] == pytest.approx(plain["median"] / c["median"])
+            assert c["times_best"] == pytest.approx(best / c["median"])
+            assert c["times_ours"] == pytest.approx(c["median"] / row[0]["median"])
     assert len(case["probes"]) >= 8
 
 
@@ -91,14 +109,34 @@ def test_bytes_are_the_definitions(case):
     for row, expected in zip(case["rows"].values(), (fedbuff, ca2fl), strict=True):
         assert {c["bytes"] for c in row} == {expected}
     probes = {p["name"]: p["bytes"] for p in case["probes"]}
-    assert probes["afflux ingest"] == f32 * 2 * D
     assert probes["torch sum"] == f32 * M * D
     assert probes["torch mv"] == f32 * (M + 1) * D
     assert probes["numpy copyto"] == f32 * 2 * 4 * D
+    assert probes["native: 3 in place"] == f32 * 3 * 2 * D
+    assert probes[f"native: {M + 1} read, 1 written"] == fedbuff
+    assert probes[f"native: {M + 1} read, 1 written, {M} + 1 of 8 bytes in place"] == ca2fl
+
+
+@pytest.mark.parametrize(
+    ("row", "an_element"),
+    [
+        ("ingest", 4 * (1 + 1)),
+        ("gram", 4 * M),
+        ("fedbuff", 4 * (M + 2)),
+        ("fedbuff-bf16", 2 * M + 4 * 2),
+        ("ca2fl", 4 * (3 * M + 2) + 8 * 2),
+        ("fadas", 4 * (M + 2) + 4 * 3 * 2),
+        ("wkafl", 4 * (M + 1) + 4 * (M + 4)),
+        ("push", 4 * M * 2),
+        ("scaling-n", 4 * M * 2 + 4 * (3 * M + 2) + 8 * 2),
+    ],
+)
+def test_bytes_follow_from_the_streams(row, an_element):
+    m = 1 if row == "ingest" else M
+    assert next(r for r in ROWS if r.name == row).bytes(D, m) == D * an_element
 
 
 def test_figures_follow_from_the_samples(case):
-    limit = case["limit"]["gbps"]
     for entry in everything(case):
         seconds = entry["seconds"]
         assert len(seconds) == REPEATS
@@ -106,10 +144,38 @@ def test_figures_follow_from_the_samples(case):
         assert (entry["min"], entry["max"]) == (min(seconds), max(seconds))
         assert entry["median"] == statistics.median(seconds)
         assert entry["gbps"] == pytest.approx(entry["bytes"] / entry["median"] / 1e9)
-        assert entry["gbps"] <= limit
-        assert entry["percent_of_limit"] == pytest.approx(100 * entry["gbps"] / limit)
-    assert max(entry["gbps"] for entry in everything(case)) == limit
-    assert max(case["limit"]["probes_by_kind"].values()) <= limit
+
+
+def test_a_limit_is_the_best_of_what_is_comparable(case):
+    mixes = {"fedbuff": f"{M + 1} read, 1 written", "ca2fl": f"{M + 1} read, 1 written, {M} + 1 of 8 bytes in place"}
+    for name, row in case["rows"].items():
+        able = [*row, *(p for p in case["probes"] if p["kind"] == "read" or p["what"] == mixes[name])]
+        limit = case["limits"][name]
+        assert limit["gbps"] == max(entry["gbps"] for entry in able)
+        assert limit["by"] in {entry["name"] for entry in able if entry["gbps"] == limit["gbps"]}
+        for c in row:
+            assert c["percent_of_limit"] == pytest.approx(100 * c["gbps"] / limit["gbps"])
+            assert c["limit"] == limit["gbps"]
+    for kind, gbps in case["best"].items():
+        assert gbps == max(p["gbps"] for p in case["probes"] if p["kind"] == kind)
+
+
+def test_where_we_lose_is_what_the_samples_say(result, case):
+    faster = {
+        (name, c["name"]): row[0]["median"] / c["median"]
+        for name, row in case["rows"].items()
+        for c in row
+        if c["median"] < 0.99 * row[0]["median"]
+    }
+    said = {(loss["row"], loss["name"]): loss["times"] for loss in result["where_we_lose"]}
+    assert said == {who: [pytest.approx(times)] for who, times in faster.items()}
+
+
+def test_who_is_faster_is_said_with_where_and_why():
+    loss = {"row": "push", "name": "torch", "but": "only copies", "times": [3.0, 1.5]}
+    at = [{"d": d, "m": 5, "clients": None} for d in (1000, 10)]
+    assert tables.sentence(loss | {"at": at}) == "push: torch 1.50x to 3.00x faster, d = 10, 1_000 (only copies)"
+    assert tables.sentence(loss | {"at": at[:1], "times": [2.0], "but": ""}) == "push: torch 2.00x faster"
 
 
 def test_errors_are_within_their_bounds(case):
@@ -148,9 +214,10 @@ def test_parts_are_counted_as_parts(two_more):
     for name, whole in (("fadas", fadas), ("wkafl", wkafl)):
         row = case["rows"][name]
         assert row[0]["name"] == "afflux"
-        assert f"{name}, {whole / 1e9:.3g} GB" in printed
+        assert f"{name}: d = {D:_}, M = {M}, float32, {THREADS} threads" in printed
+        assert f"{whole / 1e6:.4g} MB" in printed
         assert [c["name"] for c in row if c["part"]] == (["afflux gram"] if name == "wkafl" else [])
-        (plain,) = [c for c in row if c["plain"]]
+        (plain,) = [c for c in row if c["role"] == "plain"]
         for c in row:
             assert c["name"] in printed
             assert c["bytes"] == (gram if c["part"] else whole)
@@ -215,9 +282,11 @@ def test_says_where_it_ran_and_not_who(quick, result):
 def test_prints_and_writes_tables(quick):
     done, _, markdown = quick
     for text in (done.stdout, markdown):
-        assert "Limit of this run" in text
+        assert "Operations" in text
+        assert "Limits, and the machine's best" in text
+        assert "Where we lose" in text
         assert "not memory speed" in text  # 100,003 elements lie in the cache
-        for name in ("afflux", "torch addmv_", "torch mul_", "% of limit"):
+        for name in ("afflux", "torch addmv_", "torch mul_", "native: 1 read", "% of limit"):
             assert name in text
     for line in markdown.splitlines():
         if line.startswith("|---"):
@@ -240,7 +309,6 @@ def test_rounds_over_m(tmp_path):
     assert {"torch stack().mean", "torch addmv_"} < set(at_10)
     for case in cases:
         assert case["separate"]
-        assert max(entry["gbps"] for entry in everything(case)) == case["limit"]["gbps"]
         for c in case["rows"]["rounds"]:
             assert c["bytes"] == 4 * d * (case["m"] + 2)
             assert c["times_m10"] == pytest.approx(c["percent_of_limit"] / at_10[c["name"]])
@@ -257,7 +325,7 @@ def test_a_push_and_sizes_of_ones_own(tmp_path):
     pushes, rounds = json.loads(path.read_text(encoding="utf-8"))["cases"]
     assert [(c["d"], c["m"], c["threads"]) for c in (pushes, rounds)] == [(d, m, 1), (d, m, THREADS)]
     assert {c["times_m10"] for c in rounds["rows"]["rounds"]} == {None}  # M = 10 was not timed
-    (plain,) = [c for c in pushes["rows"]["push"] if c["plain"]]
+    (plain,) = [c for c in pushes["rows"]["push"] if c["role"] == "plain"]
     assert plain["name"] == "numpy copyto"
     for c in pushes["rows"]["push"]:
         assert c["bytes"] == 8 * d * m
@@ -275,11 +343,27 @@ def test_a_push_and_sizes_of_ones_own(tmp_path):
             assert norms["terms"] > 0.1
 
 
+def test_streaming_beside_buffers(tmp_path):
+    d, m, path = 3_001, 6, tmp_path / "out.json"
+    done = bench("--quick", "--rows", "streaming", "-d", d, "-M", m, "--threads", THREADS, "--json", path)
+    assert done.returncode == 0, done.stderr
+    (case,) = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    lines = {c["name"]: c for c in case["rows"]["streaming"]}
+    assert (lines["afflux"]["held"], lines["afflux, buffered"]["held"]) == (16 * d, 4 * d * (m + 1))
+    for name, c in lines.items():
+        assert c["bytes"] == 4 * d * (m + 2)
+        assert c["us"] == pytest.approx(1e6 * c["median"] / m)
+        error = c["errors"]["params"]
+        assert error["abs"] <= (m + 8) * U32 * error["terms"]
+        if name.startswith("afflux"):
+            assert error["ulp"] < 1
+
+
 @pytest.mark.parametrize("arguments", [("--rows", "fedbuff,fedbuf"), ("--rows", "")])
 def test_unknown_row(arguments):
     done = bench(*arguments)
     assert done.returncode == 2
-    assert "known rows: fedbuff, ca2fl" in done.stderr
+    assert "known rows: all, scaling, peers, ingest" in done.stderr
     assert ("unknown: fedbuf;" in done.stderr) == (arguments[1] != "")
 
 
@@ -297,6 +381,12 @@ def test_refuses_a_folder_that_is_not_there(tmp_path):
     assert "no folder" in done.stderr
 
 
+def test_refuses_an_instruction_set_that_is_not_there():
+    done = bench("--quick", "--isa", "sse9")
+    assert done.returncode == 2
+    assert "sse9" in done.stderr
+
+
 @pytest.mark.parametrize("option", ["--list", "--help"])
 def test_lists_and_helps(option):
     done = bench(option)
@@ -311,3 +401,125 @@ def test_tiny_vectors():
     done = bench("--quick", "-d", 1, "-M", 1, "--rows", "ca2fl,fadas,wkafl")
     assert done.returncode == 0, done.stderr
     assert "fedbuff" not in done.stdout
+
+
+VARIANTS = [
+    Variant(ahead, tile, group, past_cache)
+    for ahead, tile, group, past_cache in [
+        (0, 256, 16, False),
+        (512, 1024, 4, True),
+        (4096, 4096, 1, False),
+        (0, 1024, 16, True),
+    ]
+]
+#: More than one chunk of 65,536, and a tail that fills no cache line.
+LENGTH = 150_001
+
+
+def whole_numbers(count, size=LENGTH):
+    """Sums of them are exact in float32."""
+    rng = np.random.default_rng(0)
+    return [rng.integers(-9, 9, size).astype(np.float32) for _ in range(count)]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("count", [1, 3, 11, 18])
+def test_native_probes_move_what_they_say(variant, count):
+    """Every word is read, added and written: nothing is optimised away."""
+    vectors = whole_numbers(count + 1)
+    reads = [(vector, 4) for vector in vectors[:count]]
+    expected = sum(vectors[:count])
+    assert sweep(reads, [], [], LENGTH, variant, threads=THREADS, laps=2)() == 2 * expected.sum(dtype=np.float64)
+    out, own = np.empty(LENGTH + 3, np.float32)[3:], vectors[count].copy()
+    sweep(reads, [(out, 4)], [], LENGTH, variant, threads=THREADS)()
+    np.testing.assert_array_equal(out, expected)
+    out[:] = 0
+    sweep(reads, [(out, 4)], [(own, 4)], LENGTH, variant, threads=THREADS, laps=3)()
+    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(own, vectors[count] + 3 * expected)
+
+
+def test_native_probes_count_two_and_eight_bytes_an_element():
+    size = LENGTH - 1  # an even number: two elements of 2 bytes are a word
+    double, half, out = whole_numbers(1, 2 * size)[0], whole_numbers(1, size // 2)[0], np.zeros(size, np.float32)
+    total = sweep([(half, 2), (double, 8)], [], [], size, VARIANTS[0], threads=1)()
+    assert total == half.sum(dtype=np.float64) + double.sum(dtype=np.float64)
+    before = double.copy()
+    sweep([(half, 2)], [(out, 2)], [(double, 8)], size, Variant(tile=256), threads=THREADS)()
+    np.testing.assert_array_equal(out[: size // 2], half)
+    assert (out[size // 2 :] == 0).all()
+    tiles = [(half[128 * i : 128 * (i + 1)], slice(512 * i, 512 * i + 128)) for i in range(size // 256)]
+    for part, where in tiles:  # a tile's sum goes to the first words of the same tile
+        before[where] += part
+    np.testing.assert_array_equal(double[: 512 * len(tiles)], before[: 512 * len(tiles)])
+
+
+def test_without_a_compiler_the_run_goes_on(monkeypatch, tmp_path):
+    path = tmp_path / "out.json"
+    monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
+    done = bench("--quick", "--rows", "gram", "-d", D, "-M", 3, "--json", path)
+    assert done.returncode == 0, done.stderr
+    assert "no native probes" in done.stdout
+    (only,) = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    assert not [p for p in only["probes"] if p["name"].startswith("native")]
+    assert only["limits"]["gram"]["gbps"] > 0
+
+
+def test_a_compiler_that_fails_is_told(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", f"{sys.executable} -c 'raise SystemExit(3)'")
+    with pytest.raises(native.MissingCompiler, match="failed"):
+        native.library.__wrapped__()
+    assert not list((tmp_path / "afflux").glob("*.so"))
+
+
+def test_other_rows(tmp_path):
+    """Errors: a copy has none, an inner product is rounded d times, a bfloat16 update is what it was rounded to."""
+    path = tmp_path / "out.json"
+    isa = next(backend.name for backend in reversed(ops.backends()) if backend.runs and backend.device == "cpu")
+    done = bench(
+        *("--quick", "--rows", "ingest,gram,fedbuff-bf16,cached", "-d", D, "-M", M, "--isa", isa),
+        *("--threads", THREADS, "--json", path),
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(path.read_text(encoding="utf-8"))
+    rows = {name: lines for case in result["cases"] for name, lines in case["rows"].items()}
+    for lines in rows.values():
+        assert lines[0]["name"] == "afflux"
+        assert lines[0]["isa"] == isa
+        assert {line["role"] for line in lines} >= {"ours", "plain", "best"}
+    for line in rows["ingest"]:
+        assert line["errors"]["slots"]["abs"] == 0
+    for line in rows["gram"]:
+        exact = line["name"] in ("afflux", "torch U @ U.T, float64")
+        error = line["errors"]["gram"]
+        assert error["terms"] > 0
+        assert error["abs"] <= D * (EPS if exact else U32) * error["terms"]
+    bf16 = {line["name"]: line for line in rows["fedbuff-bf16"]}
+    assert bf16["afflux"]["errors"]["params"]["ulp"] < 1
+    assert bf16["afflux"]["bytes"] == 2 * M * D + 8 * D
+    assert bf16["afflux, float32"]["bytes"] == 4 * (M + 2) * D
+    assert bf16["afflux"]["times_float32"] == pytest.approx(
+        bf16["afflux, float32"]["median"] / bf16["afflux"]["median"]
+    )
+    cached = next(case for case in result["cases"] if "cached" in case["rows"])
+    assert cached["warm"]
+    assert cached["laps"] > 1
+
+
+def test_scaling(tmp_path):
+    path = tmp_path / "out.json"
+    done = bench("--quick", "--rows", "scaling", "--json", path, "--picture", tmp_path / "growth.png")
+    assert done.returncode == 0, done.stderr
+    cases = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    afflux = {}
+    for case in cases:
+        for name, lines in case["rows"].items():
+            afflux.setdefault(name, []).append(lines[0])
+    assert [line["d"] for line in afflux["scaling-d"]] == [10_000, 30_000, 100_000]
+    assert sorted(line["m"] for line in afflux["scaling-m"]) == [1, 3, 10]
+    assert [line["clients"] for line in afflux["scaling-n"]] == [100, 1_000, 10_000]
+    for line in [line for lines in afflux.values() for line in lines]:
+        assert 0 < line["errors"]["params"]["ulp"] < 1
+    assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(tmp_path.glob("growth-*"))

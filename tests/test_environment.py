@@ -7,8 +7,9 @@ import sys
 import pytest
 
 
-def python(code, **environment):
-    return subprocess.run([sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True)
+def python(code, *arguments, **environment):
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("name", ["AVX512", "avx1024", "cuda", " "])
@@ -63,3 +64,31 @@ assert os.waitpid(child, 0)[1] == 0
         pytest.skip("needs fork and /proc")
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_threads_are_started_where_they_are_worth_it():
+    """Numbers of threads are given in turn: two in a row differ by one, unless something was started between them."""
+    code = """
+import sys, threading, time, numpy as np
+from afflux import ops
+def started(size, num_threads, expected):
+    vectors, out, weights = [np.ones(size, np.float32)] * 4, np.ones(size, np.float32), np.ones(4)
+    number = lambda: [t.start() or t.join() or t.native_id for t in [threading.Thread()]][0]
+    def once():
+        before = number()
+        ops.apply(ops.Pass(vectors[0], out, ops.Combine(vectors, weights)), num_threads=num_threads)
+        return number() - before - 1
+    least, end = once(), time.monotonic() + 10
+    while least > expected and time.monotonic() < end:  # other processes take numbers too
+        least = min(least, once())
+    return least
+cases = (30_000, 3), (300_000, 3), (1_000_000, 3), (1_000_000, 1)
+print(*(started(*case, int(n)) for case, n in zip(cases, sys.argv[1])))
+"""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("needs Linux's numbers of threads")
+    for each, expected in (("", "0120"), ("1", "2220"), ("1500000", "0220")):
+        done = python(code, expected, AFFLUX_THREAD_BYTES=each)
+        assert done.stdout.split() == list(expected), (each, done.stderr)
+    done = python(code, expected, AFFLUX_THREAD_BYTES="2 MB")
+    assert "AffluxError: AFFLUX_THREAD_BYTES is '2 MB', must be a number of bytes, at least 1" in done.stderr

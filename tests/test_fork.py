@@ -131,12 +131,20 @@ def test_a_fork_amid_a_round_raises_in_the_child():
     assert out == "done\n"
 
 
-@pytest.mark.parametrize("rule", ["fedbuff(buffer_size=3)", "ca2fl(buffer_size=3)"])
-def test_forks_while_threads_push(rule):
+@pytest.mark.parametrize(
+    ("rule", "memory"),
+    [
+        ("fedbuff(buffer_size=3)", "buffered"),
+        ("ca2fl(buffer_size=3)", "buffered"),
+        ("fedbuff(buffer_size=3)", "streaming"),
+    ],
+)
+def test_forks_while_threads_push(rule, memory):
     """Wherever the fork hits: the child works on a whole copy, or raises; and it ends."""
     out = run(
         f"""
-    server = Server({rule}, np.zeros(d, np.float32), num_clients=8, num_threads=2, max_slots=4)
+    server = Server({rule}, np.zeros(d, np.float32), num_clients=8, num_threads=2, max_slots=4,
+                    memory={memory!r})
     stop = threading.Event()
     def push(client):
         while not stop.is_set():

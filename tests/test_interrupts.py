@@ -19,13 +19,16 @@ from afflux import AffluxError, Join, Server, replay
 from afflux.rules import RULES
 
 D, M, CLIENTS, seconds = {size}, 3, 9, {seconds}
+memory = {memory!r}
 slots = None if {rule!r} == 'gsgm' else M + 2  # arrivals that wait for the next pass have slots of their own
+slots = 2 if memory == "streaming" else slots
 faulthandler.dump_traceback_later(10 * seconds + 60, exit=True)  # a hang fails the test
 random.seed({seed})
 rule = RULES[{rule!r}](buffer_size=M)
 
 def fresh(log=True):
-    return Server(rule, np.zeros(D), num_clients=CLIENTS, max_staleness=5, log=log, num_threads=2, max_slots=slots)
+    return Server(rule, np.zeros(D), num_clients=CLIENTS, max_staleness=5, log=log, num_threads=2, max_slots=slots,
+                  memory=memory)
 
 def interrupt(*_):
     raise KeyboardInterrupt
@@ -65,7 +68,7 @@ for thread in threads:
     thread.join()
 state = server.state_dict()  # finishes a round that was left
 assert interrupts > 100, interrupts
-waiting = server.arrivals_waiting + len(server._joins.book.deferred())
+waiting = 0 if memory == "streaming" else server.arrivals_waiting + len(server._joins.book.deferred())
 assert server._slots.taken == waiting and server.arrivals_waiting < M, (server._slots.taken, waiting)
 assert server.versions_held == 1
 pushes = [entry for entry in server.log if isinstance(entry, Join)]
@@ -86,9 +89,13 @@ print(interrupts, server.version)
 """
 
 
-@pytest.mark.parametrize("rule", ["fedbuff", "ca2fl", "fadas", "gsgm"])
+@pytest.mark.parametrize(
+    ("rule", "memory"),
+    [(rule, "buffered") for rule in ("fedbuff", "ca2fl", "fadas", "gsgm")] + [("fadas", "streaming")],
+)
 @pytest.mark.parametrize(("size", "threads"), [(50, 0), (70_001, 0), (50, 3)], ids=["short", "long", "with threads"])
-def test_interrupts_at_random(rule, size, threads):
-    code = textwrap.dedent(CODE).format(rule=rule, size=size, threads=threads, seconds=SECONDS, seed=size + threads)
+def test_interrupts_at_random(rule, memory, size, threads):
+    settings = {"rule": rule, "memory": memory, "size": size, "threads": threads, "seconds": SECONDS}
+    code = textwrap.dedent(CODE).format(**settings, seed=size + threads)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

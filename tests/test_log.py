@@ -84,6 +84,12 @@ def test_both_lets_a_buffer_exceed_the_clients():
     assert server.version == 1
 
 
+def test_infinities_are_quarantined_where_norms_are_bounded():
+    """Of rules with inner products too, whose finite vectors may not be too long."""
+    server = Server(wkafl(buffer_size=2), vector(0.0), quarantine=True)
+    assert server.push(0, vector(np.inf), version=0).status == "quarantined"
+
+
 def test_quarantine_records_and_goes_on():
     server = Server(fedavg(buffer_size=2), vector(0.0), quarantine=True)
     bad = vector()

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 D, M = 25_000_000, 10
+MANY = 50  #: for servers that do not keep M vectors
 
 #: Prints the resident bytes before the server is made, and the highest ones after three rounds.
 RUN = """
 import numpy as np
 from afflux import Server
-from afflux.rules import ca2fl, fedbuff
+from afflux.rules import ca2fl, fadas, fedbuff
 
 def peak():
     # Not getrusage: its maximum begins with that of the process that started this one.
@@ -32,11 +33,14 @@ assert server.version == 3
 print(before, peak())
 """
 
-#: bytes of an element of d: two versions, M slots, and for rules that cache rows their sum and M rows
+#: bytes of an element of d: two versions, M slots, and for rules that cache rows their sum and M rows; one slot and the
+#: sum if it streams
 CASES = {
-    "fedbuff": ("fedbuff(buffer_size=m)", "", 2 * 4 + 4 * M),
-    "fedbuff in place, 16 bits": ("fedbuff(buffer_size=m)", "inplace=True, slot_dtype='bfloat16'", 4 + 2 * M),
-    "ca2fl": ("ca2fl(buffer_size=m)", "", 2 * 4 + 4 * M + 8 + 4 * M),
+    "fedbuff": ("fedbuff(buffer_size=m)", "", M, 2 * 4 + 4 * M),
+    "fedbuff in place, 16 bits": ("fedbuff(buffer_size=m)", "inplace=True, slot_dtype='bfloat16'", M, 4 + 2 * M),
+    "ca2fl": ("ca2fl(buffer_size=m)", "", M, 2 * 4 + 4 * M + 8 + 4 * M),
+    "fedbuff, streaming": ("fedbuff(buffer_size=m)", "memory='streaming'", MANY, 2 * 4 + 4 + 8),
+    "fadas, streaming": ("fadas(buffer_size=m)", "memory='streaming'", MANY, 2 * 4 + 4 + 8 + 12),
 }
 
 
@@ -50,11 +54,11 @@ def available():
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="resident memory is read as Linux counts it")
 @pytest.mark.parametrize("case", CASES)
 def test_peak_resident_memory(case):
-    rule, options, per_element = CASES[case]
+    rule, options, m, per_element = CASES[case]
     planned = per_element * D
     if available() < 1.5 * planned + 2e9:
         pytest.skip(f"needs {planned / 1e9:.1f} GB and some room; {available() / 1e9:.1f} GB are available")
-    code = textwrap.dedent(RUN).format(d=D, m=M, rule=rule, options=options)
+    code = textwrap.dedent(RUN).format(d=D, m=m, rule=rule, options=options)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     before, after = map(int, done.stdout.split())

@@ -16,7 +16,7 @@ template <class T>
 AFFLUX_FN void start(const Pass& pass, Tile tile, double* __restrict v) {
   for (std::int64_t i = 0; i < tile.size; ++i) v[i] = 0.0;
   const T* const params = tile_of<T>(pass.params, tile);
-  if (pass.combine.params_weight != 0.0) add_weighted<1>(&params, &pass.combine.params_weight, tile.size, v);
+  if (pass.combine.params_weight != 0.0) add_weighted(&params, &pass.combine.params_weight, 1, tile.size, v);
   combine<T>(pass.memory.vectors, pass.memory.weights.data, tile, v);
 }
 

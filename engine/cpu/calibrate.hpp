@@ -7,16 +7,18 @@
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-// v += w (u - h_i) if the arrival has a direction;  S += u - h_i if its row is replaced.
-template <bool kDirection, bool kReplaced, class T, class Stored>
-AFFLUX_FN void add_difference(const T* __restrict update, const Stored* __restrict old, double weight,
-                              double* __restrict v, double* __restrict sum, std::int64_t n) {
-  simd::each(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
-    const auto diff = formula::difference(lanes.load(update + i), lanes.load(old + i));
-    if (kDirection) lanes.store(v + i, formula::weighted(lanes.load(v + i), lanes.fill(weight), diff));
-    if (kReplaced) lanes.store(sum + i, formula::add_to_sum(lanes.load(sum + i), diff));
-  });
-}
+// What the sweep needs of one arrival: rows are stored in the type that an update widens to (exact_codec), hence read
+// where they lie.
+template <class T>
+using Row = decltype(formula::widened(T{}));
+
+template <class T>
+struct Arrival {
+  const T* update;
+  const Row<T>* old;
+  Row<T>* renewed;  // null: the row is kept
+  double weight;
+};
 
 // v += S / N
 AFFLUX_FN void add_mean(const Calibrate& stage, Tile tile, double* __restrict v) {
@@ -27,53 +29,67 @@ AFFLUX_FN void add_mean(const Calibrate& stage, Tile tile, double* __restrict v)
   });
 }
 
-// Rows are stored in the type that an update widens to (exact_codec), hence read where they lie.
-template <class T>
-using Row = decltype(formula::widened(T{}));
-
 template <class T>
 AFFLUX_FN const Row<T>* row_or_zeros(const View<const unsigned char>& row, Tile tile) {
   static const Row<T> zeros[kLongTile] = {};
   return row.data == nullptr ? zeros : reinterpret_cast<const Row<T>*>(row.data) + tile.begin;
 }
 
+// Of up to kTogether arrivals: v += w (u - h) where kDirection;  S += u - h and h <- u where the row is replaced. v and
+// S stay in registers. A weight of 0 adds nothing, and an arrival that has one may hold what is not finite.
+template <bool kDirection, class T>
+AFFLUX_FN void add_differences(const Arrival<T>* arrivals, int count, std::int64_t n, double* __restrict v,
+                               double* __restrict sum) {
+  simd::each_wide(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
+    auto direction = lanes.load(v + i), total = lanes.load(sum + i);
+    for (int k = 0; k < count; ++k) {
+      const Arrival<T>& arrival = arrivals[k];
+      lanes.ahead(arrival.update + i);
+      lanes.ahead(arrival.old + i);
+      const auto diff = formula::difference(lanes.load(arrival.update + i), lanes.load(arrival.old + i));
+      if (kDirection && arrival.weight != 0.0)
+        direction = formula::weighted(direction, lanes.fill(arrival.weight), diff);
+      if (arrival.renewed == nullptr) continue;
+      total = formula::add_to_sum(total, diff);
+      lanes.copy(arrival.update + i, arrival.renewed + i);
+    }
+    if (kDirection) lanes.store(v + i, direction);
+    lanes.store(sum + i, total);
+  });
+}
+
+// The differences of all arrivals that have a direction or a new row.
+template <bool kDirection, class T>
+AFFLUX_FN void add_all_differences(const Pass& pass, Tile tile, double* __restrict v) {
+  const Calibrate& stage = pass.calibrate;
+  double* const sum = stage.sum.data + tile.begin;
+  Arrival<T> arrivals[kTogether];
+  int count = 0;
+  for (std::int64_t k = 0; k < pass.combine.updates.size; ++k) {
+    const double weight = kDirection ? pass.combine.weights.data[k] : 0.0;
+    unsigned char* const new_row = stage.new_rows.data[k].data;
+    if (weight == 0.0 && new_row == nullptr) continue;
+    arrivals[count++] = {tile_of<T>(pass.combine.updates.data[k], tile), row_or_zeros<T>(stage.rows.data[k], tile),
+                         new_row == nullptr ? nullptr : reinterpret_cast<Row<T>*>(new_row) + tile.begin, weight};
+    if (count < kTogether) continue;
+    add_differences<kDirection>(arrivals, count, tile.size, v, sum);
+    count = 0;
+  }
+  if (count > 0) add_differences<kDirection>(arrivals, count, tile.size, v, sum);
+}
+
 // v += S / N + sum_i w_i (u_i - h_i);  S += u_i - h_i and h_i <- u_i for the rows to be replaced.
 template <class T>
 AFFLUX_FN void cached_difference(const Pass& pass, Tile tile, double* __restrict v) {
-  const Calibrate& stage = pass.calibrate;
-  double* __restrict sum = stage.sum.data + tile.begin;
-  add_mean(stage, tile, v);
-  for (std::int64_t k = 0; k < pass.combine.weights.size; ++k) {
-    const double weight = pass.combine.weights.data[k];
-    unsigned char* const new_row = stage.new_rows.data[k].data;
-    if (weight == 0.0 && new_row == nullptr) continue;
-    const T* const update = tile_of<T>(pass.combine.updates.data[k], tile);
-    const Row<T>* const old = row_or_zeros<T>(stage.rows.data[k], tile);
-    if (new_row == nullptr) {
-      add_difference<true, false>(update, old, weight, v, sum, tile.size);
-      continue;
-    }
-    if (weight == 0.0)
-      add_difference<false, true>(update, old, weight, v, sum, tile.size);
-    else
-      add_difference<true, true>(update, old, weight, v, sum, tile.size);
-    convert(update, reinterpret_cast<Row<T>*>(new_row) + tile.begin, tile.size);
-  }
+  add_mean(pass.calibrate, tile, v);
+  add_all_differences<true, T>(pass, tile, v);
 }
 
 // S += u_i - h_i and h_i <- u_i for the rows to be replaced;  v += S / N, with the new S.
 template <class T>
 AFFLUX_FN void cached_mean(const Pass& pass, Tile tile, double* __restrict v) {
-  const Calibrate& stage = pass.calibrate;
-  double* __restrict sum = stage.sum.data + tile.begin;
-  for (std::int64_t k = 0; k < pass.combine.updates.size; ++k) {
-    unsigned char* const new_row = stage.new_rows.data[k].data;
-    if (new_row == nullptr) continue;
-    const T* const update = tile_of<T>(pass.combine.updates.data[k], tile);
-    add_difference<false, true>(update, row_or_zeros<T>(stage.rows.data[k], tile), 0.0, v, sum, tile.size);
-    convert(update, reinterpret_cast<Row<T>*>(new_row) + tile.begin, tile.size);
-  }
-  add_mean(stage, tile, v);
+  add_all_differences<false, T>(pass, tile, v);
+  add_mean(pass.calibrate, tile, v);
 }
 
 }  // namespace

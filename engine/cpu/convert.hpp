@@ -32,6 +32,9 @@ AFFLUX_FN void convert(Type type, const void* vector, std::int64_t begin, std::i
   }
 }
 
+// afflux::bytes, internal to this object.
+AFFLUX_FN std::int64_t size_of(Type type) { return type == Type::float64 ? 8 : type == Type::float32 ? 4 : 2; }
+
 // body(T{}) for the types that slots and updates are stored in; the entry points refuse float16 there.
 template <class Body>
 AFFLUX_FN void with_type(Type type, const Body& body) {

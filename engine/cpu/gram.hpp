@@ -1,6 +1,7 @@
-// gram, one superblock: all inner products between two panels of vectors, block by block. A tile of 2 x 2 pairs is
-// summed lane group by lane group (lanes are independent, so the grouping is free), while the block lies in L1. Types
-// are chosen per tile, so that vectors of many types are read from memory once, as those of one type are.
+// gram, one superblock: all inner products between two panels of vectors, block by block. A tile of 3 x 3 pairs is
+// summed lane group by lane group (lanes are independent, so the grouping is free): its sums fill the registers, and a
+// value that is loaded and widened serves three products. Meanwhile the next block is fetched from memory. Types are
+// chosen per tile, so that vectors of many types are read from memory once, as those of one type are.
 #pragma once
 #include "afflux/order.hpp"
 #include "cpu/convert.hpp"
@@ -8,52 +9,128 @@
 #include "cpu/simd.hpp"
 #include "formula/reduce.hpp"
 
+// Sums stay in registers only where every loop over a tile is unrolled; GCC leaves some in memory by itself.
+#define AFFLUX_UNROLL _Pragma("GCC unroll 16")
+
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-// products[p] = the block's inner product of pair p: (x0,y0), (x0,y1), (x1,y0), (x1,y1)
-template <class X, class Y>
-AFFLUX_FN void block_products(const X* const x[2], const Y* const y[2], std::int64_t n, double products[4]) {
-  constexpr int kGroup = 2;  // native vectors per lane group: 8 independent sums hide the latency of an addition
-  constexpr int kGroupLanes = kGroup * simd::kWidth;
-  static_assert(kLanes % kGroupLanes == 0, "lane groups must divide the lanes");
-  double lanes[4][kLanes];
-  const std::int64_t whole = n - n % kLanes;
-  for (int lane = 0; lane < kLanes; lane += kGroupLanes) {
-    simd::Doubles sum[4][kGroup] = {};
-    for (std::int64_t i = lane; i < whole; i += kLanes)
-      for (int part = 0; part < kGroup; ++part) {
-        const std::int64_t at = i + part * simd::kWidth;
-        const simd::Doubles x0 = simd::Many::load(x[0] + at), x1 = simd::Many::load(x[1] + at);
-        const simd::Doubles y0 = simd::Many::load(y[0] + at), y1 = simd::Many::load(y[1] + at);
-        sum[0][part] = simd::dot_term<X, Y>(sum[0][part], x0, y0);
-        sum[1][part] = simd::dot_term<X, Y>(sum[1][part], x0, y1);
-        sum[2][part] = simd::dot_term<X, Y>(sum[2][part], x1, y0);
-        sum[3][part] = simd::dot_term<X, Y>(sum[3][part], x1, y1);
+constexpr int kSide = 3;
+// Native vectors per lane group. With 32 registers a group is a whole cache line of float32; 16 hold one sum per pair.
+constexpr int kParts = simd::kWidth == 8 ? 2 : 1;
+constexpr int kGroupLanes = kParts * simd::kWidth;
+static_assert(kLanes % kGroupLanes == 0, "lane groups must divide the lanes");
+
+// Asks for the next block of every vector a few cache lines at a time, all through the work on this block: the memory
+// rests otherwise while the products are made.
+class Ahead {
+ public:
+  Ahead(const GramPanels& panels, std::int64_t begin) : panels_(panels), begin_(begin) {
+    const std::int64_t rows = tiles(panels.left_count), columns = tiles(panels.right_count);
+    const bool symmetric = panels.left == panels.right;
+    count_ = panels.left_count + (symmetric ? 0 : panels.right_count);
+    std::int64_t lines = 0;
+    for (std::int64_t k = 0; k < count_; ++k) lines += kBlock * size_of(vector(k).type) / kLine;
+    const std::int64_t calls = (symmetric ? rows * (rows + 1) / 2 : rows * columns) * (kBlock / kEvery / kGroupLanes);
+    lines_ = (lines + calls - 1) / calls;
+    if (begin + kBlock > panels.left[0].size) count_ = 0;
+  }
+  // To be called with every i; `i` advances by kLanes.
+  AFFLUX_INLINE void fetch(std::int64_t i) {
+    if (i % (kEvery * kLanes) >= kLanes) return;
+    for (std::int64_t left = lines_; left > 0; --left) {
+      if (at_ == end_) {
+        if (next_ == count_) return;
+        const View<const void>& view = vector(next_++);
+        at_ = static_cast<const char*>(view.data) + begin_ * size_of(view.type);
+        end_ = at_ + kBlock * size_of(view.type);
       }
-    for (int pair = 0; pair < 4; ++pair)
-      for (int part = 0; part < kGroup; ++part)
-        simd::Many::store(lanes[pair] + lane + part * simd::kWidth, sum[pair][part]);
-  }
-  for (int pair = 0; pair < 4; ++pair) {
-    for (std::int64_t i = whole; i < n; ++i) {
-      const double left = simd::One::load(x[pair / 2] + i), right = simd::One::load(y[pair % 2] + i);
-      lanes[pair][i - whole] = formula::dot_term<X, Y>(lanes[pair][i - whole], left, right);
+      __builtin_prefetch(at_, 0, 2);
+      at_ += kLine;
     }
-    products[pair] = formula::lane_sum(lanes[pair], kLanes);
   }
+
+ private:
+  static constexpr std::int64_t kLine = 64, kEvery = 4;  // more lines at once would wait for one another
+  static AFFLUX_INLINE std::int64_t tiles(std::int64_t count) { return (count + kSide - 1) / kSide; }
+  AFFLUX_INLINE const View<const void>& vector(std::int64_t k) const {
+    return k < panels_.left_count ? panels_.left[k] : panels_.right[k - panels_.left_count];
+  }
+
+  const GramPanels& panels_;
+  std::int64_t begin_, count_, lines_, next_ = 0;
+  const char* at_ = nullptr;
+  const char* end_ = nullptr;
+};
+
+// A pair's sum in the fixed order; the first halvings are of whole native vectors.
+AFFLUX_FN double pair_sum(double* lanes) {
+  constexpr int kVectors = kLanes / simd::kWidth;
+  simd::Doubles sum[kVectors];
+  AFFLUX_UNROLL
+  for (int k = 0; k < kVectors; ++k) sum[k] = simd::Many::load(lanes + k * simd::kWidth);
+  AFFLUX_UNROLL
+  for (int half = kVectors / 2; half > 0; half /= 2) AFFLUX_UNROLL
+  for (int k = 0; k < half; ++k) sum[k] = sum[k] + sum[k + half];
+  simd::Many::store(lanes, sum[0]);
+  return formula::lane_sum(lanes, simd::kWidth);
 }
 
-// Two neighbours of one type in a panel, or one vector twice where there is no such neighbour.
-struct Pair {
-  Pair(const View<const void>* panel, std::int64_t count, std::int64_t first)
-      : vectors(panel + first),
-        count(first + 1 < count && panel[first + 1].type == panel[first].type ? 2 : 1),
-        type(panel[first].type) {}
+// products[a][b] = the block's inner product of x[a] and y[b]; of a triangle, where y is x, only those with b <= a.
+template <int kRows, bool kTriangle, class X, class Y>
+AFFLUX_FN void block_products(const X* const* x, const Y* const* y, std::int64_t n, double (*products)[kSide],
+                              Ahead& ahead) {
+  constexpr int kColumns = kTriangle ? kRows : kSide;
+  double lanes[kRows][kColumns][kLanes];
+  const std::int64_t whole = n - n % kLanes;
+  for (int lane = 0; lane < kLanes; lane += kGroupLanes) {
+    simd::Doubles sum[kRows][kColumns][kParts] = {};
+    for (std::int64_t i = lane; i < whole; i += kLanes) {
+      ahead.fetch(i);
+      AFFLUX_UNROLL
+      for (int part = 0; part < kParts; ++part) {
+        const std::int64_t at = i + part * simd::kWidth;
+        simd::Doubles right[kColumns];
+        AFFLUX_UNROLL
+        for (int b = 0; b < kColumns; ++b) right[b] = simd::Many::load(y[b] + at);
+        AFFLUX_UNROLL
+        for (int a = 0; a < kRows; ++a) {
+          const simd::Doubles left = kTriangle ? right[a] : simd::Many::load(x[a] + at);
+          AFFLUX_UNROLL
+          for (int b = 0; b < (kTriangle ? a + 1 : kColumns); ++b)
+            sum[a][b][part] = simd::dot_term<X, Y>(sum[a][b][part], left, right[b]);
+        }
+      }
+    }
+    AFFLUX_UNROLL
+    for (int a = 0; a < kRows; ++a) {
+      AFFLUX_UNROLL
+      for (int b = 0; b < (kTriangle ? a + 1 : kColumns); ++b) {
+        AFFLUX_UNROLL
+        for (int part = 0; part < kParts; ++part)
+          simd::Many::store(lanes[a][b] + lane + part * simd::kWidth, sum[a][b][part]);
+      }
+    }
+  }
+  for (int a = 0; a < kRows; ++a)
+    for (int b = 0; b < (kTriangle ? a + 1 : kColumns); ++b) {
+      double* const sums = lanes[a][b];
+      for (std::int64_t i = whole; i < n; ++i)
+        sums[i - whole] =
+            formula::dot_term<X, Y>(sums[i - whole], simd::One::load(x[a] + i), simd::One::load(y[b] + i));
+      products[a][b] = pair_sum(sums);
+    }
+}
+
+// Up to kSide neighbours of one type in a panel; the last stands in for those that are missing.
+struct Run {
+  Run(const View<const void>* panel, std::int64_t end, std::int64_t first)
+      : vectors(panel + first), count(1), type(panel[first].type) {
+    while (count < kSide && first + count < end && vectors[count].type == type) ++count;
+  }
   template <class T>
-  AFFLUX_INLINE void blocks(std::int64_t i, const T* out[2]) const {
-    out[0] = static_cast<const T*>(vectors[0].data) + i;
-    out[1] = static_cast<const T*>(vectors[count - 1].data) + i;
+  AFFLUX_INLINE void blocks(std::int64_t i, const T* out[kSide]) const {
+    for (int k = 0; k < kSide; ++k) out[k] = static_cast<const T*>(vectors[k < count ? k : count - 1].data) + i;
   }
 
   const View<const void>* vectors;
@@ -61,16 +138,31 @@ struct Pair {
   Type type;
 };
 
-// The block [i, i + n) of both pairs.
-AFFLUX_FN void pair_products(const Pair& left, const Pair& right, std::int64_t i, std::int64_t n, double products[4]) {
-  with_type(left.type, [&](auto x_sample) AFFLUX_INLINE {
-    with_type(right.type, [&](auto y_sample) AFFLUX_INLINE {
-      const decltype(x_sample)* x[2];
-      const decltype(y_sample)* y[2];
-      left.blocks(i, x);
-      right.blocks(i, y);
-      block_products(x, y, n, products);
-    });
+template <bool kTriangle, class X, class Y>
+AFFLUX_FN void products_of(const Run& left, const Run& right, std::int64_t i, std::int64_t n, double (*products)[kSide],
+                           Ahead& ahead) {
+  const X* x[kSide];
+  const Y* y[kSide];
+  left.blocks(i, x);
+  right.blocks(i, y);
+  switch (left.count) {
+    case 1:
+      return block_products<1, kTriangle>(x, y, n, products, ahead);
+    case 2:
+      return block_products<2, kTriangle>(x, y, n, products, ahead);
+    default:
+      return block_products<3, kTriangle>(x, y, n, products, ahead);
+  }
+}
+
+// The block [i, i + n) of both runs.
+AFFLUX_FN void run_products(const Run& left, const Run& right, std::int64_t i, std::int64_t n,
+                            double (*products)[kSide], Ahead& ahead) {
+  with_type(left.type, [&](auto x) AFFLUX_INLINE {
+    using X = decltype(x);
+    if (left.vectors == right.vectors) return products_of<true, X, X>(left, right, i, n, products, ahead);
+    with_type(right.type,
+              [&](auto y) AFFLUX_INLINE { products_of<false, X, decltype(y)>(left, right, i, n, products, ahead); });
   });
 }
 
@@ -80,16 +172,17 @@ void gram(const GramPanels& panels, std::int64_t begin, std::int64_t end, double
   for (std::int64_t k = 0; k < rows * columns; ++k) sums[k] = 0.0;
   for (std::int64_t i = begin; i < end; i += kBlock) {
     const std::int64_t n = end - i < kBlock ? end - i : kBlock;
+    Ahead ahead(panels, i + kBlock);
     for (std::int64_t row = 0; row < rows;) {
-      const Pair x(panels.left, rows, row);
+      const Run x(panels.left, rows, row);
       for (std::int64_t column = 0; column < (symmetric ? row + 1 : columns);) {
-        const Pair y(panels.right, columns, column);
-        double products[4];
-        pair_products(x, y, i, n, products);
+        const Run y(panels.right, columns, column);
+        double products[kSide][kSide];
+        run_products(x, y, i, n, products, ahead);
         double* const cells = sums + row * columns + column;
         for (std::int64_t a = 0; a < x.count; ++a)
-          for (std::int64_t b = 0; b < y.count; ++b)
-            cells[a * columns + b] = cells[a * columns + b] + products[2 * a + b];
+          for (std::int64_t b = 0; b < (x.vectors == y.vectors ? a + 1 : y.count); ++b)
+            cells[a * columns + b] = cells[a * columns + b] + products[a][b];
         column += y.count;
       }
       row += x.count;

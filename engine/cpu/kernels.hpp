@@ -1,5 +1,6 @@
-// What one instruction set offers: plain functions over a range [begin, end) of elements, begin on a superblock border.
-// Each instruction set compiles kernels.cpp once and exports exactly one symbol, its table.
+// What one instruction set offers: plain functions over a range [begin, end) of elements, which begins on the border of
+// a superblock for the reductions (ingest, gram), on that of a block for the rest. Each instruction set compiles
+// kernels.cpp once and exports exactly one symbol, its table.
 #pragma once
 #include <cstdint>
 

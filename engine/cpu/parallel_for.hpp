@@ -12,8 +12,12 @@ namespace afflux {
 // exception of `body` is rethrown here, once all threads have ended.
 void parallel_for(std::int64_t count, int num_threads, const std::function<void(std::int64_t)>& body);
 
-// The same for elementwise work over d elements: body(begin, end) for each superblock.
-void for_each_superblock(std::int64_t d, int num_threads,
-                         const std::function<void(std::int64_t begin, std::int64_t end)>& body);
+// The same for elementwise work over d elements: body(begin, end) for pieces of whole blocks that cover them.
+void for_each_piece(std::int64_t d, int num_threads,
+                    const std::function<void(std::int64_t begin, std::int64_t end)>& body);
+
+// How many of num_threads are worth their start for work that reads and writes so many bytes. No bit depends on it; the
+// environment's AFFLUX_THREAD_BYTES says how many bytes are worth a thread, which tests set to 1.
+int threads_worth(std::int64_t bytes, int num_threads);
 
 }  // namespace afflux

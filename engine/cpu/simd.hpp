@@ -30,8 +30,14 @@ constexpr int kWidth = 2;
 
 typedef double Doubles __attribute__((vector_size(kWidth * 8)));
 
+constexpr std::int64_t kAhead = 2048;
+
 // kWidth elements at a time, any alignment.
 struct Many {
+  template <class T>
+  AFFLUX_FN void ahead(const T* values) {
+    __builtin_prefetch(reinterpret_cast<const char*>(values) + kAhead);
+  }
   AFFLUX_FN Doubles load(const float* values) {
 #if defined(__AVX512F__)
     return (Doubles)_mm512_cvtps_pd(_mm256_loadu_ps(values));
@@ -48,14 +54,17 @@ struct Many {
     __builtin_memcpy(&result, values, sizeof result);
     return result;
   }
-  // A bfloat16 is the upper half of a float32.
+  // A bfloat16 is the upper half of a float32: one shuffle puts zeros below each.
   AFFLUX_FN Doubles load(const Bfloat16* values) {
 #if defined(__AVX512F__)
-    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)values));
-    return (Doubles)_mm512_cvtps_pd(_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)));
+    const __m256i spread = _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7,  //
+                                            -1, -1, 8, 9, -1, -1, 10, 11, -1, -1, 12, 13, -1, -1, 14, 15);
+    const __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)values));
+    return (Doubles)_mm512_cvtps_pd(_mm256_castsi256_ps(_mm256_shuffle_epi8(twice, spread)));
 #elif defined(__AVX__)
-    const __m128i wide = _mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i*)values));
-    return (Doubles)_mm256_cvtps_pd(_mm_castsi128_ps(_mm_slli_epi32(wide, 16)));
+    const __m128i spread = _mm_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7);
+    const __m128i wide = _mm_shuffle_epi8(_mm_loadl_epi64((const __m128i*)values), spread);
+    return (Doubles)_mm256_cvtps_pd(_mm_castsi128_ps(wide));
 #elif defined(__SSE2__)
     int pair;
     __builtin_memcpy(&pair, values, sizeof pair);
@@ -92,10 +101,18 @@ struct Many {
     vst1_f32(to, vcvt_f32_f64((float64x2_t)value));
 #endif
   }
+  // To the type that T widens to.
+  template <class T>
+  AFFLUX_FN void copy(const T* from, T* to) {
+    __builtin_memcpy(to, from, kWidth * sizeof(T));
+  }
+  AFFLUX_FN void copy(const Bfloat16* from, float* to) { store(to, load(from)); }
 };
 
 // The same for a single element.
 struct One {
+  template <class T>
+  AFFLUX_FN void ahead(const T*) {}
   AFFLUX_FN double load(const float* value) { return static_cast<double>(*value); }
   AFFLUX_FN double load(const double* value) { return *value; }
   AFFLUX_FN double load(const Bfloat16* value) { return static_cast<double>(formula::widened(*value)); }
@@ -103,12 +120,66 @@ struct One {
   AFFLUX_FN double root(double value) { return __builtin_sqrt(value); }
   AFFLUX_FN void store(double* to, double value) { *to = value; }
   AFFLUX_FN void store(float* to, double value) { *to = static_cast<float>(value); }
+  template <class T, class Wider>
+  AFFLUX_FN void copy(const T* from, Wider* to) {
+    *to = formula::widened(*from);
+  }
+};
+
+// Four vectors side by side: whole cache lines of each stream, and sums of many streams that stay in registers. Named
+// members, because GCC keeps arrays in memory.
+constexpr int kWide = 4 * kWidth;
+
+struct Pack {
+  Doubles a, b, c, d;
+};
+AFFLUX_FN Pack operator+(Pack x, Pack y) { return {x.a + y.a, x.b + y.b, x.c + y.c, x.d + y.d}; }
+AFFLUX_FN Pack operator-(Pack x, Pack y) { return {x.a - y.a, x.b - y.b, x.c - y.c, x.d - y.d}; }
+AFFLUX_FN Pack operator*(Pack x, Pack y) { return {x.a * y.a, x.b * y.b, x.c * y.c, x.d * y.d}; }
+
+struct Wide {
+  template <class T>
+  AFFLUX_FN Pack load(const T* values) {
+    return {Many::load(values), Many::load(values + kWidth), Many::load(values + 2 * kWidth),
+            Many::load(values + 3 * kWidth)};
+  }
+  AFFLUX_FN Pack fill(double value) {
+    const Doubles all = Many::fill(value);
+    return {all, all, all, all};
+  }
+  template <class T>
+  AFFLUX_FN void store(T* to, Pack values) {
+    Many::store(to, values.a);
+    Many::store(to + kWidth, values.b);
+    Many::store(to + 2 * kWidth, values.c);
+    Many::store(to + 3 * kWidth, values.d);
+  }
+  template <class T, class Wider>
+  AFFLUX_FN void copy(const T* from, Wider* to) {
+    for (int part = 0; part < 4; ++part) Many::copy(from + part * kWidth, to + part * kWidth);
+  }
+  // Asks for what comes kAhead bytes later, so that many streams are under way at once: a core's own prefetcher follows
+  // each only a few lines far.
+  template <class T>
+  AFFLUX_FN void ahead(const T* values) {
+    for (std::size_t line = 0; line < kWide * sizeof(T); line += 64)
+      __builtin_prefetch(reinterpret_cast<const char*>(values) + kAhead + line);
+  }
 };
 
 // body(lanes, i) for all of [0, n): vectors first, then what is left one by one. `body` is written once for both.
 template <class Body>
 AFFLUX_FN void each(std::int64_t n, const Body& body) {
   std::int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) body(Many{}, i);
+  for (; i < n; ++i) body(One{}, i);
+}
+
+// The same with four vectors at a time before.
+template <class Body>
+AFFLUX_FN void each_wide(std::int64_t n, const Body& body) {
+  std::int64_t i = 0;
+  for (; i + kWide <= n; i += kWide) body(Wide{}, i);
   for (; i + kWidth <= n; i += kWidth) body(Many{}, i);
   for (; i < n; ++i) body(One{}, i);
 }

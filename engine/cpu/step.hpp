@@ -25,6 +25,10 @@ AFFLUX_FN void adaptive(const Step& step, Tile tile, const T* params, T* out, co
   T* const v_hat = kKind == StepKind::amsgrad ? tile_of<T>(step.states.data[2], tile) : nullptr;
   const double rest1 = 1.0 - step.beta1, rest2 = 1.0 - step.beta2;
   simd::each(tile.size, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
+    lanes.ahead(m + i);
+    lanes.ahead(v + i);
+    if (kKind == StepKind::amsgrad) lanes.ahead(v_hat + i);
+    lanes.ahead(params + i);
     const auto direction = lanes.load(d + i);
     const auto mean = formula::moving_mean(lanes.load(m + i), direction, lanes.fill(step.beta1), lanes.fill(rest1));
     lanes.store(m + i, mean);
@@ -53,6 +57,7 @@ AFFLUX_FN void step(const Pass& pass, Tile tile, const double* d) {
   switch (stage.kind) {
     case StepKind::sgd:
       return simd::each(tile.size, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
+        lanes.ahead(params + i);
         lanes.store(out + i, formula::sgd(lanes.load(params + i), lanes.load(d + i), lanes.fill(stage.lr)));
       });
     case StepKind::momentum:

@@ -111,7 +111,8 @@ void check_memory(const Pass& pass, check::Overlaps& overlaps) {
   check_held("memory.vectors", memory.vectors, pass, overlaps);
 }
 
-void check_pass(const Pass& pass) {
+// Returns the bytes that the sweep reads and writes.
+std::int64_t check_pass(const Pass& pass) {
   check::Overlaps overlaps;
   check::type("apply", "params", pass.params.type, {Type::float32, Type::float64});
   check::type("apply", "out", pass.out.type, {pass.params.type});
@@ -124,17 +125,18 @@ void check_pass(const Pass& pass) {
   check_step(pass, overlaps);
   check_memory(pass, overlaps);
   overlaps.refuse("apply");
+  return overlaps.traffic();
 }
 
 }  // namespace
 
 void apply(const Pass& pass, int num_threads, bool dry) {
   check::threads("apply", num_threads);
-  check_pass(pass);
+  const std::int64_t bytes = check_pass(pass);
   if (dry) return;
   const auto kernel = kernels().apply;
-  for_each_superblock(pass.params.size, num_threads,
-                      [&](std::int64_t begin, std::int64_t end) { kernel(pass, begin, end); });
+  for_each_piece(pass.params.size, threads_worth(bytes, num_threads),
+                 [&](std::int64_t begin, std::int64_t end) { kernel(pass, begin, end); });
 }
 
 }  // namespace afflux

@@ -39,8 +39,8 @@ void encode(Codec codec, View<const void> vector, View<unsigned char> row, int n
   overlaps.write("row", row);
   overlaps.refuse("encode");
   const auto kernel = kernels().encode;
-  for_each_superblock(vector.size, num_threads,
-                      [&](std::int64_t begin, std::int64_t end) { kernel(codec, vector.data, row.data, begin, end); });
+  for_each_piece(vector.size, threads_worth(overlaps.traffic(), num_threads),
+                 [&](std::int64_t begin, std::int64_t end) { kernel(codec, vector.data, row.data, begin, end); });
 }
 
 void decode(Codec codec, View<const unsigned char> row, View<void> vector, int num_threads) {
@@ -50,8 +50,8 @@ void decode(Codec codec, View<const unsigned char> row, View<void> vector, int n
   overlaps.write("vector", vector);
   overlaps.refuse("decode");
   const auto kernel = kernels().decode;
-  for_each_superblock(vector.size, num_threads,
-                      [&](std::int64_t begin, std::int64_t end) { kernel(codec, row.data, vector.data, begin, end); });
+  for_each_piece(vector.size, threads_worth(overlaps.traffic(), num_threads),
+                 [&](std::int64_t begin, std::int64_t end) { kernel(codec, row.data, vector.data, begin, end); });
 }
 
 }  // namespace afflux

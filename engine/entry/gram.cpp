@@ -45,12 +45,13 @@ void gram(List<View<const void>> vectors, View<double> out, int num_threads) {
     overlaps.read(name, vector);
   }
   overlaps.refuse("gram");
+  const int threads = threads_worth(overlaps.traffic(), num_threads);
 
   for (std::int64_t left = 0; left < count; left += kPanel)
     for (std::int64_t right = 0; right <= left; right += kPanel) {
       const GramPanels panels{vectors.data + left, vectors.data + right, std::min(kPanel, count - left),
                               std::min(kPanel, count - right)};
-      const Sums sums = panel_products(panels, size, num_threads);
+      const Sums sums = panel_products(panels, size, threads);
       for (std::int64_t i = 0; i < panels.left_count; ++i)
         for (std::int64_t j = 0; j < (left == right ? i + 1 : panels.right_count); ++j) {
           const double product = sums[static_cast<std::size_t>(i * panels.right_count + j)];

@@ -48,7 +48,7 @@ Statistics ingest(View<const void> update, View<void> slot, int num_threads) {
   overlaps.read("update", update);
   check_slot(slot, update.size, num_threads, overlaps);
   const Part parts[] = {{update.data, update.type, 0}, {nullptr, update.type, update.size}};
-  return sweep(parts, parts + 1, slot, num_threads);
+  return sweep(parts, parts + 1, slot, threads_worth(overlaps.traffic(), num_threads));
 }
 
 Statistics ingest(List<View<const void>> parts, View<void> slot, int num_threads) {
@@ -66,7 +66,7 @@ Statistics ingest(List<View<const void>> parts, View<void> slot, int num_threads
   }
   laid.push_back({nullptr, Type::float32, size});
   check_slot(slot, size, num_threads, overlaps);
-  return sweep(laid.data(), laid.data() + parts.size, slot, num_threads);
+  return sweep(laid.data(), laid.data() + parts.size, slot, threads_worth(overlaps.traffic(), num_threads));
 }
 
 }  // namespace afflux

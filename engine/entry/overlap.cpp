@@ -11,6 +11,12 @@ void Overlaps::add(Name name, const void* data, std::int64_t bytes, bool written
   ranges_.push_back({begin, begin + static_cast<std::uintptr_t>(bytes), name, written});
 }
 
+std::int64_t Overlaps::traffic() const {
+  std::int64_t sum = 0;
+  for (const Range& range : ranges_) sum += static_cast<std::int64_t>(range.end - range.begin);
+  return sum;
+}
+
 // In place is allowed where the sweep reads an element before it writes it: out over params, and a row replaced by its
 // own arrival or, for a client that is twice in the buffer, by a later one.
 bool Overlaps::allowed(const Range& read, const Range& written) {

@@ -19,6 +19,8 @@ class Overlaps {
   }
   // Throws Error for the first overlap found. O(n log n) in the number of views.
   void refuse(const char* op);
+  // Bytes of all views; what is read and written counts twice.
+  std::int64_t traffic() const;
 
  private:
   struct Range {

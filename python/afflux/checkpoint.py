@@ -34,6 +34,8 @@ class Saved:
     buffers: Float64 | None
     arrivals: list[Waiting]  #: those in the buffer, then those that wait for the next pass; slots are the state's rows
     filled: int  #: arrivals in the buffer
+    added: int  #: arrivals in the total, the first ones in the buffer; they have no slots
+    total: Float64 | None  #: the state's array, if there are some
     rows: MemoryRows | None
     number: int
     counts: dict[str, int]
@@ -67,9 +69,10 @@ class Saved:
 def save(
     facts: Mapping[str, Any], book: Book, quarantined: Sequence[Quarantined], log: Sequence[Entry] | None
 ) -> dict[str, Any]:
-    """`facts` say what kind of server it is."""
-    rows, current, d = book.rows, book.current, book.current.params.size
+    """`facts` say what kind of server it is. All that is decided has been made."""
+    rows, current, d, total = book.rows, book.current, book.current.params.size, book.total
     waiting = [*book.arrivals(), *book.deferred()]
+    added = 0 if total is None else total.added
     meta = {
         **facts,
         "format": FORMAT,
@@ -79,6 +82,7 @@ def save(
         "counts": dict(book.counts),
         "id_type": None if book.id_type is None else book.id_type.__name__,
         "filled": book.filled,
+        "added": added,
         "passed": [] if book.passes is None else book.passes.order[: book.passes.entered],
         "scalars": dict(book.scalars),
         "handed": sorted(book.handed),
@@ -89,7 +93,7 @@ def save(
     }
     arrays = {
         "params": np.array(current.params),
-        "slots": _stacked([np.asarray(w.slot) for w in waiting], STORED[facts["slot_dtype"]], d),
+        "slots": _stacked([np.asarray(w.slot) for w in waiting[added:]], STORED[facts["slot_dtype"]], d),
         "losses": np.array([w.loss for w in waiting], np.float64),
         "norms": np.array([w.norm for w in waiting], np.float64),
         "log_losses": np.array([e.loss for e in log or [] if isinstance(e, Join)], np.float64),
@@ -101,6 +105,8 @@ def save(
     if rows is not None:
         arrays["rows"] = _stacked(list(rows.arrays.values()), rows.dtype.name, d)
         arrays["sum"] = np.array(rows.sum)
+    if total is not None:
+        arrays["total"] = np.array(total.vectors[0])
     arrays |= {f"memory.{name}": vector.copy() for name, vector in book.memories.items()}
     return {"meta": meta, "arrays": arrays}
 
@@ -140,6 +146,8 @@ def _load(meta: Mapping[str, Any], arrays: "_Arrays", facts: Mapping[str, Any], 
         buffers=buffers,
         arrivals=_waiting(meta, arrays, facts, joins, ids, own),
         filled=_int(meta["filled"]),
+        added=_added(meta),
+        total=arrays.get("total", "float64", (d,)) if _added(meta) else None,
         rows=_rows(meta, arrays, d, joins, ids),
         number=number,
         counts={name: _int(meta["counts"][name]) for name in no_counts()},
@@ -189,7 +197,10 @@ def _waiting(
         _fail(f"{filled} of {count} arrivals are in the buffer, which cannot be")
     if filled >= joins.rule.buffer_size + joins.rule.needs.passes:  # a pass may begin with a full buffer
         _fail(f"{filled} arrivals wait in the state, the buffer holds {joins.rule.buffer_size}")
-    slots = arrays.get("slots", STORED[facts["slot_dtype"]], (count, facts["d"]))
+    if (added := _added(meta)) > filled:
+        _fail(f"{added} arrivals are in the total, {filled} in the buffer")
+    slots: list[Any] = [None] * added
+    slots += list(arrays.get("slots", STORED[facts["slot_dtype"]], (count - added, facts["d"])))
     losses, norms = (arrays.get(name, "float64", (count,)) for name in ("losses", "norms"))
     waiting = []
     for i, (who, version, examples, join, staleness) in enumerate(meta["waiting"]):
@@ -215,6 +226,11 @@ def _waiting(
     if joins.duplicates != "both" and len({w.client_id for w in waiting[:filled]}) < filled:
         _fail("a client waits twice")
     return waiting
+
+
+def _added(meta: Mapping[str, Any]) -> int:
+    """Arrivals that have been added up; states from before there were such have none."""
+    return _int(meta.get("added", 0))
 
 
 def _rows(meta: Mapping[str, Any], arrays: "_Arrays", d: int, joins: Joins, ids: "_Ids") -> MemoryRows | None:

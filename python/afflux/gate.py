@@ -12,6 +12,7 @@ from afflux.errors import AffluxError, UnavailableError
 from afflux.joins import Joins
 from afflux.round import Round
 from afflux.slots import Slot, Slots
+from afflux.streaming import Term, Total
 
 _Found = TypeVar("_Found")
 
@@ -24,9 +25,9 @@ class Gate:
     """The mutex is held for decisions and for copies of the state: never while a vector is taken in or a sweep runs."""
 
     def __init__(
-        self, joins: Joins, slots: Slots, make: Callable[[Round], None], commit: Callable[[Round], None]
+        self, joins: Joins, slots: Slots, make: Callable[[Round | Total], None], commit: Callable[[Round], None]
     ) -> None:
-        """`make` does a round's sweep, without the mutex; `commit` makes it count, with it, and may be repeated."""
+        """`make` does the sweeps, without the mutex; `commit` makes it count, with it, and may be repeated."""
         # Reentrant only so that it knows its owner: nobody enters twice.
         self.mutex = RLock()
         self._joins = joins
@@ -41,8 +42,12 @@ class Gate:
         """Refuses calls that would hang or tear: from amid this thread's own, or in a child forked amid a push."""
         if os.getpid() != self._pid:
             self._adopt(op)
-        making = self._joins.book.round
-        if self.mutex._is_owned() or (making is not None and making.driver == get_ident()):  # type: ignore[attr-defined]
+        making, adding = self._joins.book.round, self._joins.book.total
+        if (
+            self.mutex._is_owned()  # type: ignore[attr-defined]
+            or (making is not None and making.driver == get_ident())
+            or (adding is not None and adding.driver == get_ident())
+        ):
             raise AffluxError(
                 f"[{op}] called from within the rule's weigh or step, or by a signal handler, amid another call of "
                 "this thread"
@@ -55,7 +60,8 @@ class Gate:
                 if os.getpid() == self._pid:
                     return  # another thread was first
                 book = self._joins.book
-                at_rest = book.round is None and self._slots.taken == book.filled + len(book.deferred())
+                adding = book.total is not None and book.total.driver is not None
+                at_rest = book.round is None and not adding and self._slots.taken == book.slots_held
                 if at_rest and self.mutex.acquire(blocking=False):
                     self.mutex.release()
                     self._pid = os.getpid()
@@ -67,23 +73,24 @@ class Gate:
             "server in the process that made it, or fork while it rests"
         )
 
-    def drive(self, sealed: Round) -> None:
-        """Makes and commits a round; the mutex, which the caller holds, is free during the sweep."""
+    def drive(self, work: Round | Total) -> None:
+        """Makes a round and commits it, or makes terms; the mutex, which the caller holds, is free during the sweep."""
         alive = _Alive()
-        sealed.drive = (ref(alive), get_ident())
+        work.drive = (ref(alive), get_ident())
         held = (1, get_ident())
         try:
             self.mutex._release_save()  # type: ignore[attr-defined]
-            self._make(sealed)
+            self._make(work)
         finally:
-            # First, without a call: from here on another thread may go on with the round, if this one is interrupted.
+            # First, without a call: from here on another thread may go on with the work, if this one is interrupted.
             alive = None  # type: ignore[assignment]
             self.mutex._acquire_restore(held)  # type: ignore[attr-defined]
-            self._conclude(sealed)
+            self._conclude(work)
 
-    def _conclude(self, sealed: Round) -> None:
-        if sealed.done and self._joins.book.round is sealed:
-            self._commit(sealed)
+    def _conclude(self, work: Round | Total) -> None:
+        making = self._joins.book.round
+        if making is not None and making is work and making.done:
+            self._commit(making)
         self._ring()
 
     def _sleep(self, seconds: float) -> None:
@@ -107,10 +114,24 @@ class Gate:
             bell.release()
 
     def settle(self) -> None:
-        """Waits, with the mutex, until no round is being made."""
+        """Waits, with the mutex, until what is decided is made: the round, and the terms of the buffer."""
         self._joins.tidy()
-        if self._joins.book.round is not None:
-            self._wait_for(lambda: True if self._joins.book.round is None else None, None)
+        if self._joins.book.unfinished:
+            self._wait_for(lambda: None if self._joins.book.unfinished else True, None)
+
+    def added(self, term: Term) -> None:
+        """Waits, with the mutex, until a term is in its total; this thread adds it, if no other one does."""
+        self._wait_for(lambda: True if term.done else None, None)
+
+    def _add(self) -> bool:
+        """Adds the terms on the book to their total; not if there are none, or another thread is at it."""
+        book = self._joins.book
+        total = book.total
+        if total is None or total.added == book.filled or total.driver is not None:
+            return False
+        total.due = [w.slot for w in book.waiting[total.added : book.filled] if isinstance(w.slot, Term)]
+        self.drive(total)
+        return True
 
     def take_slot(self, timeout: float | None) -> Slot:
         """A free slot, or a new one, or the next that comes free."""
@@ -133,6 +154,8 @@ class Gate:
             making = self._joins.book.round
             if making is not None and making.driver is None:
                 self.drive(making)
+                continue
+            if self._add():
                 continue
             left = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - monotonic())
             if left <= 0:

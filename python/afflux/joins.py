@@ -9,6 +9,7 @@ from afflux.receipts import Cut, Entry, Handed, Join, Pulled, Quarantined, Statu
 from afflux.round import Before, Memories, Round, Waiting
 from afflux.rule import ClientId, Rule, Scalars
 from afflux.store import MemoryRows
+from afflux.streaming import Term, Total
 
 Duplicates = Literal["latest", "both", "reject"]
 
@@ -40,6 +41,24 @@ class Book(NamedTuple):
     def deferred(self) -> list[Waiting]:
         """Those that wait for the next pass."""
         return [] if self.passes is None else self.passes.waiting()
+
+    @property
+    def total(self) -> Total | None:
+        """What the arrivals in the buffer are added up in, if the server streams."""
+        held = self.waiting[0].slot if self.filled else None
+        return held.total if isinstance(held, Term) else None
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a round, or a term of the buffer, is decided and not made yet."""
+        total = self.total
+        return self.round is not None or (total is not None and total.added < self.filled)
+
+    @property
+    def slots_held(self) -> int:
+        """Slots that the arrivals need, those of the round apart."""
+        total = self.total
+        return self.filled + len(self.deferred()) - (0 if total is None else total.added)
 
 
 class Joins:

@@ -214,7 +214,7 @@ def gram(vectors: Sequence[Array], *, num_threads: int | None = None) -> Float64
 
     Args:
         vectors: K vectors (d,), each float32, float64 or bfloat16; fastest where equal types are neighbours.
-        num_threads: all CPUs of this process by default.
+        num_threads: at most so many; all CPUs of this process by default.
 
     Returns:
         (K, K) float64, symmetric.
@@ -239,7 +239,7 @@ def apply(round: Pass, *, num_threads: int | None = None, done: list[None] | Non
 
     Args:
         round: what to do.
-        num_threads: all CPUs of this process by default.
+        num_threads: at most so many; all CPUs of this process by default.
         done: None is appended once the sweep was made. A KeyboardInterrupt may be raised between the sweep and the
             return of this function; the list then tells whether `out` was written.
 

@@ -58,7 +58,7 @@ class DelayAdaptive:
     def __call__(self, arrivals: Arrivals, /) -> float:
         """See the class."""
         lr = rate(self.lr, arrivals)
-        tau_max = max(int(staleness) for staleness in arrivals.staleness)
+        tau_max = int(max(arrivals.staleness.tolist()))
         if tau_max <= self.threshold:
             return lr
         return lr / tau_max if self.mode == "inverse" else min(lr, 1.0 / tau_max)
@@ -77,7 +77,7 @@ class MinimumStaleness:
 
     def __call__(self, arrivals: Arrivals, /) -> float:
         """See the class."""
-        tau_min = min(int(staleness) for staleness in arrivals.staleness)
+        tau_min = int(min(arrivals.staleness.tolist()))
         return rate(self.lr, arrivals) / (1.0 + self.gamma * tau_min)
 
 

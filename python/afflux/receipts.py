@@ -118,7 +118,7 @@ def sealed(array: Float64) -> Float64:
 
 
 def frozen(values: npt.ArrayLike, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """A read-only array."""
-    array = np.array(values, dtype)
-    array.flags.writeable = False
+    """A read-only array of its own, in C order."""
+    array = np.array(values, dtype, order="C")
+    array.setflags(write=False)
     return array

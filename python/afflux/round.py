@@ -1,7 +1,7 @@
 """One server step: a full buffer in canonical order, its weights, and the sweep that makes the next version."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from time import perf_counter
@@ -18,6 +18,7 @@ from afflux.receipts import Pulled, Report, frozen, sealed
 from afflux.rule import Arrivals, ClientId, Float64, Rule, Scalars, Weights
 from afflux.slots import Slot
 from afflux.store import MemoryRows, Rows
+from afflux.streaming import Term, Work, combine
 from afflux.versions import Draft, Vector
 
 #: What is known of an arrival before it joins: the first fields of Waiting.
@@ -34,7 +35,7 @@ class Waiting(NamedTuple):
     num_examples: int
     loss: float
     norm: float
-    slot: Slot
+    slot: Slot | Term  #: a term if the server streams
     buffers: Float64 | None
     join: int
     staleness: int
@@ -51,7 +52,7 @@ class Before(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Round:
+class Round(Work):
     """A step that was decided: everything that can fail has been done, only the sweep remains."""
 
     slots: list[Slot]
@@ -62,12 +63,7 @@ class Round:
     scalars: Scalars  #: likewise
     report: Report  #: its seconds grow with the sweep
     done: list[None] = field(default_factory=list)  #: not empty once the sweep has been made
-    drive: tuple[Callable[[], object | None], int] | None = None  #: whether its maker is still at it, and which thread
-
-    @property
-    def driver(self) -> int | None:
-        """The thread that makes the sweep; None if there is none, or if it was interrupted."""
-        return None if self.drive is None or self.drive[0]() is None else self.drive[1]
+    terms: list[Term] = field(default_factory=list)  #: that are to be added before the sweep
 
     def release(self) -> None:
         """Lets go of the slots, once the sweep has been made."""
@@ -77,8 +73,11 @@ class Round:
         """The sweep; nothing if it has been made."""
         if not self.done:
             start = perf_counter()
+            for term in self.terms:
+                term.add(num_threads)
             ops.apply(self.sweep, num_threads=num_threads, done=self.done)
-            self.report = replace(self.report, seconds=self.report.seconds + perf_counter() - start)
+            # Nobody has seen the report yet.
+            object.__setattr__(self.report, "seconds", self.report.seconds + perf_counter() - start)
 
 
 def prepare(rule: Rule, before: Before, waiting: Sequence[Waiting], draft: Draft, num_threads: int) -> Round:
@@ -96,21 +95,29 @@ def canonical(waiting: Sequence[Waiting]) -> list[Waiting]:
 
 def _prepare(rule: Rule, before: Before, ordered: list[Waiting], draft: Draft, num_threads: int) -> Round:
     start = perf_counter()
-    slots = [w.slot for w in ordered]
+    slots = [w.slot for w in ordered if not isinstance(w.slot, Term)]
+    terms = [w.slot for w in ordered if isinstance(w.slot, Term)]
     held = [before.memories[name] for name in rule.needs.memories]
     gram = frozen(ops.gram([*held, *slots], num_threads=num_threads), np.float64) if rule.needs.gram else None
     arrivals = freeze(before, ordered, gram)
     weights = checked_weights(rule, arrivals)
     step = rule.step(arrivals)
-    if not isinstance(step, ops.Sgd | ops.Momentum | ops.Adaptive):
+    if not isinstance(step, ops.Step):
         raise AffluxError(f"[{rule.name}] step gave {step!r}, must be an afflux.ops step")
     lr = float(step.lr)
     if not -inf < lr < inf:
         raise AffluxError(f"[{rule.name}] step gave lr {lr}, must be finite")
+    if rule.kind == "gradient":
+        step = replace(step, lr=-lr)
     params_weight = 0.0
     if rule.kind == "model":
         for weight in weights.vectors:
             params_weight = params_weight - float(weight)
+    if terms:
+        slots = terms[0].total.vectors
+        mix = combine(rule, arrivals, weights.vectors, terms, params_weight)
+    else:
+        mix = ops.Combine(slots, weights.vectors, params_weight)
     rows: Rows = {}
     cache, memory = None, None
     if before.rows is not None:
@@ -120,9 +127,9 @@ def _prepare(rule: Rule, before: Before, ordered: list[Waiting], draft: Draft, n
     sweep = ops.Pass(
         before.current.params,
         draft.buffer,
-        ops.Combine(slots, weights.vectors, params_weight),
+        mix,
         cache,
-        replace(step, lr=-lr if rule.kind == "gradient" else lr),
+        step,
         [before.memories[name] for name in rule.states],
         memory,
     )
@@ -137,33 +144,35 @@ def _prepare(rule: Rule, before: Before, ordered: list[Waiting], draft: Draft, n
         weights.vectors,
         arrivals.norms,
         weights.cosines,
-        tuple(weights.rejected.get(i, "" if w else "weight 0") for i, w in enumerate(weights.vectors)),
+        tuple(weights.rejected.get(i, "" if w else "weight 0") for i, w in enumerate(weights.vectors.tolist())),
         lr,
         dict(scalars),
         not weights.skip,
         perf_counter() - start,
     )
-    buffers = mixed_buffers(rule, before.current, ordered, sweep, accepted(weights))
-    return Round(slots, draft, sweep, rows, buffers, scalars, report)
+    buffers = mixed_buffers(rule, before.current, ordered, sweep, weights)
+    last = sorted((term for term in terms if not term.done), key=lambda term: term.place)
+    return Round(slots, draft, sweep, rows, buffers, scalars, report, terms=last)
 
 
 def accepted(weights: Weights) -> list[bool]:
     """Which arrivals the rule has not rejected. Those that WKAFL steps with although it rejects all are rejected."""
-    return [w != 0 and i not in weights.rejected for i, w in enumerate(weights.vectors)]
+    return [w != 0 and i not in weights.rejected for i, w in enumerate(weights.vectors.tolist())]
 
 
 def freeze(before: Before, ordered: list[Waiting], gram: Float64 | None) -> Arrivals:
     """The rule's view of a buffer in canonical order."""
     version = before.current.version
+    client_ids, versions, num_examples, losses, norms, *_ = zip(*ordered, strict=True)
     return Arrivals(
         version,
-        tuple(w.client_id for w in ordered),
-        frozen([w.version for w in ordered], np.int64),
+        client_ids,
+        frozen(versions, np.int64),
         # That of the join, but for those that have waited for the next pass.
-        frozen([version - w.version for w in ordered], np.int64),
-        frozen([w.num_examples for w in ordered], np.int64),
-        frozen([w.loss for w in ordered], np.float64),
-        frozen([w.norm for w in ordered], np.float64),
+        frozen([version - pulled for pulled in versions], np.int64),
+        frozen(num_examples, np.int64),
+        frozen(losses, np.float64),
+        frozen(norms, np.float64),
         gram,
         before.scalars,
         before.ends_pass,
@@ -176,18 +185,18 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
     weights = given if isinstance(given, Weights) else Weights(given)
     count, held = len(arrivals), len(needs.memories)
     vectors = numbers(name, "weights", weights.vectors, (count,))
-    for client_id, weight in zip(arrivals.client_ids, vectors, strict=True):
+    for client_id, weight in zip(arrivals.client_ids, vectors.tolist(), strict=True):
         if not -inf < weight < inf:
             raise AffluxError(f"[{name}] weigh gave client {client_id!r} the weight {weight}, must be finite")
-    memories = numbers(name, "memories", weights.memories, (held,) if len(weights.memories) else (0,))
+    memories = numbers(name, "memories", weights.memories, (held,)) if len(weights.memories) else _NO_NUMBERS
     if rule.calibrate.cached:
         total = ordered_sum(vectors)
         if not -inf < total < inf or (total == 0 and vectors.any()):
             raise AffluxError(f"[{name}] the weights that weigh gave sum to {total}, which is no divisor")
         # Weights that were divided by their sum already are one to rounding, and stay as they are.
         if total != 0 and abs(total - 1.0) > count * sys.float_info.epsilon:
-            vectors, memories = vectors / total, memories / total
-    if not set(weights.rejected) <= set(range(count)):
+            vectors, memories = frozen(vectors / total, np.float64), memories / total
+    if weights.rejected and not set(weights.rejected) <= set(range(count)):
         raise AffluxError(f"[{name}] weigh rejects {sorted(weights.rejected)}, the buffer holds {count} arrivals")
     scalars = weights.scalars
     if scalars is not None:
@@ -195,13 +204,14 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
             raise AffluxError(f"[{name}] weigh gave scalars {sorted(scalars)}, must be {sorted(needs.scalars)}")
         values = numbers(name, "scalars", list(scalars.values()), (len(scalars),))
         scalars = MappingProxyType(dict(zip(scalars, values.tolist(), strict=True)))
-    return replace(
-        weights,
-        vectors=frozen(vectors, np.float64),
-        memories=tuple(memories.tolist()),
-        next=None if weights.next is None else numbers(name, "next", weights.next, (held, held + count)),
-        scalars=scalars,
-        cosines=None if weights.cosines is None else numbers(name, "cosines", weights.cosines, (count,)),
+    return Weights(
+        vectors,
+        tuple(memories.tolist()),
+        None if weights.next is None else numbers(name, "next", weights.next, (held, held + count)),
+        scalars,
+        weights.rejected,
+        None if weights.cosines is None else numbers(name, "cosines", weights.cosines, (count,)),
+        weights.skip,
     )
 
 
@@ -217,28 +227,30 @@ def numbers(name: str, what: str, given: object, shape: tuple[int, ...]) -> Floa
         raise AffluxError(f"[{name}] weigh gave {what} of shape {array.shape}, expected {shape}")
     if what != "weights" and not np.isfinite(array).all():
         raise AffluxError(f"[{name}] weigh gave {what} {given!r}, must be finite")
-    copy: Float64 = frozen(np.ascontiguousarray(array), np.float64)
+    copy: Float64 = frozen(array, np.float64)
     return copy
 
 
+_NO_NUMBERS = np.empty(0)
+
+
 def mixed_buffers(
-    rule: Rule, current: Pulled, ordered: list[Waiting], sweep: ops.Pass, accepted: list[bool]
+    rule: Rule, current: Pulled, ordered: list[Waiting], sweep: ops.Pass, weights: Weights
 ) -> Float64 | None:
     """The model's buffers after the round: mixed like the params for rules of kind `model` (FedAsync's authors), else
     the plain mean over the accepted arrivals (FADAS's authors); as they were if all are rejected.
     """
     if current.buffers is None:
         return None
-    weights = sweep.combine.weights
     vectors = [w.buffers for w in ordered]
     out = np.empty_like(current.buffers)
     if rule.kind == "model":
-        mix = ops.Combine(vectors, weights, sweep.combine.params_weight)
+        mix = ops.Combine(vectors, weights.vectors, sweep.combine.params_weight)
         # Never through an optimizer.
         step = sweep.step if isinstance(sweep.step, ops.Sgd) else ops.Sgd()
         ops.apply(ops.Pass(current.buffers, out, mix, step=step), num_threads=1)
     else:
-        ones = np.array([float(yes) for yes in accepted])
+        ones = np.array([float(yes) for yes in accepted(weights)])
         count = ordered_sum(ones)
         if count == 0:
             return current.buffers

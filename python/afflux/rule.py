@@ -12,7 +12,7 @@ log and pow, and the helpers of afflux.algebra; nothing whose last bit differs b
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +81,21 @@ class Weigh(Protocol):
 
     def __call__(self, arrivals: Arrivals, /) -> Float64 | Weights:
         """The weights, in the order of the arrivals."""
+        ...
+
+
+@runtime_checkable
+class OnArrival(Weigh, Protocol):
+    """A weigh part whose weights are known on arrival but for a factor, as memory="streaming" needs them:
+    w_i = factor * on_arrival_i, but for rounding.
+    """
+
+    def on_arrival(self, staleness: int, num_examples: int, norm: float, /) -> float:
+        """The raw weight of an arrival, from facts about it alone."""
+        ...
+
+    def factor(self, arrivals: Arrivals, /) -> float:
+        """What the raw weights of these arrivals are multiplied with."""
         ...
 
 

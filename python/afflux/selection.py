@@ -105,7 +105,7 @@ class CosineSelection:
         """Each arrival's share in the estimate."""
         if self.law is None:
             return [1.0 / len(arrivals)] * len(arrivals)
-        staleness = [int(tau) for tau in arrivals.staleness]
+        staleness = arrivals.staleness.tolist()
         values, total = with_sum("CosineSelection", self.law, staleness, [1.0] * len(staleness))
         return [value / total for value in values]
 

@@ -10,19 +10,21 @@ import numpy as np
 
 from afflux import checkpoint, ops
 from afflux.errors import AffluxError
-from afflux.gate import Gate
 from afflux.intake import NUMBERS, Intake, at_least, is_int, one_of, plain_id
 from afflux.joins import Book, Duplicates, Joins
 from afflux.layout import Layout, Tree
 from afflux.passes import Passes
 from afflux.receipts import Entry, Params, Pulled, Quarantined, Receipt, Report, frozen
-from afflux.round import Pushed, Round, Waiting, prepare
+from afflux.round import Pushed
+from afflux.rounds import Rounds, Ticket
 from afflux.rule import ClientId, Rule
-from afflux.slots import Slot, Slots
+from afflux.slots import Slots
 from afflux.store import MemoryRows
-from afflux.versions import Draft, Vector, Versions
+from afflux.streaming import MemoryMode, Streaming
+from afflux.versions import Vector, Versions
 
-#: Where a rule needs inner products, a vector's sum of squares is at most this: so none of them overflows.
+#: Where a rule needs inner products, or arrivals are added up, a vector's sum of squares is at most this: so nothing
+#: overflows.
 MOST_SQUARES = 1e300
 
 
@@ -34,7 +36,7 @@ class Server:
         params: the initial model; copied. A flat vector (d,), or a torch module, state_dict, nested dict or list of
             arrays, which may then be pushed and pulled as such (see `Layout`).
         num_clients: N, needed by rules that cache rows, and by those that take every client once per pass.
-        num_threads: threads of a server step; all CPUs of this process by default.
+        num_threads: threads of a server step, fewer for short vectors; all CPUs of this process by default.
         push_threads: threads of the sweep that takes a pushed vector in.
         dtype: of params, "float32" or "float64"; the sums inside are float64 in both cases.
         slot_dtype: of buffered arrivals: that of params, or "bfloat16", which halves the buffer and the main read
@@ -54,6 +56,9 @@ class Server:
             kept from: a step or a state that would be made of it raises, and for an older version the next call after
             the client has released it, once. Costs three more sweeps over params a step.
         log: keep every decision in `log`, for `afflux.replay`.
+        memory: "buffered", or "streaming": an arrival is added to one float64 sum as soon as it joins, and its slot is
+            free again. For rules whose weights are known on arrival (see below); max_slots is then at least 1, by
+            default 1 + the number of CPUs, and duplicates are not "latest".
 
     Memory, in bytes, with p and s the sizes of an element of params and of a slot (4 by default):
 
@@ -63,11 +68,19 @@ class Server:
         8 d      the sum of the rows, for rules that cache them, and for each client seen 4 d more (8 d, if slots are
                  float64)
         p d      for each vector of `memories`
+        8 d      the sum, if streaming, in place of the buffer, with s d for each push that is under way; 8 d more while
+                 a round is applied, if other threads push
 
     Threads may push and pull as they like. A push takes its vector in outside any lock; under a short one it then
     joins, or fails without a trace. While a round is applied the next buffer fills; only the arrival that would
     complete it waits. Staleness counts the rounds that were complete at the join, applied or not: the log of joins
     determines every bit.
+
+    Streaming, the direction v differs from the buffered one by at most 4 (M + 5) 2^-53 sum_i |w_i u_i| per element (for
+    rules of kind `model` with |sum_i w_i params| in the sum), much less than what rounding params to float32 does; the
+    rule's own weights, learning rate and all else that a report says are the same. The sum is made in the order of the
+    joins: the bits are those of a replay, of any number of threads and any instruction set, but not those of permuted
+    arrivals. A vector's norm must not exceed 1e150. An update costs one more sweep, over its slot and the sum.
 
     In a forked child the server is a copy of its own, if no other thread was pushing at the fork; else it raises.
 
@@ -100,6 +113,7 @@ class Server:
         inplace: bool = False,
         check_versions: bool = False,
         log: bool = False,
+        memory: MemoryMode = "buffered",
     ) -> None:
         if not isinstance(rule, Rule):
             raise AffluxError(f"[Server] rule is {rule!r}, must be a Rule such as afflux.rules.fedbuff()")
@@ -107,7 +121,8 @@ class Server:
         at_least("num_threads", num_threads, 1)
         at_least("push_threads", push_threads, 1)
         at_least("max_staleness", max_staleness, 0)
-        at_least("max_slots", max_slots, rule.buffer_size)
+        one_of("memory", memory, ("buffered", "streaming"))
+        at_least("max_slots", max_slots, rule.buffer_size if memory == "buffered" else 1)
         at_least("max_versions", max_versions, 2)
         one_of("dtype", dtype, ("float32", "float64"))
         slot_dtype = slot_dtype or dtype
@@ -122,10 +137,13 @@ class Server:
         self._quarantine = quarantine
         self._intake = Intake.of(params, rule.kind, push_threads)
         size = self._intake.size
-        self._versions = Versions(size, max_versions, dtype=dtype, checked=check_versions)
+        self._versions = Versions(size, max_versions, dtype=dtype, checked=check_versions, inplace=inplace)
         if rule.needs.passes and max_slots is not None:
             raise AffluxError(f"[Server] max_slots: arrivals of {rule.name} that wait for the next pass need slots too")
+        self._streaming = Streaming(rule, duplicates, size) if memory == "streaming" else None
         limit = sys.maxsize if rule.needs.passes else 2 * rule.buffer_size + ops.default_threads()
+        if self._streaming is not None:
+            limit = 1 + ops.default_threads()
         self._slots = Slots(size, slot_dtype, max_slots or limit)
         rows = None
         if rule.calibrate.cached or rule.needs.passes:
@@ -139,11 +157,8 @@ class Server:
         if bad is not None:
             raise AffluxError(f"[Server] params has a non-finite value at index {bad}{self._intake.place(bad)}")
         buffers = self._intake.buffers("[Server] params", params, params)
-        self._live = draft if inplace else None
-        self._newest = draft.buffer
-        self._damage_told = 0
         book = Book(
-            current=Pulled(self._finished(draft, 0), 0, buffers),
+            current=Pulled(self._versions.finished(draft, 0), 0, buffers),
             rows=rows,
             waiting=[],
             memories={name: np.full(size, first, dtype) for name, first in rule.memories.items()},
@@ -151,7 +166,8 @@ class Server:
             passes=Passes.of(num_clients, [], []) if rule.needs.passes and num_clients else None,
         )
         self._joins = Joins(rule, duplicates, max_staleness, log, book)
-        self._gate = Gate(self._joins, self._slots, self._make, self._commit)
+        self._rounds = Rounds(rule, self.num_threads, self._versions, self._slots, self._joins, self._streaming)
+        self._gate = self._rounds.gate
 
     @property
     def version(self) -> int:
@@ -222,11 +238,13 @@ class Server:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one version of params, M slots and those of deferred arrivals, memories, and the rows and their sum
-        so far (see the class).
+        """Bytes of one version of params, M slots and those of deferred arrivals (one slot and the sum, if streaming),
+        memories, and the rows and their sum so far (see the class).
         """
         book = self._joins.book
         slots = (self.rule.buffer_size + len(book.deferred())) * self._slots.slot_bytes
+        if self._streaming is not None:
+            slots = self._slots.slot_bytes + 8 * self._slots.size
         held = sum(vector.nbytes for vector in book.memories.values())
         return book.current.params.nbytes + slots + held + (0 if book.rows is None else book.rows.nbytes)
 
@@ -247,8 +265,8 @@ class Server:
         >>> server.pull(out=mine), mine["weight"].tolist()
         (0, [[1.0, 1.0], [1.0, 1.0]])
         """
-        if self._live is None:
-            self._refuse_damage("pull")
+        if not self._versions.inplace:
+            self._versions.refuse_damage("pull")
             now = self._joins.book.current
             return now if out is None else self._intake.copy_out(now, out)
         self._enter("pull")
@@ -289,11 +307,11 @@ class Server:
             BusyError: all slots were taken for `timeout` seconds; nothing has changed.
             UnavailableError: a vector on a device that this build does not serve; nothing has changed.
 
-        A KeyboardInterrupt that comes during a step is raised although the arrival has joined; the next call that needs
-        the step finishes it. `counts` tells.
+        A KeyboardInterrupt that comes during a step, or while an arrival is added up, is raised although the arrival
+        has joined; the next call that needs the result finishes it. `counts` tells.
         """
         self._enter("push")
-        ticket = _Ticket()
+        ticket = Ticket()
         pushed: Pushed | None = None
         try:
             client_id = plain_id(client_id)
@@ -313,11 +331,12 @@ class Server:
             if bad is not None and not self._quarantine:
                 place = self._intake.place(bad)
                 raise AffluxError(f"{what} {self.rule.kind} has a non-finite value at index {bad}{place}")
-            if self.rule.needs.gram and facts.sum_of_squares > MOST_SQUARES:
-                raise AffluxError(f"{what} {self.rule.kind} has norm {facts.norm:.3g}: inner products would overflow")
+            if bad is None and facts.sum_of_squares > MOST_SQUARES and (self.rule.needs.gram or self._streaming):
+                which = "inner products" if self.rule.needs.gram else "sums"
+                raise AffluxError(f"{what} {self.rule.kind} has norm {facts.norm:.3g}: {which} would overflow")
             with self._gate.mutex:
                 pushed = (client_id, version, int(num_examples), float(loss), facts.norm, ticket.slot, own)
-                return self._join(pushed, bad, ticket)
+                return self._rounds.join(pushed, bad, ticket)
         except Exception:
             if not ticket.decided:
                 with self._gate.mutex:
@@ -368,9 +387,9 @@ class Server:
             waiting = self._joins.book.arrivals()
             if not waiting:
                 return None
-            sealed = self._prepared("flush", waiting)
+            sealed = self._rounds.prepared("flush", waiting)
             self._joins.cut("flush", sealed)
-            self._step(sealed)
+            self._rounds.step(sealed)
             return sealed.report
 
     def discard(self) -> int:
@@ -387,8 +406,9 @@ class Server:
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next bits depend on, as {"meta": JSON-able facts, "arrays": {name: array}}.
 
-        Params, buffers, cached rows and their sum, the arrivals that wait, counters, quarantine and log; copied,
-        between two steps. A server with the same rule and options that loads it goes on with the same bits.
+        Params, buffers, cached rows and their sum, the arrivals that wait (if streaming, their sum), counters,
+        quarantine and log; copied, between two steps. A server with the same rule and options that loads it goes on
+        with the same bits.
 
         >>> import io, json
         >>> from afflux.rules import fedbuff
@@ -402,16 +422,17 @@ class Server:
         with self._gate.mutex:
             self._gate.settle()
             with suppress(Exception):  # an interrupt may have left one; if it cannot step, the state says that it waits
-                self._make_overdue()
+                self._rounds.make_overdue()
                 self._gate.settle()
-            self._refuse_damaged_params("state_dict")
+            self._versions.refuse_damaged_newest("state_dict", self.version)
             return checkpoint.save(self._facts(), self._joins.book, self._joins.quarantined, self._joins.log)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over the state_dict() of a server with the same rule and options.
 
         What waited here is gone; versions that somebody has pulled stay as they are, and clients that train from one
-        which the loaded state has not made have to pull again. The rule's name and kind, d, dtypes, number of clients
+        which the loaded state has not made have to pull again. A streaming server takes over what waits in a buffered
+        one's state; not the other way round. The rule's name and kind, d, dtypes, number of clients
         and layout must agree; what else is changed, such as server_lr or buffer_size, changes the next bits.
 
         Raises:
@@ -422,13 +443,10 @@ class Server:
             self._gate.settle()
             # Everything is made before anything is replaced.
             saved = checkpoint.load(state, self._facts(), self._joins)
-            slots = [self._slots.checked("load_state_dict", self._slots.take()) for _ in saved.arrivals]
-            for slot, arrival in zip(slots, saved.arrivals, strict=True):
-                np.copyto(np.asarray(slot), np.asarray(arrival.slot))
-            arrivals = [w._replace(slot=slot) for w, slot in zip(saved.arrivals, slots, strict=True)]
-            draft = self._live or self._versions.take()
+            arrivals = self._rounds.loaded(saved)
+            draft = self._versions.take()
             draft.array[:] = saved.params
-            now = Pulled(self._finished(draft, saved.version), saved.version, saved.buffers)
+            now = Pulled(self._versions.finished(draft, saved.version), saved.version, saved.buffers)
             book = saved.book(now, arrivals)
             self._joins.load(book, saved.quarantined, saved.log)
         self._gate.wake()
@@ -441,76 +459,6 @@ class Server:
 
     def __reduce__(self) -> NoReturn:
         raise AffluxError("[Server] a server is not pickled: save its state_dict(), which is plain arrays and JSON")
-
-    def _join(self, pushed: Pushed, bad: int | None, ticket: "_Ticket") -> Receipt:
-        """Decides what becomes of an arrival, with the mutex, and makes the step that it completes."""
-        joins = self._joins
-        client_id, version, *_ = pushed
-        more = self._make_overdue()
-        status, staleness = joins.status(client_id, version, bad)
-        while joins.completes(status) and joins.book.round is not None:
-            self._gate.settle()  # others may join meanwhile
-            more += self._make_overdue()
-            status, staleness = joins.status(client_id, version, bad)
-        join = joins.book.number
-        arrival = Waiting(*pushed, join, staleness)
-        sealed = self._prepared("push", [*joins.book.arrivals(), arrival]) if joins.completes(status) else None
-        joins.record(status, arrival, bad, sealed)
-        ticket.decided = True
-        report, skipped = None, False
-        if sealed is not None:
-            self._step(sealed)
-            report, skipped = sealed.report, not sealed.report.stepped
-            with suppress(Exception):  # it is not this push's: the next one meets it before it joins
-                more += self._make_overdue()
-        step = version + staleness + 1 if status in ("joined", "replaced") and not skipped else None
-        return Receipt(status, staleness, joins.book.current.version, join, step, report, tuple(more))
-
-    def _step(self, sealed: Round) -> None:
-        """The sweep of a round that is on the books, and its commit; without them if the rule skips it."""
-        if sealed.report.stepped:
-            self._gate.drive(sealed)
-
-    def _make_overdue(self) -> list[Report]:
-        """Steps with buffers that were full as soon as their pass began, with the mutex."""
-        reports = []
-        while self._joins.overdue:
-            if self._joins.book.round is not None:
-                self._gate.settle()
-                continue
-            sealed = self._prepared("push", self._joins.book.arrivals())
-            self._joins.cut("overdue", sealed)
-            self._step(sealed)
-            reports.append(sealed.report)
-        return reports
-
-    def _prepared(self, op: str, waiting: list[Waiting]) -> Round:
-        """The round of these arrivals; whatever raises leaves no trace."""
-        self._refuse_damaged_params(op)
-        try:
-            draft = self._live or self._versions.take()
-        except AffluxError as error:
-            raise AffluxError(f"[{op}] {error}") from None
-        return prepare(self.rule, self._joins.before(len(waiting)), waiting, draft, self.num_threads)
-
-    def _make(self, sealed: Round) -> None:
-        sealed.make(self.num_threads)
-
-    def _commit(self, sealed: Round) -> None:
-        """Makes the next version the newest one."""
-        version = sealed.report.version
-        current = Pulled(self._finished(sealed.draft, version), version, sealed.buffers)
-        if (rows := self._joins.book.rows) is not None:
-            rows.commit(sealed.rows)
-        self._joins.commit(current, sealed.scalars)
-        sealed.release()
-
-    def _finished(self, draft: Draft, version: int) -> Params:
-        """The params in a draft, read-only for others; an in-place server never hands them out."""
-        if self._live is not None:
-            return draft.array
-        self._newest = draft.buffer
-        return draft.publish(version)
 
     def _facts(self) -> dict[str, Any]:
         """What a saved state must agree with."""
@@ -528,28 +476,7 @@ class Server:
 
     def _enter(self, op: str) -> None:
         self._gate.enter(op)
-        self._refuse_damage(op)
-
-    def _refuse_damage(self, op: str) -> None:
-        """Raises once for each version that was written to, as soon as nobody holds it any more."""
-        if not self._versions.checked:
-            return
-        damaged = self._versions.damaged
-        if len(damaged) > self._damage_told:
-            versions = ", ".join(map(str, damaged[self._damage_told :]))
-            self._damage_told = len(damaged)
-            raise AffluxError(
-                f"[{op}] version {versions} of params was written to by somebody who had pulled it; the server itself "
-                "is sound, and goes on: pull(out=...) gives a client an array of its own"
-            )
-
-    def _refuse_damaged_params(self, op: str) -> None:
-        """The newest version is what a step or a state is made of."""
-        if not self._newest.intact():
-            raise AffluxError(
-                f"[{op}] version {self.version} of params, the newest, was written to by somebody who had pulled it: "
-                "load_state_dict() of an earlier state is the way back"
-            )
+        self._versions.refuse_damage(op)
 
     def _plain_version(self, client_id: ClientId, version: object) -> int:
         if not is_int(version):
@@ -560,16 +487,6 @@ class Server:
                 f"{self._joins.book.current.version}"
             )
         return int(version)
-
-
-class _Ticket:
-    """What a push has to account for, however it ends."""
-
-    __slots__ = ("decided", "slot")
-
-    def __init__(self) -> None:
-        self.slot: Slot | None = None
-        self.decided = False
 
 
 def _clients(rule: Rule, num_clients: int | None, duplicates: Duplicates) -> int:

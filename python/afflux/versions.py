@@ -23,6 +23,7 @@ class Versions:
         dtype: "float32", "float64" or "bfloat16", whose arrays are uint16.
         checked: compare each version with its checksum when it comes back, and count those that somebody wrote to
             although they are read-only. Reads every version twice.
+        inplace: there is one buffer, which every version is written into.
 
     >>> versions = Versions(3, max_versions=2)
     >>> old, new = versions.take(), versions.take()
@@ -32,9 +33,19 @@ class Versions:
     """
 
     def __init__(
-        self, size: int, max_versions: int | None = None, *, dtype: str = "float32", checked: bool = False
+        self,
+        size: int,
+        max_versions: int | None = None,
+        *,
+        dtype: str = "float32",
+        checked: bool = False,
+        inplace: bool = False,
     ) -> None:
-        self.checked = checked
+        self.inplace = inplace
+        self._live: Draft | None = None
+        self._newest: _engine.Buffer | None = None
+        self._damage_told = 0
+        self._checked = checked
         self._max_versions = max_versions
         self._pool = _engine.Pool(size, dtype, max_versions or 0, checked)
 
@@ -44,13 +55,25 @@ class Versions:
         Raises:
             AffluxError: max_versions are held.
         """
+        if self._live is not None:
+            return self._live
         try:
-            return Draft(_engine.Buffer(self._pool))
+            draft = Draft(_engine.Buffer(self._pool))
         except AffluxError:
             raise AffluxError(
                 f"all {self._max_versions} versions of max_versions are held: release pulled params, or raise "
                 "max_versions"
             ) from None
+        if self.inplace:
+            self._live = draft
+        return draft
+
+    def finished(self, draft: "Draft", version: int) -> Vector:
+        """The params in a draft, the newest from now on, read-only for others; if inplace they are never handed out."""
+        if self.inplace:
+            return draft.array
+        self._newest = draft.buffer
+        return draft.publish(version)
 
     @property
     def held(self) -> int:
@@ -66,6 +89,27 @@ class Versions:
     def damaged(self) -> list[int]:
         """The versions that came back with other bytes than they were published with; none unless checked."""
         return self._pool.damaged
+
+    def refuse_damage(self, op: str) -> None:
+        """Raises once for each version that was written to, as soon as nobody holds it any more."""
+        if not self._checked:
+            return
+        damaged = self.damaged
+        if len(damaged) > self._damage_told:
+            versions = ", ".join(map(str, damaged[self._damage_told :]))
+            self._damage_told = len(damaged)
+            raise AffluxError(
+                f"[{op}] version {versions} of params was written to by somebody who had pulled it; the server itself "
+                "is sound, and goes on: pull(out=...) gives a client an array of its own"
+            )
+
+    def refuse_damaged_newest(self, op: str, version: int) -> None:
+        """The newest version is what a step or a state is made of."""
+        if self._newest is not None and not self._newest.intact():
+            raise AffluxError(
+                f"[{op}] version {version} of params, the newest, was written to by somebody who had pulled it: "
+                "load_state_dict() of an earlier state is the way back"
+            )
 
 
 class Draft:

@@ -111,7 +111,15 @@ class Uniform:
 
     def __call__(self, arrivals: Arrivals, /) -> Float64:
         """See the class."""
-        return np.full(len(arrivals), 1.0 / len(arrivals))
+        return np.full(len(arrivals), self.factor(arrivals))
+
+    def on_arrival(self, staleness: int, num_examples: int, norm: float, /) -> float:
+        """See afflux.rule.OnArrival."""
+        return 1.0
+
+    def factor(self, arrivals: Arrivals, /) -> float:
+        """See afflux.rule.OnArrival."""
+        return 1.0 / len(arrivals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +128,19 @@ class Examples:
 
     def __call__(self, arrivals: Arrivals, /) -> Float64:
         """See the class."""
-        counts = [float(n) for n in arrivals.num_examples]
-        total = ordered_sum(counts)
-        return np.array([n / total for n in counts])
+        total = self._total(arrivals)
+        return np.array([float(n) / total for n in arrivals.num_examples.tolist()])
+
+    def on_arrival(self, staleness: int, num_examples: int, norm: float, /) -> float:
+        """See afflux.rule.OnArrival."""
+        return float(num_examples)
+
+    def factor(self, arrivals: Arrivals, /) -> float:
+        """See afflux.rule.OnArrival."""
+        return 1.0 / self._total(arrivals)
+
+    def _total(self, arrivals: Arrivals) -> float:
+        return ordered_sum(arrivals.num_examples.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,27 +163,44 @@ class Staleness:
 
     def __call__(self, arrivals: Arrivals, /) -> Float64:
         """See the class."""
-        counts = [float(n) if self.by_examples else 1.0 for n in arrivals.num_examples]
-        staleness = [int(tau) for tau in arrivals.staleness]
-        if self.normalise == "weights":
-            values, divisor = with_sum("Staleness", self.law, staleness, counts)
-        else:
-            values = [self.law(tau) * n for tau, n in zip(staleness, counts, strict=True)]
-            divisor = ordered_sum(counts) if self.normalise == "count" else 1.0
+        values, divisor = self._shares(arrivals, raw=False)
         return np.array([self.scale * value / divisor for value in values])
+
+    def on_arrival(self, staleness: int, num_examples: int, norm: float, /) -> float:
+        """See afflux.rule.OnArrival."""
+        return self.law(staleness) * self._count(num_examples)
+
+    def factor(self, arrivals: Arrivals, /) -> float:
+        """See afflux.rule.OnArrival."""
+        _, divisor = self._shares(arrivals, raw=True)
+        return self.scale / divisor
+
+    def _count(self, num_examples: int) -> float:
+        return float(num_examples) if self.by_examples else 1.0
+
+    def _shares(self, arrivals: Arrivals, *, raw: bool) -> tuple[list[float], float]:
+        counts = [self._count(n) for n in arrivals.num_examples.tolist()]
+        staleness = arrivals.staleness.tolist()
+        if self.normalise == "weights":
+            return with_sum("Staleness", self.law, staleness, counts, raw=raw)
+        law = {tau: self.law(tau) for tau in set(staleness)}
+        values = [law[tau] * n for tau, n in zip(staleness, counts, strict=True)]
+        return values, ordered_sum(counts) if self.normalise == "count" else 1.0
 
 
 def with_sum(
-    part: str, law: StalenessLaw, staleness: Sequence[int], counts: Sequence[float]
+    part: str, law: StalenessLaw, staleness: Sequence[int], counts: Sequence[float], *, raw: bool = False
 ) -> tuple[list[float], float]:
     """What is divided by its own sum, s(staleness_i) counts_i, and that sum.
+
+    An exponential law is counted from the freshest arrival, which gives the same quotients and cannot underflow in all
+    of them; not if they are to be `raw`, each from facts about its arrival alone.
 
     Raises:
         AffluxError: the sum is 0.
     """
     least = min(staleness)
-    # An exponential law is counted from the freshest arrival: the same quotients, and they cannot all underflow.
-    origin = least if isinstance(law, Exponential) else 0
+    origin = least if isinstance(law, Exponential) and not raw else 0
     values = [law(tau - origin) * n for tau, n in zip(staleness, counts, strict=True)]
     total = ordered_sum(values)
     if total == 0:

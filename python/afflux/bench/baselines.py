@@ -192,13 +192,15 @@ STACK_MEAN = Contender(
     "params + lr * torch.stack(updates).mean(0)",
     functional(stack_mean, weighted=False),
     temporary=vectors(lambda m: m + 2),
-    plain=True,
+    role="plain",
 )
 ADDMV = Contender(
     "torch addmv_",
-    "best: params.addmv_(U.T, lr * w), contiguous U",
+    "params.addmv_(U.T, lr * w), contiguous U",
     in_place(addmv),
     vectors(lambda m: 1),
+    role="best",
+    but="needs one contiguous matrix; float32 sums; overwrites params",
 )
 
 
@@ -216,10 +218,12 @@ def fedbuff() -> list[Contender]:
         ADDMV,
         Contender(
             "torch.compile",
-            "best: the weighted sum, compiled",
+            "the weighted sum, compiled",
             functional(weighted_sum, weighted=True, compiled=True),
             nothing,
             own,
+            role="best",
+            but="float32 sums; compiles for each M",
             compiles=True,
         ),
     ]
@@ -241,20 +245,24 @@ def ca2fl() -> list[Contender]:
             cached(difference_loop),
             own,
             vectors(lambda m: 4),
-            plain=True,  # the faster of the two
+            role="plain",  # the faster of the two
         ),
         Contender(
             "torch mv, addmv_",
-            "best: contiguous buffers, nothing allocated; float32 h",
+            "contiguous buffers, nothing allocated; float32 h",
             cached(),
             vectors(lambda m: m + 2),
+            role="best",
+            but="needs contiguous matrices; float32 sums",
         ),
         Contender(
             "torch.compile",
-            "best: the formula, compiled; float32 h",
+            "the formula, compiled; float32 h",
             cached(difference_sum, compiled=True),
             own,
             vectors(lambda m: 2),
+            role="best",
+            but="float32 sums; compiles for each M",
             compiles=True,
         ),
     ]

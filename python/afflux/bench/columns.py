@@ -19,26 +19,62 @@ def number(head: str, key: str, form: str, scale: float = 1) -> Column:
     return Column(head, lambda line: "" if line.get(key) is None else format(scale * line[key], form))
 
 
-def of_params(line: Line, key: str, form: str) -> str:
-    """The error of the new params, empty for who makes none."""
-    error = line["errors"].get("params")
+def text(head: str, key: str) -> Column:
+    return Column(head, lambda line: str(line.get(key) or ""))
+
+
+def milliseconds(seconds: float) -> str:
+    """With three digits, however short."""
+    return f"{1e3 * seconds:.1f}" if seconds >= 1e-2 else f"{1e3 * seconds:.3g}"
+
+
+def of_output(line: Line, key: str, form: str) -> str:
+    """The error of the row's main output, empty for who makes none."""
+    error = line["error"]
     return format(error[key], form) if error else ""
 
 
+ROLE = text("as", "role")
+BY_D, BY_M, BY_N = number("d", "d", "_d"), number("M", "m", "_d"), number("N", "clients", "_d")
 SPEED = (number("GB/s", "gbps", ".1f"), number("% of limit", "percent_of_limit", ".0f"))
-TIME = (
-    number("median ms", "median", ".1f", 1e3),
-    Column("min .. max", lambda line: f"{1e3 * line['min']:.1f} .. {1e3 * line['max']:.1f}"),
-    *SPEED,
+SPAN = (
+    Column("median ms", lambda line: milliseconds(line["median"])),
+    Column("min .. max", lambda line: f"{milliseconds(line['min'])} .. {milliseconds(line['max'])}"),
 )
-TIMES_PLAIN = number("x plain", "times_plain", ".2f")
-ERROR = Column("error", lambda line: of_params(line, "abs", ".1e"))
-ULP = Column("ulp", lambda line: of_params(line, "ulp", ".3g"))
-TIMED = (*TIME, TIMES_PLAIN, ERROR, ULP)
-PROBE = (*TIME, Column("kind", lambda line: line["kind"]))
+TIME = (*SPAN, *SPEED)
+TIMES_OURS = number("x afflux's time", "times_ours", ".2f")
+COMPILING = number("compile s", "compile_seconds", ".1f")
+ERROR = Column("error", lambda line: of_output(line, "abs", ".1e"))
+ULP = Column("ulp", lambda line: of_output(line, "ulp", ".3g"))
+TIMED = (ROLE, *TIME, TIMES_OURS, COMPILING, ERROR, ULP)
+#: Of one update, with its share of the round: `us` is the row's own figure.
+UPDATE = (
+    number("us an update", "us", ".1f"),
+    Column("min .. max", lambda line: " .. ".join(f"{1e6 * line[end] / line['m']:.1f}" for end in ("min", "max"))),
+)
+PROBE = (*SPAN, number("GB/s", "gbps", ".1f"), text("kind", "kind"), text("how", "how"))
+KINDS = ("read", "read and write", "in place", "mixed")
 LIMIT = (
     number("threads", "threads", "d"),
     number("limit GB/s", "gbps", ".1f"),
-    *(number(kind, kind, ".1f") for kind in ("read", "write", "both", "in place")),
-    Column("set by", lambda line: line["by"]),
+    text("set by", "by"),
+    *(number(f"best {kind}", kind, ".1f") for kind in KINDS),
+    text("how", "how"),
+)
+#: One line an operation: afflux's own.
+SUMMARY = (
+    BY_D,
+    BY_M,
+    BY_N,
+    text("dtype", "dtype"),
+    number("threads", "threads", "d"),
+    text("ISA", "isa"),
+    number("MB", "bytes", ".4g", 1e-6),
+    *SPAN,
+    number("GB/s", "gbps", ".1f"),
+    number("limit", "limit", ".1f"),
+    number("% of limit", "percent_of_limit", ".0f"),
+    number("x plain", "times_plain", ".2f"),
+    number("x best", "times_best", ".2f"),
+    ERROR,
 )

@@ -5,9 +5,11 @@ from typing import Annotated
 
 import typer
 
-HELP = """Time the engine's operations beside their torch formulas.
+DEFAULT_ROWS = "ingest,gram,fedbuff,fedbuff-bf16,ca2fl,fadas,wkafl"
 
-Each gets its bytes by definition, GB/s, per cent of the best bandwidth seen in the same run, \
+HELP = """Time the engine's operations beside what torch, NumPy and other servers do.
+
+Each gets its bytes by definition, GB/s, per cent of the limit that was found in the same run, \
 and its largest error against float64.
 
 [bold]Examples[/bold]
@@ -16,19 +18,22 @@ and its largest error against float64.
 
   afflux bench --rows fedbuff -d 1_000_000 -M 32 --threads 1
 
-  afflux bench --rows push,rounds
+  afflux bench --rows push,rounds,cached
 
-  afflux bench --repeats 40 --json results.json --markdown results.md
+  afflux bench --rows scaling --picture scaling.png
+
+  afflux bench --rows all --compile --repeats 40 --out results
 
   afflux bench --quick
 """
 
 
 def bench(
-    rows: Annotated[str, typer.Option(help="Operations, by name; see --list.")] = "fedbuff,ca2fl",
+    rows: Annotated[str, typer.Option(help="Operations by name, or all, scaling, peers; see --list.")] = DEFAULT_ROWS,
     d: Annotated[int | None, typer.Option("-d", min=1, help="Length of the vectors; default: see --list.")] = None,
     m: Annotated[int | None, typer.Option("-M", min=1, help="Updates a round; default: see --list.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Default: all usable cores. A push takes one.")] = None,
+    isa: Annotated[str | None, typer.Option(help="Instruction set of afflux; default: the best one here.")] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Samples of everyone; default 20.")] = None,
     sets: Annotated[int, typer.Option(min=2, help="Input sets that take turns.")] = 2,
     compiled: Annotated[bool, typer.Option("--compile", help="Also torch.compile; it needs a C++ compiler.")] = False,
@@ -37,9 +42,13 @@ def bench(
         Path | None, typer.Option("--json", dir_okay=False, help="Everything, samples included.")
     ] = None,
     markdown_path: Annotated[Path | None, typer.Option("--markdown", dir_okay=False, help="The tables.")] = None,
+    picture_path: Annotated[Path | None, typer.Option("--picture", dir_okay=False, help="The bars, as a PNG.")] = None,
+    folder: Annotated[Path | None, typer.Option("--out", file_okay=False, help="All three, into this folder.")] = None,
     list_only: Annotated[bool, typer.Option("--list", help="List rows, contenders and probes, and stop.")] = False,
 ) -> None:
     """Time the engine's operations (see HELP)."""
+    from afflux.bench.files import Files
     from afflux.bench.run import run
 
-    run(rows, d, m, threads, repeats, sets, compiled, quick, json_path, markdown_path, list_only)
+    files = Files(json_path, markdown_path, picture_path, folder)
+    run(rows, d, m, threads, isa, repeats, sets, compiled, quick, files, list_only)

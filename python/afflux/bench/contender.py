@@ -2,12 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from afflux.bench.inputs import Inputs
+from afflux.bench.streams import Traffic
+
+#: ours; the formula as papers' authors write it in torch; as well as torch can; another library's; or none of these
+Role = Literal["ours", "plain", "best", "peer", ""]
+#: Seconds in which the workers of OpenMP, and longer those of OpenBLAS, spin after their work and hold a core.
+REST, REST_OF_OPENBLAS = 0.025, 0.06
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -43,9 +49,11 @@ class Contender:
     make: Callable[[Inputs], Round]
     kept: Callable[[int, int], int] = nothing  #: bytes of its own state, of (d, M)
     temporary: Callable[[int, int], int] = nothing  #: bytes that a round allocates and frees
-    plain: bool = False  #: the formula as papers' authors write it; the others are compared with it
-    part: Callable[[int, int], int] | None = None  #: bytes, of (d, M), if it does only a part of the row's operation
-    compiles: bool = False  #: runs only if asked for, because compiling takes long
+    role: Role = ""
+    but: str = ""  #: what it needs, or does not do, that afflux does; for "where we lose"
+    traffic: Callable[[int], Traffic] | None = None  #: of M; if it is not the row's: a part of it, or of other data
+    rest: float = REST  #: seconds before the next one has its turn
+    compiles: bool = False  #: its first run compiles; it takes part only if asked for, because that takes long
     absent: Callable[[], str | None] = here  #: why it cannot take part; asked only if its row runs
 
 

@@ -14,6 +14,7 @@ from afflux.bench.baselines import Formula, Tensor, torch, vectors
 from afflux.bench.contender import Arrays, Contender, Round
 from afflux.bench.inputs import LR, Float32, Inputs
 from afflux.bench.row import Exact, Row, one_case
+from afflux.bench.streams import Streams
 from afflux.rules.fadas import BETA1, BETA2, EPSILON
 
 #: What a round reads beside the updates, and what it gives.
@@ -173,7 +174,9 @@ def in_place(make_step: Formula, *, sign: int = 1) -> Callable[[Inputs], Round]:
     return make
 
 
-CONTENDERS = [Contender("afflux", "ops.apply, moments in place", afflux_round, kept=vectors(lambda m: 3))]
+IN_FLOAT32 = "needs one contiguous matrix; float32 throughout; overwrites params"
+
+CONTENDERS = [Contender("afflux", "ops.apply, moments in place", afflux_round, kept=vectors(lambda m: 3), role="ours")]
 
 if torch is not None:
     CONTENDERS += [
@@ -183,26 +186,32 @@ if torch is not None:
             functional(stack_mean),
             vectors(lambda m: 3),
             vectors(lambda m: m + 8),
-            plain=True,
+            role="plain",
         ),
         Contender(
             "torch mv, addcdiv_",
-            "best eager: mv, lerp_, addcmul_, maximum, sqrt, addcdiv_; nothing allocated",
+            "mv, lerp_, addcmul_, maximum, sqrt, addcdiv_; nothing allocated",
             in_place(eager_step),
             vectors(lambda m: 5),
+            role="best",
+            but=IN_FLOAT32,
         ),
         Contender(
             "torch fused Adam",
-            "best: mv, then torch.optim.Adam(amsgrad=True, fused=True) far from its first step",
+            "mv, then torch.optim.Adam(amsgrad=True, fused=True) far from its first step",
             in_place(fused_step, sign=-1),
             vectors(lambda m: 5),
+            role="best",
+            but=IN_FLOAT32,
         ),
         Contender(
             "torch.compile",
-            "best: the formula, compiled; moments in place",
+            "the formula, compiled; moments in place",
             functional(summed, compiled=True),
             vectors(lambda m: 3),
             vectors(lambda m: 1),
+            role="best",
+            but="float32 throughout; compiles for each M",
             compiles=True,
         ),
     ]
@@ -212,7 +221,7 @@ FADAS = Row(
     formula="m = b1 m + (1-b1) D, v = b2 v + (1-b2) D^2, v_hat = max(v_hat, v), "
     "out = params + lr m / (sqrt(v_hat) + eps); D = 1/M sum_i u_i",
     counted="4 d (M + 8): M updates and params read, out written, m, v and v_hat read and written",
-    bytes=lambda d, m: 4 * d * (m + 8),
+    traffic=lambda m: (Streams(reads=(4,) * (m + 1), writes=(4,), in_place=(4,) * 3),),
     reference=reference,
     cases=one_case,
     contenders=CONTENDERS,

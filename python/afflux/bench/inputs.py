@@ -1,6 +1,7 @@
 """The vectors that one run works on, and whether they fit into memory."""
 
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +25,25 @@ class Case:
     m: int
     threads: int
     separate: bool = False  #: the updates also as M arrays of their own, as they come from clients
+    sets: int = 2  #: input sets that take turns
+    laps: int = 1  #: runs in a sample, each on the next set
+    warm: bool = False  #: all laps of a sample are on one set, which is in the cache if it fits
+    clients: int | None = None  #: N; default 10 M
 
     def __str__(self) -> str:
-        return f"d = {self.d:_}, M = {self.m:_}"
+        clients = f", N = {self.clients:_}" if self.clients else ""
+        return f"d = {self.d:_}, M = {self.m:_}{clients}"
+
+    def sample(self, run: Callable[[int], object]) -> Callable[[int], object]:
+        """All runs of the sample with this number."""
+
+        def laps(number: int) -> object:
+            result = None
+            for lap in range(self.laps):
+                result = run((number if self.warm else number * self.laps + lap) % self.sets)
+            return result
+
+        return laps
 
 
 @dataclass(frozen=True)
@@ -41,10 +58,11 @@ class Inputs:
     vectors: list[list[Float32]]  #: per input set the M updates: these rows, or separate copies of them
     params: list[Float32]  #: per input set (d,)
     out: Float32  #: (d,)
-    scratch: Float32  #: (scratch_vectors(M), d)
+    scratch: Float32  #: (some, d): what probes write
     staleness: Int64  #: (M,): 0 to 4 in turn
     weights: Float64  #: (M,): (1 + staleness)^-1/2 / M, as in FedBuff
     num_threads: int
+    num_clients: int
 
     @property
     def d(self) -> int:
@@ -58,23 +76,14 @@ class Inputs:
     def equal_weights(self) -> Float64:
         return np.full(self.m, 1 / self.m)
 
-    @property
-    def num_clients(self) -> int:
-        return 10 * self.m
-
     def last_rows(self) -> Float32:
         """A private copy of the rows before set 0 is applied: the updates of the last set."""
         return self.updates[-1].copy()
 
 
-def scratch_vectors(m: int) -> int:
-    """How many vectors probes may overwrite: of few, or of many small ones, enough that they are not in the cache."""
-    return max(4, 2 * m // 5)
-
-
-def make(case: Case, sets: int) -> Inputs:
+def make(case: Case, scratch: int) -> Inputs:
     """Normal vectors: params of size 0.1 and updates of size 0.01. Every page of theirs is touched."""
-    d, m = case.d, case.m
+    d, m, sets = case.d, case.m, case.sets
     blocks = [np.empty((1 + m, d), np.float32) for _ in range(sets)]
     updates = [block[1:] for block in blocks]
     params = [np.empty(d, np.float32) for _ in range(sets)]
@@ -94,16 +103,17 @@ def make(case: Case, sets: int) -> Inputs:
         vectors=[[row.copy() if case.separate else row for row in block] for block in updates],
         params=params,
         out=np.ones(d, np.float32),
-        scratch=np.ones((scratch_vectors(m), d), np.float32),
+        scratch=np.ones((scratch, d), np.float32),
         staleness=staleness,
         weights=1 / np.sqrt(1.0 + staleness) / m,
         num_threads=case.threads,
+        num_clients=case.clients or 10 * m,
     )
 
 
-def shared_bytes(case: Case, sets: int) -> int:
-    vectors = sets * (case.m * (1 + case.separate) + 2)
-    return 4 * case.d * (vectors + 1 + scratch_vectors(case.m))
+def shared_bytes(case: Case, scratch: int) -> int:
+    vectors = case.sets * (case.m * (1 + case.separate) + 2)
+    return 4 * case.d * (vectors + 1 + scratch)
 
 
 def available_bytes() -> int | None:

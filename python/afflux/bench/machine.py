@@ -5,6 +5,7 @@ import platform
 import re
 import subprocess
 import sys
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,11 @@ def cache_bytes() -> dict[str, int]:
     return sizes
 
 
+def last_level() -> int:
+    """Bytes of the largest cache; a guess where the system does not tell."""
+    return max(cache_bytes().values(), default=2**25)
+
+
 def holds(amount: int) -> str:
     """The smallest cache that holds so many bytes, or memory; in between, part of them are in the last one."""
     sizes = cache_bytes()
@@ -45,6 +51,17 @@ def holds(amount: int) -> str:
         if amount <= size:
             return name
     return "memory" if amount >= 4 * max(sizes.values(), default=0) else "cache and memory"
+
+
+def others_cpu() -> float | None:
+    """Seconds of CPU time that all other processes have had since the start of the machine; None where unknown."""
+    try:
+        first, *_ = Path("/proc/stat").read_text().splitlines()
+    except OSError:
+        return None
+    user, nice, system, _, _, *rest = map(int, first.split()[1:9])
+    own = time.process_time()
+    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK") - own
 
 
 def memory_bytes() -> int | None:
@@ -102,11 +119,16 @@ def describe() -> dict[str, Any]:
     }
 
 
+def instruction_set() -> str:
+    """The one that the engine uses now."""
+    return next(b.name for b in ops.backends() if b.chosen)
+
+
 def software() -> dict[str, Any]:
     return {
         "afflux": __version__,
         "commit": commit(),
-        "instruction_set": next(b.name for b in ops.backends() if b.chosen),
+        "instruction_set": instruction_set(),
         "compiler": compiler(),
         "python": sys.version.split()[0],
         "numpy": version("numpy"),

@@ -9,29 +9,30 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from afflux.bench.contender import Arrays, Round, ends, unprepared
+from afflux.bench.contender import REST, Arrays, Contender, Round, ends, unprepared
 from afflux.bench.inputs import Inputs
 from afflux.bench.row import Row
+from afflux.bench.streams import Traffic
 
 #: Elements at each end of the vectors that are compared with float64, and the most of all M together.
 CHECKED, CHECKED_OF_ALL = 2**19, 2**23
-#: OpenMP's workers spin for a while after their work and would hold a core of the next contender.
-PAUSE = 0.005
 
 
 @dataclass
 class Timed:
-    """Something to time, and its samples in seconds."""
+    """Something to time, and its samples in seconds a run."""
 
     name: str
     what: str
-    bytes: int
-    run: Callable[[int], object]
+    bytes: int  #: that a run moves
+    sample: Callable[[int], object]  #: all runs of the sample with this number
+    laps: int = 1  #: their number
+    traffic: Traffic = ()  #: of a probe
     row: str = ""  #: empty for a probe
-    plain: bool = False  #: see Contender
-    part: bool = False  #: it does not do all of the row's operation
-    kind: str = ""  #: see Probe
-    prepare: Callable[[int], object] = unprepared  #: see Round
+    by: Contender | None = None  #: likewise None
+    prepare: Callable[[int], object] = unprepared  #: comes before a sample, and is not timed
+    rest: float = REST  #: seconds before the next has its turn
+    first: float = 0  #: seconds of its very first run
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
 
@@ -45,7 +46,7 @@ class Timed:
         return self.bytes / self.median / 1e9
 
 
-def measure(everyone: Sequence[Timed], repeats: int, sets: int, turn: Callable[[], object] = lambda: None) -> None:
+def measure(everyone: Sequence[Timed], repeats: int, turn: Callable[[], object] = lambda: None) -> None:
     """Adds `repeats` samples to everyone; `turn` is called after each sample."""
     order = list(everyone)
     shuffle = random.Random(0).shuffle
@@ -55,25 +56,28 @@ def measure(everyone: Sequence[Timed], repeats: int, sets: int, turn: Callable[[
         for repeat in range(repeats):
             shuffle(order)
             for timed in order:
-                time.sleep(PAUSE)
-                timed.prepare(repeat % sets)
+                timed.prepare(repeat)
                 start = time.perf_counter()
-                result = timed.run(repeat % sets)
-                timed.seconds.append(time.perf_counter() - start)
+                result = timed.sample(repeat)
+                timed.seconds.append((time.perf_counter() - start) / timed.laps)
                 del result  # freeing it is not part of the round
+                time.sleep(timed.rest)
                 turn()
     finally:
         gc.enable()
 
 
-def check(row: Row, inputs: Inputs, ready: Round) -> dict[str, dict[str, float]]:
-    """Runs set 0 once; compares with the definition in float64 of what the round has read."""
+def check(row: Row, inputs: Inputs, ready: Round) -> tuple[dict[str, dict[str, float]], float]:
+    """Runs set 0 once: the errors against the definition in float64 of what it has read, and its seconds."""
     size = max(1, min(CHECKED, CHECKED_OF_ALL // inputs.m))
     before = {name: sample(name, array, size) for name, array in ready.before(0).items()}
-    after: Arrays = ready.after(ready.run(0))
+    start = time.perf_counter()
+    result = ready.run(0)
+    seconds = time.perf_counter() - start
+    after: Arrays = ready.after(result)
     got = {name: sample(name, array, size) for name, array in after.items()}
     exact = row.reference(before)
-    return {name: error(array, *exact[name]) for name, array in got.items()}
+    return {name: error(array, *exact[name]) for name, array in got.items()}, seconds
 
 
 def sample(name: str, array: np.ndarray, size: int) -> np.ndarray:

@@ -13,32 +13,29 @@ import numpy as np
 from afflux import Server, ops
 from afflux.bench import baselines, machine
 from afflux.bench.columns import SPEED, Column, Line, number
-from afflux.bench.contender import Arrays, Contender, Round
+from afflux.bench.contender import REST_OF_OPENBLAS, Arrays, Contender, Round
 from afflux.bench.inputs import Case, Float32, Float64, Inputs
 from afflux.bench.row import Asked, Exact, Row
+from afflux.bench.streams import Streams
 from afflux.rules.fedbuff import fedbuff
 
 FEW, MANY = 64, 4096  #: pushes a sample, when everything lies in the cache and at most
-
-
-def last_level() -> int:
-    return max(machine.cache_bytes().values(), default=2**25)
 
 
 def cases(asked: Asked) -> list[Case]:
     """M such that the vectors are 4 last-level caches; FEW where that would take more than MANY. One thread."""
 
     def pushes(d: int) -> int:
-        cold = math.ceil(4 * last_level() / (4 * d))
+        cold = math.ceil(4 * machine.last_level() / (4 * d))
         return FEW if asked.quick or cold > MANY else cold
 
     lengths = [asked.d] if asked.d else [10**power for power in range(3, 6 if asked.quick else 9)]
-    return [Case(d, asked.m or pushes(d), threads=1) for d in lengths]
+    return [Case(d, asked.m or pushes(d), threads=1, sets=asked.sets) for d in lengths]
 
 
 def preparation(inputs: Inputs, run: Callable[[int], object], finish: Callable[[int], object]) -> Callable[[int], None]:
     """Completes the round; then the caches hold all of it, or none if the vectors are larger than the last level."""
-    fits = 2 * inputs.updates[0].nbytes <= last_level()
+    fits = 2 * inputs.updates[0].nbytes <= machine.last_level()
 
     def prepare(k: int) -> None:
         finish(k)
@@ -111,8 +108,8 @@ def into_slots(
     return make
 
 
-def ingest(slot: Float32, vector: Float32) -> float:
-    facts = ops.ingest(vector, slot)
+def ingest(slot: Float32, vector: Float32, num_threads: int = 1) -> float:
+    facts = ops.ingest(vector, slot, num_threads=num_threads)
     if facts.first_nonfinite is not None:
         raise ValueError("not finite")
     return facts.norm
@@ -129,16 +126,21 @@ def own(d: int, m: int) -> int:
     return 4 * d * m
 
 
+ONLY_COPIES = "only copies: no check, no norm"
+
 CONTENDERS = [
-    Contender("afflux", "Server.push", server_push, kept=lambda d, m: 4 * d * (m + 4)),
-    Contender("afflux ingest", "ops.ingest alone", into_slots(ingest), own),
-    Contender("numpy copyto", "np.copyto(slot, u)", into_slots(np.copyto, measured=False), own, plain=True),
+    Contender("afflux", "Server.push", server_push, kept=lambda d, m: 4 * d * (m + 4), role="ours"),
+    Contender("afflux ingest", "ops.ingest alone", into_slots(ingest), own, role="ours"),
+    Contender(
+        "numpy copyto", "np.copyto(slot, u)", into_slots(np.copyto, measured=False), own, role="plain", but=ONLY_COPIES
+    ),
     Contender(
         "numpy, careful",
         "copyto, isfinite(slot).all(), linalg.norm(slot)",
         into_slots(numpy_careful),
         own,
         temporary=lambda d, m: d,
+        rest=REST_OF_OPENBLAS,
     ),
 ]
 
@@ -153,7 +155,12 @@ if baselines.torch is not None:
 
     CONTENDERS += [
         Contender(
-            "torch copy_", "slot.copy_(u)", into_slots(torch.Tensor.copy_, torch.from_numpy, measured=False), own
+            "torch copy_",
+            "slot.copy_(u)",
+            into_slots(torch.Tensor.copy_, torch.from_numpy, measured=False),
+            own,
+            role="best",
+            but=ONLY_COPIES,
         ),
         Contender(
             "torch, careful",
@@ -179,18 +186,21 @@ def brief(microseconds: float) -> str:
 
 
 def norm_error(line: Line) -> str:
-    error = line["errors"].get("norms")
+    error = line["error"]
     return f"{error['abs'] / error['terms']:.1e}" if error else ""
 
+
+NORM_ERROR = Column("norm's error", norm_error)
 
 PUSH = Row(
     name="push",
     formula="slot = u; all of u finite? |u|; the arrival joins the buffer",
     counted="8 d M: M vectors read, M slots written",
-    bytes=lambda d, m: 8 * d * m,
+    traffic=lambda m: (Streams(reads=(4,), writes=(4,), times=m),),
     reference=reference,
     cases=cases,
     contenders=CONTENDERS,
+    output="norms",
     columns=(
         number("d", "d", "_d"),
         Column("in", lambda line: line["lies_in"]),
@@ -199,7 +209,7 @@ PUSH = Row(
         number("x copy", "times_copy", ".2f"),
         Column("- 1.5 copies", lambda line: brief(line["us_over"])),
         *SPEED,
-        Column("norm's error", norm_error),
+        NORM_ERROR,
     ),
     compare=a_push,
 )

@@ -1,20 +1,22 @@
-"""The results as JSON, as Markdown, and as tables on the terminal."""
+"""What a run has found, ready for JSON: everyone's figures, the limits, and where afflux is not the fastest."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from afflux.bench import machine
-from afflux.bench.columns import LIMIT, PROBE, Column, Line
+from afflux.bench import limit, machine
+from afflux.bench.columns import Line
 from afflux.bench.inputs import Case
+from afflux.bench.limit import Limit
 from afflux.bench.measure import Timed
 from afflux.bench.row import Row
+from afflux.bench.streams import kind, spoken
+
+FORMAT = 3
+LEVEL = 0.99  #: of our time: less is faster
 
 
-def figures(timed: Timed, limit: float) -> Line:
+def figures(timed: Timed) -> Line:
     return {
         "name": timed.name,
         "what": timed.what,
@@ -23,151 +25,104 @@ def figures(timed: Timed, limit: float) -> Line:
         "min": min(timed.seconds),
         "max": max(timed.seconds),
         "gbps": timed.gbps,
-        "percent_of_limit": 100 * timed.gbps / limit,
+        "laps": timed.laps,
         "seconds": timed.seconds,
     }
 
 
+def of_probe(probe: Timed) -> Line:
+    """The way in which it moves its streams stands for itself: `what` are the streams."""
+    return figures(probe) | {"how": probe.what, "what": spoken(probe.traffic), "kind": kind(probe.traffic)}
+
+
+def fastest(own: Iterable[Timed], role: str) -> Timed | None:
+    """Of those who do the whole operation."""
+    able = [t for t in own if t.by and t.by.role == role and t.by.traffic is None]
+    return min(able, key=lambda t: t.median, default=None)
+
+
+def lines(case: Case, row: Row, own: list[Timed], most: Limit) -> list[Line]:
+    """Everyone's figures in a row; times are compared only with those who do the same."""
+    ours = own[0]
+    others = {role: fastest(own, role) for role in ("plain", "best", "peer")}
+    found = []
+    for timed in own:
+        contender = timed.by
+        assert contender is not None
+        whole = contender.traffic is None
+        found.append(
+            {"operation": row.name}
+            | asdict(case)
+            | {"dtype": row.dtype, "isa": machine.instruction_set() if contender.role == "ours" else None}
+            | figures(timed)
+            | {
+                "role": contender.role,
+                "but": contender.but,
+                "first": timed is ours,
+                "part": not whole,
+                "limit": most.gbps,
+                "percent_of_limit": 100 * timed.gbps / most.gbps,
+                "times_ours": timed.median / ours.median if whole else None,
+                "compile_seconds": timed.first - timed.median if contender.compiles else None,
+                "errors": timed.errors,
+                "error": timed.errors.get(row.output),
+            }
+            | {f"times_{role}": t.median / timed.median if t and whole else None for role, t in others.items()}
+        )
+    return found
+
+
 def of_case(case: Case, rows: list[Row], probes: list[Timed], contenders: list[Timed]) -> dict[str, Any]:
-    """What was found at one size of inputs: the limit there, and everyone's figures by row."""
-    fastest = max([*probes, *contenders], key=lambda t: t.gbps)
-    by_kind: dict[str, float] = {}
-    for probe in probes:
-        by_kind[probe.kind] = max(by_kind.get(probe.kind, 0), probe.gbps)
-    where = asdict(case)
+    """What was found at one size of inputs: the machine's best of each kind, and each row with its limit."""
     found: dict[str, Any] = {
         "name": str(case),
-        **where,
-        "limit": {
-            "gbps": fastest.gbps,
-            "by": f"{fastest.row or 'probe'}: {fastest.name}",
-            "what": fastest.what,
-            "probes_by_kind": by_kind,
-        },
-        "probes": [figures(p, fastest.gbps) | {"kind": p.kind} for p in probes],
+        **asdict(case),
+        "best": limit.of_kinds(probes),
+        "probes": [of_probe(probe) for probe in probes],
+        "limits": {},
         "rows": {},
     }
     for row in rows:
-        own = [t for t in contenders if t.row == row.name]
-        plain = next((t for t in own if t.plain), None)
-        found["rows"][row.name] = [
-            where
-            | figures(t, fastest.gbps)
-            | {
-                "plain": t is plain,
-                "part": t.part,
-                "times_plain": plain.median / t.median if plain and not t.part else None,
-                "errors": t.errors,
-            }
-            for t in own
-        ]
+        most = limit.of_row(row, case.m, probes, contenders)
+        found["limits"][row.name] = {"gbps": most.gbps, "by": most.by.name, "how": most.by.what}
+        found["rows"][row.name] = lines(case, row, [t for t in contenders if t.row == row.name], most)
     return found
 
 
 def lines_of(row: Row, cases: list[dict[str, Any]]) -> list[Line]:
-    return [line for case in cases for line in case["rows"].get(row.name, [])]
+    """All lines of a row, case by case."""
+    found = [line for case in cases for line in case["rows"].get(row.name, [])]
+    return sorted(found, key=lambda line: line[row.along]) if row.along else found
+
+
+def losses(row: Row, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Who does the whole of it in less time than afflux, where, and how many times faster at the least and most."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in lines_of(row, cases):
+        if line["role"] == "ours" or line["part"] or line["times_ours"] > LEVEL:
+            continue
+        who = found.setdefault(
+            line["name"], {"row": row.name, "name": line["name"], "but": line["but"], "at": [], "times": []}
+        )
+        who["at"].append({key: line[key] for key in ("d", "m", "clients")})
+        who["times"].append(1 / line["times_ours"])
+    return list(found.values())
 
 
 def results(
     box: dict[str, Any], rows: list[Row], cases: list[dict[str, Any]], settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """Everything there is to say about a run, ready for JSON."""
+    """Everything there is to say about a run."""
     for row in rows:
         row.compare(lines_of(row, cases))
     return {
-        "format": 2,
+        "format": FORMAT,
         "machine": box,
         "software": machine.software(),
         "settings": settings,
         "rows": [
-            {"name": row.name, "formula": row.formula, "counted": row.counted, "dtype": "float32"} for row in rows
+            {"name": row.name, "formula": row.formula, "counted": row.counted, "dtype": row.dtype} for row in rows
         ],
         "cases": cases,
+        "where_we_lose": [loss for row in rows for loss in losses(row, cases)],
     }
-
-
-def size(amount: float) -> str:
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20)):
-        if amount >= factor:
-            return f"{amount / factor:.3g} {unit}"
-    return f"{amount / 2**10:.3g} KiB"
-
-
-def conditions(out: dict[str, Any]) -> str:
-    """The machine, software and settings in one paragraph."""
-    box, soft, chosen = out["machine"], out["software"], out["settings"]
-    caches = ", ".join(f"{name} {size(amount)}" for name, amount in box["caches"].items())
-    parts = [
-        f"{box['cpu']}, {box['usable_cores']} of {box['cores']} cores",
-        caches,
-        f"{size(box['memory'])} memory" if box["memory"] else "",
-        f"afflux {soft['afflux']} ({soft['instruction_set']}, {soft['compiler'] or 'compiler ?'})",
-        f"commit {soft['commit'][:12]}{'+' * soft['commit'].endswith('+')}" if soft["commit"] else "",
-        f"Python {soft['python']}, NumPy {soft['numpy']}, torch {soft['torch'] or 'absent'}",
-        f"{chosen['repeats']} repeats, {chosen['sets']} input sets",
-    ]
-    return "; ".join(part for part in parts if part)
-
-
-#: title, formula, columns, lines
-Printed = tuple[str, str, Sequence[Column], list[Line]]
-
-
-def limits(cases: list[dict[str, Any]]) -> Printed:
-    lines = []
-    for case in cases:
-        limit = case["limit"]
-        line = {"name": case["name"], "what": "", "threads": case["threads"], "gbps": limit["gbps"]}
-        lines.append(line | limit["probes_by_kind"] | {"by": limit["by"]})
-    return "Limit of this run: anyone's best GB/s, and the best probe of each kind", "", LIMIT, lines
-
-
-def of_row(row: Row, cases: list[dict[str, Any]]) -> Printed:
-    lines = lines_of(row, cases)
-    amounts = {line["bytes"] for line in lines if not line["part"]}
-    amount = f", {amounts.pop() / 1e9:.3g} GB" if len(amounts) == 1 else ""
-    return row.name + amount, row.formula, row.columns, lines
-
-
-def tables(out: dict[str, Any], rows: list[Row]) -> list[Printed]:
-    """The rows, the limits, and the probes of a run at one size; those of more are in the JSON."""
-    cases = out["cases"]
-    found = [*(of_row(row, cases) for row in rows), limits(cases)]
-    if len(cases) == 1:
-        found.append(("bandwidth probes", "", PROBE, cases[0]["probes"]))
-    return found
-
-
-def to_markdown(out: dict[str, Any], rows: list[Row]) -> str:
-    lines = [conditions(out) + ".", ""]
-    lines += [line for note in out["settings"]["notes"] for line in (f"Note: {note}.", "")]
-    for title, formula, columns, entries in tables(out, rows):
-        lines += [f"**{title}**" + (f": `{formula}`" if formula else ""), ""]
-        lines += ["| " + " | ".join(["", *(c.head for c in columns)]) + " |", "|---|" + "---:|" * len(columns)]
-        for entry in entries:
-            what = f": `{entry['what']}`" if entry["what"] else ""
-            cells = [entry["name"] + what, *(c.cell(entry) for c in columns)]
-            lines.append("| " + " | ".join(cells) + " |")
-        lines.append("")
-    return "\n".join(lines)
-
-
-def show(out: dict[str, Any], rows: list[Row]) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=140)  # a pipe has no width: do not fold at 80
-    console.print(conditions(out), style="dim", highlight=False, markup=False)
-    for title, formula, columns, entries in tables(out, rows):
-        heading = f"{title}: {formula}" if formula else title
-        table = Table(title=heading, title_justify="left", title_style="bold", box=None)
-        table.add_column("", no_wrap=True)
-        for column in columns:
-            table.add_column(column.head, justify="right", no_wrap=True)
-        for entry in entries:
-            cells = (entry["name"], *(column.cell(entry) for column in columns))
-            table.add_row(*cells, style="bold" if entry["name"] == "afflux" else None)
-        console.print()
-        console.print(table)
-    console.print()
-    for note in out["settings"]["notes"]:
-        console.print(f"Note: {note}", style="yellow", highlight=False, markup=False)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from afflux.bench.columns import TIMED, Column, Line
 from afflux.bench.contender import Arrays, Contender
 from afflux.bench.inputs import Case, Float64
+from afflux.bench.streams import Traffic, moved
 
 #: name of an output -> (exact value, sum of the magnitudes of the terms it is made of)
 Exact = dict[str, tuple[Float64, Float64]]
@@ -19,13 +20,14 @@ class Asked:
     m: int | None
     threads: int
     quick: bool
+    sets: int
 
 
 D, QUICK_D = 25_000_000, 200_000
 
 
 def one_case(asked: Asked) -> list[Case]:
-    return [Case(asked.d or (QUICK_D if asked.quick else D), asked.m or 10, asked.threads)]
+    return [Case(asked.d or (QUICK_D if asked.quick else D), asked.m or 10, asked.threads, sets=asked.sets)]
 
 
 def nothing_more(lines: list[Line]) -> None:
@@ -39,9 +41,16 @@ class Row:
     name: str
     formula: str
     counted: str  #: what `bytes` counts, in words
-    bytes: Callable[[int, int], int]  #: of (d, M): each input read once, each output written once
+    traffic: Callable[[int], Traffic]  #: of M: the vectors that are read and written
     reference: Callable[[Arrays], Exact]  #: the definition in float64
     cases: Callable[[Asked], list[Case]]
     contenders: list[Contender]
+    output: str = "params"  #: the one whose error the tables show
+    dtype: str = "float32"  #: of the updates
+    along: str = ""  #: d, m or clients: what its cases differ in, if it is about how the time grows
     columns: tuple[Column, ...] = TIMED
     compare: Callable[[list[Line]], None] = nothing_more  #: adds the row's own figures to the lines of all its cases
+
+    def bytes(self, d: int, m: int) -> int:
+        """Each input read once, each output written once."""
+        return moved(self.traffic(m), d)

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from afflux import ops
+from afflux.bench import gram
 from afflux.bench.baselines import Tensor, torch, vectors
 from afflux.bench.contender import Arrays, Contender, Round
 from afflux.bench.inputs import LR, Float32, Float64, Inputs, Int64
 from afflux.bench.row import Exact, Row, one_case
+from afflux.bench.streams import Streams, Traffic
 from afflux.rule import Arrivals, Weights
 from afflux.selection import CosineSelection
 
@@ -31,17 +33,11 @@ def first_estimate(inputs: Inputs) -> Float32:
 # What is right
 
 
-def slices(d: int, m: int) -> list[slice]:
-    """Pieces of vectors, such that M of them are small in float64."""
-    length = max(1, 2**22 // m)
-    return [slice(i, i + length) for i in range(0, d, length)]
-
-
 def coefficients(gradients: Float32, estimate: Float32, staleness: Int64) -> Float64:
     """(2, M): the parts of the g'_i = g_i + alpha * estimate in the new estimate and in the direction."""
 
     def pieces() -> Iterator[Float64]:
-        for piece in slices(estimate.size, len(gradients)):
+        for piece in gram.slices(estimate.size, len(gradients)):
             yield gradients[:, piece] + ALPHA * estimate[piece].astype(np.float64)
 
     norms = np.sqrt(sum(np.square(piece).sum(axis=1) for piece in pieces()))
@@ -62,7 +58,7 @@ def coefficients(gradients: Float32, estimate: Float32, staleness: Int64) -> Flo
 def reference(before: Arrays) -> Exact:
     """The definition, given the coefficients; or the inner products."""
     if "gram" in before:
-        return {"gram": (before["gram"], np.abs(before["gram"]))}
+        return gram.reference(before)
     params, last = (before[name].astype(np.float64) for name in ("params", "estimate"))
     sums, sizes = np.zeros((2, params.size)), np.zeros((2, params.size))
     for parts, update in zip(before["weights"].T, before["updates"], strict=True):
@@ -94,7 +90,7 @@ def ready(inputs: Inputs, run: Callable[[int], object], params: list[Any], estim
 # afflux
 
 
-def weigh(inputs: Inputs, gram: Float64) -> Weights:
+def weigh(inputs: Inputs, products: Float64) -> Weights:
     m, now = inputs.m, 4
     return SELECTION(
         Arrivals(
@@ -104,8 +100,8 @@ def weigh(inputs: Inputs, gram: Float64) -> Weights:
             staleness=inputs.staleness,
             num_examples=np.ones(m, np.int64),
             losses=np.full(m, np.nan),
-            norms=np.sqrt(np.diag(gram)[1:]),
-            gram=gram,
+            norms=np.sqrt(np.diag(products)[1:]),
+            gram=products,
             scalars=SELECTION.needs.scalars,
         )
     )
@@ -116,8 +112,7 @@ def two_sweeps(inputs: Inputs) -> Round:
     gradients = [list(block) for block in inputs.updates]
 
     def run(k: int) -> object:
-        gram = ops.gram([estimate, *gradients[k]], num_threads=inputs.num_threads)
-        weights = weigh(inputs, gram)
+        weights = weigh(inputs, ops.gram([estimate, *gradients[k]], num_threads=inputs.num_threads))
         round = ops.Pass(
             inputs.params[k],
             inputs.out,
@@ -131,24 +126,9 @@ def two_sweeps(inputs: Inputs) -> Round:
     return ready(inputs, run, inputs.params, lambda k: estimate)
 
 
-def named(gram: Any) -> Arrays:
-    return {"gram": gram}
-
-
-def gram_alone(inputs: Inputs) -> Round:
+def beside_estimate(inputs: Inputs) -> list[list[Float32]]:
     estimate = first_estimate(inputs)
-    rows = [[estimate, *block] for block in inputs.updates]
-
-    def before(k: int) -> Arrays:
-        exact = np.zeros((1 + inputs.m, 1 + inputs.m))
-        for piece in slices(inputs.d, inputs.m):
-            part = np.array([row[piece] for row in rows[k]], np.float64)
-            exact += part @ part.T
-        return {"gram": exact}
-
-    return Round(
-        lambda k: ops.gram(rows[k], num_threads=inputs.num_threads), before, lambda gram: {"gram": np.asarray(gram)}
-    )
+    return [[estimate, *block] for block in inputs.updates]
 
 
 # torch
@@ -185,25 +165,16 @@ def plain(inputs: Inputs) -> Round:
 
 
 def products(inputs: Inputs) -> Round:
-    """Matrix products of [estimate, g_1 .. g_M], side by side: batched over columns for the inner products.
-
-    One product of the whole matrix and its transpose takes longer, and so do two of matrix and vector
-    in the place of the second.
-    """
-    columns = 1024
-    batch_count = inputs.d // columns
-    whole = batch_count * columns
+    """Matrix products of [estimate, g_1 .. g_M], side by side; two of matrix and vector for the second take longer."""
     inputs.blocks[0][0] = first_estimate(inputs)
     blocks = [torch.from_numpy(block) for block in inputs.blocks]
-    batches = [block[:, :whole].unflatten(1, (batch_count, columns)).transpose(0, 1) for block in blocks]
+    inner = [gram.batched(block) for block in blocks]
     own = inputs.params[0].copy()
     params = torch.from_numpy(own)
     moved = torch.from_numpy(np.zeros((2, inputs.d), np.float32))
 
     def run(k: int) -> object:
-        gram = torch.bmm(batches[k], batches[k].transpose(1, 2)).sum(0)
-        rest = blocks[k][:, whole:]
-        weights = weigh(inputs, (gram + rest @ rest.T).double().numpy())
+        weights = weigh(inputs, inner[k]().double().numpy())
         assert weights.next is not None
         parts = np.array([weights.next[0], [-LR * weights.memories[0], *(-LR * weights.vectors)]])
         torch.mm(torch.from_numpy(parts).float(), blocks[k], out=moved)
@@ -214,14 +185,20 @@ def products(inputs: Inputs) -> Round:
     return ready(inputs, run, [own] * len(blocks), lambda k: inputs.blocks[k][0])
 
 
+def traffic(m: int) -> Traffic:
+    """Gram: the gradients and the last estimate. Apply: gradients and params; out; the estimate, which is replaced."""
+    return Streams(reads=(4,) * (m + 1)), Streams(reads=(4,) * (m + 1), writes=(4,), in_place=(4,))
+
+
 CONTENDERS = [
-    Contender("afflux", "ops.gram, CosineSelection, ops.apply", two_sweeps, vectors(lambda m: 1)),
+    Contender("afflux", "ops.gram, CosineSelection, ops.apply", two_sweeps, vectors(lambda m: 1), role="ours"),
     Contender(
         "afflux gram",
         "the first sweep alone",
-        gram_alone,
+        gram.afflux_round(beside_estimate),
         vectors(lambda m: 1),
-        part=vectors(lambda m: m + 1),
+        role="ours",
+        traffic=lambda m: traffic(m)[:1],
     ),
 ]
 
@@ -233,13 +210,15 @@ if torch is not None:
             plain,
             vectors(lambda m: 1),
             vectors(lambda m: m + 6),
-            plain=True,
+            role="plain",
         ),
         Contender(
             "torch bmm, mm",
-            "best: U U^T in batches, our weights, one mm for estimate and step; contiguous U",
+            "U U^T in batches, our weights, one mm for estimate and step; contiguous U",
             products,
             vectors(lambda m: 3),
+            role="best",
+            but="needs one contiguous matrix; float32 products and sums; uses our weights",
         ),
     ]
 
@@ -248,7 +227,7 @@ WKAFL = Row(
     formula="g' = g + alpha e, e = sum_i a_i g'_i, p_i ~ exp(beta cos(g'_i, e)) or 0, out = params - lr sum_i p_i g'_i",
     counted="4 d (2 M + 5): M gradients and the last estimate read twice, because the weights depend on all of them; "
     "params read, out and the new estimate written",
-    bytes=lambda d, m: 4 * d * (2 * m + 5),
+    traffic=traffic,
     reference=reference,
     cases=one_case,
     contenders=CONTENDERS,

@@ -209,11 +209,13 @@ def entrant(
         stepping(make, models=models),
         vectors(lambda m: kept + 2 * m * contained),
         vectors(lambda m: temporary),
+        role="peer",
+        but="float32 sums",
         absent=lambda: absent(*modules),
     )
 
 
-CONTENDERS = [Contender("afflux", "ops.apply, all in place", stepping(afflux_step), vectors(lambda m: 3))]
+CONTENDERS = [Contender("afflux", "ops.apply, all in place", stepping(afflux_step), vectors(lambda m: 3), role="ours")]
 if torch is not None:
     CONTENDERS += [
         Contender(
@@ -222,13 +224,15 @@ if torch is not None:
             stepping(eager, weighted=False),
             vectors(lambda m: 3),
             vectors(lambda m: m + 6),
-            plain=True,
+            role="plain",
         ),
         Contender(
             "torch fused Adam",
-            "best: mv, then torch.optim.Adam(fused=True)",
+            "mv, then torch.optim.Adam(fused=True)",
             stepping(fused),
             vectors(lambda m: 4),
+            role="best",
+            but="needs one contiguous matrix; float32 throughout",
         ),
     ]
 CONTENDERS += [

@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from afflux import Server, ops
+from afflux import ops
+from afflux.bench import fedbuff, streaming
 from afflux.bench.baselines import torch, vectors
 from afflux.bench.contender import Arrays, Contender, Round
 from afflux.bench.inputs import LR, Float32, Float64, Inputs
 from afflux.bench.peers.find import absent
 from afflux.bench.peers.means import COLLECTING, PEERS, Mean, Peer
 from afflux.bench.row import Exact
-from afflux.rules.fedbuff import fedbuff
 
 
 def examples(m: int) -> list[int]:
@@ -26,17 +26,14 @@ def weights(m: int) -> Float64:
 
 
 def reference(before: Arrays) -> Exact:
-    """params, if there are any, plus the weighted sum; one update at a time, so that the temporaries stay small."""
-    out = before.get("params", np.zeros(before["updates"].shape[1])).astype(np.float64)
-    size = np.abs(out)
-    for weight, update in zip(before["weights"], before["updates"], strict=True):
-        term = weight * update.astype(np.float64)
-        out += term
-        size += np.abs(term)
-    return {"params": (out, size)}
+    """FedBuff's with a step of 1; afflux adds the mean to params, the others to nothing."""
+    nothing = {"params": np.zeros(before["updates"].shape[1])}
+    return fedbuff.reference(nothing | before | {"weights": before["weights"] / LR})
 
 
 # Native containers, prebuilt
+
+IN_FLOAT32 = "float32 sums"
 
 
 def containers(peer: Mean, updates: Iterable[Float32], m: int) -> list[Any]:
@@ -61,6 +58,8 @@ def native(peer: Peer) -> Contender:
         make,
         kept=lambda d, m: peer.kept(d, m) + peer.contained(d, m),
         temporary=peer.temporary,
+        role="peer",
+        but=IN_FLOAT32,
         absent=lambda: absent(*peer.modules),
     )
 
@@ -92,41 +91,41 @@ def torch_mean(inputs: Inputs) -> Round:
     return Round(lambda k: torch.stack(updates[k]).mean(0), before, lambda result: {"params": np.asarray(result)})
 
 
-NATIVE = [Contender("afflux", "ops.apply of M vectors, weighted; adds it to params", afflux_mean)]
+def torch_product(inputs: Inputs) -> Round:
+    updates, out = [torch.from_numpy(block).T for block in inputs.updates], torch.empty(inputs.d)
+    shares = torch.from_numpy(weights(inputs.m)).float()
+
+    def before(k: int) -> Arrays:
+        return {"updates": inputs.updates[k], "weights": weights(inputs.m)}
+
+    return Round(lambda k: torch.mv(updates[k], shares, out=out), before, lambda _: {"params": out.numpy()})
+
+
+NATIVE = [Contender("afflux", "ops.apply of M vectors, weighted; adds it to params", afflux_mean, role="ours")]
 if torch is not None:
-    NATIVE.append(
+    NATIVE += [
         Contender(
             "torch stack().mean",
             "torch.stack(vectors).mean(0), unweighted",
             torch_mean,
             temporary=vectors(lambda m: m + 1),
-            plain=True,
-        )
-    )
+            role="plain",
+        ),
+        Contender(
+            "torch mv",
+            "torch.mv(U.T, w, out=mean), contiguous U",
+            torch_product,
+            vectors(lambda m: 1),
+            role="best",
+            but="needs one contiguous matrix; float32 sums",
+        ),
+    ]
 NATIVE += [native(peer) for peer in PEERS]
 
 
 # End to end from flat vectors: params + LR * mean, equal weights
 
-
-def server(inputs: Inputs) -> Round:
-    own = Server(
-        fedbuff(buffer_size=inputs.m, server_lr=LR),
-        inputs.params[0],
-        num_threads=inputs.num_threads,
-        push_threads=inputs.num_threads,
-    )
-
-    def run(k: int) -> object:
-        push, version = own.push, own.version
-        for client, vector in enumerate(inputs.vectors[k]):
-            push(client, vector, version=version)
-        return None
-
-    def before(k: int) -> Arrays:
-        return {"params": own.params, "updates": inputs.updates[k], "weights": LR * inputs.equal_weights}
-
-    return Round(run, before, lambda _: {"params": own.params})
+CHECKS_NOTHING = "checks nothing; float32 sums; overwrites params"
 
 
 def flat(step: Callable[[Inputs, Any], Callable[[list[Float32]], object]]) -> Callable[[Inputs], Round]:
@@ -136,10 +135,11 @@ def flat(step: Callable[[Inputs, Any], Callable[[list[Float32]], object]]) -> Ca
         own = inputs.params[0].copy()
         take = step(inputs, torch.from_numpy(own))
 
-        def before(k: int) -> Arrays:
-            return {"params": own, "updates": inputs.updates[k], "weights": LR * inputs.equal_weights}
-
-        return Round(lambda k: take(inputs.vectors[k]), before, lambda _: {"params": own})
+        return Round(
+            lambda k: take(inputs.vectors[k]),
+            lambda k: streaming.reads(inputs, own, k),
+            lambda _: {"params": own},
+        )
 
     return make
 
@@ -162,6 +162,8 @@ def of_peer(peer: Peer) -> Contender:
         flat(step),
         kept=lambda d, m: peer.kept(d, m) + 4 * d,
         temporary=lambda d, m: peer.temporary(d, m) + peer.contained(d, m) // 2,
+        role="peer",
+        but=CHECKS_NOTHING,
         absent=lambda: absent(*peer.modules),
     )
 
@@ -184,7 +186,29 @@ def into_buffer(inputs: Inputs, params: Any) -> Callable[[list[Float32]], object
     return take
 
 
-FLAT = [Contender("afflux", "Server.push each, the last with the round", server, vectors(lambda m: m + 4))]
+FLAT = [
+    Contender(
+        "afflux",
+        "Server.push each, the last with the round",
+        streaming.a_round(),
+        vectors(lambda m: m + 4),
+        role="ours",
+    ),
+    Contender(
+        "afflux, streaming",
+        'the same of Server(memory="streaming")',
+        streaming.a_round(memory="streaming"),
+        vectors(lambda m: 6),
+        role="ours",
+    ),
+    Contender(
+        "afflux, bfloat16 slots",
+        'the same of Server(slot_dtype="bfloat16"), which rounds each vector',
+        streaming.a_round(slot_dtype="bfloat16"),
+        lambda d, m: 2 * d * m + 16 * d,
+        role="ours",
+    ),
+]
 if torch is not None:
     FLAT += [
         Contender(
@@ -193,13 +217,15 @@ if torch is not None:
             flat(stack_mean),
             vectors(lambda m: 1),
             vectors(lambda m: m + 1),
-            plain=True,
+            role="plain",
         ),
         Contender(
             "torch copy_, addmv_",
-            "best: each into its row of a buffer, params.addmv_(buffer.T, lr / M)",
+            "each into its row of a buffer, params.addmv_(buffer.T, lr / M)",
             flat(into_buffer),
-            vectors(lambda m: m + 1),
+            vectors(lambda m: m + 2),
+            role="best",
+            but=CHECKS_NOTHING,
         ),
     ]
 FLAT += [of_peer(peer) for peer in PEERS if peer is not COLLECTING]

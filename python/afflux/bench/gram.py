@@ -1,0 +1,128 @@
+"""The inner products of all updates: what rules need that look at directions."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from afflux import ops
+from afflux.bench.baselines import Tensor, torch, vectors
+from afflux.bench.columns import ROLE, TIME, TIMES_OURS, Column
+from afflux.bench.contender import REST_OF_OPENBLAS, Arrays, Contender, Round
+from afflux.bench.inputs import Float32, Inputs
+from afflux.bench.row import Exact, Row, one_case
+from afflux.bench.streams import Streams
+
+
+def slices(d: int, m: int) -> list[slice]:
+    """Pieces of vectors, such that M of them are small in float64."""
+    length = max(1, 2**22 // m)
+    return [slice(i, i + length) for i in range(0, d, length)]
+
+
+def reference(before: Arrays) -> Exact:
+    return {"gram": (before["gram"], np.abs(before["gram"]))}
+
+
+def exact(rows: list[Float32]) -> Arrays:
+    """In float64, of whole vectors, which `check` sees only the ends of."""
+    gram = np.zeros((len(rows), len(rows)))
+    for piece in slices(rows[0].size, len(rows)):
+        part = np.array([row[piece] for row in rows], np.float64)
+        gram += part @ part.T
+    return {"gram": gram}
+
+
+def named(gram: Any) -> Arrays:
+    return {"gram": np.asarray(gram)}
+
+
+def afflux_round(rows_of: Callable[[Inputs], list[list[Float32]]]) -> Callable[[Inputs], Round]:
+    """A contender on these vectors of each input set."""
+
+    def make(inputs: Inputs) -> Round:
+        rows = rows_of(inputs)
+        return Round(lambda k: ops.gram(rows[k], num_threads=inputs.num_threads), lambda k: exact(rows[k]), named)
+
+    return make
+
+
+def updates(inputs: Inputs) -> list[list[Float32]]:
+    return [list(block) for block in inputs.updates]
+
+
+def product(
+    prepared: Callable[[Any], Callable[[], Any]], view: Callable[[Float32], Any] = np.asarray
+) -> Callable[[Inputs], Round]:
+    """A contender on the updates as one matrix (M, d)."""
+
+    def make(inputs: Inputs) -> Round:
+        calls = [prepared(view(block)) for block in inputs.updates]
+        return Round(lambda k: calls[k](), lambda k: exact(updates(inputs)[k]), named)
+
+    return make
+
+
+def whole(block: Tensor) -> Tensor:
+    return block @ block.T
+
+
+def batched(block: Tensor) -> Callable[[], Tensor]:
+    """In batches of columns: the product of the whole matrix and its transpose takes longer."""
+    columns = 1024
+    count = block.shape[1] // columns
+    batches = block[:, : count * columns].unflatten(1, (count, columns)).transpose(0, 1)
+    rest = block[:, count * columns :]
+    return lambda: torch.bmm(batches, batches.transpose(1, 2)).sum(0) + whole(rest)
+
+
+ONE_MATRIX = "needs one contiguous matrix; float32 sums"
+
+CONTENDERS = [
+    Contender("afflux", "ops.gram", afflux_round(updates), role="ours"),
+    Contender(
+        "numpy U @ U.T",
+        "float32, on all cores",
+        product(lambda u: lambda: whole(u)),
+        but=ONE_MATRIX,
+        rest=REST_OF_OPENBLAS,
+    ),
+]
+
+if torch is not None:
+    CONTENDERS += [
+        Contender(
+            "torch U @ U.T",
+            "float32",
+            product(lambda u: lambda: whole(u), torch.from_numpy),
+            role="plain",
+            but=ONE_MATRIX,
+        ),
+        Contender(
+            "torch bmm",
+            "float32, in batches of 1024 columns",
+            product(batched, torch.from_numpy),
+            role="best",
+            but=ONE_MATRIX,
+        ),
+        Contender(
+            "torch U @ U.T, float64",
+            "U.double() @ U.double().T",
+            product(lambda u: lambda: whole(u.double()), torch.from_numpy),
+            temporary=vectors(lambda m: 2 * m),
+        ),
+    ]
+
+RELATIVE = Column("error / largest", lambda line: f"{line['error']['abs'] / line['error']['terms']:.1e}")
+
+GRAM = Row(
+    name="gram",
+    formula="G_ij = <u_i, u_j>",
+    counted="4 d M: M updates read",
+    traffic=lambda m: (Streams(reads=(4,) * m),),
+    reference=reference,
+    cases=one_case,
+    contenders=CONTENDERS,
+    output="gram",
+    columns=(ROLE, *TIME, TIMES_OURS, RELATIVE),
+)

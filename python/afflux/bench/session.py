@@ -1,0 +1,147 @@
+"""One size of inputs: everyone is prepared, checked and timed, and all of it is freed."""
+
+import gc
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from afflux.bench import baselines, families, machine, native, report
+from afflux.bench import inputs as data
+from afflux.bench.contender import REST_OF_OPENBLAS, Contender
+from afflux.bench.inputs import Case, Inputs
+from afflux.bench.measure import Timed, check, measure
+from afflux.bench.probes import COPIED, PROBES
+from afflux.bench.row import Row
+from afflux.bench.streams import Traffic, moved
+
+#: (what is being done, steps of it); without a number, one step of it was done
+Step = Callable[..., None]
+
+
+def native_here() -> str:
+    """Empty, or why there are no native probes on this machine."""
+    try:
+        native.library()
+    except native.MissingCompiler as missing:
+        return str(missing)
+    return ""
+
+
+def entrants(rows: list[Row], compiled: bool) -> list[tuple[Row, Contender]]:
+    """Those who take part in these rows."""
+    return [(row, c) for row in rows for c in row.contenders if (compiled or not c.compiles) and not c.absent()]
+
+
+def mixes(case: Case, rows: list[Row]) -> dict[Traffic, int]:
+    """The families of native probes of a case, with how many of each are kept."""
+    return families.wanted(case, [row.traffic(case.m) for row in rows])
+
+
+def scratch(case: Case, rows: list[Row]) -> int:
+    """How many vectors the probes write."""
+    return max(COPIED, families.scratch(mixes(case, rows)))
+
+
+def check_memory(case: Case, rows: list[Row], compiled: bool) -> None:
+    """The peak: what is shared, everyone's own state, and the largest temporaries."""
+    contenders = [contender for _, contender in entrants(rows, compiled)]
+    kept = sum(c.kept(case.d, case.m) for c in contenders)
+    temporary = max(c.temporary(case.d, case.m) for c in contenders)
+    needed = int(1.05 * (data.shared_bytes(case, scratch(case, rows)) + kept + temporary)) + data.LIBRARIES
+    available = data.available_bytes()
+    if available is not None and needed > available:
+        raise typer.BadParameter(data.does_not_fit(needed, available, case), param_hint="-d")
+
+
+@contextmanager
+def progress(case: Case) -> Iterator[Step]:
+    """A bar for terminals. No refresh thread: it would take part in the timing."""
+    columns = (
+        TextColumn(f"{case}:"),
+        TextColumn("{task.description:32}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not sys.stderr.isatty(), auto_refresh=False) as bar:
+        task = bar.add_task("making inputs", total=None)
+
+        def step(description: str | None = None, total: int | None = None) -> None:
+            if total is not None:
+                bar.reset(task, total=total, description=description or "")
+            bar.update(task, advance=total is None, description=description, refresh=True)
+
+        yield step
+
+
+def contender(case: Case, row: Row, by: Contender, shared: Inputs) -> Timed:
+    """Ready to be timed: made, checked, and run on each set."""
+    ready = by.make(shared)
+    timed = Timed(
+        by.name,
+        by.what,
+        moved((by.traffic or row.traffic)(case.m), case.d),
+        case.sample(ready.run),
+        laps=case.laps,
+        row=row.name,
+        by=by,
+        rest=by.rest,
+    )
+
+    def prepare(number: int) -> None:
+        ready.prepare(number % case.sets)
+        if case.warm:
+            ready.run(number % case.sets)
+
+    timed.prepare = prepare
+    timed.errors, timed.first = check(row, shared, ready)
+    # Timing begins with set 0, and rows must then be those of the last set.
+    for k in range(1, case.sets):
+        ready.prepare(k)
+        ready.run(k)
+    gc.collect()
+    return timed
+
+
+def probes(case: Case, rows: list[Row], shared: Inputs, step: Step, quick: bool) -> list[Timed]:
+    """The native ones that came out fastest, and those of NumPy and torch."""
+    time.sleep(REST_OF_OPENBLAS)
+    found = []
+    for traffic, keep in {} if native_here() else mixes(case, rows).items():
+        step("trying native probes")
+        found += families.tried(shared, case, traffic, keep, quick=quick)
+    for probe in PROBES:
+        step("trying probes")
+        run, traffic = probe.make(shared), probe.traffic(case.m)
+        found.append(Timed(probe.name, "", moved(traffic, case.d), case.sample(run), case.laps, traffic))
+        for k in range(case.sets):
+            run(k)
+    return found
+
+
+def execute(case: Case, rows: list[Row], repeats: int, compiled: bool, quick: bool) -> dict[str, Any]:
+    """All figures of these rows in this case."""
+    baselines.set_threads(case.threads)
+    with progress(case) as step:
+        shared = data.make(case, scratch(case, rows))
+        everybody = entrants(rows, compiled)
+        step("checking", total=len(everybody) + len(mixes(case, rows)) + len(PROBES))
+        contenders = []
+        for row, by in everybody:
+            step(f"checking {by.name}")
+            contenders.append(contender(case, row, by, shared))
+        found = probes(case, rows, shared, step, quick)
+        everyone = [*found, *contenders]
+        step("timing", total=repeats * len(everyone))
+        start, before = time.perf_counter(), machine.others_cpu()
+        measure(everyone, repeats, step)
+        seconds, after = time.perf_counter() - start, machine.others_cpu()
+    others = None if before is None or after is None else (after - before) / seconds
+    return report.of_case(case, rows, found, contenders) | {"cores_of_others": others}

@@ -1,0 +1,53 @@
+"""What an operation moves: the one place from which its bytes, and the probes of its limit, follow."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The vectors of one sweep over d elements: the bytes an element of each."""
+
+    reads: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()  #: elsewhere than what is read
+    in_place: tuple[int, ...] = ()  #: read and written back
+    times: int = 1  #: the sweep is made over so many sets of vectors, which lie one after the other
+
+    def bytes(self, d: int) -> int:
+        """Each input once, each output once."""
+        return d * self.times * (sum(self.reads) + sum(self.writes) + 2 * sum(self.in_place))
+
+    def written(self) -> int:
+        """Bytes an element that are written, and so must not be anybody's input."""
+        return self.times * (sum(self.writes) + sum(self.in_place))
+
+    def __str__(self) -> str:
+        parts = ((self.reads, "read"), (self.writes, "written"), (self.in_place, "in place"))
+        said = ", ".join(f"{amounts(sizes)} {how}" for sizes, how in parts if sizes)
+        return said if self.times == 1 else f"{self.times} x ({said})"
+
+
+#: the sweeps of an operation, one after the other
+Traffic = tuple[Streams, ...]
+
+
+def moved(traffic: Traffic, d: int) -> int:
+    return sum(streams.bytes(d) for streams in traffic)
+
+
+def kind(traffic: Traffic) -> str:
+    """What the memory sees: read, read and write, in place, or all of it (mixed)."""
+    in_place = any(streams.in_place for streams in traffic)
+    elsewhere = any(streams.writes for streams in traffic)
+    if in_place:
+        return "mixed" if elsewhere or any(streams.reads for streams in traffic) else "in place"
+    return "read and write" if elsewhere else "read"
+
+
+def spoken(traffic: Traffic) -> str:
+    return "; ".join(map(str, traffic))
+
+
+def amounts(sizes: tuple[int, ...]) -> str:
+    """For example "11", or "10 of 2 bytes + 1" where not all are of 4."""
+    kinds = dict.fromkeys(sizes)
+    return " + ".join(f"{sizes.count(size)}" + (f" of {size} bytes" if size != 4 else "") for size in kinds)

@@ -1,0 +1,135 @@
+"""From arrivals to steps: each decision about a push, and the round that it completes, in turn."""
+
+from contextlib import suppress
+
+import numpy as np
+
+from afflux.checkpoint import Saved
+from afflux.errors import AffluxError
+from afflux.gate import Gate
+from afflux.joins import Joins
+from afflux.receipts import Pulled, Receipt, Report
+from afflux.round import Pushed, Round, Waiting, prepare
+from afflux.rule import Rule
+from afflux.slots import Slot, Slots
+from afflux.streaming import Streaming, Term, Total
+from afflux.versions import Versions
+
+
+class Ticket:
+    """What a push has to account for, however it ends."""
+
+    __slots__ = ("decided", "slot")
+
+    def __init__(self) -> None:
+        self.slot: Slot | None = None
+        self.decided = False
+
+
+class Rounds:
+    """Carries decisions out. Its callers hold the mutex of its gate."""
+
+    def __init__(
+        self, rule: Rule, num_threads: int, versions: Versions, slots: Slots, joins: Joins, streaming: Streaming | None
+    ) -> None:
+        self._rule = rule
+        self._num_threads = num_threads
+        self._versions = versions
+        self._slots = slots
+        self._streaming = streaming
+        self._joins = joins
+        self.gate = Gate(joins, slots, self._make, self._commit)
+
+    def join(self, pushed: Pushed, bad: int | None, ticket: Ticket) -> Receipt:
+        """Decides what becomes of an arrival, and makes the step that it completes."""
+        joins = self._joins
+        client_id, version, *_ = pushed
+        more = self.make_overdue()
+        status, staleness = joins.status(client_id, version, bad)
+        while joins.completes(status) and joins.book.unfinished:
+            self.gate.settle()  # others may join meanwhile
+            more += self.make_overdue()
+            status, staleness = joins.status(client_id, version, bad)
+        join = joins.book.number
+        arrival = Waiting(*pushed, join, staleness)
+        if self._streaming is not None and status == "joined":
+            total = joins.book.total or self._streaming.total()
+            term = self._streaming.term(total, joins.book.filled, _facts(arrival), ticket.slot)
+            arrival = arrival._replace(slot=term)
+        sealed = self.prepared("push", [*joins.book.arrivals(), arrival]) if joins.completes(status) else None
+        joins.record(status, arrival, bad, sealed)
+        ticket.decided = True
+        report, skipped = None, False
+        if sealed is not None:
+            self.step(sealed)
+            report, skipped = sealed.report, not sealed.report.stepped
+            with suppress(Exception):  # it is not this push's: the next one meets it before it joins
+                more += self.make_overdue()
+        elif isinstance(arrival.slot, Term):
+            self.gate.added(arrival.slot)
+        step = version + staleness + 1 if status in ("joined", "replaced") and not skipped else None
+        return Receipt(status, staleness, joins.book.current.version, join, step, report, tuple(more))
+
+    def loaded(self, saved: Saved) -> list[Waiting]:
+        """The arrivals of a saved state, their vectors in this server's own memory; whatever raises leaves no trace."""
+        op, streaming, arrivals = "load_state_dict", self._streaming, list(saved.arrivals)
+        if saved.added and streaming is None:
+            raise AffluxError(
+                f"[{op}] {saved.added} arrivals wait as one sum in the state, and memory='buffered' needs the vectors: "
+                "load it with memory='streaming', or save it after a flush() or discard()"
+            )
+        total = None if streaming is None else streaming.total(saved.added, saved.total)
+        for place, arrival in enumerate(arrivals):
+            slot = None
+            if place >= saved.added:
+                slot = self._slots.checked(op, self._slots.take())
+                np.copyto(np.asarray(slot), np.asarray(arrival.slot))
+            if slot is not None:
+                arrivals[place] = arrival._replace(slot=slot)
+            if streaming is not None and total is not None:
+                arrivals[place] = arrival._replace(slot=streaming.term(total, place, _facts(arrival), slot))
+        return arrivals
+
+    def step(self, sealed: Round) -> None:
+        """The sweep of a round that is on the books, and its commit; without them if the rule skips it."""
+        if sealed.report.stepped:
+            self.gate.drive(sealed)
+
+    def make_overdue(self) -> list[Report]:
+        """Steps with buffers that were full as soon as their pass began."""
+        reports = []
+        while self._joins.overdue:
+            if self._joins.book.round is not None:
+                self.gate.settle()
+                continue
+            sealed = self.prepared("push", self._joins.book.arrivals())
+            self._joins.cut("overdue", sealed)
+            self.step(sealed)
+            reports.append(sealed.report)
+        return reports
+
+    def prepared(self, op: str, waiting: list[Waiting]) -> Round:
+        """The round of these arrivals; whatever raises leaves no trace."""
+        self._versions.refuse_damaged_newest(op, self._joins.book.current.version)
+        try:
+            draft = self._versions.take()
+        except AffluxError as error:
+            raise AffluxError(f"[{op}] {error}") from None
+        return prepare(self._rule, self._joins.before(len(waiting)), waiting, draft, self._num_threads)
+
+    def _make(self, work: Round | Total) -> None:
+        work.make(self._num_threads)
+
+    def _commit(self, sealed: Round) -> None:
+        """Makes the next version the newest one."""
+        version = sealed.report.version
+        current = Pulled(self._versions.finished(sealed.draft, version), version, sealed.buffers)
+        if (rows := self._joins.book.rows) is not None:
+            rows.commit(sealed.rows)
+        self._joins.commit(current, sealed.scalars)
+        sealed.release()
+
+
+def _facts(arrival: Waiting) -> tuple[int, int, float]:
+    """What its raw weight comes from."""
+    return arrival.staleness, arrival.num_examples, arrival.norm

@@ -1,0 +1,233 @@
+"""memory="streaming" under threads, interrupts and forks: nothing is added twice, lost, or added in another order."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from afflux import AffluxError, BusyError, Server, ops, replay
+from afflux.rules import RULES, fadas, fedbuff
+from conftest import bits
+from test_concurrency import Slow, start, vector, wait_for
+
+
+def streaming(buffer_size=3, **options):
+    return Server(fedbuff(buffer_size=buffer_size), vector(0.5), memory="streaming", log=True, **options)
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    return Slow(monkeypatch)
+
+
+def same(first, second):
+    """Both states, but for the pushes that were refused."""
+    first, second = first.state_dict(), second.state_dict()
+    first["meta"]["counts"].pop("refused"), second["meta"]["counts"].pop("refused")
+    assert first["meta"] == second["meta"]
+    assert first["arrays"].keys() == second["arrays"].keys()
+    for name, array in first["arrays"].items():
+        assert bits(array) == bits(second["arrays"][name]), name
+
+
+@pytest.mark.parametrize("max_slots", [None, 1])
+@pytest.mark.parametrize("name", ["fedbuff", "fedavg", "fedadam", "fedasync"])
+def test_threads_push_and_a_replay_gives_the_same_bits(name, max_slots):
+    size, rng = 3000, np.random.default_rng(4)
+    vectors = [rng.standard_normal(size).astype(np.float32) for _ in range(20)]
+
+    def fresh(**options):
+        rule = RULES[name](**({} if name == "fedasync" else {"buffer_size": 7}))
+        return Server(
+            rule, np.zeros(size), dtype="float64", slot_dtype="bfloat16", memory="streaming", log=True, **options
+        )
+
+    server, picks = fresh(max_slots=max_slots), {}
+
+    def client(number):
+        own = np.random.default_rng(number)
+        for _ in range(60):
+            pick = int(own.integers(0, 20))
+            version = max(0, server.version - int(own.integers(0, 3)))
+            picks[server.push(number, vectors[pick], version=version, num_examples=pick + 1).join] = pick
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert server.counts["joined"] == 360
+    assert server._slots.taken == 0
+    same(server, replay(server.log, fresh(), lambda join: vectors[picks[join.number]]))
+
+
+def test_joins_go_on_while_a_term_is_added(slow):
+    """Nobody waits for the mutex; the terms are added in the order of the joins, and the push that completes the round
+    waits for them.
+    """
+    server = streaming(max_slots=4)
+    first, _ = start(lambda: server.push(0, vector(1.0), version=0))
+    assert slow.reached.wait(20)
+    others = [start(lambda i=i: server.push(i, vector(i + 1.0), version=0)) for i in (1, 2)]
+    wait_for(lambda: server.counts["joined"] == 2)
+    assert server.pull().version == server.version == 0
+    assert (server._slots.taken, server._joins.book.total.added) == (3, 0)
+    slow.go.set()
+    for thread, _ in [(first, None), *others]:
+        thread.join(20)
+    assert (server.version, server._slots.taken) == (1, 0)
+    again = streaming()
+    same(server, replay(server.log, again, lambda join: vector(join.client_id + 1.0)))
+
+
+def test_the_next_total_fills_while_a_round_is_made(slow):
+    """It has a vector of its own, and neither disturbs the other."""
+    slow.go.set()
+    server, inside, go = streaming(2), threading.Event(), threading.Event()
+
+    def apply(sweep, **options):
+        if sweep.out is not sweep.params and sweep.out.dtype == "float32":  # the round's own
+            inside.set()
+            assert go.wait(20)
+        slow.apply(sweep, **options)
+
+    ops.apply = apply  # the fixture puts it back
+    server.push(0, vector(1.0), version=0)
+    second, _ = start(lambda: server.push(1, vector(1.0), version=0))
+    assert inside.wait(20)
+    receipt = server.push(2, vector(5.0), version=0)
+    assert (receipt.status, receipt.staleness, server.version) == ("joined", 1, 0)
+    assert server._joins.book.total.added == 1
+    go.set()
+    second.join(20)
+    server.push(3, vector(5.0), version=1)
+    same(server, replay(server.log, streaming(2), lambda join: vector(1.0 if join.client_id < 2 else 5.0)))
+
+
+def test_push_waits_for_a_slot_or_raises(slow):
+    server = streaming(max_slots=1)
+    first, _ = start(lambda: server.push(0, vector(), version=0))
+    assert slow.reached.wait(20)
+    with pytest.raises(BusyError, match="all 1 slots of max_slots are taken"):
+        server.push(1, vector(), version=0, timeout=0.02)
+    slow.go.set()
+    first.join(20)
+    assert server.push(1, vector(), version=0, timeout=0).status == "joined"
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("hit", [1, 2, 3, 4], ids=["first term", "second term", "last term", "the round"])
+@pytest.mark.parametrize("finish", ["push", "flush", "discard", "state_dict", "slots"])
+def test_an_interrupted_term_is_added_by_the_next_call(monkeypatch, moment, hit, finish):
+    """Sweep by sweep of a round: the arrival has joined, and counts once."""
+    apply, sweeps = ops.apply, []
+
+    def interrupt(*args, **options):
+        sweeps.append(None)
+        if len(sweeps) != hit:
+            return apply(*args, **options)
+        if moment == "after":
+            apply(*args, **options)
+        raise KeyboardInterrupt
+
+    def run(interrupted):
+        server = Server(fadas(buffer_size=3), vector(0.5), memory="streaming", max_slots=1)
+        caught = 0
+        with monkeypatch.context() as patch:
+            if interrupted:
+                patch.setattr(ops, "apply", interrupt)
+            for client in range(3 if hit > 2 else hit):
+                try:
+                    server.push(client, vector(client + 1.0), version=0)
+                except KeyboardInterrupt:
+                    caught += 1
+        assert caught == interrupted
+        assert server.counts["joined"] == (3 if hit > 2 else hit)
+        if finish == "slots":
+            server.push(7, vector(5.0), version=0, timeout=0)
+        elif finish == "push":
+            for client in range(4):
+                server.push(client, vector(6.0), version=0)
+        elif finish != "state_dict":
+            getattr(server, finish)()
+        server.state_dict()
+        assert server._slots.taken == 0
+        return server
+
+    same(run(True), run(False))
+
+
+def test_an_interrupt_by_an_error_of_the_sweep(monkeypatch):
+    """Out of memory, say, after the join: the push raises, the arrival is on the book and is added later."""
+    server, twin = streaming(), streaming()
+
+    def fail(*args, **options):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ops, "apply", fail)
+        for client in range(2):
+            with pytest.raises(MemoryError):
+                server.push(client, vector(client + 1.0), version=0)
+        with pytest.raises(MemoryError):
+            server.push(2, vector(3.0), version=0)
+    assert (server.counts["joined"], server.counts["refused"]) == (2, 1)  # the third could not complete the round
+    for client in range(2):
+        twin.push(client, vector(client + 1.0), version=0)
+    same(server, twin)
+
+
+@pytest.mark.parametrize("call", ["push", "flush", "state_dict"])
+def test_a_call_from_amid_a_term_gets_an_error(monkeypatch, call):
+    """As a signal handler would make it."""
+    server, apply, said = streaming(), ops.apply, []
+
+    def handler(*args, **options):
+        with pytest.raises(AffluxError, match=rf"\[{call}\] called from within .* amid another call") as caught:
+            server.push(9, vector(), version=0) if call == "push" else getattr(server, call)()
+        said.append(caught)
+        apply(*args, **options)
+
+    monkeypatch.setattr(ops, "apply", handler)
+    server.push(0, vector(), version=0)
+    assert len(said) == server.arrivals_waiting == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_fork_while_a_term_is_added_raises_in_the_child_and_one_at_rest_goes_on():
+    from test_fork import run
+
+    out = run("""
+    server = Server(fedbuff(buffer_size=3), np.zeros(d, np.float32), num_threads=2, memory="streaming")
+    server.push(0, one, version=0)
+    child = os.fork()
+    if child == 0:
+        server.push(1, one, version=0)
+        server.push(2, one, version=0)
+        os._exit(int(server.params[7]) + 10)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 11
+    reached, go, apply = threading.Event(), threading.Event(), ops.apply
+    def slow(*args, **options):
+        reached.set()
+        go.wait(30)
+        apply(*args, **options)
+    ops.apply = slow
+    pusher = threading.Thread(target=server.push, args=(1, one), kwargs=dict(version=0))
+    pusher.start()
+    reached.wait(30)
+    child = os.fork()
+    if child == 0:
+        try:
+            server.push(2, one, version=0)
+        except UnavailableError:
+            os._exit(0)
+        os._exit(1)
+    go.set()
+    pusher.join(30)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    server.push(2, one, version=0)
+    assert server.version == 1 and server.params[7] == 1
+    print("done")
+    """)
+    assert out == "done\n"
