@@ -33,7 +33,7 @@ def reference(before: Arrays) -> Exact:
 
 # Native containers, prebuilt
 
-IN_FLOAT32 = "float32 sums"
+MEAN_ALONE = "float32 sums; adds nothing to params"
 
 
 def containers(peer: Mean, updates: Iterable[Float32], m: int) -> list[Any]:
@@ -59,7 +59,7 @@ def native(peer: Peer) -> Contender:
         kept=lambda d, m: peer.kept(d, m) + peer.contained(d, m),
         temporary=peer.temporary,
         role="peer",
-        but=IN_FLOAT32,
+        but=MEAN_ALONE,
         absent=lambda: absent(*peer.modules),
     )
 
@@ -117,7 +117,7 @@ if torch is not None:
             torch_product,
             vectors(lambda m: 1),
             role="best",
-            but="needs one contiguous matrix; float32 sums",
+            but=f"needs one contiguous matrix; {MEAN_ALONE}",
         ),
     ]
 NATIVE += [native(peer) for peer in PEERS]
