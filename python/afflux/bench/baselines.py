@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from afflux.bench.contender import Arrays, Contender, Round, nothing
-from afflux.bench.inputs import LR, Inputs
+from afflux.bench.inputs import LR, Inputs, copied
 
 torch: Any  # a baseline, not a dependency: None where it is not installed
 try:
@@ -82,7 +82,7 @@ def in_place(formula: Formula) -> Any:
     """A contender that overwrites its own params, which moves no more bytes than a separate out."""
 
     def make(inputs: Inputs) -> Round:
-        own = inputs.params[0].copy()
+        own = copied(inputs.params[0])
         params = torch.from_numpy(own)
         updates = [torch.from_numpy(u) for u in inputs.updates]
         weights = torch.from_numpy(LR * inputs.weights).float()

@@ -12,7 +12,7 @@ import numpy as np
 from afflux import ops
 from afflux.bench.baselines import Formula, Tensor, torch, vectors
 from afflux.bench.contender import Arrays, Contender, Round
-from afflux.bench.inputs import LR, Float32, Inputs
+from afflux.bench.inputs import LR, Float32, Inputs, copied, filled
 from afflux.bench.row import Exact, Row, one_case
 from afflux.bench.streams import Streams
 from afflux.rules.fadas import BETA1, BETA2, EPSILON
@@ -24,8 +24,8 @@ NAMES = ("params", "m", "v", "v_hat")
 def moments(inputs: Inputs) -> list[Float32]:
     """m is the mean of the last set's updates; v and v_hat are its variance, so that v_hat grows here and not there."""
     return [
-        inputs.updates[-1].mean(axis=0),
-        *(np.full(inputs.d, 0.01**2 / inputs.m, np.float32) for _ in ("v", "v_hat")),
+        copied(inputs.updates[-1].mean(axis=0)),
+        *(filled(inputs.d, 0.01**2 / inputs.m) for _ in ("v", "v_hat")),
     ]
 
 
@@ -150,10 +150,10 @@ def in_place(make_step: Formula, *, sign: int = 1) -> Callable[[Inputs], Round]:
     """
 
     def make(inputs: Inputs) -> Round:
-        own = inputs.params[0].copy()
+        own = copied(inputs.params[0])
         m, v, v_hat = moments(inputs)
         m *= sign
-        buffers = [torch.from_numpy(array) for array in (own, np.zeros_like(own), m, v, v_hat)]
+        buffers = [torch.from_numpy(array) for array in (own, filled(inputs.d, 0), m, v, v_hat)]
         direction, step = buffers[1], make_step(*buffers)
         updates = [torch.from_numpy(u).T for u in inputs.updates]
         weights = torch.from_numpy(sign * inputs.equal_weights).float()

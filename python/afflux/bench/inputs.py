@@ -5,6 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -78,15 +79,40 @@ class Inputs:
 
     def last_rows(self) -> Float32:
         """A private copy of the rows before set 0 is applied: the updates of the last set."""
-        return self.updates[-1].copy()
+        return copied(self.updates[-1])
+
+
+def aligned(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+    """Memory that begins with a cache line, as a server's slots and torch's tensors do.
+
+    NumPy's large arrays begin 16 bytes later, which costs every sweep a fifth.
+    """
+    amount = math.prod(np.atleast_1d(shape).tolist()) * np.dtype(dtype).itemsize
+    memory = np.empty(amount + 64, np.uint8)
+    first = -memory.ctypes.data % 64
+    return memory[first : first + amount].view(dtype).reshape(shape)
+
+
+def copied(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same values in aligned memory of their own."""
+    copy = aligned(array.shape, array.dtype)
+    copy[...] = array
+    return copy
+
+
+def filled(shape: int | tuple[int, ...], value: float, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+    """Aligned, and every page touched."""
+    array = aligned(shape, dtype)
+    array[...] = value
+    return array
 
 
 def make(case: Case, scratch: int) -> Inputs:
     """Normal vectors: params of size 0.1 and updates of size 0.01. Every page of theirs is touched."""
     d, m, sets = case.d, case.m, case.sets
-    blocks = [np.empty((1 + m, d), np.float32) for _ in range(sets)]
+    blocks = [aligned((1 + m, d)) for _ in range(sets)]
     updates = [block[1:] for block in blocks]
-    params = [np.empty(d, np.float32) for _ in range(sets)]
+    params = [aligned(d) for _ in range(sets)]
     jobs = [(row, 0.01) for block in updates for row in block] + [(p, 0.1) for p in params]
 
     def fill(job: tuple[int, tuple[Float32, float]]) -> None:
@@ -100,10 +126,10 @@ def make(case: Case, scratch: int) -> Inputs:
     return Inputs(
         blocks=blocks,
         updates=updates,
-        vectors=[[row.copy() if case.separate else row for row in block] for block in updates],
+        vectors=[[copied(row) if case.separate else row for row in block] for block in updates],
         params=params,
-        out=np.ones(d, np.float32),
-        scratch=np.ones((scratch, d), np.float32),
+        out=filled(d, 1),
+        scratch=filled((scratch, d), 1),
         staleness=staleness,
         weights=1 / np.sqrt(1.0 + staleness) / m,
         num_threads=case.threads,

@@ -14,7 +14,7 @@ from afflux import Server, ops
 from afflux.bench import baselines, machine
 from afflux.bench.columns import SPEED, Column, Line, number
 from afflux.bench.contender import REST_OF_OPENBLAS, Arrays, Contender, Round
-from afflux.bench.inputs import Case, Float32, Float64, Inputs
+from afflux.bench.inputs import Case, Float32, Float64, Inputs, filled
 from afflux.bench.row import Asked, Exact, Row
 from afflux.bench.streams import Streams
 from afflux.rules.fedbuff import fedbuff
@@ -93,7 +93,7 @@ def into_slots(
     """A contender that calls push(slot, vector) M times, on its own slots; `measured`: it returns the norm."""
 
     def make(inputs: Inputs) -> Round:
-        slots = np.ones((inputs.m, inputs.d), np.float32)
+        slots = filled((inputs.m, inputs.d), 1)
         targets = [view(slot) for slot in slots]
         sources = [[view(vector) for vector in vectors] for vectors in inputs.vectors]
 

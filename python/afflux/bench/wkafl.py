@@ -14,7 +14,7 @@ from afflux import ops
 from afflux.bench import gram
 from afflux.bench.baselines import Tensor, torch, vectors
 from afflux.bench.contender import Arrays, Contender, Round
-from afflux.bench.inputs import LR, Float32, Float64, Inputs, Int64
+from afflux.bench.inputs import LR, Float32, Float64, Inputs, Int64, copied, filled
 from afflux.bench.row import Exact, Row, one_case
 from afflux.bench.streams import Streams, Traffic
 from afflux.rule import Arrivals, Weights
@@ -26,8 +26,7 @@ ALPHA, SIM_MIN, BETA, CLIP = SELECTION.alpha, SELECTION.sim_min, SELECTION.beta,
 
 def first_estimate(inputs: Inputs) -> Float32:
     """The mean of the last set's gradients."""
-    mean: Float32 = inputs.updates[-1].mean(axis=0)
-    return mean
+    return copied(inputs.updates[-1].mean(axis=0))
 
 
 # What is right
@@ -169,9 +168,9 @@ def products(inputs: Inputs) -> Round:
     inputs.blocks[0][0] = first_estimate(inputs)
     blocks = [torch.from_numpy(block) for block in inputs.blocks]
     inner = [gram.batched(block) for block in blocks]
-    own = inputs.params[0].copy()
+    own = copied(inputs.params[0])
     params = torch.from_numpy(own)
-    moved = torch.from_numpy(np.zeros((2, inputs.d), np.float32))
+    moved = torch.from_numpy(filled((2, inputs.d), 0))
 
     def run(k: int) -> object:
         weights = weigh(inputs, inner[k]().double().numpy())
