@@ -8,7 +8,7 @@ NATIVE := CMakeLists.txt setup.py pyproject.toml $(shell find engine csrc -type 
 FORMATTED := $(shell find engine csrc python/afflux tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit sanitize sanitize-all bench mutants peers format update-constraints clean
+.PHONY: help setup demo test lint types unit sanitize sanitize-all bench mutants peers test-peers bench-peers format update-constraints clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -57,17 +57,25 @@ bench: setup  ## the micro-benchmarks against torch and this machine's own bandw
 mutants: setup  ## breaks formulas on purpose, one at a time, and checks that the suite notices
 	$(BIN)/python tests/mutants.py
 
-# APPFL, FLGo and opacus ask for much that their aggregation does not import.
+# Those installed without their dependencies ask for much that their aggregation does not import.
 $(PEERS)/.installed:
 	$(PYTHON) -m venv $(PEERS)
-	@echo "installing torch, NVFlare, APPFL and FLGo (some minutes) ..."
-	$(PEERS)/bin/python -m pip install --quiet torch==2.13.0 nvflare==2.9.0 omegaconf==2.4.0 \
-	  prettytable matplotlib scipy toolz tqdm ujson zarr pytest
-	$(PEERS)/bin/python -m pip install --quiet --no-deps appfl==1.12.0 flgo==0.4.4 opacus==1.6.0
+	@echo "installing torch, Flower, NVFlare, pfl, APPFL, FLGo, FedLab and fluke (some minutes) ..."
+	$(PEERS)/bin/python -m pip install --quiet torch==2.13.0 flwr==1.41.0 nvflare==2.9.0 'pfl[pytorch]==0.6.0' \
+	  omegaconf==2.4.0 diskcache matplotlib pandas prettytable pytest rich scikit-learn scipy seaborn toolz tqdm \
+	  typer ujson zarr
+	$(PEERS)/bin/python -m pip install --quiet --no-deps appfl==1.12.0 fedlab==1.3.0 flgo==0.4.4 fluke-fl==0.8.1 \
+	  opacus==1.6.0
 	touch $@
 
-peers: setup $(PEERS)/.installed  ## compares the dialects of FedBuff with the code of NVFlare, APPFL and FLGo
-	PYTHONPATH=python $(PEERS)/bin/python -m pytest tests/peers
+peers: setup $(PEERS)/.installed  ## an environment with Flower, NVFlare, pfl, APPFL, FLGo, FedLab and fluke
+
+test-peers: peers  ## compares the dialects of FedBuff, and the benchmark's peers, with these frameworks' own code
+	PYTHONPATH=python $(PEERS)/bin/python -m pytest tests/peers tests/test_bench_peers.py
+
+bench-peers: peers  ## the benchmark's rows against these frameworks, one by one: together they need 25 GB
+	set -e; for row in peers-native peers-flat peers-adam peers-small; do \
+	  PYTHONPATH=python $(PEERS)/bin/python -m afflux bench --rows $$row; done
 
 format: setup  ## formats Python and C++
 	$(BIN)/ruff check --fix-only --quiet .

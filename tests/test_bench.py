@@ -363,7 +363,7 @@ def test_streaming_beside_buffers(tmp_path):
 def test_unknown_row(arguments):
     done = bench(*arguments)
     assert done.returncode == 2
-    assert "known rows: all, scaling, ingest" in done.stderr
+    assert "known rows: all, scaling, peers, ingest" in done.stderr
     assert ("unknown: fedbuf;" in done.stderr) == (arguments[1] != "")
 
 

@@ -1,4 +1,4 @@
-"""The dialects against the frameworks' own code, where it is installed: make peers."""
+"""The dialects against the frameworks' own code, where it is installed: make test-peers."""
 
 import importlib
 import warnings

@@ -47,6 +47,11 @@ COMPILING = number("compile s", "compile_seconds", ".1f")
 ERROR = Column("error", lambda line: of_output(line, "abs", ".1e"))
 ULP = Column("ulp", lambda line: of_output(line, "ulp", ".3g"))
 TIMED = (ROLE, *TIME, TIMES_OURS, COMPILING, ERROR, ULP)
+#: Of one update, with its share of the round: `us` is the row's own figure.
+UPDATE = (
+    number("us an update", "us", ".1f"),
+    Column("min .. max", lambda line: " .. ".join(f"{1e6 * line[end] / line['m']:.1f}" for end in ("min", "max"))),
+)
 PROBE = (*SPAN, number("GB/s", "gbps", ".1f"), text("kind", "kind"), text("how", "how"))
 KINDS = ("read", "read and write", "in place", "mixed")
 LIMIT = (

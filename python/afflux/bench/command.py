@@ -29,7 +29,7 @@ and its largest error against float64.
 
 
 def bench(
-    rows: Annotated[str, typer.Option(help="Operations by name, or all, or scaling; see --list.")] = DEFAULT_ROWS,
+    rows: Annotated[str, typer.Option(help="Operations by name, or all, scaling, peers; see --list.")] = DEFAULT_ROWS,
     d: Annotated[int | None, typer.Option("-d", min=1, help="Length of the vectors; default: see --list.")] = None,
     m: Annotated[int | None, typer.Option("-M", min=1, help="Updates a round; default: see --list.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Default: all usable cores. A push takes one.")] = None,

@@ -36,6 +36,10 @@ def nothing(d: int, m: int) -> int:
     return 0
 
 
+def here() -> None:
+    return None
+
+
 @dataclass(frozen=True)
 class Contender:
     """One way to do a row's operation."""
@@ -50,6 +54,7 @@ class Contender:
     traffic: Callable[[int], Traffic] | None = None  #: of M; if it is not the row's: a part of it, or of other data
     rest: float = REST  #: seconds before the next one has its turn
     compiles: bool = False  #: its first run compiles; it takes part only if asked for, because that takes long
+    absent: Callable[[], str | None] = here  #: why it cannot take part; asked only if its row runs
 
 
 def ends(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:

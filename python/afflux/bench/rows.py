@@ -6,12 +6,14 @@ from afflux.bench.fadas import FADAS
 from afflux.bench.fedbuff import CACHED, FEDBUFF, ROUNDS
 from afflux.bench.gram import GRAM
 from afflux.bench.ingest import INGEST
+from afflux.bench.peers.rows import PEERS
 from afflux.bench.push import PUSH
 from afflux.bench.row import Row
 from afflux.bench.scaling import SCALING
 from afflux.bench.streaming import STREAMING
 from afflux.bench.wkafl import WKAFL
 
-ROWS = [INGEST, GRAM, FEDBUFF, FEDBUFF_BF16, CA2FL, FADAS, WKAFL, CACHED, ROUNDS, PUSH, STREAMING, *SCALING]
+OPERATIONS = [INGEST, GRAM, FEDBUFF, FEDBUFF_BF16, CA2FL, FADAS, WKAFL, CACHED, ROUNDS, PUSH, STREAMING, *SCALING]
+ROWS = [*OPERATIONS, *PEERS]
 #: Names for several rows at once.
-GROUPS: dict[str, list[Row]] = {"all": ROWS, "scaling": SCALING}
+GROUPS: dict[str, list[Row]] = {"all": OPERATIONS, "scaling": SCALING, "peers": PEERS}

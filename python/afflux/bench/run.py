@@ -58,10 +58,19 @@ def planned(rows: list[Row], asked: Asked) -> dict[Case, list[Row]]:
     return plan
 
 
-def notes(cases: Iterable[Case], results: list[dict[str, Any]], repeats: int) -> list[str]:
+def left_out(rows: list[Row]) -> list[str]:
+    """Who is absent, by the reason why."""
+    found: dict[str, dict[str, None]] = {}
+    for contender in (c for row in rows for c in row.contenders):
+        if why := contender.absent():
+            found.setdefault(why, {})[contender.name] = None
+    return [f"left out: {'; '.join(names)}: {why}" for why, names in found.items()]
+
+
+def notes(rows: list[Row], cases: Iterable[Case], results: list[dict[str, Any]], repeats: int) -> list[str]:
     """What keeps this run's figures from being what they look like."""
     small = [str(c) for c in cases if not c.warm and 4 * c.d * (c.m + 1) * c.sets < 4 * machine.last_level()]
-    found = []
+    found = left_out(rows)
     if small:
         found.append(f"the input sets are smaller than 4 last-level caches, so not memory speed: {'; '.join(small)}")
     busy = max(result["cores_of_others"] or 0 for result in results)
@@ -113,7 +122,7 @@ def run(
         "sets": sets,
         "compile": compiled,
         "quick": quick,
-        "notes": notes(plan, cases, repeats),
+        "notes": notes(selected, plan, cases, repeats),
     }
     out = report.results(box, selected, cases, settings)
     tables.show(out, selected)

@@ -34,7 +34,8 @@ def native_here() -> str:
 
 
 def entrants(rows: list[Row], compiled: bool) -> list[tuple[Row, Contender]]:
-    return [(row, c) for row in rows for c in row.contenders if compiled or not c.compiles]
+    """Those who take part in these rows."""
+    return [(row, c) for row in rows for c in row.contenders if (compiled or not c.compiles) and not c.absent()]
 
 
 def mixes(case: Case, rows: list[Row]) -> dict[Traffic, int]:

@@ -10,13 +10,12 @@ import numpy as np
 
 from afflux import Server
 from afflux.bench import baselines
-from afflux.bench.columns import BY_D, ERROR, ROLE, SPEED, TIMES_OURS, ULP, Column, Line, number
+from afflux.bench.columns import BY_D, ERROR, ROLE, SPEED, TIMES_OURS, ULP, UPDATE, Line, number
 from afflux.bench.contender import Arrays, Contender, Round
 from afflux.bench.fedbuff import FEDBUFF
 from afflux.bench.inputs import LR, Case, Float32, Inputs, filled
 from afflux.bench.row import QUICK_D, Asked, D, Row
 from afflux.rules.fedbuff import fedbuff
-from afflux.streaming import MemoryMode
 
 SMALL = 100_000  #: where fixed costs show
 
@@ -26,12 +25,13 @@ def cases(asked: Asked) -> list[Case]:
     return [Case(d, asked.m or 10, asked.threads, sets=asked.sets) for d in lengths]
 
 
-def a_round(memory: MemoryMode) -> Callable[[Inputs], Round]:
-    """A contender that pushes M fresh vectors; the last one makes the step."""
+def a_round(**options: Any) -> Callable[[Inputs], Round]:
+    """A contender that pushes M fresh vectors to a server with these options; the last one makes the step."""
 
     def make(inputs: Inputs) -> Round:
         rule = fedbuff(buffer_size=inputs.m, server_lr=LR)
-        server = Server(rule, inputs.params[0], num_threads=inputs.num_threads, memory=memory)
+        threads = inputs.num_threads
+        server = Server(rule, inputs.params[0], num_threads=threads, push_threads=threads, **options)
 
         def run(k: int) -> object:
             version = server.version
@@ -89,8 +89,10 @@ def sum_bytes(d: int, m: int) -> int:
 
 
 CONTENDERS = [
-    Contender("afflux", 'Server(memory="streaming").push, M times', a_round("streaming"), streaming_bytes, role="ours"),
-    Contender("afflux, buffered", "Server.push, M times", a_round("buffered"), buffered_bytes, role="ours"),
+    Contender(
+        "afflux", 'Server(memory="streaming").push, M times', a_round(memory="streaming"), streaming_bytes, role="ours"
+    ),
+    Contender("afflux, buffered", "Server.push, M times", a_round(), buffered_bytes, role="ours"),
     Contender(
         "numpy +=",
         "total += w * u, no copy and no check",
@@ -138,8 +140,7 @@ STREAMING = Row(
     columns=(
         BY_D,
         ROLE,
-        number("us an update", "us", ".1f"),
-        Column("min .. max", lambda line: " .. ".join(f"{1e6 * line[end] / line['m']:.1f}" for end in ("min", "max"))),
+        *UPDATE,
         number("MB held", "held", ".1f", 1e-6),
         *SPEED,
         TIMES_OURS,

@@ -1,0 +1,1 @@
+"""The aggregators of other frameworks beside afflux's: see bench/PEERS.md."""

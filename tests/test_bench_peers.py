@@ -1,0 +1,124 @@
+"""The benchmark's peers compute what their rows say; a run without them says so and goes on."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from oracle import U32
+
+pytest.importorskip("rich")
+pytest.importorskip("typer")
+pytest.importorskip("torch")
+
+from afflux.bench.contender import here
+from afflux.bench.rows import GROUPS
+
+D, M = 3_001, 7
+ROWS = GROUPS["peers"]
+PACKAGES = ("appfl", "fedlab", "flgo", "fluke", "flwr", "nvflare", "omegaconf", "pfl")
+BFLOAT16 = "afflux, bfloat16 slots"
+FLAT = {"afflux, streaming", BFLOAT16, "torch copy_, addmv_"}
+#: Row -> those who need no peer.
+HERE = {
+    "peers-native": {"torch mv"},
+    "peers-flat": FLAT,
+    "peers-adam": {"torch fused Adam"},
+    "peers-small": FLAT,
+}
+#: A peer's name -> why it cannot run here. Only a run imports peers: so these are functions.
+PEERS = {c.name: c.absent for row in ROWS for c in row.contenders if c.absent is not here}
+
+
+def bench(*arguments, hidden=()):
+    """Runs `afflux bench --quick` in a process that cannot import what is hidden; returns what it printed.
+
+    No compiler: probes are of no interest here.
+    """
+    start = f"import sys; sys.modules.update(dict.fromkeys({hidden!r})); from afflux.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", start, "bench", "--quick", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=300,
+        env=os.environ | {"COLUMNS": "200", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8", "CXX": "no-such-compiler"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run(path, **hidden):
+    printed = bench("--rows", "peers", "-d", D, "-M", M, "--threads", 2, "--json", path, **hidden)
+    return printed, json.loads(path.read_text(encoding="utf-8"))
+
+
+def rows_of(result):
+    """Row -> contender -> its line."""
+    return {name: {c["name"]: c for c in row} for case in result["cases"] for name, row in case["rows"].items()}
+
+
+@pytest.fixture(scope="module")
+def here_and_now(tmp_path_factory):
+    return rows_of(run(tmp_path_factory.mktemp("peers") / "out.json")[1])
+
+
+def test_listed_without_peers():
+    printed = bench("--list", hidden=PACKAGES)
+    assert all(f"- {name} [peer]: " in printed for name in PEERS)
+    assert all(f"\n{row.name} " in printed for row in ROWS)
+    assert not {row.name for row in GROUPS["all"]} & {row.name for row in ROWS}
+
+
+def test_runs_without_peers(tmp_path):
+    printed, result = run(tmp_path / "out.json", hidden=PACKAGES)
+    assert {name: set(row) for name, row in rows_of(result).items()} == {
+        name: names | {"afflux", "torch stack().mean"} for name, names in HERE.items()
+    }
+    notes = " ".join(note for note in result["settings"]["notes"] if note.startswith("left out: "))
+    for word in (*PEERS, *PACKAGES):
+        assert word in notes
+        assert word in printed
+
+
+def test_ours(here_and_now):
+    vectors = {"peers-native": M + 1, "peers-flat": M + 2, "peers-adam": M + 6, "peers-small": M + 2}
+    for row, lines in here_and_now.items():
+        assert {line["bytes"] for line in lines.values()} == {4 * D * vectors[row]}
+        for name, line in lines.items():
+            assert (line["role"] == "peer") == (name in PEERS)
+            if name not in PEERS:
+                check(name, line)
+    for line in here_and_now["peers-small"].values():
+        assert line["us"] == pytest.approx(1e6 * line["median"] / M)
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_peer(name, request):
+    if why := PEERS[name]():
+        pytest.skip(f"{why} (make peers installs it)")
+    lines = [row[name] for row in request.getfixturevalue("here_and_now").values() if name in row]
+    assert lines
+    for line in lines:
+        check(name, line)
+
+
+def check(name, line):
+    """The mean rounds M + 8 times, in no more than the sum of the terms; a server's Adam less than twelve times more.
+
+    APPFL goes through M differences to its own x, as large as the largest term: thrice as many, of twice the size.
+    Ours rounds once, or each vector to bfloat16, whose half unit in the last place is 2^-9.
+    """
+    unit = (6 if name.startswith("appfl") else 1) * (M + 20) * U32
+    exact = name in ("afflux", "afflux, streaming")
+    if name == BFLOAT16:
+        unit = 2.0**-9 + U32
+    elif exact:
+        unit = U32 * (1 + 1e-6)
+    for output in {"params"} | set(line["errors"]):
+        error = line["errors"][output]
+        assert error["terms"] > 0.005  # the inputs were not zeros
+        assert error["abs"] <= unit * error["terms"], output
+    assert (line["errors"]["params"]["ulp"] < 0.51) == exact
