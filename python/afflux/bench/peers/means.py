@@ -12,7 +12,7 @@ from unittest import mock
 
 from afflux.bench.baselines import torch, vectors
 from afflux.bench.contender import nothing
-from afflux.bench.inputs import Float32
+from afflux.bench.inputs import Float32, copied
 from afflux.bench.peers.find import find
 
 Containers = list[Any]
@@ -69,7 +69,7 @@ class Pfl:
     def contain(self, client: int, vector: Float32, examples: int) -> Any:
         if examples == 1:
             return self.statistics({"w": torch.from_numpy(vector)}, 1.0)
-        weighted = self.statistics({"w": torch.from_numpy(vector.copy())}, 1.0)
+        weighted = self.statistics({"w": torch.from_numpy(copied(vector))}, 1.0)
         weighted.reweight(float(examples))
         return weighted
 
