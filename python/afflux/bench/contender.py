@@ -12,7 +12,7 @@ from afflux.bench.streams import Traffic
 
 #: ours; the formula as papers' authors write it in torch; as well as torch can; another library's; or none of these
 Role = Literal["ours", "plain", "best", "peer", ""]
-#: Seconds in which the workers of OpenMP, and longer those of OpenBLAS, spin after their work and hold a core.
+#: Seconds, more than enough for the workers of OpenMP and OpenBLAS, which spin after their work and hold a core.
 REST, REST_OF_OPENBLAS = 0.025, 0.06
 
 Arrays = dict[str, npt.NDArray[Any]]
