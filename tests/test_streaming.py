@@ -17,7 +17,7 @@ from afflux.ops import Sgd
 from afflux.rule import Needs
 from afflux.rules import RULES, fedasync, fedavg, fedbuff, twafl
 from afflux.rules.dialects import DIALECTS, nvflare
-from afflux.weigh import Uniform
+from afflux.weigh import Polynomial, Uniform
 from conftest import ISAS, THREADS, awkward, bits
 from variants import CLIENTS, SIZE, TYPES, VARIANTS, make, push, round_options, serve, state, trace
 
@@ -260,6 +260,9 @@ def test_a_part_of_ones_own():
         ({"factor": 1e151}, 1, r"weigh's factor gave 1e\+151, must be a number of at most 1e\+150 in magnitude"),
         ({"raw": 1e151}, 0, r"weigh's on_arrival gave 1e\+151, must be a number of at most 1e\+150"),
         ({"raw": float("nan")}, 0, "weigh's on_arrival gave nan, must be a number"),
+        # A comparison with a NumPy number rounds the other side to its type.
+        *(({"raw": number("inf")}, 0, "weigh's on_arrival gave .*inf") for number in (float, np.float32, np.float16)),
+        ({"factor": 0.5 + 1e-12}, 1, r"weigh gave client 0 the weight 0\.2"),
         ({"raw": "1"}, 0, "weigh's on_arrival gave '1', must be a number"),
     ],
 )
@@ -423,6 +426,37 @@ def test_a_buffered_state_is_taken_over_and_not_the_other_way():
     assert buffered.version == 1
 
 
+def test_a_buffered_state_needs_one_slot_however_many_wait():
+    buffered = Server(fedbuff(buffer_size=40), vector(0.5))
+    for client in range(39):
+        buffered.push(client, vector(client + 1.0), version=0)
+    server = streaming(fedbuff(buffer_size=40), max_slots=1)
+    server.load_state_dict(buffered.state_dict())
+    for each in (buffered, server):
+        each.push(39, vector(9.0), version=0)
+    assert bits(server.params) == bits(buffered.params)  # integers: their sums are exact in any order
+
+
+def test_a_buffered_state_with_vectors_too_large_for_a_sum_is_refused():
+    buffered = Server(fedbuff(buffer_size=4), vector(0.5).astype(np.float64), dtype="float64")
+    buffered.push(1, np.full(D, 1e200), version=0)
+    server = Server(fedbuff(buffer_size=4), vector(0.5).astype(np.float64), dtype="float64", memory="streaming")
+    with pytest.raises(AffluxError, match=r"\[load_state_dict\] client 1 waits with the norm .*, too large for a sum"):
+        server.load_state_dict(buffered.state_dict())
+    assert server._slots.taken == 0
+
+
+def test_a_sum_is_not_taken_over_by_another_law():
+    server = streaming(fedbuff(buffer_size=4))
+    server.push(1, vector(), version=0)
+    server.flush()
+    server.push(2, vector(), version=0)  # of staleness 1
+    other = streaming(fedbuff(buffer_size=4, staleness=Polynomial(2.0)))
+    with pytest.raises(AffluxError, match=r"client 2 is in the sum with the raw weight 0\.7.*gives it 0\.25: save"):
+        other.load_state_dict(server.state_dict())
+    assert other.version == 0
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -432,6 +466,12 @@ def test_a_buffered_state_is_taken_over_and_not_the_other_way():
             lambda s: s["meta"].update(added=1),
             r"slots is float32 of shape \(0, 5\), expected float32 of shape \(1, 5\)",
         ),
+        (lambda s: s["meta"].update(raw=[1.0]), "1 raw weights belong to 2 arrivals in the total"),
+        (
+            lambda s: s["meta"].update(raw=[1.0, 0.5]),
+            r"client 2 is in the sum with the raw weight 0\.5, .* gives it 1\.0",
+        ),
+        (lambda s: s["meta"]["waiting"][1].__setitem__(4, 3), "arrival 1 has staleness 3 and version 0, at version 0"),
         (lambda s: s["arrays"].pop("total"), "the state is damaged: KeyError: 'total'"),
         (lambda s: s["arrays"].update(total=np.zeros(4)), r"total is float64 of shape \(4,\)"),
         (lambda s: s["arrays"].update(total=np.full(5, np.inf)), "total has a non-finite value"),

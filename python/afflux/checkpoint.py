@@ -17,6 +17,7 @@ from afflux.receipts import STATUSES, Cut, Entry, Handed, Join, Pulled, Quaranti
 from afflux.round import Memories, Waiting
 from afflux.rule import ClientId, Float64, Rule, Scalars
 from afflux.store import MemoryRows
+from afflux.streaming import Term
 
 FORMAT = 2
 #: How the elements of a slot are saved; bfloat16, which NumPy lacks, as its 16 bits.
@@ -35,6 +36,7 @@ class Saved:
     arrivals: list[Waiting]  #: those in the buffer, then those that wait for the next pass; slots are the state's rows
     filled: int  #: arrivals in the buffer
     added: int  #: arrivals in the total, the first ones in the buffer; they have no slots
+    raw: list[float]  #: their raw weights
     total: Float64 | None  #: the state's array, if there are some
     rows: MemoryRows | None
     number: int
@@ -83,6 +85,7 @@ def save(
         "id_type": None if book.id_type is None else book.id_type.__name__,
         "filled": book.filled,
         "added": added,
+        "raw": [w.slot.weight for w in waiting[:added] if isinstance(w.slot, Term)],
         "passed": [] if book.passes is None else book.passes.order[: book.passes.entered],
         "scalars": dict(book.scalars),
         "handed": sorted(book.handed),
@@ -147,6 +150,7 @@ def _load(meta: Mapping[str, Any], arrays: "_Arrays", facts: Mapping[str, Any], 
         arrivals=_waiting(meta, arrays, facts, joins, ids, own),
         filled=_int(meta["filled"]),
         added=_added(meta),
+        raw=_raw(meta),
         total=arrays.get("total", "float64", (d,)) if _added(meta) else None,
         rows=_rows(meta, arrays, d, joins, ids),
         number=number,
@@ -206,6 +210,8 @@ def _waiting(
     for i, (who, version, examples, join, staleness) in enumerate(meta["waiting"]):
         if _int(version) > _int(meta["version"]) or _int(join) >= _int(meta["joins"]) or _int(examples) < 1:
             _fail(f"arrival {i} has version {version}, join {join} and {examples} examples, which cannot be")
+        if i < filled and not joins.rule.needs.passes and _int(staleness) != _int(meta["version"]) - _int(version):
+            _fail(f"arrival {i} has staleness {staleness} and version {version}, at version {meta['version']}")
         if not norms[i] >= 0:
             _fail(f"arrival {i} has norm {norms[i]}")
         waiting.append(
@@ -231,6 +237,13 @@ def _waiting(
 def _added(meta: Mapping[str, Any]) -> int:
     """Arrivals that have been added up; states from before there were such have none."""
     return _int(meta.get("added", 0))
+
+
+def _raw(meta: Mapping[str, Any]) -> list[float]:
+    raw = [float(weight) for weight in meta.get("raw", [])]
+    if len(raw) != _added(meta):
+        _fail(f"{len(raw)} raw weights belong to {_added(meta)} arrivals in the total")
+    return raw
 
 
 def _rows(meta: Mapping[str, Any], arrays: "_Arrays", d: int, joins: Joins, ids: "_Ids") -> MemoryRows | None:

@@ -109,6 +109,8 @@ def _prepare(rule: Rule, before: Before, ordered: list[Waiting], draft: Draft, n
         raise AffluxError(f"[{rule.name}] step gave lr {lr}, must be finite")
     if rule.kind == "gradient":
         step = replace(step, lr=-lr)
+    elif type(step.lr) is not float:  # the round's own number, whatever becomes of the rule's
+        step = replace(step, lr=lr)
     params_weight = 0.0
     if rule.kind == "model":
         for weight in weights.vectors:

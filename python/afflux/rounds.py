@@ -12,7 +12,7 @@ from afflux.receipts import Pulled, Receipt, Report
 from afflux.round import Pushed, Round, Waiting, prepare
 from afflux.rule import Rule
 from afflux.slots import Slot, Slots
-from afflux.streaming import Streaming, Term, Total
+from afflux.streaming import MOST_SQUARES, Streaming, Term, Total
 from afflux.versions import Versions
 
 
@@ -78,17 +78,38 @@ class Rounds:
                 f"[{op}] {saved.added} arrivals wait as one sum in the state, and memory='buffered' needs the vectors: "
                 "load it with memory='streaming', or save it after a flush() or discard()"
             )
-        total = None if streaming is None else streaming.total(saved.added, saved.total)
+        if streaming is not None:
+            return self._added(op, streaming, saved)
         for place, arrival in enumerate(arrivals):
-            slot = None
-            if place >= saved.added:
-                slot = self._slots.checked(op, self._slots.take())
-                np.copyto(np.asarray(slot), np.asarray(arrival.slot))
-            if slot is not None:
-                arrivals[place] = arrival._replace(slot=slot)
-            if streaming is not None and total is not None:
-                arrivals[place] = arrival._replace(slot=streaming.term(total, place, _facts(arrival), slot))
+            arrivals[place] = arrival._replace(slot=self._copied(op, arrival, self._slots.take()))
         return arrivals
+
+    def _added(self, op: str, streaming: Streaming, saved: Saved) -> list[Waiting]:
+        """The same for a streaming server: vectors of a buffered state are added up here, through one slot."""
+        total, arrivals, slot = streaming.total(saved.added, saved.total), list(saved.arrivals), None
+        for place, arrival in enumerate(arrivals):
+            if place >= saved.added:
+                if arrival.norm * arrival.norm > MOST_SQUARES:
+                    raise AffluxError(
+                        f"[{op}] client {arrival.client_id!r} waits with the norm {arrival.norm}, too large for a sum"
+                    )
+                slot = self._copied(op, arrival, self._slots.take() if slot is None else slot)
+            term = streaming.term(total, place, _facts(arrival), slot)
+            if place < saved.added and term.weight != saved.raw[place]:
+                raise AffluxError(
+                    f"[{op}] client {arrival.client_id!r} is in the sum with the raw weight {saved.raw[place]}, and "
+                    f"this rule gives it {term.weight}: save the state after a flush() or discard()"
+                )
+            if place >= saved.added:
+                term.add(self._num_threads)
+            arrivals[place] = arrival._replace(slot=term)
+        return arrivals
+
+    def _copied(self, op: str, arrival: Waiting, slot: Slot | None) -> Slot:
+        """A slot of this server that holds the vector of a saved arrival."""
+        slot = self._slots.checked(op, slot)
+        np.copyto(np.asarray(slot), np.asarray(arrival.slot))
+        return slot
 
     def step(self, sealed: Round) -> None:
         """The sweep of a round that is on the books, and its commit; without them if the rule skips it."""

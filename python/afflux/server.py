@@ -20,12 +20,11 @@ from afflux.rounds import Rounds, Ticket
 from afflux.rule import ClientId, Rule
 from afflux.slots import Slots
 from afflux.store import MemoryRows
-from afflux.streaming import MemoryMode, Streaming
+from afflux.streaming import MOST_SQUARES, MemoryMode, Streaming
 from afflux.versions import Vector, Versions
 
 #: Where a rule needs inner products, or arrivals are added up, a vector's sum of squares is at most this: so nothing
 #: overflows.
-MOST_SQUARES = 1e300
 
 
 class Server:
@@ -80,7 +79,8 @@ class Server:
     rules of kind `model` with |sum_i w_i params| in the sum), much less than what rounding params to float32 does; the
     rule's own weights, learning rate and all else that a report says are the same. The sum is made in the order of the
     joins: the bits are those of a replay, of any number of threads and any instruction set, but not those of permuted
-    arrivals. A vector's norm must not exceed 1e150. An update costs one more sweep, over its slot and the sum.
+    arrivals. A vector's norm must not exceed 1e150, and what underflows when a raw weight is multiplied is lost. An
+    update costs one more sweep, over its slot and the sum.
 
     In a forked child the server is a copy of its own, if no other thread was pushing at the fork; else it raises.
 
@@ -433,7 +433,8 @@ class Server:
         What waited here is gone; versions that somebody has pulled stay as they are, and clients that train from one
         which the loaded state has not made have to pull again. A streaming server takes over what waits in a buffered
         one's state; not the other way round. The rule's name and kind, d, dtypes, number of clients
-        and layout must agree; what else is changed, such as server_lr or buffer_size, changes the next bits.
+        and layout must agree, and so must the raw weights in a sum; what else is changed, such as server_lr or
+        buffer_size, changes the next bits.
 
         Raises:
             AffluxError: a state of another kind of server, or a damaged one; nothing has changed.

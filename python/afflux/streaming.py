@@ -22,10 +22,9 @@ from afflux.slots import Slot
 
 MemoryMode = Literal["buffered", "streaming"]
 
-#: Neither a raw weight nor the factor is larger: so no sum of what Server lets in overflows, nor does it underflow.
+#: Neither a raw weight nor the factor is larger, and no vector's norm is: so no sum of what Server lets in overflows.
 MOST = 1e150
-#: How far weights and factor * raw may be apart, relatively: they are by rounding, the larger the staleness the more.
-NEAR = 1e-9
+MOST_SQUARES = MOST * MOST
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -151,8 +150,10 @@ def combine(
         AffluxError: the rule's raw weights and its factor do not give its weights.
     """
     factor = bounded(rule.name, "factor", known_on_arrival(rule).factor(arrivals))
+    # What rounding explains; more would not be within the bound that Server states.
+    near = (len(terms) + 5) * 2.0**-52
     for client_id, term, weight in zip(arrivals.client_ids, terms, weights, strict=True):
-        if not abs(factor * term.weight - weight) <= NEAR * abs(weight) + 1 / MOST:
+        if not abs(factor * term.weight - weight) <= near * abs(weight) + 1 / MOST:
             raise AffluxError(
                 f"[{rule.name}] weigh gave client {client_id!r} the weight {weight}, on_arrival and factor gave "
                 f"{term.weight} * {factor}"
@@ -162,6 +163,7 @@ def combine(
 
 def bounded(name: str, what: str, given: float) -> float:
     """What weigh's `what` gave, if it is a number of at most MOST."""
-    if not isinstance(given, NUMBERS) or not abs(given) <= MOST:
+    # As Python's float first: NumPy would round MOST to the type of a float32.
+    if not isinstance(given, NUMBERS) or not abs(value := float(given)) <= MOST:
         raise AffluxError(f"[{name}] weigh's {what} gave {given!r}, must be a number of at most {MOST} in magnitude")
-    return float(given)
+    return value
