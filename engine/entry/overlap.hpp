@@ -19,7 +19,7 @@ class Overlaps {
   }
   // Throws Error for the first overlap found. O(n log n) in the number of views.
   void refuse(const char* op);
-  // Bytes of all views; what is read and written counts twice.
+  // Bytes of all views, each once, whether it is read, written or both: a measure of the work, not of the traffic.
   std::int64_t traffic() const;
 
  private:
