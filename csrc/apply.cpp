@@ -15,12 +15,12 @@ namespace {
 
 // (updates, weights, params_weight)
 using CombineOf = std::tuple<py::object, py::object, double>;
-// (kind, sum, num_clients, rows, new_rows)
-using CalibrateOf = std::tuple<std::string, py::object, std::int64_t, py::object, py::object>;
-// (kind, lr, beta1, beta2, epsilon, root_scale, states)
-using StepOf = std::tuple<std::string, double, double, double, double, double, py::object>;
-// (vectors, weights, next or None)
-using MemoryOf = std::tuple<py::object, py::object, py::object>;
+// (kind, sum, sum_out or None, num_clients, rows, new_rows)
+using CalibrateOf = std::tuple<std::string, py::object, py::object, std::int64_t, py::object, py::object>;
+// (kind, lr, beta1, beta2, epsilon, root_scale, states, outs)
+using StepOf = std::tuple<std::string, double, double, double, double, double, py::object, py::object>;
+// (vectors, outs, weights, next or None)
+using MemoryOf = std::tuple<py::object, py::object, py::object, py::object>;
 
 Calibration calibration_named(const std::string& name) {
   if (name == "cached_difference") return Calibration::cached_difference;
@@ -50,34 +50,47 @@ Arrays<void> written(const char* name, const py::object& objects) {
   return {"apply", name, objects, Access::write, Shape::vector, false, as_view};
 }
 
+// Vectors that are overwritten, unless `outs` are.
+Arrays<void> held(const char* name, const py::object& objects, const py::object& outs) {
+  return {"apply", name, objects, py::len(outs) == 0 ? Access::write : Access::read, Shape::vector, false, as_view};
+}
+
 struct CalibrateArrays {
   CalibrateArrays(const CalibrateOf& of, Codec codec)
       : kind(calibration_named(std::get<0>(of))),
         codec(codec),
-        num_clients(std::get<2>(of)),
-        sum({"apply", "sum"}, std::get<1>(of), Access::write),
-        rows("apply", "rows", std::get<3>(of), Access::read, Shape::vector, true,
+        num_clients(std::get<3>(of)),
+        sum({"apply", "sum"}, std::get<1>(of), std::get<2>(of).is_none() ? Access::write : Access::read),
+        rows("apply", "rows", std::get<4>(of), Access::read, Shape::vector, true,
              [codec](const Array& array) { return read_only(array.row(codec)); }),
-        new_rows("apply", "new_rows", std::get<4>(of), Access::write, Shape::vector, true,
-                 [codec](const Array& array) { return array.row(codec); }) {}
-  Calibrate stage() const { return {kind, codec, sum.doubles(), num_clients, rows.list(), new_rows.list()}; }
+        new_rows("apply", "new_rows", std::get<5>(of), Access::write, Shape::vector, true,
+                 [codec](const Array& array) { return array.row(codec); }) {
+    if (!std::get<2>(of).is_none()) sum_out.emplace(Argument{"apply", "sum_out"}, std::get<2>(of), Access::write);
+  }
+  Calibrate stage() const {
+    const View<double> to = sum_out ? sum_out->doubles() : View<double>{};
+    return {kind, codec, sum.doubles(), num_clients, rows.list(), new_rows.list(), to};
+  }
 
   Calibration kind;
   Codec codec;
   std::int64_t num_clients;
   Array sum;
+  std::optional<Array> sum_out;
   Arrays<const unsigned char> rows;
   Arrays<unsigned char> new_rows;
 };
 
 struct MemoryArrays {
   explicit MemoryArrays(const MemoryOf& of)
-      : vectors(written("memory.vectors", std::get<0>(of))), weights("memory.weights", std::get<1>(of)) {
-    if (!std::get<2>(of).is_none()) next.emplace("memory.next", std::get<2>(of), Shape::any);
+      : vectors(held("memory.vectors", std::get<0>(of), std::get<1>(of))),
+        outs(written("memory.outs", std::get<1>(of))),
+        weights("memory.weights", std::get<2>(of)) {
+    if (!std::get<3>(of).is_none()) next.emplace("memory.next", std::get<3>(of), Shape::any);
   }
-  Memory stage() const { return {vectors.list(), weights.list(), next ? next->list() : List<double>{}}; }
+  Memory stage() const { return {vectors.list(), weights.list(), next ? next->list() : List<double>{}, outs.list()}; }
 
-  Arrays<void> vectors;
+  Arrays<void> vectors, outs;
   Numbers weights;
   std::optional<Numbers> next;
 };
@@ -89,10 +102,10 @@ void apply_(const py::object& params, const py::object& out, const CombineOf& co
   const auto& [updates, weights, params_weight] = combine;
   const Numbers weight("weights", weights);
   const Arrays<const void> vectors("apply", "updates", updates, Access::read, Shape::vector, false, as_view);
-  const auto& [step_kind, lr, beta1, beta2, epsilon, root_scale, state_vectors] = step;
-  const Arrays<void> states = written("states", state_vectors);
+  const auto& [step_kind, lr, beta1, beta2, epsilon, root_scale, state_vectors, state_outs] = step;
+  const Arrays<void> states = held("states", state_vectors, state_outs), outs = written("states_out", state_outs);
   std::optional<CalibrateArrays> cache;
-  std::optional<MemoryArrays> held;
+  std::optional<MemoryArrays> memories;
   Pass pass;
   pass.params = from.view();
   pass.out = to.view();
@@ -102,8 +115,8 @@ void apply_(const py::object& params, const py::object& out, const CombineOf& co
     cache.emplace(*calibrate, exact_codec(any ? pass.combine.updates.data[0].type : Type::float32));
     pass.calibrate = cache->stage();
   }
-  pass.step = {step_named(step_kind), lr, beta1, beta2, epsilon, root_scale, states.list()};
-  if (memory) pass.memory = held.emplace(*memory).stage();
+  pass.step = {step_named(step_kind), lr, beta1, beta2, epsilon, root_scale, states.list(), outs.list()};
+  if (memory) pass.memory = memories.emplace(*memory).stage();
   {
     const py::gil_scoped_release release;
     apply(pass, num_threads, dry);

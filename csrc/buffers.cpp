@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -68,7 +69,25 @@ Pool::Pool(std::int64_t size, Type type, std::int64_t max_buffers, bool checked)
 }
 
 Pool::~Pool() {
-  for (void* const data : free_) std::free(data);
+  for (void* const data : free_)
+    if (!is_lent(data)) std::free(data);
+}
+
+bool Pool::is_lent(const void* data) const {
+  return std::any_of(lent_.begin(), lent_.end(), [data](const py::buffer_info& info) { return info.ptr == data; });
+}
+
+void Pool::lend(const py::buffer& memory) {
+  py::buffer_info info = memory.request(true);
+  if (info.ndim != 1 || info.strides[0] != info.itemsize || info.size * info.itemsize < bytes() ||
+      reinterpret_cast<std::uintptr_t>(info.ptr) % static_cast<std::uintptr_t>(afflux::bytes(type_)) != 0)
+    throw Error("[lend] memory must be one aligned, contiguous buffer of at least " + std::to_string(bytes()) +
+                " bytes");
+  const std::lock_guard<std::mutex> lock(mutex_);
+  free_.reserve(static_cast<std::size_t>(allocated_) + 1);
+  lent_.push_back(std::move(info));
+  free_.push_back(lent_.back().ptr);
+  ++allocated_;
 }
 
 void* Pool::take() {
@@ -143,6 +162,7 @@ void bind_buffers(py::module_& module) {
   };
   py::class_<Pool, std::shared_ptr<Pool>>(module, "Pool")
       .def(py::init(make), py::arg("size"), py::arg("dtype"), py::arg("max_buffers"), py::arg("checked") = false)
+      .def("lend", &Pool::lend, py::arg("memory"))
       .def_property_readonly("held", &Pool::held)
       .def_property_readonly("allocated", &Pool::allocated)
       .def_property_readonly("buffer_bytes", &Pool::bytes)

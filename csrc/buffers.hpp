@@ -26,6 +26,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
 
   // A free buffer, else a new one. Throws Error when max_buffers are held, std::bad_alloc when memory is short.
   void* take();
+  // Takes in `memory`, writable and of at least bytes(), for its next buffer; keeps the object as long as it lives.
+  void lend(const pybind11::buffer& memory);
   void give_back(void* data) noexcept;
   void report_damage(std::int64_t tag) noexcept;
 
@@ -39,12 +41,15 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::vector<std::int64_t> damaged() const;
 
  private:
+  bool is_lent(const void* data) const;
+
   const std::int64_t size_;
   const Type type_;
   const std::int64_t max_buffers_;
   const bool checked_;
   mutable std::mutex mutex_;
   std::vector<void*> free_;
+  std::vector<pybind11::buffer_info> lent_;
   std::int64_t allocated_ = 0;
   std::vector<std::int64_t> damaged_;
 };

@@ -44,10 +44,10 @@ MUTANTS = {
     ),
     "calibrate: the cache sum in float32": (
         "engine/cpu/calibrate.hpp",
-        "  add_mean(pass.calibrate, tile, v);\n  add_all",
+        "  add_mean(pass.calibrate.sum, pass.calibrate.num_clients, tile, v);\n  add_all",
         "  double* const sum = pass.calibrate.sum.data + tile.begin;\n"
         "  for (std::int64_t i = 0; i < tile.size; ++i) sum[i] = static_cast<float>(sum[i]);\n"
-        "  add_mean(pass.calibrate, tile, v);\n  add_all",
+        "  add_mean(pass.calibrate.sum, pass.calibrate.num_clients, tile, v);\n  add_all",
         "test_identities.py",
     ),
     "step: a learning rate that is almost right": (

@@ -1,6 +1,7 @@
 """Pooled buffers: what they export, when their memory is used again, and what a checked pool notices."""
 
 import ctypes
+import sys
 
 import numpy as np
 import pytest
@@ -138,3 +139,37 @@ def test_versions(dtype):
     assert versions.damaged == []
     del published, draft
     assert (versions.held, versions.damaged) == (0, [7])
+
+
+def test_a_pool_lends_out_memory_that_it_was_lent():
+    pool, own = _engine.Pool(D, "float32", 0), np.zeros(2 * D, np.float32)
+    pool.lend(own[D:])
+    view = np.asarray(_engine.Buffer(pool))
+    view[:] = 7
+    assert own.tolist() == [0.0] * D + [7.0] * D
+    assert (pool.held, pool.allocated) == (1, 1)
+    other = np.asarray(_engine.Buffer(pool))  # none is free: its own
+    assert not np.shares_memory(other, own)
+    place = view.ctypes.data
+    del view
+    assert np.asarray(_engine.Buffer(pool)).ctypes.data == place
+
+
+def test_lent_memory_lives_as_long_as_its_pool():
+    own = np.zeros(D, np.float32)
+    pool = _engine.Pool(D, "float32", 0)
+    pool.lend(own)
+    references = sys.getrefcount(own)
+    buffer = _engine.Buffer(pool)
+    del pool
+    assert sys.getrefcount(own) == references
+    del buffer
+    assert sys.getrefcount(own) == references - 1
+
+
+def test_memory_that_does_not_fit_is_not_lent():
+    pool = _engine.Pool(D, "float32", 0)
+    for bad in (np.zeros(D - 1, np.float32), np.zeros(2 * D, np.float32)[::2], np.zeros((2, D), np.float32)):
+        with pytest.raises(AffluxError, match=r"\[lend\] memory must be"):
+            pool.lend(bad)
+    assert pool.allocated == 0

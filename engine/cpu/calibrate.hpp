@@ -21,9 +21,9 @@ struct Arrival {
 };
 
 // v += S / N
-AFFLUX_FN void add_mean(const Calibrate& stage, Tile tile, double* __restrict v) {
-  const double* __restrict sum = stage.sum.data + tile.begin;
-  const double inverse = 1.0 / static_cast<double>(stage.num_clients);
+AFFLUX_FN void add_mean(const View<double>& of, std::int64_t num_clients, Tile tile, double* __restrict v) {
+  const double* __restrict sum = of.data + tile.begin;
+  const double inverse = 1.0 / static_cast<double>(num_clients);
   simd::each(tile.size, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
     lanes.store(v + i, formula::add_cached_mean(lanes.load(v + i), lanes.load(sum + i), lanes.fill(inverse)));
   });
@@ -36,12 +36,13 @@ AFFLUX_FN const Row<T>* row_or_zeros(const View<const unsigned char>& row, Tile 
 }
 
 // Of up to kTogether arrivals: v += w (u - h) where kDirection;  S += u - h and h <- u where the row is replaced. v and
-// S stay in registers. A weight of 0 adds nothing, and an arrival that has one may hold what is not finite.
+// S stay in registers; S comes `from` elsewhere if the new one is written there. A weight of 0 adds nothing, and an
+// arrival that has one may hold what is not finite.
 template <bool kDirection, class T>
 AFFLUX_FN void add_differences(const Arrival<T>* arrivals, int count, std::int64_t n, double* __restrict v,
-                               double* __restrict sum) {
+                               const double* from, double* sum) {
   simd::each_wide(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
-    auto direction = lanes.load(v + i), total = lanes.load(sum + i);
+    auto direction = lanes.load(v + i), total = lanes.load(from + i);
     for (int k = 0; k < count; ++k) {
       const Arrival<T>& arrival = arrivals[k];
       lanes.ahead(arrival.update + i);
@@ -62,7 +63,8 @@ AFFLUX_FN void add_differences(const Arrival<T>* arrivals, int count, std::int64
 template <bool kDirection, class T>
 AFFLUX_FN void add_all_differences(const Pass& pass, Tile tile, double* __restrict v) {
   const Calibrate& stage = pass.calibrate;
-  double* const sum = stage.sum.data + tile.begin;
+  double* const sum = stage.sum_out.data + tile.begin;
+  const double* from = stage.sum.data + tile.begin;
   Arrival<T> arrivals[kTogether];
   int count = 0;
   for (std::int64_t k = 0; k < pass.combine.updates.size; ++k) {
@@ -72,16 +74,17 @@ AFFLUX_FN void add_all_differences(const Pass& pass, Tile tile, double* __restri
     arrivals[count++] = {tile_of<T>(pass.combine.updates.data[k], tile), row_or_zeros<T>(stage.rows.data[k], tile),
                          new_row == nullptr ? nullptr : reinterpret_cast<Row<T>*>(new_row) + tile.begin, weight};
     if (count < kTogether) continue;
-    add_differences<kDirection>(arrivals, count, tile.size, v, sum);
+    add_differences<kDirection>(arrivals, count, tile.size, v, from, sum);
+    from = sum;
     count = 0;
   }
-  if (count > 0) add_differences<kDirection>(arrivals, count, tile.size, v, sum);
+  if (count > 0 || from != sum) add_differences<kDirection>(arrivals, count, tile.size, v, from, sum);
 }
 
 // v += S / N + sum_i w_i (u_i - h_i);  S += u_i - h_i and h_i <- u_i for the rows to be replaced.
 template <class T>
 AFFLUX_FN void cached_difference(const Pass& pass, Tile tile, double* __restrict v) {
-  add_mean(pass.calibrate, tile, v);
+  add_mean(pass.calibrate.sum, pass.calibrate.num_clients, tile, v);
   add_all_differences<true, T>(pass, tile, v);
 }
 
@@ -89,7 +92,7 @@ AFFLUX_FN void cached_difference(const Pass& pass, Tile tile, double* __restrict
 template <class T>
 AFFLUX_FN void cached_mean(const Pass& pass, Tile tile, double* __restrict v) {
   add_all_differences<false, T>(pass, tile, v);
-  add_mean(pass.calibrate, tile, v);
+  add_mean(pass.calibrate.sum_out, pass.calibrate.num_clients, tile, v);
 }
 
 }  // namespace

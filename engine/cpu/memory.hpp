@@ -19,7 +19,12 @@ AFFLUX_FN void store(const double* values, const View<void>& vector, Tile tile) 
   simd::each(tile.size, [&](auto lanes, std::int64_t i) AFFLUX_INLINE { lanes.store(to + i, lanes.load(values + i)); });
 }
 
-// vectors[s] = sum_t next[s, t] vectors[t] + sum_i next[s, R + i] u_i. All sums are made before the first is stored, of
+template <class T>
+AFFLUX_FN void copy(const View<void>& vector, const View<void>& out, Tile tile) {
+  __builtin_memcpy(tile_of<T>(out, tile), tile_of<T>(vector, tile), static_cast<std::size_t>(tile.size) * sizeof(T));
+}
+
+// outs[s] = sum_t next[s, t] vectors[t] + sum_i next[s, R + i] u_i. All sums are made before the first is stored, of
 // a tile that the direction has just brought into the caches. Not inlined: its sums would lie in the frame of every
 // round.
 __attribute__((noinline)) void renew(const Pass& pass, Type updates, Tile tile) {
@@ -39,9 +44,11 @@ __attribute__((noinline)) void renew(const Pass& pass, Type updates, Tile tile) 
                            AFFLUX_INLINE { combine<decltype(sample)>(pass.combine.updates, row + held, tile, sum); });
   }
   for (std::int64_t s = 0; s < held; ++s) {
-    if (kept[s]) continue;
-    const View<void>& vector = memory.vectors.data[s];
-    wide ? store<double>(sums[s], vector, tile) : store<float>(sums[s], vector, tile);
+    const View<void>&vector = memory.vectors.data[s], &out = memory.outs.data[s];
+    if (!kept[s])
+      wide ? store<double>(sums[s], out, tile) : store<float>(sums[s], out, tile);
+    else if (out.data != vector.data)
+      wide ? copy<double>(vector, out, tile) : copy<float>(vector, out, tile);
   }
 }
 

@@ -7,22 +7,25 @@
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-// `out` may be `params`, here and below: each element is read before it is written.
+// `out` may be `params`, here and below, and an out of a state the state itself: each element is read before it is
+// written.
 template <class T>
 AFFLUX_FN void momentum(const Step& step, Tile tile, const T* params, T* out, const double* d) {
-  T* const m = tile_of<T>(step.states.data[0], tile);
+  const T* const m = tile_of<T>(step.states.data[0], tile);
+  T* const m_out = tile_of<T>(step.outs.data[0], tile);
   simd::each(tile.size, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
     const auto next = formula::heavy_ball(lanes.load(m + i), lanes.load(d + i), lanes.fill(step.beta1));
-    lanes.store(m + i, next);
+    lanes.store(m_out + i, next);
     lanes.store(out + i, formula::sgd(lanes.load(params + i), next, lanes.fill(step.lr)));
   });
 }
 
 template <StepKind kKind, class T>
 AFFLUX_FN void adaptive(const Step& step, Tile tile, const T* params, T* out, const double* d) {
-  T* const m = tile_of<T>(step.states.data[0], tile);
-  T* const v = tile_of<T>(step.states.data[1], tile);
-  T* const v_hat = kKind == StepKind::amsgrad ? tile_of<T>(step.states.data[2], tile) : nullptr;
+  const auto state = [&](const List<View<void>>& list, std::int64_t k)
+                         AFFLUX_INLINE { return k < list.size ? tile_of<T>(list.data[k], tile) : nullptr; };
+  const T *const m = state(step.states, 0), *const v = state(step.states, 1), *const v_hat = state(step.states, 2);
+  T *const m_out = state(step.outs, 0), *const v_out = state(step.outs, 1), *const v_hat_out = state(step.outs, 2);
   const double rest1 = 1.0 - step.beta1, rest2 = 1.0 - step.beta2;
   simd::each(tile.size, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
     lanes.ahead(m + i);
@@ -31,7 +34,7 @@ AFFLUX_FN void adaptive(const Step& step, Tile tile, const T* params, T* out, co
     lanes.ahead(params + i);
     const auto direction = lanes.load(d + i);
     const auto mean = formula::moving_mean(lanes.load(m + i), direction, lanes.fill(step.beta1), lanes.fill(rest1));
-    lanes.store(m + i, mean);
+    lanes.store(m_out + i, mean);
     auto square = lanes.load(v + i);
     if (kKind == StepKind::adagrad)
       square = formula::sum_of_squares(square, direction);
@@ -39,10 +42,10 @@ AFFLUX_FN void adaptive(const Step& step, Tile tile, const T* params, T* out, co
       square = formula::yogi_square(square, direction, lanes.fill(rest2));
     else
       square = formula::moving_square(square, direction, lanes.fill(step.beta2), lanes.fill(rest2));
-    lanes.store(v + i, square);
+    lanes.store(v_out + i, square);
     if (kKind == StepKind::amsgrad) {
       square = formula::greater(lanes.load(v_hat + i), square);
-      lanes.store(v_hat + i, square);
+      lanes.store(v_hat_out + i, square);
     }
     lanes.store(out + i, formula::adaptive(lanes.load(params + i), mean, lanes.root(square), lanes.fill(step.lr),
                                            lanes.fill(step.root_scale), lanes.fill(step.epsilon)));

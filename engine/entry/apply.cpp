@@ -7,14 +7,27 @@
 namespace afflux {
 namespace {
 
-// Vectors of the type and size of params, which are overwritten.
-void check_held(const char* name, List<View<void>> vectors, const Pass& pass, check::Overlaps& overlaps) {
+// Vectors of the type and size of params; `outs` is where their new values go, if that is not where they lie.
+void check_held(const char* name, List<View<void>> vectors, const char* outs_name, List<View<void>> outs,
+                const Pass& pass, check::Overlaps& overlaps) {
+  const auto vector = [&](check::Name title, const View<void>& view) {
+    check::type("apply", title, view.type, {pass.params.type});
+    check::view("apply", title, view, pass.params.size);
+  };
   check::list("apply", name, vectors);
+  check::list("apply", outs_name, outs);
+  if (outs.size != 0 && outs.size != vectors.size)
+    check::fail("apply", std::string(outs_name) + " has " + std::to_string(outs.size) + " vectors, " + name + " has " +
+                             std::to_string(vectors.size));
   for (std::int64_t i = 0; i < vectors.size; ++i) {
-    const View<void>& vector = vectors.data[i];
-    check::type("apply", {name, i}, vector.type, {pass.params.type});
-    check::view("apply", {name, i}, vector, pass.params.size);
-    overlaps.write({name, i}, vector);
+    vector({name, i}, vectors.data[i]);
+    if (outs.size == 0) {
+      overlaps.write({name, i}, vectors.data[i]);
+      continue;
+    }
+    vector({outs_name, i}, outs.data[i]);
+    overlaps.read({name, i}, vectors.data[i]);
+    overlaps.write({outs_name, i}, outs.data[i]);
   }
 }
 
@@ -60,7 +73,13 @@ void check_calibrate(const Pass& pass, check::Overlaps& overlaps) {
   if (stage.num_clients < 1)
     check::fail("apply", "num_clients is " + std::to_string(stage.num_clients) + ", must be at least 1");
   check::view("apply", "sum", stage.sum, pass.params.size);
-  overlaps.write("sum", stage.sum);
+  if (stage.sum_out.data == nullptr) {
+    overlaps.write("sum", stage.sum);
+  } else {
+    check::view("apply", "sum_out", stage.sum_out, pass.params.size);
+    overlaps.read("sum", stage.sum);
+    overlaps.write("sum_out", stage.sum_out);
+  }
   if (stage.rows.size != arrivals || stage.new_rows.size != arrivals)
     check::fail("apply", "rows has " + std::to_string(stage.rows.size) + " and new_rows " +
                              std::to_string(stage.new_rows.size) + " entries, updates has " + std::to_string(arrivals));
@@ -96,7 +115,7 @@ void check_step(const Pass& pass, check::Overlaps& overlaps) {
   if (stage.states.size != state_count(stage.kind))
     check::fail("apply", "states has " + std::to_string(stage.states.size) + " vectors, " + name(stage.kind) +
                              " keeps " + std::to_string(state_count(stage.kind)));
-  check_held("states", stage.states, pass, overlaps);
+  check_held("states", stage.states, "states_out", stage.outs, pass, overlaps);
 }
 
 // Written, also where `next` is empty: what may overlap does not depend on numbers.
@@ -108,7 +127,7 @@ void check_memory(const Pass& pass, check::Overlaps& overlaps) {
                              std::to_string(kMostMemories) + " are served");
   check_numbers("memory.weights", memory.weights, held, overlaps);
   if (memory.next.size != 0) check_numbers("memory.next", memory.next, held * count, overlaps);
-  check_held("memory.vectors", memory.vectors, pass, overlaps);
+  check_held("memory.vectors", memory.vectors, "memory.outs", memory.outs, pass, overlaps);
 }
 
 // Returns the bytes that the sweep reads and writes.
@@ -128,6 +147,14 @@ std::int64_t check_pass(const Pass& pass) {
   return overlaps.traffic();
 }
 
+// What is to be overwritten is its own out.
+Pass with_outs(Pass pass) {
+  if (pass.calibrate.sum_out.data == nullptr) pass.calibrate.sum_out = pass.calibrate.sum;
+  if (pass.step.outs.size == 0) pass.step.outs = pass.step.states;
+  if (pass.memory.outs.size == 0) pass.memory.outs = pass.memory.vectors;
+  return pass;
+}
+
 }  // namespace
 
 void apply(const Pass& pass, int num_threads, bool dry) {
@@ -135,8 +162,9 @@ void apply(const Pass& pass, int num_threads, bool dry) {
   const std::int64_t bytes = check_pass(pass);
   if (dry) return;
   const auto kernel = kernels().apply;
+  const Pass whole = with_outs(pass);
   for_each_piece(pass.params.size, threads_worth(bytes, num_threads),
-                 [&](std::int64_t begin, std::int64_t end) { kernel(pass, begin, end); });
+                 [&](std::int64_t begin, std::int64_t end) { kernel(whole, begin, end); });
 }
 
 }  // namespace afflux

@@ -17,13 +17,17 @@ std::int64_t Overlaps::traffic() const {
   return sum;
 }
 
-// In place is allowed where the sweep reads an element before it writes it: out over params, and a row replaced by its
-// own arrival or, for a client that is twice in the buffer, by a later one.
+// In place is allowed where the sweep reads an element before it writes it: an out over what it comes from, and a row
+// replaced by its own arrival or, for a client that is twice in the buffer, by a later one.
 bool Overlaps::allowed(const Range& read, const Range& written) {
   if (read.begin != written.begin || read.end != written.end) return false;
-  if (std::strcmp(read.name.name, "params") == 0 && std::strcmp(written.name.name, "out") == 0) return true;
-  return std::strcmp(read.name.name, "rows") == 0 && std::strcmp(written.name.name, "new_rows") == 0 &&
-         read.name.index <= written.name.index;
+  const auto pair = [&](const char* from, const char* to) {
+    return std::strcmp(read.name.name, from) == 0 && std::strcmp(written.name.name, to) == 0;
+  };
+  if (pair("rows", "new_rows")) return read.name.index <= written.name.index;
+  return read.name.index == written.name.index &&
+         (pair("params", "out") || pair("sum", "sum_out") || pair("states", "states_out") ||
+          pair("memory.vectors", "memory.outs"));
 }
 
 void Overlaps::refuse(const char* op) {

@@ -20,6 +20,7 @@ class Pool:
     buffer_bytes: int
     damaged: list[int]
     def __init__(self, size: int, dtype: str, max_buffers: int, checked: bool = False) -> None: ...
+    def lend(self, memory: object) -> None: ...
 
 @final
 class Buffer:
@@ -37,11 +38,11 @@ def apply(
     params: object,
     out: object,
     combine: tuple[Sequence[object], object, float],  # updates, weights, params_weight
-    calibrate: tuple[str, object, int, Sequence[object | None], Sequence[object | None]] | None,
-    # kind, sum, num_clients, rows, new_rows
-    step: tuple[str, float, float, float, float, float, Sequence[object]],
-    # kind, lr, beta1, beta2, epsilon, root_scale, states
-    memory: tuple[Sequence[object], object, object | None] | None,  # vectors, weights, next
+    calibrate: tuple[str, object, object | None, int, Sequence[object | None], Sequence[object | None]] | None,
+    # kind, sum, sum_out, num_clients, rows, new_rows
+    step: tuple[str, float, float, float, float, float, Sequence[object], Sequence[object]],
+    # kind, lr, beta1, beta2, epsilon, root_scale, states, outs
+    memory: tuple[Sequence[object], Sequence[object], object, object | None] | None,  # vectors, outs, weights, next
     num_threads: int,
     done: list[None] | None = None,
     dry: bool = False,
@@ -53,5 +54,7 @@ def decode(codec: str, row: object, vector: object, num_threads: int) -> None: .
 def exp(x: float) -> float: ...
 def log(x: float) -> float: ...
 def pow(x: float, y: float) -> float: ...
+def crc32c(data: object, block: int, num_threads: int, table: bool = False) -> bytes: ...
+def populate(memory: object, write: bool) -> int: ...
 def backends() -> list[tuple[str, str, bool, bool, bool, str]]: ...
 def choose_isa(name: str) -> None: ...

@@ -60,6 +60,8 @@ class Memory:
     vectors: Sequence[Array]  #: R vectors (d,) of the type of params, overwritten
     weights: Float64  #: (R,) float64
     next: Float64 | None = None  #: (R, R+M) float64, C-contiguous; None: the vectors stay
+    #: R vectors that take the new values, where `next` is given; each is vectors[s] itself or lies apart. Empty: in place
+    outs: Sequence[Array] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class _Cached:
     #: M rows (d,) float32, or float64 where the updates are, or their bytes as uint8; None: all zeros, not read
     rows: Sequence[Array | None]
     new_rows: Sequence[Array | None]  #: M rows, overwritten; None: the row is kept. May be rows[i] itself
+    sum_out: Array | None = None  #: (d,) float64, takes the new sum, while `sum` is only read; None: in place
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +81,8 @@ class CachedDifference(_Cached):
     """Stage 2 of CA2FL (Algorithm 2): v += sum/num_clients + sum_i weights[i] * (updates[i] - rows[i]).
 
     Replaces the weighted sum of stage 1. For each i with a new row: sum += updates[i] - rows[i], new_rows[i] =
-    updates[i]. `sum` is the float64 sum of all clients' rows, kept exact to rounding; `sum` and `new_rows` are
-    overwritten.
+    updates[i]. `sum` is the float64 sum of all clients' rows, kept exact to rounding; `sum` (or
+    `sum_out`) and `new_rows` are overwritten.
     """
 
 
@@ -146,6 +149,8 @@ class Pass:
     step: Step = field(default_factory=Sgd)
     states: Sequence[Array] = ()  #: the step's vectors (d,) of the type of params, overwritten
     memory: Memory | None = None
+    #: as many vectors that take the new states; each is states[i] itself or lies apart. Empty: in place
+    states_out: Sequence[Array] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +281,7 @@ def _apply(round: Pass, num_threads: int, done: list[None] | None, *, dry: bool)
         round.out,
         (combine.updates, combine.weights, combine.params_weight),
         None if round.calibrate is None else _calibrate(round.calibrate),
-        _step(round.step, round.states),
+        _step(round.step, round.states, round.states_out),
         None if round.memory is None else _memory(round.memory, len(combine.updates)),
         num_threads,
         done,
@@ -284,26 +289,30 @@ def _apply(round: Pass, num_threads: int, done: list[None] | None, *, dry: bool)
     )
 
 
-def _calibrate(cache: CachedDifference | CachedMean) -> tuple[str, Array, int, Sequence[Array], Sequence[Array]]:
+def _calibrate(
+    cache: CachedDifference | CachedMean,
+) -> tuple[str, Array, Array | None, int, Sequence[Array | None], Sequence[Array | None]]:
     kind = "cached_mean" if isinstance(cache, CachedMean) else "cached_difference"
-    return kind, cache.sum, cache.num_clients, cache.rows, cache.new_rows
+    return kind, cache.sum, cache.sum_out, cache.num_clients, cache.rows, cache.new_rows
 
 
-def _step(step: Step, states: Sequence[Array]) -> tuple[str, float, float, float, float, float, Sequence[Array]]:
+def _step(
+    step: Step, states: Sequence[Array], outs: Sequence[Array]
+) -> tuple[str, float, float, float, float, float, Sequence[Array], Sequence[Array]]:
     match step:
         case Sgd(lr):
-            return "sgd", lr, 0.0, 0.0, 0.0, 1.0, states
+            return "sgd", lr, 0.0, 0.0, 0.0, 1.0, states, outs
         case Momentum(lr, beta):
-            return "momentum", lr, beta, 0.0, 0.0, 1.0, states
+            return "momentum", lr, beta, 0.0, 0.0, 1.0, states, outs
         case Adaptive(kind, lr, beta1, beta2, epsilon, root_scale):
-            return kind, lr, beta1, beta2, epsilon, root_scale, states
+            return kind, lr, beta1, beta2, epsilon, root_scale, states, outs
 
 
-def _memory(memory: Memory, count: int) -> tuple[Sequence[Array], Float64, Float64 | None]:
+def _memory(memory: Memory, count: int) -> tuple[Sequence[Array], Sequence[Array], Float64, Float64 | None]:
     expected = len(memory.vectors), len(memory.vectors) + count
     if memory.next is not None and memory.next.shape != expected:
         raise AffluxError(f"[apply] memory.next has shape {memory.next.shape}, expected {expected}")
-    return memory.vectors, memory.weights, memory.next
+    return memory.vectors, memory.outs, memory.weights, memory.next
 
 
 def row_bytes(size: int, *, codec: str = "float32") -> int:
@@ -326,6 +335,22 @@ def encode(vector: Array, row: Array, *, codec: str = "float32", num_threads: in
 def decode(row: Array, vector: Array, *, codec: str = "float32", num_threads: int = 1) -> None:
     """Vector = row, decoded: the inverse of `encode`. The vector is overwritten."""
     _engine.decode(codec, row, vector, threads(num_threads))
+
+
+def crc32c(data: Array, block: int, *, num_threads: int = 1) -> bytes:
+    """The CRC-32C of each block of `block` bytes, the last one perhaps shorter: uint32 in native order.
+
+    Args:
+        data: any C-contiguous array with the buffer protocol.
+        block: bytes, at least 1.
+        num_threads: at least 1.
+
+    Cost: each byte read once.
+
+    >>> crc32c(b"123456789", 9).hex(), len(crc32c(np.zeros(5, np.float32), 16))
+    ('839206e3', 8)
+    """
+    return _engine.crc32c(data, block, threads(num_threads))
 
 
 def backends() -> list[Backend]:

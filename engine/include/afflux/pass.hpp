@@ -28,10 +28,13 @@ constexpr std::int64_t kMostMemories = 4;
 //   vectors[s] = sum_t next[s, t] * vectors[t] + sum_i next[s, R + i] * updates[i]
 // for R vectors and M updates; `next` is row-major, R x (R + M), or empty: the vectors stay. A vector whose coefficient
 // in a sum is 0 is not read for it, and a vector whose row of `next` is 1 at itself and 0 elsewhere is not written.
+// With `outs`, R vectors that each are vectors[s] itself or lie apart, the new values go there: all are written, also
+// those that stay, but not where `next` is empty.
 struct Memory {
   List<View<void>> vectors{};
   List<double> weights{};
   List<double> next{};
+  List<View<void>> outs{};
 };
 
 enum class Calibration : std::int32_t { none = 0, cached_difference = 1, cached_mean = 2 };
@@ -46,6 +49,7 @@ enum class Calibration : std::int32_t { none = 0, cached_difference = 1, cached_
 // rows[i].data null: the client's row is all zeros. new_rows[i].data null: its row is not replaced.
 // new_rows[i] may be rows[i] itself, or a row that only earlier arrivals read.
 // The codec must be exact for the updates: float64 for float64, else float32.
+// sum_out: where the new sum goes, all of it, if that is not `sum` itself; then `sum` is only read.
 struct Calibrate {
   Calibration kind = Calibration::none;
   Codec codec = Codec::float32;
@@ -53,6 +57,7 @@ struct Calibrate {
   std::int64_t num_clients = 0;
   List<View<const unsigned char>> rows{};
   List<View<unsigned char>> new_rows{};
+  View<double> sum_out{};
 };
 
 enum class StepKind : std::int32_t { sgd = 0, momentum = 1, adam = 2, amsgrad = 3, adagrad = 4, yogi = 5 };
@@ -76,13 +81,14 @@ constexpr std::int64_t state_count(StepKind kind) {
 //   adagrad   v = v + d * d,  V = v
 //   yogi      v = v - (1 - beta2) * d * d * sign(v - d * d),  V = v
 // All in float64; the states, of the type of params, are overwritten, each rounded once, and out is computed from the
-// unrounded ones.
+// unrounded ones. With `outs`, as many vectors that each are states[i] itself or lie apart, the new states go there.
 struct Step {
   StepKind kind = StepKind::sgd;
   double lr = 1.0;
   double beta1 = 0.0, beta2 = 0.0;
   double epsilon = 0.0, root_scale = 1.0;
   List<View<void>> states{};
+  List<View<void>> outs{};
 };
 
 // params and out are both float32 or both float64; everything between is float64.

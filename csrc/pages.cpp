@@ -1,0 +1,38 @@
+#include "pages.hpp"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+
+namespace py = pybind11;
+
+namespace afflux::python {
+namespace {
+
+// Linux 5.14; C libraries know the names later.
+constexpr int kPopulateRead = 22, kPopulateWrite = 23;
+
+// Returns 0, or the error number; EFAULT: an access would have been a SIGBUS. Systems that cannot tell do nothing.
+int populate_(const py::buffer& memory, bool write) {
+  const py::buffer_info info = memory.request();
+#if defined(__linux__)
+  const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<std::uintptr_t>(info.ptr) / page * page;
+  const auto end = reinterpret_cast<std::uintptr_t>(info.ptr) + static_cast<std::uintptr_t>(info.size * info.itemsize);
+  const py::gil_scoped_release release;
+  void* const from = reinterpret_cast<void*>(begin);
+  if (!write) madvise(from, end - begin, MADV_WILLNEED);  // reads ahead in large pieces
+  if (madvise(from, end - begin, write ? kPopulateWrite : kPopulateRead) == 0 || errno == EINVAL) return 0;
+  return errno;
+#else
+  return 0;
+#endif
+}
+
+}  // namespace
+
+void bind_pages(py::module_& module) { module.def("populate", populate_, py::arg("memory"), py::arg("write")); }
+
+}  // namespace afflux::python

@@ -1,0 +1,130 @@
+"""`apply` with places of their own for the sum, states and memories: the bits of the sweep in place, inputs untouched."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from afflux import AffluxError, ops
+from conftest import awkward, bits
+
+STEPS = {
+    0: ops.Sgd(0.5),
+    1: ops.Momentum(0.5),
+    2: ops.Adaptive("yogi", 0.1, 0.9, 0.99, 1e-3),
+    3: ops.Adaptive("amsgrad", 0.1, 0.9, 0.99, 1e-3),
+}
+
+
+def next_of(memories, arrivals):
+    """The first one stays as it is, -0.0 included."""
+    if not memories:
+        return None
+    return np.array([[1.0, 0.0, *[0.0] * arrivals], [0.5, 0.25, *np.linspace(1, 2, arrivals)]])
+
+
+def a_pass(rng, size, arrivals, states, memories, stage, dtype):
+    vectors = [awkward(rng, size).astype(dtype) for _ in range(arrivals)]
+    held = [awkward(rng, size).astype(dtype) for _ in range(memories)]
+    cache = None
+    if stage is not None:
+        rows = [None if i % 3 == 1 else awkward(rng, size).astype(dtype) for i in range(arrivals)]
+        new = [None if i % 4 == 3 else np.empty(size, dtype) for i in range(arrivals)]
+        cache = stage(rng.standard_normal(size), 7, rows, new)
+    return ops.Pass(
+        awkward(rng, size).astype(dtype),
+        np.empty(size, dtype),
+        ops.Combine(vectors, np.linspace(0, 1, arrivals)),
+        cache,
+        STEPS[states],
+        [np.abs(awkward(rng, size)).astype(dtype) for _ in range(states)],
+        ops.Memory(held, np.ones(memories), next_of(memories, arrivals)) if memories else None,
+    )
+
+
+def copied(arrays):
+    return [array.copy() for array in arrays]
+
+
+@pytest.mark.parametrize("size", [1, 33, 5000, 70_001])
+@pytest.mark.parametrize("arrivals", [0, 1, 5, 17, 40])
+@pytest.mark.parametrize(
+    ("states", "memories", "stage"),
+    [(3, 2, None), (2, 0, ops.CachedDifference), (1, 2, ops.CachedMean), (0, 0, ops.CachedDifference)],
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_outs_have_the_bits_of_the_sweep_in_place(isa, rng, size, arrivals, states, memories, stage, dtype):
+    apart = a_pass(rng, size, arrivals, states, memories, stage, dtype)
+    vectors = apart.memory.vectors if memories else []
+    sums = [apart.calibrate.sum] if stage else []
+    read = [*sums, *apart.states, *vectors]
+    before = copied(read)
+    # In place first, on copies.
+    new_rows = [None if row is None else np.empty_like(row) for row in apart.calibrate.new_rows] if stage else []
+    here = replace(
+        apart,
+        out=np.empty_like(apart.out),
+        calibrate=stage and replace(apart.calibrate, sum=sums[0].copy(), new_rows=new_rows),
+        states=copied(apart.states),
+        memory=memories and replace(apart.memory, vectors=copied(vectors)) or None,
+    )
+    ops.apply(here)
+    nan = [np.full_like(array, np.nan) for array in read]
+    outs = iter(nan)
+    apart = replace(
+        apart,
+        calibrate=stage and replace(apart.calibrate, sum_out=next(outs)),
+        states_out=[next(outs) for _ in range(states)],
+        memory=memories and replace(apart.memory, outs=[next(outs) for _ in range(memories)]) or None,
+    )
+    for array in read:
+        array.flags.writeable = False
+    ops.apply(apart, num_threads=2)
+    assert bits(apart.out) == bits(here.out)
+    expected = [*([here.calibrate.sum] if stage else []), *here.states, *(here.memory.vectors if memories else [])]
+    for got, want in zip(nan, expected, strict=True):
+        assert bits(got) == bits(want)
+    for array, was in zip(read, before, strict=True):
+        assert bits(array) == bits(was)
+    for one, other in zip(new_rows, apart.calibrate.new_rows if stage else [], strict=True):
+        assert (one is None and other is None) or bits(one) == bits(other)
+
+
+def test_an_out_may_be_what_it_comes_from(rng):
+    first, second = (a_pass(np.random.default_rng(3), 300, 4, 2, 2, ops.CachedMean, np.float32) for _ in range(2))
+    ops.apply(first)
+    stage, memory = second.calibrate, second.memory
+    ops.apply(
+        replace(
+            second,
+            calibrate=replace(stage, sum_out=stage.sum),
+            states_out=second.states,
+            memory=replace(memory, outs=memory.vectors),
+        )
+    )
+    assert bits(first.out) == bits(second.out)
+    assert bits(first.calibrate.sum) == bits(stage.sum)
+    for one, other in zip((*first.states, *first.memory.vectors), (*second.states, *memory.vectors), strict=True):
+        assert bits(one) == bits(other)
+
+
+def test_outs_that_do_not_fit_are_refused(rng):
+    good = a_pass(rng, 50, 3, 2, 2, ops.CachedDifference, np.float32)
+    states, stage, memory = good.states, good.calibrate, good.memory
+    short = np.zeros(49, np.float32)
+
+    def other():
+        return np.zeros(50, np.float32)
+
+    cases = [
+        (replace(good, states_out=[other()]), "states_out has 1 vectors, states has 2"),
+        (replace(good, states_out=[other(), short]), r"states_out\[1\] has 49 elements, expected 50"),
+        (replace(good, states_out=states[::-1]), "overlap in memory"),
+        (replace(good, calibrate=replace(stage, sum_out=np.zeros(49))), "sum_out has 49 elements, expected 50"),
+        (replace(good, calibrate=replace(stage, sum_out=other())), "sum_out is float32, expected float64"),
+        (replace(good, memory=replace(memory, outs=[other()])), "memory.outs has 1 vectors, memory.vectors has 2"),
+        (replace(good, memory=replace(memory, outs=[other(), good.out])), "overlap in memory"),
+    ]
+    for wrong, message in cases:
+        with pytest.raises(AffluxError, match=message):
+            ops.apply(wrong)
