@@ -70,14 +70,14 @@ MUTANTS = {
     ),
     "step: AMSGrad's root of v": (
         "engine/cpu/step.hpp",
-        "square = formula::greater(lanes.load(v_hat + i), square);\n      lanes.store(v_hat + i, square);",
-        "lanes.store(v_hat + i, formula::greater(lanes.load(v_hat + i), square));",
+        "square = formula::greater(lanes.load(v_hat + i), square);\n      lanes.store(v_hat_out + i, square);",
+        "lanes.store(v_hat_out + i, formula::greater(lanes.load(v_hat + i), square));",
         "test_stages.py",
     ),
     "step: from the rounded state": (
         "engine/cpu/step.hpp",
-        "lanes.store(m + i, next);",
-        "lanes.store(m + i, next);\n    const_cast<decltype(lanes.load(m + i))&>(next) = lanes.load(m + i);",
+        "lanes.store(m_out + i, next);",
+        "lanes.store(m_out + i, next);\n    const_cast<decltype(lanes.load(m + i))&>(next) = lanes.load(m_out + i);",
         "test_stages.py",
     ),
     "calibrate: the cached mean of before": (
@@ -312,13 +312,13 @@ MUTANTS = {
         "test_composed.py",
     ),
     "store: those seen do not count the new ones": (
-        "python/afflux/store.py",
+        "python/afflux/store/memory.py",
         "len(self.arrays.keys() | new.keys())",
         "len(self.arrays)",
         "test_identities.py",
     ),
     "store: of a client's arrivals the first stays": (
-        "python/afflux/store.py",
+        "python/afflux/store/memory.py",
         "for i, client_id in enumerate(client_ids) if accepted[i]}",
         "for i, client_id in reversed([*enumerate(client_ids)]) if accepted[i]}",
         "test_rules.py",

@@ -1,4 +1,4 @@
-"""`apply` with places of their own for the sum, states and memories: the bits of the sweep in place, inputs untouched."""
+"""`apply` with places of their own for sum, states and memories: the bits of the sweep in place, inputs untouched."""
 
 from dataclasses import replace
 
@@ -66,7 +66,7 @@ def test_outs_have_the_bits_of_the_sweep_in_place(isa, rng, size, arrivals, stat
         out=np.empty_like(apart.out),
         calibrate=stage and replace(apart.calibrate, sum=sums[0].copy(), new_rows=new_rows),
         states=copied(apart.states),
-        memory=memories and replace(apart.memory, vectors=copied(vectors)) or None,
+        memory=replace(apart.memory, vectors=copied(vectors)) if memories else None,
     )
     ops.apply(here)
     nan = [np.full_like(array, np.nan) for array in read]
@@ -75,7 +75,7 @@ def test_outs_have_the_bits_of_the_sweep_in_place(isa, rng, size, arrivals, stat
         apart,
         calibrate=stage and replace(apart.calibrate, sum_out=next(outs)),
         states_out=[next(outs) for _ in range(states)],
-        memory=memories and replace(apart.memory, outs=[next(outs) for _ in range(memories)]) or None,
+        memory=replace(apart.memory, outs=[next(outs) for _ in range(memories)]) if memories else None,
     )
     for array in read:
         array.flags.writeable = False

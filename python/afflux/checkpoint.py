@@ -16,7 +16,7 @@ from afflux.passes import Passes
 from afflux.receipts import STATUSES, Cut, Entry, Handed, Join, Pulled, Quarantined, no_counts, sealed
 from afflux.round import Memories, Waiting
 from afflux.rule import ClientId, Float64, Rule, Scalars
-from afflux.store import MemoryRows
+from afflux.store import AnyRows, DiskRows
 from afflux.streaming import Term
 
 FORMAT = 2
@@ -38,7 +38,7 @@ class Saved:
     added: int  #: arrivals in the total, the first ones in the buffer; they have no slots
     raw: list[float]  #: their raw weights
     total: Float64 | None  #: the state's array, if there are some
-    rows: MemoryRows | None
+    rows: AnyRows | None
     number: int
     counts: dict[str, int]
     id_type: type | None
@@ -68,6 +68,26 @@ class Saved:
         )
 
 
+def short(facts: Mapping[str, Any], book: Book) -> dict[str, Any]:
+    """The facts that do not grow with the number of clients or of joins."""
+    total, arrivals = book.total, book.arrivals()
+    added = 0 if total is None else total.added
+    return {
+        **facts,
+        "format": FORMAT,
+        "order_version": ORDER_VERSION,
+        "version": book.current.version,
+        "joins": book.number,
+        "counts": dict(book.counts),
+        "id_type": None if book.id_type is None else book.id_type.__name__,
+        "filled": book.filled,
+        "added": added,
+        "raw": [w.slot.weight for w in arrivals[:added] if isinstance(w.slot, Term)],
+        "scalars": dict(book.scalars),
+        "handed": sorted(book.handed),
+    }
+
+
 def save(
     facts: Mapping[str, Any], book: Book, quarantined: Sequence[Quarantined], log: Sequence[Entry] | None
 ) -> dict[str, Any]:
@@ -76,22 +96,11 @@ def save(
     waiting = [*book.arrivals(), *book.deferred()]
     added = 0 if total is None else total.added
     meta = {
-        **facts,
-        "format": FORMAT,
-        "order_version": ORDER_VERSION,
-        "version": current.version,
-        "joins": book.number,
-        "counts": dict(book.counts),
-        "id_type": None if book.id_type is None else book.id_type.__name__,
-        "filled": book.filled,
-        "added": added,
-        "raw": [w.slot.weight for w in waiting[:added] if isinstance(w.slot, Term)],
+        **short(facts, book),
         "passed": [] if book.passes is None else book.passes.order[: book.passes.entered],
-        "scalars": dict(book.scalars),
-        "handed": sorted(book.handed),
-        "waiting": [[w.client_id, w.version, w.num_examples, w.join, w.staleness] for w in waiting],
-        "quarantined": [[q.join, q.client_id, q.version, q.index] for q in quarantined],
-        "log": None if log is None else [_entry(e) for e in log],
+        "waiting": [waiting_entry(w) for w in waiting],
+        "quarantined": [quarantined_entry(q) for q in quarantined],
+        "log": None if log is None else [log_entry(e) for e in log],
         "row_ids": [] if rows is None else rows.client_ids,
     }
     arrays = {
@@ -106,7 +115,7 @@ def save(
         arrays["buffers"] = np.array(current.buffers)
         arrays["slot_buffers"] = _stacked(own, "float64", current.buffers.size)
     if rows is not None:
-        arrays["rows"] = _stacked(list(rows.arrays.values()), rows.dtype.name, d)
+        arrays["rows"] = _stacked([*rows.values()], rows.dtype.name, d)
         arrays["sum"] = np.array(rows.sum)
     if total is not None:
         arrays["total"] = np.array(total.vectors[0])
@@ -114,7 +123,18 @@ def save(
     return {"meta": meta, "arrays": arrays}
 
 
-def _entry(entry: Entry) -> list[Any]:
+def waiting_entry(w: Waiting) -> list[Any]:
+    """An arrival without its arrays."""
+    return [w.client_id, w.version, w.num_examples, w.join, w.staleness]
+
+
+def quarantined_entry(q: Quarantined) -> list[Any]:
+    """As JSON has it."""
+    return [q.join, q.client_id, q.version, q.index]
+
+
+def log_entry(entry: Entry) -> list[Any]:
+    """Without the loss, which may be NaN."""
     if isinstance(entry, Join):
         return list(entry[:-1])
     return [entry.kind] if isinstance(entry, Cut) else ["set_memory", entry.name]
@@ -246,10 +266,10 @@ def _raw(meta: Mapping[str, Any]) -> list[float]:
     return raw
 
 
-def _rows(meta: Mapping[str, Any], arrays: "_Arrays", d: int, joins: Joins, ids: "_Ids") -> MemoryRows | None:
+def _rows(meta: Mapping[str, Any], arrays: "_Arrays", d: int, joins: Joins, ids: "_Ids") -> AnyRows | None:
     rows = joins.book.rows
-    if rows is None:
-        return None
+    if rows is None or isinstance(rows, DiskRows):  # what is on disk is not read
+        return rows
     clients = [ids.joined(who) for who in meta["row_ids"]]
     if len(set(clients)) < len(clients):
         _fail("a client has two rows")

@@ -2,8 +2,12 @@
 
 from afflux._engine import AffluxError, UnavailableError
 
-__all__ = ["AffluxError", "BusyError", "UnavailableError"]
+__all__ = ["AffluxError", "BusyError", "StoreError", "UnavailableError"]
 
 
 class BusyError(AffluxError):
     """All slots are taken: push again later."""
+
+
+class StoreError(AffluxError):
+    """The folder of a store cannot be used as asked; what was committed last is still there."""

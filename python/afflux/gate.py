@@ -8,7 +8,7 @@ from time import monotonic
 from typing import TypeVar
 from weakref import ref
 
-from afflux.errors import AffluxError, UnavailableError
+from afflux.errors import AffluxError, StoreError, UnavailableError
 from afflux.joins import Joins
 from afflux.round import Round
 from afflux.slots import Slot, Slots
@@ -37,11 +37,15 @@ class Gate:
         self._bells: list[LockType] = []  # of those who wait for the end of a round, or for a slot
         self._pid = os.getpid()
         self._adopting = Lock()
+        self.store: str | None = None  # where the server keeps its state, if it does
+        self.closed = False
 
     def enter(self, op: str) -> None:
         """Refuses calls that would hang or tear: from amid this thread's own, or in a child forked amid a push."""
         if os.getpid() != self._pid:
             self._adopt(op)
+        if self.closed:
+            raise StoreError(f"[{op}] this server is closed: Server.open({self.store!r}) goes on with it")
         making, adding = self._joins.book.round, self._joins.book.total
         if (
             self.mutex._is_owned()  # type: ignore[attr-defined]
@@ -55,6 +59,8 @@ class Gate:
 
     def _adopt(self, op: str) -> None:
         """Makes a forked copy the child's own, if the fork found the server at rest."""
+        if self.store is not None:
+            raise UnavailableError(f"[{op}] this process was forked, and {self.store} is its parent's")
         if self._adopting.acquire(timeout=5):
             try:
                 if os.getpid() == self._pid:
@@ -89,7 +95,7 @@ class Gate:
 
     def _conclude(self, work: Round | Total) -> None:
         making = self._joins.book.round
-        if making is not None and making is work and making.done:
+        if making is not None and making is work and making.finished:
             self._commit(making)
         self._ring()
 

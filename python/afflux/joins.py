@@ -1,5 +1,6 @@
 """What is decided about each arrival, and the buffer that is filling. Knows nothing of threads: callers take turns."""
 
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -8,7 +9,7 @@ from afflux.passes import Passes
 from afflux.receipts import Cut, Entry, Handed, Join, Pulled, Quarantined, Status, no_counts
 from afflux.round import Before, Memories, Round, Waiting
 from afflux.rule import ClientId, Rule, Scalars
-from afflux.store import MemoryRows
+from afflux.store import AnyRows
 from afflux.streaming import Term, Total
 
 Duplicates = Literal["latest", "both", "reject"]
@@ -20,7 +21,7 @@ class Book(NamedTuple):
     """
 
     current: Pulled  #: the newest version
-    rows: MemoryRows | None
+    rows: AnyRows | None
     waiting: list[Waiting]
     filled: int = 0  #: entries of `waiting` that count
     round: Round | None = None  #: decided, and not yet committed
@@ -29,10 +30,11 @@ class Book(NamedTuple):
     quarantined: int = 0  #: entries of the list that count
     logged: int = 0  #: entries of the log that count
     id_type: type | None = None  #: of client ids: int or str; None before the first join
-    memories: Memories = MappingProxyType({})  #: the rule's vectors; the sweep of a round changes them in place
+    memories: Memories = MappingProxyType({})  #: the rule's vectors; without a store a sweep changes them in place
     handed: frozenset[str] = frozenset()  #: those memories that the user has handed in
     scalars: Scalars = MappingProxyType({})  #: the rule's own numbers
     passes: Passes | None = None  #: of rules that take every client once per pass
+    sealed: "Book | None" = None  #: this book as `round` was decided: what a store keeps of it
 
     def arrivals(self) -> list[Waiting]:
         """Those in the buffer."""
@@ -61,6 +63,11 @@ class Book(NamedTuple):
         return self.filled + len(self.deferred()) - (0 if total is None else total.added)
 
 
+def after(book: Book, current: Pulled, done: Round) -> Book:
+    """The book as soon as a round is over, and its version the newest one."""
+    return book._replace(current=current, round=None, sealed=None, scalars=done.scalars, memories=done.memories)
+
+
 class Joins:
     """Decides by the rules of `Server`'s docstring, counts, and keeps the log."""
 
@@ -85,6 +92,11 @@ class Joins:
     def quarantined(self) -> list[Quarantined]:
         """What was kept out."""
         return self._quarantined[: self.book.quarantined]
+
+    @property
+    def growing(self) -> tuple[list[Quarantined], list[Entry] | None]:
+        """What was kept out, and the log: the lists themselves, of which the book says how many entries count."""
+        return self._quarantined, self._log
 
     @property
     def log(self) -> list[Entry] | None:
@@ -137,8 +149,8 @@ class Joins:
         book, size = self.book, self.rule.buffer_size
         return size if book.passes is None else min(size, book.passes.left + book.filled)
 
-    def before(self, arrivals: int) -> Before:
-        """What the round of so many arrivals starts from.
+    def before(self, arrivals: int, outs: Callable[[Memories], Memories]) -> Before:
+        """What the round of so many arrivals starts from; `outs` says where its memories may be written.
 
         Raises:
             AffluxError: a memory that the rule reads was never handed in.
@@ -150,7 +162,7 @@ class Joins:
                     f"[{self.rule.name}] the memory {name!r} was never handed in: set_memory({name!r}, vector)"
                 )
         ends_pass = book.passes is not None and book.passes.left == arrivals - book.filled
-        return Before(book.current, book.rows, book.memories, book.scalars, ends_pass)
+        return Before(book.current, book.rows, book.memories, outs(book.memories), book.scalars, ends_pass)
 
     def record(self, status: Status, arrival: Waiting, bad: int | None, sealed: Round | None) -> None:
         """Carries a decision out; `sealed` is the round that the arrival completes."""
@@ -186,7 +198,7 @@ class Joins:
         counts = {**counts, status: counts[status] + 1}
         # A round that makes no step is over as soon as it is decided.
         decided = sealed if sealed is not None and sealed.report.stepped else book.round
-        self.book = Book(
+        new = Book(
             current=book.current,
             rows=book.rows,
             waiting=waiting,
@@ -201,7 +213,9 @@ class Joins:
             handed=book.handed,
             scalars=scalars,
             passes=passes,
+            sealed=book.sealed,
         )
+        self.book = new if decided is book.round else new._replace(sealed=new._replace(sealed=None))
         if sealed is not None:
             self._places = {}
 
@@ -246,7 +260,7 @@ class Joins:
             waiting, passes, counts = self._opened(passes, sealed)
             if not sealed.report.stepped:
                 scalars, sealed = sealed.scalars, None
-        self.book = book._replace(
+        new = book._replace(
             waiting=waiting,
             filled=len(waiting),
             round=sealed,
@@ -255,6 +269,7 @@ class Joins:
             counts=counts,
             passes=passes,
         )
+        self.book = new if sealed is None else new._replace(sealed=new)
         self._places = {}
 
     def tidy(self) -> None:
@@ -263,9 +278,9 @@ class Joins:
         if self.book.passes is not None:
             self.book.passes.tidy()
 
-    def commit(self, current: Pulled, scalars: Scalars) -> None:
+    def commit(self, current: Pulled, done: Round) -> None:
         """The round is over: its version is the newest one."""
-        self.book = self.book._replace(current=current, round=None, scalars=scalars)
+        self.book = after(self.book, current, done)
 
     def load(self, book: Book, quarantined: list[Quarantined], log: list[Entry] | None) -> None:
         """Takes over a saved state. A log that was not kept so far is not begun in the middle."""

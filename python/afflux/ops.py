@@ -60,7 +60,7 @@ class Memory:
     vectors: Sequence[Array]  #: R vectors (d,) of the type of params, overwritten
     weights: Float64  #: (R,) float64
     next: Float64 | None = None  #: (R, R+M) float64, C-contiguous; None: the vectors stay
-    #: R vectors that take the new values, where `next` is given; each is vectors[s] itself or lies apart. Empty: in place
+    #: R vectors that take the new values, if `next` is given; each is vectors[s] itself or lies apart. Empty: in place
     outs: Sequence[Array] = ()
 
 

@@ -66,6 +66,8 @@ class Receipt(NamedTuple):
     step: int | None  #: the version that its step makes, unless the rule skips it; None if it is in no buffer
     report: Report | None  #: not None if this push completed a round
     more: tuple[Report, ...] = ()  #: of rounds that were full as soon as their pass began (gradient scheduling)
+    durable: int | None = None  #: the version that makes this decision safe, at the latest; None without a store, or
+    #: where only checkpoint() and close() commit
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from afflux.errors import AffluxError
 from afflux.receipts import Pulled, Report, frozen, sealed
 from afflux.rule import Arrivals, ClientId, Float64, Rule, Scalars, Weights
 from afflux.slots import Slot
-from afflux.store import MemoryRows, Rows
+from afflux.store import AnyRows, Rows
 from afflux.streaming import Term, Work, combine
 from afflux.versions import Draft, Vector
 
@@ -45,8 +45,9 @@ class Before(NamedTuple):
     """What a round starts from, beside its arrivals."""
 
     current: Pulled
-    rows: MemoryRows | None
+    rows: AnyRows | None
     memories: Memories
+    outs: Memories  #: where the sweep may write them; themselves if in place
     scalars: Scalars
     ends_pass: bool
 
@@ -59,11 +60,18 @@ class Round(Work):
     draft: Draft
     sweep: ops.Pass
     rows: Rows  #: as they are after the sweep
+    memories: Memories  #: as they are after the round
     buffers: Float64 | None  #: as they are after the round
     scalars: Scalars  #: likewise
     report: Report  #: its seconds grow with the sweep
     done: list[None] = field(default_factory=list)  #: not empty once the sweep has been made
     terms: list[Term] = field(default_factory=list)  #: that are to be added before the sweep
+    saved: bool = True  #: whether a store has taken note of it, if there is one
+
+    @property
+    def finished(self) -> bool:
+        """Whether only the book remains to be told."""
+        return self.saved and bool(self.done)
 
     def release(self) -> None:
         """Lets go of the slots, once the sweep has been made."""
@@ -120,12 +128,16 @@ def _prepare(rule: Rule, before: Before, ordered: list[Waiting], draft: Draft, n
         mix = combine(rule, arrivals, weights.vectors, terms, params_weight)
     else:
         mix = ops.Combine(slots, weights.vectors, params_weight)
-    rows: Rows = {}
+    rows = Rows()
     cache, memory = None, None
     if before.rows is not None:
         cache, rows = before.rows.stage(rule.calibrate, arrivals.client_ids, accepted(weights))
+    memories = before.memories
+    if apart := before.outs is not memories:
+        memories = renewed(rule, before, weights)
+    outs = [[memories[name] for name in names] if apart else [] for names in (rule.needs.memories, rule.states)]
     if held:
-        memory = ops.Memory(held, np.array(weights.memories or [0.0] * len(held)), weights.next)
+        memory = ops.Memory(held, np.array(weights.memories or [0.0] * len(held)), weights.next, outs[0])
     sweep = ops.Pass(
         before.current.params,
         draft.buffer,
@@ -134,6 +146,7 @@ def _prepare(rule: Rule, before: Before, ordered: list[Waiting], draft: Draft, n
         step,
         [before.memories[name] for name in rule.states],
         memory,
+        outs[1],
     )
     ops.check(sweep)
     scalars = before.scalars if weights.scalars is None else weights.scalars
@@ -154,7 +167,17 @@ def _prepare(rule: Rule, before: Before, ordered: list[Waiting], draft: Draft, n
     )
     buffers = mixed_buffers(rule, before.current, ordered, sweep, weights)
     last = sorted((term for term in terms if not term.done), key=lambda term: term.place)
-    return Round(slots, draft, sweep, rows, buffers, scalars, report, terms=last)
+    return Round(slots, draft, sweep, rows, memories, buffers, scalars, report, terms=last)
+
+
+def renewed(rule: Rule, before: Before, weights: Weights) -> Memories:
+    """The memories after a sweep that does not write in place: those that keep their value stay where they lie."""
+    memories = {**before.memories, **{name: before.outs[name] for name in rule.states}}
+    rows = [] if weights.next is None else weights.next.tolist()
+    for s, (name, row) in enumerate(zip(rule.needs.memories, rows, strict=False)):
+        if any(value != (k == s) for k, value in enumerate(row)):
+            memories[name] = before.outs[name]
+    return memories
 
 
 def accepted(weights: Weights) -> list[bool]:

@@ -12,6 +12,7 @@ from afflux.receipts import Pulled, Receipt, Report
 from afflux.round import Pushed, Round, Waiting, prepare
 from afflux.rule import Rule
 from afflux.slots import Slot, Slots
+from afflux.store.folder import Store
 from afflux.streaming import MOST_SQUARES, Streaming, Term, Total
 from afflux.versions import Versions
 
@@ -30,15 +31,27 @@ class Rounds:
     """Carries decisions out. Its callers hold the mutex of its gate."""
 
     def __init__(
-        self, rule: Rule, num_threads: int, versions: Versions, slots: Slots, joins: Joins, streaming: Streaming | None
+        self,
+        rule: Rule,
+        num_threads: int,
+        versions: Versions,
+        slots: Slots,
+        joins: Joins,
+        streaming: Streaming | None,
     ) -> None:
         self._rule = rule
         self._num_threads = num_threads
         self._versions = versions
         self._slots = slots
         self._streaming = streaming
+        self._store: Store | None = None
         self._joins = joins
         self.gate = Gate(joins, slots, self._make, self._commit)
+
+    def settle(self, store: Store, versions: Versions) -> None:
+        """From here on in a store, which the memory of these versions is in."""
+        self._store, self._versions = store, versions
+        self.gate.store = str(store.path)
 
     def join(self, pushed: Pushed, bad: int | None, ticket: Ticket) -> Receipt:
         """Decides what becomes of an arrival, and makes the step that it completes."""
@@ -68,7 +81,8 @@ class Rounds:
         elif isinstance(arrival.slot, Term):
             self.gate.added(arrival.slot)
         step = version + staleness + 1 if status in ("joined", "replaced") and not skipped else None
-        return Receipt(status, staleness, joins.book.current.version, join, step, report, tuple(more))
+        durable = None if self._store is None else self._store.durable(version + staleness + 1)
+        return Receipt(status, staleness, joins.book.current.version, join, step, report, tuple(more), durable)
 
     def loaded(self, saved: Saved) -> list[Waiting]:
         """The arrivals of a saved state, their vectors in this server's own memory; whatever raises leaves no trace."""
@@ -136,10 +150,22 @@ class Rounds:
             draft = self._versions.take()
         except AffluxError as error:
             raise AffluxError(f"[{op}] {error}") from None
-        return prepare(self._rule, self._joins.before(len(waiting)), waiting, draft, self._num_threads)
+        store = self._store
+        if store is not None:
+            store.check()
+        before = self._joins.before(len(waiting), (lambda memories: memories) if store is None else store.outs)
+        sealed = prepare(self._rule, before, waiting, draft, self._num_threads)
+        sealed.saved = store is None
+        return sealed
 
     def _make(self, work: Round | Total) -> None:
+        store = self._store
+        if store is None or isinstance(work, Total):
+            return work.make(self._num_threads)
+        if not work.done:
+            store.before(work, self._joins.book.memories)
         work.make(self._num_threads)
+        return store.save(work, self._joins)
 
     def _commit(self, sealed: Round) -> None:
         """Makes the next version the newest one."""
@@ -147,7 +173,7 @@ class Rounds:
         current = Pulled(self._versions.finished(sealed.draft, version), version, sealed.buffers)
         if (rows := self._joins.book.rows) is not None:
             rows.commit(sealed.rows)
-        self._joins.commit(current, sealed.scalars)
+        self._joins.commit(current, sealed)
         sealed.release()
 
 

@@ -1,9 +1,13 @@
 """The server: pull a version of params, push what was learned from it, and every M arrivals it takes one step."""
 
+import json
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from types import MappingProxyType, TracebackType
 from typing import Any, Literal, NoReturn, overload
 
 import numpy as np
@@ -19,7 +23,8 @@ from afflux.round import Pushed
 from afflux.rounds import Rounds, Ticket
 from afflux.rule import ClientId, Rule
 from afflux.slots import Slots
-from afflux.store import MemoryRows
+from afflux.store import AnyRows, MemoryRows
+from afflux.store.folder import Durability, Store
 from afflux.streaming import MOST_SQUARES, MemoryMode, Streaming
 from afflux.versions import Vector, Versions
 
@@ -58,6 +63,11 @@ class Server:
         memory: "buffered", or "streaming": an arrival is added to one float64 sum as soon as it joins, and its slot is
             free again. For rules whose weights are known on arrival (see below); max_slots is then at least 1, by
             default 1 + the number of CPUs, and duplicates are not "latest".
+        store: a new folder, which holds all of the server's state from now on; `open` goes on with it. Not with
+            inplace. See docs/store.md.
+        durability: of what is committed there. "process": it survives the end of this process, however that comes
+            about; "power": also that of the machine.
+        commit_every: versions that this divides are committed; None: only `checkpoint` and `close` commit.
 
     Memory, in bytes, with p and s the sizes of an element of params and of a slot (4 by default):
 
@@ -114,6 +124,9 @@ class Server:
         check_versions: bool = False,
         log: bool = False,
         memory: MemoryMode = "buffered",
+        store: "str | PathLike[str] | None" = None,
+        durability: Durability = "process",
+        commit_every: int | None = 1,
     ) -> None:
         if not isinstance(rule, Rule):
             raise AffluxError(f"[Server] rule is {rule!r}, must be a Rule such as afflux.rules.fedbuff()")
@@ -168,6 +181,147 @@ class Server:
         self._joins = Joins(rule, duplicates, max_staleness, log, book)
         self._rounds = Rounds(rule, self.num_threads, self._versions, self._slots, self._joins, self._streaming)
         self._gate = self._rounds.gate
+        self._store: Store | None = None
+        #: Older versions that the last checkpoint has kept, by number, if the server was opened.
+        self.kept: Mapping[int, Pulled] = MappingProxyType({})
+        if store is not None:
+            options = {
+                "duplicates": duplicates,
+                "max_staleness": max_staleness,
+                "quarantine": quarantine,
+                "max_slots": max_slots,
+                "max_versions": max_versions,
+                "check_versions": check_versions,
+                "log": log,
+                "memory": memory,
+            }
+            if inplace:
+                raise AffluxError("[Server] inplace: a store keeps the last version while the next one is written")
+            new = Store.make(Path(store), rule, self._facts(), options)
+            self._settle(Store(new, durability, commit_every, self.num_threads))
+
+    @classmethod
+    def open(
+        cls,
+        path: "str | PathLike[str]",
+        rule: Rule,
+        *,
+        num_threads: int | None = None,
+        push_threads: int = 1,
+        durability: Durability = "process",
+        commit_every: int | None = 1,
+    ) -> "Server":
+        """A server that goes on from the last commit of a store, with the same bits.
+
+        Args:
+            path: the store's folder.
+            rule: that of the server that was kept there; what else is changed, such as server_lr, changes the next
+                bits.
+            num_threads: see the class.
+            push_threads: likewise.
+            durability: likewise.
+            commit_every: likewise. All else is as it was.
+
+        Raises:
+            StoreError: no store, another rule, another process has it, or it is damaged; it stays as it is.
+
+        >>> from tempfile import TemporaryDirectory
+        >>> from afflux.rules import fedbuff
+        >>> folder = TemporaryDirectory()
+        >>> with Server(fedbuff(buffer_size=2), np.zeros(3), store=f"{folder.name}/store") as server:
+        ...     server.push("ann", np.ones(3), version=0).durable
+        1
+        >>> with Server.open(f"{folder.name}/store", fedbuff(buffer_size=2)) as server:
+        ...     server.arrivals_waiting, server.push("bob", np.ones(3), version=0).version
+        (1, 1)
+        >>> folder.cleanup()
+        """
+        one_of("durability", durability, ("process", "power"))
+        at_least("commit_every", commit_every, 1)
+        store = Store(Path(path), durability, commit_every, ops.threads(num_threads))
+        try:
+            store.refuse_other(rule)
+            settings = {name: store.facts[name] for name in ("num_clients", "dtype", "slot_dtype")} | store.options
+            zeros = np.zeros(store.facts["d"], store.facts["dtype"])
+            server = cls(rule, zeros, num_threads=num_threads, push_threads=push_threads, **settings)
+            server._settle(store)
+        except BaseException:
+            store.close()
+            raise
+        return server
+
+    def _settle(self, store: Store) -> None:
+        """Moves what is in memory into a store, or what is in a store into this server."""
+        book, dtype, checked = self._joins.book, str(self._joins.book.current.params.dtype), self._versions.checked
+        self._versions = Versions(
+            self._slots.size, self._versions.max_versions, dtype=dtype, checked=checked, memory=store.params.more
+        )
+        draft = self._versions.take()
+        if store.committed is None:
+            draft.array[:] = book.current.params
+            params = self._versions.finished(draft, 0)
+            self._joins.load(book._replace(current=replace(book.current, params=params), rows=store.rows), [], [])
+            store.checkpoint(self._joins)
+        else:
+            self._intake = replace(self._intake, layout=store.layout)
+            params = self._versions.finished(draft, store.version)
+            now = Pulled(params, store.version, store.buffers)
+            self._joins.load(book._replace(current=now, rows=store.rows), [], [])
+            saved = store.checked(self._facts(), self._joins)
+            arrivals = self._rounds.loaded(saved)
+            kept = [Pulled(self._versions.take().publish(version), version) for version in store.kept]
+            self.kept = MappingProxyType({held.version: held for held in kept})
+            self._joins.load(store.adopt(saved.book(now, arrivals), kept), saved.quarantined, saved.log)
+        self._store = store
+        self._rounds.settle(store, self._versions)
+
+    def checkpoint(self, notes: object = None, *, keep: Iterable[Pulled] = ()) -> None:
+        """Commits all that was decided, the arrivals that wait included: they are safe when it returns.
+
+        Args:
+            notes: JSON-able, for the caller's own state; `notes` of the server that opens the store.
+            keep: older versions that are still needed; `kept` of the server that opens the store.
+
+        Cost: d elements for each arrival that waits, and the checksum of params and the rule's vectors.
+
+        Raises:
+            StoreError: there is no store, or it cannot be written; the last commit stays.
+        """
+        with self._stored("checkpoint") as store:
+            store.checkpoint(self._joins, json.dumps(notes), list(keep))
+
+    def close(self) -> None:
+        """A last checkpoint, and another process may open the store. Params that were pulled stay as they are."""
+        if self._gate.closed:
+            return
+        with self._stored("close") as store:
+            store.checkpoint(self._joins, store.notes, list(self.kept.values()))
+            self._gate.closed = True
+            store.close()
+
+    @property
+    def notes(self) -> object:
+        """What the last checkpoint was given."""
+        with self._stored("notes") as store:
+            return None if store.notes is None else json.loads(store.notes)
+
+    @contextmanager
+    def _stored(self, op: str) -> Iterator[Store]:
+        self._enter(op)
+        with self._gate.mutex:
+            self._gate.settle()
+            if self._store is None:
+                raise AffluxError(f"[{op}] this server has no store: make it with store=")
+            yield self._store
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._store is not None:
+            self.close()
 
     @property
     def version(self) -> int:
@@ -213,7 +367,7 @@ class Server:
         return self._versions.held
 
     @property
-    def rows(self) -> MemoryRows | None:
+    def rows(self) -> AnyRows | None:
         """The cached rows, for rules that have them. Waits for a step that is being made."""
         self._gate.enter("rows")
         with self._gate.mutex:
@@ -325,6 +479,8 @@ class Server:
             what = f"[push] client {client_id!r}'s"
             parts = self._intake.pushed(f"{what} vector", vector)
             own = self._intake.buffers(what, vector, buffers)
+            if self._store is not None:
+                self._store.fetch(client_id)
             ticket.slot = self._gate.take_slot(timeout)
             facts = self._intake.ingest(f"{what} vector", parts, ticket.slot)
             bad = facts.first_nonfinite
@@ -440,6 +596,8 @@ class Server:
             AffluxError: a state of another kind of server, or a damaged one; nothing has changed.
         """
         self._gate.enter("load_state_dict")
+        if self._store is not None:
+            raise AffluxError("[load_state_dict] this server has a store: load the state into one without")
         with self._gate.mutex:
             self._gate.settle()
             # Everything is made before anything is replaced.

@@ -1,5 +1,6 @@
 """Versions of params: each in a buffer of its own, used again when nobody holds a view of it any more."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ class Versions:
         checked: compare each version with its checksum when it comes back, and count those that somebody wrote to
             although they are read-only. Reads every version twice.
         inplace: there is one buffer, which every version is written into.
+        memory: where the memory of a version comes from; the pool's own if None.
 
     >>> versions = Versions(3, max_versions=2)
     >>> old, new = versions.take(), versions.take()
@@ -40,13 +42,15 @@ class Versions:
         dtype: str = "float32",
         checked: bool = False,
         inplace: bool = False,
+        memory: Callable[[], Vector] | None = None,
     ) -> None:
         self.inplace = inplace
         self._live: Draft | None = None
         self._newest: _engine.Buffer | None = None
         self._damage_told = 0
-        self._checked = checked
-        self._max_versions = max_versions
+        self.checked = checked
+        self.max_versions = max_versions
+        self._memory = memory
         self._pool = _engine.Pool(size, dtype, max_versions or 0, checked)
 
     def take(self) -> "Draft":
@@ -57,11 +61,13 @@ class Versions:
         """
         if self._live is not None:
             return self._live
+        if self._memory is not None and self.held == self.allocated and self.allocated != self.max_versions:
+            self._pool.lend(self._memory())
         try:
             draft = Draft(_engine.Buffer(self._pool))
         except AffluxError:
             raise AffluxError(
-                f"all {self._max_versions} versions of max_versions are held: release pulled params, or raise "
+                f"all {self.max_versions} versions of max_versions are held: release pulled params, or raise "
                 "max_versions"
             ) from None
         if self.inplace:
@@ -92,7 +98,7 @@ class Versions:
 
     def refuse_damage(self, op: str) -> None:
         """Raises once for each version that was written to, as soon as nobody holds it any more."""
-        if not self._checked:
+        if not self.checked:
             return
         damaged = self.damaged
         if len(damaged) > self._damage_told:

@@ -1,6 +1,6 @@
-"""Per-client rows: each client's last vector, and the float64 sum of all of them."""
+"""Per-client rows in memory: each client's last vector, and the float64 sum of all of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,10 @@ from afflux.ops import CachedDifference, CachedMean
 from afflux.rule import Calibrate, ClientId
 
 Row = npt.NDArray[Any]
-Rows = dict[ClientId, Row]
+
+
+class Rows(dict[ClientId, Row]):
+    """A round's accepted clients, and their rows after it."""
 
 
 class MemoryRows:
@@ -20,7 +23,7 @@ class MemoryRows:
         self.num_clients = num_clients
         self.dtype = np.dtype(dtype)
         self._sum = np.zeros(size, np.float64)
-        self.arrays: Rows = {}
+        self.arrays: dict[ClientId, Row] = {}
 
     def __contains__(self, client_id: object) -> bool:
         return client_id in self.arrays
@@ -45,6 +48,10 @@ class MemoryRows:
         """Bytes held: a row for each client seen and 8 d for the sum."""
         return self._sum.nbytes + len(self.arrays) * self._sum.size * self.dtype.itemsize
 
+    def values(self) -> Iterable[Row]:
+        """All rows, in the order of `client_ids`."""
+        return self.arrays.values()
+
     def row(self, client_id: ClientId) -> Row | None:
         """A copy of the client's row, or None if it was never seen."""
         row = self.arrays.get(client_id)
@@ -61,7 +68,7 @@ class MemoryRows:
         """
         old = [self.arrays.get(client_id) for client_id in client_ids]
         last = {client_id: i for i, client_id in enumerate(client_ids) if accepted[i]}
-        new: Rows = {}
+        new = Rows()
         for client_id, i in last.items():
             row = old[i]
             new[client_id] = np.empty(self._sum.size, self.dtype) if row is None else row
@@ -74,7 +81,7 @@ class MemoryRows:
         """Makes the staged rows count."""
         self.arrays.update(rows)
 
-    def loaded(self, rows: Rows, total: Row) -> "MemoryRows":
+    def loaded(self, rows: Mapping[ClientId, Row], total: Row) -> "MemoryRows":
         """The same kind of store with copies of these rows and their sum."""
         other = MemoryRows(self._sum.size, self.num_clients, self.dtype.name)
         other._sum[:] = total

@@ -1,0 +1,230 @@
+"""Per-client rows on disk, and their sum: the interface of `MemoryRows`, at any number of clients."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from afflux import ops
+from afflux._engine import SUPERBLOCK
+from afflux.errors import StoreError
+from afflux.ops import CachedDifference, CachedMean
+from afflux.rule import Calibrate, ClientId
+from afflux.store.index import Index, Place
+from afflux.store.memory import Rows
+from afflux.store.segments import Row, Segments
+from afflux.store.vectors import Vectors
+
+
+class Table(NamedTuple):
+    """Where the rows are that were changed since the last commit; the others are in SQLite. Never changed but replaced."""
+
+    clients: int  #: those that have a row
+    high: int  #: slots from here on were never used
+    free: tuple[int, ...]  #: those below `high` that hold nothing
+    sum: Row
+    changed: dict[ClientId, tuple[int, int]]  #: since the last commit: rank among the clients, slot
+    retired: tuple[int, ...] = ()  #: slots that the last commit refers to, and the present does not
+
+    def committed(self) -> "Table":
+        """The same, as soon as it is committed."""
+        return self._replace(free=(*self.free, *self.retired), changed={}, retired=())
+
+
+class Staged(Rows):
+    """The rows of a round's accepted clients, and the table that goes with them."""
+
+    table: Table
+    read: list[Row]  #: what the sweep reads
+
+
+class DiskRows:
+    """Rows in slots of a Zarr array; a round writes new ones to slots that no commit refers to.
+
+    Between two commits a row has one slot of its own, which later rounds update in place.
+    """
+
+    def __init__(
+        self,
+        segments: Segments,
+        vectors: Vectors,
+        index: Index,
+        table: Table,
+        *,
+        num_clients: int,
+        dtype: str,
+        num_threads: int,
+    ) -> None:
+        self.num_clients = num_clients
+        self.dtype = np.dtype(dtype)
+        self._segments = segments
+        self._vectors = vectors
+        self._index = index
+        self._table = table
+        self._num_threads = num_threads
+        self._crcs: dict[ClientId, bytes] = {}  # of the changed ones
+        segments.reserve(table.high)
+
+    def __contains__(self, client_id: ClientId) -> bool:
+        if client_id in self._table.changed:
+            return True
+        place = self._index.row(client_id)
+        return place is not None and place.rank < self._table.clients  # else it is committed, and does not count yet
+
+    def __len__(self) -> int:
+        return self._table.clients
+
+    @property
+    def sum(self) -> npt.NDArray[np.float64]:
+        """The sum of all rows, (d,), read-only; the next step changes it."""
+        view = self._table.sum.view()
+        view.flags.writeable = False
+        return view
+
+    @property
+    def client_ids(self) -> list[ClientId]:
+        """The clients that have a row, in the order in which they came."""
+        new = sorted((rank, client_id) for client_id, (rank, _) in self._table.changed.items() if rank >= 0)
+        return [*(client_id for client_id, _ in self._index.rows()), *(client_id for _, client_id in new)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in use: a row for each client seen and 8 d for the sum; on disk."""
+        return self._table.sum.nbytes + self._table.clients * self._segments.size * self.dtype.itemsize
+
+    def values(self) -> Iterator[Row]:
+        """All rows, in the order of `client_ids`."""
+        for client_id in self.client_ids:
+            row = self.row(client_id)
+            if row is not None:
+                yield row
+
+    def _slot(self, client_id: ClientId) -> int | None:
+        changed = self._table.changed.get(client_id)
+        if changed is not None:
+            return changed[1]
+        place = self._index.row(client_id)
+        return None if place is None else place.slot
+
+    def row(self, client_id: ClientId) -> Row | None:
+        """A copy of the client's row, or None if it was never seen.
+
+        Raises:
+            StoreError: it does not agree with its checksum.
+        """
+        self.fetch(client_id, "row")
+        slot = self._slot(client_id)
+        return None if slot is None else self._segments.array(slot).copy()
+
+    def fetch(self, client_id: ClientId, op: str = "push") -> None:
+        """Brings a client's row into memory, ahead of the round that replaces it, and checks it.
+
+        Raises:
+            StoreError: it does not agree with its checksum, or cannot be read.
+        """
+        if isinstance(client_id, str) and not client_id.isascii():
+            try:
+                client_id.encode()
+            except UnicodeEncodeError as error:
+                raise StoreError(f"[{op}] client_id {client_id!r} is no Unicode text: {error.reason}") from None
+        place = None
+        while client_id not in self._table.changed:
+            before, place = place, self._index.row(client_id)
+            if place is None:
+                return
+            if place == before:  # else a commit has moved it meanwhile
+                raise StoreError(
+                    f"[{op}] client {client_id!r}'s row is damaged: slot {place.slot} of {self._segments.folder} does "
+                    "not agree with its checksum (afflux store repair)"
+                )
+            if place.slot >= self._segments.slots:
+                raise StoreError(f"[{op}] client {client_id!r}'s row is in a segment that is missing or truncated")
+            row = self._segments.array(place.slot)
+            self._segments.present([row], write=False)
+            if self._crc(row, 1) == place.crc:
+                return
+
+    def _crc(self, row: Row, num_threads: int) -> bytes:
+        return ops.crc32c(row, ops.row_bytes(SUPERBLOCK, codec=self.dtype.name), num_threads=num_threads)
+
+    def stage(
+        self, how: Calibrate, client_ids: Sequence[ClientId], accepted: Sequence[bool]
+    ) -> tuple[CachedDifference | CachedMean, Staged]:
+        """The calibration of a round, and the rows of the accepted clients after it. Nothing counts until `commit`.
+
+        A rejected arrival leaves its client's row as it is; of a client's accepted arrivals the last one stays.
+
+        Raises:
+            StoreError: the disk is full.
+        """
+        table, segments = self._table, self._segments
+        places = {client_id: self._slot(client_id) for client_id in client_ids}
+        old = [None if (slot := places[client_id]) is None else segments.array(slot) for client_id in client_ids]
+        last = {client_id: i for i, client_id in enumerate(client_ids) if accepted[i]}
+        free, high, count = list(table.free), table.high, table.clients
+        changed, retired, new = dict(table.changed), list(table.retired), Staged()
+        for client_id, i in last.items():
+            slot = places[client_id]
+            if slot is not None and client_id in changed:
+                row = old[i]
+                assert row is not None
+                new[client_id] = row
+                continue
+            if free:
+                spare = free.pop()
+            else:
+                spare, high = high, high + 1
+                segments.reserve(high)
+            if slot is None:
+                changed[client_id] = count, spare
+                count += 1
+            else:
+                changed[client_id] = -1, spare
+                retired.append(slot)
+            new[client_id] = segments.blank(spare)
+        total = self._vectors.out("sum", table.sum) if new else table.sum
+        segments.check(slot for slot in places.values() if slot is not None)
+        new.read = [row for row in old if row is not None]
+        new.table = Table(count, high, tuple(free), total, changed, tuple(retired))
+        replaced = [new[client_id] if last.get(client_id) == i else None for i, client_id in enumerate(client_ids)]
+        counted = self.num_clients if how.divide_by == "all" else max(count, 1)
+        stage = CachedDifference if how.direction == "difference" else CachedMean
+        return stage(table.sum, counted, old, replaced, None if total is table.sum else total), new
+
+    def present(self, rows: Staged) -> None:
+        """Brings in what a sweep will read and write."""
+        self._segments.present(rows.read, write=False)
+        self._segments.present(rows.values(), write=True)
+
+    def swept(self, rows: Staged) -> None:
+        """Takes note of the rows that a sweep has written. May be repeated."""
+        for client_id, row in rows.items():
+            self._segments.put(rows.table.changed[client_id][1], row)
+            self._crcs[client_id] = self._crc(row, self._num_threads)
+
+    def changes(self, table: Table) -> dict[ClientId, Place]:
+        """What a commit of this table has to write."""
+        return {
+            client_id: Place(slot, self._crcs[client_id], rank) for client_id, (rank, slot) in table.changed.items()
+        }
+
+    @property
+    def table(self) -> Table:
+        """The present one."""
+        return self._table
+
+    def flush(self, table: Table) -> None:
+        """Returns when the changed rows are on the disk itself."""
+        self._segments.flush(slot for _, slot in table.changed.values())
+
+    def commit(self, rows: Rows) -> None:
+        """Makes the staged rows count."""
+        assert isinstance(rows, Staged)
+        self.settle(rows.table)
+
+    def settle(self, table: Table) -> None:
+        """Takes a table over."""
+        self._table = table
+        if not table.changed:
+            self._crcs = {}

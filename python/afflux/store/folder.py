@@ -1,0 +1,334 @@
+"""A server's folder: its Zarr arrays, its index, and the order of what a commit does.
+
+    stage   new rows, the sum and memories get slots that the last commit does not refer to
+    sweep   writes them; params go to a slot of their own, as every version does
+    save    checksums, with durability "power" a flush, then one SQLite transaction
+    book    the new version is what clients pull
+
+A crash at any moment leaves the last transaction, and everything that it refers to untouched.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from afflux import checkpoint
+from afflux._engine import ORDER_VERSION
+from afflux.checkpoint import Saved
+from afflux.errors import AffluxError, StoreError, UnavailableError
+from afflux.joins import Book, Joins, after
+from afflux.layout import Layout
+from afflux.receipts import Join, Pulled, Quarantined
+from afflux.round import Memories, Round
+from afflux.rule import ClientId, Float64, Rule
+from afflux.store.arrivals import Arrivals
+from afflux.store.disk import DiskRows, Staged, Table
+from afflux.store.index import Change, Committed, Index, Place, Tail
+from afflux.store.lock import Lock, promises_space
+from afflux.store.params import ParamsSlots
+from afflux.store.segments import Row, Segments, make_arrays, shape_of
+from afflux.store.vectors import Vectors, crc, verified
+
+Durability = Literal["process", "power"]
+INDEX = "index.sqlite"
+
+
+class Store:
+    """One folder, held by one process until `close`."""
+
+    def __init__(self, path: Path, durability: Durability, commit_every: int | None, num_threads: int) -> None:
+        """Opens what `make` has made.
+
+        Raises:
+            StoreError: another process has it, or it is damaged or of another format.
+        """
+        if not path.is_dir():
+            raise StoreError(f"[store] there is no folder {path}")
+        self.path = path
+        self.commit_every = commit_every
+        self._power = durability == "power"
+        self._num_threads = num_threads
+        with ExitStack() as undo:
+            self._lock = Lock(path)
+            undo.callback(self._lock.release)
+            self._index = Index(path / INDEX, power=self._power)
+            undo.callback(self._index.close)
+            self._read(num_threads)
+            undo.pop_all()
+
+    def _read(self, num_threads: int) -> None:
+        path, facts = self.path, self._index.facts()
+        if facts["order_version"] != ORDER_VERSION:
+            raise StoreError(f"[store] {path} has order_version {facts['order_version']}, this afflux {ORDER_VERSION}")
+        self.facts: dict[str, Any] = facts["server"]  #: what a server must agree with
+        self.options: dict[str, Any] = facts["options"]  #: what it was made with
+        self.committed: Committed | None = self._index.committed()
+        places = {} if self.committed is None else self.committed.vectors
+        mapped = promises_space(path)
+        self._arrays = {name: Segments(path / name, self.facts["d"], mapped=mapped) for name in facts["arrays"]}
+        arrays = self._arrays
+        for name, place in places.items():
+            verified(arrays[name.partition(":")[0]], place, num_threads)
+        kept = sorted((int(name[7:]), place) for name, place in places.items() if name.startswith("params:"))
+        now = [places["params"]] if "params" in places else []
+        self.params = ParamsSlots(arrays["params"], [place.slot for place in (*now, *(place for _, place in kept))])
+        self._kept = dict(kept)
+        own = {name: array for name, array in arrays.items() if name not in ("params", "rows", "arrivals")}
+        self._vectors = Vectors(own, {name: places[name] for name in own if name in places}, num_threads)
+        self._arrivals = Arrivals(arrays["arrivals"], self.committed.arrivals if self.committed else [], num_threads)
+        self._pinned: list[Row] = []  # the committed version of params, and those that are kept: not to be written over
+        self._kept_params: list[Row] = []
+        self._tails: dict[str, tuple[object, int]] = {}  # the lists that are committed, and how much of them for good
+        self.notes = None if self.committed is None else self.committed.notes
+        self.rows = self._rows(arrays["rows"]) if "rows" in arrays else None
+
+    @staticmethod
+    def make(path: Path, rule: Rule, server: Mapping[str, Any], options: Mapping[str, Any]) -> Path:
+        """A new folder, for a server with these facts and options.
+
+        Raises:
+            StoreError: there is something in the folder, or it cannot be written.
+        """
+        if sys.byteorder != "little":
+            raise UnavailableError("[store] rows are kept in little-endian order, and this machine is big-endian")
+        d, dtype, wide = server["d"], server["dtype"], server["slot_dtype"] == "float64"
+        shapes = {
+            "params": shape_of(dtype, d, 4),
+            "arrivals": shape_of(checkpoint.STORED[server["slot_dtype"]], d, rule.buffer_size),
+            **{f"memory.{name}": shape_of(dtype, d, 2) for name in server["memories"]},
+        }
+        if options["memory"] == "streaming":
+            shapes["total"] = shape_of("float64", d, 2)
+        if rule.calibrate.cached:
+            shapes["sum"] = shape_of("float64", d, 2)
+            shapes["rows"] = shape_of("float64" if wide else "float32", d, server["num_clients"] + rule.buffer_size)
+        facts = {"server": server, "options": options, "order_version": ORDER_VERSION, "arrays": list(shapes)}
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if any(path.iterdir()):
+                raise StoreError(f"[Server] store: {path} is not empty; Server.open goes on with a store")
+            lock = Lock(path)
+            try:
+                make_arrays(path, shapes, {"afflux": "store", "order_version": ORDER_VERSION})
+                Index.make(path / INDEX, facts)
+            finally:
+                lock.release()
+        except OSError as error:
+            raise StoreError(f"[Server] store: cannot make {path}: {error.strerror}") from None
+        return path
+
+    def _rows(self, segments: Segments) -> DiskRows:
+        count, high, free = (0, 0, []) if self.committed is None else self.committed.meta["rows"]
+        return DiskRows(
+            segments,
+            self._vectors,
+            self._index,
+            Table(count, high, tuple(free), self._vectors.now("sum"), {}),
+            num_clients=self.facts["num_clients"],
+            dtype=segments.shape.dtype,
+            num_threads=self._num_threads,
+        )
+
+    @property
+    def version(self) -> int:
+        """That of the last commit."""
+        return 0 if self.committed is None else int(self.committed.meta["version"])
+
+    @property
+    def buffers(self) -> Float64 | None:
+        """Those of the last commit."""
+        own = None if self.committed is None else self.committed.buffers
+        return None if own is None else np.frombuffer(own, np.float64)
+
+    @property
+    def layout(self) -> Layout | None:
+        """Of the server that was kept here."""
+        return None if self.facts["layout"] is None else Layout.from_json(self.facts["layout"])
+
+    def refuse_other(self, rule: Rule) -> None:
+        """Refuses a rule that cannot go on from here."""
+        ours = {"rule": rule.name, "kind": rule.kind, "memories": list(rule.memories)}
+        for name, value in ours.items():
+            if self.facts[name] != value:
+                raise StoreError(
+                    f"[open] {self.path} holds a server whose {name} is {self.facts[name]!r}, not {value!r}"
+                )
+
+    def fetch(self, client_id: ClientId) -> None:
+        """Brings in what a push of this client will need."""
+        if self.rows is not None:
+            self.rows.fetch(client_id)
+
+    def outs(self, memories: Memories) -> Memories:
+        """Where a sweep may write the successors of these memories."""
+        return {name: self._vectors.out(f"memory.{name}", vector) for name, vector in memories.items()}
+
+    def durable(self, version: int) -> int | None:
+        """The first version from this one on that is committed; None: only a checkpoint commits."""
+        every = self.commit_every
+        return None if every is None else -(-version // every) * every
+
+    def check(self) -> None:
+        """Refuses a round if files have vanished or were cut off."""
+        self.params.check()
+        self._vectors.check()
+
+    def before(self, sealed: Round, memories: Memories) -> None:
+        """Brings in what the sweep of a round reads and writes; `memories` are those before it."""
+        for name, vector in sealed.memories.items():
+            self._vectors.present(f"memory.{name}", memories[name], vector)
+        if self.rows is not None and isinstance(sealed.rows, Staged):
+            self._vectors.present("sum", self.rows.table.sum, sealed.rows.table.sum)
+            self.rows.present(sealed.rows)
+
+    def save(self, sealed: Round, joins: Joins) -> None:
+        """Takes note of a round whose sweep was made, and commits it if it is its turn. May be repeated."""
+        staged = sealed.rows if isinstance(sealed.rows, Staged) else None
+        if self.rows is not None and staged is not None:
+            self.rows.swept(staged)
+        version, book = sealed.report.version, joins.book.sealed
+        if book is not None and self.commit_every is not None and version % self.commit_every == 0:
+            current = Pulled(np.asarray(sealed.draft.buffer), version, sealed.buffers)
+            table = self._commit(after(book, current, sealed), None if staged is None else staged.table, joins)
+            if staged is not None and table is not None:
+                staged.table = table
+        sealed.saved = True
+
+    def checkpoint(self, joins: Joins, notes: str | None = None, keep: Sequence[Pulled] = ()) -> None:
+        """Commits all that was decided, the arrivals that wait included. All of it has been made.
+
+        `notes` and `keep`, older versions, stay until the next checkpoint.
+        """
+        before = self.notes, self._kept, self._kept_params
+        self.notes = notes
+        self._kept = {
+            held.version: Place(self.params.put(held.params), crc(held.params, self._num_threads)) for held in keep
+        }
+        self._kept_params = [held.params for held in keep]
+        try:
+            table = self._commit(joins.book, None if self.rows is None else self.rows.table, joins)
+        except BaseException:
+            self.notes, self._kept, self._kept_params = before
+            raise
+        if self.rows is not None and table is not None:
+            self.rows.settle(table)
+
+    def _commit(self, book: Book, table: Table | None, joins: Joins) -> Table | None:
+        """The transaction, and the table after it."""
+        now = book.current
+        own = {f"memory.{name}": vector for name, vector in book.memories.items()}
+        if table is not None:
+            own["sum"] = table.sum
+        if book.total is not None:
+            own["total"] = np.asarray(book.total.vectors[0])
+        vectors = {name: self._vectors.put(name, vector) for name, vector in own.items()}
+        params = Place(self.params.put(now.params), crc(now.params, self._num_threads))
+        kept = {f"params:{version}": place for version, place in self._kept.items()}
+        arrivals = self._arrivals.put([*book.arrivals(), *book.deferred()])
+        if self._power:
+            self.params.flush([params.slot, *(place.slot for place in kept.values())])
+            self._vectors.flush(vectors)
+            self._arrivals.flush(arrivals)
+            if table is not None and self.rows is not None:
+                self.rows.flush(table)
+        meta = checkpoint.short({}, book)
+        if table is not None:
+            meta["rows"] = table.clients, table.high, [*table.free, *table.retired]
+        tails = self._grown(book, joins)
+        self._index.commit(
+            Change(
+                meta,
+                None if now.buffers is None else now.buffers.tobytes(),
+                self.notes,
+                {"params": params, **vectors, **kept},
+                arrivals,
+                {} if table is None or self.rows is None else self.rows.changes(table),
+                {name: tail for name, (_, tail, _) in tails.items()},
+            )
+        )
+        self._vectors.settle(vectors)
+        self._arrivals.settle(arrivals)
+        self._pinned = [now.params, *self._kept_params]
+        self._tails = {name: (entries, fixed) for name, (entries, _, fixed) in tails.items()}
+        return None if table is None else table.committed()
+
+    def _grown(self, book: Book, joins: Joins) -> dict[str, tuple[object, Tail, int]]:
+        """The lists, what is new in them, and how many entries will stay as they are while they are these lists."""
+        quarantined, log = joins.growing
+        lists: dict[str, tuple[list[Any], int, int]] = {"quarantined": (quarantined, book.quarantined, 0)}
+        if log is not None:
+            lists["log"] = (log, book.logged, 0)
+        if book.passes is not None:  # a discard takes those in the buffer out again
+            lists["passed"] = (book.passes.order, book.passes.entered, book.filled)
+        grown: dict[str, tuple[object, Tail, int]] = {}
+        for name, (entries, count, open_) in lists.items():
+            before, fixed = self._tails.get(name, (None, 0))
+            start = fixed if before is entries else 0
+            grown[name] = entries, Tail(start, [_plain(entry) for entry in entries[start:count]]), count - open_
+        return grown
+
+    def checked(self, facts: Mapping[str, Any], joins: Joins) -> Saved:
+        """The last commit, for a server with these facts."""
+        try:
+            return checkpoint.load(self._state(), facts, joins)
+        except AffluxError as error:
+            raise StoreError(f"[open] {self.path}: {str(error).removeprefix('[load_state_dict] ')}") from None
+
+    def _state(self) -> dict[str, Any]:
+        """The last commit in the form of `state_dict`, but for the rows; vectors lie where they are on disk."""
+        last = self.committed
+        if last is None:
+            raise StoreError(f"[open] {self.path} holds no server: the process that began to make it was ended")
+        kept, log = last.arrivals, last.tails["log"] if self.options["log"] else None
+        meta = {
+            **self.facts,
+            **last.meta,
+            "passed": last.tails["passed"],
+            "waiting": [k.facts[:5] for k in kept],
+            "quarantined": last.tails["quarantined"],
+            "log": log and [entry[:6] for entry in log],
+            "row_ids": [],
+        }
+        arrays: dict[str, Any] = {
+            "params": self._arrays["params"].array(last.vectors["params"].slot),
+            "slots": self._arrivals.stacked(kept),
+            "losses": np.array([k.facts[5] for k in kept], np.float64),
+            "norms": np.array([k.facts[6] for k in kept], np.float64),
+            "log_losses": np.array([entry[6] for entry in log or [] if len(entry) > 2], np.float64),
+        }
+        if last.buffers is not None:
+            arrays["buffers"] = np.frombuffer(last.buffers, np.float64)
+            own = b"".join(k.buffers or b"" for k in kept)
+            arrays["slot_buffers"] = np.frombuffer(own, np.float64).reshape(len(kept), arrays["buffers"].size)
+        arrays |= {name: self._vectors.now(name) for name in self._arrays if name.startswith(("memory.", "total"))}
+        return {"meta": meta, "arrays": arrays}
+
+    def adopt(self, book: Book, kept: Sequence[Pulled]) -> Book:
+        """The book of a server that goes on from the last commit, whose vectors lie where they are on disk."""
+        memories = {name: self._vectors.now(f"memory.{name}") for name in book.memories}
+        self._pinned = [book.current.params]
+        self._kept_params = [held.params for held in kept]
+        return book._replace(memories=memories, rows=self.rows)
+
+    @property
+    def kept(self) -> list[int]:
+        """The older versions that the last checkpoint has kept."""
+        return sorted(self._kept)
+
+    def close(self) -> None:
+        """Lets go of the folder. What is mapped stays as long as somebody holds a view of it."""
+        self._index.close()
+        self._lock.release()
+
+
+def _plain(entry: Any) -> Any:
+    """An entry of a list as JSON has it; a NaN stays one."""
+    if isinstance(entry, Join):
+        return list(entry)
+    if isinstance(entry, Quarantined):
+        return checkpoint.quarantined_entry(entry)
+    return entry if isinstance(entry, int | str) else checkpoint.log_entry(entry)

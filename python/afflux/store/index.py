@@ -1,0 +1,258 @@
+"""What is committed, in SQLite: which slot holds what, its checksums, and all that is no array. One transaction a
+commit; it writes as much as has changed, whatever the number of clients.
+"""
+
+import json
+import sqlite3
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+from afflux.errors import StoreError
+from afflux.rule import ClientId
+
+FORMAT = 1
+#: "aflx": what `file` and others know a SQLite file by.
+APPLICATION = 0x61666C78
+
+_SCHEMA = """
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE state (only INTEGER PRIMARY KEY CHECK (only = 0), meta TEXT NOT NULL, buffers BLOB, notes TEXT,
+                    crc INTEGER NOT NULL);
+CREATE TABLE vectors (name TEXT PRIMARY KEY, slot INTEGER NOT NULL, crc BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE rows (client NOT NULL PRIMARY KEY, place INTEGER NOT NULL, slot INTEGER NOT NULL, crc BLOB NOT NULL)
+       WITHOUT ROWID;
+CREATE TABLE arrivals (number INTEGER PRIMARY KEY, joined INTEGER NOT NULL, slot INTEGER, crc BLOB,
+                       facts TEXT NOT NULL, buffers BLOB);
+CREATE TABLE passed (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
+CREATE TABLE log (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
+CREATE TABLE quarantined (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
+"""
+
+
+class Place(NamedTuple):
+    """Where something lies."""
+
+    slot: int
+    crc: bytes  #: CRC-32C of each block, uint32 little-endian
+    rank: int = 0  #: of a row: how many clients came before; -1: as it was
+
+
+class Kept(NamedTuple):
+    """An arrival that waits; those that are in a sum have no slot."""
+
+    join: int  #: its number
+    place: Place | None
+    facts: Sequence[Any]
+    buffers: bytes | None
+
+
+class Tail(NamedTuple):
+    """A list that grows: its entries from `start` on; those that were kept from there on are replaced."""
+
+    start: int
+    entries: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Change:
+    """What one transaction writes."""
+
+    meta: Mapping[str, Any]
+    buffers: bytes | None
+    notes: str | None
+    vectors: Mapping[str, Place]  #: all of them
+    arrivals: Sequence[Kept]  #: likewise
+    rows: Mapping[ClientId, Place]  #: those that are new or have moved
+    tails: Mapping[str, Tail]  #: by table: passed, log, quarantined
+    forget_rows: bool = False  #: all others
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Committed:
+    """The last commit, but for rows."""
+
+    meta: dict[str, Any]
+    buffers: bytes | None
+    notes: str | None
+    vectors: dict[str, Place]
+    arrivals: list[Kept]
+    tails: dict[str, list[Any]] = field(default_factory=dict)
+
+
+class Index:
+    """The file `index.sqlite` of a store. One thread at a time commits; any may read."""
+
+    def __init__(self, path: Path, *, power: bool = False, read_only: bool = False) -> None:
+        """Opens the file; `make` made it. `power`: a commit is on the disk itself when it returns."""
+        self.path = path
+        if not path.is_file():
+            raise StoreError(f"[store] {path} is missing")
+        with self._errors("open"):
+            self._writer = _connect(path, "ro" if read_only else "rw")
+            self._reader = _connect(path, "ro" if read_only else "rw")
+            if not read_only:
+                self._writer.execute("PRAGMA journal_mode = WAL")
+                self._writer.execute(f"PRAGMA synchronous = {'FULL' if power else 'NORMAL'}")
+            application, version = (
+                self._writer.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+            )
+            if application != APPLICATION:
+                raise StoreError(f"[store] {path} is no index of afflux")
+            if version != FORMAT:
+                raise StoreError(f"[store] {path} has format {version}, this afflux reads {FORMAT}")
+        self._reading = Lock()
+
+    @staticmethod
+    def make(path: Path, facts: Mapping[str, Any]) -> None:
+        """A new file, without a commit yet."""
+        connection = sqlite3.connect(path, isolation_level=None)
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("BEGIN IMMEDIATE")
+            for statement in _SCHEMA.split(";"):
+                connection.execute(statement)
+            rows = [(name, json.dumps(value)) for name, value in facts.items()]
+            connection.executemany("INSERT INTO facts VALUES (?, ?)", rows)
+            connection.execute(f"PRAGMA application_id = {APPLICATION}")
+            connection.execute(f"PRAGMA user_version = {FORMAT}")
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise StoreError(f"[store] cannot make {path}: {error}") from None
+        finally:
+            connection.close()
+
+    def facts(self) -> dict[str, Any]:
+        """What the store was made with."""
+        with self._errors("read"):
+            return {name: json.loads(value) for name, value in self._read("SELECT name, value FROM facts")}
+
+    def committed(self) -> Committed | None:
+        """The last commit; None if there is none yet."""
+        with self._errors("read"):
+            state = self._read("SELECT meta, buffers, notes, crc FROM state")
+            if not state:
+                return None
+            meta, buffers, notes, crc = state[0]
+            if crc != _crc(meta, buffers, notes):
+                raise StoreError(f"[store] {self.path} is damaged: the state does not agree with its checksum")
+            vectors = self._read("SELECT name, slot, crc FROM vectors")
+            arrivals = self._read("SELECT joined, slot, crc, facts, buffers FROM arrivals ORDER BY number")
+            return Committed(
+                json.loads(meta),
+                buffers,
+                notes,
+                {name: Place(slot, crc) for name, slot, crc in vectors},
+                [
+                    Kept(join, None if slot is None else Place(slot, crc), json.loads(facts), own)
+                    for join, slot, crc, facts, own in arrivals
+                ],
+                {name: self._tail(name) for name in ("passed", "log", "quarantined")},
+            )
+
+    def row(self, client_id: ClientId) -> Place | None:
+        """Where a client's row lies."""
+        with self._errors("read"):
+            found = self._read("SELECT slot, crc, place FROM rows WHERE client = ?", (client_id,))
+        return Place(*found[0]) if found else None
+
+    def rows(self) -> Iterator[tuple[ClientId, Place]]:
+        """All clients that have a row, in the order in which they came."""
+        last = -1
+        while True:
+            with self._errors("read"):
+                some = self._read(
+                    "SELECT place, client, slot, crc FROM rows WHERE place > ? ORDER BY place LIMIT 4096", (last,)
+                )
+            for place, client, slot, crc in some:
+                yield client, Place(slot, crc, place)
+                last = place
+            if not some:
+                return
+
+    def commit(self, change: Change) -> None:
+        """All of it or nothing."""
+        meta = json.dumps(change.meta)
+        crc = _crc(meta, change.buffers, change.notes)
+        with self._errors("write"):
+            if self._writer.in_transaction:  # an interrupt has left it
+                self._writer.execute("ROLLBACK")
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                run = self._writer.executemany
+                run("INSERT OR REPLACE INTO state VALUES (0, ?, ?, ?, ?)", [(meta, change.buffers, change.notes, crc)])
+                if change.forget_rows:
+                    run("DELETE FROM rows", [()])
+                rows = ((who, place.rank, place.slot, place.crc) for who, place in change.rows.items())
+                # A client's rank stays; -1 stands for that of one that is known.
+                run(
+                    "INSERT INTO rows VALUES (?, ?, ?, ?) ON CONFLICT (client) DO UPDATE SET slot = excluded.slot, "
+                    "crc = excluded.crc",
+                    rows,
+                )
+                run("DELETE FROM vectors", [()])
+                vectors = ((name, place.slot, place.crc) for name, place in change.vectors.items())
+                run("INSERT INTO vectors VALUES (?, ?, ?)", vectors)
+                run("DELETE FROM arrivals", [()])
+                run("INSERT INTO arrivals VALUES (?, ?, ?, ?, ?, ?)", _arrivals(change.arrivals))
+                for table, (start, entries) in change.tails.items():
+                    run(f"DELETE FROM {table} WHERE number >= ?", [(start,)])
+                    numbered = ((start + i, json.dumps(entry)) for i, entry in enumerate(entries))
+                    run(f"INSERT INTO {table} VALUES (?, ?)", numbered)
+                self._writer.execute("COMMIT")
+            except BaseException:
+                if self._writer.in_transaction:
+                    self._writer.execute("ROLLBACK")
+                raise
+
+    def damage(self) -> list[str]:
+        """What SQLite finds wrong with the file."""
+        try:
+            found = [str(line) for (line,) in self._read("PRAGMA integrity_check")]
+        except sqlite3.Error as error:
+            return [str(error)]
+        return [] if found == ["ok"] else found
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        for connection in (self._reader, self._writer):
+            connection.close()
+
+    def _tail(self, table: str) -> list[Any]:
+        return [json.loads(entry) for (entry,) in self._read(f"SELECT entry FROM {table} ORDER BY number")]
+
+    def _read(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        with self._reading:
+            return self._reader.execute(statement, values).fetchall()
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise StoreError(f"[store] cannot {what} {self.path}: {error}") from None
+        except (sqlite3.Error, ValueError, TypeError, UnicodeError) as error:
+            if isinstance(error, StoreError):
+                raise
+            raise StoreError(f"[store] {self.path} is damaged: {error}") from None
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    # Not shared between threads at one time: the gate and the lock see to that.
+    return sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False
+    )
+
+
+def _arrivals(arrivals: Iterable[Kept]) -> Iterator[tuple[Any, ...]]:
+    for number, (join, place, facts, buffers) in enumerate(arrivals):
+        slot, crc = (None, None) if place is None else (place.slot, place.crc)
+        yield number, join, slot, crc, json.dumps(facts), buffers
+
+
+def _crc(meta: str, buffers: bytes | None, notes: str | None) -> int:
+    return zlib.crc32(b"\0".join((meta.encode(), buffers or b"", (notes or "").encode())))

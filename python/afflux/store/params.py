@@ -1,0 +1,56 @@
+"""Versions of params on disk: each in a slot of its own, which is used again when nobody holds a view of it and no
+commit refers to it.
+"""
+
+from collections.abc import Iterable
+
+from afflux.store.segments import Row, Segments
+
+
+class ParamsSlots:
+    """Hands the slots of one array to a pool of versions, one by one."""
+
+    def __init__(self, segments: Segments, first: Iterable[int]) -> None:
+        """The slots of `first`, which are committed, are handed out first."""
+        self._segments = segments
+        self._first = list(first)
+        self._slots: dict[int, int] = {}  # by the address of their memory
+        self._rows: dict[int, Row] = {}
+        segments.reserve(max(self._first, default=-1) + 1)
+
+    def more(self) -> Row:
+        """Memory for one version more.
+
+        Raises:
+            StoreError: the disk is full.
+        """
+        if self._first:
+            slot = self._first[0]
+            row = self._segments.array(slot)
+            del self._first[0]
+        else:
+            slot = next(slot for slot in range(len(self._rows) + 1) if slot not in self._rows)
+            self._segments.reserve(slot + 1)
+            row = self._segments.blank(slot)
+            self._segments.present([row], write=True)
+        self._rows[slot] = row
+        self._slots[row.ctypes.data] = slot
+        return row
+
+    def slot(self, params: Row) -> int:
+        """Where a version lies, which `more` has given the memory of."""
+        return self._slots[params.ctypes.data]
+
+    def put(self, params: Row) -> int:
+        """Writes a version to its slot, if it is not there already; returns the slot."""
+        slot = self.slot(params)
+        self._segments.put(slot, params)
+        return slot
+
+    def check(self) -> None:
+        """Refuses files that have vanished or were cut off."""
+        self._segments.check(self._rows)
+
+    def flush(self, slots: Iterable[int]) -> None:
+        """Returns when these slots are on the disk itself."""
+        self._segments.flush(slots)

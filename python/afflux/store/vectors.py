@@ -1,0 +1,89 @@
+"""The vectors of a server's state on disk: the sum of the rows and the rule's memories. Each has a slot that the last
+commit refers to, and another one for what comes next.
+"""
+
+from collections.abc import Mapping
+
+from afflux import ops
+from afflux._engine import SUPERBLOCK
+from afflux.errors import StoreError
+from afflux.store.index import Place
+from afflux.store.segments import Row, Segments
+
+
+def crc(row: Row, num_threads: int) -> bytes:
+    """Of each superblock of a vector."""
+    return ops.crc32c(row, SUPERBLOCK * row.itemsize, num_threads=num_threads)
+
+
+def verified(segments: Segments, place: Place, num_threads: int) -> Row:
+    """The vector in a slot that a commit refers to.
+
+    Raises:
+        StoreError: it is missing, or does not agree with its checksum.
+    """
+    if place.slot >= segments.slots:
+        raise StoreError(f"[store] {segments.folder} is truncated: slot {place.slot} of {segments.slots} is committed")
+    row = segments.array(place.slot)
+    segments.present([row], write=False)
+    if crc(row, num_threads) != place.crc:
+        raise StoreError(f"[store] {segments.folder} is damaged: slot {place.slot} does not agree with its checksum")
+    return row
+
+
+class Vectors:
+    """By name. What is committed is never written to; what is not is updated in place."""
+
+    def __init__(self, arrays: Mapping[str, Segments], committed: Mapping[str, Place], num_threads: int) -> None:
+        self._arrays = arrays
+        self._num_threads = num_threads
+        self._slots: dict[str, dict[int, Row]] = {}
+        self.committed: dict[str, int] = {}
+        for name, segments in arrays.items():
+            segments.reserve(2)
+            self._slots[name] = {slot: segments.array(slot) for slot in (0, 1)}
+            if name in committed:
+                self.committed[name] = committed[name].slot
+
+    def now(self, name: str) -> Row:
+        """What the last commit says; before the first one, what is to become of it."""
+        return self._slots[name][self.committed.get(name, 0)]
+
+    def out(self, name: str, now: Row) -> Row:
+        """Where the sweep may write the successor of `now`, perhaps in its own place."""
+        return self._slots[name][self._target(name, now)]
+
+    def _target(self, name: str, now: Row) -> int:
+        """Not the committed slot: that of `now`, if it can be."""
+        kept = self.committed.get(name)
+        own = next((slot for slot, row in self._slots[name].items() if row is now), None)
+        return own if own is not None and own != kept else next(slot for slot in self._slots[name] if slot != kept)
+
+    def put(self, name: str, now: Row) -> Place:
+        """Where `now` lies, to be committed; it is copied if it lies elsewhere."""
+        kept = self.committed.get(name)
+        if kept is not None and self._slots[name][kept] is now:
+            slot = kept
+        else:
+            slot = self._target(name, now)
+            self._arrays[name].put(slot, now)
+        return Place(slot, crc(now, self._num_threads))
+
+    def present(self, name: str, read: Row, written: Row) -> None:
+        """Brings in what a sweep reads and writes."""
+        self._arrays[name].present([read], write=False)
+        self._arrays[name].present([written], write=True)
+
+    def settle(self, places: Mapping[str, Place]) -> None:
+        """They are committed."""
+        self.committed = {name: place.slot for name, place in places.items()}
+
+    def flush(self, places: Mapping[str, Place]) -> None:
+        """Returns when they are on the disk itself."""
+        for name, place in places.items():
+            self._arrays[name].flush([place.slot])
+
+    def check(self) -> None:
+        """Refuses files that have vanished or were cut off."""
+        for name, slots in self._slots.items():
+            self._arrays[name].check(slots)
