@@ -3,7 +3,7 @@
 from afflux import ops, rules
 from afflux._engine import __version__
 from afflux.elementary import exp, log, pow
-from afflux.errors import AffluxError, BusyError, UnavailableError
+from afflux.errors import AffluxError, BusyError, StoreError, UnavailableError
 from afflux.history import replay
 from afflux.layout import Layout
 from afflux.receipts import Cut, Handed, Join, Pulled, Quarantined, Receipt, Report
@@ -26,6 +26,7 @@ __all__ = [
     "Report",
     "Rule",
     "Server",
+    "StoreError",
     "UnavailableError",
     "Weights",
     "__version__",

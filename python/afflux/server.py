@@ -344,6 +344,11 @@ class Server:
         return self._joins.book.filled
 
     @property
+    def joins(self) -> int:
+        """Decisions about pushes so far: the number that the next one gets. After `open`: how many are in the commit."""
+        return self._joins.book.number
+
+    @property
     def counts(self) -> dict[str, int]:
         """How many pushes ended in each Status, and how many were `refused` with an error; each push counts once."""
         return dict(self._joins.book.counts)

@@ -18,7 +18,7 @@ from afflux.store.vectors import Vectors
 
 
 class Table(NamedTuple):
-    """Where the rows are that were changed since the last commit; the others are in SQLite. Never changed but replaced."""
+    """Where the rows are that were changed since the last commit (the others: in SQLite). Not changed but replaced."""
 
     clients: int  #: those that have a row
     high: int  #: slots from here on were never used

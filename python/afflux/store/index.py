@@ -109,10 +109,10 @@ class Index:
 
     @staticmethod
     def make(path: Path, facts: Mapping[str, Any]) -> None:
-        """A new file, without a commit yet."""
-        connection = sqlite3.connect(path, isolation_level=None)
+        """A new file, without a commit yet; there, as soon as it is whole."""
+        new = path.with_name(path.name + ".new")
+        connection = sqlite3.connect(new, isolation_level=None)
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("BEGIN IMMEDIATE")
             for statement in _SCHEMA.split(";"):
                 connection.execute(statement)
@@ -125,6 +125,7 @@ class Index:
             raise StoreError(f"[store] cannot make {path}: {error}") from None
         finally:
             connection.close()
+        new.replace(path)
 
     def facts(self) -> dict[str, Any]:
         """What the store was made with."""

@@ -1,0 +1,240 @@
+"""A server whose process is killed again and again: what a reopened store holds, against a run that nothing disturbs.
+
+Children are forked from a process that has imported afflux and never used it, so that each begins in milliseconds. A
+child opens the store, compares all that it finds with the undisturbed run, and goes on from there: its pushes follow
+from their number alone.
+
+python tests/crashes.py ca2fl 2000     kills a server of this rule so many times
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import afflux
+from afflux import Server, StoreError
+from afflux.rules import RULES
+
+CLIENTS, M = 9, 3
+STORE = str(Path(afflux.__file__).parent / "store")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is run."""
+
+    rule: str
+    d: int = 300
+    pushes: int = 400
+    durability: str = "process"
+    commit_every: int | None = 1
+    memory: str = "buffered"
+    checkpoints: float = 0.05  #: the share of pushes that are followed by one
+
+    def server(self, path=None):
+        store = {} if path is None else {"store": path, **self.settings()}
+        options = {"num_clients": CLIENTS, "max_staleness": 6, "log": True, "memory": self.memory}
+        return Server(RULES[self.rule](buffer_size=M), np.ones(self.d, np.float32), num_threads=1, **options, **store)
+
+    def open(self, path):
+        return Server.open(path, RULES[self.rule](buffer_size=M), num_threads=1, **self.settings())
+
+    def settings(self):
+        return {"durability": self.durability, "commit_every": self.commit_every}
+
+    def push(self, server):
+        """The push that comes next: the same after the same joins, whoever asks."""
+        rng = np.random.default_rng([server.joins, self.d])
+        client, age = int(rng.integers(CLIENTS)), int(rng.integers(8))
+        vector = rng.standard_normal(self.d).astype(np.float32)
+        receipt = server.push(client, vector, version=max(0, server.version - age), num_examples=client + 1)
+        return receipt, rng.random() < self.checkpoints
+
+
+def digest(server):
+    """Of everything that a server keeps."""
+    state = server.state_dict()
+    whole = hashlib.sha256(json.dumps(state["meta"], sort_keys=True).encode())
+    for name in sorted(state["arrays"]):
+        whole.update(name.encode() + np.ascontiguousarray(state["arrays"][name]).tobytes())
+    return whole.hexdigest()
+
+
+def undisturbed(case):
+    """The digest after each number of joins; those with which nothing can be committed lack it not."""
+    server, digests = case.server(), {}
+    digests[0] = digest(server)
+    while server.joins < case.pushes:
+        case.push(server)
+        digests[server.joins] = digest(server)
+    return digests
+
+
+def check(server, case, digests, least):
+    """What a server finds when it opens the store."""
+    assert server.joins >= least, f"{least} joins were acknowledged as safe, {server.joins} are there"
+    assert digest(server) == digests[str(server.joins)], f"other bits after {server.joins} joins"
+    rows = server.rows
+    if rows is not None:
+        total = np.sum([row.astype(np.float64) for row in rows.values()], axis=0) if len(rows) else 0.0
+        largest = max((float(np.linalg.norm(row)) for row in rows.values()), default=0.0)
+        assert np.linalg.norm(rows.sum - total) / CLIENTS <= 1e-12 * largest
+
+
+def go_on(case, path, tell):
+    """Opens or makes the store, and pushes; tells how many joins are safe."""
+    try:
+        server = case.open(path)
+    except StoreError as error:
+        assert "there is no folder" in str(error) or "began to make it" in str(error) or "is missing" in str(error), error
+        shutil.rmtree(path, ignore_errors=True)
+        server = case.server(path)
+    yield server
+    waiting = []
+    while server.joins < case.pushes:
+        receipt, checkpoint = case.push(server)
+        waiting.append((receipt.join, receipt.durable))
+        if checkpoint:
+            server.checkpoint()
+            tell(receipt.join + 1)
+        safe = [join for join, durable in waiting if durable is not None and durable <= server.version]
+        # A version is committed with all that was decided before its round.
+        if safe and case.commit_every is not None:
+            tell(max(safe) + 1)
+            waiting = [entry for entry in waiting if entry[0] > max(safe)]
+        yield server
+    server.close()
+    tell(case.pushes)
+
+
+def in_child(body):
+    """Runs `body(tell)` in a forked child; gives the child's number and the pipe that it tells through."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(writing)
+        return child, reading
+    os.close(reading)
+    try:
+        body(lambda word: os.write(writing, f"{word}\n".encode()))
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
+
+
+def told(reading):
+    with os.fdopen(reading) as file:
+        return file.read().splitlines()
+
+
+def result(body):
+    child, reading = in_child(body)
+    words = told(reading)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    return words
+
+
+def reference(case):
+    (text,) = result(lambda tell: tell(json.dumps(undisturbed(case))))
+    return json.loads(text)
+
+
+class Driver:
+    """Kills one server again and again, in whatever way; each child first checks what the last one has left."""
+
+    def __init__(self, case, path):
+        self.case = case
+        self.path = path
+        self.digests = reference(case)
+        self.least = 0  #: joins that were acknowledged as safe
+
+    def life(self, kill, prepare=lambda: None, enough=lambda server: False):
+        """One child, which prepares itself as soon as it has checked, and ends when that is enough. Whether it died."""
+
+        def body(tell):
+            run = go_on(self.case, self.path, tell)
+            server = next(run)
+            check(server, self.case, self.digests, self.least)
+            prepare()
+            for server in run:
+                if enough(server):
+                    return
+            check(self.case.open(self.path), self.case, self.digests, self.case.pushes)
+
+        child, reading = in_child(body)
+        kill(child)
+        self.least = max([self.least, *map(int, told(reading))])
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert status in (0, -signal.SIGKILL), status
+        if self.least == self.case.pushes:  # it has finished: once more, from the beginning
+            shutil.rmtree(self.path)
+            self.least = 0
+        return status != 0
+
+
+def kills(case, path, count, seed=0, longest=0.03):
+    """Kills the server so many times at random moments, and then lets it finish."""
+    chance, driver, hits = random.Random(seed), Driver(case, path), 0
+
+    def kill(child):
+        time.sleep(chance.uniform(0, longest))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+
+    while hits < count:
+        hits += driver.life(kill)
+    assert not driver.life(lambda child: None)
+    return hits
+
+
+def each_step(case, path, step=1):
+    """Kills the server before each line of the store's code that two rounds run, in turn. Returns how many there are."""
+    driver, lines = Driver(case, path), 0
+
+    def prepare():
+        left = lines
+
+        def trace(frame, event, _):
+            nonlocal left
+            if not frame.f_code.co_filename.startswith(STORE):
+                return None
+            left -= event == "line"
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return trace
+
+        sys.settrace(trace)
+
+    def two_rounds():
+        first = None
+
+        def enough(server):
+            nonlocal first
+            first = server.version if first is None else first
+            return server.version >= first + 2
+
+        return enough
+
+    while driver.life(lambda child: None, prepare, two_rounds()):
+        lines += step
+    return lines
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        print(kills(Case(sys.argv[1]), f"{folder}/store", int(sys.argv[2])), "kills")

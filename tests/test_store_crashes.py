@@ -1,0 +1,40 @@
+"""Killed at random moments and at each step of a commit, a store reopens at its last commit and goes on to equal bits."""
+
+import os
+
+import pytest
+
+from crashes import Case, each_step, kills
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+
+#: Together more than 200; the longer target asks for ten times as many.
+KILLS = int(os.environ.get("AFFLUX_KILLS", "30"))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("ca2fl"),
+        Case("ca2fl", d=140_001, pushes=60),
+        Case("ca2fl", commit_every=3),
+        Case("afa_cs", durability="power", pushes=120),
+        Case("fadas", commit_every=2),
+        Case("wkafl"),
+        Case("gsgm", pushes=150),
+        Case("fedbuff", memory="streaming"),
+        Case("fedams", commit_every=None, checkpoints=0.2),
+    ],
+    ids=lambda case: f"{case.rule}-{case.d}-{case.durability}-{case.commit_every}",
+)
+def test_killed_at_random(case, tmp_path):
+    assert kills(case, str(tmp_path / "store"), KILLS) == KILLS
+
+
+@pytest.mark.parametrize(
+    ("case", "step"),
+    [(Case("ca2fl"), 3), (Case("ca2fl", commit_every=2, checkpoints=0.5), 7), (Case("gsgm"), 7), (Case("wkafl"), 7)],
+    ids=lambda value: getattr(value, "rule", str(value)),
+)
+def test_killed_at_each_step(case, step, tmp_path):
+    assert each_step(case, str(tmp_path / "store"), step) > 100
