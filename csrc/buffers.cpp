@@ -123,6 +123,13 @@ std::int64_t Pool::held() const {
   return allocated_ - static_cast<std::int64_t>(free_.size());
 }
 
+std::vector<std::uintptr_t> Pool::free() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<std::uintptr_t> places;
+  for (void* const data : free_) places.push_back(reinterpret_cast<std::uintptr_t>(data));
+  return places;
+}
+
 std::int64_t Pool::allocated() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return allocated_;
@@ -164,6 +171,7 @@ void bind_buffers(py::module_& module) {
       .def(py::init(make), py::arg("size"), py::arg("dtype"), py::arg("max_buffers"), py::arg("checked") = false)
       .def("lend", &Pool::lend, py::arg("memory"))
       .def_property_readonly("held", &Pool::held)
+      .def_property_readonly("free", &Pool::free)
       .def_property_readonly("allocated", &Pool::allocated)
       .def_property_readonly("buffer_bytes", &Pool::bytes)
       .def_property_readonly("damaged", &Pool::damaged);

@@ -36,6 +36,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   Type type() const { return type_; }
   bool checked() const { return checked_; }
   std::int64_t held() const;
+  // Where the buffers lie that nobody holds.
+  std::vector<std::uintptr_t> free() const;
   std::int64_t allocated() const;
   // Tags of the frozen buffers that had been written to when they came back.
   std::vector<std::int64_t> damaged() const;

@@ -5,6 +5,8 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <cstring>
+#include <new>
 
 namespace py = pybind11;
 
@@ -31,8 +33,30 @@ int populate_(const py::buffer& memory, bool write) {
 #endif
 }
 
+#if defined(__linux__)
+// The pages of a mapped file become a copy of this process's own, where they are: whoever writes to the file later does
+// not change what holders of a view see. One system call swaps them, so that a reader on another thread sees either.
+void detach_(const py::buffer& memory) {
+  const py::buffer_info info = memory.request();
+  const auto size = static_cast<std::size_t>(info.size * info.itemsize);
+  const py::gil_scoped_release release;
+  void* const copy = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (copy == MAP_FAILED) throw std::bad_alloc();
+  std::memcpy(copy, info.ptr, size);
+  if (mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, info.ptr) == MAP_FAILED) {
+    munmap(copy, size);
+    throw std::bad_alloc();
+  }
+}
+#else
+void detach_(const py::buffer&) {}  // nothing is mapped there
+#endif
+
 }  // namespace
 
-void bind_pages(py::module_& module) { module.def("populate", populate_, py::arg("memory"), py::arg("write")); }
+void bind_pages(py::module_& module) {
+  module.def("populate", populate_, py::arg("memory"), py::arg("write"));
+  module.def("detach", detach_, py::arg("memory"));
+}
 
 }  // namespace afflux::python

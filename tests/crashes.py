@@ -97,7 +97,9 @@ def go_on(case, path, tell):
     try:
         server = case.open(path)
     except StoreError as error:
-        assert "there is no folder" in str(error) or "began to make it" in str(error) or "is missing" in str(error), error
+        assert "there is no folder" in str(error) or "began to make it" in str(error) or "is missing" in str(error), (
+            error
+        )
         shutil.rmtree(path, ignore_errors=True)
         server = case.server(path)
     yield server

@@ -5,7 +5,7 @@ from contextlib import suppress
 import numpy as np
 
 from afflux.checkpoint import Saved
-from afflux.errors import AffluxError
+from afflux.errors import AffluxError, StoreError
 from afflux.gate import Gate
 from afflux.joins import Joins
 from afflux.receipts import Pulled, Receipt, Report
@@ -148,6 +148,8 @@ class Rounds:
         self._versions.refuse_damaged_newest(op, self._joins.book.current.version)
         try:
             draft = self._versions.take()
+        except StoreError:
+            raise
         except AffluxError as error:
             raise AffluxError(f"[{op}] {error}") from None
         store = self._store

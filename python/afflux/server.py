@@ -240,7 +240,7 @@ class Server:
         at_least("commit_every", commit_every, 1)
         store = Store(Path(path), durability, commit_every, ops.threads(num_threads))
         try:
-            store.refuse_other(rule)
+            store.refuse_unfit(rule)
             settings = {name: store.facts[name] for name in ("num_clients", "dtype", "slot_dtype")} | store.options
             zeros = np.zeros(store.facts["d"], store.facts["dtype"])
             server = cls(rule, zeros, num_threads=num_threads, push_threads=push_threads, **settings)
@@ -297,7 +297,7 @@ class Server:
         with self._stored("close") as store:
             store.checkpoint(self._joins, store.notes, list(self.kept.values()))
             self._gate.closed = True
-            store.close()
+            store.close(self._versions)
 
     @property
     def notes(self) -> object:

@@ -92,6 +92,11 @@ class Versions:
         return self._pool.allocated
 
     @property
+    def free(self) -> list[int]:
+        """The addresses of buffers that nobody holds."""
+        return self._pool.free
+
+    @property
     def damaged(self) -> list[int]:
         """The versions that came back with other bytes than they were published with; none unless checked."""
         return self._pool.damaged

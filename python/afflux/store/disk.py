@@ -35,7 +35,8 @@ class Table(NamedTuple):
 class Staged(Rows):
     """The rows of a round's accepted clients, and the table that goes with them."""
 
-    table: Table
+    table: Table  #: after the round and, as soon as it is committed, after that
+    slots: dict[ClientId, int]
     read: list[Row]  #: what the sweep reads
 
 
@@ -64,7 +65,8 @@ class DiskRows:
         self._table = table
         self._num_threads = num_threads
         self._crcs: dict[ClientId, bytes] = {}  # of the changed ones
-        segments.reserve(table.high)
+        if segments.slots < table.high:
+            raise StoreError(f"[store] {segments.folder} is truncated: {table.high} slots are in use")
 
     def __contains__(self, client_id: ClientId) -> bool:
         if client_id in self._table.changed:
@@ -185,6 +187,7 @@ class DiskRows:
             new[client_id] = segments.blank(spare)
         total = self._vectors.out("sum", table.sum) if new else table.sum
         segments.check(slot for slot in places.values() if slot is not None)
+        new.slots = {client_id: changed[client_id][1] for client_id in new}
         new.read = [row for row in old if row is not None]
         new.table = Table(count, high, tuple(free), total, changed, tuple(retired))
         replaced = [new[client_id] if last.get(client_id) == i else None for i, client_id in enumerate(client_ids)]
@@ -200,7 +203,7 @@ class DiskRows:
     def swept(self, rows: Staged) -> None:
         """Takes note of the rows that a sweep has written. May be repeated."""
         for client_id, row in rows.items():
-            self._segments.put(rows.table.changed[client_id][1], row)
+            self._segments.put(rows.slots[client_id], row)
             self._crcs[client_id] = self._crc(row, self._num_threads)
 
     def changes(self, table: Table) -> dict[ClientId, Place]:

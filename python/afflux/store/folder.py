@@ -32,6 +32,7 @@ from afflux.store.lock import Lock, promises_space
 from afflux.store.params import ParamsSlots
 from afflux.store.segments import Row, Segments, make_arrays, shape_of
 from afflux.store.vectors import Vectors, crc, verified
+from afflux.versions import Versions
 
 Durability = Literal["process", "power"]
 INDEX = "index.sqlite"
@@ -149,8 +150,10 @@ class Store:
         """Of the server that was kept here."""
         return None if self.facts["layout"] is None else Layout.from_json(self.facts["layout"])
 
-    def refuse_other(self, rule: Rule) -> None:
+    def refuse_unfit(self, rule: Rule) -> None:
         """Refuses a rule that cannot go on from here."""
+        if self.committed is None:
+            raise StoreError(f"[open] {self.path} holds no server: the process that began to make it was ended")
         ours = {"rule": rule.name, "kind": rule.kind, "memories": list(rule.memories)}
         for name, value in ours.items():
             if self.facts[name] != value:
@@ -187,6 +190,8 @@ class Store:
 
     def save(self, sealed: Round, joins: Joins) -> None:
         """Takes note of a round whose sweep was made, and commits it if it is its turn. May be repeated."""
+        if sealed.saved:  # its maker has not told the book yet
+            return
         staged = sealed.rows if isinstance(sealed.rows, Staged) else None
         if self.rows is not None and staged is not None:
             self.rows.swept(staged)
@@ -281,8 +286,7 @@ class Store:
     def _state(self) -> dict[str, Any]:
         """The last commit in the form of `state_dict`, but for the rows; vectors lie where they are on disk."""
         last = self.committed
-        if last is None:
-            raise StoreError(f"[open] {self.path} holds no server: the process that began to make it was ended")
+        assert last is not None
         kept, log = last.arrivals, last.tails["log"] if self.options["log"] else None
         meta = {
             **self.facts,
@@ -319,8 +323,11 @@ class Store:
         """The older versions that the last checkpoint has kept."""
         return sorted(self._kept)
 
-    def close(self) -> None:
-        """Lets go of the folder. What is mapped stays as long as somebody holds a view of it."""
+    def close(self, versions: Versions | None = None) -> None:
+        """Lets go of the folder. Versions that somebody holds stay as they are."""
+        if versions is not None:
+            self._pinned, self._kept_params = [], []
+            self.params.detach(versions.free)
         self._index.close()
         self._lock.release()
 

@@ -16,7 +16,6 @@ class ParamsSlots:
         self._first = list(first)
         self._slots: dict[int, int] = {}  # by the address of their memory
         self._rows: dict[int, Row] = {}
-        segments.reserve(max(self._first, default=-1) + 1)
 
     def more(self) -> Row:
         """Memory for one version more.
@@ -50,6 +49,10 @@ class ParamsSlots:
     def check(self) -> None:
         """Refuses files that have vanished or were cut off."""
         self._segments.check(self._rows)
+
+    def detach(self, free: Iterable[int]) -> None:
+        """Whoever holds a version keeps it, whatever becomes of the files; `free` is memory that nobody holds."""
+        self._segments.detach(self._slots[address] for address in self._slots.keys() - set(free))
 
     def flush(self, slots: Iterable[int]) -> None:
         """Returns when these slots are on the disk itself."""

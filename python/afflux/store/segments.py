@@ -170,6 +170,11 @@ class Segments:
             finally:
                 os.close(descriptor)
 
+    def detach(self, slots: Iterable[int]) -> None:
+        """Their memory becomes this process's own: others who open the file do not write to it."""
+        for segment in {slot // self.shape.per_segment for slot in slots} & self._maps.keys():
+            _engine.detach(self._maps[segment][0])
+
     def _place(self, slot: int) -> tuple[Path, int]:
         segment, place = divmod(slot, self.shape.per_segment)
         return self._path(segment), place * self.shape.width * self._item

@@ -1,0 +1,266 @@
+"""A store holds what a server without one has in memory, bit for bit, and any Zarr tool reads it."""
+
+import threading
+
+import numpy as np
+import pytest
+import zarr
+
+import afflux.store.folder
+from afflux import AffluxError, Server, StoreError, UnavailableError, replay
+from afflux.rules import RULES, ca2fl, fedbuff, wkafl
+from conftest import bits, ready
+
+CLIENTS, M = 9, 3
+
+
+def made(name, size, store=None, **options):
+    rule = RULES[name](buffer_size=M) if name not in ("fedasync", "zenopp") else RULES[name]()
+    given = {"num_clients": CLIENTS, "max_staleness": 6, "log": True, **options}
+    return ready(Server(rule, np.ones(size, np.float32), **given, **({} if store is None else {"store": store})))
+
+
+def some_pushes(server, size, count):
+    for _ in range(count):
+        rng = np.random.default_rng(server.joins)
+        client, age = int(rng.integers(CLIENTS)), int(rng.integers(8))
+        server.push(client, rng.standard_normal(size).astype(np.float32), version=max(0, server.version - age))
+
+
+def same(one, other):
+    ours, theirs = one.state_dict(), other.state_dict()
+    assert ours["meta"] == theirs["meta"]
+    assert ours["arrays"].keys() == theirs["arrays"].keys()
+    for name, array in ours["arrays"].items():
+        assert bits(array) == bits(theirs["arrays"][name]), name
+
+
+@pytest.fixture(params=["mapped", "written"])
+def mapped(request, monkeypatch):
+    """Both ways to reach the disk; on a file system that promises nothing, the second one alone."""
+    if request.param == "written":
+        monkeypatch.setattr(afflux.store.folder, "promises_space", lambda folder: False)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_has_the_bits_of_memory(name, tmp_path, mapped):
+    size, path = 300, tmp_path / "store"
+    there, here = made(name, size, path), made(name, size)
+    for server in (there, here):
+        some_pushes(server, size, 20)
+    same(there, here)
+    there.close()
+    again = Server.open(path, here.rule)
+    same(again, here)
+    for server in (again, here):
+        some_pushes(server, size, 25)
+    same(again, here)
+
+
+@pytest.mark.parametrize("commit_every", [1, 2, 5, None])
+@pytest.mark.parametrize("durability", ["process", "power"])
+def test_commits_now_and_then(commit_every, durability, tmp_path):
+    settings = {"commit_every": commit_every, "durability": durability}
+    there, here = made("ca2fl", 300, tmp_path / "store", **settings), made("ca2fl", 300)
+    for count in (20, 3, 1, 30):
+        for server in (there, here):
+            some_pushes(server, 300, count)
+        same(there, here)
+        there.close()
+        there = Server.open(tmp_path / "store", here.rule, **settings)
+        same(there, here)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": "float64"},
+        {"slot_dtype": "bfloat16"},
+        {"duplicates": "both"},
+        {"duplicates": "reject", "check_versions": True},
+        {"num_threads": 1, "max_versions": 3, "max_slots": 5},
+    ],
+    ids=str,
+)
+def test_options_are_those_of_before(options, tmp_path):
+    size = 140_001
+    there, here = made("ca2fl", size, tmp_path / "store", **options), made("ca2fl", size, **options)
+    for server in (there, here):
+        some_pushes(server, size, 8)
+    there.close()
+    again = Server.open(tmp_path / "store", here.rule, num_threads=2)
+    for server in (again, here):
+        some_pushes(server, size, 8)
+    same(again, here)
+    assert again._slots.limit == here._slots.limit
+
+
+def test_models_keep_their_layout_and_buffers(tmp_path):
+    model = {"weight": np.ones((4, 5), np.float32), "bn": {"running_mean": np.zeros(3, np.float32)}}
+    update = {"weight": np.full((4, 5), 2, np.float32)}
+    there = Server(fedbuff(buffer_size=2), model, store=tmp_path / "store")
+    for value in (1.0, 2.0, 7.0):
+        there.push("ann", update, version=0, buffers={"bn": {"running_mean": np.full(3, value, np.float32)}})
+    before = there.pull()
+    there.close()
+    again = Server.open(tmp_path / "store", fedbuff(buffer_size=2))
+    now = again.pull()
+    assert (bits(now.params), bits(now.buffers)) == (bits(before.params), bits(before.buffers))
+    again.push("bob", update, version=0, buffers={"bn": {"running_mean": np.full(3, 9, np.float32)}})
+    assert again.pull().buffers.tolist() == [8.0] * 3
+    assert again.layout == there.layout
+
+
+def test_client_ids_may_be_text(tmp_path):
+    there = Server(ca2fl(buffer_size=2), np.zeros(5), num_clients=4, store=tmp_path / "store")
+    for client in ("ann", "böb", "\0", "日本"):
+        there.push(client, np.full(5, len(client), np.float32), version=there.version)
+    with pytest.raises(StoreError, match="is no Unicode text"):
+        there.push("\ud800", np.ones(5), version=there.version)
+    there.close()
+    again = Server.open(tmp_path / "store", ca2fl(buffer_size=2))
+    assert again.rows.client_ids == ["ann", "böb", "\0", "日本"]
+    assert again.rows.row("日本").tolist() == [2.0] * 5
+
+
+@pytest.mark.parametrize("size", [5, 300, 70_001])
+def test_zarr_reads_it(size, tmp_path):
+    server = made("ca2fl", size, tmp_path / "store")
+    some_pushes(server, size, 40)
+    rows, index = server.rows, server._store._index
+    group = zarr.open_group(tmp_path / "store", mode="r")
+    for client in rows.client_ids:
+        place = index.row(client)
+        assert bits(group["rows"][place.slot, :size]) == bits(rows.row(client))
+    places = index.committed().vectors
+    assert bits(group["params"][places["params"].slot, :size]) == bits(server.params)
+    assert bits(group["sum"][places["sum"].slot, :size]) == bits(rows.sum)
+    assert group["rows"].shape[0] >= len(rows)
+    assert group.attrs["order_version"] == 1
+
+
+def test_receipts_say_when_a_push_is_safe(tmp_path):
+    def durable(**settings):
+        server = made("fedbuff", 10, tmp_path / str(settings), **settings)
+        return [server.push(i, np.ones(10), version=0).durable for i in range(8)]
+
+    assert durable() == [1, 1, 1, 2, 2, 2, 3, 3]
+    assert durable(commit_every=2) == [2] * 6 + [4] * 2
+    assert durable(commit_every=None) == [None] * 8
+    assert made("fedbuff", 10).push(1, np.ones(10), version=0).durable is None
+
+
+def test_what_is_not_committed_is_gone_and_what_a_checkpoint_holds_is_not(tmp_path):
+    path = tmp_path / "store"
+    server = made("fedbuff", 10, path, commit_every=2)
+    some_pushes(server, 10, 13)  # four rounds and one arrival
+    server._store.close()  # as if the process had ended
+    server = Server.open(path, server.rule, commit_every=2)
+    assert (server.version, server.joins, server.arrivals_waiting) == (4, 12, 0)
+    some_pushes(server, 10, 4)
+    server.checkpoint()
+    server.push(0, np.ones(10), version=server.version)
+    server._store.close()
+    server = Server.open(path, server.rule)
+    assert (server.version, server.joins, server.arrivals_waiting) == (5, 16, 1)
+
+
+def test_notes_and_kept_versions_come_back(tmp_path):
+    server = made("fedbuff", 300, tmp_path / "store", commit_every=None)
+    held = {}
+    for _ in range(4):
+        some_pushes(server, 300, M)
+        held[server.version] = server.pull()
+    server.checkpoint({"events": [1, 2.5, "three"]}, keep=[held[1], held[3]])
+    expected = {version: bits(held[version].params) for version in (1, 3)}
+    server._store.close()
+    again = Server.open(tmp_path / "store", server.rule, commit_every=None)
+    assert again.notes == {"events": [1, 2.5, "three"]}
+    for _ in range(5):  # what is kept is not written over
+        some_pushes(again, 300, M)
+    again.close()
+    again = Server.open(tmp_path / "store", server.rule)
+    assert {version: bits(pulled.params) for version, pulled in again.kept.items()} == expected
+    assert again.notes == {"events": [1, 2.5, "three"]}
+
+
+def test_params_outlive_their_server(tmp_path):
+    server = made("fedbuff", 300, tmp_path / "store")
+    first = server.pull()
+    some_pushes(server, 300, 12)
+    newest = server.pull()
+    expected = bits(newest.params)
+    server.close()
+    server.close()  # twice does no harm
+    del server
+    assert first.params.tolist() == [1.0] * 300
+    assert bits(newest.params) == expected
+    again = Server.open(tmp_path / "store", fedbuff(buffer_size=M))
+    some_pushes(again, 300, 12)
+    assert bits(newest.params) == expected
+
+
+def test_a_closed_server_says_so(tmp_path):
+    server = made("fedbuff", 10, tmp_path / "store")
+    server.close()
+    for call in (lambda: some_pushes(server, 10, 1), server.flush, server.checkpoint, server.state_dict):
+        with pytest.raises(StoreError, match="this server is closed"):
+            call()
+    with pytest.raises(AffluxError, match="has no store"):
+        made("fedbuff", 10).checkpoint()
+
+
+def test_a_handed_in_memory_is_kept(tmp_path):
+    there, here = made("zenopp", 10, tmp_path / "store"), made("zenopp", 10)
+    for server in (there, here):
+        for _ in range(3):
+            some_pushes(server, 10, 2)
+            server.set_memory("validation", np.full(10, server.version + 0.5))
+    there.close()
+    same(Server.open(tmp_path / "store", here.rule), here)
+
+
+def test_threads_push_into_a_store(tmp_path):
+    rule = ca2fl(buffer_size=M)
+    server = Server(rule, np.zeros(5000), num_clients=40, log=True, store=tmp_path / "store")
+
+    def vector(client, version):
+        return np.full(5000, client + version % 7, np.float32)
+
+    def work(clients):
+        for _ in range(10):
+            for client in clients:
+                version = server.version
+                server.push(client, vector(client, version), version=version)
+
+    threads = [threading.Thread(target=work, args=(range(k, 40, 4),)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    server.close()
+    again = Server.open(tmp_path / "store", rule)
+    fresh = Server(rule, np.zeros(5000), num_clients=40, log=True)
+    same(again, replay(again.log, fresh, lambda join: vector(join.client_id, join.version)))
+
+
+@pytest.mark.parametrize("rule", [ca2fl, fedbuff, wkafl])
+def test_a_fork_is_refused(rule, tmp_path):
+    import os
+
+    server = Server(rule(buffer_size=2), np.zeros(10), num_clients=4, store=tmp_path / "store")
+    child = os.fork()
+    if child == 0:
+        try:
+            server.push(1, np.ones(10), version=0)
+        except UnavailableError as error:
+            os._exit(0 if "is its parent's" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    server.push(1, np.ones(10), version=0)
+
+
+def test_a_store_and_inplace_exclude_each_other(tmp_path):
+    with pytest.raises(AffluxError, match=r"\[Server\] inplace: a store keeps the last version"):
+        made("fedbuff", 10, tmp_path / "store", inplace=True)
+    assert not (tmp_path / "store").exists()

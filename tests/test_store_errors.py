@@ -1,0 +1,233 @@
+"""What can be wrong with a store: an error that says what, no crash, and the last commit intact."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+import sqlite3
+
+import numpy as np
+import pytest
+
+from afflux import Server, StoreError
+from afflux.rules import ca2fl, fedbuff
+from crashes import result
+
+SIZE, CLIENTS, M = 70_001, 30, 3
+RULE = ca2fl(buffer_size=M)
+
+
+def vector(client):
+    return np.full(SIZE, client + 1, np.float32)
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A store with rows of clients 0 to 8, and its params."""
+    with Server(RULE, np.zeros(SIZE), num_clients=CLIENTS, store=tmp_path / "store") as server:
+        for client in range(9):
+            server.push(client, vector(client), version=server.version)
+    return tmp_path / "store"
+
+
+def damage(file, offset, count=8):
+    with open(file, "r+b") as opened:
+        opened.seek(offset)
+        old = opened.read(count)
+        opened.seek(offset)
+        opened.write(bytes(byte ^ 0xFF for byte in old))
+
+
+def place(path, client):
+    connection = sqlite3.connect(path / "index.sqlite")
+    (slot,) = connection.execute("SELECT slot FROM rows WHERE client = ?", (client,)).fetchone()
+    connection.close()
+    meta = json.loads((path / "rows" / "zarr.json").read_text())
+    per_segment, width = meta["chunk_grid"]["configuration"]["chunk_shape"]
+    return path / "rows" / "c" / str(slot // per_segment) / "0", slot % per_segment * width * 4
+
+
+def refused(path, message, rule=RULE):
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file() and "sqlite" not in file.name}
+    with pytest.raises(StoreError, match=message):
+        Server.open(path, rule)
+    assert {file: file.read_bytes() for file in before} == before
+
+
+@pytest.mark.parametrize("where", [0, 4 * 65536 + 100, 4 * SIZE - 4])
+def test_a_damaged_row_is_found_when_its_client_pushes(path, where):
+    file, offset = place(path, 4)
+    damage(file, offset + where, 4)
+    server = Server.open(path, RULE)
+    before = server.joins
+    with pytest.raises(StoreError, match=r"\[push\] client 4's row is damaged: .*afflux store repair"):
+        server.push(4, vector(4), version=server.version)
+    with pytest.raises(StoreError, match=r"\[row\] client 4's row is damaged"):
+        server.rows.row(4)
+    assert server.joins == before
+    for client in (3, 5, 20):
+        server.push(client, vector(client), version=server.version)
+    assert server.version == 4
+
+
+@pytest.mark.parametrize("name", ["params", "sum"])
+def test_damaged_vectors_are_found_at_opening(path, name):
+    for slot in range(2):
+        width = json.loads((path / name / "zarr.json").read_text())["chunk_grid"]["configuration"]["chunk_shape"][1]
+        damage(path / name / "c" / "0" / "0", slot * width * (8 if name == "sum" else 4) + 1000)
+    refused(path, f"{name} is damaged: slot [01] does not agree with its checksum")
+
+
+def test_truncated_segments(path):
+    for name in ("params", "sum"):
+        file = path / name / "c" / "0" / "0"
+        whole = file.read_bytes()
+        os.truncate(file, len(whole) - 1)
+        refused(path, f"{name} is truncated")
+        file.write_bytes(whole)
+    file, _ = place(path, 0)
+    os.truncate(file, 4096)
+    refused(path, "rows.* truncated")
+
+
+@pytest.mark.parametrize("name", ["rows", "sum", "params"])
+def test_a_segment_that_is_cut_off_while_it_is_mapped(path, name):
+    """Not a SIGBUS."""
+    (out,) = result(lambda tell: tell(cut_off(path, name)))
+    assert "was replaced or truncated" in out or "is truncated" in out
+
+
+def cut_off(path, name):
+    server = Server.open(path, RULE)
+    for client in (0, 1):
+        server.push(client, vector(client), version=server.version)
+    os.truncate(path / name / "c" / "0" / "0", 4096)
+    try:
+        for client in (2, 3, 4):
+            server.push(client, vector(client), version=server.version)
+    except StoreError as error:
+        assert server.version == 3
+        return str(error).replace("\n", " ")
+    return "nothing was noticed"
+
+
+def test_a_vanished_folder(path, tmp_path):
+    server = Server.open(path, RULE)
+    for client in range(2):
+        server.push(client, vector(client), version=server.version)
+    path.rename(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match="has vanished"):
+        server.push(2, vector(2), version=server.version)
+    assert server.arrivals_waiting == 2
+    (tmp_path / "elsewhere").rename(path)
+    server.push(2, vector(2), version=server.version)
+    assert server.version == 4
+
+
+def test_a_second_writer(path):
+    with Server.open(path, RULE):
+        refused(path, "is in use: one process at a time writes to a store")
+    Server.open(path, RULE).close()
+
+
+def test_a_damaged_index(path):
+    shutil.copytree(path, path.parent / "copy")
+    size = (path / "index.sqlite").stat().st_size
+    for offset in (0, 4096 + 8, size // 2):
+        shutil.copy(path.parent / "copy" / "index.sqlite", path / "index.sqlite")
+        damage(path / "index.sqlite", offset, 2000)
+        try:
+            server = Server.open(path, RULE)
+        except StoreError as error:
+            assert "index.sqlite" in str(error)
+            continue
+        with pytest.raises(StoreError, match="damaged|cannot"):
+            for client in range(30):
+                server.push(client, vector(client), version=server.version)
+    shutil.copy(path.parent / "copy" / "index.sqlite", path / "index.sqlite")
+    (path / "index.sqlite").write_bytes(b"no database at all, but long enough to be looked at" * 100)
+    refused(path, "damaged")
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("PRAGMA user_version = 99", "has format 99, this afflux reads 1"),
+        ("PRAGMA application_id = 7", "is no index of afflux"),
+        ("UPDATE facts SET value = '2' WHERE name = 'order_version'", "has order_version 2, this afflux 1"),
+        ("UPDATE state SET meta = replace(meta, '3', '4')", "does not agree with its checksum"),
+        ("DELETE FROM state", "holds no server"),
+        ("DROP TABLE vectors", "no such table"),
+    ],
+)
+def test_a_foreign_index(path, statement, message):
+    connection = sqlite3.connect(path / "index.sqlite")
+    connection.execute(statement)
+    connection.commit()
+    connection.close()
+    refused(path, message)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda meta: meta["codecs"][0]["configuration"].update(endian="big"), "not a layout of ours"),
+        (lambda meta: meta["codecs"].append({"name": "gzip"}), "not a layout of ours"),
+        (lambda meta: meta.update(data_type="int8"), "not a layout of ours"),
+        (lambda meta: meta["chunk_grid"]["configuration"].update(chunk_shape=[12, 64]), "has slots of 64 elements"),
+        (lambda meta: meta.pop("codecs"), "zarr.json is damaged: KeyError"),
+    ],
+)
+def test_foreign_arrays(path, change, message):
+    file = path / "rows" / "zarr.json"
+    meta = json.loads(file.read_text())
+    change(meta)
+    file.write_text(json.dumps(meta))
+    refused(path, message)
+
+
+def test_other_rules_and_no_stores(path, tmp_path):
+    refused(path, "holds a server whose rule is 'ca2fl', not 'fedbuff'", fedbuff())
+    with pytest.raises(StoreError, match="there is no folder"):
+        Server.open(tmp_path / "nowhere", RULE)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StoreError, match="index.sqlite is missing"):
+        Server.open(tmp_path / "empty", RULE)
+    with pytest.raises(StoreError, match="is not empty"):
+        Server(RULE, np.zeros(3), num_clients=5, store=path)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StoreError, match="cannot make .*file"):
+        Server(RULE, np.zeros(3), num_clients=5, store=tmp_path / "file")
+
+
+def limited(path, size):
+    """What a push says when no file may grow beyond a size, and that all is as before."""
+    server = Server.open(path, RULE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    before = server.version
+    try:
+        for client in range(9, 30):
+            server.push(client, vector(client), version=server.version)
+    except StoreError as error:
+        assert before <= server.version < before + 7
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        server.push(29, vector(29), version=server.version)  # and with space again it goes on
+        server.close()
+        with Server.open(path, RULE) as again:
+            again.push(28, vector(28), version=again.version)
+        return str(error)
+    return "nothing was noticed"
+
+
+@pytest.mark.parametrize("size", [1, 20_000, 800_000])
+def test_a_disk_without_space(path, size, monkeypatch):
+    """A limit on the size of files stands for a full disk: both fail where space is asked for."""
+    monkeypatch.setattr("afflux.store.segments.SEGMENT_BYTES", 1 << 20)
+    shutil.rmtree(path)
+    with Server(RULE, np.zeros(SIZE), num_clients=CLIENTS, store=path) as server:
+        for client in range(3):
+            server.push(client, vector(client), version=server.version)
+    (out,) = result(lambda tell: tell(limited(path, size)))
+    assert "no space for" in out or "cannot write" in out
