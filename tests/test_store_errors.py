@@ -137,13 +137,9 @@ def test_a_damaged_index(path):
     for offset in (0, 4096 + 8, size // 2):
         shutil.copy(path.parent / "copy" / "index.sqlite", path / "index.sqlite")
         damage(path / "index.sqlite", offset, 2000)
-        try:
+        with pytest.raises(StoreError, match=r"index\.sqlite"):
             server = Server.open(path, RULE)
-        except StoreError as error:
-            assert "index.sqlite" in str(error)
-            continue
-        with pytest.raises(StoreError, match="damaged|cannot"):
-            for client in range(30):
+            for client in range(30):  # what opening does not read
                 server.push(client, vector(client), version=server.version)
     shutil.copy(path.parent / "copy" / "index.sqlite", path / "index.sqlite")
     (path / "index.sqlite").write_bytes(b"no database at all, but long enough to be looked at" * 100)
@@ -192,12 +188,12 @@ def test_other_rules_and_no_stores(path, tmp_path):
     with pytest.raises(StoreError, match="there is no folder"):
         Server.open(tmp_path / "nowhere", RULE)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(StoreError, match="index.sqlite is missing"):
+    with pytest.raises(StoreError, match=r"index\.sqlite is missing"):
         Server.open(tmp_path / "empty", RULE)
     with pytest.raises(StoreError, match="is not empty"):
         Server(RULE, np.zeros(3), num_clients=5, store=path)
     (tmp_path / "file").write_text("x")
-    with pytest.raises(StoreError, match="cannot make .*file"):
+    with pytest.raises(StoreError, match=r"cannot make .*file"):
         Server(RULE, np.zeros(3), num_clients=5, store=tmp_path / "file")
 
 

@@ -165,7 +165,7 @@ class Rounds:
         if store is None or isinstance(work, Total):
             return work.make(self._num_threads)
         if not work.done:
-            store.before(work, self._joins.book.memories)
+            store.before(work)
         work.make(self._num_threads)
         return store.save(work, self._joins)
 

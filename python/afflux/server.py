@@ -345,7 +345,7 @@ class Server:
 
     @property
     def joins(self) -> int:
-        """Decisions about pushes so far: the number that the next one gets. After `open`: how many are in the commit."""
+        """Decisions about pushes so far: the number that the next one gets. After `open`: those in the commit."""
         return self._joins.book.number
 
     @property

@@ -37,7 +37,6 @@ class Staged(Rows):
 
     table: Table  #: after the round and, as soon as it is committed, after that
     slots: dict[ClientId, int]
-    read: list[Row]  #: what the sweep reads
 
 
 class DiskRows:
@@ -143,7 +142,7 @@ class DiskRows:
             if place.slot >= self._segments.slots:
                 raise StoreError(f"[{op}] client {client_id!r}'s row is in a segment that is missing or truncated")
             row = self._segments.array(place.slot)
-            self._segments.present([row], write=False)
+            self._segments.present([place.slot])
             if self._crc(row, 1) == place.crc:
                 return
 
@@ -188,7 +187,6 @@ class DiskRows:
         total = self._vectors.out("sum", table.sum) if new else table.sum
         segments.check(slot for slot in places.values() if slot is not None)
         new.slots = {client_id: changed[client_id][1] for client_id in new}
-        new.read = [row for row in old if row is not None]
         new.table = Table(count, high, tuple(free), total, changed, tuple(retired))
         replaced = [new[client_id] if last.get(client_id) == i else None for i, client_id in enumerate(client_ids)]
         counted = self.num_clients if how.divide_by == "all" else max(count, 1)
@@ -196,9 +194,8 @@ class DiskRows:
         return stage(table.sum, counted, old, replaced, None if total is table.sum else total), new
 
     def present(self, rows: Staged) -> None:
-        """Brings in what a sweep will read and write."""
-        self._segments.present(rows.read, write=False)
-        self._segments.present(rows.values(), write=True)
+        """Brings in what a sweep will write; what it reads was brought in by the pushes."""
+        self._segments.present(rows.slots.values(), write=True)
 
     def swept(self, rows: Staged) -> None:
         """Takes note of the rows that a sweep has written. May be repeated."""

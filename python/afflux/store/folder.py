@@ -180,12 +180,10 @@ class Store:
         self.params.check()
         self._vectors.check()
 
-    def before(self, sealed: Round, memories: Memories) -> None:
-        """Brings in what the sweep of a round reads and writes; `memories` are those before it."""
-        for name, vector in sealed.memories.items():
-            self._vectors.present(f"memory.{name}", memories[name], vector)
+    def before(self, sealed: Round) -> None:
+        """Brings in what the sweep of a round will write."""
+        self._vectors.present()
         if self.rows is not None and isinstance(sealed.rows, Staged):
-            self._vectors.present("sum", self.rows.table.sum, sealed.rows.table.sum)
             self.rows.present(sealed.rows)
 
     def save(self, sealed: Round, joins: Joins) -> None:

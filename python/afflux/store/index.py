@@ -98,6 +98,8 @@ class Index:
             if not read_only:
                 self._writer.execute("PRAGMA journal_mode = WAL")
                 self._writer.execute(f"PRAGMA synchronous = {'FULL' if power else 'NORMAL'}")
+                # Each of SQLite's own checkpoints syncs, and on ext4 that waits for what else is to be written.
+                self._writer.execute("PRAGMA wal_autocheckpoint = 10000")
             application, version = (
                 self._writer.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
             )

@@ -31,7 +31,7 @@ class ParamsSlots:
             slot = next(slot for slot in range(len(self._rows) + 1) if slot not in self._rows)
             self._segments.reserve(slot + 1)
             row = self._segments.blank(slot)
-            self._segments.present([row], write=True)
+            self._segments.present([slot], write=True)
         self._rows[slot] = row
         self._slots[row.ctypes.data] = slot
         return row

@@ -63,6 +63,7 @@ class Segments:
         if self.shape.width < size:
             raise StoreError(f"[store] {folder} has slots of {self.shape.width} elements, expected {size}")
         self._maps: dict[int, tuple[Row, int]] = {}  # with the file's inode
+        self._writable: set[int] = set()
         self._count = 0
         while _size_of(self._path(self._count)) == self.shape.segment_bytes:
             self._count += 1
@@ -128,7 +129,7 @@ class Segments:
         if self.mapped:
             own = self.array(slot)
             if own.ctypes.data != array.ctypes.data:
-                self.present([own], write=True)
+                self.present([slot], write=True)
                 own[:] = array
             return
         path, offset = self._place(slot)
@@ -141,17 +142,21 @@ class Segments:
         except OSError as error:
             raise StoreError(f"[store] cannot write {path}: {error.strerror}") from None
 
-    def present(self, arrays: Iterable[Row], *, write: bool) -> None:
-        """Brings these slots' pages in before a sweep, so that what would be a signal amid it is an error here."""
-        if not self.mapped:
-            return
-        for array in arrays:
-            failed = _engine.populate(array, write) if array.size else 0
+    def present(self, slots: Iterable[int], *, write: bool = False) -> None:
+        """Brings these slots' pages in, so that what would be a signal amid a sweep is an error here. To be written,
+        once: their pages stay.
+        """
+        for slot in slots if self.mapped and self.size else ():
+            if write and slot in self._writable:
+                continue
+            failed = _engine.populate(self.array(slot), write)
             if failed:
                 raise StoreError(
-                    f"[store] {self.folder} cannot be {'written' if write else 'read'}: a segment is truncated, or the "
-                    f"disk is full or failing ({os.strerror(failed)})"
+                    f"[store] slot {slot} of {self.folder} cannot be {'written' if write else 'read'}: a segment is "
+                    f"truncated, or the disk is full or failing ({os.strerror(failed)})"
                 )
+            if write:
+                self._writable.add(slot)
 
     def check(self, slots: Iterable[int]) -> None:
         """Refuses segments that have vanished, or were cut off, since they were opened."""

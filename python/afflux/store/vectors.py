@@ -25,7 +25,7 @@ def verified(segments: Segments, place: Place, num_threads: int) -> Row:
     if place.slot >= segments.slots:
         raise StoreError(f"[store] {segments.folder} is truncated: slot {place.slot} of {segments.slots} is committed")
     row = segments.array(place.slot)
-    segments.present([row], write=False)
+    segments.present([place.slot])
     if crc(row, num_threads) != place.crc:
         raise StoreError(f"[store] {segments.folder} is damaged: slot {place.slot} does not agree with its checksum")
     return row
@@ -69,10 +69,10 @@ class Vectors:
             self._arrays[name].put(slot, now)
         return Place(slot, crc(now, self._num_threads))
 
-    def present(self, name: str, read: Row, written: Row) -> None:
-        """Brings in what a sweep reads and writes."""
-        self._arrays[name].present([read], write=False)
-        self._arrays[name].present([written], write=True)
+    def present(self) -> None:
+        """Brings in what a sweep may write."""
+        for name, slots in self._slots.items():
+            self._arrays[name].present(slots, write=True)
 
     def settle(self, places: Mapping[str, Place]) -> None:
         """They are committed."""
