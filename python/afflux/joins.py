@@ -184,7 +184,7 @@ class Joins:
             quarantined += 1
         if self._log is not None:
             client_id, version, num_examples, loss, norm, *_ = arrival
-            lent = norm != norm
+            lent = norm != norm and bad is None
             entry = Join(arrival.join, status, client_id, version, arrival.staleness, num_examples, loss, lent)
             self._log[logged:] = [entry]
             logged += 1
