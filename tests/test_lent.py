@@ -282,7 +282,7 @@ def test_replay(rng):
     again = replay(server.log, made(log=True), lambda join: vectors[join.client_id % 10])
     assert bits(again.params) == bits(server.params)
     assert (again.log, again.arrivals_waiting) == (server.log, 3)
-    assert [entry.lent for entry in server.log[:4]] == [False, True] * 2
+    assert [entry.lent for entry in server.log[:4]] == [True, False] * 2
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
