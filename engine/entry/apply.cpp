@@ -138,10 +138,9 @@ bool apply(const Pass& pass, int num_threads, bool dry) {
   if (dry) return true;
   const auto kernel = kernels().apply;
   std::atomic<bool> finite{true};
-  for_each_piece(pass.params.size, threads_worth(bytes, num_threads),
-                 [&](std::int64_t begin, std::int64_t end) {
-                   if (!kernel(pass, begin, end)) finite.store(false, std::memory_order_relaxed);
-                 });
+  for_each_piece(pass.params.size, threads_worth(bytes, num_threads), [&](std::int64_t begin, std::int64_t end) {
+    if (!kernel(pass, begin, end)) finite.store(false, std::memory_order_relaxed);
+  });
   return finite.load(std::memory_order_relaxed);
 }
 
