@@ -207,3 +207,16 @@ def test_a_server_is_not_pickled():
         print(error)
     """)
     assert out.startswith("[Server] a server is not pickled: save its state_dict()")
+
+
+def test_lent_vectors_that_wait_are_the_childs_too():
+    out = run("""
+    server.push(0, one, version=0, copy=False)
+    assert server.arrivals_waiting == 1
+    def child(_):
+        server.push(1, one, version=0, copy=False)
+        return server.version, float(server.params[7])
+    with fork.Pool(2) as pool:
+        print(pool.map(child, range(2), chunksize=1) == [(1, 1.0)] * 2, server.version)
+    """)
+    assert out.split() == ["True", "0"]
