@@ -72,7 +72,7 @@ void for_each_piece(std::int64_t d, int num_threads, const std::function<void(st
 
 int threads_worth(std::int64_t bytes, int num_threads) {
   static const std::int64_t each =
-      from_environment("AFFLUX_THREAD_BYTES", "bytes", 1, std::numeric_limits<long long>::max(), std::int64_t{3} << 20);
+      from_environment("AFFLUX_THREAD_BYTES", "bytes", 1, std::numeric_limits<long long>::max(), std::int64_t{1} << 19);
   return static_cast<int>(std::clamp<std::int64_t>(bytes / each, 1, num_threads));
 }
 

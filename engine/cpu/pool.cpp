@@ -11,11 +11,9 @@
 #include <thread>
 #include <vector>
 
+#include "cpu/affinity.hpp"
 #include "cpu/environment.hpp"
 
-#if defined(__linux__)
-#include <sched.h>
-#endif
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
@@ -23,6 +21,7 @@
 namespace afflux {
 namespace {
 
+using Lock = std::unique_lock<std::mutex>;
 using Microseconds = std::chrono::microseconds;
 
 void pause() {
@@ -48,14 +47,6 @@ bool spin(Microseconds time, const Ready& ready) {
   return ready();
 }
 
-std::size_t usable_cpus() {
-#if defined(__linux__)
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return static_cast<std::size_t>(CPU_COUNT(&set));
-#endif
-  return std::thread::hardware_concurrency();  // 0 if unknown
-}
-
 // Threads that are started meanwhile take no signals but those of their own faults: a handler, or a signal that waits
 // for its sigwait, belongs to the program's threads.
 class SignalsBlocked {
@@ -74,12 +65,19 @@ class SignalsBlocked {
   sigset_t saved_;
 };
 
-// One call's work, on its caller's stack; all but `helpers` is guarded by the pool's mutex.
+// One call's work, on its caller's stack.
 struct Job {
   const std::function<void()>& work;
   int vacancies;                // helpers that may still join
   Job* next = nullptr;          // another caller's
   std::atomic<int> helpers{0};  // that have joined and not ended
+};
+
+struct Helper {
+  std::thread thread;
+  std::condition_variable woken;
+  bool asleep = false;
+  KeptOff kept_off;
 };
 
 class Pool {
@@ -88,34 +86,34 @@ class Pool {
 
   void run(const std::function<void()>& work, int helpers) {
     Job job{work, helpers};
-    const auto [patience, asleep] = post(job);
-    for (int i = 0; i < asleep; ++i) posted_.notify_one();
+    const auto [patience, missing] = post(job);
+    wake(missing);
     work();
     withdraw(job);
     const auto ended = [&] { return job.helpers.load(std::memory_order_acquire) == 0; };
     if (spin(patience, ended)) return;
-    std::unique_lock<std::mutex> lock(mutex_);
+    Lock lock(mutex_);
     ended_.wait(lock, ended);
   }
 
-  // Ends the threads. The pool goes on to serve calls, which then have no helpers.
+  // Ends the threads. Calls go on to be served, and have no helpers.
   void end() {
     {
-      const std::lock_guard<std::mutex> lock(mutex_);
+      const Lock lock(mutex_);
       ending_ = true;
     }
-    posted_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
+    wake(static_cast<int>(helpers_.size()));
+    for (const auto& helper : helpers_) helper->thread.join();
   }
 
  private:
   struct Posted {
     Microseconds patience;
-    int asleep;  // how many helpers have to be woken
+    int missing;  // helpers that no thread is looking out for
   };
 
   Posted post(Job& job) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     grow(static_cast<std::size_t>(job.vacancies));
     job.next = jobs_;
     jobs_ = &job;
@@ -124,36 +122,60 @@ class Pool {
   }
 
   void withdraw(Job& job) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     Job** at = &jobs_;
     while (*at != &job) at = &(*at)->next;
     *at = job.next;
     vacancies_.fetch_sub(job.vacancies, std::memory_order_relaxed);
   }
 
-  void grow(std::size_t helpers) {
-    if (ending_ || threads_.size() >= helpers) return;
+  void grow(std::size_t size) {
+    if (ending_ || helpers_.size() >= size) return;
     const SignalsBlocked blocked;
     try {
-      while (threads_.size() < helpers) threads_.emplace_back([this] { serve(); });
+      helpers_.reserve(size);
+      while (helpers_.size() < size) {
+        auto made = std::make_unique<Helper>();
+        Helper& helper = *made;
+        helper.thread = std::thread([this, &helper] { serve(helper); });
+        helper.kept_off.narrow(helper.thread.native_handle());
+        helpers_.push_back(std::move(made));
+      }
     } catch (...) {  // no more threads or memory: those that run take all the work, with the same result
     }
-    patience_ = usable_cpus() > threads_.size() ? asked_ : Microseconds(0);
+    patience_ = usable_cpus() > helpers_.size() ? asked_ : Microseconds(0);
   }
 
-  // What a thread of the pool does all its life.
-  void serve() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    const auto news = [this] { return vacancies_.load(std::memory_order_relaxed) > 0 || ending_; };
+  void wake(int most) {
+    for (; most > 0; --most) {
+      Helper* const helper = rouse();
+      if (helper == nullptr) return;
+      helper->woken.notify_one();  // without the lock, which it needs first
+    }
+  }
+
+  Helper* rouse() {
+    const Lock lock(mutex_);
+    for (const auto& helper : helpers_) {
+      if (!helper->asleep) continue;
+      helper->asleep = false;
+      helper->kept_off.narrow(helper->thread.native_handle());
+      return helper.get();
+    }
+    return nullptr;
+  }
+
+  // What a helper does all its life.
+  void serve(Helper& self) {
+    Lock lock(mutex_);
     while (!ending_) {
-      while (Job* const job = vacant()) help(*job, lock);
-      ++spinning_;
-      const Microseconds patience = patience_;
-      lock.unlock();
-      // Nobody sleeps for the mutex: who posts a job may still hold it.
-      if (!spin(patience, [&] { return news() && lock.try_lock(); })) lock.lock();
-      --spinning_;
-      posted_.wait(lock, news);
+      if (Job* const job = vacant()) {
+        self.kept_off.widen(pthread_self());
+        help(*job, lock);
+      } else if (!watch(lock)) {
+        self.asleep = true;
+        self.woken.wait(lock, [&] { return !self.asleep; });
+      }
     }
   }
 
@@ -163,7 +185,7 @@ class Pool {
     return job;
   }
 
-  void help(Job& job, std::unique_lock<std::mutex>& lock) {
+  void help(Job& job, Lock& lock) {
     --job.vacancies;
     vacancies_.fetch_sub(1, std::memory_order_relaxed);
     job.helpers.fetch_add(1, std::memory_order_relaxed);
@@ -174,10 +196,22 @@ class Pool {
     if (job.helpers.fetch_sub(1, std::memory_order_release) == 1) ended_.notify_all();
   }
 
+  // Looks out for news; false if it is time to sleep.
+  bool watch(Lock& lock) {
+    const auto news = [this] { return vacancies_.load(std::memory_order_relaxed) > 0 || ending_; };
+    const Microseconds patience = patience_;
+    ++spinning_;
+    lock.unlock();
+    // Nobody sleeps for the mutex: who posts a job may still hold it.
+    if (!spin(patience, [&] { return news() && lock.try_lock(); })) lock.lock();
+    --spinning_;
+    return news();
+  }
+
   const Microseconds asked_;
-  std::mutex mutex_;  // guards what follows; the atomics are also read without it
-  std::condition_variable posted_, ended_;
-  std::vector<std::thread> threads_;
+  std::mutex mutex_;  // guards all that follows and all jobs; the atomics are also read without it
+  std::condition_variable ended_;
+  std::vector<std::unique_ptr<Helper>> helpers_;
   Microseconds patience_{0};
   Job* jobs_ = nullptr;
   int spinning_ = 0;
