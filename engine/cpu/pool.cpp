@@ -238,7 +238,7 @@ Pool& the_pool() {
   if (made != nullptr) return *made;
   // No static local: if a fork hit its initialization, the child would wait for it for ever.
   auto fresh =
-      std::make_unique<Pool>(Microseconds(from_environment("AFFLUX_SPIN_US", "microseconds", 0, 1000000, 1000)));
+      std::make_unique<Pool>(Microseconds(from_environment("AFFLUX_SPIN_US", "microseconds", 0, 10000000, 1000)));
   if (pool.compare_exchange_strong(made, fresh.get(), std::memory_order_acq_rel)) return *fresh.release();
   return *made;  // another thread was first
 }
