@@ -8,7 +8,8 @@ namespace afflux {
 // Runs body(0) ... body(count - 1), each once, in any order, on up to num_threads threads (the caller's included), and
 // returns when all are done. Every thread, the caller's too, computes with round-to-nearest and with subnormals kept,
 // whatever mode the caller is in (torch's flush-denormal setting leaks into new threads); the caller's is put back.
-// The others come from the pool (pool.hpp). An exception of `body` is rethrown here, once all that have begun have ended.
+// The others come from the pool (pool.hpp). An exception of `body` is rethrown here, once all that have begun have
+// ended.
 void parallel_for(std::int64_t count, int num_threads, const std::function<void(std::int64_t)>& body);
 
 // The same for elementwise work over d elements: body(begin, end) for pieces of whole blocks that cover them.
