@@ -264,3 +264,17 @@ def test_a_store_and_inplace_exclude_each_other(tmp_path):
     with pytest.raises(AffluxError, match=r"\[Server\] inplace: a store keeps the last version"):
         made("fedbuff", 10, tmp_path / "store", inplace=True)
     assert not (tmp_path / "store").exists()
+
+
+def test_lent_vectors_are_kept_by_a_checkpoint(tmp_path):
+    there, here = (
+        Server(fedbuff(buffer_size=3), np.zeros(300), log=True, **to) for to in ({"store": tmp_path / "store"}, {})
+    )
+    vectors = [np.full(300, value, np.float32) for value in (1, 2, np.nan, 4, 5)]
+    for server in (there, here):
+        for client, vector in enumerate(vectors):
+            server.push(client, vector, version=0, copy=False)
+    there.close()
+    again = Server.open(tmp_path / "store", fedbuff(buffer_size=3))
+    same(again, here)
+    assert again.arrivals_waiting == 2

@@ -1,4 +1,4 @@
-"""Killed at random moments and at each step of a commit, a store reopens at its last commit and goes on, bit for bit."""
+"""Killed at random moments and at each line of a commit, a store reopens at its last commit, with the right bits."""
 
 import os
 

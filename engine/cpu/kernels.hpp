@@ -35,7 +35,8 @@ struct Kernels {
   IngestSums (*ingest)(const Part* first, Type type, void* slot, std::int64_t begin, std::int64_t end);
   // sums[i * right_count + j] = <left[i], right[j]> over one superblock
   void (*gram)(const GramPanels& panels, std::int64_t begin, std::int64_t end, double* sums);
-  void (*apply)(const Pass& pass, std::int64_t begin, std::int64_t end);
+  // Whether the direction was finite.
+  bool (*apply)(const Pass& pass, std::int64_t begin, std::int64_t end);
   void (*encode)(Codec codec, const void* vector, unsigned char* row, std::int64_t begin, std::int64_t end);
   void (*decode)(Codec codec, const unsigned char* row, void* vector, std::int64_t begin, std::int64_t end);
 };

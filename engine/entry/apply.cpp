@@ -1,3 +1,5 @@
+#include <atomic>
+
 #include "afflux/afflux.hpp"
 #include "cpu/dispatch.hpp"
 #include "cpu/parallel_for.hpp"
@@ -157,14 +159,17 @@ Pass with_outs(Pass pass) {
 
 }  // namespace
 
-void apply(const Pass& pass, int num_threads, bool dry) {
+bool apply(const Pass& pass, int num_threads, bool dry) {
   check::threads("apply", num_threads);
   const std::int64_t bytes = check_pass(pass);
-  if (dry) return;
+  if (dry) return true;
   const auto kernel = kernels().apply;
   const Pass whole = with_outs(pass);
-  for_each_piece(pass.params.size, threads_worth(bytes, num_threads),
-                 [&](std::int64_t begin, std::int64_t end) { kernel(whole, begin, end); });
+  std::atomic<bool> finite{true};
+  for_each_piece(pass.params.size, threads_worth(bytes, num_threads), [&](std::int64_t begin, std::int64_t end) {
+    if (!kernel(whole, begin, end)) finite.store(false, std::memory_order_relaxed);
+  });
+  return finite.load(std::memory_order_relaxed);
 }
 
 }  // namespace afflux

@@ -9,7 +9,8 @@
 //
 // Every result is the same bit for bit on any number of threads and any instruction set (see order.hpp).
 // Entry points check everything before they write anything: after an exception nothing has changed.
-// They allocate nothing that grows with d, never print, and keep no threads between calls.
+// They allocate nothing that grows with d, and never print. Threads that help a call are kept for the next one: a pool,
+// made by the first call that needs it; a forked child makes its own.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -51,8 +52,10 @@ Statistics ingest(View<const void> update, View<void> slot, int num_threads = 1)
 // neighbours of one type are done together). Scratch memory is at most a few MB, whatever d is.
 void gram(List<View<const void>> vectors, View<double> out, int num_threads = 1);
 
-// A dry one only checks: it throws what the real one would, and writes nothing.
-void apply(const Pass& pass, int num_threads = 1, bool dry = false);
+// A dry one only checks: it throws what the real one would, and writes nothing. Returns whether the direction was
+// finite in every element; it is not where an update that was read holds an infinity or a NaN, or where the sum
+// overflows.
+bool apply(const Pass& pass, int num_threads = 1, bool dry = false);
 
 // Bytes of one encoded row of `size` elements.
 std::int64_t row_bytes(Codec codec, std::int64_t size);

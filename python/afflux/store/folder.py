@@ -292,7 +292,7 @@ class Store:
             "passed": last.tails["passed"],
             "waiting": [k.facts[:5] for k in kept],
             "quarantined": last.tails["quarantined"],
-            "log": log and [entry[:6] for entry in log],
+            "log": log and [_without_loss(entry) for entry in log],
             "row_ids": [],
         }
         arrays: dict[str, Any] = {
@@ -328,6 +328,13 @@ class Store:
             self.params.detach(versions.free)
         self._index.close()
         self._lock.release()
+
+
+def _without_loss(entry: list[Any]) -> list[Any]:
+    if len(entry) <= 2:
+        return entry
+    *facts, _, lent = entry
+    return [*facts, True] if lent else facts
 
 
 def _plain(entry: Any) -> Any:
