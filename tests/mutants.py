@@ -210,10 +210,39 @@ MUTANTS = {
     ),
     "server: a failing rule loses the buffer": (
         "python/afflux/rounds.py",
-        "        return prepare(self._rule, self._joins.before",
-        "        self._joins.book = self._joins.book._replace(filled=0)\n"
-        "        return prepare(self._rule, self._joins.before",
+        "        sealed = prepare(self._rule",
+        "        self._joins.book = self._joins.book._replace(filled=0)\n        sealed = prepare(self._rule",
         "test_server.py",
+    ),
+    "store: a round writes over the committed sum": (
+        "python/afflux/store/vectors.py",
+        "next(slot for slot in self._slots[name] if slot != kept)",
+        "next(slot for slot in self._slots[name] if slot == (kept or 0))",
+        "test_store_crashes.py",
+    ),
+    "store: a row is replaced in its committed slot": (
+        "python/afflux/store/disk.py",
+        "if slot is not None and client_id in changed:",
+        "if slot is not None:",
+        "test_store_crashes.py",
+    ),
+    "store: a freed slot is used before the commit": (
+        "python/afflux/store/disk.py",
+        "                retired.append(slot)",
+        "                free.append(slot)",
+        "test_store_crashes.py",
+    ),
+    "store: the version is told before it is saved": (
+        "python/afflux/round.py",
+        "return self.saved and bool(self.done)",
+        "return bool(self.done)",
+        "test_store_errors.py",
+    ),
+    "store: a damaged row passes": (
+        "python/afflux/store/disk.py",
+        "if self._crc(row, 1) == place.crc:",
+        "if len(self._crc(row, 1)) == len(place.crc):",
+        "test_store_errors.py",
     ),
     "joins: a round that is being made is not counted": (
         "python/afflux/joins.py",

@@ -6,6 +6,7 @@ import resource
 import shutil
 import signal
 import sqlite3
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -227,3 +228,25 @@ def test_a_disk_without_space(path, size, monkeypatch):
             server.push(client, vector(client), version=server.version)
     (out,) = result(lambda tell: tell(limited(path, size)))
     assert "no space for" in out or "cannot write" in out
+
+
+def test_a_version_that_cannot_be_committed_is_not_told(path, monkeypatch):
+    """The round stays, and is committed as soon as that is possible."""
+    server = Server.open(path, RULE)
+    before = server.pull()
+
+    def full(change):
+        raise StoreError("[store] cannot write: database or disk is full")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(server._store._index, "commit", full)
+        for client in (0, 1):
+            server.push(client, vector(client), version=3)
+        for client in (2, 3):  # the one that completes the buffer; then one that waits beside the round
+            with pytest.raises(StoreError, match="disk is full") if client == 2 else nullcontext():
+                server.push(client, vector(client), version=3)
+        assert server.version == before.version == 3
+        assert server.pull().params is before.params
+    server.close()
+    again = Server.open(path, RULE)
+    assert (again.version, again.arrivals_waiting, again.counts["joined"]) == (4, 1, 13)
