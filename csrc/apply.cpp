@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <tuple>
+#include <vector>
 
 #include "afflux/afflux.hpp"
 #include "arrays.hpp"
@@ -15,8 +16,12 @@ namespace {
 
 // (updates, weights, params_weight)
 using CombineOf = std::tuple<py::object, py::object, double>;
-// (kind, sum, num_clients, rows, new_rows)
-using CalibrateOf = std::tuple<std::string, py::object, std::int64_t, py::object, py::object>;
+// (key, low, high) of a row that is encoded
+using FactsOf = std::tuple<std::uint64_t, double, double>;
+// (kind, sum, num_clients, rows, new_rows, codec, facts, quantize_direction)
+// codec None: the exact one of the updates
+using CalibrateOf = std::tuple<std::string, py::object, std::int64_t, py::object, py::object,
+                               std::optional<std::string>, std::vector<FactsOf>, bool>;
 // (kind, lr, beta1, beta2, epsilon, root_scale, states)
 using StepOf = std::tuple<std::string, double, double, double, double, double, py::object>;
 // (vectors, weights, next or None)
@@ -54,20 +59,28 @@ struct CalibrateArrays {
   CalibrateArrays(const CalibrateOf& of, Codec codec)
       : kind(calibration_named(std::get<0>(of))),
         codec(codec),
+        quantize_direction(std::get<7>(of)),
         num_clients(std::get<2>(of)),
         sum({"apply", "sum"}, std::get<1>(of), Access::write),
         rows("apply", "rows", std::get<3>(of), Access::read, Shape::vector, true,
              [codec](const Array& array) { return read_only(array.row(codec)); }),
         new_rows("apply", "new_rows", std::get<4>(of), Access::write, Shape::vector, true,
-                 [codec](const Array& array) { return array.row(codec); }) {}
-  Calibrate stage() const { return {kind, codec, sum.doubles(), num_clients, rows.list(), new_rows.list()}; }
+                 [codec](const Array& array) { return array.row(codec); }) {
+    for (const auto& [key, low, high] : std::get<6>(of)) facts.push_back({key, low, high});
+  }
+  Calibrate stage() const {
+    const List<RowFacts> all{facts.data(), static_cast<std::int64_t>(facts.size())};
+    return {kind, codec, sum.doubles(), num_clients, rows.list(), new_rows.list(), all, quantize_direction};
+  }
 
   Calibration kind;
   Codec codec;
+  bool quantize_direction;
   std::int64_t num_clients;
   Array sum;
   Arrays<const unsigned char> rows;
   Arrays<unsigned char> new_rows;
+  std::vector<RowFacts> facts;
 };
 
 struct MemoryArrays {
@@ -98,8 +111,10 @@ void apply_(const py::object& params, const py::object& out, const CombineOf& co
   pass.out = to.view();
   pass.combine = {vectors.list(), weight.list(), params_weight};
   if (calibrate) {
+    const auto& codec = std::get<5>(*calibrate);
     const bool any = pass.combine.updates.size > 0;
-    cache.emplace(*calibrate, exact_codec(any ? pass.combine.updates.data[0].type : Type::float32));
+    const Type updates = any ? pass.combine.updates.data[0].type : Type::float32;
+    cache.emplace(*calibrate, codec ? codec_named(*codec) : exact_codec(updates));
     pass.calibrate = cache->stage();
   }
   pass.step = {step_named(step_kind), lr, beta1, beta2, epsilon, root_scale, states.list()};
