@@ -1,5 +1,5 @@
-// The affine codec, one block of kCodecBlock elements. Its vectors of 16 elements lie in the codes so that whole vectors
-// are packed and unpacked: element e of the block is in byte e mod (16 bits), at bit bits * (e div (16 bits)).
+// The affine codec, one block of kCodecBlock elements. Its vectors of 16 elements lie in the codes so that whole
+// vectors are packed and unpacked: element e of the block is in byte e mod (16 bits), at bit bits * (e div (16 bits)).
 #pragma once
 #include "cpu/floats.hpp"
 #include "formula/codec.hpp"
@@ -30,12 +30,8 @@ AFFLUX_FN Grid block_grid(const float* x, int bits) {
     low = simd::lesser(low, simd::load_floats(x + e));
     high = simd::greater(high, simd::load_floats(x + e));
   }
-  float least = low[0], most = high[0];
-#pragma GCC unroll 16
-  for (int lane = 1; lane < simd::kFloats; ++lane) {
-    least = formula::lesser(least, low[lane]);
-    most = formula::greater(most, high[lane]);
-  }
+  float least, most;
+  simd::extremes(low, high, least, most);
   return formula::grid_over(least, most, bits);
 }
 

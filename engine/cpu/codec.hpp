@@ -1,5 +1,6 @@
 // The codecs of cached rows, a run of elements at a time: kCodecBlock, or a group of kBlock where rotations need it.
 #pragma once
+#include "cpu/combine.hpp"
 #include "cpu/convert.hpp"
 #include "cpu/kernels.hpp"
 #include "cpu/rotated.hpp"
@@ -47,92 +48,133 @@ AFFLUX_FN Source run_in(Codec codec, const unsigned char* row, std::int64_t begi
   return {row + place.facts, row + place.codes};
 }
 
+// A run of one row, to be encoded or decoded.
+struct Encoding {
+  const RowHead* head;
+  const float* x;
+  Target to;
+  float* decoded;  // what it will be decoded to
+};
+struct Decoding {
+  const RowHead* head;
+  Source from;
+  float* out;
+};
+
+// What the codes of all runs depend on is computed for all before the first is made: its latency is long.
 template <int kBits>
-AFFLUX_FN void encode_affine(Codec codec, const RowHead& head, const float* x, std::int64_t begin, Target to,
-                             float* decoded) {
-  const std::uint64_t random = formula::block_bits(head.key, begin / kCodecBlock);
-  if (codec.coding == Coding::affine_vector)
-    return affine_encode<kBits, true>(x, {head.low, head.step, formula::per_step(head.step, kBits)}, random, to.codes,
-                                      decoded);
-  const Grid grid = block_grid(x, kBits);
-  write(to.facts, grid.low);
-  write(to.facts + 4, grid.step);
-  affine_encode<kBits, false>(x, grid, random, to.codes, decoded);
+AFFLUX_FN void encode_affine(Codec codec, std::int64_t begin, const Encoding* runs, int count) {
+  Grid grids[kTogether];
+  std::uint64_t random[kTogether];
+  const bool own = codec.coding == Coding::affine;
+  for (int k = 0; k < count; ++k) {
+    const RowHead& head = *runs[k].head;
+    random[k] = formula::block_bits(head.key, begin / kCodecBlock);
+    if (!own) {
+      grids[k] = {head.low, head.step, formula::per_step(head.step, kBits)};
+      continue;
+    }
+    grids[k] = block_grid(runs[k].x, kBits);
+    write(runs[k].to.facts, grids[k].low);
+    write(runs[k].to.facts + 4, grids[k].step);
+  }
+  for (int k = 0; k < count; ++k)
+    own ? affine_encode<kBits, false>(runs[k].x, grids[k], random[k], runs[k].to.codes, runs[k].decoded)
+        : affine_encode<kBits, true>(runs[k].x, grids[k], random[k], runs[k].to.codes, runs[k].decoded);
 }
 
 template <int kBits>
-AFFLUX_FN void decode_affine(Codec codec, const RowHead& head, Source from, float* out) {
-  if (codec.coding == Coding::affine_vector) return affine_decode<kBits>(from.codes, head.low, head.step, out);
-  affine_decode<kBits>(from.codes, read<float>(from.facts), read<float>(from.facts + 4), out);
-}
-
-template <int kBits>
-AFFLUX_FN void encode_rotated(const RowHead& head, const float* x, std::int64_t begin, Target to, float* decoded) {
-  alignas(64) float scales[kRotations];
-  rotated_encode<kBits>(x, formula::block_bits(head.key, begin / kBlock), to.codes, scales, decoded);
-  write(to.facts, scales);
-}
-
-template <int kBits>
-AFFLUX_FN void decode_rotated(const RowHead& head, std::int64_t begin, Source from, float* out) {
-  alignas(64) float scales[kRotations];
-  __builtin_memcpy(scales, from.facts, sizeof scales);
-  rotated_decode<kBits>(from.codes, scales, formula::block_bits(head.key, begin / kBlock), out);
-}
-
-template <class Half>
-AFFLUX_FN void encode_halves(const float* x, std::int64_t n, unsigned char* codes, float* decoded) {
-  Half* const to = reinterpret_cast<Half*>(codes);
-  for (std::int64_t i = 0; i < n; ++i) {
-    Half half{};
-    formula::narrow_finite(x[i], &half);
-    to[i] = half;
-    decoded[i] = formula::widened(half);
+AFFLUX_FN void decode_affine(Codec codec, const Decoding* runs, int count) {
+  const bool own = codec.coding == Coding::affine;
+  for (int k = 0; k < count; ++k) {
+    const Source from = runs[k].from;
+    affine_decode<kBits>(from.codes, own ? read<float>(from.facts) : runs[k].head->low,
+                         own ? read<float>(from.facts + 4) : runs[k].head->step, runs[k].out);
   }
 }
 
-// A run from `begin` on, and in `decoded` what it is decoded to. Of halves n elements count; the others are whole runs,
-// `x` having zeros after the vector's end.
-__attribute__((noinline)) void encode_run(Codec codec, const RowHead& head, const float* x, std::int64_t begin,
-                                          std::int64_t n, Target to, float* decoded) {
+template <int kBits>
+AFFLUX_FN void encode_rotated(std::int64_t begin, const Encoding* runs, int count) {
+  alignas(64) float scales[kRotations];
+  for (int k = 0; k < count; ++k) {
+    const std::uint64_t random = formula::block_bits(runs[k].head->key, begin / kBlock);
+    rotated_encode<kBits>(runs[k].x, random, runs[k].to.codes, scales, runs[k].decoded);
+    write(runs[k].to.facts, scales);
+  }
+}
+
+template <int kBits>
+AFFLUX_FN void decode_rotated(std::int64_t begin, const Decoding* runs, int count) {
+  alignas(64) float scales[kRotations];
+  for (int k = 0; k < count; ++k) {
+    __builtin_memcpy(scales, runs[k].from.facts, sizeof scales);
+    const std::uint64_t random = formula::block_bits(runs[k].head->key, begin / kBlock);
+    rotated_decode<kBits>(runs[k].from.codes, scales, random, runs[k].out);
+  }
+}
+
+template <class Half>
+AFFLUX_FN void encode_halves(std::int64_t n, const Encoding* runs, int count) {
+  for (int k = 0; k < count; ++k) {
+    const float* __restrict const x = runs[k].x;
+    Half* __restrict const to = reinterpret_cast<Half*>(runs[k].to.codes);
+    float* __restrict const decoded = runs[k].decoded;
+    for (std::int64_t i = 0; i < n; ++i) {
+      Half half{};
+      formula::narrow_finite(x[i], &half);
+      to[i] = half;
+      decoded[i] = formula::widened(half);
+    }
+  }
+}
+
+template <class Half>
+AFFLUX_FN void decode_halves(std::int64_t n, const Decoding* runs, int count) {
+  for (int k = 0; k < count; ++k) convert(reinterpret_cast<const Half*>(runs[k].from.codes), runs[k].out, n);
+}
+
+// The runs from `begin` on of up to kTogether rows. Of halves n elements count; the others are whole, and x has zeros
+// after the vector's end.
+__attribute__((noinline)) void encode_runs(Codec codec, std::int64_t begin, std::int64_t n, const Encoding* runs,
+                                           int count) {
   switch (codec.coding) {
     case Coding::float16:
-      return encode_halves<Float16>(x, n, to.codes, decoded);
+      return encode_halves<Float16>(n, runs, count);
     case Coding::bfloat16:
-      return encode_halves<Bfloat16>(x, n, to.codes, decoded);
+      return encode_halves<Bfloat16>(n, runs, count);
     case Coding::affine:
     case Coding::affine_vector:
-      return codec.bits == 8   ? encode_affine<8>(codec, head, x, begin, to, decoded)
-             : codec.bits == 4 ? encode_affine<4>(codec, head, x, begin, to, decoded)
-             : codec.bits == 2 ? encode_affine<2>(codec, head, x, begin, to, decoded)
-                               : encode_affine<1>(codec, head, x, begin, to, decoded);
+      return codec.bits == 8   ? encode_affine<8>(codec, begin, runs, count)
+             : codec.bits == 4 ? encode_affine<4>(codec, begin, runs, count)
+             : codec.bits == 2 ? encode_affine<2>(codec, begin, runs, count)
+                               : encode_affine<1>(codec, begin, runs, count);
     case Coding::rotated:
-      return codec.bits == 4   ? encode_rotated<4>(head, x, begin, to, decoded)
-             : codec.bits == 2 ? encode_rotated<2>(head, x, begin, to, decoded)
-                               : encode_rotated<1>(head, x, begin, to, decoded);
+      return codec.bits == 4   ? encode_rotated<4>(begin, runs, count)
+             : codec.bits == 2 ? encode_rotated<2>(begin, runs, count)
+                               : encode_rotated<1>(begin, runs, count);
     case Coding::float32:
     case Coding::float64:
       return;  // rows that are read where they lie
   }
 }
 
-__attribute__((noinline)) void decode_run(Codec codec, const RowHead& head, std::int64_t begin, std::int64_t n,
-                                          Source from, float* out) {
+__attribute__((noinline)) void decode_runs(Codec codec, std::int64_t begin, std::int64_t n, const Decoding* runs,
+                                           int count) {
   switch (codec.coding) {
     case Coding::float16:
-      return convert(reinterpret_cast<const Float16*>(from.codes), out, n);
+      return decode_halves<Float16>(n, runs, count);
     case Coding::bfloat16:
-      return convert(reinterpret_cast<const Bfloat16*>(from.codes), out, n);
+      return decode_halves<Bfloat16>(n, runs, count);
     case Coding::affine:
     case Coding::affine_vector:
-      return codec.bits == 8   ? decode_affine<8>(codec, head, from, out)
-             : codec.bits == 4 ? decode_affine<4>(codec, head, from, out)
-             : codec.bits == 2 ? decode_affine<2>(codec, head, from, out)
-                               : decode_affine<1>(codec, head, from, out);
+      return codec.bits == 8   ? decode_affine<8>(codec, runs, count)
+             : codec.bits == 4 ? decode_affine<4>(codec, runs, count)
+             : codec.bits == 2 ? decode_affine<2>(codec, runs, count)
+                               : decode_affine<1>(codec, runs, count);
     case Coding::rotated:
-      return codec.bits == 4   ? decode_rotated<4>(head, begin, from, out)
-             : codec.bits == 2 ? decode_rotated<2>(head, begin, from, out)
-                               : decode_rotated<1>(head, begin, from, out);
+      return codec.bits == 4   ? decode_rotated<4>(begin, runs, count)
+             : codec.bits == 2 ? decode_rotated<2>(begin, runs, count)
+                               : decode_rotated<1>(begin, runs, count);
     case Coding::float32:
     case Coding::float64:
       return;
@@ -153,8 +195,9 @@ void encode(Codec codec, const RowHead& head, const void* vector, unsigned char*
   alignas(64) float room[kBlock], decoded[kBlock];
   for (std::int64_t i = begin; i < end; i += run) {
     const std::int64_t n = end - i < run ? end - i : run;
-    const float* const x = padded(static_cast<const float*>(vector) + i, n, run, room);
-    encode_run(codec, head, x, i, n, run_in(codec, row, i), decoded);
+    const Encoding one{&head, padded(static_cast<const float*>(vector) + i, n, run, room), run_in(codec, row, i),
+                       decoded};
+    encode_runs(codec, i, n, &one, 1);
   }
 }
 
@@ -166,7 +209,8 @@ void decode(Codec codec, const RowHead& head, const unsigned char* row, void* ve
   alignas(64) float room[kBlock];
   for (std::int64_t i = begin; i < end; i += run) {
     const std::int64_t n = end - i < run ? end - i : run;
-    decode_run(codec, head, i, n, run_in(codec, row, i), n == run ? to + i : room);
+    const Decoding one{&head, run_in(codec, row, i), n == run ? to + i : room};
+    decode_runs(codec, i, n, &one, 1);
     if (n < run) convert(room, to + i, n);
   }
 }

@@ -36,77 +36,88 @@ AFFLUX_FN void add_coded(const CodedArrival<T>* arrivals, int count, std::int64_
   });
 }
 
-// An update's run as float32 with zeros after its end, in `room` unless it is that already. float64 is rounded; what
-// float32 cannot hold becomes its largest value.
-AFFLUX_FN const float* as_floats(const float* update, std::int64_t n, std::int64_t run, float* room) {
-  return padded(update, n, run, room);
-}
+// An update's run as float32 with zeros after its end. float64 is rounded; what float32 cannot hold becomes its largest
+// value. A copy, because streams that begin on pages share few sets of L1, and this one is read three times.
 template <class T>
-AFFLUX_FN const float* as_floats(const T* update, std::int64_t n, std::int64_t run, float* room) {
+AFFLUX_FN void as_floats(const T* update, std::int64_t n, std::int64_t run, float* x) {
+  simd::each_wide(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE { lanes.copy(update + i, x + i); });
+  for (std::int64_t i = n; i < run; ++i) x[i] = 0.0f;
   const float most = 3.4028234663852886e38f;
-  for (std::int64_t i = 0; i < n; ++i) {
-    float value;
-    formula::narrow(formula::widened(update[i]), &value);
-    value = value < most ? value : most;
-    room[i] = value > -most ? value : -most;
+  for (std::int64_t i = 0; sizeof(T) == sizeof(double) && i < n; ++i) {
+    const float low = x[i] < most ? x[i] : most;
+    x[i] = low > -most ? low : -most;
   }
-  for (std::int64_t i = n; i < run; ++i) room[i] = 0.0f;
-  return room;
 }
 
-// Where the code of rows that are not stored goes.
-struct Nowhere {
-  alignas(64) unsigned char facts[8 * (kBlock / kCodecBlock)], codes[2 * kBlock];
-};
-
-// The type of `now`.
+// The type of `now`: float32 holds every update but those of float64.
 template <bool kOfRows, class T>
 struct Now {
-  using Type = T;
-};
-template <class T>
-struct Now<true, T> {
   using Type = float;
 };
+template <>
+struct Now<false, double> {
+  using Type = double;
+};
+
+// What a run of several arrivals needs beside their memory, 64 KB at most.
+struct Rooms {
+  static constexpr std::int64_t kSize = kTogether * kCodecBlock;
+  static_assert(kSize >= kBlock, "a group must fit");
+  alignas(64) float x[kSize], old[kSize], renewed[kSize];
+  alignas(64) unsigned char nowhere[kSize];  // for codes that are not stored
+};
+
+// Into L2: L1 has too few sets for as many streams.
+AFFLUX_FN void ahead(const unsigned char* from, std::int64_t bytes) {
+  for (std::int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(from + line, 0, 2);
+}
 
 // One run of all arrivals that have a direction or a new row.
 template <bool kDirection, bool kOfRows, class T>
 AFFLUX_FN void add_coded_run(const Pass& pass, const RowHeads* heads, std::int64_t begin, std::int64_t n, double* v,
                              double* sum) {
-  constexpr std::int64_t kRoom = 2 * kBlock;
   const Calibrate& stage = pass.calibrate;
   const std::int64_t run = run_of(stage.codec);
-  const int together = static_cast<int>(kRoom / run < kTogether ? kRoom / run : kTogether);
-  alignas(64) float old[kRoom], renewed[kRoom], room[kBlock];
-  Nowhere nowhere;
+  const formula::Place at = formula::place(stage.codec, begin);
+  const int together = static_cast<int>(Rooms::kSize / run);
+  Rooms rooms;
   CodedArrival<typename Now<kOfRows, T>::Type> arrivals[kTogether];
-  int count = 0;
+  Encoding encodings[kTogether];
+  Decoding decodings[kTogether];
+  int count = 0, encoded = 0, decoded = 0;
+  const auto add = [&] {
+    decode_runs(stage.codec, begin, n, decodings, decoded);
+    encode_runs(stage.codec, begin, n, encodings, encoded);
+    add_coded<kDirection>(arrivals, count, n, v, sum);
+    count = encoded = decoded = 0;
+  };
   for (std::int64_t k = 0; k < pass.combine.updates.size; ++k) {
     const double weight = kDirection ? pass.combine.weights.data[k] : 0.0;
     unsigned char* const new_row = stage.new_rows.data[k].data;
     if (weight == 0.0 && new_row == nullptr) continue;
     const T* const update = static_cast<const T*>(pass.combine.updates.data[k].data) + begin;
     const unsigned char* const row = stage.rows.data[k].data;
-    float *const h = old + count * run, *const q = renewed + count * run;
-    if (row == nullptr)
+    ahead(reinterpret_cast<const unsigned char*>(update) + simd::kAhead, run * static_cast<std::int64_t>(sizeof(T)));
+    if (row != nullptr) ahead(row + at.codes + run / 2 * stage.codec.bits, run / 8 * stage.codec.bits);
+    float *const x = rooms.x + count * run, *const h = rooms.old + count * run, *const q = rooms.renewed + count * run;
+    as_floats(update, n, run, x);
+    if (row != nullptr)
+      decodings[decoded++] = {&heads[k].old, {row + at.facts, row + at.codes}, h};
+    else
       for (std::int64_t i = 0; i < n; ++i) h[i] = 0.0f;
-    else
-      decode_run(stage.codec, heads[k].old, begin, n, run_in(stage.codec, row, begin), h);
-    if (kOfRows || new_row != nullptr) {
-      const Target to =
-          new_row == nullptr ? Target{nowhere.facts, nowhere.codes} : run_in(stage.codec, new_row, begin);
-      encode_run(stage.codec, heads[k].renewed, as_floats(update, n, run, room), begin, n, to, q);
-    }
+    if (kOfRows || new_row != nullptr)
+      encodings[encoded++] = {&heads[k].renewed, x,
+                              new_row == nullptr ? Target{rooms.nowhere, rooms.nowhere + kRowHead}
+                                                 : Target{new_row + at.facts, new_row + at.codes},
+                              q};
     arrivals[count] = {nullptr, h, new_row == nullptr ? nullptr : q, weight};
-    if constexpr (kOfRows)
-      arrivals[count].now = q;
-    else
+    if constexpr (!kOfRows && sizeof(T) == sizeof(double))
       arrivals[count].now = update;
-    if (++count < together) continue;
-    add_coded<kDirection>(arrivals, count, n, v, sum);
-    count = 0;
+    else
+      arrivals[count].now = kOfRows ? q : x;
+    if (++count == together) add();
   }
-  if (count > 0) add_coded<kDirection>(arrivals, count, n, v, sum);
+  if (count > 0) add();
 }
 
 template <bool kDirection, bool kOfRows, class T>

@@ -55,6 +55,30 @@ AFFLUX_FN Floats greater(Floats acc, Floats x) {
 #endif
 }
 
+// The least lane of `low` and the greatest of `high`.
+AFFLUX_FN void extremes(Floats low, Floats high, float& least, float& most) {
+#if defined(__AVX512F__)
+  // Both at once, the greatest as the least of what is negated.
+  const __m512 a = (__m512)low, b = (__m512)-high;
+  const __m256 a8 = _mm256_min_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+  const __m256 b8 = _mm256_min_ps(_mm512_castps512_ps256(b), _mm512_extractf32x8_ps(b, 1));
+  const __m256 first = _mm256_permute2f128_ps(a8, b8, 0x20), second = _mm256_permute2f128_ps(a8, b8, 0x31);
+  __m256 four = _mm256_min_ps(first, second);
+  four = _mm256_min_ps(four, _mm256_permute_ps(four, 0x4E));
+  four = _mm256_min_ps(four, _mm256_permute_ps(four, 0xB1));
+  least = _mm256_cvtss_f32(four);
+  most = -_mm_cvtss_f32(_mm256_extractf128_ps(four, 1));
+#else
+  least = low[0];
+  most = high[0];
+#pragma GCC unroll 8
+  for (int lane = 1; lane < kFloats; ++lane) {
+    least = low[lane] < least ? low[lane] : least;
+    most = most < high[lane] ? high[lane] : most;
+  }
+#endif
+}
+
 // Towards 0; the values fit.
 AFFLUX_FN Words truncated(Floats values) { return (Words) __builtin_convertvector(values, Ints); }
 AFFLUX_FN Floats converted(Words values) { return __builtin_convertvector((Ints)values, Floats); }

@@ -144,7 +144,8 @@ AFFLUX_FN void rotated_decode(const unsigned char* codes, const float* scales, s
 }
 
 template <int kBits>
-AFFLUX_FN void rotated_encode(const float* x, std::uint64_t random, unsigned char* codes, float* scales, float* decoded) {
+AFFLUX_FN void rotated_encode(const float* x, std::uint64_t random, unsigned char* codes, float* scales,
+                              float* decoded) {
   alignas(64) float y[kBlock];
   alignas(64) double squares[kRotations], products[kRotations];
   alignas(64) float rms[kRotations];

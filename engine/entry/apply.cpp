@@ -65,12 +65,13 @@ void check_codec(const Pass& pass) {
 std::vector<RowHeads> heads_of(const Pass& pass) {
   const Calibrate& stage = pass.calibrate;
   std::vector<RowHeads> heads;
-  if (stage.kind == Calibration::none || !has_head(stage.codec)) return heads;
+  if (stage.kind == Calibration::none) return heads;
   for (std::int64_t i = 0; i < stage.rows.size; ++i) {
     RowHeads both{};
-    if (const unsigned char* const row = stage.rows.data[i].data)
+    const unsigned char* const row = stage.rows.data[i].data;
+    if (has_head(stage.codec) && row != nullptr)
       both.old = rows::read_head("apply", {"rows", i}, stage.codec, row, pass.params.size);
-    if (stage.quantize_direction || stage.new_rows.data[i].data != nullptr)
+    if (has_head(stage.codec) && (stage.quantize_direction || stage.new_rows.data[i].data != nullptr))
       both.renewed = rows::head_of("apply", {"facts", i}, stage.codec, stage.facts.data[i]);
     heads.push_back(both);
   }
@@ -78,7 +79,7 @@ std::vector<RowHeads> heads_of(const Pass& pass) {
 }
 
 void write_heads(const Pass& pass, const std::vector<RowHeads>& heads) {
-  for (std::size_t i = 0; i < heads.size(); ++i)
+  for (std::size_t i = 0; has_head(pass.calibrate.codec) && i < heads.size(); ++i)
     if (unsigned char* const row = pass.calibrate.new_rows.data[i].data)
       rows::write_head(heads[i].renewed, pass.calibrate.codec, row, pass.params.size);
 }

@@ -105,11 +105,14 @@ RowHead read_head(const char* op, check::Name name, Codec codec, const unsigned 
 }
 
 void write_head(const RowHead& head, Codec codec, unsigned char* row, std::int64_t size) {
-  const Head written{
-      {kMagic[0], kMagic[1], kMagic[2], kMagic[3]}, static_cast<std::uint8_t>(codec.coding),
-      static_cast<std::uint8_t>(codec.bits),        {},
-      size,                                         head.key,
-      head.low,                                     head.step};
+  const Head written{{kMagic[0], kMagic[1], kMagic[2], kMagic[3]},
+                     static_cast<std::uint8_t>(codec.coding),
+                     static_cast<std::uint8_t>(codec.bits),
+                     {},
+                     size,
+                     head.key,
+                     head.low,
+                     head.step};
   std::memset(row, 0, kRowHead);
   std::memcpy(row, &written, sizeof written);
   const std::int64_t end = row_bytes(codec, size);

@@ -1,6 +1,6 @@
 // Random bits by counting: a function of a row's 64-bit key and a position, so that nothing depends on threads, vectors
 // or devices. 64 bits per block from splitmix64's finaliser (Steele, Lea and Flood 2014), then 32 for each element of
-// the block from two multiplications (constants: C. Wellons, hash-prospector, lowbias32).
+// the block from a multiplication (constants: C. Wellons, hash-prospector).
 #pragma once
 #include "formula/fn.hpp"
 
@@ -16,18 +16,18 @@ AFFLUX_FN std::uint64_t block_bits(std::uint64_t key, std::int64_t block) {
 // What an element's index within its block is multiplied with; the sum with `low` is what `mixed` takes.
 constexpr std::uint32_t kWeyl = 0x9E3779B9u;
 
-// W is a 32-bit word or a vector of them; low and high are the halves of block_bits. For every element, uniform over
-// the keys. The upper bits are the better ones.
+// W is a 32-bit word or a vector of them; low and high are the halves of block_bits. Of each element uniform, and of
+// any two independent as far as tests can tell; the upper bits are the better ones.
 template <class W>
 AFFLUX_FN W mixed(W counter, W high) {
-  counter = (counter ^ (counter >> 16)) * 0x21F0AAADu;
   return (counter ^ (counter >> 15) ^ high) * 0xD35A2D97u;
 }
 
-// All 32 bits alike.
+// All bits alike.
 template <class W>
 AFFLUX_FN W mixed_well(W counter, W high) {
-  const W bits = mixed(counter, high);
+  W bits = mixed(counter, high);
+  bits = (bits ^ (bits >> 16)) * 0x21F0AAADu;
   return bits ^ (bits >> 15);
 }
 

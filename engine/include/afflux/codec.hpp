@@ -11,7 +11,8 @@ namespace afflux {
 // float16, bfloat16   rounded to nearest; what is beyond the largest finite value becomes that
 // affine              2^bits grid points from min to max of each kCodecBlock elements, stochastic rounding: unbiased
 // affine_vector       the same with the min and max of the whole vector
-// rotated             a random rotation of kRotated elements, then the nearest of 2^bits levels: unbiased over rotations
+// rotated             a random rotation of kRotated elements, then the nearest of 2^bits levels: unbiased over
+// rotations
 enum class Coding : std::int32_t { float32, float64, float16, bfloat16, affine, affine_vector, rotated };
 
 struct Codec {
