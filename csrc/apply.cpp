@@ -119,12 +119,13 @@ void apply_(const py::object& params, const py::object& out, const CombineOf& co
   }
   pass.step = {step_named(step_kind), lr, beta1, beta2, epsilon, root_scale, states.list()};
   if (memory) pass.memory = held.emplace(*memory).stage();
+  bool finite = true;
   {
     const py::gil_scoped_release release;
-    apply(pass, num_threads, dry);
+    finite = apply(pass, num_threads, dry);
   }
   // Before Python can run a signal handler: an exception of one cannot hide from the caller that the sweep was made.
-  if (done && !dry) done->append(py::none());
+  if (done && !dry) done->append(finite);
 }
 
 }  // namespace

@@ -9,6 +9,8 @@
 #include <string>
 
 #include "afflux/afflux.hpp"
+#include "arrays.hpp"
+#include "entry/check.hpp"
 
 namespace py = pybind11;
 
@@ -59,6 +61,14 @@ Type type_named(const std::string& name) {
 }
 
 PyTypeObject* buffer_type = nullptr;  // set once, by bind_buffers
+
+std::unique_ptr<Buffer> lend(const py::object& vector, std::int64_t size, const std::string& dtype) {
+  auto array = std::make_unique<Array>(Argument{"push", "vector"}, vector, Access::read);
+  const View<void> view = array->view();
+  check::type("push", "vector", view.type, {type_named(dtype)});
+  check::view("push", "vector", view, size);
+  return std::make_unique<Buffer>(std::move(array));
+}
 
 }  // namespace
 
@@ -114,12 +124,18 @@ std::vector<std::int64_t> Pool::damaged() const {
   return damaged_;
 }
 
+Buffer::Buffer(std::shared_ptr<Pool> pool)
+    : pool_(std::move(pool)), view_(pool_->take(), pool_->size(), {}, pool_->type()) {}
+
+Buffer::Buffer(std::unique_ptr<Array> lent) : lent_(std::move(lent)), view_(lent_->view()), frozen_(true) {}
+
 Buffer::~Buffer() {
+  if (pool_ == nullptr) return;
   if (!intact()) pool_->report_damage(tag_);
-  pool_->give_back(data_);
+  pool_->give_back(view_.data);
 }
 
-bool Buffer::intact() const { return !checksum_ || *checksum_ == checksum_of(data_, pool_->bytes()); }
+bool Buffer::intact() const { return !checksum_ || *checksum_ == checksum_of(view_.data, pool_->bytes()); }
 
 const Buffer* Buffer::in(py::handle object) {
   return Py_TYPE(object.ptr()) == buffer_type ? object.cast<const Buffer*>() : nullptr;
@@ -127,14 +143,14 @@ const Buffer* Buffer::in(py::handle object) {
 
 void Buffer::freeze(std::int64_t tag) {
   if (!frozen_) tag_ = tag;
-  if (!frozen_ && pool_->checked()) checksum_ = checksum_of(data_, pool_->bytes());
+  if (!frozen_ && pool_->checked()) checksum_ = checksum_of(view_.data, pool_->bytes());
   frozen_ = true;
 }
 
 py::buffer_info Buffer::buffer() const {
-  const char* const format = pool_->type() == Type::float32 ? "f" : pool_->type() == Type::float64 ? "d" : "H";
-  const py::ssize_t item = afflux::bytes(pool_->type());
-  return {data_, item, format, 1, {pool_->size()}, {item}, frozen_};
+  const char* const format = view_.type == Type::float32 ? "f" : view_.type == Type::float64 ? "d" : "H";
+  const py::ssize_t item = afflux::bytes(view_.type);
+  return {view_.data, item, format, 1, {view_.size}, {item}, frozen_};
 }
 
 void bind_buffers(py::module_& module) {
@@ -149,6 +165,8 @@ void bind_buffers(py::module_& module) {
       .def_property_readonly("damaged", &Pool::damaged);
   py::class_<Buffer> buffer(module, "Buffer", py::buffer_protocol(), py::is_final());
   buffer.def(py::init<std::shared_ptr<Pool>>(), py::arg("pool"))
+      .def_static("lent", lend, py::arg("vector"), py::arg("size"), py::arg("dtype"))
+      .def_property_readonly("is_lent", &Buffer::lent)
       .def("freeze", &Buffer::freeze, py::arg("tag") = 0)
       .def("intact", &Buffer::intact)
       .def_property_readonly("dtype", [](const Buffer& self) { return name(self.view().type); })

@@ -13,6 +13,8 @@
 
 namespace afflux::python {
 
+class Array;
+
 // The memory behind the buffers of one server. Outlives the server while a buffer is held. Thread-safe, and all its
 // methods run with the GIL held: a fork by Python can never catch the mutex locked.
 class Pool : public std::enable_shared_from_this<Pool> {
@@ -49,12 +51,15 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::vector<std::int64_t> damaged_;
 };
 
-// One buffer: written, then perhaps frozen for good. Exports its memory through the buffer protocol (bfloat16 as
-// uint16), read-only when frozen; every NumPy view has it as its base. The destructor gives the memory back and calls
-// no Python.
+class Array;
+
+// One buffer of a pool: written, then perhaps frozen for good. Or a caller's vector that is only lent, frozen, and held
+// while the buffer lives. Exports its memory through the buffer protocol (bfloat16 as uint16), read-only when frozen;
+// every NumPy view has it as its base. The destructor gives memory back to the pool without calling Python.
 class Buffer {
  public:
-  explicit Buffer(std::shared_ptr<Pool> pool) : pool_(std::move(pool)), data_(pool_->take()) {}
+  explicit Buffer(std::shared_ptr<Pool> pool);
+  explicit Buffer(std::unique_ptr<Array> lent);
   ~Buffer();
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
@@ -64,7 +69,8 @@ class Buffer {
 
   void freeze(std::int64_t tag);
   bool frozen() const { return frozen_; }
-  View<void> view() const { return {data_, pool_->size(), {}, pool_->type()}; }
+  bool lent() const { return lent_ != nullptr; }
+  View<void> view() const { return view_; }
   // Whether nobody has written to it since it was frozen; true if that is not watched.
   bool intact() const;
   // Of the bytes when they were frozen, in a checked pool.
@@ -72,8 +78,9 @@ class Buffer {
   pybind11::buffer_info buffer() const;
 
  private:
-  std::shared_ptr<Pool> pool_;
-  void* data_;
+  std::shared_ptr<Pool> pool_;   // null if lent
+  std::unique_ptr<Array> lent_;  // null if of a pool
+  View<void> view_;
   bool frozen_ = false;
   std::int64_t tag_ = 0;
   std::optional<std::uint64_t> checksum_;

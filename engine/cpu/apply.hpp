@@ -41,19 +41,37 @@ AFFLUX_FN std::int64_t tile_size(const Pass& pass) {
   return pass.combine.updates.size < kManyUpdates || pass.memory.next.size > 0 ? kTile : kLongTile;
 }
 
-void apply(const Pass& pass, const RowHeads* heads, std::int64_t begin, std::int64_t end) {
+// x - x is 0 for what is finite, else NaN, which a sum keeps; several sums hide the latency of an addition.
+AFFLUX_FN bool all_finite(const double* v, std::int64_t n) {
+  simd::Pack differences{};
+  double rest = 0.0;
+  std::int64_t i = 0;
+  for (; i + simd::kWide <= n; i += simd::kWide) {
+    const simd::Pack x = simd::Wide::load(v + i);
+    differences = differences + (x - x);
+  }
+  for (; i < n; ++i) rest = rest + (v[i] - v[i]);
+  const simd::Doubles all = (differences.a + differences.b) + (differences.c + differences.d);
+  for (int lane = 0; lane < simd::kWidth; ++lane) rest = rest + all[lane];
+  return rest == 0.0;
+}
+
+bool apply(const Pass& pass, const RowHeads* heads, std::int64_t begin, std::int64_t end) {
   const bool wide = pass.params.type == Type::float64;
   const std::int64_t count = pass.combine.updates.size;
   const Type updates = count > 0 ? pass.combine.updates.data[0].type : Type::float32;
   const std::int64_t size = tile_size(pass);
   alignas(64) double v[kLongTile];
+  bool finite = true;
   for (Tile tile{begin, size}; tile.begin < end; tile.begin += size) {
     if (end - tile.begin < size) tile.size = end - tile.begin;
     wide ? start<double>(pass, tile, v) : start<float>(pass, tile, v);
     with_type(updates, [&](auto sample) AFFLUX_INLINE { direction<decltype(sample)>(pass, heads, tile, v); });
+    finite = all_finite(v, tile.size) && finite;
     if (pass.memory.next.size > 0) renew(pass, updates, tile);
     wide ? step<double>(pass, tile, v) : step<float>(pass, tile, v);
   }
+  return finite;
 }
 
 }  // namespace

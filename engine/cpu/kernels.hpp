@@ -47,7 +47,8 @@ struct Kernels {
   // sums[i * right_count + j] = <left[i], right[j]> over one superblock
   void (*gram)(const GramPanels& panels, std::int64_t begin, std::int64_t end, double* sums);
   // `heads`, one for each arrival, if the rows have some; the sweep itself neither reads nor writes those in the rows.
-  void (*apply)(const Pass& pass, const RowHeads* heads, std::int64_t begin, std::int64_t end);
+  // Whether the direction was finite.
+  bool (*apply)(const Pass& pass, const RowHeads* heads, std::int64_t begin, std::int64_t end);
   void (*encode)(Codec codec, const RowHead& head, const void* vector, unsigned char* row, std::int64_t begin,
                  std::int64_t end);
   void (*decode)(Codec codec, const RowHead& head, const unsigned char* row, void* vector, std::int64_t begin,

@@ -1,3 +1,4 @@
+#include <atomic>
 #include <vector>
 
 #include "afflux/afflux.hpp"
@@ -163,15 +164,18 @@ std::int64_t check_pass(const Pass& pass) {
 
 }  // namespace
 
-void apply(const Pass& pass, int num_threads, bool dry) {
+bool apply(const Pass& pass, int num_threads, bool dry) {
   check::threads("apply", num_threads);
   const std::int64_t bytes = check_pass(pass);
   const std::vector<RowHeads> heads = heads_of(pass);
-  if (dry) return;
+  if (dry) return true;
   const auto kernel = kernels().apply;
-  for_each_piece(pass.params.size, threads_worth(bytes, num_threads),
-                 [&](std::int64_t begin, std::int64_t end) { kernel(pass, heads.data(), begin, end); });
+  std::atomic<bool> finite{true};
+  for_each_piece(pass.params.size, threads_worth(bytes, num_threads), [&](std::int64_t begin, std::int64_t end) {
+    if (!kernel(pass, heads.data(), begin, end)) finite.store(false, std::memory_order_relaxed);
+  });
   write_heads(pass, heads);
+  return finite.load(std::memory_order_relaxed);
 }
 
 }  // namespace afflux

@@ -12,6 +12,7 @@ from afflux._engine import ORDER_VERSION
 from afflux.errors import AffluxError
 from afflux.intake import is_int, plain_id
 from afflux.joins import Book, Joins
+from afflux.lent import finite
 from afflux.passes import Passes
 from afflux.receipts import STATUSES, Cut, Entry, Handed, Join, Pulled, Quarantined, no_counts, sealed
 from afflux.round import Memories, Waiting
@@ -116,7 +117,7 @@ def save(
 
 def _entry(entry: Entry) -> list[Any]:
     if isinstance(entry, Join):
-        return list(entry[:-1])
+        return [*entry[:6], *([True] if entry.lent else [])]
     return [entry.kind] if isinstance(entry, Cut) else ["set_memory", entry.name]
 
 
@@ -204,15 +205,18 @@ def _waiting(
     if (added := _added(meta)) > filled:
         _fail(f"{added} arrivals are in the total, {filled} in the buffer")
     slots: list[Any] = [None] * added
-    slots += list(arrays.get("slots", STORED[facts["slot_dtype"]], (count - added, facts["d"])))
     losses, norms = (arrays.get(name, "float64", (count,)) for name in ("losses", "norms"))
+    seen = ~np.isnan(norms[added:])
+    slots += list(arrays.get("slots", STORED[facts["slot_dtype"]], (count - added, facts["d"]), seen))
     waiting = []
     for i, (who, version, examples, join, staleness) in enumerate(meta["waiting"]):
         if _int(version) > _int(meta["version"]) or _int(join) >= _int(meta["joins"]) or _int(examples) < 1:
             _fail(f"arrival {i} has version {version}, join {join} and {examples} examples, which cannot be")
         if i < filled and not joins.rule.needs.passes and _int(staleness) != _int(meta["version"]) - _int(version):
             _fail(f"arrival {i} has staleness {staleness} and version {version}, at version {meta['version']}")
-        if not norms[i] >= 0:
+        if np.isnan(norms[i]) and joins.copies is not None:
+            _fail(f"arrival {i} was lent (copy=False), and here {joins.copies}: save after a flush() or discard()")
+        if not (norms[i] >= 0 or np.isnan(norms[i])):
             _fail(f"arrival {i} has norm {norms[i]}")
         waiting.append(
             Waiting(
@@ -275,11 +279,14 @@ def _log(meta: Mapping[str, Any], arrays: "_Arrays", ids: "_Ids") -> list[Entry]
                 _fail(f"the log has an unknown entry {entry!r}")
             log.append(Handed(entry[1]))
             continue
-        number, status, who, version, staleness, examples = entry
+        number, status, who, version, staleness, examples, *lent = entry
         if status not in STATUSES:
             _fail(f"the log has an unknown status {status!r}")
         loss = float(next(losses))
-        log.append(Join(_int(number), status, ids.any(who), _int(version), _int(staleness), _int(examples), loss))
+        if lent not in ([], [True]):
+            _fail(f"the log has an unknown entry {entry!r}")
+        facts = (_int(version), _int(staleness), _int(examples), loss, bool(lent))
+        log.append(Join(_int(number), status, ids.any(who), *facts))
     return log
 
 
@@ -304,15 +311,16 @@ class _Arrays:
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         self._arrays = arrays
 
-    def get(self, name: str, dtype: str, shape: tuple[int, ...]) -> Array:
+    def get(self, name: str, dtype: str, shape: tuple[int, ...], seen: Any = ...) -> Array:
+        """Values must be finite, in `seen` rows if not all have been looked at."""
         array = np.asarray(self._arrays[name])
         if array.dtype != dtype or array.shape != shape:
             _fail(f"{name} is {array.dtype} of shape {array.shape}, expected {dtype} of shape {shape}")
         # A loss is NaN where a client reported none, a norm of float64 values may be infinite; so may params, memories.
         if name not in ("losses", "log_losses", "norms", "params") and not name.startswith("memory."):
-            finite = np.isfinite(array) if array.dtype != "uint16" else (array & 0x7F80) != 0x7F80
-            if not finite.all():
-                _fail(f"{name} has a non-finite value at index {np.argwhere(~finite)[0].tolist()}")
+            bad = ~finite(array)
+            if bad[seen].any():
+                _fail(f"{name} has a non-finite value at index {np.argwhere(bad)[0].tolist()}")
         return array
 
 

@@ -53,6 +53,7 @@ def replay(
             version=entry.version,
             num_examples=entry.num_examples,
             loss=entry.loss,
+            copy=not entry.lent,
             buffers=None if buffers is None else buffers(entry),
         )
         got = (receipt.join, receipt.status, receipt.staleness)

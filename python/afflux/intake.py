@@ -12,6 +12,7 @@ from afflux.errors import AffluxError, UnavailableError
 from afflux.layout import Field, Layout, Tree
 from afflux.receipts import Pulled, sealed
 from afflux.rule import ClientId, Float64, Kind
+from afflux.slots import Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,15 @@ class Intake:
         except (AffluxError, UnavailableError) as error:
             names = [] if self.layout is None else [field.name for field in self.layout.fields]
             raise type(error)(f"{what}: {with_names(error, names)}") from None
+
+    def lent(self, what: str, parts: "ops.Array | list[ops.Array]", dtype: str) -> Slot:
+        """The caller's own vector, to be read in place."""
+        try:
+            if isinstance(parts, list):
+                raise AffluxError("[push] vector is a tree, whose arrays lie apart")
+            return Slot.lent(parts, self.size, dtype)
+        except (AffluxError, UnavailableError) as error:
+            raise type(error)(f"{what} cannot be read in place (copy=False): {error}") from None
 
     def buffers(self, whose: str, vector: "ops.Array | Tree", buffers: "Tree | None") -> Float64 | None:
         """The client's own values of the model's buffers, (d_b,); None if the model has none."""

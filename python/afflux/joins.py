@@ -56,9 +56,11 @@ class Book(NamedTuple):
 
     @property
     def slots_held(self) -> int:
-        """Slots that the arrivals need, those of the round apart."""
+        """Slots of the server that the arrivals need, those of the round apart."""
         total = self.total
-        return self.filled + len(self.deferred()) - (0 if total is None else total.added)
+        if total is not None:
+            return self.filled - total.added
+        return sum(not getattr(w.slot, "is_lent", False) for w in [*self.arrivals(), *self.deferred()])
 
 
 class Joins:
@@ -71,11 +73,13 @@ class Joins:
         max_staleness: int | None,
         log: bool,
         first: Book,
+        copies: str | None,
     ) -> None:
         self.rule = rule
         self.duplicates = duplicates
         self.max_staleness = max_staleness
         self.book = first
+        self.copies = copies  #: why vectors are always copied; None: they may be lent
         self._quarantined: list[Quarantined] = []
         self._log: list[Entry] | None = [] if log else None
         # Where a client waits, unless both count. Entries may be out of date: the book says who waits there.
@@ -179,28 +183,30 @@ class Joins:
             self._quarantined[quarantined:] = [kept_out]
             quarantined += 1
         if self._log is not None:
-            client_id, version, num_examples, loss, *_ = arrival
-            entry = Join(arrival.join, status, client_id, version, arrival.staleness, num_examples, loss)
+            client_id, version, num_examples, loss, norm, *_ = arrival
+            lent = norm != norm and bad is None
+            entry = Join(arrival.join, status, client_id, version, arrival.staleness, num_examples, loss, lent)
             self._log[logged:] = [entry]
             logged += 1
         counts = {**counts, status: counts[status] + 1}
         # A round that makes no step is over as soon as it is decided.
         decided = sealed if sealed is not None and sealed.report.stepped else book.round
+        # By position: half the time of keywords, and it is on the way of every push.
         self.book = Book(
-            current=book.current,
-            rows=book.rows,
-            waiting=waiting,
-            filled=filled,
-            round=decided,
-            number=book.number + 1,
-            counts=counts,
-            quarantined=quarantined,
-            logged=logged,
-            id_type=id_type,
-            memories=book.memories,
-            handed=book.handed,
-            scalars=scalars,
-            passes=passes,
+            book.current,
+            book.rows,
+            waiting,
+            filled,
+            decided,
+            book.number + 1,
+            counts,
+            quarantined,
+            logged,
+            id_type,
+            book.memories,
+            book.handed,
+            scalars,
+            passes,
         )
         if sealed is not None:
             self._places = {}

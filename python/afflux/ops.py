@@ -244,7 +244,7 @@ def gram(vectors: Sequence[Array], *, num_threads: int | None = None) -> Float64
     return out.reshape(len(vectors), len(vectors))
 
 
-def apply(round: Pass, *, num_threads: int | None = None, done: list[None] | None = None) -> None:
+def apply(round: Pass, *, num_threads: int | None = None, done: list[bool] | None = None) -> None:
     """One server round in one sweep: combine -> calibrate -> step, tile by tile.
 
     Everything is checked before anything is written.
@@ -252,8 +252,9 @@ def apply(round: Pass, *, num_threads: int | None = None, done: list[None] | Non
     Args:
         round: what to do.
         num_threads: at most so many; all CPUs of this process by default.
-        done: None is appended once the sweep was made. A KeyboardInterrupt may be raised between the sweep and the
-            return of this function; the list then tells whether `out` was written.
+        done: once the sweep was made, it is appended whether the direction was finite, which it is not where an update
+            that was read holds an infinity or a NaN, or where the sum overflows. A KeyboardInterrupt may be raised
+            between the sweep and the return of this function; the list then tells whether `out` was written.
 
     Raises:
         AffluxError: arguments that do not fit together, named in the message; nothing was written.
@@ -281,7 +282,7 @@ def check(round: Pass) -> None:
     _apply(round, 1, None, dry=True)
 
 
-def _apply(round: Pass, num_threads: int, done: list[None] | None, *, dry: bool) -> None:
+def _apply(round: Pass, num_threads: int, done: list[bool] | None, *, dry: bool) -> None:
     combine = round.combine
     _engine.apply(
         round.params,

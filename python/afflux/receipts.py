@@ -47,7 +47,7 @@ class Report:
     versions: Int64  #: (M,) that they pulled
     staleness: Int64  #: (M,)
     weights: Float64  #: (M,) in the direction
-    norms: Float64  #: (M,)
+    norms: Float64  #: (M,); NaN for vectors that were pushed with copy=False
     cosines: Float64 | None  #: (M,) with the rule's estimate; None if it has none
     rejected: tuple[str, ...]  #: (M,) why the rule rejected an arrival; empty: it did not
     server_lr: float  #: of this round; bias correction, if any, included
@@ -88,6 +88,7 @@ class Join(NamedTuple):
     staleness: int
     num_examples: int
     loss: float  #: NaN if unknown
+    lent: bool = False  #: pushed with copy=False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from afflux import ops
 from afflux._engine import exactly
 from afflux.algebra import ordered_sum
 from afflux.errors import AffluxError
+from afflux.lent import first_nonfinite
 from afflux.receipts import Pulled, Report, frozen, sealed
-from afflux.rule import Arrivals, ClientId, Float64, Rule, Scalars, Weights
+from afflux.rule import Arrivals, ClientId, Float64, Kind, Rule, Scalars, Weights
 from afflux.slots import Slot
 from afflux.store import MemoryRows, Rows
 from afflux.streaming import Term, Work, combine
@@ -34,7 +35,7 @@ class Waiting(NamedTuple):
     version: int
     num_examples: int
     loss: float
-    norm: float
+    norm: float  #: NaN: nobody has looked at the vector
     slot: Slot | Term  #: a term if the server streams
     buffers: Float64 | None
     join: int
@@ -51,6 +52,28 @@ class Before(NamedTuple):
     ends_pass: bool
 
 
+class Unseen(NamedTuple):
+    """Vectors of a round that were lent, and nobody has looked at; and what it takes to make the round without them."""
+
+    places: tuple[int, ...]
+    rule: Rule
+    current: Pulled
+    ordered: list[Waiting]
+    weights: Weights
+
+    def bad(self, slots: Sequence[Slot]) -> dict[int, int]:
+        """The first value that is not finite of each that was read; what only overflows in the sum has none."""
+        found = {i: first_nonfinite(slots[i]) for i in self.places if self.weights.vectors[i] != 0}
+        return {i: index for i, index in found.items() if index is not None}
+
+    def without(self, bad: Mapping[int, int]) -> Weights:
+        """The weights with these rejected; those of the others stay."""
+        vectors = np.array(self.weights.vectors)
+        vectors[list(bad)] = 0.0
+        why = {i: f"non-finite value at index {index}" for i, index in bad.items()}
+        return replace(self.weights, vectors=frozen(vectors, np.float64), rejected={**self.weights.rejected, **why})
+
+
 @dataclass(slots=True, eq=False)
 class Round(Work):
     """A step that was decided: everything that can fail has been done, only the sweep remains."""
@@ -62,8 +85,9 @@ class Round(Work):
     buffers: Float64 | None  #: as they are after the round
     scalars: Scalars  #: likewise
     report: Report  #: its seconds grow with the sweep
-    done: list[None] = field(default_factory=list)  #: not empty once the sweep has been made
+    done: list[bool] = field(default_factory=list)  #: not empty once the sweep has been made
     terms: list[Term] = field(default_factory=list)  #: that are to be added before the sweep
+    unseen: Unseen | None = None  #: vectors that nobody has looked at
 
     def release(self) -> None:
         """Lets go of the slots, once the sweep has been made."""
@@ -75,9 +99,26 @@ class Round(Work):
             start = perf_counter()
             for term in self.terms:
                 term.add(num_threads)
-            ops.apply(self.sweep, num_threads=num_threads, done=self.done)
+            if self.unseen is None:
+                ops.apply(self.sweep, num_threads=num_threads, done=self.done)
+            else:
+                self._make_unseen(self.unseen, num_threads)
             # Nobody has seen the report yet.
             object.__setattr__(self.report, "seconds", self.report.seconds + perf_counter() - start)
+
+    def _make_unseen(self, unseen: Unseen, num_threads: int) -> None:
+        """The sweep, and once more without what is found not to be finite; all may be repeated after an interrupt."""
+        finite: list[bool] = []
+        ops.apply(self.sweep, num_threads=num_threads, done=finite)
+        if not finite[0] and (bad := unseen.bad(self.slots)):
+            weights = unseen.without(bad)
+            mix = ops.Combine(self.slots, weights.vectors, params_weight(unseen.rule.kind, weights.vectors))
+            sweep = replace(self.sweep, combine=mix)
+            ops.apply(sweep, num_threads=num_threads)
+            self.buffers = mixed_buffers(unseen.rule, unseen.current, unseen.ordered, sweep, weights)
+            object.__setattr__(self.report, "weights", weights.vectors)
+            object.__setattr__(self.report, "rejected", reasons(weights))
+        self.done.append(True)
 
 
 def prepare(rule: Rule, before: Before, waiting: Sequence[Waiting], draft: Draft, num_threads: int) -> Round:
@@ -111,15 +152,12 @@ def _prepare(rule: Rule, before: Before, ordered: list[Waiting], draft: Draft, n
         step = replace(step, lr=-lr)
     elif type(step.lr) is not float:  # the round's own number, whatever becomes of the rule's
         step = replace(step, lr=lr)
-    params_weight = 0.0
-    if rule.kind == "model":
-        for weight in weights.vectors:
-            params_weight = params_weight - float(weight)
+    own = params_weight(rule.kind, weights.vectors)
     if terms:
         slots = terms[0].total.vectors
-        mix = combine(rule, arrivals, weights.vectors, terms, params_weight)
+        mix = combine(rule, arrivals, weights.vectors, terms, own)
     else:
-        mix = ops.Combine(slots, weights.vectors, params_weight)
+        mix = ops.Combine(slots, weights.vectors, own)
     rows: Rows = {}
     cache, memory = None, None
     if before.rows is not None:
@@ -146,7 +184,7 @@ def _prepare(rule: Rule, before: Before, ordered: list[Waiting], draft: Draft, n
         weights.vectors,
         arrivals.norms,
         weights.cosines,
-        tuple(weights.rejected.get(i, "" if w else "weight 0") for i, w in enumerate(weights.vectors.tolist())),
+        reasons(weights),
         lr,
         dict(scalars),
         not weights.skip,
@@ -154,7 +192,25 @@ def _prepare(rule: Rule, before: Before, ordered: list[Waiting], draft: Draft, n
     )
     buffers = mixed_buffers(rule, before.current, ordered, sweep, weights)
     last = sorted((term for term in terms if not term.done), key=lambda term: term.place)
-    return Round(slots, draft, sweep, rows, buffers, scalars, report, terms=last)
+    made = Round(slots, draft, sweep, rows, buffers, scalars, report, terms=last)
+    unseen = tuple(i for i, w in enumerate(ordered) if w.norm != w.norm)
+    if unseen:
+        made.unseen = Unseen(unseen, rule, before.current, ordered, weights)
+    return made
+
+
+def params_weight(kind: Kind, weights: Float64) -> float:
+    """Of params in the direction: v = sum_i w_i (y_i - params) for rules of kind `model`."""
+    own = 0.0
+    if kind == "model":
+        for weight in weights.tolist():
+            own = own - weight
+    return own
+
+
+def reasons(weights: Weights) -> tuple[str, ...]:
+    """Why each arrival was rejected; empty: it was not."""
+    return tuple(weights.rejected.get(i, "" if w else "weight 0") for i, w in enumerate(weights.vectors.tolist()))
 
 
 def accepted(weights: Weights) -> list[bool]:

@@ -38,7 +38,7 @@ class Arrivals:
     staleness: Int64  #: (M,) version - version pulled, >= 0
     num_examples: Int64  #: (M,)
     losses: Float64  #: (M,) as reported by the clients; NaN if not
-    norms: Float64  #: (M,) Euclidean norms of what was pushed
+    norms: Float64  #: (M,) Euclidean norms of what was pushed; NaN where it was lent: push(copy=False)
     gram: Float64 | None = None  #: (R + M, R + M) inner products of [memories..., vectors...], if the rule needs them
     scalars: Scalars = field(default_factory=dict)  #: the rule's own numbers, as the last round left them
     ends_pass: bool = False  #: under gradient scheduling: this round is the last one of its pass over all clients

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from math import nan
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn, overload
 
@@ -13,12 +14,13 @@ from afflux.errors import AffluxError
 from afflux.intake import NUMBERS, Intake, at_least, is_int, one_of, plain_id
 from afflux.joins import Book, Duplicates, Joins
 from afflux.layout import Layout, Tree
+from afflux.lent import why_not
 from afflux.passes import Passes
 from afflux.receipts import Entry, Params, Pulled, Quarantined, Receipt, Report, frozen
 from afflux.round import Pushed
 from afflux.rounds import Rounds, Ticket
 from afflux.rule import ClientId, Rule
-from afflux.slots import Slots
+from afflux.slots import Slot, Slots
 from afflux.store import MemoryRows
 from afflux.streaming import MOST_SQUARES, MemoryMode, Streaming
 from afflux.versions import Vector, Versions
@@ -165,7 +167,8 @@ class Server:
             scalars=MappingProxyType(dict(rule.needs.scalars)),
             passes=Passes.of(num_clients, [], []) if rule.needs.passes and num_clients else None,
         )
-        self._joins = Joins(rule, duplicates, max_staleness, log, book)
+        copies = why_not(rule, inplace=inplace, streaming=self._streaming is not None)
+        self._joins = Joins(rule, duplicates, max_staleness, log, book, copies)
         self._rounds = Rounds(rule, self.num_threads, self._versions, self._slots, self._joins, self._streaming)
         self._gate = self._rounds.gate
 
@@ -287,6 +290,7 @@ class Server:
         loss: float = float("nan"),
         buffers: "Tree | None" = None,
         timeout: float | None = None,
+        copy: bool = True,
     ) -> Receipt:
         """Hands in what a client learned; the M-th arrival makes the server step.
 
@@ -301,6 +305,11 @@ class Server:
                 float64 vector. Rules of kind `model` find them in `vector` if that is a tree.
             timeout: seconds to wait while all slots are taken; None: as long as it takes, 0: not at all. The rule's
                 own code (weigh, step) is waited for in any case.
+            copy: False lends the vector: the round reads it where it lies, and until then (`version` has reached
+                Receipt.step, or the buffer was discarded) it must not be changed. It saves the copy and the slot; but
+                nobody looks at the vector before the round: its norm is NaN in reports, and one with a non-finite
+                value is then rejected (weight 0, the others' weights stay; Report.rejected says so). For one contiguous
+                vector of the slots' dtype, and rules that keep nothing between rounds (FedBuff, FedAsync, ...).
 
         Raises:
             AffluxError: a wrong id, version, length, dtype or layout, or a non-finite value; nothing has changed.
@@ -325,17 +334,16 @@ class Server:
             what = f"[push] client {client_id!r}'s"
             parts = self._intake.pushed(f"{what} vector", vector)
             own = self._intake.buffers(what, vector, buffers)
-            ticket.slot = self._gate.take_slot(timeout)
-            facts = self._intake.ingest(f"{what} vector", parts, ticket.slot)
-            bad = facts.first_nonfinite
-            if bad is not None and not self._quarantine:
-                place = self._intake.place(bad)
-                raise AffluxError(f"{what} {self.rule.kind} has a non-finite value at index {bad}{place}")
-            if bad is None and facts.sum_of_squares > MOST_SQUARES and (self.rule.needs.gram or self._streaming):
-                which = "inner products" if self.rule.needs.gram else "sums"
-                raise AffluxError(f"{what} {self.rule.kind} has norm {facts.norm:.3g}: {which} would overflow")
+            bad, norm = None, nan
+            if copy:
+                ticket.slot = self._gate.take_slot(timeout)
+                bad, norm = self._copied(what, parts, ticket.slot)
+            elif self._joins.copies is None:
+                ticket.slot = self._intake.lent(f"{what} vector", parts, self._slots.dtype)
+            else:
+                raise AffluxError(f"{what} vector cannot be read in place (copy=False): {self._joins.copies}")
             with self._gate.mutex:
-                pushed = (client_id, version, int(num_examples), float(loss), facts.norm, ticket.slot, own)
+                pushed = (client_id, version, int(num_examples), float(loss), norm, ticket.slot, own)
                 return self._rounds.join(pushed, bad, ticket)
         except Exception:
             if not ticket.decided:
@@ -346,6 +354,18 @@ class Server:
             # A traceback that somebody keeps must not keep the slot.
             pushed = ticket.slot = None
             self._gate.wake()
+
+    def _copied(self, what: str, parts: "ops.Array | list[ops.Array]", slot: Slot) -> tuple[int | None, float]:
+        """The sweep that takes a vector in: where it is not finite, if that is allowed, and its norm."""
+        facts = self._intake.ingest(f"{what} vector", parts, slot)
+        bad = facts.first_nonfinite
+        if bad is not None and not self._quarantine:
+            place = self._intake.place(bad)
+            raise AffluxError(f"{what} {self.rule.kind} has a non-finite value at index {bad}{place}")
+        if bad is None and facts.sum_of_squares > MOST_SQUARES and (self.rule.needs.gram or self._streaming):
+            which = "inner products" if self.rule.needs.gram else "sums"
+            raise AffluxError(f"{what} {self.rule.kind} has norm {facts.norm:.3g}: {which} would overflow")
+        return bad, facts.norm
 
     def set_memory(self, name: str, vector: ops.Array) -> None:
         """Hands in a vector that the rule reads but does not make, such as Zeno++'s validation gradient.

@@ -64,7 +64,7 @@ class Term:
         self.place = place  #: in the buffer, from 0
         self.weight = weight
         self.slot = slot  #: None once it is added
-        self.done: list[None] = []  #: not empty once it is added
+        self.done: list[bool] = []  #: not empty once it is added
 
     def add(self, num_threads: int) -> None:
         """The sweep, if it has not been made; an interrupt leaves what the next call goes on with."""
@@ -114,7 +114,7 @@ class Streaming:
         raw = exactly(lambda known: self._weigh.on_arrival(*known), facts)
         term = Term(total, place, bounded(self._name, "on_arrival", raw), slot)
         if place < total.added:
-            term.slot, term.done = None, [None]
+            term.slot, term.done = None, [True]
         return term
 
 

@@ -51,8 +51,10 @@ Statistics ingest(View<const void> update, View<void> slot, int num_threads = 1)
 // neighbours of one type are done together). Scratch memory is at most a few MB, whatever d is.
 void gram(List<View<const void>> vectors, View<double> out, int num_threads = 1);
 
-// A dry one only checks: it throws what the real one would, and writes nothing.
-void apply(const Pass& pass, int num_threads = 1, bool dry = false);
+// A dry one only checks: it throws what the real one would, and writes nothing. Returns whether the direction was
+// finite in every element; it is not where an update that was read holds an infinity or a NaN, or where the sum
+// overflows.
+bool apply(const Pass& pass, int num_threads = 1, bool dry = false);
 
 // "float32", "float64", "float16", "bfloat16", "affine-4", "affine-vector-4", "rotated-4"; throws for others.
 std::string name(Codec codec);

@@ -25,7 +25,7 @@ def cases(asked: Asked) -> list[Case]:
     return [Case(d, asked.m or 10, asked.threads, sets=asked.sets) for d in lengths]
 
 
-def a_round(**options: Any) -> Callable[[Inputs], Round]:
+def a_round(*, copy: bool = True, **options: Any) -> Callable[[Inputs], Round]:
     """A contender that pushes M fresh vectors to a server with these options; the last one makes the step."""
 
     def make(inputs: Inputs) -> Round:
@@ -36,7 +36,7 @@ def a_round(**options: Any) -> Callable[[Inputs], Round]:
         def run(k: int) -> object:
             version = server.version
             for client_id, vector in enumerate(inputs.vectors[k]):
-                server.push(client_id, vector, version=version)
+                server.push(client_id, vector, version=version, copy=copy)
             return server.params
 
         return Round(run, lambda k: reads(inputs, server.params, k), lambda params: {"params": np.asarray(params)})
@@ -83,6 +83,11 @@ def streaming_bytes(d: int, m: int) -> int:
     return (4 + 8 + 4) * d
 
 
+def lent_bytes(d: int, m: int) -> int:
+    """Beside params: the next version; the vectors stay where their owners keep them."""
+    return 4 * d
+
+
 def sum_bytes(d: int, m: int) -> int:
     """Beside params: a float32 sum and the next version."""
     return 8 * d
@@ -93,6 +98,7 @@ CONTENDERS = [
         "afflux", 'Server(memory="streaming").push, M times', a_round(memory="streaming"), streaming_bytes, role="ours"
     ),
     Contender("afflux, buffered", "Server.push, M times", a_round(), buffered_bytes, role="ours"),
+    Contender("afflux, lent", "Server.push(copy=False), read in place", a_round(copy=False), lent_bytes, role="ours"),
     Contender(
         "numpy +=",
         "total += w * u, no copy and no check",

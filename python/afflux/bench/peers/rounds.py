@@ -195,6 +195,13 @@ FLAT = [
         role="ours",
     ),
     Contender(
+        "afflux, lent",
+        "the same with copy=False: the round reads each vector where it lies",
+        streaming.a_round(copy=False),
+        vectors(lambda m: 2),
+        role="ours",
+    ),
+    Contender(
         "afflux, streaming",
         'the same of Server(memory="streaming")',
         streaming.a_round(memory="streaming"),

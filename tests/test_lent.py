@@ -1,0 +1,306 @@
+"""Vectors that are lent (push(copy=False)): the bits of copied ones, what is not finite found by the round, no slot."""
+
+import gc
+import json
+import os
+import weakref
+
+import numpy as np
+import pytest
+
+from afflux import AffluxError, Calibrate, Rule, Server, UnavailableError, ops, replay
+from afflux.ops import Sgd
+from afflux.rules import RULES, fadas, fedasync, fedbuff
+from conftest import THREADS, FakeCuda, awkward, bits
+
+LENDING = ["fedavg", "fedbuff", "fedasync", "afa_cd", "twafl", "sasgd"]
+COPYING = sorted(set(RULES) - set(LENDING))
+M = 4
+
+
+class All:
+    """Every weight is 1."""
+
+    def __call__(self, arrivals):
+        return np.ones(len(arrivals))
+
+
+class First:
+    """The first arrival alone."""
+
+    def __call__(self, arrivals):
+        return np.eye(len(arrivals))[0]
+
+
+def plain(weigh, buffer_size):
+    return Rule("plain", "update", buffer_size, weigh, Calibrate(cached=False), lambda arrivals: Sgd(1.0))
+
+
+def made(name="fedbuff", size=50, **options):
+    return Server(RULES[name](), np.zeros(size), num_clients=100, **options)
+
+
+def rounds(server, vectors, copy, rounds=3):
+    """All vectors, round after round, each with a staleness of its own."""
+    reports = []
+    for turn in range(rounds):
+        for i, vector in enumerate(vectors):
+            version = max(0, server.version - (i + turn) % 3)
+            report = server.push(i, vector, version=version, num_examples=1 + i, copy=copy).report
+            reports += [report] if report else []
+    return reports
+
+
+@pytest.mark.parametrize("num_threads", THREADS)
+@pytest.mark.parametrize("size", [0, 1, 33, 2049, 3 * 65536 + 5])
+@pytest.mark.parametrize("name", LENDING)
+def test_the_bits_are_those_of_copies(isa, rng, name, size, num_threads):
+    vectors = [awkward(rng, size) for _ in range(10)]
+    lent, copied = (made(name, size, num_threads=num_threads) for _ in range(2))
+    ours, theirs = rounds(lent, vectors, False), rounds(copied, vectors, True)
+    assert bits(lent.params) == bits(copied.params)
+    assert len(ours) == len(theirs) >= 3
+    for one, other in zip(ours, theirs, strict=True):
+        assert bits(one.weights) == bits(other.weights)
+        assert (one.client_ids, one.rejected, one.version) == (other.client_ids, other.rejected, other.version)
+        assert np.isnan(one.norms).all()
+
+
+def test_float64_and_bfloat16_are_lent_as_they_are(rng):
+    torch = pytest.importorskip("torch")
+    wide = [rng.standard_normal(70) for _ in range(10)]
+    narrow = [torch.from_numpy(v).to(torch.bfloat16) for v in wide]
+    for vectors, options in [(wide, {"dtype": "float64"}), (narrow, {"slot_dtype": "bfloat16"})]:
+        lent, copied = (made(size=70, **options) for _ in range(2))
+        rounds(lent, vectors, False)
+        rounds(copied, vectors, True)
+        assert bits(lent.params) == bits(copied.params)
+    narrow[3][5] = float("inf")
+    report = rounds(made(size=70, slot_dtype="bfloat16"), narrow, False, rounds=1)[0]
+    assert report.rejected[3] == "non-finite value at index 5"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("index", [0, 700, 2048, 70_000])
+def test_a_round_without_what_is_not_finite(isa, rng, value, index):
+    vectors = [awkward(rng, 70_001) for _ in range(M)]
+    vectors[2][index] = value
+    server = Server(fedbuff(buffer_size=M, server_lr=0.5), np.zeros(70_001), num_threads=2)
+    report = rounds(server, vectors, False, rounds=1)[0]
+    assert report.weights.tolist() == [0.25, 0.25, 0.0, 0.25]
+    assert report.rejected == ("", "", f"non-finite value at index {index}", "")
+    assert server.version == report.version == 1
+    out = np.empty(70_001, np.float32)
+    ops.apply(ops.Pass(np.zeros_like(out), out, ops.Combine(vectors, report.weights), step=Sgd(0.5)))
+    assert bits(server.params) == bits(out)
+    server.push(0, vectors[0], version=1)  # goes on
+    assert server.arrivals_waiting == 1
+
+
+def test_models_keep_the_rest_of_params():
+    """v = sum_i w_i (y_i - params): what is left out leaves its share of params out too."""
+    server = Server(fedasync(alpha=0.5), np.full(3, 8.0))
+    server.push(0, np.array([0, np.nan, 0], np.float32), version=0, copy=False)
+    assert (server.version, server.params.tolist()) == (1, [8.0] * 3)
+    server.push(0, np.array([4, 4, 4], np.float32), version=1, copy=False)
+    assert server.params.tolist() == [6.0] * 3
+
+
+def test_all_of_a_round_may_be_rejected():
+    server = made(size=3)
+    report = rounds(server, [np.full(3, np.inf, np.float32)] * 10, False, rounds=1)[0]
+    assert (server.version, server.params.tolist(), report.weights.any()) == (1, [0.0] * 3, False)
+
+
+def test_a_sum_that_overflows_is_no_vectors_fault():
+    """As with copies: all values are finite."""
+    vectors = [np.full(3, 1e308)] * 10
+    lent, copied = (Server(plain(All(), 10), np.zeros(3), dtype="float64") for _ in range(2))
+    report = rounds(lent, vectors, False, rounds=1)[0]
+    rounds(copied, vectors, True, rounds=1)
+    assert not any(report.rejected)
+    assert bits(lent.params) == bits(copied.params)
+
+
+def test_a_weight_of_zero_is_not_looked_at():
+    server = Server(plain(First(), 2), np.zeros(3))
+    report = rounds(server, [np.ones(3, np.float32), np.full(3, np.nan, np.float32)], False, rounds=1)[0]
+    assert (report.rejected, server.params.tolist()) == (("", "weight 0"), [1.0] * 3)
+
+
+def test_buffers_leave_out_what_is_rejected():
+    torch = pytest.importorskip("torch")
+    model = torch.nn.BatchNorm1d(3)
+    server = Server(fedbuff(buffer_size=2), model)
+    own = np.array([1.0, 2, 3, 4, 5, 6, 7])
+    good, bad = np.ones(6, np.float32), np.full(6, np.nan, np.float32)
+    server.push(0, good, version=0, buffers=own, copy=False)
+    server.push(1, bad, version=0, buffers=-own, copy=False)
+    assert server.pull().buffers.tolist() == own.tolist()
+
+
+@pytest.mark.parametrize("name", COPYING)
+def test_rules_that_keep_vectors_take_copies(name):
+    server = made(name)
+    before = server.state_dict()["meta"]["joins"]
+    with pytest.raises(AffluxError, match=r"client 7's vector cannot be read in place \(copy=False\): " + name):
+        server.push(7, np.ones(50, np.float32), version=0, copy=False)
+    assert (server.counts["refused"], server.state_dict()["meta"]["joins"], server._slots.taken) == (1, before, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [({"inplace": True}, "inplace=True overwrites params"), ({"memory": "streaming"}, "adds it up at once")],
+)
+def test_servers_that_take_copies(options, why):
+    with pytest.raises(AffluxError, match=why):
+        made(**options).push(7, np.ones(50, np.float32), version=0, copy=False)
+
+
+ONES = np.ones(101, np.float32)
+MISALIGNED = np.frombuffer(bytes(401), np.uint8)[1:201].view(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("vector", "error", "why"),
+    [
+        (np.ones(50), AffluxError, "is float64, expected float32"),
+        (np.ones(50, np.int64), AffluxError, "is int64, expected float32"),
+        (ONES[1:100:2], AffluxError, r"is strided \(step of 8 bytes\)"),
+        (ONES[:49], AffluxError, "has 49 elements, params has 50"),
+        (MISALIGNED, AffluxError, "is not aligned to 4 bytes"),
+        (ONES.reshape(1, -1), AffluxError, r"has shape \(1, 101\), expected \(d,\)"),
+        (FakeCuda(), UnavailableError, "cuda:1"),
+    ],
+    ids=["float64", "int64", "strided", "short", "misaligned", "matrix", "cuda"],
+)
+def test_what_cannot_be_lent(vector, error, why):
+    server = made()
+    if isinstance(vector, FakeCuda):
+        vector.shape = (50,)
+    with pytest.raises(error, match=why):
+        server.push("ann", vector, version=0, copy=False)
+    assert (server.arrivals_waiting, server.counts["refused"]) == (0, 1)
+
+
+def test_trees_are_copied():
+    server = Server(fedbuff(), {"a": np.zeros(2), "b": np.zeros(3)})
+    with pytest.raises(AffluxError, match="is a tree, whose arrays lie apart"):
+        server.push(1, {"a": np.ones(2, np.float32), "b": np.ones(3, np.float32)}, version=0, copy=False)
+    server.push(1, np.ones(5, np.float32), version=0, copy=False)
+    assert server.arrivals_waiting == 1
+
+
+class Vector(np.ndarray):
+    """An array that can be watched."""
+
+
+def watched(size=50):
+    vector = np.ones(size, np.float32).view(Vector)
+    return vector, weakref.ref(vector)
+
+
+@pytest.mark.parametrize("end", ["round", "discard", "flush"])
+def test_a_vector_is_held_until_its_round_and_takes_no_slot(end):
+    server = made(max_slots=10)
+    vector, alive = watched()
+    server.push(1, vector, version=0, copy=False)
+    with pytest.raises(ValueError, match="resize"):
+        vector.resize(7)
+    del vector
+    gc.collect()
+    assert alive() is not None
+    assert server._slots.taken == 0
+    if end == "round":
+        rounds(server, [np.ones(50, np.float32)] * 9, True, rounds=1)
+    else:
+        getattr(server, end)()
+    gc.collect()
+    assert alive() is None
+
+
+def test_lent_and_copied_in_one_buffer(rng):
+    vectors = [awkward(rng, 50) for _ in range(10)]
+    mixed, copied = made(), made()
+    for i, vector in enumerate(vectors):
+        mixed.push(i, vector, version=0, copy=bool(i % 2))
+        copied.push(i, vector, version=0)
+    assert bits(mixed.params) == bits(copied.params)
+
+
+def test_a_later_arrival_takes_the_place_of_a_lent_one():
+    server = made(size=2, duplicates="latest")
+    server.push(1, np.full(2, 10, np.float32), version=0, copy=False)
+    assert server.push(1, np.full(2, 20, np.float32), version=0, copy=False).status == "replaced"
+    server.flush()
+    assert server.params.tolist() == [20.0] * 2
+
+
+def through_json(state):
+    return {"meta": json.loads(json.dumps(state["meta"])), "arrays": state["arrays"]}
+
+
+@pytest.mark.parametrize("bad", [None, 4])
+def test_a_state_holds_copies_of_lent_vectors(rng, bad):
+    vectors = [awkward(rng, 50) for _ in range(10)]
+    if bad is not None:
+        vectors[1][bad] = np.nan
+    server, other = made(log=True), made(log=True)
+    for i, vector in enumerate(vectors[:5]):
+        server.push(i, vector, version=0, loss=0.0, copy=i != 1 and i % 2 == 0)
+    other.load_state_dict(through_json(server.state_dict()))
+    assert other.log == server.log
+    for one in (server, other):
+        for i, vector in enumerate(vectors[5:], 5):
+            report = one.push(i, vector, version=0, loss=0.0, copy=False).report
+        assert report.rejected[1] == ("" if bad is None else f"non-finite value at index {bad}")
+    assert bits(server.params) == bits(other.params)
+    assert np.isfinite(server.params).all()
+
+
+def test_a_state_with_lent_vectors_is_refused_where_they_cannot_be():
+    server = made()
+    server.push(1, np.ones(50, np.float32), version=0, copy=False)
+    state = through_json(server.state_dict())
+    for options in ({"inplace": True}, {"memory": "streaming"}):
+        other = made(**options)
+        with pytest.raises(AffluxError, match=r"arrival 0 was lent \(copy=False\), and here"):
+            other.load_state_dict(state)
+        assert other.arrivals_waiting == 0
+    state["arrays"]["norms"][:] = 1  # as if somebody had looked
+    state["arrays"]["slots"][0, 3] = np.nan
+    with pytest.raises(AffluxError, match=r"slots has a non-finite value at index \[0, 3\]"):
+        made().load_state_dict(state)
+
+
+def test_replay(rng):
+    vectors = [awkward(rng, 50) for _ in range(10)]
+    vectors[6][9] = -np.inf
+    server = made(log=True)
+    for turn in range(23):
+        server.push(turn, vectors[turn % 10], version=server.version, loss=0.0, copy=turn % 2 == 1)
+    again = replay(server.log, made(log=True), lambda join: vectors[join.client_id % 10])
+    assert bits(again.params) == bits(server.params)
+    assert (again.log, again.arrivals_waiting) == (server.log, 3)
+    assert [entry.lent for entry in server.log[:4]] == [True, False] * 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_fork_with_lent_vectors_waiting():
+    server = made()
+    for i in range(9):
+        server.push(i, np.ones(50, np.float32), version=0, copy=i % 2 == 0)
+    child = os.fork()
+    if child == 0:
+        try:
+            server.push(9, np.ones(50, np.float32), version=0, copy=False)
+            os._exit(0 if server.version == 1 and server.params.tolist() == [1.0] * 50 else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert server.version == 0
+
+
+def test_rules_with_states_say_which():
+    with pytest.raises(AffluxError, match="fadas overwrites its m, v, v_hat"):
+        Server(fadas(), np.zeros(2)).push(1, np.ones(2, np.float32), version=0, copy=False)
