@@ -1,14 +1,14 @@
 """How one client's cached vector is stored: what `Calibrate.codec` and `ops.encode` take. The bytes: docs/codecs.md.
 
-| codec                        | bytes per element   | a value becomes                                                   |
-|------------------------------|---------------------|-------------------------------------------------------------------|
-| float32, float64             | 4, 8                | itself                                                            |
-| float16, bfloat16            | 2                   | the nearest; beyond the largest finite value, that                |
-| affine(8, 4, 2 or 1)         | bits/8 + 1/16       | one of 2^bits points from min to max of its block of 128,         |
-|                              |                     | drawn so that the mean is right                                   |
-| affine(bits, scope="vector") | bits/8              | the same with min and max of the whole vector                     |
-| rotated(4, 2 or 1)           | bits/8 + 1/32       | the nearest level of a random rotation of 128 values, scaled so   |
-|                              |                     | that the mean over rotations is right                             |
+| codec                        | bytes per element | a value becomes                                                  |
+|------------------------------|-------------------|------------------------------------------------------------------|
+| float32, float64             | 4, 8              | itself                                                           |
+| float16, bfloat16            | 2                 | the nearest; beyond the largest finite value, that               |
+| affine(8, 4, 2 or 1)         | bits/8 + 1/16     | one of 2^bits points from min to max of its block of 128, drawn  |
+|                              |                   | so that the mean is right                                        |
+| affine(bits, scope="vector") | bits/8            | the same with min and max of the whole vector                    |
+| rotated(4, 2 or 1)           | bits/8 + 1/32     | the nearest level of a random rotation of 128 values, scaled so  |
+|                              |                   | that the mean over rotations is right                            |
 
 >>> affine(4)
 codecs.affine(4)
@@ -17,12 +17,17 @@ codecs.affine(4)
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, overload
 
 from afflux import _engine
 from afflux.errors import AffluxError
 
 Scope = Literal["block", "vector"]
+#: As rules and the command line spell them: a codec's `name`.
+Name = Literal[
+    "float32", "float64", "float16", "bfloat16", "affine-8", "affine-4", "affine-2", "affine-1", "affine-vector-8",
+    "affine-vector-4", "affine-vector-2", "affine-vector-1", "rotated-4", "rotated-2", "rotated-1",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,19 @@ def rotated(bits: int) -> Codec:
         bits: 4, 2 or 1.
     """
     return Codec(f"rotated-{_bits('rotated', bits, (4, 2, 1))}")
+
+
+@overload
+def named(codec: Codec | Name) -> Codec: ...
+@overload
+def named(codec: Codec | Name | None) -> Codec | None: ...
+def named(codec: Codec | Name | None) -> Codec | None:
+    """The codec of a name; a codec, or None, as it is.
+
+    >>> named("rotated-2"), named(None)
+    (codecs.rotated(2), None)
+    """
+    return Codec(codec) if isinstance(codec, str) else codec
 
 
 def _bits(name: str, bits: int, known: tuple[int, ...]) -> int:

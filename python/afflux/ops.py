@@ -71,6 +71,9 @@ class RowFacts(NamedTuple):
     high: float = 0.0  #: the largest
 
 
+_NO_FACTS = RowFacts()
+
+
 @dataclass(frozen=True, slots=True)
 class _Cached:
     """The clients' cached rows and their sum."""
@@ -300,7 +303,14 @@ def _apply(round: Pass, num_threads: int, done: list[bool] | None, *, dry: bool)
 def _calibrate(
     cache: CachedDifference | CachedMean,
 ) -> tuple[
-    str, Array, int, Sequence[Array | None], Sequence[Array | None], str | None, Sequence[tuple[int, float, float]], bool
+    str,
+    Array,
+    int,
+    Sequence[Array | None],
+    Sequence[Array | None],
+    str | None,
+    Sequence[tuple[int, float, float]],
+    bool,
 ]:
     kind = "cached_mean" if isinstance(cache, CachedMean) else "cached_difference"
     codec = None if cache.codec is None else cache.codec.name
@@ -325,13 +335,18 @@ def _memory(memory: Memory, count: int) -> tuple[Sequence[Array], Float64, Float
     return memory.vectors, memory.weights, memory.next
 
 
-def row_bytes(size: int, *, codec: Codec = codecs.float32) -> int:
+def row_bytes(size: int, *, codec: Codec | codecs.Name = codecs.float32) -> int:
     """Bytes of one encoded row of `size` elements."""
-    return codec.row_bytes(size)
+    return codecs.named(codec).row_bytes(size)
 
 
 def encode(
-    vector: Array, row: Array, *, codec: Codec = codecs.float32, facts: RowFacts = RowFacts(), num_threads: int = 1
+    vector: Array,
+    row: Array,
+    *,
+    codec: Codec | codecs.Name = codecs.float32,
+    facts: RowFacts = _NO_FACTS,
+    num_threads: int = 1,
 ) -> None:
     """Row = vector, encoded; every byte of the row is written.
 
@@ -349,16 +364,16 @@ def encode(
     >>> bool(np.all(np.abs(vector - np.linspace(-1, 1, 5)) < 2 / 255))
     True
     """
-    _engine.encode(codec.name, vector, row, *facts, threads(num_threads))
+    _engine.encode(codecs.named(codec).name, vector, row, *facts, threads(num_threads))
 
 
-def decode(row: Array, vector: Array, *, codec: Codec = codecs.float32, num_threads: int = 1) -> None:
+def decode(row: Array, vector: Array, *, codec: Codec | codecs.Name = codecs.float32, num_threads: int = 1) -> None:
     """Vector = row, decoded. The vector, of the type that `encode` takes, is overwritten.
 
     Raises:
         AffluxError: also for a row whose head says another codec or size.
     """
-    _engine.decode(codec.name, row, vector, threads(num_threads))
+    _engine.decode(codecs.named(codec).name, row, vector, threads(num_threads))
 
 
 def backends() -> list[Backend]:

@@ -9,7 +9,8 @@ from typing import Any, Literal, NoReturn, overload
 
 import numpy as np
 
-from afflux import checkpoint, ops
+from afflux import checkpoint, codecs, ops
+from afflux.codecs import Codec
 from afflux.errors import AffluxError
 from afflux.intake import NUMBERS, Intake, at_least, is_int, one_of, plain_id
 from afflux.joins import Book, Duplicates, Joins
@@ -60,6 +61,7 @@ class Server:
         memory: "buffered", or "streaming": an arrival is added to one float64 sum as soon as it joins, and its slot is
             free again. For rules whose weights are known on arrival (see below); max_slots is then at least 1, by
             default 1 + the number of CPUs, and duplicates are not "latest".
+        seed: of the random bits that quantized rows are made with, at least 0, in 64 bits.
 
     Memory, in bytes, with p and s the sizes of an element of params and of a slot (4 by default):
 
@@ -67,7 +69,7 @@ class Server:
                  still holds; the memory of those that nobody holds is used again
         s M d    the buffer, if one thread pushes; at most s max_slots d; s d for each arrival that is deferred
         8 d      the sum of the rows, for rules that cache them, and for each client seen 4 d more (8 d, if slots are
-                 float64)
+                 float64), or what the rule's codec takes (`afflux.codecs`)
         p d      for each vector of `memories`
         8 d      the sum, if streaming, in place of the buffer, with s d for each push that is under way; 8 d more while
                  a round is applied, if other threads push
@@ -116,6 +118,7 @@ class Server:
         check_versions: bool = False,
         log: bool = False,
         memory: MemoryMode = "buffered",
+        seed: int = 0,
     ) -> None:
         if not isinstance(rule, Rule):
             raise AffluxError(f"[Server] rule is {rule!r}, must be a Rule such as afflux.rules.fedbuff()")
@@ -126,6 +129,7 @@ class Server:
         one_of("memory", memory, ("buffered", "streaming"))
         at_least("max_slots", max_slots, rule.buffer_size if memory == "buffered" else 1)
         at_least("max_versions", max_versions, 2)
+        at_least("seed", seed, 0)
         one_of("dtype", dtype, ("float32", "float64"))
         slot_dtype = slot_dtype or dtype
         one_of("slot_dtype", slot_dtype, (dtype, "bfloat16"))
@@ -150,8 +154,8 @@ class Server:
         rows = None
         if rule.calibrate.cached or rule.needs.passes:
             num_clients = _clients(rule, num_clients, duplicates)
-            exact = "float64" if slot_dtype == "float64" else "float32"  # also of bfloat16
-            rows = MemoryRows(size, num_clients, exact) if rule.calibrate.cached else None
+            codec = _codec(rule, slot_dtype)
+            rows = MemoryRows(size, num_clients, codec, seed) if rule.calibrate.cached else None
 
         draft = self._versions.take()
         parts = self._intake.parts("[Server] params", params)
@@ -334,16 +338,16 @@ class Server:
             what = f"[push] client {client_id!r}'s"
             parts = self._intake.pushed(f"{what} vector", vector)
             own = self._intake.buffers(what, vector, buffers)
-            bad, norm = None, nan
+            bad, norm, extremes = None, nan, (nan, nan)
             if copy:
                 ticket.slot = self._gate.take_slot(timeout)
-                bad, norm = self._copied(what, parts, ticket.slot)
+                bad, norm, extremes = self._copied(what, parts, ticket.slot)
             elif self._joins.copies is None:
                 ticket.slot = self._intake.lent(f"{what} vector", parts, self._slots.dtype)
             else:
                 raise AffluxError(f"{what} vector cannot be read in place (copy=False): {self._joins.copies}")
             with self._gate.mutex:
-                pushed = (client_id, version, int(num_examples), float(loss), norm, ticket.slot, own)
+                pushed = (client_id, version, int(num_examples), float(loss), norm, ticket.slot, own, extremes)
                 return self._rounds.join(pushed, bad, ticket)
         except Exception:
             if not ticket.decided:
@@ -355,8 +359,10 @@ class Server:
             pushed = ticket.slot = None
             self._gate.wake()
 
-    def _copied(self, what: str, parts: "ops.Array | list[ops.Array]", slot: Slot) -> tuple[int | None, float]:
-        """The sweep that takes a vector in: where it is not finite, if that is allowed, and its norm."""
+    def _copied(
+        self, what: str, parts: "ops.Array | list[ops.Array]", slot: Slot
+    ) -> tuple[int | None, float, tuple[float, float]]:
+        """The sweep that takes a vector in: where it is not finite, if that is allowed, its norm, and min and max."""
         facts = self._intake.ingest(f"{what} vector", parts, slot)
         bad = facts.first_nonfinite
         if bad is not None and not self._quarantine:
@@ -365,7 +371,7 @@ class Server:
         if bad is None and facts.sum_of_squares > MOST_SQUARES and (self.rule.needs.gram or self._streaming):
             which = "inner products" if self.rule.needs.gram else "sums"
             raise AffluxError(f"{what} {self.rule.kind} has norm {facts.norm:.3g}: {which} would overflow")
-        return bad, facts.norm
+        return bad, facts.norm, (facts.min, facts.max)
 
     def set_memory(self, name: str, vector: ops.Array) -> None:
         """Hands in a vector that the rule reads but does not make, such as Zeno++'s validation gradient.
@@ -493,7 +499,7 @@ class Server:
             "num_clients": next((kept.num_clients for kept in (book.rows, book.passes) if kept is not None), None),
             "memories": list(self.rule.memories),
             "layout": None if layout is None else layout.to_json(),
-        }
+        } | ({} if book.rows is None else book.rows.facts())
 
     def _enter(self, op: str) -> None:
         self._gate.enter(op)
@@ -508,6 +514,17 @@ class Server:
                 f"{self._joins.book.current.version}"
             )
         return int(version)
+
+
+def _codec(rule: Rule, slot_dtype: str) -> Codec:
+    """Of the rows; by default they hold every bit."""
+    exact = codecs.float64 if slot_dtype == "float64" else codecs.float32  # also of bfloat16
+    codec = rule.calibrate.codec or exact
+    if codec.exact and codec != exact:
+        raise AffluxError(
+            f"[Server] {rule.name} keeps rows as {codec.name}, but those of {slot_dtype} slots need {exact}"
+        )
+    return codec
 
 
 def _clients(rule: Rule, num_clients: int | None, duplicates: Duplicates) -> int:
