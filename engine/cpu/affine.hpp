@@ -23,12 +23,15 @@ AFFLUX_FN void each_code(const Body& body, const Packed& packed) {
   }
 }
 
-AFFLUX_FN Grid block_grid(const float* x, int bits) {
+// Of x, which is copied as well.
+AFFLUX_FN Grid block_grid(const float* x, int bits, float* copy) {
   simd::Floats low = simd::all(__builtin_inff()), high = -low;
 #pragma GCC unroll 8
   for (int e = 0; e < kCodecBlock; e += simd::kFloats) {
-    low = simd::lesser(low, simd::load_floats(x + e));
-    high = simd::greater(high, simd::load_floats(x + e));
+    const simd::Floats values = simd::load_floats(x + e);
+    low = simd::lesser(low, values);
+    high = simd::greater(high, values);
+    simd::store_floats(copy + e, values);
   }
   float least, most;
   simd::extremes(low, high, least, most);

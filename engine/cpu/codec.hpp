@@ -51,7 +51,8 @@ AFFLUX_FN Source run_in(Codec codec, const unsigned char* row, std::int64_t begi
 // A run of one row, to be encoded or decoded.
 struct Encoding {
   const RowHead* head;
-  const float* x;
+  const float* from;  // the vector
+  float* x;           // a copy of it, which affine codecs make
   Target to;
   float* decoded;  // what it will be decoded to
 };
@@ -61,26 +62,38 @@ struct Decoding {
   float* out;
 };
 
-// What the codes of all runs depend on is computed for all before the first is made: its latency is long.
+// What the codes of a run depend on.
+struct Prepared {
+  Grid grid;
+  std::uint64_t random;
+};
+
+// Copies the run as well: vectors that begin on pages share few sets of L1, and the run is read again. Half of the
+// lines that come later are asked for here, into L2, the others where the differences are added.
+template <int kBits>
+AFFLUX_FN Prepared prepare_affine(bool own, std::int64_t begin, const Encoding& run) {
+  const char* const later = reinterpret_cast<const char*>(run.from) + simd::kAhead;
+  for (int line = 0; line < 4 * kCodecBlock; line += 128) __builtin_prefetch(later + line, 0, 2);
+  const std::uint64_t random = formula::block_bits(run.head->key, begin / kCodecBlock);
+  const Grid grid = block_grid(run.from, kBits, run.x);
+  if (!own) return {{run.head->low, run.head->step, formula::per_step(run.head->step, kBits)}, random};
+  write(run.to.facts, grid.low);
+  write(run.to.facts + 4, grid.step);
+  return {grid, random};
+}
+
+// The next run is prepared before the codes of this one are made: it takes long until its grid is known.
 template <int kBits>
 AFFLUX_FN void encode_affine(Codec codec, std::int64_t begin, const Encoding* runs, int count) {
-  Grid grids[kTogether];
-  std::uint64_t random[kTogether];
   const bool own = codec.coding == Coding::affine;
+  if (count == 0) return;
+  Prepared next = prepare_affine<kBits>(own, begin, runs[0]);
   for (int k = 0; k < count; ++k) {
-    const RowHead& head = *runs[k].head;
-    random[k] = formula::block_bits(head.key, begin / kCodecBlock);
-    if (!own) {
-      grids[k] = {head.low, head.step, formula::per_step(head.step, kBits)};
-      continue;
-    }
-    grids[k] = block_grid(runs[k].x, kBits);
-    write(runs[k].to.facts, grids[k].low);
-    write(runs[k].to.facts + 4, grids[k].step);
+    const Prepared now = next;
+    if (k + 1 < count) next = prepare_affine<kBits>(own, begin, runs[k + 1]);
+    own ? affine_encode<kBits, false>(runs[k].x, now.grid, now.random, runs[k].to.codes, runs[k].decoded)
+        : affine_encode<kBits, true>(runs[k].x, now.grid, now.random, runs[k].to.codes, runs[k].decoded);
   }
-  for (int k = 0; k < count; ++k)
-    own ? affine_encode<kBits, false>(runs[k].x, grids[k], random[k], runs[k].to.codes, runs[k].decoded)
-        : affine_encode<kBits, true>(runs[k].x, grids[k], random[k], runs[k].to.codes, runs[k].decoded);
 }
 
 template <int kBits>
@@ -98,7 +111,7 @@ AFFLUX_FN void encode_rotated(std::int64_t begin, const Encoding* runs, int coun
   alignas(64) float scales[kRotations];
   for (int k = 0; k < count; ++k) {
     const std::uint64_t random = formula::block_bits(runs[k].head->key, begin / kBlock);
-    rotated_encode<kBits>(runs[k].x, random, runs[k].to.codes, scales, runs[k].decoded);
+    rotated_encode<kBits>(runs[k].from, random, runs[k].to.codes, scales, runs[k].decoded);
     write(runs[k].to.facts, scales);
   }
 }
@@ -116,7 +129,7 @@ AFFLUX_FN void decode_rotated(std::int64_t begin, const Decoding* runs, int coun
 template <class Half>
 AFFLUX_FN void encode_halves(std::int64_t n, const Encoding* runs, int count) {
   for (int k = 0; k < count; ++k) {
-    const float* __restrict const x = runs[k].x;
+    const float* __restrict const x = runs[k].from;
     Half* __restrict const to = reinterpret_cast<Half*>(runs[k].to.codes);
     float* __restrict const decoded = runs[k].decoded;
     for (std::int64_t i = 0; i < n; ++i) {
@@ -133,8 +146,8 @@ AFFLUX_FN void decode_halves(std::int64_t n, const Decoding* runs, int count) {
   for (int k = 0; k < count; ++k) convert(reinterpret_cast<const Half*>(runs[k].from.codes), runs[k].out, n);
 }
 
-// The runs from `begin` on of up to kTogether rows. Of halves n elements count; the others are whole, and x has zeros
-// after the vector's end.
+// The runs from `begin` on of up to kTogether rows. Of halves n elements count; the others are whole, and `from` has
+// zeros after the vector's end.
 __attribute__((noinline)) void encode_runs(Codec codec, std::int64_t begin, std::int64_t n, const Encoding* runs,
                                            int count) {
   switch (codec.coding) {
@@ -192,11 +205,11 @@ void encode(Codec codec, const RowHead& head, const void* vector, unsigned char*
             std::int64_t end) {
   if (const std::int64_t bytes = plain_bytes(codec)) return copy(vector, row, begin * bytes, end * bytes);
   const std::int64_t run = run_of(codec);
-  alignas(64) float room[kBlock], decoded[kBlock];
+  alignas(64) float room[kBlock], copied[kCodecBlock], decoded[kBlock];
   for (std::int64_t i = begin; i < end; i += run) {
     const std::int64_t n = end - i < run ? end - i : run;
-    const Encoding one{&head, padded(static_cast<const float*>(vector) + i, n, run, room), run_in(codec, row, i),
-                       decoded};
+    const float* const from = padded(static_cast<const float*>(vector) + i, n, run, room);
+    const Encoding one{&head, from, copied, run_in(codec, row, i), decoded};
     encode_runs(codec, i, n, &one, 1);
   }
 }

@@ -14,6 +14,7 @@ struct CodedArrival {
   const float* old;
   const float* renewed;  // q; null: the row is kept
   double weight;
+  const char* later;  // what is prefetched meanwhile, 4 bytes for each element
 };
 
 // v += w (now - h) where kDirection;  S += q - h where the row is replaced.
@@ -25,6 +26,7 @@ AFFLUX_FN void add_coded(const CodedArrival<T>* arrivals, int count, std::int64_
     for (int k = 0; k < count; ++k) {
       const CodedArrival<T>& arrival = arrivals[k];
       const auto old = lanes.load(arrival.old + i);
+      __builtin_prefetch(arrival.later + 4 * i, 0, 2);
       if (kDirection && arrival.weight != 0.0)
         direction = formula::weighted(direction, lanes.fill(arrival.weight),
                                       formula::difference(lanes.load(arrival.now + i), old));
@@ -36,18 +38,25 @@ AFFLUX_FN void add_coded(const CodedArrival<T>* arrivals, int count, std::int64_
   });
 }
 
-// An update's run as float32 with zeros after its end. float64 is rounded; what float32 cannot hold becomes its largest
-// value. A copy, because streams that begin on pages share few sets of L1, and this one is read three times.
+// An update's run as float32 with zeros after its end, in x unless it is that already. float64 is rounded; what float32
+// cannot hold becomes its largest value.
+AFFLUX_FN const float* as_floats(const float* update, std::int64_t n, std::int64_t run, float* x) {
+  return padded(update, n, run, x);
+}
 template <class T>
-AFFLUX_FN void as_floats(const T* update, std::int64_t n, std::int64_t run, float* x) {
+AFFLUX_FN const float* as_floats(const T* update, std::int64_t n, std::int64_t run, float* x) {
+  const float most = 3.4028234663852886e38f;
   simd::each_wide(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE { lanes.copy(update + i, x + i); });
   for (std::int64_t i = n; i < run; ++i) x[i] = 0.0f;
-  const float most = 3.4028234663852886e38f;
   for (std::int64_t i = 0; sizeof(T) == sizeof(double) && i < n; ++i) {
     const float low = x[i] < most ? x[i] : most;
     x[i] = low > -most ? low : -most;
   }
+  return x;
 }
+
+// Whether encoding leaves a copy in x.
+AFFLUX_FN bool copies(Codec codec) { return codec.coding == Coding::affine || codec.coding == Coding::affine_vector; }
 
 // The type of `now`: float32 holds every update but those of float64.
 template <bool kOfRows, class T>
@@ -66,11 +75,6 @@ struct Rooms {
   alignas(64) float x[kSize], old[kSize], renewed[kSize];
   alignas(64) unsigned char nowhere[kSize];  // for codes that are not stored
 };
-
-// Into L2: L1 has too few sets for as many streams.
-AFFLUX_FN void ahead(const unsigned char* from, std::int64_t bytes) {
-  for (std::int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(from + line, 0, 2);
-}
 
 // One run of all arrivals that have a direction or a new row.
 template <bool kDirection, bool kOfRows, class T>
@@ -97,24 +101,24 @@ AFFLUX_FN void add_coded_run(const Pass& pass, const RowHeads* heads, std::int64
     if (weight == 0.0 && new_row == nullptr) continue;
     const T* const update = static_cast<const T*>(pass.combine.updates.data[k].data) + begin;
     const unsigned char* const row = stage.rows.data[k].data;
-    ahead(reinterpret_cast<const unsigned char*>(update) + simd::kAhead, run * static_cast<std::int64_t>(sizeof(T)));
-    if (row != nullptr) ahead(row + at.codes + run / 2 * stage.codec.bits, run / 8 * stage.codec.bits);
     float *const x = rooms.x + count * run, *const h = rooms.old + count * run, *const q = rooms.renewed + count * run;
-    as_floats(update, n, run, x);
+    const float* const from = as_floats(update, n, run, x);
+    const bool encoded_too = kOfRows || new_row != nullptr;
     if (row != nullptr)
       decodings[decoded++] = {&heads[k].old, {row + at.facts, row + at.codes}, h};
     else
       for (std::int64_t i = 0; i < n; ++i) h[i] = 0.0f;
-    if (kOfRows || new_row != nullptr)
-      encodings[encoded++] = {&heads[k].renewed, x,
+    if (encoded_too)
+      encodings[encoded++] = {&heads[k].renewed, from, x,
                               new_row == nullptr ? Target{rooms.nowhere, rooms.nowhere + kRowHead}
                                                  : Target{new_row + at.facts, new_row + at.codes},
                               q};
-    arrivals[count] = {nullptr, h, new_row == nullptr ? nullptr : q, weight};
+    arrivals[count] = {nullptr, h, new_row == nullptr ? nullptr : q, weight,
+                       reinterpret_cast<const char*>(update) + simd::kAhead + 64};
     if constexpr (!kOfRows && sizeof(T) == sizeof(double))
       arrivals[count].now = update;
     else
-      arrivals[count].now = kOfRows ? q : x;
+      arrivals[count].now = kOfRows ? q : encoded_too && copies(stage.codec) ? x : from;
     if (++count == together) add();
   }
   if (count > 0) add();

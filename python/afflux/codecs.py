@@ -13,7 +13,7 @@
 >>> affine(4)
 codecs.affine(4)
 >>> affine(2, scope="vector").row_bytes(1_000_000)
-250048
+250112
 """
 
 from dataclasses import dataclass
