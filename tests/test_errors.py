@@ -240,9 +240,9 @@ def test_apply_refuses_mixed_types(change, message):
 
 
 def test_apply_tells_when_the_sweep_is_done():
-    done: list[None] = []
+    done: list[bool] = []
     ops.apply(ops.Pass(f32(), f32(), ops.Combine([f32()], np.ones(1))), done=done)
-    assert done == [None]
+    assert done == [True]
 
 
 def test_apply_refuses_overlaps():

@@ -10,7 +10,7 @@ import pytest
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 
 HEAD = """
-import multiprocessing, os, threading, time
+import multiprocessing, os, sys, threading, time
 import numpy as np
 from afflux import Server, UnavailableError, ops
 from afflux.rules import ca2fl, fedbuff
@@ -47,6 +47,26 @@ def test_a_pool_of_forked_workers():
         results = pool.map_async(work, [1, 1, 1, 1], chunksize=1).get(30)
     assert sorted(results)[0] == (4, 4.0), results
     assert rounds(server, 1) == (4, 4.0)
+    print("done")
+    """)
+    assert out == "done\n"
+
+
+def test_children_of_children_end_as_processes_do():
+    """The threads of each are its own, whether or not its parent has any."""
+    out = run("""
+    products = ops.gram([one, one[::-1].copy()], num_threads=2)
+    def generation(left):
+        assert (ops.gram([one, one[::-1].copy()], num_threads=3) == products).all()
+        if left:
+            child = os.fork()
+            if child == 0:
+                generation(left - 1)
+                sys.exit(0)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert (ops.gram([one, one[::-1].copy()], num_threads=4) == products).all()
+    for _ in range(5):
+        generation(3)
     print("done")
     """)
     assert out == "done\n"
@@ -207,3 +227,16 @@ def test_a_server_is_not_pickled():
         print(error)
     """)
     assert out.startswith("[Server] a server is not pickled: save its state_dict()")
+
+
+def test_lent_vectors_that_wait_are_the_childs_too():
+    out = run("""
+    server.push(0, one, version=0, copy=False)
+    assert server.arrivals_waiting == 1
+    def child(_):
+        server.push(1, one, version=0, copy=False)
+        return server.version, float(server.params[7])
+    with fork.Pool(2) as pool:
+        print(pool.map(child, range(2), chunksize=1) == [(1, 1.0)] * 2, server.version)
+    """)
+    assert out.split() == ["True", "0"]

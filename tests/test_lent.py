@@ -2,7 +2,6 @@
 
 import gc
 import json
-import os
 import weakref
 
 import numpy as np
@@ -283,22 +282,6 @@ def test_replay(rng):
     assert bits(again.params) == bits(server.params)
     assert (again.log, again.arrivals_waiting) == (server.log, 3)
     assert [entry.lent for entry in server.log[:4]] == [True, False] * 2
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-def test_a_fork_with_lent_vectors_waiting():
-    server = made()
-    for i in range(9):
-        server.push(i, np.ones(50, np.float32), version=0, copy=i % 2 == 0)
-    child = os.fork()
-    if child == 0:
-        try:
-            server.push(9, np.ones(50, np.float32), version=0, copy=False)
-            os._exit(0 if server.version == 1 and server.params.tolist() == [1.0] * 50 else 1)
-        finally:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert server.version == 0
 
 
 def test_rules_with_states_say_which():

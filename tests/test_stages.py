@@ -128,6 +128,32 @@ def test_a_coefficient_of_zero_is_not_read(isa, rng, cache):
     assert same((clean[0], clean[1][1:], *clean[2:]), (poisoned[0], poisoned[1][1:], *poisoned[2:]))
 
 
+def test_an_update_is_read_only_for_the_sums_that_it_is_in(isa, rng):
+    """The direction and a memory are summed together: NaN where one coefficient is zero reaches the other alone."""
+    given = Round(rng, 3000, "float32", "float32")
+    given.next = rng.standard_normal(given.next.shape)
+    given.next[:, 3 + 4] = 0.0
+    assert given.weights[1] == 0.0
+    assert given.weights[4] != 0.0
+    clean = given.run("none", "sgd", "renewed")
+    finite = given.plain[1].copy()
+    given.plain[1][:] = np.nan
+    poisoned = given.run("none", "sgd", "renewed")
+    assert same(clean[0], poisoned[0])
+    assert np.isnan(poisoned[1]).all()
+    given.plain[1][:] = finite
+    given.plain[4][:] = np.nan
+    poisoned = given.run("none", "sgd", "renewed")
+    assert same(clean[1], poisoned[1])
+    assert np.isnan(poisoned[0]).all()
+
+
+def test_memories_that_all_stay(isa, rng):
+    given = Round(rng, 3000, "float64", "bfloat16")
+    given.next = np.eye(3, 9)
+    assert same(given.run("none", "sgd", "renewed"), given.run("none", "sgd", "read"))
+
+
 def test_the_cached_mean_reads_only_updates_whose_row_is_replaced(isa, rng):
     given = Round(rng, 3000, "float64", "float64")
     clean = given.run("mean", "sgd", "none")
@@ -161,3 +187,13 @@ def test_many_updates(isa, rng, memory):
     given.weights = np.tile(given.weights, 12)
     given.next = np.concatenate([given.next[:, :4], np.tile(given.next[:, 4:], 12)], axis=1)
     assert same(given.run("none", "yogi", memory, threads=3), given.expected("none", "yogi", memory))
+
+
+def test_many_updates_in_all_sums(isa, rng):
+    """More than are read side by side."""
+    given = Round(rng, 5000, "float32", "float32", arrivals=6, held=2)
+    given.updates, given.plain = given.updates * 7, given.plain * 7
+    given.weights, given.next = rng.standard_normal(42), rng.standard_normal((2, 44))
+    for name in ("rows", "replaced"):
+        setattr(given, name, getattr(given, name) * 7)
+    assert same(given.run("none", "sgd", "renewed"), given.expected("none", "sgd", "renewed"))

@@ -60,15 +60,22 @@ bool apply(const Pass& pass, const RowHeads* heads, std::int64_t begin, std::int
   const bool wide = pass.params.type == Type::float64;
   const std::int64_t count = pass.combine.updates.size;
   const Type updates = count > 0 ? pass.combine.updates.data[0].type : Type::float32;
+  const bool renews = pass.memory.next.size > 0;
+  const bool together = renews && pass.calibrate.kind == Calibration::none;
   const std::int64_t size = tile_size(pass);
   alignas(64) double v[kLongTile];
   bool finite = true;
   for (Tile tile{begin, size}; tile.begin < end; tile.begin += size) {
     if (end - tile.begin < size) tile.size = end - tile.begin;
     wide ? start<double>(pass, tile, v) : start<float>(pass, tile, v);
-    with_type(updates, [&](auto sample) AFFLUX_INLINE { direction<decltype(sample)>(pass, heads, tile, v); });
+    if (!together)
+      with_type(updates, [&](auto sample) AFFLUX_INLINE { direction<decltype(sample)>(pass, heads, tile, v); });
+    // Its room is a short tile's; the long ones of rotations come with rows only, hence not together.
+    for (Tile part{tile.begin, kTile}; renews && part.begin < tile.begin + tile.size; part.begin += kTile) {
+      if (tile.begin + tile.size - part.begin < kTile) part.size = tile.begin + tile.size - part.begin;
+      renew(pass, updates, part, together ? v : nullptr);
+    }
     finite = all_finite(v, tile.size) && finite;
-    if (pass.memory.next.size > 0) renew(pass, updates, tile);
     wide ? step<double>(pass, tile, v) : step<float>(pass, tile, v);
   }
   return finite;

@@ -43,6 +43,23 @@ AFFLUX_FN void add_weighted(const T* const* vectors, const double* weights, int 
   });
 }
 
+// Two such sums, v by `weights` and w by `others`, of vectors that are read once.
+template <class T>
+AFFLUX_FN void add_weighted(const T* const* vectors, const double* weights, const double* others, int count,
+                            std::int64_t n, double* __restrict v, double* __restrict w) {
+  simd::each_wide(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
+    auto sum = lanes.load(v + i), other = lanes.load(w + i);
+    for (int k = 0; k < count; ++k) {
+      lanes.ahead(vectors[k] + i);
+      const auto value = lanes.load(vectors[k] + i);
+      sum = formula::weighted(sum, lanes.fill(weights[k]), value);
+      other = formula::weighted(other, lanes.fill(others[k]), value);
+    }
+    lanes.store(v + i, sum);
+    lanes.store(w + i, other);
+  });
+}
+
 // v += sum_k weights[k] * list[k]; a vector whose weight is 0 is not read.
 template <class T, class Vector>
 AFFLUX_FN void combine(const List<Vector>& list, const double* all_weights, Tile tile, double* __restrict v) {
@@ -58,6 +75,27 @@ AFFLUX_FN void combine(const List<Vector>& list, const double* all_weights, Tile
     count = 0;
   }
   if (count > 0) add_weighted(vectors, weights, count, tile.size, v);
+}
+
+// Both v += sum_k weights[k] * list[k] and w += sum_k others[k] * list[k], as if one were made after the other.
+template <class T, class Vector>
+AFFLUX_FN void combine(const List<Vector>& list, const double* weights, const double* others, Tile tile,
+                       double* __restrict v, double* __restrict w) {
+  const auto in_both = [&](std::int64_t k) AFFLUX_INLINE { return weights[k] != 0.0 && others[k] != 0.0; };
+  const T* vectors[kTogether];
+  for (std::int64_t k = 0; k < list.size;) {
+    const std::int64_t first = k;
+    const bool both = in_both(k);
+    for (; k < list.size && k - first < kSideBySide<T> && in_both(k) == both; ++k)
+      vectors[k - first] = tile_of<T>(list.data[k], tile);
+    if (both) {
+      add_weighted(vectors, weights + first, others + first, static_cast<int>(k - first), tile.size, v, w);
+    } else {
+      const List<Vector> run{list.data + first, k - first};
+      combine<T>(run, weights + first, tile, v);
+      combine<T>(run, others + first, tile, w);
+    }
+  }
 }
 
 }  // namespace

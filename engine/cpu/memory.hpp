@@ -19,13 +19,14 @@ AFFLUX_FN void store(const double* values, const View<void>& vector, Tile tile) 
   simd::each(tile.size, [&](auto lanes, std::int64_t i) AFFLUX_INLINE { lanes.store(to + i, lanes.load(values + i)); });
 }
 
-// vectors[s] = sum_t next[s, t] vectors[t] + sum_i next[s, R + i] u_i. All sums are made before the first is stored, of
-// a tile that the direction has just brought into the caches. Not inlined: its sums would lie in the frame of every
-// round.
-__attribute__((noinline)) void renew(const Pass& pass, Type updates, Tile tile) {
+// vectors[s] = sum_t next[s, t] vectors[t] + sum_i next[s, R + i] u_i. All sums are made before the first is stored.
+// If `v` is given, the updates' part of the direction is added to it, beside the first memory that changes: so updates
+// come from memory once and not again from L2. Not inlined: its sums would lie in the frame of every round.
+__attribute__((noinline)) void renew(const Pass& pass, Type updates, Tile tile, double* v) {
   const Memory& memory = pass.memory;
+  const Combine& stage = pass.combine;
   const bool wide = pass.params.type == Type::float64;
-  const std::int64_t held = memory.vectors.size, count = held + pass.combine.updates.size;
+  const std::int64_t held = memory.vectors.size, count = held + stage.updates.size;
   alignas(64) double sums[kMostMemories][kTile];
   bool kept[kMostMemories];
   for (std::int64_t s = 0; s < held; ++s) {
@@ -35,9 +36,16 @@ __attribute__((noinline)) void renew(const Pass& pass, Type updates, Tile tile) 
     if (kept[s]) continue;
     for (std::int64_t i = 0; i < tile.size; ++i) sum[i] = 0.0;
     wide ? combine<double>(memory.vectors, row, tile, sum) : combine<float>(memory.vectors, row, tile, sum);
-    with_type(updates, [&](auto sample)
-                           AFFLUX_INLINE { combine<decltype(sample)>(pass.combine.updates, row + held, tile, sum); });
+    with_type(updates, [&](auto sample) AFFLUX_INLINE {
+      using T = decltype(sample);
+      v != nullptr ? combine<T>(stage.updates, stage.weights.data, row + held, tile, v, sum)
+                   : combine<T>(stage.updates, row + held, tile, sum);
+    });
+    v = nullptr;
   }
+  if (v != nullptr)
+    with_type(updates, [&](auto sample)
+                           AFFLUX_INLINE { combine<decltype(sample)>(stage.updates, stage.weights.data, tile, v); });
   for (std::int64_t s = 0; s < held; ++s) {
     if (kept[s]) continue;
     const View<void>& vector = memory.vectors.data[s];

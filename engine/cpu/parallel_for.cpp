@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <exception>
+#include <limits>
 #include <mutex>
-#include <thread>
-#include <vector>
 
-#include "afflux/afflux.hpp"
+#include "cpu/environment.hpp"
+#include "cpu/pool.hpp"
 
 #if defined(__SSE2__)
 #include <xmmintrin.h>
@@ -41,18 +40,6 @@ class DefaultFloatingPoint {
   DefaultFloatingPoint& operator=(const DefaultFloatingPoint&) = delete;
 };
 
-// A thread, its start and its cold caches, costs about 100 us, in which another one does 2 MiB: two are faster than one
-// from 5 to 6 MiB on.
-std::int64_t bytes_per_thread() {
-  const char* const wanted = std::getenv("AFFLUX_THREAD_BYTES");
-  if (wanted == nullptr || *wanted == '\0') return std::int64_t{3} << 20;
-  char* end = nullptr;
-  const long long bytes = std::strtoll(wanted, &end, 10);
-  if (*end != '\0' || bytes < 1)
-    throw Error(std::string("AFFLUX_THREAD_BYTES is '") + wanted + "', must be a number of bytes, at least 1");
-  return bytes;
-}
-
 }  // namespace
 
 void parallel_for(std::int64_t count, int num_threads, const std::function<void(std::int64_t)>& body) {
@@ -68,18 +55,7 @@ void parallel_for(std::int64_t count, int num_threads, const std::function<void(
       failure = std::current_exception();
     }
   };
-  std::vector<std::thread> helpers;
-  const std::int64_t wanted = std::min<std::int64_t>(num_threads, count) - 1;
-  if (wanted > 0) helpers.reserve(static_cast<std::size_t>(wanted));
-  for (std::int64_t i = 0; i < wanted; ++i) {
-    try {
-      helpers.emplace_back(work);
-    } catch (...) {
-      break;  // no more threads or memory: those that run take all the work, with the same result
-    }
-  }
-  work();
-  for (std::thread& helper : helpers) helper.join();
+  with_helpers(static_cast<int>(std::min<std::int64_t>(num_threads, count) - 1), work);
   if (failure) std::rethrow_exception(failure);
 }
 
@@ -95,7 +71,8 @@ void for_each_piece(std::int64_t d, int num_threads, const std::function<void(st
 }
 
 int threads_worth(std::int64_t bytes, int num_threads) {
-  static const std::int64_t each = bytes_per_thread();
+  static const std::int64_t each =
+      from_environment("AFFLUX_THREAD_BYTES", "bytes", 1, std::numeric_limits<long long>::max(), std::int64_t{1} << 19);
   return static_cast<int>(std::clamp<std::int64_t>(bytes / each, 1, num_threads));
 }
 

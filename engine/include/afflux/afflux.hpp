@@ -9,7 +9,8 @@
 //
 // Every result is the same bit for bit on any number of threads and any instruction set (see order.hpp).
 // Entry points check everything before they write anything: after an exception nothing has changed.
-// They allocate nothing that grows with d, never print, and keep no threads between calls.
+// They allocate nothing that grows with d, and never print. Threads that help a call are kept for the next one: a pool,
+// made by the first call that needs it; a forked child makes its own.
 #pragma once
 #include <cstdint>
 #include <functional>

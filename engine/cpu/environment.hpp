@@ -1,0 +1,24 @@
+// Numbers that the environment may set.
+#pragma once
+#include <cstdlib>
+#include <string>
+
+#include "afflux/afflux.hpp"
+
+namespace afflux {
+
+// The number in the environment's variable `name`, `otherwise` if it is not set. Throws Error for anything that is not
+// a number of `unit` from least to most.
+inline long long from_environment(const char* name, const char* unit, long long least, long long most,
+                                  long long otherwise) {
+  const char* const wanted = std::getenv(name);
+  if (wanted == nullptr || *wanted == '\0') return otherwise;
+  char* end = nullptr;
+  const long long number = std::strtoll(wanted, &end, 10);
+  if (*end != '\0' || number < least || number > most)
+    throw Error(std::string(name) + " is '" + wanted + "', must be a number of " + unit + " from " +
+                std::to_string(least) + " to " + std::to_string(most));
+  return number;
+}
+
+}  // namespace afflux

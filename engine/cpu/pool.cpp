@@ -1,0 +1,253 @@
+#include "cpu/pool.hpp"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "cpu/affinity.hpp"
+#include "cpu/environment.hpp"
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace afflux {
+namespace {
+
+using Lock = std::unique_lock<std::mutex>;
+using Microseconds = std::chrono::microseconds;
+
+void pause() {
+#if defined(__SSE2__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" : : : "memory");
+#endif
+}
+
+// Whether ready() has become true before the time was over. Yields now and then: someone may need the CPU more.
+template <class Ready>
+bool spin(Microseconds time, const Ready& ready) {
+  if (time.count() == 0) return ready();
+  const auto end = std::chrono::steady_clock::now() + time;
+  do {
+    for (int i = 0; i < 64; ++i) {
+      if (ready()) return true;
+      pause();
+    }
+    std::this_thread::yield();
+  } while (std::chrono::steady_clock::now() < end);
+  return ready();
+}
+
+// Threads that are started meanwhile take no signals but those of their own faults: a handler, or a signal that waits
+// for its sigwait, belongs to the program's threads.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP}) sigdelset(&all, fault);
+    pthread_sigmask(SIG_SETMASK, &all, &saved_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &saved_, nullptr); }
+
+ private:
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+  sigset_t saved_;
+};
+
+// One call's work, on its caller's stack.
+struct Job {
+  const std::function<void()>& work;
+  int vacancies;                // helpers that may still join
+  Job* next = nullptr;          // another caller's
+  std::atomic<int> helpers{0};  // that have joined and not ended
+};
+
+struct Helper {
+  std::thread thread;
+  std::condition_variable woken;
+  bool asleep = false;
+  KeptOff kept_off;
+};
+
+class Pool {
+ public:
+  explicit Pool(Microseconds patience) : asked_(patience) {}
+
+  void run(const std::function<void()>& work, int helpers) {
+    Job job{work, helpers};
+    const auto [patience, missing] = post(job);
+    wake(missing);
+    work();
+    withdraw(job);
+    const auto ended = [&] { return job.helpers.load(std::memory_order_acquire) == 0; };
+    if (spin(patience, ended)) return;
+    Lock lock(mutex_);
+    ended_.wait(lock, ended);
+  }
+
+  // Ends the threads. Calls go on to be served, and have no helpers.
+  void end() {
+    {
+      const Lock lock(mutex_);
+      ending_ = true;
+    }
+    wake(static_cast<int>(helpers_.size()));
+    for (const auto& helper : helpers_) helper->thread.join();
+  }
+
+ private:
+  struct Posted {
+    Microseconds patience;
+    int missing;  // helpers that no thread is looking out for
+  };
+
+  Posted post(Job& job) {
+    const Lock lock(mutex_);
+    grow(static_cast<std::size_t>(job.vacancies));
+    job.next = jobs_;
+    jobs_ = &job;
+    vacancies_.fetch_add(job.vacancies, std::memory_order_relaxed);
+    return {patience_, job.vacancies - spinning_};
+  }
+
+  void withdraw(Job& job) {
+    const Lock lock(mutex_);
+    Job** at = &jobs_;
+    while (*at != &job) at = &(*at)->next;
+    *at = job.next;
+    vacancies_.fetch_sub(job.vacancies, std::memory_order_relaxed);
+  }
+
+  void grow(std::size_t size) {
+    if (ending_ || helpers_.size() >= size) return;
+    const SignalsBlocked blocked;
+    try {
+      helpers_.reserve(size);
+      while (helpers_.size() < size) {
+        auto made = std::make_unique<Helper>();
+        Helper& helper = *made;
+        helper.thread = std::thread([this, &helper] { serve(helper); });
+        helper.kept_off.narrow(helper.thread.native_handle());
+        helpers_.push_back(std::move(made));
+      }
+    } catch (...) {  // no more threads or memory: those that run take all the work, with the same result
+    }
+    patience_ = usable_cpus() > helpers_.size() ? asked_ : Microseconds(0);
+  }
+
+  void wake(int most) {
+    for (; most > 0; --most) {
+      Helper* const helper = rouse();
+      if (helper == nullptr) return;
+      helper->woken.notify_one();  // without the lock, which it needs first
+    }
+  }
+
+  Helper* rouse() {
+    const Lock lock(mutex_);
+    for (const auto& helper : helpers_) {
+      if (!helper->asleep) continue;
+      helper->asleep = false;
+      helper->kept_off.narrow(helper->thread.native_handle());
+      return helper.get();
+    }
+    return nullptr;
+  }
+
+  // What a helper does all its life.
+  void serve(Helper& self) {
+    Lock lock(mutex_);
+    while (!ending_) {
+      if (Job* const job = vacant()) {
+        self.kept_off.widen(pthread_self());
+        help(*job, lock);
+      } else if (!watch(lock)) {
+        self.asleep = true;
+        self.woken.wait(lock, [&] { return !self.asleep; });
+      }
+    }
+  }
+
+  Job* vacant() const {
+    Job* job = jobs_;
+    while (job != nullptr && job->vacancies == 0) job = job->next;
+    return job;
+  }
+
+  void help(Job& job, Lock& lock) {
+    --job.vacancies;
+    vacancies_.fetch_sub(1, std::memory_order_relaxed);
+    job.helpers.fetch_add(1, std::memory_order_relaxed);
+    lock.unlock();
+    job.work();
+    lock.lock();
+    // The caller may go on from here, and the job is gone.
+    if (job.helpers.fetch_sub(1, std::memory_order_release) == 1) ended_.notify_all();
+  }
+
+  // Looks out for news; false if it is time to sleep.
+  bool watch(Lock& lock) {
+    const auto news = [this] { return vacancies_.load(std::memory_order_relaxed) > 0 || ending_; };
+    const Microseconds patience = patience_;
+    ++spinning_;
+    lock.unlock();
+    // Nobody sleeps for the mutex: who posts a job may still hold it.
+    if (!spin(patience, [&] { return news() && lock.try_lock(); })) lock.lock();
+    --spinning_;
+    return news();
+  }
+
+  const Microseconds asked_;
+  std::mutex mutex_;  // guards all that follows and all jobs; the atomics are also read without it
+  std::condition_variable ended_;
+  std::vector<std::unique_ptr<Helper>> helpers_;
+  Microseconds patience_{0};
+  Job* jobs_ = nullptr;
+  int spinning_ = 0;
+  std::atomic<int> vacancies_{0};  // of all jobs
+  std::atomic<bool> ending_{false};
+};
+
+std::atomic<Pool*> pool{nullptr};
+
+// In a forked child the parent's pool has no threads, and its locks may be taken: it is never touched again. At the end
+// of the process, or when the library is unloaded, the threads must have left its code; but the pool stays, because
+// other threads may still be amid a call.
+struct Lifetime {
+  Lifetime() {
+    pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr, std::memory_order_relaxed); });
+  }
+  ~Lifetime() {
+    if (Pool* const ours = pool.load(std::memory_order_acquire)) ours->end();
+  }
+} lifetime;
+
+Pool& the_pool() {
+  Pool* made = pool.load(std::memory_order_acquire);
+  if (made != nullptr) return *made;
+  // No static local: if a fork hit its initialization, the child would wait for it for ever.
+  auto fresh =
+      std::make_unique<Pool>(Microseconds(from_environment("AFFLUX_SPIN_US", "microseconds", 0, 10000000, 1000)));
+  if (pool.compare_exchange_strong(made, fresh.get(), std::memory_order_acq_rel)) return *fresh.release();
+  return *made;  // another thread was first
+}
+
+}  // namespace
+
+void with_helpers(int helpers, const std::function<void()>& work) {
+  if (helpers < 1) return work();
+  the_pool().run(work, helpers);
+}
+
+}  // namespace afflux

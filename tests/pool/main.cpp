@@ -1,0 +1,165 @@
+// What tests/test_pool.py runs: parallel_for where Python cannot reach it. Prints "done" if all went well.
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "cpu/parallel_for.hpp"
+
+namespace {
+
+void require(bool fact, const char* what) {
+  if (fact) return;
+  std::fprintf(stderr, "failed: %s\n", what);
+  std::_Exit(1);
+}
+
+// Every index once, whatever the number of threads.
+void sweep(std::int64_t count, int num_threads) {
+  std::vector<int> times(static_cast<std::size_t>(count), 0);  // plain: a sanitizer sees if two threads share one
+  afflux::parallel_for(count, num_threads, [&](std::int64_t i) { ++times[static_cast<std::size_t>(i)]; });
+  for (const int each : times) require(each == 1, "each index once");
+}
+
+template <class Work>
+void on_threads(int count, const Work& work) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < count; ++i) threads.emplace_back(work);
+  for (std::thread& thread : threads) thread.join();
+}
+
+void counts() {
+  for (const std::int64_t count : {0, 1, 2, 3, 100})
+    for (const int num_threads : {1, 2, 3, 7}) sweep(count, num_threads);
+}
+
+void nested() {
+  for (int round = 0; round < 200; ++round) {
+    std::atomic<int> total{0};
+    afflux::parallel_for(6, 3, [&](std::int64_t) {
+      afflux::parallel_for(5, 3, [&](std::int64_t) {
+        total.fetch_add(1, std::memory_order_relaxed);
+        sweep(3, 2);
+      });
+    });
+    require(total == 30, "30 bodies");
+  }
+}
+
+void throwing() {
+  for (int round = 0; round < 200; ++round) {
+    try {
+      afflux::parallel_for(50, 3, [&](std::int64_t i) {
+        if (i % 10 == 7) throw std::runtime_error("seven");
+      });
+      require(false, "an exception");
+    } catch (const std::runtime_error& error) {
+      require(std::strcmp(error.what(), "seven") == 0, "its own exception");
+    }
+    sweep(20, 3);
+  }
+}
+
+// More callers than helpers, of different sizes.
+void callers() {
+  std::atomic<int> next{0};
+  on_threads(5, [&] {
+    const int mine = next.fetch_add(1);
+    for (int round = 0; round < 2000; ++round) {
+      sweep(1 + (round + mine) % 40, 1 + (round + mine) % 4);
+      if (round % 500 == 0) usleep(3000);  // until helpers sleep
+    }
+  });
+}
+
+void one_child(int depth) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    sweep(30, 3);
+    if (depth > 0) one_child(depth - 1);
+    sweep(30, 3);
+    std::exit(0);  // with everything that runs at a process's end
+  }
+  int status = -1;
+  require(waitpid(child, &status, 0) == child && status == 0, "a child that ends well");
+}
+
+void forks() {
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> others;
+  for (int i = 0; i < 2; ++i)
+    others.emplace_back([&] {
+      while (!stop) sweep(20, 3);
+    });
+  for (int i = 0; i < 60; ++i) one_child(i % 3);
+  stop = true;
+  for (std::thread& other : others) other.join();
+}
+
+void signals() {
+  sweep(10, 3);  // the pool's threads are there, and would take what this one blocks from now on
+  sigset_t ours;
+  sigemptyset(&ours);
+  sigaddset(&ours, SIGUSR1);
+  pthread_sigmask(SIG_BLOCK, &ours, nullptr);
+  kill(getpid(), SIGUSR1);
+  int taken = 0;
+  require(sigwait(&ours, &taken) == 0 && taken == SIGUSR1, "the signal waits for us");
+}
+
+// No memory for a thread's stack.
+void no_threads() {
+  const rlimit none{1 << 20, 1 << 20};  // less than there is
+  setrlimit(RLIMIT_AS, &none);
+  sweep(100, 8);
+}
+
+// The process ends while others are amid calls.
+void leave() {
+  for (int i = 0; i < 3; ++i)
+    std::thread([] {
+      for (;;) sweep(50, 3);
+    }).detach();
+  usleep(20000);
+}
+
+void unload(const char* path) {
+  for (int i = 0; i < 20; ++i) {
+    void* const library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    require(library != nullptr, "dlopen");
+    auto* const run = reinterpret_cast<bool (*)()>(dlsym(library, "run"));
+    require(run != nullptr && run(), "a sweep in the library");
+    if (i % 2 == 0) usleep(3000);  // helpers asleep, helpers awake
+    require(dlclose(library) == 0, "dlclose");
+    require(dlopen(path, RTLD_NOW | RTLD_NOLOAD) == nullptr, "it is unloaded");
+  }
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  const char* const what = count > 1 ? words[1] : "";
+  const struct {
+    const char* name;
+    void (*run)();
+  } cases[] = {{"counts", counts}, {"nested", nested},   {"throwing", throwing},     {"callers", callers},
+               {"forks", forks},   {"signals", signals}, {"no_threads", no_threads}, {"leave", leave}};
+  bool known = false;
+  for (const auto& each : cases)
+    if (std::strcmp(each.name, what) == 0) known = true, each.run();
+  if (std::strcmp(what, "unload") == 0 && count > 2) known = true, unload(words[2]);
+  require(known, what);
+  std::puts("done");
+  return 0;
+}
