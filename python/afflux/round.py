@@ -212,7 +212,10 @@ def params_weight(kind: Kind, weights: Float64) -> float:
 
 def reasons(weights: Weights) -> tuple[str, ...]:
     """Why each arrival was rejected; empty: it was not."""
-    return tuple(weights.rejected.get(i, "" if w else "weight 0") for i, w in enumerate(weights.vectors.tolist()))
+    vectors = weights.vectors.tolist()
+    if not weights.rejected and all(vectors):
+        return ("",) * len(vectors)
+    return tuple([weights.rejected.get(i, "" if w else "weight 0") for i, w in enumerate(vectors)])
 
 
 def accepted(weights: Weights) -> list[bool]:

@@ -168,19 +168,16 @@ class Staleness:
 
     def on_arrival(self, staleness: int, num_examples: int, norm: float, /) -> float:
         """See afflux.rule.OnArrival."""
-        return self.law(staleness) * self._count(num_examples)
+        return self.law(staleness) * (float(num_examples) if self.by_examples else 1.0)
 
     def factor(self, arrivals: Arrivals, /) -> float:
         """See afflux.rule.OnArrival."""
         _, divisor = self._shares(arrivals, raw=True)
         return self.scale / divisor
 
-    def _count(self, num_examples: int) -> float:
-        return float(num_examples) if self.by_examples else 1.0
-
     def _shares(self, arrivals: Arrivals, *, raw: bool) -> tuple[list[float], float]:
-        counts = [self._count(n) for n in arrivals.num_examples.tolist()]
         staleness = arrivals.staleness.tolist()
+        counts = [float(n) for n in arrivals.num_examples.tolist()] if self.by_examples else [1.0] * len(staleness)
         if self.normalise == "weights":
             return with_sum("Staleness", self.law, staleness, counts, raw=raw)
         law = {tau: self.law(tau) for tau in set(staleness)}
