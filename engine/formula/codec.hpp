@@ -24,7 +24,8 @@ AFFLUX_FN std::int64_t facts_bytes(Codec codec) {
 }
 
 AFFLUX_FN Place place(Codec codec, std::int64_t element) {
-  if (!has_head(codec)) return {0, element / 8 * codec.bits};
+  const bool headed = codec.coding >= Coding::affine;  // has_head would be out of line in a debug build
+  if (!headed) return {0, element / 8 * codec.bits};
   const std::int64_t facts = facts_bytes(codec), within = element % kBlock;
   const std::int64_t group = kRowHead + element / kBlock * (facts + kBlock / 8 * codec.bits);
   const std::int64_t grid = codec.coding == Coding::affine ? within / kCodecBlock * 8 : 0;
