@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <tuple>
+#include <vector>
 
 #include "afflux/afflux.hpp"
 #include "arrays.hpp"
@@ -15,8 +16,12 @@ namespace {
 
 // (updates, weights, params_weight)
 using CombineOf = std::tuple<py::object, py::object, double>;
-// (kind, sum, sum_out or None, num_clients, rows, new_rows)
-using CalibrateOf = std::tuple<std::string, py::object, py::object, std::int64_t, py::object, py::object>;
+// (key, low, high) of a row that is encoded
+using FactsOf = std::tuple<std::uint64_t, double, double>;
+// (kind, sum, sum_out or None, num_clients, rows, new_rows, codec, facts, quantize_direction)
+// codec None: the exact one of the updates
+using CalibrateOf = std::tuple<std::string, py::object, py::object, std::int64_t, py::object, py::object,
+                               std::optional<std::string>, std::vector<FactsOf>, bool>;
 // (kind, lr, beta1, beta2, epsilon, root_scale, states, outs)
 using StepOf = std::tuple<std::string, double, double, double, double, double, py::object, py::object>;
 // (vectors, outs, weights, next or None)
@@ -59,6 +64,7 @@ struct CalibrateArrays {
   CalibrateArrays(const CalibrateOf& of, Codec codec)
       : kind(calibration_named(std::get<0>(of))),
         codec(codec),
+        quantize_direction(std::get<8>(of)),
         num_clients(std::get<3>(of)),
         sum({"apply", "sum"}, std::get<1>(of), std::get<2>(of).is_none() ? Access::write : Access::read),
         rows("apply", "rows", std::get<4>(of), Access::read, Shape::vector, true,
@@ -66,19 +72,23 @@ struct CalibrateArrays {
         new_rows("apply", "new_rows", std::get<5>(of), Access::write, Shape::vector, true,
                  [codec](const Array& array) { return array.row(codec); }) {
     if (!std::get<2>(of).is_none()) sum_out.emplace(Argument{"apply", "sum_out"}, std::get<2>(of), Access::write);
+    for (const auto& [key, low, high] : std::get<7>(of)) facts.push_back({key, low, high});
   }
   Calibrate stage() const {
+    const List<RowFacts> all{facts.data(), static_cast<std::int64_t>(facts.size())};
     const View<double> to = sum_out ? sum_out->doubles() : View<double>{};
-    return {kind, codec, sum.doubles(), num_clients, rows.list(), new_rows.list(), to};
+    return {kind, codec, sum.doubles(), num_clients, rows.list(), new_rows.list(), all, quantize_direction, to};
   }
 
   Calibration kind;
   Codec codec;
+  bool quantize_direction;
   std::int64_t num_clients;
   Array sum;
   std::optional<Array> sum_out;
   Arrays<const unsigned char> rows;
   Arrays<unsigned char> new_rows;
+  std::vector<RowFacts> facts;
 };
 
 struct MemoryArrays {
@@ -111,8 +121,10 @@ void apply_(const py::object& params, const py::object& out, const CombineOf& co
   pass.out = to.view();
   pass.combine = {vectors.list(), weight.list(), params_weight};
   if (calibrate) {
+    const auto& codec = std::get<6>(*calibrate);
     const bool any = pass.combine.updates.size > 0;
-    cache.emplace(*calibrate, exact_codec(any ? pass.combine.updates.data[0].type : Type::float32));
+    const Type updates = any ? pass.combine.updates.data[0].type : Type::float32;
+    cache.emplace(*calibrate, codec ? codec_named(*codec) : exact_codec(updates));
     pass.calibrate = cache->stage();
   }
   pass.step = {step_named(step_kind), lr, beta1, beta2, epsilon, root_scale, states.list(), outs.list()};

@@ -118,7 +118,11 @@ View<double> Array::doubles() const {
 }
 
 View<unsigned char> Array::row(Codec codec) const {
-  const Type own = codec == Codec::float64 ? Type::float64 : Type::float32;
+  if (has_head(codec) && kind_ != Kind::bytes) wrong_type("uint8");
+  const Type own = codec.coding == Coding::float64    ? Type::float64
+                   : codec.coding == Coding::float16  ? Type::float16
+                   : codec.coding == Coding::bfloat16 ? Type::bfloat16
+                                                      : Type::float32;
   if (kind_ != Kind::bytes && !(kind_ == Kind::type && type_ == own))
     wrong_type(std::string("uint8 or ") + afflux::name(own));
   const std::int64_t item = kind_ == Kind::bytes ? 1 : bytes(own);

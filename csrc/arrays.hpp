@@ -35,7 +35,7 @@ class Array {
   View<void> view() const;
   // A vector of float64.
   View<double> doubles() const;
-  // An encoded row: uint8, or the codec's own type taken as the bytes it holds.
+  // An encoded row: uint8, or the codec's own type, if it has one, taken as the bytes it holds.
   View<unsigned char> row(Codec codec) const;
 
  private:

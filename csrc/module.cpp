@@ -38,19 +38,14 @@ void gram_(const py::object& vectors, const py::object& out, int num_threads) {
   gram(from.list(), view, num_threads);
 }
 
-Codec codec_named(const std::string& name) {
-  if (name == "float32") return Codec::float32;
-  if (name == "float64") return Codec::float64;
-  throw Error("[codec] '" + name + "' is unknown; known: float32, float64");
-}
-
-void encode_(const std::string& codec, const py::object& vector, const py::object& row, int num_threads) {
+void encode_(const std::string& codec, const py::object& vector, const py::object& row, std::uint64_t key, double low,
+             double high, int num_threads) {
   const Codec kind = codec_named(codec);
   const Array from({"encode", "vector"}, vector, Access::read), to({"encode", "row"}, row, Access::write);
   const View<void> source = from.view();
   const View<unsigned char> target = to.row(kind);
   const py::gil_scoped_release release;
-  encode(kind, source, target, num_threads);
+  encode(kind, source, target, num_threads, {key, low, high});
 }
 
 void decode_(const std::string& codec, const py::object& row, const py::object& vector, int num_threads) {
@@ -99,7 +94,8 @@ PYBIND11_MODULE(_engine, module) {
   module.def(
       "row_bytes", [](const std::string& codec, std::int64_t size) { return row_bytes(codec_named(codec), size); },
       py::arg("codec"), py::arg("size"));
-  module.def("encode", encode_, py::arg("codec"), py::arg("vector"), py::arg("row"), py::arg("num_threads"));
+  module.def("encode", encode_, py::arg("codec"), py::arg("vector"), py::arg("row"), py::arg("key"), py::arg("low"),
+             py::arg("high"), py::arg("num_threads"));
   module.def("decode", decode_, py::arg("codec"), py::arg("row"), py::arg("vector"), py::arg("num_threads"));
   module.def("crc32c", crc32c_, py::arg("data"), py::arg("block"), py::arg("num_threads"), py::arg("table") = false);
   bind_pages(module);

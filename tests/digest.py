@@ -8,10 +8,11 @@ with other instruction sets, threads and CPU features; prints one SHA-256 per pa
 import hashlib
 import json
 import sys
+from typing import get_args
 
 import numpy as np
 
-from afflux import Server, _engine, exp, log, ops, pow, weigh
+from afflux import Server, _engine, codecs, exp, log, ops, pow, weigh
 from afflux.rules import RULES
 
 
@@ -139,6 +140,30 @@ def stages(num_threads, vectors):
     return digest.hexdigest()
 
 
+def encoded(num_threads, vectors):
+    """Every codec's bytes, what they are decoded to, and a round over them for each type of update."""
+    digest = hashlib.sha256()
+    weights = np.array([0.1, -0.7, 1 / 3])
+    for name, codec in ((name, codecs.Codec(name)) for name in get_args(codecs.Name)):
+        if codec.exact:
+            continue
+        x = vectors["float32"]
+        facts = [ops.RowFacts(k, float(v.min()), float(v.max())) for k, v in enumerate(x)]
+        rows, out = [np.zeros(codec.row_bytes(v.size), np.uint8) for v in x], np.empty_like(x[0])
+        for vector, row, fact in zip(x, rows, facts, strict=True):
+            ops.encode(vector, row, codec=codec, facts=fact, num_threads=num_threads)
+            ops.decode(row, out, codec=codec, num_threads=num_threads)
+            digest.update(row.tobytes() + out.tobytes())
+        dtype, total = list(vectors)[len(name) % 3], np.linspace(-1, 1, out.size)
+        again = [fact._replace(key=fact.key + 9) for fact in facts]
+        stage = ops.CachedDifference(total, 11, [None, *rows[1:]], rows, codec, again, len(name) % 2 == 1)
+        mix = ops.Combine(vectors[dtype], weights)
+        ops.apply(ops.Pass(x[1], out, mix, stage, ops.Sgd(0.7)), num_threads=num_threads)
+        for array in (out, total, *rows):
+            digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
 def elementary():
     """10^5 results of exp, log and pow."""
     noise = hashed(5, 40_000)
@@ -183,6 +208,7 @@ def parts(num_threads):
         "operations": operations(num_threads, *inputs()),
         "types": types(num_threads, *typed_inputs()),
         "stages": stages(num_threads, typed_inputs()[1]),
+        "codecs": encoded(num_threads, typed_inputs()[1]),
         "weights": weights(),
         "elementary": elementary(),
     }

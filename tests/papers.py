@@ -18,6 +18,8 @@ import math
 
 import numpy as np
 
+import rows
+
 EXP_HALF = math.e / 2  # the base of WKAFL's and TWAFL's staleness weights
 
 
@@ -167,6 +169,22 @@ def ca2fl(state, buffer, *, server_lr=1.0):
     v, terms = cached_difference(state, buffer, weights)
     rows = state["rows"] | {client: u for (client, *_), u in zip(buffer, updates, strict=True)}
     return moved(state, state["params"] + server_lr * v, rows=rows), decided(weights, v, terms, server_lr)
+
+
+def mf_ca2fl(state, buffer, *, server_lr=1.0, bits=8, codec="affine", quantize_direction=False):
+    """CA2FL, section 5: h_i = Q(u_i), drawn with seed 0, the round's version and the client; (G.2): v uses Q(u_i)."""
+    *_, updates = facts(buffer)
+    weights, version = np.full(len(buffer), 1 / len(buffer)), state["version"] + 1
+    stored = {}
+    for (client, *_), u in zip(buffer, updates, strict=True):
+        name, size = f"{codec}-{bits}", len(u)
+        row = rows.encode(name, u, rows.row_key(0, version, client), u.min(), u.max())
+        stored[client] = f64(rows.decode(name, row, size))
+    if quantize_direction:
+        buffer = [(client, *what, stored[client]) for client, *what, _ in buffer]
+    v, terms = cached_difference(state, buffer, weights)
+    new = state["rows"] | stored
+    return moved(state, state["params"] + server_lr * v, rows=new), decided(weights, v, terms, server_lr)
 
 
 def cached_difference(state, buffer, weights):
@@ -356,6 +374,7 @@ ROUNDS = {
     "afa_cd": afa_cd,
     "afa_cs": afa_cs,
     "ca2fl": ca2fl,
+    "mf_ca2fl": mf_ca2fl,
     "wkafl": wkafl,
     "twafl": twafl,
     "sasgd": sasgd,

@@ -240,9 +240,9 @@ def test_apply_refuses_mixed_types(change, message):
 
 
 def test_apply_tells_when_the_sweep_is_done():
-    done: list[None] = []
+    done: list[bool] = []
     ops.apply(ops.Pass(f32(), f32(), ops.Combine([f32()], np.ones(1))), done=done)
-    assert done == [None]
+    assert done == [True]
 
 
 def test_apply_refuses_overlaps():
@@ -362,7 +362,7 @@ def test_gram_refuses():
 def test_codecs_refuse():
     with pytest.raises(AffluxError, match=r"\[encode\] row has 31 elements, expected 32"):
         ops.encode(f32(), np.empty(31, np.uint8))
-    with pytest.raises(AffluxError, match=r"\[codec\] 'int3' is unknown; known: float32, float64"):
+    with pytest.raises(AffluxError, match=r"\[codec\] 'int3' is unknown; known: float32, float64, "):
         ops.encode(f32(), np.empty(32, np.uint8), codec="int3")
     with pytest.raises(AffluxError, match=r"\[decode\] row is float64"):
         ops.decode(np.empty(4), f32())

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from afflux import AffluxError, ops
+from afflux import AffluxError, codecs, ops
 from conftest import awkward, bits
 
 STEPS = {
@@ -128,3 +128,22 @@ def test_outs_that_do_not_fit_are_refused(rng):
     for wrong, message in cases:
         with pytest.raises(AffluxError, match=message):
             ops.apply(wrong)
+
+
+@pytest.mark.parametrize("stage", [ops.CachedDifference, ops.CachedMean])
+@pytest.mark.parametrize(
+    "codec", [codecs.affine(4), codecs.affine(8, scope="vector"), codecs.rotated(2), codecs.float16]
+)
+@pytest.mark.parametrize("size", [33, 5000, 70_001])
+def test_the_sum_of_coded_rows_goes_elsewhere(isa, rng, size, codec, stage):
+    vectors, total = [rng.standard_normal(size).astype(np.float32) for _ in range(5)], rng.standard_normal(size)
+    facts = [ops.RowFacts(key, -9.0, 9.0) for key in range(5)]
+    results = []
+    for apart in (False, True):
+        rows = [np.zeros(codec.row_bytes(size), np.uint8) if i % 2 else None for i in range(5)]
+        before, sum_out, out = total.copy(), np.full(size, np.nan) if apart else None, np.empty(size, np.float32)
+        cache = stage(before, 7, [None] * 5, rows, codec, facts, sum_out=sum_out)
+        ops.apply(ops.Pass(vectors[0], out, ops.Combine(vectors, np.full(5, 0.2)), cache), num_threads=2)
+        assert not apart or bits(before) == bits(total)
+        results.append([bits(out), bits(before if sum_out is None else sum_out), *(bits(row) for row in rows[1::2])])
+    assert results[0] == results[1]

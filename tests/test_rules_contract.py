@@ -117,8 +117,8 @@ def test_a_saved_state_goes_on_with_the_same_bits(variant):
 #: {rule: server_lr}, and where an adaptive step of about that length ends: within 2 server_lr of the minimum.
 RATES = {
     "fedavg": 0.3, "fedbuff": 0.3, "fedasync": None, "fedadam": 0.01, "fedyogi": 0.01, "fedadagrad": 0.1,
-    "fedams": 0.01, "fadas": 0.01, "afa_cd": 0.1, "afa_cs": 0.1, "ca2fl": 0.3, "wkafl": 0.1, "twafl": 0.1, "sasgd": 0.1,
-    "gsgm": 0.1, "zenopp": 0.1,
+    "fedams": 0.01, "fadas": 0.01, "afa_cd": 0.1, "afa_cs": 0.1, "ca2fl": 0.3, "mf_ca2fl": 0.3, "wkafl": 0.1,
+    "twafl": 0.1, "sasgd": 0.1, "gsgm": 0.1, "zenopp": 0.1,
 }  # fmt: skip
 ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad", "fedams", "fadas")
 

@@ -36,6 +36,7 @@ def test_a_line(name, monkeypatch):
     monkeypatch.setattr(ops, "gram", lambda *args, **kwargs: grams.append(1) or gram(*args, **kwargs))
     for client in range(2 * clients):
         server.push(client % clients, np.full(SIZE, 0.5 + client), version=server.version)
-    expected = eval(state.strip("`"), {"d": SIZE, "M": rule.buffer_size, "N": clients})
+    row = 0 if server.rows is None else server.rows.codec.row_bytes(SIZE)
+    expected = eval(state.strip("`"), {"d": SIZE, "M": rule.buffer_size, "N": clients, "row": row})
     assert server.state_bytes == expected
     assert int(sweeps) == 1 + bool(grams)

@@ -42,7 +42,7 @@ def mapped(request, monkeypatch):
         monkeypatch.setattr(afflux.store.folder, "promises_space", lambda folder: False)
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", sorted(set(RULES) - {"mf_ca2fl"}))
 def test_every_rule_has_the_bits_of_memory(name, tmp_path, mapped):
     size, path = 300, tmp_path / "store"
     there, here = made(name, size, path), made(name, size)

@@ -3,6 +3,7 @@
 // multiply it.
 #pragma once
 #include "cpu/calibrate.hpp"
+#include "cpu/coded.hpp"
 #include "cpu/combine.hpp"
 #include "cpu/kernels.hpp"
 #include "cpu/memory.hpp"
@@ -22,15 +23,22 @@ AFFLUX_FN void start(const Pass& pass, Tile tile, double* __restrict v) {
 
 // The updates' part of the direction, in the type that they are stored in.
 template <class T>
-AFFLUX_FN void direction(const Pass& pass, Tile tile, double* v) {
+AFFLUX_FN void direction(const Pass& pass, const RowHeads* heads, Tile tile, double* v) {
+  const bool coded = plain_bytes(pass.calibrate.codec) == 0;
   switch (pass.calibrate.kind) {
     case Calibration::none:
       return combine<T>(pass.combine.updates, pass.combine.weights.data, tile, v);
     case Calibration::cached_difference:
-      return cached_difference<T>(pass, tile, v);
+      return coded ? coded_difference<T>(pass, heads, tile, v) : cached_difference<T>(pass, tile, v);
     case Calibration::cached_mean:
-      return cached_mean<T>(pass, tile, v);
+      return coded ? coded_mean<T>(pass, heads, tile, v) : cached_mean<T>(pass, tile, v);
   }
+}
+
+// A tile is whole runs of the codec.
+AFFLUX_FN std::int64_t tile_size(const Pass& pass) {
+  if (pass.calibrate.codec.coding == Coding::rotated) return kBlock;
+  return pass.combine.updates.size < kManyUpdates || pass.memory.next.size > 0 ? kTile : kLongTile;
 }
 
 // x - x is 0 for what is finite, else NaN, which a sum keeps; several sums hide the latency of an addition.
@@ -48,20 +56,25 @@ AFFLUX_FN bool all_finite(const double* v, std::int64_t n) {
   return rest == 0.0;
 }
 
-bool apply(const Pass& pass, std::int64_t begin, std::int64_t end) {
+bool apply(const Pass& pass, const RowHeads* heads, std::int64_t begin, std::int64_t end) {
   const bool wide = pass.params.type == Type::float64;
   const std::int64_t count = pass.combine.updates.size;
   const Type updates = count > 0 ? pass.combine.updates.data[0].type : Type::float32;
   const bool renews = pass.memory.next.size > 0;
   const bool together = renews && pass.calibrate.kind == Calibration::none;
-  const std::int64_t size = count < kManyUpdates || renews ? kTile : kLongTile;
+  const std::int64_t size = tile_size(pass);
   alignas(64) double v[kLongTile];
   bool finite = true;
   for (Tile tile{begin, size}; tile.begin < end; tile.begin += size) {
     if (end - tile.begin < size) tile.size = end - tile.begin;
     wide ? start<double>(pass, tile, v) : start<float>(pass, tile, v);
-    if (!together) with_type(updates, [&](auto sample) AFFLUX_INLINE { direction<decltype(sample)>(pass, tile, v); });
-    if (renews) renew(pass, updates, tile, together ? v : nullptr);
+    if (!together)
+      with_type(updates, [&](auto sample) AFFLUX_INLINE { direction<decltype(sample)>(pass, heads, tile, v); });
+    // Its room is a short tile's; the long ones of rotations come with rows only, hence not together.
+    for (Tile part{tile.begin, kTile}; renews && part.begin < tile.begin + tile.size; part.begin += kTile) {
+      if (tile.begin + tile.size - part.begin < kTile) part.size = tile.begin + tile.size - part.begin;
+      renew(pass, updates, part, together ? v : nullptr);
+    }
     finite = all_finite(v, tile.size) && finite;
     wide ? step<double>(pass, tile, v) : step<float>(pass, tile, v);
   }

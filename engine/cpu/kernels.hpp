@@ -30,15 +30,29 @@ struct GramPanels {
   std::int64_t left_count, right_count;
 };
 
+// What the head of a row says beyond its codec and size.
+struct RowHead {
+  std::uint64_t key;
+  float low, step;  // affine_vector
+};
+
+// Of one arrival.
+struct RowHeads {
+  RowHead old, renewed;
+};
+
 struct Kernels {
   // `first` is the part that holds element `begin`, `type` that of the slot.
   IngestSums (*ingest)(const Part* first, Type type, void* slot, std::int64_t begin, std::int64_t end);
   // sums[i * right_count + j] = <left[i], right[j]> over one superblock
   void (*gram)(const GramPanels& panels, std::int64_t begin, std::int64_t end, double* sums);
+  // `heads`, one for each arrival, if the rows have some; the sweep itself neither reads nor writes those in the rows.
   // Whether the direction was finite.
-  bool (*apply)(const Pass& pass, std::int64_t begin, std::int64_t end);
-  void (*encode)(Codec codec, const void* vector, unsigned char* row, std::int64_t begin, std::int64_t end);
-  void (*decode)(Codec codec, const unsigned char* row, void* vector, std::int64_t begin, std::int64_t end);
+  bool (*apply)(const Pass& pass, const RowHeads* heads, std::int64_t begin, std::int64_t end);
+  void (*encode)(Codec codec, const RowHead& head, const void* vector, unsigned char* row, std::int64_t begin,
+                 std::int64_t end);
+  void (*decode)(Codec codec, const RowHead& head, const unsigned char* row, void* vector, std::int64_t begin,
+                 std::int64_t end);
 };
 
 #if defined(__aarch64__)

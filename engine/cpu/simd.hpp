@@ -101,12 +101,13 @@ struct Many {
     vst1_f32(to, vcvt_f32_f64((float64x2_t)value));
 #endif
   }
-  // To the type that T widens to.
-  template <class T>
-  AFFLUX_FN void copy(const T* from, T* to) {
-    __builtin_memcpy(to, from, kWidth * sizeof(T));
+  // To the same type, or to float32, rounded.
+  AFFLUX_FN void copy(const double* from, double* to) { __builtin_memcpy(to, from, kWidth * sizeof(double)); }
+  template <class From>
+  AFFLUX_FN void copy(const From* from, float* to) {
+    store(to, load(from));
   }
-  AFFLUX_FN void copy(const Bfloat16* from, float* to) { store(to, load(from)); }
+  AFFLUX_FN void copy(const float* from, float* to) { __builtin_memcpy(to, from, kWidth * sizeof(float)); }
 };
 
 // The same for a single element.
@@ -120,9 +121,9 @@ struct One {
   AFFLUX_FN double root(double value) { return __builtin_sqrt(value); }
   AFFLUX_FN void store(double* to, double value) { *to = value; }
   AFFLUX_FN void store(float* to, double value) { *to = static_cast<float>(value); }
-  template <class T, class Wider>
-  AFFLUX_FN void copy(const T* from, Wider* to) {
-    *to = formula::widened(*from);
+  template <class From, class To>
+  AFFLUX_FN void copy(const From* from, To* to) {
+    formula::narrow(formula::widened(*from), to);
   }
 };
 
@@ -154,8 +155,8 @@ struct Wide {
     Many::store(to + 2 * kWidth, values.c);
     Many::store(to + 3 * kWidth, values.d);
   }
-  template <class T, class Wider>
-  AFFLUX_FN void copy(const T* from, Wider* to) {
+  template <class From, class To>
+  AFFLUX_FN void copy(const From* from, To* to) {
     for (int part = 0; part < 4; ++part) Many::copy(from + part * kWidth, to + part * kWidth);
   }
   // Asks for what comes kAhead bytes later, so that many streams are under way at once: a core's own prefetcher follows

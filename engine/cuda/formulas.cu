@@ -1,9 +1,11 @@
 // Holds the seam for the CUDA backend open: every formula the CPU uses compiles for the device, with flags that give
 // the CPU's bits. The drivers (ingest, gram, apply, encode, decode) come with the CUDA backend.
 #include "formula/calibrate.hpp"
+#include "formula/codec.hpp"
 #include "formula/combine.hpp"
 #include "formula/elementary.hpp"
 #include "formula/half.hpp"
+#include "formula/random.hpp"
 #include "formula/reduce.hpp"
 #include "formula/step.hpp"
 

@@ -1,10 +1,12 @@
 #include <atomic>
+#include <vector>
 
 #include "afflux/afflux.hpp"
 #include "cpu/dispatch.hpp"
 #include "cpu/parallel_for.hpp"
 #include "entry/check.hpp"
 #include "entry/overlap.hpp"
+#include "entry/rows.hpp"
 
 namespace afflux {
 namespace {
@@ -59,11 +61,41 @@ void check_combine(const Pass& pass, check::Overlaps& overlaps) {
 }
 
 void check_codec(const Pass& pass) {
-  if (pass.combine.updates.size == 0) return;
+  const Calibrate& stage = pass.calibrate;
+  const bool exact = stage.codec == exact_codec(Type::float32) || stage.codec == exact_codec(Type::float64);
+  if (exact && stage.quantize_direction)
+    check::fail("apply", "quantize_direction needs a codec that rounds, not " + name(stage.codec));
+  if (has_head(stage.codec) && stage.facts.size != pass.combine.updates.size)
+    check::fail("apply", "facts has " + std::to_string(stage.facts.size) + " entries, updates has " +
+                             std::to_string(pass.combine.updates.size));
+  if (pass.combine.updates.size == 0 || !exact) return;
   const Type updates = pass.combine.updates.data[0].type;
-  if (pass.calibrate.codec != exact_codec(updates))
-    check::fail("apply", std::string("codec cannot hold ") + name(updates) +
-                             " updates: float64 needs the codec float64, float32 and bfloat16 need float32");
+  if (stage.codec != exact_codec(updates))
+    check::fail("apply", "codec " + name(stage.codec) + " cannot hold " + name(updates) +
+                             " updates: of the exact ones float64 needs float64, float32 and bfloat16 need float32");
+}
+
+// Before the sweep, which replaces rows in place. Throws for damaged ones.
+std::vector<RowHeads> heads_of(const Pass& pass) {
+  const Calibrate& stage = pass.calibrate;
+  std::vector<RowHeads> heads;
+  if (stage.kind == Calibration::none) return heads;
+  for (std::int64_t i = 0; i < stage.rows.size; ++i) {
+    RowHeads both{};
+    const unsigned char* const row = stage.rows.data[i].data;
+    if (has_head(stage.codec) && row != nullptr)
+      both.old = rows::read_head("apply", {"rows", i}, stage.codec, row, pass.params.size);
+    if (has_head(stage.codec) && (stage.quantize_direction || stage.new_rows.data[i].data != nullptr))
+      both.renewed = rows::head_of("apply", {"facts", i}, stage.codec, stage.facts.data[i]);
+    heads.push_back(both);
+  }
+  return heads;
+}
+
+void write_heads(const Pass& pass, const std::vector<RowHeads>& heads) {
+  for (std::size_t i = 0; has_head(pass.calibrate.codec) && i < heads.size(); ++i)
+    if (unsigned char* const row = pass.calibrate.new_rows.data[i].data)
+      rows::write_head(heads[i].renewed, pass.calibrate.codec, row, pass.params.size);
 }
 
 void check_calibrate(const Pass& pass, check::Overlaps& overlaps) {
@@ -86,7 +118,7 @@ void check_calibrate(const Pass& pass, check::Overlaps& overlaps) {
     check::fail("apply", "rows has " + std::to_string(stage.rows.size) + " and new_rows " +
                              std::to_string(stage.new_rows.size) + " entries, updates has " + std::to_string(arrivals));
   check_codec(pass);
-  const std::int64_t bytes = row_bytes(stage.codec, pass.params.size), alignment = row_bytes(stage.codec, 1);
+  const std::int64_t bytes = row_bytes(stage.codec, pass.params.size), alignment = rows::alignment(stage.codec);
   for (std::int64_t i = 0; i < arrivals; ++i) {
     if (stage.rows.data[i].data != nullptr) {
       check::view("apply", {"rows", i}, stage.rows.data[i], bytes, alignment);
@@ -162,13 +194,15 @@ Pass with_outs(Pass pass) {
 bool apply(const Pass& pass, int num_threads, bool dry) {
   check::threads("apply", num_threads);
   const std::int64_t bytes = check_pass(pass);
+  const std::vector<RowHeads> heads = heads_of(pass);
   if (dry) return true;
   const auto kernel = kernels().apply;
   const Pass whole = with_outs(pass);
   std::atomic<bool> finite{true};
   for_each_piece(pass.params.size, threads_worth(bytes, num_threads), [&](std::int64_t begin, std::int64_t end) {
-    if (!kernel(whole, begin, end)) finite.store(false, std::memory_order_relaxed);
+    if (!kernel(whole, heads.data(), begin, end)) finite.store(false, std::memory_order_relaxed);
   });
+  write_heads(pass, heads);
   return finite.load(std::memory_order_relaxed);
 }
 

@@ -1,6 +1,6 @@
 """afflux: the server side of asynchronous federated learning as a fast, exact, embeddable engine."""
 
-from afflux import ops, rules
+from afflux import codecs, ops, rules
 from afflux._engine import __version__
 from afflux.elementary import exp, log, pow
 from afflux.errors import AffluxError, BusyError, StoreError, UnavailableError
@@ -30,6 +30,7 @@ __all__ = [
     "UnavailableError",
     "Weights",
     "__version__",
+    "codecs",
     "exp",
     "log",
     "ops",

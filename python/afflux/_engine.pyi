@@ -42,8 +42,19 @@ def apply(
     params: object,
     out: object,
     combine: tuple[Sequence[object], object, float],  # updates, weights, params_weight
-    calibrate: tuple[str, object, object | None, int, Sequence[object | None], Sequence[object | None]] | None,
-    # kind, sum, sum_out, num_clients, rows, new_rows
+    calibrate: tuple[
+        str,
+        object,
+        object | None,
+        int,
+        Sequence[object | None],
+        Sequence[object | None],
+        str | None,
+        Sequence[tuple[int, float, float]],
+        bool,
+    ]
+    | None,
+    # kind, sum, sum_out, num_clients, rows, new_rows, codec (None: exact), facts (key, low, high), quantize_direction
     step: tuple[str, float, float, float, float, float, Sequence[object], Sequence[object]],
     # kind, lr, beta1, beta2, epsilon, root_scale, states, outs
     memory: tuple[Sequence[object], Sequence[object], object, object | None] | None,  # vectors, outs, weights, next
@@ -53,7 +64,7 @@ def apply(
 ) -> None: ...
 def exactly(function: Callable[[_T], _R], argument: _T) -> _R: ...
 def row_bytes(codec: str, size: int) -> int: ...
-def encode(codec: str, vector: object, row: object, num_threads: int) -> None: ...
+def encode(codec: str, vector: object, row: object, key: int, low: float, high: float, num_threads: int) -> None: ...
 def decode(codec: str, row: object, vector: object, num_threads: int) -> None: ...
 def exp(x: float) -> float: ...
 def log(x: float) -> float: ...

@@ -1,8 +1,9 @@
 """The parts that calibrate: per-client cached rows that enter the direction.
 
-Rows start at 0 and take 4 d bytes per client seen (8 d for float64), their float64 sum 8 d.
+Rows start at 0 and take 4 d bytes per client seen (8 d for float64), or what their codec takes; their float64 sum 8 d.
 """
 
+from afflux.codecs import Codec, Name, named
 from afflux.rule import Calibrate
 
 #: The direction is the weighted sum of what arrived.
@@ -18,3 +19,13 @@ CACHED_MEAN = Calibrate(cached=True, direction="mean")
 
 #: The same, but the mean is over those clients that have a row.
 CACHED_MEAN_OF_SEEN = Calibrate(cached=True, direction="mean", divide_by="seen")
+
+
+def cached_difference(codec: Codec | Name | None = None, *, quantize_direction: bool = False) -> Calibrate:
+    """CACHED_DIFFERENCE with rows that a codec stores: h_i = Q(u_i), and with `quantize_direction` v uses Q(u_i), too.
+
+    >>> from afflux import codecs
+    >>> cached_difference(codecs.affine(4)) == cached_difference("affine-4")
+    True
+    """
+    return Calibrate(cached=True, codec=named(codec), quantize_direction=quantize_direction)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import nan
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -116,8 +117,10 @@ def save(
         arrays["buffers"] = np.array(current.buffers)
         arrays["slot_buffers"] = _stacked(own, "float64", current.buffers.size)
     if rows is not None:
-        arrays["rows"] = _stacked([*rows.values()], rows.dtype.name, d)
+        arrays["rows"] = _stacked([*rows.values()], rows.codec.row_dtype, rows.row_size)
         arrays["sum"] = np.array(rows.sum)
+        if rows.codec.ranged:
+            arrays["extremes"] = np.array([w.extremes for w in waiting], np.float64).reshape(len(waiting), 2)
     if total is not None:
         arrays["total"] = np.array(total.vectors[0])
     arrays |= {f"memory.{name}": vector.copy() for name, vector in book.memories.items()}
@@ -228,6 +231,9 @@ def _waiting(
     losses, norms = (arrays.get(name, "float64", (count,)) for name in ("losses", "norms"))
     seen = ~np.isnan(norms[added:])
     slots += list(arrays.get("slots", STORED[facts["slot_dtype"]], (count - added, facts["d"]), seen))
+    rows, extremes = joins.book.rows, [(nan, nan)] * count
+    if rows is not None and rows.codec.ranged:
+        extremes = [(low, high) for low, high in arrays.get("extremes", "float64", (count, 2)).tolist()]
     waiting = []
     for i, (who, version, examples, join, staleness) in enumerate(meta["waiting"]):
         if _int(version) > _int(meta["version"]) or _int(join) >= _int(meta["joins"]) or _int(examples) < 1:
@@ -247,6 +253,7 @@ def _waiting(
                 float(norms[i]),
                 slots[i],
                 own[i],
+                extremes[i],
                 _int(join),
                 _int(staleness),
             )
@@ -279,7 +286,7 @@ def _rows(meta: Mapping[str, Any], arrays: "_Arrays", d: int, joins: Joins, ids:
         _fail("a client has two rows")
     if len(clients) > rows.num_clients:
         _fail(f"the state has rows of {len(clients)} clients, num_clients is {rows.num_clients}")
-    values = arrays.get("rows", rows.dtype.name, (len(clients), d))
+    values = arrays.get("rows", rows.codec.row_dtype, (len(clients), rows.row_size))
     return rows.loaded(dict(zip(clients, values, strict=True)), arrays.get("sum", "float64", (d,)))
 
 

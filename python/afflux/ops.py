@@ -14,7 +14,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from afflux import _engine
+from afflux import _engine, codecs
+from afflux.codecs import Codec
 from afflux.errors import AffluxError
 
 Array = object  # anything with the buffer protocol or __dlpack__; the engine checks it
@@ -64,15 +65,29 @@ class Memory:
     outs: Sequence[Array] = ()
 
 
+class RowFacts(NamedTuple):
+    """What a vector is encoded with."""
+
+    key: int = 0  #: of the random bits, 64 of them: another one for every row that is ever stored
+    low: float = 0.0  #: the least element, for affine(scope="vector")
+    high: float = 0.0  #: the largest
+
+
+_NO_FACTS = RowFacts()
+
+
 @dataclass(frozen=True, slots=True)
 class _Cached:
     """The clients' cached rows and their sum."""
 
     sum: Array  #: (d,) float64, overwritten
     num_clients: int
-    #: M rows (d,) float32, or float64 where the updates are, or their bytes as uint8; None: all zeros, not read
+    #: M rows, encoded: as (d,) of the codec's type if it has one, or their bytes as uint8; None: all zeros, not read
     rows: Sequence[Array | None]
     new_rows: Sequence[Array | None]  #: M rows, overwritten; None: the row is kept. May be rows[i] itself
+    codec: Codec | None = None  #: of all rows; None: float64 where the updates are float64, else float32
+    facts: "Sequence[RowFacts]" = ()  #: M, for codecs that are keyed: what each new row is encoded with
+    quantize_direction: bool = False  #: v uses the new row decoded in the place of the update
     sum_out: Array | None = None  #: (d,) float64, takes the new sum, while `sum` is only read; None: in place
 
 
@@ -80,15 +95,15 @@ class _Cached:
 class CachedDifference(_Cached):
     """Stage 2 of CA2FL (Algorithm 2): v += sum/num_clients + sum_i weights[i] * (updates[i] - rows[i]).
 
-    Replaces the weighted sum of stage 1. For each i with a new row: sum += updates[i] - rows[i], new_rows[i] =
-    updates[i]. `sum` is the float64 sum of all clients' rows, kept exact to rounding; `sum` (or
-    `sum_out`) and `new_rows` are overwritten.
+    Replaces the weighted sum of stage 1; rows[i] is meant decoded. For each i with a new row: new_rows[i] = updates[i]
+    encoded, sum += new_rows[i] - rows[i], both decoded. `sum` is the float64 sum of all clients' rows, kept exact to
+    rounding; `sum` (or `sum_out`) and `new_rows` are overwritten.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class CachedMean(_Cached):
-    """Stage 2 of AFA-CS: first sum += updates[i] - rows[i] and new_rows[i] = updates[i], then v += sum/num_clients.
+    """Stage 2 of AFA-CS: first rows and sum as in CachedDifference, then v += sum/num_clients.
 
     Replaces the weighted sum of stage 1, whose weights play no role; an update without a new row is not read. `sum`
     and `new_rows` are overwritten.
@@ -292,9 +307,21 @@ def _apply(round: Pass, num_threads: int, done: list[bool] | None, *, dry: bool)
 
 def _calibrate(
     cache: CachedDifference | CachedMean,
-) -> tuple[str, Array, Array | None, int, Sequence[Array | None], Sequence[Array | None]]:
+) -> tuple[
+    str,
+    Array,
+    Array | None,
+    int,
+    Sequence[Array | None],
+    Sequence[Array | None],
+    str | None,
+    Sequence[tuple[int, float, float]],
+    bool,
+]:
     kind = "cached_mean" if isinstance(cache, CachedMean) else "cached_difference"
-    return kind, cache.sum, cache.sum_out, cache.num_clients, cache.rows, cache.new_rows
+    codec = None if cache.codec is None else cache.codec.name
+    places, rows = (cache.sum, cache.sum_out), (cache.rows, cache.new_rows)
+    return kind, *places, cache.num_clients, *rows, codec, cache.facts, cache.quantize_direction
 
 
 def _step(
@@ -316,26 +343,45 @@ def _memory(memory: Memory, count: int) -> tuple[Sequence[Array], Sequence[Array
     return memory.vectors, memory.outs, memory.weights, memory.next
 
 
-def row_bytes(size: int, *, codec: str = "float32") -> int:
+def row_bytes(size: int, *, codec: Codec | codecs.Name = codecs.float32) -> int:
     """Bytes of one encoded row of `size` elements."""
-    return _engine.row_bytes(codec, size)
+    return codecs.named(codec).row_bytes(size)
 
 
-def encode(vector: Array, row: Array, *, codec: str = "float32", num_threads: int = 1) -> None:
-    """Row = vector, encoded.
+def encode(
+    vector: Array,
+    row: Array,
+    *,
+    codec: Codec | codecs.Name = codecs.float32,
+    facts: RowFacts = _NO_FACTS,
+    num_threads: int = 1,
+) -> None:
+    """Row = vector, encoded; every byte of the row is written.
 
     Args:
-        vector: (d,) of the codec's type: float32 or float64.
-        row: (row_bytes(d),) uint8, or (d,) of the codec's type; overwritten.
-        codec: "float32" or "float64", which keep every bit.
+        vector: (d,) float32, or float64 for codecs.float64; finite.
+        row: (row_bytes(d),) uint8, at an address that is a multiple of 8, or (d,) of the codec's type; overwritten.
+        codec: one of `afflux.codecs`.
+        facts: key, and for affine(scope="vector") the least and the largest element, such as `ingest` finds; what lies
+            beyond them becomes them.
         num_threads: at least 1.
+
+    >>> vector, row = np.linspace(-1, 1, 5, dtype=np.float32), np.empty(row_bytes(5, codec=codecs.affine(8)), np.uint8)
+    >>> encode(vector, row, codec=codecs.affine(8), facts=RowFacts(key=7))
+    >>> decode(row, vector, codec=codecs.affine(8))
+    >>> bool(np.all(np.abs(vector - np.linspace(-1, 1, 5)) < 2 / 255))
+    True
     """
-    _engine.encode(codec, vector, row, threads(num_threads))
+    _engine.encode(codecs.named(codec).name, vector, row, *facts, threads(num_threads))
 
 
-def decode(row: Array, vector: Array, *, codec: str = "float32", num_threads: int = 1) -> None:
-    """Vector = row, decoded: the inverse of `encode`. The vector is overwritten."""
-    _engine.decode(codec, row, vector, threads(num_threads))
+def decode(row: Array, vector: Array, *, codec: Codec | codecs.Name = codecs.float32, num_threads: int = 1) -> None:
+    """Vector = row, decoded. The vector, of the type that `encode` takes, is overwritten.
+
+    Raises:
+        AffluxError: also for a row whose head says another codec or size.
+    """
+    _engine.decode(codecs.named(codec).name, row, vector, threads(num_threads))
 
 
 def crc32c(data: Array, block: int, *, num_threads: int = 1) -> bytes:

@@ -23,7 +23,7 @@ from afflux.streaming import Term, Work, combine
 from afflux.versions import Draft, Vector
 
 #: What is known of an arrival before it joins: the first fields of Waiting.
-Pushed = tuple[ClientId, int, int, float, float, Slot, Float64 | None]
+Pushed = tuple[ClientId, int, int, float, float, Slot, Float64 | None, tuple[float, float]]
 #: The vectors that a server keeps for its rule, by name, in the order of Rule.memories.
 Memories = Mapping[str, Vector]
 
@@ -38,6 +38,7 @@ class Waiting(NamedTuple):
     norm: float  #: NaN: nobody has looked at the vector
     slot: Slot | Term  #: a term if the server streams
     buffers: Float64 | None
+    extremes: tuple[float, float]  #: the vector's least and largest element; NaN if nobody has looked
     join: int
     staleness: int
 
@@ -169,7 +170,8 @@ def _prepare(rule: Rule, before: Before, ordered: list[Waiting], draft: Draft, n
     rows = Rows()
     cache, memory = None, None
     if before.rows is not None:
-        cache, rows = before.rows.stage(rule.calibrate, arrivals.client_ids, accepted(weights))
+        version, extremes = before.current.version + 1, [w.extremes for w in ordered]
+        cache, rows = before.rows.stage(rule.calibrate, arrivals.client_ids, accepted(weights), version, extremes)
     memories = before.memories
     if apart := before.outs is not memories:
         memories = renewed(rule, before, weights)

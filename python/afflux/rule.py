@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from afflux import ops
 from afflux._engine import MOST_MEMORIES
+from afflux.codecs import Codec
 from afflux.errors import AffluxError
 
 ClientId = int | str
@@ -106,8 +107,14 @@ class Calibrate:
     cached: bool  #: every client's last vector is kept as a row
     direction: Literal["difference", "mean"] = "difference"  #: h + sum_i w_i (u_i - h_i), or the new mean of all rows
     divide_by: Literal["all", "seen"] = "all"  #: the mean is over all N clients, or over those that have a row
+    codec: Codec | None = None  #: how rows are stored; None: every bit is kept
+    quantize_direction: bool = False  #: the difference is of what is stored, not of what was pushed
 
     def __post_init__(self) -> None:
+        if not (self.codec is None or isinstance(self.codec, Codec)):
+            raise AffluxError(f"[Calibrate] codec is {self.codec!r}, must be one of afflux.codecs")
+        if self.quantize_direction and (self.codec is None or self.codec.exact or self.direction == "mean"):
+            raise AffluxError("[Calibrate] quantize_direction is for differences and codecs that round")
         for name, choices in (("direction", ("difference", "mean")), ("divide_by", ("all", "seen"))):
             if (value := getattr(self, name)) not in choices:
                 raise AffluxError(f"[Calibrate] {name} is {value!r}, must be {' or '.join(map(repr, choices))}")

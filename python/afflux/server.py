@@ -13,7 +13,8 @@ from typing import Any, Literal, NoReturn, overload
 
 import numpy as np
 
-from afflux import checkpoint, ops
+from afflux import checkpoint, codecs, ops
+from afflux.codecs import Codec
 from afflux.errors import AffluxError
 from afflux.intake import NUMBERS, Intake, at_least, is_int, one_of, plain_id
 from afflux.joins import Book, Duplicates, Joins
@@ -70,6 +71,7 @@ class Server:
         durability: of what is committed there. "process": it survives the end of this process, however that comes
             about; "power": also that of the machine.
         commit_every: versions that this divides are committed; None: only `checkpoint` and `close` commit.
+        seed: of the random bits that quantized rows are made with, at least 0, in 64 bits.
 
     Memory, in bytes, with p and s the sizes of an element of params and of a slot (4 by default):
 
@@ -77,7 +79,7 @@ class Server:
                  still holds; the memory of those that nobody holds is used again
         s M d    the buffer, if one thread pushes; at most s max_slots d; s d for each arrival that is deferred
         8 d      the sum of the rows, for rules that cache them, and for each client seen 4 d more (8 d, if slots are
-                 float64)
+                 float64), or what the rule's codec takes (`afflux.codecs`)
         p d      for each vector of `memories`
         8 d      the sum, if streaming, in place of the buffer, with s d for each push that is under way; 8 d more while
                  a round is applied, if other threads push
@@ -129,6 +131,7 @@ class Server:
         store: "str | PathLike[str] | None" = None,
         durability: Durability = "process",
         commit_every: int | None = 1,
+        seed: int = 0,
     ) -> None:
         if not isinstance(rule, Rule):
             raise AffluxError(f"[Server] rule is {rule!r}, must be a Rule such as afflux.rules.fedbuff()")
@@ -139,6 +142,7 @@ class Server:
         one_of("memory", memory, ("buffered", "streaming"))
         at_least("max_slots", max_slots, rule.buffer_size if memory == "buffered" else 1)
         at_least("max_versions", max_versions, 2)
+        at_least("seed", seed, 0)
         one_of("dtype", dtype, ("float32", "float64"))
         slot_dtype = slot_dtype or dtype
         one_of("slot_dtype", slot_dtype, (dtype, "bfloat16"))
@@ -163,8 +167,8 @@ class Server:
         rows = None
         if rule.calibrate.cached or rule.needs.passes:
             num_clients = _clients(rule, num_clients, duplicates)
-            exact = "float64" if slot_dtype == "float64" else "float32"  # also of bfloat16
-            rows = MemoryRows(size, num_clients, exact) if rule.calibrate.cached else None
+            codec = _codec(rule, slot_dtype, on_disk=store is not None)
+            rows = MemoryRows(size, num_clients, codec, seed) if rule.calibrate.cached else None
 
         draft = self._versions.take()
         parts = self._intake.parts("[Server] params", params)
@@ -495,16 +499,16 @@ class Server:
             own = self._intake.buffers(what, vector, buffers)
             if self._store is not None:
                 self._store.fetch(client_id)
-            bad, norm = None, nan
+            bad, norm, extremes = None, nan, (nan, nan)
             if copy:
                 ticket.slot = self._gate.take_slot(timeout)
-                bad, norm = self._copied(what, parts, ticket.slot)
+                bad, norm, extremes = self._copied(what, parts, ticket.slot)
             elif self._joins.copies is None:
                 ticket.slot = self._intake.lent(f"{what} vector", parts, self._slots.dtype)
             else:
                 raise AffluxError(f"{what} vector cannot be read in place (copy=False): {self._joins.copies}")
             with self._gate.mutex:
-                pushed = (client_id, version, int(num_examples), float(loss), norm, ticket.slot, own)
+                pushed = (client_id, version, int(num_examples), float(loss), norm, ticket.slot, own, extremes)
                 return self._rounds.join(pushed, bad, ticket)
         except Exception:
             if not ticket.decided:
@@ -516,8 +520,10 @@ class Server:
             pushed = ticket.slot = None
             self._gate.wake()
 
-    def _copied(self, what: str, parts: "ops.Array | list[ops.Array]", slot: Slot) -> tuple[int | None, float]:
-        """The sweep that takes a vector in: where it is not finite, if that is allowed, and its norm."""
+    def _copied(
+        self, what: str, parts: "ops.Array | list[ops.Array]", slot: Slot
+    ) -> tuple[int | None, float, tuple[float, float]]:
+        """The sweep that takes a vector in: where it is not finite, if that is allowed, its norm, and min and max."""
         facts = self._intake.ingest(f"{what} vector", parts, slot)
         bad = facts.first_nonfinite
         if bad is not None and not self._quarantine:
@@ -526,7 +532,7 @@ class Server:
         if bad is None and facts.sum_of_squares > MOST_SQUARES and (self.rule.needs.gram or self._streaming):
             which = "inner products" if self.rule.needs.gram else "sums"
             raise AffluxError(f"{what} {self.rule.kind} has norm {facts.norm:.3g}: {which} would overflow")
-        return bad, facts.norm
+        return bad, facts.norm, (facts.min, facts.max)
 
     def set_memory(self, name: str, vector: ops.Array) -> None:
         """Hands in a vector that the rule reads but does not make, such as Zeno++'s validation gradient.
@@ -656,7 +662,7 @@ class Server:
             "num_clients": next((kept.num_clients for kept in (book.rows, book.passes) if kept is not None), None),
             "memories": list(self.rule.memories),
             "layout": None if layout is None else layout.to_json(),
-        }
+        } | ({} if book.rows is None else book.rows.facts())
 
     def _enter(self, op: str) -> None:
         self._gate.enter(op)
@@ -671,6 +677,21 @@ class Server:
                 f"{self._joins.book.current.version}"
             )
         return int(version)
+
+
+def _codec(rule: Rule, slot_dtype: str, *, on_disk: bool) -> Codec:
+    """Of the rows; by default they hold every bit."""
+    exact = codecs.float64 if slot_dtype == "float64" else codecs.float32  # also of bfloat16
+    codec = rule.calibrate.codec or exact
+    if codec.exact and codec != exact:
+        raise AffluxError(
+            f"[Server] {rule.name} keeps rows as {codec.name}, but those of {slot_dtype} slots need {exact}"
+        )
+    if on_disk and not codec.exact:
+        raise AffluxError(
+            f"[Server] {rule.name} keeps rows as {codec.name}, and a store holds float32 and float64 rows so far"
+        )
+    return codec
 
 
 def _clients(rule: Rule, num_clients: int | None, duplicates: Duplicates) -> int:

@@ -64,7 +64,7 @@ int main() {
   std::printf("fedbuff %08x\n", checksum(next));
 
   std::vector<double> sum(kSize, 0.125);
-  std::vector<unsigned char> row(static_cast<std::size_t>(afflux::row_bytes(afflux::Codec::float32, kSize)));
+  std::vector<unsigned char> row(static_cast<std::size_t>(afflux::row_bytes(afflux::Codec{}, kSize)));
   const std::vector<afflux::View<const unsigned char>> rows(2);
   const std::vector<afflux::View<unsigned char>> new_rows{view<unsigned char>(row), {}};
   pass.calibrate.kind = afflux::Calibration::cached_difference;

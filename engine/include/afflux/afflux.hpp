@@ -57,10 +57,15 @@ void gram(List<View<const void>> vectors, View<double> out, int num_threads = 1)
 // overflows.
 bool apply(const Pass& pass, int num_threads = 1, bool dry = false);
 
+// "float32", "float64", "float16", "bfloat16", "affine-4", "affine-vector-4", "rotated-4"; throws for others.
+std::string name(Codec codec);
+Codec codec_named(const std::string& name);
 // Bytes of one encoded row of `size` elements.
 std::int64_t row_bytes(Codec codec, std::int64_t size);
-// The vector has the codec's own type: float32, or float64 for Codec::float64.
-void encode(Codec codec, View<const void> vector, View<unsigned char> row, int num_threads = 1);
+// The vector is float32, or float64 for the codec float64; its values must be finite. Every byte of the row is written.
+void encode(Codec codec, View<const void> vector, View<unsigned char> row, int num_threads = 1,
+            const RowFacts& facts = {});
+// Throws Error for a row whose head says another codec or size.
 void decode(Codec codec, View<const unsigned char> row, View<void> vector, int num_threads = 1);
 
 // The CRC-32C of each block of `block` bytes, the last one perhaps shorter; `table`: without the CPU's instruction.

@@ -2,15 +2,10 @@
 #pragma once
 #include <cstdint>
 
+#include "afflux/codec.hpp"
 #include "afflux/view.hpp"
 
 namespace afflux {
-
-// How one client's cached vector is stored. float32, float64: as it is, little-endian, in 4 d or 8 d bytes.
-enum class Codec : std::int32_t { float32 = 0, float64 = 1 };
-
-// The codec that keeps every bit of a vector of this type.
-constexpr Codec exact_codec(Type type) { return type == Type::float64 ? Codec::float64 : Codec::float32; }
 
 // Stage 1: v = params_weight * params + sum_s memory.weights[s] * memory.vectors[s] + sum_i weights[i] * updates[i],
 // float64, in the order given. The updates are all float32, all float64 or all bfloat16. A vector whose weight is 0 is
@@ -42,21 +37,25 @@ enum class Calibration : std::int32_t { none = 0, cached_difference = 1, cached_
 // Stage 2, on v = params_weight * params + sum_s memory.weights[s] * memory.vectors[s]; h_i = rows[i] decoded.
 // cached_difference (CA2FL, Algorithm 2):
 //   v += sum / num_clients + sum_i weights[i] * (updates[i] - h_i)
-//   for every i with new_rows[i]:  sum += updates[i] - h_i,  new_rows[i] = encode(updates[i])
+//   for every i with new_rows[i]:  new_rows[i] = encode(updates[i]),  sum += decode(new_rows[i]) - h_i
+// With quantize_direction, v has decode(encode(updates[i])) in the place of updates[i].
 // cached_mean (AFA-CS): the sum and the rows first, in the same way; then, whatever the weights,
 //   v += sum / num_clients
 // There an update without a new row is not read.
 // rows[i].data null: the client's row is all zeros. new_rows[i].data null: its row is not replaced.
 // new_rows[i] may be rows[i] itself, or a row that only earlier arrivals read.
-// The codec must be exact for the updates: float64 for float64, else float32.
+// The codecs float32 and float64 are for updates that they hold exactly (see exact_codec); the others round them, from
+// float32, to which float64 is rounded first. Codecs with a head (see has_head) take `facts`, one for each arrival.
 // sum_out: where the new sum goes, all of it, if that is not `sum` itself; then `sum` is only read.
 struct Calibrate {
   Calibration kind = Calibration::none;
-  Codec codec = Codec::float32;
+  Codec codec{};
   View<double> sum{};
   std::int64_t num_clients = 0;
   List<View<const unsigned char>> rows{};
   List<View<unsigned char>> new_rows{};
+  List<RowFacts> facts{};
+  bool quantize_direction = false;
   View<double> sum_out{};
 };
 

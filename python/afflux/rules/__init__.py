@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from afflux.rule import Rule
 from afflux.rules.anarchic import afa_cd, afa_cs
-from afflux.rules.ca2fl import ca2fl
+from afflux.rules.ca2fl import ca2fl, mf_ca2fl
 from afflux.rules.fadas import fadas
 from afflux.rules.fedams import fedams
 from afflux.rules.fedasync import fedasync
@@ -30,6 +30,7 @@ RULES: dict[str, Callable[..., Rule]] = {
     "afa_cd": afa_cd,
     "afa_cs": afa_cs,
     "ca2fl": ca2fl,
+    "mf_ca2fl": mf_ca2fl,
     "wkafl": wkafl,
     "twafl": twafl,
     "sasgd": sasgd,

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from afflux.calibrate import NONE
+from afflux.codecs import Codec, Name, named
 from afflux.rule import Calibrate, Rule
 from afflux.step import Sgd
 from afflux.weigh import Uniform
@@ -21,11 +22,17 @@ def afa_cd(*, buffer_size: int = 10, server_lr: float = SERVER_LR) -> Rule:
     return Rule("afa_cd", "gradient", buffer_size, Uniform(), NONE, Sgd(server_lr))
 
 
-def afa_cs(*, buffer_size: int = 10, server_lr: float = SERVER_LR, divide_by: Literal["all", "seen"] = "all") -> Rule:
+def afa_cs(
+    *,
+    buffer_size: int = 10,
+    server_lr: float = SERVER_LR,
+    divide_by: Literal["all", "seen"] = "all",
+    codec: Codec | Name | None = None,
+) -> Rule:
     """x -= server_lr / N * sum of all N clients' last G_i, those of this round included (Algorithm 3, cross-silo).
 
     Clients never seen count as 0; `divide_by="seen"` takes the mean over those that were. State on the server: 4 d
-    bytes per client seen and 8 d for the float64 sum, which is kept incrementally. Sweeps: one.
+    bytes per client seen, or what the codec takes, and 8 d for the float64 sum, kept incrementally. Sweeps: one.
     """
-    rows = Calibrate(cached=True, direction="mean", divide_by=divide_by)
+    rows = Calibrate(cached=True, direction="mean", divide_by=divide_by, codec=named(codec))
     return Rule("afa_cs", "gradient", buffer_size, Uniform(), rows, Sgd(server_lr))

@@ -70,7 +70,7 @@ class Follower:
         rule = spec.build()
         if arrivals < rule.buffer_size:
             raise ConfigError(f"arrivals is {arrivals}, but {spec.label} steps after {rule.buffer_size}")
-        self.server = Server(rule, world.first, num_clients=len(world.clients), num_threads=1)
+        self.server = Server(rule, world.first, num_clients=len(world.clients), num_threads=1, seed=world.seed)
         self._validation = None
         if wants(rule):
             config, rng = world.config, stream(world.seed, Purpose.VALIDATION)

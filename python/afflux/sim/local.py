@@ -78,7 +78,7 @@ class Controls:
         """Moves c by all who have arrived since the last step."""
         clients = sorted(self._waiting)
         moved: Sequence[np.ndarray] = [self._waiting[client] for client in clients]
-        calibrate, rows = self._rows.stage(CACHED_MEAN, clients, [True] * len(clients))
+        calibrate, rows = self._rows.stage(CACHED_MEAN, clients, [True] * len(clients), 0)
         server = np.empty_like(self._zeros)
         weights = np.ones(len(clients))  # not read by a cached mean, but 0 would mean rejected
         apply(Pass(self._zeros, server, Combine(moved, weights), calibrate), num_threads=1)

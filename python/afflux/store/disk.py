@@ -1,13 +1,14 @@
 """Per-client rows on disk, and their sum: the interface of `MemoryRows`, at any number of clients."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from afflux import ops
+from afflux import codecs, ops
 from afflux._engine import SUPERBLOCK
+from afflux.codecs import Codec
 from afflux.errors import StoreError
 from afflux.ops import CachedDifference, CachedMean
 from afflux.rule import Calibrate, ClientId
@@ -90,6 +91,20 @@ class DiskRows:
         return [*(client_id for client_id, _ in self._index.rows()), *(client_id for _, client_id in new)]
 
     @property
+    def codec(self) -> Codec:
+        """Of the rows; one that holds every bit."""
+        return codecs.float64 if self.dtype == np.float64 else codecs.float32
+
+    @property
+    def row_size(self) -> int:
+        """Elements of a row."""
+        return self._segments.size
+
+    def facts(self) -> dict[str, Any]:
+        """What the next bits depend on, beside rows and sum: nothing."""
+        return {}
+
+    @property
     def nbytes(self) -> int:
         """Bytes in use: a row for each client seen and 8 d for the sum; on disk."""
         return self._table.sum.nbytes + self._table.clients * self._segments.size * self.dtype.itemsize
@@ -147,12 +162,19 @@ class DiskRows:
                 return
 
     def _crc(self, row: Row, num_threads: int) -> bytes:
-        return ops.crc32c(row, ops.row_bytes(SUPERBLOCK, codec=self.dtype.name), num_threads=num_threads)
+        return ops.crc32c(row, ops.row_bytes(SUPERBLOCK, codec=self.codec), num_threads=num_threads)
 
     def stage(
-        self, how: Calibrate, client_ids: Sequence[ClientId], accepted: Sequence[bool]
+        self,
+        how: Calibrate,
+        client_ids: Sequence[ClientId],
+        accepted: Sequence[bool],
+        version: int,
+        extremes: Sequence[tuple[float, float]] = (),
     ) -> tuple[CachedDifference | CachedMean, Staged]:
         """The calibration of a round, and the rows of the accepted clients after it. Nothing counts until `commit`.
+
+        These rows hold every bit, so that `version` and `extremes`, which others are encoded with, are of no use.
 
         A rejected arrival leaves its client's row as it is; of a client's accepted arrivals the last one stays.
 
@@ -191,7 +213,7 @@ class DiskRows:
         replaced = [new[client_id] if last.get(client_id) == i else None for i, client_id in enumerate(client_ids)]
         counted = self.num_clients if how.divide_by == "all" else max(count, 1)
         stage = CachedDifference if how.direction == "difference" else CachedMean
-        return stage(table.sum, counted, old, replaced, None if total is table.sum else total), new
+        return stage(table.sum, counted, old, replaced, sum_out=None if total is table.sum else total), new
 
     def present(self, rows: Staged) -> None:
         """Brings in what a sweep will write; what it reads was brought in by the pushes."""

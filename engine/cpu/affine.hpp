@@ -1,0 +1,78 @@
+// The affine codec, one block of kCodecBlock elements. Its vectors of 16 elements lie in the codes so that whole
+// vectors are packed and unpacked: element e of the block is in byte e mod (16 bits), at bit bits * (e div (16 bits)).
+#pragma once
+#include "cpu/floats.hpp"
+#include "formula/codec.hpp"
+#include "formula/random.hpp"
+#include "formula/reduce.hpp"
+
+namespace afflux::AFFLUX_ISA {
+namespace {
+
+using formula::Grid;
+
+// body(element, byte, shift) for every native vector of a block, those that share bytes one after the other; then
+// packed(byte) when its bytes are complete.
+template <int kBits, class Body, class Packed>
+AFFLUX_FN void each_code(const Body& body, const Packed& packed) {
+#pragma GCC unroll 32
+  for (int byte = 0; byte < 16 * kBits; byte += simd::kFloats) {
+#pragma GCC unroll 8
+    for (int part = 0; part < 8 / kBits; ++part) body(byte + 16 * kBits * part, byte, kBits * part);
+    packed(byte);
+  }
+}
+
+// Of x, which is copied as well.
+AFFLUX_FN Grid block_grid(const float* x, int bits, float* copy) {
+  simd::Floats low = simd::all(__builtin_inff()), high = -low;
+#pragma GCC unroll 8
+  for (int e = 0; e < kCodecBlock; e += simd::kFloats) {
+    const simd::Floats values = simd::load_floats(x + e);
+    low = simd::lesser(low, values);
+    high = simd::greater(high, values);
+    simd::store_floats(copy + e, values);
+  }
+  float least, most;
+  simd::extremes(low, high, least, most);
+  return formula::grid_over(least, most, bits);
+}
+
+// kBelow: elements may lie below the grid.
+template <int kBits, bool kBelow>
+AFFLUX_FN void affine_encode(const float* x, const Grid& grid, std::uint64_t random, unsigned char* codes,
+                             float* decoded) {
+  constexpr int kFraction = 31 - kBits;
+  const simd::Floats low = simd::all(grid.low), step = simd::all(grid.step), per_step = simd::all(grid.per_step);
+  const simd::Floats top = simd::all(formula::levels(kBits) * formula::power_of_two_float(kFraction));
+  const simd::Words high = simd::all(static_cast<std::uint32_t>(random >> 32));
+  const simd::Words first = simd::all(static_cast<std::uint32_t>(random)) + simd::count_up() * formula::kWeyl;
+  simd::Words packed{};
+  each_code<kBits>(
+      [&](int element, int, int shift) AFFLUX_INLINE {
+        simd::Floats place = simd::lesser(top, (simd::load_floats(x + element) - low) * per_step);
+        if (kBelow) place = simd::greater(simd::Floats{}, place);
+        const simd::Words counter = first + static_cast<std::uint32_t>(element) * formula::kWeyl;
+        const simd::Words dice = formula::mixed(counter, high) >> (kBits + 1);
+        const simd::Words code = (simd::truncated(place) + dice) >> kFraction;
+        simd::store_floats(decoded + element, simd::exact_product_plus(step, simd::converted(code), low));
+        packed = shift == 0 ? code : packed | (code << shift);
+      },
+      [&](int byte) AFFLUX_INLINE { simd::store_bytes(codes + byte, packed); });
+}
+
+template <int kBits>
+AFFLUX_FN void affine_decode(const unsigned char* codes, float low, float step, float* out) {
+  simd::Words bytes{};
+  each_code<kBits>(
+      [&](int element, int byte, int shift) AFFLUX_INLINE {
+        if (shift == 0) bytes = simd::load_bytes(codes + byte);
+        const simd::Words code = kBits == 8 ? bytes : (bytes >> shift) & ((1u << kBits) - 1);
+        simd::store_floats(out + element,
+                           simd::exact_product_plus(simd::all(step), simd::converted(code), simd::all(low)));
+      },
+      [](int) AFFLUX_INLINE {});
+}
+
+}  // namespace
+}  // namespace afflux::AFFLUX_ISA

@@ -1,0 +1,130 @@
+#include "entry/rows.hpp"
+
+#include <cstring>
+#include <limits>
+
+#include "formula/codec.hpp"
+
+namespace afflux {
+namespace {
+
+// Bytes 0 to 63; the rest is 0.
+struct Head {
+  char magic[4];
+  std::uint8_t coding, bits, none[2];
+  std::int64_t size;
+  std::uint64_t key;
+  float low, step;
+};
+static_assert(sizeof(Head) <= kRowHead && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "rows are little-endian");
+
+constexpr char kMagic[4] = {'A', 'F', 'R', '1'};
+
+bool known(Codec codec) {
+  const std::int32_t bits = codec.bits;
+  switch (codec.coding) {
+    case Coding::float32:
+      return bits == 32;
+    case Coding::float64:
+      return bits == 64;
+    case Coding::float16:
+    case Coding::bfloat16:
+      return bits == 16;
+    case Coding::affine:
+    case Coding::affine_vector:
+      return bits == 8 || bits == 4 || bits == 2 || bits == 1;
+    case Coding::rotated:
+      return bits == 4 || bits == 2 || bits == 1;
+  }
+  return false;
+}
+
+[[noreturn]] void bad_row(const char* op, const check::Name& name, const std::string& what) {
+  check::fail(op, name.str() + " " + what);
+}
+
+}  // namespace
+
+std::string name(Codec codec) {
+  const char* const names[] = {"float32", "float64", "float16", "bfloat16", "affine", "affine-vector", "rotated"};
+  const std::string coding = names[static_cast<int>(codec.coding)];
+  return has_head(codec) ? coding + "-" + std::to_string(codec.bits) : coding;
+}
+
+Codec codec_named(const std::string& wanted) {
+  std::string names;
+  for (const Coding coding : {Coding::float32, Coding::float64, Coding::float16, Coding::bfloat16, Coding::affine,
+                              Coding::affine_vector, Coding::rotated})
+    for (const std::int32_t bits : {64, 32, 16, 8, 4, 2, 1}) {
+      if (!known({coding, bits})) continue;
+      if (name({coding, bits}) == wanted) return {coding, bits};
+      names += (names.empty() ? "" : ", ") + name({coding, bits});
+    }
+  throw Error("[codec] '" + wanted + "' is unknown; known: " + names);
+}
+
+std::int64_t row_bytes(Codec codec, std::int64_t size) {
+  if (size < 0 || size > std::numeric_limits<std::int64_t>::max() / 16)
+    throw Error("[row_bytes] size is " + std::to_string(size) + ", which no vector has");
+  if (!known(codec)) throw Error("[row_bytes] no codec has " + std::to_string(codec.bits) + " bits of this kind");
+  if (!has_head(codec)) return size / 8 * codec.bits + size % 8 * codec.bits / 8;
+  if (size == 0) return kRowHead;
+  // Rotations are whole; of other groups the last is cut after its last block.
+  const std::int64_t block = codec.coding == Coding::rotated ? kBlock : kCodecBlock, last = (size - 1) / block * block;
+  const std::int64_t end = formula::place(codec, last).codes + block / 8 * codec.bits;
+  return (end + 63) / 64 * 64;
+}
+
+namespace rows {
+
+std::int64_t alignment(Codec codec) { return has_head(codec) ? 8 : codec.bits / 8; }
+
+RowHead head_of(const char* op, check::Name name, Codec codec, const RowFacts& facts) {
+  if (codec.coding != Coding::affine_vector) return {facts.key, 0.0f, 0.0f};
+  check::finite(op, name, facts.low);
+  check::finite(op, name, facts.high);
+  if (!(facts.low <= facts.high)) bad_row(op, name, "has a low above its high");
+  constexpr double kMost = std::numeric_limits<float>::max();
+  const auto narrowed = [](double x) { return static_cast<float>(x < -kMost ? -kMost : x > kMost ? kMost : x); };
+  const formula::Grid grid = formula::grid_over(narrowed(facts.low), narrowed(facts.high), codec.bits);
+  return {facts.key, grid.low, grid.step};
+}
+
+RowHead read_head(const char* op, check::Name name, Codec codec, const unsigned char* row, std::int64_t size) {
+  Head head;
+  std::memcpy(&head, row, sizeof head);
+  if (std::memcmp(head.magic, kMagic, sizeof kMagic) != 0) bad_row(op, name, "does not begin with the head of a row");
+  const Codec codec_found{static_cast<Coding>(head.coding), head.bits};
+  if (!known(codec_found) || !has_head(codec_found)) bad_row(op, name, "has a head that names no codec");
+  if (codec_found != codec)
+    bad_row(op, name, "was encoded by " + afflux::name(codec_found) + ", expected " + afflux::name(codec));
+  if (head.size != size)
+    bad_row(op, name, "holds " + std::to_string(head.size) + " elements, expected " + std::to_string(size));
+  if (!std::isfinite(head.low) || !std::isfinite(head.step)) bad_row(op, name, "has a grid that is not finite");
+  return {head.key, head.low, head.step};
+}
+
+void write_head(const RowHead& head, Codec codec, unsigned char* row, std::int64_t size) {
+  const Head written{{kMagic[0], kMagic[1], kMagic[2], kMagic[3]},
+                     static_cast<std::uint8_t>(codec.coding),
+                     static_cast<std::uint8_t>(codec.bits),
+                     {},
+                     size,
+                     head.key,
+                     head.low,
+                     head.step};
+  std::memset(row, 0, kRowHead);
+  std::memcpy(row, &written, sizeof written);
+  const std::int64_t end = row_bytes(codec, size);
+  if (size % kBlock == 0 || codec.coding == Coding::rotated) return;
+  const formula::Place last = formula::place(codec, (size - 1) / kCodecBlock * kCodecBlock);
+  const formula::Place group = formula::place(codec, size / kBlock * kBlock);
+  const auto clear = [row](std::int64_t from, std::int64_t to) {
+    std::memset(row + from, 0, static_cast<std::size_t>(to - from));
+  };
+  if (codec.coding == Coding::affine) clear(last.facts + 8, group.codes);
+  clear(last.codes + kCodecBlock / 8 * codec.bits, end);
+}
+
+}  // namespace rows
+}  // namespace afflux

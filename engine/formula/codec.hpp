@@ -1,0 +1,93 @@
+// The codecs of cached rows, element by element (docs/codecs.md).
+//
+//   affine   step = (max - min) / (2^bits - 1), rounded up to 16 significant bits;  code = floor((x - min) / step + U),
+//            U uniform in [0, 1);  decoded = min + step * code, where the product is exact
+//   rotated  y = H D x / 128, D random signs, H the Hadamard matrix;  code = nearest level of y / rms(y);
+//            decoded = D H (scale * level),  scale = <y, y> / <y, level>
+#pragma once
+#include "afflux/codec.hpp"
+#include "formula/half.hpp"
+
+namespace afflux::formula {
+
+// Where a block's part of a row lies, in bytes: what it is decoded with (a grid of two float32, or the scales of a
+// group's rotations), and its codes. `element` is the block's first one.
+struct Place {
+  std::int64_t facts, codes;
+};
+
+// Bytes in front of the codes of a group of kBlock elements.
+AFFLUX_FN std::int64_t facts_bytes(Codec codec) {
+  return codec.coding == Coding::affine    ? 8 * (kBlock / kCodecBlock)
+         : codec.coding == Coding::rotated ? 4 * kRotations
+                                           : 0;
+}
+
+AFFLUX_FN Place place(Codec codec, std::int64_t element) {
+  const bool headed = codec.coding >= Coding::affine;  // has_head would be out of line in a debug build
+  if (!headed) return {0, element / 8 * codec.bits};
+  const std::int64_t facts = facts_bytes(codec), within = element % kBlock;
+  const std::int64_t group = kRowHead + element / kBlock * (facts + kBlock / 8 * codec.bits);
+  const std::int64_t grid = codec.coding == Coding::affine ? within / kCodecBlock * 8 : 0;
+  return {group + grid, group + facts + within / 8 * codec.bits};
+}
+
+// An affine grid; `per_step` is 1 / step in units of a code's fraction.
+struct Grid {
+  float low, step, per_step;
+};
+
+// Bits of a code's fraction: code and fraction together fill 31.
+AFFLUX_FN int fraction_bits(int bits) { return 31 - bits; }
+AFFLUX_FN float levels(int bits) { return static_cast<float>((1 << bits) - 1); }
+AFFLUX_FN float power_of_two_float(int k) { return float_of(static_cast<std::uint32_t>(k + 127) << 23); }
+
+AFFLUX_FN float per_step(float step, int bits) { return 1.0f / step * power_of_two_float(fraction_bits(bits)); }
+
+// Of values from low to high. Steps are between 2^-90 and 2^119, and low at most 2^126, so that whatever is decoded is
+// finite: what lies beyond the grid's end becomes its end.
+AFFLUX_FN Grid grid_over(float low, float high, int bits) {
+  const float least = power_of_two_float(-90), most = power_of_two_float(119), highest = power_of_two_float(126);
+  const float width = high * 0.5f - low * 0.5f;  // halved: it cannot overflow
+  float step = width * (2.0f / levels(bits));
+  step = step > least ? step : least;
+  step = step < most ? step : most;
+  // At least 16 units larger than the quotient, which covers its roundings: the last point is not below `high`.
+  step = float_of((bits_of(step) + 0x10Fu) & 0xFFFFFF00u);
+  const float start = low + 0.0f;  // -0.0 would depend on the order of the comparisons
+  return {start < highest ? start : highest, step, per_step(step, bits)};
+}
+
+// The best quantiser of a normal variable (Lloyd 1982, Max 1960): the k-th level above 0, and the threshold that
+// follows it.
+AFFLUX_FN float level(int bits, int k) {
+  const float two[] = {0.4527800346f, 1.5104176085f};
+  const float four[] = {0.1283950299f, 0.3880482995f, 0.6567591185f, 0.9423404565f,
+                        1.2562311973f, 1.6180463861f, 2.0690172265f, 2.7325895710f};
+  return bits == 1 ? 0.7978845608f : bits == 2 ? two[k] : four[k];
+}
+AFFLUX_FN float threshold(int bits, int k) {
+  const float four[] = {0.2582216647f, 0.5224037090f, 0.7995497875f, 1.0992858269f,
+                        1.4371387917f, 1.8435318063f, 2.4008033983f};
+  return bits == 2 ? 0.9815988216f : four[k];
+}
+
+// Rounded to nearest, ties to even, subnormals kept; beyond the largest finite value, that.
+AFFLUX_FN void narrow_finite(float value, Bfloat16* to) {
+  const std::uint32_t bits = bits_of(value), sign = bits & 0x80000000u, magnitude = bits & 0x7FFFFFFFu;
+  const std::uint32_t rounded = (magnitude + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+  to->bits = static_cast<std::uint16_t>((sign >> 16) | (rounded < 0x7F80u ? rounded : 0x7F7Fu));
+}
+AFFLUX_FN void narrow_finite(float value, Float16* to) {
+  const std::uint32_t bits = bits_of(value), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7FFFFFFFu;
+  const std::uint32_t normal = (magnitude - (112u << 23) + 0xFFFu + ((magnitude >> 13) & 1u)) >> 13;
+  // A subnormal has the unit 2^-24, which is that of float32 at 0.5: adding 0.5 rounds.
+  const std::uint32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);
+  const std::uint32_t is_normal = 0u - static_cast<std::uint32_t>(magnitude >= (113u << 23));
+  const std::uint32_t rounded = (normal & is_normal) | (subnormal & ~is_normal);
+  const std::uint32_t is_finite = 0u - static_cast<std::uint32_t>(magnitude < 0x47800000u);  // below 65536
+  const std::uint32_t most = 0x7BFFu, kept = (rounded & is_finite) | (most & ~is_finite);
+  to->bits = static_cast<std::uint16_t>(sign | (kept < most ? kept : most));
+}
+
+}  // namespace afflux::formula
