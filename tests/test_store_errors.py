@@ -62,7 +62,7 @@ def test_a_damaged_row_is_found_when_its_client_pushes(path, where):
     damage(file, offset + where, 4)
     server = Server.open(path, RULE)
     before = server.joins
-    with pytest.raises(StoreError, match=r"\[push\] client 4's row is damaged: .*afflux store repair"):
+    with pytest.raises(StoreError, match=r"\[push\] client 4's row is damaged: .*does not agree with its checksum"):
         server.push(4, vector(4), version=server.version)
     with pytest.raises(StoreError, match=r"\[row\] client 4's row is damaged"):
         server.rows.row(4)

@@ -152,7 +152,7 @@ class DiskRows:
             if place == before:  # else a commit has moved it meanwhile
                 raise StoreError(
                     f"[{op}] client {client_id!r}'s row is damaged: slot {place.slot} of {self._segments.folder} does "
-                    "not agree with its checksum (afflux store repair)"
+                    "not agree with its checksum"
                 )
             if place.slot >= self._segments.slots:
                 raise StoreError(f"[{op}] client {client_id!r}'s row is in a segment that is missing or truncated")
