@@ -169,9 +169,10 @@ MISALIGNED = np.frombuffer(bytes(401), np.uint8)[1:201].view(np.float32)
         (ONES[:49], AffluxError, "has 49 elements, params has 50"),
         (MISALIGNED, AffluxError, "is not aligned to 4 bytes"),
         (ONES.reshape(1, -1), AffluxError, r"has shape \(1, 101\), expected \(d,\)"),
+        (ONES[:50].view(np.int32), AffluxError, r"\(copy=False\): it is int32, expected"),
         (FakeCuda(), UnavailableError, "cuda:1"),
     ],
-    ids=["float64", "int64", "strided", "short", "misaligned", "matrix", "cuda"],
+    ids=["float64", "int64", "strided", "short", "misaligned", "matrix", "int32", "cuda"],
 )
 def test_what_cannot_be_lent(vector, error, why):
     server = made()
@@ -216,6 +217,38 @@ def test_a_vector_is_held_until_its_round_and_takes_no_slot(end):
         getattr(server, end)()
     gc.collect()
     assert alive() is None
+
+
+def _shrunk(tensor):
+    tensor.untyped_storage().resize_(0)
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [
+        (lambda tensor: setattr(tensor, "data", tensor.new_zeros(3)), False),
+        (lambda tensor: tensor.set_(tensor.new_zeros(3)), False),
+        (lambda tensor: tensor.resize_(3), False),
+        (lambda tensor: tensor.resize_(1 << 20), True),
+        (_shrunk, True),
+    ],
+    ids=["data", "set_", "resize_ down", "resize_ up", "storage"],
+)
+def test_a_tensor_whose_memory_is_exchanged(change, refused, name):
+    torch = pytest.importorskip("torch")
+    dtype = "float64" if name == "float64" else "float32"
+    server = Server(plain(All(), 2), np.zeros(200_000), dtype=dtype, slot_dtype=name)
+    tensor = torch.full((200_000,), 3, dtype=getattr(torch, name))
+    server.push(1, tensor, version=0, copy=False)
+    if refused:
+        with pytest.raises(RuntimeError, match="not resizable"):
+            change(tensor)
+    else:
+        change(tensor)
+    others = [torch.full((200_000,), 7, dtype=getattr(torch, name)) for _ in range(3)]
+    server.push(2, others[0], version=0, copy=False)
+    assert (server.params == 10).all()
 
 
 def test_lent_and_copied_in_one_buffer(rng):

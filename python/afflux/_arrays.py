@@ -55,6 +55,13 @@ def is_torch(array: Array) -> TypeGuard["torch.Tensor"]:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
+def forbid_resizing(tensor: "torch.Tensor") -> None:
+    """From here on torch refuses to resize the memory of this vector on the CPU, as of all that NumPy has seen."""
+    import torch
+
+    tensor.view(torch.uint8).numpy()  # NumPy lacks bfloat16
+
+
 def _as_numpy(name: str, array: Array) -> npt.NDArray[Any]:
     try:
         return np.asarray(array)

@@ -310,10 +310,12 @@ class Server:
             timeout: seconds to wait while all slots are taken; None: as long as it takes, 0: not at all. The rule's
                 own code (weigh, step) is waited for in any case.
             copy: False lends the vector: the round reads it where it lies, and until then (`version` has reached
-                Receipt.step, or the buffer was discarded) it must not be changed. It saves the copy and the slot; but
-                nobody looks at the vector before the round: its norm is NaN in reports, and one with a non-finite
-                value is then rejected (weight 0, the others' weights stay; Report.rejected says so). For one contiguous
-                vector of the slots' dtype, and rules that keep nothing between rounds (FedBuff, FedAsync, ...).
+                Receipt.step, or the buffer was discarded) it must not be changed, nor its memory resized, freed or
+                moved (torch refuses to resize it; share_memory_ and torch's queues move it). It saves the copy and the
+                slot; but nobody looks at the vector before the round: its norm is NaN in reports, and one with a
+                non-finite value is then rejected (weight 0, the others' weights stay; Report.rejected says so). For one
+                contiguous vector of the slots' dtype, and rules that keep no vectors between rounds (FedBuff, FedAsync,
+                ...).
 
         Raises:
             AffluxError: a wrong id, version, length, dtype or layout, or a non-finite value; nothing has changed.
