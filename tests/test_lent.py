@@ -31,6 +31,13 @@ class First:
         return np.eye(len(arrivals))[0]
 
 
+class Tiny:
+    """The first weight is the least positive number."""
+
+    def __call__(self, arrivals):
+        return np.array([5e-324, 1.0])
+
+
 def plain(weigh, buffer_size):
     return Rule("plain", "update", buffer_size, weigh, Calibrate(cached=False), lambda arrivals: Sgd(1.0))
 
@@ -125,6 +132,18 @@ def test_a_weight_of_zero_is_not_looked_at():
     server = Server(plain(First(), 2), np.zeros(3))
     report = rounds(server, [np.ones(3, np.float32), np.full(3, np.nan, np.float32)], False, rounds=1)[0]
     assert (report.rejected, server.params.tolist()) == (("", "weight 0"), [1.0] * 3)
+
+
+def test_subnormal_weights_count_in_the_callers_mode():
+    torch = pytest.importorskip("torch")
+    server = Server(plain(Tiny(), 2), np.zeros(3))
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU cannot flush")
+    try:
+        report = rounds(server, [np.full(3, np.nan, np.float32), np.ones(3, np.float32)], False, rounds=1)[0]
+    finally:
+        torch.set_flush_denormal(False)
+    assert (report.rejected, server.params.tolist()) == (("non-finite value at index 0", ""), [1.0] * 3)
 
 
 def test_buffers_leave_out_what_is_rejected():
