@@ -324,6 +324,27 @@ def test_a_state_with_lent_vectors_is_refused_where_they_cannot_be():
         made().load_state_dict(state)
 
 
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
+def test_replay_from_one_array_that_is_filled_anew(rng, library):
+    vectors = [awkward(rng, 50) for _ in range(23)]
+    server = made(log=True)
+    for turn, vector in enumerate(vectors):
+        server.push(turn, vector, version=server.version, copy=turn % 3 == 0)
+    scratch = np.empty(50, np.float32)
+    torch = pytest.importorskip("torch") if library == "torch" else None
+    jax = pytest.importorskip("jax") if library == "jax" else None
+
+    def refilled(join):
+        np.copyto(scratch, vectors[join.client_id])
+        return torch.from_numpy(scratch) if torch else jax.numpy.array(scratch) if jax else scratch
+
+    again = replay(server.log, made(log=True), refilled)
+    scratch[:] = 7
+    for one in (server, again):
+        one.flush()
+    assert bits(again.params) == bits(server.params)
+
+
 def test_replay(rng):
     vectors = [awkward(rng, 50) for _ in range(10)]
     vectors[6][9] = -np.inf

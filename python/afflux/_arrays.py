@@ -62,6 +62,14 @@ def forbid_resizing(tensor: "torch.Tensor") -> None:
     tensor.view(torch.uint8).numpy()  # NumPy lacks bfloat16
 
 
+def private_copy(array: Array) -> Array:
+    """What nobody else writes to, of the same values and dtype."""
+    if is_torch(array):
+        return array.clone()
+    # What has DLPack but no buffer protocol of NumPy's is JAX's, and immutable.
+    return array if hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray) else np.array(array)
+
+
 def _as_numpy(name: str, array: Array) -> npt.NDArray[Any]:
     try:
         return np.asarray(array)
