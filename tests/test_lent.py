@@ -7,6 +7,7 @@ import weakref
 import numpy as np
 import pytest
 
+import afflux
 from afflux import AffluxError, Calibrate, Rule, Server, UnavailableError, ops, replay
 from afflux.ops import Sgd
 from afflux.rules import RULES, fadas, fedasync, fedbuff
@@ -268,6 +269,18 @@ def test_a_tensor_whose_memory_is_exchanged(change, refused, name):
     others = [torch.full((200_000,), 7, dtype=getattr(torch, name)) for _ in range(3)]
     server.push(2, others[0], version=0, copy=False)
     assert (server.params == 10).all()
+
+
+def test_a_round_that_somebody_keeps_holds_no_vectors(monkeypatch):
+    kept, server = [], made()
+    prepare = afflux.rounds.prepare
+    monkeypatch.setattr(afflux.rounds, "prepare", lambda *args: kept.append(prepare(*args)) or kept[-1])
+    vector, alive = watched()
+    server.push(0, vector, version=0, copy=False)
+    del vector
+    rounds(server, [np.ones(50, np.float32)] * 9, True, rounds=1)
+    gc.collect()
+    assert (len(kept), server._slots.taken, alive()) == (1, 0, None)
 
 
 def test_lent_and_copied_in_one_buffer(rng):

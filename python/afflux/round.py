@@ -93,6 +93,7 @@ class Round(Work):
     def release(self) -> None:
         """Lets go of the slots, once the sweep has been made."""
         self.slots.clear()  # the sweep's own list
+        self.unseen = None
 
     def make(self, num_threads: int) -> None:
         """The sweep; nothing if it has been made."""
