@@ -337,6 +337,18 @@ def test_a_state_with_lent_vectors_is_refused_where_they_cannot_be():
         made().load_state_dict(state)
 
 
+def test_a_damaged_state_beside_a_lent_row():
+    """A row that nobody has looked at may hold NaN; the message is about the other."""
+    server = made(size=5)
+    server.push(1, np.full(5, np.nan, np.float32), version=0, copy=False)
+    server.push(2, np.ones(5, np.float32), version=0)
+    state = through_json(server.state_dict())
+    made(size=5).load_state_dict(state)
+    state["arrays"]["slots"][1, 3] = np.inf
+    with pytest.raises(AffluxError, match=r"slots has a non-finite value at index \[1, 3\]"):
+        made(size=5).load_state_dict(state)
+
+
 @pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
 def test_replay_from_one_array_that_is_filled_anew(rng, library):
     vectors = [awkward(rng, 50) for _ in range(23)]
