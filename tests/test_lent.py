@@ -283,6 +283,16 @@ def test_a_round_that_somebody_keeps_holds_no_vectors(monkeypatch):
     assert (len(kept), server._slots.taken, alive()) == (1, 0, None)
 
 
+@pytest.mark.parametrize("copy", [0, 1, None, "no", np.zeros(1, bool)])
+def test_copy_is_a_bool(copy):
+    server = made()
+    with pytest.raises(AffluxError, match=r"\[push\] copy is .*, must be True or False"):
+        server.push(1, np.ones(50, np.float32), version=0, copy=copy)
+    assert (server.arrivals_waiting, server.counts["refused"]) == (0, 1)
+    server.push(1, np.ones(50, np.float32), version=0, copy=np.False_)
+    assert server._slots.taken == 0
+
+
 def test_lent_and_copied_in_one_buffer(rng):
     vectors = [awkward(rng, 50) for _ in range(10)]
     mixed, copied = made(), made()

@@ -337,6 +337,8 @@ class Server:
                 raise AffluxError(f"[push] loss is {loss!r}, must be a number (NaN if unknown)")
             if not (timeout is None or (isinstance(timeout, NUMBERS) and timeout >= 0)):
                 raise AffluxError(f"[push] timeout is {timeout!r}, must be None or a number of seconds, at least 0")
+            if not isinstance(copy, bool | np.bool_):
+                raise AffluxError(f"[push] copy is {copy!r}, must be True or False")
             what = f"[push] client {client_id!r}'s"
             parts = self._intake.pushed(f"{what} vector", vector)
             own = self._intake.buffers(what, vector, buffers)
