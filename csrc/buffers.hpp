@@ -1,5 +1,5 @@
-// Pooled buffers for versions of params and for slots. A buffer lives as long as anybody holds a view of it; then its
-// memory is used again.
+// Pooled buffers for versions of params and for slots: one lives as long as anybody holds a view of it, then its memory
+// is used again. And vectors of callers that are only lent.
 #pragma once
 #include <pybind11/pybind11.h>
 
@@ -50,8 +50,6 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::int64_t allocated_ = 0;
   std::vector<std::int64_t> damaged_;
 };
-
-class Array;
 
 // One buffer of a pool: written, then perhaps frozen for good. Or a caller's vector that is only lent, frozen, and held
 // while the buffer lives. Exports its memory through the buffer protocol (bfloat16 as uint16), read-only when frozen;
