@@ -57,7 +57,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
 class Buffer {
  public:
   explicit Buffer(std::shared_ptr<Pool> pool);
-  explicit Buffer(std::unique_ptr<Array> lent);
+  Buffer(std::unique_ptr<Array> lent, pybind11::object tensor);
   ~Buffer();
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
@@ -68,7 +68,7 @@ class Buffer {
   void freeze(std::int64_t tag);
   bool frozen() const { return frozen_; }
   bool lent() const { return lent_ != nullptr; }
-  View<void> view() const { return view_; }
+  View<void> view() const;
   // Whether nobody has written to it since it was frozen; true if that is not watched.
   bool intact() const;
   // Of the bytes when they were frozen, in a checked pool.
@@ -78,6 +78,7 @@ class Buffer {
  private:
   std::shared_ptr<Pool> pool_;   // null if lent
   std::unique_ptr<Array> lent_;  // null if of a pool
+  pybind11::object tensor_;      // torch's, which may move its memory (share_memory_); null if there is none
   View<void> view_;
   bool frozen_ = false;
   std::int64_t tag_ = 0;

@@ -252,8 +252,9 @@ def _shrunk(tensor):
         (lambda tensor: tensor.resize_(3), False),
         (lambda tensor: tensor.resize_(1 << 20), True),
         (_shrunk, True),
+        (lambda tensor: tensor.share_memory_(), False),
     ],
-    ids=["data", "set_", "resize_ down", "resize_ up", "storage"],
+    ids=["data", "set_", "resize_ down", "resize_ up", "storage", "share_memory_"],
 )
 def test_a_tensor_whose_memory_is_exchanged(change, refused, name):
     torch = pytest.importorskip("torch")
