@@ -68,7 +68,7 @@ std::unique_ptr<Buffer> lend(const py::object& vector, std::int64_t size, const 
   const View<void> view = array->view();
   check::type("push", "vector", view.type, {type_named(dtype)});
   check::view("push", "vector", view, size);
-  return std::make_unique<Buffer>(std::move(array));
+  return std::make_unique<Buffer>(std::move(array), py::hasattr(vector, "untyped_storage") ? vector : py::object());
 }
 
 }  // namespace
@@ -153,12 +153,19 @@ std::vector<std::int64_t> Pool::damaged() const {
 Buffer::Buffer(std::shared_ptr<Pool> pool)
     : pool_(std::move(pool)), view_(pool_->take(), pool_->size(), {}, pool_->type()) {}
 
-Buffer::Buffer(std::unique_ptr<Array> lent) : lent_(std::move(lent)), view_(lent_->view()), frozen_(true) {}
+Buffer::Buffer(std::unique_ptr<Array> lent, py::object tensor)
+    : lent_(std::move(lent)), tensor_(std::move(tensor)), view_(lent_->view()), frozen_(true) {}
 
 Buffer::~Buffer() {
   if (pool_ == nullptr) return;
   if (!intact()) pool_->report_damage(tag_);
   pool_->give_back(view_.data);
+}
+
+View<void> Buffer::view() const {
+  View<void> now = view_;
+  if (tensor_) now.data = reinterpret_cast<void*>(tensor_.attr("data_ptr")().cast<std::uintptr_t>());
+  return now;
 }
 
 bool Buffer::intact() const { return !checksum_ || *checksum_ == checksum_of(view_.data, pool_->bytes()); }
@@ -176,7 +183,7 @@ void Buffer::freeze(std::int64_t tag) {
 py::buffer_info Buffer::buffer() const {
   const char* const format = view_.type == Type::float32 ? "f" : view_.type == Type::float64 ? "d" : "H";
   const py::ssize_t item = afflux::bytes(view_.type);
-  return {view_.data, item, format, 1, {view_.size}, {item}, frozen_};
+  return {view().data, item, format, 1, {view_.size}, {item}, frozen_};
 }
 
 void bind_buffers(py::module_& module) {

@@ -1,5 +1,5 @@
-// Pooled buffers for versions of params and for slots. A buffer lives as long as anybody holds a view of it; then its
-// memory is used again.
+// Pooled buffers for versions of params and for slots: one lives as long as anybody holds a view of it, then its memory
+// is used again. And vectors of callers that are only lent.
 #pragma once
 #include <pybind11/pybind11.h>
 
@@ -58,15 +58,13 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::vector<std::int64_t> damaged_;
 };
 
-class Array;
-
 // One buffer of a pool: written, then perhaps frozen for good. Or a caller's vector that is only lent, frozen, and held
 // while the buffer lives. Exports its memory through the buffer protocol (bfloat16 as uint16), read-only when frozen;
 // every NumPy view has it as its base. The destructor gives memory back to the pool without calling Python.
 class Buffer {
  public:
   explicit Buffer(std::shared_ptr<Pool> pool);
-  explicit Buffer(std::unique_ptr<Array> lent);
+  Buffer(std::unique_ptr<Array> lent, pybind11::object tensor);
   ~Buffer();
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
@@ -77,7 +75,7 @@ class Buffer {
   void freeze(std::int64_t tag);
   bool frozen() const { return frozen_; }
   bool lent() const { return lent_ != nullptr; }
-  View<void> view() const { return view_; }
+  View<void> view() const;
   // Whether nobody has written to it since it was frozen; true if that is not watched.
   bool intact() const;
   // Of the bytes when they were frozen, in a checked pool.
@@ -87,6 +85,7 @@ class Buffer {
  private:
   std::shared_ptr<Pool> pool_;   // null if lent
   std::unique_ptr<Array> lent_;  // null if of a pool
+  pybind11::object tensor_;      // torch's, which may move its memory (share_memory_); null if there is none
   View<void> view_;
   bool frozen_ = false;
   std::int64_t tag_ = 0;

@@ -7,6 +7,7 @@ import weakref
 import numpy as np
 import pytest
 
+import afflux
 from afflux import AffluxError, Calibrate, Rule, Server, UnavailableError, ops, replay
 from afflux.ops import Sgd
 from afflux.rules import RULES, fadas, fedasync, fedbuff
@@ -29,6 +30,13 @@ class First:
 
     def __call__(self, arrivals):
         return np.eye(len(arrivals))[0]
+
+
+class Tiny:
+    """The first weight is the least positive number."""
+
+    def __call__(self, arrivals):
+        return np.array([5e-324, 1.0])
 
 
 def plain(weigh, buffer_size):
@@ -127,6 +135,18 @@ def test_a_weight_of_zero_is_not_looked_at():
     assert (report.rejected, server.params.tolist()) == (("", "weight 0"), [1.0] * 3)
 
 
+def test_subnormal_weights_count_in_the_callers_mode():
+    torch = pytest.importorskip("torch")
+    server = Server(plain(Tiny(), 2), np.zeros(3))
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU cannot flush")
+    try:
+        report = rounds(server, [np.full(3, np.nan, np.float32), np.ones(3, np.float32)], False, rounds=1)[0]
+    finally:
+        torch.set_flush_denormal(False)
+    assert (report.rejected, server.params.tolist()) == (("non-finite value at index 0", ""), [1.0] * 3)
+
+
 def test_buffers_leave_out_what_is_rejected():
     torch = pytest.importorskip("torch")
     model = torch.nn.BatchNorm1d(3)
@@ -169,9 +189,10 @@ MISALIGNED = np.frombuffer(bytes(401), np.uint8)[1:201].view(np.float32)
         (ONES[:49], AffluxError, "has 49 elements, params has 50"),
         (MISALIGNED, AffluxError, "is not aligned to 4 bytes"),
         (ONES.reshape(1, -1), AffluxError, r"has shape \(1, 101\), expected \(d,\)"),
+        (ONES[:50].view(np.int32), AffluxError, r"\(copy=False\): it is int32, expected"),
         (FakeCuda(), UnavailableError, "cuda:1"),
     ],
-    ids=["float64", "int64", "strided", "short", "misaligned", "matrix", "cuda"],
+    ids=["float64", "int64", "strided", "short", "misaligned", "matrix", "int32", "cuda"],
 )
 def test_what_cannot_be_lent(vector, error, why):
     server = made()
@@ -216,6 +237,61 @@ def test_a_vector_is_held_until_its_round_and_takes_no_slot(end):
         getattr(server, end)()
     gc.collect()
     assert alive() is None
+
+
+def _shrunk(tensor):
+    tensor.untyped_storage().resize_(0)
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [
+        (lambda tensor: setattr(tensor, "data", tensor.new_zeros(3)), False),
+        (lambda tensor: tensor.set_(tensor.new_zeros(3)), False),
+        (lambda tensor: tensor.resize_(3), False),
+        (lambda tensor: tensor.resize_(1 << 20), True),
+        (_shrunk, True),
+        (lambda tensor: tensor.share_memory_(), False),
+    ],
+    ids=["data", "set_", "resize_ down", "resize_ up", "storage", "share_memory_"],
+)
+def test_a_tensor_whose_memory_is_exchanged(change, refused, name):
+    torch = pytest.importorskip("torch")
+    dtype = "float64" if name == "float64" else "float32"
+    server = Server(plain(All(), 2), np.zeros(200_000), dtype=dtype, slot_dtype=name)
+    tensor = torch.full((200_000,), 3, dtype=getattr(torch, name))
+    server.push(1, tensor, version=0, copy=False)
+    if refused:
+        with pytest.raises(RuntimeError, match="not resizable"):
+            change(tensor)
+    else:
+        change(tensor)
+    others = [torch.full((200_000,), 7, dtype=getattr(torch, name)) for _ in range(3)]
+    server.push(2, others[0], version=0, copy=False)
+    assert (server.params == 10).all()
+
+
+def test_a_round_that_somebody_keeps_holds_no_vectors(monkeypatch):
+    kept, server = [], made()
+    prepare = afflux.rounds.prepare
+    monkeypatch.setattr(afflux.rounds, "prepare", lambda *args: kept.append(prepare(*args)) or kept[-1])
+    vector, alive = watched()
+    server.push(0, vector, version=0, copy=False)
+    del vector
+    rounds(server, [np.ones(50, np.float32)] * 9, True, rounds=1)
+    gc.collect()
+    assert (len(kept), server._slots.taken, alive()) == (1, 0, None)
+
+
+@pytest.mark.parametrize("copy", [0, 1, None, "no", np.zeros(1, bool)])
+def test_copy_is_a_bool(copy):
+    server = made()
+    with pytest.raises(AffluxError, match=r"\[push\] copy is .*, must be True or False"):
+        server.push(1, np.ones(50, np.float32), version=0, copy=copy)
+    assert (server.arrivals_waiting, server.counts["refused"]) == (0, 1)
+    server.push(1, np.ones(50, np.float32), version=0, copy=np.False_)
+    assert server._slots.taken == 0
 
 
 def test_lent_and_copied_in_one_buffer(rng):
@@ -270,6 +346,39 @@ def test_a_state_with_lent_vectors_is_refused_where_they_cannot_be():
     state["arrays"]["slots"][0, 3] = np.nan
     with pytest.raises(AffluxError, match=r"slots has a non-finite value at index \[0, 3\]"):
         made().load_state_dict(state)
+
+
+def test_a_damaged_state_beside_a_lent_row():
+    """A row that nobody has looked at may hold NaN; the message is about the other."""
+    server = made(size=5)
+    server.push(1, np.full(5, np.nan, np.float32), version=0, copy=False)
+    server.push(2, np.ones(5, np.float32), version=0)
+    state = through_json(server.state_dict())
+    made(size=5).load_state_dict(state)
+    state["arrays"]["slots"][1, 3] = np.inf
+    with pytest.raises(AffluxError, match=r"slots has a non-finite value at index \[1, 3\]"):
+        made(size=5).load_state_dict(state)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
+def test_replay_from_one_array_that_is_filled_anew(rng, library):
+    vectors = [awkward(rng, 50) for _ in range(23)]
+    server = made(log=True)
+    for turn, vector in enumerate(vectors):
+        server.push(turn, vector, version=server.version, copy=turn % 3 == 0)
+    scratch = np.empty(50, np.float32)
+    torch = pytest.importorskip("torch") if library == "torch" else None
+    jax = pytest.importorskip("jax") if library == "jax" else None
+
+    def refilled(join):
+        np.copyto(scratch, vectors[join.client_id])
+        return torch.from_numpy(scratch) if torch else jax.numpy.array(scratch) if jax else scratch
+
+    again = replay(server.log, made(log=True), refilled)
+    scratch[:] = 7
+    for one in (server, again):
+        one.flush()
+    assert bits(again.params) == bits(server.params)
 
 
 def test_replay(rng):

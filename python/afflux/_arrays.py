@@ -55,6 +55,21 @@ def is_torch(array: Array) -> TypeGuard["torch.Tensor"]:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
+def forbid_resizing(tensor: "torch.Tensor") -> None:
+    """From here on torch refuses to resize the memory of this vector on the CPU, as of all that NumPy has seen."""
+    import torch
+
+    tensor.view(torch.uint8).numpy()  # NumPy lacks bfloat16
+
+
+def private_copy(array: Array) -> Array:
+    """What nobody else writes to, of the same values and dtype."""
+    if is_torch(array):
+        return array.clone()
+    # What has DLPack but no buffer protocol of NumPy's is JAX's, and immutable.
+    return array if hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray) else np.array(array)
+
+
 def _as_numpy(name: str, array: Array) -> npt.NDArray[Any]:
     try:
         return np.asarray(array)

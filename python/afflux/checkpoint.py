@@ -338,15 +338,17 @@ class _Arrays:
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         self._arrays = arrays
 
-    def get(self, name: str, dtype: str, shape: tuple[int, ...], seen: Any = ...) -> Array:
-        """Values must be finite, in `seen` rows if not all have been looked at."""
+    def get(self, name: str, dtype: str, shape: tuple[int, ...], seen: npt.NDArray[np.bool_] | None = None) -> Array:
+        """Values must be finite, in the rows that `seen` marks if not all have been looked at."""
         array = np.asarray(self._arrays[name])
         if array.dtype != dtype or array.shape != shape:
             _fail(f"{name} is {array.dtype} of shape {array.shape}, expected {dtype} of shape {shape}")
         # A loss is NaN where a client reported none, a norm of float64 values may be infinite; so may params, memories.
         if name not in ("losses", "log_losses", "norms", "params") and not name.startswith("memory."):
             bad = ~finite(array)
-            if bad[seen].any():
+            if seen is not None:
+                bad &= seen[:, np.newaxis]
+            if bad.any():
                 _fail(f"{name} has a non-finite value at index {np.argwhere(bad)[0].tolist()}")
         return array
 

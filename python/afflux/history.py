@@ -3,7 +3,9 @@
 from collections.abc import Callable, Iterable
 
 from afflux import ops
+from afflux._arrays import private_copy
 from afflux.errors import AffluxError
+from afflux.intake import is_tree
 from afflux.layout import Tree
 from afflux.receipts import Cut, Entry, Handed, Join
 from afflux.server import Server
@@ -22,7 +24,8 @@ def replay(
     Args:
         log: `server.log` of a server that was made with log=True.
         server: a fresh server with the same rule, params and options; returned.
-        vector: gives the vector that was pushed, for each Join; the log does not keep it.
+        vector: gives the vector that was pushed, for each Join; the log does not keep it. It may be one array, filled
+            anew each time: those that were lent (copy=False) are copied here.
         buffers: likewise for the buffers of models that have them.
         memory: likewise for the vectors that were handed in with `Server.set_memory`.
 
@@ -47,9 +50,10 @@ def replay(
                 raise AffluxError(f"[replay] the log has a set_memory({entry.name!r}): give memory=")
             server.set_memory(entry.name, memory(entry))
             continue
+        given = vector(entry)
         receipt = server.push(
             entry.client_id,
-            vector(entry),
+            private_copy(given) if entry.lent and not is_tree(given) else given,
             version=entry.version,
             num_examples=entry.num_examples,
             loss=entry.loss,

@@ -7,7 +7,7 @@ from typing import TypeGuard
 import numpy as np
 
 from afflux import ops
-from afflux._arrays import with_names
+from afflux._arrays import forbid_resizing, is_torch, with_names
 from afflux.errors import AffluxError, UnavailableError
 from afflux.layout import Field, Layout, Tree
 from afflux.receipts import Pulled, sealed
@@ -65,10 +65,17 @@ class Intake:
         """The caller's own vector, to be read in place."""
         try:
             if isinstance(parts, list):
-                raise AffluxError("[push] vector is a tree, whose arrays lie apart")
-            return Slot.lent(parts, self.size, dtype)
+                raise AffluxError("is a tree, whose arrays lie apart")
+            if not is_torch(parts) or parts.requires_grad:
+                return Slot.lent(parts, self.size, dtype)
+            # An alias holds the memory whatever becomes of the tensor (set_, .data =).
+            alias = parts.detach()
+            slot = Slot.lent(alias, self.size, dtype)
+            forbid_resizing(alias)
+            return slot
         except (AffluxError, UnavailableError) as error:
-            raise type(error)(f"{what} cannot be read in place (copy=False): {error}") from None
+            why = str(error).removeprefix("[push] vector ")
+            raise type(error)(f"{what} cannot be read in place (copy=False): it {why}") from None
 
     def buffers(self, whose: str, vector: "ops.Array | Tree", buffers: "Tree | None") -> Float64 | None:
         """The client's own values of the model's buffers, (d_b,); None if the model has none."""

@@ -101,6 +101,7 @@ class Round(Work):
     def release(self) -> None:
         """Lets go of the slots, once the sweep has been made."""
         self.slots.clear()  # the sweep's own list
+        self.unseen = None
 
     def make(self, num_threads: int) -> None:
         """The sweep; nothing if it has been made."""
@@ -119,7 +120,14 @@ class Round(Work):
         """The sweep, and once more without what is found not to be finite; all may be repeated after an interrupt."""
         finite: list[bool] = []
         ops.apply(self.sweep, num_threads=num_threads, done=finite)
-        if not finite[0] and (bad := unseen.bad(self.slots)):
+        if not finite[0]:
+            # In the engine's floating-point mode, as prepare.
+            exactly(lambda known: self._make_without(known, num_threads), unseen)
+        self.done.append(True)
+
+    def _make_without(self, unseen: Unseen, num_threads: int) -> None:
+        """Once more without what is not finite; as it is if all that was lent is."""
+        if bad := unseen.bad(self.slots):
             weights = unseen.without(bad)
             mix = ops.Combine(self.slots, weights.vectors, params_weight(unseen.rule.kind, weights.vectors))
             sweep = replace(self.sweep, combine=mix)
@@ -127,7 +135,6 @@ class Round(Work):
             self.buffers = mixed_buffers(unseen.rule, unseen.current, unseen.ordered, sweep, weights)
             object.__setattr__(self.report, "weights", weights.vectors)
             object.__setattr__(self.report, "rejected", reasons(weights))
-        self.done.append(True)
 
 
 def prepare(rule: Rule, before: Before, waiting: Sequence[Waiting], draft: Draft, num_threads: int) -> Round:

@@ -39,7 +39,9 @@ class Arrivals:
     staleness: Int64  #: (M,) version - version pulled, >= 0
     num_examples: Int64  #: (M,)
     losses: Float64  #: (M,) as reported by the clients; NaN if not
-    norms: Float64  #: (M,) Euclidean norms of what was pushed; NaN where it was lent: push(copy=False)
+    #: (M,) Euclidean norms of what was pushed. NaN where it was lent (push(copy=False)), and comparisons with NaN are
+    #: false: a rule that reads norms must look for it.
+    norms: Float64
     gram: Float64 | None = None  #: (R + M, R + M) inner products of [memories..., vectors...], if the rule needs them
     scalars: Scalars = field(default_factory=dict)  #: the rule's own numbers, as the last round left them
     ends_pass: bool = False  #: under gradient scheduling: this round is the last one of its pass over all clients
@@ -92,7 +94,9 @@ class OnArrival(Weigh, Protocol):
     """
 
     def on_arrival(self, staleness: int, num_examples: int, norm: float, /) -> float:
-        """The raw weight of an arrival, from facts about it alone."""
+        """The raw weight of an arrival, from facts about it alone. What is added up was copied, so `norm` is no NaN; in
+        `arrivals.norms`, which a buffering server weighs with, it is one where a vector was lent.
+        """
         ...
 
     def factor(self, arrivals: Arrivals, /) -> float:

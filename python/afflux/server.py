@@ -31,9 +31,6 @@ from afflux.store.folder import Durability, Store
 from afflux.streaming import MOST_SQUARES, MemoryMode, Streaming
 from afflux.versions import Vector, Versions
 
-#: Where a rule needs inner products, or arrivals are added up, a vector's sum of squares is at most this: so nothing
-#: overflows.
-
 
 class Server:
     """The main entry point: params, versions, and a rule applied to every M arrivals.
@@ -52,9 +49,11 @@ class Server:
             nothing); "latest": the one from the newer version stays, in its place, and the count does not change
             (default of rules that cache rows); "reject": the first one stays.
         max_staleness: arrivals older than this are dropped and counted; None keeps all.
-        quarantine: record updates with non-finite values in `quarantined` instead of raising.
-        max_slots: at most so many pushed vectors exist at once; at least M, by default 2 M + the number of CPUs. Not
-            for rules where arrivals wait for the next pass, which would never end if they took all slots.
+        quarantine: record updates with non-finite values in `quarantined` instead of raising; not those that are lent
+            (push(copy=False)), which their round rejects.
+        max_slots: at most so many copies of pushed vectors exist at once, those that are lent not among them; at least
+            M, by default 2 M + the number of CPUs. Not for rules where arrivals wait for the next pass, which would
+            never end if they took all slots.
         max_versions: at most so many versions of params exist at once, held by clients or being written; a step that
             would need one more raises, and loses nothing. At least 2; None: no limit.
         inplace: a step overwrites params, for models too large for two copies; pulls then copy, and wait for a step
@@ -469,10 +468,13 @@ class Server:
             timeout: seconds to wait while all slots are taken; None: as long as it takes, 0: not at all. The rule's
                 own code (weigh, step) is waited for in any case.
             copy: False lends the vector: the round reads it where it lies, and until then (`version` has reached
-                Receipt.step, or the buffer was discarded) it must not be changed. It saves the copy and the slot; but
-                nobody looks at the vector before the round: its norm is NaN in reports, and one with a non-finite
-                value is then rejected (weight 0, the others' weights stay; Report.rejected says so). For one contiguous
-                vector of the slots' dtype, and rules that keep nothing between rounds (FedBuff, FedAsync, ...).
+                Receipt.step, or the buffer was discarded) it must not be changed, nor its memory resized, freed or
+                moved (torch refuses to resize it; share_memory_ and torch's queues move it). It saves the copy and the
+                slot; but nobody looks at the vector before the round: one with a non-finite value is then rejected
+                (weight 0, the others' weights stay; Report.rejected says so), and its norm is NaN, in reports and for
+                the rule: lend nothing to a rule of your own that reads `arrivals.norms` (no preset does; a NaN weight
+                raises, but comparisons with NaN are silently false). For one contiguous vector of the slots' dtype, and
+                rules that keep no vectors between rounds (FedBuff, FedAsync, ...).
 
         Raises:
             AffluxError: a wrong id, version, length, dtype or layout, or a non-finite value; nothing has changed.
@@ -494,6 +496,8 @@ class Server:
                 raise AffluxError(f"[push] loss is {loss!r}, must be a number (NaN if unknown)")
             if not (timeout is None or (isinstance(timeout, NUMBERS) and timeout >= 0)):
                 raise AffluxError(f"[push] timeout is {timeout!r}, must be None or a number of seconds, at least 0")
+            if not isinstance(copy, bool | np.bool_):
+                raise AffluxError(f"[push] copy is {copy!r}, must be True or False")
             what = f"[push] client {client_id!r}'s"
             parts = self._intake.pushed(f"{what} vector", vector)
             own = self._intake.buffers(what, vector, buffers)
