@@ -120,6 +120,31 @@ assert reached(settled), helpers("Cpus_allowed")
     run(sys.executable, "-c", START + code)
 
 
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_the_process_ends_while_daemon_threads_are_amid_calls(num_threads):
+    """They are not given Python's lock again, and must not take the process down."""
+    code = """
+import sys, threading, time, numpy as np
+from afflux import ops
+x, n = np.ones(100_000, np.float32), int(sys.argv[1])
+calls = [
+    lambda slot: ops.gram([x], num_threads=n),
+    lambda slot: ops.ingest(x, slot, num_threads=n),
+    lambda slot: ops.ingest([x[:7], x[7:]], slot, num_threads=n),
+    lambda slot: ops.apply(ops.Pass(x, slot, ops.Combine([x], np.ones(1))), num_threads=n),
+]
+def loop(call, slot):
+    while True:
+        call(slot)
+for call in calls:
+    threading.Thread(target=loop, args=(call, np.empty_like(x)), daemon=True).start()
+time.sleep(0.1)
+print("done")
+"""
+    for _ in range(3):
+        assert run(sys.executable, "-c", code, str(num_threads)) == "done\n"
+
+
 @pytest.mark.parametrize("wanted", ["-1", "10000001", "1 ms", "off"])
 def test_a_spin_time_that_is_none_raises_before_any_work(wanted):
     code = """
