@@ -169,8 +169,8 @@ class Pool {
   void serve(Helper& self) {
     Lock lock(mutex_);
     while (!ending_) {
+      self.kept_off.widen(pthread_self());  // also if it comes too late: it has woken
       if (Job* const job = vacant()) {
-        self.kept_off.widen(pthread_self());
         help(*job, lock);
       } else if (!watch(lock)) {
         self.asleep = true;

@@ -1,6 +1,7 @@
 // What tests/test_pool.py runs: parallel_for where Python cannot reach it. Prints "done" if all went well.
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -10,10 +11,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <stdexcept>
 #include <thread>
 #include <vector>
 
+#include "cpu/affinity.hpp"
 #include "cpu/parallel_for.hpp"
 
 namespace {
@@ -134,6 +137,66 @@ void leave() {
   usleep(20000);
 }
 
+#if defined(__linux__)
+cpu_set_t mask(pid_t thread) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  require(sched_getaffinity(thread, sizeof set, &set) == 0, "sched_getaffinity");
+  return set;
+}
+
+void pin(const cpu_set_t& set) { require(sched_setaffinity(0, sizeof set, &set) == 0, "sched_setaffinity"); }
+
+bool helpers_have(const cpu_set_t& wanted) {
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    const cpu_set_t set = mask(std::atoi(task.path().filename().c_str()));
+    if (!CPU_EQUAL(&set, &wanted)) return false;
+  }
+  return true;
+}
+
+// Whether they soon have it, without another call.
+bool helpers_get(const cpu_set_t& wanted) {
+  for (int i = 0; i < 200 && !helpers_have(wanted); ++i) usleep(1000);
+  return helpers_have(wanted);
+}
+
+// A helper that wakes too late may still use every CPU when it sleeps again.
+void late() {
+  const cpu_set_t all = mask(0);
+  for (int i = 0; i < 200; ++i) {
+    sweep(2, 2);
+    if (i % 8 == 0) require(helpers_get(all), "the CPUs they had");
+  }
+}
+
+// What the user sets while a thread is kept off is what it keeps.
+void moved() {
+  const cpu_set_t all = mask(0);
+  afflux::KeptOff kept;
+  const auto is = [](const cpu_set_t& wanted) {
+    const cpu_set_t set = mask(0);
+    return CPU_EQUAL(&set, &wanted);
+  };
+  kept.narrow(pthread_self());
+  require(CPU_COUNT(&all) == 1 || !is(all), "kept off");
+  kept.widen(pthread_self());
+  require(is(all), "its own again");
+  if (CPU_COUNT(&all) == 1) return;
+  kept.narrow(pthread_self());
+  cpu_set_t one = mask(0);
+  CPU_XOR(&one, &one, &all);  // the CPU it is kept off
+  pin(one);
+  kept.widen(pthread_self());
+  require(is(one), "what the user has set");
+  kept.narrow(pthread_self());
+  require(is(one), "a thread's only CPU");
+}
+#else
+void late() {}
+void moved() {}
+#endif
+
 void unload(const char* path) {
   for (int i = 0; i < 20; ++i) {
     void* const library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -154,7 +217,8 @@ int main(int count, char** words) {
     const char* name;
     void (*run)();
   } cases[] = {{"counts", counts}, {"nested", nested},   {"throwing", throwing},     {"callers", callers},
-               {"forks", forks},   {"signals", signals}, {"no_threads", no_threads}, {"leave", leave}};
+               {"forks", forks},   {"signals", signals}, {"no_threads", no_threads}, {"leave", leave},
+               {"late", late},     {"moved", moved}};
   bool known = false;
   for (const auto& each : cases)
     if (std::strcmp(each.name, what) == 0) known = true, each.run();
