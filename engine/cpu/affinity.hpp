@@ -7,17 +7,24 @@
 
 #if defined(__linux__)
 #include <sched.h>
+#include <unistd.h>
 #endif
 
 namespace afflux {
 
 #if defined(__linux__)
 
-// How many CPUs this thread may use.
+// How many CPUs the process may use, which is to say its first thread.
 inline std::size_t usable_cpus() {
   cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return static_cast<std::size_t>(CPU_COUNT(&set));
+  if (sched_getaffinity(getpid(), sizeof set, &set) == 0) return static_cast<std::size_t>(CPU_COUNT(&set));
   return std::thread::hardware_concurrency();
+}
+
+// Lets a thread use them, whatever the thread that has made it may use.
+inline void use_all(pthread_t thread) {
+  cpu_set_t set;
+  if (sched_getaffinity(getpid(), sizeof set, &set) == 0) pthread_setaffinity_np(thread, sizeof set, &set);
 }
 
 // Keeps a thread away from its caller's CPU while it wakes. A kernel may put it there (for cache warmth, or to let
@@ -50,6 +57,7 @@ class KeptOff {
 #else
 
 inline std::size_t usable_cpus() { return std::thread::hardware_concurrency(); }  // 0 if unknown
+inline void use_all(pthread_t) {}
 
 class KeptOff {
  public:

@@ -138,6 +138,7 @@ class Pool {
         auto made = std::make_unique<Helper>();
         Helper& helper = *made;
         helper.thread = std::thread([this, &helper] { serve(helper); });
+        use_all(helper.thread.native_handle());
         helper.kept_off.narrow(helper.thread.native_handle());
         helpers_.push_back(std::move(made));
       }

@@ -15,7 +15,8 @@ namespace afflux {
 // A thread that has nothing to do looks for work for AFFLUX_SPIN_US microseconds (giving its CPU to whoever wants it),
 // then sleeps; it sleeps at once where the process may not use a CPU for each of them and for the caller.
 // A forked child has none of the threads and makes a pool of its own. They end when the process does, or when the
-// library is unloaded. They take no signals, and have the CPU affinity of the thread whose call has made them.
+// library is unloaded. They take no signals, and may use the CPUs that the process's first thread may use when they are
+// made, whichever thread's call that is.
 void with_helpers(int helpers, const std::function<void()>& work);
 
 }  // namespace afflux

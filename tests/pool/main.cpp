@@ -192,9 +192,23 @@ void moved() {
   kept.narrow(pthread_self());
   require(is(one), "a thread's only CPU");
 }
+
+// The pool is the process's, not its first caller's.
+void pinned_caller() {
+  const cpu_set_t all = mask(0);
+  std::thread([&] {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    pin(one);
+    sweep(20, 3);
+  }).join();
+  require(helpers_get(all), "the first thread's CPUs");
+}
 #else
 void late() {}
 void moved() {}
+void pinned_caller() {}
 #endif
 
 void unload(const char* path) {
@@ -216,9 +230,9 @@ int main(int count, char** words) {
   const struct {
     const char* name;
     void (*run)();
-  } cases[] = {{"counts", counts}, {"nested", nested},   {"throwing", throwing},     {"callers", callers},
-               {"forks", forks},   {"signals", signals}, {"no_threads", no_threads}, {"leave", leave},
-               {"late", late},     {"moved", moved}};
+  } cases[] = {{"counts", counts}, {"nested", nested},   {"throwing", throwing},          {"callers", callers},
+               {"forks", forks},   {"signals", signals}, {"no_threads", no_threads},      {"leave", leave},
+               {"late", late},     {"moved", moved},     {"pinned_caller", pinned_caller}};
   bool known = false;
   for (const auto& each : cases)
     if (std::strcmp(each.name, what) == 0) known = true, each.run();
