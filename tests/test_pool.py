@@ -69,6 +69,14 @@ def test_its_threads_leave_a_library_that_is_unloaded(program, tmp_path, spin):
     assert run(program, "unload", carried, AFFLUX_SPIN_US=spin) == "done\n"
 
 
+@needs_compiler
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs LD_PRELOAD")
+def test_a_fork_amid_the_first_look_at_the_environment(program, tmp_path):
+    slow = tmp_path / "slow_getenv.so"
+    run(CXX, "-std=c++17", "-fPIC", "-shared", HERE / "pool" / "slow_getenv.cpp", "-o", slow, "-ldl")
+    assert run(program, "asks", LD_PRELOAD=str(slow)) == "done\n"
+
+
 START = """
 import os, sys, time, numpy as np
 from afflux import ops

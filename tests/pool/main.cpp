@@ -110,6 +110,20 @@ void forks() {
   for (std::thread& other : others) other.join();
 }
 
+// The fork hits another thread amid the first look at the environment, which slow_getenv.cpp makes long.
+void asks() {
+  std::thread other([] { afflux::threads_worth(1, 2); });
+  usleep(100000);
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    _exit(afflux::threads_worth(std::int64_t{1} << 40, 2) != 2);
+  }
+  int status = -1;
+  require(waitpid(child, &status, 0) == child && status == 0, "a child that ends well");
+  other.join();
+}
+
 void signals() {
   sweep(10, 3);  // the pool's threads are there, and would take what this one blocks from now on
   sigset_t ours;
@@ -230,9 +244,9 @@ int main(int count, char** words) {
   const struct {
     const char* name;
     void (*run)();
-  } cases[] = {{"counts", counts}, {"nested", nested},   {"throwing", throwing},          {"callers", callers},
-               {"forks", forks},   {"signals", signals}, {"no_threads", no_threads},      {"leave", leave},
-               {"late", late},     {"moved", moved},     {"pinned_caller", pinned_caller}};
+  } cases[] = {{"counts", counts}, {"nested", nested},   {"throwing", throwing},           {"callers", callers},
+               {"forks", forks},   {"signals", signals}, {"no_threads", no_threads},       {"leave", leave},
+               {"late", late},     {"moved", moved},     {"pinned_caller", pinned_caller}, {"asks", asks}};
   bool known = false;
   for (const auto& each : cases)
     if (std::strcmp(each.name, what) == 0) known = true, each.run();
