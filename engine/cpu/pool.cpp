@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -47,14 +48,14 @@ bool spin(Microseconds time, const Ready& ready) {
   return ready();
 }
 
-// Threads that are started meanwhile take no signals but those of their own faults: a handler, or a signal that waits
-// for its sigwait, belongs to the program's threads.
+// Threads that are started meanwhile take no signals but those of their own faults and system calls: a handler, or a
+// signal that waits for its sigwait, belongs to the program's threads.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
     sigset_t all;
     sigfillset(&all);
-    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP}) sigdelset(&all, fault);
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS}) sigdelset(&all, fault);
     pthread_sigmask(SIG_SETMASK, &all, &saved_);
   }
   ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &saved_, nullptr); }
@@ -95,6 +96,9 @@ class Pool {
     Lock lock(mutex_);
     ended_.wait(lock, ended);
   }
+
+  // Whether its threads are this process's: a fork by the bare system call runs no handlers.
+  bool ours() const { return process_ == getpid(); }
 
   // Ends the threads. Calls go on to be served, and have no helpers.
   void end() {
@@ -210,6 +214,7 @@ class Pool {
   }
 
   const Microseconds asked_;
+  const pid_t process_ = getpid();
   std::mutex mutex_;  // guards all that follows and all jobs; the atomics are also read without it
   std::condition_variable ended_;
   std::vector<std::unique_ptr<Helper>> helpers_;
@@ -230,7 +235,8 @@ struct Lifetime {
     pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr, std::memory_order_relaxed); });
   }
   ~Lifetime() {
-    if (Pool* const ours = pool.load(std::memory_order_acquire)) ours->end();
+    Pool* const made = pool.load(std::memory_order_acquire);
+    if (made != nullptr && made->ours()) made->end();
   }
 } lifetime;
 

@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -135,6 +136,24 @@ void signals() {
   require(sigwait(&ours, &taken) == 0 && taken == SIGUSR1, "the signal waits for us");
 }
 
+// A helper's own faults and system calls can be handled.
+void own_signals() {
+  const auto caller = std::this_thread::get_id();
+  std::atomic<bool> helped{false};
+  const auto body = [&](std::int64_t) {
+    usleep(1000);
+    if (std::this_thread::get_id() == caller) return;
+    sigset_t blocked;
+    pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+    for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS})
+      require(sigismember(&blocked, own) == 0, "its own signals");
+    require(sigismember(&blocked, SIGTERM) == 1, "no other's signals");
+    helped = true;
+  };
+  for (int i = 0; i < 100 && !helped; ++i) afflux::parallel_for(20, 2, body);
+  require(helped, "a helper");
+}
+
 // No memory for a thread's stack.
 void no_threads() {
   const rlimit none{1 << 20, 1 << 20};  // less than there is
@@ -219,7 +238,21 @@ void pinned_caller() {
   }).join();
   require(helpers_get(all), "the first thread's CPUs");
 }
+// A child that is made without the handlers of a fork still has its parent's pool, and no thread of it.
+void bare_fork() {
+  sweep(100, 3);
+  usleep(5000);  // until nobody holds a lock
+  const auto child = static_cast<pid_t>(syscall(SYS_clone, SIGCHLD, nullptr, nullptr, nullptr, nullptr));
+  if (child == 0) {
+    alarm(20);
+    sweep(30, 3);
+    std::exit(0);
+  }
+  int status = -1;
+  require(waitpid(child, &status, 0) == child && status == 0, "a child that ends well");
+}
 #else
+void bare_fork() {}
 void late() {}
 void moved() {}
 void pinned_caller() {}
@@ -244,9 +277,20 @@ int main(int count, char** words) {
   const struct {
     const char* name;
     void (*run)();
-  } cases[] = {{"counts", counts}, {"nested", nested},   {"throwing", throwing},           {"callers", callers},
-               {"forks", forks},   {"signals", signals}, {"no_threads", no_threads},       {"leave", leave},
-               {"late", late},     {"moved", moved},     {"pinned_caller", pinned_caller}, {"asks", asks}};
+  } cases[] = {{"counts", counts},
+               {"nested", nested},
+               {"throwing", throwing},
+               {"callers", callers},
+               {"forks", forks},
+               {"signals", signals},
+               {"no_threads", no_threads},
+               {"leave", leave},
+               {"late", late},
+               {"moved", moved},
+               {"pinned_caller", pinned_caller},
+               {"asks", asks},
+               {"own_signals", own_signals},
+               {"bare_fork", bare_fork}};
   bool known = false;
   for (const auto& each : cases)
     if (std::strcmp(each.name, what) == 0) known = true, each.run();
