@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 ENGINE = HERE.parent / "engine"
 CXX = shutil.which(os.environ.get("CXX", "c++"))
 CASES = ["counts", "nested", "throwing", "callers", "forks", "signals", "no_threads", "leave"]
-CASES += ["late", "moved", "pinned_caller", "own_signals", "bare_fork"]
+CASES += ["late", "moved", "pinned_caller", "own_signals", "bare_fork", "leave_soon"]
 needs_compiler = pytest.mark.skipif(CXX is None, reason="there is no C++ compiler")
 needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="needs /proc")
 

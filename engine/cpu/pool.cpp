@@ -66,9 +66,11 @@ class SignalsBlocked {
   sigset_t saved_;
 };
 
+const std::atomic<bool> never{false};  // has a caller to leave its own work
+
 // One call's work, on its caller's stack.
 struct Job {
-  const std::function<void()>& work;
+  const Work& work;
   int vacancies;                // helpers that may still join
   Job* next = nullptr;          // another caller's
   std::atomic<int> helpers{0};  // that have joined and not ended
@@ -85,11 +87,11 @@ class Pool {
  public:
   explicit Pool(Microseconds patience) : asked_(patience) {}
 
-  void run(const std::function<void()>& work, int helpers) {
+  void run(const Work& work, int helpers) {
     Job job{work, helpers};
     const auto [patience, missing] = post(job);
     wake(missing);
-    work();
+    work(never);
     withdraw(job);
     const auto ended = [&] { return job.helpers.load(std::memory_order_acquire) == 0; };
     if (spin(patience, ended)) return;
@@ -195,7 +197,7 @@ class Pool {
     vacancies_.fetch_sub(1, std::memory_order_relaxed);
     job.helpers.fetch_add(1, std::memory_order_relaxed);
     lock.unlock();
-    job.work();
+    job.work(ending_);
     lock.lock();
     // The caller may go on from here, and the job is gone.
     if (job.helpers.fetch_sub(1, std::memory_order_release) == 1) ended_.notify_all();
@@ -252,8 +254,8 @@ Pool& the_pool() {
 
 }  // namespace
 
-void with_helpers(int helpers, const std::function<void()>& work) {
-  if (helpers < 1) return work();
+void with_helpers(int helpers, const Work& work) {
+  if (helpers < 1) return work(never);
   the_pool().run(work, helpers);
 }
 
