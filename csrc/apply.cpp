@@ -8,6 +8,7 @@
 
 #include "afflux/afflux.hpp"
 #include "arrays.hpp"
+#include "release.hpp"
 
 namespace py = pybind11;
 
@@ -131,7 +132,7 @@ void apply_(const py::object& params, const py::object& out, const CombineOf& co
   if (memory) pass.memory = memories.emplace(*memory).stage();
   bool finite = true;
   {
-    const py::gil_scoped_release release;
+    const Release release;
     finite = apply(pass, num_threads, dry);
   }
   // Before Python can run a signal handler: an exception of one cannot hide from the caller that the sweep was made.

@@ -7,6 +7,7 @@
 #include "arrays.hpp"
 #include "buffers.hpp"
 #include "pages.hpp"
+#include "release.hpp"
 
 namespace py = pybind11;
 
@@ -19,12 +20,12 @@ py::tuple ingest_(const py::object& update, const py::object& slot, int num_thre
   const View<void> out = to.view();
   if (PyList_Check(update.ptr()) || PyTuple_Check(update.ptr())) {
     const Arrays<const void> parts("ingest", "update", update, Access::read, Shape::any, false, as_view);
-    const py::gil_scoped_release release;
+    const Release release;
     result = ingest(parts.list(), out, num_threads);
   } else {
     const Array from({"ingest", "update"}, update, Access::read);
     const View<void> view = from.view();
-    const py::gil_scoped_release release;
+    const Release release;
     result = ingest(view, out, num_threads);
   }
   return py::make_tuple(result.first_nonfinite, result.sum_of_squares, result.min, result.max);
@@ -34,7 +35,7 @@ void gram_(const py::object& vectors, const py::object& out, int num_threads) {
   const Arrays<const void> from("gram", "vectors", vectors, Access::read, Shape::vector, false, as_view);
   const Array to({"gram", "out"}, out, Access::write);
   const View<double> view = to.doubles();
-  const py::gil_scoped_release release;
+  const Release release;
   gram(from.list(), view, num_threads);
 }
 
@@ -44,7 +45,7 @@ void encode_(const std::string& codec, const py::object& vector, const py::objec
   const Array from({"encode", "vector"}, vector, Access::read), to({"encode", "row"}, row, Access::write);
   const View<void> source = from.view();
   const View<unsigned char> target = to.row(kind);
-  const py::gil_scoped_release release;
+  const Release release;
   encode(kind, source, target, num_threads, {key, low, high});
 }
 
@@ -53,7 +54,7 @@ void decode_(const std::string& codec, const py::object& row, const py::object& 
   const Array from({"decode", "row"}, row, Access::read), to({"decode", "vector"}, vector, Access::write);
   const View<const unsigned char> source = read_only(from.row(kind));
   const View<void> target = to.view();
-  const py::gil_scoped_release release;
+  const Release release;
   decode(kind, source, target, num_threads);
 }
 
@@ -62,7 +63,7 @@ py::bytes crc32c_(const py::buffer& data, std::int64_t block, int num_threads, b
   if (PyBuffer_IsContiguous(info.view(), 'C') == 0) throw Error("[crc32c] data is not C-contiguous");
   std::vector<std::uint32_t> out;
   {
-    const py::gil_scoped_release release;
+    const Release release;
     out =
         crc32c({static_cast<const unsigned char*>(info.ptr), info.size * info.itemsize, {}}, block, num_threads, table);
   }

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <new>
 
+#include "release.hpp"
+
 namespace py = pybind11;
 
 namespace afflux::python {
@@ -23,7 +25,7 @@ int populate_(const py::buffer& memory, bool write) {
   const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto begin = reinterpret_cast<std::uintptr_t>(info.ptr) / page * page;
   const auto end = reinterpret_cast<std::uintptr_t>(info.ptr) + static_cast<std::uintptr_t>(info.size * info.itemsize);
-  const py::gil_scoped_release release;
+  const Release release;
   void* const from = reinterpret_cast<void*>(begin);
   if (!write) madvise(from, end - begin, MADV_WILLNEED);  // reads ahead in large pieces
   if (madvise(from, end - begin, write ? kPopulateWrite : kPopulateRead) == 0 || errno == EINVAL) return 0;
@@ -39,7 +41,7 @@ int populate_(const py::buffer& memory, bool write) {
 void detach_(const py::buffer& memory) {
   const py::buffer_info info = memory.request();
   const auto size = static_cast<std::size_t>(info.size * info.itemsize);
-  const py::gil_scoped_release release;
+  const Release release;
   void* const copy = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (copy == MAP_FAILED) throw std::bad_alloc();
   std::memcpy(copy, info.ptr, size);

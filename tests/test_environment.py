@@ -86,8 +86,7 @@ print(*(helpers(*case) for case in ((1_000_000, 1), (30_000, 3), (60_000, 3), (1
     for each, expected in (("", "0012"), ("1", "0222"), ("5000000", "0002"), ("10000000", "0001")):
         done = python(code, AFFLUX_THREAD_BYTES=each)
         assert done.stdout.split() == list(expected), (each, done.stderr)
-    done = python(code, AFFLUX_THREAD_BYTES="2 MB")
-    assert (
-        "AffluxError: AFFLUX_THREAD_BYTES is '2 MB', must be a number of bytes from 1 to 9223372036854775807"
-        in done.stderr
-    )
+    for wrong in ("2 MB", "0", str(2**63), str(-(2**64))):
+        done = python(code, AFFLUX_THREAD_BYTES=wrong)
+        said = f"AFFLUX_THREAD_BYTES is '{wrong}', must be a number of bytes from 1 to {2**63 - 1}"
+        assert f"AffluxError: {said}\n" in done.stderr

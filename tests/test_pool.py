@@ -14,6 +14,7 @@ HERE = Path(__file__).parent
 ENGINE = HERE.parent / "engine"
 CXX = shutil.which(os.environ.get("CXX", "c++"))
 CASES = ["counts", "nested", "throwing", "callers", "forks", "signals", "no_threads", "leave"]
+CASES += ["late", "moved", "pinned_caller", "own_signals", "bare_fork", "leave_soon"]
 needs_compiler = pytest.mark.skipif(CXX is None, reason="there is no C++ compiler")
 needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="needs /proc")
 
@@ -68,6 +69,14 @@ def test_its_threads_leave_a_library_that_is_unloaded(program, tmp_path, spin):
     assert run(program, "unload", carried, AFFLUX_SPIN_US=spin) == "done\n"
 
 
+@needs_compiler
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs LD_PRELOAD")
+def test_a_fork_amid_the_first_look_at_the_environment(program, tmp_path):
+    slow = tmp_path / "slow_getenv.so"
+    run(CXX, "-std=c++17", "-fPIC", "-shared", HERE / "pool" / "slow_getenv.cpp", "-o", slow, "-ldl")
+    assert run(program, "asks", LD_PRELOAD=str(slow)) == "done\n"
+
+
 START = """
 import os, sys, time, numpy as np
 from afflux import ops
@@ -118,6 +127,31 @@ time.sleep(0.05)  # it sleeps, and is woken again
 assert reached(settled), helpers("Cpus_allowed")
 """
     run(sys.executable, "-c", START + code)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_the_process_ends_while_daemon_threads_are_amid_calls(num_threads):
+    """They are not given Python's lock again, and must not take the process down."""
+    code = """
+import sys, threading, time, numpy as np
+from afflux import ops
+x, n = np.ones(100_000, np.float32), int(sys.argv[1])
+calls = [
+    lambda slot: ops.gram([x], num_threads=n),
+    lambda slot: ops.ingest(x, slot, num_threads=n),
+    lambda slot: ops.ingest([x[:7], x[7:]], slot, num_threads=n),
+    lambda slot: ops.apply(ops.Pass(x, slot, ops.Combine([x], np.ones(1))), num_threads=n),
+]
+def loop(call, slot):
+    while True:
+        call(slot)
+for call in calls:
+    threading.Thread(target=loop, args=(call, np.empty_like(x)), daemon=True).start()
+time.sleep(0.1)
+print("done")
+"""
+    for _ in range(3):
+        assert run(sys.executable, "-c", code, str(num_threads)) == "done\n"
 
 
 @pytest.mark.parametrize("wanted", ["-1", "10000001", "1 ms", "off"])

@@ -7,47 +7,57 @@
 
 #if defined(__linux__)
 #include <sched.h>
+#include <unistd.h>
 #endif
 
 namespace afflux {
 
 #if defined(__linux__)
 
-// How many CPUs this thread may use.
+// How many CPUs the process may use, which is to say its first thread.
 inline std::size_t usable_cpus() {
   cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return static_cast<std::size_t>(CPU_COUNT(&set));
+  if (sched_getaffinity(getpid(), sizeof set, &set) == 0) return static_cast<std::size_t>(CPU_COUNT(&set));
   return std::thread::hardware_concurrency();
+}
+
+// Lets a thread use them, whatever the thread that has made it may use.
+inline void use_all(pthread_t thread) {
+  cpu_set_t set;
+  if (sched_getaffinity(getpid(), sizeof set, &set) == 0) pthread_setaffinity_np(thread, sizeof set, &set);
 }
 
 // Keeps a thread away from its caller's CPU while it wakes. A kernel may put it there (for cache warmth, or to let
 // other virtual CPUs sleep), and it would wait for the caller to end or for the next tick: measured, 1 to 5 ms. Both
-// functions are called under one lock; a system that forbids it is left alone.
+// functions are called under one lock, in turn; a system that forbids it is left alone, and so is a thread that is
+// moved meanwhile.
 class KeptOff {
  public:
   // `thread` shall not begin on the CPU that this one runs on.
   void narrow(pthread_t thread) {
-    if (narrowed_ || pthread_getaffinity_np(thread, sizeof own_, &own_) != 0) return;
     const int here = sched_getcpu();
-    if (here < 0 || here >= CPU_SETSIZE) return;
-    cpu_set_t others = own_;
-    CPU_CLR(here, &others);
-    narrowed_ = CPU_COUNT(&others) > 0 && pthread_setaffinity_np(thread, sizeof others, &others) == 0;
+    if (here < 0 || here >= CPU_SETSIZE || pthread_getaffinity_np(thread, sizeof own_, &own_) != 0) return;
+    others_ = own_;
+    CPU_CLR(here, &others_);
+    narrowed_ = CPU_COUNT(&others_) > 0 && pthread_setaffinity_np(thread, sizeof others_, &others_) == 0;
   }
   // It may go where it wants again, and stays where it is until it has a reason.
   void widen(pthread_t thread) {
-    if (narrowed_) pthread_setaffinity_np(thread, sizeof own_, &own_);
+    cpu_set_t now;
+    if (narrowed_ && pthread_getaffinity_np(thread, sizeof now, &now) == 0 && CPU_EQUAL(&now, &others_))
+      pthread_setaffinity_np(thread, sizeof own_, &own_);
     narrowed_ = false;
   }
 
  private:
-  cpu_set_t own_;
+  cpu_set_t own_, others_;
   bool narrowed_ = false;
 };
 
 #else
 
 inline std::size_t usable_cpus() { return std::thread::hardware_concurrency(); }  // 0 if unknown
+inline void use_all(pthread_t) {}
 
 class KeptOff {
  public:

@@ -1,5 +1,6 @@
 // Numbers that the environment may set.
 #pragma once
+#include <cerrno>
 #include <cstdlib>
 #include <string>
 
@@ -14,8 +15,9 @@ inline long long from_environment(const char* name, const char* unit, long long 
   const char* const wanted = std::getenv(name);
   if (wanted == nullptr || *wanted == '\0') return otherwise;
   char* end = nullptr;
+  errno = 0;
   const long long number = std::strtoll(wanted, &end, 10);
-  if (*end != '\0' || number < least || number > most)
+  if (*end != '\0' || errno == ERANGE || number < least || number > most)
     throw Error(std::string(name) + " is '" + wanted + "', must be a number of " + unit + " from " +
                 std::to_string(least) + " to " + std::to_string(most));
   return number;

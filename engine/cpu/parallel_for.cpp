@@ -40,16 +40,18 @@ class DefaultFloatingPoint {
   DefaultFloatingPoint& operator=(const DefaultFloatingPoint&) = delete;
 };
 
+std::atomic<std::int64_t> thread_bytes{0};  // 0: not asked for yet
+
 }  // namespace
 
 void parallel_for(std::int64_t count, int num_threads, const std::function<void(std::int64_t)>& body) {
   std::atomic<std::int64_t> next{0};
   std::exception_ptr failure;
   std::mutex failure_mutex;
-  const auto work = [&] {
+  const auto work = [&](const std::atomic<bool>& leave) {
     const DefaultFloatingPoint mode;
     try {
-      for (std::int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) body(i);
+      for (std::int64_t i; !leave && (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) body(i);
     } catch (...) {
       const std::lock_guard<std::mutex> lock(failure_mutex);
       failure = std::current_exception();
@@ -71,8 +73,13 @@ void for_each_piece(std::int64_t d, int num_threads, const std::function<void(st
 }
 
 int threads_worth(std::int64_t bytes, int num_threads) {
-  static const std::int64_t each =
-      from_environment("AFFLUX_THREAD_BYTES", "bytes", 1, std::numeric_limits<long long>::max(), std::int64_t{1} << 19);
+  // No static local: if a fork hit its initialization, the child would wait for it for ever.
+  std::int64_t each = thread_bytes.load(std::memory_order_relaxed);
+  if (each == 0) {
+    constexpr long long kMost = std::numeric_limits<long long>::max();
+    each = from_environment("AFFLUX_THREAD_BYTES", "bytes", 1, kMost, std::int64_t{1} << 19);
+    thread_bytes.store(each, std::memory_order_relaxed);
+  }
   return static_cast<int>(std::clamp<std::int64_t>(bytes / each, 1, num_threads));
 }
 

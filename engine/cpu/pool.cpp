@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -47,14 +48,14 @@ bool spin(Microseconds time, const Ready& ready) {
   return ready();
 }
 
-// Threads that are started meanwhile take no signals but those of their own faults: a handler, or a signal that waits
-// for its sigwait, belongs to the program's threads.
+// Threads that are started meanwhile take no signals but those of their own faults and system calls: a handler, or a
+// signal that waits for its sigwait, belongs to the program's threads.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
     sigset_t all;
     sigfillset(&all);
-    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP}) sigdelset(&all, fault);
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS}) sigdelset(&all, fault);
     pthread_sigmask(SIG_SETMASK, &all, &saved_);
   }
   ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &saved_, nullptr); }
@@ -65,9 +66,11 @@ class SignalsBlocked {
   sigset_t saved_;
 };
 
+const std::atomic<bool> never{false};  // has a caller to leave its own work
+
 // One call's work, on its caller's stack.
 struct Job {
-  const std::function<void()>& work;
+  const Work& work;
   int vacancies;                // helpers that may still join
   Job* next = nullptr;          // another caller's
   std::atomic<int> helpers{0};  // that have joined and not ended
@@ -84,17 +87,20 @@ class Pool {
  public:
   explicit Pool(Microseconds patience) : asked_(patience) {}
 
-  void run(const std::function<void()>& work, int helpers) {
+  void run(const Work& work, int helpers) {
     Job job{work, helpers};
     const auto [patience, missing] = post(job);
     wake(missing);
-    work();
+    work(never);
     withdraw(job);
     const auto ended = [&] { return job.helpers.load(std::memory_order_acquire) == 0; };
     if (spin(patience, ended)) return;
     Lock lock(mutex_);
     ended_.wait(lock, ended);
   }
+
+  // Whether its threads are this process's: a fork by the bare system call runs no handlers.
+  bool ours() const { return process_ == getpid(); }
 
   // Ends the threads. Calls go on to be served, and have no helpers.
   void end() {
@@ -138,6 +144,7 @@ class Pool {
         auto made = std::make_unique<Helper>();
         Helper& helper = *made;
         helper.thread = std::thread([this, &helper] { serve(helper); });
+        use_all(helper.thread.native_handle());
         helper.kept_off.narrow(helper.thread.native_handle());
         helpers_.push_back(std::move(made));
       }
@@ -169,8 +176,8 @@ class Pool {
   void serve(Helper& self) {
     Lock lock(mutex_);
     while (!ending_) {
+      self.kept_off.widen(pthread_self());  // also if it comes too late: it has woken
       if (Job* const job = vacant()) {
-        self.kept_off.widen(pthread_self());
         help(*job, lock);
       } else if (!watch(lock)) {
         self.asleep = true;
@@ -190,7 +197,7 @@ class Pool {
     vacancies_.fetch_sub(1, std::memory_order_relaxed);
     job.helpers.fetch_add(1, std::memory_order_relaxed);
     lock.unlock();
-    job.work();
+    job.work(ending_);
     lock.lock();
     // The caller may go on from here, and the job is gone.
     if (job.helpers.fetch_sub(1, std::memory_order_release) == 1) ended_.notify_all();
@@ -209,6 +216,7 @@ class Pool {
   }
 
   const Microseconds asked_;
+  const pid_t process_ = getpid();
   std::mutex mutex_;  // guards all that follows and all jobs; the atomics are also read without it
   std::condition_variable ended_;
   std::vector<std::unique_ptr<Helper>> helpers_;
@@ -229,7 +237,8 @@ struct Lifetime {
     pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr, std::memory_order_relaxed); });
   }
   ~Lifetime() {
-    if (Pool* const ours = pool.load(std::memory_order_acquire)) ours->end();
+    Pool* const made = pool.load(std::memory_order_acquire);
+    if (made != nullptr && made->ours()) made->end();
   }
 } lifetime;
 
@@ -245,8 +254,8 @@ Pool& the_pool() {
 
 }  // namespace
 
-void with_helpers(int helpers, const std::function<void()>& work) {
-  if (helpers < 1) return work();
+void with_helpers(int helpers, const Work& work) {
+  if (helpers < 1) return work(never);
   the_pool().run(work, helpers);
 }
 

@@ -1,10 +1,15 @@
 // The only place where the engine owns threads.
 #pragma once
+#include <atomic>
 #include <functional>
 
 namespace afflux {
 
-// Runs work() on the caller's thread and on up to `helpers` others at the same time, and returns when all that have
+// A thread's share of a call. Once `leave` is true it may take no more pieces: the caller, who never has to leave,
+// takes the rest.
+using Work = std::function<void(const std::atomic<bool>& leave)>;
+
+// Runs work on the caller's thread and on up to `helpers` others at the same time, and returns when all that have
 // begun it have ended. Work is shared by taking it piece by piece, so that a helper that comes late, or never because
 // no thread can be made, costs nothing: the caller does not wait for those that have not begun. `work` must not throw.
 //
@@ -15,7 +20,8 @@ namespace afflux {
 // A thread that has nothing to do looks for work for AFFLUX_SPIN_US microseconds (giving its CPU to whoever wants it),
 // then sleeps; it sleeps at once where the process may not use a CPU for each of them and for the caller.
 // A forked child has none of the threads and makes a pool of its own. They end when the process does, or when the
-// library is unloaded. They take no signals, and have the CPU affinity of the thread whose call has made them.
-void with_helpers(int helpers, const std::function<void()>& work);
+// library is unloaded, amid a call too. They take no signals, and may use the CPUs that the process's first thread may
+// use when they are made, whichever thread's call that is.
+void with_helpers(int helpers, const Work& work);
 
 }  // namespace afflux

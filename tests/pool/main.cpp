@@ -1,8 +1,10 @@
 // What tests/test_pool.py runs: parallel_for where Python cannot reach it. Prints "done" if all went well.
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,10 +12,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <stdexcept>
 #include <thread>
 #include <vector>
 
+#include "cpu/affinity.hpp"
 #include "cpu/parallel_for.hpp"
 
 namespace {
@@ -107,6 +111,20 @@ void forks() {
   for (std::thread& other : others) other.join();
 }
 
+// The fork hits another thread amid the first look at the environment, which slow_getenv.cpp makes long.
+void asks() {
+  std::thread other([] { afflux::threads_worth(1, 2); });
+  usleep(100000);
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    _exit(afflux::threads_worth(std::int64_t{1} << 40, 2) != 2);
+  }
+  int status = -1;
+  require(waitpid(child, &status, 0) == child && status == 0, "a child that ends well");
+  other.join();
+}
+
 void signals() {
   sweep(10, 3);  // the pool's threads are there, and would take what this one blocks from now on
   sigset_t ours;
@@ -116,6 +134,24 @@ void signals() {
   kill(getpid(), SIGUSR1);
   int taken = 0;
   require(sigwait(&ours, &taken) == 0 && taken == SIGUSR1, "the signal waits for us");
+}
+
+// A helper's own faults and system calls can be handled.
+void own_signals() {
+  const auto caller = std::this_thread::get_id();
+  std::atomic<bool> helped{false};
+  const auto body = [&](std::int64_t) {
+    usleep(1000);
+    if (std::this_thread::get_id() == caller) return;
+    sigset_t blocked;
+    pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+    for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS})
+      require(sigismember(&blocked, own) == 0, "its own signals");
+    require(sigismember(&blocked, SIGTERM) == 1, "no other's signals");
+    helped = true;
+  };
+  for (int i = 0; i < 100 && !helped; ++i) afflux::parallel_for(20, 2, body);
+  require(helped, "a helper");
 }
 
 // No memory for a thread's stack.
@@ -133,6 +169,101 @@ void leave() {
     }).detach();
   usleep(20000);
 }
+
+// The process ends while another's call has 20 s to go: helpers leave it after the piece they are at.
+void leave_soon() {
+  std::thread([] { afflux::parallel_for(40000, 3, [](std::int64_t) { usleep(1000); }); }).detach();
+  usleep(50000);
+  alarm(5);
+}
+
+#if defined(__linux__)
+cpu_set_t mask(pid_t thread) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  require(sched_getaffinity(thread, sizeof set, &set) == 0, "sched_getaffinity");
+  return set;
+}
+
+void pin(const cpu_set_t& set) { require(sched_setaffinity(0, sizeof set, &set) == 0, "sched_setaffinity"); }
+
+bool helpers_have(const cpu_set_t& wanted) {
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    const cpu_set_t set = mask(std::atoi(task.path().filename().c_str()));
+    if (!CPU_EQUAL(&set, &wanted)) return false;
+  }
+  return true;
+}
+
+// Whether they soon have it, without another call.
+bool helpers_get(const cpu_set_t& wanted) {
+  for (int i = 0; i < 200 && !helpers_have(wanted); ++i) usleep(1000);
+  return helpers_have(wanted);
+}
+
+// A helper that wakes too late may still use every CPU when it sleeps again.
+void late() {
+  const cpu_set_t all = mask(0);
+  for (int i = 0; i < 200; ++i) {
+    sweep(2, 2);
+    if (i % 8 == 0) require(helpers_get(all), "the CPUs they had");
+  }
+}
+
+// What the user sets while a thread is kept off is what it keeps.
+void moved() {
+  const cpu_set_t all = mask(0);
+  afflux::KeptOff kept;
+  const auto is = [](const cpu_set_t& wanted) {
+    const cpu_set_t set = mask(0);
+    return CPU_EQUAL(&set, &wanted);
+  };
+  kept.narrow(pthread_self());
+  require(CPU_COUNT(&all) == 1 || !is(all), "kept off");
+  kept.widen(pthread_self());
+  require(is(all), "its own again");
+  if (CPU_COUNT(&all) == 1) return;
+  kept.narrow(pthread_self());
+  cpu_set_t one = mask(0);
+  CPU_XOR(&one, &one, &all);  // the CPU it is kept off
+  pin(one);
+  kept.widen(pthread_self());
+  require(is(one), "what the user has set");
+  kept.narrow(pthread_self());
+  require(is(one), "a thread's only CPU");
+}
+
+// The pool is the process's, not its first caller's.
+void pinned_caller() {
+  const cpu_set_t all = mask(0);
+  std::thread([&] {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    pin(one);
+    sweep(20, 3);
+  }).join();
+  require(helpers_get(all), "the first thread's CPUs");
+}
+// A child that is made without the handlers of a fork still has its parent's pool, and no thread of it.
+void bare_fork() {
+  sweep(100, 3);
+  usleep(5000);  // until nobody holds a lock
+  const auto child = static_cast<pid_t>(syscall(SYS_clone, SIGCHLD, nullptr, nullptr, nullptr, nullptr));
+  if (child == 0) {
+    alarm(20);
+    sweep(30, 3);
+    std::exit(0);
+  }
+  int status = -1;
+  require(waitpid(child, &status, 0) == child && status == 0, "a child that ends well");
+}
+#else
+void bare_fork() {}
+void late() {}
+void moved() {}
+void pinned_caller() {}
+#endif
 
 void unload(const char* path) {
   for (int i = 0; i < 20; ++i) {
@@ -153,8 +284,21 @@ int main(int count, char** words) {
   const struct {
     const char* name;
     void (*run)();
-  } cases[] = {{"counts", counts}, {"nested", nested},   {"throwing", throwing},     {"callers", callers},
-               {"forks", forks},   {"signals", signals}, {"no_threads", no_threads}, {"leave", leave}};
+  } cases[] = {{"counts", counts},
+               {"nested", nested},
+               {"throwing", throwing},
+               {"callers", callers},
+               {"forks", forks},
+               {"signals", signals},
+               {"no_threads", no_threads},
+               {"leave", leave},
+               {"late", late},
+               {"moved", moved},
+               {"pinned_caller", pinned_caller},
+               {"asks", asks},
+               {"own_signals", own_signals},
+               {"bare_fork", bare_fork},
+               {"leave_soon", leave_soon}};
   bool known = false;
   for (const auto& each : cases)
     if (std::strcmp(each.name, what) == 0) known = true, each.run();

@@ -1,0 +1,30 @@
+// Python's lock, let go for a while.
+#pragma once
+#include <Python.h>
+
+#include <chrono>
+#include <thread>
+
+namespace afflux::python {
+
+// While it lives, other threads may use Python. At the end of the process Python may not give its lock back, and then
+// ends the thread by unwinding its stack (before 3.14), where py::gil_scoped_release terminates the process and the
+// destructors of arrays would use Python without its lock. Such a thread stays here instead, as from 3.14 on.
+class Release {
+ public:
+  Release() : state_(PyEval_SaveThread()) {}
+  ~Release() {
+    try {
+      PyEval_RestoreThread(state_);
+    } catch (...) {  // the unwinding; it must not go on, and must not be ended either
+      for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+    }
+  }
+
+ private:
+  Release(const Release&) = delete;
+  Release& operator=(const Release&) = delete;
+  PyThreadState* const state_;
+};
+
+}  // namespace afflux::python
