@@ -25,6 +25,7 @@ ROUNDS, D = 60, 5
 REFUSED = {
     "afa_cs": "afa_cs replaces the rows that it caches",
     "ca2fl": "ca2fl replaces the rows that it caches",
+    "mf_ca2fl": "mf_ca2fl replaces the rows that it caches",
     "gsgm": "gsgm has arrivals wait for the next pass",
     "wkafl": "wkafl's come from the inner products of a full buffer",
     "zenopp": "zenopp's come from the inner products of a full buffer",
