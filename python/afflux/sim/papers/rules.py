@@ -37,6 +37,7 @@ TUNED = (
     "afa_cd:server_lr=0.3",
     "afa_cs:server_lr=0.3",
     "ca2fl:server_lr=0.6",
+    "mf_ca2fl:server_lr=0.6",  # not tuned itself: that of CA2FL, whose rows it quantizes
     "wkafl:server_lr=0.1",
     "twafl:server_lr=0.45",
     "sasgd:server_lr=0.3",
