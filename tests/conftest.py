@@ -51,6 +51,10 @@ def bits(array):
     return np.ascontiguousarray(array).tobytes()
 
 
+#: JAX warns of every fork once another test file of this process has used it; the children here use none of it.
+FORKS = "ignore:os.fork\\(\\) was called:RuntimeWarning"
+
+
 class FakeCuda:
     """What a GPU tensor answers before it is asked for its memory."""
 

@@ -9,7 +9,9 @@ import zarr
 import afflux.store.folder
 from afflux import AffluxError, Server, StoreError, UnavailableError, replay
 from afflux.rules import RULES, ca2fl, fedbuff, wkafl
-from conftest import bits, ready
+from conftest import FORKS, bits, ready
+
+pytestmark = pytest.mark.filterwarnings(FORKS)
 
 CLIENTS, M = 9, 3
 

@@ -4,9 +4,13 @@ import os
 
 import pytest
 
+from conftest import FORKS
 from crashes import Case, each_step, kills
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork"),
+    pytest.mark.filterwarnings(FORKS),
+]
 
 #: Together more than 200; the longer target asks for ten times as many.
 KILLS = int(os.environ.get("AFFLUX_KILLS", "30"))

@@ -13,7 +13,10 @@ import pytest
 
 from afflux import AffluxError, Server, StoreError
 from afflux.rules import ca2fl, fedbuff, mf_ca2fl
+from conftest import FORKS
 from crashes import result
+
+pytestmark = pytest.mark.filterwarnings(FORKS)
 
 SIZE, CLIENTS, M = 70_001, 30, 3
 RULE = ca2fl(buffer_size=M)
