@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from afflux.errors import StoreError
 from afflux.rule import ClientId
 
-FORMAT = 1
+FORMAT = 2
 #: "aflx": what `file` and others know a SQLite file by.
 APPLICATION = 0x61666C78
 
