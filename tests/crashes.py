@@ -27,6 +27,8 @@ from afflux import Server, StoreError
 from afflux.rules import RULES
 
 CLIENTS, M = 9, 3
+#: What is said of the folder of a store that was never finished.
+UNBORN = ("there is no folder", "began to make it", "index.sqlite is missing")
 STORE = str(Path(afflux.__file__).parent / "store")
 
 
@@ -101,7 +103,7 @@ def go_on(case, path, tell):
     try:
         server = case.open(path)
     except StoreError as error:
-        if not any(text in str(error) for text in ("there is no folder", "began to make it", "is missing")):
+        if not any(text in str(error) for text in UNBORN):
             raise
         shutil.rmtree(path, ignore_errors=True)
         server = case.server(path)
