@@ -30,7 +30,7 @@ from afflux.store.disk import DiskRows, Staged, Table
 from afflux.store.index import Change, Committed, Index, Place, Tail
 from afflux.store.lock import Lock, promises_space
 from afflux.store.params import ParamsSlots
-from afflux.store.segments import Row, Segments, make_arrays, shape_of
+from afflux.store.segments import Row, Segments, make_arrays, shape_of, sync
 from afflux.store.vectors import Vectors, crc, verified
 from afflux.versions import Versions
 
@@ -117,6 +117,8 @@ class Store:
             try:
                 make_arrays(path, shapes, {"afflux": "store", "order_version": ORDER_VERSION})
                 Index.make(path / INDEX, facts)
+                for folder in (path, path.parent):
+                    sync(folder)
             finally:
                 lock.release()
         except OSError as error:
