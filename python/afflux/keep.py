@@ -41,7 +41,10 @@ class Keep(View):
             self._joins.load(book._replace(current=now, rows=store.rows), [], [])
             saved = store.checked(self._facts(), self._joins)
             arrivals = self._rounds.loaded(saved)
-            kept = [Pulled(self._versions.take().publish(version), version) for version in store.kept]
+            kept = [
+                now if version == now.version else Pulled(self._versions.take().publish(version), version)
+                for version in store.kept
+            ]
             self.kept = MappingProxyType({held.version: held for held in kept})
             self._joins.load(store.adopt(saved.book(now, arrivals), kept), saved.quarantined, saved.log)
         self._store = store
@@ -52,7 +55,7 @@ class Keep(View):
 
         Args:
             notes: JSON-able, for the caller's own state; `notes` of the server that opens the store.
-            keep: older versions that are still needed; `kept` of the server that opens the store.
+            keep: versions that are still needed when they are old; `kept` of the server that opens the store.
 
         Cost: d elements for each arrival that waits, and the checksum of params and the rule's vectors.
 
@@ -67,7 +70,7 @@ class Keep(View):
         if self._gate.closed:
             return
         with self._stored("close") as store:
-            store.checkpoint(self._joins, store.notes, list(self.kept.values()))
+            store.checkpoint(self._joins, store.notes, store.held)
             self._gate.closed = True
             store.close(self._versions)
 

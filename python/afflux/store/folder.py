@@ -32,7 +32,7 @@ from afflux.store.disk import DiskRows, Staged, Table
 from afflux.store.index import Change, Committed, Index, Place, Tail
 from afflux.store.lock import Lock, promises_space
 from afflux.store.params import ParamsSlots
-from afflux.store.segments import Row, Segments, make_arrays, shape_of
+from afflux.store.segments import Row, Segments, make_arrays, shape_of, sync
 from afflux.store.vectors import Vectors, crc, verified
 from afflux.versions import Versions
 
@@ -80,13 +80,14 @@ class Store:
             verified(arrays[name.partition(":")[0]], place, num_threads)
         kept = sorted((int(name[7:]), place) for name, place in places.items() if name.startswith("params:"))
         now = [places["params"]] if "params" in places else []
-        self.params = ParamsSlots(arrays["params"], [place.slot for place in (*now, *(place for _, place in kept))])
+        slots = dict.fromkeys(place.slot for place in (*now, *(place for _, place in kept)))  # that of now may be kept
+        self.params = ParamsSlots(arrays["params"], slots)
         self._kept = dict(kept)
         own = {name: array for name, array in arrays.items() if name not in ("params", "rows", "arrivals")}
         self._vectors = Vectors(own, {name: places[name] for name in own if name in places}, num_threads)
         self._arrivals = Arrivals(arrays["arrivals"], self.committed.arrivals if self.committed else [], num_threads)
         self._pinned: list[Row] = []  # the committed version of params, and those that are kept: not to be written over
-        self._kept_params: list[Row] = []
+        self.held: Sequence[Pulled] = []  #: the older versions that the last checkpoint has kept
         self._tails: dict[str, tuple[object, int]] = {}  # the lists that are committed, and how much of them for good
         self.notes = None if self.committed is None else self.committed.notes
         self.rows = None if codec is None else self._rows(codec)
@@ -123,6 +124,8 @@ class Store:
             try:
                 make_arrays(path, shapes, {"afflux": "store", "order_version": ORDER_VERSION})
                 Index.make(path / INDEX, facts)
+                for folder in (path, path.parent):
+                    sync(folder)
             finally:
                 lock.release()
         except OSError as error:
@@ -221,16 +224,18 @@ class Store:
 
         `notes` and `keep`, older versions, stay until the next checkpoint.
         """
-        before = self.notes, self._kept, self._kept_params
-        self.notes = notes
-        self._kept = {
-            held.version: Place(self.params.put(held.params), crc(held.params, self._num_threads)) for held in keep
-        }
-        self._kept_params = [held.params for held in keep]
+        before = self.notes, self._kept, self.held
+        for held in keep:
+            if not self.params.has(held.params):
+                raise AffluxError(f"[checkpoint] keep: version {held.version} is not one that this server handed out")
+        self.notes, self.held = notes, keep
         try:
+            self._kept = {
+                held.version: Place(self.params.put(held.params), crc(held.params, self._num_threads)) for held in keep
+            }
             table = self._commit(joins.book, None if self.rows is None else self.rows.table, joins)
         except BaseException:
-            self.notes, self._kept, self._kept_params = before
+            self.notes, self._kept, self.held = before
             raise
         if self.rows is not None and table is not None:
             self.rows.settle(table)
@@ -270,7 +275,7 @@ class Store:
         )
         self._vectors.settle(vectors)
         self._arrivals.settle(arrivals)
-        self._pinned = [now.params, *self._kept_params]
+        self._pinned = [now.params, *(held.params for held in self.held)]
         self._tails = {name: (entries, fixed) for name, (entries, _, fixed) in tails.items()}
         return None if table is None else table.committed()
 
@@ -329,7 +334,7 @@ class Store:
         """The book of a server that goes on from the last commit, whose vectors lie where they are on disk."""
         memories = {name: self._vectors.now(f"memory.{name}") for name in book.memories}
         self._pinned = [book.current.params]
-        self._kept_params = [held.params for held in kept]
+        self.held = kept
         return book._replace(memories=memories, rows=self.rows)
 
     @property
@@ -340,7 +345,7 @@ class Store:
     def close(self, versions: Versions | None = None) -> None:
         """Lets go of the folder. Versions that somebody holds stay as they are."""
         if versions is not None:
-            self._pinned, self._kept_params = [], []
+            self._pinned, self.held = [], []
             self.params.detach(versions.free)
         self._index.close()
         self._lock.release()

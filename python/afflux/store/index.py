@@ -6,7 +6,7 @@ import json
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -92,9 +92,10 @@ class Index:
         self.path = path
         if not path.is_file():
             raise StoreError(f"[store] {path} is missing")
-        with self._errors("open"):
-            self._writer = _connect(path, "ro" if read_only else "rw")
-            self._reader = _connect(path, "ro" if read_only else "rw")
+        with self._errors("open"), ExitStack() as undo:
+            self._writer, self._reader = (
+                undo.enter_context(closing(_connect(path, "ro" if read_only else "rw"))) for _ in range(2)
+            )
             if not read_only:
                 self._writer.execute("PRAGMA journal_mode = WAL")
                 self._writer.execute(f"PRAGMA synchronous = {'FULL' if power else 'NORMAL'}")
@@ -107,6 +108,9 @@ class Index:
                 raise StoreError(f"[store] {path} is no index of afflux")
             if version != FORMAT:
                 raise StoreError(f"[store] {path} has format {version}, this afflux reads {FORMAT}")
+            if not read_only:  # what cannot be written, SQLite has opened all the same: here it says so
+                self._writer.execute("DELETE FROM facts WHERE 0")
+            undo.pop_all()
         self._reading = Lock()
 
     @staticmethod

@@ -96,9 +96,9 @@ class Segments:
                 with path.open("r+b") as file:
                     _allocate(file.fileno(), self.shape.segment_bytes)
                     os.fsync(file.fileno())
-                for folder in (path.parent, path.parent.parent):
-                    _sync_folder(folder)
                 _write_slots(self.folder, (self._count + 1) * self.shape.per_segment)
+                for folder in (path.parent, path.parent.parent, self.folder):
+                    sync(folder)
             except OSError as error:
                 raise StoreError(
                     f"[store] no space for {self.shape.segment_bytes} bytes of {path}: {error.strerror}"
@@ -227,6 +227,9 @@ def make_arrays(folder: Path, shapes: dict[str, Shape], attributes: dict[str, An
             filters=None,
             fill_value=0,
         )
+    for place in (*(folder / name for name in shapes), folder):
+        sync(place / "zarr.json")
+        sync(place)
 
 
 def _read_shape(folder: Path) -> Shape:
@@ -267,8 +270,9 @@ def _allocate(descriptor: int, size: int) -> None:
         done += os.pwrite(descriptor, zeros[: size - done], done)
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Returns when a file's bytes, or a folder's names, are on the disk itself."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
