@@ -1,4 +1,4 @@
-"""The command line: `afflux compare`, `run`, `replay`, `reproduce`, `bench`, `rules`, `backends`."""
+"""The command line: `afflux compare`, `run`, `replay`, `reproduce`, `codecs`, `bench`, `rules`, `backends`."""
 
 import inspect
 import re
@@ -20,7 +20,7 @@ from afflux.sim.errors import ConfigError, require
 
 if TYPE_CHECKING:
     from afflux.sim.compare import Job
-    from afflux.sim.papers.common import Page
+    from afflux.sim.papers.common import Measure, Page
     from afflux.sim.result import RunResult
 
 try:
@@ -209,8 +209,13 @@ def rules(name: Annotated[str | None, typer.Argument(help="A rule; default all, 
 Seeds = Annotated[str, typer.Option(help="Separated by commas.")]
 Processes = Annotated[int | None, typer.Option(min=1, help="Processes; default one a CPU.")]
 DataDir = Annotated[str | None, typer.Option(help="Folder of mnist.npz; default: AFFLUX_DATA.")]
+AtMost = Annotated[int | None, typer.Option(min=1, help="Stop after so many runs; the same command goes on.")]
+Table = Annotated[Path | None, typer.Option(help="Folder; default runs/<date and time>. One that was left goes on.")]
 
-reproduce = typer.Typer(help="Run tables of papers again; writes Markdown and JSON.", no_args_is_help=True)
+reproduce = typer.Typer(
+    help="Run tables of papers again; writes Markdown and JSON. Ctrl-C keeps the runs that have ended.",
+    no_args_is_help=True,
+)
 app.add_typer(reproduce, name="reproduce")
 
 
@@ -221,13 +226,14 @@ def afl_table2(
     seeds: Seeds = "0",
     data_dir: DataDir = None,
     jobs: Processes = None,
-    out: Out = None,
+    at_most: AtMost = None,
+    out: Table = None,
 ) -> None:
     """Anarchic FL, Table 2: logistic regression on MNIST, ours beside the paper's."""
     with friendly():
         from afflux.sim.papers import afl
 
-        _publish(out, lambda: afl.reproduce(workers, steps, _numbers(seeds), data_dir, jobs))
+        _publish(out, jobs, at_most, lambda measure: afl.reproduce(workers, steps, _numbers(seeds), data_dir, measure))
 
 
 @reproduce.command("rules")
@@ -236,19 +242,51 @@ def rules_under_delays(
     seeds: Seeds = "0,1,2",
     data_dir: DataDir = None,
     jobs: Processes = None,
-    out: Out = None,
+    at_most: AtMost = None,
+    out: Table = None,
 ) -> None:
     """Every preset under FADAS's mild and large delays: a table and a picture."""
     with friendly():
         from afflux.sim.papers import rules
 
-        _publish(out, lambda: rules.reproduce(data, _numbers(seeds), data_dir, jobs))
+        _publish(out, jobs, at_most, lambda measure: rules.reproduce(data, _numbers(seeds), data_dir, measure))
 
 
-def _publish(out: Path | None, make: "Callable[[], Page]") -> None:
+@reproduce.command("mf-ca2fl")
+def mf_ca2fl_at_few_bits(
+    data: Annotated[str, typer.Option(help="digits or mnist.")] = "digits",
+    seeds: Seeds = "0,1,2",
+    data_dir: DataDir = None,
+    jobs: Processes = None,
+    at_most: AtMost = None,
+    out: Table = None,
+) -> None:
+    """MF-CA2FL with every codec beside CA2FL: accuracy and bytes per client."""
+    with friendly():
+        from afflux.sim.papers import mf_ca2fl
+
+        _publish(out, jobs, at_most, lambda measure: mf_ca2fl.reproduce(data, _numbers(seeds), data_dir, measure))
+
+
+@app.command("codecs")
+def errors_of_codecs(
+    updates: Annotated[
+        list[str] | None, typer.Option(help="NAME=FILE.npy, the updates of a run with --keep-updates; again for more.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the drawn vectors, and of the codecs' random bits.")] = 0,
+    out: Out = None,
+) -> None:
+    """Measure the error of every codec, on drawn vectors and on updates of your own."""
+    with friendly():
+        from afflux.sim import codec_errors
+
+        _publish(out, None, None, lambda measure: codec_errors.page(updates or [], seed))
+
+
+def _publish(out: Path | None, processes: int | None, at_most: int | None, make: "Callable[[Measure], Page]") -> None:
     from afflux.sim.papers.common import publish
 
-    page, folder = publish(out, make)
+    page, folder = publish(out, make, processes, at_most)
     typer.echo(page.markdown)
     typer.echo(f"wrote {folder}/")
 
