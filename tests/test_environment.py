@@ -22,7 +22,7 @@ def test_an_unknown_isa_raises_at_first_use(name):
 def test_the_command_line_says_so_in_one_line():
     pytest.importorskip("typer")
     done = subprocess.run(
-        [sys.executable, "-m", "afflux.cli", "backends"],
+        [sys.executable, "-m", "afflux", "backends"],
         env=os.environ | {"AFFLUX_ISA": "x"},
         capture_output=True,
         text=True,

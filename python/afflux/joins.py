@@ -62,7 +62,7 @@ class Book(NamedTuple):
         total = self.total
         if total is not None:
             return self.filled - total.added
-        return sum(not getattr(w.slot, "is_lent", False) for w in [*self.arrivals(), *self.deferred()])
+        return sum(not w.slot.is_lent for w in [*self.arrivals(), *self.deferred()])
 
 
 def after(book: Book, current: Pulled, done: Round) -> Book:
@@ -195,9 +195,8 @@ class Joins:
             self._quarantined[quarantined:] = [kept_out]
             quarantined += 1
         if self._log is not None:
-            client_id, version, num_examples, loss, norm, *_ = arrival
-            lent = norm != norm and bad is None
-            entry = Join(arrival.join, status, client_id, version, arrival.staleness, num_examples, loss, lent)
+            client_id, version, num_examples, loss, _, slot, *_ = arrival
+            entry = Join(arrival.join, status, client_id, version, arrival.staleness, num_examples, loss, slot.is_lent)
             self._log[logged:] = [entry]
             logged += 1
         counts = {**counts, status: counts[status] + 1}

@@ -1,38 +1,35 @@
 """The server: pull a version of params, push what was learned from it, and every M arrivals it takes one step."""
 
-import json
-import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Mapping
 from math import nan
 from os import PathLike
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Any, Literal, NoReturn, overload
+from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 
-from afflux import checkpoint, codecs, ops
-from afflux.codecs import Codec
+from afflux import ops
 from afflux.errors import AffluxError
+from afflux.fitting import clients_of, codec_of, refuse_starts, slots_of
 from afflux.intake import NUMBERS, Intake, at_least, is_int, one_of, plain_id
 from afflux.joins import Book, Duplicates, Joins
-from afflux.layout import Layout, Tree
+from afflux.keep import Keep
+from afflux.layout import Tree
 from afflux.lent import why_not
 from afflux.passes import Passes
-from afflux.receipts import Entry, Params, Pulled, Quarantined, Receipt, Report, frozen
+from afflux.receipts import Pulled, Receipt, Report
 from afflux.round import Pushed
 from afflux.rounds import Rounds, Ticket
 from afflux.rule import ClientId, Rule
 from afflux.slots import Slot, Slots
-from afflux.store import AnyRows, MemoryRows
+from afflux.store import MemoryRows
 from afflux.store.folder import Durability, Store
 from afflux.streaming import MOST_SQUARES, MemoryMode, Streaming
-from afflux.versions import Vector, Versions
+from afflux.versions import Versions
 
 
-class Server:
+class Server(Keep):
     """The main entry point: params, versions, and a rule applied to every M arrivals.
 
     Args:
@@ -145,9 +142,7 @@ class Server:
         one_of("dtype", dtype, ("float32", "float64"))
         slot_dtype = slot_dtype or dtype
         one_of("slot_dtype", slot_dtype, (dtype, "bfloat16"))
-        for name, first in rule.memories.items():
-            if not first < float(np.finfo(dtype).max):
-                raise AffluxError(f"[Server] {rule.name} starts its {name} at {first}, which {dtype} cannot hold")
+        refuse_starts(rule, dtype)
         duplicates = duplicates or ("latest" if rule.calibrate.cached else "both")
         one_of("duplicates", duplicates, ("latest", "both", "reject"))
         self.rule = rule
@@ -156,17 +151,12 @@ class Server:
         self._intake = Intake.of(params, rule.kind, push_threads)
         size = self._intake.size
         self._versions = Versions(size, max_versions, dtype=dtype, checked=check_versions, inplace=inplace)
-        if rule.needs.passes and max_slots is not None:
-            raise AffluxError(f"[Server] max_slots: arrivals of {rule.name} that wait for the next pass need slots too")
         self._streaming = Streaming(rule, duplicates, size) if memory == "streaming" else None
-        limit = sys.maxsize if rule.needs.passes else 2 * rule.buffer_size + ops.default_threads()
-        if self._streaming is not None:
-            limit = 1 + ops.default_threads()
-        self._slots = Slots(size, slot_dtype, max_slots or limit)
+        self._slots = Slots(size, slot_dtype, slots_of(rule, max_slots, memory))
         rows = None
         if rule.calibrate.cached or rule.needs.passes:
-            num_clients = _clients(rule, num_clients, duplicates)
-            codec = _codec(rule, slot_dtype, on_disk=store is not None)
+            num_clients = clients_of(rule, num_clients, duplicates)
+            codec = codec_of(rule, slot_dtype, on_disk=store is not None)
             rows = MemoryRows(size, num_clients, codec, seed) if rule.calibrate.cached else None
 
         draft = self._versions.take()
@@ -255,192 +245,6 @@ class Server:
             store.close()
             raise
         return server
-
-    def _settle(self, store: Store) -> None:
-        """Moves what is in memory into a store, or what is in a store into this server."""
-        book, dtype, checked = self._joins.book, str(self._joins.book.current.params.dtype), self._versions.checked
-        self._versions = Versions(
-            self._slots.size, self._versions.max_versions, dtype=dtype, checked=checked, memory=store.params.more
-        )
-        draft = self._versions.take()
-        if store.committed is None:
-            draft.array[:] = book.current.params
-            params = self._versions.finished(draft, 0)
-            self._joins.load(book._replace(current=replace(book.current, params=params), rows=store.rows), [], [])
-            store.checkpoint(self._joins)
-        else:
-            self._intake = replace(self._intake, layout=store.layout)
-            params = self._versions.finished(draft, store.version)
-            now = Pulled(params, store.version, store.buffers)
-            self._joins.load(book._replace(current=now, rows=store.rows), [], [])
-            saved = store.checked(self._facts(), self._joins)
-            arrivals = self._rounds.loaded(saved)
-            kept = [Pulled(self._versions.take().publish(version), version) for version in store.kept]
-            self.kept = MappingProxyType({held.version: held for held in kept})
-            self._joins.load(store.adopt(saved.book(now, arrivals), kept), saved.quarantined, saved.log)
-        self._store = store
-        self._rounds.settle(store, self._versions)
-
-    def checkpoint(self, notes: object = None, *, keep: Iterable[Pulled] = ()) -> None:
-        """Commits all that was decided, the arrivals that wait included: they are safe when it returns.
-
-        Args:
-            notes: JSON-able, for the caller's own state; `notes` of the server that opens the store.
-            keep: older versions that are still needed; `kept` of the server that opens the store.
-
-        Cost: d elements for each arrival that waits, and the checksum of params and the rule's vectors.
-
-        Raises:
-            StoreError: there is no store, or it cannot be written; the last commit stays.
-        """
-        with self._stored("checkpoint") as store:
-            store.checkpoint(self._joins, json.dumps(notes), list(keep))
-
-    def close(self) -> None:
-        """A last checkpoint, and another process may open the store. Params that were pulled stay as they are."""
-        if self._gate.closed:
-            return
-        with self._stored("close") as store:
-            store.checkpoint(self._joins, store.notes, list(self.kept.values()))
-            self._gate.closed = True
-            store.close(self._versions)
-
-    @property
-    def notes(self) -> object:
-        """What the last checkpoint was given."""
-        with self._stored("notes") as store:
-            return None if store.notes is None else json.loads(store.notes)
-
-    @contextmanager
-    def _stored(self, op: str) -> Iterator[Store]:
-        self._enter(op)
-        with self._gate.mutex:
-            self._gate.settle()
-            if self._store is None:
-                raise AffluxError(f"[{op}] this server has no store: make it with store=")
-            yield self._store
-
-    def __enter__(self) -> "Server":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._store is not None:
-            self.close()
-
-    @property
-    def version(self) -> int:
-        """The number of server steps done so far."""
-        return self._joins.book.current.version
-
-    @property
-    def params(self) -> Params:
-        """The newest params, (d,), read-only; a copy if inplace."""
-        return self.pull().params
-
-    @property
-    def layout(self) -> Layout | None:
-        """Where the model's arrays lie in the flat vector; None for a server that was made with a flat vector."""
-        return self._intake.layout
-
-    @property
-    def arrivals_waiting(self) -> int:
-        """Arrivals in the buffer, fewer than M."""
-        return self._joins.book.filled
-
-    @property
-    def joins(self) -> int:
-        """Decisions about pushes so far: the number that the next one gets. After `open`: those in the commit."""
-        return self._joins.book.number
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many pushes ended in each Status, and how many were `refused` with an error; each push counts once."""
-        return dict(self._joins.book.counts)
-
-    @property
-    def quarantined(self) -> tuple[Quarantined, ...]:
-        """The updates that were kept out, if the server was made with quarantine=True."""
-        return tuple(self._joins.quarantined)
-
-    @property
-    def log(self) -> tuple[Entry, ...]:
-        """All decisions so far, if the server was made with log=True."""
-        log = self._joins.log
-        if log is None:
-            raise AffluxError("[log] this server keeps no log: make it with log=True")
-        return tuple(log)
-
-    @property
-    def versions_held(self) -> int:
-        """Distinct versions of params that exist now, the newest included."""
-        return self._versions.held
-
-    @property
-    def rows(self) -> AnyRows | None:
-        """The cached rows, for rules that have them. Waits for a step that is being made."""
-        self._gate.enter("rows")
-        with self._gate.mutex:
-            self._gate.settle()
-            return self._joins.book.rows
-
-    @property
-    def memories(self) -> dict[str, Vector]:
-        """Copies (d,) of the vectors that the rule keeps, by name: those of its weighing, then its optimizer's.
-
-        Waits for a step that is being made.
-        """
-        self._enter("memories")
-        with self._gate.mutex:
-            self._gate.settle()
-            return {name: vector.copy() for name, vector in self._joins.book.memories.items()}
-
-    @property
-    def scalars(self) -> dict[str, float]:
-        """The rule's own numbers, such as WKAFL's stage, as the last finished step left them."""
-        return dict(self._joins.book.scalars)
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of one version of params, M slots and those of deferred arrivals (one slot and the sum, if streaming),
-        memories, and the rows and their sum so far (see the class).
-        """
-        book = self._joins.book
-        slots = (self.rule.buffer_size + len(book.deferred())) * self._slots.slot_bytes
-        if self._streaming is not None:
-            slots = self._slots.slot_bytes + 8 * self._slots.size
-        held = sum(vector.nbytes for vector in book.memories.values())
-        return book.current.params.nbytes + slots + held + (0 if book.rows is None else book.rows.nbytes)
-
-    @overload
-    def pull(self) -> Pulled: ...
-    @overload
-    def pull(self, *, out: "ops.Array | Tree") -> int: ...
-    def pull(self, *, out: "ops.Array | Tree | None" = None) -> Pulled | int:
-        """The newest params and their version; never waits for a step that is being made (unless inplace).
-
-        Without `out` nothing is copied. With `out`, params (and buffers) are copied into it, a flat vector or a tree
-        like the server's, and only the version is returned.
-
-        >>> from afflux.rules import fedbuff
-        >>> model = {"weight": np.ones((2, 2), np.float32), "bias": np.zeros(2, np.float32)}
-        >>> server = Server(fedbuff(), model)
-        >>> mine = {"weight": np.empty((2, 2), np.float32), "bias": np.empty(2, np.float32)}
-        >>> server.pull(out=mine), mine["weight"].tolist()
-        (0, [[1.0, 1.0], [1.0, 1.0]])
-        """
-        if not self._versions.inplace:
-            self._versions.refuse_damage("pull")
-            now = self._joins.book.current
-            return now if out is None else self._intake.copy_out(now, out)
-        self._enter("pull")
-        with self._gate.mutex:
-            self._gate.settle()
-            now = self._joins.book.current
-            if out is not None:
-                return self._intake.copy_out(now, out)
-            return Pulled(frozen(now.params, now.params.dtype), now.version, now.buffers)
 
     def push(
         self,
@@ -594,84 +398,6 @@ class Server:
         self._gate.wake()
         return count
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that the next bits depend on, as {"meta": JSON-able facts, "arrays": {name: array}}.
-
-        Params, buffers, cached rows and their sum, the arrivals that wait (if streaming, their sum), counters,
-        quarantine and log; copied, between two steps. A server with the same rule and options that loads it goes on
-        with the same bits.
-
-        >>> import io, json
-        >>> from afflux.rules import fedbuff
-        >>> server = Server(fedbuff(buffer_size=2), np.zeros(3, np.float32))
-        >>> _ = server.push(1, np.ones(3), version=0)
-        >>> state = server.state_dict()
-        >>> file = io.BytesIO()
-        >>> np.savez(file, meta=json.dumps(state["meta"]), **state["arrays"])
-        """
-        self._enter("state_dict")
-        with self._gate.mutex:
-            self._gate.settle()
-            with suppress(Exception):  # an interrupt may have left one; if it cannot step, the state says that it waits
-                self._rounds.make_overdue()
-                self._gate.settle()
-            self._versions.refuse_damaged_newest("state_dict", self.version)
-            return checkpoint.save(self._facts(), self._joins.book, self._joins.quarantined, self._joins.log)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over the state_dict() of a server with the same rule and options.
-
-        What waited here is gone; versions that somebody has pulled stay as they are, and clients that train from one
-        which the loaded state has not made have to pull again. A streaming server takes over what waits in a buffered
-        one's state; not the other way round. The rule's name and kind, d, dtypes, number of clients
-        and layout must agree, and so must the raw weights in a sum; what else is changed, such as server_lr or
-        buffer_size, changes the next bits.
-
-        Raises:
-            AffluxError: a state of another kind of server, or a damaged one; nothing has changed.
-        """
-        self._gate.enter("load_state_dict")
-        if self._store is not None:
-            raise AffluxError("[load_state_dict] this server has a store: load the state into one without")
-        with self._gate.mutex:
-            self._gate.settle()
-            # Everything is made before anything is replaced.
-            saved = checkpoint.load(state, self._facts(), self._joins)
-            arrivals = self._rounds.loaded(saved)
-            draft = self._versions.take()
-            draft.array[:] = saved.params
-            now = Pulled(self._versions.finished(draft, saved.version), saved.version, saved.buffers)
-            book = saved.book(now, arrivals)
-            self._joins.load(book, saved.quarantined, saved.log)
-        self._gate.wake()
-
-    def __repr__(self) -> str:
-        return (
-            f"Server({self.rule.name}, d={self._slots.size}, version={self.version}, "
-            f"{self.arrivals_waiting} of {self.rule.buffer_size} arrivals)"
-        )
-
-    def __reduce__(self) -> NoReturn:
-        raise AffluxError("[Server] a server is not pickled: save its state_dict(), which is plain arrays and JSON")
-
-    def _facts(self) -> dict[str, Any]:
-        """What a saved state must agree with."""
-        layout, book = self.layout, self._joins.book
-        return {
-            "rule": self.rule.name,
-            "kind": self.rule.kind,
-            "d": self._slots.size,
-            "dtype": str(book.current.params.dtype),
-            "slot_dtype": self._slots.dtype,
-            "num_clients": next((kept.num_clients for kept in (book.rows, book.passes) if kept is not None), None),
-            "memories": list(self.rule.memories),
-            "layout": None if layout is None else layout.to_json(),
-        } | ({} if book.rows is None else book.rows.facts())
-
-    def _enter(self, op: str) -> None:
-        self._gate.enter(op)
-        self._versions.refuse_damage(op)
-
     def _plain_version(self, client_id: ClientId, version: object) -> int:
         if not is_int(version):
             raise AffluxError(f"[push] version is {version!r}, must be an int")
@@ -681,30 +407,3 @@ class Server:
                 f"{self._joins.book.current.version}"
             )
         return int(version)
-
-
-def _codec(rule: Rule, slot_dtype: str, *, on_disk: bool) -> Codec:
-    """Of the rows; by default they hold every bit."""
-    exact = codecs.float64 if slot_dtype == "float64" else codecs.float32  # also of bfloat16
-    codec = rule.calibrate.codec or exact
-    if codec.exact and codec != exact:
-        raise AffluxError(
-            f"[Server] {rule.name} keeps rows as {codec.name}, but those of {slot_dtype} slots need {exact}"
-        )
-    if on_disk and not codec.exact:
-        raise AffluxError(
-            f"[Server] {rule.name} keeps rows as {codec.name}, and a store holds float32 and float64 rows so far"
-        )
-    return codec
-
-
-def _clients(rule: Rule, num_clients: int | None, duplicates: Duplicates) -> int:
-    if num_clients is None:
-        why = "caches a row per client" if rule.calibrate.cached else "takes every client once per pass"
-        raise AffluxError(f"[Server] {rule.name} {why}: give num_clients")
-    if not rule.needs.passes and rule.buffer_size > num_clients and duplicates != "both":
-        raise AffluxError(
-            f"[Server] buffer_size {rule.buffer_size} exceeds num_clients {num_clients}: with duplicates="
-            f"{duplicates!r} a buffer takes each client once, and would never fill"
-        )
-    return num_clients

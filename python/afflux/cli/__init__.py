@@ -1,0 +1,55 @@
+"""The command line: `afflux compare`, `run`, `replay`, `reproduce`, `codecs`, `bench`, `rules`, `backends`."""
+
+import signal
+import sys
+from typing import Annotated
+
+from afflux import __version__
+from afflux.sim import ctrl_c
+
+try:
+    import typer
+except ModuleNotFoundError:
+    sys.exit("afflux: the command line needs typer: pip install 'afflux[sim]'")
+
+from afflux.bench import command as benchmark
+from afflux.cli import reproduce, show, simulate
+
+app = typer.Typer(
+    help="Asynchronous federated learning: the server's arithmetic, and a simulator around it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"afflux {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command(help=simulate.COMPARE_HELP)(simulate.compare)
+app.command(help=simulate.RUN_HELP)(simulate.run)
+app.command(help=simulate.REPLAY_HELP)(simulate.replay)
+app.command(help=benchmark.HELP)(benchmark.bench)
+app.command(help=show.RULES_HELP)(show.rules)
+app.add_typer(reproduce.app, name="reproduce")
+app.command(help=reproduce.CODECS_HELP)(reproduce.codecs)
+app.command(help=show.BACKENDS_HELP)(show.backends)
+
+
+def main() -> None:
+    """Run the command line, as the last thing that this process does: Ctrl-C is ignored while the interpreter ends."""
+    with ctrl_c.held(then=signal.SIG_IGN):
+        app()

@@ -1,0 +1,42 @@
+"""`afflux rules` and `afflux backends`: what there is."""
+
+from typing import Annotated
+
+import typer
+
+from afflux import ops
+from afflux.cli.common import friendly
+
+RULES_HELP = """Print the presets: their formulas, options and defaults.
+
+[bold]Examples[/bold]
+
+  afflux rules
+
+  afflux rules wkafl
+"""
+BACKENDS_HELP = """Print what the engine was compiled for, what runs here and what is chosen.
+
+[bold]Examples[/bold]
+
+  afflux backends
+
+  AFFLUX_ISA=avx2 afflux backends
+"""
+
+
+def rules(name: Annotated[str | None, typer.Argument(help="A rule; default all, in short.")] = None) -> None:
+    """Print presets (see RULES_HELP)."""
+    from afflux.sim.presets import details, overview
+
+    with friendly():
+        for line in overview() if name is None else details(name):
+            typer.echo(line)
+
+
+def backends() -> None:
+    """Print instruction sets (see BACKENDS_HELP)."""
+    with friendly():
+        for backend in ops.backends():
+            state = "chosen" if backend.chosen else "runs here" if backend.runs else backend.why_not
+            typer.echo(f"{backend.name:<10}{backend.device:<6}{state}")

@@ -1,0 +1,202 @@
+"""`afflux compare`, `run` and `replay`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from afflux.cli.common import BufferSize, Out, Processes, ServerLr, apart, friendly, numbers, specs_of, with_settings
+from afflux.rules import RULES
+from afflux.sim.config import RuleSpec, SimConfig
+from afflux.sim.errors import require
+
+if TYPE_CHECKING:
+    from afflux.sim.compare import Job
+    from afflux.sim.result import RunResult
+
+COMPARE_HELP = f"""Compare aggregation rules in one simulation.
+
+With one seed every rule sees the same clients, delays and batches. \
+A rule is written NAME or NAME:OPTION=VALUE:OPTION=VALUE; `afflux rules` explains each. \
+NAME may be path/to/file.py:FUNCTION: that file is executed, as your own code.
+
+[bold]Rules[/bold]  {", ".join(RULES)}
+
+[bold]Examples[/bold]
+
+  afflux compare --rules fedbuff,fedasync,ca2fl --data digits
+
+  afflux compare --rules 'fedbuff,fedbuff:staleness=hinge(10,4)' --seeds 0,1,2
+
+  afflux compare --rules fedbuff,ca2fl --model logreg --alpha 0.3
+
+  afflux compare --rules fedbuff,wkafl,fadas --paired
+"""
+RUN_HELP = """Simulate one aggregation rule with one seed.
+
+[bold]Examples[/bold]
+
+  afflux run --rule fedbuff
+
+  afflux run --rule fedasync:alpha=0.3 --delays fadas-mild --seed 7 --out runs/mild
+
+  afflux run --rule fedbuff --keep-updates --out runs/kept
+"""
+REPLAY_HELP = """Feed the updates of a run that kept them to other rules.
+
+LOG is an audit log, audit/RULE-seedK.jsonl in the folder of a run with --keep-updates. \
+A client that was dispatched after k arrivals pulls each rule's version as of k arrivals, so staleness is each rule's \
+own; but it trained from the model of the log's rule. What differs is the aggregation alone. \
+The log's own rule gives the log's own params, bit for bit.
+
+[bold]Examples[/bold]
+
+  afflux replay runs/kept/audit/fedbuff-seed0.jsonl
+
+  afflux replay runs/kept/audit/fedbuff-seed0.jsonl --rule ca2fl --rule fadas:server_lr=0.01
+"""
+PAIRED = (
+    "All rules get one stream of updates: clients train from the params of the first rule. Shows what the aggregation "
+    "alone does with the same updates; says nothing about how clients would learn under the other rules."
+)
+KEEP_UPDATES = "Keep all update vectors beside the audit log, 4 d bytes each, for `afflux replay`."
+
+KeepUpdates = Annotated[bool, typer.Option("--keep-updates", help=KEEP_UPDATES)]
+
+
+@with_settings
+def compare(
+    config: SimConfig,
+    rules: Annotated[str, typer.Option(help="Separated by commas.")] = "fedbuff,fedasync,ca2fl",
+    seeds: Annotated[str, typer.Option(help="Separated by commas.")] = "0",
+    paired: Annotated[bool, typer.Option("--paired", help=PAIRED)] = False,
+    jobs: Processes = None,
+    buffer_size: BufferSize = None,
+    server_lr: ServerLr = None,
+    keep_updates: KeepUpdates = False,
+    out: Out = None,
+) -> None:
+    """Compare rules (see COMPARE_HELP)."""
+    specs = specs_of(apart(rules), buffer_size=buffer_size, server_lr=server_lr)
+    _simulate(specs, numbers(seeds), config, jobs, out, keep_updates, paired=paired)
+
+
+@with_settings
+def run(
+    config: SimConfig,
+    rule: Annotated[str, typer.Option(help="The rule.")],
+    seed: Annotated[int, typer.Option(min=0, help="The seed.")] = 0,
+    buffer_size: BufferSize = None,
+    server_lr: ServerLr = None,
+    keep_updates: KeepUpdates = False,
+    out: Out = None,
+) -> None:
+    """Simulate one rule (see RUN_HELP)."""
+    specs = specs_of([rule], buffer_size=buffer_size, server_lr=server_lr)
+    _simulate(specs, [seed], config, 1, out, keep_updates)
+
+
+def replay(
+    log: Annotated[Path, typer.Argument(help="The audit log.")],
+    rule: Annotated[list[str] | None, typer.Option(help="May be given several times; default the log's own.")] = None,
+    buffer_size: BufferSize = None,
+    server_lr: ServerLr = None,
+    data_dir: Annotated[str | None, typer.Option(help="Folder of mnist.npz, if it is not the log's.")] = None,
+    out: Out = None,
+) -> None:
+    """Feed kept updates to rules (see REPLAY_HELP)."""
+    with friendly():
+        _replay(log, rule, {"buffer_size": buffer_size, "server_lr": server_lr}, data_dir, out)
+
+
+def _simulate(
+    specs: list[RuleSpec],
+    seeds: list[int],
+    config: SimConfig,
+    processes: int | None,
+    out: Path | None,
+    keep_updates: bool,
+    *,
+    paired: bool = False,
+) -> None:
+    require("torch", "sklearn", "matplotlib", "rich")
+    from rich.console import Console
+
+    from afflux.sim import report, terminal
+    from afflux.sim.compare import available_cpus, compare, jobs_of
+
+    jobs = jobs_of(specs, seeds, paired=paired)
+    finished: dict[int, list[RunResult]] = {}
+    with _run_folder(out, jobs, config, finished) as folder:
+        keep = report.audit_folder(folder, config, len(jobs), keep_updates, partial(typer.echo, err=True))
+        with terminal.progress(jobs, config, Console(stderr=True)) as watch:
+            results = compare(
+                jobs, config, processes=processes or available_cpus(), watch=watch, keep=keep, finished=finished
+            )
+        report.write(folder, results, config)
+    _show(folder, results, config)
+
+
+def _replay(
+    path: Path, rules: list[str] | None, common: dict[str, Any], data_dir: str | None, out: Path | None
+) -> None:
+    require("torch", "matplotlib", "rich")
+    from rich.console import Console
+
+    from afflux.sim import audit, report, terminal
+    from afflux.sim.compare import Job
+    from afflux.sim.replay import config_of, replay
+
+    log = audit.read(path)
+    specs = specs_of(rules, **common) if rules else [log.spec()]
+    config = config_of(log, data_dir)
+    if (missing := log.planned - config.arrivals) > 0:
+        typer.echo(f"{path} was cut off: it lacks {missing} of {log.planned} arrivals", err=True)
+    jobs = [Job(specs[0], log.header.seed, tuple(specs[1:]))]
+    with _run_folder(out, jobs, config, {}) as folder:
+        keep = report.audit_folder(folder, config, 1)
+        with terminal.progress(jobs, config, Console(stderr=True)) as watch:
+            results = replay(log, specs, config, partial(watch, 0), keep.folder)
+        report.write(folder, results, config)
+    _show(folder, results, config)
+    for result in results:
+        same = ", as in the log" if log.end is not None and result.digest == log.end.params_sha256 else ""
+        typer.echo(f"params of {result.spec.label}: sha256 {result.digest}{same}")
+    if not rules and log.end is not None and results[0].digest != log.end.params_sha256:
+        typer.echo(f"error: the log says {log.end.params_sha256}: the rule, or what it runs on, has changed", err=True)
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _run_folder(
+    out: Path | None, jobs: "list[Job]", config: SimConfig, finished: "dict[int, list[RunResult]]"
+) -> Iterator[Path]:
+    """Make the run folder; if the work in it ends early, keep what is complete, or else remove it."""
+    from afflux.sim import report
+
+    folder = report.new_folder(out)
+    try:
+        yield folder
+    except BaseException:
+        results = [result for index in sorted(finished) for result in finished[index]]
+        if results:
+            report.write(folder, results, config)
+        if report.tidied(folder):
+            typer.echo(f"{len(finished)} of {len(jobs)} runs were finished; kept {folder}/", err=True)
+        raise
+
+
+def _show(folder: Path, results: "list[RunResult]", config: SimConfig) -> None:
+    from rich.console import Console
+
+    from afflux.sim import report, terminal
+
+    screen = Console()
+    if not screen.is_terminal:
+        screen = Console(width=200)
+    screen.print(report.headline(config, results), highlight=False)
+    screen.print(terminal.table(results, config))
+    screen.print(f"wrote {folder}/", highlight=False, soft_wrap=True)

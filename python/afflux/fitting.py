@@ -1,0 +1,56 @@
+"""What a server is asked to be, against what its rule needs."""
+
+import sys
+
+import numpy as np
+
+from afflux import codecs, ops
+from afflux.codecs import Codec
+from afflux.errors import AffluxError
+from afflux.joins import Duplicates
+from afflux.rule import Rule
+from afflux.streaming import MemoryMode
+
+
+def refuse_starts(rule: Rule, dtype: str) -> None:
+    """Refuses a rule whose vectors begin at what they cannot hold."""
+    for name, first in rule.memories.items():
+        if not first < float(np.finfo(dtype).max):
+            raise AffluxError(f"[Server] {rule.name} starts its {name} at {first}, which {dtype} cannot hold")
+
+
+def slots_of(rule: Rule, max_slots: int | None, memory: MemoryMode) -> int:
+    """How many copies of pushed vectors may exist at once."""
+    if rule.needs.passes:
+        if max_slots is not None:
+            raise AffluxError(f"[Server] max_slots: arrivals of {rule.name} that wait for the next pass need slots too")
+        return sys.maxsize
+    return max_slots or ops.default_threads() + (1 if memory == "streaming" else 2 * rule.buffer_size)
+
+
+def codec_of(rule: Rule, slot_dtype: str, *, on_disk: bool) -> Codec:
+    """Of the rows; by default they hold every bit."""
+    exact = codecs.float64 if slot_dtype == "float64" else codecs.float32  # also of bfloat16
+    codec = rule.calibrate.codec or exact
+    if codec.exact and codec != exact:
+        raise AffluxError(
+            f"[Server] {rule.name} keeps rows as {codec.name}, but those of {slot_dtype} slots need {exact}"
+        )
+    if on_disk and not codec.exact:
+        raise AffluxError(
+            f"[Server] {rule.name} keeps rows as {codec.name}, and a store holds float32 and float64 rows so far"
+        )
+    return codec
+
+
+def clients_of(rule: Rule, num_clients: int | None, duplicates: Duplicates) -> int:
+    """N, for rules that need it."""
+    if num_clients is None:
+        why = "caches a row per client" if rule.calibrate.cached else "takes every client once per pass"
+        raise AffluxError(f"[Server] {rule.name} {why}: give num_clients")
+    if not rule.needs.passes and rule.buffer_size > num_clients and duplicates != "both":
+        raise AffluxError(
+            f"[Server] buffer_size {rule.buffer_size} exceeds num_clients {num_clients}: with duplicates="
+            f"{duplicates!r} a buffer takes each client once, and would never fill"
+        )
+    return num_clients

@@ -1,0 +1,149 @@
+"""How a server's state outlives it: as plain arrays and JSON, or in a store."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from types import MappingProxyType, TracebackType
+from typing import Any, Self
+
+from afflux import checkpoint
+from afflux.errors import AffluxError
+from afflux.receipts import Pulled
+from afflux.store.folder import Store
+from afflux.versions import Versions
+from afflux.view import View
+
+
+class Keep(View):
+    """The part of `Server` that saves and loads."""
+
+    _store: Store | None
+    #: Older versions that the last checkpoint has kept, by number, if the server was opened.
+    kept: Mapping[int, Pulled]
+
+    def _settle(self, store: Store) -> None:
+        """Moves what is in memory into a store, or what is in a store into this server."""
+        book, dtype, checked = self._joins.book, str(self._joins.book.current.params.dtype), self._versions.checked
+        self._versions = Versions(
+            self._slots.size, self._versions.max_versions, dtype=dtype, checked=checked, memory=store.params.more
+        )
+        draft = self._versions.take()
+        if store.committed is None:
+            draft.array[:] = book.current.params
+            params = self._versions.finished(draft, 0)
+            self._joins.load(book._replace(current=replace(book.current, params=params), rows=store.rows), [], [])
+            store.checkpoint(self._joins)
+        else:
+            self._intake = replace(self._intake, layout=store.layout)
+            params = self._versions.finished(draft, store.version)
+            now = Pulled(params, store.version, store.buffers)
+            self._joins.load(book._replace(current=now, rows=store.rows), [], [])
+            saved = store.checked(self._facts(), self._joins)
+            arrivals = self._rounds.loaded(saved)
+            kept = [Pulled(self._versions.take().publish(version), version) for version in store.kept]
+            self.kept = MappingProxyType({held.version: held for held in kept})
+            self._joins.load(store.adopt(saved.book(now, arrivals), kept), saved.quarantined, saved.log)
+        self._store = store
+        self._rounds.settle(store, self._versions)
+
+    def checkpoint(self, notes: object = None, *, keep: Iterable[Pulled] = ()) -> None:
+        """Commits all that was decided, the arrivals that wait included: they are safe when it returns.
+
+        Args:
+            notes: JSON-able, for the caller's own state; `notes` of the server that opens the store.
+            keep: older versions that are still needed; `kept` of the server that opens the store.
+
+        Cost: d elements for each arrival that waits, and the checksum of params and the rule's vectors.
+
+        Raises:
+            StoreError: there is no store, or it cannot be written; the last commit stays.
+        """
+        with self._stored("checkpoint") as store:
+            store.checkpoint(self._joins, json.dumps(notes), list(keep))
+
+    def close(self) -> None:
+        """A last checkpoint, and another process may open the store. Params that were pulled stay as they are."""
+        if self._gate.closed:
+            return
+        with self._stored("close") as store:
+            store.checkpoint(self._joins, store.notes, list(self.kept.values()))
+            self._gate.closed = True
+            store.close(self._versions)
+
+    @property
+    def notes(self) -> object:
+        """What the last checkpoint was given."""
+        with self._stored("notes") as store:
+            return None if store.notes is None else json.loads(store.notes)
+
+    @contextmanager
+    def _stored(self, op: str) -> Iterator[Store]:
+        self._enter(op)
+        with self._gate.mutex:
+            self._gate.settle()
+            if self._store is None:
+                raise AffluxError(f"[{op}] this server has no store: make it with store=")
+            yield self._store
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._store is not None:
+            self.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next bits depend on, as {"meta": JSON-able facts, "arrays": {name: array}}.
+
+        Params, buffers, cached rows and their sum, the arrivals that wait (if streaming, their sum), counters,
+        quarantine and log; copied, between two steps. A server with the same rule and options that loads it goes on
+        with the same bits.
+
+        >>> import io, json
+        >>> import numpy as np
+        >>> from afflux import Server
+        >>> from afflux.rules import fedbuff
+        >>> server = Server(fedbuff(buffer_size=2), np.zeros(3, np.float32))
+        >>> _ = server.push(1, np.ones(3), version=0)
+        >>> state = server.state_dict()
+        >>> file = io.BytesIO()
+        >>> np.savez(file, meta=json.dumps(state["meta"]), **state["arrays"])
+        """
+        self._enter("state_dict")
+        with self._gate.mutex:
+            self._gate.settle()
+            with suppress(Exception):  # an interrupt may have left one; if it cannot step, the state says that it waits
+                self._rounds.make_overdue()
+                self._gate.settle()
+            self._versions.refuse_damaged_newest("state_dict", self.version)
+            return checkpoint.save(self._facts(), self._joins.book, self._joins.quarantined, self._joins.log)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over the state_dict() of a server with the same rule and options.
+
+        What waited here is gone; versions that somebody has pulled stay as they are, and clients that train from one
+        which the loaded state has not made have to pull again. A streaming server takes over what waits in a buffered
+        one's state; not the other way round. The rule's name and kind, d, dtypes, number of clients
+        and layout must agree, and so must the raw weights in a sum; what else is changed, such as server_lr or
+        buffer_size, changes the next bits.
+
+        Raises:
+            AffluxError: a state of another kind of server, or a damaged one; nothing has changed.
+        """
+        self._gate.enter("load_state_dict")
+        if self._store is not None:
+            raise AffluxError("[load_state_dict] this server has a store: load the state into one without")
+        with self._gate.mutex:
+            self._gate.settle()
+            # Everything is made before anything is replaced.
+            saved = checkpoint.load(state, self._facts(), self._joins)
+            arrivals = self._rounds.loaded(saved)
+            draft = self._versions.take()
+            draft.array[:] = saved.params
+            now = Pulled(self._versions.finished(draft, saved.version), saved.version, saved.buffers)
+            book = saved.book(now, arrivals)
+            self._joins.load(book, saved.quarantined, saved.log)
+        self._gate.wake()
