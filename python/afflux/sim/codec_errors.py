@@ -110,23 +110,29 @@ def page(updates: Sequence[str] = (), seed: int = 0) -> Page:
     require("matplotlib")
     kinds = drawn(seed) | dict(map(recorded, updates))
     table = [line(codec, kinds, seed) for codec in CODECS]
-    markdown = (
-        "E|Q(x) - x|^2 / |x|^2:\n\n"
-        + _table(table, "error", list(kinds))
-        + f"\nThe squared error of the mean of {ROWS} rows, times {ROWS}, over that of one row (1: it falls as "
-        f"1/{ROWS}; {ROWS}: it does not fall):\n\n" + _table(table, "mean", list(table[0].mean))
-    )
-    content: dict[str, Any] = {
+    content = {
         "source": __doc__,
         "afflux": __version__,
         "seed": seed,
         "vectors": {name: list(vectors.shape) for name, vectors in kinds.items()},
         "codecs": [codec._asdict() for codec in table],
     }
-    return Page("codecs", markdown, content, lambda path: _draw(table, list(kinds), path))
+    return Page("codecs", markdown(content), content, lambda path: _draw(table, list(kinds), path))
 
 
-def _table(table: Sequence[Line], what: str, names: Sequence[str]) -> str:
+def markdown(content: dict[str, Any]) -> str:
+    """Return the page's two tables."""
+    table = [Line(**codec) for codec in content["codecs"]]
+    return (
+        "E|Q(x) - x|^2 / |x|^2:\n\n"
+        + _table(table, "error")
+        + f"\nThe squared error of the mean of {ROWS} rows, times {ROWS}, over that of one row (1: it falls as "
+        f"1/{ROWS}; {ROWS}: it does not fall):\n\n" + _table(table, "mean")
+    )
+
+
+def _table(table: Sequence[Line], what: str) -> str:
+    names = list(getattr(table[0], what))
     cells = [[f"`{x.codec}`", f"{x.bits:.3g}", *(shown(getattr(x, what)[name]) for name in names)] for x in table]
     return rows(("codec", "bits per element", *names), cells)
 

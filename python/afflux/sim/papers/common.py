@@ -3,12 +3,12 @@ Markdown and JSON.
 """
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from sys import stderr
 from typing import Any
 
 from afflux.sim import report
@@ -89,7 +89,7 @@ def publish(
         with suppress(OSError):
             folder.rmdir()
         if folder.exists():
-            print(f"what has ended is in {folder}/; the same command with --out {folder} goes on", file=stderr)
+            print(f"what has ended is in {folder}/; the same command with --out {folder} goes on", file=sys.stderr)
         raise
     return page, folder
 

@@ -50,6 +50,10 @@ class Finished(dict[int, list[RunResult]]):
 
     def __init__(self, path: Path, jobs: Sequence[Job]) -> None:
         self._path, self._jobs = path, jobs
+        if path.exists():
+            # A line that an interrupt cut off must not run on into the next one.
+            whole, newline, _ = path.read_bytes().rpartition(b"\n")
+            path.write_bytes(whole + newline)
 
     def __setitem__(self, index: int, results: list[RunResult]) -> None:
         """Writes the runs of job `index`."""

@@ -29,7 +29,7 @@ RULES = (
 CLAIM = ("mf_ca2fl:bits=2:codec=affine", "mf_ca2fl:bits=2:codec=rotated"), "mf_ca2fl:bits=8:codec=affine"
 
 #: Model, arrivals, arrivals between evaluations.
-TASKS = {"digits": ("cnn", 1600, 40), "mnist": ("wkafl-cnn", 800, 100)}
+TASKS = {"digits": ("cnn", 1600, 40), "mnist": ("wkafl-cnn", 600, 100)}
 DELAYS = "fadas-large"
 
 
@@ -88,46 +88,48 @@ def page(data: str, seeds: Sequence[int], jobs: Sequence[Job], outcomes: Sequenc
     config = setting(jobs[0])
     table = lines(jobs, outcomes, size)
     few, many = CLAIM
-    claims = {rule: paired(rule, many, outcomes) for rule in few}
     title = (
         f"{data}, {config.model} ({size:,} parameters), {config.num_clients} clients (Dirichlet({config.alpha:g})), "
         f"{config.concurrency} at once, delays {config.delays}, {config.arrivals} arrivals"
-    )
-    markdown = (
-        f"{title}; server_lr {SERVER_LR:g}, buffers of {BUFFER_SIZE}, {config.local_steps} local steps of "
-        f"{config.client_lr:g}; seeds {', '.join(map(str, seeds))}. Accuracy: mean of the evaluations in the last "
-        "quarter; mean and standard deviation over seeds; difference from CA2FL seed by seed, in points.\n\n"
-        + rows(
-            ("rows of", "bytes per client", "accuracy, %", "difference from CA2FL", "after the last arrival, %"),
-            [
-                [
-                    f"`{line.codec}`" + (" (CA2FL)" if line.codec == "float32" else ""),
-                    f"{line.row_bytes:,}",
-                    _percent(line.accuracy),
-                    "" if line.codec == "float32" else _percent(line.difference, "+"),
-                    _percent(line.final),
-                ]
-                for line in table
-            ],
-        )
-        + "\n2 bits minus 8 bits (`affine-8`), seed by seed, in points: "
-        + ", ".join(f"`{_codec(jobs, rule)}` {_percent(claims[rule], '+')}" for rule in few)
-        + ".\n"
     )
     content: dict[str, Any] = {
         "source": __doc__,
         "afflux": __version__,
         "setting": title,
-        "data": data,
+        "options": f"server_lr {SERVER_LR:g}, buffers of {BUFFER_SIZE}, {config.local_steps} local steps of "
+        f"{config.client_lr:g}",
         "parameters": size,
         "seeds": list(seeds),
         "codecs": [
             line._asdict() | {name: getattr(line, name)._asdict() for name in ("accuracy", "difference", "final")}
             for line in table
         ],
-        "from_8_bits": {_codec(jobs, rule): value._asdict() for rule, value in claims.items()},
+        "from_8_bits": {_codec(jobs, rule): paired(rule, many, outcomes)._asdict() for rule in few},
     }
-    return Page(f"mf-ca2fl-{data}", markdown, content, lambda path: _draw(table, size, title, path))
+    return Page(f"mf-ca2fl-{data}", markdown(content), content, lambda path: _draw(table, size, title, path))
+
+
+def markdown(content: dict[str, Any]) -> str:
+    """Return the page's table, with a line above and a line below."""
+    cells = [
+        [
+            f"`{line['codec']}`" if number else "`float32` (CA2FL)",
+            f"{line['row_bytes']:,}",
+            _percent(line["accuracy"]),
+            _percent(line["difference"], "+") if number else "",
+            _percent(line["final"]),
+        ]
+        for number, line in enumerate(content["codecs"])
+    ]
+    header = ("rows", "bytes per client", "accuracy, %", "difference from CA2FL", "after the last arrival, %")
+    few = [f"`{codec}` {_percent(value, '+')}" for codec, value in content["from_8_bits"].items()]
+    return (
+        f"{content['setting']}; {content['options']}; seeds {', '.join(map(str, content['seeds']))}. Accuracy: mean of "
+        "the evaluations in the last quarter of a run. Mean and standard deviation over seeds; differences seed by "
+        "seed, in points.\n\n"
+        + rows(header, cells)
+        + f"\n2 bits minus 8 bits (`affine-8`), seed by seed, in points: {', '.join(few)}.\n"
+    )
 
 
 def reproduce(data: str, seeds: Sequence[int], data_dir: str | None, measure: Measure) -> Page:
@@ -147,8 +149,8 @@ def _codec(jobs: Sequence[Job], rule: str) -> str:
     return codec.name if codec else "float32"
 
 
-def _percent(value: Spread, sign: str = "") -> str:
-    return f"{100 * value.mean:{sign}.1f} ± {100 * value.std:.1f}"
+def _percent(value: dict[str, float], sign: str = "") -> str:
+    return f"{100 * value['mean']:{sign}.1f} ± {100 * value['std']:.1f}"
 
 
 def _draw(table: Sequence[Line], size: int, title: str, path: Path) -> None:
