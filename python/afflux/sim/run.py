@@ -55,7 +55,7 @@ def run_paired(
 
 def live(world: World, lead: Follower) -> Iterator[Pull | Finished]:
     """Yield the stream of clients that train from the params of `lead`, which follows it."""
-    broadcast = Broadcast(lead.server, world.config, len(world.clients))
+    broadcast = Broadcast(lead.server, world.config, len(world.clients), world.seed)
     started: dict[int, Sent] = {}
     number = 0
     for event in world.events(lead.spec):
