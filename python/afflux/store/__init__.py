@@ -2,7 +2,8 @@
 
 from afflux.store.disk import DiskRows
 from afflux.store.memory import MemoryRows, Rows, row_key
+from afflux.store.tools import Info, info
 
 AnyRows = MemoryRows | DiskRows
 
-__all__ = ["AnyRows", "DiskRows", "MemoryRows", "Rows", "row_key"]
+__all__ = ["AnyRows", "DiskRows", "Info", "MemoryRows", "Rows", "info", "row_key"]
