@@ -59,6 +59,11 @@ class Codec:
         return self.name.startswith("affine-vector")
 
     @property
+    def bits(self) -> int:
+        """Of a stored element, scales apart."""
+        return int(self.name.rpartition("-")[2].removeprefix("b").removeprefix("float"))
+
+    @property
     def row_dtype(self) -> str:
         """Of rows in NumPy; bfloat16, which it lacks, and what has a head are bytes."""
         return self.name if self.name in ("float32", "float64", "float16") else "uint8"

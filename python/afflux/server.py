@@ -177,7 +177,7 @@ class Server(Keep):
         self._rounds = Rounds(rule, self.num_threads, self._versions, self._slots, self._joins, self._streaming)
         self._gate = self._rounds.gate
         self._store: Store | None = None
-        #: Older versions that the last checkpoint has kept, by number, if the server was opened.
+        #: Older versions that the last checkpoint has kept, by number.
         self.kept: Mapping[int, Pulled] = MappingProxyType({})
         if store is not None:
             options = {

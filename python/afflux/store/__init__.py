@@ -3,5 +3,6 @@
 from afflux.store.disk import DiskRows
 from afflux.store.memory import MemoryRows
 from afflux.store.rows import CachedRows, Rows, row_key
+from afflux.store.tools import Info, info
 
-__all__ = ["CachedRows", "DiskRows", "MemoryRows", "Rows", "row_key"]
+__all__ = ["CachedRows", "DiskRows", "Info", "MemoryRows", "Rows", "info", "row_key"]

@@ -29,7 +29,7 @@ from afflux.round import Memories, Round
 from afflux.rule import ClientId, Float64, Rule
 from afflux.store.arrivals import Arrivals
 from afflux.store.disk import DiskRows, Staged, Table
-from afflux.store.index import Change, Committed, Index, Place, Tail
+from afflux.store.index import INDEX, Change, Committed, Index, Place, Tail
 from afflux.store.lock import Lock, promises_space
 from afflux.store.params import ParamsSlots
 from afflux.store.segments import Row, Segments, make_arrays, shape_of, sync
@@ -37,7 +37,6 @@ from afflux.store.vectors import Vectors, crc, verified
 from afflux.versions import Versions
 
 Durability = Literal["process", "power"]
-INDEX = "index.sqlite"
 
 
 class Store:
@@ -258,7 +257,7 @@ class Store:
             self._arrivals.flush(arrivals)
             if table is not None and self.rows is not None:
                 self.rows.flush(table)
-        meta = checkpoint.short({}, book)
+        meta = checkpoint.short({"durability": "power" if self._power else "process"}, book)
         if table is not None:
             meta["rows"] = table.clients, table.high, [*table.free, *table.retired]
         tails = self._grown(book, joins)
