@@ -1,6 +1,7 @@
 // The affine codec, one block of kCodecBlock elements. Its vectors of 16 elements lie in the codes so that whole
 // vectors are packed and unpacked: element e of the block is in byte e mod (16 bits), at bit bits * (e div (16 bits)).
 #pragma once
+#include "cpu/combine.hpp"
 #include "cpu/floats.hpp"
 #include "formula/codec.hpp"
 #include "formula/random.hpp"
@@ -23,8 +24,8 @@ AFFLUX_FN void each_code(const Body& body, const Packed& packed) {
   }
 }
 
-// Of x, which is copied as well.
-AFFLUX_FN Grid block_grid(const float* x, int bits, float* copy) {
+// The least and the largest of a block, which is copied as well.
+AFFLUX_FN void block_extremes(const float* x, float* copy, float& least, float& most) {
   simd::Floats low = simd::all(__builtin_inff()), high = -low;
 #pragma GCC unroll 8
   for (int e = 0; e < kCodecBlock; e += simd::kFloats) {
@@ -33,9 +34,20 @@ AFFLUX_FN Grid block_grid(const float* x, int bits, float* copy) {
     high = simd::greater(high, values);
     simd::store_floats(copy + e, values);
   }
-  float least, most;
   simd::extremes(low, high, least, most);
-  return formula::grid_over(least, most, bits);
+}
+
+// The grids of blocks of several rows, side by side.
+struct Grids {
+  alignas(64) float low[kTogether], step[kTogether], per_step[kTogether];
+};
+AFFLUX_FN void make_grids(const float* least, const float* most, int bits, Grids& grids) {
+  for (int k = 0; k < kTogether; ++k) {
+    const Grid grid = formula::grid_over(least[k], most[k], bits);
+    grids.low[k] = grid.low;
+    grids.step[k] = grid.step;
+    grids.per_step[k] = grid.per_step;
+  }
 }
 
 // kBelow: elements may lie below the grid.

@@ -31,108 +31,120 @@ AFFLUX_FN T read(const unsigned char* from) {
   return value;
 }
 
-// A run's part of a row: formula::Place as pointers.
-struct Target {
-  unsigned char *facts, *codes;
-};
-struct Source {
-  const unsigned char *facts, *codes;
-};
-
-AFFLUX_FN Target run_in(Codec codec, unsigned char* row, std::int64_t begin) {
-  const formula::Place place = formula::place(codec, begin);
-  return {row + place.facts, row + place.codes};
-}
-AFFLUX_FN Source run_in(Codec codec, const unsigned char* row, std::int64_t begin) {
-  const formula::Place place = formula::place(codec, begin);
-  return {row + place.facts, row + place.codes};
-}
-
 // A run of one row, to be encoded or decoded.
 struct Encoding {
   const RowHead* head;
-  const float* from;  // the vector
-  float* x;           // a copy of it, which affine codecs make
-  Target to;
-  float* decoded;  // what it will be decoded to
+  const float* from;   // the run's part of the vector
+  float* x;            // a copy of it, which affine codecs make
+  unsigned char* row;  // null: it is not stored
+  float* decoded;      // what it will be decoded to
 };
 struct Decoding {
   const RowHead* head;
-  Source from;
+  const unsigned char* row;
   float* out;
 };
 
-// What the codes of a run depend on.
-struct Prepared {
-  Grid grid;
-  std::uint64_t random;
+// The runs from `begin` on of up to kTogether rows, some to be decoded, some to be encoded. Of halves n elements count;
+// the others are whole, and `from` has zeros after the vector's end.
+struct Runs {
+  std::int64_t begin, n;
+  const Decoding* decodings;
+  int decoded;
+  const Encoding* encodings;
+  int encoded;
 };
 
-// Copies the run as well: vectors that begin on pages share few sets of L1, and the run is read again. Half of the
-// lines that come later are asked for here, into L2, the others where the differences are added.
-template <int kBits>
-AFFLUX_FN Prepared prepare_affine(bool own, std::int64_t begin, const Encoding& run) {
-  const char* const later = reinterpret_cast<const char*>(run.from) + simd::kAhead;
-  for (int line = 0; line < 4 * kCodecBlock; line += 128) __builtin_prefetch(later + line, 0, 2);
-  const std::uint64_t random = formula::block_bits(run.head->key, begin / kCodecBlock);
-  const Grid grid = block_grid(run.from, kBits, run.x);
-  if (!own) return {{run.head->low, run.head->step, formula::per_step(run.head->step, kBits)}, random};
-  write(run.to.facts, grid.low);
-  write(run.to.facts + 4, grid.step);
-  return {grid, random};
+// Of the lines of an update that come later, all stages ask for some: memory is never idle, and never asked for more
+// than it can have under way. Where the differences are added the rest is asked for.
+constexpr int kFirstLines = 1, kLinesBesideCodes = 3;
+AFFLUX_FN void ask_ahead(const float* update, int first, int count) {
+  const char* const line = reinterpret_cast<const char*>(update) + simd::kAhead + 64 * first;
+  for (int i = 0; i < count; ++i) __builtin_prefetch(line + 64 * i, 0, 2);
 }
 
-// The next run is prepared before the codes of this one are made: it takes long until its grid is known.
+// Copies the runs as well: vectors that begin on pages share few sets of L1, and the runs are read again.
+AFFLUX_FN void find_extremes(const Encoding* runs, int count, float* least, float* most) {
+  for (int k = 0; k < count; ++k) {
+    ask_ahead(runs[k].from, 0, kFirstLines);
+    block_extremes(runs[k].from, runs[k].x, least[k], most[k]);
+  }
+}
+
+AFFLUX_FN void grids_of_rows(const Encoding* runs, int count, int bits, Grids& grids) {
+  for (int k = 0; k < count; ++k) {
+    const float step = runs[k].head->step;
+    grids.low[k] = runs[k].head->low;
+    grids.step[k] = step;
+    grids.per_step[k] = formula::per_step(step, bits);
+  }
+}
+
+// It takes long until extremes and grids are known, so there is other work after each of them.
 template <int kBits>
-AFFLUX_FN void encode_affine(Codec codec, std::int64_t begin, const Encoding* runs, int count) {
+AFFLUX_FN void code_affine(Codec codec, const Runs& runs) {
   const bool own = codec.coding == Coding::affine;
-  if (count == 0) return;
-  Prepared next = prepare_affine<kBits>(own, begin, runs[0]);
-  for (int k = 0; k < count; ++k) {
-    const Prepared now = next;
-    if (k + 1 < count) next = prepare_affine<kBits>(own, begin, runs[k + 1]);
-    own ? affine_encode<kBits, false>(runs[k].x, now.grid, now.random, runs[k].to.codes, runs[k].decoded)
-        : affine_encode<kBits, true>(runs[k].x, now.grid, now.random, runs[k].to.codes, runs[k].decoded);
+  const formula::Place at = formula::place(codec, runs.begin);
+  alignas(64) float least[kTogether] = {}, most[kTogether] = {};
+  Grids grids;
+  find_extremes(runs.encodings, runs.encoded, least, most);
+  for (int k = 0; k < runs.decoded; ++k) {
+    const Decoding& one = runs.decodings[k];
+    const unsigned char *const facts = one.row + at.facts, *const codes = one.row + at.codes;
+    for (int byte = 0; byte < 16 * kBits; byte += 64) __builtin_prefetch(codes + 8 * 16 * kBits + byte, 1, 2);
+    affine_decode<kBits>(codes, own ? read<float>(facts) : one.head->low, own ? read<float>(facts + 4) : one.head->step,
+                         one.out);
+  }
+  own ? make_grids(least, most, kBits, grids) : grids_of_rows(runs.encodings, runs.encoded, kBits, grids);
+  unsigned char nowhere[16 * kBits];
+  for (int k = 0; k < runs.encoded; ++k) {
+    const Encoding& one = runs.encodings[k];
+    const Grid grid{grids.low[k], grids.step[k], grids.per_step[k]};
+    const std::uint64_t random = formula::block_bits(one.head->key, runs.begin / kCodecBlock);
+    if (own && one.row != nullptr) {
+      write(one.row + at.facts, grid.low);
+      write(one.row + at.facts + 4, grid.step);
+    }
+    unsigned char* const codes = one.row == nullptr ? nowhere : one.row + at.codes;
+    ask_ahead(one.from, kFirstLines, kLinesBesideCodes);
+    own ? affine_encode<kBits, false>(one.x, grid, random, codes, one.decoded)
+        : affine_encode<kBits, true>(one.x, grid, random, codes, one.decoded);
   }
 }
 
 template <int kBits>
-AFFLUX_FN void decode_affine(Codec codec, const Decoding* runs, int count) {
-  const bool own = codec.coding == Coding::affine;
-  for (int k = 0; k < count; ++k) {
-    const Source from = runs[k].from;
-    affine_decode<kBits>(from.codes, own ? read<float>(from.facts) : runs[k].head->low,
-                         own ? read<float>(from.facts + 4) : runs[k].head->step, runs[k].out);
-  }
-}
-
-template <int kBits>
-AFFLUX_FN void encode_rotated(std::int64_t begin, const Encoding* runs, int count) {
+AFFLUX_FN void code_rotated(Codec codec, const Runs& runs) {
   alignas(64) float scales[kRotations];
-  for (int k = 0; k < count; ++k) {
-    const std::uint64_t random = formula::block_bits(runs[k].head->key, begin / kBlock);
-    rotated_encode<kBits>(runs[k].from, random, runs[k].to.codes, scales, runs[k].decoded);
-    write(runs[k].to.facts, scales);
+  unsigned char nowhere[kBlock / 8 * kBits];
+  const formula::Place at = formula::place(codec, runs.begin);
+  const std::int64_t block = runs.begin / kBlock;
+  for (int k = 0; k < runs.decoded; ++k) {
+    const Decoding& one = runs.decodings[k];
+    __builtin_memcpy(scales, one.row + at.facts, sizeof scales);
+    rotated_decode<kBits>(one.row + at.codes, scales, formula::block_bits(one.head->key, block), one.out);
   }
-}
-
-template <int kBits>
-AFFLUX_FN void decode_rotated(std::int64_t begin, const Decoding* runs, int count) {
-  alignas(64) float scales[kRotations];
-  for (int k = 0; k < count; ++k) {
-    __builtin_memcpy(scales, runs[k].from.facts, sizeof scales);
-    const std::uint64_t random = formula::block_bits(runs[k].head->key, begin / kBlock);
-    rotated_decode<kBits>(runs[k].from.codes, scales, random, runs[k].out);
+  for (int k = 0; k < runs.encoded; ++k) {
+    const Encoding& one = runs.encodings[k];
+    unsigned char* const codes = one.row == nullptr ? nowhere : one.row + at.codes;
+    rotated_encode<kBits>(one.from, formula::block_bits(one.head->key, block), codes, scales, one.decoded);
+    if (one.row != nullptr) write(one.row + at.facts, scales);
   }
 }
 
 template <class Half>
-AFFLUX_FN void encode_halves(std::int64_t n, const Encoding* runs, int count) {
-  for (int k = 0; k < count; ++k) {
-    const float* __restrict const x = runs[k].from;
-    Half* __restrict const to = reinterpret_cast<Half*>(runs[k].to.codes);
-    float* __restrict const decoded = runs[k].decoded;
-    for (std::int64_t i = 0; i < n; ++i) {
+AFFLUX_FN void code_halves(Codec codec, const Runs& runs) {
+  const formula::Place at = formula::place(codec, runs.begin);
+  Half nowhere[kCodecBlock];
+  for (int k = 0; k < runs.decoded; ++k) {
+    const Decoding& one = runs.decodings[k];
+    convert(reinterpret_cast<const Half*>(one.row + at.codes), one.out, runs.n);
+  }
+  for (int k = 0; k < runs.encoded; ++k) {
+    const Encoding& one = runs.encodings[k];
+    const float* __restrict const x = one.from;
+    Half* __restrict const to = one.row == nullptr ? nowhere : reinterpret_cast<Half*>(one.row + at.codes);
+    float* __restrict const decoded = one.decoded;
+    for (std::int64_t i = 0; i < runs.n; ++i) {
       Half half{};
       formula::narrow_finite(x[i], &half);
       to[i] = half;
@@ -141,56 +153,25 @@ AFFLUX_FN void encode_halves(std::int64_t n, const Encoding* runs, int count) {
   }
 }
 
-template <class Half>
-AFFLUX_FN void decode_halves(std::int64_t n, const Decoding* runs, int count) {
-  for (int k = 0; k < count; ++k) convert(reinterpret_cast<const Half*>(runs[k].from.codes), runs[k].out, n);
-}
-
-// The runs from `begin` on of up to kTogether rows. Of halves n elements count; the others are whole, and `from` has
-// zeros after the vector's end.
-__attribute__((noinline)) void encode_runs(Codec codec, std::int64_t begin, std::int64_t n, const Encoding* runs,
-                                           int count) {
+__attribute__((noinline)) void code_runs(Codec codec, const Runs& runs) {
   switch (codec.coding) {
     case Coding::float16:
-      return encode_halves<Float16>(n, runs, count);
+      return code_halves<Float16>(codec, runs);
     case Coding::bfloat16:
-      return encode_halves<Bfloat16>(n, runs, count);
+      return code_halves<Bfloat16>(codec, runs);
     case Coding::affine:
     case Coding::affine_vector:
-      return codec.bits == 8   ? encode_affine<8>(codec, begin, runs, count)
-             : codec.bits == 4 ? encode_affine<4>(codec, begin, runs, count)
-             : codec.bits == 2 ? encode_affine<2>(codec, begin, runs, count)
-                               : encode_affine<1>(codec, begin, runs, count);
+      return codec.bits == 8   ? code_affine<8>(codec, runs)
+             : codec.bits == 4 ? code_affine<4>(codec, runs)
+             : codec.bits == 2 ? code_affine<2>(codec, runs)
+                               : code_affine<1>(codec, runs);
     case Coding::rotated:
-      return codec.bits == 4   ? encode_rotated<4>(begin, runs, count)
-             : codec.bits == 2 ? encode_rotated<2>(begin, runs, count)
-                               : encode_rotated<1>(begin, runs, count);
+      return codec.bits == 4   ? code_rotated<4>(codec, runs)
+             : codec.bits == 2 ? code_rotated<2>(codec, runs)
+                               : code_rotated<1>(codec, runs);
     case Coding::float32:
     case Coding::float64:
       return;  // rows that are read where they lie
-  }
-}
-
-__attribute__((noinline)) void decode_runs(Codec codec, std::int64_t begin, std::int64_t n, const Decoding* runs,
-                                           int count) {
-  switch (codec.coding) {
-    case Coding::float16:
-      return decode_halves<Float16>(n, runs, count);
-    case Coding::bfloat16:
-      return decode_halves<Bfloat16>(n, runs, count);
-    case Coding::affine:
-    case Coding::affine_vector:
-      return codec.bits == 8   ? decode_affine<8>(codec, runs, count)
-             : codec.bits == 4 ? decode_affine<4>(codec, runs, count)
-             : codec.bits == 2 ? decode_affine<2>(codec, runs, count)
-                               : decode_affine<1>(codec, runs, count);
-    case Coding::rotated:
-      return codec.bits == 4   ? decode_rotated<4>(begin, runs, count)
-             : codec.bits == 2 ? decode_rotated<2>(begin, runs, count)
-                               : decode_rotated<1>(begin, runs, count);
-    case Coding::float32:
-    case Coding::float64:
-      return;
   }
 }
 
@@ -209,8 +190,8 @@ void encode(Codec codec, const RowHead& head, const void* vector, unsigned char*
   for (std::int64_t i = begin; i < end; i += run) {
     const std::int64_t n = end - i < run ? end - i : run;
     const float* const from = padded(static_cast<const float*>(vector) + i, n, run, room);
-    const Encoding one{&head, from, copied, run_in(codec, row, i), decoded};
-    encode_runs(codec, i, n, &one, 1);
+    const Encoding one{&head, from, copied, row, decoded};
+    code_runs(codec, {i, n, nullptr, 0, &one, 1});
   }
 }
 
@@ -222,8 +203,8 @@ void decode(Codec codec, const RowHead& head, const unsigned char* row, void* ve
   alignas(64) float room[kBlock];
   for (std::int64_t i = begin; i < end; i += run) {
     const std::int64_t n = end - i < run ? end - i : run;
-    const Decoding one{&head, run_in(codec, row, i), n == run ? to + i : room};
-    decode_runs(codec, i, n, &one, 1);
+    const Decoding one{&head, row, n == run ? to + i : room};
+    code_runs(codec, {i, n, &one, 1, nullptr, 0});
     if (n < run) convert(room, to + i, n);
   }
 }

@@ -14,19 +14,20 @@ struct CodedArrival {
   const float* old;
   const float* renewed;  // q; null: the row is kept
   double weight;
-  const char* later;  // what is prefetched meanwhile, 4 bytes for each element
+  const char* later;  // what is prefetched meanwhile
 };
 
-// v += w (now - h) where kDirection;  S += q - h where the row is replaced.
+// v += w (now - h) where kDirection;  S += q - h where the row is replaced. Asks for so many lines for 32 elements.
 template <bool kDirection, class T>
-AFFLUX_FN void add_coded(const CodedArrival<T>* arrivals, int count, std::int64_t n, double* __restrict v,
+AFFLUX_FN void add_coded(const CodedArrival<T>* arrivals, int count, int lines, std::int64_t n, double* __restrict v,
                          double* __restrict sum) {
   simd::each_wide(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
     auto direction = lanes.load(v + i), total = lanes.load(sum + i);
     for (int k = 0; k < count; ++k) {
       const CodedArrival<T>& arrival = arrivals[k];
       const auto old = lanes.load(arrival.old + i);
-      __builtin_prefetch(arrival.later + 4 * i, 0, 2);
+      __builtin_prefetch(arrival.later + 2 * lines * i, 0, 2);
+      if (lines == 2) __builtin_prefetch(arrival.later + 2 * lines * i + 64, 0, 2);
       if (kDirection && arrival.weight != 0.0)
         direction = formula::weighted(direction, lanes.fill(arrival.weight),
                                       formula::difference(lanes.load(arrival.now + i), old));
@@ -68,68 +69,94 @@ struct Now<false, double> {
   using Type = double;
 };
 
-// What a run of several arrivals needs beside their memory, 64 KB at most.
+// What the runs of several arrivals need beside their memory.
 struct Rooms {
   static constexpr std::int64_t kSize = kTogether * kCodecBlock;
   static_assert(kSize >= kBlock, "a group must fit");
   alignas(64) float x[kSize], old[kSize], renewed[kSize];
-  alignas(64) unsigned char nowhere[kSize];  // for codes that are not stored
 };
 
-// One run of all arrivals that have a direction or a new row.
-template <bool kDirection, bool kOfRows, class T>
-AFFLUX_FN void add_coded_run(const Pass& pass, const RowHeads* heads, std::int64_t begin, std::int64_t n, double* v,
-                             double* sum) {
-  const Calibrate& stage = pass.calibrate;
-  const std::int64_t run = run_of(stage.codec);
-  const formula::Place at = formula::place(stage.codec, begin);
-  const int together = static_cast<int>(Rooms::kSize / run);
-  Rooms rooms;
+// Some arrivals of one tile: what each of its runs is made of.
+template <bool kOfRows, class T>
+struct CodedArrivals {
   CodedArrival<typename Now<kOfRows, T>::Type> arrivals[kTogether];
+  const T* updates[kTogether];  // from the tile's first element on
   Encoding encodings[kTogether];
   Decoding decodings[kTogether];
-  int count = 0, encoded = 0, decoded = 0;
-  const auto add = [&] {
-    decode_runs(stage.codec, begin, n, decodings, decoded);
-    encode_runs(stage.codec, begin, n, encodings, encoded);
-    add_coded<kDirection>(arrivals, count, n, v, sum);
-    count = encoded = decoded = 0;
-  };
-  for (std::int64_t k = 0; k < pass.combine.updates.size; ++k) {
-    const double weight = kDirection ? pass.combine.weights.data[k] : 0.0;
-    unsigned char* const new_row = stage.new_rows.data[k].data;
-    if (weight == 0.0 && new_row == nullptr) continue;
-    const T* const update = static_cast<const T*>(pass.combine.updates.data[k].data) + begin;
-    const unsigned char* const row = stage.rows.data[k].data;
-    float *const x = rooms.x + count * run, *const h = rooms.old + count * run, *const q = rooms.renewed + count * run;
-    const float* const from = as_floats(update, n, run, x);
-    const bool encoded_too = kOfRows || new_row != nullptr;
-    if (row != nullptr)
-      decodings[decoded++] = {&heads[k].old, {row + at.facts, row + at.codes}, h};
-    else
-      for (std::int64_t i = 0; i < n; ++i) h[i] = 0.0f;
-    if (encoded_too)
-      encodings[encoded++] = {&heads[k].renewed, from, x,
-                              new_row == nullptr ? Target{rooms.nowhere, rooms.nowhere + kRowHead}
-                                                 : Target{new_row + at.facts, new_row + at.codes},
-                              q};
-    arrivals[count] = {nullptr, h, new_row == nullptr ? nullptr : q, weight,
-                       reinterpret_cast<const char*>(update) + simd::kAhead + 64};
-    if constexpr (!kOfRows && sizeof(T) == sizeof(double))
-      arrivals[count].now = update;
-    else
-      arrivals[count].now = kOfRows ? q : encoded_too && copies(stage.codec) ? x : from;
-    if (++count == together) add();
+  int encoding_of[kTogether];  // of arrival k; -1: none
+  int count, encoded, decoded;
+};
+
+// Adds arrival k of the round, whose runs have these rooms.
+template <bool kOfRows, class T>
+AFFLUX_FN void take(const Pass& pass, const RowHeads* heads, std::int64_t k, double weight, std::int64_t begin,
+                    Rooms& rooms, std::int64_t run, CodedArrivals<kOfRows, T>& some) {
+  static const float zeros[kBlock] = {};
+  const std::int64_t at = some.count * run;
+  const unsigned char* const row = pass.calibrate.rows.data[k].data;
+  unsigned char* const new_row = pass.calibrate.new_rows.data[k].data;
+  float* const q = rooms.renewed + at;
+  some.arrivals[some.count] = {nullptr, zeros, new_row == nullptr ? nullptr : q, weight, nullptr};
+  some.updates[some.count] = static_cast<const T*>(pass.combine.updates.data[k].data) + begin;
+  some.encoding_of[some.count] = -1;
+  if (row != nullptr) {
+    some.arrivals[some.count].old = rooms.old + at;
+    some.decodings[some.decoded++] = {&heads[k].old, row, rooms.old + at};
   }
-  if (count > 0) add();
+  if (kOfRows || new_row != nullptr) {
+    some.encoding_of[some.count] = some.encoded;
+    some.encodings[some.encoded++] = {&heads[k].renewed, nullptr, rooms.x + at, new_row, q};
+  }
+  ++some.count;
 }
 
+// Their runs, one after the other.
+template <bool kDirection, bool kOfRows, class T>
+AFFLUX_FN void add_runs(Codec codec, Tile tile, Rooms& rooms, CodedArrivals<kOfRows, T>& some, double* v, double* sum) {
+  const std::int64_t run = run_of(codec);
+  const bool shared = copies(codec);  // some lines were asked for before
+  const std::int64_t ahead = shared                            ? simd::kAhead + 64 * (kFirstLines + kLinesBesideCodes)
+                             : codec.coding == Coding::rotated ? 4 * run
+                                                               : simd::kAhead;
+  for (std::int64_t i = 0; i < tile.size; i += run) {
+    const std::int64_t n = tile.size - i < run ? tile.size - i : run;
+    for (int k = 0; k < some.count; ++k) {
+      const T* const update = some.updates[k] + i;
+      float* const x = rooms.x + k * run;
+      const float* const from = as_floats(update, n, run, x);
+      const int encoding = some.encoding_of[k];
+      if (encoding >= 0) some.encodings[encoding].from = from;
+      some.arrivals[k].later = reinterpret_cast<const char*>(update) + ahead;
+      if constexpr (kOfRows)
+        some.arrivals[k].now = rooms.renewed + k * run;
+      else if constexpr (sizeof(T) == sizeof(double))
+        some.arrivals[k].now = update;
+      else
+        some.arrivals[k].now = encoding >= 0 && shared ? x : from;
+    }
+    code_runs(codec, {tile.begin + i, n, some.decodings, some.decoded, some.encodings, some.encoded});
+    add_coded<kDirection>(some.arrivals, some.count, shared ? 1 : 2, n, v + i, sum + i);
+  }
+}
+
+// The differences of all arrivals that have a direction or a new row.
 template <bool kDirection, bool kOfRows, class T>
 AFFLUX_FN void add_all_coded(const Pass& pass, const RowHeads* heads, Tile tile, double* v) {
-  const std::int64_t run = run_of(pass.calibrate.codec), end = tile.begin + tile.size;
-  for (std::int64_t i = tile.begin; i < end; i += run)
-    add_coded_run<kDirection, kOfRows, T>(pass, heads, i, end - i < run ? end - i : run, v + (i - tile.begin),
-                                          pass.calibrate.sum_out.data + i);
+  const Codec codec = pass.calibrate.codec;
+  const std::int64_t run = run_of(codec);
+  double* const sum = pass.calibrate.sum_out.data + tile.begin;
+  Rooms rooms;
+  CodedArrivals<kOfRows, T> some;
+  some.count = some.encoded = some.decoded = 0;
+  for (std::int64_t k = 0; k < pass.combine.updates.size; ++k) {
+    const double weight = kDirection ? pass.combine.weights.data[k] : 0.0;
+    if (weight == 0.0 && pass.calibrate.new_rows.data[k].data == nullptr) continue;
+    take(pass, heads, k, weight, tile.begin, rooms, run, some);
+    if ((some.count + 1) * run <= Rooms::kSize) continue;
+    add_runs<kDirection>(codec, tile, rooms, some, v, sum);
+    some.count = some.encoded = some.decoded = 0;
+  }
+  if (some.count > 0) add_runs<kDirection>(codec, tile, rooms, some, v, sum);
 }
 
 // The sum is changed in place, so where it goes elsewhere it goes there first.
