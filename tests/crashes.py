@@ -17,13 +17,13 @@ import signal
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 import afflux
-from afflux import Server, StoreError
+from afflux import Server, StoreError, codecs
 from afflux.rules import RULES
 
 CLIENTS, M = 9, 3
@@ -43,14 +43,21 @@ class Case:
     commit_every: int | None = 1
     memory: str = "buffered"
     checkpoints: float = 0.05  #: the share of pushes that are followed by one
+    codec: str | None = None
+
+    def make_rule(self):
+        rule = RULES[self.rule](buffer_size=M)
+        if self.codec is None:
+            return rule
+        return replace(rule, calibrate=replace(rule.calibrate, codec=codecs.named(self.codec)))
 
     def server(self, path=None):
         store = {} if path is None else {"store": path, **self.settings()}
         options = {"num_clients": CLIENTS, "max_staleness": 6, "log": True, "memory": self.memory}
-        return Server(RULES[self.rule](buffer_size=M), np.ones(self.d, np.float32), num_threads=1, **options, **store)
+        return Server(self.make_rule(), np.ones(self.d, np.float32), num_threads=1, **options, **store)
 
     def open(self, path):
-        return Server.open(path, RULES[self.rule](buffer_size=M), num_threads=1, **self.settings())
+        return Server.open(path, self.make_rule(), num_threads=1, **self.settings())
 
     def settings(self):
         return {"durability": self.durability, "commit_every": self.commit_every}
@@ -93,8 +100,9 @@ def check(server, states, least):
     assert [server.version, digest(server)] == states[server.joins], f"other bits after {server.joins} joins"
     rows = server.rows
     if rows is not None:
-        total = np.sum([row.astype(np.float64) for row in rows.values()], axis=0) if len(rows) else 0.0
-        largest = max((float(np.linalg.norm(row)) for row in rows.values()), default=0.0)
+        decoded = [rows.row(client).astype(np.float64) for client in rows.client_ids]
+        total = np.sum(decoded, axis=0) if len(rows) else 0.0
+        largest = max((float(np.linalg.norm(row)) for row in decoded), default=0.0)
         assert np.linalg.norm(rows.sum - total) / CLIENTS <= 1e-12 * largest
 
 

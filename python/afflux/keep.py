@@ -19,7 +19,7 @@ class Keep(View):
     """The part of `Server` that saves and loads."""
 
     _store: Store | None
-    #: Older versions that the last checkpoint has kept, by number, if the server was opened.
+    #: Older versions that the last checkpoint has kept, by number.
     kept: Mapping[int, Pulled]
 
     def _settle(self, store: Store) -> None:
@@ -55,7 +55,7 @@ class Keep(View):
 
         Args:
             notes: JSON-able, for the caller's own state; `notes` of the server that opens the store.
-            keep: versions that are still needed when they are old; `kept` of the server that opens the store.
+            keep: versions that are still needed when they are old; `kept`, also of the server that opens the store.
 
         Cost: d elements for each arrival that waits, and the checksum of params and the rule's vectors.
 
@@ -63,14 +63,21 @@ class Keep(View):
             StoreError: there is no store, or it cannot be written; the last commit stays.
         """
         with self._stored("checkpoint") as store:
-            store.checkpoint(self._joins, json.dumps(notes), list(keep))
+            kept = {held.version: held for held in keep}
+            store.checkpoint(self._joins, json.dumps(notes), list(kept.values()))
+            self.kept = MappingProxyType(kept)
 
-    def close(self) -> None:
-        """A last checkpoint, and another process may open the store. Params that were pulled stay as they are."""
+    def close(self, *, checkpoint: bool = True) -> None:
+        """Another process may open the store, after a last checkpoint. Params that were pulled stay as they are.
+
+        Args:
+            checkpoint: False leaves the store at its last commit, as a killed process does.
+        """
         if self._gate.closed:
             return
         with self._stored("close") as store:
-            store.checkpoint(self._joins, store.notes, store.held)
+            if checkpoint:
+                store.checkpoint(self._joins, store.notes, store.held)
             self._gate.closed, self._gate.check = True, lambda: None
             store.close(self._versions)
 

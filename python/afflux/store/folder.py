@@ -19,7 +19,9 @@ import numpy as np
 from afflux import checkpoint
 from afflux._engine import ORDER_VERSION
 from afflux.checkpoint import Saved
+from afflux.codecs import Codec, named
 from afflux.errors import AffluxError, StoreError, UnavailableError
+from afflux.fitting import codec_of
 from afflux.joins import Book, Joins, after
 from afflux.layout import Layout
 from afflux.receipts import Join, Pulled, Quarantined
@@ -27,7 +29,7 @@ from afflux.round import Memories, Round
 from afflux.rule import ClientId, Float64, Rule
 from afflux.store.arrivals import Arrivals
 from afflux.store.disk import DiskRows, Staged, Table
-from afflux.store.index import Change, Committed, Index, Place, Tail
+from afflux.store.index import INDEX, Change, Committed, Index, Place, Tail
 from afflux.store.lock import Lock, promises_space
 from afflux.store.params import ParamsSlots
 from afflux.store.segments import Row, Segments, make_arrays, shape_of, sync
@@ -35,7 +37,6 @@ from afflux.store.vectors import Vectors, crc, verified
 from afflux.versions import Versions
 
 Durability = Literal["process", "power"]
-INDEX = "index.sqlite"
 
 
 class Store:
@@ -70,8 +71,10 @@ class Store:
         self.committed: Committed | None = self._index.committed()
         places = {} if self.committed is None else self.committed.vectors
         mapped = promises_space(path)
-        self._arrays = {name: Segments(path / name, self.facts["d"], mapped=mapped) for name in facts["arrays"]}
-        arrays = self._arrays
+        d, codec = self.facts["d"], named(self.facts["codec"])
+        sizes = {} if codec is None else {"rows": codec.row_size(d)}
+        arrays = {name: Segments(path / name, sizes.get(name, d), mapped=mapped) for name in facts["arrays"]}
+        self._arrays = arrays
         for name, place in places.items():
             verified(arrays[name.partition(":")[0]], place, num_threads)
         kept = sorted((int(name[7:]), place) for name, place in places.items() if name.startswith("params:"))
@@ -86,7 +89,7 @@ class Store:
         self.held: Sequence[Pulled] = []  #: the older versions that the last checkpoint has kept
         self._tails: dict[str, tuple[object, int]] = {}  # the lists that are committed, and how much of them for good
         self.notes = None if self.committed is None else self.committed.notes
-        self.rows = self._rows(arrays["rows"]) if "rows" in arrays else None
+        self.rows = None if codec is None else self._rows(codec)
 
     @staticmethod
     def make(path: Path, rule: Rule, server: Mapping[str, Any], options: Mapping[str, Any]) -> Path:
@@ -97,7 +100,8 @@ class Store:
         """
         if sys.byteorder != "little":
             raise UnavailableError("[store] rows are kept in little-endian order, and this machine is big-endian")
-        d, dtype, wide = server["d"], server["dtype"], server["slot_dtype"] == "float64"
+        d, dtype = server["d"], server["dtype"]
+        codec = codec_of(rule, server["slot_dtype"])
         shapes = {
             "params": shape_of(dtype, d, 4),
             "arrivals": shape_of(checkpoint.STORED[server["slot_dtype"]], d, rule.buffer_size),
@@ -105,9 +109,11 @@ class Store:
         }
         if options["memory"] == "streaming":
             shapes["total"] = shape_of("float64", d, 2)
-        if rule.calibrate.cached:
+        if codec is not None:
             shapes["sum"] = shape_of("float64", d, 2)
-            shapes["rows"] = shape_of("float64" if wide else "float32", d, server["num_clients"] + rule.buffer_size)
+            slots = server["num_clients"] + rule.buffer_size
+            shapes["rows"] = shape_of(codec.row_dtype, codec.row_size(d), slots)
+        server = {**server, "codec": None if codec is None else codec.name}
         facts = {"server": server, "options": options, "order_version": ORDER_VERSION, "arrays": list(shapes)}
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -125,15 +131,17 @@ class Store:
             raise StoreError(f"[Server] store: cannot make {path}: {error.strerror}") from None
         return path
 
-    def _rows(self, segments: Segments) -> DiskRows:
+    def _rows(self, codec: Codec) -> DiskRows:
         count, high, free = (0, 0, []) if self.committed is None else self.committed.meta["rows"]
         return DiskRows(
-            segments,
+            self._arrays["rows"],
             self._vectors,
             self._index,
             Table(count, high, tuple(free), self._vectors.now("sum"), {}),
+            size=self.facts["d"],
             num_clients=self.facts["num_clients"],
-            dtype=segments.shape.dtype,
+            codec=codec,
+            seed=self.options["seed"],
             num_threads=self._num_threads,
         )
 
@@ -157,7 +165,13 @@ class Store:
         """Refuses a rule that cannot go on from here."""
         if self.committed is None:
             raise StoreError(f"[open] {self.path} holds no server: the process that began to make it was ended")
-        ours = {"rule": rule.name, "kind": rule.kind, "memories": list(rule.memories)}
+        codec = codec_of(rule, self.facts["slot_dtype"])
+        ours = {
+            "rule": rule.name,
+            "kind": rule.kind,
+            "memories": list(rule.memories),
+            "codec": None if codec is None else codec.name,
+        }
         for name, value in ours.items():
             if self.facts[name] != value:
                 raise StoreError(
@@ -245,7 +259,7 @@ class Store:
             self._arrivals.flush(arrivals)
             if table is not None and self.rows is not None:
                 self.rows.flush(table)
-        meta = checkpoint.short({}, book)
+        meta = checkpoint.short({"durability": "power" if self._power else "process"}, book)
         if table is not None:
             meta["rows"] = table.clients, table.high, [*table.free, *table.retired]
         tails = self._grown(book, joins)
@@ -307,6 +321,7 @@ class Store:
             "slots": self._arrivals.stacked(kept),
             "losses": np.array([k.facts[5] for k in kept], np.float64),
             "norms": np.array([k.facts[6] for k in kept], np.float64),
+            "extremes": np.array([k.facts[7:9] for k in kept], np.float64).reshape(len(kept), 2),
             "log_losses": np.array([entry[6] for entry in log or [] if len(entry) > 2], np.float64),
         }
         if last.buffers is not None:

@@ -20,6 +20,7 @@ Row = npt.NDArray[Any]
 #: A segment has about so many bytes, or a part of all that may come, so that few files have to be open.
 SEGMENT_BYTES, MOST_SEGMENTS, MOST_SLOTS = 64 << 20, 256, 4096
 _LINE, _PAGE, _LARGE = 64, 4096, 65536
+_DTYPES = ("float64", "float32", "float16", "uint16", "uint8")
 
 
 class Shape(NamedTuple):
@@ -239,7 +240,7 @@ def _read_shape(folder: Path) -> Shape:
         shape = Shape(meta["data_type"], int(width), int(per_segment))
         plain = [codec["name"] for codec in meta["codecs"]] == ["bytes"]
         endian = meta["codecs"][0].get("configuration", {}).get("endian", "little")
-        sound = shape.dtype in ("float32", "float64", "uint16", "uint8") and shape.width > 0 and shape.per_segment > 0
+        sound = shape.dtype in _DTYPES and shape.width > 0 and shape.per_segment > 0
     except OSError as error:
         raise StoreError(f"[store] cannot read {folder / 'zarr.json'}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
