@@ -139,7 +139,7 @@ class DiskRows(CachedRows):
         return ops.crc32c(row, self.codec.row_bytes(SUPERBLOCK) - head, head=head, num_threads=num_threads)
 
     def _places(
-        self, client_ids: Collection[ClientId], accepted: Collection[ClientId]
+        self, client_ids: Collection[ClientId], accepted: Collection[ClientId], apart: Collection[ClientId]
     ) -> tuple[Mapping[ClientId, Row | None], Staged]:
         """On disk a row that the last commit refers to stays: its successor gets another slot."""
         table, segments = self._table, self._segments
@@ -149,7 +149,7 @@ class DiskRows(CachedRows):
         changed, retired, new = dict(table.changed), list(table.retired), Staged()
         for client_id in accepted:
             slot, row = slots[client_id], old[client_id]
-            if row is not None and client_id in changed:
+            if row is not None and client_id in changed and client_id not in apart:
                 new[client_id] = row
                 continue
             if free:
@@ -161,7 +161,7 @@ class DiskRows(CachedRows):
                 changed[client_id] = count, spare
                 count += 1
             else:
-                changed[client_id] = -1, spare
+                changed[client_id] = changed.get(client_id, (-1,))[0], spare
                 retired.append(slot)
             new[client_id] = segments.blank(spare)
         segments.check(slot for slot in slots.values() if slot is not None)
