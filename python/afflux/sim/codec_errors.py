@@ -82,13 +82,14 @@ def there_and_back(codec: Codec, vectors: Sequence[np.ndarray], seed: int) -> It
 
 def error(codec: Codec, vectors: Sequence[np.ndarray], seed: int) -> tuple[float, float]:
     """Return the module's `error`, the mean over the vectors, and its `mean` with N the number of vectors."""
-    total = np.zeros(vectors[0].size)
+    off, total = np.empty(vectors[0].size), np.zeros(vectors[0].size)
     squares, relative = 0.0, 0.0
     for x, back in zip(vectors, there_and_back(codec, vectors, seed), strict=True):
-        off = back - x.astype(np.float64)
+        length = float(np.square(x, out=off, dtype=np.float64).sum())
+        np.subtract(back, x, out=off, dtype=np.float64)
         square = float(off @ off)
         squares += square
-        relative += square / float(np.square(x, dtype=np.float64).sum())
+        relative += square / length
         total += off
     count = len(vectors)
     return relative / count, float(total @ total) / squares
