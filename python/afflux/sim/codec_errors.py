@@ -16,7 +16,7 @@ from afflux import __version__, codecs, ops
 from afflux.codecs import Codec
 from afflux.sim.errors import ConfigError, require
 from afflux.sim.papers.common import Page, rows
-from afflux.store.memory import row_key
+from afflux.store import row_key
 
 SIZE, DRAWS, ROWS = 200_000, 5, 100
 CODECS = tuple(Codec(name) for name in get_args(codecs.Name) if not Codec(name).exact)

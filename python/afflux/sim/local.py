@@ -6,7 +6,7 @@ fedasync   the same term, which FedAsync (Xie et al., 2019) calls its proximal r
 scaffold   c - c_i, constant during one local training (Karimireddy et al., 2020; `Controls`)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -94,3 +94,24 @@ class Controls:
         self._rows.commit(rows)
         self.server = server
         self._waiting = {}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All of it; `load` reads them. A row for each client that has finished once, 4 d bytes if nothing rounds."""
+        rows, waiting, size = self._rows, self._waiting, self._zeros.size
+        return {
+            "server": self.server,
+            "sum": np.array(rows.sum),
+            "clients": np.array(rows.client_ids, np.int64),
+            "controls": np.array([*rows.values()], rows.codec.row_dtype).reshape(-1, rows.row_size),
+            "steps": np.array(self._steps),
+            "waiting_clients": np.array([*waiting], np.int64),
+            "waiting": np.array([*waiting.values()], np.float32).reshape(-1, size),
+        }
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Go on from there."""
+        rows = dict(zip(arrays["clients"].tolist(), arrays["controls"], strict=True))
+        self._rows = self._rows.loaded(rows, arrays["sum"])
+        self._steps = int(arrays["steps"])
+        self._waiting = dict(zip(arrays["waiting_clients"].tolist(), arrays["waiting"], strict=True))
+        self.server = arrays["server"]

@@ -14,8 +14,10 @@ from afflux.sim.result import RunResult, Spread, by_rule, summarise
 
 
 @contextmanager
-def progress(jobs: Sequence[Job], config: SimConfig, console: Console) -> Iterator[Watch]:
-    """Show one bar per rule, over all its seeds; nothing if the output is no terminal."""
+def progress(jobs: Sequence[Job], config: SimConfig, console: Console, done: int = 0) -> Iterator[Watch]:
+    """Show one bar per rule, over all its seeds; nothing if the output is no terminal. `done`: arrivals that each job
+    goes on from.
+    """
     bars = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -27,8 +29,9 @@ def progress(jobs: Sequence[Job], config: SimConfig, console: Console) -> Iterat
     )
     labels = [job.label for job in jobs]
     total = {label: labels.count(label) * config.arrivals for label in labels}
-    tasks = {label: bars.add_task(label, total=count) for label, count in total.items()}
-    seen = [0] * len(jobs)
+    begun = {label: labels.count(label) * done for label in labels}
+    tasks = {label: bars.add_task(label, total=count, completed=begun[label]) for label, count in total.items()}
+    seen = [done] * len(jobs)
 
     def watch(index: int, arrivals: int) -> None:
         bars.advance(tasks[labels[index]], arrivals - seen[index])

@@ -1,8 +1,8 @@
 """What a server keeps per client, in memory or in a folder that survives it."""
 
 from afflux.store.disk import DiskRows
-from afflux.store.memory import MemoryRows, Rows, row_key
+from afflux.store.memory import MemoryRows
+from afflux.store.rows import CachedRows, Rows, row_key
+from afflux.store.tools import Info, info
 
-AnyRows = MemoryRows | DiskRows
-
-__all__ = ["AnyRows", "DiskRows", "MemoryRows", "Rows", "row_key"]
+__all__ = ["CachedRows", "DiskRows", "Info", "MemoryRows", "Rows", "info", "row_key"]

@@ -6,7 +6,7 @@ import json
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from afflux.errors import StoreError
 from afflux.rule import ClientId
 
-FORMAT = 1
+FORMAT = 2
+INDEX = "index.sqlite"  #: in a store's folder
 #: "aflx": what `file` and others know a SQLite file by.
 APPLICATION = 0x61666C78
 
@@ -92,9 +93,10 @@ class Index:
         self.path = path
         if not path.is_file():
             raise StoreError(f"[store] {path} is missing")
-        with self._errors("open"):
-            self._writer = _connect(path, "ro" if read_only else "rw")
-            self._reader = _connect(path, "ro" if read_only else "rw")
+        with self._errors("open"), ExitStack() as undo:
+            self._writer, self._reader = (
+                undo.enter_context(closing(_connect(path, "ro" if read_only else "rw"))) for _ in range(2)
+            )
             if not read_only:
                 self._writer.execute("PRAGMA journal_mode = WAL")
                 self._writer.execute(f"PRAGMA synchronous = {'FULL' if power else 'NORMAL'}")
@@ -107,6 +109,9 @@ class Index:
                 raise StoreError(f"[store] {path} is no index of afflux")
             if version != FORMAT:
                 raise StoreError(f"[store] {path} has format {version}, this afflux reads {FORMAT}")
+            if not read_only:  # what cannot be written, SQLite has opened all the same: here it says so
+                self._writer.execute("DELETE FROM facts WHERE 0")
+            undo.pop_all()
         self._reading = Lock()
 
     @staticmethod
@@ -176,6 +181,13 @@ class Index:
                 last = place
             if not some:
                 return
+
+    def by_slot(self) -> Iterator[tuple[ClientId, Place]]:
+        """The same in the order of their slots, as they are read from disk fastest. Nobody may commit meanwhile."""
+        with self._errors("read"):
+            found = self._reader.execute("SELECT client, slot, crc, place FROM rows ORDER BY slot")
+            for client, *place in found:
+                yield client, Place(*place)
 
     def commit(self, change: Change) -> None:
         """All of it or nothing."""
