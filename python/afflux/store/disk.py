@@ -104,7 +104,10 @@ class DiskRows(CachedRows):
     def _encoded(self, client_id: ClientId) -> Row | None:
         self.fetch(client_id, "row")
         slot = self._slot(client_id)
-        return None if slot is None else self._segments.array(slot)
+        if slot is None:
+            return None
+        self._segments.present([slot])
+        return self._segments.array(slot)
 
     def fetch(self, client_id: ClientId, op: str = "push") -> None:
         """Brings a client's row into memory, ahead of the round that replaces it, and checks it.
@@ -178,6 +181,7 @@ class DiskRows(CachedRows):
 
     def swept(self, rows: Staged) -> None:
         """Takes note of the rows that a sweep has written. May be repeated."""
+        self._segments.check(rows.slots.values())
         for client_id, row in rows.items():
             self._segments.put(rows.slots[client_id], row)
             self._crcs[client_id] = self._crc(row, self._num_threads)

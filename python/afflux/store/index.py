@@ -93,6 +93,7 @@ class Index:
         self.path = path
         if not path.is_file():
             raise StoreError(f"[store] {path} is missing")
+        self._inode = path.stat().st_ino
         with self._errors("open"), ExitStack() as undo:
             self._writer, self._reader = (
                 undo.enter_context(closing(_connect(path, "ro" if read_only else "rw"))) for _ in range(2)
@@ -223,6 +224,15 @@ class Index:
                 if self._writer.in_transaction:
                     self._writer.execute("ROLLBACK")
                 raise
+
+    def check(self) -> None:
+        """Refuses a file that has vanished, or was replaced: what is committed to it would be gone."""
+        try:
+            same = self.path.stat().st_ino == self._inode and self.path.with_name(self.path.name + "-wal").exists()
+        except OSError:
+            same = False
+        if not same:
+            raise StoreError(f"[store] {self.path} has vanished or was replaced")
 
     def damage(self) -> list[str]:
         """What SQLite finds wrong with the file."""
