@@ -1,6 +1,8 @@
 """A store as one reads it who does not go on with it: without the rule, and without writing."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,22 +15,36 @@ from afflux.codecs import Codec
 from afflux.errors import StoreError
 from afflux.rule import ClientId
 from afflux.store.index import INDEX, Index, Place
+from afflux.store.lock import Lock
 from afflux.store.segments import Row, Segments
 
 
-class Reading:
-    """The last commit of a store, until it is closed. Who reads more than the index keeps writers out (`Lock`)."""
+@contextmanager
+def reading(path: "str | PathLike[str]", *, shared: bool = True) -> "Iterator[Reading]":
+    """All of a store, which nobody writes to meanwhile; not `shared`: nor reads.
 
-    def __init__(self, path: Path) -> None:
-        """Opens the index and the arrays' metadata.
+    Raises:
+        StoreError: see `Reading`; or a server is at work in it.
+    """
+    lock = Lock(_folder(path), shared=shared)
+    try:
+        with Reading(Path(path), alone=True) as store:
+            yield store
+    finally:
+        lock.release()
+
+
+class Reading:
+    """The last commit of a store, until it is closed."""
+
+    def __init__(self, path: Path, *, alone: bool) -> None:
+        """Opens the index and the arrays' metadata; `alone`: nobody writes meanwhile.
 
         Raises:
             StoreError: there is no store, or none that a server was kept in, or it is damaged.
         """
-        if not path.is_dir():
-            raise StoreError(f"[store] there is no folder {path}")
-        self.path = path
-        self.index = Index(path / INDEX, read_only=True)
+        self.path = _folder(path)
+        self.index = Index(path / INDEX, read_only=True, alone=alone)
         try:
             facts = self.index.facts()
             committed = self.index.committed()
@@ -71,13 +87,21 @@ class Reading:
         """The encoded row in a slot; None if it is not there, or does not agree with its checksum."""
         if self.codec is None or not 0 <= place.slot < self.arrays["rows"].slots:
             return None
-        row = self.arrays["rows"].array(place.slot)
+        try:
+            row = self.arrays["rows"].array(place.slot)
+        except StoreError:
+            return None
         return row if ops.crc32c(row, ops.row_bytes(SUPERBLOCK, codec=self.codec)) == place.crc else None
 
+    @property
+    def row_dtype(self) -> str:
+        """Of rows that are decoded."""
+        return "float64" if self.codec is not None and self.codec.name == "float64" else "float32"
+
     def decoded(self, row: Row) -> Row:
-        """(d,) float32 or float64."""
+        """(d,) of `row_dtype`."""
         assert self.codec is not None
-        vector = np.empty(self.d, "float64" if self.codec.name == "float64" else "float32")
+        vector = np.empty(self.d, self.row_dtype)
         ops.decode(row, vector, codec=self.codec)
         return vector
 
@@ -88,3 +112,9 @@ class Reading:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.index.close()
+
+
+def _folder(path: "str | PathLike[str]") -> Path:
+    if not Path(path).is_dir():
+        raise StoreError(f"[store] there is no folder {path}")
+    return Path(path)
