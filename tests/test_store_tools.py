@@ -390,3 +390,32 @@ def test_fedbuff_in_a_store_has_no_rows_to_mend(tmp_path):
     with Server(fedbuff(buffer_size=1), np.zeros(5), store=tmp_path / "store") as server:
         server.push("ann", np.ones(5), version=0)
     assert store.repair(tmp_path / "store") is None
+
+
+@pytest.mark.parametrize("codec", ["float16", "bfloat16", "affine-4", "affine-vector-8", "rotated-2"])
+def test_rows_in_every_kind_of_codec(codec, tmp_path):
+    path, rule = tmp_path / "store", ca2fl(buffer_size=M, codec=codec)
+    with Server(rule, np.zeros(SIZE), num_clients=CLIENTS, store=path, seed=7) as server:
+        pushes(server, range(9))
+        rows = {client: bits(server.rows.row(client)) for client in range(9)}
+    found = store.info(path)
+    assert (found.codec, found.bits) == (codec, int(codec.rpartition("-")[2].removeprefix("b").removeprefix("float")))
+    assert found.bytes_per_client == rule.calibrate.codec.row_bytes(SIZE)
+    assert store.check(path).sum_error <= 1e-15
+    store.export(path, tmp_path / "out.npy")
+    assert [bits(row) for row in np.load(tmp_path / "out.npy")] == list(rows.values())
+    slot = json.loads((path / "rows" / "zarr.json").read_text())["chunk_grid"]["configuration"]["chunk_shape"][1]
+    connection = sqlite3.connect(path / "index.sqlite")
+    ((there,),) = connection.execute("SELECT slot FROM rows WHERE client = 4")
+    connection.close()
+    item = 2 if codec == "float16" else 1
+    damage(path / "rows" / "c" / "0" / "0", there * slot * item + 5000)
+    assert store.check(path).damaged == (4,)
+    assert store.repair(path).dropped == (4,)
+    assert store.check(path).sum_error == 0.0
+    with Server.open(path, rule) as server:
+        assert {client: bits(server.rows.row(client)) for client in rows if client != 4} == {
+            client: row for client, row in rows.items() if client != 4
+        }
+        pushes(server, range(9))
+    assert store.check(path).sound

@@ -19,6 +19,8 @@ codecs.affine(4)
 from dataclasses import dataclass
 from typing import Literal, overload
 
+import numpy as np
+
 from afflux import _engine
 from afflux.errors import AffluxError
 
@@ -69,6 +71,10 @@ class Codec:
     def row_bytes(self, size: int) -> int:
         """Bytes of a row of `size` elements."""
         return _engine.row_bytes(self.name, size)
+
+    def row_size(self, size: int) -> int:
+        """Elements of a row of `size` elements, of the type `row_dtype`."""
+        return self.row_bytes(size) // np.dtype(self.row_dtype).itemsize
 
     def __repr__(self) -> str:
         kind, *_, bits = self.name.split("-") if self.keyed else (self.name, "")

@@ -9,7 +9,7 @@ from afflux.passes import Passes
 from afflux.receipts import Cut, Entry, Handed, Join, Pulled, Quarantined, Status, no_counts
 from afflux.round import Before, Memories, Round, Waiting
 from afflux.rule import ClientId, Rule, Scalars
-from afflux.store import AnyRows
+from afflux.store import CachedRows
 from afflux.streaming import Term, Total
 
 Duplicates = Literal["latest", "both", "reject"]
@@ -21,7 +21,7 @@ class Book(NamedTuple):
     """
 
     current: Pulled  #: the newest version
-    rows: AnyRows | None
+    rows: CachedRows | None
     waiting: list[Waiting]
     filled: int = 0  #: entries of `waiting` that count
     round: Round | None = None  #: decided, and not yet committed
@@ -62,7 +62,7 @@ class Book(NamedTuple):
         total = self.total
         if total is not None:
             return self.filled - total.added
-        return sum(not getattr(w.slot, "is_lent", False) for w in [*self.arrivals(), *self.deferred()])
+        return sum(not w.slot.is_lent for w in [*self.arrivals(), *self.deferred()])
 
 
 def after(book: Book, current: Pulled, done: Round) -> Book:
@@ -195,9 +195,8 @@ class Joins:
             self._quarantined[quarantined:] = [kept_out]
             quarantined += 1
         if self._log is not None:
-            client_id, version, num_examples, loss, norm, *_ = arrival
-            lent = norm != norm and bad is None
-            entry = Join(arrival.join, status, client_id, version, arrival.staleness, num_examples, loss, lent)
+            client_id, version, num_examples, loss, _, slot, *_ = arrival
+            entry = Join(arrival.join, status, client_id, version, arrival.staleness, num_examples, loss, slot.is_lent)
             self._log[logged:] = [entry]
             logged += 1
         counts = {**counts, status: counts[status] + 1}

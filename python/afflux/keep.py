@@ -41,7 +41,10 @@ class Keep(View):
             self._joins.load(book._replace(current=now, rows=store.rows), [], [])
             saved = store.checked(self._facts(), self._joins)
             arrivals = self._rounds.loaded(saved)
-            kept = [Pulled(self._versions.take().publish(version), version) for version in store.kept]
+            kept = [
+                now if version == now.version else Pulled(self._versions.take().publish(version), version)
+                for version in store.kept
+            ]
             self.kept = MappingProxyType({held.version: held for held in kept})
             self._joins.load(store.adopt(saved.book(now, arrivals), kept), saved.quarantined, saved.log)
         self._store = store
@@ -52,7 +55,7 @@ class Keep(View):
 
         Args:
             notes: JSON-able, for the caller's own state; `notes` of the server that opens the store.
-            keep: versions that are still needed, beside the newest; `kept`, also of the server that opens the store.
+            keep: versions that are still needed when they are old; `kept`, also of the server that opens the store.
 
         Cost: d elements for each arrival that waits, and the checksum of params and the rule's vectors.
 
@@ -60,7 +63,7 @@ class Keep(View):
             StoreError: there is no store, or it cannot be written; the last commit stays.
         """
         with self._stored("checkpoint") as store:
-            kept = {held.version: held for held in keep if held.version != self.version}
+            kept = {held.version: held for held in keep}
             store.checkpoint(self._joins, json.dumps(notes), list(kept.values()))
             self.kept = MappingProxyType(kept)
 
@@ -74,7 +77,7 @@ class Keep(View):
             return
         with self._stored("close") as store:
             if checkpoint:
-                store.checkpoint(self._joins, store.notes, list(self.kept.values()))
+                store.checkpoint(self._joins, store.notes, store.held)
             self._gate.closed = True
             store.close(self._versions)
 

@@ -58,6 +58,7 @@ class Term:
     """What an arrival adds to the total."""
 
     __slots__ = ("done", "place", "slot", "total", "weight")
+    is_lent = False  #: it would be added up at once
 
     def __init__(self, total: Total, place: int, weight: float, slot: Slot | None) -> None:
         self.total = total

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from afflux.codecs import Codec
 from afflux.receipts import Pulled
 from afflux.server import Server
 from afflux.sim.clients import Trained, as_kind
@@ -27,7 +28,7 @@ class Sent(NamedTuple):
 class Broadcast:
     """The models that clients may still start from, and SCAFFOLD's control variates where they are asked for."""
 
-    def __init__(self, server: Server, config: SimConfig, num_clients: int) -> None:
+    def __init__(self, server: Server, config: SimConfig, num_clients: int, seed: int) -> None:
         """Models are kept for the protocol of rounds only: elsewhere all clients get the newest one."""
         self._server = server
         self._client_lr = config.client_lr
@@ -37,7 +38,7 @@ class Broadcast:
         )
         self._controls = None
         if config.client_optimizer == "scaffold":
-            self._controls = Controls(server.params.size, num_clients)
+            self._controls = Controls(server.params.size, num_clients, Codec(config.control_codec), seed)
         self._version = server.version
 
     @property

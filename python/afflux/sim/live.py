@@ -22,7 +22,7 @@ class Live:
     def __init__(self, world: World, lead: Follower) -> None:
         self._world = world
         self._lead = lead
-        self._broadcast = Broadcast(lead.server, world.config, len(world.clients))
+        self._broadcast = Broadcast(lead.server, world.config, len(world.clients), world.seed)
         self._training: dict[int, Sent] = {}
         self._events = 0
         self._arrivals = 0

@@ -64,14 +64,15 @@ def _curve(axes: Axes, x: np.ndarray, accuracy: np.ndarray, label: str, colour: 
     axes.plot(x, mean, color=colour, linewidth=1.6, label=label)
 
 
-def _plain(axes: Axes) -> None:
+def plain(axes: Axes) -> None:
+    """Take away the frame but for two axes, and put a grid behind."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(True, color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
 
 
 def _accuracy_axes(axes: Axes, target: float) -> None:
-    _plain(axes)
+    plain(axes)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_ylim(0, 1)
     axes.set_xlim(left=0)
@@ -90,7 +91,7 @@ def _staleness(axes: Axes, groups: dict[str, list[RunResult]]) -> None:
         counts, _ = np.histogram(staleness, bins=edges)
         place = np.arange(len(starts)) + (index - (len(groups) - 1) / 2) * width
         axes.bar(place, counts / len(staleness), width, color=colour, label=label)
-    _plain(axes)
+    plain(axes)
     axes.grid(False, axis="x")
     axes.set_xticks(np.arange(len(starts)), [_interval(*pair) for pair in _pairs(edges)])
     axes.tick_params(axis="x", labelsize=8, labelrotation=40)

@@ -3,13 +3,12 @@
 from afflux.store.disk import DiskRows
 from afflux.store.extract import export
 from afflux.store.health import Health, Repair, check, repair
-from afflux.store.memory import MemoryRows, Rows, row_key
+from afflux.store.memory import MemoryRows
+from afflux.store.rows import CachedRows, Rows, row_key
 from afflux.store.tools import Info, info
 
-AnyRows = MemoryRows | DiskRows
-
 __all__ = [
-    "AnyRows",
+    "CachedRows",
     "DiskRows",
     "Health",
     "Info",

@@ -34,7 +34,7 @@ class Arrivals:
                 vector = np.asarray(w.slot)
                 self._segments.put(slot, vector)
                 new[w.join] = Place(slot, crc(vector, self._num_threads))
-            facts = [*waiting_entry(w), w.loss, w.norm]
+            facts = [*waiting_entry(w), w.loss, w.norm, *w.extremes]
             buffers = None if w.buffers is None else w.buffers.tobytes()
             kept.append(Kept(w.join, None if isinstance(w.slot, Term) else new[w.join], facts, buffers))
         return kept

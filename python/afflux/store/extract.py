@@ -12,7 +12,7 @@ from afflux.errors import StoreError
 from afflux.rule import ClientId
 from afflux.store.index import Place
 from afflux.store.reading import Reading, reading
-from afflux.store.segments import Row
+from afflux.store.rows import Row, decoded_dtype
 
 
 def export(
@@ -54,7 +54,7 @@ def export(
         ids, new = [client_id for client_id, _ in places], out.with_name(out.name + ".new")
         try:
             try:
-                _write(new, out.suffix, ids, _decoded(store, places), store)
+                _write(new, ids, _decoded(store, places), (len(ids), store.d), decoded_dtype(store.codec))
                 new.replace(out)
             finally:
                 new.unlink(missing_ok=True)
@@ -78,21 +78,20 @@ def _decoded(store: Reading, places: Sequence[tuple[ClientId, Place]]) -> Iterat
         yield store.decoded(row)
 
 
-def _write(new: Path, suffix: str, ids: Sequence[ClientId], rows: Iterator[Row], store: Reading) -> None:
-    shape = len(ids), store.d
-    if suffix == ".npy":
+def _write(new: Path, ids: Sequence[ClientId], rows: Iterator[Row], shape: tuple[int, int], dtype: str) -> None:
+    header = {"descr": np.dtype(dtype).newbyteorder("<").str, "fortran_order": False, "shape": shape}
+    if new.suffixes[-2] == ".npy":
         with new.open("wb") as file:
-            _stream(file, shape, rows, store.row_dtype)
+            _stream(file, header, rows)
         return
     with ZipFile(new, "w") as archive:
         with archive.open("clients.npy", "w") as entry:
-            np.lib.format.write_array(entry, np.array(ids), allow_pickle=False)
+            np.lib.format.write_array(entry, np.array(ids, None if ids else np.int64), allow_pickle=False)
         with archive.open("rows.npy", "w", force_zip64=True) as entry:
-            _stream(entry, shape, rows, store.row_dtype)
+            _stream(entry, header, rows)
 
 
-def _stream(file: IO[bytes], shape: tuple[int, int], rows: Iterator[Row], dtype: str) -> None:
-    header: dict[str, Any] = {"descr": np.dtype(dtype).newbyteorder("<").str, "fortran_order": False, "shape": shape}
+def _stream(file: IO[bytes], header: dict[str, Any], rows: Iterator[Row]) -> None:
     np.lib.format.write_array_header_1_0(file, header)
     for row in rows:
         file.write(row.data)

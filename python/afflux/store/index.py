@@ -6,7 +6,7 @@ import json
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -16,7 +16,7 @@ from afflux._engine import ORDER_VERSION
 from afflux.errors import StoreError
 from afflux.rule import ClientId
 
-FORMAT = 1
+FORMAT = 2
 INDEX = "index.sqlite"  #: in a store's folder
 #: "aflx": what `file` and others know a SQLite file by.
 APPLICATION = 0x61666C78
@@ -102,11 +102,11 @@ class Index:
         self.path = path
         if not path.is_file():
             raise StoreError(f"[store] {path} is missing")
-        with self._errors("open"):
+        with self._errors("open"), ExitStack() as undo:
             mode = "ro" if read_only else "rw"
             if read_only and alone and not _size(path.with_name(f"{path.name}-wal")):
                 mode = "ro&immutable=1"
-            self._writer, self._reader = _connect(path, mode), _connect(path, mode)
+            self._writer, self._reader = (undo.enter_context(closing(_connect(path, mode))) for _ in range(2))
             if not read_only:
                 self._writer.execute("PRAGMA journal_mode = WAL")
                 self._writer.execute(f"PRAGMA synchronous = {'FULL' if power else 'NORMAL'}")
@@ -119,6 +119,9 @@ class Index:
                 raise StoreError(f"[store] {path} is no index of afflux")
             if version != FORMAT:
                 raise StoreError(f"[store] {path} has format {version}, this afflux reads {FORMAT}")
+            if not read_only:  # what cannot be written, SQLite has opened all the same: here it says so
+                self._writer.execute("DELETE FROM facts WHERE 0")
+            undo.pop_all()
         self._reading = Lock()
 
     @staticmethod

@@ -7,16 +7,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
-from afflux import ops
-from afflux._engine import SUPERBLOCK
-from afflux.codecs import Codec
+from afflux.codecs import named
 from afflux.errors import StoreError
 from afflux.rule import ClientId
 from afflux.store.index import INDEX, Index, Place
 from afflux.store.lock import Lock
-from afflux.store.segments import Row, Segments
+from afflux.store.rows import Row, decoded, row_crc
+from afflux.store.segments import Segments
 
 
 @contextmanager
@@ -54,20 +51,14 @@ class Reading:
             self.facts: dict[str, Any] = facts
             self.server: dict[str, Any] = facts["server"]
             self.d: int = facts["server"]["d"]
-            self.codec = self._codec() if "rows" in facts["arrays"] else None
-            self.arrays = {name: Segments(path / name, self._size(name), mapped=False) for name in facts["arrays"]}
+            self.codec = named(facts["server"]["codec"])
+            sizes = {} if self.codec is None else {"rows": self.codec.row_size(self.d)}
+            self.arrays = {
+                name: Segments(path / name, sizes.get(name, self.d), mapped=False) for name in facts["arrays"]
+            }
         except BaseException:
             self.index.close()
             raise
-
-    def _codec(self) -> Codec:
-        exact = "float64" if self.server["slot_dtype"] == "float64" else "float32"
-        return Codec(self.server.get("codec") or exact)
-
-    def _size(self, name: str) -> int:
-        if name != "rows" or self.codec is None:
-            return self.d
-        return self.row_bytes // np.dtype(self.codec.row_dtype).itemsize
 
     @property
     def row_bytes(self) -> int:
@@ -91,19 +82,12 @@ class Reading:
             row = self.arrays["rows"].array(place.slot)
         except StoreError:
             return None
-        return row if ops.crc32c(row, ops.row_bytes(SUPERBLOCK, codec=self.codec)) == place.crc else None
-
-    @property
-    def row_dtype(self) -> str:
-        """Of rows that are decoded."""
-        return "float64" if self.codec is not None and self.codec.name == "float64" else "float32"
+        return row if row_crc(row, self.codec, 1) == place.crc else None
 
     def decoded(self, row: Row) -> Row:
-        """(d,) of `row_dtype`."""
+        """(d,) float32 or float64."""
         assert self.codec is not None
-        vector = np.empty(self.d, self.row_dtype)
-        ops.decode(row, vector, codec=self.codec)
-        return vector
+        return decoded(row, self.d, self.codec)
 
     def __enter__(self) -> "Reading":
         return self
