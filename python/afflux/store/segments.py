@@ -76,6 +76,11 @@ class Segments:
         return self._count * self.shape.per_segment
 
     @property
+    def slot_bytes(self) -> int:
+        """Bytes of what a slot holds."""
+        return self.size * self._item
+
+    @property
     def disk_bytes(self) -> int:
         """Bytes of all segments."""
         return self._count * self.shape.segment_bytes
