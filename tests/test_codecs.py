@@ -163,6 +163,18 @@ def test_rotations_of_a_single_value_are_exact(codec):
         np.testing.assert_allclose(there_and_back(codec, x), x, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("values", "biases"), [((1.0, 0.5), {1: 0.5}), ((1.0, 0.7, 0.4), {2: 0.20, 4: 0.07})], ids=["two", "three"]
+)
+def test_the_largest_biases_of_rotations_that_were_found(values, biases):
+    """docs/choosing-bits.md: a Hadamard transform cannot hide two or three values of 128; 400 keys average the rest."""
+    x = np.zeros(2048, np.float32)
+    x[: 16 * len(values) : 16] = values  # one rotation's
+    for few, bias in biases.items():
+        back = np.mean([there_and_back(codecs.rotated(few), x, row_key(0, 1, k)) for k in range(400)], axis=0)
+        assert np.linalg.norm(back - x) / np.linalg.norm(x) == pytest.approx(bias, abs=0.02)
+
+
 def test_random_words_are_uniform_and_pairs_of_them_independent():
     """Chi-square over 16 x 16 cells of pairs of elements of a block, 2^16 keys; 255 degrees: above 400 once in 10^7."""
     keys = [row_key(0, k, 0) for k in range(1 << 14)]
