@@ -70,10 +70,9 @@ def test_threads(rng, codec):
         assert bits(decoded(codec, row, x.size, num_threads=threads)) == bits(decoded(codec, first, x.size))
 
 
-HUGE = np.float32(3.4028235e38)
-EXTREME = st.sampled_from(
-    [0.0, -0.0, 1e-45, -1e-45, 1e-38, 1.0, -1.0, 65504.0, 65520.0, 1e30, float(HUGE), -float(HUGE)]
-)
+HUGE = float(np.float32(3.4028235e38))
+EXTREMES = [0.0, -0.0, 1e-45, -1e-45, 1e-38, 1.0, -1.0, 65504.0, 65520.0, 1e30, HUGE, -HUGE]
+EXTREME = st.sampled_from(EXTREMES)
 ANY = st.one_of(EXTREME, st.floats(width=32, allow_nan=False, allow_infinity=False))
 
 
@@ -84,6 +83,14 @@ def test_any_finite_values(x, which):
     row = encoded(which, x)
     assert row.tobytes() == rows.encode(which.name, x, *facts_of(x))
     assert np.isfinite(decoded(which, row, x.size)).all()
+
+
+@each
+def test_extreme_values(codec):
+    for x in np.float32([EXTREMES, *([value] * 12 for value in EXTREMES)]):
+        row = encoded(codec, x)
+        assert row.tobytes() == rows.encode(codec.name, x, *facts_of(x))
+        assert np.isfinite(decoded(codec, row, x.size)).all()
 
 
 @each
