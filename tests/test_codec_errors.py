@@ -100,7 +100,7 @@ def test_a_name_is_given_once(tmp_path):
 
 
 def test_what_is_kept_exactly_has_no_error():
-    assert codec_errors.error(codecs.affine(1), [np.ones(300, np.float32)] * 3, 0) == (0, 0)
+    assert codec_errors.error(codecs.affine(1), [np.ones(256, np.float32)] * 3, 0) == (0, 0)
 
 
 def test_updates_are_taken_evenly_over_the_run(tmp_path):
