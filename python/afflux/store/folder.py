@@ -64,8 +64,6 @@ class Store:
 
     def _read(self, num_threads: int) -> None:
         path, facts = self.path, self._index.facts()
-        if facts["order_version"] != ORDER_VERSION:
-            raise StoreError(f"[store] {path} has order_version {facts['order_version']}, this afflux {ORDER_VERSION}")
         self.facts: dict[str, Any] = facts["server"]  #: what a server must agree with
         self.options: dict[str, Any] = facts["options"]  #: what it was made with
         self.committed: Committed | None = self._index.committed()
@@ -85,6 +83,7 @@ class Store:
         own = {name: array for name, array in arrays.items() if name not in ("params", "rows", "arrivals")}
         self._vectors = Vectors(own, {name: places[name] for name in own if name in places}, num_threads)
         self._arrivals = Arrivals(arrays["arrivals"], self.committed.arrivals if self.committed else [], num_threads)
+        self._largest_row: float = 0.0 if self.committed is None else self.committed.meta["largest_row"]
         self._pinned: list[Row] = []  # the committed version of params, and those that are kept: not to be written over
         self.held: Sequence[Pulled] = []  #: the older versions that the last checkpoint has kept
         self._tails: dict[str, tuple[object, int]] = {}  # the lists that are committed, and how much of them for good
@@ -193,9 +192,11 @@ class Store:
         return None if every is None else -(-version // every) * every
 
     def check(self) -> None:
-        """Refuses a round if files have vanished or were cut off."""
+        """Refuses to go on if files have vanished or were cut off: what reads them would end the process."""
+        self._index.check()
         self.params.check()
         self._vectors.check()
+        self._arrivals.check()
 
     def before(self, sealed: Round) -> None:
         """Brings in what the sweep of a round will write."""
@@ -210,6 +211,8 @@ class Store:
         staged = sealed.rows if isinstance(sealed.rows, Staged) else None
         if self.rows is not None and staged is not None:
             self.rows.swept(staged)
+            norms = sealed.report.norms
+            self._largest_row = max(self._largest_row, float(np.max(norms, where=np.isfinite(norms), initial=0.0)))
         version, book = sealed.report.version, joins.book.sealed
         if book is not None and self.commit_every is not None and version % self.commit_every == 0:
             current = Pulled(np.asarray(sealed.draft.buffer), version, sealed.buffers)
@@ -257,7 +260,8 @@ class Store:
             self._arrivals.flush(arrivals)
             if table is not None and self.rows is not None:
                 self.rows.flush(table)
-        meta = checkpoint.short({"durability": "power" if self._power else "process"}, book)
+        facts = {"durability": "power" if self._power else "process", "largest_row": self._largest_row}
+        meta = checkpoint.short(facts, book)
         if table is not None:
             meta["rows"] = table.clients, table.high, [*table.free, *table.retired]
         tails = self._grown(book, joins)

@@ -75,6 +75,11 @@ class Segments:
         return self._count * self.shape.per_segment
 
     @property
+    def slot_bytes(self) -> int:
+        """Bytes of what a slot holds."""
+        return self.size * self._item
+
+    @property
     def disk_bytes(self) -> int:
         """Bytes of all segments."""
         return self._count * self.shape.segment_bytes
@@ -130,6 +135,7 @@ class Segments:
         if self.mapped:
             own = self.array(slot)
             if own.ctypes.data != array.ctypes.data:
+                self.check([slot])
                 self.present([slot], write=True)
                 own[:] = array
             return
