@@ -200,7 +200,7 @@ class Server(Keep):
     def open(
         cls,
         path: "str | PathLike[str]",
-        rule: Rule,
+        rule: Rule | None = None,
         *,
         num_threads: int | None = None,
         push_threads: int = 1,
@@ -212,14 +212,15 @@ class Server(Keep):
         Args:
             path: the store's folder.
             rule: that of the server that was kept there; what else is changed, such as server_lr, changes the next
-                bits.
+                bits. None: the one that it had last; one with a part of your own must be given.
             num_threads: see the class.
             push_threads: likewise.
             durability: likewise.
             commit_every: likewise. All else is as it was.
 
         Raises:
-            StoreError: no store, another rule, another process has it, or it is damaged; it stays as it is.
+            StoreError: no store, another rule or none where one must be given, another process has it, or it is
+                damaged; it stays as it is.
 
         >>> from tempfile import TemporaryDirectory
         >>> from afflux.rules import fedbuff
@@ -227,7 +228,7 @@ class Server(Keep):
         >>> with Server(fedbuff(buffer_size=2), np.zeros(3), store=f"{folder.name}/store") as server:
         ...     server.push("ann", np.ones(3), version=0).durable
         1
-        >>> with Server.open(f"{folder.name}/store", fedbuff(buffer_size=2)) as server:
+        >>> with Server.open(f"{folder.name}/store") as server:
         ...     server.arrivals_waiting, server.push("bob", np.ones(3), version=0).version
         (1, 1)
         >>> folder.cleanup()
@@ -236,7 +237,7 @@ class Server(Keep):
         at_least("commit_every", commit_every, 1)
         store = Store(Path(path), durability, commit_every, ops.threads(num_threads))
         try:
-            store.refuse_unfit(rule)
+            rule = store.going_on(rule)
             settings = {name: store.facts[name] for name in ("num_clients", "dtype", "slot_dtype")} | store.options
             zeros = np.zeros(store.facts["d"], store.facts["dtype"])
             server = cls(rule, zeros, num_threads=num_threads, push_threads=push_threads, **settings)
