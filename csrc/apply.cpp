@@ -44,7 +44,9 @@ StepKind step_named(const std::string& wanted) {
 // A host array of float64: weights, coefficients.
 struct Numbers {
   Numbers(const char* name, const py::object& object, Shape shape = Shape::vector)
-      : array({"apply", name}, object, Access::read, shape) {}
+      : array({"apply", name}, object, Access::read, shape) {
+    array.check_on_host();
+  }
   List<double> list() const {
     const View<double> view = array.doubles();
     return {view.data, view.size};
@@ -109,6 +111,7 @@ struct MemoryArrays {
 void apply_(const py::object& params, const py::object& out, const CombineOf& combine,
             const std::optional<CalibrateOf>& calibrate, const StepOf& step, const std::optional<MemoryOf>& memory,
             int num_threads, std::optional<py::list> done, bool dry) {
+  const Call call;
   const Array from({"apply", "params"}, params, Access::read), to({"apply", "out"}, out, Access::write);
   const auto& [updates, weights, params_weight] = combine;
   const Numbers weight("weights", weights);

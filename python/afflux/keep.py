@@ -78,7 +78,7 @@ class Keep(View):
         with self._stored("close") as store:
             if checkpoint:
                 store.checkpoint(self._joins, store.notes, store.held)
-            self._gate.closed = True
+            self._gate.closed, self._gate.check = True, lambda: None
             store.close(self._versions)
 
     @property

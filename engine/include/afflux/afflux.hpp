@@ -7,7 +7,8 @@
 //   exp ...  elementary functions for weights: log, pow
 //   backends what was compiled, what runs on this machine, what is chosen
 //
-// Every result is the same bit for bit on any number of threads and any instruction set (see order.hpp).
+// Every result is the same bit for bit on any number of threads and any instruction set (see order.hpp), and on a GPU:
+// where its vectors lie, a call runs. They lie on one device; lists, weights and the products of `gram` on the host.
 // Entry points check everything before they write anything: after an exception nothing has changed.
 // They allocate nothing that grows with d, and never print. Threads that help a call are kept for the next one: a pool,
 // made by the first call that needs it; a forked child makes its own.
@@ -86,12 +87,19 @@ void exactly(const std::function<void()>& body);
 struct Backend {
   std::string name;    // "baseline", "avx2", "avx512", "neon" or "cuda"
   std::string device;  // "cpu" or "cuda"
-  bool compiled, runs, chosen;
+  bool compiled, runs, chosen;  // cuda is never chosen: it serves the vectors that are on a GPU
   std::string why_not;  // empty when it runs
 };
 
 // Best first.
 std::vector<Backend> backends();
+
+// Empty if vectors on this device can be served, else what is missing: "this build has no CUDA kernels".
+std::string why_not(Device device);
+
+// The cudaStream_t that this thread's later calls put their work on; null: the default one. They wait for it only where
+// they return something that was computed.
+void use_stream(void* stream);
 
 // Chooses the instruction set for all later calls of this process. The environment's AFFLUX_ISA is the initial choice,
 // else the best that runs. Throws Unavailable for a name that is unknown, not compiled, or does not run here.

@@ -102,7 +102,10 @@ class DiskRows(CachedRows):
     def _encoded(self, client_id: ClientId) -> Row | None:
         self.fetch(client_id, "row")
         slot = self._slot(client_id)
-        return None if slot is None else self._segments.array(slot)
+        if slot is None:
+            return None
+        self._segments.present([slot])
+        return self._segments.array(slot)
 
     def fetch(self, client_id: ClientId, op: str = "push") -> None:
         """Brings a client's row into memory, ahead of the round that replaces it, and checks it.
@@ -133,7 +136,7 @@ class DiskRows(CachedRows):
                 return
 
     def _places(
-        self, client_ids: Collection[ClientId], accepted: Collection[ClientId]
+        self, client_ids: Collection[ClientId], accepted: Collection[ClientId], apart: Collection[ClientId]
     ) -> tuple[Mapping[ClientId, Row | None], Staged]:
         """On disk a row that the last commit refers to stays: its successor gets another slot."""
         table, segments = self._table, self._segments
@@ -143,7 +146,7 @@ class DiskRows(CachedRows):
         changed, retired, new = dict(table.changed), list(table.retired), Staged()
         for client_id in accepted:
             slot, row = slots[client_id], old[client_id]
-            if row is not None and client_id in changed:
+            if row is not None and client_id in changed and client_id not in apart:
                 new[client_id] = row
                 continue
             if free:
@@ -155,7 +158,7 @@ class DiskRows(CachedRows):
                 changed[client_id] = count, spare
                 count += 1
             else:
-                changed[client_id] = -1, spare
+                changed[client_id] = changed.get(client_id, (-1,))[0], spare
                 retired.append(slot)
             new[client_id] = segments.blank(spare)
         segments.check(slot for slot in slots.values() if slot is not None)
@@ -172,6 +175,7 @@ class DiskRows(CachedRows):
 
     def swept(self, rows: Staged) -> None:
         """Takes note of the rows that a sweep has written. May be repeated."""
+        self._segments.check(rows.slots.values())
         for client_id, row in rows.items():
             self._segments.put(rows.slots[client_id], row)
             self._crcs[client_id] = row_crc(row, self.codec, self._num_threads)

@@ -206,9 +206,11 @@ class Store:
         return None if every is None else -(-version // every) * every
 
     def check(self) -> None:
-        """Refuses a round if files have vanished or were cut off."""
+        """Refuses to go on if files have vanished or were cut off: what reads them would end the process."""
+        self._index.check()
         self.params.check()
         self._vectors.check()
+        self._arrivals.check()
 
     def before(self, sealed: Round) -> None:
         """Brings in what the sweep of a round will write."""

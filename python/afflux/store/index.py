@@ -102,6 +102,7 @@ class Index:
         self.path = path
         if not path.is_file():
             raise StoreError(f"[store] {path} is missing")
+        self._inode = path.stat().st_ino
         with self._errors("open"), ExitStack() as undo:
             mode = "ro" if read_only else "rw"
             if read_only and alone and not _size(path.with_name(f"{path.name}-wal")):
@@ -238,6 +239,15 @@ class Index:
                 if self._writer.in_transaction:
                     self._writer.execute("ROLLBACK")
                 raise
+
+    def check(self) -> None:
+        """Refuses a file that has vanished, or was replaced: what is committed to it would be gone."""
+        try:
+            same = self.path.stat().st_ino == self._inode and self.path.with_name(self.path.name + "-wal").exists()
+        except OSError:
+            same = False
+        if not same:
+            raise StoreError(f"[store] {self.path} has vanished or was replaced")
 
     def damage(self) -> list[str]:
         """What SQLite finds wrong with the file."""

@@ -62,13 +62,13 @@ class MemoryRows(CachedRows):
         return self.arrays.get(client_id)
 
     def _places(
-        self, client_ids: Collection[ClientId], accepted: Collection[ClientId]
+        self, client_ids: Collection[ClientId], accepted: Collection[ClientId], apart: Collection[ClientId]
     ) -> tuple[Mapping[ClientId, Row | None], Rows]:
         old = {client_id: self.arrays.get(client_id) for client_id in client_ids}
         new = Rows()
         for client_id in accepted:
             row = old[client_id]
-            new[client_id] = self._empty() if row is None else row
+            new[client_id] = self._empty() if row is None or client_id in apart else row
         new.clients = len(self.arrays) + sum(old[client_id] is None for client_id in new)
         return old, new
 

@@ -64,9 +64,11 @@ class CachedRows(ABC):
 
     @abstractmethod
     def _places(
-        self, client_ids: Collection[ClientId], accepted: Collection[ClientId]
+        self, client_ids: Collection[ClientId], accepted: Collection[ClientId], apart: Collection[ClientId]
     ) -> tuple[Mapping[ClientId, Row | None], Rows]:
-        """The rows of these clients, and memory for what becomes of those of the accepted ones."""
+        """The rows of these clients, and memory for what becomes of those of the accepted ones: memory of its own for
+        those that are read after they are written.
+        """
 
     @property
     def sum(self) -> npt.NDArray[np.float64]:
@@ -117,7 +119,9 @@ class CachedRows(ABC):
             StoreError: the disk is full.
         """
         last = {client_id: i for i, client_id in enumerate(client_ids) if accepted[i]}
-        old, new = self._places(client_ids, last)
+        read = {client_id: i for i, client_id in enumerate(client_ids)}  # for the last time
+        apart = {client_id for client_id, i in last.items() if read[client_id] > i}
+        old, new = self._places(client_ids, last, apart)
         rows = [old[client_id] for client_id in client_ids]
         replaced = [new[client_id] if last.get(client_id) == i else None for i, client_id in enumerate(client_ids)]
         counted = self.num_clients if how.divide_by == "all" else max(new.clients, 1)

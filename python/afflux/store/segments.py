@@ -135,6 +135,7 @@ class Segments:
         if self.mapped:
             own = self.array(slot)
             if own.ctypes.data != array.ctypes.data:
+                self.check([slot])
                 self.present([slot], write=True)
                 own[:] = array
             return
