@@ -38,11 +38,11 @@ def rule_of(content: Mapping[str, Any]) -> Rule:
 def _content(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    kind: Any = type(value)
+    kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("afflux.")
-    if _part(name) is not kind:
+    if (part := _part(name)) is not kind:
         return {"own": getattr(value, "__qualname__", name)}
-    return {"part": name} | {field.name: _content(getattr(value, field.name)) for field in fields(kind) if field.init}
+    return {"part": name} | {field.name: _content(getattr(value, field.name)) for field in fields(part) if field.init}
 
 
 def _value(content: Any) -> Any:
@@ -59,10 +59,11 @@ def _value(content: Any) -> Any:
         raise AffluxError(f"its part {content['part']} is another one in this afflux: {error}") from None
 
 
-def _part(name: str) -> type | None:
-    """The class of a part of this package, by its module and name."""
+def _part(name: str) -> Any:
+    """The class of a part of this package, by its module and name; None if there is none."""
     module, _, own = name.rpartition(".")
     if module not in MODULES:
         return None
     found = getattr(importlib.import_module(f"afflux.{module}"), own, None)
-    return found if isinstance(found, type) and is_dataclass(found) and found.__module__ == f"afflux.{module}" else None
+    ours = isinstance(found, type) and is_dataclass(found) and found.__module__ == f"afflux.{module}"
+    return found if ours else None

@@ -33,7 +33,8 @@ from afflux.store.disk import DiskRows, Staged, Table
 from afflux.store.index import INDEX, Change, Committed, Index, Place, Tail
 from afflux.store.lock import Lock, promises_space
 from afflux.store.params import ParamsSlots
-from afflux.store.segments import Row, Segments, make_arrays, shape_of, sync
+from afflux.store.segments import Row, Segments, make_arrays, sync
+from afflux.store.shapes import shapes_of
 from afflux.store.vectors import Vectors, crc, verified
 from afflux.versions import Versions
 
@@ -102,19 +103,9 @@ class Store:
         """
         if sys.byteorder != "little":
             raise UnavailableError("[store] rows are kept in little-endian order, and this machine is big-endian")
-        d, dtype = server["d"], server["dtype"]
+        own = {name: server[name] for name in ("num_clients", "dtype", "slot_dtype")}
+        shapes = shapes_of(rule, server["d"], **own, memory=options["memory"])
         codec = codec_of(rule, server["slot_dtype"])
-        shapes = {
-            "params": shape_of(dtype, d, 4),
-            "arrivals": shape_of(checkpoint.STORED[server["slot_dtype"]], d, rule.buffer_size),
-            **{f"memory.{name}": shape_of(dtype, d, 2) for name in server["memories"]},
-        }
-        if options["memory"] == "streaming":
-            shapes["total"] = shape_of("float64", d, 2)
-        if codec is not None:
-            shapes["sum"] = shape_of("float64", d, 2)
-            slots = server["num_clients"] + rule.buffer_size
-            shapes["rows"] = shape_of(codec.row_dtype, codec.row_size(d), slots)
         server = {**server, "codec": None if codec is None else codec.name}
         layout = {"order_version": ORDER_VERSION, "arrays": list(shapes)}
         facts = {"server": server, "options": options, "rule": recipe_of(rule), **layout}
