@@ -35,9 +35,10 @@ def test_memory_is_what_state_bytes_says(name, options):
     settings = {"duplicates": "both"} if rule.calibrate.cached and "memory" not in options else {}
     try:
         server = ready(Server(rule, np.zeros(SIZE), num_clients=CLIENTS, **settings, **options))
-    except AffluxError as error:
-        assert "streaming" in str(error)
-        return
+    except AffluxError:
+        if options.get("memory") != "streaming":
+            raise
+        return  # not every rule can stream
     everyone(server)
     server.flush()
     assert rule.needs.passes or server.rows is None or len(server.rows) == CLIENTS
@@ -113,7 +114,7 @@ def test_a_budget_that_cannot_be_kept_is_refused_with_the_parts():
     with pytest.raises(
         AffluxError,
         match=r"\[Server\] memory_budget is 84 kB, but 84 kB may be needed: "
-        "params 4 kB, buffer 20 kB, sum 8 kB, rows 48 kB, next params 4 kB",
+        r"params 4 kB, buffer 20 kB, sum 8 kB, rows 48 kB, next params 4 kB",
     ):
         Server(rule, np.zeros(SIZE), num_clients=CLIENTS, memory_budget=least - 1)
     server = Server(rule, np.zeros(SIZE), num_clients=CLIENTS, memory_budget=least)
@@ -122,7 +123,7 @@ def test_a_budget_that_cannot_be_kept_is_refused_with_the_parts():
         with pytest.raises(AffluxError, match="memory_budget"):
             Server(rule, np.zeros(SIZE), num_clients=CLIENTS, memory_budget=least, **options)
     for budget in (0, -5, 1e9, "1 GB"):
-        with pytest.raises(AffluxError, match="memory_budget is .*, must be an int of at least 1"):
+        with pytest.raises(AffluxError, match=r"memory_budget is .*, must be an int of at least 1"):
             Server(fedbuff(), np.zeros(SIZE), memory_budget=budget)
     with pytest.raises(AffluxError, match="any number of arrivals may wait for the next pass of gsgm"):
         Server(gsgm(), np.zeros(SIZE), num_clients=CLIENTS, memory_budget=10**9)

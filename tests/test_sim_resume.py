@@ -33,6 +33,7 @@ CASES = {
     "fedasync": SMALL,
     "fedavg": SMALL,
     "ca2fl": SMALL,
+    "mf_ca2fl": SMALL,
     "fadas": replace(SMALL, steps_law="uniform", client_optimizer="fedprox"),
     "wkafl": replace(SMALL, refill=3),
     "gsgm": SMALL,

@@ -157,7 +157,7 @@ def _tell(health: Health) -> None:
     for problem in health.problems:
         typer.echo(problem)
     if health.sound:
-        off = "" if health.sum_error is None else f"; the sum is off by {health.sum_error:.1e} of the largest norm"
+        off = "" if health.sum_error is None else f"; the sum is off by {health.sum_error:.2g} of the largest norm"
         typer.echo(f"sound: every checksum holds, {health.clients:,} rows{off}")
 
 
