@@ -1,5 +1,5 @@
-"""The CUDA kernels' bodies where there is no GPU: an engine built with -DAFFLUX_CUDA=emulated runs them on the host, block
-by block, over host memory that says it is a GPU's. Everything that goes into the engine's operations goes in as such.
+"""The CUDA kernels' bodies where there is no GPU: an engine built with -DAFFLUX_CUDA=emulated runs them on the host,
+block by block, over host memory that says it is a GPU's. What goes into the engine's operations goes in as such.
 
     AFFLUX_EMULATED=path/of/_engine.so python tests/emulated.py     prints the digests of digest.py
     AFFLUX_EMULATED=path/of/_engine.so python -m pytest -p emulated ...

@@ -1,4 +1,4 @@
-"""The CUDA kernels' bodies, run on the host in their own index and reduction order, give the CPU's bits (emulated.py)."""
+"""The CUDA kernels' bodies, run on the host in their own order of indices and sums, give the CPU's bits."""
 
 import json
 import os
