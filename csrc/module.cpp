@@ -62,14 +62,14 @@ void decode_(const std::string& codec, const py::object& row, const py::object& 
   decode(kind, source, target, num_threads);
 }
 
-py::bytes crc32c_(const py::buffer& data, std::int64_t block, int num_threads, bool table) {
+py::bytes crc32c_(const py::buffer& data, std::int64_t block, std::int64_t head, int num_threads, bool table) {
   const py::buffer_info info = data.request();
   if (PyBuffer_IsContiguous(info.view(), 'C') == 0) throw Error("[crc32c] data is not C-contiguous");
   std::vector<std::uint32_t> out;
   {
+    const View<const unsigned char> view{static_cast<const unsigned char*>(info.ptr), info.size * info.itemsize, {}};
     const Release release;
-    out =
-        crc32c({static_cast<const unsigned char*>(info.ptr), info.size * info.itemsize, {}}, block, num_threads, table);
+    out = crc32c(view, block, head, num_threads, table);
   }
   return {reinterpret_cast<const char*>(out.data()), out.size() * sizeof(std::uint32_t)};
 }
@@ -102,7 +102,8 @@ PYBIND11_MODULE(_engine, module) {
   module.def("encode", encode_, py::arg("codec"), py::arg("vector"), py::arg("row"), py::arg("key"), py::arg("low"),
              py::arg("high"), py::arg("num_threads"));
   module.def("decode", decode_, py::arg("codec"), py::arg("row"), py::arg("vector"), py::arg("num_threads"));
-  module.def("crc32c", crc32c_, py::arg("data"), py::arg("block"), py::arg("num_threads"), py::arg("table") = false);
+  module.def("crc32c", crc32c_, py::arg("data"), py::arg("block"), py::arg("head"), py::arg("num_threads"),
+             py::arg("table") = false);
   bind_pages(module);
   module.def(
       "exactly",

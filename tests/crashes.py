@@ -17,16 +17,18 @@ import signal
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 import afflux
-from afflux import Server, StoreError
+from afflux import Server, StoreError, codecs
 from afflux.rules import RULES
 
 CLIENTS, M = 9, 3
+#: What is said of the folder of a store that was never finished.
+UNBORN = ("there is no folder", "began to make it", "index.sqlite is missing")
 STORE = str(Path(afflux.__file__).parent / "store")
 
 
@@ -41,30 +43,41 @@ class Case:
     commit_every: int | None = 1
     memory: str = "buffered"
     checkpoints: float = 0.05  #: the share of pushes that are followed by one
+    codec: str | None = None
+
+    def make_rule(self):
+        rule = RULES[self.rule](buffer_size=M)
+        if self.codec is None:
+            return rule
+        return replace(rule, calibrate=replace(rule.calibrate, codec=codecs.named(self.codec)))
 
     def server(self, path=None):
         store = {} if path is None else {"store": path, **self.settings()}
         options = {"num_clients": CLIENTS, "max_staleness": 6, "log": True, "memory": self.memory}
-        return Server(RULES[self.rule](buffer_size=M), np.ones(self.d, np.float32), num_threads=1, **options, **store)
+        return Server(self.make_rule(), np.ones(self.d, np.float32), num_threads=1, **options, **store)
 
     def open(self, path):
-        return Server.open(path, RULES[self.rule](buffer_size=M), num_threads=1, **self.settings())
+        return Server.open(path, self.make_rule(), num_threads=1, **self.settings())
 
     def settings(self):
         return {"durability": self.durability, "commit_every": self.commit_every}
 
-    def push(self, server):
-        """The push that comes next: the same after the same joins, whoever asks."""
+    def push(self, server, newest=None):
+        """The push that comes next: the same after the same joins, whoever asks. Pulled from the newest version, or
+        from an older one.
+        """
         rng = np.random.default_rng([server.joins, self.d])
         client, age = int(rng.integers(CLIENTS)), int(rng.integers(8))
         vector = rng.standard_normal(self.d).astype(np.float32)
-        receipt = server.push(client, vector, version=max(0, server.version - age), num_examples=client + 1)
+        version = max(0, (server.version if newest is None else newest) - age)
+        receipt = server.push(client, vector, version=version, num_examples=client + 1)
         return receipt, rng.random() < self.checkpoints
 
 
 def digest(server):
-    """Of everything that a server keeps."""
+    """Of everything that a server keeps, but for how many calls it has refused."""
     state = server.state_dict()
+    del state["meta"]["counts"]["refused"]
     whole = hashlib.sha256(json.dumps(state["meta"], sort_keys=True).encode())
     for name in sorted(state["arrays"]):
         whole.update(name.encode() + np.ascontiguousarray(state["arrays"][name]).tobytes())
@@ -72,23 +85,24 @@ def digest(server):
 
 
 def undisturbed(case):
-    """The digest after each number of joins; those with which nothing can be committed lack it not."""
-    server, digests = case.server(), {}
-    digests[0] = digest(server)
+    """The version and the digest after each number of joins."""
+    server = case.server()
+    states = [(0, digest(server))]
     while server.joins < case.pushes:
         case.push(server)
-        digests[server.joins] = digest(server)
-    return digests
+        states.append((server.version, digest(server)))
+    return states
 
 
-def check(server, case, digests, least):
+def check(server, states, least):
     """What a server finds when it opens the store."""
     assert server.joins >= least, f"{least} joins were acknowledged as safe, {server.joins} are there"
-    assert digest(server) == digests[str(server.joins)], f"other bits after {server.joins} joins"
+    assert [server.version, digest(server)] == states[server.joins], f"other bits after {server.joins} joins"
     rows = server.rows
     if rows is not None:
-        total = np.sum([row.astype(np.float64) for row in rows.values()], axis=0) if len(rows) else 0.0
-        largest = max((float(np.linalg.norm(row)) for row in rows.values()), default=0.0)
+        decoded = [rows.row(client).astype(np.float64) for client in rows.client_ids]
+        total = np.sum(decoded, axis=0) if len(rows) else 0.0
+        largest = max((float(np.linalg.norm(row)) for row in decoded), default=0.0)
         assert np.linalg.norm(rows.sum - total) / CLIENTS <= 1e-12 * largest
 
 
@@ -97,7 +111,7 @@ def go_on(case, path, tell):
     try:
         server = case.open(path)
     except StoreError as error:
-        if not any(text in str(error) for text in ("there is no folder", "began to make it", "is missing")):
+        if not any(text in str(error) for text in UNBORN):
             raise
         shutil.rmtree(path, ignore_errors=True)
         server = case.server(path)
@@ -105,18 +119,23 @@ def go_on(case, path, tell):
     waiting = []
     while server.joins < case.pushes:
         receipt, checkpoint = case.push(server)
-        waiting.append((receipt.join, receipt.durable))
         if checkpoint:
             server.checkpoint()
             tell(receipt.join + 1)
-        safe = [join for join, durable in waiting if durable is not None and durable <= server.version]
-        # A version is committed with all that was decided before its round.
-        if safe and case.commit_every is not None:
-            tell(max(safe) + 1)
-            waiting = [entry for entry in waiting if entry[0] > max(safe)]
+        waiting, safe = acknowledged([*waiting, receipt], server.version)
+        if safe:
+            tell(safe)
         yield server
     server.close()
     tell(case.pushes)
+
+
+def acknowledged(waiting, version):
+    """Of these receipts: those that are not safe yet, and how many joins are, if that has become known."""
+    safe = [receipt.join + 1 for receipt in waiting if receipt.durable is not None and receipt.durable <= version]
+    # A version is committed with all that was decided before its round.
+    known = max(safe, default=0)
+    return [receipt for receipt in waiting if receipt.join >= known], known
 
 
 def in_child(body):
@@ -161,7 +180,7 @@ class Driver:
     def __init__(self, case, path):
         self.case = case
         self.path = path
-        self.digests = reference(case)
+        self.states = reference(case)
         self.least = 0  #: joins that were acknowledged as safe
 
     def life(self, kill, prepare=lambda: None, enough=lambda server: False):
@@ -170,12 +189,12 @@ class Driver:
         def body(tell):
             run = go_on(self.case, self.path, tell)
             server = next(run)
-            check(server, self.case, self.digests, self.least)
+            check(server, self.states, self.least)
             prepare()
             for server in run:
                 if enough(server):
                     return
-            check(self.case.open(self.path), self.case, self.digests, self.case.pushes)
+            check(self.case.open(self.path), self.states, self.case.pushes)
 
         child, reading = in_child(body)
         kill(child)

@@ -342,12 +342,12 @@ MUTANTS = {
     ),
     "store: those seen do not count the new ones": (
         "python/afflux/store/memory.py",
-        "len(self.arrays.keys() | new.keys())",
+        "len(self.arrays) + sum(old[client_id] is None for client_id in new)",
         "len(self.arrays)",
         "test_identities.py",
     ),
     "store: of a client's arrivals the first stays": (
-        "python/afflux/store/memory.py",
+        "python/afflux/store/rows.py",
         "for i, client_id in enumerate(client_ids) if accepted[i]}",
         "for i, client_id in reversed([*enumerate(client_ids)]) if accepted[i]}",
         "test_rules.py",

@@ -6,6 +6,7 @@ import re
 import statistics
 import subprocess
 import sys
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -129,11 +130,13 @@ def test_bytes_are_the_definitions(case):
         ("wkafl", 4 * (M + 1) + 4 * (M + 4)),
         ("push", 4 * M * 2),
         ("scaling-n", 4 * M * 2 + 4 * (3 * M + 2) + 8 * 2),
+        ("mf-ca2fl-affine-4", 4 * (M + 2) + M * (1 / 2 + 8 / 128) * 2 + 8 * 2),
+        ("mf-ca2fl-rotated-2", 4 * (M + 2) + M * (1 / 4 + 4 / 128) * 2 + 8 * 2),
     ],
 )
 def test_bytes_follow_from_the_streams(row, an_element):
     m = 1 if row == "ingest" else M
-    assert next(r for r in ROWS if r.name == row).bytes(D, m) == D * an_element
+    assert next(r for r in ROWS if r.name == row).bytes(D, m) == ceil(D * an_element)
 
 
 def test_figures_follow_from_the_samples(case):
@@ -343,6 +346,21 @@ def test_a_push_and_sizes_of_ones_own(tmp_path):
             assert norms["terms"] > 0.1
 
 
+def test_encoded_rows_are_near_the_updates(tmp_path):
+    """A step of a grid is at most the range over 2^bits - 1; here |u| < 0.06, and a float16 has 11 bits."""
+    path = tmp_path / "out.json"
+    done = bench("--quick", "--rows", "mf-ca2fl", "-d", D, "-M", 3, "--threads", THREADS, "--json", path)
+    assert done.returncode == 0, done.stderr
+    (case,) = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    steps = {"affine-8": 0.12 / 255, "affine-4": 0.12 / 15, "rotated-2": 0.06, "float16": 0.06 / 2**11}
+    for codec, step in steps.items():
+        ours, plain = case["rows"][f"mf-ca2fl-{codec}"]
+        assert ours["errors"]["params"]["ulp"] < 1
+        assert 0 < ours["errors"]["rows"]["abs"] < step * 1.001
+        assert 0 < plain["errors"]["params"]["abs"] <= (3 + 12) * U32 * plain["errors"]["params"]["terms"]
+        assert codec == "rotated-2" or plain["errors"]["rows"]["abs"] < step * 1.001
+
+
 def test_streaming_beside_buffers(tmp_path):
     d, m, path = 3_001, 6, tmp_path / "out.json"
     done = bench("--quick", "--rows", "streaming", "-d", d, "-M", m, "--threads", THREADS, "--json", path)
@@ -363,7 +381,7 @@ def test_streaming_beside_buffers(tmp_path):
 def test_unknown_row(arguments):
     done = bench(*arguments)
     assert done.returncode == 2
-    assert "known rows: all, scaling, peers, ingest" in done.stderr
+    assert "known rows: all, scaling, mf-ca2fl, peers, ingest" in done.stderr
     assert ("unknown: fedbuf;" in done.stderr) == (arguments[1] != "")
 
 
@@ -437,6 +455,18 @@ def test_native_probes_move_what_they_say(variant, count):
     sweep(reads, [(out, 4)], [(own, 4)], LENGTH, variant, threads=THREADS, laps=3)()
     np.testing.assert_array_equal(out, expected)
     np.testing.assert_array_equal(own, vectors[count] + 3 * expected)
+
+
+def test_native_probes_count_parts_of_a_byte():
+    """Rows of 4 bits and a pair of float32 for 128 elements: 9 words for 64 of them."""
+    size, words = 64 * 2000, 9 * 2000
+    own, params = whole_numbers(1, words)[0], whole_numbers(1, size)[0]
+    expected = own.copy()
+    for i in range(0, size, 1024):  # a tile's sum goes to the first words of the same tile
+        there = expected[i * 9 // 64 : (i + 1024) * 9 // 64]
+        there += params[i : i + there.size]
+    sweep([(params, 4)], [], [(own, 0.5625)], size, Variant(tile=1024), threads=THREADS)()
+    np.testing.assert_array_equal(own, expected)
 
 
 def test_native_probes_count_two_and_eight_bytes_an_element():

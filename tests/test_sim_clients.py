@@ -48,7 +48,7 @@ def test_batches_are_shuffled_epochs():
         next(batches(0, 4, 1, generator()))
 
 
-@pytest.mark.parametrize("model", models.MODELS)
+@pytest.mark.parametrize("model", ["logreg", "cnn"])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_local_sgd_is_torchs(model, weight_decay):
     config = SimConfig(model=model, local_steps=4, batch_size=8, weight_decay=weight_decay)

@@ -230,12 +230,13 @@ def test_mnist_is_read_from_a_folder_and_its_absence_explained(tmp_path, monkeyp
 def test_models_start_from_the_generator_and_leave_torchs_alone(name):
     torch.manual_seed(7)
     before = torch.get_rng_state()
-    built = [models.build(name, (1, 8, 8), 10, generator(seed)) for seed in (0, 0, 1)]
+    shape = (1, 16, 16) if name == "wkafl-cnn" else (1, 8, 8)
+    built = [models.build(name, shape, 10, generator(seed)) for seed in (0, 0, 1)]
     assert torch.equal(torch.get_rng_state(), before)
     first, same, other = (torch.cat([p.flatten() for p in m.parameters()]) for m in built)
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
-    assert built[0](torch.zeros(3, 1, 8, 8)).shape == (3, 10)
+    assert built[0](torch.zeros(3, *shape)).shape == (3, 10)
     for layer in built[0].modules():
         if isinstance(layer, torch.nn.Linear | torch.nn.Conv2d):
             bound = 1 / math.sqrt(layer.weight[0].numel())
@@ -244,10 +245,13 @@ def test_models_start_from_the_generator_and_leave_torchs_alone(name):
             assert layer.weight.abs().max() > 0.9 * bound
 
 
-def test_logreg_and_cnn_sizes():
+def test_sizes_of_models():
     def size(name, shape):
         return sum(p.numel() for p in models.build(name, shape, 10, generator()).parameters())
 
     assert size("logreg", (1, 8, 8)) == 650
     assert size("cnn", (1, 8, 8)) == 160 + 4640 + (128 * 64 + 64) + 650
     assert size("cnn", (1, 28, 28)) == 160 + 4640 + (32 * 49 * 64 + 64) + 650
+    assert size("wkafl-cnn", (1, 28, 28)) == 582_026
+    with pytest.raises(ConfigError, match="'wkafl-cnn' needs images of 16x16 pixels or more, not 8x15"):
+        size("wkafl-cnn", (1, 8, 15))

@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import rows
+from afflux import codecs
 from afflux.layout import Layout
 from afflux.sim import models, tasks
 from afflux.sim.broadcast import Broadcast
@@ -196,29 +198,58 @@ def test_scaffold_over_several_rounds_is_its_formulas(protocol, monkeypatch):
 def test_the_servers_control_is_the_mean_of_the_rows_however_often_clients_come():
     controls = Controls(4, 8)
     zeros = controls.server
-    rows = np.zeros((8, 4), np.float32)
+    own = np.zeros((8, 4), np.float32)
     rng = generator(5)
     for _ in range(200):
         before = controls.server.copy()
         for client in rng.integers(0, 8, size=5).tolist():
             shift = controls.shift(client, controls.server)
-            assert np.array_equal(shift, controls.server - rows[client])
+            assert np.array_equal(shift, controls.server - own[client])
             gradient = rng.standard_normal(4).astype(np.float32)
             controls.arrived(client, gradient, shift)
-            rows[client] = gradient - shift
+            own[client] = gradient - shift
             assert np.array_equal(controls.server, before), "c moves at steps only"
         controls.step()
-        mean = rows.astype(np.float64).mean(axis=0)
+        mean = own.astype(np.float64).mean(axis=0)
         # 1e-12 of the largest row is the cache's promise; one rounding to float32 on top.
         np.testing.assert_allclose(controls.server, mean, rtol=2 * EPSILON, atol=1e-11)
     assert not zeros.any(), "who holds an old c keeps it"
+
+
+@pytest.mark.parametrize("codec", [codecs.affine(4), codecs.affine(1, scope="vector"), codecs.rotated(2)], ids=repr)
+def test_controls_in_few_bits(codec):
+    """What clients get back is the reference's row, keyed by the step; c is the mean of these rows."""
+    seed, steps, gradients = 5, 40, generator(3).standard_normal((40, 3, 200)).astype(np.float32)
+    controls, own = Controls(200, 6, codec, seed), np.zeros((6, 200), np.float32)
+    for step in range(steps):
+        clients = [(step + k) % 6 for k in range(3)]
+        for client, gradient in zip(clients, gradients[step], strict=True):
+            shift = controls.shift(client, controls.server)
+            assert np.array_equal(shift, controls.server - own[client])
+            controls.arrived(client, gradient + shift, shift)
+            own[client] = (gradient + shift) - shift
+            assert np.array_equal(controls.client(client), own[client]), "unrounded until the step"
+        controls.step()
+        for client in clients:
+            facts = rows.row_key(2**64 - 1 - seed, step + 1, client), float(own[client].min()), float(own[client].max())
+            own[client] = rows.decode(codec.name, rows.encode(codec.name, own[client], *facts), 200)
+            assert np.array_equal(controls.client(client), own[client])
+        mean = own.astype(np.float64).mean(axis=0)
+        np.testing.assert_allclose(controls.server, mean, rtol=2 * EPSILON, atol=1e-11 * np.abs(own).max())
+
+
+def test_runs_with_controls_in_few_bits_repeat_and_differ():
+    config = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, client_optimizer="scaffold")
+    rule, few = parse("fedbuff:buffer_size=4"), replace(config, control_codec="affine-2")
+    first, again, exact = (run(rule, 0, each) for each in (few, few, config))
+    assert first.digest == again.digest != exact.digest
 
 
 def test_the_order_of_arrivals_between_two_steps_changes_no_bit():
     gradients = generator(2).standard_normal((6, 50)).astype(np.float32)
     results = []
     for order in ([0, 1, 2, 3, 4, 5], [5, 3, 1, 0, 2, 4]):
-        controls = Controls(50, 7)
+        controls = Controls(50, 7, codecs.affine(2))
         for client in order:
             controls.arrived(client, gradients[client], controls.shift(client, controls.server))
         controls.step()
@@ -236,7 +267,7 @@ def test_a_stale_model_comes_with_the_control_of_its_time():
 
     server = Server()
     config = replace(CONFIG, client_optimizer="scaffold", protocol="rounds", stale_models=2)
-    broadcast = Broadcast(server, config, 2)
+    broadcast = Broadcast(server, config, 2, 0)
     controls = broadcast._controls
     for version in range(4):
         server.version = version
@@ -323,6 +354,11 @@ def test_runs_with_other_client_optimizers_repeat_bit_for_bit_and_differ(optimiz
         ({"steps_law": "poisson"}, "unknown steps law"),
         ({"examples": "all"}, "unknown examples"),
         ({"mu": -1.0}, "mu is -1"),
+        (
+            {"control_codec": "int8", "client_optimizer": "scaffold"},
+            "unknown codec 'int8'; known: affine-1, ",
+        ),
+        ({"control_codec": "affine-8"}, "control_codec is affine-8, which is for client optimizer scaffold"),
         ({"steps_law": "uniform", "local_epochs": 2}, "steps_law is uniform, but the clients train for 2 epochs"),
     ],
 )

@@ -15,6 +15,7 @@ from afflux.sim.config import SimConfig, parse
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers import afl, rules
 from afflux.sim.papers.common import setting
+from afflux.sim.papers.finished import Outcome
 from afflux.sim.partitions import classes
 from afflux.sim.result import Row, RunResult
 from afflux.sim.run import run
@@ -25,7 +26,7 @@ SMALL_MNIST = 400
 def result_of(spec, seed, accuracy):
     staleness = np.array([seed, 2])
     rows = (Row(0, 0, 0.0, 0.1, 1.0), Row(1, 1, 1.0, accuracy + 0.01, 1.0), Row(2, 2, 2.0, accuracy, 1.0))
-    return RunResult(spec, seed, rows, staleness, staleness, np.array([1e-3]), 8, 3, staleness)
+    return Outcome.of(RunResult(spec, seed, rows, staleness, staleness, np.array([1e-3]), 8, 3, staleness))
 
 
 @pytest.fixture

@@ -1,23 +1,29 @@
 """A store holds what a server without one has in memory, bit for bit, and any Zarr tool reads it."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import zarr
 
 import afflux.store.folder
-from afflux import AffluxError, Server, StoreError, UnavailableError, replay
+import rows as reference
+from afflux import AffluxError, Server, StoreError, UnavailableError, codecs, replay
 from afflux.rules import RULES, ca2fl, fedbuff, wkafl
 from conftest import FORKS, bits, ready
 
 pytestmark = pytest.mark.filterwarnings(FORKS)
 
 CLIENTS, M = 9, 3
+CODECS = ["float32", "float16", "bfloat16", *(f"affine-{bits}" for bits in (8, 4, 2, 1)), "affine-vector-8",
+          "affine-vector-4", "affine-vector-2", "affine-vector-1", "rotated-4", "rotated-2", "rotated-1"]  # fmt: skip
 
 
-def made(name, size, store=None, **options):
+def made(name, size, store=None, *, codec=None, **options):
     rule = RULES[name](buffer_size=M) if name not in ("fedasync", "zenopp") else RULES[name]()
+    if codec is not None:
+        rule = replace(rule, calibrate=replace(rule.calibrate, codec=codecs.named(codec)))
     given = {"num_clients": CLIENTS, "max_staleness": 6, "log": True, **options}
     return ready(Server(rule, np.ones(size, np.float32), **given, **({} if store is None else {"store": store})))
 
@@ -44,7 +50,7 @@ def mapped(request, monkeypatch):
         monkeypatch.setattr(afflux.store.folder, "promises_space", lambda folder: False)
 
 
-@pytest.mark.parametrize("name", sorted(set(RULES) - {"mf_ca2fl"}))
+@pytest.mark.parametrize("name", sorted(RULES))
 def test_every_rule_has_the_bits_of_memory(name, tmp_path, mapped):
     size, path = 300, tmp_path / "store"
     there, here = made(name, size, path), made(name, size)
@@ -59,11 +65,31 @@ def test_every_rule_has_the_bits_of_memory(name, tmp_path, mapped):
     same(again, here)
 
 
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("name", ["ca2fl", "mf_ca2fl", "afa_cs"])
+def test_every_codec_has_the_bits_of_memory(name, codec, tmp_path, mapped):
+    """Of one seed, kept in the folder; with an arrival that waits at the end, whose extremes the next round needs."""
+    size, path = 2 * 2048 + 77, tmp_path / "store"
+    there, here = made(name, size, path, codec=codec, seed=5), made(name, size, codec=codec, seed=5)
+    for server in (there, here):
+        some_pushes(server, size, 20)
+    same(there, here)
+    there.close()
+    again = Server.open(path, here.rule)
+    assert again.arrivals_waiting
+    for server in (again, here):
+        some_pushes(server, size, 25)
+    same(again, here)
+    for client in range(CLIENTS):
+        assert bits(again.rows.row(client)) == bits(here.rows.row(client))
+
+
+@pytest.mark.parametrize("codec", [None, "affine-4", "rotated-2"])
 @pytest.mark.parametrize("commit_every", [1, 2, 5, None])
 @pytest.mark.parametrize("durability", ["process", "power"])
-def test_commits_now_and_then(commit_every, durability, tmp_path):
+def test_commits_now_and_then(commit_every, durability, codec, tmp_path):
     settings = {"commit_every": commit_every, "durability": durability}
-    there, here = made("ca2fl", 300, tmp_path / "store", **settings), made("ca2fl", 300)
+    there, here = made("ca2fl", 300, tmp_path / "store", codec=codec, **settings), made("ca2fl", 300, codec=codec)
     for count in (20, 3, 1, 30):
         for server in (there, here):
             some_pushes(server, 300, count)
@@ -79,6 +105,8 @@ def test_commits_now_and_then(commit_every, durability, tmp_path):
         {"dtype": "float64"},
         {"slot_dtype": "bfloat16"},
         {"duplicates": "both"},
+        {"duplicates": "both", "codec": "affine-2", "slot_dtype": "bfloat16"},
+        {"codec": "rotated-4", "dtype": "float64"},
         {"duplicates": "reject", "check_versions": True},
         {"num_threads": 1, "max_versions": 3, "max_slots": 5},
     ],
@@ -125,15 +153,19 @@ def test_client_ids_may_be_text(tmp_path):
     assert again.rows.row("日本").tolist() == [2.0] * 5
 
 
+@pytest.mark.parametrize("codec", ["float32", "float16", "bfloat16", "affine-4", "affine-vector-2", "rotated-1"])
 @pytest.mark.parametrize("size", [5, 300, 70_001])
-def test_zarr_reads_it(size, tmp_path):
-    server = made("ca2fl", size, tmp_path / "store")
+def test_zarr_and_the_reference_decoder_read_it(size, codec, tmp_path):
+    server = made("ca2fl", size, tmp_path / "store", codec=codec)
     some_pushes(server, size, 40)
     rows, index = server.rows, server._store._index
     group = zarr.open_group(tmp_path / "store", mode="r")
+    assert group["rows"].dtype == codecs.named(codec).row_dtype
     for client in rows.client_ids:
         place = index.row(client)
-        assert bits(group["rows"][place.slot, :size]) == bits(rows.row(client))
+        row = group["rows"][place.slot, : codecs.named(codec).row_size(size)]
+        expected = row if codec == "float32" else reference.decode(codec, row.tobytes(), size)
+        assert bits(expected) == bits(rows.row(client))
     places = index.committed().vectors
     assert bits(group["params"][places["params"].slot, :size]) == bits(server.params)
     assert bits(group["sum"][places["sum"].slot, :size]) == bits(rows.sum)
@@ -260,6 +292,15 @@ def test_a_fork_is_refused(rule, tmp_path):
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     server.push(1, np.ones(10), version=0)
+
+
+def test_another_codec_is_refused(tmp_path):
+    path, rule = tmp_path / "store", ca2fl(buffer_size=M, codec="affine-4")
+    Server(rule, np.zeros(300), num_clients=CLIENTS, store=path, seed=7).close()
+    for codec in (None, "affine-vector-4", "affine-8", "bfloat16"):
+        with pytest.raises(StoreError, match="holds a server whose codec is 'affine-4', not '"):
+            Server.open(path, ca2fl(buffer_size=M, codec=codec))
+    assert Server.open(path, rule).rows.facts() == {"codec": "affine-4", "seed": 7}
 
 
 def test_a_store_and_inplace_exclude_each_other(tmp_path):

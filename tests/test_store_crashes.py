@@ -22,6 +22,8 @@ KILLS = int(os.environ.get("AFFLUX_KILLS", "30"))
         Case("ca2fl"),
         Case("ca2fl", d=140_001, pushes=60),
         Case("ca2fl", commit_every=3),
+        Case("ca2fl", d=5000, pushes=200, codec="affine-4"),
+        Case("afa_cs", commit_every=2, codec="rotated-2", checkpoints=0.2),
         Case("afa_cs", durability="power", pushes=120),
         Case("fadas", commit_every=2),
         Case("wkafl"),
@@ -29,7 +31,7 @@ KILLS = int(os.environ.get("AFFLUX_KILLS", "30"))
         Case("fedbuff", memory="streaming"),
         Case("fedams", commit_every=None, checkpoints=0.2),
     ],
-    ids=lambda case: f"{case.rule}-{case.d}-{case.durability}-{case.commit_every}",
+    ids=lambda case: f"{case.rule}-{case.d}-{case.durability}-{case.commit_every}-{case.codec}",
 )
 def test_killed_at_random(case, tmp_path):
     assert kills(case, str(tmp_path / "store"), KILLS) == KILLS
@@ -37,7 +39,13 @@ def test_killed_at_random(case, tmp_path):
 
 @pytest.mark.parametrize(
     ("case", "step"),
-    [(Case("ca2fl"), 3), (Case("ca2fl", commit_every=2, checkpoints=0.5), 7), (Case("gsgm"), 7), (Case("wkafl"), 7)],
+    [
+        (Case("ca2fl"), 3),
+        (Case("ca2fl", commit_every=2, codec="affine-vector-2"), 7),
+        (Case("ca2fl", commit_every=2, checkpoints=0.5), 7),
+        (Case("gsgm"), 7),
+        (Case("wkafl"), 7),
+    ],
     ids=lambda value: getattr(value, "rule", str(value)),
 )
 def test_killed_at_each_step(case, step, tmp_path):

@@ -11,8 +11,8 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from afflux import AffluxError, Server, StoreError
-from afflux.rules import ca2fl, fedbuff, mf_ca2fl
+from afflux import Server, StoreError
+from afflux.rules import ca2fl, fedbuff
 from conftest import FORKS
 from crashes import result
 
@@ -153,7 +153,7 @@ def test_a_damaged_index(path):
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
-        ("PRAGMA user_version = 99", "has format 99, this afflux reads 1"),
+        ("PRAGMA user_version = 99", "has format 99, this afflux reads 2"),
         ("PRAGMA application_id = 7", "is no index of afflux"),
         ("UPDATE facts SET value = '2' WHERE name = 'order_version'", "has order_version 2, this afflux 1"),
         ("UPDATE state SET meta = replace(meta, '3', '4')", "does not agree with its checksum"),
@@ -253,9 +253,3 @@ def test_a_version_that_cannot_be_committed_is_not_told(path, monkeypatch):
     server.close()
     again = Server.open(path, RULE)
     assert (again.version, again.arrivals_waiting, again.counts["joined"]) == (4, 1, 13)
-
-
-def test_quantized_rows_are_not_kept_on_disk_yet(tmp_path):
-    with pytest.raises(AffluxError, match="keeps rows as affine-8, and a store holds float32 and float64 rows so far"):
-        Server(mf_ca2fl(), np.zeros(3), num_clients=20, store=tmp_path / "new")
-    assert not (tmp_path / "new").exists()

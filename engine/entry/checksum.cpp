@@ -99,19 +99,24 @@ Kernel kernel(bool table) {
 
 }  // namespace
 
-std::vector<std::uint32_t> crc32c(View<const unsigned char> data, std::int64_t block, int num_threads, bool table) {
+std::vector<std::uint32_t> crc32c(View<const unsigned char> data, std::int64_t block, std::int64_t head,
+                                  int num_threads, bool table) {
   check::threads("crc32c", num_threads);
   check::view("crc32c", "data", data, data.size);
   if (block < 1) check::fail("crc32c", "block is " + std::to_string(block) + ", must be at least 1");
-  const std::int64_t whole = data.size / block, rest = data.size % block;
-  std::vector<std::uint32_t> out(static_cast<std::size_t>(whole + (rest != 0)));
+  if (head < 0 || head > data.size)
+    check::fail("crc32c", "head is " + std::to_string(head) + ", data has " + std::to_string(data.size) + " bytes");
+  const unsigned char* const body = data.data + head;
+  const std::int64_t size = data.size - head, whole = size / block, rest = size % block, first = head != 0;
+  std::vector<std::uint32_t> out(static_cast<std::size_t>(first + whole + (rest != 0)));
   const Kernel crc = kernel(table);
-  parallel_for((whole + kSideBySide - 1) / kSideBySide, threads_worth(data.size, num_threads), [&](std::int64_t group) {
-    const std::int64_t first = group * kSideBySide;
-    crc(data.data + first * block, block, static_cast<int>(std::min<std::int64_t>(kSideBySide, whole - first)),
-        out.data() + first);
+  if (head != 0) crc(data.data, head, 1, out.data());
+  parallel_for((whole + kSideBySide - 1) / kSideBySide, threads_worth(size, num_threads), [&](std::int64_t group) {
+    const std::int64_t from = group * kSideBySide;
+    crc(body + from * block, block, static_cast<int>(std::min<std::int64_t>(kSideBySide, whole - from)),
+        out.data() + first + from);
   });
-  if (rest != 0) crc(data.data + whole * block, rest, 1, &out.back());
+  if (rest != 0) crc(body + whole * block, rest, 1, &out.back());
   return out;
 }
 

@@ -18,7 +18,7 @@ from afflux.passes import Passes
 from afflux.receipts import STATUSES, Cut, Entry, Handed, Join, Pulled, Quarantined, no_counts, sealed
 from afflux.round import Memories, Waiting
 from afflux.rule import ClientId, Float64, Rule, Scalars
-from afflux.store import AnyRows, DiskRows
+from afflux.store import CachedRows, MemoryRows
 from afflux.streaming import Term
 
 FORMAT = 2
@@ -40,7 +40,7 @@ class Saved:
     added: int  #: arrivals in the total, the first ones in the buffer; they have no slots
     raw: list[float]  #: their raw weights
     total: Float64 | None  #: the state's array, if there are some
-    rows: AnyRows | None
+    rows: CachedRows | None
     number: int
     counts: dict[str, int]
     id_type: type | None
@@ -277,9 +277,9 @@ def _raw(meta: Mapping[str, Any]) -> list[float]:
     return raw
 
 
-def _rows(meta: Mapping[str, Any], arrays: "_Arrays", d: int, joins: Joins, ids: "_Ids") -> AnyRows | None:
+def _rows(meta: Mapping[str, Any], arrays: "_Arrays", d: int, joins: Joins, ids: "_Ids") -> CachedRows | None:
     rows = joins.book.rows
-    if rows is None or isinstance(rows, DiskRows):  # what is on disk is not read
+    if not isinstance(rows, MemoryRows):  # none, or on disk, and not in the state
         return rows
     clients = [ids.joined(who) for who in meta["row_ids"]]
     if len(set(clients)) < len(clients):

@@ -19,6 +19,8 @@ codecs.affine(4)
 from dataclasses import dataclass
 from typing import Literal, overload
 
+import numpy as np
+
 from afflux import _engine
 from afflux.errors import AffluxError
 
@@ -57,6 +59,11 @@ class Codec:
         return self.name.startswith("affine-vector")
 
     @property
+    def bits(self) -> int:
+        """Of a stored element, scales apart."""
+        return int(self.name.rpartition("-")[2].removeprefix("b").removeprefix("float"))
+
+    @property
     def row_dtype(self) -> str:
         """Of rows in NumPy; bfloat16, which it lacks, and what has a head are bytes."""
         return self.name if self.name in ("float32", "float64", "float16") else "uint8"
@@ -64,6 +71,10 @@ class Codec:
     def row_bytes(self, size: int) -> int:
         """Bytes of a row of `size` elements."""
         return _engine.row_bytes(self.name, size)
+
+    def row_size(self, size: int) -> int:
+        """Elements of a row of `size` elements, of the type `row_dtype`."""
+        return self.row_bytes(size) // np.dtype(self.row_dtype).itemsize
 
     def __repr__(self) -> str:
         kind, *_, bits = self.name.split("-") if self.keyed else (self.name, "")

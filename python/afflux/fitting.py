@@ -28,17 +28,15 @@ def slots_of(rule: Rule, max_slots: int | None, memory: MemoryMode) -> int:
     return max_slots or ops.default_threads() + (1 if memory == "streaming" else 2 * rule.buffer_size)
 
 
-def codec_of(rule: Rule, slot_dtype: str, *, on_disk: bool) -> Codec:
-    """Of the rows; by default they hold every bit."""
+def codec_of(rule: Rule, slot_dtype: str) -> Codec | None:
+    """Of the rows, for rules that cache some; by default they hold every bit."""
+    if not rule.calibrate.cached:
+        return None
     exact = codecs.float64 if slot_dtype == "float64" else codecs.float32  # also of bfloat16
     codec = rule.calibrate.codec or exact
     if codec.exact and codec != exact:
         raise AffluxError(
             f"[Server] {rule.name} keeps rows as {codec.name}, but those of {slot_dtype} slots need {exact}"
-        )
-    if on_disk and not codec.exact:
-        raise AffluxError(
-            f"[Server] {rule.name} keeps rows as {codec.name}, and a store holds float32 and float64 rows so far"
         )
     return codec
 

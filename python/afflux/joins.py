@@ -9,7 +9,7 @@ from afflux.passes import Passes
 from afflux.receipts import Cut, Entry, Handed, Join, Pulled, Quarantined, Status, no_counts
 from afflux.round import Before, Memories, Round, Waiting
 from afflux.rule import ClientId, Rule, Scalars
-from afflux.store import AnyRows
+from afflux.store import CachedRows
 from afflux.streaming import Term, Total
 
 Duplicates = Literal["latest", "both", "reject"]
@@ -21,7 +21,7 @@ class Book(NamedTuple):
     """
 
     current: Pulled  #: the newest version
-    rows: AnyRows | None
+    rows: CachedRows | None
     waiting: list[Waiting]
     filled: int = 0  #: entries of `waiting` that count
     round: Round | None = None  #: decided, and not yet committed

@@ -19,7 +19,7 @@ class Keep(View):
     """The part of `Server` that saves and loads."""
 
     _store: Store | None
-    #: Older versions that the last checkpoint has kept, by number, if the server was opened.
+    #: Older versions that the last checkpoint has kept, by number.
     kept: Mapping[int, Pulled]
 
     def _settle(self, store: Store) -> None:
@@ -41,7 +41,10 @@ class Keep(View):
             self._joins.load(book._replace(current=now, rows=store.rows), [], [])
             saved = store.checked(self._facts(), self._joins)
             arrivals = self._rounds.loaded(saved)
-            kept = [Pulled(self._versions.take().publish(version), version) for version in store.kept]
+            kept = [
+                now if version == now.version else Pulled(self._versions.take().publish(version), version)
+                for version in store.kept
+            ]
             self.kept = MappingProxyType({held.version: held for held in kept})
             self._joins.load(store.adopt(saved.book(now, arrivals), kept), saved.quarantined, saved.log)
         self._store = store
@@ -52,7 +55,7 @@ class Keep(View):
 
         Args:
             notes: JSON-able, for the caller's own state; `notes` of the server that opens the store.
-            keep: older versions that are still needed; `kept` of the server that opens the store.
+            keep: versions that are still needed when they are old; `kept`, also of the server that opens the store.
 
         Cost: d elements for each arrival that waits, and the checksum of params and the rule's vectors.
 
@@ -60,15 +63,22 @@ class Keep(View):
             StoreError: there is no store, or it cannot be written; the last commit stays.
         """
         with self._stored("checkpoint") as store:
-            store.checkpoint(self._joins, json.dumps(notes), list(keep))
+            kept = {held.version: held for held in keep}
+            store.checkpoint(self._joins, json.dumps(notes), list(kept.values()))
+            self.kept = MappingProxyType(kept)
 
-    def close(self) -> None:
-        """A last checkpoint, and another process may open the store. Params that were pulled stay as they are."""
+    def close(self, *, checkpoint: bool = True) -> None:
+        """Another process may open the store, after a last checkpoint. Params that were pulled stay as they are.
+
+        Args:
+            checkpoint: False leaves the store at its last commit, as a killed process does.
+        """
         if self._gate.closed:
             return
         with self._stored("close") as store:
-            store.checkpoint(self._joins, store.notes, list(self.kept.values()))
-            self._gate.closed = True
+            if checkpoint:
+                store.checkpoint(self._joins, store.notes, store.held)
+            self._gate.closed, self._gate.check = True, lambda: None
             store.close(self._versions)
 
     @property

@@ -384,12 +384,13 @@ def decode(row: Array, vector: Array, *, codec: Codec | codecs.Name = codecs.flo
     _engine.decode(codecs.named(codec).name, row, vector, threads(num_threads))
 
 
-def crc32c(data: Array, block: int, *, num_threads: int = 1) -> bytes:
+def crc32c(data: Array, block: int, *, head: int = 0, num_threads: int = 1) -> bytes:
     """The CRC-32C of each block of `block` bytes, the last one perhaps shorter: uint32 in native order.
 
     Args:
         data: any C-contiguous array with the buffer protocol.
         block: bytes, at least 1.
+        head: bytes that come before the first block, as a block of their own, if there are some.
         num_threads: at least 1.
 
     Cost: each byte read once.
@@ -397,7 +398,7 @@ def crc32c(data: Array, block: int, *, num_threads: int = 1) -> bytes:
     >>> crc32c(b"123456789", 9).hex(), len(crc32c(np.zeros(5, np.float32), 16))
     ('839206e3', 8)
     """
-    return _engine.crc32c(data, block, threads(num_threads))
+    return _engine.crc32c(data, block, head, threads(num_threads))
 
 
 def backends() -> list[Backend]:

@@ -18,7 +18,7 @@ from afflux.lent import first_nonfinite
 from afflux.receipts import Pulled, Report, frozen, sealed
 from afflux.rule import Arrivals, ClientId, Float64, Kind, Rule, Scalars, Weights
 from afflux.slots import Slot
-from afflux.store import AnyRows, Rows
+from afflux.store import CachedRows, Rows
 from afflux.streaming import Term, Work, combine
 from afflux.versions import Draft, Vector
 
@@ -47,7 +47,7 @@ class Before(NamedTuple):
     """What a round starts from, beside its arrivals."""
 
     current: Pulled
-    rows: AnyRows | None
+    rows: CachedRows | None
     memories: Memories
     outs: Memories  #: where the sweep may write them; themselves if in place
     scalars: Scalars

@@ -51,7 +51,7 @@ class Rounds:
     def settle(self, store: Store, versions: Versions) -> None:
         """From here on in a store, which the memory of these versions is in."""
         self._store, self._versions = store, versions
-        self.gate.store = str(store.path)
+        self.gate.store, self.gate.check = str(store.path), store.check
 
     def join(self, pushed: Pushed, bad: int | None, ticket: Ticket) -> Receipt:
         """Decides what becomes of an arrival, and makes the step that it completes."""

@@ -153,11 +153,10 @@ class Server(Keep):
         self._versions = Versions(size, max_versions, dtype=dtype, checked=check_versions, inplace=inplace)
         self._streaming = Streaming(rule, duplicates, size) if memory == "streaming" else None
         self._slots = Slots(size, slot_dtype, slots_of(rule, max_slots, memory))
-        rows = None
-        if rule.calibrate.cached or rule.needs.passes:
+        rows, codec = None, codec_of(rule, slot_dtype)
+        if codec is not None or rule.needs.passes:
             num_clients = clients_of(rule, num_clients, duplicates)
-            codec = codec_of(rule, slot_dtype, on_disk=store is not None)
-            rows = MemoryRows(size, num_clients, codec, seed) if rule.calibrate.cached else None
+            rows = None if codec is None else MemoryRows(size, num_clients, codec, seed)
 
         draft = self._versions.take()
         parts = self._intake.parts("[Server] params", params)
@@ -178,7 +177,7 @@ class Server(Keep):
         self._rounds = Rounds(rule, self.num_threads, self._versions, self._slots, self._joins, self._streaming)
         self._gate = self._rounds.gate
         self._store: Store | None = None
-        #: Older versions that the last checkpoint has kept, by number, if the server was opened.
+        #: Older versions that the last checkpoint has kept, by number.
         self.kept: Mapping[int, Pulled] = MappingProxyType({})
         if store is not None:
             options = {
@@ -190,6 +189,7 @@ class Server(Keep):
                 "check_versions": check_versions,
                 "log": log,
                 "memory": memory,
+                "seed": seed,
             }
             if inplace:
                 raise AffluxError("[Server] inplace: a store keeps the last version while the next one is written")

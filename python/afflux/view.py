@@ -12,7 +12,7 @@ from afflux.receipts import Entry, Params, Pulled, Quarantined, frozen
 from afflux.rounds import Rounds
 from afflux.rule import Rule
 from afflux.slots import Slots
-from afflux.store import AnyRows
+from afflux.store import CachedRows
 from afflux.streaming import Streaming
 from afflux.versions import Vector, Versions
 
@@ -78,7 +78,7 @@ class View:
         return self._versions.held
 
     @property
-    def rows(self) -> AnyRows | None:
+    def rows(self) -> CachedRows | None:
         """The cached rows, for rules that have them. Waits for a step that is being made."""
         self._gate.enter("rows")
         with self._gate.mutex:
@@ -135,7 +135,10 @@ class View:
         if not self._versions.inplace:
             self._versions.refuse_damage("pull")
             now = self._joins.book.current
-            return now if out is None else self._intake.copy_out(now, out)
+            if out is None:
+                return now
+            self._gate.check()
+            return self._intake.copy_out(now, out)
         self._enter("pull")
         with self._gate.mutex:
             self._gate.settle()

@@ -69,9 +69,10 @@ void encode(Codec codec, View<const void> vector, View<unsigned char> row, int n
 // Throws Error for a row whose head says another codec or size.
 void decode(Codec codec, View<const unsigned char> row, View<void> vector, int num_threads = 1);
 
-// The CRC-32C of each block of `block` bytes, the last one perhaps shorter; `table`: without the CPU's instruction.
-std::vector<std::uint32_t> crc32c(View<const unsigned char> data, std::int64_t block, int num_threads = 1,
-                                  bool table = false);
+// The CRC-32C of each block of `block` bytes, the last one perhaps shorter; of `head` bytes before them, first, if
+// there are some. `table`: without the CPU's instruction.
+std::vector<std::uint32_t> crc32c(View<const unsigned char> data, std::int64_t block, std::int64_t head = 0,
+                                  int num_threads = 1, bool table = false);
 
 // With the same bits on every CPU, which the C library's do not have. Error below 0.51 ulp, below 1 ulp where the
 // result is subnormal; special values as in C99.

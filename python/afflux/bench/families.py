@@ -35,7 +35,7 @@ def variants(traffic: Traffic) -> list[Variant]:
     return [Variant(*chosen) for chosen in product(AHEAD, TILES, groups, stores)]
 
 
-def placed(memory: Iterable[Float32], sizes: Sequence[int], elements: int) -> Iterator[Placed]:
+def placed(memory: Iterable[Float32], sizes: Sequence[float], elements: int) -> Iterator[Placed]:
     """The streams one after the other in these flat arrays."""
     chunks = iter(memory)
     free = next(chunks)

@@ -25,7 +25,7 @@ FLAGS = ["-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-pthread"]
 MOST_TILE, MOST_GROUP = 4096, 16
 
 #: words of memory, and the bytes an element of the vector that lies there
-Placed = tuple[npt.NDArray[np.float32], int]
+Placed = tuple[npt.NDArray[np.float32], float]
 
 
 class MissingCompiler(Exception):
@@ -48,7 +48,7 @@ class Variant:
 
 
 class _Stream(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("bytes", ctypes.c_int64)]
+    _fields_ = [("data", ctypes.c_void_p), ("bytes_of_64", ctypes.c_int64)]
 
 
 class _Sweep(ctypes.Structure):
@@ -122,7 +122,7 @@ def sweep(
     It returns the sum of all words read, if there is nothing to write.
     """
     roles = [
-        (_Stream * max(1, len(role)))(*(_Stream(a.ctypes.data, b) for a, b in role))
+        (_Stream * max(1, len(role)))(*(_Stream(a.ctypes.data, int(64 * b)) for a, b in role))
         for role in (reads, writes, in_place)
     ]
     counts = map(len, (reads, writes, in_place))

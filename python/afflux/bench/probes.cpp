@@ -1,5 +1,5 @@
 // Moves vectors with almost no arithmetic: what this machine can do at best with given streams.
-// Memory is float32 words throughout; a stream of b bytes an element has b / 4 words for each. Compiled by native.py.
+// Memory is float32 words throughout; tiles are whole multiples of 64 elements. Compiled by native.py.
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -14,7 +14,7 @@
 extern "C" {
 struct Stream {
   float* data;
-  int64_t bytes;  // an element
+  int64_t bytes_of_64;  // elements
 };
 
 struct Sweep {
@@ -102,19 +102,24 @@ void add(int64_t count, const float* const* streams, const float* from, float* t
   f(streams, from, to, n, ahead, to_ahead);
 }
 
+int64_t words_of(const Stream& stream, int64_t elements) { return elements * stream.bytes_of_64 / 256; }
+
+bool alike(const Stream& a, const Stream& b) { return a.bytes_of_64 == b.bytes_of_64; }
+
 // The streams i, i + 1, .. that are added in one loop: of one element size, at most a group; at element t
 int64_t gather(const Sweep& sweep, int64_t i, int64_t t, const float** found) {
   int64_t count = 0;
-  for (; i < sweep.num_reads && count < sweep.group && sweep.reads[i].bytes == sweep.reads[i - count].bytes; ++i)
-    found[count++] = sweep.reads[i].data + t * sweep.reads[i].bytes / 4;
+  for (; i < sweep.num_reads && count < sweep.group && alike(sweep.reads[i], sweep.reads[i - count]); ++i)
+    found[count++] = sweep.reads[i].data + words_of(sweep.reads[i], t);
   return count;
 }
 
-int64_t widest(const Sweep& sweep) {
+// Words of a tile's sum.
+int64_t most_words(const Sweep& sweep, int64_t elements) {
   int64_t most = 0;
-  for (int64_t i = 0; i < sweep.num_reads; ++i) most = std::max(most, sweep.reads[i].bytes);
-  for (int64_t i = 0; i < sweep.num_writes; ++i) most = std::max(most, sweep.writes[i].bytes);
-  for (int64_t i = 0; i < sweep.num_in_place; ++i) most = std::max(most, sweep.in_place[i].bytes);
+  for (int64_t i = 0; i < sweep.num_reads; ++i) most = std::max(most, words_of(sweep.reads[i], elements));
+  for (int64_t i = 0; i < sweep.num_writes; ++i) most = std::max(most, words_of(sweep.writes[i], elements));
+  for (int64_t i = 0; i < sweep.num_in_place; ++i) most = std::max(most, words_of(sweep.in_place[i], elements));
   return most;
 }
 
@@ -123,19 +128,18 @@ int64_t widest(const Sweep& sweep) {
 void chunk(const Sweep& sweep, int64_t begin, int64_t end, float* sum) {
   const int64_t ahead = sweep.ahead / 4;
   const bool past = sweep.past_cache != 0;
-  const int64_t width = widest(sweep);
   const float* streams[MOST_GROUP];
   for (int64_t t = begin, n; t < end; t += n) {
     n = end - t < sweep.tile ? end - t : sweep.tile;
-    const auto words = [&](const Stream& stream) { return n * stream.bytes / 4; };
-    const auto here = [&](const Stream& stream) { return stream.data + t * stream.bytes / 4; };
+    const auto words = [&](const Stream& stream) { return words_of(stream, n); };
+    const auto here = [&](const Stream& stream) { return stream.data + words_of(stream, t); };
     const int64_t first = gather(sweep, 0, t, streams);
     if (sweep.num_writes == 1 && sweep.num_in_place == 0 && first > 0 && first == sweep.num_reads &&
-        sweep.reads[0].bytes == sweep.writes[0].bytes) {  // straight to where it goes
+        alike(sweep.reads[0], sweep.writes[0])) {  // straight to where it goes
       add(first, streams, ZEROS, here(sweep.writes[0]), words(sweep.writes[0]), ahead, ahead, past);
       continue;
     }
-    if (sweep.num_writes + sweep.num_in_place > 0) std::memset(sum, 0, n * width);
+    if (sweep.num_writes + sweep.num_in_place > 0) std::memset(sum, 0, 4 * most_words(sweep, n));
     for (int64_t i = 0, count; i < sweep.num_reads; i += count) {
       count = gather(sweep, i, t, streams);
       add(count, streams, sum, sum, words(sweep.reads[i]), ahead, 0, false);

@@ -6,6 +6,7 @@ from afflux.bench.fadas import FADAS
 from afflux.bench.fedbuff import CACHED, FEDBUFF, ROUNDS
 from afflux.bench.gram import GRAM
 from afflux.bench.ingest import INGEST
+from afflux.bench.mf_ca2fl import MF_CA2FL
 from afflux.bench.peers.rows import PEERS
 from afflux.bench.push import PUSH
 from afflux.bench.row import Row
@@ -14,6 +15,6 @@ from afflux.bench.streaming import STREAMING
 from afflux.bench.wkafl import WKAFL
 
 OPERATIONS = [INGEST, GRAM, FEDBUFF, FEDBUFF_BF16, CA2FL, FADAS, WKAFL, CACHED, ROUNDS, PUSH, STREAMING, *SCALING]
-ROWS = [*OPERATIONS, *PEERS]
+ROWS = [*OPERATIONS, *MF_CA2FL, *PEERS]
 #: Names for several rows at once.
-GROUPS: dict[str, list[Row]] = {"all": OPERATIONS, "scaling": SCALING, "peers": PEERS}
+GROUPS: dict[str, list[Row]] = {"all": OPERATIONS, "scaling": SCALING, "mf-ca2fl": MF_CA2FL, "peers": PEERS}

@@ -1,22 +1,23 @@
 """What an operation moves: the one place from which its bytes, and the probes of its limit, follow."""
 
 from dataclasses import dataclass
+from math import ceil
 
 
 @dataclass(frozen=True)
 class Streams:
-    """The vectors of one sweep over d elements: the bytes an element of each."""
+    """The vectors of one sweep over d elements: the bytes an element of each, in 64ths."""
 
-    reads: tuple[int, ...] = ()
-    writes: tuple[int, ...] = ()  #: elsewhere than what is read
-    in_place: tuple[int, ...] = ()  #: read and written back
+    reads: tuple[float, ...] = ()
+    writes: tuple[float, ...] = ()  #: elsewhere than what is read
+    in_place: tuple[float, ...] = ()  #: read and written back
     times: int = 1  #: the sweep is made over so many sets of vectors, which lie one after the other
 
     def bytes(self, d: int) -> int:
         """Each input once, each output once."""
-        return d * self.times * (sum(self.reads) + sum(self.writes) + 2 * sum(self.in_place))
+        return ceil(d * self.times * (sum(self.reads) + sum(self.writes) + 2 * sum(self.in_place)))
 
-    def written(self) -> int:
+    def written(self) -> float:
         """Bytes an element that are written, and so must not be anybody's input."""
         return self.times * (sum(self.writes) + sum(self.in_place))
 
@@ -47,7 +48,7 @@ def spoken(traffic: Traffic) -> str:
     return "; ".join(map(str, traffic))
 
 
-def amounts(sizes: tuple[int, ...]) -> str:
+def amounts(sizes: tuple[float, ...]) -> str:
     """For example "11", or "10 of 2 bytes + 1" where not all are of 4."""
     kinds = dict.fromkeys(sizes)
-    return " + ".join(f"{sizes.count(size)}" + (f" of {size} bytes" if size != 4 else "") for size in kinds)
+    return " + ".join(f"{sizes.count(size)}" + (f" of {size:g} bytes" if size != 4 else "") for size in kinds)

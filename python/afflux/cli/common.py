@@ -59,6 +59,14 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
+def refuse_others(context: typer.Context, flag: str, *allowed: str) -> None:
+    """Raise ConfigError if the command line has options that `flag`, which was given, takes from elsewhere."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if name not in allowed and source is not None and source.name == "COMMANDLINE":
+            raise ConfigError(f"--{name.replace('_', '-')} was given, but {flag} goes on with the settings of the run")
+
+
 def apart(rules: str) -> list[str]:
     """Rules separated by commas, but not by those inside parentheses, as in hinge(10,4)."""
     return re.split(r",(?![^(]*\))", rules)

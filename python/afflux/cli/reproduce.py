@@ -1,4 +1,4 @@
-"""`afflux reproduce`: tables of papers."""
+"""`afflux reproduce` and `afflux codecs`: tables, as Markdown, JSON and pictures."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ import typer
 from afflux.cli.common import Out, Processes, friendly, numbers
 
 if TYPE_CHECKING:
-    from afflux.sim.papers.common import Page
+    from afflux.sim.papers.common import Measure, Page
 
 AFL_HELP = """Anarchic FL, Table 2: logistic regression on MNIST, ours beside the paper's.
 
@@ -27,11 +27,33 @@ RULES_HELP = """Every preset under FADAS's mild and large delays: a table and a 
 
   afflux reproduce rules --data mnist --seeds 0
 """
+MF_CA2FL_HELP = """MF-CA2FL with every codec beside CA2FL: accuracy and bytes per client, a table and a picture.
+
+[bold]Examples[/bold]
+
+  afflux reproduce mf-ca2fl
+
+  afflux reproduce mf-ca2fl --data mnist --jobs 1 --at-most 2 --out runs/mf
+"""
+CODECS_HELP = """Measure the error of every codec, on drawn vectors and on updates of your own: tables and a picture.
+
+[bold]Examples[/bold]
+
+  afflux codecs
+
+  afflux run --rule ca2fl --arrivals 400 --keep-updates --out runs/kept
+
+  afflux codecs --updates digits=runs/kept/audit/ca2fl-seed0.updates.npy
+"""
 
 Seeds = Annotated[str, typer.Option(help="Separated by commas.")]
 DataDir = Annotated[str | None, typer.Option(help="Folder of mnist.npz; default: AFFLUX_DATA.")]
+AtMost = Annotated[int | None, typer.Option(min=1, help="Stop after so many runs; the same command goes on.")]
+Again = Annotated[Path | None, typer.Option(help="Folder; default runs/<date and time>. One with ended runs goes on.")]
 
-app = typer.Typer(help="Run tables of papers again; writes Markdown and JSON.", no_args_is_help=True)
+app = typer.Typer(
+    help="Run tables of papers again; writes Markdown and JSON. Runs that have ended are kept.", no_args_is_help=True
+)
 
 
 @app.command("afl-table2", help=AFL_HELP)
@@ -41,13 +63,14 @@ def afl_table2(
     seeds: Seeds = "0",
     data_dir: DataDir = None,
     jobs: Processes = None,
-    out: Out = None,
+    at_most: AtMost = None,
+    out: Again = None,
 ) -> None:
     """Run Table 2 (see AFL_HELP)."""
     with friendly():
         from afflux.sim.papers import afl
 
-        _publish(out, lambda: afl.reproduce(workers, steps, numbers(seeds), data_dir, jobs))
+        _publish(out, lambda measure: afl.reproduce(workers, steps, numbers(seeds), data_dir, measure), jobs, at_most)
 
 
 @app.command("rules", help=RULES_HELP)
@@ -56,18 +79,51 @@ def rules_under_delays(
     seeds: Seeds = "0,1,2",
     data_dir: DataDir = None,
     jobs: Processes = None,
-    out: Out = None,
+    at_most: AtMost = None,
+    out: Again = None,
 ) -> None:
     """Run all presets (see RULES_HELP)."""
     with friendly():
         from afflux.sim.papers import rules
 
-        _publish(out, lambda: rules.reproduce(data, numbers(seeds), data_dir, jobs))
+        _publish(out, lambda measure: rules.reproduce(data, numbers(seeds), data_dir, measure), jobs, at_most)
 
 
-def _publish(out: Path | None, make: "Callable[[], Page]") -> None:
+@app.command("mf-ca2fl", help=MF_CA2FL_HELP)
+def mf_ca2fl_in_few_bits(
+    data: Annotated[str, typer.Option(help="digits or mnist.")] = "digits",
+    seeds: Seeds = "0,1,2",
+    data_dir: DataDir = None,
+    jobs: Processes = None,
+    at_most: AtMost = None,
+    out: Again = None,
+) -> None:
+    """Run all codecs (see MF_CA2FL_HELP)."""
+    with friendly():
+        from afflux.sim.papers import mf_ca2fl
+
+        _publish(out, lambda measure: mf_ca2fl.reproduce(data, numbers(seeds), data_dir, measure), jobs, at_most)
+
+
+def codecs(
+    updates: Annotated[
+        list[str] | None, typer.Option(help="NAME=FILE.npy, the updates of a run with --keep-updates; again for more.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the drawn vectors, and of the codecs' random bits.")] = 0,
+    out: Out = None,
+) -> None:
+    """Measure errors (see CODECS_HELP)."""
+    with friendly():
+        from afflux.sim import codec_errors
+
+        _publish(out, lambda measure: codec_errors.page(updates or [], seed))
+
+
+def _publish(
+    out: Path | None, make: "Callable[[Measure], Page]", processes: int | None = None, at_most: int | None = None
+) -> None:
     from afflux.sim.papers.common import publish
 
-    page, folder = publish(out, make)
+    page, folder = publish(out, make, processes, at_most)
     typer.echo(page.markdown)
     typer.echo(f"wrote {folder}/")

@@ -1,6 +1,6 @@
 """`afflux compare`, `run` and `replay`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -8,13 +8,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from afflux.cli.common import BufferSize, Out, Processes, ServerLr, apart, friendly, numbers, specs_of, with_settings
+from afflux.cli.common import (
+    BufferSize,
+    Out,
+    Processes,
+    ServerLr,
+    apart,
+    friendly,
+    numbers,
+    refuse_others,
+    specs_of,
+    with_settings,
+)
 from afflux.rules import RULES
+from afflux.sim import ctrl_c
 from afflux.sim.config import RuleSpec, SimConfig
-from afflux.sim.errors import require
+from afflux.sim.errors import ConfigError, require
 
 if TYPE_CHECKING:
     from afflux.sim.compare import Job
+    from afflux.sim.follow import Progress
     from afflux.sim.result import RunResult
 
 COMPARE_HELP = f"""Compare aggregation rules in one simulation.
@@ -44,6 +57,10 @@ RUN_HELP = """Simulate one aggregation rule with one seed.
   afflux run --rule fedasync:alpha=0.3 --delays fadas-mild --seed 7 --out runs/mild
 
   afflux run --rule fedbuff --keep-updates --out runs/kept
+
+  afflux run --rule ca2fl --store runs/ca2fl.store
+
+  afflux run --resume runs/ca2fl.store
 """
 REPLAY_HELP = """Feed the updates of a run that kept them to other rules.
 
@@ -63,6 +80,11 @@ PAIRED = (
     "alone does with the same updates; says nothing about how clients would learn under the other rules."
 )
 KEEP_UPDATES = "Keep all update vectors beside the audit log, 4 d bytes each, for `afflux replay`."
+STORE = "Keep the server in this new folder, and all that --resume needs to go on with the run if it is interrupted."
+RESUME = (
+    "Go on with an interrupted run, in its run folder (--out says where that is now), to the bits of one that was not."
+)
+CHECKPOINT_EVERY = "With a store: seconds between two checkpoints; 0: after every event. Ctrl-C makes one, too."
 
 KeepUpdates = Annotated[bool, typer.Option("--keep-updates", help=KEEP_UPDATES)]
 
@@ -87,16 +109,29 @@ def compare(
 @with_settings
 def run(
     config: SimConfig,
-    rule: Annotated[str, typer.Option(help="The rule.")],
+    context: typer.Context,
+    rule: Annotated[str | None, typer.Option(help="The rule.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="The seed.")] = 0,
     buffer_size: BufferSize = None,
     server_lr: ServerLr = None,
     keep_updates: KeepUpdates = False,
+    store: Annotated[Path | None, typer.Option(help=STORE)] = None,
+    resume: Annotated[Path | None, typer.Option(help=RESUME)] = None,
+    checkpoint_every: Annotated[float, typer.Option(min=0, help=CHECKPOINT_EVERY)] = 10.0,
     out: Out = None,
 ) -> None:
     """Simulate one rule (see RUN_HELP)."""
+    if resume is not None:
+        refuse_others(context, "--resume", "resume", "checkpoint_every", "out")
+        _resume(resume, checkpoint_every, out)
+        return
+    if rule is None:
+        raise ConfigError("give --rule, or --resume to go on with a run")
     specs = specs_of([rule], buffer_size=buffer_size, server_lr=server_lr)
-    _simulate(specs, [seed], config, 1, out, keep_updates)
+    if store is None:
+        _simulate(specs, [seed], config, 1, out, keep_updates)
+    else:
+        _start(store, specs[0], seed, config, checkpoint_every, out, keep_updates)
 
 
 def replay(
@@ -137,6 +172,53 @@ def _simulate(
                 jobs, config, processes=processes or available_cpus(), watch=watch, keep=keep, finished=finished
             )
         report.write(folder, results, config)
+    _show(folder, results, config)
+
+
+def _start(
+    store: Path, spec: RuleSpec, seed: int, config: SimConfig, seconds: float, out: Path | None, keep_updates: bool
+) -> None:
+    require("torch", "sklearn", "matplotlib", "rich")
+    from afflux.sim import report, resume
+    from afflux.sim.compare import Job
+
+    if store.exists() and (not store.is_dir() or any(store.iterdir())):
+        raise ConfigError(f"{store} exists and is not an empty folder; --resume {store} goes on with a run in it")
+    job = Job(spec, seed)
+    with _run_folder(out, [job], config, {}) as folder:
+        keep = report.audit_folder(folder, config, 1, keep_updates, partial(typer.echo, err=True))
+        _stored(store, folder, job, config, lambda told: resume.start(store, spec, seed, config, keep, told, seconds))
+
+
+def _resume(store: Path, seconds: float, out: Path | None) -> None:
+    require("torch", "sklearn", "matplotlib", "rich")
+    from afflux.sim.compare import Job
+    from afflux.sim.resume import Paused, resume
+
+    paused = Paused.of(store, out)
+    job, folder = Job(paused.spec, paused.header.seed), paused.keep.folder.parent
+    _stored(store, folder, job, paused.config, lambda told: resume(paused, told, seconds), paused.arrivals)
+
+
+def _stored(
+    store: Path,
+    folder: Path,
+    job: "Job",
+    config: SimConfig,
+    work: "Callable[[Progress], RunResult]",
+    done: int = 0,
+) -> None:
+    from rich.console import Console
+
+    from afflux.sim import report, terminal
+
+    try:
+        with terminal.progress([job], config, Console(stderr=True), done) as watch, ctrl_c.held():
+            results = [work(partial(watch, 0))]
+    except KeyboardInterrupt:
+        typer.echo(f"go on with: afflux run --resume {store}", err=True)
+        raise
+    report.write(folder, results, config)
     _show(folder, results, config)
 
 

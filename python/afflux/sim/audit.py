@@ -6,6 +6,7 @@ was interrupted does not have. What is no finite number is null.
 
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,9 +20,10 @@ import numpy as np
 from afflux.receipts import Report
 from afflux.sim.config import Plain, RuleSpec, SimConfig, parse, written
 from afflux.sim.errors import ConfigError
-from afflux.sim.kept import read_updates
+from afflux.sim.kept import cut_off, read_updates
 
 FORMAT, FORMAT_VERSION = "afflux-audit", 1
+FOLDER = "audit"  #: in a run folder
 LONGEST_NAME = 80
 
 
@@ -109,21 +111,31 @@ class Log:
 
     def config(self) -> SimConfig:
         """The settings of the run; raises ConfigError if this afflux does not know them."""
-        try:
-            return SimConfig(**self.header.config)  # type: ignore[arg-type]
-        except TypeError as error:
-            raise ConfigError(f"{self.path} was made by afflux {self.header.afflux}: {error}") from error
+        return config_of(self.header, self.path)
 
     def spec(self) -> RuleSpec:
         """The rule with its options; raises ConfigError if this afflux does not know them."""
-        options = (f":{name}={written(value)}" for name, value in self.header.options.items())
-        return RuleSpec(self.header.rule, parse(self.header.rule + "".join(options)).options, self.header.label)
+        return spec_of(self.header)
 
     def updates(self) -> np.ndarray:
         """The kept updates that are complete, (n, d) float32, mapped; raises ConfigError if none were kept."""
         if self.header.updates is None:
             raise ConfigError(f"{self.path} has no updates: make the run with --keep-updates")
         return read_updates(self.path.parent / self.header.updates, self.header.d)
+
+
+def config_of(header: Header, path: Path) -> SimConfig:
+    """The settings in a header, which was read from `path`."""
+    try:
+        return SimConfig(**header.config)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise ConfigError(f"{path} was made by afflux {header.afflux}: {error}") from error
+
+
+def spec_of(header: Header) -> RuleSpec:
+    """The rule in a header."""
+    options = (f":{name}={written(value)}" for name, value in header.options.items())
+    return RuleSpec(header.rule, parse(header.rule + "".join(options)).options, header.label)
 
 
 def file_name(label: str, seed: int) -> str:
@@ -152,11 +164,19 @@ def plain(value: Any) -> Any:
 class Writer:
     """Writes a log, each line at once, so that an interrupted run leaves whole lines."""
 
-    def __init__(self, path: Path, header: Header) -> None:
-        """Make the file `path`, which must not exist yet, and write its header."""
-        self._file = path.open("x", buffering=1, encoding="utf-8", newline="\n")
-        self.keeps_updates = header.updates is not None
-        self.write(header)
+    def __init__(self, path: Path, header: Header, size: int = 0) -> None:
+        """Make the file `path`, which must not exist yet, and write its header; or go on after `size` bytes of it."""
+        if size:
+            cut_off(path, size)
+        self._file = path.open("a" if size else "x", buffering=1, encoding="utf-8", newline="\n")
+        self.header = header
+        if not size:
+            self.write(header)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return os.fstat(self._file.fileno()).st_size
 
     def write(self, line: Line) -> None:
         """Write any line."""

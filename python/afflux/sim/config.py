@@ -7,6 +7,7 @@ from math import isfinite
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
+from afflux import codecs
 from afflux.rule import Rule
 from afflux.sim.delays import DELAYS
 from afflux.sim.errors import ConfigError, known
@@ -27,6 +28,7 @@ LAWS: dict[str, Callable[..., StalenessLaw]] = {
 }
 
 STEPS_LAWS = ("constant", "uniform")
+CONTROL_CODECS = tuple(name for name in get_args(codecs.Name) if name != "float64")
 EXAMPLES = ("data", "batch")
 
 Plain = int | float | str | bool | None
@@ -78,6 +80,9 @@ class SimConfig:
     classes: int = _setting(2, f"Classes of a client, for the partitions {', '.join(BY_CLASSES)}.")
     client_optimizer: str = _setting("sgd", f"The clients' optimizer: {', '.join(CLIENT_OPTIMIZERS)}.")
     mu: float = _setting(0.1, "Proximal term of the client optimizers fedprox (its mu) and fedasync (its rho).")
+    control_codec: str = _setting(
+        "float32", f"How the server stores SCAFFOLD's control variates of clients: {', '.join(CONTROL_CODECS)}."
+    )
     client_lr: float = _setting(0.1, "The clients' learning rate.")
     local_steps: int = _setting(3, "Mini-batch steps of a client.")
     steps_law: str = _setting("constant", "constant: so many steps; uniform: drawn from 1 to twice as many.")
@@ -99,6 +104,7 @@ class SimConfig:
         known("protocol", self.protocol, PROTOCOLS)
         known("sampling", self.sampling, SAMPLING)
         known("client optimizer", self.client_optimizer, CLIENT_OPTIMIZERS)
+        known("codec", self.control_codec, CONTROL_CODECS)
         known("steps law", self.steps_law, STEPS_LAWS)
         known("examples", self.examples, EXAMPLES)
         for name, least in AT_LEAST.items():
@@ -110,6 +116,8 @@ class SimConfig:
         for name in ("weight_decay", "mu"):
             if not 0 <= (value := getattr(self, name)) < float("inf"):
                 raise ConfigError(f"{name} is {value}, must be 0 or more and finite")
+        if self.control_codec != "float32" and self.client_optimizer != "scaffold":
+            raise ConfigError(f"control_codec is {self.control_codec}, which is for client optimizer scaffold")
         if self.local_epochs and self.steps_law != "constant":
             raise ConfigError(f"steps_law is {self.steps_law}, but the clients train for {self.local_epochs} epochs")
         if not 0 < self.target <= 1:

@@ -1,16 +1,17 @@
 """One rule's server behind a stream of arrivals: in a run, beside another rule's, or after it from a log."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from afflux import __version__
 from afflux.receipts import Pulled, Receipt
+from afflux.rule import Rule
 from afflux.server import Server
-from afflux.sim import audit, ctrl_c
+from afflux.sim import audit
 from afflux.sim.clients import as_kind
 from afflux.sim.config import RuleSpec
 from afflux.sim.errors import ConfigError, DivergedError
@@ -48,7 +49,6 @@ class Finished(NamedTuple):
 def follow(events: Iterable[Pull | Finished], followers: "Sequence[Follower]", progress: Progress) -> None:
     """Let all followers see the stream, event by event: a client pulls from each of them, each at its own version."""
     for event in events:
-        ctrl_c.check()
         if isinstance(event, Pull):
             for follower in followers:
                 follower.pull(event)
@@ -58,11 +58,38 @@ def follow(events: Iterable[Pull | Finished], followers: "Sequence[Follower]", p
         progress(event.number + 1)
 
 
+@dataclass(slots=True)
+class History:
+    """What a server has shown so far, as JSON has it."""
+
+    rows: list[Row]
+    staleness: list[int] = field(default_factory=list)  #: of each arrival
+    round_staleness: list[int] = field(default_factory=list)  #: the largest one of each round
+    seconds: list[float] = field(default_factory=list)  #: of each round
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> "History":
+        """From `asdict`, perhaps through JSON."""
+        return cls(**{**content, "rows": [Row(*row) for row in content["rows"]]})
+
+
 class Follower:
     """A server of one rule, what it made of a stream, and its log."""
 
-    def __init__(self, spec: RuleSpec, world: World, arrivals: int, leader: str = "") -> None:
-        """Make the server; `leader` is the label of the rule whose params the clients train from, if another's."""
+    def __init__(
+        self,
+        spec: RuleSpec,
+        world: World,
+        arrivals: int,
+        leader: str = "",
+        serve: Callable[[Rule], Server] | None = None,
+        history: History | None = None,
+    ) -> None:
+        """Make the server, by `serve` or in memory.
+
+        `leader` is the label of the rule whose params the clients train from, if another's; `history` is that of the
+        server that `serve` gives, if it has one.
+        """
         self.spec = spec
         self.leader = leader
         self._world = world
@@ -70,7 +97,7 @@ class Follower:
         rule = spec.build()
         if arrivals < rule.buffer_size:
             raise ConfigError(f"arrivals is {arrivals}, but {spec.label} steps after {rule.buffer_size}")
-        self.server = Server(rule, world.first, num_clients=len(world.clients), num_threads=1, seed=world.seed)
+        self.server = (serve or world.server)(rule)
         self._validation = None
         if wants(rule):
             config, rng = world.config, stream(world.seed, Purpose.VALIDATION)
@@ -78,16 +105,17 @@ class Follower:
                 self.server, world.trainer, world.num_train, config.validation, config.refresh_every, rng
             )
         self.log: audit.Writer | None = None
-        self._rows = [Row(0, 0, 0.0, *world.trainer.evaluate(self.server.params))]
-        self._staleness: list[int] = []
-        self._round_staleness: list[int] = []
-        self._seconds: list[float] = []
+        self.history = history or History([Row(0, 0, 0.0, *world.trainer.evaluate(self.server.params))])
         self._models: dict[int, Pulled] = {}
         self._pulled: dict[int, Pulled] = {}
 
+    def hold(self, models: dict[int, Pulled], pulled: dict[int, Pulled]) -> None:
+        """Go on with models that may still be pulled, by the arrivals before them, and that were, by dispatch."""
+        self._models, self._pulled = models, pulled
+
     def pull(self, event: Pull) -> None:
         """Hold the version that the client of this dispatch pulls."""
-        self._models[len(self._staleness)] = self.server.pull()
+        self._models[len(self.history.staleness)] = self.server.pull()
         self._models = {after: model for after, model in self._models.items() if after >= event.oldest}
         self._pulled[event.sequence] = self._models[event.after]
 
@@ -105,32 +133,34 @@ class Follower:
         )
         if self._validation is not None:
             self._validation.refresh()
-        self._staleness.append(receipt.staleness)
+        history = self.history
+        history.staleness.append(receipt.staleness)
         if receipt.report is not None:
-            self._round_staleness.append(int(np.max(receipt.report.staleness)))
-            self._seconds.append(receipt.report.seconds)
+            history.round_staleness.append(int(np.max(receipt.report.staleness)))
+            history.seconds.append(receipt.report.seconds)
         if self.log is not None:
             self._write(self.log, done, start.version, receipt)
         arrivals = done.number + 1
         if arrivals % self._world.config.eval_every == 0 or arrivals == self._total:
-            self._rows.append(self._evaluated(arrivals, done.time))
+            history.rows.append(self._evaluated(arrivals, done.time))
 
     def result(self) -> RunResult:
         """What the run leaves behind; the log gets its end line."""
+        history = self.history
         result = RunResult(
             spec=self.spec,
             seed=self._world.seed,
-            rows=tuple(self._rows),
-            staleness=np.array(self._staleness, dtype=np.int64),
-            round_staleness=np.array(self._round_staleness, dtype=np.int64),
-            server_seconds=np.array(self._seconds),
+            rows=tuple(history.rows),
+            staleness=np.array(history.staleness, dtype=np.int64),
+            round_staleness=np.array(history.round_staleness, dtype=np.int64),
+            server_seconds=np.array(history.seconds),
             state_bytes=self.server.state_bytes,
             num_clients=len(self._world.clients),
             params=np.array(self.server.params),
             leader=self.leader,
         )
         if self.log is not None:
-            self.log.write(audit.EndLine(len(self._staleness), self.server.version, result.digest))
+            self.log.write(audit.EndLine(len(history.staleness), self.server.version, result.digest))
         return result
 
     def header(self, updates: str | None) -> audit.Header:
@@ -168,7 +198,7 @@ class Follower:
                 steps=done.steps,
                 status=receipt.status,
                 time=done.time,
-                update=done.number if log.keeps_updates else None,
+                update=done.number if log.header.updates is not None else None,
             )
         )
         if receipt.report is not None:
@@ -176,7 +206,7 @@ class Follower:
 
     def _evaluated(self, arrivals: int, time: float) -> Row:
         # The model did not change since the last row if the version did not.
-        last = self._rows[-1]
+        last = self.history.rows[-1]
         if self.server.version == last.version:
             return last._replace(arrivals=arrivals, virtual_time=time)
         return Row(arrivals, self.server.version, time, *self._world.trainer.evaluate(self.server.params))

@@ -1,5 +1,6 @@
 """Updates kept on disk: a .npy file of float32 rows that any NumPy reads, whole after every row."""
 
+import os
 from io import BytesIO
 from pathlib import Path
 from types import TracebackType
@@ -20,13 +21,15 @@ class Keep(NamedTuple):
 
 
 class KeptUpdates:
-    """Appends rows (d,) to a new file. Each is on its way before the header counts it: np.load works at any moment."""
+    """Appends rows (d,) to a file. Each is on its way before the header counts it: np.load works at any moment."""
 
-    def __init__(self, path: Path, d: int) -> None:
-        """Make the file `path`, which must not exist yet."""
+    def __init__(self, path: Path, d: int, count: int = 0) -> None:
+        """Make the file `path`, which must not exist yet; or go on after `count` rows of it."""
         self._d = d
-        self._count = 0
-        self._file = path.open("xb", buffering=0)
+        self._count = count
+        if count:
+            cut_off(path, len(self._header()) + 4 * d * count)
+        self._file = path.open("r+b" if count else "xb", buffering=0)
         self._file.write(self._header())
 
     def append(self, update: np.ndarray) -> None:
@@ -56,6 +59,20 @@ class KeptUpdates:
     ) -> None:
         """Close the file."""
         self._file.close()
+
+
+def cut_off(path: Path, size: int) -> None:
+    """Let go of what follows the first `size` bytes of a file.
+
+    Raises:
+        ConfigError: it has fewer.
+    """
+    try:
+        if path.stat().st_size < size:
+            raise ConfigError(f"{path} is shorter than the {size} bytes that the checkpoint goes on from")
+        os.truncate(path, size)
+    except OSError as error:
+        raise ConfigError(f"cannot go on with {path}: {error.strerror}") from error
 
 
 def read_updates(path: Path, d: int) -> np.ndarray:

@@ -6,12 +6,14 @@ fedasync   the same term, which FedAsync (Xie et al., 2019) calls its proximal r
 scaffold   c - c_i, constant during one local training (Karimireddy et al., 2020; `Controls`)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from afflux import codecs
 from afflux.calibrate import CACHED_MEAN
+from afflux.codecs import Codec
 from afflux.ops import Combine, Pass, apply
 from afflux.store import MemoryRows
 
@@ -49,12 +51,17 @@ class Controls:
 
     The server's c_i are rows of a cache and c is their mean, kept by the engine's float64 sum. A client that comes
     twice between two steps moves its own c_i twice, and c by the whole way: the terms telescope.
+
+    With a codec that rounds, the server's step makes c_i = Q(c_i+), and that is what the client gets from then on: the
+    server sends c_i along with c, and the mean of all shifts c - c_i stays 0.
     """
 
-    def __init__(self, size: int, num_clients: int) -> None:
-        """Zeros for N = `num_clients` clients and models of `size` elements."""
-        self._rows = MemoryRows(size, num_clients)
+    def __init__(self, size: int, num_clients: int, codec: Codec = codecs.float32, seed: int = 0) -> None:
+        """Zeros for N = `num_clients` clients and models of `size` elements; `seed` of the codec's random bits."""
+        # The complement, as a rule's own rows have keys of this seed, too.
+        self._rows = MemoryRows(size, num_clients, codec, ~seed)
         self._zeros = np.zeros(size, np.float32)
+        self._steps = 0
         self._waiting: dict[int, np.ndarray] = {}
         self.server = self._zeros
         """c (d,) as of the last step; a step makes a new array, so that who pulled this one keeps it."""
@@ -78,10 +85,33 @@ class Controls:
         """Moves c by all who have arrived since the last step."""
         clients = sorted(self._waiting)
         moved: Sequence[np.ndarray] = [self._waiting[client] for client in clients]
-        calibrate, rows = self._rows.stage(CACHED_MEAN, clients, [True] * len(clients), 0)
+        self._steps += 1
+        extremes = [(float(row.min()), float(row.max())) for row in moved] if self._rows.codec.ranged else []
+        calibrate, rows = self._rows.stage(CACHED_MEAN, clients, [True] * len(clients), self._steps, extremes)
         server = np.empty_like(self._zeros)
         weights = np.ones(len(clients))  # not read by a cached mean, but 0 would mean rejected
         apply(Pass(self._zeros, server, Combine(moved, weights), calibrate), num_threads=1)
         self._rows.commit(rows)
         self.server = server
         self._waiting = {}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All of it; `load` reads them. A row for each client that has finished once, 4 d bytes if nothing rounds."""
+        rows, waiting, size = self._rows, self._waiting, self._zeros.size
+        return {
+            "server": self.server,
+            "sum": np.array(rows.sum),
+            "clients": np.array(rows.client_ids, np.int64),
+            "controls": np.array([*rows.values()], rows.codec.row_dtype).reshape(-1, rows.row_size),
+            "steps": np.array(self._steps),
+            "waiting_clients": np.array([*waiting], np.int64),
+            "waiting": np.array([*waiting.values()], np.float32).reshape(-1, size),
+        }
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Go on from there."""
+        rows = dict(zip(arrays["clients"].tolist(), arrays["controls"], strict=True))
+        self._rows = self._rows.loaded(rows, arrays["sum"])
+        self._steps = int(arrays["steps"])
+        self._waiting = dict(zip(arrays["waiting_clients"].tolist(), arrays["waiting"], strict=True))
+        self.server = arrays["server"]

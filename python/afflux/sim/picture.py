@@ -15,6 +15,14 @@ from afflux.sim.result import RunResult, by_rule
 # Okabe and Ito's colours, which the colour-blind can tell apart, darkest first.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MANY_TIMES = 3
+#: Marker and colour of each kind of codec.
+CODECS = {
+    "float16": ("x", COLOURS[0]),
+    "bfloat16": ("P", COLOURS[1]),
+    "affine": ("o", COLOURS[2]),
+    "affine-vector": ("s", COLOURS[3]),
+    "rotated": ("^", COLOURS[4]),
+}
 
 
 def draw(results: Sequence[RunResult], title: str, target: float, path: Path) -> None:
@@ -64,14 +72,15 @@ def _curve(axes: Axes, x: np.ndarray, accuracy: np.ndarray, label: str, colour: 
     axes.plot(x, mean, color=colour, linewidth=1.6, label=label)
 
 
-def _plain(axes: Axes) -> None:
+def plain(axes: Axes) -> None:
+    """Take away the frame but for two axes, and put a grid behind."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(True, color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
 
 
 def _accuracy_axes(axes: Axes, target: float) -> None:
-    _plain(axes)
+    plain(axes)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_ylim(0, 1)
     axes.set_xlim(left=0)
@@ -90,7 +99,7 @@ def _staleness(axes: Axes, groups: dict[str, list[RunResult]]) -> None:
         counts, _ = np.histogram(staleness, bins=edges)
         place = np.arange(len(starts)) + (index - (len(groups) - 1) / 2) * width
         axes.bar(place, counts / len(staleness), width, color=colour, label=label)
-    _plain(axes)
+    plain(axes)
     axes.grid(False, axis="x")
     axes.set_xticks(np.arange(len(starts)), [_interval(*pair) for pair in _pairs(edges)])
     axes.tick_params(axis="x", labelsize=8, labelrotation=40)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from afflux.sim import ctrl_c
 from afflux.sim.audit import ArrivalLine, Log
 from afflux.sim.clients import one_thread
 from afflux.sim.config import RuleSpec, SimConfig
@@ -80,3 +81,4 @@ def recorded(arrivals: Sequence[ArrivalLine], updates: np.ndarray) -> Iterator[P
         update = np.array(updates[line.update], np.float32)
         facts = (line.client, line.time, update, line.examples, loss, line.steps)
         yield Finished(line.number, line.number, line.dispatched_after, *facts)
+        ctrl_c.check()

@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 
 from afflux import __version__
-from afflux.sim.audit import plain
+from afflux.sim.audit import FOLDER, plain
 from afflux.sim.config import SimConfig
 from afflux.sim.errors import ConfigError, require
 from afflux.sim.kept import Keep
 from afflux.sim.result import Row, RunResult, by_rule, summarise
-from afflux.sim.terminal import in_bytes
+from afflux.units import in_bytes
 
-AUDIT = "audit"
 TELL_ABOVE = 1e9  #: bytes of kept updates
 
 
@@ -55,20 +54,20 @@ def audit_folder(
         if size > free:
             raise ConfigError(f"the updates take {in_bytes(size)}, but {folder} has {in_bytes(free)} free")
         if size > TELL_ABOVE:
-            say(f"the updates will take {in_bytes(size)} in {folder}/{AUDIT}")
-    (folder / AUDIT).mkdir()
-    return Keep(folder / AUDIT, updates)
+            say(f"the updates will take {in_bytes(size)} in {folder}/{FOLDER}")
+    (folder / FOLDER).mkdir()
+    return Keep(folder / FOLDER, updates)
 
 
 def tidied(folder: Path) -> bool:
     """Remove logs in which nothing has arrived, and empty folders; return whether anything is left."""
-    for log in (folder / AUDIT).glob("*.jsonl"):
+    for log in (folder / FOLDER).glob("*.jsonl"):
         with log.open("rb") as file:
             nothing = len(list(islice(file, 2))) < 2
         if nothing:
             log.unlink()
             log.with_suffix(".updates.npy").unlink(missing_ok=True)
-    for empty in (folder / AUDIT, folder):
+    for empty in (folder / FOLDER, folder):
         # Something in it is what is left; an empty folder would stand in the way of the next try.
         with suppress(OSError):
             empty.rmdir()

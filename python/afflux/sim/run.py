@@ -5,14 +5,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from afflux.sim.audit import Writer, file_name
-from afflux.sim.broadcast import Broadcast, Sent
 from afflux.sim.clients import one_thread
 from afflux.sim.config import RuleSpec, SimConfig
-from afflux.sim.events import Dispatch
 from afflux.sim.follow import Finished, Follower, Progress, Pull, follow
 from afflux.sim.kept import Keep, KeptUpdates
+from afflux.sim.live import Live
 from afflux.sim.result import RunResult
-from afflux.sim.streams import Purpose, stream
 from afflux.sim.world import World
 
 
@@ -43,7 +41,7 @@ def run_paired(
         world = World.of(config, seed)
         lead = Follower(specs[0], world, config.arrivals)
         followers = [lead, *(Follower(spec, world, config.arrivals, specs[0].label) for spec in specs[1:])]
-        events = live(world, lead)
+        events = Live(world, lead).stream()
         if keep is not None:
             name = f"{file_name(lead.spec.label, seed)}.updates.npy" if keep.updates else None
             if name is not None:
@@ -51,26 +49,6 @@ def run_paired(
             write_logs(followers, keep.folder, seed, name, files)
         follow(events, followers, progress or (lambda arrivals: None))
         return [follower.result() for follower in followers]
-
-
-def live(world: World, lead: Follower) -> Iterator[Pull | Finished]:
-    """Yield the stream of clients that train from the params of `lead`, which follows it."""
-    broadcast = Broadcast(lead.server, world.config, len(world.clients))
-    started: dict[int, Sent] = {}
-    number = 0
-    for event in world.events(lead.spec):
-        client, sequence = event.client, event.sequence
-        if isinstance(event, Dispatch):
-            start = started[sequence] = broadcast.pull(client, event.age, number)
-            yield Pull(sequence, start.after, broadcast.oldest)
-            continue
-        start = started.pop(sequence)
-        batches = stream(world.seed, Purpose.BATCHES, sequence)
-        trained = world.trainer.train(client, start.model.params, "update", batches, start.shift)
-        facts = (trained.update, trained.num_examples, trained.loss, trained.steps)
-        yield Finished(number, sequence, start.after, client, event.time, *facts)
-        broadcast.finished(client, start, trained)
-        number += 1
 
 
 def kept(events: Iterator[Pull | Finished], updates: KeptUpdates) -> Iterator[Pull | Finished]:

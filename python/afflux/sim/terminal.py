@@ -1,6 +1,5 @@
 """What a person sees while and after it runs: progress bars and the table, by rich."""
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -11,11 +10,14 @@ from rich.table import Column, Table
 from afflux.sim.compare import Job, Watch
 from afflux.sim.config import SimConfig
 from afflux.sim.result import RunResult, Spread, by_rule, summarise
+from afflux.units import in_bytes
 
 
 @contextmanager
-def progress(jobs: Sequence[Job], config: SimConfig, console: Console) -> Iterator[Watch]:
-    """Show one bar per rule, over all its seeds; nothing if the output is no terminal."""
+def progress(jobs: Sequence[Job], config: SimConfig, console: Console, done: int = 0) -> Iterator[Watch]:
+    """Show one bar per rule, over all its seeds; nothing if the output is no terminal. `done`: arrivals that each job
+    goes on from.
+    """
     bars = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -27,8 +29,9 @@ def progress(jobs: Sequence[Job], config: SimConfig, console: Console) -> Iterat
     )
     labels = [job.label for job in jobs]
     total = {label: labels.count(label) * config.arrivals for label in labels}
-    tasks = {label: bars.add_task(label, total=count) for label, count in total.items()}
-    seen = [0] * len(jobs)
+    begun = {label: labels.count(label) * done for label in labels}
+    tasks = {label: bars.add_task(label, total=count, completed=begun[label]) for label, count in total.items()}
+    seen = [done] * len(jobs)
 
     def watch(index: int, arrivals: int) -> None:
         bars.advance(tasks[labels[index]], arrivals - seen[index])
@@ -71,9 +74,3 @@ def _number(value: Spread, runs: int, digits: int, scale: float = 1) -> str:
         text += f" ± {scale * value.std:.{digits}f}"
     # The mean of those seeds that got there says little without how many did.
     return text if value.seeds == runs else f"{text} ({value.seeds} of {runs})"
-
-
-def in_bytes(count: float) -> str:
-    """Return a count of bytes with a decimal unit, to three digits."""
-    power = min(int(math.log10(max(count, 1)) // 3), 4)
-    return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"

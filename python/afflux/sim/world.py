@@ -3,10 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from afflux.layout import Layout
+from afflux.rule import Rule
+from afflux.server import Server
 from afflux.sim import models
 from afflux.sim.clients import Trainer
 from afflux.sim.config import RuleSpec, SimConfig
@@ -44,6 +47,10 @@ class World:
         first = layout.flatten(module)
         trainer = Trainer(module, layout, task, shards, config)
         return cls(config, seed, clients, trainer, len(task.y_train), first)
+
+    def server(self, rule: Rule, **options: Any) -> Server:
+        """A server of the first params, for these clients."""
+        return Server(rule, self.first, num_clients=len(self.clients), num_threads=1, seed=self.seed, **options)
 
     def events(self, spec: RuleSpec) -> Iterator[Dispatch | Arrival]:
         """Who starts and who finishes when; the rule matters only if it waits for a cohort."""

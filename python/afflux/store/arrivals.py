@@ -34,7 +34,7 @@ class Arrivals:
                 vector = np.asarray(w.slot)
                 self._segments.put(slot, vector)
                 new[w.join] = Place(slot, crc(vector, self._num_threads))
-            facts = [*waiting_entry(w), w.loss, w.norm]
+            facts = [*waiting_entry(w), w.loss, w.norm, *w.extremes]
             buffers = None if w.buffers is None else w.buffers.tobytes()
             kept.append(Kept(w.join, None if isinstance(w.slot, Term) else new[w.join], facts, buffers))
         return kept
@@ -42,6 +42,10 @@ class Arrivals:
     def settle(self, kept: Sequence[Kept]) -> None:
         """They are committed."""
         self._places = {k.join: k.place for k in kept if k.place is not None}
+
+    def check(self) -> None:
+        """Refuses files that have vanished or were cut off."""
+        self._segments.check(place.slot for place in self._places.values())
 
     def flush(self, kept: Sequence[Kept]) -> None:
         """Returns when they are on the disk itself."""

@@ -1,20 +1,17 @@
 """Per-client rows on disk, and their sum: the interface of `MemoryRows`, at any number of clients."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from afflux import codecs, ops
-from afflux._engine import SUPERBLOCK
 from afflux.codecs import Codec
 from afflux.errors import StoreError
-from afflux.ops import CachedDifference, CachedMean
-from afflux.rule import Calibrate, ClientId
+from afflux.rule import ClientId
 from afflux.store.index import Index, Place
-from afflux.store.memory import Rows
-from afflux.store.segments import Row, Segments
+from afflux.store.rows import CachedRows, Row, Rows, row_crc
+from afflux.store.segments import Segments
 from afflux.store.vectors import Vectors
 
 
@@ -40,7 +37,7 @@ class Staged(Rows):
     slots: dict[ClientId, int]
 
 
-class DiskRows:
+class DiskRows(CachedRows):
     """Rows in slots of a Zarr array; a round writes new ones to slots that no commit refers to.
 
     Between two commits a row has one slot of its own, which later rounds update in place.
@@ -53,12 +50,13 @@ class DiskRows:
         index: Index,
         table: Table,
         *,
+        size: int,
         num_clients: int,
-        dtype: str,
+        codec: Codec,
+        seed: int,
         num_threads: int,
     ) -> None:
-        self.num_clients = num_clients
-        self.dtype = np.dtype(dtype)
+        super().__init__(size, num_clients, codec, seed)
         self._segments = segments
         self._vectors = vectors
         self._index = index
@@ -78,43 +76,21 @@ class DiskRows:
         return self._table.clients
 
     @property
-    def sum(self) -> npt.NDArray[np.float64]:
-        """The sum of all rows, (d,), read-only; the next step changes it."""
-        view = self._table.sum.view()
-        view.flags.writeable = False
-        return view
-
-    @property
     def client_ids(self) -> list[ClientId]:
         """The clients that have a row, in the order in which they came."""
         new = sorted((rank, client_id) for client_id, (rank, _) in self._table.changed.items() if rank >= 0)
         return [*(client_id for client_id, _ in self._index.rows()), *(client_id for _, client_id in new)]
 
-    @property
-    def codec(self) -> Codec:
-        """Of the rows; one that holds every bit."""
-        return codecs.float64 if self.dtype == np.float64 else codecs.float32
-
-    @property
-    def row_size(self) -> int:
-        """Elements of a row."""
-        return self._segments.size
-
-    def facts(self) -> dict[str, Any]:
-        """What the next bits depend on, beside rows and sum: nothing."""
-        return {}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in use: a row for each client seen and 8 d for the sum; on disk."""
-        return self._table.sum.nbytes + self._table.clients * self._segments.size * self.dtype.itemsize
-
     def values(self) -> Iterator[Row]:
-        """All rows, in the order of `client_ids`."""
+        """All rows, encoded, in the order of `client_ids`."""
         for client_id in self.client_ids:
-            row = self.row(client_id)
+            row = self._encoded(client_id)
             if row is not None:
                 yield row
+
+    @property
+    def _total(self) -> npt.NDArray[np.float64]:
+        return self._table.sum
 
     def _slot(self, client_id: ClientId) -> int | None:
         changed = self._table.changed.get(client_id)
@@ -123,15 +99,13 @@ class DiskRows:
         place = self._index.row(client_id)
         return None if place is None else place.slot
 
-    def row(self, client_id: ClientId) -> Row | None:
-        """A copy of the client's row, or None if it was never seen.
-
-        Raises:
-            StoreError: it does not agree with its checksum.
-        """
+    def _encoded(self, client_id: ClientId) -> Row | None:
         self.fetch(client_id, "row")
         slot = self._slot(client_id)
-        return None if slot is None else self._segments.array(slot).copy()
+        if slot is None:
+            return None
+        self._segments.present([slot])
+        return self._segments.array(slot)
 
     def fetch(self, client_id: ClientId, op: str = "push") -> None:
         """Brings a client's row into memory, ahead of the round that replaces it, and checks it.
@@ -158,40 +132,21 @@ class DiskRows:
                 raise StoreError(f"[{op}] client {client_id!r}'s row is in a segment that is missing or truncated")
             row = self._segments.array(place.slot)
             self._segments.present([place.slot])
-            if self._crc(row, 1) == place.crc:
+            if row_crc(row, self.codec, 1) == place.crc:
                 return
 
-    def _crc(self, row: Row, num_threads: int) -> bytes:
-        return ops.crc32c(row, ops.row_bytes(SUPERBLOCK, codec=self.codec), num_threads=num_threads)
-
-    def stage(
-        self,
-        how: Calibrate,
-        client_ids: Sequence[ClientId],
-        accepted: Sequence[bool],
-        version: int,
-        extremes: Sequence[tuple[float, float]] = (),
-    ) -> tuple[CachedDifference | CachedMean, Staged]:
-        """The calibration of a round, and the rows of the accepted clients after it. Nothing counts until `commit`.
-
-        These rows hold every bit, so that `version` and `extremes`, which others are encoded with, are of no use.
-
-        A rejected arrival leaves its client's row as it is; of a client's accepted arrivals the last one stays.
-
-        Raises:
-            StoreError: the disk is full.
-        """
+    def _places(
+        self, client_ids: Collection[ClientId], accepted: Collection[ClientId], apart: Collection[ClientId]
+    ) -> tuple[Mapping[ClientId, Row | None], Staged]:
+        """On disk a row that the last commit refers to stays: its successor gets another slot."""
         table, segments = self._table, self._segments
-        places = {client_id: self._slot(client_id) for client_id in client_ids}
-        old = [None if (slot := places[client_id]) is None else segments.array(slot) for client_id in client_ids]
-        last = {client_id: i for i, client_id in enumerate(client_ids) if accepted[i]}
+        slots = {client_id: self._slot(client_id) for client_id in client_ids}
+        old = {client_id: None if slot is None else segments.array(slot) for client_id, slot in slots.items()}
         free, high, count = list(table.free), table.high, table.clients
         changed, retired, new = dict(table.changed), list(table.retired), Staged()
-        for client_id, i in last.items():
-            slot = places[client_id]
-            if slot is not None and client_id in changed:
-                row = old[i]
-                assert row is not None
+        for client_id in accepted:
+            slot, row = slots[client_id], old[client_id]
+            if row is not None and client_id in changed and client_id not in apart:
                 new[client_id] = row
                 continue
             if free:
@@ -203,17 +158,16 @@ class DiskRows:
                 changed[client_id] = count, spare
                 count += 1
             else:
-                changed[client_id] = -1, spare
+                changed[client_id] = changed.get(client_id, (-1,))[0], spare
                 retired.append(slot)
             new[client_id] = segments.blank(spare)
+        segments.check(slot for slot in slots.values() if slot is not None)
         total = self._vectors.out("sum", table.sum) if new else table.sum
-        segments.check(slot for slot in places.values() if slot is not None)
+        new.clients = count
+        new.sum_out = None if total is table.sum else total
         new.slots = {client_id: changed[client_id][1] for client_id in new}
         new.table = Table(count, high, tuple(free), total, changed, tuple(retired))
-        replaced = [new[client_id] if last.get(client_id) == i else None for i, client_id in enumerate(client_ids)]
-        counted = self.num_clients if how.divide_by == "all" else max(count, 1)
-        stage = CachedDifference if how.direction == "difference" else CachedMean
-        return stage(table.sum, counted, old, replaced, sum_out=None if total is table.sum else total), new
+        return old, new
 
     def present(self, rows: Staged) -> None:
         """Brings in what a sweep will write; what it reads was brought in by the pushes."""
@@ -221,9 +175,10 @@ class DiskRows:
 
     def swept(self, rows: Staged) -> None:
         """Takes note of the rows that a sweep has written. May be repeated."""
+        self._segments.check(rows.slots.values())
         for client_id, row in rows.items():
             self._segments.put(rows.slots[client_id], row)
-            self._crcs[client_id] = self._crc(row, self._num_threads)
+            self._crcs[client_id] = row_crc(row, self.codec, self._num_threads)
 
     def changes(self, table: Table) -> dict[ClientId, Place]:
         """What a commit of this table has to write."""

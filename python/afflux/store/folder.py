@@ -19,7 +19,9 @@ import numpy as np
 from afflux import checkpoint
 from afflux._engine import ORDER_VERSION
 from afflux.checkpoint import Saved
+from afflux.codecs import Codec, named
 from afflux.errors import AffluxError, StoreError, UnavailableError
+from afflux.fitting import codec_of
 from afflux.joins import Book, Joins, after
 from afflux.layout import Layout
 from afflux.receipts import Join, Pulled, Quarantined
@@ -27,15 +29,14 @@ from afflux.round import Memories, Round
 from afflux.rule import ClientId, Float64, Rule
 from afflux.store.arrivals import Arrivals
 from afflux.store.disk import DiskRows, Staged, Table
-from afflux.store.index import Change, Committed, Index, Place, Tail
+from afflux.store.index import INDEX, Change, Committed, Index, Place, Tail
 from afflux.store.lock import Lock, promises_space
 from afflux.store.params import ParamsSlots
-from afflux.store.segments import Row, Segments, make_arrays, shape_of
+from afflux.store.segments import Row, Segments, make_arrays, shape_of, sync
 from afflux.store.vectors import Vectors, crc, verified
 from afflux.versions import Versions
 
 Durability = Literal["process", "power"]
-INDEX = "index.sqlite"
 
 
 class Store:
@@ -63,29 +64,31 @@ class Store:
 
     def _read(self, num_threads: int) -> None:
         path, facts = self.path, self._index.facts()
-        if facts["order_version"] != ORDER_VERSION:
-            raise StoreError(f"[store] {path} has order_version {facts['order_version']}, this afflux {ORDER_VERSION}")
         self.facts: dict[str, Any] = facts["server"]  #: what a server must agree with
         self.options: dict[str, Any] = facts["options"]  #: what it was made with
         self.committed: Committed | None = self._index.committed()
         places = {} if self.committed is None else self.committed.vectors
         mapped = promises_space(path)
-        self._arrays = {name: Segments(path / name, self.facts["d"], mapped=mapped) for name in facts["arrays"]}
-        arrays = self._arrays
+        d, codec = self.facts["d"], named(self.facts["codec"])
+        sizes = {} if codec is None else {"rows": codec.row_size(d)}
+        arrays = {name: Segments(path / name, sizes.get(name, d), mapped=mapped) for name in facts["arrays"]}
+        self._arrays = arrays
         for name, place in places.items():
             verified(arrays[name.partition(":")[0]], place, num_threads)
         kept = sorted((int(name[7:]), place) for name, place in places.items() if name.startswith("params:"))
         now = [places["params"]] if "params" in places else []
-        self.params = ParamsSlots(arrays["params"], [place.slot for place in (*now, *(place for _, place in kept))])
+        slots = dict.fromkeys(place.slot for place in (*now, *(place for _, place in kept)))  # that of now may be kept
+        self.params = ParamsSlots(arrays["params"], slots)
         self._kept = dict(kept)
         own = {name: array for name, array in arrays.items() if name not in ("params", "rows", "arrivals")}
         self._vectors = Vectors(own, {name: places[name] for name in own if name in places}, num_threads)
         self._arrivals = Arrivals(arrays["arrivals"], self.committed.arrivals if self.committed else [], num_threads)
+        self._largest_row: float = 0.0 if self.committed is None else self.committed.meta["largest_row"]
         self._pinned: list[Row] = []  # the committed version of params, and those that are kept: not to be written over
-        self._kept_params: list[Row] = []
+        self.held: Sequence[Pulled] = []  #: the older versions that the last checkpoint has kept
         self._tails: dict[str, tuple[object, int]] = {}  # the lists that are committed, and how much of them for good
         self.notes = None if self.committed is None else self.committed.notes
-        self.rows = self._rows(arrays["rows"]) if "rows" in arrays else None
+        self.rows = None if codec is None else self._rows(codec)
 
     @staticmethod
     def make(path: Path, rule: Rule, server: Mapping[str, Any], options: Mapping[str, Any]) -> Path:
@@ -96,7 +99,8 @@ class Store:
         """
         if sys.byteorder != "little":
             raise UnavailableError("[store] rows are kept in little-endian order, and this machine is big-endian")
-        d, dtype, wide = server["d"], server["dtype"], server["slot_dtype"] == "float64"
+        d, dtype = server["d"], server["dtype"]
+        codec = codec_of(rule, server["slot_dtype"])
         shapes = {
             "params": shape_of(dtype, d, 4),
             "arrivals": shape_of(checkpoint.STORED[server["slot_dtype"]], d, rule.buffer_size),
@@ -104,9 +108,11 @@ class Store:
         }
         if options["memory"] == "streaming":
             shapes["total"] = shape_of("float64", d, 2)
-        if rule.calibrate.cached:
+        if codec is not None:
             shapes["sum"] = shape_of("float64", d, 2)
-            shapes["rows"] = shape_of("float64" if wide else "float32", d, server["num_clients"] + rule.buffer_size)
+            slots = server["num_clients"] + rule.buffer_size
+            shapes["rows"] = shape_of(codec.row_dtype, codec.row_size(d), slots)
+        server = {**server, "codec": None if codec is None else codec.name}
         facts = {"server": server, "options": options, "order_version": ORDER_VERSION, "arrays": list(shapes)}
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -116,21 +122,25 @@ class Store:
             try:
                 make_arrays(path, shapes, {"afflux": "store", "order_version": ORDER_VERSION})
                 Index.make(path / INDEX, facts)
+                for folder in (path, path.parent):
+                    sync(folder)
             finally:
                 lock.release()
         except OSError as error:
             raise StoreError(f"[Server] store: cannot make {path}: {error.strerror}") from None
         return path
 
-    def _rows(self, segments: Segments) -> DiskRows:
+    def _rows(self, codec: Codec) -> DiskRows:
         count, high, free = (0, 0, []) if self.committed is None else self.committed.meta["rows"]
         return DiskRows(
-            segments,
+            self._arrays["rows"],
             self._vectors,
             self._index,
             Table(count, high, tuple(free), self._vectors.now("sum"), {}),
+            size=self.facts["d"],
             num_clients=self.facts["num_clients"],
-            dtype=segments.shape.dtype,
+            codec=codec,
+            seed=self.options["seed"],
             num_threads=self._num_threads,
         )
 
@@ -154,7 +164,13 @@ class Store:
         """Refuses a rule that cannot go on from here."""
         if self.committed is None:
             raise StoreError(f"[open] {self.path} holds no server: the process that began to make it was ended")
-        ours = {"rule": rule.name, "kind": rule.kind, "memories": list(rule.memories)}
+        codec = codec_of(rule, self.facts["slot_dtype"])
+        ours = {
+            "rule": rule.name,
+            "kind": rule.kind,
+            "memories": list(rule.memories),
+            "codec": None if codec is None else codec.name,
+        }
         for name, value in ours.items():
             if self.facts[name] != value:
                 raise StoreError(
@@ -176,9 +192,11 @@ class Store:
         return None if every is None else -(-version // every) * every
 
     def check(self) -> None:
-        """Refuses a round if files have vanished or were cut off."""
+        """Refuses to go on if files have vanished or were cut off: what reads them would end the process."""
+        self._index.check()
         self.params.check()
         self._vectors.check()
+        self._arrivals.check()
 
     def before(self, sealed: Round) -> None:
         """Brings in what the sweep of a round will write."""
@@ -193,6 +211,8 @@ class Store:
         staged = sealed.rows if isinstance(sealed.rows, Staged) else None
         if self.rows is not None and staged is not None:
             self.rows.swept(staged)
+            norms = sealed.report.norms
+            self._largest_row = max(self._largest_row, float(np.max(norms, where=np.isfinite(norms), initial=0.0)))
         version, book = sealed.report.version, joins.book.sealed
         if book is not None and self.commit_every is not None and version % self.commit_every == 0:
             current = Pulled(np.asarray(sealed.draft.buffer), version, sealed.buffers)
@@ -206,16 +226,18 @@ class Store:
 
         `notes` and `keep`, older versions, stay until the next checkpoint.
         """
-        before = self.notes, self._kept, self._kept_params
-        self.notes = notes
-        self._kept = {
-            held.version: Place(self.params.put(held.params), crc(held.params, self._num_threads)) for held in keep
-        }
-        self._kept_params = [held.params for held in keep]
+        before = self.notes, self._kept, self.held
+        for held in keep:
+            if not self.params.has(held.params):
+                raise AffluxError(f"[checkpoint] keep: version {held.version} is not one that this server handed out")
+        self.notes, self.held = notes, keep
         try:
+            self._kept = {
+                held.version: Place(self.params.put(held.params), crc(held.params, self._num_threads)) for held in keep
+            }
             table = self._commit(joins.book, None if self.rows is None else self.rows.table, joins)
         except BaseException:
-            self.notes, self._kept, self._kept_params = before
+            self.notes, self._kept, self.held = before
             raise
         if self.rows is not None and table is not None:
             self.rows.settle(table)
@@ -238,7 +260,8 @@ class Store:
             self._arrivals.flush(arrivals)
             if table is not None and self.rows is not None:
                 self.rows.flush(table)
-        meta = checkpoint.short({}, book)
+        facts = {"durability": "power" if self._power else "process", "largest_row": self._largest_row}
+        meta = checkpoint.short(facts, book)
         if table is not None:
             meta["rows"] = table.clients, table.high, [*table.free, *table.retired]
         tails = self._grown(book, joins)
@@ -255,7 +278,7 @@ class Store:
         )
         self._vectors.settle(vectors)
         self._arrivals.settle(arrivals)
-        self._pinned = [now.params, *self._kept_params]
+        self._pinned = [now.params, *(held.params for held in self.held)]
         self._tails = {name: (entries, fixed) for name, (entries, _, fixed) in tails.items()}
         return None if table is None else table.committed()
 
@@ -300,6 +323,7 @@ class Store:
             "slots": self._arrivals.stacked(kept),
             "losses": np.array([k.facts[5] for k in kept], np.float64),
             "norms": np.array([k.facts[6] for k in kept], np.float64),
+            "extremes": np.array([k.facts[7:9] for k in kept], np.float64).reshape(len(kept), 2),
             "log_losses": np.array([entry[6] for entry in log or [] if len(entry) > 2], np.float64),
         }
         if last.buffers is not None:
@@ -313,7 +337,7 @@ class Store:
         """The book of a server that goes on from the last commit, whose vectors lie where they are on disk."""
         memories = {name: self._vectors.now(f"memory.{name}") for name in book.memories}
         self._pinned = [book.current.params]
-        self._kept_params = [held.params for held in kept]
+        self.held = kept
         return book._replace(memories=memories, rows=self.rows)
 
     @property
@@ -324,7 +348,7 @@ class Store:
     def close(self, versions: Versions | None = None) -> None:
         """Lets go of the folder. Versions that somebody holds stay as they are."""
         if versions is not None:
-            self._pinned, self._kept_params = [], []
+            self._pinned, self.held = [], []
             self.params.detach(versions.free)
         self._index.close()
         self._lock.release()

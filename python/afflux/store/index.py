@@ -6,16 +6,18 @@ import json
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
+from afflux._engine import ORDER_VERSION
 from afflux.errors import StoreError
 from afflux.rule import ClientId
 
-FORMAT = 1
+FORMAT = 2
+INDEX = "index.sqlite"  #: in a store's folder
 #: "aflx": what `file` and others know a SQLite file by.
 APPLICATION = 0x61666C78
 
@@ -70,6 +72,7 @@ class Change:
     rows: Mapping[ClientId, Place]  #: those that are new or have moved
     tails: Mapping[str, Tail]  #: by table: passed, log, quarantined
     forget_rows: bool = False  #: all others
+    facts: Mapping[str, Any] = field(default_factory=dict)  #: those that are new or others
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,14 +90,24 @@ class Committed:
 class Index:
     """The file `index.sqlite` of a store. One thread at a time commits; any may read."""
 
-    def __init__(self, path: Path, *, power: bool = False, read_only: bool = False) -> None:
-        """Opens the file; `make` made it. `power`: a commit is on the disk itself when it returns."""
+    def __init__(self, path: Path, *, power: bool = False, read_only: bool = False, alone: bool = False) -> None:
+        """Opens the file; `make` made it.
+
+        Args:
+            path: of the file.
+            power: a commit is on the disk itself when it returns.
+            read_only: it will not commit.
+            alone: nor will anybody else meanwhile. Then no file is made beside it, if it was closed.
+        """
         self.path = path
         if not path.is_file():
             raise StoreError(f"[store] {path} is missing")
-        with self._errors("open"):
-            self._writer = _connect(path, "ro" if read_only else "rw")
-            self._reader = _connect(path, "ro" if read_only else "rw")
+        self._inode = path.stat().st_ino
+        with self._errors("open"), ExitStack() as undo:
+            mode = "ro" if read_only else "rw"
+            if read_only and alone and not _size(path.with_name(f"{path.name}-wal")):
+                mode = "ro&immutable=1"
+            self._writer, self._reader = (undo.enter_context(closing(_connect(path, mode))) for _ in range(2))
             if not read_only:
                 self._writer.execute("PRAGMA journal_mode = WAL")
                 self._writer.execute(f"PRAGMA synchronous = {'FULL' if power else 'NORMAL'}")
@@ -107,6 +120,9 @@ class Index:
                 raise StoreError(f"[store] {path} is no index of afflux")
             if version != FORMAT:
                 raise StoreError(f"[store] {path} has format {version}, this afflux reads {FORMAT}")
+            if not read_only:  # what cannot be written, SQLite has opened all the same: here it says so
+                self._writer.execute("DELETE FROM facts WHERE 0")
+            undo.pop_all()
         self._reading = Lock()
 
     @staticmethod
@@ -132,7 +148,10 @@ class Index:
     def facts(self) -> dict[str, Any]:
         """What the store was made with."""
         with self._errors("read"):
-            return {name: json.loads(value) for name, value in self._read("SELECT name, value FROM facts")}
+            facts = {name: json.loads(value) for name, value in self._read("SELECT name, value FROM facts")}
+        if (order := facts["order_version"]) != ORDER_VERSION:
+            raise StoreError(f"[store] {self.path.parent} has order_version {order}, this afflux {ORDER_VERSION}")
+        return facts
 
     def committed(self) -> Committed | None:
         """The last commit; None if there is none yet."""
@@ -177,6 +196,13 @@ class Index:
             if not some:
                 return
 
+    def by_slot(self) -> Iterator[tuple[ClientId, Place]]:
+        """The same in the order of their slots, as they are read from disk fastest. Nobody may commit meanwhile."""
+        with self._errors("read"):
+            found = self._reader.execute("SELECT client, slot, crc, place FROM rows ORDER BY slot")
+            for client, *place in found:
+                yield client, Place(*place)
+
     def commit(self, change: Change) -> None:
         """All of it or nothing."""
         meta = json.dumps(change.meta)
@@ -188,6 +214,8 @@ class Index:
             try:
                 run = self._writer.executemany
                 run("INSERT OR REPLACE INTO state VALUES (0, ?, ?, ?, ?)", [(meta, change.buffers, change.notes, crc)])
+                facts = ((name, json.dumps(value)) for name, value in change.facts.items())
+                run("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts)
                 if change.forget_rows:
                     run("DELETE FROM rows", [()])
                 rows = ((who, place.rank, place.slot, place.crc) for who, place in change.rows.items())
@@ -211,6 +239,15 @@ class Index:
                 if self._writer.in_transaction:
                     self._writer.execute("ROLLBACK")
                 raise
+
+    def check(self) -> None:
+        """Refuses a file that has vanished, or was replaced: what is committed to it would be gone."""
+        try:
+            same = self.path.stat().st_ino == self._inode and self.path.with_name(self.path.name + "-wal").exists()
+        except OSError:
+            same = False
+        if not same:
+            raise StoreError(f"[store] {self.path} has vanished or was replaced")
 
     def damage(self) -> list[str]:
         """What SQLite finds wrong with the file."""
@@ -249,6 +286,10 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
     return sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False
     )
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _arrivals(arrivals: Iterable[Kept]) -> Iterator[tuple[Any, ...]]:

@@ -36,13 +36,13 @@ class ParamsSlots:
         self._slots[row.ctypes.data] = slot
         return row
 
-    def slot(self, params: Row) -> int:
-        """Where a version lies, which `more` has given the memory of."""
-        return self._slots[params.ctypes.data]
+    def has(self, params: Row) -> bool:
+        """Whether `more` has given the memory of this version."""
+        return params.ctypes.data in self._slots
 
     def put(self, params: Row) -> int:
         """Writes a version to its slot, if it is not there already; returns the slot."""
-        slot = self.slot(params)
+        slot = self._slots[params.ctypes.data]
         self._segments.put(slot, params)
         return slot
 

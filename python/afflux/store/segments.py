@@ -20,6 +20,7 @@ Row = npt.NDArray[Any]
 #: A segment has about so many bytes, or a part of all that may come, so that few files have to be open.
 SEGMENT_BYTES, MOST_SEGMENTS, MOST_SLOTS = 64 << 20, 256, 4096
 _LINE, _PAGE, _LARGE = 64, 4096, 65536
+_DTYPES = ("float64", "float32", "float16", "uint16", "uint8")
 
 
 class Shape(NamedTuple):
@@ -74,6 +75,11 @@ class Segments:
         return self._count * self.shape.per_segment
 
     @property
+    def slot_bytes(self) -> int:
+        """Bytes of what a slot holds."""
+        return self.size * self._item
+
+    @property
     def disk_bytes(self) -> int:
         """Bytes of all segments."""
         return self._count * self.shape.segment_bytes
@@ -95,9 +101,9 @@ class Segments:
                 with path.open("r+b") as file:
                     _allocate(file.fileno(), self.shape.segment_bytes)
                     os.fsync(file.fileno())
-                for folder in (path.parent, path.parent.parent):
-                    _sync_folder(folder)
                 _write_slots(self.folder, (self._count + 1) * self.shape.per_segment)
+                for folder in (path.parent, path.parent.parent, self.folder):
+                    sync(folder)
             except OSError as error:
                 raise StoreError(
                     f"[store] no space for {self.shape.segment_bytes} bytes of {path}: {error.strerror}"
@@ -129,6 +135,7 @@ class Segments:
         if self.mapped:
             own = self.array(slot)
             if own.ctypes.data != array.ctypes.data:
+                self.check([slot])
                 self.present([slot], write=True)
                 own[:] = array
             return
@@ -226,6 +233,9 @@ def make_arrays(folder: Path, shapes: dict[str, Shape], attributes: dict[str, An
             filters=None,
             fill_value=0,
         )
+    for place in (*(folder / name for name in shapes), folder):
+        sync(place / "zarr.json")
+        sync(place)
 
 
 def _read_shape(folder: Path) -> Shape:
@@ -235,7 +245,7 @@ def _read_shape(folder: Path) -> Shape:
         shape = Shape(meta["data_type"], int(width), int(per_segment))
         plain = [codec["name"] for codec in meta["codecs"]] == ["bytes"]
         endian = meta["codecs"][0].get("configuration", {}).get("endian", "little")
-        sound = shape.dtype in ("float32", "float64", "uint16", "uint8") and shape.width > 0 and shape.per_segment > 0
+        sound = shape.dtype in _DTYPES and shape.width > 0 and shape.per_segment > 0
     except OSError as error:
         raise StoreError(f"[store] cannot read {folder / 'zarr.json'}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
@@ -266,8 +276,9 @@ def _allocate(descriptor: int, size: int) -> None:
         done += os.pwrite(descriptor, zeros[: size - done], done)
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Returns when a file's bytes, or a folder's names, are on the disk itself."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -7,8 +7,9 @@ from afflux import __version__
 from afflux.sim.compare import Job
 from afflux.sim.config import SimConfig, parse
 from afflux.sim.errors import ConfigError
-from afflux.sim.papers.common import Page, accuracy, measure, rows
-from afflux.sim.result import RunResult, Spread, spread
+from afflux.sim.papers.common import Measure, Page, accuracy, rows
+from afflux.sim.papers.finished import Outcome
+from afflux.sim.result import Spread, spread
 
 #: Appendix E.1: rounds and batch size; eta = 1 and eta_L = .1. The rule's server_lr is eta * eta_L, the step of the
 #: paper's proofs: its Algorithm 2 prints eta alone, with which the table is not met.
@@ -107,7 +108,7 @@ def plan(workers: str, steps: int, seeds: Sequence[int], data_dir: str | None = 
     ]
 
 
-def cells(workers: str, steps: int, results: Sequence[RunResult]) -> list[Cell]:
+def cells(workers: str, steps: int, results: Sequence[Outcome]) -> list[Cell]:
     """Return the table's cells, row by row, from the results of `plan`."""
     places = [(p, i) for p in PAPER[workers, steps] for i in range(len(COLUMNS))]
     table = []
@@ -118,7 +119,7 @@ def cells(workers: str, steps: int, results: Sequence[RunResult]) -> list[Cell]:
     return table
 
 
-def page(workers: str, steps: int, seeds: Sequence[int], results: Sequence[RunResult]) -> Page:
+def page(workers: str, steps: int, seeds: Sequence[int], results: Sequence[Outcome]) -> Page:
     """Set ours beside the paper's."""
     table = cells(workers, steps, results)
     lines = [
@@ -140,7 +141,7 @@ def page(workers: str, steps: int, seeds: Sequence[int], results: Sequence[RunRe
         "workers": workers,
         "local_steps": steps,
         "rounds": ROUNDS,
-        "rule": results[0].spec.label,
+        "rule": results[0].rule,
         "seeds": list(seeds),
         "mean_absolute_difference": mean,
         "cells": [
@@ -151,11 +152,9 @@ def page(workers: str, steps: int, seeds: Sequence[int], results: Sequence[RunRe
     return Page("afl-table2", markdown, content)
 
 
-def reproduce(
-    workers: str, steps: int, seeds: Sequence[int], data_dir: str | None = None, processes: int | None = None
-) -> Page:
+def reproduce(workers: str, steps: int, seeds: Sequence[int], data_dir: str | None, measure: Measure) -> Page:
     """Run the part of the table with these workers and local steps."""
-    return page(workers, steps, seeds, measure(plan(workers, steps, seeds, data_dir), processes))
+    return page(workers, steps, seeds, measure(plan(workers, steps, seeds, data_dir)))
 
 
 def _shown(value: Spread) -> str:

@@ -1,9 +1,13 @@
-"""What all reproductions share: many runs under one progress bar, and a folder with Markdown and JSON."""
+"""What all reproductions share: many runs under one progress bar, which an interrupt does not lose, and a folder with
+Markdown and JSON.
+"""
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +15,8 @@ from afflux.sim import report
 from afflux.sim.compare import Job, available_cpus, compare
 from afflux.sim.config import SimConfig
 from afflux.sim.errors import ConfigError, require
-from afflux.sim.result import RunResult, Spread, spread
+from afflux.sim.papers.finished import FILE, Finished, Outcome, load
+from afflux.sim.result import Spread, spread
 
 
 @dataclass(frozen=True)
@@ -26,16 +31,36 @@ class Page:
     """Writes a picture to the given path."""
 
 
-def measure(jobs: Sequence[Job], processes: int | None) -> list[RunResult]:
-    """Run all jobs, whose settings have as many arrivals each, in parallel; KeyboardInterrupt stops them all."""
+Measure = Callable[[Sequence[Job]], list[Outcome]]
+"""Runs all jobs, whose settings have as many arrivals each, and returns their outcomes in the same order."""
+
+
+def measure(
+    jobs: Sequence[Job], folder: Path, processes: int | None = None, at_most: int | None = None
+) -> list[Outcome]:
+    """Run the jobs that have not ended yet, in parallel; `folder` keeps each one that ends.
+
+    KeyboardInterrupt stops all of them, and the next call goes on.
+
+    Raises:
+        ConfigError: `at_most` runs were not enough.
+    """
     require("torch", "matplotlib", "rich")
     from rich.console import Console
 
     from afflux.sim import terminal
 
-    config = setting(jobs[0])
-    with terminal.progress(jobs, config, Console(stderr=True)) as watch:
-        return compare(jobs, config, processes=processes or available_cpus(), watch=watch)
+    ended = load(folder / FILE, jobs)
+    wanted = [job for index, job in enumerate(jobs) if index not in ended][:at_most]
+    if wanted:
+        config = setting(wanted[0])
+        finished = Finished(folder / FILE, wanted)
+        with terminal.progress(wanted, config, Console(stderr=True)) as watch:
+            compare(wanted, config, processes=processes or available_cpus(), watch=watch, finished=finished)
+        ended = load(folder / FILE, jobs)
+    if len(ended) < len(jobs):
+        raise ConfigError(f"{len(ended)} of {len(jobs)} runs have ended")
+    return [ended[index] for index in range(len(jobs))]
 
 
 def setting(job: Job) -> SimConfig:
@@ -45,11 +70,16 @@ def setting(job: Job) -> SimConfig:
     return job.config
 
 
-def publish(out: Path | None, make: Callable[[], Page]) -> tuple[Page, Path]:
-    """Write what `make` returns into a new folder; a folder in which nothing was written is removed again."""
-    folder = report.new_folder(out)
+def publish(
+    out: Path | None, make: Callable[[Measure], Page], processes: int | None = None, at_most: int | None = None
+) -> tuple[Page, Path]:
+    """Write what `make` returns into a folder: a new one, or one in which runs have ended before.
+
+    A folder in which nothing was written is removed again; what an interrupt leaves in it is named on standard error.
+    """
+    folder = out if out is not None and (out / FILE).is_file() else report.new_folder(out)
     try:
-        page = make()
+        page = make(partial(measure, folder=folder, processes=processes, at_most=at_most))
         (folder / f"{page.name}.md").write_text(page.markdown, encoding="utf-8")
         text = json.dumps(page.content, indent=2, allow_nan=False) + "\n"
         (folder / f"{page.name}.json").write_text(text, encoding="utf-8")
@@ -58,11 +88,13 @@ def publish(out: Path | None, make: Callable[[], Page]) -> tuple[Page, Path]:
     except BaseException:
         with suppress(OSError):
             folder.rmdir()
+        if folder.exists():
+            print(f"what has ended is in {folder}/; the same command with --out {folder} goes on", file=sys.stderr)
         raise
     return page, folder
 
 
-def accuracy(runs: Sequence[RunResult]) -> Spread:
+def accuracy(runs: Sequence[Outcome]) -> Spread:
     """Summarise the accuracy after the last arrival over seeds."""
     return spread([run.final_accuracy for run in runs])
 

@@ -17,8 +17,9 @@ from afflux.rules import RULES
 from afflux.sim.compare import Job
 from afflux.sim.config import SimConfig, parse
 from afflux.sim.errors import ConfigError
-from afflux.sim.papers.common import Page, accuracy, measure, rows, setting
-from afflux.sim.result import RunResult, Spread, spread
+from afflux.sim.papers.common import Measure, Page, accuracy, rows, setting
+from afflux.sim.papers.finished import Outcome
+from afflux.sim.result import Spread, spread
 
 DELAYS = ("fadas-mild", "fadas-large")
 
@@ -76,7 +77,7 @@ def plan(data: str, seeds: Sequence[int], data_dir: str | None = None) -> list[J
     return [Job(spec, seed, config=config) for seed in seeds for config in settings for spec in specs]
 
 
-def lines(jobs: Sequence[Job], results: Sequence[RunResult]) -> list[Line]:
+def lines(jobs: Sequence[Job], results: Sequence[Outcome]) -> list[Line]:
     """Return the table, best mean accuracy under large delays first."""
     table = []
     for label in dict.fromkeys(job.spec.label for job in jobs):
@@ -101,7 +102,7 @@ def lines(jobs: Sequence[Job], results: Sequence[RunResult]) -> list[Line]:
     return sorted(table, key=lambda line: -line.accuracy[DELAYS[-1]].mean)
 
 
-def page(data: str, seeds: Sequence[int], jobs: Sequence[Job], results: Sequence[RunResult]) -> Page:
+def page(data: str, seeds: Sequence[int], jobs: Sequence[Job], results: Sequence[Outcome]) -> Page:
     """Set the rules below each other."""
     config = setting(jobs[0])
     table = lines(jobs, results)
@@ -140,10 +141,10 @@ def page(data: str, seeds: Sequence[int], jobs: Sequence[Job], results: Sequence
     return Page("rules", markdown, content, lambda path: _draw(table, title, path))
 
 
-def reproduce(data: str, seeds: Sequence[int], data_dir: str | None = None, processes: int | None = None) -> Page:
+def reproduce(data: str, seeds: Sequence[int], data_dir: str | None, measure: Measure) -> Page:
     """Run all rules under both delays."""
     jobs = plan(data, seeds, data_dir)
-    return page(data, seeds, jobs, measure(jobs, processes))
+    return page(data, seeds, jobs, measure(jobs))
 
 
 def _draw(table: Sequence[Line], title: str, path: Path) -> None:

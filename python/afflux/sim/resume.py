@@ -1,0 +1,227 @@
+"""A run whose server lies in a store: what its checkpoints say beside it, and how it goes on from the last one."""
+
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from afflux.errors import StoreError
+from afflux.rule import Rule
+from afflux.server import Server
+from afflux.sim import audit, ctrl_c
+from afflux.sim.clients import one_thread
+from afflux.sim.config import RuleSpec, SimConfig
+from afflux.sim.errors import ConfigError
+from afflux.sim.follow import Follower, History, Progress, follow
+from afflux.sim.kept import Keep, KeptUpdates
+from afflux.sim.live import Live
+from afflux.sim.result import RunResult, sha256
+from afflux.sim.run import kept
+from afflux.sim.world import World
+from afflux.store import info
+
+FORMAT = 1
+SECONDS = 10.0  #: between two checkpoints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Paused:
+    """A run as the last checkpoint in its store has it."""
+
+    path: Path  #: the store
+    keep: Keep  #: its files
+    header: audit.Header  #: of its log
+    log_bytes: int  #: of the log's file, when the checkpoint was made
+    live: Mapping[str, Any]  #: `Live.facts`
+    arrays: str | None  #: a file in the store with `Live.arrays`
+    history: History
+
+    @classmethod
+    def of(cls, path: Path, folder: Path | None = None) -> "Paused":
+        """Read what is in a store; `folder` is the run folder, if it is no longer where it was.
+
+        Raises:
+            ConfigError: there is no run in the store, or one of another format.
+            StoreError: there is no store, or it is damaged.
+        """
+        notes = info(path).notes
+        if not isinstance(notes, dict) or "afflux_run" not in notes:
+            raise ConfigError(f"{path} holds no run that could go on")
+        if notes["afflux_run"] != FORMAT:
+            raise ConfigError(f"{path} holds a run of format {notes['afflux_run']}, this afflux reads {FORMAT}")
+        header = audit.Header(**notes["header"])
+        own = Path(notes["audit"]) if folder is None else folder / audit.FOLDER
+        return cls(
+            path,
+            Keep(own, header.updates is not None),
+            header,
+            notes["log_bytes"],
+            notes["live"],
+            notes["arrays"],
+            History.of(notes["history"]),
+        )
+
+    @property
+    def arrivals(self) -> int:
+        """Those that are over."""
+        return int(self.live["arrivals"])
+
+    @property
+    def spec(self) -> RuleSpec:
+        """The rule; raises ConfigError if this afflux does not know it."""
+        return audit.spec_of(self.header)
+
+    @property
+    def config(self) -> SimConfig:
+        """The settings; raises ConfigError if this afflux does not know them."""
+        return audit.config_of(self.header, self.path)
+
+    def refuse_other(self, world: World) -> None:
+        """Refuse to go on with other data or another first model."""
+        if (len(world.clients), sha256(world.first)) != (self.header.num_clients, self.header.first_params_sha256):
+            raise ConfigError(f"{self.path}: the clients or first params are others than in the run, perhaps the data")
+
+    def read_arrays(self) -> dict[str, np.ndarray]:
+        """What SCAFFOLD needs."""
+        if self.arrays is None:
+            return {}
+        try:
+            with (self.path / self.arrays).open("rb") as file, np.load(file) as arrays:
+                return dict(arrays)
+        except (OSError, ValueError, BadZipFile) as error:
+            raise StoreError(f"[store] cannot read {self.path / self.arrays}: {error}") from None
+
+
+class Checkpoints:
+    """Saves a run between two events: now and then, and when Ctrl-C was pressed."""
+
+    def __init__(self, path: Path, live: Live, lead: Follower, log: audit.Writer, keep: Keep, seconds: float) -> None:
+        self._path = path
+        self._live = live
+        self._lead = lead
+        self._log = log
+        self._keep = keep
+        self._seconds = seconds
+        self._due = 0.0
+
+    def __call__(self) -> None:
+        """Save if it is time; raises KeyboardInterrupt if Ctrl-C was pressed."""
+        try:
+            ctrl_c.check()
+        except KeyboardInterrupt:
+            self.save()
+            raise
+        if time.monotonic() >= self._due:
+            self.save()
+
+    def save(self) -> None:
+        """Commit the server and what `Paused` reads: all or nothing."""
+        state, arrays = self._live.facts(), self._live.arrays()
+        name = f"clients-{state['events']}.npz" if arrays else None
+        if name is not None:
+            new = self._path / f"{name}.new"
+            try:
+                with new.open("wb") as file:
+                    np.savez(file, **arrays)  # type: ignore[arg-type]
+                new.replace(self._path / name)
+            except OSError as error:
+                raise StoreError(f"[store] cannot write {new}: {error.strerror}") from None
+        notes = {
+            "afflux_run": FORMAT,
+            "audit": str(self._keep.folder.resolve()),
+            "header": self._log.header._asdict(),
+            "log_bytes": self._log.size,
+            "live": state,
+            "arrays": name,
+            "history": asdict(self._lead.history),
+        }
+        self._lead.server.checkpoint(notes, keep=self._live.older())
+        for old in self._path.glob("clients-*.npz*"):
+            if old.name != name:
+                old.unlink()
+        self._due = time.monotonic() + self._seconds
+
+
+def start(
+    path: Path,
+    spec: RuleSpec,
+    seed: int,
+    config: SimConfig,
+    keep: Keep,
+    progress: Progress | None = None,
+    seconds: float = SECONDS,
+) -> RunResult:
+    """`run`, with the server in a new store; the same bits.
+
+    Args:
+        path: the store's folder; new.
+        spec: the rule.
+        seed: see `run`.
+        config: likewise.
+        keep: what is written beside it; a run that goes on goes on with these files.
+        progress: see `run`.
+        seconds: between two checkpoints; 0: after every event. Ctrl-C makes one, too.
+    """
+    return _run(path, spec, seed, config, keep, progress, seconds, None)
+
+
+def resume(paused: Paused, progress: Progress | None = None, seconds: float = SECONDS) -> RunResult:
+    """Go on with an interrupted run, to the bits of one that was not; what the last checkpoint lacks is done again."""
+    run = paused.header
+    return _run(paused.path, paused.spec, run.seed, paused.config, paused.keep, progress, seconds, paused)
+
+
+def _run(
+    path: Path,
+    spec: RuleSpec,
+    seed: int,
+    config: SimConfig,
+    keep: Keep,
+    progress: Progress | None,
+    seconds: float,
+    paused: Paused | None,
+) -> RunResult:
+    with one_thread(), ExitStack() as files:
+        world = World.of(config, seed)
+        world.events(spec)  # refuses what cannot be, before anything is written
+        if paused is not None:
+            paused.refuse_other(world)
+
+        def serve(rule: Rule) -> Server:
+            if paused is None:
+                server = world.server(rule, store=path, commit_every=None)
+            else:
+                server = Server.open(path, rule, num_threads=1, commit_every=None)
+            # What came after the last checkpoint has no history: it is not to be committed.
+            files.callback(server.close, checkpoint=False)
+            return server
+
+        lead = Follower(spec, world, config.arrivals, serve=serve, history=None if paused is None else paused.history)
+        live = Live(world, lead)
+        if paused is not None:
+            versions = {**lead.server.kept, lead.server.version: lead.server.pull()}
+            live.load(paused.live, paused.read_arrays(), versions)
+        name = audit.file_name(spec.label, seed)
+        log_path, updates_path = keep.folder / f"{name}.jsonl", keep.folder / f"{name}.updates.npy"
+        header, size = lead.header(updates_path.name if keep.updates else None), 0
+        if paused is not None and paused.arrivals:
+            header, size = paused.header, paused.log_bytes
+        elif paused is not None:  # nothing had arrived: the files may be gone, or hold what was not committed
+            keep.folder.mkdir(parents=True, exist_ok=True)
+            for old in (log_path, updates_path):
+                old.unlink(missing_ok=True)
+        log = lead.log = files.enter_context(audit.Writer(log_path, header, size))
+        checkpoints = Checkpoints(path, live, lead, log, keep, seconds)
+        events = live.stream(checkpoints)
+        if keep.updates:
+            count = 0 if paused is None else paused.arrivals
+            events = kept(events, files.enter_context(KeptUpdates(updates_path, len(world.first), count)))
+        checkpoints.save()
+        follow(events, [lead], progress or (lambda arrivals: None))
+        checkpoints.save()
+        return lead.result()

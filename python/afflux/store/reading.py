@@ -1,0 +1,104 @@
+"""A store as one reads it who does not go on with it: without the rule, and without writing."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from afflux.codecs import named
+from afflux.errors import StoreError
+from afflux.rule import ClientId
+from afflux.store.index import INDEX, Index, Place
+from afflux.store.lock import Lock
+from afflux.store.rows import Row, decoded, row_crc
+from afflux.store.segments import Segments
+
+
+@contextmanager
+def reading(path: "str | PathLike[str]", *, shared: bool = True) -> "Iterator[Reading]":
+    """All of a store, which nobody writes to meanwhile; not `shared`: nor reads.
+
+    Raises:
+        StoreError: see `Reading`; or a server is at work in it.
+    """
+    lock = Lock(_folder(path), shared=shared)
+    try:
+        with Reading(Path(path), alone=True) as store:
+            yield store
+    finally:
+        lock.release()
+
+
+class Reading:
+    """The last commit of a store, until it is closed."""
+
+    def __init__(self, path: Path, *, alone: bool) -> None:
+        """Opens the index and the arrays' metadata; `alone`: nobody writes meanwhile.
+
+        Raises:
+            StoreError: there is no store, or none that a server was kept in, or it is damaged.
+        """
+        self.path = _folder(path)
+        self.index = Index(path / INDEX, read_only=True, alone=alone)
+        try:
+            facts = self.index.facts()
+            committed = self.index.committed()
+            if committed is None:
+                raise StoreError(f"[store] {path} holds no server: the process that began to make it was ended")
+            self.committed = committed
+            self.facts: dict[str, Any] = facts
+            self.server: dict[str, Any] = facts["server"]
+            self.d: int = facts["server"]["d"]
+            self.codec = named(facts["server"]["codec"])
+            sizes = {} if self.codec is None else {"rows": self.codec.row_size(self.d)}
+            self.arrays = {
+                name: Segments(path / name, sizes.get(name, self.d), mapped=False) for name in facts["arrays"]
+            }
+        except BaseException:
+            self.index.close()
+            raise
+
+    @property
+    def row_bytes(self) -> int:
+        """Of an encoded row; 0 for rules that keep none."""
+        return 0 if self.codec is None else self.codec.row_bytes(self.d)
+
+    @property
+    def clients(self) -> int:
+        """Those that have a row."""
+        return int(self.committed.meta["rows"][0]) if self.codec is not None else 0
+
+    def rows(self) -> Iterator[tuple[ClientId, Place]]:
+        """Where the rows lie that the last commit knows, in the order of their slots."""
+        return self.index.by_slot()
+
+    def sound(self, place: Place) -> Row | None:
+        """The encoded row in a slot; None if it is not there, or does not agree with its checksum."""
+        if self.codec is None or not 0 <= place.slot < self.arrays["rows"].slots:
+            return None
+        try:
+            row = self.arrays["rows"].array(place.slot)
+        except StoreError:
+            return None
+        return row if row_crc(row, self.codec, 1) == place.crc else None
+
+    def decoded(self, row: Row) -> Row:
+        """(d,) float32 or float64."""
+        assert self.codec is not None
+        return decoded(row, self.d, self.codec)
+
+    def __enter__(self) -> "Reading":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.index.close()
+
+
+def _folder(path: "str | PathLike[str]") -> Path:
+    if not Path(path).is_dir():
+        raise StoreError(f"[store] there is no folder {path}")
+    return Path(path)

@@ -1,0 +1,171 @@
+"""Per-client rows and their sum: what is the same in memory and on disk."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from afflux import codecs, ops
+from afflux._engine import SUPERBLOCK
+from afflux.codecs import Codec
+from afflux.ops import CachedDifference, CachedMean, RowFacts
+from afflux.rule import Calibrate, ClientId
+
+Row = npt.NDArray[Any]
+
+
+class Rows(dict[ClientId, Row]):
+    """A round's accepted clients, and their rows after it."""
+
+    clients = 0  #: those that have a row after it
+    sum_out: Row | None = None  #: where the sum goes; None: it is changed in place
+
+
+class CachedRows(ABC):
+    """Each client's last vector, encoded, and the float64 sum of all; clients never seen take nothing, and count as
+    zeros.
+    """
+
+    def __init__(self, size: int, num_clients: int, codec: Codec, seed: int) -> None:
+        self.size = size  #: d
+        self.num_clients = num_clients
+        self.codec = codec
+        self.seed = seed
+
+    @abstractmethod
+    def __contains__(self, client_id: ClientId) -> bool: ...
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def client_ids(self) -> list[ClientId]:
+        """The clients that have a row, in the order in which they came."""
+
+    @abstractmethod
+    def values(self) -> Iterable[Row]:
+        """All rows, encoded, in the order of `client_ids`."""
+
+    @abstractmethod
+    def commit(self, rows: Rows) -> None:
+        """Makes the staged rows count."""
+
+    @property
+    @abstractmethod
+    def _total(self) -> npt.NDArray[np.float64]:
+        """The sum of all rows, (d,)."""
+
+    @abstractmethod
+    def _encoded(self, client_id: ClientId) -> Row | None: ...
+
+    @abstractmethod
+    def _places(
+        self, client_ids: Collection[ClientId], accepted: Collection[ClientId], apart: Collection[ClientId]
+    ) -> tuple[Mapping[ClientId, Row | None], Rows]:
+        """The rows of these clients, and memory for what becomes of those of the accepted ones: memory of its own for
+        those that are read after they are written.
+        """
+
+    @property
+    def sum(self) -> npt.NDArray[np.float64]:
+        """The sum of all rows, (d,), read-only; the next step changes it."""
+        view = self._total.view()
+        view.flags.writeable = False
+        return view
+
+    @property
+    def row_size(self) -> int:
+        """Elements of an encoded row, of the codec's `row_dtype`."""
+        return self.codec.row_size(self.size)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in use: a row for each client seen and 8 d for the sum."""
+        return 8 * self.size + len(self) * self.codec.row_bytes(self.size)
+
+    def row(self, client_id: ClientId) -> Row | None:
+        """The client's row decoded, (d,) float32 or float64, or None if it was never seen.
+
+        Raises:
+            StoreError: it is on disk, and does not agree with its checksum.
+        """
+        row = self._encoded(client_id)
+        return None if row is None else decoded(row, self.size, self.codec)
+
+    def facts(self) -> dict[str, Any]:
+        """What the next bits depend on, beside rows and sum."""
+        return {"codec": self.codec.name, "seed": self.seed} if self.codec.keyed else {}
+
+    def stage(
+        self,
+        how: Calibrate,
+        client_ids: Sequence[ClientId],
+        accepted: Sequence[bool],
+        version: int,
+        extremes: Sequence[tuple[float, float]] = (),
+    ) -> tuple[CachedDifference | CachedMean, Rows]:
+        """The calibration of the round that makes `version`, and the rows of the accepted clients after it.
+
+        A rejected arrival leaves its client's row as it is; of a client's accepted arrivals the last one stays. Rows
+        of new clients get their place here, so that a lack of memory, or of space on the disk, shows before anything
+        is written. Nothing counts until `commit`. `extremes`, (min, max) of each arrival, are for codecs that are
+        ranged.
+
+        Raises:
+            StoreError: the disk is full.
+        """
+        last = {client_id: i for i, client_id in enumerate(client_ids) if accepted[i]}
+        read = {client_id: i for i, client_id in enumerate(client_ids)}  # for the last time
+        apart = {client_id for client_id, i in last.items() if read[client_id] > i}
+        old, new = self._places(client_ids, last, apart)
+        rows = [old[client_id] for client_id in client_ids]
+        replaced = [new[client_id] if last.get(client_id) == i else None for i, client_id in enumerate(client_ids)]
+        counted = self.num_clients if how.divide_by == "all" else max(new.clients, 1)
+        ranges = extremes if self.codec.ranged else [(0.0, 0.0)] * len(client_ids)
+        facts = [
+            RowFacts(row_key(self.seed, version, client_id), *both)
+            for client_id, both in zip(client_ids, ranges, strict=True)
+            if self.codec.keyed
+        ]
+        stage = CachedDifference if how.direction == "difference" else CachedMean
+        how_rows = self.codec, facts, how.quantize_direction
+        return stage(self._total, counted, rows, replaced, *how_rows, new.sum_out), new
+
+
+def decoded(row: Row, size: int, codec: Codec) -> Row:
+    """(d,) float64 if that is the codec, else float32."""
+    vector = np.empty(size, decoded_dtype(codec))
+    ops.decode(row, vector, codec=codec)
+    return vector
+
+
+def decoded_dtype(codec: Codec) -> str:
+    """Of rows that are decoded."""
+    return "float64" if codec == codecs.float64 else "float32"
+
+
+def row_crc(row: Row, codec: Codec, num_threads: int) -> bytes:
+    """Of the head, if there is one, and of what encodes each superblock."""
+    head = codec.row_bytes(0)
+    return ops.crc32c(row, codec.row_bytes(SUPERBLOCK) - head, head=head, num_threads=num_threads)
+
+
+def row_key(seed: int, version: int, client_id: ClientId) -> int:
+    """The 64 bits that key a row's random bits: BLAKE2b of the seed, the version that the row is committed with, and
+    the client, as in docs/codecs.md.
+
+    >>> row_key(0, 1, 7) == row_key(0, 1, "7"), row_key(0, 1, 7) == row_key(0, 2, 7)
+    (False, False)
+    """
+    who = (
+        client_id.to_bytes(8, "little", signed=True)
+        if isinstance(client_id, int)
+        else client_id.encode("utf-8", "surrogatepass")
+    )
+    kind = b"i" if isinstance(client_id, int) else b"s"
+    numbers = (seed % 2**64).to_bytes(8, "little") + version.to_bytes(8, "little")
+    return int.from_bytes(blake2b(numbers + kind + who, digest_size=8).digest(), "little")

@@ -1,0 +1,115 @@
+"""What can be said of a store, and taken out of it, without its rule: `afflux store info` and `export`."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from afflux.errors import StoreError
+from afflux.store.reading import Reading, reading
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """What a store says of itself; sizes in bytes."""
+
+    path: str
+    rule: str  #: its name
+    kind: str  #: what clients push
+    d: int
+    dtype: str  #: of params
+    slot_dtype: str  #: of the arrivals that wait
+    version: int  #: of the last commit
+    joins: int  #: decisions about pushes until then
+    waiting: int  #: arrivals that wait in it
+    counts: Mapping[str, int]  #: pushes by what became of them
+    num_clients: int | None  #: N, if the rule needs it
+    clients: int  #: those that have a row
+    id_type: str | None  #: of client ids: int or str; None before the first one
+    codec: str | None  #: of the rows; None if the rule keeps none
+    bits: int | None  #: of an element of a row, scales apart
+    bytes_per_client: int  #: a row
+    disk_bytes: Mapping[str, int]  #: of each array, allocated, and of the index
+    durability: str  #: of the last commit: process or power
+    repairs: tuple[Mapping[str, Any], ...]  #: where bit continuity ended
+    in_use: bool  #: a process holds the store
+    problems: tuple[str, ...]  #: what is wrong at first sight; `check` looks at every byte
+    notes: Any  #: of the last checkpoint
+
+
+def info(path: "str | PathLike[str]") -> Info:
+    """What a store says of itself. Reads the index alone, whatever the number of clients, also while it is in use.
+
+    Raises:
+        StoreError: there is no store, or it is damaged.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> import numpy as np
+    >>> from afflux import Server
+    >>> from afflux.rules import ca2fl
+    >>> folder = TemporaryDirectory()
+    >>> with Server(ca2fl(buffer_size=1), np.zeros(3), num_clients=9, store=f"{folder.name}/store") as server:
+    ...     _ = server.push("ann", np.ones(3), version=0)
+    >>> found = info(f"{folder.name}/store")
+    >>> found.rule, found.version, found.clients, found.codec, found.bytes_per_client, found.problems
+    ('ca2fl', 1, 1, 'float32', 12, ())
+    >>> folder.cleanup()
+    """
+    with _lightly(Path(path)) as (store, in_use):
+        meta, server, codec = store.committed.meta, store.server, store.codec
+        sizes = {name: array.disk_bytes for name, array in store.arrays.items()}
+        sizes["index"] = sum(file.stat().st_size for file in store.path.glob(f"{store.index.path.name}*"))
+        return Info(
+            path=str(path),
+            rule=server["rule"],
+            kind=server["kind"],
+            d=store.d,
+            dtype=server["dtype"],
+            slot_dtype=server["slot_dtype"],
+            version=meta["version"],
+            joins=meta["joins"],
+            waiting=len(store.committed.arrivals),
+            counts=meta["counts"],
+            num_clients=server["num_clients"],
+            clients=store.clients,
+            id_type=meta["id_type"],
+            codec=None if codec is None else codec.name,
+            bits=None if codec is None else codec.bits,
+            bytes_per_client=store.row_bytes,
+            disk_bytes=sizes,
+            durability=meta["durability"],
+            repairs=tuple(store.facts.get("repairs", ())),
+            in_use=in_use,
+            problems=tuple(missing(store)),
+            notes=None if store.committed.notes is None else json.loads(store.committed.notes),
+        )
+
+
+@contextmanager
+def _lightly(path: Path) -> Iterator[tuple[Reading, bool]]:
+    """The store, also if a server is at work in it, and whether one is."""
+    with ExitStack() as undo:
+        try:
+            store, in_use = undo.enter_context(reading(path)), False
+        except StoreError:
+            store, in_use = undo.enter_context(Reading(path, alone=False)), True
+        yield store, in_use
+
+
+def missing(store: Reading, but: Sequence[str] = ()) -> Iterable[str]:
+    """Arrays with fewer slots than the last commit refers to."""
+    needed = {name: -1 for name in store.arrays}
+    for name, place in store.committed.vectors.items():
+        array = name.partition(":")[0]
+        needed[array] = max(needed[array], place.slot)
+    for kept in store.committed.arrivals:
+        if kept.place is not None:
+            needed["arrivals"] = max(needed["arrivals"], kept.place.slot)
+    if store.codec is not None:
+        needed["rows"] = store.committed.meta["rows"][1] - 1
+    for name, slot in needed.items():
+        if name not in but and slot >= store.arrays[name].slots:
+            yield f"{store.path / name} is truncated: slot {slot} of {store.arrays[name].slots} is in use"

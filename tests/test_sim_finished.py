@@ -1,0 +1,141 @@
+"""A reproduction that was stopped goes on where it stopped, and ends with the page of one that was not."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+import afflux.sim.run
+from afflux.cli import app
+from afflux.sim.compare import Job
+from afflux.sim.config import SimConfig, parse
+from afflux.sim.errors import ConfigError
+from afflux.sim.papers import mf_ca2fl
+from afflux.sim.papers.finished import FILE, Finished, Outcome, load
+from afflux.sim.run import run
+
+CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=20, eval_every=5, delays="fadas-mild")
+FEDBUFF, CA2FL = parse("fedbuff:buffer_size=4"), parse("ca2fl:buffer_size=4")
+JOBS = [Job(FEDBUFF, 0, config=CONFIG), Job(CA2FL, 0, config=CONFIG), Job(CA2FL, 1, config=CONFIG)]
+
+
+def test_what_has_ended_is_found_again(tmp_path):
+    path, result = tmp_path / FILE, run(CA2FL, 0, CONFIG)
+    assert load(path, JOBS) == {}
+    Finished(path, JOBS)[1] = [result]
+    assert load(path, JOBS) == {1: Outcome.of(result)}
+    assert load(path, JOBS[::-1]) == {1: Outcome.of(result)}
+    for other in (
+        JOBS[0]._replace(seed=1),
+        JOBS[1]._replace(spec=parse("ca2fl:buffer_size=5")),
+        JOBS[1]._replace(spec=parse("ca2fl", {"buffer_size": 4})),
+        JOBS[1]._replace(config=replace(CONFIG, client_lr=0.2)),
+    ):
+        assert load(path, [other]) == {}, "another rule, seed, option or setting"
+    moved = JOBS[1]._replace(config=replace(CONFIG, data_dir="elsewhere"))
+    assert load(path, [moved]) == {0: Outcome.of(result)}
+
+
+def test_a_line_that_was_cut_off_has_not_ended(tmp_path):
+    path = tmp_path / FILE
+    finished = Finished(path, JOBS)
+    finished[0], finished[2] = [run(FEDBUFF, 0, CONFIG)], [run(CA2FL, 1, CONFIG)]
+    assert load(path, JOBS).keys() == finished.keys()
+    path.write_bytes(path.read_bytes()[:-1])
+    assert load(path, JOBS).keys() == {0}
+    Finished(path, JOBS)[1] = [run(CA2FL, 0, CONFIG)]
+    assert load(path, JOBS).keys() == {0, 1}, "the cut line is not glued to the next"
+
+
+@pytest.mark.parametrize("text", ["[]\n", "no JSON\n", '{"afflux": "0"}\n', '{"rows": 1}\n'])
+def test_another_file_is_refused(text, tmp_path):
+    path = tmp_path / FILE
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"finished\.jsonl holds no finished runs: "):
+        load(path, JOBS)
+
+
+def test_late_accuracy_is_the_mean_over_the_last_quarter():
+    outcome = Outcome.of(run(CA2FL, 0, CONFIG))
+    assert [row.arrivals for row in outcome.rows] == [0, 5, 10, 15, 20]
+    assert outcome.late_accuracy() == outcome.rows[-1].accuracy
+    assert outcome.late_accuracy(0.5) == (outcome.rows[-1].accuracy + outcome.rows[-2].accuracy) / 2
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Three codecs and two seeds, on so small a task that a run takes a moment; how often a run was made."""
+    names = ("ca2fl", "mf_ca2fl:bits=8:codec=affine", "mf_ca2fl:bits=2:codec=affine", "mf_ca2fl:bits=2:codec=rotated")
+    monkeypatch.setattr(mf_ca2fl, "RULES", names)
+    monkeypatch.setattr(mf_ca2fl, "TASKS", {"digits": ("logreg", 40, 10)})
+    made, run_paired = [], afflux.sim.run.run_paired
+
+    def counted(specs, seed, *rest):
+        made.append((specs[0].label, seed))
+        if made.count("stop"):
+            raise KeyboardInterrupt
+        return run_paired(specs, seed, *rest)
+
+    monkeypatch.setattr(afflux.sim.run, "run_paired", counted)
+    return made
+
+
+def invoke(out, *more):
+    command = ["reproduce", "mf-ca2fl", "--seeds", "0,1", "--jobs", "1", "--out", str(out), *more]
+    return CliRunner().invoke(app, command)
+
+
+def test_a_reproduction_goes_on(small, tmp_path):
+    straight = invoke(tmp_path / "straight")
+    assert straight.exit_code == 0, straight.output
+    every, out = list(small), tmp_path / "stopped"
+    assert len(set(every)) == len(every) == 8
+    small.clear()
+    first = invoke(out, "--at-most", "3")
+    assert first.exit_code == 2
+    assert f"has ended is in {out}/; the same command with --out {out} goes on" in first.stderr
+    assert "error: 3 of 8 runs have ended" in first.stderr
+    small.append("stop")
+    assert invoke(out).exit_code == 130
+    small.remove("stop")
+    last = invoke(out)
+    assert last.exit_code == 0, last.output
+    assert small[:3] + small[4:] == every, "the fourth was begun twice, and no other"
+    name = "mf-ca2fl-digits"
+    for end in ("md", "json", "png"):
+        assert (out / f"{name}.{end}").read_bytes() == (tmp_path / "straight" / f"{name}.{end}").read_bytes()
+    small.clear()
+    assert invoke(out).stdout == last.stdout
+    assert not small, "all have ended"
+
+
+def test_a_reproduction_that_ends_nothing_leaves_no_folder(small, tmp_path):
+    small.append("stop")
+    out = tmp_path / "out"
+    assert invoke(out).exit_code == 130
+    assert not out.exists()
+
+
+def test_the_page_of_mf_ca2fl(small):
+    jobs = mf_ca2fl.plan("digits", [0, 1])
+    assert {job.config.delays for job in jobs} == {"fadas-large"}
+    late = {0: (0.90, 0.89, 0.88, 0.86), 1: (0.80, 0.80, 0.78, 0.78)}
+    outcomes = []
+    for number, job in enumerate(jobs):
+        result = Outcome.of(run(CA2FL, 0, CONFIG))
+        rows = tuple(row._replace(accuracy=late[job.seed][number % 4]) for row in result.rows)
+        outcomes.append(Outcome(job.spec.label, job.seed, rows, 3))
+    page = mf_ca2fl.page("digits", [0, 1], jobs, outcomes, 4096)
+    assert mf_ca2fl.markdown(json.loads(json.dumps(page.content))) == page.markdown
+    exact, eight, _, rotated = page.content["codecs"]
+    sizes = [line["row_bytes"] for line in page.content["codecs"]]
+    assert sizes == [4 * 4096, 64 + 4096 + 256, 64 + 1024 + 256, 64 + 1024 + 128]
+    assert exact["difference"] == {"mean": 0, "std": 0, "seeds": 2}
+    assert eight["difference"]["mean"] == pytest.approx(-0.005)
+    assert rotated["difference"]["mean"] == pytest.approx(-0.03)
+    assert page.content["from_8_bits"]["affine-2"]["mean"] == pytest.approx(-0.015)
+    assert page.content["from_8_bits"]["rotated-2"]["std"] == pytest.approx(0.01 / 2**0.5)
+    assert "| `affine-2` | 1,344 | 83.0 ± 7.1 | -2.0 ± 0.0 | 83.0 ± 7.1 |" in page.markdown
+    with pytest.raises(ConfigError, match="MF-CA2FL is run on digits"):
+        mf_ca2fl.plan("cifar", [0])
