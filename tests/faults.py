@@ -167,7 +167,7 @@ class Life:
     def _push(self, server):
         newest, _ = self.faults.states[server.joins]
         if server.version < newest:  # it could not be committed: a call that needs it tries again
-            assert server.memories is not None
+            server.state_dict()
         receipt, _ = self.case.push(server, newest)
         self.waiting, safe = acknowledged([*self.waiting, receipt], server.version)
         self._safe(safe)
