@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from afflux import Server, StoreError, store
 from afflux.cli import app
 from afflux.rules import afa_cs, ca2fl, fedams, fedbuff
+from afflux.store.index import Place, sealed
 from conftest import FORKS, bits
 from crashes import result
 
@@ -190,7 +191,8 @@ def test_check_finds_a_sum_of_other_rows(path):
     """As a lost update would leave it: all checksums hold."""
     connection = sqlite3.connect(path / "index.sqlite")
     (crc,) = connection.execute("SELECT crc FROM rows WHERE client = 1").fetchone()
-    connection.execute("UPDATE rows SET crc = ? WHERE client = 2", (crc,))
+    (slot,) = connection.execute("SELECT slot FROM rows WHERE client = 2").fetchone()
+    connection.execute("UPDATE rows SET crc = ? WHERE client = 2", (sealed(2, Place(slot, crc[:-4])),))
     connection.commit()
     connection.close()
     (here, start), (there, target) = place(path, 1), place(path, 2)

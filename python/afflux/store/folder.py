@@ -127,6 +127,8 @@ class Store:
 
     def _rows(self, codec: Codec) -> DiskRows:
         count, high, free = (0, 0, []) if self.committed is None else self.committed.meta["rows"]
+        if (found := self._index.clients()) != count:
+            raise StoreError(f"[store] {self.path / INDEX} is damaged: it has {found} rows of {count}")
         return DiskRows(
             self._arrays["rows"],
             self._vectors,
