@@ -29,6 +29,8 @@ from afflux.rules import RULES
 CLIENTS, M = 9, 3
 #: What is said of the folder of a store that was never finished.
 UNBORN = ("there is no folder", "began to make it", "index.sqlite is missing")
+#: A folder in memory, if there is one: nothing waits for a disk there, and a new file has a new inode.
+MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 STORE = str(Path(afflux.__file__).parent / "store")
 
 

@@ -19,9 +19,10 @@ import afflux.store.segments
 from afflux import AffluxError, Server, StoreError
 from afflux.rules import RULES
 from conftest import bits, ready
+from crashes import MEMORY
 
 CLIENTS, M, D = 7, 3, 70
-EXAMPLES = int(os.environ.get("AFFLUX_EXAMPLES", "6"))
+EXAMPLES = int(os.environ.get("AFFLUX_EXAMPLES", "5"))
 #: The rules, and the options of their servers.
 PLAYED = {
     "ca2fl": {},
@@ -65,7 +66,7 @@ class Play(RuleBasedStateMachine):
         self.every = self.settings.get("commit_every", 1)
         given = {"num_clients": CLIENTS, "max_staleness": 4, "quarantine": True, "log": True, **options}
         self.make = lambda **store: ready(Server(self.rule, np.ones(D, np.float32), **given, **store))
-        self.folder = tempfile.mkdtemp()
+        self.folder = tempfile.mkdtemp(dir=MEMORY)
         self.lives = 0
         self.there, self.here = self.make(store=self.path, **self.settings), self.make()
         self.held = []  # what somebody has pulled, and its bits
