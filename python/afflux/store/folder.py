@@ -35,7 +35,7 @@ from afflux.store.lock import Lock, promises_space
 from afflux.store.params import ParamsSlots
 from afflux.store.segments import Row, Segments, make_arrays, sync
 from afflux.store.shapes import shapes_of
-from afflux.store.vectors import Vectors, crc, verified
+from afflux.store.vectors import NOTHING, Fresh, Vectors, crc, fresh, verified
 from afflux.versions import Versions
 
 Durability = Literal["process", "power"]
@@ -138,7 +138,6 @@ class Store:
             num_clients=self.facts["num_clients"],
             codec=codec,
             seed=self.options["seed"],
-            num_threads=self._num_threads,
         )
 
     @property
@@ -216,14 +215,15 @@ class Store:
         if sealed.saved:  # its maker has not told the book yet
             return
         staged = sealed.rows if isinstance(sealed.rows, Staged) else None
+        known = fresh(sealed.sweep, sealed.checksums[-1]) if sealed.checksums else NOTHING
         if self.rows is not None and staged is not None:
-            self.rows.swept(staged)
+            self.rows.swept(staged, known)
             norms = sealed.report.norms
             self._largest_row = max(self._largest_row, float(np.max(norms, where=np.isfinite(norms), initial=0.0)))
         version, book = sealed.report.version, joins.book.sealed
         if book is not None and self.commit_every is not None and version % self.commit_every == 0:
             current = Pulled(np.asarray(sealed.draft.buffer), version, sealed.buffers)
-            table = self._commit(after(book, current, sealed), None if staged is None else staged.table, joins)
+            table = self._commit(after(book, current, sealed), None if staged is None else staged.table, joins, known)
             if staged is not None and table is not None:
                 staged.table = table
         sealed.saved = True
@@ -249,7 +249,7 @@ class Store:
         if self.rows is not None and table is not None:
             self.rows.settle(table)
 
-    def _commit(self, book: Book, table: Table | None, joins: Joins) -> Table | None:
+    def _commit(self, book: Book, table: Table | None, joins: Joins, known: Fresh = NOTHING) -> Table | None:
         """The transaction, and the table after it."""
         now = book.current
         own = {f"memory.{name}": vector for name, vector in book.memories.items()}
@@ -257,8 +257,8 @@ class Store:
             own["sum"] = table.sum
         if book.total is not None:
             own["total"] = np.asarray(book.total.vectors[0])
-        vectors = {name: self._vectors.put(name, vector) for name, vector in own.items()}
-        params = Place(self.params.put(now.params), crc(now.params, self._num_threads))
+        vectors = {name: self._vectors.put(name, vector, known) for name, vector in own.items()}
+        params = Place(self.params.put(now.params), crc(now.params, self._num_threads, known))
         kept = {f"params:{version}": place for version, place in self._kept.items()}
         arrivals = self._arrivals.put([*book.arrivals(), *book.deferred()])
         if self._power:
