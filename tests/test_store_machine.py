@@ -193,8 +193,6 @@ def test_a_store_against_memory(name, mapped, monkeypatch):
     monkeypatch.setattr(afflux.store.segments, "MOST_SLOTS", 2)  # new segments, again and again
     if not mapped:
         monkeypatch.setattr(afflux.store.folder, "promises_space", lambda folder: False)
-    if name == "mf_ca2fl":
-        pytest.skip("a store holds rows of every bit so far")
     played = type("Played", (Play,), {"name": name})
     run_state_machine_as_test(
         played,
