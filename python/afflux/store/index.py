@@ -12,6 +12,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from afflux._engine import ORDER_VERSION
 from afflux.errors import StoreError
 from afflux.rule import ClientId
@@ -134,7 +136,7 @@ class Index:
             connection.execute("BEGIN IMMEDIATE")
             for statement in _SCHEMA.split(";"):
                 connection.execute(statement)
-            rows = [(name, json.dumps(value)) for name, value in facts.items()]
+            rows = [(name, json.dumps(value, default=np.generic.item)) for name, value in facts.items()]
             connection.executemany("INSERT INTO facts VALUES (?, ?)", rows)
             connection.execute(f"PRAGMA application_id = {APPLICATION}")
             connection.execute(f"PRAGMA user_version = {FORMAT}")
@@ -176,6 +178,12 @@ class Index:
                 {name: self._tail(name) for name in ("passed", "log", "quarantined")},
             )
 
+    @property
+    def commits(self) -> int:
+        """Another number after each commit."""
+        with self._errors("read"):
+            return int(self._read("PRAGMA data_version")[0][0])
+
     def row(self, client_id: ClientId) -> Place | None:
         """Where a client's row lies."""
         with self._errors("read"):
@@ -184,17 +192,10 @@ class Index:
 
     def rows(self) -> Iterator[tuple[ClientId, Place]]:
         """All clients that have a row, in the order in which they came."""
-        last = -1
-        while True:
-            with self._errors("read"):
-                some = self._read(
-                    "SELECT place, client, slot, crc FROM rows WHERE place > ? ORDER BY place LIMIT 4096", (last,)
-                )
-            for place, client, slot, crc in some:
-                yield client, Place(slot, crc, place)
-                last = place
-            if not some:
-                return
+        with self._errors("read"):
+            found = self._read("SELECT client, slot, crc, place FROM rows ORDER BY place")
+        for client, *place in found:
+            yield client, Place(*place)
 
     def by_slot(self) -> Iterator[tuple[ClientId, Place]]:
         """The same in the order of their slots, as they are read from disk fastest. Nobody may commit meanwhile."""
@@ -275,6 +276,8 @@ class Index:
             yield
         except sqlite3.OperationalError as error:
             raise StoreError(f"[store] cannot {what} {self.path}: {error}") from None
+        except sqlite3.ProgrammingError:
+            raise StoreError(f"[store] cannot {what} {self.path}: the server has closed it") from None
         except (sqlite3.Error, ValueError, TypeError, UnicodeError) as error:
             if isinstance(error, StoreError):
                 raise
