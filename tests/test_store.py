@@ -413,6 +413,16 @@ def test_options_may_be_numbers_of_numpy(tmp_path):
     assert (again.rows.num_clients, again.rows.seed, again.log) == (5, 3, ())
 
 
+def test_rows_are_asked_for_by_numbers_of_numpy(tmp_path):
+    for server in (made("ca2fl", 10), made("ca2fl", 10, tmp_path / "store")):
+        for client in range(M):
+            server.push(np.int32(client), np.ones(10), version=0)
+        assert np.int64(1) in server.rows
+        assert server.rows.row(np.int64(1)).tolist() == [1.0] * 10
+    with pytest.raises(AffluxError, match=r"\[row\] client_id 1180591620717411303424 does not fit into 64 bits"):
+        server.rows.row(2**70)
+
+
 def test_a_store_and_inplace_exclude_each_other(tmp_path):
     with pytest.raises(AffluxError, match=r"\[Server\] inplace: a store keeps the last version"):
         made("fedbuff", 10, tmp_path / "store", inplace=True)

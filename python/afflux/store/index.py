@@ -16,6 +16,7 @@ import numpy as np
 
 from afflux._engine import ORDER_VERSION
 from afflux.errors import StoreError
+from afflux.intake import plain_id
 from afflux.rule import ClientId
 
 FORMAT = 2
@@ -186,6 +187,7 @@ class Index:
 
     def row(self, client_id: ClientId) -> Place | None:
         """Where a client's row lies."""
+        client_id = plain_id(client_id, "row")  # SQLite takes NumPy's integers for bytes
         with self._errors("read"):
             found = self._read("SELECT slot, crc, place FROM rows WHERE client = ?", (client_id,))
         return Place(*found[0]) if found else None

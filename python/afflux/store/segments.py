@@ -101,6 +101,7 @@ class Segments:
                 path.touch()
                 with path.open("r+b") as file:
                     _allocate(file.fileno(), self.shape.segment_bytes)
+                    file.truncate(self.shape.segment_bytes)  # one that is too long is no segment
                     os.fsync(file.fileno())
                 _write_slots(self.folder, (self._count + 1) * self.shape.per_segment)
                 for folder in (path.parent, path.parent.parent, self.folder):
