@@ -76,8 +76,11 @@ class DiskRows(CachedRows):
     @property
     def client_ids(self) -> list[ClientId]:
         """The clients that have a row, in the order in which they came."""
-        new = sorted((rank, client_id) for client_id, (rank, _) in self._table.changed.items() if rank >= 0)
-        return [*(client_id for client_id, _ in self._index.rows()), *(client_id for _, client_id in new)]
+        table = self._table
+        new = {rank: client_id for client_id, (rank, _) in table.changed.items() if rank >= 0}
+        # Those that are committed and do not count yet are left out; those that were new until then come once.
+        old = {place.rank: client_id for client_id, place in self._index.rows() if place.rank < table.clients}
+        return [client_id for _, client_id in sorted((old | new).items())]
 
     def values(self) -> Iterator[Row]:
         """All rows, encoded, in the order of `client_ids`."""

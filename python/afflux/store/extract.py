@@ -29,7 +29,7 @@ def export(
     Raises:
         StoreError: no store, in use, no rows, a client without a row or with a damaged one, or `out` cannot be written.
 
-    Cost: the rows are read and written once; O(d) memory.
+    Cost: the rows are read and written once; memory for one of them, and some for each client.
 
     >>> from tempfile import TemporaryDirectory
     >>> from afflux import Server

@@ -15,8 +15,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from afflux._engine import ORDER_VERSION
 from afflux.errors import StoreError
+from afflux.intake import plain_id
 from afflux.rule import ClientId
 
 FORMAT = 3
@@ -141,7 +144,12 @@ class Index:
             connection.execute("BEGIN IMMEDIATE")
             for statement in _SCHEMA.split(";"):
                 connection.execute(statement)
+<<<<<<< HEAD
             connection.executemany("INSERT INTO facts VALUES (?, ?)", _facts(facts))
+=======
+            rows = [(name, json.dumps(value, default=np.generic.item)) for name, value in facts.items()]
+            connection.executemany("INSERT INTO facts VALUES (?, ?)", rows)
+>>>>>>> w-review
             connection.execute(f"PRAGMA application_id = {APPLICATION}")
             connection.execute(f"PRAGMA user_version = {FORMAT}")
             connection.execute("COMMIT")
@@ -186,8 +194,15 @@ class Index:
                 tails,
             )
 
+    @property
+    def commits(self) -> int:
+        """Another number after each commit."""
+        with self._errors("read"):
+            return int(self._read("PRAGMA data_version")[0][0])
+
     def row(self, client_id: ClientId) -> Place | None:
         """Where a client's row lies."""
+        client_id = plain_id(client_id, "row")  # SQLite takes NumPy's integers for bytes
         with self._errors("read"):
             found = self._read("SELECT client, slot, crc, place FROM rows WHERE client = ?", (client_id,))
         return _place(*found[0]) if found else None
@@ -199,6 +214,7 @@ class Index:
 
     def rows(self) -> Iterator[tuple[ClientId, Place]]:
         """All clients that have a row, in the order in which they came."""
+<<<<<<< HEAD
         last = -1
         while some := self._after(last):
             for client, slot, crc, rank in some:
@@ -218,6 +234,12 @@ class Index:
             return self._read(
                 "SELECT client, slot, crc, place FROM rows WHERE place > ? ORDER BY place LIMIT 4096", (rank,)
             )
+=======
+        with self._errors("read"):
+            found = self._read("SELECT client, slot, crc, place FROM rows ORDER BY place")
+        for client, *place in found:
+            yield client, Place(*place)
+>>>>>>> w-review
 
     def by_slot(self) -> Iterator[tuple[ClientId, Place]]:
         """The same in the order of their slots, as they are read from disk fastest. Nobody may commit meanwhile."""
@@ -307,7 +329,13 @@ class Index:
             yield
         except sqlite3.OperationalError as error:
             raise StoreError(f"[store] cannot {what} {self.path}: {error}") from None
+<<<<<<< HEAD
         except (sqlite3.Error, ValueError, TypeError, LookupError, AttributeError) as error:
+=======
+        except sqlite3.ProgrammingError:
+            raise StoreError(f"[store] cannot {what} {self.path}: the server has closed it") from None
+        except (sqlite3.Error, ValueError, TypeError, UnicodeError) as error:
+>>>>>>> w-review
             if isinstance(error, StoreError):
                 raise
             raise StoreError(f"[store] {self.path} is damaged: {error}") from None
