@@ -144,12 +144,7 @@ class Index:
             connection.execute("BEGIN IMMEDIATE")
             for statement in _SCHEMA.split(";"):
                 connection.execute(statement)
-<<<<<<< HEAD
             connection.executemany("INSERT INTO facts VALUES (?, ?)", _facts(facts))
-=======
-            rows = [(name, json.dumps(value, default=np.generic.item)) for name, value in facts.items()]
-            connection.executemany("INSERT INTO facts VALUES (?, ?)", rows)
->>>>>>> w-review
             connection.execute(f"PRAGMA application_id = {APPLICATION}")
             connection.execute(f"PRAGMA user_version = {FORMAT}")
             connection.execute("COMMIT")
@@ -214,32 +209,12 @@ class Index:
 
     def rows(self) -> Iterator[tuple[ClientId, Place]]:
         """All clients that have a row, in the order in which they came."""
-<<<<<<< HEAD
-        last = -1
-        while some := self._after(last):
-            for client, slot, crc, rank in some:
-                if rank != last + 1:
-                    raise self._missing(last + 1)
-                yield client, _place(client, slot, crc, rank)
-                last = rank
-        if self.clients() > last + 1 and not self._after(last):  # else a commit has come in between
-            raise self._missing(last + 1)
-
-    def _missing(self, rank: int) -> StoreError:
-        return StoreError(f"[store] {self.path} is damaged: client number {rank} is missing")
-
-    def _after(self, rank: int) -> list[Any]:
-        """The clients with the next ranks, which have no gaps."""
-        with self._errors("read"):
-            return self._read(
-                "SELECT client, slot, crc, place FROM rows WHERE place > ? ORDER BY place LIMIT 4096", (rank,)
-            )
-=======
         with self._errors("read"):
             found = self._read("SELECT client, slot, crc, place FROM rows ORDER BY place")
-        for client, *place in found:
-            yield client, Place(*place)
->>>>>>> w-review
+        for rank, (client, slot, crc, place) in enumerate(found):
+            if place != rank:
+                raise StoreError(f"[store] {self.path} is damaged: client number {rank} is missing")
+            yield client, _place(client, slot, crc, place)
 
     def by_slot(self) -> Iterator[tuple[ClientId, Place]]:
         """The same in the order of their slots, as they are read from disk fastest. Nobody may commit meanwhile."""
@@ -329,13 +304,9 @@ class Index:
             yield
         except sqlite3.OperationalError as error:
             raise StoreError(f"[store] cannot {what} {self.path}: {error}") from None
-<<<<<<< HEAD
-        except (sqlite3.Error, ValueError, TypeError, LookupError, AttributeError) as error:
-=======
         except sqlite3.ProgrammingError:
             raise StoreError(f"[store] cannot {what} {self.path}: the server has closed it") from None
-        except (sqlite3.Error, ValueError, TypeError, UnicodeError) as error:
->>>>>>> w-review
+        except (sqlite3.Error, ValueError, TypeError, LookupError, AttributeError) as error:
             if isinstance(error, StoreError):
                 raise
             raise StoreError(f"[store] {self.path} is damaged: {error}") from None
@@ -373,7 +344,7 @@ def _place(client_id: ClientId, slot: Any, crc: Any, rank: Any) -> Place:
 
 
 def _facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    texts = {name: json.dumps(facts[name]) for name in sorted(facts)}
+    texts = {name: json.dumps(facts[name], default=np.generic.item) for name in sorted(facts)}
     return [*texts.items(), ("crc", str(_crc(texts)))]
 
 
