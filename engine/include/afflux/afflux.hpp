@@ -85,10 +85,10 @@ double pow(double x, double y);
 void exactly(const std::function<void()>& body);
 
 struct Backend {
-  std::string name;    // "baseline", "avx2", "avx512", "neon" or "cuda"
-  std::string device;  // "cpu" or "cuda"
+  std::string name;             // "baseline", "avx2", "avx512", "neon" or "cuda"
+  std::string device;           // "cpu" or "cuda"
   bool compiled, runs, chosen;  // cuda is never chosen: it serves the vectors that are on a GPU
-  std::string why_not;  // empty when it runs
+  std::string why_not;          // empty when it runs
 };
 
 // Best first.

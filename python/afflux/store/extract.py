@@ -37,7 +37,7 @@ def export(
     >>> folder = TemporaryDirectory()
     >>> with Server(ca2fl(buffer_size=2), np.zeros(3), num_clients=9, store=f"{folder.name}/store") as server:
     ...     for client in (7, 5):
-    ...         _ = server.push(client, np.full(3, client), version=0)
+    ...         _ = server.push(client, np.full(3, client, np.float32), version=0)
     >>> export(f"{folder.name}/store", f"{folder.name}/rows.npy")
     [5, 7]
     >>> np.load(f"{folder.name}/rows.npy").tolist()
