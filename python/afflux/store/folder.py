@@ -293,6 +293,7 @@ class Store:
         tails = self._grown(book, joins)
 
         def took_note() -> None:
+            self._recipe = self._new_recipe
             self._vectors.settle(vectors)
             self._arrivals.settle(arrivals)
             self._pinned = [now.params, *(held.params for held in self.held)]
