@@ -1,5 +1,6 @@
-"""The CUDA kernels' bodies where there is no GPU: an engine built with -DAFFLUX_CUDA=emulated runs them on the host, block
-by block, over host memory that says it is a GPU's. Everything that goes into the engine's operations goes in as such.
+"""The CUDA kernels' bodies where there is no GPU: an engine built with -DAFFLUX_CUDA=emulated runs them on the host,
+block by block, over host memory that says it is a GPU's. All arrays that go into the engine's operations go in as such,
+but within `on_host()`.
 
     AFFLUX_EMULATED=path/of/_engine.so python tests/emulated.py     prints the digests of digest.py
     AFFLUX_EMULATED=path/of/_engine.so python -m pytest -p emulated ...
@@ -10,6 +11,7 @@ import importlib.util
 import json
 import os
 import sys
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -71,8 +73,24 @@ class OnCuda:
         return new_capsule(ctypes.addressof(self.managed), VERSIONED, None)
 
 
+moving = True
+
+
+@contextmanager
+def on_host():
+    """Arrays stay what they are."""
+    global moving
+    moving = False
+    try:
+        yield
+    finally:
+        moving = True
+
+
 def on_cuda(value, engine):
     """Arrays as OnCuda, in lists too; everything else as it is."""
+    if not moving:
+        return value
     if type(value) in (list, tuple):
         return type(value)(on_cuda(item, engine) for item in value)
     if isinstance(value, engine.Buffer):

@@ -92,6 +92,17 @@ def test_other_files_are_refused(given, message, tmp_path):
         codec_errors.recorded(given.format(folder=tmp_path))
 
 
+def test_a_name_is_given_once(tmp_path):
+    np.save(tmp_path / "kept.npy", np.ones((2, 4), np.float32))
+    for names in (("normal",), ("mine", "mine")):
+        with pytest.raises(ConfigError, match=f"there are two kinds of vectors named {names[-1]}"):
+            codec_errors.page([f"{name}={tmp_path / 'kept.npy'}" for name in names])
+
+
+def test_what_is_kept_exactly_has_no_error():
+    assert codec_errors.error(codecs.affine(1), [np.ones(256, np.float32)] * 3, 0) == (0, 0)
+
+
 def test_updates_are_taken_evenly_over_the_run(tmp_path):
     kept = np.arange(1, 1001, dtype=np.float32)[:, None] * np.ones(3, np.float32)
     np.save(tmp_path / "kept.npy", kept)

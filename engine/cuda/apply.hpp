@@ -24,7 +24,7 @@ AFFLUX_DEVICE Doubles start(const Pass& pass, const Span& span) {
   return v;
 }
 
-// What follows the direction's part of the updates, where memories are renewed apart from it.
+// What is done with the direction.
 template <class P, class Span>
 AFFLUX_DEVICE void finish(const Sweep& sweep, const Span& span, const Doubles& v) {
   bool finite = true;

@@ -3,6 +3,10 @@
 Nothing is copied: the engine works on the caller's memory. Every vector is flat and contiguous, and float32, float64 or
 bfloat16 (from torch or JAX, or an `_engine.Buffer`: NumPy has none); float64 is used inside. Results are the same bit
 for bit on any number of threads and any instruction set.
+
+All vectors of a call lie on one device, the CPU or a GPU (torch, CuPy), and it runs there: on a GPU on the current
+stream of the library that the first of them comes from, which is waited for where something is returned. Weights,
+coefficients and the products of `gram` lie on the CPU.
 """
 
 import os

@@ -92,14 +92,14 @@ def error(codec: Codec, vectors: Sequence[np.ndarray], seed: int) -> tuple[float
         relative += square / length
         total += off
     count = len(vectors)
-    return relative / count, float(total @ total) / squares
+    return relative / count, float(total @ total) / squares if squares else 0.0
 
 
 def line(codec: Codec, kinds: Mapping[str, np.ndarray], seed: int) -> Line:
     """Measure one codec on vectors (n, d) of all kinds."""
     errors, means = {}, {}
     for name, vectors in kinds.items():
-        errors[name], falls = error(codec, vectors, seed)
+        errors[name], falls = error(codec, list(vectors), seed)
         if len(vectors) == ROWS:
             means[name] = falls
         means[SAME.format(name)] = error(codec, [vectors[len(vectors) // 2]] * ROWS, seed)[1]
@@ -109,7 +109,11 @@ def line(codec: Codec, kinds: Mapping[str, np.ndarray], seed: int) -> Line:
 def page(updates: Sequence[str] = (), seed: int = 0) -> Page:
     """Measure all codecs on drawn vectors and on the updates of `NAME=FILE`s."""
     require("matplotlib")
-    kinds = drawn(seed) | dict(map(recorded, updates))
+    kinds = drawn(seed)
+    for name, vectors in map(recorded, updates):
+        if name in kinds:
+            raise ConfigError(f"there are two kinds of vectors named {name}")
+        kinds[name] = vectors
     table = [line(codec, kinds, seed) for codec in CODECS]
     content = {
         "source": __doc__,

@@ -25,6 +25,7 @@ from afflux.fitting import codec_of
 from afflux.joins import Book, Joins, after
 from afflux.layout import Layout
 from afflux.receipts import Join, Pulled, Quarantined
+from afflux.recipe import recipe_of, rule_of
 from afflux.round import Memories, Round
 from afflux.rule import ClientId, Float64, Rule
 from afflux.store.arrivals import Arrivals
@@ -32,7 +33,8 @@ from afflux.store.disk import DiskRows, Staged, Table
 from afflux.store.index import INDEX, Change, Committed, Index, Place, Tail
 from afflux.store.lock import Lock, promises_space
 from afflux.store.params import ParamsSlots
-from afflux.store.segments import Row, Segments, make_arrays, shape_of, sync
+from afflux.store.segments import Row, Segments, make_arrays, sync
+from afflux.store.shapes import shapes_of
 from afflux.store.vectors import NOTHING, Fresh, Vectors, crc, fresh, verified
 from afflux.versions import Versions
 
@@ -66,6 +68,8 @@ class Store:
         path, facts = self.path, self._index.facts()
         self.facts: dict[str, Any] = facts["server"]  #: what a server must agree with
         self.options: dict[str, Any] = facts["options"]  #: what it was made with
+        self._recipe: dict[str, Any] = facts["rule"]  #: of the rule that made the last commit
+        self._new_recipe = self._recipe
         self.committed: Committed | None = self._index.committed()
         places = {} if self.committed is None else self.committed.vectors
         mapped = promises_space(path)
@@ -99,21 +103,12 @@ class Store:
         """
         if sys.byteorder != "little":
             raise UnavailableError("[store] rows are kept in little-endian order, and this machine is big-endian")
-        d, dtype = server["d"], server["dtype"]
+        own = {name: server[name] for name in ("num_clients", "dtype", "slot_dtype")}
+        shapes = shapes_of(rule, server["d"], **own, memory=options["memory"])
         codec = codec_of(rule, server["slot_dtype"])
-        shapes = {
-            "params": shape_of(dtype, d, 4),
-            "arrivals": shape_of(checkpoint.STORED[server["slot_dtype"]], d, rule.buffer_size),
-            **{f"memory.{name}": shape_of(dtype, d, 2) for name in server["memories"]},
-        }
-        if options["memory"] == "streaming":
-            shapes["total"] = shape_of("float64", d, 2)
-        if codec is not None:
-            shapes["sum"] = shape_of("float64", d, 2)
-            slots = server["num_clients"] + rule.buffer_size
-            shapes["rows"] = shape_of(codec.row_dtype, codec.row_size(d), slots)
         server = {**server, "codec": None if codec is None else codec.name}
-        facts = {"server": server, "options": options, "order_version": ORDER_VERSION, "arrays": list(shapes)}
+        layout = {"order_version": ORDER_VERSION, "arrays": list(shapes)}
+        facts = {"server": server, "options": options, "rule": recipe_of(rule), **layout}
         try:
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
@@ -132,6 +127,8 @@ class Store:
 
     def _rows(self, codec: Codec) -> DiskRows:
         count, high, free = (0, 0, []) if self.committed is None else self.committed.meta["rows"]
+        if (found := self._index.clients()) != count:
+            raise StoreError(f"[store] {self.path / INDEX} is damaged: it has {found} rows of {count}")
         return DiskRows(
             self._arrays["rows"],
             self._vectors,
@@ -159,10 +156,18 @@ class Store:
         """Of the server that was kept here."""
         return None if self.facts["layout"] is None else Layout.from_json(self.facts["layout"])
 
-    def refuse_unfit(self, rule: Rule) -> None:
-        """Refuses a rule that cannot go on from here."""
+    def going_on(self, rule: Rule | None) -> Rule:
+        """The rule to go on with: this one, or else the one that made the last commit.
+
+        Raises:
+            StoreError: it cannot go on from here, or has a part that is not kept.
+        """
         if self.committed is None:
             raise StoreError(f"[open] {self.path} holds no server: the process that began to make it was ended")
+        try:
+            rule = rule_of(self._recipe) if rule is None else rule
+        except AffluxError as error:
+            raise StoreError(f"[open] {self.path} holds a server whose rule must be given: {error}") from None
         codec = codec_of(rule, self.facts["slot_dtype"])
         ours = {
             "rule": rule.name,
@@ -175,6 +180,8 @@ class Store:
                 raise StoreError(
                     f"[open] {self.path} holds a server whose {name} is {self.facts[name]!r}, not {value!r}"
                 )
+        self._new_recipe = recipe_of(rule)
+        return rule
 
     def fetch(self, client_id: ClientId) -> None:
         """Brings in what a push of this client will need."""
@@ -274,8 +281,10 @@ class Store:
                 arrivals,
                 {} if table is None or self.rows is None else self.rows.changes(table),
                 {name: tail for name, (_, tail, _) in tails.items()},
+                facts={} if self._new_recipe == self._recipe else {"rule": self._new_recipe},
             )
         )
+        self._recipe = self._new_recipe
         self._vectors.settle(vectors)
         self._arrivals.settle(arrivals)
         self._pinned = [now.params, *(held.params for held in self.held)]

@@ -6,6 +6,7 @@ import json
 import mmap
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -185,7 +186,9 @@ class Segments:
     def detach(self, slots: Iterable[int]) -> None:
         """Their memory becomes this process's own: others who open the file do not write to it."""
         for segment in {slot // self.shape.per_segment for slot in slots} & self._maps.keys():
-            _engine.detach(self._maps[segment][0])
+            with suppress(StoreError):  # what was cut off cannot be read any more
+                self._checked(segment)
+                _engine.detach(self._maps[segment][0])
 
     def _place(self, slot: int) -> tuple[Path, int]:
         segment, place = divmod(slot, self.shape.per_segment)
