@@ -15,6 +15,7 @@ import pytest
 
 from afflux import AffluxError, Server, StoreError
 from afflux.rules import ca2fl, fedbuff
+from afflux.store import check
 from conftest import FORKS
 from crashes import result
 
@@ -201,6 +202,44 @@ def test_other_rules_and_no_stores(path, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(StoreError, match=r"cannot make .*file"):
         Server(RULE, np.zeros(3), num_clients=5, store=tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"durability": "fsync"}, "durability is 'fsync', must be one of process, power"),
+        ({"commit_every": 0}, "commit_every is 0, must be an int of at least 1"),
+    ],
+)
+def test_wrong_options(options, message, path, tmp_path):
+    with pytest.raises(AffluxError, match=message):
+        Server(RULE, np.zeros(3), num_clients=5, store=tmp_path / "new", **options)
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(AffluxError, match=message):
+        Server.open(path, RULE, **options)
+
+
+def test_a_first_commit_that_fails_lets_go_of_the_folder(tmp_path, monkeypatch):
+    def full(*_):
+        raise StoreError("[store] cannot write: database or disk is full")
+
+    with monkeypatch.context() as failing, pytest.raises(StoreError, match="disk is full"):
+        failing.setattr("afflux.store.index.Index.commit", full)
+        Server(RULE, np.zeros(3), num_clients=5, store=tmp_path / "new")
+    refused(tmp_path / "new", "holds no server")  # not: is in use
+
+
+def test_reads_that_are_cut_short_go_on(path, monkeypatch):
+    """One call reads 2 GiB at most."""
+    whole = check(path)
+    read = os.preadv
+
+    def short(file, buffers, offset):
+        return read(file, [buffers[0][:1000]], offset)
+
+    monkeypatch.setattr("os.preadv", short)
+    assert check(path) == whole
+    assert whole.sound
 
 
 def limited(path, size):

@@ -278,6 +278,21 @@ def test_repair_of_a_segment_that_was_cut_off(made, path):
         pushes(server, range(9))
 
 
+def test_repair_of_a_segment_that_has_grown(path):
+    """It is cut off; no row was in what was too much."""
+    file, _ = place(path, 0)
+    size = file.stat().st_size
+    os.truncate(file, size + 10)
+    assert store.check(path).mendable
+    told = run("repair", path, "--yes")
+    assert (told.exit_code, told.stdout.splitlines()[-1]) == (
+        0,
+        "mended: a segment has its size again; no row was lost",
+    )
+    assert (file.stat().st_size, store.check(path).sound) == (size, True)
+    Server.open(path, RULE).close()
+
+
 def test_repair_leaves_what_it_cannot_mend(path):
     damage_row(path, 3)
     for slot in range(2):

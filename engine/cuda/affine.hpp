@@ -19,21 +19,28 @@ struct Affine {
   static constexpr int kThreads = 256;
   struct Shared {};
 
-  template <class Block, class Out>
-  static AFFLUX_DEVICE void decode(const Block& block, Shared&, const Tile& tile, const RowHead& head,
-                                   const unsigned char* row, Out& out) {
-    const int bits = tile.codec.bits;
+  struct Read {
+    std::uint32_t word;
+    float low, step;
+  };
+
+  static AFFLUX_DEVICE Read read(const Tile& tile, const RowHead& head, const unsigned char* row, int thread) {
+    if (!tile.has_run(thread)) return {};
+    const formula::Place at = formula::place(tile.codec, tile.run(thread));
+    const float* const facts = reinterpret_cast<const float*>(row + at.facts);
+    const bool own = tile.codec.coding == Coding::affine;
+    return {load_word(row + at.codes, tile.codec.bits, thread), own ? facts[0] : head.low, own ? facts[1] : head.step};
+  }
+  template <class Block, class Reads, class Out>
+  static AFFLUX_DEVICE void decode(const Block& block, Shared&, const Tile& tile, const RowHead&, Reads& read,
+                                   Out& out) {
     block.each_in_warp([&](int thread) {
-      out[thread] = {};
-      if (!tile.has_run(thread)) return;
-      const formula::Place at = formula::place(tile.codec, tile.run(thread));
-      const float* const facts = reinterpret_cast<const float*>(row + at.facts);
-      const bool own = tile.codec.coding == Coding::affine;
-      const float low = own ? facts[0] : head.low, step = own ? facts[1] : head.step;
-      const std::uint32_t word = load_word(row + at.codes, bits, thread);
+      const Read mine = read[thread];
       AFFLUX_UNROLLED
-      for (int j = 0; j < kFour; ++j)
-        out[thread].at[j] = exact_product_plus(step, static_cast<float>(static_cast<int>(code_in(word, bits, j))), low);
+      for (int j = 0; j < kFour; ++j) {
+        const int code = static_cast<int>(code_in(mine.word, tile.codec.bits, j));
+        out[thread].at[j] = exact_product_plus(mine.step, static_cast<float>(code), mine.low);
+      }
     });
   }
 

@@ -1,10 +1,11 @@
 // The codecs of cached rows, a tile to a block of threads: each thread has four elements, so that a warp has a block of
 // kCodecBlock. A codec here is a struct with kThreads, Shared, and
 //
-//   decode(block, shared, tile, head, row, out)           out = what the row holds
+//   read(tile, head, row, thread)                         a Read: what a thread needs of a row, which is decoded later
+//   decode(block, shared, tile, head, read, out)          out = what the row holds
 //   encode(block, shared, tile, head, x, row, decoded)    row = x, unless it is null; decoded = what it then holds
 //
-// where x, out and decoded are Each<Four<float>>, zeros after the vector's end.
+// where read is an Each<Read>; x, out and decoded are Each<Four<float>>, x with zeros after the vector's end.
 #pragma once
 #include "cpu/kernels.hpp"
 #include "cuda/four.hpp"
@@ -53,14 +54,17 @@ template <class Half>
 struct Halves {
   static constexpr int kThreads = 256;
   struct Shared {};
+  using Read = Four<Half>;
 
-  template <class Block, class Out>
-  static AFFLUX_DEVICE void decode(const Block& block, Shared&, const Tile& tile, const RowHead&,
-                                   const unsigned char* row, Out& out) {
-    block.each_in_warp([&](int thread) {
-      with_span(tile.of(thread), tile.size, tile.aligned,
-                [&](const auto& span) { out[thread] = converted<float>(span.template load<Half>(row)); });
-    });
+  static AFFLUX_DEVICE Read read(const Tile& tile, const RowHead&, const unsigned char* row, int thread) {
+    Read halves{};
+    with_span(tile.of(thread), tile.size, tile.aligned,
+              [&](const auto& span) { halves = span.template load<Half>(row); });
+    return halves;
+  }
+  template <class Block, class Reads, class Out>
+  static AFFLUX_DEVICE void decode(const Block& block, Shared&, const Tile&, const RowHead&, Reads& read, Out& out) {
+    block.each_in_warp([&](int thread) { out[thread] = converted<float>(read[thread]); });
   }
   template <class Block, class Floats>
   static AFFLUX_DEVICE void encode(const Block& block, Shared&, const Tile& tile, const RowHead&, Floats& x,

@@ -39,33 +39,55 @@ struct CodedBody {
     });
   }
 
+  // What a thread reads of an arrival.
+  struct Arrival {
+    Four<U> update;
+    typename Coder::Read old;
+  };
+
+  // The first arrival from k on that has a direction or a new row, or their number.
+  AFFLUX_DEVICE std::int64_t wanted(std::int64_t k) const {
+    const Pass& pass = sweep.pass;
+    while (k < pass.combine.updates.size && direction_weight(pass, k) == 0.0 &&
+           pass.calibrate.new_rows.data[k].data == nullptr)
+      ++k;
+    return k;
+  }
+
+  template <class Block, class Arrivals>
+  AFFLUX_DEVICE void read(const Block& block, const Tile& tile, std::int64_t k, Arrivals& arrivals) const {
+    if (k == sweep.pass.combine.updates.size) return;
+    const unsigned char* const row = sweep.pass.calibrate.rows.data[k].data;
+    block.each_in_warp([&](int thread) {
+      arrivals[thread] = {};
+      if (row != nullptr) arrivals[thread].old = Coder::read(tile, sweep.heads[k].old, row, thread);
+    });
+    each_span(block, tile.begin, [&](int thread, const auto& span) {
+      arrivals[thread].update = span.template load<U>(sweep.pass.combine.updates.data[k].data);
+    });
+  }
+
   // v += w (now - h);  S += q - h where the row is replaced. `now` is the update, or q.
-  template <class Block, class Each>
-  AFFLUX_DEVICE void add_arrival(const Block& block, Shared& shared, const Tile& tile, std::int64_t k, Each& v,
-                                 Each& sum) const {
+  template <class Block, class Arrivals, class Each>
+  AFFLUX_DEVICE void add(const Block& block, Shared& shared, const Tile& tile, std::int64_t k, Arrivals& arrivals,
+                         Each& v, Each& sum) const {
     const Calibrate& stage = sweep.pass.calibrate;
     const double weight = direction_weight(sweep.pass, k);
     unsigned char* const new_row = stage.new_rows.data[k].data;
-    if (weight == 0.0 && new_row == nullptr) return;
-    typename Block::template Each<Four<U>> update;
+    typename Block::template Each<typename Coder::Read> row;
     typename Block::template Each<Four<float>> x, old, renewed;
-    block.each_in_warp([&](int thread) { update[thread] = {}; });
-    each_span(block, tile.begin, [&](int thread, const auto& span) {
-      update[thread] = span.template load<U>(sweep.pass.combine.updates.data[k].data);
-    });
     block.each_in_warp([&](int thread) {
-      x[thread] = as_floats(update[thread]);
+      x[thread] = as_floats(arrivals[thread].update);
+      row[thread] = arrivals[thread].old;
       old[thread] = {};
     });
-    const bool encoded = stage.quantize_direction || new_row != nullptr;
-    if (stage.rows.data[k].data != nullptr)
-      Coder::decode(block, shared, tile, sweep.heads[k].old, stage.rows.data[k].data, old);
-    if (encoded) Coder::encode(block, shared, tile, sweep.heads[k].renewed, x, new_row, renewed);
+    if (stage.rows.data[k].data != nullptr) Coder::decode(block, shared, tile, sweep.heads[k].old, row, old);
+    if (stage.quantize_direction || new_row != nullptr)
+      Coder::encode(block, shared, tile, sweep.heads[k].renewed, x, new_row, renewed);
     block.each_in_warp([&](int thread) {
       const Doubles h = doubles(old[thread]);
-      if (weight != 0.0)
-        add_weighted(v[thread], weight,
-                     difference(stage.quantize_direction ? doubles(renewed[thread]) : doubles(update[thread]), h));
+      const Doubles now = stage.quantize_direction ? doubles(renewed[thread]) : doubles(arrivals[thread].update);
+      if (weight != 0.0) add_weighted(v[thread], weight, difference(now, h));
       if (new_row != nullptr) add_to_sum(sum[thread], difference(doubles(renewed[thread]), h));
     });
   }
@@ -83,7 +105,16 @@ struct CodedBody {
       sum[thread] = span.template load<double>(stage.sum.data);
       if (of_difference) add_mean(sum[thread], stage.num_clients, v[thread]);
     });
-    for (std::int64_t k = 0; k < pass.combine.updates.size; ++k) add_arrival(block, shared, tile, k, v, sum);
+    // An arrival is read while the one before it is worked on.
+    typename Block::template Each<Arrival> now, next;
+    std::int64_t k = wanted(0);
+    for (read(block, tile, k, next); k < pass.combine.updates.size;) {
+      const std::int64_t following = wanted(k + 1);
+      block.each_in_warp([&](int thread) { now[thread] = next[thread]; });
+      read(block, tile, following, next);
+      add(block, shared, tile, k, now, v, sum);
+      k = following;
+    }
     each_span(block, tile.begin, [&](int thread, const auto& span) {
       span.store(stage.sum_out.data, sum[thread]);
       if (!of_difference) add_mean(sum[thread], stage.num_clients, v[thread]);

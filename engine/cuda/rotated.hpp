@@ -116,22 +116,34 @@ struct Rotated {
     });
   }
 
-  template <class Block, class Out>
+  struct Read {
+    std::uint32_t word;
+    Four<float> scales;
+  };
+
+  // Where the codes of a thread's run are.
+  static AFFLUX_DEVICE std::int64_t codes_at(const Tile& tile, int thread) {
+    return formula::place(tile.codec, tile.begin).codes + thread / kWarp * (kCodecBlock / 8 * tile.codec.bits);
+  }
+  static AFFLUX_DEVICE Read read(const Tile& tile, const RowHead&, const unsigned char* row, int thread) {
+    const float* const scales = reinterpret_cast<const float*>(row + formula::place(tile.codec, tile.begin).facts);
+    Read mine{load_word(row + codes_at(tile, thread), tile.codec.bits, thread), {}};
+    AFFLUX_UNROLLED
+    for (int j = 0; j < kFour; ++j) mine.scales.at[j] = scales[(thread * kFour + j) % kRotations];
+    return mine;
+  }
+  template <class Block, class Reads, class Out>
   static AFFLUX_DEVICE void decode(const Block& block, Shared& shared, const Tile& tile, const RowHead& head,
-                                   const unsigned char* row, Out& out) {
+                                   Reads& read, Out& out) {
     const int bits = tile.codec.bits;
-    const formula::Place at = formula::place(tile.codec, tile.begin);
     block.each([&](int thread) {
       const std::uint32_t sign_bit = 1u << (bits - 1);
-      const float* const scales = reinterpret_cast<const float*>(row + at.facts);
-      const std::uint32_t word = load_word(row + at.codes + thread / kWarp * kCodecBlock / 8 * bits, bits, thread);
       AFFLUX_UNROLLED
       for (int j = 0; j < kFour; ++j) {
-        const int element = thread * kFour + j;
-        const std::uint32_t code = code_in(word, bits, j);
-        const float value = level_at(bits, code & (sign_bit - 1)) * scales[element % kRotations];
+        const std::uint32_t code = code_in(read[thread].word, bits, j);
+        const float value = level_at(bits, code & (sign_bit - 1)) * read[thread].scales.at[j];
         const std::uint32_t sign = (code & sign_bit) << (32 - bits);
-        shared.values[element] = formula::float_of(formula::bits_of(value) | sign);
+        shared.values[thread * kFour + j] = formula::float_of(formula::bits_of(value) | sign);
       }
     });
     rotate_back(block, shared, formula::block_bits(head.key, tile.begin / kBlock), out);
@@ -140,7 +152,6 @@ struct Rotated {
   template <class Block, class Floats>
   static AFFLUX_DEVICE void encode(const Block& block, Shared& shared, const Tile& tile, const RowHead& head, Floats& x,
                                    unsigned char* row, Floats& decoded) {
-    const int bits = tile.codec.bits;
     const std::uint64_t random = formula::block_bits(head.key, tile.begin / kBlock);
     const formula::Place at = formula::place(tile.codec, tile.begin);
     block.each([&](int thread) {
@@ -155,7 +166,7 @@ struct Rotated {
       shared.squares[thread] = whole_product(shared, thread);
       shared.unit[thread] = static_cast<float>(root(shared.squares[thread] * (1.0 / kRotated)));
     });
-    nearest(block, shared, bits, row == nullptr ? nullptr : row + at.codes);
+    nearest(block, shared, tile, row);
     partial_products(block, shared, shared.values, shared.chosen);
     block.each([&](int thread) {
       if (thread >= kRotations) return;
@@ -174,9 +185,10 @@ struct Rotated {
     rotate_back(block, shared, random, decoded);
   }
 
-  // shared.chosen = the levels nearest to shared.values, before scaling; their codes go to `codes`, unless it is null.
+  // shared.chosen = the levels nearest to shared.values, before scaling; their codes go to the row, unless it is null.
   template <class Block>
-  static AFFLUX_DEVICE void nearest(const Block& block, Shared& shared, int bits, unsigned char* codes) {
+  static AFFLUX_DEVICE void nearest(const Block& block, Shared& shared, const Tile& tile, unsigned char* row) {
+    const int bits = tile.codec.bits;
     typename Block::template Each<std::uint32_t> words;
     block.each([&](int thread) {
       std::uint32_t word = 0;
@@ -191,10 +203,9 @@ struct Rotated {
       }
       words[thread] = word;
     });
-    if (codes == nullptr) return;
+    if (row == nullptr) return;
     pack(block, bits, words);
-    block.each(
-        [&](int thread) { store_word(codes + thread / kWarp * kCodecBlock / 8 * bits, bits, thread, words[thread]); });
+    block.each([&](int thread) { store_word(row + codes_at(tile, thread), bits, thread, words[thread]); });
   }
 };
 

@@ -53,8 +53,10 @@ struct DecodeBody {
   template <class Block>
   AFFLUX_DEVICE void operator()(const Block& block, Shared& shared) const {
     const Tile tile{codec, block.index * kTile, size, aligned};
+    typename Block::template Each<typename Coder::Read> read;
     typename Block::template Each<Four<float>> out;
-    Coder::decode(block, shared, tile, head, row, out);
+    block.each_in_warp([&](int thread) { read[thread] = Coder::read(tile, head, row, thread); });
+    Coder::decode(block, shared, tile, head, read, out);
     each_span(block, tile, [&](int thread, const auto& span) { span.store(vector, out[thread]); });
   }
 };

@@ -42,8 +42,8 @@ class Keep(View):
             saved = store.checked(self._facts(), self._joins)
             arrivals = self._rounds.loaded(saved)
             kept = [
-                now if version == now.version else Pulled(self._versions.take().publish(version), version)
-                for version in store.kept
+                now if version == now.version else Pulled(self._versions.take().publish(version), version, buffers)
+                for version, buffers in store.kept.items()
             ]
             self.kept = MappingProxyType({held.version: held for held in kept})
             self._joins.load(store.adopt(saved.book(now, arrivals), kept), saved.quarantined, saved.log)

@@ -144,6 +144,8 @@ class Server(Keep):
         at_least("max_slots", max_slots, rule.buffer_size if memory == "buffered" else 1)
         at_least("max_versions", max_versions, 2)
         at_least("seed", seed, 0)
+        one_of("durability", durability, ("process", "power"))
+        at_least("commit_every", commit_every, 1)
         one_of("dtype", dtype, ("float32", "float64"))
         slot_dtype = slot_dtype or dtype
         one_of("slot_dtype", slot_dtype, (dtype, "bfloat16"))
@@ -213,7 +215,12 @@ class Server(Keep):
             if inplace:
                 raise AffluxError("[Server] inplace: a store keeps the last version while the next one is written")
             new = Store.make(Path(store), rule, self._facts(), options)
-            self._settle(Store(new, durability, commit_every, self.num_threads))
+            made = Store(new, durability, commit_every, self.num_threads)
+            try:
+                self._settle(made)
+            except BaseException:
+                made.close()
+                raise
 
     @classmethod
     def open(

@@ -101,7 +101,9 @@ def repair(path: Folder, yes: Annotated[bool, typer.Option("--yes", help="Do not
                 raise typer.Exit(1)
         with _bar("mending") as progress:
             done = store.repair(path, progress)
-        if done is not None:
+        if done is None:
+            typer.echo("mended: a segment has its size again; no row was lost")
+        else:
             typer.echo(f"mended: {len(done.dropped)} rows dropped; bit continuity ends at version {done.version}")
 
 

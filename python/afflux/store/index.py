@@ -15,8 +15,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from afflux._engine import ORDER_VERSION
 from afflux.errors import StoreError
+from afflux.intake import plain_id
 from afflux.rule import ClientId
 
 FORMAT = 3
@@ -186,8 +189,15 @@ class Index:
                 tails,
             )
 
+    @property
+    def commits(self) -> int:
+        """Another number after each commit."""
+        with self._errors("read"):
+            return int(self._read("PRAGMA data_version")[0][0])
+
     def row(self, client_id: ClientId) -> Place | None:
         """Where a client's row lies."""
+        client_id = plain_id(client_id, "row")  # SQLite takes NumPy's integers for bytes
         with self._errors("read"):
             found = self._read("SELECT client, slot, crc, place FROM rows WHERE client = ?", (client_id,))
         return _place(*found[0]) if found else None
@@ -199,25 +209,12 @@ class Index:
 
     def rows(self) -> Iterator[tuple[ClientId, Place]]:
         """All clients that have a row, in the order in which they came."""
-        last = -1
-        while some := self._after(last):
-            for client, slot, crc, rank in some:
-                if rank != last + 1:
-                    raise self._missing(last + 1)
-                yield client, _place(client, slot, crc, rank)
-                last = rank
-        if self.clients() > last + 1 and not self._after(last):  # else a commit has come in between
-            raise self._missing(last + 1)
-
-    def _missing(self, rank: int) -> StoreError:
-        return StoreError(f"[store] {self.path} is damaged: client number {rank} is missing")
-
-    def _after(self, rank: int) -> list[Any]:
-        """The clients with the next ranks, which have no gaps."""
         with self._errors("read"):
-            return self._read(
-                "SELECT client, slot, crc, place FROM rows WHERE place > ? ORDER BY place LIMIT 4096", (rank,)
-            )
+            found = self._read("SELECT client, slot, crc, place FROM rows ORDER BY place")
+        for rank, (client, slot, crc, place) in enumerate(found):
+            if place != rank:
+                raise StoreError(f"[store] {self.path} is damaged: client number {rank} is missing")
+            yield client, _place(client, slot, crc, place)
 
     def by_slot(self) -> Iterator[tuple[ClientId, Place]]:
         """The same in the order of their slots, as they are read from disk fastest. Nobody may commit meanwhile."""
@@ -307,6 +304,8 @@ class Index:
             yield
         except sqlite3.OperationalError as error:
             raise StoreError(f"[store] cannot {what} {self.path}: {error}") from None
+        except sqlite3.ProgrammingError:
+            raise StoreError(f"[store] cannot {what} {self.path}: the server has closed it") from None
         except (sqlite3.Error, ValueError, TypeError, LookupError, AttributeError) as error:
             if isinstance(error, StoreError):
                 raise
@@ -345,7 +344,7 @@ def _place(client_id: ClientId, slot: Any, crc: Any, rank: Any) -> Place:
 
 
 def _facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    texts = {name: json.dumps(facts[name]) for name in sorted(facts)}
+    texts = {name: json.dumps(facts[name], default=np.generic.item) for name in sorted(facts)}
     return [*texts.items(), ("crc", str(_crc(texts)))]
 
 
