@@ -79,7 +79,40 @@ bool requires_grad(py::handle object) {
   return py::hasattr(object, "requires_grad") && PyObject_IsTrue(object.attr("requires_grad").ptr()) == 1;
 }
 
+thread_local Call* current_call = nullptr;
+
+// The stream that a library's work goes to at present; 0: the default one.
+std::uintptr_t stream_of(py::handle object, int device) {
+  const std::string module = py::str(py::type::handle_of(object).attr("__module__"));
+  const std::string library = module.substr(0, module.find('.'));
+  if (library == "torch")
+    return py::module_::import("torch")
+        .attr("cuda")
+        .attr("current_stream")(device)
+        .attr("cuda_stream")
+        .cast<std::uintptr_t>();
+  if (library == "cupy")
+    return py::module_::import("cupy").attr("cuda").attr("get_current_stream")().attr("ptr").cast<std::uintptr_t>();
+  return 0;
+}
+
 }  // namespace
+
+Call::Call() : outer_(current_call) { current_call = this; }
+Call::~Call() {
+  current_call = outer_;
+  use_stream(nullptr);
+}
+
+std::uintptr_t Call::stream_for(py::handle object, int device) {
+  Call* const call = current_call;
+  if (call != nullptr && !call->known_) {
+    call->stream_ = stream_of(object, device);
+    call->known_ = true;
+    use_stream(reinterpret_cast<void*>(call->stream_));
+  }
+  return call == nullptr || call->stream_ == 0 ? 1 : call->stream_;
+}
 
 Array::Array(Argument argument, py::handle object, Access access, Shape shape) : argument_(argument) {
   if (const Buffer* const buffer = Buffer::in(object)) {
@@ -115,6 +148,11 @@ View<void> Array::view() const {
 View<double> Array::doubles() const {
   if (kind_ != Kind::type || type_ != Type::float64) wrong_type("float64");
   return {static_cast<double*>(data_), size_, device_};
+}
+
+void Array::check_on_host() const {
+  if (device_.kind != DeviceKind::cpu)
+    throw Unavailable(title() + " is on cuda:" + std::to_string(device_.index) + ", expected the CPU");
 }
 
 View<unsigned char> Array::row(Codec codec) const {
@@ -189,17 +227,23 @@ void Array::from_dlpack(py::handle object, Access access, Shape shape) {
   py::object capsule;
   try {
     const auto where = object.attr("__dlpack_device__")().cast<std::pair<int, int>>();
-    if (where.first == dlpack::kCuda || where.first == dlpack::kCudaManaged)
-      throw Unavailable(title() + " is on cuda:" + std::to_string(where.second) +
-                        ", but this build has no CUDA kernels");
-    if (where.first != dlpack::kCpu && where.first != dlpack::kCudaHost)
-      fail("is on DLPack device type " + std::to_string(where.first) + ", expected the CPU");
+    const bool cuda = where.first == dlpack::kCuda || where.first == dlpack::kCudaManaged;
+    if (cuda) {
+      device_ = {DeviceKind::cuda, where.second};
+      const std::string missing = why_not(device_);
+      if (!missing.empty())
+        throw Unavailable(title() + " is on cuda:" + std::to_string(where.second) + ", but " + missing);
+    } else if (where.first != dlpack::kCpu && where.first != dlpack::kCudaHost) {
+      fail("is on DLPack device type " + std::to_string(where.first) + ", expected the CPU or CUDA");
+    }
     if (requires_grad(object)) fail("requires grad: detach() it");
+    py::dict options;
+    if (cuda) options["stream"] = Call::stream_for(object, where.second);
     try {
-      capsule = object.attr("__dlpack__")(py::arg("max_version") = py::make_tuple(1, 0));
+      capsule = object.attr("__dlpack__")(py::arg("max_version") = py::make_tuple(1, 0), **options);
     } catch (py::error_already_set& error) {
       if (!error.matches(PyExc_TypeError)) throw;
-      capsule = object.attr("__dlpack__")();
+      capsule = object.attr("__dlpack__")(**options);
     }
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_Exception)) throw;  // a KeyboardInterrupt is nobody's mistake

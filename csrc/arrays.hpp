@@ -23,6 +23,25 @@ struct Argument {
   std::ptrdiff_t index = -1;
 };
 
+// One call's CUDA stream: the current one of the library whose array comes first. The others are asked to have theirs
+// ready on it. Between an Array's creation and the engine's call on the same thread.
+class Call {
+ public:
+  Call();
+  ~Call();
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  // As DLPack takes it: 1 for the default stream.
+  static std::uintptr_t stream_for(pybind11::handle object, int device);
+
+ private:
+  friend class Array;
+  bool known_ = false;
+  std::uintptr_t stream_ = 0;
+  Call* const outer_;
+};
+
 // A borrowed contiguous array. Keeps the object's memory alive and in place while it lives; create and destroy it with
 // the GIL held. Throws Error naming the operation and the argument.
 class Array {
@@ -35,6 +54,8 @@ class Array {
   View<void> view() const;
   // A vector of float64.
   View<double> doubles() const;
+  // Throws Unavailable for what is not on the CPU.
+  void check_on_host() const;
   // An encoded row: uint8, or the codec's own type, if it has one, taken as the bytes it holds.
   View<unsigned char> row(Codec codec) const;
 

@@ -65,6 +65,7 @@ PyTypeObject* buffer_type = nullptr;  // set once, by bind_buffers
 
 std::unique_ptr<Buffer> lend(const py::object& vector, std::int64_t size, const std::string& dtype) {
   auto array = std::make_unique<Array>(Argument{"push", "vector"}, vector, Access::read);
+  array->check_on_host();
   const View<void> view = array->view();
   check::type("push", "vector", view.type, {type_named(dtype)});
   check::view("push", "vector", view, size);

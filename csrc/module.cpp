@@ -6,6 +6,7 @@
 #include "apply.hpp"
 #include "arrays.hpp"
 #include "buffers.hpp"
+#include "checksums.hpp"
 #include "pages.hpp"
 #include "release.hpp"
 
@@ -15,6 +16,7 @@ namespace afflux::python {
 namespace {
 
 py::tuple ingest_(const py::object& update, const py::object& slot, int num_threads) {
+  const Call call;
   Statistics result{};
   const Array to({"ingest", "slot"}, slot, Access::write);
   const View<void> out = to.view();
@@ -32,6 +34,7 @@ py::tuple ingest_(const py::object& update, const py::object& slot, int num_thre
 }
 
 void gram_(const py::object& vectors, const py::object& out, int num_threads) {
+  const Call call;
   const Arrays<const void> from("gram", "vectors", vectors, Access::read, Shape::vector, false, as_view);
   const Array to({"gram", "out"}, out, Access::write);
   const View<double> view = to.doubles();
@@ -41,6 +44,7 @@ void gram_(const py::object& vectors, const py::object& out, int num_threads) {
 
 void encode_(const std::string& codec, const py::object& vector, const py::object& row, std::uint64_t key, double low,
              double high, int num_threads) {
+  const Call call;
   const Codec kind = codec_named(codec);
   const Array from({"encode", "vector"}, vector, Access::read), to({"encode", "row"}, row, Access::write);
   const View<void> source = from.view();
@@ -50,6 +54,7 @@ void encode_(const std::string& codec, const py::object& vector, const py::objec
 }
 
 void decode_(const std::string& codec, const py::object& row, const py::object& vector, int num_threads) {
+  const Call call;
   const Codec kind = codec_named(codec);
   const Array from({"decode", "row"}, row, Access::read), to({"decode", "vector"}, vector, Access::write);
   const View<const unsigned char> source = read_only(from.row(kind));
@@ -67,7 +72,7 @@ py::bytes crc32c_(const py::buffer& data, std::int64_t block, std::int64_t head,
     const Release release;
     out = crc32c(view, block, head, num_threads, table);
   }
-  return {reinterpret_cast<const char*>(out.data()), out.size() * sizeof(std::uint32_t)};
+  return as_bytes(out);
 }
 
 py::list backends_() {

@@ -51,6 +51,20 @@ def bits(array):
     return np.ascontiguousarray(array).tobytes()
 
 
+def reproducible(result):
+    """All of a simulation's result but the seconds."""
+    return (
+        result.spec,
+        result.seed,
+        result.rows,
+        result.staleness.tolist(),
+        result.round_staleness.tolist(),
+        result.state_bytes,
+        result.num_clients,
+        result.params.tobytes(),
+    )
+
+
 #: JAX warns of every fork once another test file of this process has used it; the children here use none of it.
 FORKS = "ignore:os.fork\\(\\) was called:RuntimeWarning"
 

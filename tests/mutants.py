@@ -382,6 +382,72 @@ MUTANTS = {
         "base = 2.0 + staleness",
         "test_rules.py",
     ),
+    "codec: the grid's end lies below the largest value": (
+        "engine/formula/codec.hpp",
+        "(bits_of(step) + 0x10Fu) & 0xFFFFFF00u",
+        "bits_of(step) & 0xFFFFFF00u",
+        "test_codecs.py",
+    ),
+    "codec: beyond bfloat16 lies infinity": (
+        "engine/formula/codec.hpp",
+        "rounded < 0x7F80u ? rounded : 0x7F7Fu",
+        "rounded",
+        "test_codecs.py",
+    ),
+    "codec: all blocks draw the same": (
+        "engine/formula/random.hpp",
+        "(static_cast<std::uint64_t>(block) + 1)",
+        "(static_cast<std::uint64_t>(block) * 0 + 1)",
+        "test_codecs.py",
+    ),
+    "codec: all versions draw the same": (
+        "python/afflux/store/rows.py",
+        "row_key(self.seed, version, client_id)",
+        "row_key(self.seed, 0, client_id)",
+        "test_coded_rounds.py",
+    ),
+    "codec: one scale for a vector, without its extremes": (
+        "python/afflux/store/rows.py",
+        "extremes if self.codec.ranged else",
+        "extremes if not self.codec.keyed else",
+        "test_coded_rounds.py",
+    ),
+    "codec: the errors of all rows are one": (
+        "python/afflux/sim/codec_errors.py",
+        "row_key(seed, 1, number)",
+        "row_key(seed, 1, 0)",
+        "test_codec_errors.py",
+    ),
+    "controls: all steps draw the same": (
+        "python/afflux/sim/local.py",
+        "[True] * len(clients), self._steps, extremes",
+        "[True] * len(clients), 0, extremes",
+        "test_sim_local.py",
+    ),
+    "controls: the keys are those of the rule's rows": (
+        "python/afflux/sim/local.py",
+        "MemoryRows(size, num_clients, codec, ~seed)",
+        "MemoryRows(size, num_clients, codec, seed)",
+        "test_sim_local.py",
+    ),
+    "reproduce: a run with another setting has ended": (
+        "python/afflux/sim/papers/finished.py",
+        '("afflux", "rule", "options", "seed", "config")',
+        '("afflux", "rule", "options", "seed")',
+        "test_sim_finished.py",
+    ),
+    "reproduce: a line that was cut off is a run": (
+        "python/afflux/sim/papers/finished.py",
+        '.split("\\n")[:-1]',
+        ".splitlines()",
+        "test_sim_finished.py",
+    ),
+    "reproduce: differences are not paired": (
+        "python/afflux/sim/papers/mf_ca2fl.py",
+        "by_seed[run.seed]",
+        "by_seed[0]",
+        "test_sim_finished.py",
+    ),
 }
 
 

@@ -12,6 +12,8 @@ from afflux import codecs
 from afflux.cli import app
 from afflux.sim import codec_errors
 from afflux.sim.errors import ConfigError
+from afflux.sim.papers import mf_ca2fl
+from test_codecs import ERRORS
 
 ALL = [codecs.Codec(name) for name in codecs.Name.__args__]
 
@@ -90,6 +92,17 @@ def test_other_files_are_refused(given, message, tmp_path):
         codec_errors.recorded(given.format(folder=tmp_path))
 
 
+def test_a_name_is_given_once(tmp_path):
+    np.save(tmp_path / "kept.npy", np.ones((2, 4), np.float32))
+    for names in (("normal",), ("mine", "mine")):
+        with pytest.raises(ConfigError, match=f"there are two kinds of vectors named {names[-1]}"):
+            codec_errors.page([f"{name}={tmp_path / 'kept.npy'}" for name in names])
+
+
+def test_what_is_kept_exactly_has_no_error():
+    assert codec_errors.error(codecs.affine(1), [np.ones(256, np.float32)] * 3, 0) == (0, 0)
+
+
 def test_updates_are_taken_evenly_over_the_run(tmp_path):
     kept = np.arange(1, 1001, dtype=np.float32)[:, None] * np.ones(3, np.float32)
     np.save(tmp_path / "kept.npy", kept)
@@ -102,6 +115,7 @@ def test_updates_are_taken_evenly_over_the_run(tmp_path):
 # ---- the page ------------------------------------------------------------------------------------------------------
 
 DOCS = Path(__file__).parent.parent / "docs"
+RUN_ON = ("digits", "mnist")
 PAGE = (DOCS / "choosing-bits.md").read_text()
 
 
@@ -112,3 +126,23 @@ def results(name):
 def test_the_tables_of_the_page_are_those_of_the_results():
     for table in codec_errors.markdown(results("codecs.json")).split("\n\n")[1::2]:
         assert table.strip() in PAGE
+    for data in RUN_ON:
+        assert mf_ca2fl.markdown(results(f"mf-ca2fl-{data}.json")).strip() in PAGE
+
+
+def test_the_errors_of_the_page_are_those_that_were_asked_for():
+    """Gaussian vectors: the ranges of test_codecs.py; a mean of affine rows falls as 1/100, within 6 per cent."""
+    for line in results("codecs.json")["codecs"]:
+        low, high = ERRORS[line["codec"]]
+        assert low < line["error"]["normal"] < high
+        if "affine" in line["codec"]:
+            assert all(abs(mean - 1) < 0.06 for mean in line["mean"].values())
+
+
+@pytest.mark.parametrize("data", RUN_ON)
+def test_two_bits_are_as_accurate_as_eight(data):
+    """As the page says: within a point, in the mean over seeds of the differences."""
+    content = results(f"mf-ca2fl-{data}.json")
+    assert len(content["seeds"]) >= 3
+    for codec in ("affine-2", "rotated-2"):
+        assert abs(content["from_8_bits"][codec]["mean"]) < 0.01

@@ -70,10 +70,9 @@ def test_threads(rng, codec):
         assert bits(decoded(codec, row, x.size, num_threads=threads)) == bits(decoded(codec, first, x.size))
 
 
-HUGE = np.float32(3.4028235e38)
-EXTREME = st.sampled_from(
-    [0.0, -0.0, 1e-45, -1e-45, 1e-38, 1.0, -1.0, 65504.0, 65520.0, 1e30, float(HUGE), -float(HUGE)]
-)
+HUGE = float(np.float32(3.4028235e38))
+EXTREMES = [0.0, -0.0, 1e-45, -1e-45, 1e-38, 1.0, -1.0, 65504.0, 65520.0, 1e30, HUGE, -HUGE]
+EXTREME = st.sampled_from(EXTREMES)
 ANY = st.one_of(EXTREME, st.floats(width=32, allow_nan=False, allow_infinity=False))
 
 
@@ -84,6 +83,14 @@ def test_any_finite_values(x, which):
     row = encoded(which, x)
     assert row.tobytes() == rows.encode(which.name, x, *facts_of(x))
     assert np.isfinite(decoded(which, row, x.size)).all()
+
+
+@each
+def test_extreme_values(codec):
+    for x in np.float32([EXTREMES, *([value] * 12 for value in EXTREMES)]):
+        row = encoded(codec, x)
+        assert row.tobytes() == rows.encode(codec.name, x, *facts_of(x))
+        assert np.isfinite(decoded(codec, row, x.size)).all()
 
 
 @each
@@ -161,6 +168,18 @@ def test_rotations_of_a_single_value_are_exact(codec):
         x = np.zeros(2048, np.float32)
         x[place] = -3.0
         np.testing.assert_allclose(there_and_back(codec, x), x, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("values", "biases"), [((1.0, 0.5), {1: 0.5}), ((1.0, 0.7, 0.4), {2: 0.20, 4: 0.07})], ids=["two", "three"]
+)
+def test_the_largest_biases_of_rotations_that_were_found(values, biases):
+    """docs/choosing-bits.md: a Hadamard transform cannot hide two or three values of 128; 400 keys average the rest."""
+    x = np.zeros(2048, np.float32)
+    x[: 16 * len(values) : 16] = values  # one rotation's
+    for few, bias in biases.items():
+        back = np.mean([there_and_back(codecs.rotated(few), x, row_key(0, 1, k)) for k in range(400)], axis=0)
+        assert np.linalg.norm(back - x) / np.linalg.norm(x) == pytest.approx(bias, abs=0.02)
 
 
 def test_random_words_are_uniform_and_pairs_of_them_independent():

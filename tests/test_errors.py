@@ -406,10 +406,8 @@ def test_an_object_with_a_nonsense_device():
 
 
 def test_a_gpu_array_is_refused_by_name():
-    with pytest.raises(
-        UnavailableError,
-        match=r"\[ingest\] update is on cuda:1, but this build has no CUDA kernels",
-    ):
+    why = "this (build has no CUDA kernels|machine has no GPU that CUDA can use: .+|machine has 1 GPU)"
+    with pytest.raises(UnavailableError, match=rf"\[ingest\] update is on cuda:1, but {why}$"):
         ops.ingest(FakeCuda(), f32())
     with pytest.raises(UnavailableError, match=r"\[ingest\] update\[1\] is on cuda:1"):
         ops.ingest([f32(0), FakeCuda()], f32())

@@ -157,3 +157,18 @@ def test_weights_do_not_depend_on_the_callers_floating_point_mode():
     assert report.staleness.tolist() == [2390]
     assert report.weights.view(np.int64)[0] > 0  # subnormal: 3.1e-319
     assert report.rejected == ("",)
+
+
+@pytest.mark.parametrize("store", [None, 1, 100], ids=["in memory", "each round committed", "rarely committed"])
+def test_a_rejected_second_arrival_of_a_client(store, tmp_path):
+    """The first one's row is not written where the second one's old row is read."""
+    rule = Rule("own", "update", 2, Says(np.array([1.0, 0.0])), CACHED_DIFFERENCE, step.Sgd(1.0))
+    kept = {} if store is None else {"store": tmp_path / "store", "commit_every": store}
+    with Server(rule, np.zeros(3), num_clients=4, duplicates="both", **kept) as ours:
+        for accepted, params in [(8.0, 8.0), (2.0, 4.0), (4.0, 6.5), (6.0, 9.5)]:  # x += h / 4 + u - h
+            for value in (accepted, 99.0):
+                receipt = ours.push(7, np.full(3, value), version=ours.version)
+            assert receipt.report.rejected == ("", "weight 0")
+            assert ours.params.tolist() == [params] * 3
+            assert ours.rows.row(7).tolist() == ours.rows.sum.tolist() == [accepted] * 3
+        assert len(ours.rows) == 1

@@ -13,6 +13,7 @@ from afflux.sim import report, terminal
 from afflux.sim.compare import compare, jobs_of
 from afflux.sim.config import SimConfig, parse
 from afflux.sim.errors import ConfigError
+from afflux.units import in_bytes
 
 CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=30, eval_every=10, target=0.999)
 SPECS = [parse("fedbuff:buffer_size=3:staleness=polynomial(1)"), parse("fedasync")]
@@ -125,4 +126,4 @@ def test_a_folder_with_something_in_it_is_not_written_to(folder, tmp_path):
     [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (256_300, "256 kB"), (2.5e9, "2.5 GB")],
 )
 def test_bytes_are_shown_with_a_unit(count, shown):
-    assert terminal.in_bytes(count) == shown
+    assert in_bytes(count) == shown

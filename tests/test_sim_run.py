@@ -16,22 +16,9 @@ from afflux.sim.errors import ConfigError, DivergedError, MissingExtraError
 from afflux.sim.result import Row, RunResult, by_rule, spread, summarise
 from afflux.sim.run import run
 from afflux.weigh import Constant, Hinge
+from conftest import reproducible
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, eval_every=7, local_steps=2)
-
-
-def reproducible(result):
-    """All of a result but the seconds."""
-    return (
-        result.spec,
-        result.seed,
-        result.rows,
-        result.staleness.tolist(),
-        result.round_staleness.tolist(),
-        result.state_bytes,
-        result.num_clients,
-        result.params.tobytes(),
-    )
 
 
 def test_staleness_of_a_schedule_done_by_hand(monkeypatch):

@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "afflux/afflux.hpp"
+#include "cuda/cuda.hpp"
 
 namespace afflux {
 namespace {
@@ -80,7 +81,8 @@ std::vector<Backend> backends() {
   for (const Isa& isa : kIsas)
     list.push_back(
         {isa.name, "cpu", true, isa.runs(), &isa == now, isa.runs() ? "" : std::string("this CPU lacks ") + isa.needs});
-  list.push_back({"cuda", "cuda", false, false, false, "this version has no CUDA kernels yet"});
+  const std::string missing = why_not({DeviceKind::cuda, 0});
+  list.push_back({"cuda", "cuda", cuda::backend() != nullptr, missing.empty(), false, missing});
   return list;
 }
 

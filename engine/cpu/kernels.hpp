@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "afflux/pass.hpp"
+#include "formula/reduce.hpp"
 
 namespace afflux {
 
@@ -23,6 +24,14 @@ struct IngestSums {
   std::int64_t first_nonfinite;  // -1: none
 };
 
+// Those of the superblocks that follow are added to the right.
+AFFLUX_FN void add_to(IngestSums& left, const IngestSums& right) {
+  left.sum_of_squares = left.sum_of_squares + right.sum_of_squares;
+  left.min = formula::lesser(left.min, right.min);
+  left.max = formula::greater(left.max, right.max);
+  if (left.first_nonfinite < 0) left.first_nonfinite = right.first_nonfinite;
+}
+
 // Two panels of vectors, of any types, whose inner products are wanted; the same panel twice gives its Gram matrix.
 struct GramPanels {
   const View<const void>* left;
@@ -34,6 +43,11 @@ struct GramPanels {
 struct RowHead {
   std::uint64_t key;
   float low, step;  // affine_vector
+};
+
+// Bytes of a row that have no meaning and are 0, beside those of its head: of a short last group.
+struct Blanks {
+  std::int64_t facts_begin, facts_end, codes_begin, codes_end;
 };
 
 // Of one arrival.

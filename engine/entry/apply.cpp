@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <atomic>
 #include <vector>
 
@@ -7,6 +8,7 @@
 #include "entry/check.hpp"
 #include "entry/overlap.hpp"
 #include "entry/rows.hpp"
+#include "entry/sums.hpp"
 
 namespace afflux {
 namespace {
@@ -38,7 +40,7 @@ void check_held(const char* name, List<View<void>> vectors, const char* outs_nam
 void check_numbers(const char* name, List<double> numbers, std::int64_t size, check::Overlaps& overlaps) {
   const View<const double> view{numbers.data, numbers.size, {}};
   check::view("apply", name, view, size);
-  overlaps.read(name, view);
+  overlaps.read_numbers(name, view);
   for (std::int64_t i = 0; i < size; ++i) check::finite("apply", {name, i}, numbers.data[i]);
 }
 
@@ -76,15 +78,15 @@ void check_codec(const Pass& pass) {
 }
 
 // Before the sweep, which replaces rows in place. Throws for damaged ones.
-std::vector<RowHeads> heads_of(const Pass& pass) {
+std::vector<RowHeads> heads_of(const Pass& pass, Device device) {
   const Calibrate& stage = pass.calibrate;
   std::vector<RowHeads> heads;
   if (stage.kind == Calibration::none) return heads;
+  const rows::Heads found(stage.codec, stage.rows, device);
   for (std::int64_t i = 0; i < stage.rows.size; ++i) {
     RowHeads both{};
-    const unsigned char* const row = stage.rows.data[i].data;
-    if (has_head(stage.codec) && row != nullptr)
-      both.old = rows::read_head("apply", {"rows", i}, stage.codec, row, pass.params.size);
+    if (found.at(i) != nullptr)
+      both.old = rows::read_head("apply", {"rows", i}, stage.codec, found.at(i), pass.params.size);
     if (has_head(stage.codec) && (stage.quantize_direction || stage.new_rows.data[i].data != nullptr))
       both.renewed = rows::head_of("apply", {"facts", i}, stage.codec, stage.facts.data[i]);
     heads.push_back(both);
@@ -92,10 +94,11 @@ std::vector<RowHeads> heads_of(const Pass& pass) {
   return heads;
 }
 
-void write_heads(const Pass& pass, const std::vector<RowHeads>& heads) {
+void write_heads(const Pass& pass, const std::vector<RowHeads>& heads, Device device) {
+  std::vector<rows::Written> written;
   for (std::size_t i = 0; has_head(pass.calibrate.codec) && i < heads.size(); ++i)
-    if (unsigned char* const row = pass.calibrate.new_rows.data[i].data)
-      rows::write_head(heads[i].renewed, pass.calibrate.codec, row, pass.params.size);
+    if (unsigned char* const row = pass.calibrate.new_rows.data[i].data) written.push_back({row, heads[i].renewed});
+  rows::finish(written, pass.calibrate.codec, pass.params.size, device);
 }
 
 void check_calibrate(const Pass& pass, check::Overlaps& overlaps) {
@@ -164,9 +167,7 @@ void check_memory(const Pass& pass, check::Overlaps& overlaps) {
   check_held("memory.vectors", memory.vectors, "memory.outs", memory.outs, pass, overlaps);
 }
 
-// Returns the bytes that the sweep reads and writes.
-std::int64_t check_pass(const Pass& pass) {
-  check::Overlaps overlaps;
+void check_pass(const Pass& pass, check::Overlaps& overlaps) {
   check::type("apply", "params", pass.params.type, {Type::float32, Type::float64});
   check::type("apply", "out", pass.out.type, {pass.params.type});
   check::view("apply", "params", pass.params, pass.params.size);
@@ -178,7 +179,6 @@ std::int64_t check_pass(const Pass& pass) {
   check_step(pass, overlaps);
   check_memory(pass, overlaps);
   overlaps.refuse("apply");
-  return overlaps.traffic();
 }
 
 // What is to be overwritten is its own out.
@@ -189,21 +189,45 @@ Pass with_outs(Pass pass) {
   return pass;
 }
 
+bool sweep(const Pass& pass, const std::vector<RowHeads>& heads, int threads, Checksums* checksums) {
+  const auto kernel = kernels().apply;
+  std::atomic<bool> finite{true};
+  const auto piece = [&](std::int64_t begin, std::int64_t end) {
+    if (!kernel(pass, heads.data(), begin, end)) finite.store(false, std::memory_order_relaxed);
+  };
+  if (checksums == nullptr) {
+    for_each_piece(pass.params.size, threads, piece);
+  } else {
+    const SweptSums sums(pass, *checksums);
+    for_each_superblock(pass.params.size, threads, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t at = begin; at < end; at += SweptSums::kStrip) {
+        const std::int64_t to = std::min(at + SweptSums::kStrip, end);
+        piece(at, to);
+        sums.take(at, to);
+      }
+    });
+  }
+  return finite.load(std::memory_order_relaxed);
+}
+
 }  // namespace
 
-bool apply(const Pass& pass, int num_threads, bool dry) {
+bool apply(const Pass& pass, int num_threads, bool dry, Checksums* checksums) {
   check::threads("apply", num_threads);
-  const std::int64_t bytes = check_pass(pass);
-  const std::vector<RowHeads> heads = heads_of(pass);
+  check::Overlaps overlaps;
+  check_pass(pass, overlaps);
+  const Device device = overlaps.device();
+  const bool cuda = device.kind == DeviceKind::cuda;
+  if (cuda && checksums != nullptr) throw Unavailable("[apply] checksums are taken of host memory, not on cuda");
+  const std::vector<RowHeads> heads = heads_of(pass, device);
   if (dry) return true;
-  const auto kernel = kernels().apply;
-  const Pass whole = with_outs(pass);
-  std::atomic<bool> finite{true};
-  for_each_piece(pass.params.size, threads_worth(bytes, num_threads), [&](std::int64_t begin, std::int64_t end) {
-    if (!kernel(whole, heads.data(), begin, end)) finite.store(false, std::memory_order_relaxed);
-  });
-  write_heads(pass, heads);
-  return finite.load(std::memory_order_relaxed);
+  if (cuda) {
+    const bool finite = cuda::backend()->apply(cuda::on(device), with_outs(pass), heads.data());
+    write_heads(pass, heads, device);
+    return finite;
+  }
+  write_heads(pass, heads, device);  // what they replace has been read
+  return sweep(with_outs(pass), heads, threads_worth(overlaps.traffic(), num_threads), checksums);
 }
 
 }  // namespace afflux

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "afflux/afflux.hpp"
+#include "cuda/cuda.hpp"
 
 namespace afflux::check {
 
@@ -29,18 +30,27 @@ inline void finite(const char* op, Name name, double value) {
   if (!std::isfinite(value)) fail(op, name.str() + " is not finite");
 }
 
+inline std::string where(Device device) {
+  return device.kind == DeviceKind::cpu ? "the CPU" : "cuda:" + std::to_string(device.index);
+}
+
 // size, null, alignment and device of one view; `alignment` is that of the elements it holds.
 template <class T>
 void view(const char* op, Name name, const View<T>& view, std::int64_t size, std::int64_t alignment) {
-  if (view.device.kind != DeviceKind::cpu)
-    throw Unavailable("[" + std::string(op) + "] " + name.str() + " is on cuda:" + std::to_string(view.device.index) +
-                      ", but this build has no CUDA kernels");
+  const std::string missing = why_not(view.device);
+  if (!missing.empty())
+    throw Unavailable("[" + std::string(op) + "] " + name.str() + " is on " + where(view.device) + ", but " + missing);
   if (view.size < 0) fail(op, name.str() + " has a negative size");
   if (view.size != size)
     fail(op, name.str() + " has " + std::to_string(view.size) + " elements, expected " + std::to_string(size));
   if (view.size > 0 && view.data == nullptr) fail(op, name.str() + " has no data");
   if (reinterpret_cast<std::uintptr_t>(view.data) % static_cast<std::uintptr_t>(alignment) != 0)
     fail(op, name.str() + " is not aligned to " + std::to_string(alignment) + " bytes");
+}
+
+template <class T>
+void host(const char* op, Name name, const View<T>& view) {
+  if (view.device.kind != DeviceKind::cpu) fail(op, name.str() + " is on " + where(view.device) + ", expected the CPU");
 }
 
 template <class T>

@@ -25,10 +25,16 @@ void encode(Codec codec, View<const void> vector, View<unsigned char> row, int n
   overlaps.write("row", row);
   overlaps.refuse("encode");
   const RowHead head = rows::head_of("encode", "facts", codec, facts);
+  const Device device = overlaps.device();
+  const int threads = threads_worth(overlaps.traffic(), num_threads);
   const auto kernel = kernels().encode;
-  for_each_piece(vector.size, threads_worth(overlaps.traffic(), num_threads),
-                 [&](std::int64_t begin, std::int64_t end) { kernel(codec, head, vector.data, row.data, begin, end); });
-  if (has_head(codec)) rows::write_head(head, codec, row.data, vector.size);
+  if (device.kind == DeviceKind::cuda)
+    cuda::backend()->encode(cuda::on(device), codec, head, vector, row.data);
+  else
+    for_each_piece(vector.size, threads, [&](std::int64_t begin, std::int64_t end) {
+      kernel(codec, head, vector.data, row.data, begin, end);
+    });
+  if (has_head(codec)) rows::finish({{row.data, head}}, codec, vector.size, device);
 }
 
 void decode(Codec codec, View<const unsigned char> row, View<void> vector, int num_threads) {
@@ -37,8 +43,11 @@ void decode(Codec codec, View<const unsigned char> row, View<void> vector, int n
   overlaps.read("row", row);
   overlaps.write("vector", vector);
   overlaps.refuse("decode");
+  const Device device = overlaps.device();
+  const rows::Heads found(codec, {&row, 1}, device);
   RowHead head{};
-  if (has_head(codec)) head = rows::read_head("decode", "row", codec, row.data, vector.size);
+  if (found.at(0) != nullptr) head = rows::read_head("decode", "row", codec, found.at(0), vector.size);
+  if (device.kind == DeviceKind::cuda) return cuda::backend()->decode(cuda::on(device), codec, head, row.data, vector);
   const auto kernel = kernels().decode;
   for_each_piece(vector.size, threads_worth(overlaps.traffic(), num_threads),
                  [&](std::int64_t begin, std::int64_t end) { kernel(codec, head, row.data, vector.data, begin, end); });

@@ -7,7 +7,6 @@
 #include "entry/check.hpp"
 #include "entry/overlap.hpp"
 #include "entry/tree.hpp"
-#include "formula/reduce.hpp"
 
 namespace afflux {
 namespace {
@@ -21,8 +20,10 @@ void check_slot(const View<void>& slot, std::int64_t size, int num_threads, chec
 }
 
 // `parts` are [begin, end), and *end closes the last one.
-Statistics sweep(const Part* begin, const Part* end, const View<void>& slot, int num_threads) {
+Statistics sweep(const Part* begin, const Part* end, const View<void>& slot, const check::Overlaps& overlaps,
+                 int num_threads) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const IngestSums nothing{0.0, kInfinity, -kInfinity, -1};
   const auto kernel = kernels().ingest;
   const auto leaf = [&](std::int64_t superblock, IngestSums& out) {
     const std::int64_t first = superblock * kSuperblock;
@@ -30,13 +31,11 @@ Statistics sweep(const Part* begin, const Part* end, const View<void>& slot, int
     const Part* const part = std::upper_bound(begin, end, first, starts_later) - 1;
     out = kernel(part, slot.type, slot.data, first, std::min(first + kSuperblock, slot.size));
   };
-  const auto join = [](IngestSums& left, const IngestSums& right) {
-    left.sum_of_squares = left.sum_of_squares + right.sum_of_squares;
-    left.min = formula::lesser(left.min, right.min);
-    left.max = formula::greater(left.max, right.max);
-    if (left.first_nonfinite < 0) left.first_nonfinite = right.first_nonfinite;
-  };
-  const IngestSums sums = tree(slot.size, num_threads, IngestSums{0.0, kInfinity, -kInfinity, -1}, leaf, join);
+  const auto join = [](IngestSums& left, const IngestSums& right) { add_to(left, right); };
+  const bool on_cuda = slot.size > 0 && overlaps.device().kind == DeviceKind::cuda;
+  const IngestSums sums = on_cuda
+                              ? cuda::backend()->ingest(cuda::on(overlaps.device()), begin, end, slot)
+                              : tree(slot.size, threads_worth(overlaps.traffic(), num_threads), nothing, leaf, join);
   return {sums.sum_of_squares, sums.min, sums.max, sums.first_nonfinite};
 }
 
@@ -48,7 +47,7 @@ Statistics ingest(View<const void> update, View<void> slot, int num_threads) {
   overlaps.read("update", update);
   check_slot(slot, update.size, num_threads, overlaps);
   const Part parts[] = {{update.data, update.type, 0}, {nullptr, update.type, update.size}};
-  return sweep(parts, parts + 1, slot, threads_worth(overlaps.traffic(), num_threads));
+  return sweep(parts, parts + 1, slot, overlaps, num_threads);
 }
 
 Statistics ingest(List<View<const void>> parts, View<void> slot, int num_threads) {
@@ -66,7 +65,7 @@ Statistics ingest(List<View<const void>> parts, View<void> slot, int num_threads
   }
   laid.push_back({nullptr, Type::float32, size});
   check_slot(slot, size, num_threads, overlaps);
-  return sweep(laid.data(), laid.data() + parts.size, slot, threads_worth(overlaps.traffic(), num_threads));
+  return sweep(laid.data(), laid.data() + parts.size, slot, overlaps, num_threads);
 }
 
 }  // namespace afflux

@@ -11,6 +11,16 @@ void Overlaps::add(Name name, const void* data, std::int64_t bytes, bool written
   ranges_.push_back({begin, begin + static_cast<std::uintptr_t>(bytes), name, written});
 }
 
+void Overlaps::meet(Name name, Device device) {
+  if (first_.name == nullptr) {
+    first_ = name;
+    device_ = device;
+  } else if (elsewhere_.name == nullptr && device != device_) {
+    elsewhere_ = name;
+    other_ = device;
+  }
+}
+
 std::int64_t Overlaps::traffic() const {
   std::int64_t sum = 0;
   for (const Range& range : ranges_) sum += static_cast<std::int64_t>(range.end - range.begin);
@@ -31,6 +41,8 @@ bool Overlaps::allowed(const Range& read, const Range& written) {
 }
 
 void Overlaps::refuse(const char* op) {
+  if (elsewhere_.name != nullptr)
+    fail(op, elsewhere_.str() + " is on " + where(other_) + ", " + first_.str() + " is on " + where(device_));
   const auto by_begin = [](const Range& a, const Range& b) {
     return a.begin != b.begin ? a.begin < b.begin : a.name.index < b.name.index;
   };

@@ -104,7 +104,7 @@ RowHead read_head(const char* op, check::Name name, Codec codec, const unsigned 
   return {head.key, head.low, head.step};
 }
 
-void write_head(const RowHead& head, Codec codec, unsigned char* row, std::int64_t size) {
+void write_head(const RowHead& head, Codec codec, std::int64_t size, unsigned char* to) {
   const Head written{{kMagic[0], kMagic[1], kMagic[2], kMagic[3]},
                      static_cast<std::uint8_t>(codec.coding),
                      static_cast<std::uint8_t>(codec.bits),
@@ -113,17 +113,50 @@ void write_head(const RowHead& head, Codec codec, unsigned char* row, std::int64
                      head.key,
                      head.low,
                      head.step};
-  std::memset(row, 0, kRowHead);
-  std::memcpy(row, &written, sizeof written);
-  const std::int64_t end = row_bytes(codec, size);
-  if (size % kBlock == 0 || codec.coding == Coding::rotated) return;
+  std::memset(to, 0, kRowHead);
+  std::memcpy(to, &written, sizeof written);
+}
+
+Blanks blanks(Codec codec, std::int64_t size) {
+  if (size % kBlock == 0 || codec.coding == Coding::rotated) return {};
   const formula::Place last = formula::place(codec, (size - 1) / kCodecBlock * kCodecBlock);
   const formula::Place group = formula::place(codec, size / kBlock * kBlock);
-  const auto clear = [row](std::int64_t from, std::int64_t to) {
-    std::memset(row + from, 0, static_cast<std::size_t>(to - from));
-  };
-  if (codec.coding == Coding::affine) clear(last.facts + 8, group.codes);
-  clear(last.codes + kCodecBlock / 8 * codec.bits, end);
+  const bool grids = codec.coding == Coding::affine;
+  return {grids ? last.facts + 8 : 0, grids ? group.codes : 0, last.codes + kCodecBlock / 8 * codec.bits,
+          row_bytes(codec, size)};
+}
+
+void finish(const std::vector<Written>& written, Codec codec, std::int64_t size, Device device) {
+  if (written.empty()) return;
+  const Blanks none = blanks(codec, size);
+  std::vector<unsigned char> heads(written.size() * kRowHead);
+  std::vector<unsigned char*> rows;
+  for (const Written& one : written) {
+    write_head(one.head, codec, size, heads.data() + rows.size() * kRowHead);
+    rows.push_back(one.row);
+  }
+  if (device.kind == DeviceKind::cuda) return cuda::backend()->write_heads(cuda::on(device), rows, heads, none);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const auto clear = [&](std::int64_t from, std::int64_t to) {
+      std::memset(rows[i] + from, 0, static_cast<std::size_t>(to - from));
+    };
+    std::memcpy(rows[i], heads.data() + i * kRowHead, kRowHead);
+    clear(none.facts_begin, none.facts_end);
+    clear(none.codes_begin, none.codes_end);
+  }
+}
+
+Heads::Heads(Codec codec, List<View<const unsigned char>> rows, Device device) {
+  std::vector<const unsigned char*> there;
+  for (std::int64_t i = 0; i < rows.size; ++i) {
+    heads_.push_back(has_head(codec) ? rows.data[i].data : nullptr);
+    if (heads_.back() != nullptr) there.push_back(heads_.back());
+  }
+  if (device.kind == DeviceKind::cpu || there.empty()) return;
+  fetched_ = cuda::backend()->read_heads(cuda::on(device), there);
+  std::size_t next = 0;
+  for (const unsigned char*& head : heads_)
+    if (head != nullptr) head = fetched_.data() + kRowHead * static_cast<std::int64_t>(next++);
 }
 
 }  // namespace rows

@@ -38,6 +38,7 @@ class Gate:
         self._pid = os.getpid()
         self._adopting = Lock()
         self.store: str | None = None  # where the server keeps its state, if it does
+        self.check: Callable[[], None] = lambda: None  # refuses a store whose files have vanished or were cut off
         self.closed = False
 
     def enter(self, op: str) -> None:
@@ -122,6 +123,7 @@ class Gate:
     def settle(self) -> None:
         """Waits, with the mutex, until what is decided is made: the round, and the terms of the buffer."""
         self._joins.tidy()
+        self.check()
         if self._joins.book.unfinished:
             self._wait_for(lambda: None if self._joins.book.unfinished else True, None)
 

@@ -51,7 +51,7 @@ class Rounds:
     def settle(self, store: Store, versions: Versions) -> None:
         """From here on in a store, which the memory of these versions is in."""
         self._store, self._versions = store, versions
-        self.gate.store = str(store.path)
+        self.gate.store, self.gate.check = str(store.path), store.check
 
     def join(self, pushed: Pushed, bad: int | None, ticket: Ticket) -> Receipt:
         """Decides what becomes of an arrival, and makes the step that it completes."""
@@ -158,6 +158,7 @@ class Rounds:
         before = self._joins.before(len(waiting), (lambda memories: memories) if store is None else store.outs)
         sealed = prepare(self._rule, before, waiting, draft, self._num_threads)
         sealed.saved = store is None
+        sealed.checksums = None if store is None else []
         return sealed
 
     def _make(self, work: Round | Total) -> None:

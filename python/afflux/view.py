@@ -135,7 +135,10 @@ class View:
         if not self._versions.inplace:
             self._versions.refuse_damage("pull")
             now = self._joins.book.current
-            return now if out is None else self._intake.copy_out(now, out)
+            if out is None:
+                return now
+            self._gate.check()
+            return self._intake.copy_out(now, out)
         self._enter("pull")
         with self._gate.mutex:
             self._gate.settle()

@@ -7,7 +7,8 @@
 //   exp ...  elementary functions for weights: log, pow
 //   backends what was compiled, what runs on this machine, what is chosen
 //
-// Every result is the same bit for bit on any number of threads and any instruction set (see order.hpp).
+// Every result is the same bit for bit on any number of threads and any instruction set (see order.hpp), and on a GPU:
+// where its vectors lie, a call runs. They lie on one device; lists, weights and the products of `gram` on the host.
 // Entry points check everything before they write anything: after an exception nothing has changed.
 // They allocate nothing that grows with d, and never print. Threads that help a call are kept for the next one: a pool,
 // made by the first call that needs it; a forked child makes its own.
@@ -52,10 +53,18 @@ Statistics ingest(View<const void> update, View<void> slot, int num_threads = 1)
 // neighbours of one type are done together). Scratch memory is at most a few MB, whatever d is.
 void gram(List<View<const void>> vectors, View<double> out, int num_threads = 1);
 
+// CRC-32C of what a sweep has written: of each superblock's bytes, in turn. In a row, that of its head comes before.
+struct Checksums {
+  std::vector<std::uint32_t> out, sum;               // sum: with cached rows
+  std::vector<std::vector<std::uint32_t>> rows;      // one for each arrival; empty where the row was kept
+  std::vector<std::vector<std::uint32_t>> states;    // of the step
+  std::vector<std::vector<std::uint32_t>> memories;  // none if `next` is empty
+};
+
 // A dry one only checks: it throws what the real one would, and writes nothing. Returns whether the direction was
 // finite in every element; it is not where an update that was read holds an infinity or a NaN, or where the sum
-// overflows.
-bool apply(const Pass& pass, int num_threads = 1, bool dry = false);
+// overflows. `checksums`, if given, are filled in the same sweep.
+bool apply(const Pass& pass, int num_threads = 1, bool dry = false, Checksums* checksums = nullptr);
 
 // "float32", "float64", "float16", "bfloat16", "affine-4", "affine-vector-4", "rotated-4"; throws for others.
 std::string name(Codec codec);
@@ -84,14 +93,21 @@ double pow(double x, double y);
 void exactly(const std::function<void()>& body);
 
 struct Backend {
-  std::string name;    // "baseline", "avx2", "avx512", "neon" or "cuda"
-  std::string device;  // "cpu" or "cuda"
-  bool compiled, runs, chosen;
-  std::string why_not;  // empty when it runs
+  std::string name;             // "baseline", "avx2", "avx512", "neon" or "cuda"
+  std::string device;           // "cpu" or "cuda"
+  bool compiled, runs, chosen;  // cuda is never chosen: it serves the vectors that are on a GPU
+  std::string why_not;          // empty when it runs
 };
 
 // Best first.
 std::vector<Backend> backends();
+
+// Empty if vectors on this device can be served, else what is missing: "this build has no CUDA kernels".
+std::string why_not(Device device);
+
+// The cudaStream_t that this thread's later calls put their work on; null: the default one. They wait for it only where
+// they return something that was computed.
+void use_stream(void* stream);
 
 // Chooses the instruction set for all later calls of this process. The environment's AFFLUX_ISA is the initial choice,
 // else the best that runs. Throws Unavailable for a name that is unknown, not compiled, or does not run here.

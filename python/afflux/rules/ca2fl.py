@@ -43,8 +43,8 @@ def mf_ca2fl(
 
     v uses the full u_i and the rows decoded, or Q(u_i) with `quantize_direction`, as equation G.2 has it. The paper
     does not name Q; one scale for the whole vector ("affine-vector") is the likely one, one for each 128 elements
-    ("affine") has a smaller error, and "rotated" the smallest for 4, 2 and 1 bits: docs/codecs.md. State on the server:
-    d bits/8 bytes and a little per client seen, and 8 d for the float64 sum. Sweeps: one.
+    ("affine") has a smaller error, and "rotated" the smallest for 4, 2 and 1 bits: docs/choosing-bits.md. State on the
+    server: d bits/8 bytes and a little per client seen, and 8 d for the float64 sum. Sweeps: one.
     """
     if codec not in CODECS:
         raise AffluxError(f"[mf_ca2fl] codec is {codec!r}, must be one of {', '.join(map(repr, CODECS))}")

@@ -71,7 +71,7 @@ def recorded(text: str) -> tuple[str, np.ndarray]:
 def there_and_back(codec: Codec, vectors: Sequence[np.ndarray], seed: int) -> Iterator[np.ndarray]:
     """Yield each vector (d,) float32 encoded, with a key of its own, and decoded: one buffer, used again."""
     size = vectors[0].size
-    row = np.empty(codec.row_bytes(size) // np.dtype(codec.row_dtype).itemsize, codec.row_dtype)
+    row = np.empty(codec.row_size(size), codec.row_dtype)
     out = np.empty(size, np.float32)
     for number, x in enumerate(vectors):
         facts = ops.RowFacts(row_key(seed, 1, number), float(x.min()), float(x.max()))
@@ -82,23 +82,24 @@ def there_and_back(codec: Codec, vectors: Sequence[np.ndarray], seed: int) -> It
 
 def error(codec: Codec, vectors: Sequence[np.ndarray], seed: int) -> tuple[float, float]:
     """Return the module's `error`, the mean over the vectors, and its `mean` with N the number of vectors."""
-    total = np.zeros(vectors[0].size)
+    off, total = np.empty(vectors[0].size), np.zeros(vectors[0].size)
     squares, relative = 0.0, 0.0
     for x, back in zip(vectors, there_and_back(codec, vectors, seed), strict=True):
-        off = back - x.astype(np.float64)
+        length = float(np.square(x, out=off, dtype=np.float64).sum())
+        np.subtract(back, x, out=off, dtype=np.float64)
         square = float(off @ off)
         squares += square
-        relative += square / float(np.square(x, dtype=np.float64).sum())
+        relative += square / length
         total += off
     count = len(vectors)
-    return relative / count, float(total @ total) / squares
+    return relative / count, float(total @ total) / squares if squares else 0.0
 
 
 def line(codec: Codec, kinds: Mapping[str, np.ndarray], seed: int) -> Line:
     """Measure one codec on vectors (n, d) of all kinds."""
     errors, means = {}, {}
     for name, vectors in kinds.items():
-        errors[name], falls = error(codec, vectors, seed)
+        errors[name], falls = error(codec, list(vectors), seed)
         if len(vectors) == ROWS:
             means[name] = falls
         means[SAME.format(name)] = error(codec, [vectors[len(vectors) // 2]] * ROWS, seed)[1]
@@ -108,7 +109,11 @@ def line(codec: Codec, kinds: Mapping[str, np.ndarray], seed: int) -> Line:
 def page(updates: Sequence[str] = (), seed: int = 0) -> Page:
     """Measure all codecs on drawn vectors and on the updates of `NAME=FILE`s."""
     require("matplotlib")
-    kinds = drawn(seed) | dict(map(recorded, updates))
+    kinds = drawn(seed)
+    for name, vectors in map(recorded, updates):
+        if name in kinds:
+            raise ConfigError(f"there are two kinds of vectors named {name}")
+        kinds[name] = vectors
     table = [line(codec, kinds, seed) for codec in CODECS]
     content = {
         "source": __doc__,
@@ -151,14 +156,13 @@ def _draw(table: Sequence[Line], names: Sequence[str], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from afflux.sim.picture import COLOURS, plain
+    from afflux.sim.picture import CODECS, plain
 
     figure = Figure(figsize=(1 + 2.6 * len(names), 3.8), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
-    kinds = list(dict.fromkeys(codec.codec.rpartition("-")[0] or codec.codec for codec in table))
     for axes, name in zip(panels, names, strict=True):
-        for kind, marker, colour in zip(kinds, "xPos^", COLOURS, strict=False):
+        for kind, (marker, colour) in CODECS.items():
             some = [x for x in table if (x.codec.rpartition("-")[0] or x.codec) == kind]
             bits, errors = [x.bits for x in some], [x.error[name] for x in some]
             axes.loglog(bits, errors, marker=marker, color=colour, label=kind)
@@ -169,5 +173,5 @@ def _draw(table: Sequence[Line], names: Sequence[str], path: Path) -> None:
         plain(axes)
         axes.minorticks_off()
     panels[0].set_ylabel("E|Q(x) - x|$^2$ / |x|$^2$")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(kinds), frameon=False)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(CODECS), frameon=False)
     figure.savefig(path, dpi=150)

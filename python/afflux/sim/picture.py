@@ -15,6 +15,14 @@ from afflux.sim.result import RunResult, by_rule
 # Okabe and Ito's colours, which the colour-blind can tell apart, darkest first.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MANY_TIMES = 3
+#: Marker and colour of each kind of codec.
+CODECS = {
+    "float16": ("x", COLOURS[0]),
+    "bfloat16": ("P", COLOURS[1]),
+    "affine": ("o", COLOURS[2]),
+    "affine-vector": ("s", COLOURS[3]),
+    "rotated": ("^", COLOURS[4]),
+}
 
 
 def draw(results: Sequence[RunResult], title: str, target: float, path: Path) -> None:

@@ -21,7 +21,7 @@ from afflux.sim.config import SimConfig
 from afflux.sim.errors import ConfigError, require
 from afflux.sim.kept import Keep
 from afflux.sim.result import Row, RunResult, by_rule, summarise
-from afflux.sim.terminal import in_bytes
+from afflux.units import in_bytes
 
 TELL_ABOVE = 1e9  #: bytes of kept updates
 

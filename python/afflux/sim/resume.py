@@ -91,8 +91,8 @@ class Paused:
         if self.arrays is None:
             return {}
         try:
-            with np.load(self.path / self.arrays) as file:
-                return dict(file)
+            with (self.path / self.arrays).open("rb") as file, np.load(file) as arrays:
+                return dict(arrays)
         except (OSError, ValueError, BadZipFile) as error:
             raise StoreError(f"[store] cannot read {self.path / self.arrays}: {error}") from None
 

@@ -1,6 +1,5 @@
 """What a person sees while and after it runs: progress bars and the table, by rich."""
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -11,6 +10,7 @@ from rich.table import Column, Table
 from afflux.sim.compare import Job, Watch
 from afflux.sim.config import SimConfig
 from afflux.sim.result import RunResult, Spread, by_rule, summarise
+from afflux.units import in_bytes
 
 
 @contextmanager
@@ -74,9 +74,3 @@ def _number(value: Spread, runs: int, digits: int, scale: float = 1) -> str:
         text += f" ± {scale * value.std:.{digits}f}"
     # The mean of those seeds that got there says little without how many did.
     return text if value.seeds == runs else f"{text} ({value.seeds} of {runs})"
-
-
-def in_bytes(count: float) -> str:
-    """Return a count of bytes with a decimal unit, to three digits."""
-    power = min(int(math.log10(max(count, 1)) // 3), 4)
-    return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"

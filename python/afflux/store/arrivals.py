@@ -43,6 +43,10 @@ class Arrivals:
         """They are committed."""
         self._places = {k.join: k.place for k in kept if k.place is not None}
 
+    def check(self) -> None:
+        """Refuses files that have vanished or were cut off."""
+        self._segments.check(place.slot for place in self._places.values())
+
     def flush(self, kept: Sequence[Kept]) -> None:
         """Returns when they are on the disk itself."""
         self._segments.flush(k.place.slot for k in kept if k.place is not None)

@@ -6,15 +6,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from afflux import ops
-from afflux._engine import SUPERBLOCK
 from afflux.codecs import Codec
 from afflux.errors import StoreError
 from afflux.rule import ClientId
 from afflux.store.index import Index, Place
-from afflux.store.rows import CachedRows, Row, Rows
+from afflux.store.rows import CachedRows, Row, Rows, row_crc
 from afflux.store.segments import Segments
-from afflux.store.vectors import Vectors
+from afflux.store.vectors import Fresh, Vectors
 
 
 class Table(NamedTuple):
@@ -56,14 +54,12 @@ class DiskRows(CachedRows):
         num_clients: int,
         codec: Codec,
         seed: int,
-        num_threads: int,
     ) -> None:
         super().__init__(size, num_clients, codec, seed)
         self._segments = segments
         self._vectors = vectors
         self._index = index
         self._table = table
-        self._num_threads = num_threads
         self._crcs: dict[ClientId, bytes] = {}  # of the changed ones
         if segments.slots < table.high:
             raise StoreError(f"[store] {segments.folder} is truncated: {table.high} slots are in use")
@@ -80,8 +76,11 @@ class DiskRows(CachedRows):
     @property
     def client_ids(self) -> list[ClientId]:
         """The clients that have a row, in the order in which they came."""
-        new = sorted((rank, client_id) for client_id, (rank, _) in self._table.changed.items() if rank >= 0)
-        return [*(client_id for client_id, _ in self._index.rows()), *(client_id for _, client_id in new)]
+        table = self._table
+        new = {rank: client_id for client_id, (rank, _) in table.changed.items() if rank >= 0}
+        # Those that are committed and do not count yet are left out; those that were new until then come once.
+        old = {place.rank: client_id for client_id, place in self._index.rows() if place.rank < table.clients}
+        return [client_id for _, client_id in sorted((old | new).items())]
 
     def values(self) -> Iterator[Row]:
         """All rows, encoded, in the order of `client_ids`."""
@@ -104,7 +103,10 @@ class DiskRows(CachedRows):
     def _encoded(self, client_id: ClientId) -> Row | None:
         self.fetch(client_id, "row")
         slot = self._slot(client_id)
-        return None if slot is None else self._segments.array(slot)
+        if slot is None:
+            return None
+        self._segments.present([slot])
+        return self._segments.array(slot)
 
     def fetch(self, client_id: ClientId, op: str = "push") -> None:
         """Brings a client's row into memory, ahead of the round that replaces it, and checks it.
@@ -131,15 +133,11 @@ class DiskRows(CachedRows):
                 raise StoreError(f"[{op}] client {client_id!r}'s row is in a segment that is missing or truncated")
             row = self._segments.array(place.slot)
             self._segments.present([place.slot])
-            if self._crc(row, 1) == place.crc:
+            if row_crc(row, self.codec) == place.crc:
                 return
 
-    def _crc(self, row: Row, num_threads: int) -> bytes:
-        head = self.codec.row_bytes(0)
-        return ops.crc32c(row, self.codec.row_bytes(SUPERBLOCK) - head, head=head, num_threads=num_threads)
-
     def _places(
-        self, client_ids: Collection[ClientId], accepted: Collection[ClientId]
+        self, client_ids: Collection[ClientId], accepted: Collection[ClientId], apart: Collection[ClientId]
     ) -> tuple[Mapping[ClientId, Row | None], Staged]:
         """On disk a row that the last commit refers to stays: its successor gets another slot."""
         table, segments = self._table, self._segments
@@ -149,7 +147,7 @@ class DiskRows(CachedRows):
         changed, retired, new = dict(table.changed), list(table.retired), Staged()
         for client_id in accepted:
             slot, row = slots[client_id], old[client_id]
-            if row is not None and client_id in changed:
+            if row is not None and client_id in changed and client_id not in apart:
                 new[client_id] = row
                 continue
             if free:
@@ -161,7 +159,7 @@ class DiskRows(CachedRows):
                 changed[client_id] = count, spare
                 count += 1
             else:
-                changed[client_id] = -1, spare
+                changed[client_id] = changed.get(client_id, (-1,))[0], spare
                 retired.append(slot)
             new[client_id] = segments.blank(spare)
         segments.check(slot for slot in slots.values() if slot is not None)
@@ -176,11 +174,12 @@ class DiskRows(CachedRows):
         """Brings in what a sweep will write; what it reads was brought in by the pushes."""
         self._segments.present(rows.slots.values(), write=True)
 
-    def swept(self, rows: Staged) -> None:
-        """Takes note of the rows that a sweep has written. May be repeated."""
+    def swept(self, rows: Staged, known: Fresh) -> None:
+        """Takes note of the rows that a sweep has written, and of their checksums. May be repeated."""
+        self._segments.check(rows.slots.values())
         for client_id, row in rows.items():
             self._segments.put(rows.slots[client_id], row)
-            self._crcs[client_id] = self._crc(row, self._num_threads)
+            self._crcs[client_id] = known[row.ctypes.data]
 
     def changes(self, table: Table) -> dict[ClientId, Place]:
         """What a commit of this table has to write."""

@@ -9,7 +9,7 @@ from afflux import codecs
 from afflux.codecs import Codec
 from afflux.errors import AffluxError
 from afflux.rule import ClientId
-from afflux.store.rows import CachedRows, Row, Rows
+from afflux.store.rows import CachedRows, Row, Rows, decoded
 
 
 class MemoryRows(CachedRows):
@@ -50,7 +50,7 @@ class MemoryRows(CachedRows):
         for client_id, row in rows.items():
             copy = other.arrays[client_id] = self._empty()
             copy[:] = row
-            if not self.codec.exact and not np.isfinite(self._decoded(copy)).all():
+            if not self.codec.exact and not np.isfinite(decoded(copy, self.size, self.codec)).all():
                 raise AffluxError(f"[load_state_dict] the row of client {client_id!r} has values that are not finite")
         return other
 
@@ -62,13 +62,13 @@ class MemoryRows(CachedRows):
         return self.arrays.get(client_id)
 
     def _places(
-        self, client_ids: Collection[ClientId], accepted: Collection[ClientId]
+        self, client_ids: Collection[ClientId], accepted: Collection[ClientId], apart: Collection[ClientId]
     ) -> tuple[Mapping[ClientId, Row | None], Rows]:
         old = {client_id: self.arrays.get(client_id) for client_id in client_ids}
         new = Rows()
         for client_id in accepted:
             row = old[client_id]
-            new[client_id] = self._empty() if row is None else row
+            new[client_id] = self._empty() if row is None or client_id in apart else row
         new.clients = len(self.arrays) + sum(old[client_id] is None for client_id in new)
         return old, new
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux import codecs, ops
+from afflux._engine import SUPERBLOCK
 from afflux.codecs import Codec
 from afflux.ops import CachedDifference, CachedMean, RowFacts
 from afflux.rule import Calibrate, ClientId
@@ -63,9 +64,11 @@ class CachedRows(ABC):
 
     @abstractmethod
     def _places(
-        self, client_ids: Collection[ClientId], accepted: Collection[ClientId]
+        self, client_ids: Collection[ClientId], accepted: Collection[ClientId], apart: Collection[ClientId]
     ) -> tuple[Mapping[ClientId, Row | None], Rows]:
-        """The rows of these clients, and memory for what becomes of those of the accepted ones."""
+        """The rows of these clients, and memory for what becomes of those of the accepted ones: memory of its own for
+        those that are read after they are written.
+        """
 
     @property
     def sum(self) -> npt.NDArray[np.float64]:
@@ -91,7 +94,7 @@ class CachedRows(ABC):
             StoreError: it is on disk, and does not agree with its checksum.
         """
         row = self._encoded(client_id)
-        return None if row is None else self._decoded(row)
+        return None if row is None else decoded(row, self.size, self.codec)
 
     def facts(self) -> dict[str, Any]:
         """What the next bits depend on, beside rows and sum."""
@@ -116,7 +119,9 @@ class CachedRows(ABC):
             StoreError: the disk is full.
         """
         last = {client_id: i for i, client_id in enumerate(client_ids) if accepted[i]}
-        old, new = self._places(client_ids, last)
+        read = {client_id: i for i, client_id in enumerate(client_ids)}  # for the last time
+        apart = {client_id for client_id, i in last.items() if read[client_id] > i}
+        old, new = self._places(client_ids, last, apart)
         rows = [old[client_id] for client_id in client_ids]
         replaced = [new[client_id] if last.get(client_id) == i else None for i, client_id in enumerate(client_ids)]
         counted = self.num_clients if how.divide_by == "all" else max(new.clients, 1)
@@ -130,10 +135,23 @@ class CachedRows(ABC):
         how_rows = self.codec, facts, how.quantize_direction
         return stage(self._total, counted, rows, replaced, *how_rows, new.sum_out), new
 
-    def _decoded(self, row: Row) -> Row:
-        vector = np.empty(self.size, np.float64 if self.codec == codecs.float64 else np.float32)
-        ops.decode(row, vector, codec=self.codec)
-        return vector
+
+def decoded(row: Row, size: int, codec: Codec) -> Row:
+    """(d,) float64 if that is the codec, else float32."""
+    vector = np.empty(size, decoded_dtype(codec))
+    ops.decode(row, vector, codec=codec)
+    return vector
+
+
+def decoded_dtype(codec: Codec) -> str:
+    """Of rows that are decoded."""
+    return "float64" if codec == codecs.float64 else "float32"
+
+
+def row_crc(row: Row, codec: Codec) -> bytes:
+    """Of the head, if there is one, and of what encodes each superblock."""
+    head = codec.row_bytes(0)
+    return ops.crc32c(row, codec.row_bytes(SUPERBLOCK) - head, head=head)
 
 
 def row_key(seed: int, version: int, client_id: ClientId) -> int:

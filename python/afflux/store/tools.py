@@ -1,15 +1,15 @@
 """What can be said of a store, and taken out of it, without its rule: `afflux store info` and `export`."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from afflux.errors import StoreError
-from afflux.store.lock import Lock
-from afflux.store.reading import Reading
+from afflux.store.reading import Reading, reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,7 @@ class Info:
 
     path: str
     rule: str  #: its name
+    recipe: Mapping[str, Any]  #: its parts and their options, as far as they are afflux's own
     kind: str  #: what clients push
     d: int
     dtype: str  #: of params
@@ -28,6 +29,7 @@ class Info:
     counts: Mapping[str, int]  #: pushes by what became of them
     num_clients: int | None  #: N, if the rule needs it
     clients: int  #: those that have a row
+    id_type: str | None  #: of client ids: int or str; None before the first one
     codec: str | None  #: of the rows; None if the rule keeps none
     bits: int | None  #: of an element of a row, scales apart
     bytes_per_client: int  #: a row
@@ -57,13 +59,14 @@ def info(path: "str | PathLike[str]") -> Info:
     ('ca2fl', 1, 1, 'float32', 12, ())
     >>> folder.cleanup()
     """
-    with Reading(Path(path)) as store:
+    with _lightly(Path(path)) as (store, in_use):
         meta, server, codec = store.committed.meta, store.server, store.codec
         sizes = {name: array.disk_bytes for name, array in store.arrays.items()}
         sizes["index"] = sum(file.stat().st_size for file in store.path.glob(f"{store.index.path.name}*"))
         return Info(
             path=str(path),
             rule=server["rule"],
+            recipe=store.facts["rule"],
             kind=server["kind"],
             d=store.d,
             dtype=server["dtype"],
@@ -74,28 +77,31 @@ def info(path: "str | PathLike[str]") -> Info:
             counts=meta["counts"],
             num_clients=server["num_clients"],
             clients=store.clients,
+            id_type=meta["id_type"],
             codec=None if codec is None else codec.name,
             bits=None if codec is None else codec.bits,
             bytes_per_client=store.row_bytes,
             disk_bytes=sizes,
             durability=meta["durability"],
             repairs=tuple(store.facts.get("repairs", ())),
-            in_use=in_use(store.path),
+            in_use=in_use,
             problems=tuple(missing(store)),
             notes=None if store.committed.notes is None else json.loads(store.committed.notes),
         )
 
 
-def in_use(path: Path) -> bool:
-    """Whether a process holds the store for writing."""
-    try:
-        Lock(path, shared=True).release()
-    except StoreError:
-        return True
-    return False
+@contextmanager
+def _lightly(path: Path) -> Iterator[tuple[Reading, bool]]:
+    """The store, also if a server is at work in it, and whether one is."""
+    with ExitStack() as undo:
+        try:
+            store, in_use = undo.enter_context(reading(path)), False
+        except StoreError:
+            store, in_use = undo.enter_context(Reading(path, alone=False)), True
+        yield store, in_use
 
 
-def missing(store: Reading) -> Iterable[str]:
+def missing(store: Reading, but: Sequence[str] = ()) -> Iterable[str]:
     """Arrays with fewer slots than the last commit refers to."""
     needed = {name: -1 for name in store.arrays}
     for name, place in store.committed.vectors.items():
@@ -107,5 +113,5 @@ def missing(store: Reading) -> Iterable[str]:
     if store.codec is not None:
         needed["rows"] = store.committed.meta["rows"][1] - 1
     for name, slot in needed.items():
-        if slot >= store.arrays[name].slots:
+        if name not in but and slot >= store.arrays[name].slots:
             yield f"{store.path / name} is truncated: slot {slot} of {store.arrays[name].slots} is in use"

@@ -158,31 +158,31 @@ def _draw(table: Sequence[Line], size: int, title: str, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from afflux.sim.picture import COLOURS, plain
+    from afflux.sim.picture import CODECS, plain
 
     figure = Figure(figsize=(6.5, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     exact = table[0].accuracy
     axes.axhline(100 * exact.mean, color="#888888", linewidth=1, linestyle="--", label="CA2FL, float32 rows")
-    axes.axhspan(
-        100 * (exact.mean - exact.std), 100 * (exact.mean + exact.std), color="#888888", alpha=0.12, linewidth=0
-    )
-    for index, kind in enumerate(("affine", "affine-vector", "rotated")):
+    low, high = 100 * (exact.mean - exact.std), 100 * (exact.mean + exact.std)
+    axes.axhspan(low, high, color="#888888", alpha=0.12, linewidth=0)
+    for kind in ("affine", "affine-vector", "rotated"):
+        marker, colour = CODECS[kind]
         some = [line for line in table if line.codec.rpartition("-")[0] == kind]
         axes.errorbar(
             [8 * line.row_bytes / size for line in some],
             [100 * line.accuracy.mean for line in some],
             yerr=[100 * line.accuracy.std for line in some],
-            linestyle="-",
-            marker="os^"[index],
-            color=COLOURS[index],
+            marker=marker,
+            color=colour,
             capsize=2,
             label=kind,
         )
     axes.set_xscale("log", base=2)
+    axes.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
     axes.set_xlabel("bits per element of a client's row")
-    axes.set_ylabel("test accuracy, %, late in the run (bars: one standard deviation)")
+    axes.set_ylabel("test accuracy, % (bars: one standard deviation)")
     axes.legend(frameon=False)
     axes.set_title(title, fontsize=7)
     plain(axes)

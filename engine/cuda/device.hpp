@@ -1,0 +1,135 @@
+// The device as a Machine: its blocks of threads (block.hpp), memory and stream, through the CUDA runtime.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <limits>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cuda/cuda.hpp"
+
+namespace afflux::cuda {
+
+inline void check_error(cudaError_t error, const char* call, const char* file, int line) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // an error that is reported once shall not meet the next call
+  if (error == cudaErrorMemoryAllocation) throw std::bad_alloc();
+  throw std::runtime_error("[cuda] " + std::string(call) + " failed at " + file + ":" + std::to_string(line) + ": " +
+                           cudaGetErrorString(error));
+}
+#define AFFLUX_CUDA(call) ::afflux::cuda::check_error(call, #call, __FILE__, __LINE__)
+
+struct DeviceBlock {
+  std::int64_t index;
+
+  template <class T>
+  struct Each {
+    T value;
+    __device__ __forceinline__ T& operator[](int) { return value; }
+  };
+  template <class Body>
+  __device__ __forceinline__ void each(const Body& body) const {
+    body(static_cast<int>(threadIdx.x));
+    __syncthreads();
+  }
+  template <class Body>
+  __device__ __forceinline__ void each_in_warp(const Body& body) const {
+    body(static_cast<int>(threadIdx.x));
+    __syncwarp();
+  }
+  template <class T, class Join>
+  __device__ __forceinline__ void butterfly(Each<T>& x, int offset, const Join& join) const {
+    x.value = join(x.value, __shfl_xor_sync(0xFFFFFFFFu, x.value, offset));
+  }
+};
+
+template <class Body>
+__global__ void __launch_bounds__(Body::kThreads) kernel(const __grid_constant__ Body body) {
+  __shared__ typename Body::Shared shared;
+  body(DeviceBlock{static_cast<std::int64_t>(blockIdx.x)}, shared);
+}
+
+// A pool of ours for the scratch memory of calls, which keeps it for the next one: the device's own gives all back
+// whenever a stream is waited for.
+inline cudaMemPool_t scratch_pool(std::int32_t device) {
+  static const std::vector<cudaMemPool_t> pools = [] {
+    int count = 0;
+    AFFLUX_CUDA(cudaGetDeviceCount(&count));
+    std::vector<cudaMemPool_t> made(static_cast<std::size_t>(count));
+    for (int i = 0; i < count; ++i) {
+      cudaMemPoolProps props{};
+      props.allocType = cudaMemAllocationTypePinned;
+      props.location = {cudaMemLocationTypeDevice, i};
+      AFFLUX_CUDA(cudaMemPoolCreate(&made[static_cast<std::size_t>(i)], &props));
+      std::uint64_t most = std::numeric_limits<std::uint64_t>::max();
+      AFFLUX_CUDA(cudaMemPoolSetAttribute(made[static_cast<std::size_t>(i)], cudaMemPoolAttrReleaseThreshold, &most));
+    }
+    return made;
+  }();
+  return pools.at(static_cast<std::size_t>(device));
+}
+
+// One call's work on a stream. What it has allocated is freed on the stream when it ends.
+class DeviceMachine {
+ public:
+  explicit DeviceMachine(const Where& where) : where_(where), stream_(static_cast<cudaStream_t>(where.stream)) {
+    AFFLUX_CUDA(cudaGetDevice(&before_));
+    AFFLUX_CUDA(cudaSetDevice(where.device));
+  }
+  ~DeviceMachine() {
+    for (void* const memory : allocated_) cudaFreeAsync(memory, stream_);
+    cudaSetDevice(before_);
+  }
+  DeviceMachine(const DeviceMachine&) = delete;
+  DeviceMachine& operator=(const DeviceMachine&) = delete;
+
+  void* allocate(std::int64_t bytes) {
+    void* memory = nullptr;
+    allocated_.reserve(allocated_.size() + 1);
+    AFFLUX_CUDA(
+        cudaMallocFromPoolAsync(&memory, static_cast<std::size_t>(bytes), scratch_pool(where_.device), stream_));
+    allocated_.push_back(memory);
+    return memory;
+  }
+  // `from` may go as soon as this returns.
+  void upload(void* to, const void* from, std::int64_t bytes) {
+    AFFLUX_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice, stream_));
+  }
+  // Waits for all that was put on the stream.
+  void download(void* to, const void* from, std::int64_t bytes) {
+    AFFLUX_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost, stream_));
+    AFFLUX_CUDA(cudaStreamSynchronize(stream_));
+  }
+  // From one place on the device to another.
+  void copy(void* to, const void* from, std::int64_t bytes) {
+    AFFLUX_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToDevice, stream_));
+  }
+  template <class Body>
+  void run(std::int64_t blocks, const Body& body) {
+    if (blocks == 0) return;
+    kernel<<<static_cast<unsigned>(blocks), Body::kThreads, 0, stream_>>>(body);
+    AFFLUX_CUDA(cudaGetLastError());
+  }
+
+  static std::string why_not(std::int32_t device) {
+    int count = 0;
+    const cudaError_t error = cudaGetDeviceCount(&count);
+    if (error != cudaSuccess) {
+      cudaGetLastError();
+      return std::string("this machine has no GPU that CUDA can use: ") + cudaGetErrorString(error);
+    }
+    if (device >= 0 && device < count) return "";
+    return "this machine has " + std::to_string(count) + " GPU" + (count == 1 ? "" : "s");
+  }
+
+ private:
+  Where where_;
+  cudaStream_t stream_;
+  int before_ = 0;
+  std::vector<void*> allocated_;
+};
+
+}  // namespace afflux::cuda

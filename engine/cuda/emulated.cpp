@@ -1,0 +1,10 @@
+// The kernels' bodies, compiled for the host in the device's place: for tests (AFFLUX_CUDA=emulated).
+#include "cuda/emulated.hpp"
+
+#include "cuda/machines.hpp"
+
+namespace afflux::cuda {
+
+const Backend* backend() { return &kBackendOn<HostMachine>; }
+
+}  // namespace afflux::cuda

@@ -1,0 +1,70 @@
+// The host in the device's place (see block.hpp), for tests where there is no GPU: a kernel's blocks one after the
+// other, and in each phase its threads one after the other, forwards and backwards by turns. What a phase reads of
+// another thread's writing in the same phase, which would be a race, is therefore found by comparison of bits. Device
+// memory is the host's.
+#pragma once
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda/cuda.hpp"
+
+namespace afflux::cuda {
+
+template <int kThreads>
+struct HostBlock {
+  std::int64_t index;
+
+  template <class T>
+  struct Each {
+    T values[kThreads];
+    T& operator[](int thread) { return values[thread]; }
+  };
+  template <class Body>
+  void each(const Body& body) const {
+    const bool backwards = index % 2 != 0;
+    for (int i = 0; i < kThreads; ++i) body(backwards ? kThreads - 1 - i : i);
+  }
+  template <class Body>
+  void each_in_warp(const Body& body) const {
+    each(body);
+  }
+  template <class T, class Join>
+  void butterfly(Each<T>& x, int offset, const Join& join) const {
+    const Each<T> before = x;
+    for (int i = 0; i < kThreads; ++i) x[i] = join(before.values[i], before.values[i ^ offset]);
+  }
+};
+
+class HostMachine {
+ public:
+  explicit HostMachine(const Where&) {}
+
+  void* allocate(std::int64_t bytes) {
+    const std::size_t size = static_cast<std::size_t>(bytes);
+    allocated_.emplace_back(new unsigned char[size]);
+    std::memset(allocated_.back().get(), 0xA5, size);  // no kernel may count on zeros
+    return allocated_.back().get();
+  }
+  void upload(void* to, const void* from, std::int64_t bytes) { copy(to, from, bytes); }
+  void download(void* to, const void* from, std::int64_t bytes) { copy(to, from, bytes); }
+  void copy(void* to, const void* from, std::int64_t bytes) {
+    if (bytes > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
+  }
+  template <class Body>
+  void run(std::int64_t blocks, const Body& body) {
+    const auto shared = std::make_unique<typename Body::Shared>();
+    for (std::int64_t i = 0; i < blocks; ++i) {
+      std::memset(static_cast<void*>(shared.get()), 0xA5, sizeof(typename Body::Shared));
+      body(HostBlock<Body::kThreads>{i}, *shared);
+    }
+  }
+
+  static std::string why_not(std::int32_t device) { return device == 0 ? "" : "this machine has one emulated GPU"; }
+
+ private:
+  std::vector<std::unique_ptr<unsigned char[]>> allocated_;
+};
+
+}  // namespace afflux::cuda

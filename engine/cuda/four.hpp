@@ -1,0 +1,81 @@
+// Four consecutive elements of a vector: what a thread works on, 16 bytes of float32 in one access.
+#pragma once
+#include "afflux/view.hpp"
+#include "cuda/block.hpp"
+#include "formula/half.hpp"
+
+namespace afflux::cuda {
+
+constexpr int kFour = 4;
+
+template <class T>
+struct alignas(sizeof(T) < 4 ? 8 : 16) Four {
+  T at[kFour];
+};
+
+using Doubles = Four<double>;
+
+template <class T>
+AFFLUX_DEVICE Four<T> filled(T value) {
+  return {{value, value, value, value}};
+}
+
+template <class To, class From>
+AFFLUX_DEVICE Four<To> converted(const Four<From>& from) {
+  Four<To> to;
+  AFFLUX_UNROLLED
+  for (int j = 0; j < kFour; ++j) formula::narrow(formula::widened(from.at[j]), &to.at[j]);
+  return to;
+}
+
+template <class T>
+AFFLUX_DEVICE Doubles doubles(const Four<T>& from) {
+  Doubles to;
+  AFFLUX_UNROLLED
+  for (int j = 0; j < kFour; ++j) to.at[j] = static_cast<double>(formula::widened(from.at[j]));
+  return to;
+}
+
+// Elements [begin, begin + count) of every vector that a kernel reads or writes. kWhole: four of them, and all vectors
+// are aligned to 16 bytes. What is beyond the end is read as 0 and not written.
+template <bool kWhole>
+struct Span {
+  std::int64_t begin;
+  int count;
+
+  template <class T>
+  AFFLUX_DEVICE Four<T> load(const void* vector) const {
+    const T* const from = static_cast<const T*>(vector) + begin;
+    if constexpr (kWhole) {
+      return *reinterpret_cast<const Four<T>*>(from);
+    } else {
+      Four<T> four{};
+      AFFLUX_UNROLLED
+      for (int j = 0; j < kFour; ++j)
+        if (j < count) four.at[j] = from[j];
+      return four;
+    }
+  }
+  template <class T>
+  AFFLUX_DEVICE void store(void* vector, const Four<T>& four) const {
+    T* const to = static_cast<T*>(vector) + begin;
+    if constexpr (kWhole) {
+      *reinterpret_cast<Four<T>*>(to) = four;
+    } else {
+      AFFLUX_UNROLLED
+      for (int j = 0; j < kFour; ++j)
+        if (j < count) to[j] = four.at[j];
+    }
+  }
+};
+
+// body(span) for the four elements from `begin` on of vectors of `size` elements.
+template <class Body>
+AFFLUX_DEVICE void with_span(std::int64_t begin, std::int64_t size, bool aligned, const Body& body) {
+  if (aligned && begin + kFour <= size)
+    body(Span<true>{begin, kFour});
+  else
+    body(Span<false>{begin, begin + kFour <= size ? kFour : begin < size ? static_cast<int>(size - begin) : 0});
+}
+
+}  // namespace afflux::cuda

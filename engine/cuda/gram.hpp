@@ -1,0 +1,144 @@
+// gram, a superblock and some tiles of kSide x kSide pairs to a block of threads. A warp takes a tile and a thread a
+// lane of it; all warps walk the same block of the order together, so that what one has read the others find in L1.
+#pragma once
+#include <type_traits>
+
+#include "afflux/order.hpp"
+#include "cpu/kernels.hpp"
+#include "cuda/block.hpp"
+#include "formula/half.hpp"
+#include "formula/reduce.hpp"
+
+namespace afflux::cuda {
+
+// Vectors of several types: each says its own.
+struct Mixed {};
+
+constexpr int kSide = 3, kTilesOfBlock = 8;
+
+// The tiles of two panels, numbered row by row; of one panel's own products only the lower triangle:
+// (0, 0), (1, 0), (1, 1), (2, 0) ...
+struct GramTiles {
+  explicit GramTiles(const GramPanels& panels) : symmetric(panels.left == panels.right) {
+    const std::int64_t rows = (panels.left_count + kSide - 1) / kSide;
+    columns = (panels.right_count + kSide - 1) / kSide;
+    count = symmetric ? rows * (rows + 1) / 2 : rows * columns;
+    groups = (count + kTilesOfBlock - 1) / kTilesOfBlock;
+  }
+  bool symmetric;
+  std::int64_t columns, count;
+  std::int64_t groups;  // blocks of threads for each superblock
+};
+
+// T: the type of all vectors, or Mixed.
+template <class T>
+struct GramBody {
+  static constexpr int kThreads = kTilesOfBlock * kWarp;
+  static constexpr int kPairs = kSide * kSide;
+  static constexpr int kTogether = 4;  // rows that are under way at once
+  static_assert(kLanes == kWarp, "a thread is a lane");
+  struct Shared {};
+
+  GramPanels panels;
+  GramTiles tiles;
+  std::int64_t size, superblocks;
+  double* nodes;  // [pair][superblock], pairs as in GramPanels
+
+  struct Tile {
+    std::int64_t row, column;  // of its first pair
+  };
+  AFFLUX_DEVICE Tile tile(std::int64_t number) const {
+    if (!tiles.symmetric) return {number / tiles.columns * kSide, number % tiles.columns * kSide};
+    std::int64_t row = 0;
+    while (number > row) number -= ++row;
+    return {row * kSide, number * kSide};
+  }
+
+  static AFFLUX_DEVICE double load(const View<const void>& vector, std::int64_t i) {
+    if constexpr (!std::is_same_v<T, Mixed>)
+      return formula::widened(static_cast<const T*>(vector.data)[i]);
+    else if (vector.type == Type::float32)
+      return static_cast<const float*>(vector.data)[i];
+    else if (vector.type == Type::float64)
+      return static_cast<const double*>(vector.data)[i];
+    else
+      return formula::widened(static_cast<const Bfloat16*>(vector.data)[i]);
+  }
+
+  // sums[a, b] = a lane's part of the products of a tile in [begin, end). The last vector stands in for missing ones.
+  AFFLUX_DEVICE void lane_sums(Tile tile, std::int64_t begin, std::int64_t end, double (&sums)[kPairs]) const {
+    View<const void> x[kSide], y[kSide];
+    AFFLUX_UNROLLED
+    for (int k = 0; k < kSide; ++k) {
+      const std::int64_t row = tile.row + k, column = tile.column + k;
+      x[k] = panels.left[row < panels.left_count ? row : panels.left_count - 1];
+      y[k] = panels.right[column < panels.right_count ? column : panels.right_count - 1];
+    }
+    const auto rows = [&](std::int64_t first, auto count) {
+      constexpr int kRows = decltype(count)::value;
+      double left[kRows][kSide], right[kRows][kSide];
+      AFFLUX_UNROLLED
+      for (int r = 0; r < kRows; ++r) AFFLUX_UNROLLED
+      for (int k = 0; k < kSide; ++k) {
+        left[r][k] = load(x[k], first + r * kLanes);
+        right[r][k] = load(y[k], first + r * kLanes);
+      }
+      AFFLUX_UNROLLED
+      for (int r = 0; r < kRows; ++r) AFFLUX_UNROLLED
+      for (int p = 0; p < kPairs; ++p) sums[p] = term(sums[p], left[r][p / kSide], right[r][p % kSide]);
+    };
+    std::int64_t i = begin;
+    for (; i + (kTogether - 1) * kLanes < end; i += kTogether * kLanes)
+      rows(i, std::integral_constant<int, kTogether>{});
+    for (; i < end; i += kLanes) rows(i, std::integral_constant<int, 1>{});
+  }
+
+  // Where a product may not be exact it is rounded, as formula::dot_term says; where it is, both are the same.
+  static AFFLUX_DEVICE double term(double acc, double x, double y) {
+    using Stored = std::conditional_t<std::is_same_v<T, Mixed>, double, T>;
+    return formula::dot_term<Stored>(acc, x, y);
+  }
+
+  template <class Block>
+  AFFLUX_DEVICE void operator()(const Block& block, Shared&) const {
+    const std::int64_t superblock = block.index / tiles.groups, group = block.index % tiles.groups;
+    const std::int64_t begin = superblock * kSuperblock;
+    const std::int64_t end = begin + kSuperblock < size ? begin + kSuperblock : size;
+    typename Block::template Each<double> total[kPairs], sums[kPairs];
+    block.each_in_warp([&](int thread) {
+      AFFLUX_UNROLLED
+      for (int p = 0; p < kPairs; ++p) total[p][thread] = 0.0;
+    });
+    for (std::int64_t first = begin; first < end; first += kBlock) {
+      const std::int64_t last = first + kBlock < end ? first + kBlock : end;
+      block.each_in_warp([&](int thread) {
+        const std::int64_t number = group * kTilesOfBlock + thread / kWarp;
+        double mine[kPairs] = {};
+        if (number < tiles.count) lane_sums(tile(number), first + thread % kWarp, last, mine);
+        AFFLUX_UNROLLED
+        for (int p = 0; p < kPairs; ++p) sums[p][thread] = mine[p];
+      });
+      AFFLUX_UNROLLED
+      for (int p = 0; p < kPairs; ++p) AFFLUX_UNROLLED
+      for (int half = kLanes / 2; half > 0; half /= 2)
+        block.butterfly(sums[p], half, [](double a, double b) { return a + b; });
+      block.each_in_warp([&](int thread) {
+        AFFLUX_UNROLLED
+        for (int p = 0; p < kPairs; ++p) total[p][thread] = total[p][thread] + sums[p][thread];
+      });
+    }
+    block.each_in_warp([&](int thread) {
+      const std::int64_t number = group * kTilesOfBlock + thread / kWarp;
+      if (thread % kWarp != 0 || number >= tiles.count) return;
+      const Tile at = tile(number);
+      AFFLUX_UNROLLED
+      for (int p = 0; p < kPairs; ++p) {
+        const std::int64_t row = at.row + p / kSide, column = at.column + p % kSide;
+        if (row < panels.left_count && column < panels.right_count)
+          nodes[(row * panels.right_count + column) * superblocks + superblock] = total[p][thread];
+      }
+    });
+  }
+};
+
+}  // namespace afflux::cuda

@@ -1,0 +1,190 @@
+// ingest, a superblock to a block of threads. Eight threads take one block of the order (order.hpp), each four of its
+// lanes: so all accesses are of four elements, and a thread adds up its lanes in its own registers, row after row.
+#pragma once
+#include "afflux/order.hpp"
+#include "cpu/kernels.hpp"
+#include "cuda/four.hpp"
+#include "formula/reduce.hpp"
+
+namespace afflux::cuda {
+
+template <class T>
+struct IngestBody {
+  static constexpr int kThreads = 256;
+  static constexpr int kBlocks = kSuperblock / kBlock, kColumns = kLanes / kFour, kRows = kBlock / kLanes;
+  static constexpr int kTogether = 8;  // rows that are under way at once
+  static_assert(kThreads == kBlocks * kColumns && kRows % kTogether == 0, "threads must cover a superblock");
+  static_assert(kBlocks == kWarp && kLanes == kWarp, "a warp takes the lanes, or the blocks");
+  using Value = decltype(formula::widened(T{}));
+
+  struct Shared {
+    double lanes[kBlocks][kLanes + 1];  // one more: lanes of a column lie in different banks
+    Value lows[kBlocks][kLanes], highs[kBlocks][kLanes];
+    double sums[kBlocks];
+    std::int64_t first_nonfinite[kThreads];
+  };
+
+  const Part* parts;
+  std::int64_t part_count;
+  T* slot;
+  std::int64_t size;
+  IngestSums* nodes;  // one for each superblock
+
+  // Of a thread: four lanes of one block.
+  struct Sums {
+    Doubles squares;
+    Four<Value> lows, highs;
+    std::int64_t first_nonfinite;
+  };
+
+  // The part that holds element i.
+  AFFLUX_DEVICE const Part* part_of(std::int64_t i) const {
+    std::int64_t low = 0, high = part_count;
+    while (high - low > 1) {
+      const std::int64_t middle = low + (high - low) / 2;
+      (parts[middle].begin <= i ? low : high) = middle;
+    }
+    return parts + low;
+  }
+
+  static AFFLUX_DEVICE T converted_one(const Part& part, std::int64_t i) {
+    T value{};
+    switch (part.type) {
+      case Type::float32:
+        formula::narrow(formula::widened(static_cast<const float*>(part.data)[i]), &value);
+        break;
+      case Type::float64:
+        formula::narrow(formula::widened(static_cast<const double*>(part.data)[i]), &value);
+        break;
+      case Type::float16:
+        formula::narrow(formula::widened(static_cast<const Float16*>(part.data)[i]), &value);
+        break;
+      case Type::bfloat16:
+        formula::narrow(formula::widened(static_cast<const Bfloat16*>(part.data)[i]), &value);
+        break;
+    }
+    return value;
+  }
+
+  // Lane j of the four becomes richer by one value.
+  static AFFLUX_DEVICE void add(Sums& sums, int j, T stored) {
+    const Value value = formula::widened(stored);
+    const double wide = static_cast<double>(value);
+    sums.squares.at[j] = formula::dot_term<T>(sums.squares.at[j], wide, wide);
+    sums.lows.at[j] = formula::lesser(sums.lows.at[j], value);
+    sums.highs.at[j] = formula::greater(sums.highs.at[j], value);
+  }
+
+  // A column of a whole block that lies in one part.
+  template <class From>
+  AFFLUX_DEVICE void whole_column(const Part& part, std::int64_t begin, Sums& sums) const {
+    const From* const from = static_cast<const From*>(part.data) + (begin - part.begin);
+    for (int row = 0; row < kRows; row += kTogether) {
+      Four<From> read[kTogether];
+      AFFLUX_UNROLLED
+      for (int k = 0; k < kTogether; ++k) read[k] = Span<true>{(row + k) * kLanes, kFour}.template load<From>(from);
+      AFFLUX_UNROLLED
+      for (int k = 0; k < kTogether; ++k) {
+        const Four<T> stored = converted<T>(read[k]);
+        Span<true>{begin + (row + k) * kLanes, kFour}.store(slot, stored);
+        AFFLUX_UNROLLED
+        for (int j = 0; j < kFour; ++j) add(sums, j, stored.at[j]);
+      }
+    }
+  }
+
+  // Any other column.
+  AFFLUX_DEVICE void column(const Part* part, std::int64_t begin, std::int64_t end, Sums& sums) const {
+    for (std::int64_t i = begin; i < end; i += kLanes) AFFLUX_UNROLLED
+    for (int j = 0; j < kFour; ++j) {
+      if (i + j >= end) break;
+      while (part[1].begin <= i + j) ++part;
+      slot[i + j] = converted_one(*part, i + j - part->begin);
+      add(sums, j, slot[i + j]);
+    }
+  }
+
+  static AFFLUX_DEVICE bool aligned(const void* address, std::size_t bytes) {
+    return reinterpret_cast<std::uintptr_t>(address) % bytes == 0;
+  }
+
+  // The first of a thread's values that is not finite, or -1. If there is one, a sum of squares is not finite either.
+  AFFLUX_DEVICE std::int64_t first_nonfinite(const Sums& sums, std::int64_t begin, std::int64_t end) const {
+    bool all = true;
+    AFFLUX_UNROLLED
+    for (int j = 0; j < kFour; ++j) all = all && formula::finite(sums.squares.at[j]);
+    for (std::int64_t i = begin; !all && i < end; i += kLanes)
+      for (int j = 0; j < kFour && i + j < end; ++j)
+        if (!formula::finite(static_cast<double>(formula::widened(slot[i + j])))) return i + j;
+    return -1;
+  }
+
+  // A block's lanes from `column` on, of which `block` ends at `end`.
+  AFFLUX_DEVICE Sums sums_of(std::int64_t block, int column_begin) const {
+    const std::int64_t begin = block + column_begin, end = block + kBlock < size ? block + kBlock : size;
+    const Value infinity = static_cast<Value>(__builtin_inf());
+    Sums sums{{}, filled<Value>(infinity), filled<Value>(-infinity), -1};
+    if (begin >= end) return sums;
+    const Part* const part = part_of(begin);
+    const void* const first = static_cast<const char*>(part->data) + (begin - part->begin) * bytes_of(part->type);
+    const bool whole = block + kBlock <= size && part->begin <= block && part[1].begin >= block + kBlock &&
+                       aligned(slot + begin, alignof(Four<T>)) && aligned(first, bytes_of(part->type) < 4 ? 8 : 16);
+    if (!whole)
+      column(part, begin, end, sums);
+    else if (part->type == Type::float32)
+      whole_column<float>(*part, begin, sums);
+    else if (part->type == Type::float64)
+      whole_column<double>(*part, begin, sums);
+    else if (part->type == Type::float16)
+      whole_column<Float16>(*part, begin, sums);
+    else
+      whole_column<Bfloat16>(*part, begin, sums);
+    sums.first_nonfinite = first_nonfinite(sums, begin, end);
+    return sums;
+  }
+
+  static AFFLUX_DEVICE int bytes_of(Type type) { return type == Type::float64 ? 8 : type == Type::float32 ? 4 : 2; }
+
+  template <class Block>
+  AFFLUX_DEVICE void operator()(const Block& block, Shared& shared) const {
+    block.each([&](int thread) {
+      const int row = thread / kColumns, first = thread % kColumns * kFour;
+      const Sums sums = sums_of(block.index * kSuperblock + row * kBlock, first);
+      AFFLUX_UNROLLED
+      for (int j = 0; j < kFour; ++j) {
+        shared.lanes[row][first + j] = sums.squares.at[j];
+        shared.lows[row][first + j] = sums.lows.at[j];
+        shared.highs[row][first + j] = sums.highs.at[j];
+      }
+      shared.first_nonfinite[thread] = sums.first_nonfinite;
+    });
+    // Each lane's extremes over the blocks in their order, in the first block's; each block's sum.
+    block.each([&](int thread) {
+      const int i = thread % kWarp;
+      for (int k = 1; k < kBlocks; ++k) {
+        if (thread / kWarp == 0) shared.lows[0][i] = formula::lesser(shared.lows[0][i], shared.lows[k][i]);
+        if (thread / kWarp == 1) shared.highs[0][i] = formula::greater(shared.highs[0][i], shared.highs[k][i]);
+      }
+      if (thread / kWarp == 2) shared.sums[i] = formula::lane_sum(shared.lanes[i], kLanes);
+    });
+    block.each([&](int thread) {
+      if (thread != 0) return;
+      IngestSums node{0.0, 0.0, 0.0, -1};
+      for (int k = 0; k < kBlocks; ++k) node.sum_of_squares = node.sum_of_squares + shared.sums[k];
+      for (int half = kLanes / 2; half > 0; half /= 2)
+        for (int lane = 0; lane < half; ++lane) {
+          shared.lows[0][lane] = formula::lesser(shared.lows[0][lane], shared.lows[0][lane + half]);
+          shared.highs[0][lane] = formula::greater(shared.highs[0][lane], shared.highs[0][lane + half]);
+        }
+      node.min = static_cast<double>(shared.lows[0][0]);
+      node.max = static_cast<double>(shared.highs[0][0]);
+      for (int k = 0; k < kThreads && !formula::finite(node.sum_of_squares); ++k) {
+        const std::int64_t found = shared.first_nonfinite[k];
+        if (found >= 0 && (node.first_nonfinite < 0 || found < node.first_nonfinite)) node.first_nonfinite = found;
+      }
+      nodes[block.index] = node;
+    });
+  }
+};
+
+}  // namespace afflux::cuda

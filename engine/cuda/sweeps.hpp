@@ -1,0 +1,119 @@
+// apply on a Machine (see reductions.hpp).
+#pragma once
+#include "cuda/coded.hpp"
+#include "cuda/staging.hpp"
+
+namespace afflux::cuda {
+
+// A pass whose lists lie on the device; nothing else of it changes.
+class StagedPass {
+ public:
+  template <class Machine>
+  StagedPass(Machine& machine, const Pass& pass, const RowHeads* heads) {
+    const std::int64_t arrivals = pass.calibrate.kind == Calibration::none ? 0 : pass.combine.updates.size;
+    const std::int32_t one = 1;
+    Staging staging;
+    const std::int64_t finite = staging.add(&one, 1), kept_heads = staging.add(heads, heads == nullptr ? 0 : arrivals);
+    const auto added = [&](const auto& list) { return staging.add(list.data, list.size); };
+    const std::int64_t offsets[] = {added(pass.combine.updates), added(pass.combine.weights),
+                                    added(pass.calibrate.rows),  added(pass.calibrate.new_rows),
+                                    added(pass.step.states),     added(pass.step.outs),
+                                    added(pass.memory.vectors),  added(pass.memory.weights),
+                                    added(pass.memory.next),     added(pass.memory.outs)};
+    staging.upload(machine);
+    const std::int64_t* offset = offsets;
+    const auto moved = [&](const auto& list) {
+      using T = std::remove_reference_t<decltype(*list.data)>;
+      return List<std::remove_const_t<T>>{staging.at<T>(*offset++), list.size};
+    };
+    Pass& to = sweep_.pass = pass;
+    to.combine.updates = moved(pass.combine.updates);
+    to.combine.weights = moved(pass.combine.weights);
+    to.calibrate.rows = moved(pass.calibrate.rows);
+    to.calibrate.new_rows = moved(pass.calibrate.new_rows);
+    to.step.states = moved(pass.step.states);
+    to.step.outs = moved(pass.step.outs);
+    to.memory.vectors = moved(pass.memory.vectors);
+    to.memory.weights = moved(pass.memory.weights);
+    to.memory.next = moved(pass.memory.next);
+    to.memory.outs = moved(pass.memory.outs);
+    sweep_.heads = staging.at<const RowHeads>(kept_heads);
+    sweep_.finite = staging.at<std::int32_t>(finite);
+    sweep_.aligned = aligned(pass);
+  }
+  const Sweep& sweep() const { return sweep_; }
+
+ private:
+  // Rows of codecs that have a head are not vectors of elements.
+  static bool aligned(const Pass& pass) {
+    bool all = true;
+    const auto look = [&](const void* data) { all = all && reinterpret_cast<std::uintptr_t>(data) % 16 == 0; };
+    const auto look_all = [&](const auto& list) {
+      for (std::int64_t i = 0; i < list.size; ++i) look(list.data[i].data);
+    };
+    look(pass.params.data);
+    look(pass.out.data);
+    look_all(pass.combine.updates);
+    look_all(pass.step.states);
+    look_all(pass.step.outs);
+    look_all(pass.memory.vectors);
+    look_all(pass.memory.outs);
+    if (pass.calibrate.kind == Calibration::none) return all;
+    look(pass.calibrate.sum.data);
+    look(pass.calibrate.sum_out.data);
+    if (has_head(pass.calibrate.codec)) return all;
+    look_all(pass.calibrate.rows);
+    look_all(pass.calibrate.new_rows);
+    return all;
+  }
+
+  Sweep sweep_;
+};
+
+template <class Machine, class Body>
+void sweep_with(Machine& machine, const Sweep& sweep) {
+  machine.run((sweep.pass.params.size + Body::kTile - 1) / Body::kTile, Body{sweep});
+}
+
+template <class Machine, class P, class U>
+void sweep_types(Machine& machine, const Sweep& sweep) {
+  if (sweep.pass.calibrate.kind == Calibration::none)
+    return sweep_with<Machine, ApplyBody<P, U, Rows::none>>(machine, sweep);
+  switch (sweep.pass.calibrate.codec.coding) {
+    case Coding::float32:
+    case Coding::float64:
+      return sweep_with<Machine, ApplyBody<P, U, Rows::plain>>(machine, sweep);
+    case Coding::float16:
+      return sweep_with<Machine, CodedBody<P, U, Halves<Float16>>>(machine, sweep);
+    case Coding::bfloat16:
+      return sweep_with<Machine, CodedBody<P, U, Halves<Bfloat16>>>(machine, sweep);
+    case Coding::affine:
+    case Coding::affine_vector:
+      return sweep_with<Machine, CodedBody<P, U, Affine>>(machine, sweep);
+    case Coding::rotated:
+      return sweep_with<Machine, CodedBody<P, U, Rotated>>(machine, sweep);
+  }
+}
+
+template <class Machine, class P>
+void sweep_params(Machine& machine, const Sweep& sweep, Type updates) {
+  if (updates == Type::float64) return sweep_types<Machine, P, double>(machine, sweep);
+  if (updates == Type::bfloat16) return sweep_types<Machine, P, Bfloat16>(machine, sweep);
+  sweep_types<Machine, P, float>(machine, sweep);
+}
+
+template <class Machine>
+bool apply(const Where& where, const Pass& pass, const RowHeads* heads) {
+  Machine machine(where);
+  const StagedPass staged(machine, pass, heads);
+  const Type updates = pass.combine.updates.size > 0 ? pass.combine.updates.data[0].type : Type::float32;
+  if (pass.params.type == Type::float64)
+    sweep_params<Machine, double>(machine, staged.sweep(), updates);
+  else
+    sweep_params<Machine, float>(machine, staged.sweep(), updates);
+  std::int32_t finite = 1;
+  machine.download(&finite, staged.sweep().finite, sizeof finite);
+  return finite != 0;
+}
+
+}  // namespace afflux::cuda

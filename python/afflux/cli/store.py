@@ -1,0 +1,176 @@
+"""`afflux store`: looks into a folder that a server was kept in, and mends it. The rule need not be known."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from afflux import store
+from afflux.cli.common import friendly
+from afflux.errors import AffluxError
+from afflux.store import Health, Info
+from afflux.units import in_bytes
+
+INFO_HELP = """Print what a store says of itself: clients, rows, version, sizes, health.
+
+Reads the index alone, also while a server is at work in it; `afflux store check` reads every byte.
+
+[bold]Examples[/bold]
+
+  afflux store info runs/ca2fl.store
+
+  afflux store info runs/ca2fl.store --json
+"""
+CHECK_HELP = """Read every byte of a store: all checksums, the index, the sum of the rows against the rows.
+
+Writes nothing. Exit code 0: sound; 1: damaged; 2: it cannot be opened, or a server is at work in it.
+
+[bold]Examples[/bold]
+
+  afflux store check runs/ca2fl.store
+"""
+REPAIR_HELP = """Drop clients' rows that are damaged, and make their sum anew.
+
+The clients dropped count as never seen. From there on the bits are others than without the damage; the store records \
+the version, and `afflux store info` shows it. Asks first.
+
+[bold]Examples[/bold]
+
+  afflux store repair runs/ca2fl.store
+
+  afflux store repair runs/ca2fl.store --yes
+"""
+EXPORT_HELP = """Write clients' rows, decoded, to a file that NumPy reads.
+
+[bold]Examples[/bold]
+
+  afflux store export runs/ca2fl.store --out rows.npz
+
+  afflux store export runs/ca2fl.store --clients 3,17,4 --out rows.npy
+"""
+
+Folder = Annotated[Path, typer.Argument(help="The store's folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+app = typer.Typer(help="Look into a store, check it, mend it, take rows out of it.", no_args_is_help=True)
+
+
+@app.command(help=INFO_HELP)
+def info(path: Folder, as_json: AsJson = False) -> None:
+    """Print what a store says of itself (see INFO_HELP)."""
+    with friendly():
+        found = store.info(path)
+        if as_json:
+            typer.echo(json.dumps(asdict(found), indent=2))
+            return
+        for name, value in _lines(found):
+            typer.echo(f"{name:<12}{value}")
+
+
+@app.command(help=CHECK_HELP)
+def check(path: Folder, as_json: AsJson = False) -> None:
+    """Read every byte (see CHECK_HELP)."""
+    with friendly():
+        with _bar("checking") as progress:
+            health = store.check(path, progress)
+        if as_json:
+            typer.echo(json.dumps(asdict(health), indent=2))
+        else:
+            _tell(health)
+        if not health.sound:
+            raise typer.Exit(1)
+
+
+@app.command(help=REPAIR_HELP)
+def repair(path: Folder, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False) -> None:
+    """Drop damaged rows (see REPAIR_HELP)."""
+    with friendly():
+        with _bar("checking") as progress:
+            health = store.check(path, progress)
+        _tell(health)
+        if health.sound:
+            return
+        if health.mendable:
+            what = f"drop {len(health.damaged)} rows and " if health.damaged else ""
+            question = f"{what}make the sum anew? The bits that follow are others than without the damage."
+            if not (yes or typer.confirm(question)):
+                raise typer.Exit(1)
+        with _bar("mending") as progress:
+            done = store.repair(path, progress)
+        if done is None:
+            typer.echo("mended: a segment has its size again; no row was lost")
+        else:
+            typer.echo(f"mended: {len(done.dropped)} rows dropped; bit continuity ends at version {done.version}")
+
+
+@app.command(help=EXPORT_HELP)
+def export(
+    path: Folder,
+    out: Annotated[Path, typer.Option(help="A file .npy (rows alone) or .npz (clients and rows); replaced.")],
+    clients: Annotated[str | None, typer.Option(help="Separated by commas; default all that have a row.")] = None,
+) -> None:
+    """Write rows to a file (see EXPORT_HELP)."""
+    with friendly():
+        written = store.export(path, out, None if clients is None else _ids(path, clients))
+        typer.echo(f"wrote {len(written)} rows to {out}")
+
+
+def _ids(path: Path, text: str) -> list[int | str]:
+    """Client ids as the store has them: numbers or texts."""
+    parts = text.split(",")
+    if store.info(path).id_type == "str":
+        return list(parts)
+    try:
+        return [int(part) for part in parts]
+    except ValueError:
+        raise AffluxError(
+            f"[export] the clients of {path} are whole numbers separated by commas, not {text!r}"
+        ) from None
+
+
+def _lines(found: Info) -> Iterator[tuple[str, Any]]:
+    yield "store", found.path + (", in use" if found.in_use else "")
+    yield "rule", f"{found.rule}, kind {found.kind}, M = {found.recipe['buffer_size']}"
+    yield "params", f"d = {found.d:,} {found.dtype}; arrivals are kept as {found.slot_dtype}"
+    waiting = f", {found.waiting} arrivals wait" if found.waiting else ""
+    yield "version", f"{found.version:,} after {found.joins:,} pushes{waiting}"
+    if found.codec is not None:
+        yield "clients", f"{found.clients:,} of {found.num_clients:,} have a row"
+        yield "rows", f"{found.codec}: {found.bits} bits an element, {in_bytes(found.bytes_per_client)} a client"
+    parts = (f"{name} {in_bytes(size)}" for name, size in found.disk_bytes.items())
+    yield "on disk", f"{in_bytes(sum(found.disk_bytes.values()))}: {', '.join(parts)}"
+    survives = {"process": "survives the end of its process", "power": "survives a power cut"}[found.durability]
+    yield "durability", f"{found.durability}: the last commit {survives}"
+    for mended in found.repairs:
+        dropped = ", ".join(map(str, mended["dropped"])) or "none"
+        yield (
+            "repaired",
+            f"at version {mended['version']}, where bit continuity ended; rows dropped of clients {dropped}",
+        )
+    for problem in found.problems or ("no problem at first sight; `afflux store check` reads every byte",):
+        yield "health", problem
+
+
+def _tell(health: Health) -> None:
+    for problem in health.problems:
+        typer.echo(problem)
+    if health.sound:
+        off = "" if health.sum_error is None else f"; the sum is off by {health.sum_error:.2g} of the largest norm"
+        typer.echo(f"sound: every checksum holds, {health.clients:,} rows{off}")
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar in bytes; nothing if the output is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
+        task = bars.add_task(what, total=None)
+        yield lambda done, whole: bars.update(task, completed=done, total=whole)

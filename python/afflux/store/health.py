@@ -1,0 +1,229 @@
+"""Whether a store is sound, and how one with damaged rows is mended: `afflux store check` and `repair`."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from os import PathLike
+
+import numpy as np
+import numpy.typing as npt
+
+from afflux.errors import StoreError
+from afflux.rule import ClientId
+from afflux.store.index import INDEX, Change, Index, Place
+from afflux.store.reading import Reading, reading
+from afflux.store.tools import missing
+from afflux.store.vectors import crc, verified
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes that were read so far, and with all that will be."""
+
+#: What the sum of the rows may be off, in parts of the largest norm that a row has had, times N.
+PROMISE = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What was found in a store."""
+
+    clients: int  #: whose rows were read
+    damaged: tuple[ClientId, ...]  #: those whose row is not what was written
+    sum_error: (
+        float | None
+    )  #: |sum - sum of the rows| / N, in parts of the largest norm; None: no rows, or damaged ones
+    problems: tuple[str, ...]  #: all that is wrong, in words
+    mendable: bool  #: whether `repair` can put it right
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What was done to a store."""
+
+    dropped: tuple[ClientId, ...]  #: clients who have no row any more, as if they had never been seen
+    version: int  #: after which the bits are others than without the damage
+
+
+class _Look:
+    """All of a store, read once."""
+
+    def __init__(self, store: Reading, progress: Progress) -> None:
+        self._store = store
+        self._progress = progress
+        self._done = 0
+        vectors = sum(store.arrays[name.partition(":")[0]].slot_bytes for name in store.committed.vectors)
+        arrivals = len(store.committed.arrivals) * store.arrays["arrivals"].slot_bytes
+        self._all = vectors + arrivals + store.clients * store.row_bytes
+        self.good: list[tuple[ClientId, Place]] = []
+        self.damaged: list[ClientId] = []
+        self.total = np.zeros(store.d if store.codec is not None else 0, np.float64)
+        self._largest = float(store.committed.meta["largest_row"])
+        #: By what is wrong: the index or its places, vectors but for the sum, the sum, rows.
+        self.index = [f"{store.index.path}: {line}" for line in store.index.damage()]
+        self.vectors, self.sum = list(self._vectors()), list[str]()
+        self.sum_error: float | None = None
+        if store.codec is not None:
+            self._rows()
+            self._sum()
+
+    def _vectors(self) -> Iterator[str]:
+        """Arrays that are truncated; params, memories and arrivals that do not agree with their checksums."""
+        store = self._store
+        yield from missing(store, but=("rows", "sum"))
+        places = [(name.partition(":")[0], place) for name, place in store.committed.vectors.items() if name != "sum"]
+        places += [("arrivals", kept.place) for kept in store.committed.arrivals if kept.place is not None]
+        for name, place in places:
+            problem = self._verified(name, place)
+            if problem is not None:
+                yield problem
+
+    def _verified(self, name: str, place: Place) -> str | None:
+        segments = self._store.arrays[name]
+        self._read(segments.slot_bytes)
+        try:
+            verified(segments, place, 1)
+        except StoreError as error:
+            return str(error).removeprefix("[store] ")
+        return None
+
+    def _rows(self) -> None:
+        store = self._store
+        count, high, free = store.committed.meta["rows"]
+        taken, ranks = np.zeros(high, bool), np.zeros(count, bool)
+        taken[free] = True
+        with suppress(StoreError):  # which `damage` has told of
+            for client_id, place in store.rows():
+                self._read(store.row_bytes)
+                if not (0 <= place.slot < high and 0 <= place.rank < count) or taken[place.slot] or ranks[place.rank]:
+                    self.index.append(f"{store.index.path}: client {client_id!r}'s row has a place that cannot be")
+                    continue
+                taken[place.slot] = ranks[place.rank] = True
+                row = store.sound(place)
+                if row is None:
+                    self.damaged.append(client_id)
+                    continue
+                vector = store.decoded(row).astype(np.float64)
+                self.total += vector
+                self._largest = max(self._largest, float(np.linalg.norm(vector)))
+                self.good.append((client_id, place))
+        if (found := len(self.good) + len(self.damaged)) != count:
+            self.index.append(f"{store.index.path}: {found} of {count} clients' rows have a place")
+
+    def _sum(self) -> None:
+        """Whether the sum is that of the rows."""
+        store = self._store
+        problem = self._verified("sum", store.committed.vectors["sum"])
+        if problem is not None:
+            self.sum.append(problem)
+            return
+        if self.damaged or self.index:
+            return
+        kept: npt.NDArray[np.float64] = store.arrays["sum"].array(store.committed.vectors["sum"].slot)
+        off = float(np.linalg.norm(kept - self.total)) / int(store.server["num_clients"])
+        self.sum_error = off / self._largest if off else 0.0
+        if not self.sum_error <= PROMISE:
+            self.sum.append(
+                f"the sum of the rows is off by {self.sum_error:.1e} times the largest row's norm, the promise is "
+                f"{PROMISE:.0e}"
+            )
+
+    def _read(self, count: int) -> None:
+        self._done += count
+        self._progress(self._done, max(self._all, self._done))
+
+    def health(self) -> Health:
+        """In words."""
+        path = self._store.path
+        rows = [f"client {client_id!r}'s row in {path / 'rows'} is damaged" for client_id in self.damaged]
+        return Health(
+            clients=len(self.good) + len(self.damaged),
+            damaged=tuple(self.damaged),
+            sum_error=self.sum_error,
+            problems=(*self.index, *self.vectors, *self.sum, *rows),
+            mendable=bool(self.sum or rows) and not self.index and not self.vectors,
+        )
+
+
+def check(path: "str | PathLike[str]", progress: Progress | None = None) -> Health:
+    """Reads every byte of a store: all checksums, the index, and the sum against the rows that it should be of.
+
+    Args:
+        path: the store's folder; nothing is written.
+        progress: called now and then with bytes read, and bytes to read.
+
+    Raises:
+        StoreError: no store, in use, or so damaged that it cannot be opened.
+
+    Cost: all committed bytes are read once; 16 d bytes of memory, and some for each client.
+    """
+    with reading(path) as store:
+        return _Look(store, progress or _silent).health()
+
+
+def repair(path: "str | PathLike[str]", progress: Progress | None = None) -> Repair | None:
+    """Drops the rows that are damaged, and makes the sum anew from those that are not; None if nothing is wrong.
+
+    The clients dropped count as never seen. What follows has other bits than it would have had: the store records the
+    version at which that begins (`info(path).repairs`).
+
+    Args:
+        path: the store's folder.
+        progress: as for `check`.
+
+    Raises:
+        StoreError: no store, in use, or more than rows and their sum is damaged; the store is as it was.
+
+    Cost: as `check`, and a transaction over all clients.
+    """
+    with reading(path, shared=False) as store:
+        look = _Look(store, progress or _silent)
+        health = look.health()
+        if health.mendable and store.arrays["rows"].slots < (high := store.committed.meta["rows"][1]):
+            store.arrays["rows"].reserve(high)  # a row whose segment was cut off may lie before the cut
+            look = _Look(store, progress or _silent)
+            health = look.health()
+        if health.sound:
+            return None
+        if not health.mendable:
+            problems = "; ".join((*look.index, *look.vectors))
+            raise StoreError(f"[repair] {problems}: only rows and their sum are mended")
+        _mend(store, look)
+        return Repair(health.damaged, int(store.committed.meta["version"]))
+
+
+def _mend(store: Reading, look: _Look) -> None:
+    last, segments = store.committed, store.arrays["sum"]
+    slot = 1 - last.vectors["sum"].slot
+    segments.reserve(2)
+    segments.put(slot, look.total)
+    segments.flush([slot])
+    _, high, _ = last.meta["rows"]
+    ranked = sorted(look.good, key=lambda entry: entry[1].rank)
+    used = {place.slot for _, place in ranked}
+    meta = {**last.meta, "rows": [len(ranked), high, [slot for slot in range(high) if slot not in used]]}
+    told = {"version": meta["version"], "joins": meta["joins"], "dropped": look.damaged}
+    index = Index(store.path / INDEX, power=True)
+    try:
+        index.commit(
+            Change(
+                meta,
+                last.buffers,
+                last.notes,
+                {**last.vectors, "sum": Place(slot, crc(look.total, 1))},
+                last.arrivals,
+                {client_id: place._replace(rank=rank) for rank, (client_id, place) in enumerate(ranked)},
+                tails={},
+                forget_rows=True,
+                facts={"repairs": [*store.facts.get("repairs", []), told]},
+            )
+        )
+    finally:
+        index.close()
+
+
+def _silent(done: int, whole: int) -> None:
+    pass

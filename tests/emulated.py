@@ -1,0 +1,133 @@
+"""The CUDA kernels' bodies where there is no GPU: an engine built with -DAFFLUX_CUDA=emulated runs them on the host,
+block by block, over host memory that says it is a GPU's. All arrays that go into the engine's operations go in as such,
+but within `on_host()`.
+
+    AFFLUX_EMULATED=path/of/_engine.so python tests/emulated.py     prints the digests of digest.py
+    AFFLUX_EMULATED=path/of/_engine.so python -m pytest -p emulated ...
+"""
+
+import ctypes
+import importlib.util
+import json
+import os
+import sys
+from contextlib import contextmanager
+
+import numpy as np
+
+VERSIONED = b"dltensor_versioned"
+FLOAT, BFLOAT, UINT = 2, 4, 1
+
+
+class Tensor(ctypes.Structure):
+    """DLTensor."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("offset", ctypes.c_uint64),
+    )
+
+
+class Managed(ctypes.Structure):
+    """DLManagedTensorVersioned."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", Tensor),
+    )
+
+
+new_capsule = ctypes.pythonapi.PyCapsule_New
+new_capsule.restype, new_capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+
+
+class OnCuda:
+    """An array's memory as that of device cuda:0."""
+
+    def __init__(self, array, dtype):
+        self.array = array  # kept alive
+        code = BFLOAT if dtype == "bfloat16" else {"f": FLOAT, "u": UINT}[array.dtype.kind]
+        self.shape = (ctypes.c_int64 * array.ndim)(*array.shape)
+        self.strides = (ctypes.c_int64 * array.ndim)(*(step // array.itemsize for step in array.strides))
+        pointers = (ctypes.addressof(numbers) for numbers in (self.shape, self.strides))
+        tensor = Tensor(array.ctypes.data, 2, 0, array.ndim, code, array.itemsize * 8, 1, *pointers, 0)
+        self.managed = Managed(1, 0, None, None, 0 if array.flags.writeable else 1, tensor)
+
+    def __dlpack_device__(self):
+        return 2, 0
+
+    def __dlpack__(self, *, stream, max_version):
+        assert stream == 1  # the default stream
+        return new_capsule(ctypes.addressof(self.managed), VERSIONED, None)
+
+
+moving = True
+
+
+@contextmanager
+def on_host():
+    """Arrays stay what they are."""
+    global moving
+    moving = False
+    try:
+        yield
+    finally:
+        moving = True
+
+
+def on_cuda(value, engine):
+    """Arrays as OnCuda, in lists too; everything else as it is."""
+    if not moving:
+        return value
+    if type(value) in (list, tuple):
+        return type(value)(on_cuda(item, engine) for item in value)
+    if isinstance(value, engine.Buffer):
+        return OnCuda(np.asarray(value), value.dtype)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fu" and value.dtype.isnative:
+        return OnCuda(value, value.dtype.name)
+    return value
+
+
+def install(path):
+    """Makes this the engine of the package, which must not have been imported; its operations run on the device."""
+    spec = importlib.util.spec_from_file_location("afflux._engine", path)
+    engine = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(engine)
+    sys.modules["afflux._engine"] = engine
+    ingest, gram, apply, encode, decode = engine.ingest, engine.gram, engine.apply, engine.encode, engine.decode
+
+    def moved(value):
+        return on_cuda(value, engine)
+
+    def apply_moved(params, out, combine, calibrate, step, memory, *rest):
+        updates, weights, scale = combine
+        if memory is not None:
+            memory = (*moved(memory[:2]), *memory[2:])
+        combine = moved(updates), weights, scale
+        return apply(moved(params), moved(out), combine, moved(calibrate), moved(step), memory, *rest)
+
+    engine.ingest = lambda update, slot, threads: ingest(moved(update), moved(slot), threads)
+    engine.gram = lambda vectors, out, threads: gram(moved(list(vectors)), out, threads)
+    engine.apply = apply_moved
+    engine.encode = lambda codec, vector, row, *rest: encode(codec, moved(vector), moved(row), *rest)
+    engine.decode = lambda codec, row, vector, *rest: decode(codec, moved(row), moved(vector), *rest)
+
+
+install(os.environ["AFFLUX_EMULATED"])
+
+if __name__ == "__main__":
+    import digest
+
+    print(json.dumps(digest.parts(1)))

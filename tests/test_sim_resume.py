@@ -1,0 +1,278 @@
+"""A simulation on a store, stopped anywhere and resumed, ends with the bits and files of one that nothing disturbed."""
+
+import io
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from afflux import Server, StoreError
+from afflux.cli import app
+from afflux.rules import ca2fl
+from afflux.sim import ctrl_c, report, terminal
+from afflux.sim.compare import Job
+from afflux.sim.config import SimConfig, parse
+from afflux.sim.errors import ConfigError
+from afflux.sim.resume import Paused, resume, start
+from afflux.sim.run import run
+from conftest import FORKS, reproducible
+from crashes import in_child
+
+SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=36, eval_every=7, local_steps=2)
+ROUNDS = replace(SMALL, protocol="rounds", stale_models=3, num_clients=9)
+CASES = {
+    "fedbuff": SMALL,
+    "fedasync": SMALL,
+    "fedavg": SMALL,
+    "ca2fl": SMALL,
+    "mf_ca2fl": SMALL,
+    "fadas": replace(SMALL, steps_law="uniform", client_optimizer="fedprox"),
+    "wkafl": replace(SMALL, refill=3),
+    "gsgm": SMALL,
+    "zenopp": SMALL,
+    "twafl": ROUNDS,
+    "afa_cs": replace(SMALL, client_optimizer="scaffold"),
+    "afa_cd": replace(ROUNDS, client_optimizer="scaffold"),
+}
+
+
+class Stopped(Exception):
+    """The run ends here, as if its process had been killed: nothing more is saved."""
+
+
+def stop_at(count):
+    def progress(arrivals):
+        if arrivals == count:
+            raise Stopped
+
+    return progress
+
+
+def spec_of(name):
+    return parse(name, {"buffer_size": 3})
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.glob("audit/*")}
+
+
+def begin(name, folder, progress=None, seconds=0.0, updates=True):
+    keep = report.audit_folder(report.new_folder(folder / "run"), CASES[name], 1, updates)
+    return start(folder / "store", spec_of(name), 4, CASES[name], keep, progress, seconds)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """Results and files of undisturbed runs, without a store."""
+    made = {}
+
+    def result(name):
+        if name not in made:
+            folder = report.new_folder(tmp_path_factory.mktemp("whole") / "run")
+            keep = report.audit_folder(folder, CASES[name], 1, True)
+            made[name] = reproducible(run(spec_of(name), 4, CASES[name], keep=keep)), files(folder)
+        return made[name]
+
+    return result
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_on_a_store_is_the_same_run(name, expected, tmp_path):
+    result = begin(name, tmp_path, seconds=1000)
+    assert (reproducible(result), files(tmp_path / "run")) == expected(name)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.01])
+@pytest.mark.parametrize("name", CASES)
+def test_stopped_again_and_again(name, seconds, expected, tmp_path):
+    """With a checkpoint after every event, and with few of them, so that arrivals come twice."""
+    with pytest.raises(Stopped):
+        begin(name, tmp_path, stop_at(2), seconds)
+    before = 2
+    for count in (5, 6, 14, 20, 31, 36):
+        paused = Paused.of(tmp_path / "store")
+        assert paused.arrivals < before if seconds else paused.arrivals == before - 1
+        with pytest.raises(Stopped):
+            resume(paused, stop_at(count), seconds)
+        before = count
+    for _ in range(2):  # the second time there is nothing left to do
+        result = resume(Paused.of(tmp_path / "store"), None, seconds)
+        assert (reproducible(result), files(tmp_path / "run")) == expected(name)
+    assert not list((tmp_path / "store").glob("*.new"))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings(FORKS)
+@pytest.mark.parametrize("name", ["ca2fl", "gsgm", "afa_cs"])
+def test_killed_again_and_again(name, expected, tmp_path):
+    """Wherever it is: amid a commit, a line of the log, a row of the updates."""
+    whole, chance, hits = expected(name), random.Random(name), 0
+    store = tmp_path / "store"
+
+    def body(tell):
+        if store.exists():
+            resume(Paused.of(store), tell, 0.0)
+        else:
+            begin(name, tmp_path, tell)
+        tell("done")
+
+    words = []
+    while "done" not in words:
+        child, reading = in_child(body)
+        with os.fdopen(reading) as pipe:
+            words = [pipe.readline().strip()]  # it has begun: the store is there
+            time.sleep(chance.uniform(0, 0.15))
+            os.kill(child, signal.SIGKILL)
+            words += pipe.read().split()
+        hits += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert hits >= 3
+    assert (reproducible(resume(Paused.of(store))), files(tmp_path / "run")) == whole
+
+
+def test_ctrl_c_makes_a_checkpoint(expected, tmp_path):
+    def press(arrivals):
+        if arrivals == 10:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt), ctrl_c.held():
+        begin("ca2fl", tmp_path, press, seconds=1000)
+    paused = Paused.of(tmp_path / "store")
+    assert paused.arrivals == 10
+    seen = []
+    result = resume(paused, seen.append)
+    assert seen == list(range(11, 37))
+    assert (reproducible(result), files(tmp_path / "run")) == expected("ca2fl")
+
+
+def test_a_run_folder_that_has_moved(expected, tmp_path):
+    with pytest.raises(Stopped):
+        begin("fedbuff", tmp_path, stop_at(10))
+    (tmp_path / "run").rename(tmp_path / "moved")
+    with pytest.raises(ConfigError, match=r"cannot go on with .*run/audit/fedbuff-seed4.jsonl"):
+        resume(Paused.of(tmp_path / "store"))
+    result = resume(Paused.of(tmp_path / "store", tmp_path / "moved"))
+    assert (reproducible(result), files(tmp_path / "moved")) == expected("fedbuff")
+
+
+def test_files_that_lack_what_the_checkpoint_has(tmp_path):
+    with pytest.raises(Stopped):
+        begin("fedbuff", tmp_path, stop_at(10))
+    for pattern in ("*.jsonl", "*.npy"):
+        (file,) = (tmp_path / "run" / "audit").glob(pattern)
+        whole = file.read_bytes()
+        os.truncate(file, 700)
+        with pytest.raises(ConfigError, match=r"is shorter than the [0-9]+ bytes that the checkpoint goes on from"):
+            resume(Paused.of(tmp_path / "store"))
+        assert file.stat().st_size == 700
+        file.write_bytes(whole)
+    resume(Paused.of(tmp_path / "store"))
+
+
+def test_what_is_no_run_is_refused(tmp_path, monkeypatch):
+    with Server(ca2fl(buffer_size=2), np.zeros(3), num_clients=4, store=tmp_path / "server") as server:
+        server.checkpoint(["mine"])
+    with pytest.raises(ConfigError, match="server holds no run that could go on"):
+        Paused.of(tmp_path / "server")
+    with pytest.raises(StoreError, match="there is no folder"):
+        Paused.of(tmp_path / "nowhere")
+    with pytest.raises(Stopped):
+        begin("fedbuff", tmp_path, stop_at(10))
+    paused = Paused.of(tmp_path / "store")
+    other = replace(paused, header=paused.header._replace(first_params_sha256="0"))
+    with pytest.raises(ConfigError, match="the clients or first params are others"):
+        resume(other)
+    (sequence, client, *rest), *others = paused.live["training"]
+    live = {**paused.live, "training": [[sequence, client + 1, *rest], *others]}
+    with pytest.raises(ConfigError, match="other clients train than in the run"):
+        resume(replace(paused, live=live))
+    monkeypatch.setattr("afflux.sim.resume.FORMAT", 2)
+    with pytest.raises(ConfigError, match="holds a run of format 1, this afflux reads 2"):
+        Paused.of(tmp_path / "store")
+
+
+def test_damaged_controls_are_an_error(tmp_path):
+    with pytest.raises(Stopped):
+        begin("afa_cs", tmp_path, stop_at(10))
+    (file,) = (tmp_path / "store").glob("clients-*.npz")
+    os.truncate(file, 1000)
+    with pytest.raises(StoreError, match=f"cannot read {file}"):
+        resume(Paused.of(tmp_path / "store"))
+
+
+SETTINGS = "--rule ca2fl:buffer_size=3 --model logreg --num-clients 20 --concurrency 5 --arrivals 900 --eval-every 300"
+LOG = "audit/ca2fl_buffer_size=3-seed0.jsonl"
+
+
+def called(*arguments):
+    """The command in this process, whose imports are made."""
+    return CliRunner().invoke(app, ["run", *map(str, arguments)])
+
+
+def stopped(folder, sent, lines, *arguments):
+    """The command in a process of its own, which gets a signal when its log has so many lines."""
+    command = [sys.executable, "-m", "afflux", "run", *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None:
+        if (folder / LOG).exists() and (folder / LOG).read_bytes().count(b"\n") > lines:
+            process.send_signal(sent)
+            break
+        time.sleep(0.01)
+    out, told = process.communicate(timeout=120)
+    return process.returncode, out, told
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="sends signals")
+def test_the_command_is_killed_interrupted_and_resumed(tmp_path):
+    on, off, store = tmp_path / "on", tmp_path / "off", tmp_path / "my.store"
+    keep = ["--store", store, "--checkpoint-every", "0.05"]
+    status, *_ = stopped(on, signal.SIGKILL, 150, *SETTINGS.split(), "--out", on, *keep)
+    assert status == -signal.SIGKILL
+    status, out, told = stopped(on, signal.SIGINT, 500, "--resume", store)
+    assert (status, out, told) == (130, "", f"go on with: afflux run --resume {store}\nstopped\n")
+    assert 300 < Paused.of(store).arrivals < 900
+    result = called("--resume", store)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "wrote " in result.stdout
+    assert called(*SETTINGS.split(), "--out", off).exit_code == 0
+    for name in ("config.json", "metrics.csv", "staleness.csv", LOG):
+        assert (on / name).read_bytes() == (off / name).read_bytes(), name
+    assert (on / "curves.png").stat().st_size > 20_000
+
+
+def test_the_progress_bar_goes_on_where_it_was(tmp_path):
+    with pytest.raises(Stopped):
+        begin("fedbuff", tmp_path, stop_at(10))
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    job = Job(spec_of("fedbuff"), 4)
+    with terminal.progress([job], SMALL, console, Paused.of(tmp_path / "store").arrivals) as watch:
+        watch(0, 12)
+    assert "12/36" in console.file.getvalue()
+
+
+def test_the_commands_mistakes(tmp_path):
+    def error(*arguments):
+        result = called(*arguments)
+        assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+        return result.stderr
+
+    assert error("--seed", "3") == "error: give --rule, or --resume to go on with a run\n"
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "file").touch()
+    there = str(tmp_path / "there")
+    assert f"--resume {there} goes on with a run in it" in error("--rule", "fedbuff", "--store", there)
+    assert "index.sqlite is missing" in error("--resume", there)
+    for option in ("--rule=fedbuff", "--arrivals=7", "--client-lr=0.1", "--keep-updates", f"--store={there}"):
+        flag = option.partition("=")[0]
+        assert error("--resume", there, option).startswith(f"error: {flag} was given, but --resume goes on with")
+    absent = ["--data", "mnist", "--data-dir", there, "--store", str(tmp_path / "s"), "--out", str(tmp_path / "o")]
+    assert "mnist.npz" in error("--rule", "fedbuff", *absent)
+    assert not (tmp_path / "s").exists()
+    assert not (tmp_path / "o").exists()
