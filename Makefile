@@ -8,7 +8,7 @@ NATIVE := CMakeLists.txt setup.py pyproject.toml $(shell find engine csrc -type 
 FORMATTED := $(shell find engine csrc python/afflux tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit sanitize sanitize-all test-gpu bench mutants peers test-peers bench-peers format update-constraints clean
+.PHONY: help setup demo test lint types unit sanitize sanitize-all test-gpu bench mutants kills scale peers test-peers bench-peers format update-constraints clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -61,6 +61,13 @@ bench: setup  ## the micro-benchmarks against torch and this machine's own bandw
 
 mutants: setup  ## breaks formulas on purpose, one at a time, and checks that the suite notices
 	$(BIN)/python tests/mutants.py
+
+kills: setup  ## kills a store's process 2,000 times, and lets each call to the disk fail; goes on where it was stopped
+	$(BIN)/python tests/crashes.py 2000 build/kills.json
+	AFFLUX_FAULT_STEP=1 $(BIN)/python -m pytest -n 2 tests/test_store_faults.py
+
+scale: setup  ## 20,000 of a million clients push into stores on disk: 2 GB in the system's temporary folder, minutes
+	AFFLUX_TOUCHED=20000 $(BIN)/pytest -q tests/test_store_scale.py
 
 # Those installed without their dependencies ask for much that their aggregation does not import.
 $(PEERS)/.installed:

@@ -8,6 +8,7 @@
 
 #include "afflux/afflux.hpp"
 #include "arrays.hpp"
+#include "checksums.hpp"
 #include "release.hpp"
 
 namespace py = pybind11;
@@ -108,9 +109,15 @@ struct MemoryArrays {
   std::optional<Numbers> next;
 };
 
+py::list all_bytes(const std::vector<std::vector<std::uint32_t>>& numbers) {
+  py::list list;
+  for (const auto& some : numbers) list.append(as_bytes(some));
+  return list;
+}
+
 void apply_(const py::object& params, const py::object& out, const CombineOf& combine,
             const std::optional<CalibrateOf>& calibrate, const StepOf& step, const std::optional<MemoryOf>& memory,
-            int num_threads, std::optional<py::list> done, bool dry) {
+            int num_threads, std::optional<py::list> done, std::optional<py::list> checksums, bool dry) {
   const Call call;
   const Array from({"apply", "params"}, params, Access::read), to({"apply", "out"}, out, Access::write);
   const auto& [updates, weights, params_weight] = combine;
@@ -134,10 +141,14 @@ void apply_(const py::object& params, const py::object& out, const CombineOf& co
   pass.step = {step_named(step_kind), lr, beta1, beta2, epsilon, root_scale, states.list(), outs.list()};
   if (memory) pass.memory = memories.emplace(*memory).stage();
   bool finite = true;
+  Checksums sums;
   {
     const Release release;
-    finite = apply(pass, num_threads, dry);
+    finite = apply(pass, num_threads, dry, checksums ? &sums : nullptr);
   }
+  if (checksums && !dry)
+    checksums->append(py::make_tuple(as_bytes(sums.out), as_bytes(sums.sum), all_bytes(sums.rows),
+                                     all_bytes(sums.states), all_bytes(sums.memories)));
   // Before Python can run a signal handler: an exception of one cannot hide from the caller that the sweep was made.
   if (done && !dry) done->append(finite);
 }
@@ -147,7 +158,7 @@ void apply_(const py::object& params, const py::object& out, const CombineOf& co
 void bind_apply(py::module_& module) {
   module.def("apply", apply_, py::arg("params"), py::arg("out"), py::arg("combine"), py::arg("calibrate"),
              py::arg("step"), py::arg("memory"), py::arg("num_threads"), py::arg("done") = py::none(),
-             py::arg("dry") = false);
+             py::arg("checksums") = py::none(), py::arg("dry") = false);
 }
 
 }  // namespace afflux::python

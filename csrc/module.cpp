@@ -6,6 +6,7 @@
 #include "apply.hpp"
 #include "arrays.hpp"
 #include "buffers.hpp"
+#include "checksums.hpp"
 #include "pages.hpp"
 #include "release.hpp"
 
@@ -71,7 +72,7 @@ py::bytes crc32c_(const py::buffer& data, std::int64_t block, std::int64_t head,
     const Release release;
     out = crc32c(view, block, head, num_threads, table);
   }
-  return {reinterpret_cast<const char*>(out.data()), out.size() * sizeof(std::uint32_t)};
+  return as_bytes(out);
 }
 
 py::list backends_() {

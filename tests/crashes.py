@@ -4,7 +4,7 @@ Children are forked from a process that has imported afflux and never used it, s
 child opens the store, compares all that it finds with the undisturbed run, and goes on from there: its pushes follow
 from their number alone.
 
-python tests/crashes.py ca2fl 2000     kills a server of this rule so many times
+python tests/crashes.py 2000 FILE      so many kills in all; goes on where the one that left FILE was stopped
 """
 
 import contextlib
@@ -29,6 +29,8 @@ from afflux.rules import RULES
 CLIENTS, M = 9, 3
 #: What is said of the folder of a store that was never finished.
 UNBORN = ("there is no folder", "began to make it", "index.sqlite is missing")
+#: A folder in memory, if there is one: nothing waits for a disk there, and a new file has a new inode.
+MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 STORE = str(Path(afflux.__file__).parent / "store")
 
 
@@ -97,7 +99,8 @@ def undisturbed(case):
 def check(server, states, least):
     """What a server finds when it opens the store."""
     assert server.joins >= least, f"{least} joins were acknowledged as safe, {server.joins} are there"
-    assert [server.version, digest(server)] == states[server.joins], f"other bits after {server.joins} joins"
+    own = digest(server)  # which makes a round that was due as its pass began
+    assert [server.version, own] == states[server.joins], f"other bits after {server.joins} joins"
     rows = server.rows
     if rows is not None:
         decoded = [rows.row(client).astype(np.float64) for client in rows.client_ids]
@@ -255,6 +258,39 @@ def each_step(case, path, step=1):
     return lines
 
 
+#: What is killed at random moments.
+CASES = [
+    Case("ca2fl"),
+    Case("ca2fl", d=140_001, pushes=60),
+    Case("ca2fl", commit_every=3),
+    Case("ca2fl", d=5000, pushes=200, codec="affine-4"),
+    Case("afa_cs", commit_every=2, codec="rotated-2", checkpoints=0.2),
+    Case("afa_cs", durability="power", pushes=120),
+    Case("fadas", commit_every=2),
+    Case("wkafl"),
+    Case("gsgm", pushes=150),
+    Case("fedbuff", memory="streaming"),
+    Case("fedams", commit_every=None, checkpoints=0.2),
+]
+PIECE = 10
+
+
+def name(case):
+    """Short, and one for each case."""
+    return f"{case.rule}-{case.d}-{case.durability}-{case.commit_every}-{case.codec}"
+
+
+def many(count, file):
+    """Kills in pieces, case by case, each with its own moments; `file` counts them."""
+    done = json.loads(file.read_text()) if file.exists() else {name(case): 0 for case in CASES}
+    while sum(done.values()) < count:
+        case = min(CASES, key=lambda case: done[name(case)])
+        with tempfile.TemporaryDirectory() as folder:
+            done[name(case)] += kills(case, f"{folder}/store", PIECE, seed=done[name(case)])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(done))
+        print(f"{sum(done.values())} of {count} kills, the last {PIECE} of {name(case)}", flush=True)
+
+
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        print(kills(Case(sys.argv[1]), f"{folder}/store", int(sys.argv[2])), "kills")
+    many(int(sys.argv[1]), Path(sys.argv[2]))

@@ -23,7 +23,7 @@ import zarr  # noqa: F401  that no child has to
 import afflux.store.folder
 import afflux.store.segments
 from afflux import StoreError
-from crashes import UNBORN, Case, acknowledged, check, in_child, reference, result, told
+from crashes import MEMORY, UNBORN, Case, acknowledged, check, in_child, reference, result, told
 
 #: As in faults.cpp, and the error that such a call ends with. `power` is `stop`, and what was not flushed is gone.
 HOWS = {
@@ -167,7 +167,7 @@ class Life:
     def _push(self, server):
         newest, _ = self.faults.states[server.joins]
         if server.version < newest:  # it could not be committed: a call that needs it tries again
-            assert server.memories is not None
+            server.state_dict()
         receipt, _ = self.case.push(server, newest)
         self.waiting, safe = acknowledged([*self.waiting, receipt], server.version)
         self._safe(safe)
@@ -225,8 +225,7 @@ def from_flushed(flushed, path):
 def main(phase, rule, how, step):
     case = Case(rule, pushes=AFTER + 3, durability="power" if how == "power" else "process")
     afflux.store.segments.MOST_SLOTS = 2  # new segments, again and again
-    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # where a new file has a new inode
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         faults = Faults(case, folder, how)
         calls = faults.run(phase, step)
     print(json.dumps({"calls": calls, "errors": faults.errors}))

@@ -115,7 +115,7 @@ def test_updates_are_taken_evenly_over_the_run(tmp_path):
 # ---- the page ------------------------------------------------------------------------------------------------------
 
 DOCS = Path(__file__).parent.parent / "docs"
-RUN_ON = ("digits",)
+RUN_ON = ("digits", "mnist")
 PAGE = (DOCS / "choosing-bits.md").read_text()
 
 

@@ -1,5 +1,6 @@
 """A simulation on a store, stopped anywhere and resumed, ends with the bits and files of one that nothing disturbed."""
 
+import io
 import os
 import random
 import signal
@@ -10,10 +11,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from rich.console import Console
+from typer.testing import CliRunner
 
 from afflux import Server, StoreError
+from afflux.cli import app
 from afflux.rules import ca2fl
-from afflux.sim import ctrl_c, report
+from afflux.sim import ctrl_c, report, terminal
+from afflux.sim.compare import Job
 from afflux.sim.config import SimConfig, parse
 from afflux.sim.errors import ConfigError
 from afflux.sim.resume import Paused, resume, start
@@ -28,6 +33,7 @@ CASES = {
     "fedasync": SMALL,
     "fedavg": SMALL,
     "ca2fl": SMALL,
+    "mf_ca2fl": SMALL,
     "fadas": replace(SMALL, steps_law="uniform", client_optimizer="fedprox"),
     "wkafl": replace(SMALL, refill=3),
     "gsgm": SMALL,
@@ -201,49 +207,59 @@ def test_damaged_controls_are_an_error(tmp_path):
         resume(Paused.of(tmp_path / "store"))
 
 
-COMMAND = [sys.executable, "-m", "afflux", "run"]
 SETTINGS = "--rule ca2fl:buffer_size=3 --model logreg --num-clients 20 --concurrency 5 --arrivals 900 --eval-every 300"
+LOG = "audit/ca2fl_buffer_size=3-seed0.jsonl"
 
 
-@pytest.mark.skipif(not hasattr(os, "killpg"), reason="sends Ctrl-C to a process group")
+def called(*arguments):
+    """The command in this process, whose imports are made."""
+    return CliRunner().invoke(app, ["run", *map(str, arguments)])
+
+
+def stopped(folder, sent, lines, *arguments):
+    """The command in a process of its own, which gets a signal when its log has so many lines."""
+    command = [sys.executable, "-m", "afflux", "run", *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None:
+        if (folder / LOG).exists() and (folder / LOG).read_bytes().count(b"\n") > lines:
+            process.send_signal(sent)
+            break
+        time.sleep(0.01)
+    out, told = process.communicate(timeout=120)
+    return process.returncode, out, told
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="sends signals")
 def test_the_command_is_killed_interrupted_and_resumed(tmp_path):
-    def called(*arguments, stop=None, after=0):
-        """What it says, having been sent a signal when the log had so many lines."""
-        process = subprocess.Popen(
-            [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
-        )
-        log = tmp_path / "on" / "audit" / "ca2fl_buffer_size=3-seed0.jsonl"
-        while stop is not None and process.poll() is None:
-            if log.exists() and log.read_bytes().count(b"\n") > after:
-                process.send_signal(stop)
-                break
-            time.sleep(0.01)
-        out, told = process.communicate(timeout=120)
-        return process.returncode, out, told
-
-    assert called(*SETTINGS.split(), "--out", "off")[0] == 0
-    store = ["--store", "my.store", "--checkpoint-every", "0.05"]
-    status, *_ = called(*SETTINGS.split(), "--out", "on", *store, stop=signal.SIGKILL, after=150)
+    on, off, store = tmp_path / "on", tmp_path / "off", tmp_path / "my.store"
+    keep = ["--store", store, "--checkpoint-every", "0.05"]
+    status, *_ = stopped(on, signal.SIGKILL, 150, *SETTINGS.split(), "--out", on, *keep)
     assert status == -signal.SIGKILL
-    status, out, told = called("--resume", "my.store", stop=signal.SIGINT, after=500)
-    assert (status, out, told) == (130, "", "go on with: afflux run --resume my.store\nstopped\n")
-    reached = Paused.of(tmp_path / "my.store").arrivals
-    assert 300 < reached < 900
-    status, out, told = called("--resume", "my.store")
-    assert (status, told) == (0, "")
-    assert "wrote " in out
-    for name in ("config.json", "metrics.csv", "staleness.csv", "audit/ca2fl_buffer_size=3-seed0.jsonl"):
-        assert (tmp_path / "on" / name).read_bytes() == (tmp_path / "off" / name).read_bytes(), name
-    assert (tmp_path / "on" / "curves.png").stat().st_size > 20_000
+    status, out, told = stopped(on, signal.SIGINT, 500, "--resume", store)
+    assert (status, out, told) == (130, "", f"go on with: afflux run --resume {store}\nstopped\n")
+    assert 300 < Paused.of(store).arrivals < 900
+    result = called("--resume", store)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "wrote " in result.stdout
+    assert called(*SETTINGS.split(), "--out", off).exit_code == 0
+    for name in ("config.json", "metrics.csv", "staleness.csv", LOG):
+        assert (on / name).read_bytes() == (off / name).read_bytes(), name
+    assert (on / "curves.png").stat().st_size > 20_000
+
+
+def test_the_progress_bar_goes_on_where_it_was(tmp_path):
+    with pytest.raises(Stopped):
+        begin("fedbuff", tmp_path, stop_at(10))
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    job = Job(spec_of("fedbuff"), 4)
+    with terminal.progress([job], SMALL, console, Paused.of(tmp_path / "store").arrivals) as watch:
+        watch(0, 12)
+    assert "12/36" in console.file.getvalue()
 
 
 def test_the_commands_mistakes(tmp_path):
-    from typer.testing import CliRunner
-
-    from afflux.cli import app
-
     def error(*arguments):
-        result = CliRunner().invoke(app, ["run", *arguments])
+        result = called(*arguments)
         assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
         return result.stderr
 

@@ -129,12 +129,15 @@ def test_models_keep_their_layout_and_buffers(tmp_path):
     model = {"weight": np.ones((4, 5), np.float32), "bn": {"running_mean": np.zeros(3, np.float32)}}
     update = {"weight": np.full((4, 5), 2, np.float32)}
     there = Server(fedbuff(buffer_size=2), model, store=tmp_path / "store")
+    first = there.pull()
     for value in (1.0, 2.0, 7.0):
         there.push("ann", update, version=0, buffers={"bn": {"running_mean": np.full(3, value, np.float32)}})
-    before = there.pull()
+    before, old = there.pull(), first.buffers.tolist()
+    there.checkpoint(keep=[first])
     there.close()
     again = Server.open(tmp_path / "store", fedbuff(buffer_size=2))
     now = again.pull()
+    assert again.kept[0].buffers.tolist() == old
     assert (bits(now.params), bits(now.buffers)) == (bits(before.params), bits(before.buffers))
     again.push("bob", update, version=0, buffers={"bn": {"running_mean": np.full(3, 9, np.float32)}})
     assert again.pull().buffers.tolist() == [8.0] * 3
@@ -242,6 +245,11 @@ def test_a_closed_server_says_so(tmp_path):
             call()
     with pytest.raises(AffluxError, match="has no store"):
         made("fedbuff", 10).checkpoint()
+    server = made("ca2fl", 10, tmp_path / "rows")
+    rows = server.rows
+    server.close()
+    with pytest.raises(StoreError, match=r"cannot read .*index\.sqlite: the server has closed it"):
+        rows.row(1)
 
 
 def test_a_handed_in_memory_is_kept(tmp_path):
@@ -301,6 +309,118 @@ def test_another_codec_is_refused(tmp_path):
         with pytest.raises(StoreError, match="holds a server whose codec is 'affine-4', not '"):
             Server.open(path, ca2fl(buffer_size=M, codec=codec))
     assert Server.open(path, rule).rows.facts() == {"codec": "affine-4", "seed": 7}
+
+
+def test_a_checkpoint_that_is_interrupted_after_its_transaction_counts(tmp_path, monkeypatch):
+    """What comes next must not be written over what is committed."""
+    path = tmp_path / "store"
+    server = made("ca2fl", 300, path, commit_every=None)
+    some_pushes(server, 300, 10)
+    index = server._store._index
+    commit = index.commit
+
+    def interrupted(change):
+        commit(change)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(index, "commit", interrupted)
+        server.checkpoint("mine")
+    assert server.notes == "mine"
+    expected = server.state_dict()
+    some_pushes(server, 300, 9)  # rounds that are not committed
+    server._store.close()
+    again = Server.open(path, server.rule)
+    assert (again.notes, again.state_dict()["meta"]) == ("mine", expected["meta"])
+    for client in again.rows.client_ids:
+        again.rows.row(client)
+
+
+def test_clients_are_told_once_amid_a_commit(tmp_path, monkeypatch):
+    """A view of the rows that somebody holds meanwhile."""
+    server = made("ca2fl", 30, tmp_path / "store", commit_every=2)
+    for client in range(5):
+        server.push(client, np.ones(30), version=server.version)
+    index, rows, seen = server._store._index, server.rows, []
+    commit = index.commit
+
+    def told(change):
+        seen.append(rows.client_ids)
+        commit(change)
+        seen.append(rows.client_ids)
+
+    monkeypatch.setattr(index, "commit", told)
+    server.push(5, np.ones(30), version=server.version)
+    assert (server.version, seen) == (2, [[0, 1, 2]] * 2)
+    assert rows.client_ids == list(range(6))
+
+
+def test_a_segment_that_was_not_made_to_the_end(tmp_path, monkeypatch):
+    """The file is there, and the metadata do not know it: then nor do Zarr tools, until they are told."""
+    monkeypatch.setattr(afflux.store.segments, "MOST_SLOTS", 2)
+    path = tmp_path / "store"
+    server = made("ca2fl", 30, path)
+
+    def push(client):
+        server.push(client, np.ones(30), version=server.version)
+
+    write = afflux.store.segments._write_slots
+
+    def stopped(folder, slots):
+        if slots == 4:
+            raise KeyboardInterrupt
+        write(folder, slots)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(afflux.store.segments, "_write_slots", stopped)
+        for client in range(M):
+            push(client)
+    server._store.close()
+    server = Server.open(path, server.rule)
+    for client in range(M):
+        push(client)
+    shape = zarr.open_group(path, mode="r")["rows"].shape
+    assert shape[0] == server.rows._segments.slots >= M
+
+
+def test_what_was_not_flushed_is_as_soon_as_that_is_asked_for(tmp_path, monkeypatch):
+    """A power cut must not take rows that an earlier commit without flushes refers to."""
+    server = made("ca2fl", 30, tmp_path / "store")
+    some_pushes(server, 30, 2 * M)
+    server.close()
+    flushed = set()
+    flush = afflux.store.segments.Segments.flush
+
+    def noted(self, slots):
+        flushed.add(self.folder.name)
+        flush(self, slots)
+
+    monkeypatch.setattr(afflux.store.segments.Segments, "flush", noted)
+    Server.open(tmp_path / "store", server.rule).close()
+    assert not flushed
+    for expected in ({"params", "rows", "sum", "arrivals"}, set()):
+        flushed.clear()
+        server = Server.open(tmp_path / "store", server.rule, durability="power")
+        assert flushed == expected
+        server.close()
+
+
+def test_options_may_be_numbers_of_numpy(tmp_path):
+    given = {"num_clients": np.int64(5), "seed": np.int64(3), "max_staleness": np.int32(4), "log": np.bool_(True)}
+    rule = ca2fl(buffer_size=2, codec="affine-4")
+    Server(rule, np.zeros(3), store=tmp_path / "store", **given).close()
+    again = Server.open(tmp_path / "store", rule)
+    assert (again.rows.num_clients, again.rows.seed, again.log) == (5, 3, ())
+
+
+def test_rows_are_asked_for_by_numbers_of_numpy(tmp_path):
+    for server in (made("ca2fl", 10), made("ca2fl", 10, tmp_path / "store")):
+        for client in range(M):
+            server.push(np.int32(client), np.ones(10), version=0)
+        assert np.int64(1) in server.rows
+        assert server.rows.row(np.int64(1)).tolist() == [1.0] * 10
+    with pytest.raises(AffluxError, match=r"\[row\] client_id 1180591620717411303424 does not fit into 64 bits"):
+        server.rows.row(2**70)
 
 
 def test_a_store_and_inplace_exclude_each_other(tmp_path):

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from conftest import FORKS
-from crashes import Case, each_step, kills
+from crashes import CASES, Case, each_step, kills, name
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork"),
@@ -16,23 +16,7 @@ pytestmark = [
 KILLS = int(os.environ.get("AFFLUX_KILLS", "30"))
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case("ca2fl"),
-        Case("ca2fl", d=140_001, pushes=60),
-        Case("ca2fl", commit_every=3),
-        Case("ca2fl", d=5000, pushes=200, codec="affine-4"),
-        Case("afa_cs", commit_every=2, codec="rotated-2", checkpoints=0.2),
-        Case("afa_cs", durability="power", pushes=120),
-        Case("fadas", commit_every=2),
-        Case("wkafl"),
-        Case("gsgm", pushes=150),
-        Case("fedbuff", memory="streaming"),
-        Case("fedams", commit_every=None, checkpoints=0.2),
-    ],
-    ids=lambda case: f"{case.rule}-{case.d}-{case.durability}-{case.commit_every}-{case.codec}",
-)
+@pytest.mark.parametrize("case", CASES, ids=name)
 def test_killed_at_random(case, tmp_path):
     assert kills(case, str(tmp_path / "store"), KILLS) == KILLS
 

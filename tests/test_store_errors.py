@@ -6,13 +6,16 @@ import resource
 import shutil
 import signal
 import sqlite3
+import tempfile
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from afflux import Server, StoreError
+from afflux import AffluxError, Server, StoreError
 from afflux.rules import ca2fl, fedbuff
+from afflux.store import check
 from conftest import FORKS
 from crashes import result
 
@@ -153,11 +156,11 @@ def test_a_damaged_index(path):
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
-        ("PRAGMA user_version = 99", "has format 99, this afflux reads 2"),
+        ("PRAGMA user_version = 99", "has format 99, this afflux reads 3"),
         ("PRAGMA application_id = 7", "is no index of afflux"),
         ("UPDATE facts SET value = '2' WHERE name = 'order_version'", "has order_version 2, this afflux 1"),
         ("UPDATE state SET meta = replace(meta, '3', '4')", "does not agree with its checksum"),
-        ("DELETE FROM state", "holds no server"),
+        ("DELETE FROM state", "is damaged: it has 9 rows of 0"),
         ("DROP TABLE vectors", "no such table"),
     ],
 )
@@ -199,6 +202,44 @@ def test_other_rules_and_no_stores(path, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(StoreError, match=r"cannot make .*file"):
         Server(RULE, np.zeros(3), num_clients=5, store=tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"durability": "fsync"}, "durability is 'fsync', must be one of process, power"),
+        ({"commit_every": 0}, "commit_every is 0, must be an int of at least 1"),
+    ],
+)
+def test_wrong_options(options, message, path, tmp_path):
+    with pytest.raises(AffluxError, match=message):
+        Server(RULE, np.zeros(3), num_clients=5, store=tmp_path / "new", **options)
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(AffluxError, match=message):
+        Server.open(path, RULE, **options)
+
+
+def test_a_first_commit_that_fails_lets_go_of_the_folder(tmp_path, monkeypatch):
+    def full(*_):
+        raise StoreError("[store] cannot write: database or disk is full")
+
+    with monkeypatch.context() as failing, pytest.raises(StoreError, match="disk is full"):
+        failing.setattr("afflux.store.index.Index.commit", full)
+        Server(RULE, np.zeros(3), num_clients=5, store=tmp_path / "new")
+    refused(tmp_path / "new", "holds no server")  # not: is in use
+
+
+def test_reads_that_are_cut_short_go_on(path, monkeypatch):
+    """One call reads 2 GiB at most."""
+    whole = check(path)
+    read = os.preadv
+
+    def short(file, buffers, offset):
+        return read(file, [buffers[0][:1000]], offset)
+
+    monkeypatch.setattr("os.preadv", short)
+    assert check(path) == whole
+    assert whole.sound
 
 
 def limited(path, size):
@@ -253,3 +294,41 @@ def test_a_version_that_cannot_be_committed_is_not_told(path, monkeypatch):
     server.close()
     again = Server.open(path, RULE)
     assert (again.version, again.arrivals_waiting, again.counts["joined"]) == (4, 1, 13)
+
+
+def test_foreign_versions_are_not_kept(path):
+    """A checkpoint keeps what this server has handed out; after an error, what the last one kept."""
+    with Server.open(path, RULE) as server:
+        mine, foreign = server.pull(), Server(fedbuff(), np.zeros(SIZE)).pull()
+        server.checkpoint(1, keep=[mine])
+        with pytest.raises(AffluxError, match=r"\[checkpoint\] keep: version 0 is not one that this server handed out"):
+            server.checkpoint(2, keep=[foreign])
+    with Server.open(path, RULE) as again:
+        assert (again.notes, [*again.kept]) == (1, [mine.version])
+
+
+def somebody(path):
+    """What one hears who may read a store, and not write to it, file by file."""
+    if os.geteuid() == 0:
+        import fcntl  # noqa: F401  that nobody may not be able to find
+
+        os.setgid(65534)
+        os.setuid(65534)
+    with pytest.raises(StoreError) as caught, Server.open(path, RULE) as server:
+        for client in range(9):
+            server.push(client, vector(client), version=server.version)
+    return str(caught.value).replace("\n", " ")
+
+
+@pytest.mark.parametrize("name", ["lock", "index.sqlite", "rows/c/0/0", "sum/c/0/0", "params/c/0/0", "."])
+def test_a_file_that_cannot_be_written(name, path):
+    with tempfile.TemporaryDirectory() as folder:  # that everybody may enter
+        os.chmod(folder, 0o777)
+        here = Path(shutil.copytree(path, f"{folder}/store"))
+        for place in (here, *here.rglob("*")):
+            place.chmod(0o777)
+        (here / name).chmod(0o555)
+        (said,) = result(lambda tell: tell(somebody(here)))
+        (here / name).chmod(0o777)
+        assert "Permission denied" in said or "readonly" in said or "unable to open" in said
+        Server.open(here, RULE).close()

@@ -19,9 +19,10 @@ import afflux.store.segments
 from afflux import AffluxError, Server, StoreError
 from afflux.rules import RULES
 from conftest import bits, ready
+from crashes import MEMORY
 
 CLIENTS, M, D = 7, 3, 70
-EXAMPLES = int(os.environ.get("AFFLUX_EXAMPLES", "6"))
+EXAMPLES = int(os.environ.get("AFFLUX_EXAMPLES", "5"))
 #: The rules, and the options of their servers.
 PLAYED = {
     "ca2fl": {},
@@ -29,6 +30,8 @@ PLAYED = {
     "ca2fl-none": {"commit_every": None, "durability": "power"},
     "ca2fl-reject": {"duplicates": "reject", "slot_dtype": "bfloat16"},
     "mf_ca2fl": {"seed": 3},
+    "mf_ca2fl-2": {"rule": {"buffer_size": M, "bits": 2, "codec": "rotated", "quantize_direction": True}},
+    "mf_ca2fl-vector": {"rule": {"buffer_size": M, "bits": 4, "codec": "affine-vector"}, "commit_every": 2},
     "afa_cs": {"dtype": "float64"},
     "fedbuff": {"lends": True},
     "fedbuff-streaming": {"memory": "streaming", "commit_every": 2},
@@ -56,13 +59,14 @@ class Play(RuleBasedStateMachine):
         super().__init__()
         options = dict(PLAYED[self.name])
         name = self.name.partition("-")[0]
-        self.rule = RULES[name]() if name == "zenopp" else RULES[name](buffer_size=M)
+        own = options.pop("rule", {} if name == "zenopp" else {"buffer_size": M})
+        self.rule = RULES[name](**own)
         self.lends = options.pop("lends", False)
         self.settings = {key: options.pop(key) for key in ("commit_every", "durability") if key in options}
         self.every = self.settings.get("commit_every", 1)
         given = {"num_clients": CLIENTS, "max_staleness": 4, "quarantine": True, "log": True, **options}
         self.make = lambda **store: ready(Server(self.rule, np.ones(D, np.float32), **given, **store))
-        self.folder = tempfile.mkdtemp()
+        self.folder = tempfile.mkdtemp(dir=MEMORY)
         self.lives = 0
         self.there, self.here = self.make(store=self.path, **self.settings), self.make()
         self.held = []  # what somebody has pulled, and its bits
@@ -76,7 +80,7 @@ class Play(RuleBasedStateMachine):
         return Path(self.folder, f"life{self.lives}")
 
     def teardown(self):
-        self.there._store.close()
+        self.there.close(checkpoint=False)
         shutil.rmtree(self.folder)
 
     def commit(self, **changed):
@@ -154,7 +158,7 @@ class Play(RuleBasedStateMachine):
     def crash(self):
         """A copy of what is on disk is what the end of the process leaves."""
         shutil.copytree(self.path, Path(self.folder, f"life{self.lives + 1}"))
-        self.there._store.close()
+        self.there.close(checkpoint=False)
         self.lives += 1
         self.open()
         self.here.load_state_dict(self.committed["state"])
@@ -187,14 +191,12 @@ class Play(RuleBasedStateMachine):
 
 @pytest.mark.parametrize(
     ("name", "mapped"),
-    [*((name, True) for name in PLAYED), *((name, False) for name in ("ca2fl", "fedbuff-streaming", "gsgm"))],
+    [*((name, True) for name in PLAYED), *((name, False) for name in ("mf_ca2fl", "fedbuff-streaming", "gsgm"))],
 )
 def test_a_store_against_memory(name, mapped, monkeypatch):
     monkeypatch.setattr(afflux.store.segments, "MOST_SLOTS", 2)  # new segments, again and again
     if not mapped:
         monkeypatch.setattr(afflux.store.folder, "promises_space", lambda folder: False)
-    if name == "mf_ca2fl":
-        pytest.skip("a store holds rows of every bit so far")
     played = type("Played", (Play,), {"name": name})
     run_state_machine_as_test(
         played,

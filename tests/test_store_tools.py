@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import sqlite3
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -12,7 +14,9 @@ from typer.testing import CliRunner
 from afflux import Server, StoreError, store
 from afflux.cli import app
 from afflux.rules import afa_cs, ca2fl, fedams, fedbuff
-from conftest import bits
+from afflux.store.index import Place, sealed
+from conftest import FORKS, bits
+from crashes import result
 
 SIZE, CLIENTS, M = 70_001, 30, 3
 RULE = ca2fl(buffer_size=M)
@@ -187,7 +191,8 @@ def test_check_finds_a_sum_of_other_rows(path):
     """As a lost update would leave it: all checksums hold."""
     connection = sqlite3.connect(path / "index.sqlite")
     (crc,) = connection.execute("SELECT crc FROM rows WHERE client = 1").fetchone()
-    connection.execute("UPDATE rows SET crc = ? WHERE client = 2", (crc,))
+    (slot,) = connection.execute("SELECT slot FROM rows WHERE client = 2").fetchone()
+    connection.execute("UPDATE rows SET crc = ? WHERE client = 2", (sealed(2, Place(slot, crc[:-4])),))
     connection.commit()
     connection.close()
     (here, start), (there, target) = place(path, 1), place(path, 2)
@@ -273,6 +278,21 @@ def test_repair_of_a_segment_that_was_cut_off(made, path):
         pushes(server, range(9))
 
 
+def test_repair_of_a_segment_that_has_grown(path):
+    """It is cut off; no row was in what was too much."""
+    file, _ = place(path, 0)
+    size = file.stat().st_size
+    os.truncate(file, size + 10)
+    assert store.check(path).mendable
+    told = run("repair", path, "--yes")
+    assert (told.exit_code, told.stdout.splitlines()[-1]) == (
+        0,
+        "mended: a segment has its size again; no row was lost",
+    )
+    assert (file.stat().st_size, store.check(path).sound) == (size, True)
+    Server.open(path, RULE).close()
+
+
 def test_repair_leaves_what_it_cannot_mend(path):
     damage_row(path, 3)
     for slot in range(2):
@@ -281,6 +301,37 @@ def test_repair_leaves_what_it_cannot_mend(path):
     with pytest.raises(StoreError, match=r"\[repair\] .*params is damaged.* only rows and their sum are mended"):
         store.repair(path)
     assert contents(path) == before
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings(FORKS)
+def test_a_folder_that_can_only_be_read(made):
+    """As on a read-only disk: no file is made beside the index."""
+
+    def look(tell):
+        if os.getuid() == 0:  # who may write anywhere
+            os.setuid(65534)
+        tell(store.info(path).problems == () and store.check(path).sound)
+        tell(len(store.export(path, root / "out" / "rows.npy")))
+        for call in (store.repair, Server.open):
+            try:
+                call(path)
+            except StoreError as error:
+                tell("Permission denied" in str(error))
+
+    with TemporaryDirectory() as folder:
+        root = Path(folder)
+        path = shutil.copytree(made, root / "store")
+        (root / "out").mkdir()
+        before = contents(path)
+        for each in (*path.rglob("*"), path):
+            each.chmod(0o555 if each.is_dir() else 0o444)
+        root.chmod(0o755)
+        (root / "out").chmod(0o777)
+        assert result(look) == ["True", "9", "True", "True"]
+        assert contents(path) == before
+        for each in (path, *path.rglob("*")):
+            each.chmod(0o755)
 
 
 def test_a_store_that_cannot_be_opened(path, tmp_path):

@@ -72,6 +72,13 @@ void for_each_piece(std::int64_t d, int num_threads, const std::function<void(st
   });
 }
 
+void for_each_superblock(std::int64_t d, int num_threads, const std::function<void(std::int64_t, std::int64_t)>& body) {
+  parallel_for((d + kSuperblock - 1) / kSuperblock, num_threads, [&](std::int64_t i) {
+    const std::int64_t begin = i * kSuperblock;
+    body(begin, std::min(begin + kSuperblock, d));
+  });
+}
+
 int threads_worth(std::int64_t bytes, int num_threads) {
   // No static local: if a fork hit its initialization, the child would wait for it for ever.
   std::int64_t each = thread_bytes.load(std::memory_order_relaxed);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <atomic>
 #include <vector>
 
@@ -7,6 +8,7 @@
 #include "entry/check.hpp"
 #include "entry/overlap.hpp"
 #include "entry/rows.hpp"
+#include "entry/sums.hpp"
 
 namespace afflux {
 namespace {
@@ -187,30 +189,45 @@ Pass with_outs(Pass pass) {
   return pass;
 }
 
-bool sweep(const Pass& pass, const std::vector<RowHeads>& heads, const check::Overlaps& overlaps, int num_threads) {
-  if (overlaps.device().kind == DeviceKind::cuda)
-    return cuda::backend()->apply(cuda::on(overlaps.device()), pass, heads.data());
+bool sweep(const Pass& pass, const std::vector<RowHeads>& heads, int threads, Checksums* checksums) {
   const auto kernel = kernels().apply;
-  const int threads = threads_worth(overlaps.traffic(), num_threads);
   std::atomic<bool> finite{true};
-  for_each_piece(pass.params.size, threads, [&](std::int64_t begin, std::int64_t end) {
+  const auto piece = [&](std::int64_t begin, std::int64_t end) {
     if (!kernel(pass, heads.data(), begin, end)) finite.store(false, std::memory_order_relaxed);
-  });
+  };
+  if (checksums == nullptr) {
+    for_each_piece(pass.params.size, threads, piece);
+  } else {
+    const SweptSums sums(pass, *checksums);
+    for_each_superblock(pass.params.size, threads, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t at = begin; at < end; at += SweptSums::kStrip) {
+        const std::int64_t to = std::min(at + SweptSums::kStrip, end);
+        piece(at, to);
+        sums.take(at, to);
+      }
+    });
+  }
   return finite.load(std::memory_order_relaxed);
 }
 
 }  // namespace
 
-bool apply(const Pass& pass, int num_threads, bool dry) {
+bool apply(const Pass& pass, int num_threads, bool dry, Checksums* checksums) {
   check::threads("apply", num_threads);
   check::Overlaps overlaps;
   check_pass(pass, overlaps);
   const Device device = overlaps.device();
+  const bool cuda = device.kind == DeviceKind::cuda;
+  if (cuda && checksums != nullptr) throw Unavailable("[apply] checksums are taken of host memory, not on cuda");
   const std::vector<RowHeads> heads = heads_of(pass, device);
   if (dry) return true;
-  const bool finite = sweep(with_outs(pass), heads, overlaps, num_threads);
-  write_heads(pass, heads, device);
-  return finite;
+  if (cuda) {
+    const bool finite = cuda::backend()->apply(cuda::on(device), with_outs(pass), heads.data());
+    write_heads(pass, heads, device);
+    return finite;
+  }
+  write_heads(pass, heads, device);  // what they replace has been read
+  return sweep(with_outs(pass), heads, threads_worth(overlaps.traffic(), num_threads), checksums);
 }
 
 }  // namespace afflux

@@ -1,5 +1,6 @@
-// CRC-32C (Castagnoli) of the blocks of a buffer: what files are checked with. One block follows the other in a block's
-// own CRC, so several blocks side by side hide the latency of the instruction, and need no combining.
+// CRC-32C (Castagnoli): what files are checked with.
+#include "entry/checksum.hpp"
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -23,34 +24,59 @@
 namespace afflux {
 namespace {
 
-constexpr int kSideBySide = 4;
+// Polynomials modulo that of the CRC: bit 31 - k is the coefficient of x^k.
+constexpr std::uint32_t by_x(std::uint32_t a) { return (a >> 1) ^ (a & 1u ? 0x82F63B78u : 0u); }
+constexpr std::uint32_t product(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t sum = 0;
+  for (std::uint32_t bit = 1u << 31; bit != 0; bit >>= 1, b = by_x(b)) sum ^= a & bit ? b : 0u;
+  return sum;
+}
+
+struct Powers {
+  std::array<std::uint32_t, 63> of{};  // x^(8 * 2^k)
+  constexpr Powers() {
+    of[0] = 1u << (31 - 8);
+    for (std::size_t k = 1; k < of.size(); ++k) of[k] = product(of[k - 1], of[k - 1]);
+  }
+};
+constexpr Powers kPowers;
+
+// The CRC of what is one after the other, from those of both parts.
+std::uint32_t joined(std::uint32_t first, std::uint32_t second, std::int64_t second_size) {
+  for (std::size_t k = 0; second_size != 0; ++k, second_size >>= 1)
+    if (second_size & 1) first = product(kPowers.of[k], first);
+  return first ^ second;
+}
 
 struct Table {
   std::array<std::uint32_t, 256> of{};
   constexpr Table() {
     for (std::uint32_t byte = 0; byte < 256; ++byte) {
       std::uint32_t crc = byte;
-      for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ (crc & 1u ? 0x82F63B78u : 0u);
+      for (int bit = 0; bit < 8; ++bit) crc = by_x(crc);
       of[byte] = crc;
     }
   }
 };
 constexpr Table kTable;
 
-// `blocks` of them, each of `size` bytes, one after the other in memory.
-void by_table(const unsigned char* data, std::int64_t size, int blocks, std::uint32_t* out) {
-  for (int k = 0; k < blocks; ++k) {
-    std::uint32_t crc = ~0u;
-    for (const unsigned char* at = data + k * size; at != data + (k + 1) * size; ++at)
+using checksum::Stream;
+
+// `count` streams go on by `size` bytes.
+void by_table(Stream* const* streams, int count, std::int64_t size) {
+  for (int k = 0; k < count; ++k) {
+    std::uint32_t crc = ~*streams[k]->crc;
+    for (const unsigned char *at = streams[k]->data, *end = at + size; at != end; ++at)
       crc = kTable.of[(crc ^ *at) & 0xFFu] ^ (crc >> 8);
-    out[k] = ~crc;
+    *streams[k]->crc = ~crc;
   }
 }
 
 #if defined(AFFLUX_CRC)
 #if defined(__aarch64__)
-AFFLUX_CRC inline std::uint32_t next(std::uint32_t crc, std::uint64_t word) { return __crc32cd(crc, word); }
-AFFLUX_CRC inline std::uint32_t next(std::uint32_t crc, unsigned char byte) { return __crc32cb(crc, byte); }
+using State = std::uint32_t;
+AFFLUX_CRC inline State next(State crc, std::uint64_t word) { return __crc32cd(crc, word); }
+AFFLUX_CRC inline State next(State crc, unsigned char byte) { return __crc32cb(crc, byte); }
 bool has_instruction() {
 #if defined(__linux__)
   return (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
@@ -59,36 +85,44 @@ bool has_instruction() {
 #endif
 }
 #else
-AFFLUX_CRC inline std::uint32_t next(std::uint32_t crc, std::uint64_t word) {
-  return static_cast<std::uint32_t>(_mm_crc32_u64(crc, word));
+using State = std::uint64_t;  // as the instruction has it: narrowing it costs one more
+AFFLUX_CRC inline State next(State crc, std::uint64_t word) { return _mm_crc32_u64(crc, word); }
+AFFLUX_CRC inline State next(State crc, unsigned char byte) {
+  return _mm_crc32_u8(static_cast<std::uint32_t>(crc), byte);
 }
-AFFLUX_CRC inline std::uint32_t next(std::uint32_t crc, unsigned char byte) { return _mm_crc32_u8(crc, byte); }
 bool has_instruction() { return __builtin_cpu_supports("sse4.2"); }
 #endif
 
-template <int kBlocks>
-AFFLUX_CRC void side_by_side(const unsigned char* data, std::int64_t size, std::uint32_t* out) {
-  std::uint32_t crc[kBlocks];
-  for (int k = 0; k < kBlocks; ++k) crc[k] = ~0u;
+template <int kStreams>
+AFFLUX_CRC void side_by_side(Stream* const* streams, std::int64_t size) {
+  const unsigned char* data[kStreams];
+  State crc[kStreams];
+  for (int k = 0; k < kStreams; ++k) {
+    data[k] = streams[k]->data;
+    crc[k] = ~*streams[k]->crc;
+  }
   std::int64_t i = 0;
   for (; i + 8 <= size; i += 8)
-    for (int k = 0; k < kBlocks; ++k) {
+    for (int k = 0; k < kStreams; ++k) {
       std::uint64_t word;
-      std::memcpy(&word, data + k * size + i, sizeof word);
+      std::memcpy(&word, data[k] + i, sizeof word);
       crc[k] = next(crc[k], word);
     }
   for (; i < size; ++i)
-    for (int k = 0; k < kBlocks; ++k) crc[k] = next(crc[k], data[k * size + i]);
-  for (int k = 0; k < kBlocks; ++k) out[k] = ~crc[k];
+    for (int k = 0; k < kStreams; ++k) crc[k] = next(crc[k], data[k][i]);
+  for (int k = 0; k < kStreams; ++k) *streams[k]->crc = ~static_cast<std::uint32_t>(crc[k]);
 }
 
-void by_instruction(const unsigned char* data, std::int64_t size, int blocks, std::uint32_t* out) {
-  if (blocks == kSideBySide) return side_by_side<kSideBySide>(data, size, out);
-  for (int k = 0; k < blocks; ++k) side_by_side<1>(data + k * size, size, out + k);
+void by_instruction(Stream* const* streams, int count, std::int64_t size) {
+  static_assert(checksum::kSideBySide == 4);
+  if (count == 4) return side_by_side<4>(streams, size);
+  if (count == 3) return side_by_side<3>(streams, size);
+  if (count == 2) return side_by_side<2>(streams, size);
+  side_by_side<1>(streams, size);
 }
 #endif
 
-using Kernel = void (*)(const unsigned char*, std::int64_t, int, std::uint32_t*);
+using Kernel = void (*)(Stream* const*, int, std::int64_t);
 
 Kernel kernel(bool table) {
 #if defined(AFFLUX_CRC)
@@ -97,7 +131,49 @@ Kernel kernel(bool table) {
   return by_table;
 }
 
+// All of them, kSideBySide at a time; where one ends, the next one begins.
+void take(std::vector<Stream>& streams, Kernel go_on) {
+  Stream* active[checksum::kSideBySide];
+  int width = 0;
+  for (std::size_t next = 0; next < streams.size() || width > 0;) {
+    while (width < checksum::kSideBySide && next < streams.size()) active[width++] = &streams[next++];
+    std::int64_t size = active[0]->size;
+    for (int k = 1; k < width; ++k) size = std::min(size, active[k]->size);
+    go_on(active, width, size);
+    int left = 0;
+    for (int k = 0; k < width; ++k) {
+      active[k]->data += size;
+      active[k]->size -= size;
+      if (active[k]->size > 0) active[left++] = active[k];
+    }
+    width = left;
+  }
+}
+
 }  // namespace
+
+void checksum::extend(const Stream* streams, std::int64_t count, bool table) {
+  // Long ones are cut into parts, so that as many are under way to the end.
+  constexpr std::int64_t kLeast = 4096;
+  std::int64_t total = 0;
+  for (std::int64_t i = 0; i < count; ++i) total += streams[i].size;
+  const std::int64_t share = std::max((total / kSideBySide + kLeast - 1) / kLeast * kLeast, kLeast);
+  std::vector<Stream> parts;
+  std::vector<std::uint32_t> later;  // CRCs of parts that are not the first ones
+  parts.reserve(static_cast<std::size_t>(count + kSideBySide));
+  later.reserve(kSideBySide);
+  for (std::int64_t i = 0; i < count; ++i)
+    for (std::int64_t at = 0; at < streams[i].size; at += share) {
+      if (at > 0) later.push_back(0);
+      parts.push_back(
+          {streams[i].data + at, std::min(share, streams[i].size - at), at > 0 ? &later.back() : streams[i].crc});
+    }
+  take(parts, kernel(table));
+  const std::uint32_t* next = later.data();
+  for (std::int64_t i = 0; i < count; ++i)
+    for (std::int64_t at = share; at < streams[i].size; at += share)
+      *streams[i].crc = joined(*streams[i].crc, *next++, std::min(share, streams[i].size - at));
+}
 
 std::vector<std::uint32_t> crc32c(View<const unsigned char> data, std::int64_t block, std::int64_t head,
                                   int num_threads, bool table) {
@@ -106,17 +182,18 @@ std::vector<std::uint32_t> crc32c(View<const unsigned char> data, std::int64_t b
   if (block < 1) check::fail("crc32c", "block is " + std::to_string(block) + ", must be at least 1");
   if (head < 0 || head > data.size)
     check::fail("crc32c", "head is " + std::to_string(head) + ", data has " + std::to_string(data.size) + " bytes");
-  const unsigned char* const body = data.data + head;
-  const std::int64_t size = data.size - head, whole = size / block, rest = size % block, first = head != 0;
-  std::vector<std::uint32_t> out(static_cast<std::size_t>(first + whole + (rest != 0)));
-  const Kernel crc = kernel(table);
-  if (head != 0) crc(data.data, head, 1, out.data());
-  parallel_for((whole + kSideBySide - 1) / kSideBySide, threads_worth(size, num_threads), [&](std::int64_t group) {
-    const std::int64_t from = group * kSideBySide;
-    crc(body + from * block, block, static_cast<int>(std::min<std::int64_t>(kSideBySide, whole - from)),
-        out.data() + first + from);
+  const std::int64_t first = head != 0, count = first + (data.size - head + block - 1) / block;
+  std::vector<std::uint32_t> out(static_cast<std::size_t>(count));
+  const auto border = [&](std::int64_t k) { return k < first ? 0 : std::min(head + (k - first) * block, data.size); };
+  constexpr std::int64_t kTogether = checksum::kSideBySide;
+  const std::int64_t groups = (count + kTogether - 1) / kTogether;
+  parallel_for(groups, threads_worth(data.size, num_threads), [&](std::int64_t group) {
+    Stream streams[kTogether];
+    const std::int64_t from = group * kTogether, some = std::min(kTogether, count - from);
+    for (std::int64_t k = 0; k < some; ++k)
+      streams[k] = {data.data + border(from + k), border(from + k + 1) - border(from + k), &out[from + k]};
+    checksum::extend(streams, some, table);
   });
-  if (rest != 0) crc(body + whole * block, rest, 1, &out.back());
   return out;
 }
 

@@ -60,6 +60,8 @@ def apply(
     memory: tuple[Sequence[object], Sequence[object], object, object | None] | None,  # vectors, outs, weights, next
     num_threads: int,
     done: list[bool] | None = None,
+    # out, sum, rows, states, memories
+    checksums: list[tuple[bytes, bytes, list[bytes], list[bytes], list[bytes]]] | None = None,
     dry: bool = False,
 ) -> None: ...
 def exactly(function: Callable[[_T], _R], argument: _T) -> _R: ...

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from afflux import checkpoint
-from afflux.errors import AffluxError
+from afflux.errors import AffluxError, StoreError
 from afflux.receipts import Pulled
 from afflux.store.folder import Store
 from afflux.versions import Versions
@@ -42,8 +42,8 @@ class Keep(View):
             saved = store.checked(self._facts(), self._joins)
             arrivals = self._rounds.loaded(saved)
             kept = [
-                now if version == now.version else Pulled(self._versions.take().publish(version), version)
-                for version in store.kept
+                now if version == now.version else Pulled(self._versions.take().publish(version), version, buffers)
+                for version, buffers in store.kept.items()
             ]
             self.kept = MappingProxyType({held.version: held for held in kept})
             self._joins.load(store.adopt(saved.book(now, arrivals), kept), saved.quarantined, saved.log)
@@ -71,11 +71,12 @@ class Keep(View):
         """Another process may open the store, after a last checkpoint. Params that were pulled stay as they are.
 
         Args:
-            checkpoint: False leaves the store at its last commit, as a killed process does.
+            checkpoint: False leaves the store at its last commit, as a killed process does; the way out where files
+                have vanished or the disk stays full.
         """
         if self._gate.closed:
             return
-        with self._stored("close") as store:
+        with self._stored("close", whole=checkpoint) as store:
             if checkpoint:
                 store.checkpoint(self._joins, store.notes, store.held)
             self._gate.closed, self._gate.check = True, lambda: None
@@ -88,10 +89,12 @@ class Keep(View):
             return None if store.notes is None else json.loads(store.notes)
 
     @contextmanager
-    def _stored(self, op: str) -> Iterator[Store]:
+    def _stored(self, op: str, *, whole: bool = True) -> Iterator[Store]:
+        """`whole`: what is decided has been made."""
         self._enter(op)
         with self._gate.mutex:
-            self._gate.settle()
+            with nullcontext() if whole else suppress(StoreError):
+                self._gate.settle()
             if self._store is None:
                 raise AffluxError(f"[{op}] this server has no store: make it with store=")
             yield self._store

@@ -172,6 +172,11 @@ class Pass:
     states_out: Sequence[Array] = ()
 
 
+#: CRC-32C of what a sweep has written, of each superblock as by `crc32c`: out, sum, each row (of its head first; empty:
+#: it was kept), the step's states, memories (none where they stay).
+Checksums = tuple[bytes, bytes, list[bytes], list[bytes], list[bytes]]
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """One way to run the operations."""
@@ -256,7 +261,13 @@ def gram(vectors: Sequence[Array], *, num_threads: int | None = None) -> Float64
     return out.reshape(len(vectors), len(vectors))
 
 
-def apply(round: Pass, *, num_threads: int | None = None, done: list[bool] | None = None) -> None:
+def apply(
+    round: Pass,
+    *,
+    num_threads: int | None = None,
+    done: list[bool] | None = None,
+    checksums: list[Checksums] | None = None,
+) -> None:
     """One server round in one sweep: combine -> calibrate -> step, tile by tile.
 
     Everything is checked before anything is written.
@@ -267,6 +278,7 @@ def apply(round: Pass, *, num_threads: int | None = None, done: list[bool] | Non
         done: once the sweep was made, it is appended whether the direction was finite, which it is not where an update
             that was read holds an infinity or a NaN, or where the sum overflows. A KeyboardInterrupt may be raised
             between the sweep and the return of this function; the list then tells whether `out` was written.
+        checksums: likewise those of what was written are appended, taken in the same sweep.
 
     Raises:
         AffluxError: arguments that do not fit together, named in the message; nothing was written.
@@ -281,7 +293,7 @@ def apply(round: Pass, *, num_threads: int | None = None, done: list[bool] | Non
     >>> params.tolist()
     [2.0, 3.0]
     """
-    _apply(round, threads(num_threads), done, dry=False)
+    _apply(round, threads(num_threads), done, checksums, dry=False)
 
 
 def check(round: Pass) -> None:
@@ -291,10 +303,12 @@ def check(round: Pass) -> None:
     Traceback (most recent call last):
     afflux._engine.AffluxError: [apply] out has 3 elements, expected 2
     """
-    _apply(round, 1, None, dry=True)
+    _apply(round, 1, None, None, dry=True)
 
 
-def _apply(round: Pass, num_threads: int, done: list[bool] | None, *, dry: bool) -> None:
+def _apply(
+    round: Pass, num_threads: int, done: list[bool] | None, checksums: list[Checksums] | None, *, dry: bool
+) -> None:
     combine = round.combine
     _engine.apply(
         round.params,
@@ -305,6 +319,7 @@ def _apply(round: Pass, num_threads: int, done: list[bool] | None, *, dry: bool)
         None if round.memory is None else _memory(round.memory, len(combine.updates)),
         num_threads,
         done,
+        checksums,
         dry,
     )
 

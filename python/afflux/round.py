@@ -92,6 +92,7 @@ class Round(Work):
     terms: list[Term] = field(default_factory=list)  #: that are to be added before the sweep
     unseen: Unseen | None = None  #: vectors that nobody has looked at
     saved: bool = True  #: whether a store has taken note of it, if there is one
+    checksums: list[ops.Checksums] | None = None  #: of what the sweep has written, for a store
 
     @property
     def finished(self) -> bool:
@@ -110,7 +111,7 @@ class Round(Work):
             for term in self.terms:
                 term.add(num_threads)
             if self.unseen is None:
-                ops.apply(self.sweep, num_threads=num_threads, done=self.done)
+                ops.apply(self.sweep, num_threads=num_threads, done=self.done, checksums=self.checksums)
             else:
                 self._make_unseen(self.unseen, num_threads)
             # Nobody has seen the report yet.
@@ -119,7 +120,7 @@ class Round(Work):
     def _make_unseen(self, unseen: Unseen, num_threads: int) -> None:
         """The sweep, and once more without what is found not to be finite; all may be repeated after an interrupt."""
         finite: list[bool] = []
-        ops.apply(self.sweep, num_threads=num_threads, done=finite)
+        ops.apply(self.sweep, num_threads=num_threads, done=finite, checksums=self.checksums)
         if not finite[0]:
             # In the engine's floating-point mode, as prepare.
             exactly(lambda known: self._make_without(known, num_threads), unseen)
@@ -131,7 +132,7 @@ class Round(Work):
             weights = unseen.without(bad)
             mix = ops.Combine(self.slots, weights.vectors, params_weight(unseen.rule.kind, weights.vectors))
             sweep = replace(self.sweep, combine=mix)
-            ops.apply(sweep, num_threads=num_threads)
+            ops.apply(sweep, num_threads=num_threads, checksums=self.checksums)
             self.buffers = mixed_buffers(unseen.rule, unseen.current, unseen.ordered, sweep, weights)
             object.__setattr__(self.report, "weights", weights.vectors)
             object.__setattr__(self.report, "rejected", reasons(weights))

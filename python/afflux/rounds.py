@@ -158,6 +158,7 @@ class Rounds:
         before = self._joins.before(len(waiting), (lambda memories: memories) if store is None else store.outs)
         sealed = prepare(self._rule, before, waiting, draft, self._num_threads)
         sealed.saved = store is None
+        sealed.checksums = None if store is None else []
         return sealed
 
     def _make(self, work: Round | Total) -> None:

@@ -18,6 +18,7 @@ from afflux.keep import Keep
 from afflux.layout import Tree
 from afflux.lent import why_not
 from afflux.passes import Passes
+from afflux.plan import fitted
 from afflux.receipts import Pulled, Receipt, Report
 from afflux.round import Pushed
 from afflux.rounds import Rounds, Ticket
@@ -25,6 +26,7 @@ from afflux.rule import ClientId, Rule
 from afflux.slots import Slot, Slots
 from afflux.store import MemoryRows
 from afflux.store.folder import Durability, Store
+from afflux.store.lock import promises_space
 from afflux.streaming import MOST_SQUARES, MemoryMode, Streaming
 from afflux.versions import Versions
 
@@ -68,6 +70,8 @@ class Server(Keep):
             about; "power": also that of the machine.
         commit_every: versions that this divides are committed; None: only `checkpoint` and `close` commit.
         seed: of the random bits that quantized rows are made with, at least 0, in 64 bits.
+        memory_budget: bytes; what `afflux.plan` counts never exceeds them: max_slots and max_versions, where they are
+            not given, are chosen so. Refused if that cannot be. The log and what is quarantined are not counted.
 
     Memory, in bytes, with p and s the sizes of an element of params and of a slot (4 by default):
 
@@ -128,6 +132,7 @@ class Server(Keep):
         durability: Durability = "process",
         commit_every: int | None = 1,
         seed: int = 0,
+        memory_budget: int | None = None,
     ) -> None:
         if not isinstance(rule, Rule):
             raise AffluxError(f"[Server] rule is {rule!r}, must be a Rule such as afflux.rules.fedbuff()")
@@ -139,6 +144,8 @@ class Server(Keep):
         at_least("max_slots", max_slots, rule.buffer_size if memory == "buffered" else 1)
         at_least("max_versions", max_versions, 2)
         at_least("seed", seed, 0)
+        one_of("durability", durability, ("process", "power"))
+        at_least("commit_every", commit_every, 1)
         one_of("dtype", dtype, ("float32", "float64"))
         slot_dtype = slot_dtype or dtype
         one_of("slot_dtype", slot_dtype, (dtype, "bfloat16"))
@@ -150,6 +157,20 @@ class Server(Keep):
         self._quarantine = quarantine
         self._intake = Intake.of(params, rule.kind, push_threads)
         size = self._intake.size
+        if memory_budget is not None:
+            max_slots, max_versions = fitted(
+                memory_budget,
+                rule,
+                size,
+                max_slots=max_slots,
+                max_versions=max_versions,
+                num_clients=num_clients,
+                dtype=dtype,
+                slot_dtype=slot_dtype,
+                memory=memory,
+                inplace=inplace,
+                store=store is not None and promises_space(Path(store)),
+            )
         self._versions = Versions(size, max_versions, dtype=dtype, checked=check_versions, inplace=inplace)
         self._streaming = Streaming(rule, duplicates, size) if memory == "streaming" else None
         self._slots = Slots(size, slot_dtype, slots_of(rule, max_slots, memory))
@@ -194,13 +215,18 @@ class Server(Keep):
             if inplace:
                 raise AffluxError("[Server] inplace: a store keeps the last version while the next one is written")
             new = Store.make(Path(store), rule, self._facts(), options)
-            self._settle(Store(new, durability, commit_every, self.num_threads))
+            made = Store(new, durability, commit_every, self.num_threads)
+            try:
+                self._settle(made)
+            except BaseException:
+                made.close()
+                raise
 
     @classmethod
     def open(
         cls,
         path: "str | PathLike[str]",
-        rule: Rule,
+        rule: Rule | None = None,
         *,
         num_threads: int | None = None,
         push_threads: int = 1,
@@ -212,14 +238,15 @@ class Server(Keep):
         Args:
             path: the store's folder.
             rule: that of the server that was kept there; what else is changed, such as server_lr, changes the next
-                bits.
+                bits. None: the one that it had last; one with a part of your own must be given.
             num_threads: see the class.
             push_threads: likewise.
             durability: likewise.
             commit_every: likewise. All else is as it was.
 
         Raises:
-            StoreError: no store, another rule, another process has it, or it is damaged; it stays as it is.
+            StoreError: no store, another rule or none where one must be given, another process has it, or it is
+                damaged; it stays as it is.
 
         >>> from tempfile import TemporaryDirectory
         >>> from afflux.rules import fedbuff
@@ -227,7 +254,7 @@ class Server(Keep):
         >>> with Server(fedbuff(buffer_size=2), np.zeros(3), store=f"{folder.name}/store") as server:
         ...     server.push("ann", np.ones(3), version=0).durable
         1
-        >>> with Server.open(f"{folder.name}/store", fedbuff(buffer_size=2)) as server:
+        >>> with Server.open(f"{folder.name}/store") as server:
         ...     server.arrivals_waiting, server.push("bob", np.ones(3), version=0).version
         (1, 1)
         >>> folder.cleanup()
@@ -236,7 +263,7 @@ class Server(Keep):
         at_least("commit_every", commit_every, 1)
         store = Store(Path(path), durability, commit_every, ops.threads(num_threads))
         try:
-            store.refuse_unfit(rule)
+            rule = store.going_on(rule)
             settings = {name: store.facts[name] for name in ("num_clients", "dtype", "slot_dtype")} | store.options
             zeros = np.zeros(store.facts["d"], store.facts["dtype"])
             server = cls(rule, zeros, num_threads=num_threads, push_threads=push_threads, **settings)

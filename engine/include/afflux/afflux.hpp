@@ -53,10 +53,18 @@ Statistics ingest(View<const void> update, View<void> slot, int num_threads = 1)
 // neighbours of one type are done together). Scratch memory is at most a few MB, whatever d is.
 void gram(List<View<const void>> vectors, View<double> out, int num_threads = 1);
 
+// CRC-32C of what a sweep has written: of each superblock's bytes, in turn. In a row, that of its head comes before.
+struct Checksums {
+  std::vector<std::uint32_t> out, sum;               // sum: with cached rows
+  std::vector<std::vector<std::uint32_t>> rows;      // one for each arrival; empty where the row was kept
+  std::vector<std::vector<std::uint32_t>> states;    // of the step
+  std::vector<std::vector<std::uint32_t>> memories;  // none if `next` is empty
+};
+
 // A dry one only checks: it throws what the real one would, and writes nothing. Returns whether the direction was
 // finite in every element; it is not where an update that was read holds an infinity or a NaN, or where the sum
-// overflows.
-bool apply(const Pass& pass, int num_threads = 1, bool dry = false);
+// overflows. `checksums`, if given, are filled in the same sweep.
+bool apply(const Pass& pass, int num_threads = 1, bool dry = false, Checksums* checksums = nullptr);
 
 // "float32", "float64", "float16", "bfloat16", "affine-4", "affine-vector-4", "rotated-4"; throws for others.
 std::string name(Codec codec);

@@ -1,4 +1,4 @@
-"""The command line: `afflux compare`, `run`, `replay`, `reproduce`, `codecs`, `store`, `bench`, `rules`, `backends`."""
+"""The command line: `afflux compare`, `run`, `replay`, `reproduce`, `codecs`, `store`, `plan`, `bench`, `rules`, ..."""
 
 import signal
 import sys
@@ -13,7 +13,7 @@ except ModuleNotFoundError:
     sys.exit("afflux: the command line needs typer: pip install 'afflux[sim]'")
 
 from afflux.bench import command as benchmark
-from afflux.cli import reproduce, show, simulate, store
+from afflux.cli import plan, reproduce, show, simulate, store
 
 app = typer.Typer(
     help="Asynchronous federated learning: the server's arithmetic, and a simulator around it.",
@@ -47,6 +47,7 @@ app.command(help=show.RULES_HELP)(show.rules)
 app.add_typer(reproduce.app, name="reproduce")
 app.command(help=reproduce.CODECS_HELP)(reproduce.codecs)
 app.add_typer(store.app, name="store")
+app.command(help=plan.HELP)(plan.plan)
 app.command(help=show.BACKENDS_HELP)(show.backends)
 
 

@@ -101,7 +101,9 @@ def repair(path: Folder, yes: Annotated[bool, typer.Option("--yes", help="Do not
                 raise typer.Exit(1)
         with _bar("mending") as progress:
             done = store.repair(path, progress)
-        if done is not None:
+        if done is None:
+            typer.echo("mended: a segment has its size again; no row was lost")
+        else:
             typer.echo(f"mended: {len(done.dropped)} rows dropped; bit continuity ends at version {done.version}")
 
 
@@ -132,7 +134,7 @@ def _ids(path: Path, text: str) -> list[int | str]:
 
 def _lines(found: Info) -> Iterator[tuple[str, Any]]:
     yield "store", found.path + (", in use" if found.in_use else "")
-    yield "rule", f"{found.rule}, kind {found.kind}"
+    yield "rule", f"{found.rule}, kind {found.kind}, M = {found.recipe['buffer_size']}"
     yield "params", f"d = {found.d:,} {found.dtype}; arrivals are kept as {found.slot_dtype}"
     waiting = f", {found.waiting} arrivals wait" if found.waiting else ""
     yield "version", f"{found.version:,} after {found.joins:,} pushes{waiting}"
@@ -157,7 +159,7 @@ def _tell(health: Health) -> None:
     for problem in health.problems:
         typer.echo(problem)
     if health.sound:
-        off = "" if health.sum_error is None else f"; the sum is off by {health.sum_error:.1e} of the largest norm"
+        off = "" if health.sum_error is None else f"; the sum is off by {health.sum_error:.2g} of the largest norm"
         typer.echo(f"sound: every checksum holds, {health.clients:,} rows{off}")
 
 

@@ -12,7 +12,7 @@ from afflux.rule import ClientId
 from afflux.store.index import Index, Place
 from afflux.store.rows import CachedRows, Row, Rows, row_crc
 from afflux.store.segments import Segments
-from afflux.store.vectors import Vectors
+from afflux.store.vectors import Fresh, Vectors
 
 
 class Table(NamedTuple):
@@ -54,14 +54,12 @@ class DiskRows(CachedRows):
         num_clients: int,
         codec: Codec,
         seed: int,
-        num_threads: int,
     ) -> None:
         super().__init__(size, num_clients, codec, seed)
         self._segments = segments
         self._vectors = vectors
         self._index = index
         self._table = table
-        self._num_threads = num_threads
         self._crcs: dict[ClientId, bytes] = {}  # of the changed ones
         if segments.slots < table.high:
             raise StoreError(f"[store] {segments.folder} is truncated: {table.high} slots are in use")
@@ -78,8 +76,11 @@ class DiskRows(CachedRows):
     @property
     def client_ids(self) -> list[ClientId]:
         """The clients that have a row, in the order in which they came."""
-        new = sorted((rank, client_id) for client_id, (rank, _) in self._table.changed.items() if rank >= 0)
-        return [*(client_id for client_id, _ in self._index.rows()), *(client_id for _, client_id in new)]
+        table = self._table
+        new = {rank: client_id for client_id, (rank, _) in table.changed.items() if rank >= 0}
+        # Those that are committed and do not count yet are left out; those that were new until then come once.
+        old = {place.rank: client_id for client_id, place in self._index.rows() if place.rank < table.clients}
+        return [client_id for _, client_id in sorted((old | new).items())]
 
     def values(self) -> Iterator[Row]:
         """All rows, encoded, in the order of `client_ids`."""
@@ -132,7 +133,7 @@ class DiskRows(CachedRows):
                 raise StoreError(f"[{op}] client {client_id!r}'s row is in a segment that is missing or truncated")
             row = self._segments.array(place.slot)
             self._segments.present([place.slot])
-            if row_crc(row, self.codec, 1) == place.crc:
+            if row_crc(row, self.codec) == place.crc:
                 return
 
     def _places(
@@ -173,12 +174,12 @@ class DiskRows(CachedRows):
         """Brings in what a sweep will write; what it reads was brought in by the pushes."""
         self._segments.present(rows.slots.values(), write=True)
 
-    def swept(self, rows: Staged) -> None:
-        """Takes note of the rows that a sweep has written. May be repeated."""
+    def swept(self, rows: Staged, known: Fresh) -> None:
+        """Takes note of the rows that a sweep has written, and of their checksums. May be repeated."""
         self._segments.check(rows.slots.values())
         for client_id, row in rows.items():
             self._segments.put(rows.slots[client_id], row)
-            self._crcs[client_id] = row_crc(row, self.codec, self._num_threads)
+            self._crcs[client_id] = known[row.ctypes.data]
 
     def changes(self, table: Table) -> dict[ClientId, Place]:
         """What a commit of this table has to write."""

@@ -29,7 +29,7 @@ def export(
     Raises:
         StoreError: no store, in use, no rows, a client without a row or with a damaged one, or `out` cannot be written.
 
-    Cost: the rows are read and written once; O(d) memory.
+    Cost: the rows are read and written once; memory for one of them, and some for each client.
 
     >>> from tempfile import TemporaryDirectory
     >>> from afflux import Server
@@ -37,7 +37,7 @@ def export(
     >>> folder = TemporaryDirectory()
     >>> with Server(ca2fl(buffer_size=2), np.zeros(3), num_clients=9, store=f"{folder.name}/store") as server:
     ...     for client in (7, 5):
-    ...         _ = server.push(client, np.full(3, client), version=0)
+    ...         _ = server.push(client, np.full(3, client, np.float32), version=0)
     >>> export(f"{folder.name}/store", f"{folder.name}/rows.npy")
     [5, 7]
     >>> np.load(f"{folder.name}/rows.npy").tolist()

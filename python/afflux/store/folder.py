@@ -9,7 +9,7 @@ A crash at any moment leaves the last transaction, and everything that it refers
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,8 @@ from afflux.errors import AffluxError, StoreError, UnavailableError
 from afflux.fitting import codec_of
 from afflux.joins import Book, Joins, after
 from afflux.layout import Layout
-from afflux.receipts import Join, Pulled, Quarantined
+from afflux.receipts import Join, Pulled, Quarantined, frozen
+from afflux.recipe import recipe_of, rule_of
 from afflux.round import Memories, Round
 from afflux.rule import ClientId, Float64, Rule
 from afflux.store.arrivals import Arrivals
@@ -32,8 +33,9 @@ from afflux.store.disk import DiskRows, Staged, Table
 from afflux.store.index import INDEX, Change, Committed, Index, Place, Tail
 from afflux.store.lock import Lock, promises_space
 from afflux.store.params import ParamsSlots
-from afflux.store.segments import Row, Segments, make_arrays, shape_of, sync
-from afflux.store.vectors import Vectors, crc, verified
+from afflux.store.segments import Row, Segments, make_arrays, sync
+from afflux.store.shapes import shapes_of
+from afflux.store.vectors import NOTHING, Fresh, Vectors, crc, fresh, verified
 from afflux.versions import Versions
 
 Durability = Literal["process", "power"]
@@ -66,6 +68,8 @@ class Store:
         path, facts = self.path, self._index.facts()
         self.facts: dict[str, Any] = facts["server"]  #: what a server must agree with
         self.options: dict[str, Any] = facts["options"]  #: what it was made with
+        self._recipe: dict[str, Any] = facts["rule"]  #: of the rule that made the last commit
+        self._new_recipe = self._recipe
         self.committed: Committed | None = self._index.committed()
         places = {} if self.committed is None else self.committed.vectors
         mapped = promises_space(path)
@@ -75,6 +79,9 @@ class Store:
         self._arrays = arrays
         for name, place in places.items():
             verified(arrays[name.partition(":")[0]], place, num_threads)
+        if self._power and self.committed is not None and self.committed.meta["durability"] != "power":
+            for array in arrays.values():  # what was committed so far was not flushed
+                array.flush(range(0, array.slots, array.shape.per_segment))
         kept = sorted((int(name[7:]), place) for name, place in places.items() if name.startswith("params:"))
         now = [places["params"]] if "params" in places else []
         slots = dict.fromkeys(place.slot for place in (*now, *(place for _, place in kept)))  # that of now may be kept
@@ -88,6 +95,9 @@ class Store:
         self.held: Sequence[Pulled] = []  #: the older versions that the last checkpoint has kept
         self._tails: dict[str, tuple[object, int]] = {}  # the lists that are committed, and how much of them for good
         self.notes = None if self.committed is None else self.committed.notes
+        self._took_note: Callable[[], None] = lambda: None  # of the last transaction that was begun
+        # A checkpoint that is not over: the commits before it, what is to be put back if there is none, and the rows.
+        self._begun: tuple[int, tuple[str | None, dict[int, Place], Sequence[Pulled]], Table | None] | None = None
         self.rows = None if codec is None else self._rows(codec)
 
     @staticmethod
@@ -99,21 +109,12 @@ class Store:
         """
         if sys.byteorder != "little":
             raise UnavailableError("[store] rows are kept in little-endian order, and this machine is big-endian")
-        d, dtype = server["d"], server["dtype"]
+        own = {name: server[name] for name in ("num_clients", "dtype", "slot_dtype")}
+        shapes = shapes_of(rule, server["d"], **own, memory=options["memory"])
         codec = codec_of(rule, server["slot_dtype"])
-        shapes = {
-            "params": shape_of(dtype, d, 4),
-            "arrivals": shape_of(checkpoint.STORED[server["slot_dtype"]], d, rule.buffer_size),
-            **{f"memory.{name}": shape_of(dtype, d, 2) for name in server["memories"]},
-        }
-        if options["memory"] == "streaming":
-            shapes["total"] = shape_of("float64", d, 2)
-        if codec is not None:
-            shapes["sum"] = shape_of("float64", d, 2)
-            slots = server["num_clients"] + rule.buffer_size
-            shapes["rows"] = shape_of(codec.row_dtype, codec.row_size(d), slots)
         server = {**server, "codec": None if codec is None else codec.name}
-        facts = {"server": server, "options": options, "order_version": ORDER_VERSION, "arrays": list(shapes)}
+        layout = {"order_version": ORDER_VERSION, "arrays": list(shapes)}
+        facts = {"server": server, "options": options, "rule": recipe_of(rule), **layout}
         try:
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
@@ -132,6 +133,8 @@ class Store:
 
     def _rows(self, codec: Codec) -> DiskRows:
         count, high, free = (0, 0, []) if self.committed is None else self.committed.meta["rows"]
+        if (found := self._index.clients()) != count:
+            raise StoreError(f"[store] {self.path / INDEX} is damaged: it has {found} rows of {count}")
         return DiskRows(
             self._arrays["rows"],
             self._vectors,
@@ -141,7 +144,6 @@ class Store:
             num_clients=self.facts["num_clients"],
             codec=codec,
             seed=self.options["seed"],
-            num_threads=self._num_threads,
         )
 
     @property
@@ -160,10 +162,18 @@ class Store:
         """Of the server that was kept here."""
         return None if self.facts["layout"] is None else Layout.from_json(self.facts["layout"])
 
-    def refuse_unfit(self, rule: Rule) -> None:
-        """Refuses a rule that cannot go on from here."""
+    def going_on(self, rule: Rule | None) -> Rule:
+        """The rule to go on with: this one, or else the one that made the last commit.
+
+        Raises:
+            StoreError: it cannot go on from here, or has a part that is not kept.
+        """
         if self.committed is None:
             raise StoreError(f"[open] {self.path} holds no server: the process that began to make it was ended")
+        try:
+            rule = rule_of(self._recipe) if rule is None else rule
+        except AffluxError as error:
+            raise StoreError(f"[open] {self.path} holds a server whose rule must be given: {error}") from None
         codec = codec_of(rule, self.facts["slot_dtype"])
         ours = {
             "rule": rule.name,
@@ -176,6 +186,8 @@ class Store:
                 raise StoreError(
                     f"[open] {self.path} holds a server whose {name} is {self.facts[name]!r}, not {value!r}"
                 )
+        self._new_recipe = recipe_of(rule)
+        return rule
 
     def fetch(self, client_id: ClientId) -> None:
         """Brings in what a push of this client will need."""
@@ -193,6 +205,7 @@ class Store:
 
     def check(self) -> None:
         """Refuses to go on if files have vanished or were cut off: what reads them would end the process."""
+        self._conclude()
         self._index.check()
         self.params.check()
         self._vectors.check()
@@ -209,14 +222,15 @@ class Store:
         if sealed.saved:  # its maker has not told the book yet
             return
         staged = sealed.rows if isinstance(sealed.rows, Staged) else None
+        known = fresh(sealed.sweep, sealed.checksums[-1]) if sealed.checksums else NOTHING
         if self.rows is not None and staged is not None:
-            self.rows.swept(staged)
+            self.rows.swept(staged, known)
             norms = sealed.report.norms
             self._largest_row = max(self._largest_row, float(np.max(norms, where=np.isfinite(norms), initial=0.0)))
         version, book = sealed.report.version, joins.book.sealed
         if book is not None and self.commit_every is not None and version % self.commit_every == 0:
             current = Pulled(np.asarray(sealed.draft.buffer), version, sealed.buffers)
-            table = self._commit(after(book, current, sealed), None if staged is None else staged.table, joins)
+            table = self._commit(after(book, current, sealed), None if staged is None else staged.table, joins, known)
             if staged is not None and table is not None:
                 staged.table = table
         sealed.saved = True
@@ -226,23 +240,34 @@ class Store:
 
         `notes` and `keep`, older versions, stay until the next checkpoint.
         """
-        before = self.notes, self._kept, self.held
         for held in keep:
             if not self.params.has(held.params):
                 raise AffluxError(f"[checkpoint] keep: version {held.version} is not one that this server handed out")
-        self.notes, self.held = notes, keep
+        table = None if self.rows is None else self.rows.table
+        self._begun = self._index.commits, (self.notes, self._kept, self.held), table
         try:
+            self.notes, self.held = notes, keep
             self._kept = {
                 held.version: Place(self.params.put(held.params), crc(held.params, self._num_threads)) for held in keep
             }
-            table = self._commit(joins.book, None if self.rows is None else self.rows.table, joins)
-        except BaseException:
-            self.notes, self._kept, self.held = before
-            raise
-        if self.rows is not None and table is not None:
-            self.rows.settle(table)
+            self._commit(joins.book, table, joins)
+        finally:
+            self._conclude()
 
-    def _commit(self, book: Book, table: Table | None, joins: Joins) -> Table | None:
+    def _conclude(self) -> None:
+        """Ends a checkpoint: an interrupt may have come after its transaction, and then it counts. May be repeated."""
+        if self._begun is None:
+            return
+        commits, before, table = self._begun
+        if self._index.commits == commits:
+            self.notes, self._kept, self.held = before
+        else:
+            self._took_note()
+            if self.rows is not None and table is not None:
+                self.rows.settle(table.committed())
+        self._begun = None
+
+    def _commit(self, book: Book, table: Table | None, joins: Joins, known: Fresh = NOTHING) -> Table | None:
         """The transaction, and the table after it."""
         now = book.current
         own = {f"memory.{name}": vector for name, vector in book.memories.items()}
@@ -250,8 +275,8 @@ class Store:
             own["sum"] = table.sum
         if book.total is not None:
             own["total"] = np.asarray(book.total.vectors[0])
-        vectors = {name: self._vectors.put(name, vector) for name, vector in own.items()}
-        params = Place(self.params.put(now.params), crc(now.params, self._num_threads))
+        vectors = {name: self._vectors.put(name, vector, known) for name, vector in own.items()}
+        params = Place(self.params.put(now.params), crc(now.params, self._num_threads, known))
         kept = {f"params:{version}": place for version, place in self._kept.items()}
         arrivals = self._arrivals.put([*book.arrivals(), *book.deferred()])
         if self._power:
@@ -262,9 +287,19 @@ class Store:
                 self.rows.flush(table)
         facts = {"durability": "power" if self._power else "process", "largest_row": self._largest_row}
         meta = checkpoint.short(facts, book)
+        meta["kept_buffers"] = {held.version: held.buffers.tolist() for held in self.held if held.buffers is not None}
         if table is not None:
             meta["rows"] = table.clients, table.high, [*table.free, *table.retired]
         tails = self._grown(book, joins)
+
+        def took_note() -> None:
+            self._recipe = self._new_recipe
+            self._vectors.settle(vectors)
+            self._arrivals.settle(arrivals)
+            self._pinned = [now.params, *(held.params for held in self.held)]
+            self._tails = {name: (entries, fixed) for name, (entries, _, fixed) in tails.items()}
+
+        self._took_note = took_note
         self._index.commit(
             Change(
                 meta,
@@ -274,12 +309,10 @@ class Store:
                 arrivals,
                 {} if table is None or self.rows is None else self.rows.changes(table),
                 {name: tail for name, (_, tail, _) in tails.items()},
+                facts={} if self._new_recipe == self._recipe else {"rule": self._new_recipe},
             )
         )
-        self._vectors.settle(vectors)
-        self._arrivals.settle(arrivals)
-        self._pinned = [now.params, *(held.params for held in self.held)]
-        self._tails = {name: (entries, fixed) for name, (entries, _, fixed) in tails.items()}
+        took_note()
         return None if table is None else table.committed()
 
     def _grown(self, book: Book, joins: Joins) -> dict[str, tuple[object, Tail, int]]:
@@ -341,9 +374,13 @@ class Store:
         return book._replace(memories=memories, rows=self.rows)
 
     @property
-    def kept(self) -> list[int]:
-        """The older versions that the last checkpoint has kept."""
-        return sorted(self._kept)
+    def kept(self) -> dict[int, Float64 | None]:
+        """The older versions that the last checkpoint has kept, in order, and their buffers."""
+        own = {} if self.committed is None else self.committed.meta.get("kept_buffers", {})
+        return {
+            version: frozen(own[str(version)], np.float64) if str(version) in own else None
+            for version in sorted(self._kept)
+        }
 
     def close(self, versions: Versions | None = None) -> None:
         """Lets go of the folder. Versions that somebody holds stay as they are."""

@@ -180,10 +180,12 @@ def repair(path: "str | PathLike[str]", progress: Progress | None = None) -> Rep
     Cost: as `check`, and a transaction over all clients.
     """
     with reading(path, shared=False) as store:
-        if store.codec is not None:  # a row whose segment was cut off may lie before the cut
-            store.arrays["rows"].reserve(store.committed.meta["rows"][1])
         look = _Look(store, progress or _silent)
         health = look.health()
+        if health.mendable and store.arrays["rows"].slots < (high := store.committed.meta["rows"][1]):
+            store.arrays["rows"].reserve(high)  # a row whose segment was cut off may lie before the cut
+            look = _Look(store, progress or _silent)
+            health = look.health()
         if health.sound:
             return None
         if not health.mendable:

@@ -1,5 +1,8 @@
 """What is committed, in SQLite: which slot holds what, its checksums, and all that is no array. One transaction a
 commit; it writes as much as has changed, whatever the number of clients.
+
+SQLite has no checksums of its own. Here the facts have one, the state has one, of vectors and arrivals too, and each
+entry of a list and each client's row has one. A row that does not agree with its own counts as damaged.
 """
 
 import json
@@ -12,11 +15,14 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from afflux._engine import ORDER_VERSION
 from afflux.errors import StoreError
+from afflux.intake import plain_id
 from afflux.rule import ClientId
 
-FORMAT = 2
+FORMAT = 3
 INDEX = "index.sqlite"  #: in a store's folder
 #: "aflx": what `file` and others know a SQLite file by.
 APPLICATION = 0x61666C78
@@ -34,6 +40,10 @@ CREATE TABLE passed (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
 CREATE TABLE log (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
 CREATE TABLE quarantined (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
 """
+
+
+#: Lists that grow.
+_TAILS = ("passed", "log", "quarantined")
 
 
 class Place(NamedTuple):
@@ -134,8 +144,7 @@ class Index:
             connection.execute("BEGIN IMMEDIATE")
             for statement in _SCHEMA.split(";"):
                 connection.execute(statement)
-            rows = [(name, json.dumps(value)) for name, value in facts.items()]
-            connection.executemany("INSERT INTO facts VALUES (?, ?)", rows)
+            connection.executemany("INSERT INTO facts VALUES (?, ?)", _facts(facts))
             connection.execute(f"PRAGMA application_id = {APPLICATION}")
             connection.execute(f"PRAGMA user_version = {FORMAT}")
             connection.execute("COMMIT")
@@ -148,10 +157,13 @@ class Index:
     def facts(self) -> dict[str, Any]:
         """What the store was made with."""
         with self._errors("read"):
-            facts = {name: json.loads(value) for name, value in self._read("SELECT name, value FROM facts")}
-        if (order := facts["order_version"]) != ORDER_VERSION:
-            raise StoreError(f"[store] {self.path.parent} has order_version {order}, this afflux {ORDER_VERSION}")
-        return facts
+            texts = dict(self._read("SELECT name, value FROM facts ORDER BY name"))
+            if (order := json.loads(texts["order_version"])) != ORDER_VERSION:
+                raise StoreError(f"[store] {self.path.parent} has order_version {order}, this afflux {ORDER_VERSION}")
+            own = texts.pop("crc")
+            if own != str(_crc(texts)):
+                raise StoreError(f"[store] {self.path} is damaged: the facts do not agree with their checksum")
+            return {name: json.loads(value) for name, value in texts.items()}
 
     def committed(self) -> Committed | None:
         """The last commit; None if there is none yet."""
@@ -160,10 +172,11 @@ class Index:
             if not state:
                 return None
             meta, buffers, notes, crc = state[0]
-            if crc != _crc(meta, buffers, notes):
+            vectors = self._read("SELECT name, slot, crc FROM vectors ORDER BY name")
+            arrivals = self._read("SELECT * FROM arrivals ORDER BY number")
+            tails = {name: self._tail(name) for name in _TAILS}
+            if crc != _crc(meta, buffers, notes, vectors, arrivals, [*map(len, tails.values())]):
                 raise StoreError(f"[store] {self.path} is damaged: the state does not agree with its checksum")
-            vectors = self._read("SELECT name, slot, crc FROM vectors")
-            arrivals = self._read("SELECT joined, slot, crc, facts, buffers FROM arrivals ORDER BY number")
             return Committed(
                 json.loads(meta),
                 buffers,
@@ -171,54 +184,61 @@ class Index:
                 {name: Place(slot, crc) for name, slot, crc in vectors},
                 [
                     Kept(join, None if slot is None else Place(slot, crc), json.loads(facts), own)
-                    for join, slot, crc, facts, own in arrivals
+                    for _, join, slot, crc, facts, own in arrivals
                 ],
-                {name: self._tail(name) for name in ("passed", "log", "quarantined")},
+                tails,
             )
+
+    @property
+    def commits(self) -> int:
+        """Another number after each commit."""
+        with self._errors("read"):
+            return int(self._read("PRAGMA data_version")[0][0])
 
     def row(self, client_id: ClientId) -> Place | None:
         """Where a client's row lies."""
+        client_id = plain_id(client_id, "row")  # SQLite takes NumPy's integers for bytes
         with self._errors("read"):
-            found = self._read("SELECT slot, crc, place FROM rows WHERE client = ?", (client_id,))
-        return Place(*found[0]) if found else None
+            found = self._read("SELECT client, slot, crc, place FROM rows WHERE client = ?", (client_id,))
+        return _place(*found[0]) if found else None
+
+    def clients(self) -> int:
+        """How many rows there are."""
+        with self._errors("read"):
+            return int(self._read("SELECT count(*) FROM rows")[0][0])
 
     def rows(self) -> Iterator[tuple[ClientId, Place]]:
         """All clients that have a row, in the order in which they came."""
-        last = -1
-        while True:
-            with self._errors("read"):
-                some = self._read(
-                    "SELECT place, client, slot, crc FROM rows WHERE place > ? ORDER BY place LIMIT 4096", (last,)
-                )
-            for place, client, slot, crc in some:
-                yield client, Place(slot, crc, place)
-                last = place
-            if not some:
-                return
+        with self._errors("read"):
+            found = self._read("SELECT client, slot, crc, place FROM rows ORDER BY place")
+        for rank, (client, slot, crc, place) in enumerate(found):
+            if place != rank:
+                raise StoreError(f"[store] {self.path} is damaged: client number {rank} is missing")
+            yield client, _place(client, slot, crc, place)
 
     def by_slot(self) -> Iterator[tuple[ClientId, Place]]:
         """The same in the order of their slots, as they are read from disk fastest. Nobody may commit meanwhile."""
         with self._errors("read"):
             found = self._reader.execute("SELECT client, slot, crc, place FROM rows ORDER BY slot")
             for client, *place in found:
-                yield client, Place(*place)
+                yield client, _place(client, *place)
 
     def commit(self, change: Change) -> None:
         """All of it or nothing."""
         meta = json.dumps(change.meta)
-        crc = _crc(meta, change.buffers, change.notes)
+        vectors = sorted((name, place.slot, place.crc) for name, place in change.vectors.items())
+        arrivals = [*_arrivals(change.arrivals)]
         with self._errors("write"):
             if self._writer.in_transaction:  # an interrupt has left it
                 self._writer.execute("ROLLBACK")
             self._writer.execute("BEGIN IMMEDIATE")
             try:
                 run = self._writer.executemany
-                run("INSERT OR REPLACE INTO state VALUES (0, ?, ?, ?, ?)", [(meta, change.buffers, change.notes, crc)])
-                facts = ((name, json.dumps(value)) for name, value in change.facts.items())
-                run("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts)
+                if change.facts:
+                    run("INSERT OR REPLACE INTO facts VALUES (?, ?)", _facts({**self.facts(), **change.facts}))
                 if change.forget_rows:
                     run("DELETE FROM rows", [()])
-                rows = ((who, place.rank, place.slot, place.crc) for who, place in change.rows.items())
+                rows = ((who, place.rank, place.slot, sealed(who, place)) for who, place in change.rows.items())
                 # A client's rank stays; -1 stands for that of one that is known.
                 run(
                     "INSERT INTO rows VALUES (?, ?, ?, ?) ON CONFLICT (client) DO UPDATE SET slot = excluded.slot, "
@@ -226,14 +246,19 @@ class Index:
                     rows,
                 )
                 run("DELETE FROM vectors", [()])
-                vectors = ((name, place.slot, place.crc) for name, place in change.vectors.items())
                 run("INSERT INTO vectors VALUES (?, ?, ?)", vectors)
                 run("DELETE FROM arrivals", [()])
-                run("INSERT INTO arrivals VALUES (?, ?, ?, ?, ?, ?)", _arrivals(change.arrivals))
+                run("INSERT INTO arrivals VALUES (?, ?, ?, ?, ?, ?)", arrivals)
                 for table, (start, entries) in change.tails.items():
                     run(f"DELETE FROM {table} WHERE number >= ?", [(start,)])
-                    numbered = ((start + i, json.dumps(entry)) for i, entry in enumerate(entries))
+                    numbered = ((start + i, _text(start + i, entry)) for i, entry in enumerate(entries))
                     run(f"INSERT INTO {table} VALUES (?, ?)", numbered)
+                ends = [
+                    self._writer.execute(f"SELECT coalesce(max(number) + 1, 0) FROM {table}").fetchone()[0]
+                    for table in _TAILS
+                ]
+                crc = _crc(meta, change.buffers, change.notes, vectors, arrivals, ends)
+                run("INSERT OR REPLACE INTO state VALUES (0, ?, ?, ?, ?)", [(meta, change.buffers, change.notes, crc)])
                 self._writer.execute("COMMIT")
             except BaseException:
                 if self._writer.in_transaction:
@@ -263,7 +288,11 @@ class Index:
             connection.close()
 
     def _tail(self, table: str) -> list[Any]:
-        return [json.loads(entry) for (entry,) in self._read(f"SELECT entry FROM {table} ORDER BY number")]
+        found = self._read(f"SELECT number, entry FROM {table} ORDER BY number")
+        for i, (number, text) in enumerate(found):
+            if number != i or text[:8] != _text(number, text=text[8:])[:8]:
+                raise StoreError(f"[store] {self.path} is damaged: {table} {i} does not agree with its checksum")
+        return [json.loads(text[8:]) for _, text in found]
 
     def _read(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
         with self._reading:
@@ -275,7 +304,9 @@ class Index:
             yield
         except sqlite3.OperationalError as error:
             raise StoreError(f"[store] cannot {what} {self.path}: {error}") from None
-        except (sqlite3.Error, ValueError, TypeError, UnicodeError) as error:
+        except sqlite3.ProgrammingError:
+            raise StoreError(f"[store] cannot {what} {self.path}: the server has closed it") from None
+        except (sqlite3.Error, ValueError, TypeError, LookupError, AttributeError) as error:
             if isinstance(error, StoreError):
                 raise
             raise StoreError(f"[store] {self.path} is damaged: {error}") from None
@@ -298,5 +329,30 @@ def _arrivals(arrivals: Iterable[Kept]) -> Iterator[tuple[Any, ...]]:
         yield number, join, slot, crc, json.dumps(facts), buffers
 
 
-def _crc(meta: str, buffers: bytes | None, notes: str | None) -> int:
-    return zlib.crc32(b"\0".join((meta.encode(), buffers or b"", (notes or "").encode())))
+def sealed(client_id: ClientId, place: Place) -> bytes:
+    """A row's checksum as it is kept: with one of its own."""
+    return place.crc + _crc(client_id, place.slot, place.crc).to_bytes(4, "little")
+
+
+def _place(client_id: ClientId, slot: Any, crc: Any, rank: Any) -> Place:
+    """Where a row lies; a place that agrees with no row, if this is damaged."""
+    if isinstance(crc, bytes) and isinstance(slot, int) and isinstance(rank, int):
+        place = Place(slot, crc[:-4], rank)
+        if sealed(client_id, place) == crc:
+            return place
+    return Place(0, b"", rank if isinstance(rank, int) else 0)
+
+
+def _facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    texts = {name: json.dumps(facts[name], default=np.generic.item) for name in sorted(facts)}
+    return [*texts.items(), ("crc", str(_crc(texts)))]
+
+
+def _text(number: int, entry: Any = None, text: str = "") -> str:
+    """An entry of a list, with its checksum in front."""
+    text = text or json.dumps(entry)
+    return f"{_crc(number, text):08x}{text}"
+
+
+def _crc(*parts: Any) -> int:
+    return zlib.crc32(repr(parts).encode("utf-8", "surrogatepass"))

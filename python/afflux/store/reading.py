@@ -82,7 +82,7 @@ class Reading:
             row = self.arrays["rows"].array(place.slot)
         except StoreError:
             return None
-        return row if row_crc(row, self.codec, 1) == place.crc else None
+        return row if row_crc(row, self.codec) == place.crc else None
 
     def decoded(self, row: Row) -> Row:
         """(d,) float32 or float64."""

@@ -148,10 +148,10 @@ def decoded_dtype(codec: Codec) -> str:
     return "float64" if codec == codecs.float64 else "float32"
 
 
-def row_crc(row: Row, codec: Codec, num_threads: int) -> bytes:
+def row_crc(row: Row, codec: Codec) -> bytes:
     """Of the head, if there is one, and of what encodes each superblock."""
     head = codec.row_bytes(0)
-    return ops.crc32c(row, codec.row_bytes(SUPERBLOCK) - head, head=head, num_threads=num_threads)
+    return ops.crc32c(row, codec.row_bytes(SUPERBLOCK) - head, head=head)
 
 
 def row_key(seed: int, version: int, client_id: ClientId) -> int:

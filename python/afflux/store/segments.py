@@ -6,6 +6,7 @@ import json
 import mmap
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,14 +60,15 @@ class Segments:
         self.folder = folder
         self.size = size
         self.mapped = mapped
-        self.shape = _read_shape(folder)
+        self.shape, slots = _read_shape(folder)
         self._item = np.dtype(self.shape.dtype).itemsize
         if self.shape.width < size:
             raise StoreError(f"[store] {folder} has slots of {self.shape.width} elements, expected {size}")
         self._maps: dict[int, tuple[Row, int]] = {}  # with the file's inode
         self._writable: set[int] = set()
         self._count = 0
-        while _size_of(self._path(self._count)) == self.shape.segment_bytes:
+        # A segment that the metadata do not know yet was not made to the end.
+        while self.slots < slots and _size_of(self._path(self._count)) == self.shape.segment_bytes:
             self._count += 1
 
     @property
@@ -100,6 +102,7 @@ class Segments:
                 path.touch()
                 with path.open("r+b") as file:
                     _allocate(file.fileno(), self.shape.segment_bytes)
+                    file.truncate(self.shape.segment_bytes)  # one that is too long is no segment
                     os.fsync(file.fileno())
                 _write_slots(self.folder, (self._count + 1) * self.shape.per_segment)
                 for folder in (path.parent, path.parent.parent, self.folder):
@@ -119,7 +122,9 @@ class Segments:
         path, offset = self._place(slot)
         try:
             with path.open("rb", buffering=0) as file:
-                done = os.preadv(file.fileno(), [out.data], offset)
+                done, view = 0, out.view(np.uint8).data
+                while done < out.nbytes and (count := os.preadv(file.fileno(), [view[done:]], offset + done)):
+                    done += count  # 2 GiB at most
         except OSError as error:
             raise StoreError(f"[store] cannot read {path}: {error.strerror}") from None
         if done != out.nbytes:
@@ -174,18 +179,18 @@ class Segments:
     def flush(self, slots: Iterable[int]) -> None:
         """Returns when these slots are on the disk itself."""
         for segment in sorted({slot // self.shape.per_segment for slot in slots}):
-            descriptor = os.open(self._path(segment), os.O_RDWR)
             try:
-                os.fdatasync(descriptor) if hasattr(os, "fdatasync") else os.fsync(descriptor)
+                with self._path(segment).open("r+b", buffering=0) as file:
+                    os.fdatasync(file.fileno()) if hasattr(os, "fdatasync") else os.fsync(file.fileno())
             except OSError as error:
                 raise StoreError(f"[store] cannot flush {self._path(segment)}: {error.strerror}") from None
-            finally:
-                os.close(descriptor)
 
     def detach(self, slots: Iterable[int]) -> None:
         """Their memory becomes this process's own: others who open the file do not write to it."""
         for segment in {slot // self.shape.per_segment for slot in slots} & self._maps.keys():
-            _engine.detach(self._maps[segment][0])
+            with suppress(StoreError):  # what was cut off cannot be read any more
+                self._checked(segment)
+                _engine.detach(self._maps[segment][0])
 
     def _place(self, slot: int) -> tuple[Path, int]:
         segment, place = divmod(slot, self.shape.per_segment)
@@ -238,7 +243,8 @@ def make_arrays(folder: Path, shapes: dict[str, Shape], attributes: dict[str, An
         sync(place)
 
 
-def _read_shape(folder: Path) -> Shape:
+def _read_shape(folder: Path) -> tuple[Shape, int]:
+    """And how many slots there are."""
     try:
         meta = json.loads((folder / "zarr.json").read_bytes())
         per_segment, width = meta["chunk_grid"]["configuration"]["chunk_shape"]
@@ -246,19 +252,20 @@ def _read_shape(folder: Path) -> Shape:
         plain = [codec["name"] for codec in meta["codecs"]] == ["bytes"]
         endian = meta["codecs"][0].get("configuration", {}).get("endian", "little")
         sound = shape.dtype in _DTYPES and shape.width > 0 and shape.per_segment > 0
+        slots = int(meta["shape"][0])
     except OSError as error:
         raise StoreError(f"[store] cannot read {folder / 'zarr.json'}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise StoreError(f"[store] {folder / 'zarr.json'} is damaged: {type(error).__name__}: {error}") from None
     if not (plain and endian == "little" and sound):
         raise StoreError(f"[store] {folder} holds {meta['data_type']} through {meta['codecs']}: not a layout of ours")
-    return shape
+    return shape, slots
 
 
 def _write_slots(folder: Path, slots: int) -> None:
     """The new length of the array. By hand, as importing zarr would hold up a push."""
     meta = json.loads((folder / "zarr.json").read_bytes())
-    meta["shape"][0] = slots
+    meta["shape"][0] = max(slots, meta["shape"][0])
     new = folder / "zarr.json.new"
     with new.open("w") as file:
         json.dump(meta, file, indent=2)

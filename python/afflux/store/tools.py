@@ -18,6 +18,7 @@ class Info:
 
     path: str
     rule: str  #: its name
+    recipe: Mapping[str, Any]  #: its parts and their options, as far as they are afflux's own
     kind: str  #: what clients push
     d: int
     dtype: str  #: of params
@@ -65,6 +66,7 @@ def info(path: "str | PathLike[str]") -> Info:
         return Info(
             path=str(path),
             rule=server["rule"],
+            recipe=store.facts["rule"],
             kind=server["kind"],
             d=store.d,
             dtype=server["dtype"],

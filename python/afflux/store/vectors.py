@@ -3,6 +3,9 @@ commit refers to, and another one for what comes next.
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
 
 from afflux import ops
 from afflux._engine import SUPERBLOCK
@@ -10,10 +13,28 @@ from afflux.errors import StoreError
 from afflux.store.index import Place
 from afflux.store.segments import Row, Segments
 
+#: Checksums of what a sweep has just written, by address.
+Fresh = Mapping[int, bytes]
+NOTHING: Fresh = MappingProxyType({})
 
-def crc(row: Row, num_threads: int) -> bytes:
+
+def fresh(sweep: ops.Pass, checksums: ops.Checksums) -> Fresh:
+    """Those that the sweep itself has taken."""
+    out, total, rows, states, memories = checksums
+    written: list[tuple[ops.Array | None, bytes]] = [(sweep.out, out)]
+    if (cache := sweep.calibrate) is not None:
+        written += [(cache.sum if cache.sum_out is None else cache.sum_out, total)]
+        written += zip(cache.new_rows, rows, strict=True)
+    written += zip(sweep.states_out or sweep.states, states, strict=True)
+    if memories and (memory := sweep.memory) is not None:
+        written += zip(memory.outs or memory.vectors, memories, strict=True)
+    return {np.asarray(vector).ctypes.data: crcs for vector, crcs in written if vector is not None}
+
+
+def crc(row: Row, num_threads: int, known: Fresh = NOTHING) -> bytes:
     """Of each superblock of a vector."""
-    return ops.crc32c(row, SUPERBLOCK * row.itemsize, num_threads=num_threads)
+    found = known.get(row.ctypes.data)
+    return ops.crc32c(row, SUPERBLOCK * row.itemsize, num_threads=num_threads) if found is None else found
 
 
 def verified(segments: Segments, place: Place, num_threads: int) -> Row:
@@ -59,7 +80,7 @@ class Vectors:
         own = next((slot for slot, row in self._slots[name].items() if row is now), None)
         return own if own is not None and own != kept else next(slot for slot in self._slots[name] if slot != kept)
 
-    def put(self, name: str, now: Row) -> Place:
+    def put(self, name: str, now: Row, known: Fresh) -> Place:
         """Where `now` lies, to be committed; it is copied if it lies elsewhere."""
         kept = self.committed.get(name)
         if kept is not None and self._slots[name][kept] is now:
@@ -67,7 +88,7 @@ class Vectors:
         else:
             slot = self._target(name, now)
             self._arrays[name].put(slot, now)
-        return Place(slot, crc(now, self._num_threads))
+        return Place(slot, crc(now, self._num_threads, known))
 
     def present(self) -> None:
         """Brings in what a sweep may write."""

@@ -1,0 +1,33 @@
+// The checksums of what a sweep writes, taken while it lies in the cache of the thread that has written it.
+#pragma once
+#include <vector>
+
+#include "afflux/afflux.hpp"
+
+namespace afflux {
+
+class SweptSums {
+ public:
+  // Elements that are swept before their checksums go on: what they are written to stays in L2.
+  static constexpr std::int64_t kStrip = 4 * kBlock;
+
+  // Every place that the pass writes to is spelled out, and heads of rows are written.
+  SweptSums(const Pass& pass, Checksums& checksums);
+  // The sweep has written elements begin to end, which belong to one superblock, whose earlier ones were taken.
+  void take(std::int64_t begin, std::int64_t end) const;
+
+ private:
+  struct Vector {
+    const unsigned char* data;
+    Codec codec;
+    std::uint32_t* crcs;
+  };
+
+  void add(std::vector<std::uint32_t>& crcs, const void* data, Codec codec);
+  std::int64_t offset(Codec codec, std::int64_t element) const;
+
+  std::int64_t size_;
+  std::vector<Vector> vectors_;
+};
+
+}  // namespace afflux

@@ -1,0 +1,250 @@
+"""`afflux.plan` says beforehand what a server then takes, and a memory budget is kept or refused."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from afflux import AffluxError, Server, store
+from afflux.cli import app
+from afflux.plan import fitted, plan
+from afflux.rules import RULES, ca2fl, fadas, fedbuff, gsgm
+from conftest import ready
+from variants import VARIANTS, make
+
+SIZE, CLIENTS, M = 1000, 12, 5
+
+
+def everyone(server, times=1):
+    """Every client pushes, `times` times."""
+    for client in [*range(CLIENTS)] * times:
+        server.push(client, np.full(SIZE, 1.0 + client), version=server.version)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"dtype": "float64"}, {"slot_dtype": "bfloat16"}, {"inplace": True}, {"memory": "streaming"}],
+    ids=str,
+)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_memory_is_what_state_bytes_says(name, options):
+    rule = make(name)
+    settings = {"duplicates": "both"} if rule.calibrate.cached and "memory" not in options else {}
+    try:
+        server = ready(Server(rule, np.zeros(SIZE), num_clients=CLIENTS, **settings, **options))
+    except AffluxError:
+        if options.get("memory") != "streaming":
+            raise
+        return  # not every rule can stream
+    everyone(server)
+    server.flush()
+    assert rule.needs.passes or server.rows is None or len(server.rows) == CLIENTS
+    found = plan(rule, SIZE, num_clients=CLIENTS, **options)
+    assert sum(part.size for part in found.memory.values()) == server.state_bytes
+    assert ("next params" in found.working) != ("inplace" in options)
+    assert found.disk == {}
+
+
+@pytest.mark.parametrize("commit_every", [1, 2, None])
+@pytest.mark.parametrize("rule", [fedbuff(buffer_size=M), fadas(buffer_size=M), ca2fl(buffer_size=M, codec="affine-2")])
+def test_disk_is_what_the_store_then_has(rule, commit_every, tmp_path, monkeypatch):
+    """Also where an array needs many segments."""
+    monkeypatch.setattr("afflux.store.segments.MOST_SLOTS", 2)
+    path = tmp_path / "store"
+    with Server(rule, np.zeros(SIZE), num_clients=CLIENTS, store=path, commit_every=commit_every) as server:
+        everyone(server, 4)
+        server.checkpoint()
+        everyone(server, 4)
+        for _ in range(2):  # with arrivals that wait, none of them the same
+            while server.arrivals_waiting != M - 1:
+                everyone_pushes_once(server)
+            server.checkpoint()
+            everyone_pushes_once(server)
+    taken = store.info(path).disk_bytes
+    found = plan(rule, SIZE, num_clients=CLIENTS, store=True, commit_every=commit_every)
+    for name, part in found.disk.items():
+        if name == "arrivals":  # the most that may be
+            assert part.size >= taken[name] >= part.size // 2
+        elif name != "index":
+            assert part.size == taken[name], name
+    assert found.memory.keys() == {"buffer"}
+    assert found.disk_bytes == sum(part.size for part in found.disk.values())
+
+
+def everyone_pushes_once(server):
+    server.push(server.joins % CLIENTS, np.ones(SIZE), version=server.version)
+
+
+@pytest.mark.parametrize("size", [10, 200_000])
+def test_the_index_is_about_as_large(size, tmp_path):
+    clients, rule = (3000, ca2fl(buffer_size=100)) if size == 10 else (20, ca2fl(buffer_size=10))
+    with Server(rule, np.zeros(size), num_clients=clients, store=tmp_path / "store") as server:
+        for client in range(clients):
+            server.push(client, np.ones(size), version=server.version)
+    taken = store.info(tmp_path / "store").disk_bytes["index"]
+    said = plan(rule, size, num_clients=clients, store=True).disk["index"].size
+    assert 0.5 * said <= taken <= 1.5 * said
+
+
+def test_what_cannot_be_is_refused():
+    for arguments, message in [
+        ((ca2fl(), 10), "ca2fl caches a row per client: give num_clients"),
+        ((fedbuff(), -1), "d is -1"),
+        ((gsgm(), 10), "takes every client once per pass: give num_clients"),
+    ]:
+        with pytest.raises(AffluxError, match=message):
+            plan(*arguments)
+    for options, message in [
+        ({"dtype": "float16"}, "dtype is 'float16', must be one of float32, float64"),
+        ({"slot_dtype": "float64"}, "slot_dtype is 'float64', must be one of float32, bfloat16"),
+        ({"memory": "none"}, "memory is 'none'"),
+        ({"num_clients": 0}, "num_clients is 0"),
+    ]:
+        with pytest.raises(AffluxError, match=message):
+            plan(fedbuff(), 10, **options)
+
+
+def test_a_budget_that_cannot_be_kept_is_refused_with_the_parts():
+    rule = ca2fl(buffer_size=M)
+    least = plan(rule, SIZE, num_clients=CLIENTS, max_slots=M).memory_bytes
+    assert least == 4 * SIZE * (2 + M + CLIENTS) + 8 * SIZE
+    with pytest.raises(
+        AffluxError,
+        match=r"\[Server\] memory_budget is 84 kB, but 84 kB may be needed: "
+        r"params 4 kB, buffer 20 kB, sum 8 kB, rows 48 kB, next params 4 kB",
+    ):
+        Server(rule, np.zeros(SIZE), num_clients=CLIENTS, memory_budget=least - 1)
+    server = Server(rule, np.zeros(SIZE), num_clients=CLIENTS, memory_budget=least)
+    assert (server._slots.limit, server._versions.max_versions) == (M, 2)
+    for options in ({"max_slots": M + 1}, {"max_versions": 3}):
+        with pytest.raises(AffluxError, match="memory_budget"):
+            Server(rule, np.zeros(SIZE), num_clients=CLIENTS, memory_budget=least, **options)
+    for budget in (0, -5, 1e9, "1 GB"):
+        with pytest.raises(AffluxError, match=r"memory_budget is .*, must be an int of at least 1"):
+            Server(fedbuff(), np.zeros(SIZE), memory_budget=budget)
+    with pytest.raises(AffluxError, match="any number of arrivals may wait for the next pass of gsgm"):
+        Server(gsgm(), np.zeros(SIZE), num_clients=CLIENTS, memory_budget=10**9)
+
+
+def test_slots_and_versions_get_what_is_left():
+    def limits(budget, **options):
+        settings = {"num_clients": None, "dtype": "float32", "slot_dtype": "float32", "memory": "buffered"} | options
+        given = {"max_slots": settings.pop("max_slots", None), "max_versions": settings.pop("max_versions", None)}
+        return fitted(budget, fedbuff(buffer_size=M), SIZE, **given, **settings, inplace=False)
+
+    most, least = Server(fedbuff(buffer_size=M), np.zeros(SIZE))._slots.limit, 4 * SIZE * (2 + M)
+    assert limits(least) == (M, 2)
+    assert limits(least + 4 * SIZE * 2 + 100) == (M + 2, 2)
+    assert limits(least + 4 * SIZE * (most - M + 3)) == (most, 5)
+    assert limits(least + 4 * SIZE * 2, max_slots=M) == (M, 4)
+    assert limits(least + 4 * SIZE * 2, max_versions=3) == (M + 1, 3)
+    assert limits(10**6, memory="streaming")[0] == most - 2 * M + 1
+    for options in ({}, {"max_slots": M + 1}, {"memory": "streaming"}):
+        slots, versions = limits(10**5, **options)
+        settings = {"memory": options.get("memory", "buffered"), "max_slots": slots, "max_versions": versions}
+        assert plan(fedbuff(buffer_size=M), SIZE, **settings).memory_bytes <= 10**5
+
+
+BUDGET = """
+import threading
+import numpy as np
+from afflux import AffluxError, BusyError, Server
+from afflux.rules import ca2fl
+
+def anonymous():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("RssAnon"))
+
+d, vector = 1_000_000, np.ones(1_000_000, np.float32)
+before = anonymous()
+budget = 80 * d
+server = Server(ca2fl(buffer_size=3), np.zeros(d, np.float32), num_clients=6, memory_budget=budget)
+held, refused = [], []
+
+def work(first):
+    for client in range(40):
+        try:
+            held.append(server.pull())
+            server.push((first + client) % 6, vector, version=server.version)
+        except AffluxError as error:
+            refused.append(str(error))
+            held.clear()
+
+threads = [threading.Thread(target=work, args=(2 * i,)) for i in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert any("max_versions" in text for text in refused), refused
+assert server.version > 10
+print((anonymous() - before) / budget)
+"""
+
+
+def test_a_budget_is_kept():
+    """By threads that push, and hold on to every version that they see."""
+    done = subprocess.run([sys.executable, "-c", BUDGET], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert 0.5 < float(done.stdout) < 1.05
+
+
+def test_a_server_opened_again_keeps_its_limits(tmp_path):
+    with Server(fedbuff(buffer_size=M), np.zeros(SIZE), store=tmp_path / "store", memory_budget=4 * SIZE * (M + 1)):
+        pass
+    with Server.open(tmp_path / "store") as server:
+        assert server._slots.limit == M + 1
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["plan", *arguments])
+
+
+def test_the_command_prints_what_the_function_says():
+    arguments = [
+        "--rule",
+        "ca2fl",
+        "--codec",
+        "affine-4",
+        "--clients",
+        "5000",
+        "--params",
+        "100_000",
+        "--buffer",
+        "7",
+        "--store",
+    ]
+    result = run(*arguments, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    found = plan(ca2fl(buffer_size=7, codec="affine-4"), 100_000, num_clients=5000, store=True)
+    said = json.loads(result.stdout)
+    assert {name: size for name, (size, _) in said["disk"].items()} == {
+        name: part.size for name, part in found.disk.items()
+    }
+    assert (said["memory_bytes"], said["disk_bytes"]) == (found.memory_bytes, found.disk_bytes)
+    lines = run(*arguments).stdout.splitlines()
+    assert lines[0] == "memory    buffer              2.8 MB  M = 7 slots, d float32 each"
+    assert lines[-1].startswith("          on disk ")
+    assert any("N = 5,000 clients, and 7 spare" in line for line in lines)
+    assert "memory    params" not in run(*arguments).stdout
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_command_knows_every_rule(name):
+    result = run("--rule", name, "--params", "1000", "--clients", "50")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.splitlines()[-1].startswith("in all    memory")
+
+
+def test_the_commands_help_and_mistakes():
+    assert "afflux plan --rule fedbuff --params 25_000_000" in run("--help").stdout
+    for arguments, message in [
+        (["--rule", "ca2fl", "--params", "10"], "give num_clients"),
+        (["--rule", "fedbuff", "--params", "10", "--codec", "affine-4"], "--codec was given, but fedbuff does not"),
+        (["--rule", "fedbuf", "--params", "10"], "unknown rule 'fedbuf'"),
+    ]:
+        result = run(*arguments)
+        assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+        assert message in result.stderr
