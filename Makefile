@@ -8,7 +8,7 @@ NATIVE := CMakeLists.txt setup.py pyproject.toml $(shell find engine csrc -type 
 FORMATTED := $(shell find engine csrc python/afflux tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit sanitize sanitize-all bench mutants kills scale peers test-peers bench-peers format update-constraints clean
+.PHONY: help setup demo test lint types unit sanitize sanitize-all test-gpu bench mutants kills scale peers test-peers bench-peers format update-constraints clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -50,6 +50,11 @@ sanitize: setup
 sanitize-all: setup  ## most of the suite under ThreadSanitizer, AddressSanitizer and UndefinedBehaviorSanitizer
 	$(BIN)/python tests/sanitize.py thread
 	$(BIN)/python tests/sanitize.py address
+
+test-gpu: setup  ## the tests on a GPU, then memory and race checkers over some of them
+	$(BIN)/python -m pytest -rs tests/test_cuda.py
+	set -e; for tool in memcheck racecheck; do compute-sanitizer --tool $$tool --error-exitcode 1 \
+	  $(BIN)/python -m pytest tests/test_cuda.py -k '2049 or parts or finite'; done
 
 bench: setup  ## the micro-benchmarks against torch and this machine's own bandwidth
 	$(BIN)/afflux bench

@@ -6,10 +6,11 @@
 
 namespace afflux::cuda {
 
-// A pass as a kernel reads it: its lists, and `heads`, lie on the device.
+// A pass as a kernel reads it: all lists lie on the device.
 struct Sweep {
   Pass pass;
   const RowHeads* heads;
+  Renewal renewal;
   bool aligned;          // all vectors are, to 16 bytes
   std::int32_t* finite;  // 1; 0 where the direction was not finite in an element
 };
@@ -58,9 +59,9 @@ struct ApplyBody {
       add_differences<U>(pass, span, v, sum);
       span.store(stage.sum_out.data, sum);
       if (!difference) add_mean(sum, stage.num_clients, v);
-      if (renews) renew<P, U>(pass, nullptr, span, v);
+      if (renews) renew<P, U>(pass, sweep.renewal, nullptr, span, v);
     } else if (renews) {
-      renew<P, U>(pass, pass.combine.weights.data, span, v);
+      renew<P, U>(pass, sweep.renewal, pass.combine.weights.data, span, v);
     } else {
       combine<U>(pass.combine.updates, pass.combine.weights.data, span, v);
     }

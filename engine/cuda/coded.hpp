@@ -118,7 +118,7 @@ struct CodedBody {
     each_span(block, tile.begin, [&](int thread, const auto& span) {
       span.store(stage.sum_out.data, sum[thread]);
       if (!of_difference) add_mean(sum[thread], stage.num_clients, v[thread]);
-      if (pass.memory.next.size > 0) renew<P, U>(pass, nullptr, span, v[thread]);
+      if (pass.memory.next.size > 0) renew<P, U>(pass, sweep.renewal, nullptr, span, v[thread]);
       finish<P>(sweep, span, v[thread]);
     });
   }

@@ -14,6 +14,8 @@ class StagedPass {
     const std::int32_t one = 1;
     Staging staging;
     const std::int64_t finite = staging.add(&one, 1), kept_heads = staging.add(heads, heads == nullptr ? 0 : arrivals);
+    const std::vector<std::uint8_t> readers = columns(pass.memory, pass.combine.updates.size);
+    const std::int64_t kept_columns = staging.add(readers.data(), static_cast<std::int64_t>(readers.size()));
     const auto added = [&](const auto& list) { return staging.add(list.data, list.size); };
     const std::int64_t offsets[] = {added(pass.combine.updates), added(pass.combine.weights),
                                     added(pass.calibrate.rows),  added(pass.calibrate.new_rows),
@@ -38,12 +40,32 @@ class StagedPass {
     to.memory.next = moved(pass.memory.next);
     to.memory.outs = moved(pass.memory.outs);
     sweep_.heads = staging.at<const RowHeads>(kept_heads);
+    sweep_.renewal = {staging.at<const std::uint8_t>(kept_columns), stays(pass.memory, pass.combine.updates.size)};
     sweep_.finite = staging.at<std::int32_t>(finite);
     sweep_.aligned = aligned(pass);
   }
   const Sweep& sweep() const { return sweep_; }
 
  private:
+  // See Renewal.
+  static std::vector<std::uint8_t> columns(const Memory& memory, std::int64_t updates) {
+    const std::int64_t held = memory.vectors.size, width = memory.next.size == 0 ? 0 : held + updates;
+    std::vector<std::uint8_t> found(static_cast<std::size_t>(width), 0);
+    for (std::int64_t i = 0; i < held * width; ++i)
+      if (memory.next.data[i] != 0.0)
+        found[static_cast<std::size_t>(i % width)] |= static_cast<std::uint8_t>(1 << i / width);
+    return found;
+  }
+  static std::uint32_t stays(const Memory& memory, std::int64_t updates) {
+    const std::int64_t held = memory.vectors.size, width = held + updates;
+    std::uint32_t all = 0;
+    for (std::int64_t s = 0; s < held && memory.next.size > 0; ++s) {
+      bool same = true;
+      for (std::int64_t k = 0; k < width; ++k) same = same && memory.next.data[s * width + k] == (k == s ? 1.0 : 0.0);
+      all |= static_cast<std::uint32_t>(same) << s;
+    }
+    return all;
+  }
   // Rows of codecs that have a head are not vectors of elements.
   static bool aligned(const Pass& pass) {
     bool all = true;
