@@ -118,7 +118,12 @@ class Store:
         try:
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
-                raise StoreError(f"[Server] store: {path} is not empty; Server.open goes on with a store")
+                if (path / INDEX).exists():
+                    raise StoreError(f"[Server] store: {path} is not empty; Server.open goes on with a store")
+                raise StoreError(
+                    f"[Server] store: {path} is not empty, and holds no store: {INDEX} is missing. Give a new folder; "
+                    "if an attempt to make a store here has failed, remove what it has left"
+                )
             lock = Lock(path)
             try:
                 make_arrays(path, shapes, {"afflux": "store", "order_version": ORDER_VERSION})
