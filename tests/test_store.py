@@ -1,5 +1,7 @@
 """A store holds what a server without one has in memory, bit for bit, and any Zarr tool reads it."""
 
+import itertools
+import shutil
 import threading
 from dataclasses import replace
 
@@ -11,6 +13,9 @@ import afflux.store.folder
 import rows as reference
 from afflux import AffluxError, Server, StoreError, UnavailableError, codecs, replay
 from afflux.rules import RULES, ca2fl, fedbuff, wkafl
+from afflux.store import check
+from afflux.store.index import Index
+from afflux.store.segments import Segments
 from conftest import FORKS, bits, ready
 
 pytestmark = pytest.mark.filterwarnings(FORKS)
@@ -441,3 +446,94 @@ def test_lent_vectors_are_kept_by_a_checkpoint(tmp_path):
     again = Server.open(tmp_path / "store", fedbuff(buffer_size=3))
     same(again, here)
     assert again.arrivals_waiting == 2
+
+
+def only_the_first(arrivals):
+    """Of two, so that a client's second one reads its row after the first one has written it."""
+    return np.array([1.0, 0.0])
+
+
+def test_rows_that_a_round_reads_and_writes_do_not_use_up_slots(tmp_path, mapped):
+    """Without a commit between the rounds each has two, in turn."""
+    rule, path = replace(ca2fl(buffer_size=2), weigh=only_the_first), tmp_path / "store"
+    there, here = (
+        Server(rule, np.ones(300), num_clients=CLIENTS, duplicates="both", **to)
+        for to in ({"store": path, "commit_every": 4}, {})
+    )
+    for k in range(22):
+        for server in (there, here):
+            server.push(0, np.full(300, k, np.float32), version=server.version)
+        table = there._store.rows.table
+        held = [slot for _, slot in table.changed.values()]
+        assert table.high <= 3
+        assert len({*held, *table.free, *table.retired}) == len([*held, *table.free, *table.retired])
+        same(there, here)
+    assert there.version == 11
+    there.close()
+    assert check(path).sound
+
+
+def sound_at(path, to):
+    """What a process that was ended here would leave: every checksum that is committed is that of what lies there."""
+    found = check(shutil.copytree(path, to))
+    assert found.sound, found.problems
+
+
+@pytest.mark.parametrize("commit_every", [1, 4])
+def test_checksums_of_a_round_that_could_not_be_kept_at_first(commit_every, tmp_path, mapped, monkeypatch):
+    """It is kept later, of the same sweep: a checksum of what a row was before, or of another row that had its memory,
+    would show.
+    """
+    path, commits, calls = tmp_path / "store", [], itertools.count(1)
+    there, here = (
+        made("ca2fl", 5000, max_staleness=None, **to) for to in ({"store": path, "commit_every": commit_every}, {})
+    )
+    put, commit = Segments.put, Index.commit
+
+    def may_fail(segments, slot, array):
+        if next(calls) % 7 == 0:
+            raise StoreError("[store] cannot write: for once")
+        put(segments, slot, array)
+
+    def looked_at(index, change):
+        commit(index, change)
+        commits.append(path)
+        sound_at(path, tmp_path / str(len(commits)))
+
+    monkeypatch.setattr(Segments, "put", may_fail)
+    monkeypatch.setattr(Index, "commit", looked_at)
+    failed = 0
+    for k in range(40):
+        for server in (there, here):
+            vector = np.random.default_rng(k).standard_normal(5000).astype(np.float32)
+            before = server.joins
+            while server.joins == before:
+                try:
+                    server.push(k % CLIENTS, vector, version=0)
+                except StoreError:
+                    failed += 1
+    monkeypatch.setattr(Segments, "put", put)
+    there.checkpoint()
+    assert failed > 5
+    assert len(commits) > 12 // commit_every
+    same(there, here)
+
+
+def test_checksums_of_a_round_that_is_made_again(tmp_path, mapped, monkeypatch):
+    """Without what turned out not to be finite; its first sweep was of other bits."""
+    path, commits, commit = tmp_path / "store", [], Index.commit
+
+    def looked_at(index, change):
+        commit(index, change)
+        commits.append(path)
+        sound_at(path, tmp_path / str(len(commits)))
+
+    monkeypatch.setattr(Index, "commit", looked_at)
+    there, here = (Server(fedbuff(buffer_size=3), np.zeros(5000), **to) for to in ({"store": path}, {}))
+    for k in range(12):
+        vector = np.random.default_rng(k).standard_normal(5000).astype(np.float32)
+        vector[k] = np.nan if k in (1, 3, 4, 11) else 0
+        for server in (there, here):
+            server.push(k, vector, version=server.version, copy=False)
+    assert (there.version, len(commits)) == (4, 5)
+    same(there, here)

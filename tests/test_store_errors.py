@@ -197,8 +197,11 @@ def test_other_rules_and_no_stores(path, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(StoreError, match=r"index\.sqlite is missing"):
         Server.open(tmp_path / "empty", RULE)
-    with pytest.raises(StoreError, match="is not empty"):
+    with pytest.raises(StoreError, match=r"is not empty; Server\.open goes on"):
         Server(RULE, np.zeros(3), num_clients=5, store=path)
+    (tmp_path / "empty" / "rows").mkdir()
+    with pytest.raises(StoreError, match=r"is not empty, and holds no store: index\.sqlite is missing.* remove what"):
+        Server(RULE, np.zeros(3), num_clients=5, store=tmp_path / "empty")
     (tmp_path / "file").write_text("x")
     with pytest.raises(StoreError, match=r"cannot make .*file"):
         Server(RULE, np.zeros(3), num_clients=5, store=tmp_path / "file")

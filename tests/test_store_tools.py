@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import sqlite3
+import threading
+import tracemalloc
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,6 +17,7 @@ from afflux import Server, StoreError, store
 from afflux.cli import app
 from afflux.rules import afa_cs, ca2fl, fedams, fedbuff
 from afflux.store.index import Place, sealed
+from afflux.store.lock import Lock
 from conftest import FORKS, bits
 from crashes import result
 
@@ -117,6 +120,34 @@ def test_info_while_a_server_is_at_work(path):
             with pytest.raises(StoreError, match="is in use"):
                 call(path)
     assert not store.info(path).in_use
+
+
+def test_a_server_opens_beside_info(path):
+    """Which holds the store for a moment, again and again."""
+    ended = threading.Event()
+
+    def polls():
+        while not ended.is_set():
+            store.info(path)
+
+    poller = threading.Thread(target=polls)
+    poller.start()
+    try:
+        for _ in range(10):
+            Server.open(path, RULE).close()
+    finally:
+        ended.set()
+        poller.join()
+
+
+def test_a_writer_waits_for_a_moment_alone(path):
+    reader = Lock(path, shared=True)
+    with pytest.raises(StoreError, match="is in use"):
+        Lock(path)
+    later = threading.Timer(0.05, reader.release)
+    later.start()
+    Lock(path).release()
+    later.join()
 
 
 def test_info_of_a_rule_without_rows(tmp_path):
@@ -366,6 +397,32 @@ def test_export_of_text_ids_and_float64(tmp_path):
     with np.load(tmp_path / "out.npz") as file:
         assert file["clients"].tolist() == ["böb"]
         assert bits(file["rows"]) == bits(rows["böb"])
+
+
+def test_export_refuses_text_that_numpy_cuts_off(tmp_path):
+    with Server(ca2fl(buffer_size=2), np.zeros(2), num_clients=4, store=tmp_path / "s") as server:
+        for client in ("ann", "ann\0"):
+            server.push(client, np.ones(2, np.float32), version=0)
+    out = tmp_path / "out.npz"
+    with pytest.raises(StoreError, match=r"\[export\] client 'ann\\x00' ends in a NUL, .*: export to \.npy"):
+        store.export(tmp_path / "s", out)
+    assert [file.name for file in tmp_path.iterdir()] == ["s"]
+    assert store.export(tmp_path / "s", out, ["ann"]) == ["ann"]
+    assert store.export(tmp_path / "s", tmp_path / "out.npy") == ["ann", "ann\0"]
+
+
+@pytest.mark.parametrize(("dtype", "codec"), [("float32", "float32"), ("float64", "float64"), ("float32", "affine-2")])
+def test_check_takes_three_vectors_of_float64(dtype, codec, tmp_path):
+    rule, size = ca2fl(buffer_size=1, codec=codec), 300_000
+    with Server(rule, np.zeros(size), num_clients=9, dtype=dtype, store=tmp_path / "s") as server:
+        for client in range(3):
+            server.push(client, np.full(size, client, dtype), version=client)
+    tracemalloc.start()
+    try:
+        assert store.check(tmp_path / "s").sound
+        assert tracemalloc.get_traced_memory()[1] < 25 * size
+    finally:
+        tracemalloc.stop()
 
 
 def test_export_refuses(path, tmp_path):

@@ -144,7 +144,7 @@ class DiskRows(CachedRows):
         slots = {client_id: self._slot(client_id) for client_id in client_ids}
         old = {client_id: None if slot is None else segments.array(slot) for client_id, slot in slots.items()}
         free, high, count = list(table.free), table.high, table.clients
-        changed, retired, new = dict(table.changed), list(table.retired), Staged()
+        changed, retired, left, new = dict(table.changed), list(table.retired), list[int](), Staged()
         for client_id in accepted:
             slot, row = slots[client_id], old[client_id]
             if row is not None and client_id in changed and client_id not in apart:
@@ -159,15 +159,16 @@ class DiskRows(CachedRows):
                 changed[client_id] = count, spare
                 count += 1
             else:
+                (left if client_id in changed else retired).append(slot)
                 changed[client_id] = changed.get(client_id, (-1,))[0], spare
-                retired.append(slot)
             new[client_id] = segments.blank(spare)
         segments.check(slot for slot in slots.values() if slot is not None)
         total = self._vectors.out("sum", table.sum) if new else table.sum
         new.clients = count
         new.sum_out = None if total is table.sum else total
         new.slots = {client_id: changed[client_id][1] for client_id in new}
-        new.table = Table(count, high, tuple(free), total, changed, tuple(retired))
+        # What no commit refers to is free again as soon as this round, which reads it, is over.
+        new.table = Table(count, high, (*free, *left), total, changed, tuple(retired))
         return old, new
 
     def present(self, rows: Staged) -> None:

@@ -84,9 +84,13 @@ def _write(new: Path, ids: Sequence[ClientId], rows: Iterator[Row], shape: tuple
         with new.open("wb") as file:
             _stream(file, header, rows)
         return
+    names = np.array(ids, None if ids else np.int64)
+    if names.tolist() != ids:
+        lost = next(i for i, name in zip(ids, names.tolist(), strict=True) if i != name)
+        raise StoreError(f"[export] client {lost!r} ends in a NUL, which text in .npz loses: export to .npy")
     with ZipFile(new, "w") as archive:
         with archive.open("clients.npy", "w") as entry:
-            np.lib.format.write_array(entry, np.array(ids, None if ids else np.int64), allow_pickle=False)
+            np.lib.format.write_array(entry, names, allow_pickle=False)
         with archive.open("rows.npy", "w", force_zip64=True) as entry:
             _stream(entry, header, rows)
 

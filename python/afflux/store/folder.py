@@ -24,17 +24,18 @@ from afflux.errors import AffluxError, StoreError, UnavailableError
 from afflux.fitting import codec_of
 from afflux.joins import Book, Joins, after
 from afflux.layout import Layout
-from afflux.receipts import Join, Pulled, Quarantined, frozen
+from afflux.receipts import Pulled, frozen
 from afflux.recipe import recipe_of, rule_of
 from afflux.round import Memories, Round
 from afflux.rule import ClientId, Float64, Rule
 from afflux.store.arrivals import Arrivals
 from afflux.store.disk import DiskRows, Staged, Table
-from afflux.store.index import INDEX, Change, Committed, Index, Place, Tail
+from afflux.store.index import INDEX, Change, Committed, Index, Place
 from afflux.store.lock import Lock, promises_space
 from afflux.store.params import ParamsSlots
 from afflux.store.segments import Row, Segments, make_arrays, sync
 from afflux.store.shapes import shapes_of
+from afflux.store.state import Lists, state_of
 from afflux.store.vectors import NOTHING, Fresh, Vectors, crc, fresh, verified
 from afflux.versions import Versions
 
@@ -93,7 +94,7 @@ class Store:
         self._largest_row: float = 0.0 if self.committed is None else self.committed.meta["largest_row"]
         self._pinned: list[Row] = []  # the committed version of params, and those that are kept: not to be written over
         self.held: Sequence[Pulled] = []  #: the older versions that the last checkpoint has kept
-        self._tails: dict[str, tuple[object, int]] = {}  # the lists that are committed, and how much of them for good
+        self._lists = Lists()
         self.notes = None if self.committed is None else self.committed.notes
         self._took_note: Callable[[], None] = lambda: None  # of the last transaction that was begun
         # A checkpoint that is not over: the commits before it, what is to be put back if there is none, and the rows.
@@ -118,7 +119,12 @@ class Store:
         try:
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
-                raise StoreError(f"[Server] store: {path} is not empty; Server.open goes on with a store")
+                if (path / INDEX).exists():
+                    raise StoreError(f"[Server] store: {path} is not empty; Server.open goes on with a store")
+                raise StoreError(
+                    f"[Server] store: {path} is not empty, and holds no store: {INDEX} is missing. Give a new folder; "
+                    "if an attempt to make a store here has failed, remove what it has left"
+                )
             lock = Lock(path)
             try:
                 make_arrays(path, shapes, {"afflux": "store", "order_version": ORDER_VERSION})
@@ -290,14 +296,14 @@ class Store:
         meta["kept_buffers"] = {held.version: held.buffers.tolist() for held in self.held if held.buffers is not None}
         if table is not None:
             meta["rows"] = table.clients, table.high, [*table.free, *table.retired]
-        tails = self._grown(book, joins)
+        tails, lists = self._lists.put(book, joins)
 
         def took_note() -> None:
             self._recipe = self._new_recipe
             self._vectors.settle(vectors)
             self._arrivals.settle(arrivals)
             self._pinned = [now.params, *(held.params for held in self.held)]
-            self._tails = {name: (entries, fixed) for name, (entries, _, fixed) in tails.items()}
+            self._lists.settle(lists)
 
         self._took_note = took_note
         self._index.commit(
@@ -308,27 +314,12 @@ class Store:
                 {"params": params, **vectors, **kept},
                 arrivals,
                 {} if table is None or self.rows is None else self.rows.changes(table),
-                {name: tail for name, (_, tail, _) in tails.items()},
+                tails,
                 facts={} if self._new_recipe == self._recipe else {"rule": self._new_recipe},
             )
         )
         took_note()
         return None if table is None else table.committed()
-
-    def _grown(self, book: Book, joins: Joins) -> dict[str, tuple[object, Tail, int]]:
-        """The lists, what is new in them, and how many entries will stay as they are while they are these lists."""
-        quarantined, log = joins.growing
-        lists: dict[str, tuple[list[Any], int, int]] = {"quarantined": (quarantined, book.quarantined, 0)}
-        if log is not None:
-            lists["log"] = (log, book.logged, 0)
-        if book.passes is not None:  # a discard takes those in the buffer out again
-            lists["passed"] = (book.passes.order, book.passes.entered, book.filled)
-        grown: dict[str, tuple[object, Tail, int]] = {}
-        for name, (entries, count, open_) in lists.items():
-            before, fixed = self._tails.get(name, (None, 0))
-            start = fixed if before is entries else 0
-            grown[name] = entries, Tail(start, [_plain(entry) for entry in entries[start:count]]), count - open_
-        return grown
 
     def checked(self, facts: Mapping[str, Any], joins: Joins) -> Saved:
         """The last commit, for a server with these facts."""
@@ -338,33 +329,11 @@ class Store:
             raise StoreError(f"[open] {self.path}: {str(error).removeprefix('[load_state_dict] ')}") from None
 
     def _state(self) -> dict[str, Any]:
-        """The last commit in the form of `state_dict`, but for the rows; vectors lie where they are on disk."""
         last = self.committed
         assert last is not None
-        kept, log = last.arrivals, last.tails["log"] if self.options["log"] else None
-        meta = {
-            **self.facts,
-            **last.meta,
-            "passed": last.tails["passed"],
-            "waiting": [k.facts[:5] for k in kept],
-            "quarantined": last.tails["quarantined"],
-            "log": log and [_without_loss(entry) for entry in log],
-            "row_ids": [],
-        }
-        arrays: dict[str, Any] = {
-            "params": self._arrays["params"].array(last.vectors["params"].slot),
-            "slots": self._arrivals.stacked(kept),
-            "losses": np.array([k.facts[5] for k in kept], np.float64),
-            "norms": np.array([k.facts[6] for k in kept], np.float64),
-            "extremes": np.array([k.facts[7:9] for k in kept], np.float64).reshape(len(kept), 2),
-            "log_losses": np.array([entry[6] for entry in log or [] if len(entry) > 2], np.float64),
-        }
-        if last.buffers is not None:
-            arrays["buffers"] = np.frombuffer(last.buffers, np.float64)
-            own = b"".join(k.buffers or b"" for k in kept)
-            arrays["slot_buffers"] = np.frombuffer(own, np.float64).reshape(len(kept), arrays["buffers"].size)
-        arrays |= {name: self._vectors.now(name) for name in self._arrays if name.startswith(("memory.", "total"))}
-        return {"meta": meta, "arrays": arrays}
+        vectors = {name: self._vectors.now(name) for name in self._arrays if name.startswith(("memory.", "total"))}
+        vectors["params"] = self._arrays["params"].array(last.vectors["params"].slot)
+        return state_of(self.facts, last, vectors, self._arrivals.stacked(last.arrivals), log=self.options["log"])
 
     def adopt(self, book: Book, kept: Sequence[Pulled]) -> Book:
         """The book of a server that goes on from the last commit, whose vectors lie where they are on disk."""
@@ -389,19 +358,3 @@ class Store:
             self.params.detach(versions.free)
         self._index.close()
         self._lock.release()
-
-
-def _without_loss(entry: list[Any]) -> list[Any]:
-    if len(entry) <= 2:
-        return entry
-    *facts, _, lent = entry
-    return [*facts, True] if lent else facts
-
-
-def _plain(entry: Any) -> Any:
-    """An entry of a list as JSON has it; a NaN stays one."""
-    if isinstance(entry, Join):
-        return list(entry)
-    if isinstance(entry, Quarantined):
-        return checkpoint.quarantined_entry(entry)
-    return entry if isinstance(entry, int | str) else checkpoint.log_entry(entry)

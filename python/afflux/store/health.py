@@ -102,16 +102,22 @@ class _Look:
                     self.index.append(f"{store.index.path}: client {client_id!r}'s row has a place that cannot be")
                     continue
                 taken[place.slot] = ranks[place.rank] = True
-                row = store.sound(place)
-                if row is None:
+                if self._added(place):
+                    self.good.append((client_id, place))
+                else:
                     self.damaged.append(client_id)
-                    continue
-                vector = store.decoded(row).astype(np.float64)
-                self.total += vector
-                self._largest = max(self._largest, float(np.linalg.norm(vector)))
-                self.good.append((client_id, place))
         if (found := len(self.good) + len(self.damaged)) != count:
             self.index.append(f"{store.index.path}: {found} of {count} clients' rows have a place")
+
+    def _added(self, place: Place) -> bool:
+        """Adds a row to the total; False if it is damaged. Nothing of it stays while the next one is read."""
+        row = self._store.sound(place)
+        if row is None:
+            return False
+        vector = self._store.decoded(row).astype(np.float64, copy=False)
+        self.total += vector
+        self._largest = max(self._largest, float(np.linalg.norm(vector)))
+        return True
 
     def _sum(self) -> None:
         """Whether the sum is that of the rows."""
@@ -158,7 +164,7 @@ def check(path: "str | PathLike[str]", progress: Progress | None = None) -> Heal
     Raises:
         StoreError: no store, in use, or so damaged that it cannot be opened.
 
-    Cost: all committed bytes are read once; 16 d bytes of memory, and some for each client.
+    Cost: all committed bytes are read once; up to 24 d bytes of memory, and some for each client.
     """
     with reading(path) as store:
         return _Look(store, progress or _silent).health()

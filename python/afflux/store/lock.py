@@ -2,18 +2,26 @@
 
 import os
 from pathlib import Path
+from time import monotonic, sleep
 
 from afflux.errors import StoreError, UnavailableError
 
 #: File systems on which allocated space stays allocated, also for pages that are written through a map.
 PROMISING = frozenset({"ext2", "ext3", "ext4", "xfs", "tmpfs"})
 
+#: For so long a writer waits for those who only read in passing; seconds.
+PATIENCE, INTERVAL = 0.2, 0.002
+
 
 class Lock:
     """One process at a time holds it; its end, however it comes about, lets go of it."""
 
     def __init__(self, folder: Path, *, shared: bool = False) -> None:
-        """`shared`: with others who only read."""
+        """`shared`: with others who only read; else it waits a moment for those that are about to let go.
+
+        Raises:
+            StoreError: somebody else has it.
+        """
         try:
             import fcntl
         except ModuleNotFoundError:
@@ -23,11 +31,22 @@ class Lock:
             self._descriptor = os.open(path, os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             raise StoreError(f"[store] cannot lock {folder}: {error.strerror}") from None
+        end = monotonic() + (0 if shared else PATIENCE)
         try:
-            fcntl.flock(self._descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            while True:
+                try:
+                    fcntl.flock(self._descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+                    return
+                except OSError:
+                    if monotonic() >= end:
+                        raise
+                sleep(INTERVAL)
         except OSError:
             self.release()
             raise StoreError(f"[store] {folder} is in use: one process at a time writes to a store") from None
+        except BaseException:
+            self.release()
+            raise
 
     def release(self) -> None:
         """Lets the next one in."""
