@@ -393,7 +393,7 @@ def test_a_store_beside_memory_and_plain_reading(tmp_path):
         assert c["bytes"] == pytest.approx(2 * pushes * vector + sweep, rel=0.01)
         assert c["errors"]["params"]["ulp"] < 1
     ours, plain = case["rows"]["store-cold"]
-    assert ours["bytes"] == plain["bytes"] == pytest.approx(m * row, rel=0.02)
+    assert ours["bytes"] == plain["bytes"] == pytest.approx(m * row, rel=0.03)  # the last 128 are not full
     assert ours["times_reading"] == pytest.approx(ours["median"] / plain["median"])
 
 

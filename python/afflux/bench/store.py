@@ -18,7 +18,7 @@ from afflux.bench.contender import Arrays, Contender, Round
 from afflux.bench.inputs import LR, Inputs
 from afflux.bench.row import Exact, Row, one_case
 from afflux.bench.streams import Streams, Traffic
-from afflux.rules import mf_ca2fl as mf_ca2fl_rule
+from afflux.rules.ca2fl import mf_ca2fl as mf_ca2fl_rule
 from afflux.store.disk import DiskRows
 
 BITS = 4
