@@ -3,6 +3,7 @@
 The folders lie where Python puts temporary files ($TMPDIR); what is measured is that disk.
 """
 
+import gc
 import os
 import weakref
 from collections.abc import Callable
@@ -145,6 +146,7 @@ def fetched(inputs: Inputs) -> Round:
 
     def prepare(k: int) -> None:
         served.pop().close()
+        gc.collect()
         for segment in path.glob("rows/c/*/0"):
             evict(segment)
         served.append(Server.open(path, num_threads=inputs.num_threads))
