@@ -377,6 +377,26 @@ def test_streaming_beside_buffers(tmp_path):
             assert error["ulp"] < 1
 
 
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="pages cannot be evicted here")
+def test_a_store_beside_memory_and_plain_reading(tmp_path):
+    d, m, path = 3_001, 6, tmp_path / "out.json"
+    done = bench("--quick", "--rows", "store,store-cold", "-d", d, "-M", m, "--threads", THREADS, "--json", path)
+    assert done.returncode == 0, done.stderr
+    (case,) = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    lines = {c["name"]: c for c in case["rows"]["store"]}
+    vector, row = 4 * d, (d + 127) // 128 * (128 // 2 + 8)  # 4 bits an element, and 8 bytes for 128 of them
+    for name, c in lines.items():
+        same = lines["in memory, the last push" if "last" in name else "in memory"]
+        assert c["times_memory"] == pytest.approx(c["median"] / same["median"])
+        pushes = 1 if c["part"] else m
+        sweep = (m + 2) * vector + 2 * 8 * d + 2 * m * row
+        assert c["bytes"] == pytest.approx(2 * pushes * vector + sweep, rel=0.01)
+        assert c["errors"]["params"]["ulp"] < 1
+    ours, plain = case["rows"]["store-cold"]
+    assert ours["bytes"] == plain["bytes"] == pytest.approx(m * row, rel=0.03)  # the last 128 are not full
+    assert ours["times_reading"] == pytest.approx(ours["median"] / plain["median"])
+
+
 @pytest.mark.parametrize("arguments", [("--rows", "fedbuff,fedbuf"), ("--rows", "")])
 def test_unknown_row(arguments):
     done = bench(*arguments)
