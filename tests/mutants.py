@@ -222,8 +222,8 @@ MUTANTS = {
     ),
     "store: a row is replaced in its committed slot": (
         "python/afflux/store/disk.py",
-        "if slot is not None and client_id in changed:",
-        "if slot is not None:",
+        "if row is not None and client_id in changed and client_id not in apart:",
+        "if row is not None and client_id not in apart:",
         "test_store_crashes.py",
     ),
     "store: a freed slot is used before the commit": (
@@ -240,8 +240,8 @@ MUTANTS = {
     ),
     "store: a damaged row passes": (
         "python/afflux/store/disk.py",
-        "if self._crc(row, 1) == place.crc:",
-        "if len(self._crc(row, 1)) == len(place.crc):",
+        "if row_crc(row, self.codec) == place.crc:",
+        "if len(row_crc(row, self.codec)) == len(place.crc):",
         "test_store_errors.py",
     ),
     "joins: a round that is being made is not counted": (
