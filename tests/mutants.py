@@ -228,8 +228,8 @@ MUTANTS = {
     ),
     "store: a freed slot is used before the commit": (
         "python/afflux/store/disk.py",
-        "                retired.append(slot)",
-        "                free.append(slot)",
+        "(left if client_id in changed else retired).append(slot)",
+        "left.append(slot)",
         "test_store_crashes.py",
     ),
     "store: the version is told before it is saved": (
