@@ -178,7 +178,7 @@ def test_rules_from_the_command_line(monkeypatch, tmp_path):
     out = tmp_path / "out"
     result = CliRunner().invoke(app, ["reproduce", "rules", "--seeds", "0,1", "--jobs", "1", "--out", str(out)])
     assert result.exit_code == 0, result.output
-    assert sorted(path.name for path in out.iterdir()) == ["rules.json", "rules.md", "rules.png"]
+    assert sorted(path.name for path in out.iterdir()) == ["finished.jsonl", "rules.json", "rules.md", "rules.png"]
     assert len(json.loads((out / "rules.json").read_text())["rules"]) == 2
 
 

@@ -129,7 +129,7 @@ def test_killed_again_and_again(name, expected, tmp_path):
         child, reading = in_child(body)
         with os.fdopen(reading) as pipe:
             words = [pipe.readline().strip()]  # it has begun: the store is there
-            time.sleep(chance.uniform(0, 0.15))
+            time.sleep(chance.uniform(0, 0.05))
             os.kill(child, signal.SIGKILL)
             words += pipe.read().split()
         hits += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
