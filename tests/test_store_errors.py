@@ -18,6 +18,7 @@ from afflux.rules import ca2fl, fedbuff
 from afflux.store import check
 from conftest import FORKS
 from crashes import result
+from damage import damage, place
 
 pytestmark = pytest.mark.filterwarnings(FORKS)
 
@@ -36,23 +37,6 @@ def path(tmp_path):
         for client in range(9):
             server.push(client, vector(client), version=server.version)
     return tmp_path / "store"
-
-
-def damage(file, offset, count=8):
-    with open(file, "r+b") as opened:
-        opened.seek(offset)
-        old = opened.read(count)
-        opened.seek(offset)
-        opened.write(bytes(byte ^ 0xFF for byte in old))
-
-
-def place(path, client):
-    connection = sqlite3.connect(path / "index.sqlite")
-    (slot,) = connection.execute("SELECT slot FROM rows WHERE client = ?", (client,)).fetchone()
-    connection.close()
-    meta = json.loads((path / "rows" / "zarr.json").read_text())
-    per_segment, width = meta["chunk_grid"]["configuration"]["chunk_shape"]
-    return path / "rows" / "c" / str(slot // per_segment) / "0", slot % per_segment * width * 4
 
 
 def refused(path, message, rule=RULE):

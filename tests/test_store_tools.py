@@ -13,13 +13,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from afflux import Server, StoreError, store
+from afflux import Rule, Server, StoreError, store
+from afflux.calibrate import CACHED_DIFFERENCE
 from afflux.cli import app
 from afflux.rules import afa_cs, ca2fl, fedams, fedbuff
-from afflux.store.index import Place, sealed
+from afflux.step import Sgd
+from afflux.store.index import Index, Place, sealed
 from afflux.store.lock import Lock
 from conftest import FORKS, bits
 from crashes import result
+from damage import damage, place
 
 SIZE, CLIENTS, M = 70_001, 30, 3
 RULE = ca2fl(buffer_size=M)
@@ -57,27 +60,9 @@ def run(*arguments, **more):
     return CliRunner().invoke(app, ["store", *map(str, arguments)], **more)
 
 
-def place(path, client):
-    """Where a client's row lies: file and offset."""
-    connection = sqlite3.connect(path / "index.sqlite")
-    (slot,) = connection.execute("SELECT slot FROM rows WHERE client = ?", (client,)).fetchone()
-    connection.close()
-    meta = json.loads((path / "rows" / "zarr.json").read_text())
-    per_segment, width = meta["chunk_grid"]["configuration"]["chunk_shape"]
-    return path / "rows" / "c" / str(slot // per_segment) / "0", slot % per_segment * width * 4
-
-
-def damage(file, offset, count=4):
-    with open(file, "r+b") as opened:
-        opened.seek(offset)
-        old = opened.read(count)
-        opened.seek(offset)
-        opened.write(bytes(byte ^ 0xFF for byte in old))
-
-
 def damage_row(path, client, where=1000):
     file, offset = place(path, client)
-    damage(file, offset + where)
+    damage(file, offset + where, 4)
 
 
 def change(path, statement):
@@ -527,3 +512,17 @@ def test_rows_in_every_kind_of_codec(codec, tmp_path):
         }
         pushes(server, range(9))
     assert store.check(path).sound
+
+
+def test_the_promise_is_made_of_rows_alone(tmp_path):
+    """What was rejected became no row, however large."""
+
+    class First:
+        def __call__(self, arrivals):
+            return np.array([1.0, 0.0])
+
+    rule = Rule("own", "update", 2, First(), CACHED_DIFFERENCE, Sgd(1.0))
+    with Server(rule, np.zeros(4), num_clients=3, store=tmp_path / "store") as server:
+        server.push(1, np.full(4, 1.0), version=0)
+        assert server.push(2, np.full(4, 1e20), version=0).report.rejected == ("", "weight 0")
+    assert Index(tmp_path / "store" / "index.sqlite", read_only=True).committed().meta["largest_row"] == 2.0

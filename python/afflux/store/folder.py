@@ -231,8 +231,10 @@ class Store:
         known = fresh(sealed.sweep, sealed.checksums[-1]) if sealed.checksums else NOTHING
         if self.rows is not None and staged is not None:
             self.rows.swept(staged, known)
-            norms = sealed.report.norms
-            self._largest_row = max(self._largest_row, float(np.max(norms, where=np.isfinite(norms), initial=0.0)))
+            norms = [
+                norm for norm, why in zip(sealed.report.norms.tolist(), sealed.report.rejected, strict=True) if not why
+            ]
+            self._largest_row = max([self._largest_row, *norms])
         version, book = sealed.report.version, joins.book.sealed
         if book is not None and self.commit_every is not None and version % self.commit_every == 0:
             current = Pulled(np.asarray(sealed.draft.buffer), version, sealed.buffers)
