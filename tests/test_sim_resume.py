@@ -238,6 +238,9 @@ def test_the_command_is_killed_interrupted_and_resumed(tmp_path):
     status, out, told = stopped(on, signal.SIGINT, 500, "--resume", store)
     assert (status, out, told) == (130, "", f"go on with: afflux run --resume {store}\nstopped\n")
     assert 300 < Paused.of(store).arrivals < 900
+    status, out, told = stopped(on, signal.SIGTERM, 700, "--resume", store)
+    assert (status, out, told) == (130, "", f"go on with: afflux run --resume {store}\nstopped\n")
+    assert 400 < Paused.of(store).arrivals < 900
     result = called("--resume", store)
     assert (result.exit_code, result.stderr) == (0, "")
     assert "wrote " in result.stdout

@@ -84,7 +84,7 @@ STORE = "Keep the server in this new folder, and all that --resume needs to go o
 RESUME = (
     "Go on with an interrupted run, in its run folder (--out says where that is now), to the bits of one that was not."
 )
-CHECKPOINT_EVERY = "With a store: seconds between two checkpoints; 0: after every event. Ctrl-C makes one, too."
+CHECKPOINT_EVERY = "With a store: seconds between two checkpoints; 0: after every event. Ctrl-C and SIGTERM make one, too."
 
 KeepUpdates = Annotated[bool, typer.Option("--keep-updates", help=KEEP_UPDATES)]
 
@@ -213,7 +213,7 @@ def _stored(
     from afflux.sim import report, terminal
 
     try:
-        with terminal.progress([job], config, Console(stderr=True), done) as watch, ctrl_c.held():
+        with ctrl_c.held(), ctrl_c.sigterm_too(), terminal.progress([job], config, Console(stderr=True), done) as watch:
             results = [work(partial(watch, 0))]
     except KeyboardInterrupt:
         typer.echo(f"go on with: afflux run --resume {store}", err=True)

@@ -34,6 +34,23 @@ def held(then: Callable[[int, FrameType | None], object] | signal.Handlers | Non
         raise KeyboardInterrupt
 
 
+@contextmanager
+def sigterm_too() -> Iterator[None]:
+    """SIGTERM counts as Ctrl-C in the block: batch systems send it some seconds before they kill.
+
+    Nothing changes in other threads than the main one, or if it is ignored or handled by the caller.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    if before is not signal.SIG_DFL or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def check() -> None:
     """Raise KeyboardInterrupt, once, if Ctrl-C was noted."""
     global _pressed_at
