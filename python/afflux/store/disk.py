@@ -101,40 +101,46 @@ class DiskRows(CachedRows):
         return None if place is None else place.slot
 
     def _encoded(self, client_id: ClientId) -> Row | None:
-        self.fetch(client_id, "row")
+        self.fetch(client_id, self.prefetch(client_id, "row"), "row")
         slot = self._slot(client_id)
         if slot is None:
             return None
         self._segments.present([slot])
         return self._segments.array(slot)
 
-    def fetch(self, client_id: ClientId, op: str = "push") -> None:
-        """Brings a client's row into memory, ahead of the round that replaces it, and checks it.
-
-        Raises:
-            StoreError: it does not agree with its checksum, or cannot be read.
-        """
+    def prefetch(self, client_id: ClientId, op: str = "push") -> Place | None:
+        """Has the system read a client's row, and does not wait; where it lies, if it is not known to be in memory."""
         if isinstance(client_id, str) and not client_id.isascii():
             try:
                 client_id.encode()
             except UnicodeEncodeError as error:
                 raise StoreError(f"[{op}] client_id {client_id!r} is no Unicode text: {error.reason}") from None
-        place = None
-        while client_id not in self._table.changed:
-            before, place = place, self._index.row(client_id)
-            if place is None:
+        if client_id in self._table.changed:
+            return None
+        place = self._index.row(client_id)
+        if place is not None:
+            if place.slot >= self._segments.slots:
+                raise StoreError(f"[{op}] client {client_id!r}'s row is in a segment that is missing or truncated")
+            self._segments.prefetch(place.slot)
+        return place
+
+    def fetch(self, client_id: ClientId, place: Place | None, op: str = "push") -> None:
+        """Brings a client's row into memory, ahead of the round that replaces it, and checks it.
+
+        Raises:
+            StoreError: it does not agree with its checksum, or cannot be read.
+        """
+        while place is not None and client_id not in self._table.changed:
+            row = self._segments.array(place.slot)
+            self._segments.present([place.slot])
+            if row_crc(row, self.codec) == place.crc:
                 return
+            before, place = place, self.prefetch(client_id, op)
             if place == before:  # else a commit has moved it meanwhile
                 raise StoreError(
                     f"[{op}] client {client_id!r}'s row is damaged: slot {place.slot} of {self._segments.folder} does "
                     "not agree with its checksum"
                 )
-            if place.slot >= self._segments.slots:
-                raise StoreError(f"[{op}] client {client_id!r}'s row is in a segment that is missing or truncated")
-            row = self._segments.array(place.slot)
-            self._segments.present([place.slot])
-            if row_crc(row, self.codec) == place.crc:
-                return
 
     def _places(
         self, client_ids: Collection[ClientId], accepted: Collection[ClientId], apart: Collection[ClientId]

@@ -154,6 +154,15 @@ class Segments:
         except OSError as error:
             raise StoreError(f"[store] cannot write {path}: {error.strerror}") from None
 
+    def prefetch(self, slot: int) -> None:
+        """Has the system read a slot that is on disk only, and does not wait for it."""
+        if self.mapped:
+            _engine.prefetch(self.array(slot))
+        elif hasattr(os, "posix_fadvise"):
+            path, offset = self._place(slot)
+            with suppress(OSError), path.open("rb", buffering=0) as file:
+                os.posix_fadvise(file.fileno(), offset, self.slot_bytes, os.POSIX_FADV_WILLNEED)
+
     def present(self, slots: Iterable[int], *, write: bool = False) -> None:
         """Brings these slots' pages in, so that what would be a signal amid a sweep is an error here. To be written,
         once: their pages stay.
