@@ -113,9 +113,10 @@ class Index:
         if not path.is_file():
             raise StoreError(f"[store] {path} is missing")
         self._inode = path.stat().st_ino
+        self._log = path.with_name(f"{path.name}-wal")  # SQLite's own
         with self._errors("open"), ExitStack() as undo:
             mode = "ro" if read_only else "rw"
-            if read_only and alone and not _size(path.with_name(f"{path.name}-wal")):
+            if read_only and alone and not _size(self._log):
                 mode = "ro&immutable=1"
             self._writer, self._reader = (undo.enter_context(closing(_connect(path, mode))) for _ in range(2))
             if not read_only:
@@ -268,7 +269,7 @@ class Index:
     def check(self) -> None:
         """Refuses a file that has vanished, or was replaced: what is committed to it would be gone."""
         try:
-            same = self.path.stat().st_ino == self._inode and self.path.with_name(self.path.name + "-wal").exists()
+            same = self.path.stat().st_ino == self._inode and self._log.exists()
         except OSError:
             same = False
         if not same:

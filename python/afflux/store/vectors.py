@@ -46,7 +46,6 @@ def verified(segments: Segments, place: Place, num_threads: int) -> Row:
     if place.slot >= segments.slots:
         raise StoreError(f"[store] {segments.folder} is truncated: slot {place.slot} of {segments.slots} is committed")
     row = segments.array(place.slot)
-    segments.prefetch(place.slot)
     segments.present([place.slot])
     if crc(row, num_threads) != place.crc:
         raise StoreError(f"[store] {segments.folder} is damaged: slot {place.slot} does not agree with its checksum")
