@@ -601,3 +601,33 @@ def test_the_index_is_asked_once_for_who_pushes(tmp_path, monkeypatch):
                 server.push(client, np.full(300, r + client, np.float32), version=server.version)
     assert asked == 4 * [*range(M)]
     same(there, here)
+
+
+def test_a_row_that_a_commit_moves_while_its_client_pushes(tmp_path, monkeypatch):
+    there, here = made("ca2fl", 300, tmp_path / "store"), made("ca2fl", 300)
+    ingest = type(there._intake).ingest
+    late = []
+
+    def pushes(server, start, *clients):
+        for client in clients:
+            server.push(client, np.full(300, start + client, np.float32), version=1)
+
+    def held_up(self, *arguments):
+        if late:
+            thread = threading.Thread(target=pushes, args=(there, *late.pop()))
+            thread.start()
+            thread.join()
+        return ingest(self, *arguments)
+
+    for server in (there, here):
+        for client in range(M):
+            server.push(client, np.full(300, client + 1, np.float32), version=0)
+    monkeypatch.setattr(type(there._intake), "ingest", held_up)
+    late.append((10, 0, 1, 2))
+    pushes(there, 20, 1)
+    pushes(here, 10, 0, 1, 2)
+    pushes(here, 20, 1)
+    for server in (there, here):
+        pushes(server, 30, 0, 2)
+        assert server.version == 3
+    same(there, here)
