@@ -120,7 +120,9 @@ class Index:
                 mode = "ro&immutable=1"
             self._writer, self._reader = (undo.enter_context(closing(_connect(path, mode))) for _ in range(2))
             if not read_only:
-                self._writer.execute("PRAGMA journal_mode = WAL")
+                (journal,) = self._writer.execute("PRAGMA journal_mode = WAL").fetchone()
+                if journal != "wal":  # what SQLite could not change it leaves as it was
+                    raise StoreError(f"[store] cannot open {path}: SQLite has not made its log")
                 self._writer.execute(f"PRAGMA synchronous = {'FULL' if power else 'NORMAL'}")
                 # Each of SQLite's own checkpoints syncs, and on ext4 that waits for what else is to be written.
                 self._writer.execute("PRAGMA wal_autocheckpoint = 10000")
@@ -140,19 +142,17 @@ class Index:
     def make(path: Path, facts: Mapping[str, Any]) -> None:
         """A new file, without a commit yet; there, as soon as it is whole."""
         new = path.with_name(path.name + ".new")
-        connection = sqlite3.connect(new, isolation_level=None)
         try:
-            connection.execute("BEGIN IMMEDIATE")
-            for statement in _SCHEMA.split(";"):
-                connection.execute(statement)
-            connection.executemany("INSERT INTO facts VALUES (?, ?)", _facts(facts))
-            connection.execute(f"PRAGMA application_id = {APPLICATION}")
-            connection.execute(f"PRAGMA user_version = {FORMAT}")
-            connection.execute("COMMIT")
+            with closing(sqlite3.connect(new, isolation_level=None)) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                for statement in _SCHEMA.split(";"):
+                    connection.execute(statement)
+                connection.executemany("INSERT INTO facts VALUES (?, ?)", _facts(facts))
+                connection.execute(f"PRAGMA application_id = {APPLICATION}")
+                connection.execute(f"PRAGMA user_version = {FORMAT}")
+                connection.execute("COMMIT")
         except sqlite3.Error as error:
             raise StoreError(f"[store] cannot make {path}: {error}") from None
-        finally:
-            connection.close()
         new.replace(path)
 
     def facts(self) -> dict[str, Any]:
