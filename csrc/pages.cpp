@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -15,27 +16,40 @@ namespace py = pybind11;
 namespace afflux::python {
 namespace {
 
+#if defined(__linux__)
 // Linux 5.14; C libraries know the names later.
 constexpr int kPopulateRead = 22, kPopulateWrite = 23;
 
-// Returns 0, or the error number; EFAULT: an access would have been a SIGBUS. Systems that cannot tell do nothing.
-int populate_(const py::buffer& memory, bool write) {
+// From the beginning of a page.
+struct Pages {
+  char* begin;
+  std::size_t size;
+};
+
+Pages pages_of(const py::buffer& memory) {
   const py::buffer_info info = memory.request();
-#if defined(__linux__)
   const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
-  const auto begin = reinterpret_cast<std::uintptr_t>(info.ptr) / page * page;
-  const auto end = reinterpret_cast<std::uintptr_t>(info.ptr) + static_cast<std::uintptr_t>(info.size * info.itemsize);
-  const Release release;
-  void* const from = reinterpret_cast<void*>(begin);
-  if (!write) madvise(from, end - begin, MADV_WILLNEED);  // reads ahead in large pieces
-  if (madvise(from, end - begin, write ? kPopulateWrite : kPopulateRead) == 0 || errno == EINVAL) return 0;
-  return errno;
-#else
-  return 0;
-#endif
+  const std::uintptr_t before = reinterpret_cast<std::uintptr_t>(info.ptr) % page;
+  return {static_cast<char*>(info.ptr) - before, static_cast<std::size_t>(info.size * info.itemsize) + before};
 }
 
-#if defined(__linux__)
+// Has the system read what is on disk only, and does not wait. Of a larger piece Linux may read the beginning alone.
+void prefetch_(const py::buffer& memory) {
+  constexpr std::size_t kPiece = 512 << 10;
+  const Pages pages = pages_of(memory);
+  const Release release;
+  for (std::size_t at = 0; at < pages.size; at += kPiece)
+    madvise(pages.begin + at, std::min(kPiece, pages.size - at), MADV_WILLNEED);
+}
+
+// Returns 0, or the error number; EFAULT: an access would have been a SIGBUS. Systems that cannot tell do nothing.
+int populate_(const py::buffer& memory, bool write) {
+  const Pages pages = pages_of(memory);
+  const Release release;
+  if (madvise(pages.begin, pages.size, write ? kPopulateWrite : kPopulateRead) == 0 || errno == EINVAL) return 0;
+  return errno;
+}
+
 // The pages of a mapped file become a copy of this process's own, where they are: whoever writes to the file later does
 // not change what holders of a view see. One system call swaps them, so that a reader on another thread sees either.
 void detach_(const py::buffer& memory) {
@@ -51,12 +65,15 @@ void detach_(const py::buffer& memory) {
   }
 }
 #else
+void prefetch_(const py::buffer&) {}
+int populate_(const py::buffer&, bool) { return 0; }
 void detach_(const py::buffer&) {}  // nothing is mapped there
 #endif
 
 }  // namespace
 
 void bind_pages(py::module_& module) {
+  module.def("prefetch", prefetch_, py::arg("memory"));
   module.def("populate", populate_, py::arg("memory"), py::arg("write"));
   module.def("detach", detach_, py::arg("memory"));
 }

@@ -1,4 +1,4 @@
-// Pages of a mapped file, made present before a sweep: what would be a SIGBUS amid it is an error here.
+// Pages of a mapped file, read ahead and made present before a sweep: what would be a SIGBUS amid it is an error here.
 #pragma once
 #include <pybind11/pybind11.h>
 

@@ -244,6 +244,18 @@ MUTANTS = {
         "if len(row_crc(row, self.codec)) == len(place.crc):",
         "test_store_errors.py",
     ),
+    "store: a place is remembered beyond the commit that moves it": (
+        "python/afflux/store/disk.py",
+        "        self._known = {}\n        if not table.changed:",
+        "        if not table.changed:",
+        "test_store.py",
+    ),
+    "store: a push does not wait for its row": (
+        "python/afflux/server.py",
+        "                fetch()\n",
+        "                pass\n",
+        "test_store_errors.py",
+    ),
     "joins: a round that is being made is not counted": (
         "python/afflux/joins.py",
         "staleness = book.current.version + (book.round is not None) - version",

@@ -380,9 +380,11 @@ def test_streaming_beside_buffers(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="pages cannot be evicted here")
 def test_a_store_beside_memory_and_plain_reading(tmp_path):
     d, m, path = 3_001, 6, tmp_path / "out.json"
-    done = bench("--quick", "--rows", "store,store-cold", "-d", d, "-M", m, "--threads", THREADS, "--json", path)
+    done = bench(
+        "--quick", "--rows", "store,store-cold,store-power", "-d", d, "-M", m, "--threads", THREADS, "--json", path
+    )
     assert done.returncode == 0, done.stderr
-    (case,) = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    case, tens = json.loads(path.read_text(encoding="utf-8"))["cases"]
     lines = {c["name"]: c for c in case["rows"]["store"]}
     vector, row = 4 * d, (d + 127) // 128 * (128 // 2 + 8)  # 4 bits an element, and 8 bytes for 128 of them
     for name, c in lines.items():
@@ -392,9 +394,16 @@ def test_a_store_beside_memory_and_plain_reading(tmp_path):
         sweep = (m + 2) * vector + 2 * 8 * d + 2 * m * row
         assert c["bytes"] == pytest.approx(2 * pushes * vector + sweep, rel=0.01)
         assert c["errors"]["params"]["ulp"] < 1
-    ours, plain = case["rows"]["store-cold"]
-    assert ours["bytes"] == plain["bytes"] == pytest.approx(m * row, rel=0.03)  # the last 128 are not full
-    assert ours["times_reading"] == pytest.approx(ours["median"] / plain["median"])
+    cold, warm, plain = case["rows"]["store-cold"]
+    assert plain["bytes"] == pytest.approx(m * row, rel=0.03)  # the last 128 are not full
+    assert cold["bytes"] == warm["bytes"] == 2 * m * vector + plain["bytes"]
+    assert cold["times_both"] == pytest.approx(cold["median"] / (warm["median"] + plain["median"]))
+    assert cold["times_reading"] == pytest.approx((cold["median"] - warm["median"]) / plain["median"])
+    process, memory, *power = tens["rows"]["store-power"]
+    assert (tens["laps"], memory["times_memory"], len(power)) == (10, 1, 2)
+    for line in (process, *power):
+        assert line["times_memory"] == pytest.approx(line["median"] / memory["median"])
+        assert line["errors"]["params"]["ulp"] < 1
 
 
 @pytest.mark.parametrize("arguments", [("--rows", "fedbuff,fedbuf"), ("--rows", "")])

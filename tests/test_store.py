@@ -1,9 +1,11 @@
 """A store holds what a server without one has in memory, bit for bit, and any Zarr tool reads it."""
 
 import itertools
+import re
 import shutil
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +16,9 @@ import rows as reference
 from afflux import AffluxError, Server, StoreError, UnavailableError, codecs, replay
 from afflux.rules import RULES, ca2fl, fedbuff, wkafl
 from afflux.store import check
+from afflux.store.disk import DiskRows
 from afflux.store.index import Index
-from afflux.store.segments import Segments
+from afflux.store.segments import Segments, shape_of
 from conftest import FORKS, bits, ready
 
 pytestmark = pytest.mark.filterwarnings(FORKS)
@@ -536,4 +539,95 @@ def test_checksums_of_a_round_that_is_made_again(tmp_path, mapped, monkeypatch):
         for server in (there, here):
             server.push(k, vector, version=server.version, copy=False)
     assert (there.version, len(commits)) == (4, 5)
+    same(there, here)
+
+
+@pytest.mark.parametrize(
+    ("size", "begins"), [(16_383, 64), (16_384, 4096), (2**21 - 2048, 4096), (2**21, 2**21), (2**21 + 1, 2**21)]
+)
+def test_no_page_holds_parts_of_two_slots(size, begins):
+    """Nor does a huge one, where slots are so large that it does not matter."""
+    shape = shape_of("float32", size, 3)
+    assert shape.slot_bytes % begins == 0
+    assert shape.huge == (begins == 2**21)
+    assert shape.slot_bytes - 4 * size < begins
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="asks Linux for huge pages")
+def test_large_slots_are_mapped_by_huge_pages(tmp_path):
+    size = 2**21
+    with Server(fedbuff(buffer_size=1), np.zeros(size, np.float32), store=tmp_path / "store") as server:
+        server.push(1, np.ones(size, np.float32), version=0)
+        maps = Path("/proc/self/smaps").read_text()
+        found = re.findall(rf"{tmp_path}/store/(\w+)/c/0/0\n(?:\w+: .*\n)*?VmFlags: (.*)", maps)
+    assert {name: "hg" in flags.split() for name, flags in found} == {"params": True}
+
+
+def test_the_disk_reads_while_a_vector_is_copied(tmp_path, mapped, monkeypatch):
+    calls = []
+
+    def noted(what, method):
+        def call(self, *arguments, **options):
+            calls.append(what)
+            return method(self, *arguments, **options)
+
+        return call
+
+    with made("ca2fl", 300, tmp_path / "store") as server:
+        for client in range(2 * M):
+            server.push(client, np.full(300, client, np.float32), version=server.version)
+        for owner, name in ((Segments, "prefetch"), (type(server._intake), "ingest"), (DiskRows, "fetch")):
+            monkeypatch.setattr(owner, name, noted(name, getattr(owner, name)))
+        server.push(1, np.ones(300, np.float32), version=server.version)
+        assert calls == ["prefetch", "ingest", "fetch"]
+        server.push(8, np.ones(300, np.float32), version=server.version)
+        assert calls[3:] == ["ingest", "fetch"]  # it has no row
+
+
+def test_the_index_is_asked_once_for_who_pushes(tmp_path, monkeypatch):
+    """Until the next commit, which moves rows."""
+    asked, row = [], Index.row
+
+    def noted(self, client_id):
+        asked.append(client_id)
+        return row(self, client_id)
+
+    there, here = made("ca2fl", 300, tmp_path / "store"), made("ca2fl", 300)
+    for r in range(5):
+        if r == 1:
+            monkeypatch.setattr(Index, "row", noted)
+        for client in range(M):
+            for server in (there, here):
+                server.push(client, np.full(300, r + client, np.float32), version=server.version)
+    assert asked == 4 * [*range(M)]
+    same(there, here)
+
+
+def test_a_row_that_a_commit_moves_while_its_client_pushes(tmp_path, monkeypatch):
+    there, here = made("ca2fl", 300, tmp_path / "store"), made("ca2fl", 300)
+    ingest = type(there._intake).ingest
+    late = []
+
+    def pushes(server, start, *clients):
+        for client in clients:
+            server.push(client, np.full(300, start + client, np.float32), version=1)
+
+    def held_up(self, *arguments):
+        if late:
+            thread = threading.Thread(target=pushes, args=(there, *late.pop()))
+            thread.start()
+            thread.join()
+        return ingest(self, *arguments)
+
+    for server in (there, here):
+        for client in range(M):
+            server.push(client, np.full(300, client + 1, np.float32), version=0)
+    monkeypatch.setattr(type(there._intake), "ingest", held_up)
+    late.append((10, 0, 1, 2))
+    pushes(there, 20, 1)
+    pushes(here, 10, 0, 1, 2)
+    pushes(here, 20, 1)
+    for server in (there, here):
+        pushes(server, 30, 0, 2)
+        assert server.version == 3
     same(there, here)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import afflux.store.index
 from afflux import AffluxError, Server, StoreError
 from afflux.rules import ca2fl, fedbuff
 from afflux.store import check
@@ -56,7 +57,7 @@ def test_a_damaged_row_is_found_when_its_client_pushes(path, where):
         server.push(4, vector(4), version=server.version)
     with pytest.raises(StoreError, match=r"\[row\] client 4's row is damaged"):
         server.rows.row(4)
-    assert server.joins == before
+    assert (server.joins, server._slots.taken) == (before, 0)
     for client in (3, 5, 20):
         server.push(client, vector(client), version=server.version)
     assert server.version == 4
@@ -319,3 +320,18 @@ def test_a_file_that_cannot_be_written(name, path):
         (here / name).chmod(0o777)
         assert "Permission denied" in said or "readonly" in said or "unable to open" in said
         Server.open(here, RULE).close()
+
+
+def test_sqlite_fails_at_a_birth(tmp_path, monkeypatch):
+    def failed(*arguments, **options):
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(sqlite3, "connect", failed)
+    with pytest.raises(StoreError, match=r"cannot make .*index\.sqlite: disk I/O error"):
+        Server(RULE, np.zeros(9), num_clients=CLIENTS, store=tmp_path / "store")
+
+
+def test_sqlite_keeps_no_log(path, monkeypatch):
+    """It says so in passing, and would commit in another way, which nobody looks for."""
+    monkeypatch.setattr(afflux.store.index, "_connect", lambda path, mode: sqlite3.connect(":memory:"))
+    refused(path, r"cannot open .*index\.sqlite: SQLite has not made its log")

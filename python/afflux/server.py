@@ -332,8 +332,7 @@ class Server(Keep):
             what = f"[push] client {client_id!r}'s"
             parts = self._intake.pushed(f"{what} vector", vector)
             own = self._intake.buffers(what, vector, buffers)
-            if self._store is not None:
-                self._store.fetch(client_id)
+            fetch = None if self._store is None else self._store.prefetch(client_id)
             bad, norm, extremes = None, nan, (nan, nan)
             if copy:
                 ticket.slot = self._gate.take_slot(timeout)
@@ -342,6 +341,8 @@ class Server(Keep):
                 ticket.slot = self._intake.lent(f"{what} vector", parts, self._slots.dtype)
             else:
                 raise AffluxError(f"{what} vector cannot be read in place (copy=False): {self._joins.copies}")
+            if fetch is not None:  # the disk was read while the vector was copied
+                fetch()
             with self._gate.mutex:
                 pushed = (client_id, version, int(num_examples), float(loss), norm, ticket.slot, own, extremes)
                 return self._rounds.join(pushed, bad, ticket)

@@ -11,11 +11,12 @@ from afflux.bench.peers.rows import PEERS
 from afflux.bench.push import PUSH
 from afflux.bench.row import Row
 from afflux.bench.scaling import SCALING
-from afflux.bench.store import COLD, STORE
+from afflux.bench.store import POWER, STORE
+from afflux.bench.store_cold import COLD
 from afflux.bench.streaming import STREAMING
 from afflux.bench.wkafl import WKAFL
 
 OPERATIONS = [INGEST, GRAM, FEDBUFF, FEDBUFF_BF16, CA2FL, FADAS, WKAFL, CACHED, ROUNDS, PUSH, STREAMING, *SCALING]
-ROWS = [*OPERATIONS, *MF_CA2FL, STORE, COLD, *PEERS]
+ROWS = [*OPERATIONS, *MF_CA2FL, STORE, COLD, POWER, *PEERS]
 #: Names for several rows at once.
 GROUPS: dict[str, list[Row]] = {"all": OPERATIONS, "scaling": SCALING, "mf-ca2fl": MF_CA2FL, "peers": PEERS}

@@ -1,49 +1,46 @@
-"""A store on disk: whole rounds beside the same in memory, and rows that only the disk has beside plain reading.
+"""A store on disk: rounds beside the same in memory, and what it costs that they survive a power cut.
 
 The folders lie where Python puts temporary files ($TMPDIR); what is measured is that disk.
 """
 
-import gc
-import os
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
 from afflux import Server, codecs
 from afflux.bench import mf_ca2fl
-from afflux.bench.columns import BY_D, ERROR, ROLE, SPAN, ULP, Line, number
+from afflux.bench.columns import BY_D, ERROR, SPAN, ULP, Line, number
 from afflux.bench.contender import Arrays, Contender, Round
-from afflux.bench.inputs import LR, Inputs
-from afflux.bench.row import Exact, Row, one_case
+from afflux.bench.inputs import LR, Case, Inputs
+from afflux.bench.row import QUICK_D, Asked, Row, one_case
 from afflux.bench.streams import Streams, Traffic
 from afflux.rules.ca2fl import mf_ca2fl as mf_ca2fl_rule
-from afflux.store.disk import DiskRows
 
 BITS = 4
 CODEC = codecs.affine(BITS)
-BLOCK = 2**20  #: bytes that are read at once by who only reads
 
 
-def new_server(inputs: Inputs, folder: str | None) -> Server:
-    """For M clients; the folder, if there is one, is made here."""
+def new_server(inputs: Inputs, buffer_size: int, folder: str | None, **options: Any) -> Server:
+    """The folder, if there is one, is made here."""
     return Server(
-        mf_ca2fl_rule(buffer_size=inputs.m, server_lr=LR, bits=BITS),
+        mf_ca2fl_rule(buffer_size=buffer_size, server_lr=LR, bits=BITS),
         inputs.params[0],
         num_clients=inputs.num_clients,
         num_threads=inputs.num_threads,
         store=folder,
+        **options,
     )
 
 
-def pushed(*, disk: bool, last: bool) -> Callable[[Inputs], Round]:
+def pushed(*, disk: bool, last: bool = False, **options: Any) -> Callable[[Inputs], Round]:
     """A contender that pushes M vectors, of which the last makes the step; `last`: only that one is timed."""
 
     def make(inputs: Inputs) -> Round:
         folder = TemporaryDirectory(prefix="afflux-bench-")
-        server = new_server(inputs, f"{folder.name}/store" if disk else None)
+        server = new_server(inputs, inputs.m, f"{folder.name}/store" if disk else None, **options)
         weakref.finalize(server, folder.cleanup)
 
         def push(k: int, *clients: int) -> None:
@@ -89,10 +86,11 @@ def held(d: int, m: int) -> int:
 
 
 def beside_memory(lines: list[Line]) -> None:
-    """Times of what is on disk over the same in memory."""
+    """Times of what is on disk over the same in memory, a whole round if nobody has done the same."""
     medians = {line["name"]: line["median"] for line in lines}
     for line in lines:
-        line["times_memory"] = line["median"] / medians[line["name"].replace("afflux", "in memory", 1)]
+        same = line["name"].replace("afflux", "in memory", 1)
+        line["times_memory"] = line["median"] / medians.get(same, medians["in memory"])
 
 
 LAST = ", the last push"
@@ -104,8 +102,8 @@ STORE = Row(
     reference=lambda before: {"params": mf_ca2fl.reference(before)["params"]},
     cases=one_case,
     contenders=[
-        Contender("afflux", "Server(store=PATH), a commit a round", pushed(disk=True, last=False), held, role="ours"),
-        Contender("in memory", "Server", pushed(disk=False, last=False), held, role="ours"),
+        Contender("afflux", "Server(store=PATH), a commit a round", pushed(disk=True), held, role="ours"),
+        Contender("in memory", "Server", pushed(disk=False), held, role="ours"),
         Contender(
             f"afflux{LAST}",
             "it makes the step, and the commit",
@@ -128,96 +126,39 @@ STORE = Row(
 )
 
 
-def evict(file: Path) -> None:
-    """Only the disk has it from now on, as long as nobody maps it."""
-    with file.open("r+b") as opened:
-        os.fsync(opened.fileno())
-        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+ROUNDS = 10  #: of a sample, and between two commits where not every round has one
 
 
-def fetched(inputs: Inputs) -> Round:
-    """Rows that a server has left there; a map keeps its pages, so each time it is closed and opened anew."""
-    folder = TemporaryDirectory(prefix="afflux-bench-")
-    path = Path(folder.name, "store")
-    with new_server(inputs, str(path)) as server:
-        for client_id, vector in enumerate(inputs.vectors[0]):
-            server.push(client_id, vector, version=0)
-    served = [server]
-
-    def prepare(k: int) -> None:
-        served.pop().close()
-        gc.collect()
-        for segment in path.glob("rows/c/*/0"):
-            evict(segment)
-        served.append(Server.open(path, num_threads=inputs.num_threads))
-
-    def run(k: int) -> None:
-        rows = served[0].rows
-        assert isinstance(rows, DiskRows)
-        for client_id in range(inputs.m):
-            rows.fetch(client_id)
-
-    prepare(0)
-    weakref.finalize(inputs, folder.cleanup)
-    return Round(run, nothing_before, nothing_after, prepare)
+def by_tens(asked: Asked) -> list[Case]:
+    d = asked.d or (QUICK_D if asked.quick else 1_000_000)
+    return [Case(d, asked.m or 10, asked.threads, sets=asked.sets, laps=ROUNDS)]
 
 
-def plain_reading(inputs: Inputs) -> Round:
-    """As many bytes from one file, from its beginning to its end."""
-    folder = TemporaryDirectory(prefix="afflux-bench-")
-    path, block = Path(folder.name, "rows"), bytearray(BLOCK)
-    path.write_bytes(np.random.default_rng(0).bytes(inputs.m * CODEC.row_bytes(inputs.d)))
-    weakref.finalize(inputs, folder.cleanup)
-
-    def run(k: int) -> None:
-        with path.open("rb", buffering=0) as file:
-            while file.readinto(block):
-                pass
-
-    evict(path)
-    return Round(run, nothing_before, nothing_after, lambda k: evict(path))
-
-
-def nothing_before(k: int) -> Arrays:
-    return {}
-
-
-def nothing_after(result: object) -> Arrays:
-    return {}
-
-
-def no_outputs(before: Arrays) -> Exact:
-    return {}
-
-
-def only_linux() -> str | None:
-    return None if hasattr(os, "posix_fadvise") else "this system cannot be asked to forget a file's pages"
-
-
-def beside_reading(lines: list[Line]) -> None:
-    """Times of plain reading."""
-    for line in lines:
-        line["times_reading"] = line["median"] / lines[-1]["median"]
-
-
-COLD = Row(
-    name="store-cold",
-    formula=f"M rows of {BITS} bits fetched from a store whose pages the system was told to forget, and checked",
-    counted="M encoded rows",
-    traffic=lambda m: (Streams(reads=(mf_ca2fl.row_bytes(CODEC),) * m),),
-    reference=no_outputs,
-    cases=one_case,
+POWER = Row(
+    name="store-power",
+    formula=f"the same rounds with each durability; a sample is {ROUNDS} of them, a figure is one",
+    counted=STORE.counted,
+    traffic=whole,
+    reference=STORE.reference,
+    cases=by_tens,
     contenders=[
-        Contender("afflux", "fetch, as a push does", fetched, role="ours", absent=only_linux),
+        Contender("afflux", 'durability="process", a commit a round', pushed(disk=True), held, role="ours"),
+        Contender("in memory", "Server", pushed(disk=False), held, role="ours"),
         Contender(
-            "plain reading",
-            "read() of 1 MiB, again and again, of one file",
-            plain_reading,
-            role="plain",
-            but="checks nothing",
-            absent=only_linux,
+            "afflux, power",
+            'durability="power", a commit a round',
+            pushed(disk=True, durability="power"),
+            held,
+            role="ours",
+        ),
+        Contender(
+            f"afflux, power, every {ROUNDS}",
+            f'durability="power", commit_every={ROUNDS}',
+            pushed(disk=True, durability="power", commit_every=ROUNDS),
+            held,
+            role="ours",
         ),
     ],
-    columns=(BY_D, ROLE, *SPAN, number("GB/s", "gbps", ".2f"), number("x reading", "times_reading", ".2f")),
-    compare=beside_reading,
+    columns=STORE.columns,
+    compare=beside_memory,
 )

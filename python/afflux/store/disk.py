@@ -61,13 +61,14 @@ class DiskRows(CachedRows):
         self._index = index
         self._table = table
         self._crcs: dict[ClientId, bytes] = {}  # of the changed ones
+        self._known: dict[ClientId, Place] = {}  # of those who have pushed since the last commit, as it has them
         if segments.slots < table.high:
             raise StoreError(f"[store] {segments.folder} is truncated: {table.high} slots are in use")
 
     def __contains__(self, client_id: ClientId) -> bool:
         if client_id in self._table.changed:
             return True
-        place = self._index.row(client_id)
+        place = self._known.get(client_id) or self._index.row(client_id)
         return place is not None and place.rank < self._table.clients  # else it is committed, and does not count yet
 
     def __len__(self) -> int:
@@ -97,44 +98,57 @@ class DiskRows(CachedRows):
         changed = self._table.changed.get(client_id)
         if changed is not None:
             return changed[1]
-        place = self._index.row(client_id)
+        place = self._known.get(client_id) or self._index.row(client_id)
         return None if place is None else place.slot
 
     def _encoded(self, client_id: ClientId) -> Row | None:
-        self.fetch(client_id, "row")
+        self.fetch(client_id, self._committed(client_id, "row"), "row")
         slot = self._slot(client_id)
         if slot is None:
             return None
         self._segments.present([slot])
         return self._segments.array(slot)
 
-    def fetch(self, client_id: ClientId, op: str = "push") -> None:
-        """Brings a client's row into memory, ahead of the round that replaces it, and checks it.
-
-        Raises:
-            StoreError: it does not agree with its checksum, or cannot be read.
-        """
+    def _committed(self, client_id: ClientId, op: str) -> Place | None:
+        """Where the row of a client lies that was not changed since the last commit."""
         if isinstance(client_id, str) and not client_id.isascii():
             try:
                 client_id.encode()
             except UnicodeEncodeError as error:
                 raise StoreError(f"[{op}] client_id {client_id!r} is no Unicode text: {error.reason}") from None
-        place = None
-        while client_id not in self._table.changed:
-            before, place = place, self._index.row(client_id)
-            if place is None:
+        if client_id in self._table.changed:
+            return None
+        place = self._index.row(client_id)
+        if place is not None and place.slot >= self._segments.slots:
+            raise StoreError(f"[{op}] client {client_id!r}'s row is in a segment that is missing or truncated")
+        return place
+
+    def prefetch(self, client_id: ClientId) -> Place | None:
+        """Has the system read a client's row, and does not wait for it: what is to be given to `fetch`."""
+        known = self._known  # the next commit has another one
+        place = self._committed(client_id, "push")
+        if place is not None:
+            known[client_id] = place
+            self._segments.prefetch(place.slot)
+        return place
+
+    def fetch(self, client_id: ClientId, place: Place | None, op: str = "push") -> None:
+        """Brings a client's row into memory, ahead of the round that replaces it, and checks it.
+
+        Raises:
+            StoreError: it does not agree with its checksum, or cannot be read.
+        """
+        while place is not None and client_id not in self._table.changed:
+            row = self._segments.array(place.slot)
+            self._segments.present([place.slot])
+            if row_crc(row, self.codec) == place.crc:
                 return
+            before, place = place, self._committed(client_id, op)
             if place == before:  # else a commit has moved it meanwhile
                 raise StoreError(
                     f"[{op}] client {client_id!r}'s row is damaged: slot {place.slot} of {self._segments.folder} does "
                     "not agree with its checksum"
                 )
-            if place.slot >= self._segments.slots:
-                raise StoreError(f"[{op}] client {client_id!r}'s row is in a segment that is missing or truncated")
-            row = self._segments.array(place.slot)
-            self._segments.present([place.slot])
-            if row_crc(row, self.codec) == place.crc:
-                return
 
     def _places(
         self, client_ids: Collection[ClientId], accepted: Collection[ClientId], apart: Collection[ClientId]
@@ -205,5 +219,6 @@ class DiskRows(CachedRows):
     def settle(self, table: Table) -> None:
         """Takes a table over."""
         self._table = table
+        self._known = {}
         if not table.changed:
             self._crcs = {}

@@ -11,6 +11,7 @@ A crash at any moment leaves the last transaction, and everything that it refers
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -195,10 +196,11 @@ class Store:
         self._new_recipe = recipe_of(rule)
         return rule
 
-    def fetch(self, client_id: ClientId) -> None:
-        """Brings in what a push of this client will need."""
-        if self.rows is not None:
-            self.rows.fetch(client_id)
+    def prefetch(self, client_id: ClientId) -> Callable[[], None]:
+        """Begins to bring in what a push of this client will need; what is returned waits for it, and checks it."""
+        if self.rows is None:
+            return lambda: None
+        return partial(self.rows.fetch, client_id, self.rows.prefetch(client_id))
 
     def outs(self, memories: Memories) -> Memories:
         """Where a sweep may write the successors of these memories."""

@@ -113,13 +113,16 @@ class Index:
         if not path.is_file():
             raise StoreError(f"[store] {path} is missing")
         self._inode = path.stat().st_ino
+        self._log = path.with_name(f"{path.name}-wal")  # SQLite's own
         with self._errors("open"), ExitStack() as undo:
             mode = "ro" if read_only else "rw"
-            if read_only and alone and not _size(path.with_name(f"{path.name}-wal")):
+            if read_only and alone and not _size(self._log):
                 mode = "ro&immutable=1"
             self._writer, self._reader = (undo.enter_context(closing(_connect(path, mode))) for _ in range(2))
             if not read_only:
-                self._writer.execute("PRAGMA journal_mode = WAL")
+                (journal,) = self._writer.execute("PRAGMA journal_mode = WAL").fetchone()
+                if journal != "wal":  # what SQLite could not change it leaves as it was
+                    raise StoreError(f"[store] cannot open {path}: SQLite has not made its log")
                 self._writer.execute(f"PRAGMA synchronous = {'FULL' if power else 'NORMAL'}")
                 # Each of SQLite's own checkpoints syncs, and on ext4 that waits for what else is to be written.
                 self._writer.execute("PRAGMA wal_autocheckpoint = 10000")
@@ -139,19 +142,17 @@ class Index:
     def make(path: Path, facts: Mapping[str, Any]) -> None:
         """A new file, without a commit yet; there, as soon as it is whole."""
         new = path.with_name(path.name + ".new")
-        connection = sqlite3.connect(new, isolation_level=None)
         try:
-            connection.execute("BEGIN IMMEDIATE")
-            for statement in _SCHEMA.split(";"):
-                connection.execute(statement)
-            connection.executemany("INSERT INTO facts VALUES (?, ?)", _facts(facts))
-            connection.execute(f"PRAGMA application_id = {APPLICATION}")
-            connection.execute(f"PRAGMA user_version = {FORMAT}")
-            connection.execute("COMMIT")
+            with closing(sqlite3.connect(new, isolation_level=None)) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                for statement in _SCHEMA.split(";"):
+                    connection.execute(statement)
+                connection.executemany("INSERT INTO facts VALUES (?, ?)", _facts(facts))
+                connection.execute(f"PRAGMA application_id = {APPLICATION}")
+                connection.execute(f"PRAGMA user_version = {FORMAT}")
+                connection.execute("COMMIT")
         except sqlite3.Error as error:
             raise StoreError(f"[store] cannot make {path}: {error}") from None
-        finally:
-            connection.close()
         new.replace(path)
 
     def facts(self) -> dict[str, Any]:
@@ -268,7 +269,7 @@ class Index:
     def check(self) -> None:
         """Refuses a file that has vanished, or was replaced: what is committed to it would be gone."""
         try:
-            same = self.path.stat().st_ino == self._inode and self.path.with_name(self.path.name + "-wal").exists()
+            same = self.path.stat().st_ino == self._inode and self._log.exists()
         except OSError:
             same = False
         if not same:

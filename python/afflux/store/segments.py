@@ -20,7 +20,8 @@ Row = npt.NDArray[Any]
 
 #: A segment has about so many bytes, or a part of all that may come, so that few files have to be open.
 SEGMENT_BYTES, MOST_SEGMENTS, MOST_SLOTS = 64 << 20, 256, 4096
-_LINE, _PAGE, _LARGE = 64, 4096, 65536
+_LINE, _PAGE, _HUGE_PAGE = 64, 4096, 2 << 20
+_LARGE, _HUGE = 65536, 8 << 20  #: bytes from which on a slot begins on a page, and on a huge one
 _DTYPES = ("float64", "float32", "float16", "uint16", "uint8")
 
 
@@ -32,9 +33,19 @@ class Shape(NamedTuple):
     per_segment: int  #: slots
 
     @property
+    def slot_bytes(self) -> int:
+        """From one slot to the next."""
+        return self.width * np.dtype(self.dtype).itemsize
+
+    @property
     def segment_bytes(self) -> int:
-        """Bytes of one file."""
-        return self.per_segment * self.width * np.dtype(self.dtype).itemsize
+        """Of one file."""
+        return self.per_segment * self.slot_bytes
+
+    @property
+    def huge(self) -> bool:
+        """Whether slots begin on huge pages."""
+        return self.slot_bytes % _HUGE_PAGE == 0
 
 
 def shape_of(dtype: str, size: int, slots: int) -> Shape:
@@ -43,10 +54,16 @@ def shape_of(dtype: str, size: int, slots: int) -> Shape:
     A slot begins on a cache line, a large one on a page, so that no page holds parts of two of them.
     """
     item = np.dtype(dtype).itemsize
-    aligned = _PAGE if size * item >= _LARGE else _LINE
+    aligned = _HUGE_PAGE if size * item >= _HUGE else _PAGE if size * item >= _LARGE else _LINE
     stride = max(-(-size * item // aligned) * aligned, aligned)
     file = max(SEGMENT_BYTES, slots * stride // MOST_SEGMENTS)
     return Shape(dtype, stride // item, max(1, min(slots, MOST_SLOTS, file // stride)))
+
+
+class _Mapped(NamedTuple):
+    rows: Row  #: (slots, width)
+    path: Path
+    inode: int
 
 
 class Segments:
@@ -64,7 +81,7 @@ class Segments:
         self._item = np.dtype(self.shape.dtype).itemsize
         if self.shape.width < size:
             raise StoreError(f"[store] {folder} has slots of {self.shape.width} elements, expected {size}")
-        self._maps: dict[int, tuple[Row, int]] = {}  # with the file's inode
+        self._maps: dict[int, _Mapped] = {}
         self._writable: set[int] = set()
         self._count = 0
         # A segment that the metadata do not know yet was not made to the end.
@@ -154,6 +171,15 @@ class Segments:
         except OSError as error:
             raise StoreError(f"[store] cannot write {path}: {error.strerror}") from None
 
+    def prefetch(self, slot: int) -> None:
+        """Has the system read a slot that is on disk only, and does not wait for it."""
+        if self.mapped:
+            _engine.prefetch(self.array(slot))
+        elif hasattr(os, "posix_fadvise"):
+            path, offset = self._place(slot)
+            with suppress(OSError), path.open("rb", buffering=0) as file:
+                os.posix_fadvise(file.fileno(), offset, self.slot_bytes, os.POSIX_FADV_WILLNEED)
+
     def present(self, slots: Iterable[int], *, write: bool = False) -> None:
         """Brings these slots' pages in, so that what would be a signal amid a sweep is an error here. To be written,
         once: their pages stay.
@@ -190,7 +216,7 @@ class Segments:
         for segment in {slot // self.shape.per_segment for slot in slots} & self._maps.keys():
             with suppress(StoreError):  # what was cut off cannot be read any more
                 self._checked(segment)
-                _engine.detach(self._maps[segment][0])
+                _engine.detach(self._maps[segment].rows)
 
     def _place(self, slot: int) -> tuple[Path, int]:
         segment, place = divmod(slot, self.shape.per_segment)
@@ -204,20 +230,26 @@ class Segments:
                     inode = os.fstat(file.fileno()).st_ino
                     if os.fstat(file.fileno()).st_size != self.shape.segment_bytes:
                         raise StoreError(f"[store] {path} is truncated")
+                    pages = mmap.mmap(file.fileno(), self.shape.segment_bytes)
+                    if self.shape.huge and hasattr(mmap, "MADV_HUGEPAGE"):
+                        # What the system has written out it maps anew at the next write: 512 pages at once.
+                        with suppress(OSError):
+                            pages.madvise(mmap.MADV_HUGEPAGE)
                     # It lives as long as somebody holds a view of it.
-                    whole = np.frombuffer(mmap.mmap(file.fileno(), self.shape.segment_bytes), self.shape.dtype)
+                    whole = np.frombuffer(pages, self.shape.dtype)
             except OSError as error:
                 raise StoreError(f"[store] cannot map {path}: {error.strerror}") from None
-            self._maps[segment] = whole.reshape(self.shape.per_segment, self.shape.width), inode
-        return self._maps[segment][0]
+            rows = whole.reshape(self.shape.per_segment, self.shape.width)
+            self._maps[segment] = _Mapped(rows, path, inode)
+        return self._maps[segment].rows
 
     def _checked(self, segment: int) -> None:
-        path = self._path(segment)
+        _, path, inode = self._maps[segment]
         try:
             now = path.stat()
         except OSError as error:
             raise StoreError(f"[store] {path} has vanished: {error.strerror}") from None
-        if now.st_ino != self._maps[segment][1] or now.st_size != self.shape.segment_bytes:
+        if now.st_ino != inode or now.st_size != self.shape.segment_bytes:
             raise StoreError(f"[store] {path} was replaced or truncated")
 
 
