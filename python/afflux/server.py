@@ -10,7 +10,8 @@ from typing import Literal
 import numpy as np
 
 from afflux import ops
-from afflux.errors import AffluxError
+from afflux.devices import HOST
+from afflux.errors import AffluxError, UnavailableError
 from afflux.fitting import clients_of, codec_of, refuse_starts, slots_of
 from afflux.intake import NUMBERS, Intake, at_least, is_int, one_of, plain_id
 from afflux.joins import Book, Duplicates, Joins
@@ -147,6 +148,7 @@ class Server(Keep):
         one_of("durability", durability, ("process", "power"))
         at_least("commit_every", commit_every, 1)
         one_of("dtype", dtype, ("float32", "float64"))
+        self._dtype = dtype
         slot_dtype = slot_dtype or dtype
         one_of("slot_dtype", slot_dtype, (dtype, "bfloat16"))
         refuse_starts(rule, dtype)
@@ -156,7 +158,11 @@ class Server(Keep):
         self.num_threads = ops.threads(num_threads)
         self._quarantine = quarantine
         self._intake = Intake.of(params, rule.kind, push_threads)
+        self._device = self._intake.device
         size = self._intake.size
+        if self._device is not HOST and (store is not None or check_versions):
+            what = "check_versions" if check_versions else "store"
+            raise UnavailableError(f"[Server] {what}: params is on {self._device.name}, and this is for the CPU alone")
         if memory_budget is not None:
             max_slots, max_versions = fitted(
                 memory_budget,
@@ -171,13 +177,15 @@ class Server(Keep):
                 inplace=inplace,
                 store=store is not None and promises_space(Path(store)),
             )
-        self._versions = Versions(size, max_versions, dtype=dtype, checked=check_versions, inplace=inplace)
-        self._streaming = Streaming(rule, duplicates, size) if memory == "streaming" else None
-        self._slots = Slots(size, slot_dtype, slots_of(rule, max_slots, memory))
+        self._versions = Versions(
+            size, max_versions, dtype=dtype, checked=check_versions, inplace=inplace, device=self._device
+        )
+        self._streaming = Streaming(rule, duplicates, size, self._device) if memory == "streaming" else None
+        self._slots = Slots(size, slot_dtype, slots_of(rule, max_slots, memory), self._device)
         rows, codec = None, codec_of(rule, slot_dtype)
         if codec is not None or rule.needs.passes:
             num_clients = clients_of(rule, num_clients, duplicates)
-            rows = None if codec is None else MemoryRows(size, num_clients, codec, seed)
+            rows = None if codec is None else MemoryRows(size, num_clients, codec, seed, self._device)
 
         draft = self._versions.take()
         parts = self._intake.parts("[Server] params", params)
@@ -189,13 +197,15 @@ class Server(Keep):
             current=Pulled(self._versions.finished(draft, 0), 0, buffers),
             rows=rows,
             waiting=[],
-            memories={name: np.full(size, first, dtype) for name, first in rule.memories.items()},
+            memories={name: self._device.full(size, first, dtype) for name, first in rule.memories.items()},
             scalars=MappingProxyType(dict(rule.needs.scalars)),
             passes=Passes.of(num_clients, [], []) if rule.needs.passes and num_clients else None,
         )
         copies = why_not(rule, inplace=inplace, streaming=self._streaming is not None)
         self._joins = Joins(rule, duplicates, max_staleness, log, book, copies)
-        self._rounds = Rounds(rule, self.num_threads, self._versions, self._slots, self._joins, self._streaming)
+        self._rounds = Rounds(
+            rule, self.num_threads, self._versions, self._slots, self._joins, self._streaming, self._device
+        )
         self._gate = self._rounds.gate
         self._store: Store | None = None
         #: Older versions that the last checkpoint has kept, by number.
@@ -390,7 +400,7 @@ class Server(Keep):
             known = ", ".join(self.rule.needs.handed_in) or "none"
             raise AffluxError(f"[set_memory] {name!r} is not handed in to {self.rule.name}; known: {known}")
         what = f"[set_memory] {name}"
-        new = np.empty_like(self._joins.book.memories[name])
+        new = self._device.empty(self._intake.size, self._dtype)
         facts = self._intake.ingest(what, self._intake.parts(what, vector), new)
         bad = facts.first_nonfinite
         if bad is not None:
