@@ -3,12 +3,14 @@
 import gc
 import os
 import sys
+from time import perf_counter
 
 import numpy as np
 import pytest
 
 from afflux import AffluxError, BusyError, Server, UnavailableError
 from afflux._arrays import on_host as to_numpy
+from afflux.bench import cuda
 from afflux.rules import RULES, ca2fl, fadas, fedbuff, mf_ca2fl, wkafl, zenopp
 from conftest import FORKS, bits
 from device import emulated, libraries, needs_device, on_host
@@ -225,6 +227,46 @@ def test_set_memory_and_a_wrong_one(moved, vectors):
     before = bits(to_numpy(server.memories["validation"]))
     server.memories["validation"][:] = moved(vectors[2])  # a copy
     assert bits(to_numpy(server.memories["validation"])) == before == bits(vectors[1])
+
+
+@pytest.mark.parametrize("row", cuda.ROWS)
+def test_the_benchmarks_rows(row, moved):
+    assert cuda.agrees(row, moved, 5000)
+
+
+@pytest.mark.skipif(emulated is None, reason="make gpu measures")
+def test_the_benchmarks_table(monkeypatch):
+    torch = pytest.importorskip("torch")
+    put = libraries()["torch"]
+
+    class Event:
+        def __init__(self, **_):
+            pass
+
+        def record(self):
+            self.seconds = perf_counter()
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, end):
+            return 1e3 * (end.seconds - self.seconds)
+
+    def eager(row, arrays):
+        doing = cuda.plain(row, arrays)
+        return [] if doing is None else [("torch eager", doing)]
+
+    monkeypatch.setattr(torch.cuda, "Event", Event, raising=False)
+    monkeypatch.setattr(cuda, "others", eager)
+    with on_host():
+        lines = cuda.table(5000, put, repeats=2)
+        assert [line[1] for line in lines] == ["afflux", "torch eager"] * 3 + ["afflux"] * 2
+        assert {line[-1] for line in lines if line[1] == "afflux"} == {"True"}
+        for row in ("fedbuff", "fadas", "ca2fl"):  # torch does the same
+            ours, theirs = (cuda.ROWS[row](5000, put) for _ in range(2))
+            ours.run()
+            cuda.plain(row, theirs.arrays)()
+            assert np.allclose(to_numpy(ours.arrays["out"]), to_numpy(theirs.arrays["out"]), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.filterwarnings(FORKS)

@@ -38,7 +38,8 @@ class Server(Keep):
     Args:
         rule: an aggregation rule, for example `afflux.rules.fedbuff(buffer_size=10)`.
         params: the initial model; copied. A flat vector (d,), or a torch module, state_dict, nested dict or list of
-            arrays, which may then be pushed and pulled as such (see `Layout`).
+            arrays, which may then be pushed and pulled as such (see `Layout`). If all of it is on one GPU (torch's or
+            CuPy's arrays), so is whatever the server keeps that grows with d, and what `pull` gives: docs/gpu.md.
         num_clients: N, needed by rules that cache rows, and by those that take every client once per pass.
         num_threads: threads of a server step, fewer for short vectors; all CPUs of this process by default.
         push_threads: threads of the sweep that takes a pushed vector in.
@@ -60,13 +61,13 @@ class Server(Keep):
             that is being made.
         check_versions: notice when a client has written to a version that it pulled, which torch and DLPack cannot be
             kept from: a step or a state that would be made of it raises, and for an older version the next call after
-            the client has released it, once. Costs three more sweeps over params a step.
+            the client has released it, once. Costs three more sweeps over params a step. On the CPU.
         log: keep every decision in `log`, for `afflux.replay`.
         memory: "buffered", or "streaming": an arrival is added to one float64 sum as soon as it joins, and its slot is
             free again. For rules whose weights are known on arrival (see below); max_slots is then at least 1, by
             default 1 + the number of CPUs, and duplicates are not "latest".
         store: a new folder, which holds all of the server's state from now on; `open` goes on with it. Not with
-            inplace. See docs/store.md.
+            inplace, nor on a GPU. See docs/store.md.
         durability: of what is committed there. "process": it survives the end of this process, however that comes
             about; "power": also that of the machine.
         commit_every: versions that this divides are committed; None: only `checkpoint` and `close` commit.
@@ -97,7 +98,8 @@ class Server(Keep):
     arrivals. A vector's norm must not exceed 1e150, and what underflows when a raw weight is multiplied is lost. An
     update costs one more sweep, over its slot and the sum.
 
-    In a forked child the server is a copy of its own, if no other thread was pushing at the fork; else it raises.
+    In a forked child the server is a copy of its own, if no other thread was pushing at the fork; else it raises, and
+    on a GPU always.
 
     >>> from afflux.rules import fedbuff
     >>> server = Server(fedbuff(buffer_size=2), np.zeros(3, np.float32))
@@ -320,7 +322,8 @@ class Server(Keep):
         Raises:
             AffluxError: a wrong id, version, length, dtype or layout, or a non-finite value; nothing has changed.
             BusyError: all slots were taken for `timeout` seconds; nothing has changed.
-            UnavailableError: a vector on a device that this build does not serve; nothing has changed.
+            UnavailableError: a vector on a device that this build does not serve, or lent from another one than the
+                server's; nothing has changed.
 
         A KeyboardInterrupt that comes during a step, or while an arrival is added up, is raised although the arrival
         has joined; the next call that needs the result finishes it. `counts` tells.
