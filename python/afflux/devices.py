@@ -26,7 +26,10 @@ _CUDA = 2  # of DLPack
 
 
 class Device(ABC):
-    """Makes vectors (d,), and moves what callers have. `dtype` is a name, bfloat16 and uint8 among them."""
+    """Makes vectors (d,), and moves what callers have. `dtype` is a name, bfloat16 and uint8 among them.
+
+    What is written here is there when a method returns, for any stream of a GPU's.
+    """
 
     name: str
     index = -1  #: of a GPU
@@ -100,7 +103,7 @@ class Host(Device):
         return room[start : start + room.size - 64].view(dtype)
 
     def full(self, size: int, value: float, dtype: str) -> Any:
-        return np.full(size, value, dtype) if value else np.zeros(size, dtype)  # zeros: no memory before they are used
+        return np.full(size, value, dtype) if value else np.zeros(size, dtype)  # no memory before they are used
 
     def fill(self, vector: Any, values: npt.NDArray[Any]) -> None:
         np.copyto(np.asarray(vector), values)
@@ -147,6 +150,10 @@ class Gpu(Device):
     def sealed(self, vector: Any) -> Any:
         return self.copy(vector)
 
+    def _written(self, vector: Array) -> Array:
+        self.wait()
+        return vector
+
     @abstractmethod
     def owner(self, array: Array) -> object:
         """What lives as long as the array's memory is held."""
@@ -159,7 +166,6 @@ class Gpu(Device):
         staging = _engine.Buffer(self._staging.setdefault(key, _engine.Pool(*key, 0)))
         found = ops.ingest(parts, staging, num_threads=num_threads)
         self.fill(slot, np.asarray(staging))
-        self.wait()
         return found
 
 
@@ -179,15 +185,15 @@ class Torch(Gpu):
         return self._like.new_empty(size, dtype=self._type(dtype))
 
     def full(self, size: int, value: float, dtype: str) -> Any:
-        return self._like.new_full((size,), value, dtype=self._type(dtype))
+        return self._written(self._like.new_full((size,), value, dtype=self._type(dtype)))
 
     def fill(self, vector: Any, values: npt.NDArray[Any]) -> None:
         if values.dtype == np.uint16:  # bfloat16's
             values, vector = values.view(np.int16), vector.view(self._type("int16"))
-        vector.copy_(as_torch(values))
+        self._written(vector.copy_(as_torch(values)))
 
     def copy(self, vector: Any) -> Any:
-        return vector.clone()
+        return self._written(vector.clone())
 
     def owner(self, array: Array) -> object:
         return array.untyped_storage()
@@ -216,13 +222,16 @@ class CuPy(Gpu):
 
     def full(self, size: int, value: float, dtype: str) -> Any:
         with self._cupy.cuda.Device(self.index):
-            return self._cupy.full(size, value, dtype)
+            return self._written(self._cupy.full(size, value, dtype))
 
     def fill(self, vector: Any, values: npt.NDArray[Any]) -> None:
-        vector.set(np.ascontiguousarray(values))
+        with self._cupy.cuda.Device(self.index):
+            vector.set(np.ascontiguousarray(values))
+        self.wait()
 
     def copy(self, vector: Any) -> Any:
-        return vector.copy()
+        with self._cupy.cuda.Device(self.index):
+            return self._written(vector.copy())
 
     def owner(self, array: Array) -> object:
         return array  # its views hold it as their base

@@ -132,6 +132,7 @@ class Intake:
                 raise AffluxError("this server was made with a flat vector: pull into one")
             else:
                 self.layout.load(out, now.params, now.buffers)
+                self.device.wait()  # this version's memory may be used again
         except (AffluxError, UnavailableError) as error:
             raise type(error)(f"[pull] out: {error}") from None
         return now.version

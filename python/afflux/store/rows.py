@@ -138,6 +138,7 @@ def decoded(row: Row, size: int, codec: Codec, device: Device = HOST) -> Row:
     """(d,) float64 if that is the codec, else float32; on the row's device."""
     vector = device.empty(size, decoded_dtype(codec))
     ops.decode(row, vector, codec=codec)
+    device.wait()  # the next step may write the row
     return vector
 
 
