@@ -120,7 +120,10 @@ AFFLUX_FN void code_rotated(Codec codec, const Runs& runs) {
   const std::int64_t block = runs.begin / kBlock;
   for (int k = 0; k < runs.decoded; ++k) {
     const Decoding& one = runs.decodings[k];
-    __builtin_memcpy(scales, one.row + at.facts, sizeof scales);
+    const unsigned char *const facts = one.row + at.facts, *const later = facts + sizeof scales + sizeof nowhere;
+    for (std::size_t byte = 0; byte < sizeof scales + sizeof nowhere; byte += 64)
+      __builtin_prefetch(later + byte, 1, 2);
+    __builtin_memcpy(scales, facts, sizeof scales);
     rotated_decode<kBits>(one.row + at.codes, scales, formula::block_bits(one.head->key, block), one.out);
   }
   for (int k = 0; k < runs.encoded; ++k) {

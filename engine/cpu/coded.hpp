@@ -69,12 +69,17 @@ struct Now<false, double> {
   using Type = double;
 };
 
-// What the runs of several arrivals need beside their memory.
+// What the runs of several arrivals need beside their memory. Of rotated groups fewer are together, as each is 8 KB;
+// but more than one, because direction and sum beside them, 32 KB, come from L2 each time.
 struct Rooms {
-  static constexpr std::int64_t kSize = kTogether * kCodecBlock;
-  static_assert(kSize >= kBlock, "a group must fit");
+  static constexpr std::int64_t kGroups = 5, kSize = kGroups * kBlock;
+  static_assert(kSize >= kTogether * kCodecBlock, "short runs must fit");
   alignas(64) float x[kSize], old[kSize], renewed[kSize];
 };
+
+AFFLUX_FN std::int64_t most_together(Codec codec) {
+  return codec.coding == Coding::rotated ? Rooms::kGroups : kTogether;
+}
 
 // Some arrivals of one tile: what each of its runs is made of.
 template <bool kOfRows, class T>
@@ -152,7 +157,7 @@ AFFLUX_FN void add_all_coded(const Pass& pass, const RowHeads* heads, Tile tile,
     const double weight = kDirection ? pass.combine.weights.data[k] : 0.0;
     if (weight == 0.0 && pass.calibrate.new_rows.data[k].data == nullptr) continue;
     take(pass, heads, k, weight, tile.begin, rooms, run, some);
-    if ((some.count + 1) * run <= Rooms::kSize) continue;
+    if (some.count < most_together(codec)) continue;
     add_runs<kDirection>(codec, tile, rooms, some, v, sum);
     some.count = some.encoded = some.decoded = 0;
   }

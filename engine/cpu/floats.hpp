@@ -94,6 +94,40 @@ AFFLUX_FN Floats exact_product_plus(Floats a, Floats b, Floats c) {
 #endif
 }
 
+// By a count that is no constant: where lanes can have counts of their own, that is the faster instruction.
+AFFLUX_FN Words shifted_left(Words words, int count) {
+#if defined(__AVX2__)
+  return words << all(static_cast<std::uint32_t>(count));
+#else
+  return words << count;
+#endif
+}
+
+// table[index mod kPicked], where the table repeats itself after 2^kBits entries, kBits being 1, 2 or 4.
+constexpr int kPicked = 16;
+template <int kBits>
+AFFLUX_FN Floats pick(const float* table, Words index) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_permutexvar_ps((__m512i)index, _mm512_loadu_ps(table));
+#elif defined(__AVX2__)
+  const __m256i where = (__m256i)index;
+  if (kBits <= 2) return (Floats)_mm256_permutevar_ps(_mm256_loadu_ps(table), where);
+  const __m256 lower = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), where);
+  const __m256 upper = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), where);
+  return (Floats)_mm256_blendv_ps(lower, upper, _mm256_castsi256_ps(_mm256_slli_epi32(where, 28)));
+#else
+  if (kBits == 4) {
+    Floats result;
+    for (int lane = 0; lane < kFloats; ++lane) result[lane] = table[index[lane] % kPicked];
+    return result;
+  }
+  const Floats low = (index & 1u) != 0u ? all(table[1]) : all(table[0]);
+  if (kBits == 1) return low;
+  const Floats high = (index & 1u) != 0u ? all(table[3]) : all(table[2]);
+  return (index & 2u) != 0u ? high : low;
+#endif
+}
+
 // kFloats bytes, one for each word, and back; the words are below 256.
 AFFLUX_FN Words load_bytes(const unsigned char* from) {
 #if defined(__AVX512F__)

@@ -1,85 +1,83 @@
 // The rotated codec, one group of kBlock elements: kRotations vectors side by side, element e being number e / 16 of
-// vector e mod 16. So a rotation needs no shuffles, and every reduction is one lane's own.
+// vector e mod 16. So a rotation needs no shuffles, and every reduction is one lane's own. Some vectors at a time,
+// those from `lane` on, take all steps of a transform; each step reads and writes L1 once.
 #pragma once
 #include "cpu/affine.hpp"
 
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-// kPoints vectors of kRotations elements each, `apart` elements from one to the next: the stages of their transform.
-template <int kPoints>
-AFFLUX_FN void butterflies(float* values, int apart) {
-  for (int lane = 0; lane < kRotations; lane += simd::kFloats) {
-    simd::Floats x[kPoints];
+// kPoints numbers of each vector, from load(i) to store(i, value): stages 1, 2, 4, ... of their transform.
+template <int kPoints, class Load, class Store>
+AFFLUX_FN void butterflies(const Load& load, const Store& store) {
+  simd::Floats x[kPoints];
 #pragma GCC unroll 16
-    for (int i = 0; i < kPoints; ++i) x[i] = simd::load_floats(values + i * apart + lane);
+  for (int i = 0; i < kPoints; ++i) x[i] = load(i);
 #pragma GCC unroll 4
-    for (int half = 1; half < kPoints; half *= 2) {
+  for (int half = 1; half < kPoints; half *= 2) {
 #pragma GCC unroll 16
-      for (int i = 0; i < kPoints; ++i) {
-        if ((i & half) != 0) continue;
-        const simd::Floats sum = x[i] + x[i + half];
-        x[i + half] = x[i] - x[i + half];
-        x[i] = sum;
-      }
+    for (int i = 0; i < kPoints; ++i) {
+      if ((i & half) != 0) continue;
+      const simd::Floats sum = x[i] + x[i + half];
+      x[i + half] = x[i] - x[i + half];
+      x[i] = sum;
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < kPoints; ++i) simd::store_floats(values + i * apart + lane, x[i]);
   }
+#pragma GCC unroll 16
+  for (int i = 0; i < kPoints; ++i) store(i, x[i]);
 }
 
-// The Hadamard transform over the numbers of each vector: stages 1, 2, 4, ... 64.
-AFFLUX_FN void hadamard(float* values) {
-  constexpr int kRow = kRotations;
-  for (int i = 0; i < kRotated; i += 16) butterflies<16>(values + i * kRow, kRow);
-  for (int i = 0; i < 16; ++i) butterflies<8>(values + i * kRow, 16 * kRow);
+// The Hadamard transform of each vector in two steps: stages 1, 2, 4, 8 of load(i, k), which is number i + k, i a
+// multiple of 16; then 16, 32, 64, where number i + 16 k goes to store(i, k, value).
+constexpr int kRow = kRotations, kFirst = 16, kLast = kRotated / kFirst;
+template <class Load>
+AFFLUX_FN void first_stages(const Load& load, float* values) {
+  for (int i = 0; i < kRotated; i += kFirst)
+    butterflies<kFirst>([&](int k) AFFLUX_INLINE { return load(i, k); },
+                        [&](int k, simd::Floats x) AFFLUX_INLINE { simd::store_floats(values + (i + k) * kRow, x); });
+}
+template <class Store>
+AFFLUX_FN void last_stages(const float* values, const Store& store) {
+  for (int i = 0; i < kFirst; ++i)
+    butterflies<kLast>([&](int k) AFFLUX_INLINE { return simd::load_floats(values + (i + kFirst * k) * kRow); },
+                       [&](int k, simd::Floats x) AFFLUX_INLINE { store(i, k, x); });
 }
 
-// to = values with the group's random signs: bit 31 - i mod 32 of word i / 32 for number i.
-AFFLUX_FN void flip(const float* values, std::uint64_t random, float scale, float* to) {
+// The random signs of each vector's numbers: bit 31 - i mod 32 of word i / 32 for number i.
+struct Signs {
+  simd::Words words[kRotated / 32];
+};
+AFFLUX_FN Signs random_signs(std::uint64_t random, int lane) {
   const simd::Words high = simd::all(static_cast<std::uint32_t>(random >> 32));
   const simd::Words first = simd::all(static_cast<std::uint32_t>(random)) + simd::count_up() * formula::kWeyl;
-  for (int lane = 0; lane < kRotations; lane += simd::kFloats)
-    for (int i = 0; i < kRotated; i += 32) {
-      const int word = lane + i / 32 * kRotations;
-      simd::Words signs = formula::mixed_well(first + static_cast<std::uint32_t>(word) * formula::kWeyl, high);
-#pragma GCC unroll 8
-      for (int k = i; k < i + 32; ++k) {
-        const simd::Floats value = simd::load_floats(values + k * kRotations + lane) * scale;
-        const simd::Words bits = simd::bits_of(value) ^ (signs & 0x80000000u);
-        simd::store_floats(to + k * kRotations + lane, simd::floats_of(bits));
-        signs = signs << 1;
-      }
+  Signs signs;
+#pragma GCC unroll 4
+  for (int i = 0; i < kRotated / 32; ++i)
+    signs.words[i] = formula::mixed_well(first + static_cast<std::uint32_t>(lane + i * kRow) * formula::kWeyl, high);
+  return signs;
+}
+AFFLUX_FN simd::Floats with_sign(simd::Floats value, simd::Words signs) {
+  return simd::floats_of(simd::bits_of(value) ^ (signs & 0x80000000u));
+}
+
+// What each code stands for, over and over: its upper bit is the sign, and bits above it do not matter.
+template <int kBits>
+struct Levels {
+  float of[simd::kPicked] = {};
+  constexpr Levels() {
+    constexpr int kPositive = 1 << (kBits - 1);
+    for (int i = 0; i < simd::kPicked; ++i) {
+      const float level = formula::level(kBits, i % kPositive);
+      of[i] = i / kPositive % 2 == 0 ? level : -level;
     }
-}
-
-// The level above 0 of each index.
-template <int kBits>
-AFFLUX_FN simd::Floats level_of(simd::Words index) {
-  simd::Floats result = simd::all(formula::level(kBits, 0));
-#pragma GCC unroll 8
-  for (int k = 1; k < (1 << (kBits - 1)); ++k)
-    result = index >= static_cast<std::uint32_t>(k) ? simd::all(formula::level(kBits, k)) : result;
-  return result;
-}
-
-// values = the rotated block that these codes stand for. Of a code, the upper bit is the sign.
-template <int kBits>
-AFFLUX_FN void levels(const unsigned char* codes, const float* scales, float* values) {
-  constexpr std::uint32_t kSign = 1u << (kBits - 1);
-  for (int block = 0; block < kBlock; block += kCodecBlock) {
-    simd::Words bytes{};
-    each_code<kBits>(
-        [&](int element, int byte, int shift) AFFLUX_INLINE {
-          if (shift == 0) bytes = simd::load_bytes(codes + block / 8 * kBits + byte);
-          const simd::Words code = bytes >> shift;
-          const simd::Floats value =
-              level_of<kBits>(code & (kSign - 1)) * simd::load_floats(scales + element % kRotations);
-          const simd::Words sign = (code & kSign) << (32 - kBits);
-          simd::store_floats(values + block + element, simd::floats_of(simd::bits_of(value) | sign));
-        },
-        [](int) AFFLUX_INLINE {});
   }
+};
+template <int kBits>
+constexpr Levels<kBits> kLevels;
+
+template <int kBits>
+AFFLUX_FN simd::Floats level_of(simd::Words code) {
+  return simd::pick<kBits>(kLevels<kBits>.of, code);
 }
 
 // Float64 sums over the numbers of each vector, number i in partial sum i mod 4, those by halves.
@@ -88,7 +86,7 @@ struct LaneSums {
 };
 AFFLUX_FN void add_product(LaneSums& sums, int i, const float* x, const float* y) {
   for (int half = 0; half < 2; ++half) {
-    simd::Doubles& sum = sums.partial[i][half];
+    simd::Doubles& sum = sums.partial[i % 4][half];
     sum = simd::dot_term<float>(sum, simd::Many::load(x + half * simd::kWidth),
                                 simd::Many::load(y + half * simd::kWidth));
   }
@@ -99,69 +97,94 @@ AFFLUX_FN void store_sums(const LaneSums& sums, double* to) {
                                                     (sums.partial[1][half] + sums.partial[3][half]));
 }
 
-// to[lane] = <x, y> of each vector.
-AFFLUX_FN void inner_products(const float* x, const float* y, double* to) {
-  for (int lane = 0; lane < kRotations; lane += simd::kFloats) {
-    LaneSums sums{};
-    for (int i = 0; i < kRotated; i += 4)
+// to = the squared norms of some vectors.
+AFFLUX_FN void squared_norms(const float* y, double* to) {
+  LaneSums sums{};
+  for (int i = 0; i < kRotated; i += 4)
 #pragma GCC unroll 4
-      for (int k = 0; k < 4; ++k) {
-        const int at = (i + k) * kRotations + lane;
-        add_product(sums, k, x + at, y + at);
-      }
-    store_sums(sums, to + lane);
-  }
+    for (int k = 0; k < 4; ++k) add_product(sums, k, y + (i + k) * kRow, y + (i + k) * kRow);
+  store_sums(sums, to);
 }
 
-// The codes of y, and in `chosen` their levels before scaling.
+// The codes of y, in `chosen` their levels before scaling, and in `products` the inner products of both.
 template <int kBits>
-AFFLUX_FN void nearest(const float* y, const float* rms, unsigned char* codes, float* chosen) {
-  for (int block = 0; block < kBlock; block += kCodecBlock) {
-    simd::Words packed{};
-    each_code<kBits>(
-        [&](int element, int, int shift) AFFLUX_INLINE {
-          const simd::Words bits = simd::bits_of(simd::load_floats(y + block + element));
-          const simd::Floats size = simd::floats_of(bits & 0x7FFFFFFFu);
-          const simd::Floats unit = simd::load_floats(rms + element % kRotations);
-          simd::Words index{};
+AFFLUX_FN void nearest(const float* y, const float* rms, unsigned char* codes, float* chosen, double* products) {
+  constexpr int kThresholds = (1 << (kBits - 1)) - 1;
+  simd::Floats thresholds[kThresholds + 1];
 #pragma GCC unroll 8
-          for (int k = 0; k + 1 < (1 << (kBits - 1)); ++k)
-            index = size > unit * formula::threshold(kBits, k) ? index + 1u : index;
-          const simd::Words level = simd::bits_of(level_of<kBits>(index)), sign = bits & 0x80000000u;
-          simd::store_floats(chosen + block + element, simd::floats_of(level | sign));
-          const simd::Words code = index | (sign >> (32 - kBits));
-          packed = shift == 0 ? code : packed | (code << shift);
-        },
-        [&](int byte) AFFLUX_INLINE { simd::store_bytes(codes + block / 8 * kBits + byte, packed); });
-  }
+  for (int k = 0; k < kThresholds; ++k) thresholds[k] = simd::load_floats(rms) * formula::threshold(kBits, k);
+  LaneSums sums{};
+  for (int i = 0; i < kRotated; i += 8)  // 8 numbers lie in kBits bytes of each vector, number n in byte n mod kBits
+#pragma GCC unroll 4
+    for (int byte = 0; byte < kBits; ++byte) {
+      simd::Words packed{};
+#pragma GCC unroll 8
+      for (int number = byte; number < 8; number += kBits) {
+        const int at = (i + number) * kRow;
+        const simd::Words bits = simd::bits_of(simd::load_floats(y + at));
+        const simd::Floats size = simd::floats_of(bits & 0x7FFFFFFFu);
+        simd::Words code = (bits & 0x80000000u) >> (32 - kBits);
+#pragma GCC unroll 8
+        for (int k = 0; k < kThresholds; ++k) code = size > thresholds[k] ? code + 1u : code;
+        simd::store_floats(chosen + at, level_of<kBits>(code));
+        add_product(sums, number, y + at, chosen + at);
+        packed = packed | (code << (number / kBits * kBits));
+      }
+      simd::store_bytes(codes + (i / 8 * kBits + byte) * kRow, packed);
+    }
+  store_sums(sums, products);
+}
+
+// What is rotated back: number i + k of load(i, k).
+template <class Load>
+AFFLUX_FN void rotate_back(const Load& load, const Signs& signs, float* out) {
+  first_stages(load, out);
+  last_stages(out, [&](int i, int k, simd::Floats x) AFFLUX_INLINE {
+    const simd::Words word = simd::shifted_left(signs.words[k / 2], i + k % 2 * kFirst);
+    simd::store_floats(out + (i + kFirst * k) * kRow, with_sign(x, word));
+  });
 }
 
 template <int kBits>
 AFFLUX_FN void rotated_decode(const unsigned char* codes, const float* scales, std::uint64_t random, float* out) {
-  levels<kBits>(codes, scales, out);
-  hadamard(out);
-  flip(out, random, 1.0f, out);
+  for (int lane = 0; lane < kRotations; lane += simd::kFloats) {
+    const simd::Floats scale = simd::load_floats(scales + lane);
+    const auto load = [&](int i, int k) AFFLUX_INLINE {
+      const int row = (i + k) / 8 * kBits + k % 8 % kBits;
+      const simd::Words bytes = simd::load_bytes(codes + row * kRow + lane);
+      return level_of<kBits>(bytes >> (k % 8 / kBits * kBits)) * scale;
+    };
+    rotate_back(load, random_signs(random, lane), out + lane);
+  }
 }
 
 template <int kBits>
 AFFLUX_FN void rotated_encode(const float* x, std::uint64_t random, unsigned char* codes, float* scales,
                               float* decoded) {
-  alignas(64) float y[kBlock];
-  alignas(64) double squares[kRotations], products[kRotations];
-  alignas(64) float rms[kRotations];
-  flip(x, random, 1.0f / kRotated, y);
-  hadamard(y);
-  inner_products(y, y, squares);
-  for (int lane = 0; lane < kRotations; ++lane)
-    rms[lane] = static_cast<float>(__builtin_sqrt(squares[lane] * (1.0 / kRotated)));
-  nearest<kBits>(y, rms, codes, decoded);
-  inner_products(y, decoded, products);
-  for (int lane = 0; lane < kRotations; ++lane) {
-    // At most 2^115, so that whatever is decoded is finite.
-    const double scale = products[lane] > 0.0 ? squares[lane] / products[lane] : 0.0, most = 0x1p115;
-    scales[lane] = static_cast<float>(scale < most ? scale : most);
+  alignas(64) float y[kBlock], rms[simd::kFloats];
+  alignas(64) double squares[simd::kFloats], products[simd::kFloats];
+  for (int lane = 0; lane < kRotations; lane += simd::kFloats) {
+    const Signs signs = random_signs(random, lane);
+    const auto load = [&](int i, int k) AFFLUX_INLINE {
+      const simd::Words word = signs.words[i / 32] << (i % 32 + k);
+      return with_sign(simd::load_floats(x + (i + k) * kRow + lane) * (1.0f / kRotated), word);
+    };
+    first_stages(load, y);
+    last_stages(y, [&](int i, int k, simd::Floats value)
+                       AFFLUX_INLINE { simd::store_floats(y + (i + kFirst * k) * kRow, value); });
+    squared_norms(y, squares);
+    for (int l = 0; l < simd::kFloats; ++l) rms[l] = static_cast<float>(__builtin_sqrt(squares[l] * (1.0 / kRotated)));
+    float* const out = decoded + lane;
+    nearest<kBits>(y, rms, codes + lane, out, products);
+    for (int l = 0; l < simd::kFloats; ++l) {
+      // At most 2^115, so that whatever is decoded is finite.
+      const double scale = products[l] > 0.0 ? squares[l] / products[l] : 0.0, most = 0x1p115;
+      scales[lane + l] = static_cast<float>(scale < most ? scale : most);
+    }
+    const simd::Floats scale = simd::load_floats(scales + lane);
+    const auto chosen = [&](int i, int k) AFFLUX_INLINE { return simd::load_floats(out + (i + k) * kRow) * scale; };
+    rotate_back(chosen, signs, out);
   }
-  rotated_decode<kBits>(codes, scales, random, decoded);
 }
 
 }  // namespace

@@ -60,7 +60,7 @@ AFFLUX_FN Grid grid_over(float low, float high, int bits) {
 
 // The best quantiser of a normal variable (Lloyd 1982, Max 1960): the k-th level above 0, and the threshold that
 // follows it.
-AFFLUX_FN float level(int bits, int k) {
+AFFLUX_FN constexpr float level(int bits, int k) {
   const float two[] = {0.4527800346f, 1.5104176085f};
   const float four[] = {0.1283950299f, 0.3880482995f, 0.6567591185f, 0.9423404565f,
                         1.2562311973f, 1.6180463861f, 2.0690172265f, 2.7325895710f};
