@@ -1,16 +1,22 @@
-"""The suites of `Server`, with every server on the emulated device: a plugin of pytest.
+"""The suites of `Server`, with every server on a GPU, or on the emulated one: a plugin of pytest.
 
+    AFFLUX_ARRAYS=cupy python -m pytest -p gpu_servers tests/test_rules.py
     AFFLUX_EMULATED=path/of/_engine.so AFFLUX_ARRAYS=cupy python -m pytest -p gpu_servers tests/test_rules.py
     AFFLUX_EMULATED=path/of/_engine.so AFFLUX_ARRAYS=cupy python tests/gpu_servers.py    prints the rules' digests
 
-Params go there as arrays of AFFLUX_ARRAYS (cupy or torch: fake_cupy.py, fake_torch.py), and so does every second vector
-that is pushed; the others stay on the host. What a server shows comes back as NumPy's, for tests that know no other.
+Params go there as arrays of AFFLUX_ARRAYS (cupy or torch; emulated: fake_cupy.py, fake_torch.py), and so does every
+second vector that is pushed; the others stay on the host. What a server shows comes back as NumPy's, for tests that
+know no other.
 """
 
-import emulated  # isort: skip, before the package
+import os
+
+if "AFFLUX_EMULATED" in os.environ:  # before the package
+    import emulated
+
+    emulated.moving = False
 
 import json
-import os
 from dataclasses import replace
 from itertools import count
 
@@ -21,15 +27,10 @@ import afflux
 import afflux.server
 from afflux._arrays import on_host
 from afflux.rules import RULES
+from device import libraries
 
-emulated.moving = False
-if os.environ["AFFLUX_ARRAYS"] == "torch":
-    import fake_torch as library
-    from fake_torch import moved
-else:
-    import fake_cupy as library
-    from fake_cupy import asarray as moved
-library.install()
+ARRAYS = os.environ["AFFLUX_ARRAYS"]
+moved = libraries()[ARRAYS]
 #: What these tests look at, arrays of other libraries have not.
 OF_NUMPY = ("test_versions_nobody_holds_are_used_again", "test_a_version_outlives_its_server_and_stays_read_only")
 
@@ -59,7 +60,7 @@ class GpuServer(afflux.Server):
     def __init__(self, rule, params, *, store=None, check_versions=False, **options):
         self._pushes = count()
         here = store is not None or check_versions
-        if library.__name__ == "fake_cupy" and options.get("slot_dtype") == "bfloat16":
+        if ARRAYS == "cupy" and options.get("slot_dtype") == "bfloat16":
             pytest.skip("CuPy has no bfloat16")
         options |= {"store": store, "check_versions": check_versions} if here else {}
         super().__init__(rule, params if here else on_gpu(params), **options)
