@@ -5,10 +5,12 @@ PEERS := .venv-peers
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 NATIVE := CMakeLists.txt setup.py pyproject.toml $(shell find engine csrc -type f)
+GPU_TESTS := tests/test_cuda.py tests/test_gpu_server.py
+GPU_CHECKED := 2049 or parts or finite or lent or trees
 FORMATTED := $(shell find engine csrc python/afflux tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit sanitize sanitize-all test-gpu bench mutants kills scale peers test-peers bench-peers format update-constraints clean
+.PHONY: help setup demo test lint types unit sanitize sanitize-all test-gpu gpu bench mutants kills scale peers test-peers bench-peers format update-constraints clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -52,9 +54,14 @@ sanitize-all: setup  ## most of the suite under ThreadSanitizer, AddressSanitize
 	$(BIN)/python tests/sanitize.py address
 
 test-gpu: setup  ## the tests on a GPU, then memory and race checkers over some of them
-	$(BIN)/python -m pytest -rs tests/test_cuda.py
+	$(BIN)/python -m pytest -rs $(GPU_TESTS)
+	AFFLUX_ARRAYS=torch PYTHONPATH=tests $(BIN)/python -m pytest -p gpu_servers tests/test_server.py tests/test_rules.py
 	set -e; for tool in memcheck racecheck; do compute-sanitizer --tool $$tool --error-exitcode 1 \
-	  $(BIN)/python -m pytest tests/test_cuda.py -k '2049 or parts or finite'; done
+	  $(BIN)/python -m pytest $(GPU_TESTS) -k '$(GPU_CHECKED)'; done
+
+# With the Python, compiler, CMake and libraries of a machine that has no network.
+gpu:  ## builds, tests and measures on a bare machine with a GPU, and prints a short table last
+	PYTHON=$(PYTHON) TESTS='$(GPU_TESTS)' CHECKED='$(GPU_CHECKED)' .ci/gpu
 
 bench: setup  ## the micro-benchmarks against torch and this machine's own bandwidth
 	$(BIN)/afflux bench

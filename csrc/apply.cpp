@@ -46,7 +46,7 @@ StepKind step_named(const std::string& wanted) {
 struct Numbers {
   Numbers(const char* name, const py::object& object, Shape shape = Shape::vector)
       : array({"apply", name}, object, Access::read, shape) {
-    array.check_on_host();
+    array.check_on({});
   }
   List<double> list() const {
     const View<double> view = array.doubles();

@@ -4,6 +4,7 @@
 
 #include "buffers.hpp"
 #include "dlpack.hpp"
+#include "entry/check.hpp"
 
 namespace py = pybind11;
 
@@ -121,6 +122,7 @@ Array::Array(Argument argument, py::handle object, Access access, Shape shape) :
     const View<void> view = buffer->view();
     data_ = view.data;
     size_ = view.size;
+    device_ = view.device;
     type_ = view.type;
     kind_ = Kind::type;
     return;
@@ -150,9 +152,9 @@ View<double> Array::doubles() const {
   return {static_cast<double*>(data_), size_, device_};
 }
 
-void Array::check_on_host() const {
-  if (device_.kind != DeviceKind::cpu)
-    throw Unavailable(title() + " is on cuda:" + std::to_string(device_.index) + ", expected the CPU");
+void Array::check_on(Device device) const {
+  if (device_ != device)
+    throw Unavailable(title() + " is on " + check::where(device_) + ", expected " + check::where(device));
 }
 
 View<unsigned char> Array::row(Codec codec) const {

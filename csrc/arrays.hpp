@@ -54,8 +54,8 @@ class Array {
   View<void> view() const;
   // A vector of float64.
   View<double> doubles() const;
-  // Throws Unavailable for what is not on the CPU.
-  void check_on_host() const;
+  // Throws Unavailable for what lies elsewhere.
+  void check_on(Device device) const;
   // An encoded row: uint8, or the codec's own type, if it has one, taken as the bytes it holds.
   View<unsigned char> row(Codec codec) const;
 

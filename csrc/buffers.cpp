@@ -63,13 +63,13 @@ Type type_named(const std::string& name) {
 
 PyTypeObject* buffer_type = nullptr;  // set once, by bind_buffers
 
-std::unique_ptr<Buffer> lend(const py::object& vector, std::int64_t size, const std::string& dtype) {
+std::unique_ptr<Buffer> lend(const py::object& vector, std::int64_t size, const std::string& dtype, int gpu) {
   auto array = std::make_unique<Array>(Argument{"push", "vector"}, vector, Access::read);
-  array->check_on_host();
+  array->check_on(gpu < 0 ? Device{} : Device{DeviceKind::cuda, gpu});
   const View<void> view = array->view();
   check::type("push", "vector", view.type, {type_named(dtype)});
   check::view("push", "vector", view, size);
-  return std::make_unique<Buffer>(std::move(array), py::hasattr(vector, "untyped_storage") ? vector : py::object());
+  return std::make_unique<Buffer>(std::move(array), vector);
 }
 
 }  // namespace
@@ -154,8 +154,12 @@ std::vector<std::int64_t> Pool::damaged() const {
 Buffer::Buffer(std::shared_ptr<Pool> pool)
     : pool_(std::move(pool)), view_(pool_->take(), pool_->size(), {}, pool_->type()) {}
 
-Buffer::Buffer(std::unique_ptr<Array> lent, py::object tensor)
-    : lent_(std::move(lent)), tensor_(std::move(tensor)), view_(lent_->view()), frozen_(true) {}
+Buffer::Buffer(std::unique_ptr<Array> lent, py::object vector)
+    : lent_(std::move(lent)),
+      vector_(std::move(vector)),
+      moves_(py::hasattr(vector_, "untyped_storage")),
+      view_(lent_->view()),
+      frozen_(true) {}
 
 Buffer::~Buffer() {
   if (pool_ == nullptr) return;
@@ -165,7 +169,7 @@ Buffer::~Buffer() {
 
 View<void> Buffer::view() const {
   View<void> now = view_;
-  if (tensor_) now.data = reinterpret_cast<void*>(tensor_.attr("data_ptr")().cast<std::uintptr_t>());
+  if (moves_) now.data = reinterpret_cast<void*>(vector_.attr("data_ptr")().cast<std::uintptr_t>());
   return now;
 }
 
@@ -182,6 +186,7 @@ void Buffer::freeze(std::int64_t tag) {
 }
 
 py::buffer_info Buffer::buffer() const {
+  if (view_.device.kind != DeviceKind::cpu) throw py::buffer_error("it lies on " + check::where(view_.device));
   const char* const format = view_.type == Type::float32 ? "f" : view_.type == Type::float64 ? "d" : "H";
   const py::ssize_t item = afflux::bytes(view_.type);
   return {view().data, item, format, 1, {view_.size}, {item}, frozen_};
@@ -201,8 +206,9 @@ void bind_buffers(py::module_& module) {
       .def_property_readonly("damaged", &Pool::damaged);
   py::class_<Buffer> buffer(module, "Buffer", py::buffer_protocol(), py::is_final());
   buffer.def(py::init<std::shared_ptr<Pool>>(), py::arg("pool"))
-      .def_static("lent", lend, py::arg("vector"), py::arg("size"), py::arg("dtype"))
+      .def_static("lent", lend, py::arg("vector"), py::arg("size"), py::arg("dtype"), py::arg("gpu"))
       .def_property_readonly("is_lent", &Buffer::lent)
+      .def_property_readonly("vector", &Buffer::vector)
       .def("freeze", &Buffer::freeze, py::arg("tag") = 0)
       .def("intact", &Buffer::intact)
       .def_property_readonly("dtype", [](const Buffer& self) { return name(self.view().type); })

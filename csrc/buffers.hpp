@@ -64,7 +64,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
 class Buffer {
  public:
   explicit Buffer(std::shared_ptr<Pool> pool);
-  Buffer(std::unique_ptr<Array> lent, pybind11::object tensor);
+  Buffer(std::unique_ptr<Array> lent, pybind11::object vector);
   ~Buffer();
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
@@ -75,6 +75,7 @@ class Buffer {
   void freeze(std::int64_t tag);
   bool frozen() const { return frozen_; }
   bool lent() const { return lent_ != nullptr; }
+  pybind11::object vector() const { return lent() ? vector_ : pybind11::none(); }
   View<void> view() const;
   // Whether nobody has written to it since it was frozen; true if that is not watched.
   bool intact() const;
@@ -85,7 +86,8 @@ class Buffer {
  private:
   std::shared_ptr<Pool> pool_;   // null if lent
   std::unique_ptr<Array> lent_;  // null if of a pool
-  pybind11::object tensor_;      // torch's, which may move its memory (share_memory_); null if there is none
+  pybind11::object vector_;      // that is lent
+  bool moves_ = false;           // it is torch's, which may move its memory (share_memory_)
   View<void> view_;
   bool frozen_ = false;
   std::int64_t tag_ = 0;

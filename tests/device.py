@@ -1,5 +1,6 @@
 """A GPU for tests: torch's, where there is one; else the emulated one (emulated.py), in processes that have it."""
 
+import importlib.util
 import sys
 from contextlib import nullcontext
 
@@ -39,6 +40,21 @@ def get(moved, dtype):
     import torch
 
     return moved.view(torch.uint8).cpu().numpy().view(dtype)
+
+
+def libraries():
+    """Functions by name that copy a NumPy array to the device, into an array of that library."""
+    if emulated:
+        import fake_cupy
+        import fake_torch
+
+        fake_cupy.install()
+        fake_torch.install()
+        return {"cupy": fake_cupy.asarray, "torch": fake_torch.moved}
+    found = {"torch": lambda array: __import__("torch").tensor(array, device="cuda")}
+    if BACKEND.runs and importlib.util.find_spec("cupy"):
+        found["cupy"] = lambda array: __import__("cupy").asarray(array)
+    return found
 
 
 def on_host():

@@ -202,9 +202,9 @@ def weights():
     return hashlib.sha256(values.tobytes()).hexdigest()
 
 
-def parts(num_threads):
-    """Name and digest of each part."""
-    named = {
+def operation_parts(num_threads):
+    """Name and digest of each part that is made by the engine's operations alone."""
+    return {
         "operations": operations(num_threads, *inputs()),
         "types": types(num_threads, *typed_inputs()),
         "stages": stages(num_threads, typed_inputs()[1]),
@@ -212,7 +212,11 @@ def parts(num_threads):
         "weights": weights(),
         "elementary": elementary(),
     }
-    return named | {name: rule(name, num_threads) for name in RULES}
+
+
+def parts(num_threads):
+    """Name and digest of each part."""
+    return operation_parts(num_threads) | {name: rule(name, num_threads) for name in RULES}
 
 
 if __name__ == "__main__":

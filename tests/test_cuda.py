@@ -11,11 +11,23 @@ import numpy as np
 import pytest
 
 from afflux import AffluxError, UnavailableError, _engine, codecs, ops
+from afflux.rules import RULES
 from conftest import bits
 from device import BACKEND, emulated, get, needs_device, on_host, put
 
 TESTS = Path(__file__).parent
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+GOLDEN = json.loads((TESTS / "golden.json").read_text())
+#: What is run with every server on the emulated device, and its params of one library or the other.
+SUITES = {
+    "cupy": ["server", "log", "coded_rounds", "--deselect=tests/test_coded_rounds.py::test_the_sum_keeps_its_promise"],
+    "torch": [
+        "server",
+        "passes",
+        "streaming",
+        "--deselect=tests/test_streaming.py::test_every_round_against_the_oracle",
+    ],
+}
 CMAKE = shutil.which("cmake", path=PATH)
 # Ends of blocks and superblocks of the order, and of what a thread, a warp and a block of threads take.
 SIZES = [1, 3, 130, 1024, 2047, 2049, 65536, 65537, 140_003]
@@ -227,16 +239,30 @@ def python(env, *arguments):
     return done.stdout
 
 
+def suites(env, plugin, *named):
+    paths = [name if name.startswith("-") else f"tests/test_{name}.py" for name in named]
+    return python(env, "-m", "pytest", "-q", "-p", plugin, "-p", "no:cacheprovider", *paths)
+
+
 @pytest.mark.skipif(emulated is not None, reason="within an emulated process")
 class TestEmulated:
-    def test_every_operation_and_rule_gives_the_bits_of_the_cpu(self, environment):
-        golden = json.loads((TESTS / "golden.json").read_text())
-        del golden["order_version"]
-        assert json.loads(python(environment, TESTS / "emulated.py")) == golden
+    def test_every_operation_gives_the_bits_of_the_cpu(self, environment):
+        told = json.loads(python(environment, TESTS / "emulated.py"))
+        assert told == {name: GOLDEN[name] for name in told}
+        assert len(told) == 6
 
-    def test_every_size_and_combination_does(self, environment):
-        told = python(environment, "-m", "pytest", "-q", "-p", "emulated", "-p", "no:cacheprovider", __file__)
-        assert "passed" in told
+    @pytest.mark.parametrize("arrays", ["cupy", "torch"])
+    def test_every_rule_does(self, environment, arrays):
+        told = json.loads(python(environment | {"AFFLUX_ARRAYS": arrays}, TESTS / "gpu_servers.py"))
+        assert told == {name: GOLDEN[name] for name in RULES}
+
+    @pytest.mark.parametrize("name", ["cuda", "gpu_server"])
+    def test_every_size_and_combination_does(self, environment, name):
+        assert "passed" in suites(environment, "emulated", name)
+
+    @pytest.mark.parametrize("arrays", ["cupy", "torch"])
+    def test_the_suites_of_servers_pass_there(self, environment, arrays):
+        assert "passed" in suites(environment | {"AFFLUX_ARRAYS": arrays}, "gpu_servers", *SUITES[arrays])
 
 
 def test_the_backend_is_listed():

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux import ops
+from afflux._engine import Buffer
 from afflux.errors import AffluxError, UnavailableError
 
 if TYPE_CHECKING:
@@ -55,24 +56,51 @@ def is_torch(array: Array) -> TypeGuard["torch.Tensor"]:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
+def is_cupy(array: Array) -> bool:
+    """Whether it is a CuPy array; does not import CuPy."""
+    cupy = sys.modules.get("cupy")
+    return cupy is not None and isinstance(array, cupy.ndarray)
+
+
+def on_gpu(array: Array) -> bool:
+    """Whether it is torch's or CuPy's, on a GPU."""
+    return (is_torch(array) or is_cupy(array)) and array.__dlpack_device__()[0] == 2
+
+
+def on_host(vector: Array, *, copy: bool = False) -> npt.NDArray[Any]:
+    """What NumPy can read of it, or a copy, which a GPU's always is; bfloat16, which NumPy lacks, comes as uint16."""
+    if isinstance(vector, Buffer) and vector.is_lent:
+        vector = vector.vector
+    if is_torch(vector):
+        import torch
+
+        own = vector.detach().to("cpu", copy=copy)
+        return own.view(torch.int16).numpy().view(np.uint16) if own.dtype == torch.bfloat16 else own.numpy()
+    values: npt.NDArray[Any] = vector.get() if is_cupy(vector) else np.asarray(vector)
+    return values.copy() if copy and not is_cupy(vector) else values
+
+
 def forbid_resizing(tensor: "torch.Tensor") -> None:
     """From here on torch refuses to resize the memory of this vector on the CPU, as of all that NumPy has seen."""
     import torch
 
-    tensor.view(torch.uint8).numpy()  # NumPy lacks bfloat16
+    if tensor.device.type == "cpu" and tensor.numel():
+        tensor.view(torch.uint8).numpy()  # NumPy lacks bfloat16
 
 
 def private_copy(array: Array) -> Array:
     """What nobody else writes to, of the same values and dtype."""
     if is_torch(array):
         return array.clone()
+    if is_cupy(array):
+        return array.copy()
     # What has DLPack but no buffer protocol of NumPy's is JAX's, and immutable.
     return array if hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray) else np.array(array)
 
 
 def _as_numpy(name: str, array: Array) -> npt.NDArray[Any]:
     try:
-        return np.asarray(array)
+        return on_host(array)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
         raise AffluxError(f"[layout] {label(name)} does not give its memory to NumPy: {error}") from None
 
@@ -83,18 +111,22 @@ def ready(name: str, array: Array) -> Array:
     if is_torch(array):
         tensor = array.detach().resolve_neg()
         return (tensor if kind in FLOATS else tensor.double()).contiguous()
+    if is_cupy(array):
+        return array.astype(kind if kind in FLOATS else "float64", order="C", copy=False)
     if not isinstance(array, np.ndarray) and kind in FLOATS and hasattr(array, "__dlpack__"):
-        return array  # JAX, CuPy: contiguous, on whatever device
+        return array  # JAX: contiguous, on whatever device
     # Outside of torch and JAX, bfloat16 has neither buffer protocol nor DLPack.
     dtype = "float64" if kind not in FLOATS else "float32" if kind == "bfloat16" else kind
     values = np.asarray(_as_numpy(name, array), dtype, order="C")
     return values if values.flags.aligned else values.copy()
 
 
-def fill(out: npt.NDArray[Any], names: Sequence[str], parts: Sequence[Array]) -> None:
+def fill(out: Array, names: Sequence[str], parts: Sequence[Array]) -> None:
     """Writes arrays that are `ready` one after the other into a flat vector, converting to its dtype."""
+    if not on_gpu(out):
+        parts = [part.cpu() if is_torch(part) else part.get() if is_cupy(part) else part for part in parts]
     try:
-        ops.ingest([part.cpu() if is_torch(part) else part for part in parts], out)
+        ops.ingest(parts, out)
     except (AffluxError, UnavailableError) as error:
         raise type(error)(f"[layout] {with_names(error, names)}") from None
 
@@ -104,7 +136,7 @@ def with_names(error: Exception, names: Sequence[str]) -> str:
     return re.sub(r"\bupdate\[(\d+)\]", lambda found: label(names[int(found[1])]), str(error))
 
 
-def prepare(name: str, array: Array, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def prepare(name: str, array: Array, values: Array) -> Array:
     """What `put` may write into `array`: `values`, rounded half to even for integers.
 
     Raises:
@@ -115,17 +147,17 @@ def prepare(name: str, array: Array, values: npt.NDArray[Any]) -> npt.NDArray[An
         expanded = any(stride == 0 and size > 1 for stride, size in zip(array.stride(), array.shape, strict=True))
         if expanded and array.numel():
             raise AffluxError(f"[layout] {label(name)} is expanded: several elements share their memory")
-    elif not isinstance(array, np.ndarray):
+    elif not isinstance(array, np.ndarray) and not is_cupy(array):
         raise AffluxError(
             f"[layout] {label(name)} is a {type(array).__name__}, expected a NumPy array or torch tensor to write to; "
             "where arrays cannot be written, as JAX's, Layout.views gives new ones"
         )
-    elif not array.flags.writeable:
+    elif isinstance(array, np.ndarray) and not array.flags.writeable:
         raise AffluxError(f"[layout] {label(name)} is read-only")
     if kind in FLOATS:
         return values
     low, high = (0, 1) if kind == "bool" else (int(np.iinfo(kind).min), int(np.iinfo(kind).max))
-    values = np.asarray(np.rint(values))
+    values = np.asarray(np.rint(on_host(values)))
     # high + 1 is a power of two, hence exact; a NaN fails both comparisons.
     bad = ~((values >= float(low)) & (values < float(high + 1)))
     if bad.any():
@@ -133,21 +165,26 @@ def prepare(name: str, array: Array, values: npt.NDArray[Any]) -> npt.NDArray[An
     return values
 
 
-def put(array: Array, values: npt.NDArray[Any]) -> None:
+def put(array: Array, values: Array) -> None:
     """Writes `values` into the array, converting to its dtype; for integers they are what `prepare` gave."""
     if is_torch(array):
         # Not through NumPy: autograd must see that the tensor has changed.
-        array.detach().copy_(_as_torch(values))
+        array.detach().copy_(as_torch(values))
+        return
+    if is_cupy(array):
+        array[...] = sys.modules["cupy"].asarray(values if is_cupy(values) else on_host(values))
         return
     # Beyond the range is infinity, as in torch; the engine looks for it in its own sweep.
     with np.errstate(over="ignore"):
-        np.copyto(array, values, casting="unsafe")
+        np.copyto(array, on_host(values), casting="unsafe")
 
 
-def _as_torch(array: npt.NDArray[Any]) -> "torch.Tensor":
+def as_torch(array: Array) -> "torch.Tensor":
     """The array's memory, which may be read-only: from_numpy would warn."""
     import torch
 
+    if is_torch(array):
+        return array
     try:
         return torch.utils.dlpack.from_dlpack(array)
     except BufferError:  # NumPy or torch too old for read-only memory

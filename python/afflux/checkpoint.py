@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from afflux._arrays import on_host
 from afflux._engine import ORDER_VERSION
 from afflux.errors import AffluxError
 from afflux.intake import is_int, plain_id
@@ -94,7 +95,7 @@ def save(
     facts: Mapping[str, Any], book: Book, quarantined: Sequence[Quarantined], log: Sequence[Entry] | None
 ) -> dict[str, Any]:
     """`facts` say what kind of server it is. All that is decided has been made."""
-    rows, current, d, total = book.rows, book.current, book.current.params.size, book.total
+    rows, current, d, total = book.rows, book.current, facts["d"], book.total
     waiting = [*book.arrivals(), *book.deferred()]
     added = 0 if total is None else total.added
     meta = {
@@ -106,8 +107,8 @@ def save(
         "row_ids": [] if rows is None else rows.client_ids,
     }
     arrays = {
-        "params": np.array(current.params),
-        "slots": _stacked([np.asarray(w.slot) for w in waiting[added:]], STORED[facts["slot_dtype"]], d),
+        "params": on_host(current.params, copy=True),
+        "slots": _stacked([w.slot for w in waiting[added:]], STORED[facts["slot_dtype"]], d),
         "losses": np.array([w.loss for w in waiting], np.float64),
         "norms": np.array([w.norm for w in waiting], np.float64),
         "log_losses": np.array([e.loss for e in log or [] if isinstance(e, Join)], np.float64),
@@ -118,12 +119,12 @@ def save(
         arrays["slot_buffers"] = _stacked(own, "float64", current.buffers.size)
     if rows is not None:
         arrays["rows"] = _stacked([*rows.values()], rows.codec.row_dtype, rows.row_size)
-        arrays["sum"] = np.array(rows.sum)
+        arrays["sum"] = on_host(rows.sum, copy=True)
         if rows.codec.ranged:
             arrays["extremes"] = np.array([w.extremes for w in waiting], np.float64).reshape(len(waiting), 2)
     if total is not None:
-        arrays["total"] = np.array(total.vectors[0])
-    arrays |= {f"memory.{name}": vector.copy() for name, vector in book.memories.items()}
+        arrays["total"] = on_host(total.vectors[0], copy=True)
+    arrays |= {f"memory.{name}": on_host(vector, copy=True) for name, vector in book.memories.items()}
     return {"meta": meta, "arrays": arrays}
 
 
@@ -185,7 +186,7 @@ def _load(meta: Mapping[str, Any], arrays: "_Arrays", facts: Mapping[str, Any], 
             for join, who, pulled, index in meta["quarantined"]
         ],
         log=_log(meta, arrays, ids),
-        memories={name: arrays.get(f"memory.{name}", facts["dtype"], (d,)).copy() for name in rule.memories},
+        memories={name: arrays.get(f"memory.{name}", facts["dtype"], (d,)) for name in rule.memories},
         handed=frozenset(name for name in meta["handed"] if name in rule.needs.handed_in),
         scalars=_scalars(meta, rule),
         passed=_passed(meta, joins, ids),
@@ -353,10 +354,10 @@ class _Arrays:
         return array
 
 
-def _stacked(rows: Sequence[Array], dtype: str, size: int) -> Array:
+def _stacked(rows: Sequence[Any], dtype: str, size: int) -> Array:
     out = np.empty((len(rows), size), dtype)
     for i, row in enumerate(rows):
-        out[i] = row
+        out[i] = on_host(row)
     return out
 
 

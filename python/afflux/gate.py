@@ -25,7 +25,12 @@ class Gate:
     """The mutex is held for decisions and for copies of the state: never while a vector is taken in or a sweep runs."""
 
     def __init__(
-        self, joins: Joins, slots: Slots, make: Callable[[Round | Total], None], commit: Callable[[Round], None]
+        self,
+        joins: Joins,
+        slots: Slots,
+        make: Callable[[Round | Total], None],
+        commit: Callable[[Round], None],
+        alone: str | None,
     ) -> None:
         """`make` does the sweeps, without the mutex; `commit` makes it count, with it, and may be repeated."""
         # Reentrant only so that it knows its owner: nobody enters twice.
@@ -38,6 +43,7 @@ class Gate:
         self._pid = os.getpid()
         self._adopting = Lock()
         self.store: str | None = None  # where the server keeps its state, if it does
+        self.alone = alone  # what a forked child cannot use: the store, or a GPU
         self.check: Callable[[], None] = lambda: None  # refuses a store whose files have vanished or were cut off
         self.closed = False
 
@@ -60,8 +66,8 @@ class Gate:
 
     def _adopt(self, op: str) -> None:
         """Makes a forked copy the child's own, if the fork found the server at rest."""
-        if self.store is not None:
-            raise UnavailableError(f"[{op}] this process was forked, and {self.store} is its parent's")
+        if self.alone is not None:
+            raise UnavailableError(f"[{op}] this process was forked, and {self.alone} is its parent's")
         if self._adopting.acquire(timeout=5):
             try:
                 if os.getpid() == self._pid:

@@ -1,13 +1,15 @@
 """From a caller's arguments to plain ids and flat vectors, and back; messages name the client and the array."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 import numpy as np
 
 from afflux import ops
-from afflux._arrays import forbid_resizing, is_torch, with_names
+from afflux._arrays import forbid_resizing, is_torch, on_gpu, on_host, with_names
+from afflux._engine import Buffer
+from afflux.devices import HOST, Device, device_of
 from afflux.errors import AffluxError, UnavailableError
 from afflux.layout import Field, Layout, Tree
 from afflux.receipts import Pulled, sealed
@@ -23,14 +25,18 @@ class Intake:
     layout: Layout | None  #: of servers that were made with a tree
     size: int  #: d
     num_threads: int
+    device: Device = HOST  #: that the vectors go to
 
     @classmethod
     def of(cls, params: "ops.Array | Tree", kind: Kind, num_threads: int) -> "Intake":
-        """For vectors like `params`."""
+        """For vectors like `params`, where these lie."""
         if is_tree(params):
             layout = Layout.of(params)
-            return cls(kind, layout, layout.size, num_threads)
-        return cls(kind, None, length("[Server] params", params), num_threads)
+            intake = cls(kind, layout, layout.size, num_threads)
+        else:
+            intake = cls(kind, None, length("[Server] params", params), num_threads)
+        parts = intake.parts("[Server] params", params)
+        return replace(intake, device=device_of("[Server] params", parts, intake.names))
 
     def pushed(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
         """The parts of what a client hands in."""
@@ -56,10 +62,14 @@ class Intake:
     def ingest(self, what: str, parts: "ops.Array | list[ops.Array]", slot: ops.Array) -> ops.Ingested:
         """The sweep from the caller's memory into a slot."""
         try:
-            return ops.ingest(parts, slot, num_threads=self.num_threads)
+            return self.device.ingest(parts, slot, self.num_threads)
         except (AffluxError, UnavailableError) as error:
-            names = [] if self.layout is None else [field.name for field in self.layout.fields]
-            raise type(error)(f"{what}: {with_names(error, names)}") from None
+            raise type(error)(f"{what}: {with_names(error, self.names)}") from None
+
+    @property
+    def names(self) -> list[str]:
+        """Of the arrays of a tree."""
+        return [] if self.layout is None else [field.name for field in self.layout.fields]
 
     def lent(self, what: str, parts: "ops.Array | list[ops.Array]", dtype: str) -> Slot:
         """The caller's own vector, to be read in place."""
@@ -67,15 +77,20 @@ class Intake:
             if isinstance(parts, list):
                 raise AffluxError("is a tree, whose arrays lie apart")
             if not is_torch(parts) or parts.requires_grad:
-                return Slot.lent(parts, self.size, dtype)
+                return self._lent(parts, dtype)
             # An alias holds the memory whatever becomes of the tensor (set_, .data =).
             alias = parts.detach()
-            slot = Slot.lent(alias, self.size, dtype)
+            slot = self._lent(alias, dtype)
             forbid_resizing(alias)
             return slot
         except (AffluxError, UnavailableError) as error:
             why = str(error).removeprefix("[push] vector ")
             raise type(error)(f"{what} cannot be read in place (copy=False): it {why}") from None
+
+    def _lent(self, vector: ops.Array, dtype: str) -> Slot:
+        slot = Buffer.lent(vector, self.size, dtype, self.device.index)
+        self.device.wait()  # a round on another stream than this thread's may read it
+        return slot
 
     def buffers(self, whose: str, vector: "ops.Array | Tree", buffers: "Tree | None") -> Float64 | None:
         """The client's own values of the model's buffers, (d_b,); None if the model has none."""
@@ -111,11 +126,13 @@ class Intake:
             if not is_tree(out):
                 if length("out", out) != self.size:
                     raise AffluxError(f"it has {length('out', out)} elements, params has {self.size}")
-                ops.ingest(now.params, out, num_threads=self.num_threads)
+                params = now.params if on_gpu(out) or not on_gpu(now.params) else on_host(now.params)
+                ops.ingest(params, out, num_threads=self.num_threads)
             elif self.layout is None:
                 raise AffluxError("this server was made with a flat vector: pull into one")
             else:
                 self.layout.load(out, now.params, now.buffers)
+                self.device.wait()  # this version's memory may be used again
         except (AffluxError, UnavailableError) as error:
             raise type(error)(f"[pull] out: {error}") from None
         return now.version

@@ -9,6 +9,7 @@ from afflux.passes import Passes
 from afflux.receipts import Cut, Entry, Handed, Join, Pulled, Quarantined, Status, no_counts
 from afflux.round import Before, Memories, Round, Waiting
 from afflux.rule import ClientId, Rule, Scalars
+from afflux.slots import is_lent
 from afflux.store import CachedRows
 from afflux.streaming import Term, Total
 
@@ -62,7 +63,7 @@ class Book(NamedTuple):
         total = self.total
         if total is not None:
             return self.filled - total.added
-        return sum(not w.slot.is_lent for w in [*self.arrivals(), *self.deferred()])
+        return sum(not is_lent(w.slot) for w in [*self.arrivals(), *self.deferred()])
 
 
 def after(book: Book, current: Pulled, done: Round) -> Book:
@@ -196,7 +197,7 @@ class Joins:
             quarantined += 1
         if self._log is not None:
             client_id, version, num_examples, loss, _, slot, *_ = arrival
-            entry = Join(arrival.join, status, client_id, version, arrival.staleness, num_examples, loss, slot.is_lent)
+            entry = Join(arrival.join, status, client_id, version, arrival.staleness, num_examples, loss, is_lent(slot))
             self._log[logged:] = [entry]
             logged += 1
         counts = {**counts, status: counts[status] + 1}

@@ -24,9 +24,9 @@ class Keep(View):
 
     def _settle(self, store: Store) -> None:
         """Moves what is in memory into a store, or what is in a store into this server."""
-        book, dtype, checked = self._joins.book, str(self._joins.book.current.params.dtype), self._versions.checked
+        book, checked = self._joins.book, self._versions.checked
         self._versions = Versions(
-            self._slots.size, self._versions.max_versions, dtype=dtype, checked=checked, memory=store.params.more
+            self._slots.size, self._versions.max_versions, dtype=self._dtype, checked=checked, memory=store.params.more
         )
         draft = self._versions.take()
         if store.committed is None:
@@ -155,8 +155,9 @@ class Keep(View):
             saved = checkpoint.load(state, self._facts(), self._joins)
             arrivals = self._rounds.loaded(saved)
             draft = self._versions.take()
-            draft.array[:] = saved.params
+            self._device.fill(draft.buffer, saved.params)
             now = Pulled(self._versions.finished(draft, saved.version), saved.version, saved.buffers)
-            book = saved.book(now, arrivals)
+            memories = {name: self._device.moved(vector) for name, vector in saved.memories.items()}
+            book = saved.book(now, arrivals)._replace(memories=memories)
             self._joins.load(book, saved.quarantined, saved.log)
         self._gate.wake()

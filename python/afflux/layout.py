@@ -14,7 +14,8 @@ from afflux._arrays import Array
 from afflux.errors import AffluxError
 
 Float64 = npt.NDArray[np.float64]
-Float = npt.NDArray[np.float32] | Float64
+#: A flat vector of parameters: NumPy's float32 or float64, or torch's or CuPy's on a GPU.
+Flat = Any
 
 #: A torch module, or any nesting of mappings and sequences that ends in modules and arrays, or a single array.
 Tree = Any
@@ -134,10 +135,11 @@ class Layout:
         """The buffers in the layout's order, like `parts`; the tree may lack parameters."""
         return [_arrays.ready(field.name, array) for field, array in self._find(tree, self.buffers)]
 
-    def flatten(self, tree: Tree, out: Float | None = None, dtype: Literal["float32", "float64"] = "float32") -> Float:
+    def flatten(self, tree: Tree, out: Flat | None = None, dtype: Literal["float32", "float64"] = "float32") -> Flat:
         """Copies the parameters into one flat vector (size,): `out`, or a new one of `dtype`, float32 or float64.
 
-        A value beyond the range of float32 becomes infinite, which a server refuses.
+        A new one is NumPy's, wherever the tree is; `out` may be on the GPU that all of the tree is on. A value beyond
+        the range of float32 becomes infinite, which a server refuses.
 
         Raises:
             AffluxError: as `parts`; a wrong `out` or `dtype`; nothing is written.
@@ -149,7 +151,7 @@ class Layout:
                 raise AffluxError(f"[layout] dtype is {dtype!r}, expected 'float32' or 'float64'")
             out = np.empty(self.size, dtype)
         _check("out", out, self.size)
-        if not out.flags.writeable:
+        if isinstance(out, np.ndarray) and not out.flags.writeable:
             raise AffluxError("[layout] out is read-only")
         _arrays.fill(out, [field.name for field in self.fields], self.parts(tree))
         return out
@@ -160,7 +162,7 @@ class Layout:
         _arrays.fill(out, [field.name for field in self.buffers], self.buffer_parts(tree))
         return out
 
-    def views(self, flat: Float, buffers: Float64 | None = None) -> Tree:
+    def views(self, flat: Flat, buffers: Float64 | None = None) -> Tree:
         """The tree of parameters again, nested as it was, of views into `flat`. Copies nothing.
 
         A module comes back as a dict by dotted name, any mapping as a dict, a named tuple as a tuple. Where a buffer
@@ -173,14 +175,14 @@ class Layout:
             views = chain(views, _pieces(self.buffers, buffers))
         return _trees.build(self.nesting, {field.name: view for field, view in views})
 
-    def load(self, target: Tree, flat: Float, buffers: Float64 | None = None) -> None:
-        """Copies `flat` and `buffers` into a torch module or a tree of writable NumPy arrays and torch tensors.
+    def load(self, target: Tree, flat: Flat, buffers: Float64 | None = None) -> None:
+        """Copies `flat` and `buffers` into a torch module or a tree of writable NumPy or CuPy arrays and torch tensors.
 
         Converts to each array's dtype and device; integers are rounded half to even.
 
         Args:
             target: overwritten; may lack buffers if none are given.
-            flat: (size,) float32 or float64.
+            flat: (size,) float32 or float64; NumPy's, or torch's or CuPy's on a GPU.
             buffers: (buffers_size,) float64. None leaves the target's buffers alone.
 
         Raises:
@@ -266,7 +268,7 @@ def _placed(arrays: Iterable[tuple[str, Iterable[int], str | None]]) -> tuple[Fi
     return tuple(fields)
 
 
-def _pieces(fields: Iterable[Field], vector: Float) -> Iterable[tuple[Field, Float]]:
+def _pieces(fields: Iterable[Field], vector: Flat) -> Iterable[tuple[Field, Flat]]:
     return ((field, vector[field.start : field.stop].reshape(field.shape)) for field in fields)
 
 
@@ -274,6 +276,11 @@ def _check(name: str, vector: Any, size: int, *dtypes: type[np.floating[Any]]) -
     """A flat vector that is handed in; of float32 or float64 if no dtype is said."""
     dtypes = dtypes or (np.float32, np.float64)
     expected = f"{' or '.join(dtype.__name__ for dtype in dtypes)} of shape ({size},), contiguous"
+    if _arrays.on_gpu(vector):
+        kind, shape = _arrays.kind_of(name, vector), tuple(vector.shape)
+        if shape != (size,) or kind not in [dtype.__name__ for dtype in dtypes]:
+            raise AffluxError(f"[layout] {name} is {kind} of shape {shape}, expected {expected}")
+        return
     if not isinstance(vector, np.ndarray):
         raise AffluxError(f"[layout] {name} is a {type(vector).__name__}, expected a NumPy array of {expected}")
     if vector.shape != (size,) or vector.dtype not in dtypes or not vector.flags.c_contiguous:

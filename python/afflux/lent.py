@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from afflux._arrays import on_host
 from afflux.rule import Rule
 from afflux.slots import Slot
 
@@ -32,7 +33,7 @@ def why_not(rule: Rule, *, inplace: bool, streaming: bool) -> str | None:
 
 def first_nonfinite(slot: Slot) -> int | None:
     """The index of the first NaN or infinity; None if there is none."""
-    good = finite(np.asarray(slot))
+    good = finite(on_host(slot))
     return None if good.all() else int(np.argmin(good))
 
 

@@ -8,7 +8,8 @@ import numpy.typing as npt
 
 from afflux.rule import ClientId, Float64, Int64, Scalars
 
-Params = npt.NDArray[Any]  #: (d,) float32, or float64 if the server was asked for it
+#: (d,) float32, or float64 if the server was asked for it: NumPy's; of a server on a GPU torch's or CuPy's, on it.
+Params = Any
 
 #: What the server decides about an arrival, at its join.
 #:
@@ -28,8 +29,8 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 class Pulled:
     """One version of the model. The arrays are read-only and never change, however long they are held.
 
-    NumPy refuses to write to them, torch does not: torch.from_numpy(params) shares the server's own memory. Train in a
-    copy: pull(out=...), Layout.load or torch.tensor(params).
+    NumPy refuses to write to them, torch and CuPy do not: torch.from_numpy(params), and the tensor that a server on a
+    GPU gives, share the server's own memory. Train in a copy: pull(out=...), Layout.load or torch.tensor(params).
     """
 
     params: Params  #: (d,)

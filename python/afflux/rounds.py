@@ -5,6 +5,7 @@ from contextlib import suppress
 import numpy as np
 
 from afflux.checkpoint import Saved
+from afflux.devices import Device
 from afflux.errors import AffluxError, StoreError
 from afflux.gate import Gate
 from afflux.joins import Joins
@@ -38,20 +39,23 @@ class Rounds:
         slots: Slots,
         joins: Joins,
         streaming: Streaming | None,
+        device: Device,
     ) -> None:
         self._rule = rule
         self._num_threads = num_threads
         self._versions = versions
         self._slots = slots
         self._streaming = streaming
+        self._device = device
         self._store: Store | None = None
         self._joins = joins
-        self.gate = Gate(joins, slots, self._make, self._commit)
+        self.gate = Gate(joins, slots, self._make, self._commit, device.alone)
 
     def settle(self, store: Store, versions: Versions) -> None:
         """From here on in a store, which the memory of these versions is in."""
         self._store, self._versions = store, versions
-        self.gate.store, self.gate.check = str(store.path), store.check
+        self.gate.store = self.gate.alone = str(store.path)
+        self.gate.check = store.check
 
     def join(self, pushed: Pushed, bad: int | None, ticket: Ticket) -> Receipt:
         """Decides what becomes of an arrival, and makes the step that it completes."""
@@ -122,7 +126,7 @@ class Rounds:
     def _copied(self, op: str, arrival: Waiting, slot: Slot | None) -> Slot:
         """A slot of this server that holds the vector of a saved arrival."""
         slot = self._slots.checked(op, slot)
-        np.copyto(np.asarray(slot), np.asarray(arrival.slot))
+        self._device.fill(slot, np.asarray(arrival.slot))
         return slot
 
     def step(self, sealed: Round) -> None:

@@ -10,7 +10,8 @@ from typing import Literal
 import numpy as np
 
 from afflux import ops
-from afflux.errors import AffluxError
+from afflux.devices import HOST
+from afflux.errors import AffluxError, UnavailableError
 from afflux.fitting import clients_of, codec_of, refuse_starts, slots_of
 from afflux.intake import NUMBERS, Intake, at_least, is_int, one_of, plain_id
 from afflux.joins import Book, Duplicates, Joins
@@ -37,7 +38,8 @@ class Server(Keep):
     Args:
         rule: an aggregation rule, for example `afflux.rules.fedbuff(buffer_size=10)`.
         params: the initial model; copied. A flat vector (d,), or a torch module, state_dict, nested dict or list of
-            arrays, which may then be pushed and pulled as such (see `Layout`).
+            arrays, which may then be pushed and pulled as such (see `Layout`). If all of it is on one GPU (torch's or
+            CuPy's arrays), so is whatever the server keeps that grows with d, and what `pull` gives: docs/gpu.md.
         num_clients: N, needed by rules that cache rows, and by those that take every client once per pass.
         num_threads: threads of a server step, fewer for short vectors; all CPUs of this process by default.
         push_threads: threads of the sweep that takes a pushed vector in.
@@ -59,13 +61,13 @@ class Server(Keep):
             that is being made.
         check_versions: notice when a client has written to a version that it pulled, which torch and DLPack cannot be
             kept from: a step or a state that would be made of it raises, and for an older version the next call after
-            the client has released it, once. Costs three more sweeps over params a step.
+            the client has released it, once. Costs three more sweeps over params a step. On the CPU.
         log: keep every decision in `log`, for `afflux.replay`.
         memory: "buffered", or "streaming": an arrival is added to one float64 sum as soon as it joins, and its slot is
             free again. For rules whose weights are known on arrival (see below); max_slots is then at least 1, by
             default 1 + the number of CPUs, and duplicates are not "latest".
         store: a new folder, which holds all of the server's state from now on; `open` goes on with it. Not with
-            inplace. See docs/store.md.
+            inplace, nor on a GPU. See docs/store.md.
         durability: of what is committed there. "process": it survives the end of this process, however that comes
             about; "power": also that of the machine.
         commit_every: versions that this divides are committed; None: only `checkpoint` and `close` commit.
@@ -96,7 +98,8 @@ class Server(Keep):
     arrivals. A vector's norm must not exceed 1e150, and what underflows when a raw weight is multiplied is lost. An
     update costs one more sweep, over its slot and the sum.
 
-    In a forked child the server is a copy of its own, if no other thread was pushing at the fork; else it raises.
+    In a forked child the server is a copy of its own, if no other thread was pushing at the fork; else it raises, and
+    on a GPU always.
 
     >>> from afflux.rules import fedbuff
     >>> server = Server(fedbuff(buffer_size=2), np.zeros(3, np.float32))
@@ -147,6 +150,7 @@ class Server(Keep):
         one_of("durability", durability, ("process", "power"))
         at_least("commit_every", commit_every, 1)
         one_of("dtype", dtype, ("float32", "float64"))
+        self._dtype = dtype
         slot_dtype = slot_dtype or dtype
         one_of("slot_dtype", slot_dtype, (dtype, "bfloat16"))
         refuse_starts(rule, dtype)
@@ -156,7 +160,11 @@ class Server(Keep):
         self.num_threads = ops.threads(num_threads)
         self._quarantine = quarantine
         self._intake = Intake.of(params, rule.kind, push_threads)
+        self._device = self._intake.device
         size = self._intake.size
+        if self._device is not HOST and (store is not None or check_versions):
+            what = "check_versions" if check_versions else "store"
+            raise UnavailableError(f"[Server] {what}: params is on {self._device.name}, and this is for the CPU alone")
         if memory_budget is not None:
             max_slots, max_versions = fitted(
                 memory_budget,
@@ -171,13 +179,15 @@ class Server(Keep):
                 inplace=inplace,
                 store=store is not None and promises_space(Path(store)),
             )
-        self._versions = Versions(size, max_versions, dtype=dtype, checked=check_versions, inplace=inplace)
-        self._streaming = Streaming(rule, duplicates, size) if memory == "streaming" else None
-        self._slots = Slots(size, slot_dtype, slots_of(rule, max_slots, memory))
+        self._versions = Versions(
+            size, max_versions, dtype=dtype, checked=check_versions, inplace=inplace, device=self._device
+        )
+        self._streaming = Streaming(rule, duplicates, size, self._device) if memory == "streaming" else None
+        self._slots = Slots(size, slot_dtype, slots_of(rule, max_slots, memory), self._device)
         rows, codec = None, codec_of(rule, slot_dtype)
         if codec is not None or rule.needs.passes:
             num_clients = clients_of(rule, num_clients, duplicates)
-            rows = None if codec is None else MemoryRows(size, num_clients, codec, seed)
+            rows = None if codec is None else MemoryRows(size, num_clients, codec, seed, self._device)
 
         draft = self._versions.take()
         parts = self._intake.parts("[Server] params", params)
@@ -189,13 +199,15 @@ class Server(Keep):
             current=Pulled(self._versions.finished(draft, 0), 0, buffers),
             rows=rows,
             waiting=[],
-            memories={name: np.full(size, first, dtype) for name, first in rule.memories.items()},
+            memories={name: self._device.full(size, first, dtype) for name, first in rule.memories.items()},
             scalars=MappingProxyType(dict(rule.needs.scalars)),
             passes=Passes.of(num_clients, [], []) if rule.needs.passes and num_clients else None,
         )
         copies = why_not(rule, inplace=inplace, streaming=self._streaming is not None)
         self._joins = Joins(rule, duplicates, max_staleness, log, book, copies)
-        self._rounds = Rounds(rule, self.num_threads, self._versions, self._slots, self._joins, self._streaming)
+        self._rounds = Rounds(
+            rule, self.num_threads, self._versions, self._slots, self._joins, self._streaming, self._device
+        )
         self._gate = self._rounds.gate
         self._store: Store | None = None
         #: Older versions that the last checkpoint has kept, by number.
@@ -310,7 +322,8 @@ class Server(Keep):
         Raises:
             AffluxError: a wrong id, version, length, dtype or layout, or a non-finite value; nothing has changed.
             BusyError: all slots were taken for `timeout` seconds; nothing has changed.
-            UnavailableError: a vector on a device that this build does not serve; nothing has changed.
+            UnavailableError: a vector on a device that this build does not serve, or lent from another one than the
+                server's; nothing has changed.
 
         A KeyboardInterrupt that comes during a step, or while an arrival is added up, is raised although the arrival
         has joined; the next call that needs the result finishes it. `counts` tells.
@@ -391,7 +404,7 @@ class Server(Keep):
             known = ", ".join(self.rule.needs.handed_in) or "none"
             raise AffluxError(f"[set_memory] {name!r} is not handed in to {self.rule.name}; known: {known}")
         what = f"[set_memory] {name}"
-        new = np.empty_like(self._joins.book.memories[name])
+        new = self._device.empty(self._intake.size, self._dtype)
         facts = self._intake.ingest(what, self._intake.parts(what, vector), new)
         bad = facts.first_nonfinite
         if bad is not None:

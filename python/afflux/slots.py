@@ -1,26 +1,34 @@
 """The memory that pushed vectors are taken into: at most so much at once, made when first needed, used again."""
 
-from afflux import _engine
+from typing import Any
+
+from afflux.devices import HOST, Device
 from afflux.errors import AffluxError, BusyError
 
-#: Memory of one pushed vector, whose type the engine knows; NumPy sees bfloat16 as uint16. It is free again as soon as
-#: nobody refers to it, however that comes about.
-Slot = _engine.Buffer
+#: Memory of one pushed vector, whose type the engine knows: its own buffer, which NumPy sees, bfloat16 as uint16; on a
+#: GPU an array of the device's library. It is free again as soon as nobody refers to it, however that comes about.
+Slot = Any
+
+
+def is_lent(slot: Slot) -> bool:
+    """Whether it is a caller's own vector."""
+    return getattr(slot, "is_lent", False)
 
 
 class Slots:
     """At most `limit` slots of `size` elements."""
 
-    def __init__(self, size: int, dtype: str, limit: int) -> None:
+    def __init__(self, size: int, dtype: str, limit: int, device: Device = HOST) -> None:
         self.size = size
         self.dtype = dtype
         self.limit = limit
-        self._pool = _engine.Pool(size, dtype, limit)
+        self._device = device
+        self._pool: Any = device.pool(size, dtype, limit)
 
     def take(self) -> Slot | None:
         """A slot; None if all are taken."""
         try:
-            return _engine.Buffer(self._pool)
+            return self._device.take(self._pool)
         except AffluxError:
             return None
 
@@ -36,9 +44,9 @@ class Slots:
     @property
     def taken(self) -> int:
         """Slots that somebody holds."""
-        return self._pool.held
+        return int(self._pool.held)
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of one slot."""
-        return self._pool.buffer_bytes
+        return int(self._pool.buffer_bytes)

@@ -15,6 +15,7 @@ import numpy as np
 
 from afflux import _engine, ops
 from afflux._engine import exactly
+from afflux.devices import HOST, Device
 from afflux.errors import AffluxError
 from afflux.intake import NUMBERS
 from afflux.rule import Arrivals, Float64, OnArrival, Rule
@@ -44,7 +45,7 @@ class Total(Work):
     """The sum of a buffer's terms."""
 
     vectors: list[Slot]  #: the sum, (d,) float64, and nothing else; the round's own list, which is emptied at its end
-    zeros: Float64  #: (d,), what it starts from
+    zeros: ops.Array  #: (d,), what it starts from; on a GPU the sum itself, as it is made
     added: int = 0  #: of how many arrivals
     due: Sequence["Term"] = ()  #: the next ones, in the order of their joins
 
@@ -58,7 +59,6 @@ class Term:
     """What an arrival adds to the total."""
 
     __slots__ = ("done", "place", "slot", "total", "weight")
-    is_lent = False  #: it would be added up at once
 
     def __init__(self, total: Total, place: int, weight: float, slot: Slot | None) -> None:
         self.total = total
@@ -82,7 +82,7 @@ class Term:
 class Streaming:
     """Makes the terms of one server's arrivals."""
 
-    def __init__(self, rule: Rule, duplicates: str, size: int) -> None:
+    def __init__(self, rule: Rule, duplicates: str, size: int, device: Device = HOST) -> None:
         """For vectors of `size` elements.
 
         Raises:
@@ -95,14 +95,20 @@ class Streaming:
                 "[Server] duplicates='latest' replaces arrivals, and memory='streaming' cannot take one out of a sum "
                 "without a trace: both and reject are possible"
             )
+        self._size = size
+        self._device = device
         self._pool = _engine.Pool(size, "float64", 0)
         self._zeros = np.zeros(size)  # never written: a system that maps all zeros to one page keeps no more of them
 
     def total(self, added: int = 0, values: Float64 | None = None) -> Total:
         """Of so many arrivals, whose sum is `values` (d,), copied; an empty one."""
-        total = Total([_engine.Buffer(self._pool)], self._zeros, added)
+        if self._device is HOST:
+            total = Total([_engine.Buffer(self._pool)], self._zeros, added)
+        else:
+            vector = self._device.full(self._size, 0.0, "float64")
+            total = Total([vector], vector, added)
         if values is not None:
-            np.copyto(np.asarray(total.vectors[0]), values)
+            self._device.fill(total.vectors[0], values)
         return total
 
     def term(self, total: Total, place: int, facts: tuple[int, int, float], slot: Slot | None) -> Term:

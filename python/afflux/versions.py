@@ -4,19 +4,21 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from afflux import _engine
+from afflux.devices import HOST, Device
 from afflux.errors import AffluxError
 
-Vector = npt.NDArray[Any]
+#: (d,), NumPy's, or on a GPU that of the library that params came from.
+Vector = Any
 
 
 class Versions:
     """Writable buffers for new versions, read-only views for everybody else.
 
     A view keeps its version's memory through NumPy's own base reference; when the last one goes, the buffer returns to
-    the pool, from whatever thread. Memory stays at the number of distinct versions held.
+    the pool, from whatever thread. Memory stays at the number of distinct versions held. On a GPU the library keeps its
+    arrays, and the pool counts.
 
     Args:
         size: d.
@@ -26,6 +28,7 @@ class Versions:
             although they are read-only. Reads every version twice.
         inplace: there is one buffer, which every version is written into.
         memory: where the memory of a version comes from; the pool's own if None.
+        device: where they live.
 
     >>> versions = Versions(3, max_versions=2)
     >>> old, new = versions.take(), versions.take()
@@ -43,15 +46,17 @@ class Versions:
         checked: bool = False,
         inplace: bool = False,
         memory: Callable[[], Vector] | None = None,
+        device: Device = HOST,
     ) -> None:
         self.inplace = inplace
         self._live: Draft | None = None
-        self._newest: _engine.Buffer | None = None
+        self._newest: Draft | None = None
         self._damage_told = 0
         self.checked = checked
         self.max_versions = max_versions
         self._memory = memory
-        self._pool = _engine.Pool(size, dtype, max_versions or 0, checked)
+        self._device = device
+        self._pool: Any = device.pool(size, dtype, max_versions or 0, checked)
 
     def take(self) -> "Draft":
         """A buffer to write a new version into.
@@ -64,7 +69,7 @@ class Versions:
         if self._memory is not None and self.held == self.allocated and self.allocated != self.max_versions:
             self._pool.lend(self._memory())
         try:
-            draft = Draft(_engine.Buffer(self._pool))
+            draft = Draft(self._device.take(self._pool))
         except AffluxError:
             raise AffluxError(
                 f"all {self.max_versions} versions of max_versions are held: release pulled params, or raise "
@@ -78,28 +83,28 @@ class Versions:
         """The params in a draft, the newest from now on, read-only for others; if inplace they are never handed out."""
         if self.inplace:
             return draft.array
-        self._newest = draft.buffer
+        self._newest = draft
         return draft.publish(version)
 
     @property
     def held(self) -> int:
         """Versions that somebody still holds."""
-        return self._pool.held
+        return int(self._pool.held)
 
     @property
     def allocated(self) -> int:
         """Buffers that exist, held or free."""
-        return self._pool.allocated
+        return int(self._pool.allocated)
 
     @property
     def free(self) -> list[int]:
         """The addresses of buffers that nobody holds."""
-        return self._pool.free
+        return list(self._pool.free)
 
     @property
     def damaged(self) -> list[int]:
         """The versions that came back with other bytes than they were published with; none unless checked."""
-        return self._pool.damaged
+        return list(self._pool.damaged)
 
     def refuse_damage(self, op: str) -> None:
         """Raises once for each version that was written to, as soon as nobody holds it any more."""
@@ -116,7 +121,7 @@ class Versions:
 
     def refuse_damaged_newest(self, op: str, version: int) -> None:
         """The newest version is what a step or a state is made of."""
-        if self._newest is not None and not self._newest.intact():
+        if self._newest is not None and not self._newest.intact:
             raise AffluxError(
                 f"[{op}] version {version} of params, the newest, was written to by somebody who had pulled it: "
                 "load_state_dict() of an earlier state is the way back"
@@ -126,13 +131,20 @@ class Versions:
 class Draft:
     """A version that is being written."""
 
-    def __init__(self, buffer: _engine.Buffer) -> None:
+    def __init__(self, buffer: Any) -> None:
         #: For the engine, which knows its type: (d,), writable until it is published.
         self.buffer = buffer
-        #: The same for NumPy.
-        self.array: Vector = np.asarray(buffer)
+        #: The same for callers: on the host for NumPy.
+        self.array: Vector = np.asarray(buffer) if isinstance(buffer, _engine.Buffer) else buffer
 
     def publish(self, version: int) -> Vector:
-        """The finished version, read-only for good: NumPy refuses to make it writable again."""
+        """The finished version, read-only for good: NumPy refuses to make it writable again, other libraries do not."""
+        if not isinstance(self.buffer, _engine.Buffer):
+            return self.array
         self.buffer.freeze(version)
         return np.asarray(self.buffer)
+
+    @property
+    def intact(self) -> bool:
+        """Whether nobody has written to it since, as far as anybody looks."""
+        return not isinstance(self.buffer, _engine.Buffer) or self.buffer.intact()

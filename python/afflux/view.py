@@ -3,12 +3,13 @@
 from typing import Any, NoReturn, overload
 
 from afflux import ops
+from afflux.devices import Device
 from afflux.errors import AffluxError
 from afflux.gate import Gate
 from afflux.intake import Intake
 from afflux.joins import Joins
 from afflux.layout import Layout, Tree
-from afflux.receipts import Entry, Params, Pulled, Quarantined, frozen
+from afflux.receipts import Entry, Params, Pulled, Quarantined
 from afflux.rounds import Rounds
 from afflux.rule import Rule
 from afflux.slots import Slots
@@ -21,6 +22,8 @@ class View:
     """The part of `Server` that only reads; its parts are made there."""
 
     rule: Rule
+    _device: Device
+    _dtype: str
     _gate: Gate
     _intake: Intake
     _joins: Joins
@@ -94,7 +97,7 @@ class View:
         self._enter("memories")
         with self._gate.mutex:
             self._gate.settle()
-            return {name: vector.copy() for name, vector in self._joins.book.memories.items()}
+            return {name: self._device.copy(vector) for name, vector in self._joins.book.memories.items()}
 
     @property
     def scalars(self) -> dict[str, float]:
@@ -111,7 +114,7 @@ class View:
         if self._streaming is not None:
             slots = self._slots.slot_bytes + 8 * self._slots.size
         held = sum(vector.nbytes for vector in book.memories.values())
-        return book.current.params.nbytes + slots + held + (0 if book.rows is None else book.rows.nbytes)
+        return int(book.current.params.nbytes + slots + held) + (0 if book.rows is None else book.rows.nbytes)
 
     @overload
     def pull(self) -> Pulled: ...
@@ -145,7 +148,7 @@ class View:
             now = self._joins.book.current
             if out is not None:
                 return self._intake.copy_out(now, out)
-            return Pulled(frozen(now.params, now.params.dtype), now.version, now.buffers)
+            return Pulled(self._device.sealed(now.params), now.version, now.buffers)
 
     def __repr__(self) -> str:
         return (
@@ -163,7 +166,7 @@ class View:
             "rule": self.rule.name,
             "kind": self.rule.kind,
             "d": self._slots.size,
-            "dtype": str(book.current.params.dtype),
+            "dtype": self._dtype,
             "slot_dtype": self._slots.dtype,
             "num_clients": next((kept.num_clients for kept in (book.rows, book.passes) if kept is not None), None),
             "memories": list(self.rule.memories),

@@ -44,11 +44,24 @@ def bench(
     markdown_path: Annotated[Path | None, typer.Option("--markdown", dir_okay=False, help="The tables.")] = None,
     picture_path: Annotated[Path | None, typer.Option("--picture", dir_okay=False, help="The bars, as a PNG.")] = None,
     folder: Annotated[Path | None, typer.Option("--out", file_okay=False, help="All three, into this folder.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, or cuda: its own rows, of which -d and --repeats count.")] = "cpu",
     list_only: Annotated[bool, typer.Option("--list", help="List rows, contenders and probes, and stop.")] = False,
 ) -> None:
     """Time the engine's operations (see HELP)."""
+    if device != "cpu":
+        on_gpu(device, d, repeats)
+        return
     from afflux.bench.files import Files
     from afflux.bench.run import run
 
     files = Files(json_path, markdown_path, picture_path, folder)
     run(rows, d, m, threads, isa, repeats, sets, compiled, quick, files, list_only)
+
+
+def on_gpu(device: str, d: int | None, repeats: int | None) -> None:
+    """The rows of cuda.py."""
+    from afflux.bench import cuda
+
+    if reason := cuda.why_not() if device == "cuda" else "known: cpu, cuda":
+        raise typer.BadParameter(reason, param_hint="--device")
+    cuda.run([cuda.D, cuda.SMALL] if d is None else [d], repeats or cuda.REPEATS)

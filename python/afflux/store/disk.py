@@ -3,9 +3,6 @@
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from afflux.codecs import Codec
 from afflux.errors import StoreError
 from afflux.rule import ClientId
@@ -91,7 +88,7 @@ class DiskRows(CachedRows):
                 yield row
 
     @property
-    def _total(self) -> npt.NDArray[np.float64]:
+    def _total(self) -> Row:
         return self._table.sum
 
     def _slot(self, client_id: ClientId) -> int | None:

@@ -3,21 +3,24 @@
 from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
-import numpy.typing as npt
 
 from afflux import codecs
+from afflux._arrays import on_host
 from afflux.codecs import Codec
+from afflux.devices import HOST, Device
 from afflux.errors import AffluxError
 from afflux.rule import ClientId
 from afflux.store.rows import CachedRows, Row, Rows, decoded
 
 
 class MemoryRows(CachedRows):
-    """Rows in memory, one per client seen."""
+    """Rows in memory, one per client seen: that of the host, or a GPU's."""
 
-    def __init__(self, size: int, num_clients: int, codec: Codec = codecs.float32, seed: int = 0) -> None:
-        super().__init__(size, num_clients, codec, seed)
-        self._sum = np.zeros(size, np.float64)
+    def __init__(
+        self, size: int, num_clients: int, codec: Codec = codecs.float32, seed: int = 0, device: Device = HOST
+    ) -> None:
+        super().__init__(size, num_clients, codec, seed, device)
+        self._sum = device.full(size, 0.0, "float64")
         self.arrays: dict[ClientId, Row] = {}
 
     def __contains__(self, client_id: ClientId) -> bool:
@@ -45,17 +48,18 @@ class MemoryRows(CachedRows):
         Raises:
             AffluxError: a damaged row.
         """
-        other = MemoryRows(self.size, self.num_clients, self.codec, self.seed)
-        other._sum[:] = total
+        other = MemoryRows(self.size, self.num_clients, self.codec, self.seed, self.device)
+        self.device.fill(other._sum, total)
         for client_id, row in rows.items():
-            copy = other.arrays[client_id] = self._empty()
-            copy[:] = row
-            if not self.codec.exact and not np.isfinite(decoded(copy, self.size, self.codec)).all():
+            copy = other.arrays[client_id] = self.device.moved(row)
+            if self.codec.exact:
+                continue
+            if not np.isfinite(on_host(decoded(copy, self.size, self.codec, self.device))).all():
                 raise AffluxError(f"[load_state_dict] the row of client {client_id!r} has values that are not finite")
         return other
 
     @property
-    def _total(self) -> npt.NDArray[np.float64]:
+    def _total(self) -> Row:
         return self._sum
 
     def _encoded(self, client_id: ClientId) -> Row | None:
@@ -73,7 +77,5 @@ class MemoryRows(CachedRows):
         return old, new
 
     def _empty(self) -> Row:
-        """A row of its own, on a cache line."""
-        room = np.empty(self.codec.row_bytes(self.size) + 64, np.uint8)
-        start = -room.ctypes.data % 64
-        return room[start : start + room.size - 64].view(self.codec.row_dtype)
+        """A row of its own."""
+        return self.device.empty(self.row_size, self.codec.row_dtype)

@@ -5,16 +5,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from afflux import codecs, ops
 from afflux._engine import SUPERBLOCK
 from afflux.codecs import Codec
+from afflux.devices import HOST, Device
 from afflux.ops import CachedDifference, CachedMean, RowFacts
 from afflux.rule import Calibrate, ClientId
 
-Row = npt.NDArray[Any]
+#: NumPy's, or on a GPU that of its library.
+Row = Any
 
 
 class Rows(dict[ClientId, Row]):
@@ -29,8 +28,9 @@ class CachedRows(ABC):
     zeros.
     """
 
-    def __init__(self, size: int, num_clients: int, codec: Codec, seed: int) -> None:
+    def __init__(self, size: int, num_clients: int, codec: Codec, seed: int, device: Device = HOST) -> None:
         self.size = size  #: d
+        self.device = device
         self.num_clients = num_clients
         self.codec = codec
         self.seed = seed
@@ -56,7 +56,7 @@ class CachedRows(ABC):
 
     @property
     @abstractmethod
-    def _total(self) -> npt.NDArray[np.float64]:
+    def _total(self) -> Row:
         """The sum of all rows, (d,)."""
 
     @abstractmethod
@@ -71,11 +71,9 @@ class CachedRows(ABC):
         """
 
     @property
-    def sum(self) -> npt.NDArray[np.float64]:
-        """The sum of all rows, (d,), read-only; the next step changes it."""
-        view = self._total.view()
-        view.flags.writeable = False
-        return view
+    def sum(self) -> Row:
+        """The sum of all rows, (d,) float64, read-only; the next step changes it. On a GPU a copy."""
+        return self.device.shown(self._total)
 
     @property
     def row_size(self) -> int:
@@ -94,7 +92,7 @@ class CachedRows(ABC):
             StoreError: it is on disk, and does not agree with its checksum.
         """
         row = self._encoded(client_id)
-        return None if row is None else decoded(row, self.size, self.codec)
+        return None if row is None else decoded(row, self.size, self.codec, self.device)
 
     def facts(self) -> dict[str, Any]:
         """What the next bits depend on, beside rows and sum."""
@@ -136,10 +134,11 @@ class CachedRows(ABC):
         return stage(self._total, counted, rows, replaced, *how_rows, new.sum_out), new
 
 
-def decoded(row: Row, size: int, codec: Codec) -> Row:
-    """(d,) float64 if that is the codec, else float32."""
-    vector = np.empty(size, decoded_dtype(codec))
+def decoded(row: Row, size: int, codec: Codec, device: Device = HOST) -> Row:
+    """(d,) float64 if that is the codec, else float32; on the row's device."""
+    vector = device.empty(size, decoded_dtype(codec))
     ops.decode(row, vector, codec=codec)
+    device.wait()  # the next step may write the row
     return vector
 
 

@@ -1,0 +1,322 @@
+"""Where a server's vectors live: in the host's memory, or on a GPU in arrays of the library that its params came from.
+
+On a GPU every vector comes from that library's own allocator, and goes back to it as soon as nobody holds it.
+"""
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import count
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from afflux import _engine, ops
+from afflux._arrays import Array, as_torch, is_cupy, is_torch, kind_of
+from afflux.errors import AffluxError, UnavailableError
+from afflux.receipts import frozen
+
+if TYPE_CHECKING:
+    import torch
+
+_CUDA = 2  # of DLPack
+
+
+class Device(ABC):
+    """Makes vectors (d,), and moves what callers have. `dtype` is a name, bfloat16 and uint8 among them.
+
+    What is written here is there when a method returns, for any stream of a GPU's.
+    """
+
+    name: str
+    index = -1  #: of a GPU
+    alone: str | None = None  #: what a forked child cannot use; None: it has a copy of its own
+
+    @abstractmethod
+    def pool(self, size: int, dtype: str, limit: int, checked: bool = False) -> "_engine.Pool | Arrays":
+        """Gives vectors one by one, at most so many at once; 0: any number.
+
+        Raises:
+            UnavailableError: the library has no such type.
+        """
+
+    @abstractmethod
+    def take(self, pool: Any) -> Any:
+        """The next vector of a pool, for the engine. Raises AffluxError if there is none."""
+
+    @abstractmethod
+    def empty(self, size: int, dtype: str) -> Any:
+        """A new vector, on a cache line."""
+
+    @abstractmethod
+    def full(self, size: int, value: float, dtype: str) -> Any:
+        """A new vector of equal elements."""
+
+    @abstractmethod
+    def fill(self, vector: Any, values: npt.NDArray[Any]) -> None:
+        """Writes NumPy's values, of the same type (uint16 for bfloat16), into a vector of this device."""
+
+    @abstractmethod
+    def copy(self, vector: Any) -> Any:
+        """A copy."""
+
+    @abstractmethod
+    def shown(self, vector: Any) -> Any:
+        """What cannot be used to write to it: a read-only view, or a copy where there is none."""
+
+    @abstractmethod
+    def sealed(self, vector: Any) -> Any:
+        """A copy, as read-only as its library makes it."""
+
+    @abstractmethod
+    def ingest(self, parts: "Array | list[Array]", slot: Any, num_threads: int) -> ops.Ingested:
+        """The sweep from a caller's arrays into a slot of this device."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Returns when the work is done that this thread has given to the library."""
+
+    def moved(self, values: npt.NDArray[Any]) -> Any:
+        """A new vector with NumPy's values."""
+        vector = self.empty(values.size, values.dtype.name)
+        self.fill(vector, values)
+        return vector
+
+
+class Host(Device):
+    """NumPy's arrays, and the engine's buffers."""
+
+    name = "the CPU"
+
+    def pool(self, size: int, dtype: str, limit: int, checked: bool = False) -> _engine.Pool:
+        return _engine.Pool(size, dtype, limit, checked)
+
+    def take(self, pool: Any) -> _engine.Buffer:
+        return _engine.Buffer(pool)
+
+    def empty(self, size: int, dtype: str) -> Any:
+        room = np.empty(size * np.dtype(dtype).itemsize + 64, np.uint8)
+        start = -room.ctypes.data % 64
+        return room[start : start + room.size - 64].view(dtype)
+
+    def full(self, size: int, value: float, dtype: str) -> Any:
+        return np.full(size, value, dtype) if value else np.zeros(size, dtype)  # no memory before they are used
+
+    def fill(self, vector: Any, values: npt.NDArray[Any]) -> None:
+        np.copyto(np.asarray(vector), values)
+
+    def copy(self, vector: Any) -> Any:
+        return vector.copy()
+
+    def shown(self, vector: Any) -> Any:
+        view = vector.view()
+        view.flags.writeable = False
+        return view
+
+    def sealed(self, vector: Any) -> Any:
+        return frozen(vector, vector.dtype)
+
+    def ingest(self, parts: "Array | list[Array]", slot: Any, num_threads: int) -> ops.Ingested:
+        return ops.ingest(parts, slot, num_threads=num_threads)
+
+    def wait(self) -> None:
+        pass
+
+
+#: The host is the same for all servers.
+HOST = Host()
+
+
+class Gpu(Device):
+    """What is the same whichever library its arrays are of."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.name = self.alone = f"cuda:{index}"
+        self._staging: dict[tuple[int, str], _engine.Pool] = {}
+
+    def pool(self, size: int, dtype: str, limit: int, checked: bool = False) -> "Arrays":
+        return Arrays(self, size, dtype, limit)
+
+    def take(self, pool: Any) -> Any:
+        return pool.take()
+
+    def shown(self, vector: Any) -> Any:
+        return self.copy(vector)
+
+    def sealed(self, vector: Any) -> Any:
+        return self.copy(vector)
+
+    def _written(self, vector: Array) -> Array:
+        self.wait()
+        return vector
+
+    @abstractmethod
+    def owner(self, array: Array) -> object:
+        """What lives as long as the array's memory is held."""
+
+    def ingest(self, parts: "Array | list[Array]", slot: Any, num_threads: int) -> ops.Ingested:
+        if any(gpu_of(part) is not None for part in as_list(parts)):
+            return ops.ingest(parts, slot, num_threads=num_threads)
+        # Updates that come over a network are in the host's memory: they are looked at there, and copied once.
+        key = len(slot), kind_of("slot", slot)
+        staging = _engine.Buffer(self._staging.setdefault(key, _engine.Pool(*key, 0)))
+        found = ops.ingest(parts, staging, num_threads=num_threads)
+        self.fill(slot, np.asarray(staging))
+        return found
+
+
+class Torch(Gpu):
+    """Through tensors like one that is there: torch gives new ones the same device."""
+
+    def __init__(self, index: int, like: "torch.Tensor") -> None:
+        super().__init__(index)
+        self._like = like.detach().new_empty(0)
+
+    def _type(self, dtype: str) -> Any:
+        import torch
+
+        return getattr(torch, dtype)
+
+    def empty(self, size: int, dtype: str) -> Any:
+        return self._like.new_empty(size, dtype=self._type(dtype))
+
+    def full(self, size: int, value: float, dtype: str) -> Any:
+        return self._written(self._like.new_full((size,), value, dtype=self._type(dtype)))
+
+    def fill(self, vector: Any, values: npt.NDArray[Any]) -> None:
+        if values.dtype == np.uint16:  # bfloat16's
+            values, vector = values.view(np.int16), vector.view(self._type("int16"))
+        self._written(vector.copy_(as_torch(values)))
+
+    def copy(self, vector: Any) -> Any:
+        return self._written(vector.clone())
+
+    def owner(self, array: Array) -> object:
+        return array.untyped_storage()
+
+    def wait(self) -> None:
+        import torch
+
+        torch.cuda.current_stream(self.index).synchronize()
+
+
+class CuPy(Gpu):
+    """Through its module, with this device as the current one."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self._cupy = sys.modules["cupy"]
+
+    def pool(self, size: int, dtype: str, limit: int, checked: bool = False) -> "Arrays":
+        if dtype == "bfloat16":
+            raise UnavailableError("[Server] slot_dtype is 'bfloat16', which CuPy has not: give params as torch's")
+        return super().pool(size, dtype, limit, checked)
+
+    def empty(self, size: int, dtype: str) -> Any:
+        with self._cupy.cuda.Device(self.index):
+            return self._cupy.empty(size, dtype)
+
+    def full(self, size: int, value: float, dtype: str) -> Any:
+        with self._cupy.cuda.Device(self.index):
+            return self._written(self._cupy.full(size, value, dtype))
+
+    def fill(self, vector: Any, values: npt.NDArray[Any]) -> None:
+        with self._cupy.cuda.Device(self.index):
+            vector.set(np.ascontiguousarray(values))
+        self.wait()
+
+    def copy(self, vector: Any) -> Any:
+        with self._cupy.cuda.Device(self.index):
+            return self._written(vector.copy())
+
+    def owner(self, array: Array) -> object:
+        return array  # its views hold it as their base
+
+    def wait(self) -> None:
+        with self._cupy.cuda.Device(self.index):
+            self._cupy.cuda.get_current_stream().synchronize()
+
+
+class Arrays:
+    """At most `limit` arrays of a GPU's library, each counted as long as somebody holds its memory."""
+
+    def __init__(self, device: Gpu, size: int, dtype: str, limit: int) -> None:
+        self._device = device
+        self._size = size
+        self._dtype = dtype
+        self._limit = limit
+        self._lock = Lock()
+        self._numbers = count()
+        self._live: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        self.buffer_bytes = size * {"float64": 8, "float32": 4, "bfloat16": 2}[dtype]
+
+    def take(self) -> Array:
+        """A new one.
+
+        Raises:
+            AffluxError: `limit` are held.
+        """
+        with self._lock:
+            if self._limit and self.held >= self._limit:
+                raise AffluxError(f"[Pool] all {self._limit} buffers of max_buffers are held")
+            array = self._device.empty(self._size, self._dtype)
+            self._live[next(self._numbers)] = self._device.owner(array)
+            return array
+
+    @property
+    def held(self) -> int:
+        """Those that somebody holds."""
+        return len(self._live)
+
+    @property
+    def damaged(self) -> list[int]:
+        """None: nobody looks."""
+        return []
+
+
+def as_list(arrays: "Array | list[Array]") -> list[Array]:
+    """An array alone is a list of one."""
+    return arrays if isinstance(arrays, list) else [arrays]
+
+
+def gpu_of(array: Array) -> int | None:
+    """The index of the GPU that it is on; None for what is on none."""
+    if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack_device__"):
+        return None
+    try:
+        kind, index = array.__dlpack_device__()
+        return int(index) if kind == _CUDA else None
+    except Exception:  # the engine asks again, and says what is wrong
+        return None
+
+
+def device_of(what: str, parts: "Array | Sequence[Array]", names: Sequence[str]) -> Device:
+    """Where a server with these params lives.
+
+    Raises:
+        AffluxError: they lie on several devices, or their library's arrays cannot be written.
+        UnavailableError: on a GPU that this build or this machine does not serve.
+    """
+    arrays = as_list(parts)
+    places = [gpu_of(array) for array in arrays]
+    for gpu, name in zip(places, names, strict=False):
+        if gpu != places[0]:
+            where = [HOST.name if at is None else f"cuda:{at}" for at in (places[0], gpu)]
+            raise AffluxError(f"{what} lies on several devices: {names[0]} on {where[0]}, {name} on {where[1]}")
+    first = places[0] if places else None
+    if first is None:
+        return HOST
+    (why_not,) = [backend.why_not for backend in ops.backends() if backend.device == "cuda"]
+    if why_not:
+        raise UnavailableError(f"{what} is on cuda:{first}, but {why_not}")
+    if is_torch(arrays[0]):
+        return Torch(first, arrays[0])
+    if is_cupy(arrays[0]):
+        return CuPy(first)
+    raise UnavailableError(
+        f"{what} is a {type(arrays[0]).__name__} on cuda:{first}: a server on a GPU takes torch's or CuPy's arrays"
+    )

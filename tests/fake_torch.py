@@ -1,0 +1,43 @@
+"""torch's tensors that say they are on the emulated device (emulated.py), whose memory is the host's; whatever is made
+from one is another one.
+"""
+
+from types import SimpleNamespace
+
+import torch
+
+from emulated import OnCuda
+
+
+class CudaTensor(torch.Tensor):
+    def __dlpack_device__(self):
+        return 2, 0
+
+    def __dlpack__(self, *, stream, max_version=None):
+        if not hasattr(self, "exported"):
+            plain = self.detach().as_subclass(torch.Tensor)
+            wide = plain.dtype == torch.bfloat16
+            array = plain.view(torch.int16).numpy().view("uint16") if wide else plain.numpy()
+            self.exported = OnCuda(array, "bfloat16" if wide else array.dtype.name)
+        return self.exported.__dlpack__(stream=stream, max_version=max_version)
+
+    def to(self, *arguments, copy=False, **options):
+        if arguments[:1] != ("cpu",):
+            return super().to(*arguments, copy=copy, **options)
+        return self.detach().as_subclass(torch.Tensor).clone()
+
+    def cpu(self):
+        return self.to("cpu")
+
+
+CudaTensor.__module__ = "torch"
+
+
+def moved(array):
+    """A copy of NumPy's array on the device."""
+    return torch.tensor(array).as_subclass(CudaTensor)
+
+
+def install():
+    stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
+    torch.cuda.current_stream = lambda device=None: stream

@@ -1,0 +1,309 @@
+"""A server whose params are on a GPU: torch's and CuPy's arrays, the same bits as on the CPU."""
+
+import gc
+import os
+import sys
+from time import perf_counter
+
+import numpy as np
+import pytest
+
+from afflux import AffluxError, BusyError, Server, UnavailableError
+from afflux._arrays import on_host as to_numpy
+from afflux.bench import cuda
+from afflux.rules import RULES, ca2fl, fadas, fedbuff, mf_ca2fl, wkafl, zenopp
+from conftest import FORKS, bits
+from device import emulated, libraries, needs_device, on_host
+
+pytestmark = needs_device
+D = 3000
+
+
+@pytest.fixture(params=list(libraries()))
+def moved(request):
+    """To the device, into an array of a library."""
+    with on_host():
+        yield libraries()[request.param]
+
+
+@pytest.fixture
+def vectors(rng):
+    return [rng.standard_normal(D).astype(np.float32) for _ in range(12)]
+
+
+def pushes(server, vectors, **options):
+    """The receipts of one push per vector, by a few clients."""
+    return [server.push(i % 5, vector, version=server.version, **options) for i, vector in enumerate(vectors)]
+
+
+def same(one, other):
+    """Whether all of their state has the same bits."""
+    states = [server.state_dict() for server in (one, other)]
+    assert states[0]["meta"] == states[1]["meta"]
+    assert {name: bits(array) for name, array in states[0]["arrays"].items()} == {
+        name: bits(array) for name, array in states[1]["arrays"].items()
+    }
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_keeps_all_of_its_state_there(name, moved, vectors):
+    def made(params):
+        rule = RULES[name](**({} if name in ("fedasync", "zenopp") else {"buffer_size": 4}))
+        server = Server(rule, params, num_clients=5)
+        for memory in rule.needs.handed_in:
+            server.set_memory(memory, vectors[11] if params is here else moved(vectors[11]))
+        return server
+
+    here = vectors[0]
+    mine, theirs = made(here), made(moved(here))
+    receipts = pushes(mine, vectors), pushes(theirs, [moved(v) if i % 2 else v for i, v in enumerate(vectors)])
+    assert [r.status for r in receipts[0]] == [r.status for r in receipts[1]]
+    same(mine, theirs)
+    kind = type(moved(here))
+    assert type(theirs.params) is kind
+    assert all(type(vector) is kind for vector in theirs.memories.values())
+    if mine.rows is not None:
+        assert type(theirs.rows.sum) is type(theirs.rows.row(1)) is kind
+        assert bits(to_numpy(theirs.rows.row(1))) == bits(mine.rows.row(1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"memory": "streaming"}, {"dtype": "float64"}, {"inplace": True}, {"quarantine": True, "max_staleness": 2}],
+    ids=lambda options: next(iter(options)),
+)
+def test_options_mean_the_same(options, moved, vectors):
+    mine, theirs = (Server(fedbuff(buffer_size=4), put(vectors[0]), **options) for put in (np.array, moved))
+    if "quarantine" in options:
+        vectors[3][7] = np.nan
+    pushes(mine, vectors)
+    pushes(theirs, [moved(vector) for vector in vectors])
+    same(mine, theirs)
+    assert (theirs.params is theirs.params) != ("inplace" in options)
+
+
+def test_a_state_goes_from_one_device_to_the_other(moved, vectors):
+    for rule in (ca2fl(buffer_size=4), mf_ca2fl(buffer_size=4, bits=4), fadas(buffer_size=4), wkafl(buffer_size=4)):
+        mine, theirs = (Server(rule, put(vectors[0]), num_clients=5) for put in (np.array, moved))
+        pushes(mine, vectors[:6])
+        theirs.load_state_dict(mine.state_dict())
+        pushes(mine, vectors[6:])
+        pushes(theirs, vectors[6:])
+        same(mine, theirs)
+        again = Server(rule, np.zeros(D, np.float32), num_clients=5)
+        again.load_state_dict(theirs.state_dict())
+        same(again, mine)
+
+
+def test_versions_are_counted_as_long_as_a_view_of_them_is_held(moved, vectors):
+    server = Server(fedbuff(buffer_size=1), moved(vectors[0]), max_versions=2)
+    part = server.params[10:20]
+    before = bits(to_numpy(part))
+    pushes(server, vectors[:1])
+    assert server.versions_held == 2
+    with pytest.raises(AffluxError, match="all 2 versions of max_versions are held"):
+        server.push(1, vectors[1], version=1)
+    assert bits(to_numpy(part)) == before
+    del part
+    gc.collect()
+    assert server.versions_held == 1
+    server.push(1, vectors[1], version=1)
+
+
+def test_slots_run_out_and_come_free(moved, vectors):
+    server = Server(fedbuff(buffer_size=3), moved(vectors[0]), max_slots=3)
+    pushes(server, vectors[:2])
+    held = server._gate.take_slot(0)
+    with pytest.raises(BusyError, match="all 3 slots of max_slots are taken"):
+        server.push(4, vectors[3], version=0, timeout=0)
+    del held
+    assert server.push(4, vectors[3], version=0, timeout=0).version == 1
+    assert server._slots.taken == 0
+
+
+def test_lent_vectors_are_read_where_they_lie(moved, vectors):
+    mine, theirs = (Server(fedbuff(buffer_size=4), put(vectors[0]), max_slots=4) for put in (np.array, moved))
+    pushes(mine, vectors[:8], copy=False)
+    for place, vector in enumerate(vectors[:8]):
+        theirs.push(place % 5, moved(vector), version=theirs.version, copy=False)  # nobody else holds it
+        gc.collect()
+        assert theirs._slots.taken == 0
+    assert bits(to_numpy(theirs.params)) == bits(mine.params)
+    vectors[2][100] = np.inf
+    report = pushes(theirs, [moved(vector) for vector in vectors[:4]], copy=False)[-1].report
+    assert report.rejected == ("", "", "non-finite value at index 100", "")
+
+
+def test_what_lies_elsewhere(moved, vectors):
+    here, there = (Server(fedbuff(buffer_size=4), put(vectors[0])) for put in (np.array, moved))
+    with pytest.raises(AffluxError, match=r"client 1's vector: \[ingest\] slot is on the CPU, update is on cuda:0"):
+        here.push(1, moved(vectors[1]), version=0)
+    with pytest.raises(UnavailableError, match=r"in place \(copy=False\): it is on cuda:0, expected the CPU"):
+        here.push(1, moved(vectors[1]), version=0, copy=False)
+    with pytest.raises(UnavailableError, match=r"in place \(copy=False\): it is on the CPU, expected cuda:0"):
+        there.push(1, vectors[1], version=0, copy=False)
+    with pytest.raises(AffluxError, match=r"client 1's vector: \[ingest\] update is strided"):
+        there.push(1, np.ones(2 * D, np.float32)[::2], version=0)
+    assert (here.counts["refused"], there.counts["refused"]) == (2, 2)
+    with pytest.raises(AffluxError, match=r"\[Server\] params lies on several devices: a on cuda:0, b on the CPU"):
+        Server(fedbuff(), {"a": moved(vectors[0]), "b": vectors[0]})
+
+
+def test_what_is_for_the_cpu_alone(moved, vectors, tmp_path):
+    with pytest.raises(UnavailableError, match=r"\[Server\] store: params is on cuda:0"):
+        Server(fedbuff(), moved(vectors[0]), store=tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+    with pytest.raises(UnavailableError, match=r"\[Server\] check_versions: params is on cuda:0"):
+        Server(fedbuff(), moved(vectors[0]), check_versions=True)
+
+
+def test_bfloat16_slots(moved, vectors):
+    if type(moved(vectors[0])).__module__ == "cupy":
+        with pytest.raises(UnavailableError, match=r"slot_dtype is 'bfloat16', which CuPy has not"):
+            Server(fedbuff(), moved(vectors[0]), slot_dtype="bfloat16")
+        return
+    options = {"slot_dtype": "bfloat16", "num_clients": 5}
+    mine, theirs = (Server(ca2fl(buffer_size=4), put(vectors[0]), **options) for put in (np.array, moved))
+    pushes(mine, vectors[:6])
+    pushes(theirs, [moved(vector) for vector in vectors[:6]])
+    same(mine, theirs)
+    mine.load_state_dict(theirs.state_dict())
+    theirs.load_state_dict(mine.state_dict())
+    same(mine, theirs)
+
+
+class OfAnotherLibrary:
+    """An array on the GPU that cannot be made here."""
+
+    shape, dtype = (5,), np.dtype(np.float32)
+
+    def __dlpack_device__(self):
+        return 2, 0
+
+    def __dlpack__(self, **_):
+        raise AssertionError("must not be asked")
+
+
+def test_other_libraries_arrays():
+    with pytest.raises(UnavailableError, match="is a OfAnotherLibrary on cuda:0: a server on a GPU takes torch's or"):
+        Server(fedbuff(), OfAnotherLibrary())
+
+
+def test_trees_go_in_and_come_out(moved, rng):
+    def tree(put=np.array):
+        return {"w": put(numbers.reshape(20, 5)), "n": np.array(3), "b": put(numbers[:7].astype(np.float64))}
+
+    numbers = rng.standard_normal(100).astype(np.float32)
+    mine, theirs = Server(fedbuff(buffer_size=2), tree()), Server(fedbuff(buffer_size=2), tree(moved))
+    for server, put in ((mine, np.array), (theirs, moved)):
+        server.push(1, tree(put), version=0, buffers={"n": np.array(5)})
+        server.push(2, tree(), version=0, buffers={"n": np.array(7)})
+    same(mine, theirs)
+    expected, out, here = tree(), tree(moved), tree()
+    assert mine.pull(out=expected) == theirs.pull(out=out) == theirs.pull(out=here) == 1
+    flat = np.empty(107, np.float32)
+    theirs.pull(out=flat)
+    assert bits(flat) == bits(mine.params)
+    layout, views = theirs.layout, theirs.layout.views(theirs.params)
+    for name in ("w", "b"):
+        assert bits(to_numpy(out[name])) == bits(here[name]) == bits(expected[name])
+        assert bits(to_numpy(views[name]).astype(expected[name].dtype)) == bits(expected[name])
+    assert here["n"] == expected["n"] == 6
+    again = moved(np.zeros(107, np.float32))
+    layout.flatten({"w": out["w"], "b": out["b"]}, out=again)
+    assert bits(to_numpy(again)) == bits(mine.params) == bits(layout.flatten(out))
+    with pytest.raises(AffluxError, match=r"\[layout\] flat is float32 of shape \(50,\)"):
+        layout.views(theirs.params[:50])
+    integers = {"w": np.zeros((20, 5), np.int32), "b": np.zeros(7, np.int8)}
+    layout.load(integers, theirs.params)
+    assert integers["w"].tolist() == np.rint(expected["w"]).tolist()
+
+
+def test_set_memory_and_a_wrong_one(moved, vectors):
+    server = Server(zenopp(server_lr=0.5), moved(vectors[0]))
+    with pytest.raises(AffluxError, match=r"\[set_memory\] validation has 4 elements"):
+        server.set_memory("validation", moved(vectors[1][:4]))
+    server.set_memory("validation", moved(vectors[1]))
+    before = bits(to_numpy(server.memories["validation"]))
+    server.memories["validation"][:] = moved(vectors[2])  # a copy
+    assert bits(to_numpy(server.memories["validation"])) == before == bits(vectors[1])
+
+
+@pytest.mark.parametrize("row", cuda.ROWS)
+def test_the_benchmarks_rows(row, moved):
+    assert cuda.agrees(row, moved, 5000)
+
+
+@pytest.mark.skipif(emulated is None, reason="make gpu measures")
+def test_the_benchmarks_table(monkeypatch):
+    torch = pytest.importorskip("torch")
+    put = libraries()["torch"]
+
+    class Event:
+        def __init__(self, **_):
+            pass
+
+        def record(self):
+            self.seconds = perf_counter()
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, end):
+            return 1e3 * (end.seconds - self.seconds)
+
+    def eager(row, arrays):
+        doing = cuda.plain(row, arrays)
+        return [] if doing is None else [("torch eager", doing)]
+
+    monkeypatch.setattr(torch.cuda, "Event", Event, raising=False)
+    monkeypatch.setattr(cuda, "others", eager)
+    with on_host():
+        lines = cuda.table(5000, put, repeats=2)
+        assert [line[1] for line in lines] == ["afflux", "torch eager"] * 3 + ["afflux"] * 2
+        assert {line[-1] for line in lines if line[1] == "afflux"} == {"True"}
+        for row in ("fedbuff", "fadas", "ca2fl"):  # torch does the same
+            ours, theirs = (cuda.ROWS[row](5000, put) for _ in range(2))
+            ours.run()
+            cuda.plain(row, theirs.arrays)()
+            assert np.allclose(to_numpy(ours.arrays["out"]), to_numpy(theirs.arrays["out"]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings(FORKS)
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_has_no_gpu(moved, vectors):
+    server = Server(fedbuff(), moved(vectors[0]))
+    child = os.fork()
+    if child == 0:
+        try:
+            server.push(1, vectors[0], version=0)
+        except UnavailableError as error:
+            os._exit(0 if "cuda:0 is its parent's" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(emulated is None, reason="a GPU's memory is not run out of on purpose")
+def test_out_of_memory_changes_nothing(monkeypatch, vectors):
+    with on_host():
+        server = Server(ca2fl(buffer_size=3), libraries()["cupy"](vectors[0]), num_clients=5)
+        pushes(server, vectors[:2])
+        before, own = server.state_dict(), sys.modules["cupy"].empty
+        for left in range(3):  # allocations that succeed: the slot, the next version, a row
+            rooms = [True] * left
+
+            def empty(*arguments, rooms=rooms):
+                if not rooms:
+                    raise MemoryError("out of memory")
+                rooms.pop()
+                return own(*arguments)
+
+            monkeypatch.setattr("cupy.empty", empty)
+            with pytest.raises(MemoryError):
+                server.push(4, vectors[3], version=0)
+            monkeypatch.undo()
+            after = server.state_dict()
+            assert {name: bits(array) for name, array in before["arrays"].items()} == {
+                name: bits(array) for name, array in after["arrays"].items()
+            }
+        assert server.push(4, vectors[3], version=0).version == 1
