@@ -84,7 +84,7 @@ STORE = "Keep the server in this new folder, and all that --resume needs to go o
 RESUME = (
     "Go on with an interrupted run, in its run folder (--out says where that is now), to the bits of one that was not."
 )
-CHECKPOINT_EVERY = "With a store: seconds between two checkpoints; 0: after every event. Ctrl-C and SIGTERM make one, too."
+CHECKPOINT_EVERY = "With a store: seconds between two checkpoints; 0: after every event. Ctrl-C, SIGTERM make one, too."
 
 KeepUpdates = Annotated[bool, typer.Option("--keep-updates", help=KEEP_UPDATES)]
 
