@@ -134,6 +134,29 @@ def test_lent_vectors_are_read_where_they_lie(moved, vectors):
     assert report.rejected == ("", "", "non-finite value at index 100", "")
 
 
+def test_a_version_that_was_pulled_is_the_callers_object(moved, vectors):
+    server = Server(fedbuff(buffer_size=1), moved(vectors[0]))
+    pulled = server.pull()
+    if hasattr(pulled.params, "requires_grad_"):
+        pulled.params.requires_grad_()
+        pulled.params.set_()  # the object, not the memory
+    assert server.push(1, vectors[1], version=0).version == 1
+    twin = Server(fedbuff(buffer_size=1), np.array(vectors[0]))
+    twin.push(1, vectors[1], version=0)
+    assert bits(to_numpy(server.params)) == bits(twin.params)
+
+
+def test_what_is_made_in_inference_mode_can_be_used_outside(vectors):
+    torch = pytest.importorskip("torch")
+    put = libraries()["torch"]
+    with on_host(), torch.inference_mode():
+        server = Server(fadas(buffer_size=1), put(vectors[0]), inplace=True)
+        server.push(1, vectors[1], version=0)
+    with on_host():
+        assert server.push(1, vectors[1], version=1).version == 2
+        assert not server.pull().params.is_inference()
+
+
 def test_what_lies_elsewhere(moved, vectors):
     here, there = (Server(fedbuff(buffer_size=4), put(vectors[0])) for put in (np.array, moved))
     with pytest.raises(AffluxError, match=r"client 1's vector: \[ingest\] slot is on the CPU, update is on cuda:0"):
@@ -144,6 +167,9 @@ def test_what_lies_elsewhere(moved, vectors):
         there.push(1, vectors[1], version=0, copy=False)
     with pytest.raises(AffluxError, match=r"client 1's vector: \[ingest\] update is strided"):
         there.push(1, np.ones(2 * D, np.float32)[::2], version=0)
+    with pytest.raises(AffluxError, match=r"in place \(copy=False\): it is of another library than params"):
+        server = Server(fedbuff(), moved(vectors[0][:5]))
+        server.push(1, OfAnotherLibrary(), version=0, copy=False)
     assert (here.counts["refused"], there.counts["refused"]) == (2, 2)
     with pytest.raises(AffluxError, match=r"\[Server\] params lies on several devices: a on cuda:0, b on the CPU"):
         Server(fedbuff(), {"a": moved(vectors[0]), "b": vectors[0]})

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from afflux import AffluxError, Layout
+from afflux import AffluxError, Layout, Server
+from afflux.rules import fedbuff
 
 
 @pytest.mark.parametrize(
@@ -158,6 +159,14 @@ def test_load_into_expanded_tensors_is_refused():
     with pytest.raises(AffluxError, match=r"^\[layout\] bad is expanded"):
         Layout.of(tree).load(tree, np.ones(5, np.float32))
     assert not tree["good"].any()
+
+
+def test_flat_vectors_without_memory():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(AffluxError, match=r"flat is a Tensor, expected a NumPy array"):
+        Layout.of({"a": np.zeros(3)}).views(torch.empty(3, device="meta"))
+    with pytest.raises(AffluxError, match=r"^\[pull\] out: "):
+        Server(fedbuff(), np.zeros(3, np.float32)).pull(out=torch.empty(3, device="meta"))
 
 
 @pytest.mark.parametrize("buffers", ["bias", ["weight", "bias"]])

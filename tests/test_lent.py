@@ -87,6 +87,35 @@ def test_float64_and_bfloat16_are_lent_as_they_are(rng):
     assert report.rejected[3] == "non-finite value at index 5"
 
 
+class OnlyDlpack:
+    """Neither NumPy nor the buffer protocol knows it."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+
+def test_what_numpy_cannot_read_is_kept_in_a_state_and_looked_at_in_a_round():
+    jax = pytest.importorskip("jax")
+    values = [1.0, 2.0, 3.5]
+    narrow = jax.numpy.array(values, "bfloat16")
+    server = Server(fedbuff(buffer_size=3), np.zeros(3), slot_dtype="bfloat16")
+    server.push(1, narrow, version=0, copy=False)
+    (slot,) = server.state_dict()["arrays"]["slots"]
+    assert (slot.astype(np.uint32) << 16).view(np.float32).tolist() == values
+    server = Server(fedbuff(buffer_size=2), np.zeros(3, np.float32))
+    server.push(1, OnlyDlpack(np.array([1.0, np.nan, 2.0], np.float32)), version=0, copy=False)
+    assert np.isnan(server.state_dict()["arrays"]["slots"][0, 1])
+    report = server.push(2, OnlyDlpack(np.array(values, np.float32)), version=0, copy=False).report
+    assert report.rejected == ("non-finite value at index 1", "")
+    assert server.params.tolist() == [0.5, 1.0, 1.75]
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("index", [0, 700, 2048, 70_000])
 def test_a_round_without_what_is_not_finite(isa, rng, value, index):

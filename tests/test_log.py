@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afflux import AffluxError, Cut, Server, replay
+from afflux.devices import Host
 from afflux.rules import afa_cs, ca2fl, fadas, fedasync, fedavg, fedbuff, gsgm, wkafl, zenopp
 from conftest import bits
 
@@ -303,6 +304,21 @@ def test_a_loaded_state_is_a_copy():
     assert (bits(state["arrays"]["rows"]), bits(state["arrays"]["slots"])) == before
     with pytest.raises(AffluxError, match="keeps no log"):
         _ = server.log
+
+
+def test_a_load_that_runs_out_of_memory_changes_nothing(monkeypatch):
+    full = Server(fadas(buffer_size=1), vector(0.0), inplace=True)
+    full.push(0, vector(), version=0)
+    server = Server(fadas(buffer_size=1), vector(5.0), inplace=True)
+    before = server.state_dict()
+
+    def fails(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(Host, "moved", fails)
+    with pytest.raises(MemoryError):
+        server.load_state_dict(full.state_dict())
+    same(server.state_dict(), before)
 
 
 def test_a_pulled_version_outlives_a_load():

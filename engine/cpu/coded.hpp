@@ -144,9 +144,10 @@ AFFLUX_FN void add_runs(Codec codec, Tile tile, Rooms& rooms, CodedArrivals<kOfR
   }
 }
 
-// The differences of all arrivals that have a direction or a new row.
+// The differences of all arrivals that have a direction or a new row. Out of line, so that only passes with encoded
+// rows take its rooms from the stack.
 template <bool kDirection, bool kOfRows, class T>
-AFFLUX_FN void add_all_coded(const Pass& pass, const RowHeads* heads, Tile tile, double* v) {
+__attribute__((noinline)) void add_all_coded(const Pass& pass, const RowHeads* heads, Tile tile, double* v) {
   const Codec codec = pass.calibrate.codec;
   const std::int64_t run = run_of(codec);
   double* const sum = pass.calibrate.sum_out.data + tile.begin;

@@ -2,6 +2,7 @@
 #pragma once
 #include "cuda/affine.hpp"
 #include "cuda/rotated.hpp"
+#include "cuda/staging.hpp"
 
 namespace afflux::cuda {
 
@@ -93,6 +94,27 @@ struct WriteHeadsBody {
       for (std::int64_t i = blanks.codes_begin + thread; i < blanks.codes_end; i += kThreads) row[i] = 0;
     });
   }
+};
+
+// New heads on the device, to be written when the codes are.
+class StagedHeads {
+ public:
+  template <class Machine>
+  StagedHeads(Machine& machine, const NewHeads& renewed) : count_(static_cast<std::int64_t>(renewed.rows.size())) {
+    Staging staging;
+    const std::int64_t rows = staging.add(renewed.rows.data(), count_);
+    const std::int64_t heads = staging.add(renewed.heads.data(), count_ * kRowHead);
+    staging.upload(machine);
+    body_ = {staging.at<unsigned char* const>(rows), staging.at<const unsigned char>(heads), renewed.blanks};
+  }
+  template <class Machine>
+  void write(Machine& machine) const {
+    machine.run(count_, body_);
+  }
+
+ private:
+  std::int64_t count_;
+  WriteHeadsBody body_;
 };
 
 }  // namespace afflux::cuda

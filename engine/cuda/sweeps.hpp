@@ -1,6 +1,7 @@
 // apply on a Machine (see reductions.hpp).
 #pragma once
 #include "cuda/coded.hpp"
+#include "cuda/rows.hpp"
 #include "cuda/staging.hpp"
 
 namespace afflux::cuda {
@@ -125,14 +126,16 @@ void sweep_params(Machine& machine, const Sweep& sweep, Type updates) {
 }
 
 template <class Machine>
-bool apply(const Where& where, const Pass& pass, const RowHeads* heads) {
+bool apply(const Where& where, const Pass& pass, const RowHeads* heads, const NewHeads& renewed) {
   Machine machine(where);
   const StagedPass staged(machine, pass, heads);
+  const StagedHeads new_heads(machine, renewed);  // all memory is there before anything is changed
   const Type updates = pass.combine.updates.size > 0 ? pass.combine.updates.data[0].type : Type::float32;
   if (pass.params.type == Type::float64)
     sweep_params<Machine, double>(machine, staged.sweep(), updates);
   else
     sweep_params<Machine, float>(machine, staged.sweep(), updates);
+  new_heads.write(machine);
   std::int32_t finite = 1;
   machine.download(&finite, staged.sweep().finite, sizeof finite);
   return finite != 0;

@@ -65,15 +65,9 @@ std::vector<unsigned char> read_heads(const Where& where, const std::vector<cons
 }
 
 template <class Machine>
-void write_heads(const Where& where, const std::vector<unsigned char*>& rows, const std::vector<unsigned char>& heads,
-                 const Blanks& blanks) {
+void write_heads(const Where& where, const NewHeads& renewed) {
   Machine machine(where);
-  const std::int64_t count = static_cast<std::int64_t>(rows.size());
-  Staging staging;
-  const std::int64_t targets = staging.add(rows.data(), count), bytes = staging.add(heads.data(), count * kRowHead);
-  staging.upload(machine);
-  machine.run(
-      count, WriteHeadsBody{staging.at<unsigned char* const>(targets), staging.at<const unsigned char>(bytes), blanks});
+  StagedHeads(machine, renewed).write(machine);
 }
 
 }  // namespace afflux::cuda

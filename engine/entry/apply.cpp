@@ -94,11 +94,12 @@ std::vector<RowHeads> heads_of(const Pass& pass, Device device) {
   return heads;
 }
 
-void write_heads(const Pass& pass, const std::vector<RowHeads>& heads, Device device) {
+// The rows that the pass encodes.
+std::vector<rows::Written> written_rows(const Pass& pass, const std::vector<RowHeads>& heads) {
   std::vector<rows::Written> written;
   for (std::size_t i = 0; has_head(pass.calibrate.codec) && i < heads.size(); ++i)
     if (unsigned char* const row = pass.calibrate.new_rows.data[i].data) written.push_back({row, heads[i].renewed});
-  rows::finish(written, pass.calibrate.codec, pass.params.size, device);
+  return written;
 }
 
 void check_calibrate(const Pass& pass, check::Overlaps& overlaps) {
@@ -221,12 +222,13 @@ bool apply(const Pass& pass, int num_threads, bool dry, Checksums* checksums) {
   if (cuda && checksums != nullptr) throw Unavailable("[apply] checksums are taken of host memory, not on cuda");
   const std::vector<RowHeads> heads = heads_of(pass, device);
   if (dry) return true;
+  const std::vector<rows::Written> written = written_rows(pass, heads);
+  const Codec codec = pass.calibrate.codec;
   if (cuda) {
-    const bool finite = cuda::backend()->apply(cuda::on(device), with_outs(pass), heads.data());
-    write_heads(pass, heads, device);
-    return finite;
+    const cuda::NewHeads renewed = rows::new_heads(written, codec, pass.params.size);
+    return cuda::backend()->apply(cuda::on(device), with_outs(pass), heads.data(), renewed);
   }
-  write_heads(pass, heads, device);  // what they replace has been read
+  rows::finish(written, codec, pass.params.size, device);  // what they replace has been read
   return sweep(with_outs(pass), heads, threads_worth(overlaps.traffic(), num_threads), checksums);
 }
 

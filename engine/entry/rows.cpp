@@ -126,23 +126,27 @@ Blanks blanks(Codec codec, std::int64_t size) {
           row_bytes(codec, size)};
 }
 
-void finish(const std::vector<Written>& written, Codec codec, std::int64_t size, Device device) {
-  if (written.empty()) return;
-  const Blanks none = blanks(codec, size);
-  std::vector<unsigned char> heads(written.size() * kRowHead);
-  std::vector<unsigned char*> rows;
+cuda::NewHeads new_heads(const std::vector<Written>& written, Codec codec, std::int64_t size) {
+  if (written.empty()) return {};
+  cuda::NewHeads made{{}, std::vector<unsigned char>(written.size() * kRowHead), blanks(codec, size)};
   for (const Written& one : written) {
-    write_head(one.head, codec, size, heads.data() + rows.size() * kRowHead);
-    rows.push_back(one.row);
+    write_head(one.head, codec, size, made.heads.data() + made.rows.size() * kRowHead);
+    made.rows.push_back(one.row);
   }
-  if (device.kind == DeviceKind::cuda) return cuda::backend()->write_heads(cuda::on(device), rows, heads, none);
-  for (std::size_t i = 0; i < rows.size(); ++i) {
+  return made;
+}
+
+void finish(const std::vector<Written>& written, Codec codec, std::int64_t size, Device device) {
+  const cuda::NewHeads made = new_heads(written, codec, size);
+  if (made.rows.empty()) return;
+  if (device.kind == DeviceKind::cuda) return cuda::backend()->write_heads(cuda::on(device), made);
+  for (std::size_t i = 0; i < made.rows.size(); ++i) {
     const auto clear = [&](std::int64_t from, std::int64_t to) {
-      std::memset(rows[i] + from, 0, static_cast<std::size_t>(to - from));
+      std::memset(made.rows[i] + from, 0, static_cast<std::size_t>(to - from));
     };
-    std::memcpy(rows[i], heads.data() + i * kRowHead, kRowHead);
-    clear(none.facts_begin, none.facts_end);
-    clear(none.codes_begin, none.codes_end);
+    std::memcpy(made.rows[i], made.heads.data() + i * kRowHead, kRowHead);
+    clear(made.blanks.facts_begin, made.blanks.facts_end);
+    clear(made.blanks.codes_begin, made.blanks.codes_end);
   }
 }
 

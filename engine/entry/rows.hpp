@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "cpu/kernels.hpp"
+#include "cuda/cuda.hpp"
 #include "entry/check.hpp"
 
 namespace afflux::rows {
@@ -27,7 +28,9 @@ struct Written {
   unsigned char* row;
   RowHead head;
 };
-// Gives rows of vectors of `size` elements, on this device, both.
+// Both, of rows of vectors of `size` elements.
+cuda::NewHeads new_heads(const std::vector<Written>& written, Codec codec, std::int64_t size);
+// Gives rows on this device both.
 void finish(const std::vector<Written>& written, Codec codec, std::int64_t size, Device device);
 
 // The heads of rows on a device, as they lie there.

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 #: Any array with a shape and the buffer protocol or DLPack.
 Array = Any
 
+#: Devices of DLPack: CUDA, and its managed memory.
+_GPUS = (2, 13)
+
 #: The types that the engine reads as they are.
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 _INTEGERS = frozenset({"bool"} | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)})
@@ -62,15 +65,26 @@ def is_cupy(array: Array) -> bool:
     return cupy is not None and isinstance(array, cupy.ndarray)
 
 
+def gpu_of(array: Array) -> int | None:
+    """The index of the GPU that it is on; None for what is on none."""
+    if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack_device__"):
+        return None
+    try:
+        kind, index = array.__dlpack_device__()
+        return int(index) if kind in _GPUS else None
+    except Exception:  # the engine asks again, and says what is wrong
+        return None
+
+
 def on_gpu(array: Array) -> bool:
     """Whether it is torch's or CuPy's, on a GPU."""
-    return (is_torch(array) or is_cupy(array)) and array.__dlpack_device__()[0] == 2
+    return (is_torch(array) or is_cupy(array)) and gpu_of(array) is not None
 
 
 def on_host(vector: Array, *, copy: bool = False) -> npt.NDArray[Any]:
     """What NumPy can read of it, or a copy, which a GPU's always is; bfloat16, which NumPy lacks, comes as uint16."""
-    if isinstance(vector, Buffer) and vector.is_lent:
-        vector = vector.vector
+    if isinstance(vector, Buffer) and vector.is_lent and on_gpu(vector.vector):
+        vector = vector.vector  # on the host the buffer itself gives the bytes, whatever library's they are
     if is_torch(vector):
         import torch
 

@@ -15,14 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux import _engine, ops
-from afflux._arrays import Array, as_torch, is_cupy, is_torch, kind_of
+from afflux._arrays import Array, as_torch, gpu_of, is_cupy, is_torch, kind_of
 from afflux.errors import AffluxError, UnavailableError
 from afflux.receipts import frozen
 
 if TYPE_CHECKING:
     import torch
-
-_CUDA = 2  # of DLPack
 
 
 class Device(ABC):
@@ -62,6 +60,14 @@ class Device(ABC):
     @abstractmethod
     def copy(self, vector: Any) -> Any:
         """A copy."""
+
+    def owns(self, array: Array) -> bool:
+        """Whether it is of the library that this device's arrays come from."""
+        return True
+
+    def alias(self, vector: Any) -> Any:
+        """The same memory for a caller, whose changes of the object (requires_grad_, resize_) do not reach ours."""
+        return vector
 
     @abstractmethod
     def shown(self, vector: Any) -> Any:
@@ -181,11 +187,18 @@ class Torch(Gpu):
 
         return getattr(torch, dtype)
 
+    # What is made within torch.inference_mode() could not be used outside it.
     def empty(self, size: int, dtype: str) -> Any:
-        return self._like.new_empty(size, dtype=self._type(dtype))
+        import torch
+
+        with torch.inference_mode(False):
+            return self._like.new_empty(size, dtype=self._type(dtype))
 
     def full(self, size: int, value: float, dtype: str) -> Any:
-        return self._written(self._like.new_full((size,), value, dtype=self._type(dtype)))
+        import torch
+
+        with torch.inference_mode(False):
+            return self._written(self._like.new_full((size,), value, dtype=self._type(dtype)))
 
     def fill(self, vector: Any, values: npt.NDArray[Any]) -> None:
         if values.dtype == np.uint16:  # bfloat16's
@@ -193,7 +206,14 @@ class Torch(Gpu):
         self._written(vector.copy_(as_torch(values)))
 
     def copy(self, vector: Any) -> Any:
-        return self._written(vector.clone())
+        copy = self.empty(vector.numel(), str(vector.dtype).removeprefix("torch."))
+        return self._written(copy.copy_(vector))
+
+    def owns(self, array: Array) -> bool:
+        return is_torch(array)
+
+    def alias(self, vector: Any) -> Any:
+        return vector.detach()
 
     def owner(self, array: Array) -> object:
         return array.untyped_storage()
@@ -233,6 +253,12 @@ class CuPy(Gpu):
         with self._cupy.cuda.Device(self.index):
             return self._written(vector.copy())
 
+    def owns(self, array: Array) -> bool:
+        return is_cupy(array)
+
+    def alias(self, vector: Any) -> Any:
+        return vector[:]
+
     def owner(self, array: Array) -> object:
         return array  # its views hold it as their base
 
@@ -250,6 +276,7 @@ class Arrays:
         self._dtype = dtype
         self._limit = limit
         self._lock = Lock()
+        self._coming = 0
         self._numbers = count()
         self._live: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self.buffer_bytes = size * {"float64": 8, "float32": 4, "bfloat16": 2}[dtype]
@@ -263,14 +290,19 @@ class Arrays:
         with self._lock:
             if self._limit and self.held >= self._limit:
                 raise AffluxError(f"[Pool] all {self._limit} buffers of max_buffers are held")
+            self._coming += 1
+        try:  # not under the lock: an allocator may run other Python, which may want a vector, too
             array = self._device.empty(self._size, self._dtype)
             self._live[next(self._numbers)] = self._device.owner(array)
             return array
+        finally:
+            with self._lock:
+                self._coming -= 1
 
     @property
     def held(self) -> int:
-        """Those that somebody holds."""
-        return len(self._live)
+        """Those that somebody holds or is about to."""
+        return len(self._live) + self._coming
 
     @property
     def damaged(self) -> list[int]:
@@ -281,17 +313,6 @@ class Arrays:
 def as_list(arrays: "Array | list[Array]") -> list[Array]:
     """An array alone is a list of one."""
     return arrays if isinstance(arrays, list) else [arrays]
-
-
-def gpu_of(array: Array) -> int | None:
-    """The index of the GPU that it is on; None for what is on none."""
-    if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack_device__"):
-        return None
-    try:
-        kind, index = array.__dlpack_device__()
-        return int(index) if kind == _CUDA else None
-    except Exception:  # the engine asks again, and says what is wrong
-        return None
 
 
 def device_of(what: str, parts: "Array | Sequence[Array]", names: Sequence[str]) -> Device:

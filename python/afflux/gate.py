@@ -49,8 +49,7 @@ class Gate:
 
     def enter(self, op: str) -> None:
         """Refuses calls that would hang or tear: from amid this thread's own, or in a child forked amid a push."""
-        if os.getpid() != self._pid:
-            self._adopt(op)
+        self.enter_process(op)
         if self.closed:
             raise StoreError(f"[{op}] this server is closed: Server.open({self.store!r}) goes on with it")
         making, adding = self._joins.book.round, self._joins.book.total
@@ -63,6 +62,11 @@ class Gate:
                 f"[{op}] called from within the rule's weigh or step, or by a signal handler, amid another call of "
                 "this thread"
             )
+
+    def enter_process(self, op: str) -> None:
+        """Refuses calls in a child forked amid a push, or of a server that is its parent's alone."""
+        if os.getpid() != self._pid:
+            self._adopt(op)
 
     def _adopt(self, op: str) -> None:
         """Makes a forked copy the child's own, if the fork found the server at rest."""

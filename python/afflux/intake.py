@@ -7,7 +7,7 @@ from typing import TypeGuard
 import numpy as np
 
 from afflux import ops
-from afflux._arrays import forbid_resizing, is_torch, on_gpu, on_host, with_names
+from afflux._arrays import forbid_resizing, gpu_of, is_torch, on_gpu, on_host, with_names
 from afflux._engine import Buffer
 from afflux.devices import HOST, Device, device_of
 from afflux.errors import AffluxError, UnavailableError
@@ -88,6 +88,8 @@ class Intake:
             raise type(error)(f"{what} cannot be read in place (copy=False): it {why}") from None
 
     def _lent(self, vector: ops.Array, dtype: str) -> Slot:
+        if gpu_of(vector) is not None and not self.device.owns(vector):
+            raise AffluxError("is of another library than params, whose work a round does not wait for")
         slot = Buffer.lent(vector, self.size, dtype, self.device.index)
         self.device.wait()  # a round on another stream than this thread's may read it
         return slot

@@ -154,10 +154,10 @@ class Keep(View):
             # Everything is made before anything is replaced.
             saved = checkpoint.load(state, self._facts(), self._joins)
             arrivals = self._rounds.loaded(saved)
+            memories = {name: self._device.moved(vector) for name, vector in saved.memories.items()}
             draft = self._versions.take()
             self._device.fill(draft.buffer, saved.params)
             now = Pulled(self._versions.finished(draft, saved.version), saved.version, saved.buffers)
-            memories = {name: self._device.moved(vector) for name, vector in saved.memories.items()}
             book = saved.book(now, arrivals)._replace(memories=memories)
             self._joins.load(book, saved.quarantined, saved.log)
         self._gate.wake()

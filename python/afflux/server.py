@@ -308,7 +308,8 @@ class Server(Keep):
             loss: its mean training loss, if known.
             buffers: the client's own values of the model's buffers, if it has some: a tree that holds them, or a flat
                 float64 vector. Rules of kind `model` find them in `vector` if that is a tree.
-            timeout: seconds to wait while all slots are taken; None: as long as it takes, 0: not at all. The rule's
+            timeout: seconds to wait while all slots are taken (with a store a push keeps its slot while it waits for
+                its row from the disk); None: as long as it takes, 0: not at all. The rule's
                 own code (weigh, step) is waited for in any case.
             copy: False lends the vector: the round reads it where it lies, and until then (`version` has reached
                 Receipt.step, or the buffer was discarded) it must not be changed, nor its memory resized, freed or

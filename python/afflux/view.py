@@ -1,9 +1,10 @@
 """What a server shows: params, versions, rows, counters. Nothing here changes it."""
 
+from dataclasses import replace
 from typing import Any, NoReturn, overload
 
 from afflux import ops
-from afflux.devices import Device
+from afflux.devices import HOST, Device
 from afflux.errors import AffluxError
 from afflux.gate import Gate
 from afflux.intake import Intake
@@ -138,8 +139,10 @@ class View:
         if not self._versions.inplace:
             self._versions.refuse_damage("pull")
             now = self._joins.book.current
+            if self._device.alone is not None:
+                self._gate.enter_process("pull")
             if out is None:
-                return now
+                return now if self._device is HOST else replace(now, params=self._device.alias(now.params))
             self._gate.check()
             return self._intake.copy_out(now, out)
         self._enter("pull")

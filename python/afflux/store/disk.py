@@ -11,6 +11,9 @@ from afflux.store.rows import CachedRows, Row, Rows, row_crc
 from afflux.store.segments import Segments
 from afflux.store.vectors import Fresh, Vectors
 
+#: So many places of rows are remembered between two rounds; it is a cache.
+_REMEMBERED = 4096
+
 
 class Table(NamedTuple):
     """Where the rows are that were changed since the last commit (the others: in SQLite). Not changed but replaced."""
@@ -58,7 +61,7 @@ class DiskRows(CachedRows):
         self._index = index
         self._table = table
         self._crcs: dict[ClientId, bytes] = {}  # of the changed ones
-        self._known: dict[ClientId, Place] = {}  # of those who have pushed since the last commit, as it has them
+        self._known: dict[ClientId, Place] = {}  # of those who have pushed since the last round, as the index has them
         if segments.slots < table.high:
             raise StoreError(f"[store] {segments.folder} is truncated: {table.high} slots are in use")
 
@@ -122,9 +125,11 @@ class DiskRows(CachedRows):
 
     def prefetch(self, client_id: ClientId) -> Place | None:
         """Has the system read a client's row, and does not wait for it: what is to be given to `fetch`."""
-        known = self._known  # the next commit has another one
+        known = self._known  # the next round has another one
         place = self._committed(client_id, "push")
         if place is not None:
+            if len(known) >= _REMEMBERED:  # pushes that complete no round: refused, or too old
+                known.clear()
             known[client_id] = place
             self._segments.prefetch(place.slot)
         return place
@@ -215,7 +220,7 @@ class DiskRows(CachedRows):
 
     def settle(self, table: Table) -> None:
         """Takes a table over."""
+        self._known = {}  # first: the index is right at any time, and a slot of before may be free in the new table
         self._table = table
-        self._known = {}
         if not table.changed:
             self._crcs = {}

@@ -21,6 +21,7 @@ Row = npt.NDArray[Any]
 #: A segment has about so many bytes, or a part of all that may come, so that few files have to be open.
 SEGMENT_BYTES, MOST_SEGMENTS, MOST_SLOTS = 64 << 20, 256, 4096
 _LINE, _PAGE, _HUGE_PAGE = 64, 4096, 2 << 20
+_PIECE = 512 << 10  #: bytes that the system is asked to read at once: of more it may read the beginning alone
 _LARGE, _HUGE = 65536, 8 << 20  #: bytes from which on a slot begins on a page, and on a huge one
 _DTYPES = ("float64", "float32", "float16", "uint16", "uint8")
 
@@ -178,7 +179,9 @@ class Segments:
         elif hasattr(os, "posix_fadvise"):
             path, offset = self._place(slot)
             with suppress(OSError), path.open("rb", buffering=0) as file:
-                os.posix_fadvise(file.fileno(), offset, self.slot_bytes, os.POSIX_FADV_WILLNEED)
+                for at in range(0, self.slot_bytes, _PIECE):
+                    size = min(_PIECE, self.slot_bytes - at)
+                    os.posix_fadvise(file.fileno(), offset + at, size, os.POSIX_FADV_WILLNEED)
 
     def present(self, slots: Iterable[int], *, write: bool = False) -> None:
         """Brings these slots' pages in, so that what would be a signal amid a sweep is an error here. To be written,
