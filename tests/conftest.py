@@ -9,7 +9,7 @@ import pytest
 
 from afflux import ops
 
-collect_ignore = ["emulated.py"]  # importing it, as the search for doctests does, puts another engine in place
+collect_ignore = ["emulated.py", "fake_cupy.py", "fake_torch.py", "gpu_servers.py"]
 ISAS = [b.name for b in ops.backends() if b.device == "cpu" and b.runs]
 THREADS = [1, 2, 3]
 #: Around every border of the order: lanes (32), blocks (2048), superblocks (65536), and none of them.

@@ -15,6 +15,7 @@ class ndarray:
     def __init__(self, host, base=None):
         self.host = host
         self.base = base
+        self.data = SimpleNamespace(ptr=host.ctypes.data)
         self.shape, self.dtype, self.size, self.nbytes = host.shape, host.dtype, host.size, host.nbytes
         self._exported = OnCuda(host, host.dtype.name) if host.dtype.kind in "fu" else None
 
