@@ -9,6 +9,7 @@ import pytest
 
 from afflux import ops
 
+#: Importing them, as the search for doctests does, puts another engine in place, or looks for one.
 collect_ignore = ["emulated.py", "fake_cupy.py", "fake_torch.py", "gpu_servers.py"]
 ISAS = [b.name for b in ops.backends() if b.device == "cpu" and b.runs]
 THREADS = [1, 2, 3]

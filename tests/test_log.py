@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afflux import AffluxError, Cut, Server, replay
-from afflux.devices import Host
 from afflux.rules import afa_cs, ca2fl, fadas, fedasync, fedavg, fedbuff, gsgm, wkafl, zenopp
 from conftest import bits
 
@@ -315,7 +314,7 @@ def test_a_load_that_runs_out_of_memory_changes_nothing(monkeypatch):
     def fails(*_):
         raise MemoryError
 
-    monkeypatch.setattr(Host, "moved", fails)
+    monkeypatch.setattr(type(server._device), "moved", fails)
     with pytest.raises(MemoryError):
         server.load_state_dict(full.state_dict())
     same(server.state_dict(), before)
