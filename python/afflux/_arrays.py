@@ -90,8 +90,10 @@ def on_host(vector: Array, *, copy: bool = False) -> npt.NDArray[Any]:
 
         own = vector.detach().to("cpu", copy=copy)
         return own.view(torch.int16).numpy().view(np.uint16) if own.dtype == torch.bfloat16 else own.numpy()
-    values: npt.NDArray[Any] = vector.get() if is_cupy(vector) else np.asarray(vector)
-    return values.copy() if copy and not is_cupy(vector) else values
+    if is_cupy(vector):
+        taken: npt.NDArray[Any] = vector.get()
+        return taken
+    return np.array(vector) if copy else np.asarray(vector)
 
 
 def forbid_resizing(tensor: "torch.Tensor") -> None:
