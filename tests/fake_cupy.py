@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+import fake_cuda
 from emulated import OnCuda
 
 
@@ -44,12 +45,19 @@ class ndarray:
     def astype(self, dtype, order="K", copy=True):
         return ndarray(self.host.astype(dtype, order=order)) if copy or self.dtype != dtype else self
 
-    def get(self):
-        return self.host.copy()
+    def get(self, out=None):
+        if out is None:
+            return self.host.copy()
+        assert (out.dtype, out.shape) == (self.dtype, self.shape)
+        out[...] = self.host
+        return out
 
-    def set(self, values):
+    def set(self, values, stream=None):
         assert values.dtype == self.dtype
-        self.host[...] = values
+        if stream is None:
+            self.host[...] = values
+        else:
+            stream.give(lambda: np.copyto(self.host, values))
 
     def copy(self):
         return _moved(self.host)
@@ -84,7 +92,13 @@ def asarray(array):
 STREAM = SimpleNamespace(ptr=0, synchronize=lambda: None)
 # zarr's plugin of pytest asks for the runtime, and shall find no device.
 RUNTIME = SimpleNamespace(getDeviceCount=lambda: 0, CUDARuntimeError=RuntimeError)
-cuda = SimpleNamespace(Device=lambda index: nullcontext(), get_current_stream=lambda: STREAM, runtime=RUNTIME)
+cuda = SimpleNamespace(
+    Device=lambda index: nullcontext(),
+    Stream=fake_cuda.Stream,
+    alloc_pinned_memory=bytearray,
+    get_current_stream=lambda: STREAM,
+    runtime=RUNTIME,
+)
 
 
 def install():

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
+import fake_cuda
 from emulated import OnCuda
 
 
@@ -29,6 +30,18 @@ class CudaTensor(torch.Tensor):
     def cpu(self):
         return self.to("cpu")
 
+    def new_empty(self, *shape, device=None, pin_memory=False, **options):
+        if device != "cpu":
+            return super().new_empty(*shape, **options)
+        assert pin_memory
+        return torch.empty(*shape, **options)
+
+    def copy_(self, values, non_blocking=False):
+        if not non_blocking:
+            return super().copy_(values)
+        fake_cuda.Stream.current.give(lambda: super(CudaTensor, self).copy_(values))
+        return self
+
 
 CudaTensor.__module__ = "torch"
 
@@ -41,3 +54,4 @@ def moved(array):
 def install():
     stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
     torch.cuda.current_stream = lambda device=None: stream
+    torch.cuda.Stream, torch.cuda.stream = fake_cuda.Stream, fake_cuda.stream

@@ -25,14 +25,20 @@ import pytest
 
 import afflux
 import afflux.server
+from afflux import UnavailableError
 from afflux._arrays import on_host
 from afflux.rules import RULES
 from device import libraries
 
 ARRAYS = os.environ["AFFLUX_ARRAYS"]
+ROWS_ON = os.environ.get("AFFLUX_ROWS_ON", "device")
 moved = libraries()[ARRAYS]
 #: What these tests look at, arrays of other libraries have not.
-OF_NUMPY = ("test_versions_nobody_holds_are_used_again", "test_a_version_outlives_its_server_and_stays_read_only")
+OF_NUMPY = (
+    "test_versions_nobody_holds_are_used_again",
+    "test_a_version_outlives_its_server_and_stays_read_only",
+    "test_a_version_that_cannot_be_committed_is_not_told",
+)
 
 
 class Shown(np.ndarray):
@@ -57,13 +63,35 @@ def on_gpu(tree):
 
 
 class GpuServer(afflux.Server):
-    def __init__(self, rule, params, *, store=None, check_versions=False, **options):
+    def __init__(self, rule, params, *, check_versions=False, **options):
         self._pushes = count()
-        here = store is not None or check_versions
         if ARRAYS == "cupy" and options.get("slot_dtype") == "bfloat16":
             pytest.skip("CuPy has no bfloat16")
-        options |= {"store": store, "check_versions": check_versions} if here else {}
-        super().__init__(rule, params if here else on_gpu(params), **options)
+        kept = isinstance(rule, afflux.Rule) and rule.calibrate.cached and not check_versions and "store" not in options
+        rows = {"rows_on": ROWS_ON} if kept else {}
+        super().__init__(
+            rule, params if check_versions else on_gpu(params), check_versions=check_versions, **rows, **options
+        )
+
+    @classmethod
+    def open(cls, path, rule=None, **options):
+        try:
+            return super().open(path, rule, like=moved(np.zeros(1)), **options)
+        except UnavailableError as error:
+            assert "check_versions" in str(error)
+            return super().open(path, rule, **options)
+
+    def checkpoint(self, notes=None, *, keep=()):
+        own = (replace(held, params=getattr(held.params, "held", held.params)) for held in keep)
+        return super().checkpoint(notes, keep=own)
+
+    @property
+    def kept(self):
+        return {version: replace(held, params=shown(held.params)) for version, held in self._kept.items()}
+
+    @kept.setter
+    def kept(self, versions):
+        self._kept = versions
 
     @property
     def elsewhere(self):

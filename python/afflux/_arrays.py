@@ -96,6 +96,14 @@ def on_host(vector: Array, *, copy: bool = False) -> npt.NDArray[Any]:
     return np.array(vector) if copy else np.asarray(vector)
 
 
+def bring(vector: Array, out: npt.NDArray[Any]) -> None:
+    """Writes torch's or CuPy's vector into the host's memory, of the same type; it is there when this returns."""
+    if is_torch(vector):
+        as_torch(out).copy_(vector.detach())
+    else:
+        vector.get(out=out)
+
+
 def forbid_resizing(tensor: "torch.Tensor") -> None:
     """From here on torch refuses to resize the memory of this vector on the CPU, as of all that NumPy has seen."""
     import torch

@@ -5,10 +5,10 @@ On a GPU every vector comes from that library's own allocator, and goes back to 
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -136,13 +136,27 @@ class Host(Device):
 HOST = Host()
 
 
+class Upload(NamedTuple):
+    """A vector that comes from the host, or is there already; `wait` returns when it may be used, by any stream."""
+
+    array: Any
+    done: Callable[[], bool] = lambda: True
+    wait: Callable[[], None] = lambda: None
+
+
 class Gpu(Device):
     """What is the same whichever library its arrays are of."""
+
+    #: By GPU, what uploads run on: beside the caller's work, one after the other. Never given back, so that memory which
+    #: was allocated for it is used again in its order alone.
+    _streams: ClassVar[dict[int, Any]]
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.name = self.alone = f"cuda:{index}"
         self._staging: dict[tuple[int, str], _engine.Pool] = {}
+        self._bounces: list[tuple[npt.NDArray[Any], Callable[[], bool]]] = []
+        self._lock = Lock()
 
     def pool(self, size: int, dtype: str, limit: int, checked: bool = False) -> "Arrays":
         return Arrays(self, size, dtype, limit)
@@ -161,6 +175,31 @@ class Gpu(Device):
         return vector
 
     @abstractmethod
+    def pinned(self, size: int, dtype: str) -> npt.NDArray[Any]:
+        """A new vector in memory of the host that the system does not move, so that the GPU can read and write it."""
+
+    @abstractmethod
+    def _sent(self, source: npt.NDArray[Any]) -> Upload:
+        """A new vector, allocated and written on the stream of uploads."""
+
+    def upload(self, values: npt.NDArray[Any], *, pinned: bool) -> Upload:
+        """A new vector that gets NumPy's values, which may be changed at once; if they are in pinned memory themselves,
+        only by somebody who uses the copy no more.
+        """
+        if pinned:
+            return self._sent(values)
+        with self._lock:  # memory is used again when what was sent from it has arrived
+            free = next((at for at, (_, done) in enumerate(self._bounces) if done()), None)
+            bounce = None if free is None else self._bounces.pop(free)[0]
+        if bounce is None or (bounce.size, bounce.dtype) != (values.size, values.dtype):
+            bounce = self.pinned(values.size, values.dtype.name)
+        np.copyto(bounce, values)
+        upload = self._sent(bounce)
+        with self._lock:
+            self._bounces.append((bounce, upload.done))
+        return upload
+
+    @abstractmethod
     def owner(self, array: Array) -> object:
         """What lives as long as the array's memory is held."""
 
@@ -177,6 +216,8 @@ class Gpu(Device):
 
 class Torch(Gpu):
     """Through tensors like one that is there: torch gives new ones the same device."""
+
+    _streams: ClassVar[dict[int, Any]] = {}
 
     def __init__(self, index: int, like: "torch.Tensor") -> None:
         super().__init__(index)
@@ -209,6 +250,23 @@ class Torch(Gpu):
         copy = self.empty(vector.numel(), str(vector.dtype).removeprefix("torch."))
         return self._written(copy.copy_(vector))
 
+    def pinned(self, size: int, dtype: str) -> npt.NDArray[Any]:
+        import torch
+
+        with torch.inference_mode(False):
+            room = self._like.new_empty(size, dtype=self._type(dtype), device="cpu", pin_memory=True)
+        values: npt.NDArray[Any] = room.numpy()
+        return values
+
+    def _sent(self, source: npt.NDArray[Any]) -> Upload:
+        import torch
+
+        stream = self._streams.get(self.index) or self._streams.setdefault(self.index, torch.cuda.Stream(self.index))
+        with torch.cuda.stream(stream), torch.inference_mode(False):
+            array = self.empty(source.size, source.dtype.name).copy_(as_torch(source), non_blocking=True)
+            event = stream.record_event()
+        return Upload(array, event.query, event.synchronize)
+
     def owns(self, array: Array) -> bool:
         return is_torch(array)
 
@@ -226,6 +284,8 @@ class Torch(Gpu):
 
 class CuPy(Gpu):
     """Through its module, with this device as the current one."""
+
+    _streams: ClassVar[dict[int, Any]] = {}
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
@@ -253,6 +313,22 @@ class CuPy(Gpu):
         with self._cupy.cuda.Device(self.index):
             return self._written(vector.copy())
 
+    def pinned(self, size: int, dtype: str) -> npt.NDArray[Any]:
+        with self._cupy.cuda.Device(self.index):
+            room = self._cupy.cuda.alloc_pinned_memory(max(1, size * np.dtype(dtype).itemsize))
+        return np.frombuffer(room, dtype, size)
+
+    def _sent(self, source: npt.NDArray[Any]) -> Upload:
+        with self._cupy.cuda.Device(self.index):
+            stream = self._streams.get(self.index)
+            if stream is None:
+                stream = self._streams.setdefault(self.index, self._cupy.cuda.Stream(non_blocking=True))
+            with stream:
+                array = self._cupy.empty(source.size, source.dtype)
+                array.set(source, stream)
+                event = stream.record()
+        return Upload(array, lambda: bool(event.done), event.synchronize)
+
     def owns(self, array: Array) -> bool:
         return is_cupy(array)
 
@@ -260,7 +336,7 @@ class CuPy(Gpu):
         return vector[:]
 
     def owner(self, array: Array) -> object:
-        return array  # its views hold it as their base
+        return array if array.base is None else array.base
 
     def wait(self) -> None:
         with self._cupy.cuda.Device(self.index):
@@ -303,6 +379,11 @@ class Arrays:
     def held(self) -> int:
         """Those that somebody holds or is about to."""
         return len(self._live) + self._coming
+
+    def has(self, array: Array) -> bool:
+        """Whether its memory is that of one of these."""
+        owner = self._device.owner(array)
+        return any(live is owner for live in self._live.values())
 
     @property
     def damaged(self) -> list[int]:

@@ -1,15 +1,37 @@
 """What a server is asked to be, against what its rule needs."""
 
 import sys
+from typing import Literal
 
 import numpy as np
 
 from afflux import codecs, ops
 from afflux.codecs import Codec
-from afflux.errors import AffluxError
+from afflux.devices import HOST, Device
+from afflux.errors import AffluxError, UnavailableError
+from afflux.intake import one_of
 from afflux.joins import Duplicates
 from afflux.rule import Rule
 from afflux.streaming import MemoryMode
+
+RowsOn = Literal["device", "host"]
+
+
+def refuse_places(rule: Rule, rows_on: RowsOn, device: Device, *, store: bool, check_versions: bool) -> None:
+    """Refuses what is not to be had where the params are."""
+    one_of("rows_on", rows_on, ("device", "host"))
+    if check_versions and device is not HOST:
+        raise UnavailableError(f"[Server] check_versions: params is on {device.name}, and this is for the CPU alone")
+    if rows_on == "host":
+        why = None
+        if device is HOST:
+            why = "params is on the CPU, and so are the rows"
+        elif store:
+            why = "the rows are in the store"
+        elif not rule.calibrate.cached:
+            why = f"{rule.name} caches no rows"
+        if why is not None:
+            raise AffluxError(f"[Server] rows_on is 'host', but {why}")
 
 
 def refuse_starts(rule: Rule, dtype: str) -> None:

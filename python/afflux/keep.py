@@ -4,13 +4,15 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from afflux import checkpoint
+from afflux.devices import HOST
 from afflux.errors import AffluxError, StoreError
 from afflux.receipts import Pulled
-from afflux.store.folder import Store
+from afflux.store.folder import Durability, Store
 from afflux.versions import Versions
 from afflux.view import View
 
@@ -18,37 +20,66 @@ from afflux.view import View
 class Keep(View):
     """The part of `Server` that saves and loads."""
 
+    num_threads: int
     _store: Store | None
     #: Older versions that the last checkpoint has kept, by number.
     kept: Mapping[int, Pulled]
 
+    def _make_store(
+        self, path: Path, durability: Durability, commit_every: int | None, options: Mapping[str, Any]
+    ) -> None:
+        """From now on the server, which is new, keeps its state there."""
+        new = Store.make(path, self.rule, self._facts(), options)
+        made = Store(new, durability, commit_every, self.num_threads, self._device)
+        try:
+            self._settle(made)
+        except BaseException:
+            made.close()
+            raise
+
     def _settle(self, store: Store) -> None:
         """Moves what is in memory into a store, or what is in a store into this server."""
-        book, checked = self._joins.book, self._versions.checked
-        self._versions = Versions(
-            self._slots.size, self._versions.max_versions, dtype=self._dtype, checked=checked, memory=store.params.more
-        )
-        draft = self._versions.take()
+        book, old, here = self._joins.book, self._versions, self._device is HOST
+        limits = (old.max_versions, old.checked) if here else (None, False)
+        placed = Versions(self._slots.size, limits[0], dtype=self._dtype, checked=limits[1], memory=store.params.more)
+        if here:
+            self._versions = placed
+        else:
+            store.copies = placed
         if store.committed is None:
-            draft.array[:] = book.current.params
-            params = self._versions.finished(draft, 0)
-            self._joins.load(book._replace(current=replace(book.current, params=params), rows=store.rows), [], [])
+            now = book.current
+            if here:
+                draft = placed.take()
+                draft.array[:] = now.params
+                now = replace(now, params=placed.finished(draft, 0))
+            self._joins.load(book._replace(current=now, rows=store.rows), [], [])
             store.checkpoint(self._joins)
         else:
             self._intake = replace(self._intake, layout=store.layout)
-            params = self._versions.finished(draft, store.version)
-            now = Pulled(params, store.version, store.buffers)
+            if not here:  # without what this server was made with
+                self._versions = Versions(self._slots.size, old.max_versions, dtype=self._dtype, device=self._device)
+            last = Pulled(placed.finished(placed.take(), store.version), store.version, store.buffers)
+            now = self._living(last)
             self._joins.load(book._replace(current=now, rows=store.rows), [], [])
             saved = store.checked(self._facts(), self._joins)
             arrivals = self._rounds.loaded(saved)
             kept = [
-                now if version == now.version else Pulled(self._versions.take().publish(version), version, buffers)
+                last if version == last.version else Pulled(placed.take().publish(version), version, buffers)
                 for version, buffers in store.kept.items()
             ]
-            self.kept = MappingProxyType({held.version: held for held in kept})
-            self._joins.load(store.adopt(saved.book(now, arrivals), kept), saved.quarantined, saved.log)
+            self.kept = MappingProxyType({held.version: now if held is last else self._living(held) for held in kept})
+            own = store.adopt(saved.book(now, arrivals), last.params, kept)
+            self._joins.load(own, saved.quarantined, saved.log)
         self._store = store
         self._rounds.settle(store, self._versions)
+
+    def _living(self, version: Pulled) -> Pulled:
+        """A version that lies in a store, where the server's vectors live."""
+        if self._device is HOST:
+            return version
+        draft = self._versions.take()
+        self._device.fill(draft.buffer, version.params)
+        return replace(version, params=draft.publish(version.version))
 
     def checkpoint(self, notes: object = None, *, keep: Iterable[Pulled] = ()) -> None:
         """Commits all that was decided, the arrivals that wait included: they are safe when it returns.
@@ -64,6 +95,9 @@ class Keep(View):
         """
         with self._stored("checkpoint") as store:
             kept = {held.version: held for held in keep}
+            for version, held in kept.items():
+                if not (self._device is HOST or self._versions.has(held.params)):
+                    raise AffluxError(f"[checkpoint] keep: version {version} is not one that this server handed out")
             store.checkpoint(self._joins, json.dumps(notes), list(kept.values()))
             self.kept = MappingProxyType(kept)
 

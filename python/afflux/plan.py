@@ -2,12 +2,12 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from afflux._engine import SUPERBLOCK
 from afflux.errors import AffluxError
-from afflux.fitting import clients_of, codec_of, slots_of
+from afflux.fitting import RowsOn, clients_of, codec_of, slots_of
 from afflux.intake import at_least, one_of
 from afflux.rule import Rule
 from afflux.store.segments import Shape
@@ -31,14 +31,20 @@ class Plan:
     quarantined, and Python's own objects, some 100 bytes for each client.
     """
 
-    memory: dict[str, Part]  #: between two rounds: `Server.state_bytes`
+    memory: dict[str, Part]  #: between two rounds: `Server.state_bytes`; of a server on a GPU, there
     working: dict[str, Part]  #: more, amid a round and while others push
     disk: dict[str, Part]  #: in a store, allocated
+    host: dict[str, Part] = field(default_factory=dict)  #: of a server on a GPU, pinned
 
     @property
     def memory_bytes(self) -> int:
         """The most that is in memory at once."""
         return sum(part.size for part in (*self.memory.values(), *self.working.values()))
+
+    @property
+    def host_bytes(self) -> int:
+        """The most that is pinned on the host at once, if one thread pushes."""
+        return sum(part.size for part in self.host.values())
 
     @property
     def disk_bytes(self) -> int:
@@ -59,8 +65,11 @@ def plan(
     max_versions: int | None = None,
     store: bool = False,
     commit_every: int | None = 1,
+    gpu: bool = False,
+    rows_on: RowsOn = "device",
 ) -> Plan:
-    """What `Server(rule, params, ...)` with these arguments will take; `store`: whether it has one.
+    """What `Server(rule, params, ...)` with these arguments will take; `store`: whether it has one; `gpu`: whether params
+    are on one.
 
     Without `max_versions` no versions are counted that clients hold, beside the newest and the one being made. In a
     store, params, rows and the rule's vectors lie in files, which are in memory as long as the system has room.
@@ -98,21 +107,36 @@ def plan(
     if not inplace:
         versions = (max_versions or 2) - 1
         working["next params"] = Part(versions * size, f"the version being made, at most {versions} (max_versions)")
+    host = dict[str, Part]()
     if codec is not None:
         rest["sum"] = Part(8 * d, "of the rows, d float64")
         each = codec.row_bytes(d)
-        rest["rows"] = Part(clients * each, f"N = {clients:,} clients, {in_bytes(each)} each as {codec.name}")
+        rows = Part(clients * each, f"N = {clients:,} clients, {in_bytes(each)} each as {codec.name}")
+        if gpu and (store or rows_on == "host"):
+            working["staged rows"] = Part(most * each, f"of those who push or wait, at most {most} (max_slots)")
+            host["uploads" if store else "rows"] = Part(each, "for each push at once") if store else rows
+        elif not store:
+            rest["rows"] = rows
     rest |= {name: Part(size, f"of the rule, d {dtype}") for name in rule.memories}
+    whole = {"params": rest.pop("params"), **buffer, **rest}
     if not store:
-        return Plan({"params": rest.pop("params"), **buffer, **rest}, working, {})
-    working.pop("next params", None)
+        return Plan(whole, working, {}, host)
     shapes = shapes_of(rule, d, num_clients=clients, dtype=dtype, slot_dtype=slot_dtype, memory=memory)
+    if gpu:
+        return Plan(whole, working, _disk(rule, d, shapes, clients, 2, commit_every, "a checkpoint keeps"), host)
+    working.pop("next params", None)
     versions = max_versions or (2 if commit_every == 1 else 3)
     return Plan(buffer, working, _disk(rule, d, shapes, clients, versions, commit_every))
 
 
 def _disk(
-    rule: Rule, d: int, shapes: Mapping[str, Shape], clients: int, versions: int, commit_every: int | None
+    rule: Rule,
+    d: int,
+    shapes: Mapping[str, Shape],
+    clients: int,
+    versions: int,
+    commit_every: int | None,
+    holder: str = "a client holds",
 ) -> dict[str, Part]:
     """Each array has as many segments as its slots need."""
     spare = clients if commit_every is None else min(clients, rule.buffer_size * commit_every)
@@ -120,7 +144,7 @@ def _disk(
     if "total" in shapes:
         slots["arrivals"] = 0
     what = {
-        "params": f"{versions} versions, and one for each older one that a client holds",
+        "params": f"{versions} versions, and one for each older one that {holder}",
         "rows": f"N = {clients:,} clients, and {spare:,} spare",
         "arrivals": "at most, by checkpoints amid a buffer",
     }
@@ -153,7 +177,8 @@ def fitted(
             f"[Server] memory_budget is {in_bytes(budget)}, but {in_bytes(found.memory_bytes)} may be needed: {parts}"
         )
     if max_slots is None:
-        slot = max(1, _BYTES[more["slot_dtype"]] * d)
+        larger = plan(rule, d, max_slots=least + 1, max_versions=max_versions, **more)
+        slot = max(1, larger.memory_bytes - found.memory_bytes)
         max_slots = min(slots_of(rule, None, more["memory"]), least + room // slot)
         room -= (max_slots - least) * slot
     if max_versions is None and "next params" in found.working:

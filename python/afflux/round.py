@@ -18,6 +18,7 @@ from afflux.lent import first_nonfinite
 from afflux.receipts import Pulled, Report, frozen, sealed
 from afflux.rule import Arrivals, ClientId, Float64, Kind, Rule, Scalars, Weights
 from afflux.slots import Slot
+from afflux.staging import Stage
 from afflux.store import CachedRows, Rows
 from afflux.streaming import Term, Work, combine
 from afflux.versions import Draft, Vector
@@ -41,6 +42,7 @@ class Waiting(NamedTuple):
     extremes: tuple[float, float]  #: the vector's least and largest element; NaN if nobody has looked
     join: int
     staleness: int
+    stage: Stage | None = None  #: of its client's row, if that is kept elsewhere than where rounds are made
 
 
 class Before(NamedTuple):
@@ -91,7 +93,7 @@ class Round(Work):
     done: list[bool] = field(default_factory=list)  #: not empty once the sweep has been made
     terms: list[Term] = field(default_factory=list)  #: that are to be added before the sweep
     unseen: Unseen | None = None  #: vectors that nobody has looked at
-    saved: bool = True  #: whether a store has taken note of it, if there is one
+    saved: bool = True  #: whether its rows are where they are kept, and a store has taken note of it, if there is one
     checksums: list[ops.Checksums] | None = None  #: of what the sweep has written, for a store
 
     @property

@@ -5,7 +5,7 @@ from contextlib import suppress
 import numpy as np
 
 from afflux.checkpoint import Saved
-from afflux.devices import Device
+from afflux.devices import HOST, Device
 from afflux.errors import AffluxError, StoreError
 from afflux.gate import Gate
 from afflux.joins import Joins
@@ -13,6 +13,7 @@ from afflux.receipts import Pulled, Receipt, Report
 from afflux.round import Pushed, Round, Waiting, prepare
 from afflux.rule import Rule
 from afflux.slots import Slot, Slots
+from afflux.staging import Stage
 from afflux.store.folder import Store
 from afflux.streaming import MOST_SQUARES, Streaming, Term, Total
 from afflux.versions import Versions
@@ -21,10 +22,11 @@ from afflux.versions import Versions
 class Ticket:
     """What a push has to account for, however it ends."""
 
-    __slots__ = ("decided", "slot")
+    __slots__ = ("decided", "slot", "stage")
 
     def __init__(self) -> None:
         self.slot: Slot | None = None
+        self.stage: Stage | None = None  # of the client's row
         self.decided = False
 
 
@@ -68,7 +70,7 @@ class Rounds:
             more += self.make_overdue()
             status, staleness = joins.status(client_id, version, bad)
         join = joins.book.number
-        arrival = Waiting(*pushed, join, staleness)
+        arrival = Waiting(*pushed, join, staleness, ticket.stage)
         if self._streaming is not None and status == "joined":
             total = joins.book.total or self._streaming.total()
             term = self._streaming.term(total, joins.book.filled, _facts(arrival), ticket.slot)
@@ -161,18 +163,25 @@ class Rounds:
             store.check()
         before = self._joins.before(len(waiting), (lambda memories: memories) if store is None else store.outs)
         sealed = prepare(self._rule, before, waiting, draft, self._num_threads)
-        sealed.saved = store is None
-        sealed.checksums = None if store is None else []
+        sealed.saved = store is None and not sealed.rows.staged
+        sealed.checksums = None if store is None or self._device is not HOST else []
         return sealed
 
     def _make(self, work: Round | Total) -> None:
-        store = self._store
-        if store is None or isinstance(work, Total):
+        if isinstance(work, Total) or work.saved:
             return work.make(self._num_threads)
+        store, rows = self._store, self._joins.book.rows
         if not work.done:
-            store.before(work)
+            if rows is not None:
+                rows.sweeping(work.rows)
+            if store is not None:
+                store.before(work)
         work.make(self._num_threads)
-        return store.save(work, self._joins)
+        if rows is not None:
+            rows.collect(work.rows)
+        if store is not None:
+            return store.save(work, self._joins)
+        work.saved = True
 
     def _commit(self, sealed: Round) -> None:
         """Makes the next version the newest one."""

@@ -10,9 +10,9 @@ from typing import Literal
 import numpy as np
 
 from afflux import ops
-from afflux.devices import HOST
-from afflux.errors import AffluxError, UnavailableError
-from afflux.fitting import clients_of, codec_of, refuse_starts, slots_of
+from afflux.devices import HOST, device_of
+from afflux.errors import AffluxError
+from afflux.fitting import RowsOn, clients_of, codec_of, refuse_places, refuse_starts, slots_of
 from afflux.intake import NUMBERS, Intake, at_least, is_int, one_of, plain_id
 from afflux.joins import Book, Duplicates, Joins
 from afflux.keep import Keep
@@ -67,13 +67,16 @@ class Server(Keep):
             free again. For rules whose weights are known on arrival (see below); max_slots is then at least 1, by
             default 1 + the number of CPUs, and duplicates are not "latest".
         store: a new folder, which holds all of the server's state from now on; `open` goes on with it. Not with
-            inplace, nor on a GPU. See docs/store.md.
+            inplace. See docs/store.md.
         durability: of what is committed there. "process": it survives the end of this process, however that comes
             about; "power": also that of the machine.
         commit_every: versions that this divides are committed; None: only `checkpoint` and `close` commit.
         seed: of the random bits that quantized rows are made with, at least 0, in 64 bits.
         memory_budget: bytes; what `afflux.plan` counts never exceeds them: max_slots and max_versions, where they are
-            not given, are chosen so. Refused if that cannot be. The log and what is quarantined are not counted.
+            not given, are chosen so. Refused if that cannot be. The log and what is quarantined are not counted; on a
+            GPU nor is what lies on the host.
+        rows_on: of a server on a GPU without a store, where the cached rows are kept: "device", or "host": in pinned
+            memory there, from which the row of a client that pushes comes to the GPU.
 
     Memory, in bytes, with p and s the sizes of an element of params and of a slot (4 by default):
 
@@ -136,6 +139,7 @@ class Server(Keep):
         commit_every: int | None = 1,
         seed: int = 0,
         memory_budget: int | None = None,
+        rows_on: RowsOn = "device",
     ) -> None:
         if not isinstance(rule, Rule):
             raise AffluxError(f"[Server] rule is {rule!r}, must be a Rule such as afflux.rules.fedbuff()")
@@ -162,9 +166,7 @@ class Server(Keep):
         self._intake = Intake.of(params, rule.kind, push_threads)
         self._device = self._intake.device
         size = self._intake.size
-        if self._device is not HOST and (store is not None or check_versions):
-            what = "check_versions" if check_versions else "store"
-            raise UnavailableError(f"[Server] {what}: params is on {self._device.name}, and this is for the CPU alone")
+        refuse_places(rule, rows_on, self._device, store=store is not None, check_versions=check_versions)
         if memory_budget is not None:
             max_slots, max_versions = fitted(
                 memory_budget,
@@ -178,6 +180,8 @@ class Server(Keep):
                 memory=memory,
                 inplace=inplace,
                 store=store is not None and promises_space(Path(store)),
+                gpu=self._device is not HOST,
+                rows_on=rows_on,
             )
         self._versions = Versions(
             size, max_versions, dtype=dtype, checked=check_versions, inplace=inplace, device=self._device
@@ -187,7 +191,8 @@ class Server(Keep):
         rows, codec = None, codec_of(rule, slot_dtype)
         if codec is not None or rule.needs.passes:
             num_clients = clients_of(rule, num_clients, duplicates)
-            rows = None if codec is None else MemoryRows(size, num_clients, codec, seed, self._device)
+            apart = rows_on == "host"
+            rows = None if codec is None else MemoryRows(size, num_clients, codec, seed, self._device, apart=apart)
 
         draft = self._versions.take()
         parts = self._intake.parts("[Server] params", params)
@@ -226,13 +231,7 @@ class Server(Keep):
             }
             if inplace:
                 raise AffluxError("[Server] inplace: a store keeps the last version while the next one is written")
-            new = Store.make(Path(store), rule, self._facts(), options)
-            made = Store(new, durability, commit_every, self.num_threads)
-            try:
-                self._settle(made)
-            except BaseException:
-                made.close()
-                raise
+            self._make_store(Path(store), durability, commit_every, options)
 
     @classmethod
     def open(
@@ -244,6 +243,7 @@ class Server(Keep):
         push_threads: int = 1,
         durability: Durability = "process",
         commit_every: int | None = 1,
+        like: "ops.Array | None" = None,
     ) -> "Server":
         """A server that goes on from the last commit of a store, with the same bits.
 
@@ -255,8 +255,11 @@ class Server(Keep):
             push_threads: likewise.
             durability: likewise.
             commit_every: likewise. All else is as it was.
+            like: an array of torch or CuPy on the GPU where the server shall live; None: on the CPU. Wherever it was
+                before, the bits that follow are the same.
 
         Raises:
+            UnavailableError: `like` is on a GPU that is not served, or the server was made with check_versions.
             StoreError: no store, another rule or none where one must be given, another process has it, or it is
                 damaged; it stays as it is.
 
@@ -273,11 +276,12 @@ class Server(Keep):
         """
         one_of("durability", durability, ("process", "power"))
         at_least("commit_every", commit_every, 1)
-        store = Store(Path(path), durability, commit_every, ops.threads(num_threads))
+        device = HOST if like is None else device_of("[open] like", like, ["like"])
+        store = Store(Path(path), durability, commit_every, ops.threads(num_threads), device)
         try:
             rule = store.going_on(rule)
             settings = {name: store.facts[name] for name in ("num_clients", "dtype", "slot_dtype")} | store.options
-            zeros = np.zeros(store.facts["d"], store.facts["dtype"])
+            zeros = device.full(store.facts["d"], 0.0, store.facts["dtype"])
             server = cls(rule, zeros, num_threads=num_threads, push_threads=push_threads, **settings)
             server._settle(store)
         except BaseException:
@@ -346,7 +350,8 @@ class Server(Keep):
             what = f"[push] client {client_id!r}'s"
             parts = self._intake.pushed(f"{what} vector", vector)
             own = self._intake.buffers(what, vector, buffers)
-            fetch = None if self._store is None else self._store.prefetch(client_id)
+            rows = self._joins.book.rows
+            fetch = None if rows is None else rows.prefetch(client_id)
             bad, norm, extremes = None, nan, (nan, nan)
             if copy:
                 ticket.slot = self._gate.take_slot(timeout)
@@ -356,7 +361,7 @@ class Server(Keep):
             else:
                 raise AffluxError(f"{what} vector cannot be read in place (copy=False): {self._joins.copies}")
             if fetch is not None:  # the disk was read while the vector was copied
-                fetch()
+                ticket.stage = fetch()
             with self._gate.mutex:
                 pushed = (client_id, version, int(num_examples), float(loss), norm, ticket.slot, own, extremes)
                 return self._rounds.join(pushed, bad, ticket)
@@ -367,7 +372,7 @@ class Server(Keep):
             raise
         finally:
             # A traceback that somebody keeps must not keep the slot.
-            pushed = ticket.slot = None
+            pushed = ticket.slot = ticket.stage = None
             self._gate.wake()
 
     def _copied(

@@ -91,6 +91,10 @@ class Versions:
         """Versions that somebody still holds."""
         return int(self._pool.held)
 
+    def has(self, params: Vector) -> bool:
+        """Whether it is one of these, on a GPU."""
+        return bool(self._pool.has(params))
+
     @property
     def allocated(self) -> int:
         """Buffers that exist, held or free."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from afflux._arrays import on_host
 from afflux.checkpoint import waiting_entry
 from afflux.round import Waiting
 from afflux.store.index import Kept, Place
@@ -31,7 +32,7 @@ class Arrivals:
                 slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
                 taken.add(slot)
                 self._segments.reserve(slot + 1)
-                vector = np.asarray(w.slot)
+                vector = on_host(w.slot)
                 self._segments.put(slot, vector)
                 new[w.join] = Place(slot, crc(vector, self._num_threads))
             facts = [*waiting_entry(w), w.loss, w.norm, *w.extremes]

@@ -1,11 +1,13 @@
 """Per-client rows on disk, and their sum: the interface of `MemoryRows`, at any number of clients."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from afflux.codecs import Codec
+from afflux.devices import HOST, Device, Gpu
 from afflux.errors import StoreError
 from afflux.rule import ClientId
+from afflux.staging import Stage, Stages
 from afflux.store.index import Index, Place
 from afflux.store.rows import CachedRows, Row, Rows, row_crc
 from afflux.store.segments import Segments
@@ -21,7 +23,7 @@ class Table(NamedTuple):
     clients: int  #: those that have a row
     high: int  #: slots from here on were never used
     free: tuple[int, ...]  #: those below `high` that hold nothing
-    sum: Row
+    sum: Row  #: on a GPU the one there, which is changed in place
     changed: dict[ClientId, tuple[int, int]]  #: since the last commit: rank among the clients, slot
     retired: tuple[int, ...] = ()  #: slots that the last commit refers to, and the present does not
 
@@ -54,8 +56,10 @@ class DiskRows(CachedRows):
         num_clients: int,
         codec: Codec,
         seed: int,
+        device: Device,
     ) -> None:
-        super().__init__(size, num_clients, codec, seed)
+        stages = Stages(device, pinned=False) if isinstance(device, Gpu) else None
+        super().__init__(size, num_clients, codec, seed, device, stages)
         self._segments = segments
         self._vectors = vectors
         self._index = index
@@ -103,6 +107,9 @@ class DiskRows(CachedRows):
 
     def _encoded(self, client_id: ClientId) -> Row | None:
         self.fetch(client_id, self._committed(client_id, "row"), "row")
+        return self._lying(client_id)
+
+    def _lying(self, client_id: ClientId) -> Row | None:
         slot = self._slot(client_id)
         if slot is None:
             return None
@@ -123,7 +130,16 @@ class DiskRows(CachedRows):
             raise StoreError(f"[{op}] client {client_id!r}'s row is in a segment that is missing or truncated")
         return place
 
-    def prefetch(self, client_id: ClientId) -> Place | None:
+    def prefetch(self, client_id: ClientId) -> Callable[[], Stage | None]:
+        place = self._asked(client_id)
+
+        def fetched() -> Stage | None:
+            self.fetch(client_id, place)
+            return None if self.stages is None else self.stages.begin(client_id, self._lying)
+
+        return fetched
+
+    def _asked(self, client_id: ClientId) -> Place | None:
         """Has the system read a client's row, and does not wait for it: what is to be given to `fetch`."""
         known = self._known  # the next round has another one
         place = self._committed(client_id, "push")
@@ -179,7 +195,7 @@ class DiskRows(CachedRows):
                 changed[client_id] = changed.get(client_id, (-1,))[0], spare
             new[client_id] = segments.blank(spare)
         segments.check(slot for slot in slots.values() if slot is not None)
-        total = self._vectors.out("sum", table.sum) if new else table.sum
+        total = self._vectors.out("sum", table.sum) if new and self.device is HOST else table.sum
         new.clients = count
         new.sum_out = None if total is table.sum else total
         new.slots = {client_id: changed[client_id][1] for client_id in new}
@@ -196,7 +212,8 @@ class DiskRows(CachedRows):
         self._segments.check(rows.slots.values())
         for client_id, row in rows.items():
             self._segments.put(rows.slots[client_id], row)
-            self._crcs[client_id] = known[row.ctypes.data]
+            crc = known.get(row.ctypes.data)
+            self._crcs[client_id] = row_crc(row, self.codec) if crc is None else crc
 
     def changes(self, table: Table) -> dict[ClientId, Place]:
         """What a commit of this table has to write."""
@@ -213,8 +230,7 @@ class DiskRows(CachedRows):
         """Returns when the changed rows are on the disk itself."""
         self._segments.flush(slot for _, slot in table.changed.values())
 
-    def commit(self, rows: Rows) -> None:
-        """Makes the staged rows count."""
+    def _count(self, rows: Rows) -> None:
         assert isinstance(rows, Staged)
         self.settle(rows.table)
 

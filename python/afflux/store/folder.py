@@ -11,16 +11,18 @@ A crash at any moment leaves the last transaction, and everything that it refers
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from afflux import checkpoint
+from afflux._arrays import bring, on_gpu
 from afflux._engine import ORDER_VERSION
 from afflux.checkpoint import Saved
 from afflux.codecs import Codec, named
+from afflux.devices import HOST, Device
 from afflux.errors import AffluxError, StoreError, UnavailableError
 from afflux.fitting import codec_of
 from afflux.joins import Book, Joins, after
@@ -28,7 +30,7 @@ from afflux.layout import Layout
 from afflux.receipts import Pulled, frozen
 from afflux.recipe import recipe_of, rule_of
 from afflux.round import Memories, Round
-from afflux.rule import ClientId, Float64, Rule
+from afflux.rule import Float64, Rule
 from afflux.store.arrivals import Arrivals
 from afflux.store.disk import DiskRows, Staged, Table
 from afflux.store.index import INDEX, Change, Committed, Index, Place
@@ -38,7 +40,7 @@ from afflux.store.segments import Row, Segments, make_arrays, sync
 from afflux.store.shapes import shapes_of
 from afflux.store.state import Lists, state_of
 from afflux.store.vectors import NOTHING, Fresh, Vectors, crc, fresh, verified
-from afflux.versions import Versions
+from afflux.versions import Draft, Vector, Versions
 
 Durability = Literal["process", "power"]
 
@@ -46,8 +48,11 @@ Durability = Literal["process", "power"]
 class Store:
     """One folder, held by one process until `close`."""
 
-    def __init__(self, path: Path, durability: Durability, commit_every: int | None, num_threads: int) -> None:
-        """Opens what `make` has made.
+    def __init__(
+        self, path: Path, durability: Durability, commit_every: int | None, num_threads: int, device: Device = HOST
+    ) -> None:
+        """Opens what `make` has made, for a server whose vectors live on `device`: in the store itself if that is the
+        host; else what is committed of them is copied.
 
         Raises:
             StoreError: another process has it, or it is damaged or of another format.
@@ -58,6 +63,7 @@ class Store:
         self.commit_every = commit_every
         self._power = durability == "power"
         self._num_threads = num_threads
+        self._device = device
         with ExitStack() as undo:
             self._lock = Lock(path)
             undo.callback(self._lock.release)
@@ -94,6 +100,8 @@ class Store:
         self._arrivals = Arrivals(arrays["arrivals"], self.committed.arrivals if self.committed else [], num_threads)
         self._largest_row: float = 0.0 if self.committed is None else self.committed.meta["largest_row"]
         self._pinned: list[Row] = []  # the committed version of params, and those that are kept: not to be written over
+        self.copies: Versions | None = None  #: in the slots of params, of versions that live on a GPU
+        self._spare: Draft | None = None  # for the next one of these
         self.held: Sequence[Pulled] = []  #: the older versions that the last checkpoint has kept
         self._lists = Lists()
         self.notes = None if self.committed is None else self.committed.notes
@@ -146,12 +154,18 @@ class Store:
             self._arrays["rows"],
             self._vectors,
             self._index,
-            Table(count, high, tuple(free), self._vectors.now("sum"), {}),
+            Table(count, high, tuple(free), self._living("sum"), {}),
             size=self.facts["d"],
             num_clients=self.facts["num_clients"],
             codec=codec,
             seed=self.options["seed"],
+            device=self._device,
         )
+
+    def _living(self, name: str) -> Vector:
+        """A vector of the last commit, where the server's vectors live."""
+        now = self._vectors.now(name)
+        return now if self._device is HOST else self._device.moved(now)
 
     @property
     def version(self) -> int:
@@ -196,14 +210,11 @@ class Store:
         self._new_recipe = recipe_of(rule)
         return rule
 
-    def prefetch(self, client_id: ClientId) -> Callable[[], None]:
-        """Begins to bring in what a push of this client will need; what is returned waits for it, and checks it."""
-        if self.rows is None:
-            return lambda: None
-        return partial(self.rows.fetch, client_id, self.rows.prefetch(client_id))
-
     def outs(self, memories: Memories) -> Memories:
-        """Where a sweep may write the successors of these memories."""
+        """Where a sweep may write the successors of these memories: on a GPU in their place, which is no slot."""
+        if self.copies is not None:
+            self._spare = self._spare or self.copies.take()  # a full disk shows before the round is decided
+            return memories
         return {name: self._vectors.out(f"memory.{name}", vector) for name, vector in memories.items()}
 
     def durable(self, version: int) -> int | None:
@@ -239,7 +250,7 @@ class Store:
             self._largest_row = max([self._largest_row, *norms])
         version, book = sealed.report.version, joins.book.sealed
         if book is not None and self.commit_every is not None and version % self.commit_every == 0:
-            current = Pulled(np.asarray(sealed.draft.buffer), version, sealed.buffers)
+            current = Pulled(sealed.draft.array, version, sealed.buffers)
             table = self._commit(after(book, current, sealed), None if staged is None else staged.table, joins, known)
             if staged is not None and table is not None:
                 staged.table = table
@@ -251,18 +262,27 @@ class Store:
         `notes` and `keep`, older versions, stay until the next checkpoint.
         """
         for held in keep:
-            if not self.params.has(held.params):
+            if self.copies is None and not self.params.has(held.params):
                 raise AffluxError(f"[checkpoint] keep: version {held.version} is not one that this server handed out")
         table = None if self.rows is None else self.rows.table
         self._begun = self._index.commits, (self.notes, self._kept, self.held), table
         try:
-            self.notes, self.held = notes, keep
+            self.notes, self.held = notes, [self._placed(held) for held in keep]
             self._kept = {
-                held.version: Place(self.params.put(held.params), crc(held.params, self._num_threads)) for held in keep
+                held.version: Place(self.params.put(held.params), crc(held.params, self._num_threads))
+                for held in self.held
             }
             self._commit(joins.book, table, joins)
         finally:
             self._conclude()
+
+    def _placed(self, version: Pulled) -> Pulled:
+        """A version whose params lie in a slot: itself, or a copy of one that lives on a GPU."""
+        if self.copies is None or not on_gpu(version.params):
+            return version
+        draft, self._spare = self._spare or self.copies.take(), None
+        bring(version.params, draft.array)
+        return replace(version, params=self.copies.finished(draft, version.version))
 
     def _conclude(self) -> None:
         """Ends a checkpoint: an interrupt may have come after its transaction, and then it counts. May be repeated."""
@@ -279,12 +299,13 @@ class Store:
 
     def _commit(self, book: Book, table: Table | None, joins: Joins, known: Fresh = NOTHING) -> Table | None:
         """The transaction, and the table after it."""
-        now = book.current
+        now = self._placed(book.current)
         own = {f"memory.{name}": vector for name, vector in book.memories.items()}
         if table is not None:
             own["sum"] = table.sum
         if book.total is not None:
-            own["total"] = np.asarray(book.total.vectors[0])
+            total = book.total.vectors[0]
+            own["total"] = total if on_gpu(total) else np.asarray(total)
         vectors = {name: self._vectors.put(name, vector, known) for name, vector in own.items()}
         params = Place(self.params.put(now.params), crc(now.params, self._num_threads, known))
         kept = {f"params:{version}": place for version, place in self._kept.items()}
@@ -339,10 +360,12 @@ class Store:
         vectors["params"] = self._arrays["params"].array(last.vectors["params"].slot)
         return state_of(self.facts, last, vectors, self._arrivals.stacked(last.arrivals), log=self.options["log"])
 
-    def adopt(self, book: Book, kept: Sequence[Pulled]) -> Book:
-        """The book of a server that goes on from the last commit, whose vectors lie where they are on disk."""
-        memories = {name: self._vectors.now(f"memory.{name}") for name in book.memories}
-        self._pinned = [book.current.params]
+    def adopt(self, book: Book, params: Row, kept: Sequence[Pulled]) -> Book:
+        """The book of a server that goes on from the last commit; `params` and those of `kept` lie where they are on
+        disk.
+        """
+        memories = {name: self._living(f"memory.{name}") for name in book.memories}
+        self._pinned = [params]
         self.held = kept
         return book._replace(memories=memories, rows=self.rows)
 
@@ -358,7 +381,8 @@ class Store:
     def close(self, versions: Versions | None = None) -> None:
         """Lets go of the folder. Versions that somebody holds stay as they are."""
         if versions is not None:
-            self._pinned, self.held = [], []
+            versions = self.copies or versions
+            self._pinned, self.held, self._spare = [], [], None
             self.params.detach(versions.free)
         self._index.close()
         self._lock.release()

@@ -7,19 +7,29 @@ import numpy as np
 from afflux import codecs
 from afflux._arrays import on_host
 from afflux.codecs import Codec
-from afflux.devices import HOST, Device
+from afflux.devices import HOST, Device, Gpu
 from afflux.errors import AffluxError
 from afflux.rule import ClientId
+from afflux.staging import Stages
 from afflux.store.rows import CachedRows, Row, Rows, decoded
 
 
 class MemoryRows(CachedRows):
-    """Rows in memory, one per client seen: that of the host, or a GPU's."""
+    """Rows in memory, one per client seen: the device's, or, `apart` from a GPU, pinned memory of the host."""
 
     def __init__(
-        self, size: int, num_clients: int, codec: Codec = codecs.float32, seed: int = 0, device: Device = HOST
+        self,
+        size: int,
+        num_clients: int,
+        codec: Codec = codecs.float32,
+        seed: int = 0,
+        device: Device = HOST,
+        *,
+        apart: bool = False,
     ) -> None:
-        super().__init__(size, num_clients, codec, seed, device)
+        stages = Stages(device, pinned=True) if apart and isinstance(device, Gpu) else None
+        super().__init__(size, num_clients, codec, seed, device, stages)
+        self._home = device if stages is None else HOST
         self._sum = device.full(size, 0.0, "float64")
         self.arrays: dict[ClientId, Row] = {}
 
@@ -38,8 +48,7 @@ class MemoryRows(CachedRows):
         """All rows, encoded, in the order of `client_ids`."""
         return self.arrays.values()
 
-    def commit(self, rows: Rows) -> None:
-        """Makes the staged rows count."""
+    def _count(self, rows: Rows) -> None:
         self.arrays.update(rows)
 
     def loaded(self, rows: Mapping[ClientId, Row], total: Row) -> "MemoryRows":
@@ -48,13 +57,15 @@ class MemoryRows(CachedRows):
         Raises:
             AffluxError: a damaged row.
         """
-        other = MemoryRows(self.size, self.num_clients, self.codec, self.seed, self.device)
+        apart = self.stages is not None
+        other = MemoryRows(self.size, self.num_clients, self.codec, self.seed, self.device, apart=apart)
         self.device.fill(other._sum, total)
         for client_id, row in rows.items():
-            copy = other.arrays[client_id] = self.device.moved(row)
+            copy = other.arrays[client_id] = other._empty()
+            self._home.fill(copy, row)
             if self.codec.exact:
                 continue
-            if not np.isfinite(on_host(decoded(copy, self.size, self.codec, self.device))).all():
+            if not np.isfinite(on_host(decoded(copy, self.size, self.codec, self._home))).all():
                 raise AffluxError(f"[load_state_dict] the row of client {client_id!r} has values that are not finite")
         return other
 
@@ -78,4 +89,5 @@ class MemoryRows(CachedRows):
 
     def _empty(self) -> Row:
         """A row of its own."""
-        return self.device.empty(self.row_size, self.codec.row_dtype)
+        own = self.device.empty if self.stages is None else self.stages.device.pinned
+        return own(self.row_size, self.codec.row_dtype)

@@ -1,7 +1,7 @@
 """Per-client rows and their sum: what is the same in memory and on disk."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -11,6 +11,7 @@ from afflux.codecs import Codec
 from afflux.devices import HOST, Device
 from afflux.ops import CachedDifference, CachedMean, RowFacts
 from afflux.rule import Calibrate, ClientId
+from afflux.staging import Stage, Stages
 
 #: NumPy's, or on a GPU that of its library.
 Row = Any
@@ -22,15 +23,23 @@ class Rows(dict[ClientId, Row]):
     clients = 0  #: those that have a row after it
     sum_out: Row | None = None  #: where the sum goes; None: it is changed in place
 
+    def __init__(self) -> None:
+        super().__init__()
+        #: Where the sweep writes these rows, if they are kept on the host and the sweep is on a GPU.
+        self.staged: dict[ClientId, Row] = {}
+
 
 class CachedRows(ABC):
     """Each client's last vector, encoded, and the float64 sum of all; clients never seen take nothing, and count as
     zeros.
     """
 
-    def __init__(self, size: int, num_clients: int, codec: Codec, seed: int, device: Device = HOST) -> None:
+    def __init__(
+        self, size: int, num_clients: int, codec: Codec, seed: int, device: Device = HOST, stages: Stages | None = None
+    ) -> None:
         self.size = size  #: d
-        self.device = device
+        self.device = device  #: where the sum lives, and the rounds are made
+        self.stages = stages  #: of rows that are kept on the host, if the device is a GPU
         self.num_clients = num_clients
         self.codec = codec
         self.seed = seed
@@ -51,8 +60,8 @@ class CachedRows(ABC):
         """All rows, encoded, in the order of `client_ids`."""
 
     @abstractmethod
-    def commit(self, rows: Rows) -> None:
-        """Makes the staged rows count."""
+    def _count(self, rows: Rows) -> None:
+        """Makes these rows count."""
 
     @property
     @abstractmethod
@@ -92,7 +101,18 @@ class CachedRows(ABC):
             StoreError: it is on disk, and does not agree with its checksum.
         """
         row = self._encoded(client_id)
-        return None if row is None else decoded(row, self.size, self.codec, self.device)
+        if row is None:
+            return None
+        return decoded(row if self.stages is None else self.device.moved(row), self.size, self.codec, self.device)
+
+    def prefetch(self, client_id: ClientId) -> Callable[[], Stage | None] | None:
+        """Begins to bring in what a push of this client will need; what is returned waits for it, and checks it. None:
+        nothing.
+        """
+        if self.stages is None:
+            return None
+        stage = self.stages.begin(client_id, self._encoded)
+        return lambda: stage
 
     def facts(self) -> dict[str, Any]:
         """What the next bits depend on, beside rows and sum."""
@@ -120,8 +140,9 @@ class CachedRows(ABC):
         read = {client_id: i for i, client_id in enumerate(client_ids)}  # for the last time
         apart = {client_id for client_id, i in last.items() if read[client_id] > i}
         old, new = self._places(client_ids, last, apart)
-        rows = [old[client_id] for client_id in client_ids]
-        replaced = [new[client_id] if last.get(client_id) == i else None for i, client_id in enumerate(client_ids)]
+        read, written = (old, new) if self.stages is None else (self.stages.places(old, new, apart), new.staged)
+        rows = [read[client_id] for client_id in client_ids]
+        replaced = [written[client_id] if last.get(client_id) == i else None for i, client_id in enumerate(client_ids)]
         counted = self.num_clients if how.divide_by == "all" else max(new.clients, 1)
         ranges = extremes if self.codec.ranged else [(0.0, 0.0)] * len(client_ids)
         facts = [
@@ -132,6 +153,22 @@ class CachedRows(ABC):
         stage = CachedDifference if how.direction == "difference" else CachedMean
         how_rows = self.codec, facts, how.quantize_direction
         return stage(self._total, counted, rows, replaced, *how_rows, new.sum_out), new
+
+    def sweeping(self, rows: Rows) -> None:
+        """The sweep begins that writes these rows. May be repeated."""
+        if self.stages is not None:
+            self.stages.sweeping(rows)
+
+    def collect(self, rows: Rows) -> None:
+        """Brings what the sweep has written to where the rows are kept. May be repeated."""
+        if self.stages is not None:
+            self.stages.collect(rows)
+
+    def commit(self, rows: Rows) -> None:
+        """Makes the staged rows count. May be repeated."""
+        self._count(rows)
+        if self.stages is not None:  # last: from here on who pushes looks at the host again
+            self.stages.settle(rows)
 
 
 def decoded(row: Row, size: int, codec: Codec, device: Device = HOST) -> Row:

@@ -8,10 +8,12 @@ from types import MappingProxyType
 import numpy as np
 
 from afflux import ops
+from afflux._arrays import bring, on_gpu
 from afflux._engine import SUPERBLOCK
 from afflux.errors import StoreError
 from afflux.store.index import Place
 from afflux.store.segments import Row, Segments
+from afflux.versions import Vector
 
 #: Checksums of what a sweep has just written, by address.
 Fresh = Mapping[int, bytes]
@@ -80,15 +82,24 @@ class Vectors:
         own = next((slot for slot, row in self._slots[name].items() if row is now), None)
         return own if own is not None and own != kept else next(slot for slot in self._slots[name] if slot != kept)
 
-    def put(self, name: str, now: Row, known: Fresh) -> Place:
-        """Where `now` lies, to be committed; it is copied if it lies elsewhere."""
+    def put(self, name: str, now: Vector, known: Fresh) -> Place:
+        """Where `now` lies, to be committed; it is copied if it lies elsewhere, as on a GPU."""
         kept = self.committed.get(name)
         if kept is not None and self._slots[name][kept] is now:
             slot = kept
         else:
             slot = self._target(name, now)
+            if on_gpu(now):
+                now = self._brought(name, slot, now)
             self._arrays[name].put(slot, now)
         return Place(slot, crc(now, self._num_threads, known))
+
+    def _brought(self, name: str, slot: int, now: Vector) -> Row:
+        """A slot with the values of a vector on a GPU."""
+        self._arrays[name].check([slot])
+        self._arrays[name].present([slot], write=True)
+        bring(now, self._slots[name][slot])
+        return self._slots[name][slot]
 
     def present(self) -> None:
         """Brings in what a sweep may write."""
