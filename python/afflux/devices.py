@@ -147,8 +147,8 @@ class Upload(NamedTuple):
 class Gpu(Device):
     """What is the same whichever library its arrays are of."""
 
-    #: By GPU, what uploads run on: beside the caller's work, one after the other. Never given back, so that memory which
-    #: was allocated for it is used again in its order alone.
+    #: By GPU, what uploads run on: beside the caller's work, one after the other. It stays for good, as memory that was
+    #: allocated for it is used again in its order.
     _streams: ClassVar[dict[int, Any]]
 
     def __init__(self, index: int) -> None:
@@ -261,7 +261,9 @@ class Torch(Gpu):
     def _sent(self, source: npt.NDArray[Any]) -> Upload:
         import torch
 
-        stream = self._streams.get(self.index) or self._streams.setdefault(self.index, torch.cuda.Stream(self.index))
+        stream: Any = self._streams.get(self.index)
+        if stream is None:
+            stream = self._streams.setdefault(self.index, torch.cuda.Stream(self.index))  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream), torch.inference_mode(False):
             array = self.empty(source.size, source.dtype.name).copy_(as_torch(source), non_blocking=True)
             event = stream.record_event()
@@ -383,7 +385,7 @@ class Arrays:
     def has(self, array: Array) -> bool:
         """Whether its memory is that of one of these."""
         owner = self._device.owner(array)
-        return any(live is owner for live in self._live.values())
+        return any(live() is owner for live in self._live.valuerefs())
 
     @property
     def damaged(self) -> list[int]:

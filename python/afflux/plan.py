@@ -68,8 +68,9 @@ def plan(
     gpu: bool = False,
     rows_on: RowsOn = "device",
 ) -> Plan:
-    """What `Server(rule, params, ...)` with these arguments will take; `store`: whether it has one; `gpu`: whether params
-    are on one.
+    """What `Server(rule, params, ...)` with these arguments will take.
+
+    `store`: whether it has one; `gpu`: whether params are on one.
 
     Without `max_versions` no versions are counted that clients hold, beside the newest and the one being made. In a
     store, params, rows and the rule's vectors lie in files, which are in memory as long as the system has room.

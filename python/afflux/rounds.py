@@ -169,7 +169,8 @@ class Rounds:
 
     def _make(self, work: Round | Total) -> None:
         if isinstance(work, Total) or work.saved:
-            return work.make(self._num_threads)
+            work.make(self._num_threads)
+            return
         store, rows = self._store, self._joins.book.rows
         if not work.done:
             if rows is not None:
@@ -179,9 +180,10 @@ class Rounds:
         work.make(self._num_threads)
         if rows is not None:
             rows.collect(work.rows)
-        if store is not None:
-            return store.save(work, self._joins)
-        work.saved = True
+        if store is None:
+            work.saved = True
+        else:
+            store.save(work, self._joins)
 
     def _commit(self, sealed: Round) -> None:
         """Makes the next version the newest one."""

@@ -372,7 +372,7 @@ class Server(Keep):
             raise
         finally:
             # A traceback that somebody keeps must not keep the slot.
-            pushed = ticket.slot = ticket.stage = None
+            pushed = ticket.slot = ticket.stage = fetch = None
             self._gate.wake()
 
     def _copied(

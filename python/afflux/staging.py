@@ -1,5 +1,5 @@
-"""Rows that are kept on the host, for a round on a GPU: each is copied there when its client pushes, and comes back after
-the sweep that has changed it.
+"""Rows that are kept on the host, for rounds on a GPU: each is copied there when its client pushes, and comes back
+after the sweep that has changed it.
 
     push    the row begins to come: from pinned memory itself, or through some (devices.Gpu.upload)
     round   waits for the rows of its clients; its sweep reads these copies, and writes over them

@@ -131,6 +131,7 @@ class DiskRows(CachedRows):
         return place
 
     def prefetch(self, client_id: ClientId) -> Callable[[], Stage | None]:
+        """Has the system read the row, while the vector is copied; what is returned waits for it, and checks it."""
         place = self._asked(client_id)
 
         def fetched() -> Stage | None:
@@ -207,13 +208,13 @@ class DiskRows(CachedRows):
         """Brings in what a sweep will write; what it reads was brought in by the pushes."""
         self._segments.present(rows.slots.values(), write=True)
 
-    def swept(self, rows: Staged, known: Fresh) -> None:
+    def swept(self, rows: Staged, known: Fresh, num_threads: int) -> None:
         """Takes note of the rows that a sweep has written, and of their checksums. May be repeated."""
         self._segments.check(rows.slots.values())
         for client_id, row in rows.items():
             self._segments.put(rows.slots[client_id], row)
             crc = known.get(row.ctypes.data)
-            self._crcs[client_id] = row_crc(row, self.codec) if crc is None else crc
+            self._crcs[client_id] = row_crc(row, self.codec, num_threads) if crc is None else crc
 
     def changes(self, table: Table) -> dict[ClientId, Place]:
         """What a commit of this table has to write."""

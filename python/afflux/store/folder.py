@@ -243,7 +243,7 @@ class Store:
         staged = sealed.rows if isinstance(sealed.rows, Staged) else None
         known = fresh(sealed.sweep, sealed.checksums[-1]) if sealed.checksums else NOTHING
         if self.rows is not None and staged is not None:
-            self.rows.swept(staged, known)
+            self.rows.swept(staged, known, self._num_threads)
             norms = [
                 norm for norm, why in zip(sealed.report.norms.tolist(), sealed.report.rejected, strict=True) if not why
             ]

@@ -140,9 +140,9 @@ class CachedRows(ABC):
         read = {client_id: i for i, client_id in enumerate(client_ids)}  # for the last time
         apart = {client_id for client_id, i in last.items() if read[client_id] > i}
         old, new = self._places(client_ids, last, apart)
-        read, written = (old, new) if self.stages is None else (self.stages.places(old, new, apart), new.staged)
-        rows = [read[client_id] for client_id in client_ids]
-        replaced = [written[client_id] if last.get(client_id) == i else None for i, client_id in enumerate(client_ids)]
+        here, there = (old, new) if self.stages is None else (self.stages.places(old, new, apart), new.staged)
+        rows = [here[client_id] for client_id in client_ids]
+        replaced = [there[client_id] if last.get(client_id) == i else None for i, client_id in enumerate(client_ids)]
         counted = self.num_clients if how.divide_by == "all" else max(new.clients, 1)
         ranges = extremes if self.codec.ranged else [(0.0, 0.0)] * len(client_ids)
         facts = [
@@ -184,10 +184,10 @@ def decoded_dtype(codec: Codec) -> str:
     return "float64" if codec == codecs.float64 else "float32"
 
 
-def row_crc(row: Row, codec: Codec) -> bytes:
+def row_crc(row: Row, codec: Codec, num_threads: int = 1) -> bytes:
     """Of the head, if there is one, and of what encodes each superblock."""
     head = codec.row_bytes(0)
-    return ops.crc32c(row, codec.row_bytes(SUPERBLOCK) - head, head=head)
+    return ops.crc32c(row, codec.row_bytes(SUPERBLOCK) - head, head=head, num_threads=num_threads)
 
 
 def row_key(seed: int, version: int, client_id: ClientId) -> int:
