@@ -5,7 +5,7 @@ PEERS := .venv-peers
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 NATIVE := CMakeLists.txt setup.py pyproject.toml $(shell find engine csrc -type f)
-GPU_TESTS := tests/test_cuda.py tests/test_gpu_server.py
+GPU_TESTS := tests/test_cuda.py tests/test_gpu_server.py tests/test_gpu_rows.py
 GPU_CHECKED := 2049 or parts or finite or lent or trees
 FORMATTED := $(shell find engine csrc python/afflux tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
 
@@ -55,7 +55,8 @@ sanitize-all: setup  ## most of the suite under ThreadSanitizer, AddressSanitize
 
 test-gpu: setup  ## the tests on a GPU, then memory and race checkers over some of them
 	$(BIN)/python -m pytest -rs $(GPU_TESTS)
-	AFFLUX_ARRAYS=torch PYTHONPATH=tests $(BIN)/python -m pytest -p gpu_servers tests/test_server.py tests/test_rules.py
+	AFFLUX_ARRAYS=torch PYTHONPATH=tests $(BIN)/python -m pytest -p gpu_servers tests/test_server.py tests/test_rules.py tests/test_store.py
+	AFFLUX_ARRAYS=torch AFFLUX_ROWS_ON=host PYTHONPATH=tests $(BIN)/python -m pytest -p gpu_servers tests/test_log.py
 	set -e; for tool in memcheck racecheck; do compute-sanitizer --tool $$tool --error-exitcode 1 \
 	  $(BIN)/python -m pytest $(GPU_TESTS) -k '$(GPU_CHECKED)'; done
 

@@ -28,6 +28,13 @@ SUITES = {
         "--deselect=tests/test_streaming.py::test_every_round_against_the_oracle",
     ],
 }
+#: The same with a store, and with rows in pinned memory of the host. Servers in processes of their own, which
+#: crashes.py and faults.py end, are not among them: their arrays do not come from here, and their commits are the same.
+STORES = {"cupy": ["store"], "torch": ["store", "store_errors", "-k", "not every_codec"]}
+ON_HOST = {
+    "cupy": ["log"],
+    "torch": ["coded_rounds", "--deselect=tests/test_coded_rounds.py::test_the_sum_keeps_its_promise"],
+}
 CMAKE = shutil.which("cmake", path=PATH)
 # Ends of blocks and superblocks of the order, and of what a thread, a warp and a block of threads take.
 SIZES = [1, 3, 130, 1024, 2047, 2049, 65536, 65537, 140_003]
@@ -256,13 +263,22 @@ class TestEmulated:
         told = json.loads(python(environment | {"AFFLUX_ARRAYS": arrays}, TESTS / "gpu_servers.py"))
         assert told == {name: GOLDEN[name] for name in RULES}
 
-    @pytest.mark.parametrize("name", ["cuda", "gpu_server"])
+    @pytest.mark.parametrize("name", ["cuda", "gpu_server", "gpu_rows"])
     def test_every_size_and_combination_does(self, environment, name):
         assert "passed" in suites(environment, "emulated", name)
 
     @pytest.mark.parametrize("arrays", ["cupy", "torch"])
     def test_the_suites_of_servers_pass_there(self, environment, arrays):
         assert "passed" in suites(environment | {"AFFLUX_ARRAYS": arrays}, "gpu_servers", *SUITES[arrays])
+
+    @pytest.mark.parametrize("arrays", ["cupy", "torch"])
+    def test_those_of_the_store_do(self, environment, arrays):
+        assert "passed" in suites(environment | {"AFFLUX_ARRAYS": arrays}, "gpu_servers", *STORES[arrays])
+
+    @pytest.mark.parametrize("arrays", ["cupy", "torch"])
+    def test_so_they_do_with_rows_on_the_host(self, environment, arrays):
+        apart = {"AFFLUX_ARRAYS": arrays, "AFFLUX_ROWS_ON": "host"}
+        assert "passed" in suites(environment | apart, "gpu_servers", *ON_HOST[arrays])
 
 
 def test_the_backend_is_listed():

@@ -36,10 +36,17 @@ def moved(request):
         yield libraries()[request.param]
 
 
+@pytest.fixture
+def path(tmp_path):
+    """Of a new store."""
+    pytest.importorskip("zarr", reason="zarr, which makes a store's metadata, is not installed")
+    return tmp_path / "store"
+
+
 @pytest.fixture(params=["host", "store"])
-def kept(request, tmp_path):
+def kept(request):
     """Where the rows are, as options of a server."""
-    return {"rows_on": "host"} if request.param == "host" else {"store": tmp_path / "store"}
+    return {"rows_on": "host"} if request.param == "host" else {"store": request.getfixturevalue("path")}
 
 
 def vector(k):
@@ -96,10 +103,10 @@ def test_rows_on_the_host_have_the_bits_of_the_cpu(rule, duplicates, kept, moved
      (fedbuff(buffer_size=M), {"memory": "streaming"}), (fedbuff(buffer_size=M), {"slot_dtype": "bfloat16"})],
     ids=lambda value: getattr(value, "name", None) or str(value),
 )  # fmt: skip
-def test_a_store_goes_from_one_device_to_the_other(rule, options, commit_every, moved, tmp_path):
+def test_a_store_goes_from_one_device_to_the_other(rule, options, commit_every, moved, path):
     if options.get("slot_dtype") and type(moved(vector(0))).__module__ == "cupy":
         pytest.skip("CuPy has no bfloat16")
-    path, settings = tmp_path / "store", {"commit_every": commit_every}
+    settings = {"commit_every": commit_every}
     here, there = made(rule, np.array, **options), made(rule, moved, store=path, **settings, **options)
     like, old, waited = moved(vector(0)), [], 0
     for to in (None, like, like, None):
@@ -123,8 +130,24 @@ def test_a_store_goes_from_one_device_to_the_other(rule, options, commit_every, 
     assert waited
 
 
-def test_only_versions_of_this_server_are_kept(moved, tmp_path):
-    server = made(fedbuff(buffer_size=1), moved, store=tmp_path / "store")
+def test_the_newest_version_may_be_kept(moved, path):
+    """Its slot and that of its copy are committed both."""
+    rule = fedbuff(buffer_size=1)
+    here, there = made(rule, np.array), made(rule, moved, store=path)
+    there.checkpoint(keep=[there.pull()])
+    for to in (moved(vector(0)), None, moved(vector(0))):
+        there.close()
+        assert check(path).sound
+        there = Server.open(path, rule, like=to)
+        assert bits(to_numpy(there.kept[0].params)) == bits(vector(99))
+        for server in (here, there):
+            some_pushes(server, 3)
+        same(here, there)
+        there.checkpoint(keep=[*there.kept.values(), there.pull()])
+
+
+def test_only_versions_of_this_server_are_kept(moved, path):
+    server = made(fedbuff(buffer_size=1), moved, store=path)
     first = server.pull()
     server.push(1, vector(1), version=0)
     other = made(fedbuff(buffer_size=1), moved).pull()
@@ -268,9 +291,9 @@ def test_out_of_memory_changes_nothing(kept, monkeypatch):
         assert there.version == here.version >= 4
 
 
-def test_a_disk_that_is_full_when_a_round_is_kept(moved, tmp_path, monkeypatch):
+def test_a_disk_that_is_full_when_a_round_is_kept(moved, path, monkeypatch):
     """The round stays, and is kept as soon as there is room; the last commit is what it was."""
-    here, there = made(ca2fl(buffer_size=M), np.array), made(ca2fl(buffer_size=M), moved, store=tmp_path / "store")
+    here, there = made(ca2fl(buffer_size=M), np.array), made(ca2fl(buffer_size=M), moved, store=path)
     for server in (here, there):
         in_turn(server, 2 * M - 1)
     put = Segments.put
@@ -290,11 +313,11 @@ def test_a_disk_that_is_full_when_a_round_is_kept(moved, tmp_path, monkeypatch):
         in_turn(server, M)
     same(here, there)
     there.close()
-    same(Server.open(tmp_path / "store"), here)
+    same(Server.open(path), here)
 
 
-def test_no_room_for_the_next_version_is_told_before_the_round_is_decided(moved, tmp_path, monkeypatch):
-    there = made(ca2fl(buffer_size=M), moved, store=tmp_path / "store")
+def test_no_room_for_the_next_version_is_told_before_the_round_is_decided(moved, path, monkeypatch):
+    there = made(ca2fl(buffer_size=M), moved, store=path)
     in_turn(there, 2 * M - 1)
     there._store._spare = None
     before, more = arrays(there), there._store.params.more
@@ -311,22 +334,22 @@ def test_no_room_for_the_next_version_is_told_before_the_round_is_decided(moved,
     assert (there.version, held.array.size) == (2, D)
 
 
-def test_what_is_refused(moved, tmp_path):
+def test_what_is_refused(moved, path):
     rule, x = ca2fl(buffer_size=M), vector(0)
     for arguments, options, message in [
         ((rule, x), {}, r"rows_on is 'host', but params is on the CPU, and so are the rows"),
-        ((rule, moved(x)), {"store": tmp_path / "store"}, "rows_on is 'host', but the rows are in the store"),
+        ((rule, moved(x)), {"store": path}, "rows_on is 'host', but the rows are in the store"),
         ((fedbuff(), moved(x)), {}, "rows_on is 'host', but fedbuff caches no rows"),
     ]:
         with pytest.raises(AffluxError, match=rf"\[Server\] {message}"):
             Server(*arguments, num_clients=CLIENTS, rows_on="host", **options)
     with pytest.raises(AffluxError, match="rows_on is 'disk', must be one of device, host"):
         Server(rule, moved(x), num_clients=CLIENTS, rows_on="disk")
-    assert not (tmp_path / "store").exists()
-    Server(rule, x, num_clients=CLIENTS, store=tmp_path / "store", check_versions=True).close()
+    assert not (path).exists()
+    Server(rule, x, num_clients=CLIENTS, store=path, check_versions=True).close()
     with pytest.raises(UnavailableError, match=r"\[Server\] check_versions: params is on cuda:0"):
-        Server.open(tmp_path / "store", like=moved(x))
-    assert Server.open(tmp_path / "store").version == 0  # it was let go of
+        Server.open(path, like=moved(x))
+    assert Server.open(path).version == 0  # it was let go of
 
 
 def test_what_is_planned(kept, moved):

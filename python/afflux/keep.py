@@ -64,7 +64,7 @@ class Keep(View):
             saved = store.checked(self._facts(), self._joins)
             arrivals = self._rounds.loaded(saved)
             kept = [
-                last if version == last.version else Pulled(placed.take().publish(version), version, buffers)
+                last if store.is_newest(version) else Pulled(placed.take().publish(version), version, buffers)
                 for version, buffers in store.kept.items()
             ]
             self.kept = MappingProxyType({held.version: now if held is last else self._living(held) for held in kept})

@@ -66,7 +66,7 @@ def plan(
     store: bool = False,
     commit_every: int | None = 1,
     gpu: bool = False,
-    rows_on: RowsOn = "device",
+    rows_on: RowsOn | str = "device",
 ) -> Plan:
     """What `Server(rule, params, ...)` with these arguments will take.
 
@@ -89,6 +89,7 @@ def plan(
     slot_dtype = slot_dtype or dtype
     one_of("slot_dtype", slot_dtype, (dtype, "bfloat16"))
     one_of("memory", memory, ("buffered", "streaming"))
+    one_of("rows_on", rows_on, ("device", "host"))
     size, slot = _BYTES[dtype] * d, _BYTES[slot_dtype] * d
     codec = codec_of(rule, slot_dtype)
     clients = 0

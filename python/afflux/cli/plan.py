@@ -34,6 +34,8 @@ def plan(
     slot_dtype: Annotated[str | None, typer.Option(help="Of arrivals: that of params, or bfloat16.")] = None,
     streaming: Annotated[bool, typer.Option("--streaming", help="One sum in place of the buffer.")] = False,
     store: Annotated[bool, typer.Option("--store", help="With the state on disk.")] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="With params on a GPU: memory is the GPU's.")] = False,
+    rows_on: Annotated[str, typer.Option(help="Where a server on a GPU keeps rows: device or host.")] = "device",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print bytes by part (see HELP)."""
@@ -49,11 +51,14 @@ def plan(
             slot_dtype=slot_dtype,
             memory="streaming" if streaming else "buffered",
             store=store,
+            gpu=gpu,
+            rows_on=rows_on,
         )
         if as_json:
             typer.echo(json.dumps(asdict(found) | {"memory_bytes": found.memory_bytes, "disk_bytes": found.disk_bytes}))
             return
-        for title, parts in (("memory", found.memory), ("at work", found.working), ("on disk", found.disk)):
+        parts_of = {"memory": found.memory, "at work": found.working, "pinned": found.host, "on disk": found.disk}
+        for title, parts in parts_of.items():
             for name, part in parts.items():
                 typer.echo(f"{title:<10}{name:<18}{in_bytes(part.size):>8}  {part.what}")
                 title = ""

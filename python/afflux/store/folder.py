@@ -378,6 +378,10 @@ class Store:
             for version in sorted(self._kept)
         }
 
+    def is_newest(self, version: int) -> bool:
+        """Whether this kept version lies in the slot of the newest one; of a server on a GPU it is a copy of its own."""
+        return self.committed is not None and self._kept[version].slot == self.committed.vectors["params"].slot
+
     def close(self, versions: Versions | None = None) -> None:
         """Lets go of the folder. Versions that somebody holds stay as they are."""
         if versions is not None:
