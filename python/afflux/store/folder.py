@@ -379,7 +379,7 @@ class Store:
         }
 
     def is_newest(self, version: int) -> bool:
-        """Whether this kept version lies in the slot of the newest one; of a server on a GPU it is a copy of its own."""
+        """Whether this kept version lies in the slot of the newest one, which that of a server on a GPU does not."""
         return self.committed is not None and self._kept[version].slot == self.committed.vectors["params"].slot
 
     def close(self, versions: Versions | None = None) -> None:
