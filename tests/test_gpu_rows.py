@@ -5,10 +5,12 @@ import threading
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import afflux.staging
 from afflux import AffluxError, Server, StoreError, UnavailableError
 from afflux._arrays import on_host as to_numpy
+from afflux.cli import app
 from afflux.devices import device_of
 from afflux.intake import Intake
 from afflux.plan import plan
@@ -370,6 +372,34 @@ def test_what_is_planned(kept, moved):
         assert {name: found.disk[name].size for name in ("params", "rows", "sum")} == {
             name: folders[name] for name in ("params", "rows", "sum")
         }
+
+
+def test_the_command_says_what_is_where():
+    told = CliRunner().invoke(
+        app,
+        [
+            "plan",
+            "--rule",
+            "ca2fl",
+            "--clients",
+            "50",
+            "--params",
+            "1_000_000",
+            "--gpu",
+            "--rows-on",
+            "host",
+            "--buffer",
+            "4",
+        ],
+    )
+    lines = {tuple(line.split()[:2]) for line in told.output.splitlines()}
+    assert ("pinned", "rows") in lines
+    assert "staged rows" in told.output
+    told = CliRunner().invoke(
+        app, ["plan", "--rule", "ca2fl", "--clients", "50", "--params", "10", "--rows-on", "disk"]
+    )
+    assert told.exit_code != 0
+    assert "rows_on is 'disk'" in told.output
 
 
 def test_a_budget_is_of_the_device(moved):
