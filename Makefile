@@ -5,7 +5,7 @@ PEERS := .venv-peers
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 NATIVE := CMakeLists.txt setup.py pyproject.toml $(shell find engine csrc -type f)
-GPU_TESTS := tests/test_cuda.py tests/test_gpu_server.py
+GPU_TESTS := tests/test_cuda.py tests/test_gpu_server.py tests/test_bench_cuda.py
 GPU_CHECKED := 2049 or parts or finite or lent or trees
 FORMATTED := $(shell find engine csrc python/afflux tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
 
