@@ -84,7 +84,7 @@ def asarray(array):
 STREAM = SimpleNamespace(ptr=0, synchronize=lambda: None)
 # zarr's plugin of pytest asks for the runtime, and shall find no device.
 RUNTIME = SimpleNamespace(getDeviceCount=lambda: 0, CUDARuntimeError=RuntimeError)
-cuda = SimpleNamespace(Device=lambda index: nullcontext(), get_current_stream=lambda: STREAM, runtime=RUNTIME)
+cuda = SimpleNamespace(Device=lambda index: nullcontext(), get_current_stream=lambda device=-1: STREAM, runtime=RUNTIME)
 
 
 def install():

@@ -28,15 +28,17 @@ class Intake:
     device: Device = HOST  #: that the vectors go to
 
     @classmethod
-    def of(cls, params: "ops.Array | Tree", kind: Kind, num_threads: int) -> "Intake":
-        """For vectors like `params`, where these lie."""
+    def of(
+        cls, params: "ops.Array | Tree", kind: Kind, num_threads: int
+    ) -> "tuple[Intake, ops.Array | list[ops.Array]]":
+        """For vectors like `params`, where these lie; and the parts of params."""
         if is_tree(params):
             layout = Layout.of(params)
             intake = cls(kind, layout, layout.size, num_threads)
         else:
             intake = cls(kind, None, length("[Server] params", params), num_threads)
         parts = intake.parts("[Server] params", params)
-        return replace(intake, device=device_of("[Server] params", parts, intake.names))
+        return replace(intake, device=device_of("[Server] params", parts, intake.names)), parts
 
     def pushed(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
         """The parts of what a client hands in."""

@@ -159,7 +159,7 @@ class Server(Keep):
         self.rule = rule
         self.num_threads = ops.threads(num_threads)
         self._quarantine = quarantine
-        self._intake = Intake.of(params, rule.kind, push_threads)
+        self._intake, parts = Intake.of(params, rule.kind, push_threads)
         self._device = self._intake.device
         size = self._intake.size
         if self._device is not HOST and (store is not None or check_versions):
@@ -190,7 +190,6 @@ class Server(Keep):
             rows = None if codec is None else MemoryRows(size, num_clients, codec, seed, self._device)
 
         draft = self._versions.take()
-        parts = self._intake.parts("[Server] params", params)
         bad = self._intake.ingest("[Server] params", parts, draft.buffer).first_nonfinite
         if bad is not None:
             raise AffluxError(f"[Server] params has a non-finite value at index {bad}{self._intake.place(bad)}")
