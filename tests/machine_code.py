@@ -1,6 +1,6 @@
 """What the compiled kernels do with registers and memory, by device: python tests/machine_code.py FILE...
 
-Reads a library, extension or cubin with CUDA's cuobjdump. Fails if a kernel keeps anything in local memory, or reaches
+Reads a library or an extension with CUDA's cuobjdump. Fails if a kernel keeps anything in local memory, or reaches
 a vector by an address of which the code does not know that it is the device's.
 """
 

@@ -35,7 +35,8 @@ template <class T>
 struct GramBody {
   static constexpr int kThreads = kTilesOfBlock * kWarp;
   static constexpr int kPairs = kSide * kSide;
-  static constexpr int kTogether = 4;  // rows that are under way at once
+  // Rows that are under way at once: what registers hold, mixed types taking more.
+  static constexpr int kTogether = std::is_same_v<T, Mixed> ? 2 : 4;
   static_assert(kLanes == kWarp, "a thread is a lane");
   struct Shared {};
 
