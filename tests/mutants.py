@@ -248,7 +248,7 @@ MUTANTS = {
         "python/afflux/store/disk.py",
         "        self._known = {}  # first",
         "        pass  # first",
-        "test_store.py",
+        "test_store_commits.py",
     ),
     "store: a push does not wait for its row": (
         "python/afflux/server.py",
