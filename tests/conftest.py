@@ -38,6 +38,14 @@ def mapped(request, monkeypatch):
         monkeypatch.setattr("afflux.store.folder.promises_space", lambda folder: False)
 
 
+@pytest.fixture(scope="session")
+def nine_rows(tmp_path_factory):
+    """A store that tests only read, or copy; see nine_rows.py."""
+    from nine_rows import make
+
+    return make(tmp_path_factory.mktemp("tools") / "store")
+
+
 def awkward(rng, size):
     """Float32 of both signs and of 60 binary orders of magnitude, zeros of both signs and subnormals included."""
     values = rng.standard_normal(size) * 2.0 ** rng.integers(-30, 30, size)

@@ -52,7 +52,7 @@ def test_memory_is_what_state_bytes_says(name, options):
 @pytest.mark.parametrize("rule", [fedbuff(buffer_size=M), fadas(buffer_size=M), ca2fl(buffer_size=M, codec="affine-2")])
 def test_disk_is_what_the_store_then_has(rule, commit_every, tmp_path, monkeypatch):
     """Also where an array needs many segments."""
-    monkeypatch.setattr("afflux.store.segments.MOST_SLOTS", 2)
+    monkeypatch.setattr("afflux.store.metadata.MOST_SLOTS", 2)
     path = tmp_path / "store"
     with Server(rule, np.zeros(SIZE), num_clients=CLIENTS, store=path, commit_every=commit_every) as server:
         everyone(server, 4)

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import zarr
 
+import afflux.store.metadata
 import afflux.store.segments
 import rows as reference
 from afflux import Server, codecs
 from afflux.rules import fedbuff
 from afflux.store.disk import DiskRows
-from afflux.store.segments import Segments, shape_of
+from afflux.store.metadata import shape_of
+from afflux.store.segments import Segments
 from conftest import bits
 from stores import M, made, some_pushes
 
@@ -39,14 +41,14 @@ def test_zarr_and_the_reference_decoder_read_it(size, codec, tmp_path):
 
 def test_a_segment_that_was_not_made_to_the_end(tmp_path, monkeypatch):
     """The file is there, and the metadata do not know it: then nor do Zarr tools, until they are told."""
-    monkeypatch.setattr(afflux.store.segments, "MOST_SLOTS", 2)
+    monkeypatch.setattr(afflux.store.metadata, "MOST_SLOTS", 2)
     path = tmp_path / "store"
     server = made("ca2fl", 30, path)
 
     def push(client):
         server.push(client, np.ones(30), version=server.version)
 
-    write = afflux.store.segments._write_slots
+    write = afflux.store.segments.write_slots
 
     def stopped(folder, slots):
         if slots == 4:
@@ -54,7 +56,7 @@ def test_a_segment_that_was_not_made_to_the_end(tmp_path, monkeypatch):
         write(folder, slots)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(afflux.store.segments, "_write_slots", stopped)
+        patch.setattr(afflux.store.segments, "write_slots", stopped)
         for client in range(M):
             push(client)
     server._store.close()
