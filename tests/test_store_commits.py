@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from afflux import Server, StoreError
+from afflux import AffluxError, Server, StoreError
 from afflux.rules import ca2fl, fedbuff
-from afflux.store import check
+from afflux.store import check, info
 from afflux.store.index import Index
 from afflux.store.segments import Segments
 from conftest import bits
@@ -41,6 +41,40 @@ def test_receipts_say_when_a_push_is_safe(tmp_path):
     assert durable(commit_every=2) == [2] * 6 + [4] * 2
     assert durable(commit_every=None) == [None] * 8
     assert made("fedbuff", 10).push(1, np.ones(10), version=0).durable is None
+
+
+def test_how_safe_commits_are_is_kept(tmp_path):
+    """What is given anew counts at once, and is kept with the next commit."""
+    path = tmp_path / "store"
+
+    def found(**given):
+        server = Server.open(path, **given)
+        durable = server.push(1, np.ones(10), version=server.version).durable
+        (synchronous,) = server._store._index._writer.execute("PRAGMA synchronous").fetchone()
+        return server, (durable, {1: "process", 2: "power"}[synchronous])
+
+    made("fedbuff", 10, path, durability="power", commit_every=3).close()
+    server, how = found()
+    assert how == (3, "power")
+    server.close(checkpoint=False)
+    server, how = found(durability="process", commit_every=None)
+    assert how == (None, "process")
+    server.close(checkpoint=False)  # no commit, nothing is kept
+    server, how = found(commit_every=np.int64(5))
+    assert how == (5, "power")
+    server.close()
+    server, how = found()
+    assert how == (5, "power")
+    server.checkpoint()
+    assert (info(path).durability, info(path).commit_every) == ("power", 5)
+    server.close()
+    found(durability="process", commit_every=None)[0].close()
+    server, how = found()
+    assert how == (None, "process")
+    server.close()
+    for options, message in (({"commit_every": "never"}, "commit_every is 'never'"), ({"durability": ""}, "is ''")):
+        with pytest.raises(AffluxError, match=message):
+            Server.open(path, **options)
 
 
 def test_what_is_not_committed_is_gone_and_what_a_checkpoint_holds_is_not(tmp_path):

@@ -248,7 +248,7 @@ def test_what_zarr_knew_is_written_again(name, text, path):
     if name:
         with pytest.raises(StoreError, match=rf"{said}.*; `afflux store repair {path}` writes it again$"):
             Server.open(path)
-    assert run("check", path).stdout.endswith(f"damaged: no row lost; `afflux store repair {path}` mends the rest\n")
+    assert run("check", path).stdout.endswith(f"damaged: no row lost; `afflux store repair {path}` mends it\n")
     assert store.repair(path) is None
     assert json.loads(file.read_bytes()) == json.loads(before)
     assert {place: data for place, data in contents(path).items() if place != file} == {
@@ -287,7 +287,7 @@ def test_a_long_list_is_cut_short(tmp_path):
     for client in range(many):
         damage_row(path, client, 8)
     lines = [f"client {client}'s row in {path / 'rows'} is damaged" for client in range(many)]
-    total = f"damaged: 25 of 25 rows lost; `afflux store repair {path}` mends the rest"
+    total = f"damaged: 25 of 25 rows lost; `afflux store repair {path}` drops them"
     assert run("check", path).stdout.splitlines() == [*lines[:20], "... and 5 more (--all)", total]
     assert run("check", path, "--all").stdout.splitlines() == [*lines, total]
     assert run("repair", path, "--yes").stdout.splitlines()[20] == "... and 5 more (--all)"
@@ -331,7 +331,7 @@ def test_the_check_and_repair_commands(path):
         1,
         [
             f"client 5's row in {path / 'rows'} is damaged",
-            f"damaged: 1 of 9 rows lost; `afflux store repair {path}` mends the rest",
+            f"damaged: 1 of 9 rows lost; `afflux store repair {path}` drops them",
         ],
     )
     assert json.loads(run("check", path, "--json").stdout)["damaged"] == [5]

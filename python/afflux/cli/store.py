@@ -19,7 +19,8 @@ from afflux.units import in_bytes
 
 INFO_HELP = """Print what a store says of itself: clients, rows, version, sizes, health.
 
-Reads the index alone, also while a server is at work in it; `afflux store check` reads every byte.
+Reads the index, and looks whether all files are there, also while a server is at work in it; \
+`afflux store check` reads every byte.
 
 [bold]Examples[/bold]
 
@@ -37,6 +38,7 @@ Writes nothing. Exit code 0: sound; 1: damaged; 2: it cannot be opened, or a ser
 """
 REPAIR_HELP = """Drop clients' rows that are damaged, and make their sum anew.
 
+Files of rows that are missing or cut off count as damage of what was in them. \
 The clients dropped count as never seen. From there on the bits are others than without the damage; the store records \
 the version, and `afflux store info` shows it. Asks first.
 
@@ -175,7 +177,9 @@ def _tell(health: Health, whole: bool, remedy: str = "") -> None:
 
 
 def _remedy(path: Path, health: Health) -> str:
-    return f"`afflux store repair {quote(str(path))}` mends the rest" if health.mendable else BACKUP
+    if not health.mendable:
+        return BACKUP
+    return f"`afflux store repair {quote(str(path))}` {'drops them' if health.damaged else 'mends it'}"
 
 
 def _question(health: Health) -> str:

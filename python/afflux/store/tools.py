@@ -43,7 +43,8 @@ class Info:
 
 
 def info(path: "str | PathLike[str]") -> Info:
-    """What a store says of itself. Reads the index alone, whatever the number of clients, also while it is in use.
+    """What a store says of itself. Reads the index, and the sizes of all files, whatever the number of clients, also
+    while it is in use.
 
     Raises:
         StoreError: there is no store, or it is damaged.
