@@ -37,7 +37,7 @@ class Lock:
             raise StoreError(f"[store] cannot lock {folder}: {error.strerror}") from None
         status = os.fstat(self._descriptor)
         self._file, self._shared = (status.st_dev, status.st_ino), shared
-        end = monotonic() + (0 if shared else PATIENCE)
+        end = monotonic() + (0 if shared or self._is_ours else PATIENCE)
         try:
             while True:
                 try:
@@ -52,10 +52,16 @@ class Lock:
         except OSError:
             self._close()
             alone = "" if shared else "one process at a time writes to a store, and "
-            raise StoreError(f"[store] {folder} is in use: {alone}{_holder(*self._file)}") from None
+            who = "this very process has a server there: close() it" if self._is_ours else _holder(*self._file)
+            raise StoreError(f"[store] {folder} is in use: {alone}{who}") from None
         except BaseException:
             self._close()
             raise
+
+    @property
+    def _is_ours(self) -> bool:
+        """Whether this very process writes there."""
+        return _WRITERS.get(self._file) == os.getpid()
 
     def release(self) -> None:
         """Lets the next one in."""
@@ -71,8 +77,6 @@ class Lock:
 
 def _holder(device: int, inode: int) -> str:
     """Who has locked a file, as far as the system tells."""
-    if _WRITERS.get((device, inode)) == os.getpid():
-        return "this very process has a server there: close() it"
     try:
         lines = Path("/proc/locks").read_text().splitlines()
     except OSError:
