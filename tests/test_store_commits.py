@@ -43,7 +43,7 @@ def test_receipts_say_when_a_push_is_safe(tmp_path):
     assert made("fedbuff", 10).push(1, np.ones(10), version=0).durable is None
 
 
-def test_how_safe_commits_are_is_kept(tmp_path):
+def test_how_safe_commits_are_is_kept(tmp_path, monkeypatch):
     """What is given anew counts at once, and is kept with the next commit."""
     path = tmp_path / "store"
 
@@ -68,7 +68,13 @@ def test_how_safe_commits_are_is_kept(tmp_path):
     server.checkpoint()
     assert (info(path).durability, info(path).commit_every) == ("power", 5)
     server.close()
-    found(durability="process", commit_every=None)[0].close()
+    server, _ = found(durability="process", commit_every=None)
+    written, commit = [], Index.commit
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "commit", lambda self, change: (written.append([*change.facts]), commit(self, change)))
+        server.checkpoint()
+        server.close()
+    assert written == [["commits"], []]
     server, how = found()
     assert how == (None, "process")
     server.close()

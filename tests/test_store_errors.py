@@ -138,8 +138,10 @@ def test_a_vanished_folder(path, tmp_path):
     assert server.version == 4
 
 
-def test_a_second_writer(path):
-    with Server.open(path, RULE):
+def test_a_second_writer(path, monkeypatch):
+    """It waits for nobody but others: this process would wait for itself."""
+    with Server.open(path, RULE), monkeypatch.context() as patch:
+        patch.delattr("afflux.store.lock.sleep")
         refused(
             path, "is in use: one process at a time writes to a store, and this very process has a server there: cl"
         )

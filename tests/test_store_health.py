@@ -281,9 +281,9 @@ def test_a_store_that_does_not_know_its_shapes(path):
 
 def test_a_long_list_is_cut_short(tmp_path):
     path, many = tmp_path / "store", 25
-    with Server(ca2fl(buffer_size=many), np.zeros(9), num_clients=many, store=path) as server:
+    with Server(ca2fl(buffer_size=5), np.zeros(9), num_clients=many, store=path) as server:
         for client in range(many - 1, -1, -1):
-            server.push(client, np.ones(9), version=0)
+            server.push(client, np.ones(9), version=server.version)
     for client in range(many):
         damage_row(path, client, 8)
     lines = [f"client {client}'s row in {path / 'rows'} is damaged" for client in range(many)]

@@ -17,7 +17,8 @@ from afflux.rules import fedams
 from afflux.store.lock import Lock
 from conftest import FORKS
 from crashes import in_child, result, told
-from nine_rows import CLIENTS, RULE, SIZE, change, contents, damage_row, pushes, run
+from damage import damage, place
+from nine_rows import CLIENTS, RULE, SIZE, change, contents, pushes, run
 
 
 @pytest.fixture
@@ -126,6 +127,7 @@ def test_reading_leaves_nothing_behind(path):
         pushes(server, [21, 22])
         os.kill(os.getpid(), signal.SIGKILL)
 
+    file, offset = place(path, 5)
     child, telling = in_child(killed)
     told(telling)
     os.waitpid(child, 0)
@@ -137,7 +139,7 @@ def test_reading_leaves_nothing_behind(path):
         assert store.check(path).sound
         assert contents(path).keys() == before
         assert not (path / "index.sqlite-shm").exists()
-    damage_row(path, 5)
+    damage(file, offset + 1000, 4)
     assert store.repair(path).dropped == (5,)
     assert not (path / "index.sqlite-wal").exists()
 
