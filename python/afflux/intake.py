@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeGuard
 
 import numpy as np
@@ -186,6 +187,14 @@ def at_least(name: str, value: object, least: int) -> None:
     """Refuses an optional setting that is no int, or too small."""
     if value is not None and not (is_int(value) and value >= least):
         raise AffluxError(f"[Server] {name} is {value!r}, must be an int of at least {least}")
+
+
+def path_of(op: str, name: str, value: object) -> Path:
+    """A path that a caller gave."""
+    try:
+        return Path(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise AffluxError(f"[{op}] {name} is {value!r}, must be a folder's path: a str or a Path") from None
 
 
 def one_of(name: str, value: object, known: tuple[str, ...]) -> None:

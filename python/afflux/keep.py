@@ -63,8 +63,8 @@ class Keep(View):
             StoreError: there is no store, or it cannot be written; the last commit stays.
         """
         with self._stored("checkpoint") as store:
-            kept = {held.version: held for held in keep}
-            store.checkpoint(self._joins, json.dumps(notes), list(kept.values()))
+            kept = {held.version: held for held in _pulled(keep)}
+            store.checkpoint(self._joins, _json(notes), list(kept.values()))
             self.kept = MappingProxyType(kept)
 
     def close(self, *, checkpoint: bool = True) -> None:
@@ -161,3 +161,23 @@ class Keep(View):
             book = saved.book(now, arrivals)._replace(memories=memories)
             self._joins.load(book, saved.quarantined, saved.log)
         self._gate.wake()
+
+
+def _pulled(keep: Iterable[Pulled]) -> list[Pulled]:
+    try:
+        held = list(keep)
+    except TypeError:
+        raise AffluxError(
+            f"[checkpoint] keep is of type {type(keep).__name__}, must be a list of pulled versions"
+        ) from None
+    for i, one in enumerate(held):
+        if not isinstance(one, Pulled):
+            raise AffluxError(f"[checkpoint] keep[{i}] is of type {type(one).__name__}, must be one that pull() gave")
+    return held
+
+
+def _json(notes: object) -> str:
+    try:
+        return json.dumps(notes)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise AffluxError(f"[checkpoint] notes cannot be kept as JSON: {error}") from None
