@@ -15,6 +15,7 @@ from afflux.bench import inputs as data
 from afflux.bench.contender import REST_OF_OPENBLAS, Contender
 from afflux.bench.inputs import Case, Inputs
 from afflux.bench.measure import Timed, entrant, measure
+from afflux.bench.neighbours import Neighbours
 from afflux.bench.probes import COPIED, PROBES
 from afflux.bench.row import Row
 from afflux.bench.streams import Traffic, moved
@@ -110,8 +111,15 @@ def execute(case: Case, rows: list[Row], repeats: int, compiled: bool, quick: bo
         found = probes(case, rows, shared, step, quick)
         everyone = [*found, *contenders]
         step("timing", total=repeats * len(everyone))
+        neighbours = Neighbours()
+
+        def turn() -> None:
+            neighbours.look()
+            step()
+
         start, before = time.perf_counter(), machine.others_cpu()
-        measure(everyone, repeats, step)
+        measure(everyone, repeats, turn)
         seconds, after = time.perf_counter() - start, machine.others_cpu()
     others = None if before is None or after is None else (after - before) / seconds
-    return report.of_case(case, rows, found, contenders) | {"cores_of_others": others}
+    shared_cores = {"cores_of_others": others, "additions_slowdown": neighbours.slowdown}
+    return report.of_case(case, rows, found, contenders) | shared_cores
