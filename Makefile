@@ -5,12 +5,12 @@ PEERS := .venv-peers
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 NATIVE := CMakeLists.txt setup.py pyproject.toml $(shell find engine csrc -type f)
-GPU_TESTS := tests/test_cuda.py tests/test_gpu_server.py tests/test_gpu_rows.py
+GPU_TESTS := tests/test_cuda.py tests/test_gpu_server.py tests/test_gpu_rows.py tests/test_bench_cuda.py
 GPU_CHECKED := 2049 or parts or finite or lent or trees
 FORMATTED := $(shell find engine csrc python/afflux tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit sanitize sanitize-all test-gpu gpu bench mutants kills scale peers test-peers bench-peers format update-constraints clean
+.PHONY: help setup demo test lint types unit sanitize sanitize-all test-gpu gpu bench wheel mutants kills scale peers test-peers bench-peers format update-constraints clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -69,6 +69,9 @@ bench: setup  ## the micro-benchmarks against torch and this machine's own bandw
 
 mutants: setup  ## breaks formulas on purpose, one at a time, and checks that the suite notices
 	$(BIN)/python tests/mutants.py
+
+wheel: setup  ## a wheel for releases: CUDA code for every generation since 8.0, and PTX; minutes
+	PATH="$(CURDIR)/$(BIN):$$PATH" AFFLUX_CUDA=release $(PIP) wheel --no-deps --no-build-isolation -w dist .
 
 kills: setup  ## kills a store's process 2,000 times, and lets each call to the disk fail; goes on where it was stopped
 	$(BIN)/python tests/crashes.py 2000 build/kills.json

@@ -82,7 +82,7 @@ bool requires_grad(py::handle object) {
 
 thread_local Call* current_call = nullptr;
 
-// The stream that a library's work goes to at present; 0: the default one.
+// The stream that a library's work on a device goes to at present; 0: the default one.
 std::uintptr_t stream_of(py::handle object, int device) {
   const std::string module = py::str(py::type::handle_of(object).attr("__module__"));
   const std::string library = module.substr(0, module.find('.'));
@@ -93,7 +93,11 @@ std::uintptr_t stream_of(py::handle object, int device) {
         .attr("cuda_stream")
         .cast<std::uintptr_t>();
   if (library == "cupy")
-    return py::module_::import("cupy").attr("cuda").attr("get_current_stream")().attr("ptr").cast<std::uintptr_t>();
+    return py::module_::import("cupy")
+        .attr("cuda")
+        .attr("get_current_stream")(device)
+        .attr("ptr")
+        .cast<std::uintptr_t>();
   return 0;
 }
 

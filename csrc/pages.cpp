@@ -16,6 +16,9 @@ namespace py = pybind11;
 namespace afflux::python {
 namespace {
 
+// Bytes that the system is asked to read at once: of more, Linux may read the beginning alone.
+constexpr std::size_t kPiece = 512 << 10;
+
 #if defined(__linux__)
 // Linux 5.14; C libraries know the names later.
 constexpr int kPopulateRead = 22, kPopulateWrite = 23;
@@ -33,9 +36,8 @@ Pages pages_of(const py::buffer& memory) {
   return {static_cast<char*>(info.ptr) - before, static_cast<std::size_t>(info.size * info.itemsize) + before};
 }
 
-// Has the system read what is on disk only, and does not wait. Of a larger piece Linux may read the beginning alone.
+// Has the system read what is on disk only, and does not wait.
 void prefetch_(const py::buffer& memory) {
-  constexpr std::size_t kPiece = 512 << 10;
   const Pages pages = pages_of(memory);
   const Release release;
   for (std::size_t at = 0; at < pages.size; at += kPiece)
@@ -73,6 +75,7 @@ void detach_(const py::buffer&) {}  // nothing is mapped there
 }  // namespace
 
 void bind_pages(py::module_& module) {
+  module.attr("PIECE") = kPiece;
   module.def("prefetch", prefetch_, py::arg("memory"));
   module.def("populate", populate_, py::arg("memory"), py::arg("write"));
   module.def("detach", detach_, py::arg("memory"));

@@ -31,6 +31,21 @@ def rng():
     return np.random.default_rng(20240)
 
 
+@pytest.fixture(params=["mapped", "written"])
+def mapped(request, monkeypatch):
+    """Both ways of a store to reach the disk; on a file system that promises nothing, the second one alone."""
+    if request.param == "written":
+        monkeypatch.setattr("afflux.store.folder.promises_space", lambda folder: False)
+
+
+@pytest.fixture(scope="session")
+def nine_rows(tmp_path_factory):
+    """A store that tests only read, or copy; see nine_rows.py."""
+    from nine_rows import make
+
+    return make(tmp_path_factory.mktemp("tools") / "store")
+
+
 def awkward(rng, size):
     """Float32 of both signs and of 60 binary orders of magnitude, zeros of both signs and subnormals included."""
     values = rng.standard_normal(size) * 2.0 ** rng.integers(-30, 30, size)

@@ -96,7 +96,7 @@ cuda = SimpleNamespace(
     Device=lambda index: nullcontext(),
     Stream=fake_cuda.Stream,
     alloc_pinned_memory=bytearray,
-    get_current_stream=lambda: STREAM,
+    get_current_stream=lambda device=-1: STREAM,
     runtime=RUNTIME,
 )
 

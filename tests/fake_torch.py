@@ -1,5 +1,5 @@
 """torch's tensors that say they are on the emulated device (emulated.py), whose memory is the host's; whatever is made
-from one is another one.
+from one is another one, and as there, they do not meet tensors of the host's but to be copied, nor NumPy.
 """
 
 from types import SimpleNamespace
@@ -9,8 +9,23 @@ import torch
 import fake_cuda
 from emulated import OnCuda
 
+#: Where tensors of both places meet, or both may be made from the other.
+MEETING = {torch.Tensor.copy_, torch.Tensor.__setitem__, torch.Tensor.__getitem__, torch.Tensor.as_subclass}
+
+
+def flat(arguments):
+    for argument in arguments:
+        yield from flat(argument) if isinstance(argument, list | tuple) else [argument]
+
 
 class CudaTensor(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        given = flat([*args, *(kwargs or {}).values()])
+        if function not in MEETING and any(type(x) is torch.Tensor and x.ndim > 0 for x in given):
+            raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices")
+        return super().__torch_function__(function, types, args, kwargs or {})
+
     def __dlpack_device__(self):
         return 2, 0
 
@@ -21,6 +36,14 @@ class CudaTensor(torch.Tensor):
             array = plain.view(torch.int16).numpy().view("uint16") if wide else plain.numpy()
             self.exported = OnCuda(array, "bfloat16" if wide else array.dtype.name)
         return self.exported.__dlpack__(stream=stream, max_version=max_version)
+
+    def __array__(self, *_, **__):
+        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu()")
+
+    def numpy(self, **_):
+        if self.dtype != torch.uint8:  # which forbids resizing, where torch says that the memory is the host's
+            self.__array__()
+        return super().numpy()
 
     def to(self, *arguments, copy=False, **options):
         if arguments[:1] != ("cpu",):

@@ -21,7 +21,7 @@ from pathlib import Path
 import zarr  # noqa: F401  that no child has to
 
 import afflux.store.folder
-import afflux.store.segments
+import afflux.store.metadata
 from afflux import StoreError
 from crashes import MEMORY, UNBORN, Case, acknowledged, check, in_child, reference, result, told
 
@@ -224,7 +224,7 @@ def from_flushed(flushed, path):
 
 def main(phase, rule, how, step):
     case = Case(rule, pushes=AFTER + 3, durability="power" if how == "power" else "process")
-    afflux.store.segments.MOST_SLOTS = 2  # new segments, again and again
+    afflux.store.metadata.MOST_SLOTS = 2  # new segments, again and again
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         faults = Faults(case, folder, how)
         calls = faults.run(phase, step)

@@ -21,7 +21,9 @@ torch = pytest.importorskip("torch")
 
 from afflux.bench import native, tables  # noqa: E402
 from afflux.bench.native import Variant, sweep  # noqa: E402
+from afflux.bench.neighbours import Neighbours  # noqa: E402
 from afflux.bench.rows import ROWS  # noqa: E402
+from afflux.bench.run import notes  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 D, M, REPEATS, THREADS = 100_003, 7, 3, 2
@@ -46,6 +48,22 @@ def cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
         yield folder
+
+
+def test_neighbours():
+    """Additions take time in proportion to their number, and a note says when their time varied."""
+    additions = native.library().afflux_additions
+    few, many = (min(additions(rounds) for _ in range(9)) for rounds in (10_000, 100_000))
+    assert 3 < many / few < 30
+    seen = Neighbours([2e-5, 1e-5, 3e-5, 1.9e-5])
+    assert Neighbours().slowdown is None
+    assert seen.slowdown == pytest.approx(1.95)
+    assert [
+        n
+        for n in notes([], [], [{"cores_of_others": 0.0, "additions_slowdown": seen.slowdown}], 20)
+        if "1.9 times" in n
+    ]
+    assert not [n for n in notes([], [], [{"cores_of_others": 0.0, "additions_slowdown": 1.1}], 20) if "additions" in n]
 
 
 @pytest.fixture(scope="module")

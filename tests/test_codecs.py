@@ -60,6 +60,21 @@ def test_bytes_and_values_are_the_references(isa, rng, codec):
             assert bits(decoded(codec, row, size, num_threads=2)) == bits(rows.decode(codec.name, expected, size)), size
 
 
+def test_every_float16(isa):
+    """All 2^16, NaN among them, are read alike; finite ones, what lies beside them and between them is stored alike."""
+    every = np.arange(2**16, dtype=np.uint16)
+    values = decoded(codecs.float16, every.view(np.uint8), every.size)
+    nan = np.isnan(every.view(np.float16))
+    assert bits(values[~nan]) == bits(every.view(np.float16)[~nan].astype(np.float32))
+    payload = (every[nan].astype(np.uint32) & 0x3FF) << 13 | 0x7FC00000
+    assert np.array_equal(values[nan].view(np.uint32), payload | (every[nan].astype(np.uint32) & 0x8000) << 16)
+    finite = np.sort(values[np.isfinite(values)])
+    between = (finite[:-1] + finite[1:]) / 2
+    near = [np.nextafter(x, np.float32(to)) for x in (finite, between) for to in (-np.inf, np.inf)]
+    x = np.concatenate([finite, between, *near])
+    assert encoded(codecs.float16, x).tobytes() == rows.encode("float16", x, *facts_of(x))
+
+
 @each
 def test_threads(rng, codec):
     x = awkward(rng, 2 * 65536 + 4099)

@@ -263,7 +263,7 @@ class TestEmulated:
         told = json.loads(python(environment | {"AFFLUX_ARRAYS": arrays}, TESTS / "gpu_servers.py"))
         assert told == {name: GOLDEN[name] for name in RULES}
 
-    @pytest.mark.parametrize("name", ["cuda", "gpu_server", "gpu_rows"])
+    @pytest.mark.parametrize("name", ["cuda", "gpu_server", "gpu_rows", "bench_cuda"])
     def test_every_size_and_combination_does(self, environment, name):
         assert "passed" in suites(environment, "emulated", name)
 

@@ -3,14 +3,13 @@
 import gc
 import os
 import sys
-from time import perf_counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from afflux import AffluxError, BusyError, Server, UnavailableError
+from afflux import AffluxError, BusyError, Server, UnavailableError, ops
 from afflux._arrays import on_host as to_numpy
-from afflux.bench import cuda
 from afflux.rules import RULES, ca2fl, fadas, fedbuff, mf_ca2fl, wkafl, zenopp
 from conftest import FORKS, bits
 from device import emulated, libraries, needs_device, on_host
@@ -255,44 +254,62 @@ def test_set_memory_and_a_wrong_one(moved, vectors):
     assert bits(to_numpy(server.memories["validation"])) == before == bits(vectors[1])
 
 
-@pytest.mark.parametrize("row", cuda.ROWS)
-def test_the_benchmarks_rows(row, moved):
-    assert cuda.agrees(row, moved, 5000)
+@pytest.mark.skipif(emulated is None, reason="streams are asked on the emulated device")
+class TestStreams:
+    def asked(self, monkeypatch, library):
+        """The devices whose current streams are asked for, and those that are waited for."""
+        asked, waited, cuda = [], [], sys.modules[library].cuda
+
+        def current(device=-1):
+            asked.append(device)
+            return SimpleNamespace(cuda_stream=0, ptr=0, synchronize=lambda: waited.append(device))
+
+        monkeypatch.setattr(cuda, "current_stream" if library == "torch" else "get_current_stream", current)
+        return asked, waited
+
+    @pytest.mark.parametrize("library", ["cupy", "torch"])
+    def test_the_stream_is_that_of_the_arrays_device(self, library, monkeypatch, vectors):
+        put = libraries()[library]
+        with on_host():
+            one, two = put(vectors[0]), put(vectors[1])
+            asked, _ = self.asked(monkeypatch, library)
+            ops.ingest(one, two)
+        assert asked == [0]
+
+    def test_a_tree_of_another_library_is_waited_for(self, monkeypatch, vectors):
+        """CuPy's memory may be used again on CuPy's stream, while torch still reads it on its own."""
+        in_cupy, in_torch = libraries()["cupy"], libraries()["torch"]
+        monkeypatch.setattr("afflux._arrays.as_torch", lambda array: in_torch(array.host))
+        with on_host():
+            server = Server(fedbuff(), {"a": in_cupy(vectors[0]), "b": in_cupy(vectors[1])})
+            out = {name: in_torch(vectors[2]) for name in ("a", "b")}
+            _, waited = self.asked(monkeypatch, "torch")
+            server.pull(out=out)
+        assert bits(to_numpy(out["b"])) == bits(vectors[1])
+        assert set(waited) == {0}
 
 
-@pytest.mark.skipif(emulated is None, reason="make gpu measures")
-def test_the_benchmarks_table(monkeypatch):
-    torch = pytest.importorskip("torch")
-    put = libraries()["torch"]
+@pytest.mark.skipif(emulated is None, reason="looks for copies of the fakes")
+def test_a_state_is_copied_once(moved, vectors, monkeypatch):
+    server = Server(ca2fl(buffer_size=2), moved(vectors[0]), num_clients=5)
+    pushes(server, vectors[:3])
+    expected = server.state_dict()["arrays"]["sum"]
 
-    class Event:
-        def __init__(self, **_):
-            pass
+    def copy(self, vector):
+        raise AssertionError("another copy on the device")
 
-        def record(self):
-            self.seconds = perf_counter()
+    monkeypatch.setattr(type(server._device), "copy", copy)
+    assert bits(server.state_dict()["arrays"]["sum"]) == bits(expected)
 
-        def synchronize(self):
-            pass
 
-        def elapsed_time(self, end):
-            return 1e3 * (end.seconds - self.seconds)
+def test_a_streaming_server_keeps_nothing_on_the_host(moved, vectors, monkeypatch):
+    def zeros(*_):
+        raise AssertionError("zeros on the host")
 
-    def eager(row, arrays):
-        doing = cuda.plain(row, arrays)
-        return [] if doing is None else [("torch eager", doing)]
-
-    monkeypatch.setattr(torch.cuda, "Event", Event, raising=False)
-    monkeypatch.setattr(cuda, "others", eager)
-    with on_host():
-        lines = cuda.table(5000, put, repeats=2)
-        assert [line[1] for line in lines] == ["afflux", "torch eager"] * 3 + ["afflux"] * 2
-        assert {line[-1] for line in lines if line[1] == "afflux"} == {"True"}
-        for row in ("fedbuff", "fadas", "ca2fl"):  # torch does the same
-            ours, theirs = (cuda.ROWS[row](5000, put) for _ in range(2))
-            ours.run()
-            cuda.plain(row, theirs.arrays)()
-            assert np.allclose(to_numpy(ours.arrays["out"]), to_numpy(theirs.arrays["out"]), rtol=1e-4, atol=1e-5)
+    monkeypatch.setattr("afflux.streaming.np.zeros", zeros)
+    server = Server(fedbuff(buffer_size=2), moved(vectors[0]), memory="streaming")
+    monkeypatch.undo()
+    assert pushes(server, vectors[:2])[-1].version == 1
 
 
 @pytest.mark.filterwarnings(FORKS)

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from afflux import AffluxError, Server, UnavailableError
+from afflux import AffluxError, Server, UnavailableError, _arrays
 from afflux.rules import RULES, ca2fl, fedasync, fedavg, fedbuff
 from conftest import FakeCuda, awkward, bits, ready
 
@@ -410,3 +410,11 @@ def test_a_server_says_what_it_is():
     server = Server(fedavg(buffer_size=3), np.zeros(7))
     server.push(0, np.ones(7), version=0)
     assert repr(server) == "Server(fedavg, d=7, version=0, 1 of 3 arrivals)"
+
+
+def test_params_that_must_be_converted_are_so_once(monkeypatch):
+    converted, ready = [], _arrays.ready
+    monkeypatch.setattr(_arrays, "ready", lambda name, array: converted.append(name) or ready(name, array))
+    server = Server(fedbuff(), {"strided": np.ones((4, 3)).T, "plain": np.ones(2)})
+    assert server.layout.size == 14
+    assert converted == ["strided", "plain"]

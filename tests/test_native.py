@@ -1,6 +1,7 @@
 """The engine without Python: builds, installs, is embedded by a C++ program; its objects hold no weak symbol."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import afflux
+import machine_code
 from afflux import _engine, ops
 
 ROOT = Path(__file__).parent.parent
@@ -128,9 +130,30 @@ def test_the_kernels_compile_for_cuda(release):
     assert all(release.joinpath("engine/CMakeFiles/afflux_cuda.dir/cuda", f"{s.name}.o").exists() for s in sources)
 
 
-@pytest.mark.parametrize(("choice", "code"), [("auto", 0), ("on", 1), ("off", 0), ("perhaps", 1)])
+def test_the_kernels_keep_to_registers_and_whole_lines(release):
+    """Read from the machine code, if CUDA's cuobjdump is there."""
+    if NVCC is None or machine_code.CUOBJDUMP is None:
+        pytest.skip("nvcc or cuobjdump is not installed: no machine code was read")
+    (found,) = machine_code.read(next(release.glob("engine/libafflux.a")))
+    assert found.name == "sm_80"
+    assert found.kernels > 50
+    assert (found.local, found.generic) == (0, 0)
+    assert min(found.wide_loads, found.wide_stores) > 500
+
+
+def test_releases_are_for_every_generation(tmp_path):
+    if NVCC is None:
+        pytest.skip("nvcc is not installed")
+    run(CMAKE, "-S", ROOT, "-B", tmp_path, "-G", "Unix Makefiles", "-DAFFLUX_CUDA=release")
+    flags = (tmp_path / "engine/CMakeFiles/afflux_cuda.dir/flags.make").read_text()
+    assert re.findall(r"code=\[(.*?)\]", flags) == [
+        *("compute_80,sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"),
+    ]
+
+
+@pytest.mark.parametrize(("choice", "code"), [("auto", 0), ("on", 1), ("release", 1), ("off", 0), ("perhaps", 1)])
 def test_without_nvcc(tmp_path, choice, code):
-    """`auto` and `off` build without CUDA, `on` says what is missing."""
+    """`auto` and `off` build without CUDA, `on` and `release` say what is missing."""
     hidden = [folder for folder in PATH.split(os.pathsep) if not Path(folder, "nvcc").exists()]
     env = os.environ | {"PATH": os.pathsep.join(hidden)}
     for name in ("CUDACXX", "CUDA_PATH", "CUDA_HOME"):
@@ -138,7 +161,7 @@ def test_without_nvcc(tmp_path, choice, code):
     command = [CMAKE, "-S", ROOT, "-B", tmp_path, f"-DAFFLUX_CUDA={choice}"]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == code, done.stdout + done.stderr
-    if choice == "on":
-        assert "AFFLUX_CUDA=on, but no CUDA compiler was found" in done.stderr
+    if choice in ("on", "release"):
+        assert f"AFFLUX_CUDA={choice}, but no CUDA compiler was found" in done.stderr
     if choice == "perhaps":
-        assert "must be auto, on, off or emulated" in done.stderr
+        assert "must be auto, on, release, off or emulated" in done.stderr

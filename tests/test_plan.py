@@ -12,6 +12,7 @@ from afflux import AffluxError, Server, store
 from afflux.cli import app
 from afflux.plan import fitted, plan
 from afflux.rules import RULES, ca2fl, fadas, fedbuff, gsgm
+from afflux.store.lock import promises_space
 from conftest import ready
 from variants import VARIANTS, make
 
@@ -52,7 +53,7 @@ def test_memory_is_what_state_bytes_says(name, options):
 @pytest.mark.parametrize("rule", [fedbuff(buffer_size=M), fadas(buffer_size=M), ca2fl(buffer_size=M, codec="affine-2")])
 def test_disk_is_what_the_store_then_has(rule, commit_every, tmp_path, monkeypatch):
     """Also where an array needs many segments."""
-    monkeypatch.setattr("afflux.store.segments.MOST_SLOTS", 2)
+    monkeypatch.setattr("afflux.store.metadata.MOST_SLOTS", 2)
     path = tmp_path / "store"
     with Server(rule, np.zeros(SIZE), num_clients=CLIENTS, store=path, commit_every=commit_every) as server:
         everyone(server, 4)
@@ -231,6 +232,24 @@ def test_the_command_prints_what_the_function_says():
     assert "memory    params" not in run(*arguments).stdout
 
 
+@pytest.mark.parametrize("store", [False, True])
+def test_the_command_keeps_a_budget_as_the_server_does(store, tmp_path):
+    rule, budget = ca2fl(buffer_size=M), 4 * SIZE * (M + 3) + (0 if store else 4 * SIZE * (1 + CLIENTS) + 8 * SIZE)
+    arguments = ["--rule", "ca2fl", "--buffer-size", str(M), "--params", str(SIZE), "--clients", str(CLIENTS)]
+    arguments += ["--memory-budget", str(budget), *(["--store"] if store else [])]
+    said = json.loads(run(*arguments, "--json").stdout)
+    kept = {"store": tmp_path / "store"} if store and promises_space(tmp_path) else {}
+    if kept or not store:
+        server = Server(rule, np.zeros(SIZE), num_clients=CLIENTS, memory_budget=budget, **kept)
+        assert (said["max_slots"], said["max_versions"]) == (server._slots.limit, server._versions.max_versions)
+    assert said["max_slots"] == M + (3 if store else 2)
+    assert said["memory_bytes"] <= budget
+    last = next(line for line in run(*arguments).stdout.splitlines() if line.startswith("in all"))
+    assert last.endswith(
+        f"at most, max_slots = {M + 3}" if store else f"at most, max_slots = {M + 2}, max_versions = 2"
+    )
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_the_command_knows_every_rule(name):
     result = run("--rule", name, "--params", "1000", "--clients", "50")
@@ -241,10 +260,23 @@ def test_the_command_knows_every_rule(name):
 def test_the_commands_help_and_mistakes():
     assert "afflux plan --rule fedbuff --params 25_000_000" in run("--help").stdout
     for arguments, message in [
-        (["--rule", "ca2fl", "--params", "10"], "give num_clients"),
+        (["--rule", "ca2fl", "--params", "10"], "error: ca2fl caches a row per client: give --clients"),
+        (
+            ["--rule", "fedbuff", "--params", "10", "--dtype", "int8"],
+            "error: --dtype is 'int8', must be one of float32",
+        ),
+        (["--rule", "fedbuff", "--params", "10", "--slot-dtype", "int8"], "error: --slot-dtype is 'int8'"),
+        (["--rule", "fedbuff:buffer_size=3", "--params", "10", "--buffer", "7"], "--buffer-size is 7, but fedbuff:buf"),
+        (["--rule", "fedasync", "--params", "10", "--buffer", "7"], "--buffer-size was given, but fedasync does not"),
+        (["--rule", "fedbuff", "--params", "1000", "--memory-budget", "9"], "error: --memory-budget is 9 B, but 48 kB"),
+        (["--rule", "gsgm", "--params", "9", "--clients", "9", "--memory-budget", "9"], "error: --memory-budget: any"),
         (["--rule", "fedbuff", "--params", "10", "--codec", "affine-4"], "--codec was given, but fedbuff does not"),
         (["--rule", "fedbuf", "--params", "10"], "unknown rule 'fedbuf'"),
     ]:
         result = run(*arguments)
         assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
         assert message in result.stderr
+    for size in ("0", "-3"):
+        assert run("--rule", "fedbuff", "--params", size).exit_code == 2
+    rule = ["--rule", "fedbuff:buffer_size=3", "--params", "10"]
+    assert run(*rule, "--buffer", "3").stdout == run(*rule).stdout

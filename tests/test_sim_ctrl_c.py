@@ -34,6 +34,19 @@ def test_a_press_that_nobody_asks_for_is_raised_at_the_end_of_the_outer_block():
     ctrl_c.check()
 
 
+def test_sigterm_says_that_it_was_that():
+    """Once: what is pressed later is Ctrl-C again."""
+    with ctrl_c.held(), ctrl_c.sigterm_too():
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(ctrl_c.Terminated):
+            ctrl_c.check()
+        press()
+        with pytest.raises(KeyboardInterrupt) as caught:
+            ctrl_c.check()
+        assert caught.type is KeyboardInterrupt
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 def test_another_error_comes_first():
     with pytest.raises(ValueError, match="mine"), ctrl_c.held():
         press()

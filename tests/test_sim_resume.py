@@ -156,8 +156,11 @@ def test_a_run_folder_that_has_moved(expected, tmp_path):
     with pytest.raises(Stopped):
         begin("fedbuff", tmp_path, stop_at(10))
     (tmp_path / "run").rename(tmp_path / "moved")
-    with pytest.raises(ConfigError, match=r"cannot go on with .*run/audit/fedbuff-seed4.jsonl"):
-        resume(Paused.of(tmp_path / "store"))
+    where = rf"a run goes on in its run folder, which was {tmp_path}/run; --out says where that is now"
+    for folder in (None, tmp_path / "elsewhere"):
+        expected_at = (folder or tmp_path / "run") / "audit" / "fedbuff-seed4.jsonl"
+        with pytest.raises(ConfigError, match=f"there is no {expected_at}: {where}"):
+            Paused.of(tmp_path / "store", folder)
     result = resume(Paused.of(tmp_path / "store", tmp_path / "moved"))
     assert (reproducible(result), files(tmp_path / "moved")) == expected("fedbuff")
 
@@ -242,11 +245,15 @@ def test_the_command_is_killed_interrupted_and_resumed(tmp_path):
     interrupted = Paused.of(store).arrivals
     assert 0 < interrupted < 900
     status, out, told = stopped(on, signal.SIGTERM, 100, "--resume", store)
-    assert (status, out, told) == (130, "", f"go on with: afflux run --resume {store}\nstopped\n")
+    assert (status, out, told) == (143, "", f"go on with: afflux run --resume {store}\nstopped\n")
     assert interrupted < Paused.of(store).arrivals < 900
     result = called("--resume", store)
     assert (result.exit_code, result.stderr) == (0, "")
     assert "wrote " in result.stdout
+    bits = (on / LOG).read_bytes()
+    result = called("--resume", store)
+    said = f"the run in {store} is finished: nothing to go on with; its results are written again\n"
+    assert (result.exit_code, result.stderr, (on / LOG).read_bytes()) == (0, said, bits)
     assert called(*SETTINGS.split(), "--out", off).exit_code == 0
     for name in ("config.json", "metrics.csv", "staleness.csv", LOG):
         assert (on / name).read_bytes() == (off / name).read_bytes(), name

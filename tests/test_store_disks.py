@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-import afflux.store.segments
+import afflux.store.metadata
 from afflux import AffluxError, Server, StoreError
 from afflux.rules import RULES
 from conftest import FORKS
@@ -32,7 +32,7 @@ def large():
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch):
-    monkeypatch.setattr(afflux.store.segments, "MOST_SLOTS", 2)
+    monkeypatch.setattr(afflux.store.metadata, "MOST_SLOTS", 2)
 
 
 def mounted(path, size):

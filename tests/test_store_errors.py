@@ -14,10 +14,13 @@ import numpy as np
 import pytest
 
 import afflux.store.disk
+import afflux.store.folder
 import afflux.store.index
 from afflux import AffluxError, Server, StoreError
 from afflux.rules import ca2fl, fedbuff
-from afflux.store import check
+from afflux.store import check, repair
+from afflux.store.lock import Lock
+from afflux.store.remedy import BACKUP
 from conftest import FORKS
 from crashes import result
 from damage import damage, place
@@ -66,7 +69,8 @@ def test_a_damaged_row_is_found_when_its_client_pushes(path, where):
     damage(file, offset + where, 4)
     server = Server.open(path, RULE)
     before = server.joins
-    with pytest.raises(StoreError, match=r"\[push\] client 4's row is damaged: .*does not agree with its checksum"):
+    said = rf"\[push\] client 4's row is damaged: .*does not agree with its checksum; `afflux store repair {path}`, "
+    with pytest.raises(StoreError, match=said):
         server.push(4, vector(4), version=server.version)
     with pytest.raises(StoreError, match=r"\[row\] client 4's row is damaged"):
         server.rows.row(4)
@@ -81,7 +85,8 @@ def test_damaged_vectors_are_found_at_opening(path, name):
     for slot in range(2):
         width = json.loads((path / name / "zarr.json").read_text())["chunk_grid"]["configuration"]["chunk_shape"][1]
         damage(path / name / "c" / "0" / "0", slot * width * (8 if name == "sum" else 4) + 1000)
-    refused(path, f"{name} is damaged: slot [01] does not agree with its checksum")
+    remedy = {"params": BACKUP, "sum": f"`afflux store repair {path}` makes it anew"}[name]
+    refused(path, f"{name} is damaged: slot [01] does not agree with its checksum; {remedy}")
 
 
 def test_truncated_segments(path):
@@ -89,11 +94,14 @@ def test_truncated_segments(path):
         file = path / name / "c" / "0" / "0"
         whole = file.read_bytes()
         os.truncate(file, len(whole) - 1)
-        refused(path, f"{name} is truncated")
+        remedy = {"params": BACKUP, "sum": f"`afflux store repair {path}` makes it anew"}[name]
+        refused(path, rf"{file} is truncated: {len(whole) - 1} of {len(whole)} bytes; {remedy}$")
         file.write_bytes(whole)
     file, _ = place(path, 0)
     os.truncate(file, 4096)
-    refused(path, "rows.* truncated")
+    refused(path, rf"{file} is truncated: .*; `afflux store repair {path}`, .* drops the rows that are lost$")
+    file.unlink()
+    refused(path, rf"{file} is missing; `afflux store repair {path}`, .* drops the rows that are lost$")
 
 
 @pytest.mark.parametrize("name", ["rows", "sum", "params"])
@@ -130,9 +138,13 @@ def test_a_vanished_folder(path, tmp_path):
     assert server.version == 4
 
 
-def test_a_second_writer(path):
-    with Server.open(path, RULE):
-        refused(path, "is in use: one process at a time writes to a store")
+def test_a_second_writer(path, monkeypatch):
+    """It waits for nobody but others: this process would wait for itself."""
+    with Server.open(path, RULE), monkeypatch.context() as patch:
+        patch.delattr("afflux.store.lock.sleep")
+        refused(
+            path, "is in use: one process at a time writes to a store, and this very process has a server there: cl"
+        )
     Server.open(path, RULE).close()
 
 
@@ -193,8 +205,10 @@ def test_other_rules_and_no_stores(path, tmp_path):
     with pytest.raises(StoreError, match="there is no folder"):
         Server.open(tmp_path / "nowhere", RULE)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(StoreError, match=r"index\.sqlite is missing"):
-        Server.open(tmp_path / "empty", RULE)
+    for call in (Server.open, check, repair):
+        with pytest.raises(StoreError, match=r"empty holds no store: index\.sqlite is missing"):
+            call(tmp_path / "empty")
+    assert list((tmp_path / "empty").iterdir()) == []
     with pytest.raises(StoreError, match=r"is not empty; Server\.open goes on"):
         Server(RULE, np.zeros(3), num_clients=5, store=path)
     (tmp_path / "empty" / "rows").mkdir()
@@ -218,6 +232,59 @@ def test_wrong_options(options, message, path, tmp_path):
     assert not (tmp_path / "new").exists()
     with pytest.raises(AffluxError, match=message):
         Server.open(path, RULE, **options)
+
+
+def test_a_folder_with_a_lock_alone_is_empty(tmp_path):
+    """An attempt to make a store leaves it, if it fails early."""
+    (tmp_path / "lock").touch()
+    Server(RULE, np.zeros(3), num_clients=5, store=tmp_path).close()
+    Server.open(tmp_path).close()
+
+
+def test_two_who_make_a_store_in_one_folder(tmp_path, monkeypatch):
+    """The second one finds it empty, and then has to wait."""
+    first = []
+
+    class Slow(Lock):
+        def __init__(self, folder):
+            if not first:
+                first.append(folder)
+                Server(RULE, np.zeros(3), num_clients=5, store=folder).close()
+            super().__init__(folder)
+
+    monkeypatch.setattr(afflux.store.folder, "Lock", Slow)
+    with pytest.raises(StoreError, match=r"is not empty; Server\.open goes on with a store"):
+        Server(RULE, np.zeros(4), num_clients=5, store=tmp_path)
+    with Server.open(tmp_path) as server:
+        assert server.params.size == 3
+
+
+@pytest.mark.parametrize("options", [{"durability": "process"}, {"durability": "power"}, {"commit_every": 3}], ids=str)
+def test_commits_need_a_store(options):
+    (name,) = options
+    with pytest.raises(AffluxError, match=rf"\[Server\] {name}: without a store nothing is committed"):
+        Server(RULE, np.zeros(3), num_clients=5, **options)
+
+
+def test_arguments_of_a_wrong_kind(path, tmp_path):
+    with pytest.raises(AffluxError, match=r"\[open\] path is Rule\(name='ca2fl'.*, must be a folder's path"):
+        Server.open(RULE, path)
+    with pytest.raises(AffluxError, match=r"\[open\] rule is .*, must be a Rule such as"):
+        Server.open(path, str(path))
+    with pytest.raises(AffluxError, match=r"\[Server\] store is 7, must be a folder's path"):
+        Server(RULE, np.zeros(3), num_clients=5, store=7)
+    with Server.open(path) as server:
+        pulled, before = server.pull(), server.notes
+        for keep, message in [
+            ([pulled, 3], r"keep\[1\] is of type int, must be one that pull\(\) gave"),
+            (pulled, r"keep is of type Pulled, must be a list of pulled versions"),
+        ]:
+            with pytest.raises(AffluxError, match=rf"\[checkpoint\] {message}"):
+                server.checkpoint("mine", keep=keep)
+        for notes, message in [({"a": np.zeros(2)}, "ndarray is not JSON"), ({(1, 2): 3}, "keys must be str")]:
+            with pytest.raises(AffluxError, match=rf"\[checkpoint\] notes cannot be kept as JSON: .*{message}"):
+                server.checkpoint(notes)
+        assert (server.notes, server.kept) == (before, {})
 
 
 def test_a_first_commit_that_fails_lets_go_of_the_folder(tmp_path, monkeypatch):
@@ -266,7 +333,7 @@ def limited(path, size):
 @pytest.mark.parametrize("size", [1, 20_000, 800_000])
 def test_a_disk_without_space(path, size, monkeypatch):
     """A limit on the size of files stands for a full disk: both fail where space is asked for."""
-    monkeypatch.setattr("afflux.store.segments.SEGMENT_BYTES", 1 << 20)
+    monkeypatch.setattr("afflux.store.metadata.SEGMENT_BYTES", 1 << 20)
     shutil.rmtree(path)
     with Server(RULE, np.zeros(SIZE), num_clients=CLIENTS, store=path) as server:
         for client in range(3):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 import afflux.store.folder
-import afflux.store.segments
+import afflux.store.metadata
 from afflux import AffluxError, Server, StoreError
 from afflux.rules import RULES
 from conftest import bits, ready
@@ -194,7 +194,7 @@ class Play(RuleBasedStateMachine):
     [*((name, True) for name in PLAYED), *((name, False) for name in ("mf_ca2fl", "fedbuff-streaming", "gsgm"))],
 )
 def test_a_store_against_memory(name, mapped, monkeypatch):
-    monkeypatch.setattr(afflux.store.segments, "MOST_SLOTS", 2)  # new segments, again and again
+    monkeypatch.setattr(afflux.store.metadata, "MOST_SLOTS", 2)  # new segments, again and again
     if not mapped:
         monkeypatch.setattr(afflux.store.folder, "promises_space", lambda folder: False)
     played = type("Played", (Play,), {"name": name})

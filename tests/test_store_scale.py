@@ -9,7 +9,7 @@ import pytest
 
 from afflux import Server
 from afflux.rules import mf_ca2fl
-from afflux.store.segments import MOST_SEGMENTS, SEGMENT_BYTES
+from afflux.store.metadata import MOST_SEGMENTS, SEGMENT_BYTES
 from conftest import FORKS
 from crashes import result
 

@@ -134,25 +134,47 @@ AFFLUX_FN void code_rotated(Codec codec, const Runs& runs) {
   }
 }
 
+// Halves as float32; and float32 as halves and as what these are decoded to.
+template <class Half>
+AFFLUX_FN void decode_halves(const Half* from, float* to, std::int64_t n) {
+  convert(from, to, n);
+}
+template <class Half>
+AFFLUX_FN void encode_halves(const float* __restrict x, Half* __restrict to, float* __restrict decoded,
+                             std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    Half half{};
+    formula::narrow_finite(x[i], &half);
+    to[i] = half;
+    decoded[i] = formula::widened(half);
+  }
+}
+#if defined(__F16C__)
+AFFLUX_FN void decode_halves(const Float16* from, float* to, std::int64_t n) {
+  const std::int64_t whole = n - n % simd::kFloats;
+  for (std::int64_t i = 0; i < whole; i += simd::kFloats) simd::store_floats(to + i, simd::load_halves(from + i));
+  convert(from + whole, to + whole, n - whole);
+}
+AFFLUX_FN void encode_halves(const float* x, Float16* to, float* decoded, std::int64_t n) {
+  const std::int64_t whole = n - n % simd::kFloats;
+  for (std::int64_t i = 0; i < whole; i += simd::kFloats)
+    simd::store_floats(decoded + i, simd::store_halves(to + i, simd::load_floats(x + i)));
+  encode_halves<Float16>(x + whole, to + whole, decoded + whole, n - whole);
+}
+#endif
+
 template <class Half>
 AFFLUX_FN void code_halves(Codec codec, const Runs& runs) {
   const formula::Place at = formula::place(codec, runs.begin);
   Half nowhere[kCodecBlock];
   for (int k = 0; k < runs.decoded; ++k) {
     const Decoding& one = runs.decodings[k];
-    convert(reinterpret_cast<const Half*>(one.row + at.codes), one.out, runs.n);
+    decode_halves(reinterpret_cast<const Half*>(one.row + at.codes), one.out, runs.n);
   }
   for (int k = 0; k < runs.encoded; ++k) {
     const Encoding& one = runs.encodings[k];
-    const float* __restrict const x = one.from;
-    Half* __restrict const to = one.row == nullptr ? nowhere : reinterpret_cast<Half*>(one.row + at.codes);
-    float* __restrict const decoded = one.decoded;
-    for (std::int64_t i = 0; i < runs.n; ++i) {
-      Half half{};
-      formula::narrow_finite(x[i], &half);
-      to[i] = half;
-      decoded[i] = formula::widened(half);
-    }
+    Half* const to = one.row == nullptr ? nowhere : reinterpret_cast<Half*>(one.row + at.codes);
+    encode_halves(one.from, to, one.decoded, runs.n);
   }
 }
 

@@ -2,6 +2,9 @@
 
 #include <atomic>
 #include <cstdlib>
+#if !defined(__aarch64__)
+#include <cpuid.h>
+#endif
 
 #include "afflux/afflux.hpp"
 #include "cuda/cuda.hpp"
@@ -22,14 +25,18 @@ bool always() { return true; }
 #if defined(__aarch64__)
 const Isa kIsas[] = {{"neon", "", &neon::kernels, always}};
 #else
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+bool has_f16c() {  // __builtin_cpu_supports knows it from GCC 11 on
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
 }
 const Isa kIsas[] = {
     {"avx512", "AVX-512 F, DQ, BW and VL", &avx512::kernels, has_avx512},
-    {"avx2", "AVX2 and FMA", &avx2::kernels, has_avx2},
+    {"avx2", "AVX2, FMA and F16C", &avx2::kernels, has_avx2},
     {"baseline", "", &baseline::kernels, always},
 };
 #endif

@@ -128,6 +128,33 @@ AFFLUX_FN Floats pick(const float* table, Words index) {
 #endif
 }
 
+// kFloats float16 and back, finite ones as by formula::narrow_finite. The instructions round as they are told to, and
+// keep float16's subnormals whatever the thread's modes are.
+#if defined(__F16C__)
+AFFLUX_FN Floats load_halves(const Float16* from) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#else
+  return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+#endif
+}
+// Returns what was stored.
+AFFLUX_FN Floats store_halves(Float16* to, Floats values) {
+  const Words sign = bits_of(values) & 0x80000000u;
+  const Floats magnitude = lesser(all(65504.0f), floats_of(bits_of(values) & 0x7FFFFFFFu));
+  const Floats finite = floats_of(bits_of(magnitude) | sign);
+#if defined(__AVX512F__)
+  const __m256i halves = _mm512_cvtps_ph((__m512)finite, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  _mm256_storeu_si256((__m256i*)to, halves);
+  return (Floats)_mm512_cvtph_ps(halves);
+#else
+  const __m128i halves = _mm256_cvtps_ph((__m256)finite, _MM_FROUND_TO_NEAREST_INT);
+  _mm_storeu_si128((__m128i*)to, halves);
+  return (Floats)_mm256_cvtph_ps(halves);
+#endif
+}
+#endif
+
 // kFloats bytes, one for each word, and back; the words are below 256.
 AFFLUX_FN Words load_bytes(const unsigned char* from) {
 #if defined(__AVX512F__)

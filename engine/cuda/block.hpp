@@ -27,6 +27,16 @@ namespace afflux::cuda {
 
 constexpr int kWarp = 32;
 
+// An address of the device's memory, as every vector's is. The compiler cannot know it of one that a kernel finds in a
+// list, and would make its accesses of the kind that look first which memory is meant.
+template <class T>
+AFFLUX_DEVICE const T* on_device(const void* address) {
+#if defined(__CUDA_ARCH__)
+  __builtin_assume(__isGlobal(address));
+#endif
+  return static_cast<const T*>(address);
+}
+
 AFFLUX_DEVICE double root(double value) {
 #if defined(__CUDA_ARCH__)
   return __dsqrt_rn(value);

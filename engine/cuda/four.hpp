@@ -45,7 +45,7 @@ struct Span {
 
   template <class T>
   AFFLUX_DEVICE Four<T> load(const void* vector) const {
-    const T* const from = static_cast<const T*>(vector) + begin;
+    const T* const from = on_device<T>(vector) + begin;
     if constexpr (kWhole) {
       return *reinterpret_cast<const Four<T>*>(from);
     } else {

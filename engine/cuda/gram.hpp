@@ -35,7 +35,8 @@ template <class T>
 struct GramBody {
   static constexpr int kThreads = kTilesOfBlock * kWarp;
   static constexpr int kPairs = kSide * kSide;
-  static constexpr int kTogether = 4;  // rows that are under way at once
+  // Rows that are under way at once: what registers hold, mixed types taking more.
+  static constexpr int kTogether = std::is_same_v<T, Mixed> ? 2 : 4;
   static_assert(kLanes == kWarp, "a thread is a lane");
   struct Shared {};
 
@@ -56,13 +57,13 @@ struct GramBody {
 
   static AFFLUX_DEVICE double load(const View<const void>& vector, std::int64_t i) {
     if constexpr (!std::is_same_v<T, Mixed>)
-      return formula::widened(static_cast<const T*>(vector.data)[i]);
+      return formula::widened(on_device<T>(vector.data)[i]);
     else if (vector.type == Type::float32)
-      return static_cast<const float*>(vector.data)[i];
+      return on_device<float>(vector.data)[i];
     else if (vector.type == Type::float64)
-      return static_cast<const double*>(vector.data)[i];
+      return on_device<double>(vector.data)[i];
     else
-      return formula::widened(static_cast<const Bfloat16*>(vector.data)[i]);
+      return formula::widened(on_device<Bfloat16>(vector.data)[i]);
   }
 
   // sums[a, b] = a lane's part of the products of a tile in [begin, end). The last vector stands in for missing ones.

@@ -51,16 +51,16 @@ struct IngestBody {
     T value{};
     switch (part.type) {
       case Type::float32:
-        formula::narrow(formula::widened(static_cast<const float*>(part.data)[i]), &value);
+        formula::narrow(formula::widened(on_device<float>(part.data)[i]), &value);
         break;
       case Type::float64:
-        formula::narrow(formula::widened(static_cast<const double*>(part.data)[i]), &value);
+        formula::narrow(formula::widened(on_device<double>(part.data)[i]), &value);
         break;
       case Type::float16:
-        formula::narrow(formula::widened(static_cast<const Float16*>(part.data)[i]), &value);
+        formula::narrow(formula::widened(on_device<Float16>(part.data)[i]), &value);
         break;
       case Type::bfloat16:
-        formula::narrow(formula::widened(static_cast<const Bfloat16*>(part.data)[i]), &value);
+        formula::narrow(formula::widened(on_device<Bfloat16>(part.data)[i]), &value);
         break;
     }
     return value;
@@ -78,7 +78,7 @@ struct IngestBody {
   // A column of a whole block that lies in one part.
   template <class From>
   AFFLUX_DEVICE void whole_column(const Part& part, std::int64_t begin, Sums& sums) const {
-    const From* const from = static_cast<const From*>(part.data) + (begin - part.begin);
+    const From* const from = on_device<From>(part.data) + (begin - part.begin);
     for (int row = 0; row < kRows; row += kTogether) {
       Four<From> read[kTogether];
       AFFLUX_UNROLLED

@@ -1,5 +1,5 @@
-// float16 and bfloat16 by integer code, because hardware conversions flush subnormals or round otherwise. Branch-free,
-// so that a loop over them becomes vectors. NaN stays NaN.
+// float16 and bfloat16 by integer code, because not every processor converts them, and some flush subnormals or round
+// otherwise. Branch-free, so that a loop over them becomes vectors. NaN stays NaN, and becomes a quiet one.
 #pragma once
 #include "afflux/view.hpp"
 #include "formula/fn.hpp"
@@ -22,13 +22,14 @@ AFFLUX_FN float float_of(std::uint32_t bits) {
 AFFLUX_FN float widened(float value) { return value; }
 AFFLUX_FN double widened(double value) { return value; }
 
-// 1 sign, 5 exponent (bias 15), 10 mantissa bits. A normal value moves to bias 127, infinity and NaN to exponent 255. A
-// subnormal m 2^-24 is (2^-14 + m 2^-24) - 2^-14: all three are zero or normal in float32, so that the difference is
-// exact whether subnormals are flushed or not.
+// 1 sign, 5 exponent (bias 15), 10 mantissa bits. A normal value moves to bias 127, infinity and NaN to exponent 255,
+// and NaN gets the bit that makes it quiet, as from hardware. A subnormal m 2^-24 is (2^-14 + m 2^-24) - 2^-14: all
+// three are zero or normal in float32, so that the difference is exact whether subnormals are flushed or not.
 AFFLUX_FN float widened(Float16 half) {
   const std::uint32_t sign = (half.bits & 0x8000u) << 16, magnitude = half.bits & 0x7FFFu;
   const std::uint32_t mantissa = magnitude << 13, rebias = 112u << 23, smallest = 113u << 23;
-  const std::uint32_t normal = mantissa + rebias + (magnitude >= 0x7C00u ? rebias : 0u);
+  const std::uint32_t quiet = magnitude > 0x7C00u ? 0x00400000u : 0u;
+  const std::uint32_t normal = (mantissa + rebias + (magnitude >= 0x7C00u ? rebias : 0u)) | quiet;
   const std::uint32_t subnormal = bits_of(float_of(mantissa + smallest) - float_of(smallest));
   const std::uint32_t is_normal = 0u - static_cast<std::uint32_t>(magnitude >= 0x0400u);  // a mask: no branch
   return float_of(sign | (normal & is_normal) | (subnormal & ~is_normal));

@@ -193,10 +193,16 @@ def put(array: Array, values: Array) -> None:
     """Writes `values` into the array, converting to its dtype; for integers they are what `prepare` gave."""
     if is_torch(array):
         # Not through NumPy: autograd must see that the tensor has changed.
+        import torch
+
         array.detach().copy_(as_torch(values))
+        if is_cupy(values):  # whose memory CuPy may use again, on a stream that knows nothing of torch's
+            torch.cuda.current_stream(gpu_of(values)).synchronize()
         return
     if is_cupy(array):
-        array[...] = sys.modules["cupy"].asarray(values if is_cupy(values) else on_host(values))
+        cupy = sys.modules["cupy"]
+        with cupy.cuda.Device(gpu_of(array)):
+            array[...] = cupy.asarray(values if is_cupy(values) else on_host(values))
         return
     # Beyond the range is infinity, as in torch; the engine looks for it in its own sweep.
     with np.errstate(over="ignore"):

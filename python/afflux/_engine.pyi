@@ -10,6 +10,7 @@ LANES: int
 BLOCK: int
 SUPERBLOCK: int
 MOST_MEMORIES: int
+PIECE: int  # bytes to read ahead at once
 
 class AffluxError(ValueError): ...
 class UnavailableError(RuntimeError): ...

@@ -119,7 +119,7 @@ def save(
         arrays["slot_buffers"] = _stacked(own, "float64", current.buffers.size)
     if rows is not None:
         arrays["rows"] = _stacked([*rows.values()], rows.codec.row_dtype, rows.row_size)
-        arrays["sum"] = on_host(rows.sum, copy=True)
+        arrays["sum"] = rows.saved_sum()
         if rows.codec.ranged:
             arrays["extremes"] = np.array([w.extremes for w in waiting], np.float64).reshape(len(waiting), 2)
     if total is not None:

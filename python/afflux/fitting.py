@@ -9,7 +9,7 @@ from afflux import codecs, ops
 from afflux.codecs import Codec
 from afflux.devices import HOST, Device
 from afflux.errors import AffluxError, UnavailableError
-from afflux.intake import one_of
+from afflux.intake import at_least, one_of
 from afflux.joins import Duplicates
 from afflux.rule import Rule
 from afflux.streaming import MemoryMode
@@ -39,6 +39,12 @@ def refuse_starts(rule: Rule, dtype: str) -> None:
     for name, first in rule.memories.items():
         if not first < float(np.finfo(dtype).max):
             raise AffluxError(f"[Server] {rule.name} starts its {name} at {first}, which {dtype} cannot hold")
+
+
+def refuse_commits(durability: str | None, commit_every: int | None) -> None:
+    """Refuses what a store does not know; `durability` None: its default."""
+    one_of("durability", "process" if durability is None else durability, ("process", "power"))
+    at_least("commit_every", commit_every, 1)
 
 
 def slots_of(rule: Rule, max_slots: int | None, memory: MemoryMode) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeGuard
 
 import numpy as np
@@ -28,15 +29,17 @@ class Intake:
     device: Device = HOST  #: that the vectors go to
 
     @classmethod
-    def of(cls, params: "ops.Array | Tree", kind: Kind, num_threads: int) -> "Intake":
-        """For vectors like `params`, where these lie."""
+    def of(
+        cls, params: "ops.Array | Tree", kind: Kind, num_threads: int
+    ) -> "tuple[Intake, ops.Array | list[ops.Array]]":
+        """For vectors like `params`, where these lie; and the parts of params."""
         if is_tree(params):
             layout = Layout.of(params)
             intake = cls(kind, layout, layout.size, num_threads)
         else:
             intake = cls(kind, None, length("[Server] params", params), num_threads)
         parts = intake.parts("[Server] params", params)
-        return replace(intake, device=device_of("[Server] params", parts, intake.names))
+        return replace(intake, device=device_of("[Server] params", parts, intake.names)), parts
 
     def pushed(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
         """The parts of what a client hands in."""
@@ -184,6 +187,14 @@ def at_least(name: str, value: object, least: int) -> None:
     """Refuses an optional setting that is no int, or too small."""
     if value is not None and not (is_int(value) and value >= least):
         raise AffluxError(f"[Server] {name} is {value!r}, must be an int of at least {least}")
+
+
+def path_of(op: str, name: str, value: object) -> Path:
+    """A path that a caller gave."""
+    try:
+        return Path(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise AffluxError(f"[{op}] {name} is {value!r}, must be a folder's path: a str or a Path") from None
 
 
 def one_of(name: str, value: object, known: tuple[str, ...]) -> None:

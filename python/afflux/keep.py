@@ -29,8 +29,8 @@ class Keep(View):
         self, path: Path, durability: Durability, commit_every: int | None, options: Mapping[str, Any]
     ) -> None:
         """From now on the server, which is new, keeps its state there."""
-        new = Store.make(path, self.rule, self._facts(), options)
-        made = Store(new, durability, commit_every, self.num_threads, self._device)
+        Store.make(path, self.rule, self._facts(), options, durability, commit_every)
+        made = Store(path, self.num_threads, device=self._device)
         try:
             self._settle(made)
         except BaseException:
@@ -94,11 +94,11 @@ class Keep(View):
             StoreError: there is no store, or it cannot be written; the last commit stays.
         """
         with self._stored("checkpoint") as store:
-            kept = {held.version: held for held in keep}
+            kept = {held.version: held for held in _pulled(keep)}
             for version, held in kept.items():
                 if not (self._device is HOST or self._versions.has(held.params)):
                     raise AffluxError(f"[checkpoint] keep: version {version} is not one that this server handed out")
-            store.checkpoint(self._joins, json.dumps(notes), list(kept.values()))
+            store.checkpoint(self._joins, _json(notes), list(kept.values()))
             self.kept = MappingProxyType(kept)
 
     def close(self, *, checkpoint: bool = True) -> None:
@@ -195,3 +195,23 @@ class Keep(View):
             book = saved.book(now, arrivals)._replace(memories=memories)
             self._joins.load(book, saved.quarantined, saved.log)
         self._gate.wake()
+
+
+def _pulled(keep: Iterable[Pulled]) -> list[Pulled]:
+    try:
+        held = list(keep)
+    except TypeError:
+        raise AffluxError(
+            f"[checkpoint] keep is of type {type(keep).__name__}, must be a list of pulled versions"
+        ) from None
+    for i, one in enumerate(held):
+        if not isinstance(one, Pulled):
+            raise AffluxError(f"[checkpoint] keep[{i}] is of type {type(one).__name__}, must be one that pull() gave")
+    return held
+
+
+def _json(notes: object) -> str:
+    try:
+        return json.dumps(notes)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise AffluxError(f"[checkpoint] notes cannot be kept as JSON: {error}") from None

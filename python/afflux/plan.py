@@ -10,7 +10,7 @@ from afflux.errors import AffluxError
 from afflux.fitting import RowsOn, clients_of, codec_of, slots_of
 from afflux.intake import at_least, one_of
 from afflux.rule import Rule
-from afflux.store.segments import Shape
+from afflux.store.metadata import Shape
 from afflux.store.shapes import shapes_of
 from afflux.streaming import MemoryMode
 from afflux.units import in_bytes

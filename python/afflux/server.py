@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from math import nan
 from os import PathLike
-from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
@@ -12,8 +11,8 @@ import numpy as np
 from afflux import ops
 from afflux.devices import HOST, device_of
 from afflux.errors import AffluxError
-from afflux.fitting import RowsOn, clients_of, codec_of, refuse_places, refuse_starts, slots_of
-from afflux.intake import NUMBERS, Intake, at_least, is_int, one_of, plain_id
+from afflux.fitting import RowsOn, clients_of, codec_of, refuse_commits, refuse_places, refuse_starts, slots_of
+from afflux.intake import NUMBERS, Intake, at_least, is_int, one_of, path_of, plain_id
 from afflux.joins import Book, Duplicates, Joins
 from afflux.keep import Keep
 from afflux.layout import Tree
@@ -26,7 +25,7 @@ from afflux.rounds import Rounds, Ticket
 from afflux.rule import ClientId, Rule
 from afflux.slots import Slot, Slots
 from afflux.store import MemoryRows
-from afflux.store.folder import Durability, Store
+from afflux.store.folder import Durability, Every, Store
 from afflux.store.lock import promises_space
 from afflux.streaming import MOST_SQUARES, MemoryMode, Streaming
 from afflux.versions import Versions
@@ -68,8 +67,8 @@ class Server(Keep):
             default 1 + the number of CPUs, and duplicates are not "latest".
         store: a new folder, which holds all of the server's state from now on; `open` goes on with it. Not with
             inplace. See docs/store.md.
-        durability: of what is committed there. "process": it survives the end of this process, however that comes
-            about; "power": also that of the machine.
+        durability: of what is committed there. "process", the default: it survives the end of this process, however
+            that comes about; "power": also that of the machine.
         commit_every: versions that this divides are committed; None: only `checkpoint` and `close` commit.
         seed: of the random bits that quantized rows are made with, at least 0, in 64 bits.
         memory_budget: bytes; what `afflux.plan` counts never exceeds them: max_slots and max_versions, where they are
@@ -135,7 +134,7 @@ class Server(Keep):
         log: bool = False,
         memory: MemoryMode = "buffered",
         store: "str | PathLike[str] | None" = None,
-        durability: Durability = "process",
+        durability: Durability | None = None,
         commit_every: int | None = 1,
         seed: int = 0,
         memory_budget: int | None = None,
@@ -151,8 +150,11 @@ class Server(Keep):
         at_least("max_slots", max_slots, rule.buffer_size if memory == "buffered" else 1)
         at_least("max_versions", max_versions, 2)
         at_least("seed", seed, 0)
-        one_of("durability", durability, ("process", "power"))
-        at_least("commit_every", commit_every, 1)
+        refuse_commits(durability, commit_every)
+        if store is None and (durability is not None or commit_every != 1):
+            what = "commit_every" if durability is None else "durability"
+            raise AffluxError(f"[Server] {what}: without a store nothing is committed; give store=PATH")
+        folder = None if store is None else path_of("Server", "store", store)
         one_of("dtype", dtype, ("float32", "float64"))
         self._dtype = dtype
         slot_dtype = slot_dtype or dtype
@@ -163,7 +165,7 @@ class Server(Keep):
         self.rule = rule
         self.num_threads = ops.threads(num_threads)
         self._quarantine = quarantine
-        self._intake = Intake.of(params, rule.kind, push_threads)
+        self._intake, parts = Intake.of(params, rule.kind, push_threads)
         self._device = self._intake.device
         size = self._intake.size
         refuse_places(rule, rows_on, self._device, store=store is not None, check_versions=check_versions)
@@ -179,7 +181,7 @@ class Server(Keep):
                 slot_dtype=slot_dtype,
                 memory=memory,
                 inplace=inplace,
-                store=store is not None and promises_space(Path(store)),
+                store=folder is not None and promises_space(folder),
                 gpu=self._device is not HOST,
                 rows_on=rows_on,
             )
@@ -195,7 +197,6 @@ class Server(Keep):
             rows = None if codec is None else MemoryRows(size, num_clients, codec, seed, self._device, apart=apart)
 
         draft = self._versions.take()
-        parts = self._intake.parts("[Server] params", params)
         bad = self._intake.ingest("[Server] params", parts, draft.buffer).first_nonfinite
         if bad is not None:
             raise AffluxError(f"[Server] params has a non-finite value at index {bad}{self._intake.place(bad)}")
@@ -217,7 +218,7 @@ class Server(Keep):
         self._store: Store | None = None
         #: Older versions that the last checkpoint has kept, by number.
         self.kept: Mapping[int, Pulled] = MappingProxyType({})
-        if store is not None:
+        if folder is not None:
             options = {
                 "duplicates": duplicates,
                 "max_staleness": max_staleness,
@@ -231,7 +232,7 @@ class Server(Keep):
             }
             if inplace:
                 raise AffluxError("[Server] inplace: a store keeps the last version while the next one is written")
-            self._make_store(Path(store), durability, commit_every, options)
+            self._make_store(folder, durability or "process", commit_every, options)
 
     @classmethod
     def open(
@@ -241,8 +242,8 @@ class Server(Keep):
         *,
         num_threads: int | None = None,
         push_threads: int = 1,
-        durability: Durability = "process",
-        commit_every: int | None = 1,
+        durability: Durability | None = None,
+        commit_every: Every = "as before",
         like: "ops.Array | None" = None,
     ) -> "Server":
         """A server that goes on from the last commit of a store, with the same bits.
@@ -253,8 +254,8 @@ class Server(Keep):
                 bits. None: the one that it had last; one with a part of your own must be given.
             num_threads: see the class.
             push_threads: likewise.
-            durability: likewise.
-            commit_every: likewise. All else is as it was.
+            durability: likewise; None: as it was last.
+            commit_every: likewise; "as before": as it was last. All else is as it was.
             like: an array of torch or CuPy on the GPU where the server shall live; None: on the CPU. Wherever it was
                 before, the bits that follow are the same.
 
@@ -274,10 +275,12 @@ class Server(Keep):
         (1, 1)
         >>> folder.cleanup()
         """
-        one_of("durability", durability, ("process", "power"))
-        at_least("commit_every", commit_every, 1)
+        folder = path_of("open", "path", path)
+        if not isinstance(rule, Rule | None):
+            raise AffluxError(f"[open] rule is {rule!r}, must be a Rule such as afflux.rules.fedbuff()")
+        refuse_commits(durability, 1 if commit_every == "as before" else commit_every)
         device = HOST if like is None else device_of("[open] like", like, ["like"])
-        store = Store(Path(path), durability, commit_every, ops.threads(num_threads), device)
+        store = Store(folder, ops.threads(num_threads), durability, commit_every, device)
         try:
             rule = store.going_on(rule)
             settings = {name: store.facts[name] for name in ("num_clients", "dtype", "slot_dtype")} | store.options

@@ -97,8 +97,9 @@ class Streaming:
             )
         self._size = size
         self._device = device
-        self._pool = _engine.Pool(size, "float64", 0)
-        self._zeros = np.zeros(size)  # never written: a system that maps all zeros to one page keeps no more of them
+        if device is HOST:  # on a GPU a sum is made of zeros
+            self._pool = _engine.Pool(size, "float64", 0)
+            self._zeros = np.zeros(size)  # never written: a system that maps all zeros to one page keeps no more
 
     def total(self, added: int = 0, values: Float64 | None = None) -> Total:
         """Of so many arrivals, whose sum is `values` (d,), copied; an empty one."""

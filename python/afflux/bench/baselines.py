@@ -1,7 +1,7 @@
 """The same operations in torch: plain, as papers' authors write them, and as well as torch can.
 
-Every formula works on prebuilt tensors over the memory that afflux gets. Without torch the lists
-are empty.
+Every formula works on prebuilt tensors over the memory that afflux gets, on the host or on a GPU; those that take `of`,
+or name no library, on CuPy's arrays too. Without torch the lists are empty.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from afflux.bench.contender import Arrays, Contender, Round, nothing
-from afflux.bench.inputs import LR, Inputs, copied
+from afflux.bench.inputs import LR, Inputs
+from afflux.bench.place import Host, Vector, as_tensor
 
 torch: Any  # a baseline, not a dependency: None where it is not installed
 try:
@@ -20,6 +21,8 @@ except ModuleNotFoundError:
 
 Tensor = Any  # torch.Tensor; torch may be absent
 Formula = Callable[..., Tensor]
+#: Gives an array of the place to a library, as those of place.py do.
+Hand = Callable[[Host, Vector], Tensor]
 
 
 def set_threads(num_threads: int) -> None:
@@ -43,18 +46,18 @@ def weighted_sum(params: Tensor, updates: list[Tensor], weights: Tensor) -> Tens
     return params + LR * sum(w * u for w, u in zip(weights, updates, strict=True))
 
 
-def functional(formula: Formula, *, weighted: bool, compiled: bool = False) -> Any:
+def functional(formula: Formula, *, weighted: bool, compiled: bool = False, hand: Hand = as_tensor) -> Any:
     """A contender that returns new params and keeps no state."""
 
     def make(inputs: Inputs) -> Round:
-        weights = inputs.weights if weighted else inputs.equal_weights
+        weights, place = inputs.weights if weighted else inputs.equal_weights, inputs.place
         call = torch.compile(formula, dynamic=False) if compiled else formula
-        params = [torch.from_numpy(p) for p in inputs.params]
-        updates = [[torch.from_numpy(v) for v in vectors] for vectors in inputs.vectors]
-        torch_weights = torch.from_numpy(weights).float()
+        params = [hand(place, p) for p in inputs.params]
+        updates = [[hand(place, v) for v in vectors] for vectors in inputs.vectors]
+        own_weights = hand(place, weights.astype(np.float32))
 
         def run(k: int) -> object:
-            return call(params[k], updates[k], torch_weights)
+            return call(params[k], updates[k], own_weights)
 
         def before(k: int) -> Arrays:
             return {
@@ -63,7 +66,7 @@ def functional(formula: Formula, *, weighted: bool, compiled: bool = False) -> A
                 "weights": weights,
             }
 
-        return Round(run, before, lambda result: {"params": np.asarray(result)})
+        return Round(run, before, lambda result: {"params": result})
 
     return make
 
@@ -82,10 +85,11 @@ def in_place(formula: Formula) -> Any:
     """A contender that overwrites its own params, which moves no more bytes than a separate out."""
 
     def make(inputs: Inputs) -> Round:
-        own = copied(inputs.params[0])
-        params = torch.from_numpy(own)
-        updates = [torch.from_numpy(u) for u in inputs.updates]
-        weights = torch.from_numpy(LR * inputs.weights).float()
+        place = inputs.place
+        own = place.copied(inputs.params[0])
+        params = place.tensor(own)
+        updates = [place.tensor(u) for u in inputs.updates]
+        weights = place.tensor(LR * inputs.weights).float()
 
         def run(k: int) -> object:
             return formula(params, updates[k], weights)
@@ -121,20 +125,20 @@ def difference_loop(params: Tensor, updates: Tensor, rows: Tensor, h: Tensor, nu
 
 
 def difference_sum(params: Tensor, updates: Tensor, rows: Tensor, h: Tensor, num_clients: int) -> Tensor:
-    """For the compiler: one expression without intermediate state."""
+    """For the compiler, and any library: one expression without intermediate state."""
     total = sum(update - row for update, row in zip(updates, rows, strict=True))
     new_params = params + LR * (h + total / len(updates))
     h += total / num_clients
     for row, update in zip(rows, updates, strict=True):
-        row.copy_(update)
+        row[...] = update
     return new_params
 
 
 def difference_best(inputs: Inputs) -> Formula:
     """Matrix-vector products on contiguous buffers, and no allocation."""
-    total = torch.empty(inputs.d)
-    out = torch.from_numpy(inputs.out)
-    plus, minus = torch.ones(inputs.m), -torch.ones(inputs.m)
+    out = inputs.place.tensor(inputs.out)
+    total, plus = torch.empty_like(out), out.new_ones(inputs.m)
+    minus = -plus
 
     def formula(params: Tensor, updates: Tensor, rows: Tensor, h: Tensor, num_clients: int) -> Tensor:
         torch.mv(updates.T, plus, out=total)
@@ -148,21 +152,29 @@ def difference_best(inputs: Inputs) -> Formula:
     return formula
 
 
-def cached(formula: Formula | None = None, *, compiled: bool = False) -> Any:
+def summed(inputs: Inputs, rows: Vector) -> Vector:
+    """Of all rows, in float64."""
+    total = inputs.place.filled(inputs.d, 0, np.float64)
+    for row in rows:
+        total += row
+    return total
+
+
+def cached(formula: Formula | None = None, *, compiled: bool = False, hand: Hand = as_tensor) -> Any:
     """A contender with its own rows and h; without a formula, difference_best."""
 
     def make(inputs: Inputs) -> Round:
-        rows = inputs.last_rows()
-        h = (rows.sum(axis=0, dtype=np.float64) / inputs.num_clients).astype(np.float32)
+        place, rows, h = inputs.place, inputs.last_rows(), inputs.place.empty(inputs.d)
+        h[...] = summed(inputs, rows) / inputs.num_clients
         call = formula or difference_best(inputs)
         if compiled:
             call = torch.compile(call, dynamic=False)
-        params = [torch.from_numpy(p) for p in inputs.params]
-        updates = [torch.from_numpy(u) for u in inputs.updates]
-        torch_rows, torch_h = torch.from_numpy(rows), torch.from_numpy(h)
+        params = [hand(place, p) for p in inputs.params]
+        updates = [hand(place, u) for u in inputs.updates]
+        own_rows, own_h = hand(place, rows), hand(place, h)
 
         def run(k: int) -> object:
-            return call(params[k], updates[k], torch_rows, torch_h, inputs.num_clients)
+            return call(params[k], updates[k], own_rows, own_h, inputs.num_clients)
 
         def before(k: int) -> Arrays:
             return {
@@ -175,7 +187,7 @@ def cached(formula: Formula | None = None, *, compiled: bool = False) -> Any:
             }
 
         def after(result: Any) -> Arrays:
-            return {"params": result.numpy(), "h": h, "rows": rows}
+            return {"params": result, "h": h, "rows": rows}
 
         return Round(run, before, after)
 

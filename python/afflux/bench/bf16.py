@@ -11,8 +11,9 @@ from afflux.bench import fedbuff
 from afflux.bench.baselines import Tensor, torch
 from afflux.bench.columns import ERROR, ROLE, TIME, TIMES_OURS, ULP, Line, number
 from afflux.bench.contender import Arrays, Contender, Round, ends
-from afflux.bench.inputs import LR, Float32, Inputs, copied
+from afflux.bench.inputs import LR, Float32, Inputs
 from afflux.bench.measure import CHECKED
+from afflux.bench.place import HOST
 from afflux.bench.row import Exact, Row, one_case
 from afflux.bench.streams import Streams, Traffic
 
@@ -67,7 +68,7 @@ def on_tensors(formula: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[
     """A contender on a contiguous bfloat16 matrix (M, d), and params of its own."""
 
     def make(inputs: Inputs) -> Round:
-        own = copied(inputs.params[0])
+        own = HOST.copied(inputs.params[0])
         params = torch.from_numpy(own)
         updates = [torch.from_numpy(block).bfloat16() for block in inputs.updates]
         weights = torch.from_numpy(inputs.weights).float()

@@ -5,7 +5,7 @@ import numpy as np
 from afflux import ops
 from afflux.bench import baselines
 from afflux.bench.contender import Arrays, Contender, Round
-from afflux.bench.inputs import LR, Inputs, copied
+from afflux.bench.inputs import LR, Inputs
 from afflux.bench.row import Exact, Row, one_case
 from afflux.bench.streams import Streams, Traffic
 
@@ -33,7 +33,7 @@ def reference(before: Arrays) -> Exact:
 
 def afflux_round(inputs: Inputs) -> Round:
     rows = inputs.last_rows()
-    total = copied(rows.sum(axis=0, dtype=np.float64))
+    total = baselines.summed(inputs, rows)
     passes = [
         ops.Pass(
             params,

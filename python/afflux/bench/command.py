@@ -1,9 +1,12 @@
 """The command `afflux bench`; what it runs is imported only then."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from afflux.bench.files import Files
 
 DEFAULT_ROWS = "ingest,gram,fedbuff,fedbuff-bf16,ca2fl,fadas,wkafl"
 
@@ -48,20 +51,30 @@ def bench(
     list_only: Annotated[bool, typer.Option("--list", help="List rows, contenders and probes, and stop.")] = False,
 ) -> None:
     """Time the engine's operations (see HELP)."""
-    if device != "cpu":
-        on_gpu(device, d, repeats)
-        return
     from afflux.bench.files import Files
-    from afflux.bench.run import run
 
     files = Files(json_path, markdown_path, picture_path, folder)
+    if device != "cpu":
+        on_gpu(device, rows, d, repeats, compiled, files)
+        return
+    from afflux.bench.run import run
+
     run(rows, d, m, threads, isa, repeats, sets, compiled, quick, files, list_only)
 
 
-def on_gpu(device: str, d: int | None, repeats: int | None) -> None:
+def on_gpu(device: str, rows: str, d: int | None, repeats: int | None, compiled: bool, files: "Files") -> None:
     """The rows of cuda.py."""
-    from afflux.bench import cuda
+    from afflux.bench import cuda, tables
 
     if reason := cuda.why_not() if device == "cuda" else "known: cpu, cuda":
         raise typer.BadParameter(reason, param_hint="--device")
-    cuda.run([cuda.D, cuda.SMALL] if d is None else [d], repeats or cuda.REPEATS)
+    names = list(cuda.ROWS) if rows == DEFAULT_ROWS else [name.strip() for name in rows.split(",")]
+    if unknown := [name for name in names if name not in cuda.ROWS]:
+        what = f"not on a GPU: {', '.join(unknown)}; known rows: {', '.join(cuda.ROWS)}"
+        raise typer.BadParameter(what, param_hint="--rows")
+    files.check()
+    sizes = [cuda.D, cuda.SMALL] if d is None else [d]
+    out = cuda.run(sizes, cuda.here(), repeats or cuda.REPEATS, names, compiled)
+    chosen = [cuda.ROWS[name] for name in names]
+    tables.show(out, chosen)
+    files.write(out, chosen)

@@ -7,7 +7,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from afflux._arrays import on_host
 from afflux.bench.inputs import Inputs
+from afflux.bench.place import Vector
 from afflux.bench.streams import Traffic
 
 #: ours; the formula as papers' authors write it in torch; as well as torch can; another library's; or none of these
@@ -15,7 +17,8 @@ Role = Literal["ours", "plain", "best", "peer", ""]
 #: Seconds, more than enough for the workers of OpenMP and OpenBLAS, which spin after their work and hold a core.
 REST, REST_OF_OPENBLAS = 0.025, 0.06
 
-Arrays = dict[str, npt.NDArray[Any]]
+#: By name, wherever they lie.
+Arrays = dict[str, Vector]
 
 
 def unprepared(k: int) -> None:
@@ -53,12 +56,13 @@ class Contender:
     but: str = ""  #: what it needs, or does not do, that afflux does; for "where we lose"
     traffic: Callable[[int], Traffic] | None = None  #: of M; if it is not the row's: a part of it, or of other data
     rest: float = REST  #: seconds before the next one has its turn
+    numpy: bool = False  #: NumPy's, and so on the host alone
     compiles: bool = False  #: its first run compiles; it takes part only if asked for, because that takes long
     absent: Callable[[], str | None] = here  #: why it cannot take part; asked only if its row runs
 
 
-def ends(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
-    """A copy of the first and last `size` of the last axis: enough for errors, tails included."""
+def ends(array: Vector, size: int) -> npt.NDArray[Any]:
+    """A copy for NumPy of the first and last `size` of the last axis: enough for errors, tails included."""
     if array.ndim == 0 or array.shape[-1] <= 2 * size:
-        return array.copy()
-    return np.concatenate([array[..., :size], array[..., -size:]], axis=-1)
+        return on_host(array, copy=True)
+    return np.concatenate([on_host(array[..., :size]), on_host(array[..., -size:])], axis=-1)

@@ -1,236 +1,51 @@
-"""The rows on a GPU: CUDA events, the best device-to-device probe of the same run, torch and CuPy beside ours.
+"""The rows on a GPU: the CPU rows' formulas and contenders with their arrays there, between CUDA events, beside CuPy,
+CUDA graphs, and copies, sums and products that torch makes from device to device.
 
-python -m afflux.bench.cuda [d ...]      without typer and rich, which a bare machine may lack
+python -m afflux.bench.cuda [-h] [--out FOLDER] [d ...]      without typer and rich, which a bare machine may lack
 """
 
-import random
-import statistics
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from afflux import codecs, ops
+from afflux import ops
 from afflux._arrays import on_host
+from afflux.bench import in_cupy, inputs, machine, report, tables
 from afflux.bench.baselines import torch
-from afflux.rules.fadas import BETA1, BETA2, EPSILON
+from afflux.bench.ca2fl import CA2FL
+from afflux.bench.contender import Contender, Round
+from afflux.bench.fadas import FADAS
+from afflux.bench.fedbuff import FEDBUFF
+from afflux.bench.gram import GRAM
+from afflux.bench.ingest import INGEST
+from afflux.bench.inputs import Case, Inputs
+from afflux.bench.measure import Timed, entrant, measure
+from afflux.bench.mf_ca2fl import MF_CA2FL
+from afflux.bench.place import Gpu
+from afflux.bench.probes import COPIED, TORCH
+from afflux.bench.row import Row
+from afflux.bench.streams import moved
+from afflux.bench.wkafl import WKAFL
 
-LR, M = 0.7, 10
-D, SMALL = 100_000_000, 10_000
+D, SMALL, M = 100_000_000, 10_000, 10
 REPEATS = 20
+#: Where errors are taken and bits compared; references in float64 are made on the host.
+CHECKED = 300_007
 
-Run = Callable[[], object]
-#: Copies a NumPy array to where the row shall run.
-Put = Callable[[np.ndarray], Any]
-
-
-@dataclass(frozen=True)
-class Made:
-    """One row's arrays by name, the bytes that it moves, and our way to do it."""
-
-    arrays: dict[str, Any]
-    bytes: int
-    run: Run
-
-
-@dataclass
-class Timed:
-    row: str
-    name: str
-    bytes: int
-    run: Run
-    seconds: list[float]
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.seconds)
-
-
-def inputs(d: int, put: Put, states: int = 0) -> dict[str, Any]:
-    """Normal vectors; long ones repeat themselves."""
-    rng = np.random.default_rng(d)
-    block = rng.standard_normal(min(d, 2**21), np.float32)
-    arrays: dict[str, Any] = {"params": put(np.resize(block, d)), "out": put(np.zeros(d, np.float32))}
-    arrays["updates"] = [put(np.resize(np.roll(block, 97 * i + 1), d) * np.float32(0.01)) for i in range(M)]
-    arrays["states"] = [put(np.full(d, 1e-5, np.float32)) for _ in range(states)]
-    return arrays
-
-
-def weights() -> np.ndarray:
-    return np.full(M, 1 / M)
-
-
-def fedbuff(d: int, put: Put) -> Made:
-    a = inputs(d, put)
-    sweep = ops.Pass(a["params"], a["out"], ops.Combine(a["updates"], weights()), step=ops.Sgd(LR))
-    return Made(a, 4 * d * (M + 2), lambda: ops.apply(sweep))
-
-
-def fadas(d: int, put: Put) -> Made:
-    a = inputs(d, put, states=3)
-    step = ops.Adaptive("amsgrad", LR, BETA1, BETA2, EPSILON)
-    sweep = ops.Pass(a["params"], a["out"], ops.Combine(a["updates"], weights()), None, step, a["states"])
-    return Made(a, 4 * d * (M + 8), lambda: ops.apply(sweep))
-
-
-def cached(codec: codecs.Codec) -> Callable[[int, Put], Made]:
-    """CA2FL with rows of this codec."""
-
-    def make(d: int, put: Put) -> Made:
-        a = inputs(d, put)
-        rows = [np.empty(codec.row_size(d), codec.row_dtype) for _ in range(M)]
-        source = np.resize(np.random.default_rng(1).standard_normal(2**21, np.float32), d)
-        facts = [ops.RowFacts(i, -6.0, 6.0) for i in range(M)]
-        for row, fact in zip(rows, facts, strict=True):
-            ops.encode(source, row, codec=codec, facts=fact)
-        a["rows"], a["sum"] = [put(row) for row in rows], put(np.zeros(d))
-        stage = ops.CachedDifference(a["sum"], 10 * M, a["rows"], a["rows"], codec, facts)
-        sweep = ops.Pass(a["params"], a["out"], ops.Combine(a["updates"], weights()), stage, ops.Sgd(LR))
-        moved = 4 * d * (M + 2) + 16 * d + 2 * M * codec.row_bytes(d)
-        return Made(a, moved, lambda: ops.apply(sweep))
-
-    return make
-
-
-def wkafl(d: int, put: Put) -> Made:
-    """The two sweeps: inner products of the estimate and the updates, then both linear combinations of them."""
-    a = inputs(d, put, states=1)
-    following = np.full((1, M + 1), 0.1)
-    memory = ops.Memory(a["states"], np.array([0.1]), following)
-    mix = ops.Combine(a["updates"], weights())
-    sweep = ops.Pass(a["params"], a["out"], mix, step=ops.Sgd(-LR), memory=memory)
-
-    def run() -> None:
-        ops.gram([*a["states"], *a["updates"]])
-        ops.apply(sweep)
-
-    return Made(a, 4 * d * (2 * M + 5), run)
-
-
-ROWS: dict[str, Callable[[int, Put], Made]] = {
-    "fedbuff": fedbuff,
-    "fadas": fadas,
-    "ca2fl": cached(codecs.float32),
-    "mf-ca2fl, 4 bits": cached(codecs.affine(4)),
-    "wkafl": wkafl,
+ROWS = {row.name: row for row in (INGEST, GRAM, FEDBUFF, FADAS, CA2FL, *MF_CA2FL, WKAFL)}
+#: By row, who is also timed as a CUDA graph: nothing that they do waits for the host.
+GRAPHED = {
+    "fedbuff": "torch addmv_",
+    "fadas": "torch mv, addcdiv_",
+    "ca2fl": "torch mv, addmv_",
+    "mf-ca2fl-affine-4": "torch, client by client",
 }
-
-
-def plain(row: str, a: dict[str, Any]) -> Callable[..., Any] | None:
-    """What torch is asked to do, in float32; None where there is nothing like it."""
-    p, out, updates = a["params"], a["out"], a["updates"]
-
-    def mean() -> Any:
-        total = updates[0] / M
-        for update in updates[1:]:
-            total = total + update / M
-        return total
-
-    def adaptive() -> Any:
-        m, v, v_hat = a["states"]
-        v_d = mean()
-        m.copy_(BETA1 * m + (1 - BETA1) * v_d)
-        v.copy_(BETA2 * v + (1 - BETA2) * v_d * v_d)
-        v_hat.copy_(torch.maximum(v_hat, v))
-        return out.copy_(p + LR * m / (v_hat.sqrt() + EPSILON))
-
-    def difference() -> Any:
-        rows, total = a["rows"], a["sum"]
-        h, change = total / (10 * M), updates[0] - rows[0]
-        for update, kept in zip(updates[1:], rows[1:], strict=True):
-            change = change + (update - kept)
-        out.copy_(p + LR * (h + change / M))
-        total.add_(change)
-        for update, kept in zip(updates, rows, strict=True):
-            kept.copy_(update)
-        return out
-
-    return {"fedbuff": lambda: out.copy_(p + LR * mean()), "fadas": adaptive, "ca2fl": difference}.get(row)
-
-
-def others(row: str, a: dict[str, Any]) -> Iterator[tuple[str, Run]]:
-    """torch and CuPy on the same arrays."""
-    doing = plain(row, a)
-    if doing is None:
-        return
-    yield "torch eager", doing
-    yield "torch.compile", torch.compile(doing)
-    if row == "fedbuff":
-        if "cupy" in sys.modules:
-            cupy = sys.modules["cupy"]
-            p, out, *updates = (cupy.from_dlpack(x) for x in (a["params"], a["out"], *a["updates"]))
-
-            def in_cupy() -> None:
-                out[...] = p
-                for update in updates:
-                    out[...] += np.float32(LR / M) * update
-
-            yield "CuPy", in_cupy
-        graph = torch.cuda.CUDAGraph()
-        doing()
-        with torch.cuda.graph(graph):
-            doing()
-        yield "torch eager in a CUDA graph", graph.replay
-        one = a["out"][:1]
-        yield "one empty launch", one.zero_
-
-
-def probes(a: dict[str, Any]) -> Iterator[tuple[str, int, Run]]:
-    """Device to device: copies, sums and products in place of long vectors."""
-    size, (x, y) = a["out"].numel(), a["updates"][:2]
-    yield "copy_", 8 * size, lambda: a["out"].copy_(x)
-    yield "mul_", 8 * size, lambda: a["out"].mul_(1.0)
-    yield "add, out=", 12 * size, lambda: torch.add(x, y, out=a["out"])
-    yield "sum", 4 * size, x.sum
-
-
-def measured(everyone: list[Timed], repeats: int) -> None:
-    """Everyone has a turn in every repeat, in a new order, between two events."""
-    shuffle = random.Random(0).shuffle
-    for timed in everyone:
-        timed.run()
-    for _ in range(repeats):
-        shuffle(everyone)
-        for timed in everyone:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            timed.run()
-            end.record()
-            end.synchronize()
-            timed.seconds.append(begin.elapsed_time(end) / 1e3)
-
-
-def agrees(row: str, put: Put, d: int = 70_001) -> bool:
-    """Whether what the row writes there has the CPU's bits."""
-    made = [ROWS[row](d, where) for where in (np.array, put)]
-    for one in made:
-        one.run()
-    flat = [[*m.arrays["states"], *m.arrays.get("rows", []), m.arrays["out"], m.arrays.get("sum")] for m in made]
-    pairs = [(mine, on_host(theirs)) for mine, theirs in zip(*flat, strict=True) if mine is not None]
-    return all(mine.tobytes() == theirs.tobytes() for mine, theirs in pairs)
-
-
-def table(d: int, put: Put, repeats: int = REPEATS, rows: list[str] | None = None) -> list[tuple[str, ...]]:
-    """One line for each contender: row, name, ms, GB/s, % of the best probe, times our time, whether the bits agree."""
-    lines: list[tuple[str, ...]] = []
-    for row in rows or list(ROWS):
-        made = ROWS[row](d, put)
-        everyone = [Timed(row, "afflux", made.bytes, made.run, [])]
-        everyone += [Timed(row, name, made.bytes, run, []) for name, run in others(row, made.arrays)]
-        tried = [Timed("", name, size, run, []) for name, size, run in probes(made.arrays)]
-        ours, names = everyone[0], [timed.name for timed in everyone]
-        measured([*everyone, *tried], repeats)
-        limit = max(timed.bytes / timed.median for timed in [*everyone[:1], *tried])
-        for timed in sorted(everyone, key=lambda timed: names.index(timed.name)):
-            speed, bits = timed.bytes / timed.median, "" if timed is not ours else str(agrees(row, put))
-            figures = (f"{1e3 * timed.median:.3f}", f"{speed / 1e9:.0f}", f"{100 * speed / limit:.0f}")
-            lines.append((row, timed.name, *figures, f"{timed.median / ours.median:.2f}", bits))
-    return lines
-
-
-HEADER = ("row", "who", "ms", "GB/s", "% of limit", "x ours", "CPU's bits")
 
 
 def why_not() -> str:
@@ -241,17 +56,183 @@ def why_not() -> str:
     return reason or ("" if torch.cuda.is_available() else "torch finds no GPU")
 
 
-def run(sizes: list[int], repeats: int = REPEATS) -> None:
-    """Prints a table for each d."""
-    for d in sizes:
-        print(f"{torch.cuda.get_device_name()}, d = {d:_}, M = {M}, float32, medians of {repeats}")
-        lines = [HEADER, *table(d, lambda array: torch.tensor(array, device="cuda"), repeats)]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        for line in lines:
-            print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+def here() -> Gpu:
+    return Gpu(lambda values: torch.tensor(values, device="cuda"))
+
+
+def events() -> Callable[[], float]:
+    """A clock on torch's stream."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+
+    def stop() -> float:
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
+
+    return stop
+
+
+def captured(call: Callable[[], object]) -> Callable[[], object]:
+    """A call that launches the same work at once, on the same memory; `call` was made before, and is made once more."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call()
+
+    def replay() -> object:
+        graph.replay()
+        return result
+
+    return replay
+
+
+def in_a_graph(by: Contender) -> Contender:
+    """The same contender, a graph for each input set."""
+
+    def make(shared: Inputs) -> Round:
+        ready = by.make(shared)
+        sets = range(len(shared.params))
+        for k in sets:
+            ready.run(k)
+        replays = [captured(lambda k=k: ready.run(k)) for k in sets]  # type: ignore[misc]
+        return replace(ready, run=lambda k: replays[k]())
+
+    return replace(by, name=f"{by.name}, in a CUDA graph", make=make)
+
+
+def contenders(row: Row, compiled: bool) -> list[Contender]:
+    """Those that can run there."""
+    able = [c for c in row.contenders if not c.numpy and (compiled or not c.compiles)]
+    able += [in_a_graph(c) for c in able if c.name == GRAPHED.get(row.name)]
+    return able + ([in_cupy.CONTENDERS[row.name]] if row.name in in_cupy.CONTENDERS and find_spec("cupy") else [])
+
+
+def same_bits(row: Row, case: Case, place: Gpu) -> bool:
+    """Whether what a round of the row writes there has the CPU's bits."""
+    found = []
+    for shared in (inputs.make(case, 1), inputs.make(case, 1, place)):
+        ready = row.contenders[0].make(shared)
+        found.append({name: on_host(array).tobytes() for name, array in ready.after(ready.run(0)).items()})
+    return found[0] == found[1]
+
+
+def entrants(case: Case, row: Row, shared: Inputs, compiled: bool, failed: list[str]) -> list[Timed]:
+    """Everyone who does this row, ready to be timed; those of other libraries that cannot are told in `failed`."""
+    found = []
+    small = replace(case, d=min(case.d, CHECKED))
+    few = inputs.make(small, 1, shared.place)
+    for by in contenders(row, compiled):
+        try:
+            errors = entrant(small, row, by, few).errors
+            timed = entrant(case, row, by, shared, checked=False)
+        except Exception as error:
+            if by.role == "ours":
+                raise
+            failed.append(f"{row.name}: {by.name} failed: {type(error).__name__}: {str(error).strip()[:120]}")
+            continue
+        timed.errors, timed.rest = errors, 0
+        found.append(timed)
+    return found
+
+
+def probed(case: Case, shared: Inputs) -> list[Timed]:
+    """torch's ways to move bytes."""
+    found = []
+    for probe in TORCH:
+        run, traffic = probe.make(shared), probe.traffic(case.m)
+        found.append(Timed(probe.name, "", moved(traffic, case.d), run, traffic=traffic, rest=0))
+        found[-1].sample = case.sample(run)
+        for k in range(case.sets):
+            run(k)
+    return found
+
+
+def launches(place: Gpu, repeats: int) -> list[dict[str, Any]]:
+    """What a call costs that moves next to nothing: one launch, one whose answer is waited for, and ours, d = 1."""
+    one, two, answer = (place.filled(1, 1) for _ in range(3))
+    sweep = ops.Pass(one, two, ops.Combine([one], np.ones(1)), step=ops.Sgd(0.5))
+    calls: dict[str, Callable[[], object]] = {
+        "torch zero_: one launch": answer.zero_,
+        "torch zero_, item(): a launch that is waited for": lambda: answer.zero_().item(),
+        "afflux: ops.apply": lambda: ops.apply(sweep),
+        "afflux: ops.ingest": lambda: ops.ingest(one, two),
+        "afflux: ops.gram": lambda: ops.gram([one]),
+    }
+    timed = [Timed(name, "", 0, lambda k, call=call: call(), rest=0) for name, call in calls.items()]  # type: ignore[misc]
+    for each in timed:
+        each.sample(0)
+    measure(timed, repeats, clock=events)
+    return [report.figures(each) | {"gbps": None} for each in timed]
+
+
+def case_of(row: Row, d: int) -> Case:
+    return Case(d, 1 if row is INGEST else M, 1, device="cuda")
+
+
+def fitting(rows: Sequence[Row], d: int, compiled: bool) -> int:
+    """The longest d, at most the given one, at which everyone in a row has room."""
+    able = [contenders(row, compiled) for row in rows]
+    kept = max(sum(c.kept(d, M) for c in own) for own in able)
+    passing = max(c.temporary(d, M) for own in able for c in own)
+    needed = 1.1 * (inputs.shared_bytes(Case(d, M, 1), COPIED) + kept + passing)  # all of it is proportional to d
+    free, _ = torch.cuda.mem_get_info()
+    return d if needed <= free else int(d * free / needed)
+
+
+def execute(case: Case, rows: Sequence[Row], place: Gpu, repeats: int, compiled: bool, failed: list[str]) -> Any:
+    """All figures of these rows in this case; their contenders come and go row by row."""
+    shared = inputs.make(case, COPIED, place)
+    tried, everyone = probed(case, shared), []
+    for row in rows:
+        own = entrants(case, row, shared, compiled, failed)
+        measure([*own, *tried], repeats, clock=events)
+        for timed in own:  # their memory goes; the figures stay
+            timed.sample = timed.prepare = lambda k: None
+        everyone += own
+    return report.of_case(case, list(rows), tried, everyone)
+
+
+def run(
+    sizes: Sequence[int],
+    place: Gpu,
+    repeats: int = REPEATS,
+    rows: Sequence[str] = tuple(ROWS),
+    compiled: bool = True,
+) -> dict[str, Any]:
+    """The results of a run, as the CPU's have them, and the launches."""
+    chosen, notes, cases = [ROWS[name] for name in rows], [], []
+    different = [row.name for row in chosen if not same_bits(row, case_of(row, CHECKED), place)]
+    notes.append(f"NOT THE CPU'S BITS: {', '.join(different)}" if different else "all rows have the CPU's bits")
+    notes.append(f"errors are those at d = {CHECKED:_}")
+    for wanted in sizes:
+        d = fitting(chosen, wanted, compiled)
+        if d < wanted:
+            notes.append(f"d = {d:_} in place of {wanted:_}, which this GPU's memory does not hold")
+        plan: dict[Case, list[Row]] = {}
+        for row in chosen:
+            plan.setdefault(case_of(row, d), []).append(row)
+        cases += [execute(case, own, place, repeats, compiled, notes) for case, own in plan.items()]
+    if not find_spec("cupy"):
+        notes.append("CuPy is not installed")
+    settings = {"repeats": repeats, "sets": 2, "compile": compiled, "notes": notes}
+    box = machine.describe() | {"gpu": torch.cuda.get_device_name()}
+    return report.results(box, chosen, cases, settings) | {"launches": launches(place, repeats)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m afflux.bench.cuda")
+    parser.add_argument("--out", type=Path, help="a folder for bench.json and bench.md")
+    parser.add_argument("sizes", metavar="d", type=int, nargs="*", default=[D, SMALL])
+    asked = parser.parse_args()
+    if reason := why_not():
+        raise SystemExit(f"no GPU bench: {reason}")
+    out, rows = run(asked.sizes, here()), [*ROWS.values()]
+    print(text := tables.to_markdown(out, rows))
+    if asked.out:
+        asked.out.mkdir(exist_ok=True, parents=True)
+        (asked.out / "bench.md").write_text(text, encoding="utf-8")
+        (asked.out / "bench.json").write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    if reason := why_not():
-        sys.exit(f"no GPU bench: {reason}")
-    run([int(size) for size in sys.argv[1:]] or [D, SMALL])
+    main()

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from afflux import ops
-from afflux.bench.baselines import Formula, Tensor, torch, vectors
+from afflux.bench.baselines import Formula, Hand, Tensor, torch, vectors
 from afflux.bench.contender import Arrays, Contender, Round
-from afflux.bench.inputs import LR, Float32, Inputs, copied, filled
+from afflux.bench.inputs import LR, Inputs
+from afflux.bench.place import Vector, as_tensor
 from afflux.bench.row import Exact, Row, one_case
 from afflux.bench.streams import Streams
 from afflux.rules.fadas import BETA1, BETA2, EPSILON
@@ -21,16 +22,17 @@ from afflux.rules.fadas import BETA1, BETA2, EPSILON
 NAMES = ("params", "m", "v", "v_hat")
 
 
-def moments(inputs: Inputs) -> list[Float32]:
+def moments(inputs: Inputs) -> list[Vector]:
     """m is the mean of the last set's updates; v and v_hat are its variance, so that v_hat grows here and not there."""
+    place = inputs.place
     return [
-        copied(inputs.updates[-1].mean(axis=0)),
-        *(filled(inputs.d, 0.01**2 / inputs.m) for _ in ("v", "v_hat")),
+        inputs.last_mean(),
+        *(place.filled(inputs.d, 0.01**2 / inputs.m) for _ in ("v", "v_hat")),
     ]
 
 
 def named(arrays: Any) -> Arrays:
-    return dict(zip(NAMES, map(np.asarray, arrays), strict=True))
+    return dict(zip(NAMES, arrays, strict=True))
 
 
 def ready(inputs: Inputs, run: Callable[[int], object], params: Sequence[Any], states: list[Any]) -> Round:
@@ -81,31 +83,34 @@ def afflux_round(inputs: Inputs) -> Round:
     return ready(inputs, run, inputs.params, states)
 
 
-def amsgrad(params: Tensor, direction: Tensor, m: Tensor, v: Tensor, v_hat: Tensor) -> list[Tensor]:
+def amsgrad(params: Tensor, direction: Tensor, m: Tensor, v: Tensor, v_hat: Tensor, *, of: Any = torch) -> list[Tensor]:
     m = BETA1 * m + (1 - BETA1) * direction
     v = BETA2 * v + (1 - BETA2) * direction**2
-    v_hat = torch.maximum(v_hat, v)
-    return [params + LR * m / (torch.sqrt(v_hat) + EPSILON), m, v, v_hat]
+    v_hat = of.maximum(v_hat, v)
+    return [params + LR * m / (of.sqrt(v_hat) + EPSILON), m, v, v_hat]
 
 
 def stack_mean(params: Tensor, updates: list[Tensor], *states: Tensor) -> list[Tensor]:
     return amsgrad(params, torch.stack(updates).mean(0), *states)
 
 
-def summed(params: Tensor, updates: list[Tensor], *states: Tensor) -> list[Tensor]:
-    """For the compiler: nothing new but params."""
-    out, *moved = amsgrad(params, sum(updates) / len(updates), *states)
-    return [out, *(state.copy_(new) for state, new in zip(states, moved, strict=True))]
+def summed(params: Tensor, updates: list[Tensor], *states: Tensor, of: Any = torch) -> list[Tensor]:
+    """For the compiler, and any library: nothing new but params."""
+    out, *moved = amsgrad(params, sum(updates) / len(updates), *states, of=of)
+    for state, new in zip(states, moved, strict=True):
+        state[...] = new
+    return [out, *states]
 
 
-def functional(formula: Formula, *, compiled: bool = False) -> Callable[[Inputs], Round]:
+def functional(formula: Formula, *, compiled: bool = False, hand: Hand = as_tensor) -> Callable[[Inputs], Round]:
     """A contender that returns new params and states."""
 
     def make(inputs: Inputs) -> Round:
         call = torch.compile(formula, dynamic=False) if compiled else formula
-        params = [torch.from_numpy(p) for p in inputs.params]
-        updates = [[torch.from_numpy(u) for u in block] for block in inputs.updates]
-        states = [torch.from_numpy(state) for state in moments(inputs)]
+        place = inputs.place
+        params = [hand(place, p) for p in inputs.params]
+        updates = [[hand(place, u) for u in block] for block in inputs.updates]
+        states = [hand(place, state) for state in moments(inputs)]
 
         def run(k: int) -> object:
             out, *states[:] = call(params[k], updates[k], *states)
@@ -134,7 +139,7 @@ def fused_step(params: Tensor, direction: Tensor, m: Tensor, v: Tensor, v_hat: T
     """
     optimizer = torch.optim.Adam([params], LR, (BETA1, BETA2), EPSILON, amsgrad=True, fused=True)
     optimizer.state[params] = {
-        "step": torch.tensor(1e6),
+        "step": torch.tensor(1e6, device=params.device),
         "exp_avg": m,
         "exp_avg_sq": v,
         "max_exp_avg_sq": v_hat,
@@ -150,13 +155,14 @@ def in_place(make_step: Formula, *, sign: int = 1) -> Callable[[Inputs], Round]:
     """
 
     def make(inputs: Inputs) -> Round:
-        own = copied(inputs.params[0])
+        place = inputs.place
+        own = place.copied(inputs.params[0])
         m, v, v_hat = moments(inputs)
         m *= sign
-        buffers = [torch.from_numpy(array) for array in (own, filled(inputs.d, 0), m, v, v_hat)]
+        buffers = [place.tensor(array) for array in (own, place.filled(inputs.d, 0), m, v, v_hat)]
         direction, step = buffers[1], make_step(*buffers)
-        updates = [torch.from_numpy(u).T for u in inputs.updates]
-        weights = torch.from_numpy(sign * inputs.equal_weights).float()
+        updates = [place.tensor(u).T for u in inputs.updates]
+        weights = place.tensor(sign * inputs.equal_weights).float()
 
         def run(k: int) -> object:
             torch.mv(updates[k], weights, out=direction)

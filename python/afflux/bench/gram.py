@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 
 from afflux import ops
-from afflux.bench.baselines import Tensor, torch, vectors
+from afflux._arrays import on_host
+from afflux.bench.baselines import Hand, Tensor, torch, vectors
 from afflux.bench.columns import ROLE, TIME, TIMES_OURS, Column
 from afflux.bench.contender import REST_OF_OPENBLAS, Arrays, Contender, Round
-from afflux.bench.inputs import Float32, Inputs
+from afflux.bench.inputs import Inputs
+from afflux.bench.place import Vector, as_numpy, as_tensor
 from afflux.bench.row import Exact, Row, one_case
 from afflux.bench.streams import Streams
 
@@ -24,20 +26,20 @@ def reference(before: Arrays) -> Exact:
     return {"gram": (before["gram"], np.abs(before["gram"]))}
 
 
-def exact(rows: list[Float32]) -> Arrays:
+def exact(rows: list[Vector]) -> Arrays:
     """In float64, of whole vectors, which `check` sees only the ends of."""
     gram = np.zeros((len(rows), len(rows)))
-    for piece in slices(rows[0].size, len(rows)):
-        part = np.array([row[piece] for row in rows], np.float64)
+    for piece in slices(rows[0].shape[0], len(rows)):
+        part = np.array([on_host(row[piece]) for row in rows], np.float64)
         gram += part @ part.T
     return {"gram": gram}
 
 
 def named(gram: Any) -> Arrays:
-    return {"gram": np.asarray(gram)}
+    return {"gram": gram}
 
 
-def afflux_round(rows_of: Callable[[Inputs], list[list[Float32]]]) -> Callable[[Inputs], Round]:
+def afflux_round(rows_of: Callable[[Inputs], list[list[Vector]]]) -> Callable[[Inputs], Round]:
     """A contender on these vectors of each input set."""
 
     def make(inputs: Inputs) -> Round:
@@ -47,18 +49,16 @@ def afflux_round(rows_of: Callable[[Inputs], list[list[Float32]]]) -> Callable[[
     return make
 
 
-def updates(inputs: Inputs) -> list[list[Float32]]:
+def updates(inputs: Inputs) -> list[list[Vector]]:
     return [list(block) for block in inputs.updates]
 
 
-def product(
-    prepared: Callable[[Any], Callable[[], Any]], view: Callable[[Float32], Any] = np.asarray
-) -> Callable[[Inputs], Round]:
+def product(formula: Callable[[Any], Any], hand: Hand = as_tensor) -> Callable[[Inputs], Round]:
     """A contender on the updates as one matrix (M, d)."""
 
     def make(inputs: Inputs) -> Round:
-        calls = [prepared(view(block)) for block in inputs.updates]
-        return Round(lambda k: calls[k](), lambda k: exact(updates(inputs)[k]), named)
+        blocks = [hand(inputs.place, block) for block in inputs.updates]
+        return Round(lambda k: formula(blocks[k]), lambda k: exact(updates(inputs)[k]), named)
 
     return make
 
@@ -67,13 +67,13 @@ def whole(block: Tensor) -> Tensor:
     return block @ block.T
 
 
-def batched(block: Tensor) -> Callable[[], Tensor]:
+def in_batches(block: Tensor) -> Tensor:
     """In batches of columns: the product of the whole matrix and its transpose takes longer."""
     columns = 1024
     count = block.shape[1] // columns
     batches = block[:, : count * columns].unflatten(1, (count, columns)).transpose(0, 1)
     rest = block[:, count * columns :]
-    return lambda: torch.bmm(batches, batches.transpose(1, 2)).sum(0) + whole(rest)
+    return torch.bmm(batches, batches.transpose(1, 2)).sum(0) + whole(rest)
 
 
 ONE_MATRIX = "needs one contiguous matrix; float32 sums"
@@ -83,8 +83,9 @@ CONTENDERS = [
     Contender(
         "numpy U @ U.T",
         "float32, on all cores",
-        product(lambda u: lambda: whole(u)),
+        product(whole, as_numpy),
         but=ONE_MATRIX,
+        numpy=True,
         rest=REST_OF_OPENBLAS,
     ),
 ]
@@ -94,21 +95,21 @@ if torch is not None:
         Contender(
             "torch U @ U.T",
             "float32",
-            product(lambda u: lambda: whole(u), torch.from_numpy),
+            product(whole),
             role="plain",
             but=ONE_MATRIX,
         ),
         Contender(
             "torch bmm",
             "float32, in batches of 1024 columns",
-            product(batched, torch.from_numpy),
+            product(in_batches),
             role="best",
             but=ONE_MATRIX,
         ),
         Contender(
             "torch U @ U.T, float64",
             "U.double() @ U.double().T",
-            product(lambda u: lambda: whole(u.double()), torch.from_numpy),
+            product(lambda u: whole(u.double())),
             temporary=vectors(lambda m: 2 * m),
         ),
     ]

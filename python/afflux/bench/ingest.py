@@ -9,6 +9,7 @@ from afflux.bench import baselines, push
 from afflux.bench.columns import ROLE, TIME, TIMES_OURS
 from afflux.bench.contender import REST_OF_OPENBLAS, Contender, Round
 from afflux.bench.inputs import Case, Float32, Inputs
+from afflux.bench.place import as_tensor
 from afflux.bench.probes import threaded
 from afflux.bench.row import Asked, Row, one_case
 from afflux.bench.streams import Streams
@@ -43,13 +44,14 @@ def numpy_careful(inputs: Inputs) -> Round:
 
 CONTENDERS = [
     Contender("afflux", "ops.ingest", afflux_round, push.own, role="ours"),
-    Contender("numpy copyto", "np.copyto(slot, u)", numpy_copy, push.own, but=push.ONLY_COPIES),
+    Contender("numpy copyto", "np.copyto(slot, u)", numpy_copy, push.own, but=push.ONLY_COPIES, numpy=True),
     Contender(
         "numpy, careful",
         "copyto, isfinite(slot).all(), linalg.norm(slot)",
         numpy_careful,
         push.own,
         temporary=lambda d, m: d,
+        numpy=True,
         rest=REST_OF_OPENBLAS,
     ),
 ]
@@ -60,7 +62,7 @@ if baselines.torch is not None:
         Contender(
             "torch, careful",
             "copy_, isfinite(slot).all(), linalg.vector_norm(slot)",
-            push.into_slots(push.torch_careful, torch.from_numpy),
+            push.into_slots(push.torch_careful, as_tensor),
             push.own,
             temporary=lambda d, m: 8 * d,
             role="plain",
@@ -68,7 +70,7 @@ if baselines.torch is not None:
         Contender(
             "torch copy_",
             "slot.copy_(u)",
-            push.into_slots(torch.Tensor.copy_, torch.from_numpy, measured=False),
+            push.into_slots(torch.Tensor.copy_, as_tensor, measured=False),
             push.own,
             role="best",
             but=push.ONLY_COPIES,

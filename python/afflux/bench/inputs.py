@@ -5,10 +5,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from afflux.bench.place import HOST, Host, Vector
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
@@ -30,6 +31,7 @@ class Case:
     laps: int = 1  #: runs in a sample, each on the next set
     warm: bool = False  #: all laps of a sample are on one set, which is in the cache if it fits
     clients: int | None = None  #: N; default 10 M
+    device: str = "cpu"  #: or cuda
 
     def __str__(self) -> str:
         clients = f", N = {self.clients:_}" if self.clients else ""
@@ -51,23 +53,24 @@ class Case:
 class Inputs:
     """What all contenders share. Only `out`, `scratch` and spare rows are written; each keeps its own state.
 
-    All of it is allocated by NumPy, which asks for huge pages: baselines run on the same memory.
+    On the host all of it is allocated by NumPy, which asks for huge pages: baselines run on the same memory.
     """
 
-    blocks: list[Float32]  #: per input set (1 + M, d), contiguous: a spare row for who wants it, and the M updates
-    updates: list[Float32]  #: per input set (M, d), contiguous: its rows are the M updates
-    vectors: list[list[Float32]]  #: per input set the M updates: these rows, or separate copies of them
-    params: list[Float32]  #: per input set (d,)
-    out: Float32  #: (d,)
-    scratch: Float32  #: (some, d): what probes write
+    blocks: list[Vector]  #: per input set (1 + M, d), contiguous: a spare row for who wants it, and the M updates
+    updates: list[Vector]  #: per input set (M, d), contiguous: its rows are the M updates
+    vectors: list[list[Vector]]  #: per input set the M updates: these rows, or separate copies of them
+    params: list[Vector]  #: per input set (d,)
+    out: Vector  #: (d,)
+    scratch: Vector  #: (some, d): what probes write
     staleness: Int64  #: (M,): 0 to 4 in turn
     weights: Float64  #: (M,): (1 + staleness)^-1/2 / M, as in FedBuff
     num_threads: int
     num_clients: int
+    place: Host = HOST  #: where all vectors lie
 
     @property
     def d(self) -> int:
-        return self.out.size
+        return int(self.out.shape[0])
 
     @property
     def m(self) -> int:
@@ -77,48 +80,32 @@ class Inputs:
     def equal_weights(self) -> Float64:
         return np.full(self.m, 1 / self.m)
 
-    def last_rows(self) -> Float32:
+    def last_rows(self) -> Vector:
         """A private copy of the rows before set 0 is applied: the updates of the last set."""
-        return copied(self.updates[-1])
+        return self.place.copied(self.updates[-1])
+
+    def last_mean(self) -> Vector:
+        """The mean of the last set's updates; the same bits in all places."""
+        mean = self.place.copied(self.updates[-1][0])
+        for update in self.updates[-1][1:]:
+            mean += update
+        mean /= self.m
+        return mean
 
 
-def aligned(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
-    """Memory that begins with a cache line, as a server's slots and torch's tensors do.
-
-    NumPy's large arrays begin 16 bytes later, which costs every sweep a fifth.
-    """
-    amount = math.prod(np.atleast_1d(shape).tolist()) * np.dtype(dtype).itemsize
-    memory = np.empty(amount + 64, np.uint8)
-    first = -memory.ctypes.data % 64
-    return memory[first : first + amount].view(dtype).reshape(shape)
-
-
-def copied(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The same values in aligned memory of their own."""
-    copy = aligned(array.shape, array.dtype)
-    copy[...] = array
-    return copy
-
-
-def filled(shape: int | tuple[int, ...], value: float, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
-    """Aligned, and every page touched."""
-    array = aligned(shape, dtype)
-    array[...] = value
-    return array
-
-
-def make(case: Case, scratch: int) -> Inputs:
+def make(case: Case, scratch: int, place: Host = HOST) -> Inputs:
     """Normal vectors: params of size 0.1 and updates of size 0.01. Every page of theirs is touched."""
     d, m, sets = case.d, case.m, case.sets
-    blocks = [aligned((1 + m, d)) for _ in range(sets)]
+    blocks = [place.empty((1 + m, d)) for _ in range(sets)]
     updates = [block[1:] for block in blocks]
-    params = [aligned(d) for _ in range(sets)]
+    params = [place.empty(d) for _ in range(sets)]
     jobs = [(row, 0.01) for block in updates for row in block] + [(p, 0.1) for p in params]
 
-    def fill(job: tuple[int, tuple[Float32, float]]) -> None:
+    def fill(job: tuple[int, tuple[Vector, float]]) -> None:
         seed, (vector, size) = job
-        np.random.default_rng(seed).standard_normal(out=vector, dtype=np.float32)
-        vector *= np.float32(size)
+        with place.written(vector) as values:
+            np.random.default_rng(seed).standard_normal(out=values, dtype=np.float32)
+            values *= np.float32(size)
 
     with ThreadPoolExecutor(case.threads) as pool:
         list(pool.map(fill, enumerate(jobs)))
@@ -126,14 +113,15 @@ def make(case: Case, scratch: int) -> Inputs:
     return Inputs(
         blocks=blocks,
         updates=updates,
-        vectors=[[copied(row) if case.separate else row for row in block] for block in updates],
+        vectors=[[place.copied(row) if case.separate else row for row in block] for block in updates],
         params=params,
-        out=filled(d, 1),
-        scratch=filled((scratch, d), 1),
+        out=place.filled(d, 1),
+        scratch=place.filled((scratch, d), 1),
         staleness=staleness,
         weights=1 / np.sqrt(1.0 + staleness) / m,
         num_threads=case.threads,
         num_clients=case.clients or 10 * m,
+        place=place,
     )
 
 

@@ -36,6 +36,13 @@ def of_row(row: Row, m: int, probes: Iterable[Timed], contenders: Iterable[Timed
     return Limit(best.gbps, best)
 
 
+def on_gpu(row: Row, m: int, probes: Iterable[Timed], contenders: Iterable[Timed]) -> Limit:
+    """Of all probes and our own: where nothing is read to be written, every mix is comparable."""
+    able = [*probes, *(c for c in contenders if c.row == row.name and c.by and c.by.role == "ours")]
+    best = max(able, key=lambda timed: timed.gbps)
+    return Limit(best.gbps, best)
+
+
 def of_kinds(probes: Iterable[Timed]) -> dict[str, float]:
     """The machine's best of each kind of traffic."""
     best: dict[str, float] = {}

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from afflux._arrays import on_host
 from afflux.bench.contender import REST, Arrays, Contender, Round, ends, unprepared
-from afflux.bench.inputs import Inputs
+from afflux.bench.inputs import Case, Inputs
+from afflux.bench.place import Vector
 from afflux.bench.row import Row
-from afflux.bench.streams import Traffic
+from afflux.bench.streams import Traffic, moved
 
 #: Elements at each end of the vectors that are compared with float64, and the most of all M together.
 CHECKED, CHECKED_OF_ALL = 2**19, 2**23
@@ -46,7 +48,21 @@ class Timed:
         return self.bytes / self.median / 1e9
 
 
-def measure(everyone: Sequence[Timed], repeats: int, turn: Callable[[], object] = lambda: None) -> None:
+#: Begins to time, and gives what ends it and says the seconds in between.
+Clock = Callable[[], Callable[[], float]]
+
+
+def wall_clock() -> Callable[[], float]:
+    start = time.perf_counter()
+    return lambda: time.perf_counter() - start
+
+
+def measure(
+    everyone: Sequence[Timed],
+    repeats: int,
+    turn: Callable[[], object] = lambda: None,
+    clock: Clock = wall_clock,
+) -> None:
     """Adds `repeats` samples to everyone; `turn` is called after each sample."""
     order = list(everyone)
     shuffle = random.Random(0).shuffle
@@ -57,14 +73,48 @@ def measure(everyone: Sequence[Timed], repeats: int, turn: Callable[[], object] 
             shuffle(order)
             for timed in order:
                 timed.prepare(repeat)
-                start = time.perf_counter()
+                stop = clock()
                 result = timed.sample(repeat)
-                timed.seconds.append((time.perf_counter() - start) / timed.laps)
+                timed.seconds.append(stop() / timed.laps)
                 del result  # freeing it is not part of the round
                 time.sleep(timed.rest)
                 turn()
     finally:
         gc.enable()
+
+
+def entrant(case: Case, row: Row, by: Contender, shared: Inputs, checked: bool = True) -> Timed:
+    """Ready to be timed: made, checked, and run on each set."""
+    ready = by.make(shared)
+    timed = Timed(
+        by.name,
+        by.what,
+        moved((by.traffic or row.traffic)(case.m), case.d),
+        case.sample(ready.run),
+        laps=case.laps,
+        row=row.name,
+        by=by,
+        rest=by.rest,
+    )
+
+    def prepare(number: int) -> None:
+        ready.prepare(number % case.sets)
+        if case.warm:
+            ready.run(number % case.sets)
+
+    timed.prepare = prepare
+    if checked:
+        timed.errors, timed.first = check(row, shared, ready)
+    else:
+        stop = wall_clock()
+        ready.run(0)
+        timed.first = stop()
+    # Timing begins with set 0, and rows must then be those of the last set.
+    for k in range(1, case.sets):
+        ready.prepare(k)
+        ready.run(k)
+    gc.collect()
+    return timed
 
 
 def check(row: Row, inputs: Inputs, ready: Round) -> tuple[dict[str, dict[str, float]], float]:
@@ -80,8 +130,8 @@ def check(row: Row, inputs: Inputs, ready: Round) -> tuple[dict[str, dict[str, f
     return {name: error(array, *exact[name]) for name, array in got.items()}, seconds
 
 
-def sample(name: str, array: np.ndarray, size: int) -> np.ndarray:
-    return array.copy() if name == "weights" else ends(array, size)
+def sample(name: str, array: Vector, size: int) -> np.ndarray:
+    return on_host(array, copy=True) if name == "weights" else ends(array, size)
 
 
 def error(got: np.ndarray, exact: np.ndarray, terms: np.ndarray) -> dict[str, float]:

@@ -1,16 +1,18 @@
 """MF-CA2FL: the cached difference, with rows that are encoded anew in place: one row of the benchmark a codec."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from afflux import codecs, ops
-from afflux.bench.baselines import Tensor, torch, vectors
+from afflux.bench.baselines import Hand, Tensor, torch, vectors
 from afflux.bench.columns import TIMED, Column
 from afflux.bench.contender import Arrays, Contender, Round, ends
-from afflux.bench.inputs import LR, Inputs, aligned, copied
+from afflux.bench.inputs import LR, Inputs
 from afflux.bench.measure import CHECKED
+from afflux.bench.place import as_tensor
 from afflux.bench.row import Exact, Row, one_case
 from afflux.bench.streams import Streams, Traffic
 from afflux.codecs import Codec
@@ -56,14 +58,14 @@ def ready(
             **rows(),
         }
 
-    return Round(run, before, lambda result: {"params": np.asarray(result), **rows()})
+    return Round(run, before, lambda result: {"params": result, **rows()})
 
 
 def afflux_round(codec: Codec) -> Callable[[Inputs], Round]:
     def make(inputs: Inputs) -> Round:
-        rows = [aligned(codec.row_bytes(inputs.d), np.uint8) for _ in range(inputs.m)]
-        rows = [row.view(codec.row_dtype) for row in rows]
-        vector, total = np.empty(inputs.d, np.float32), copied(np.zeros(inputs.d))
+        place = inputs.place
+        rows = [place.empty(codec.row_size(inputs.d), codec.row_dtype) for _ in range(inputs.m)]
+        vector, total = place.empty(inputs.d), place.filled(inputs.d, 0, np.float64)
         for row, update in zip(rows, inputs.updates[-1], strict=True):
             ops.encode(update, row, codec=codec, num_threads=inputs.num_threads)
             ops.decode(row, vector, codec=codec, num_threads=inputs.num_threads)
@@ -102,33 +104,57 @@ def afflux_round(codec: Codec) -> Callable[[Inputs], Round]:
 class Coder:
     """Float16 rows, or codes from 0 to `levels` with each row's least value and step."""
 
-    def __init__(self, bits: int, nearest: bool) -> None:
+    of: Any = torch
+
+    def __init__(self, bits: int, nearest: bool = False) -> None:
         self.halves, self.levels, self.nearest = bits == 16, 2**bits - 1, nearest
 
     def encode(self, update: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         low, high = update.min(), update.max()
         if self.halves:
-            return update.half(), low, high
+            return self.cast(update, "float16"), low, high
         step = (high - low) / self.levels
         place = (update - low) / step
-        place = torch.round(place) if self.nearest else torch.floor(place + torch.rand_like(place))
-        return place.clamp(0, self.levels).to(torch.uint8), low, step
+        place = self.of.round(place) if self.nearest else self.of.floor(place + self.uniform(place))
+        return self.cast(self.of.clip(place, 0, self.levels), "uint8"), low, step
 
     def decode(self, codes: Tensor, low: Tensor, step: Tensor) -> Tensor:
-        return codes.float() if self.halves else low + step * codes
+        return self.cast(codes, "float32") if self.halves else low + step * codes
+
+    def cast(self, array: Tensor, dtype: str) -> Tensor:
+        return array.to(getattr(torch, dtype))
+
+    def uniform(self, like: Tensor) -> Tensor:
+        return torch.rand_like(like)
+
+
+class CuPyCoder(Coder):
+    """The same with the functions that CuPy has from NumPy."""
+
+    def __init__(self, bits: int) -> None:
+        import cupy
+
+        super().__init__(bits)
+        self.of, self._random = cupy, cupy.random.default_rng(0)
+
+    def cast(self, array: Tensor, dtype: str) -> Tensor:
+        return array.astype(dtype)
+
+    def uniform(self, like: Tensor) -> Tensor:
+        return self._random.random(like.shape, dtype="float32")
 
 
 def client_by_client(coder: Coder) -> Callable[..., Tensor]:
     """As the paper reads."""
 
     def formula(params: Tensor, updates: Tensor, rows: list[list[Tensor]], h: Tensor, num_clients: int) -> Tensor:
-        total, change = torch.zeros_like(params), torch.zeros_like(params)
+        total, change = coder.of.zeros_like(params), coder.of.zeros_like(params)
         for update, row in zip(updates, rows, strict=True):
             old, new = coder.decode(*row), coder.encode(update)
             total += update - old
             change += coder.decode(*new) - old
             for kept, value in zip(row, new, strict=True):
-                kept.copy_(value)
+                kept[...] = value
         new_params = params + LR * (h + total / len(updates))
         h += change / num_clients
         return new_params
@@ -136,15 +162,15 @@ def client_by_client(coder: Coder) -> Callable[..., Tensor]:
     return formula
 
 
-def cached(bits: int, *, nearest: bool = False, compiled: bool = False) -> Callable[[Inputs], Round]:
-    """A contender with its own rows and h."""
+def cached(made: Callable[[], Coder], *, compiled: bool = False, hand: Hand = as_tensor) -> Callable[[Inputs], Round]:
+    """A contender with its own coder, rows and h."""
 
     def make(inputs: Inputs) -> Round:
-        coder = Coder(bits, nearest)
+        coder = made()
         formula = client_by_client(coder)
         call = torch.compile(formula, dynamic=False) if compiled else formula
-        params = [torch.from_numpy(p) for p in inputs.params]
-        updates = [torch.from_numpy(u) for u in inputs.updates]
+        params = [hand(inputs.place, p) for p in inputs.params]
+        updates = [hand(inputs.place, u) for u in inputs.updates]
         rows = [list(coder.encode(update)) for update in updates[-1]]
         h = sum(coder.decode(*row) for row in rows) / inputs.num_clients
 
@@ -152,9 +178,9 @@ def cached(bits: int, *, nearest: bool = False, compiled: bool = False) -> Calla
             return call(params[k], updates[k], rows, h, inputs.num_clients)
 
         def decoded() -> Arrays:
-            return {"rows": np.array([ends(coder.decode(*row).numpy(), CHECKED) for row in rows])}
+            return {"rows": np.array([ends(coder.decode(*row), CHECKED) for row in rows])}
 
-        return ready(inputs, run, decoded, h.numpy)
+        return ready(inputs, run, decoded, lambda: h)
 
     return make
 
@@ -172,7 +198,7 @@ def baselines(bits: int) -> list[Contender]:
         Contender(
             "torch, client by client",
             f"min, max, stochastic rounding, total += u - row, eager; {one_scale}",
-            cached(bits),
+            cached(partial(Coder, bits)),
             kept,
             vectors(lambda m: 9),
             role="plain",
@@ -180,7 +206,7 @@ def baselines(bits: int) -> list[Contender]:
         Contender(
             "torch.compile",
             f"the same, compiled; {one_scale}",
-            cached(bits, compiled=True),
+            cached(partial(Coder, bits), compiled=True),
             kept,
             vectors(lambda m: 3),
             role="best",
@@ -193,7 +219,7 @@ def baselines(bits: int) -> list[Contender]:
             Contender(
                 "torch.compile, to nearest",
                 f"without random numbers, compiled; {one_scale}",
-                cached(bits, nearest=True, compiled=True),
+                cached(partial(Coder, bits, nearest=True), compiled=True),
                 kept,
                 vectors(lambda m: 3),
                 role="best",
@@ -231,9 +257,7 @@ def row(codec: Codec, bits: int) -> Row:
     )
 
 
-MF_CA2FL = [
-    row(codecs.affine(8), 8),
-    row(codecs.affine(4), 4),
-    row(codecs.rotated(2), 2),
-    row(codecs.float16, 16),
-]
+#: The codecs, and the bits of the codes that the baselines make in their place.
+CODECS = {codecs.affine(8): 8, codecs.affine(4): 4, codecs.rotated(2): 2, codecs.float16: 16}
+
+MF_CA2FL = [row(codec, bits) for codec, bits in CODECS.items()]

@@ -104,6 +104,8 @@ def library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(path))
     loaded.afflux_probe.argtypes = [ctypes.POINTER(_Sweep)]
     loaded.afflux_probe.restype = ctypes.c_double
+    loaded.afflux_additions.argtypes = [ctypes.c_int64]
+    loaded.afflux_additions.restype = ctypes.c_double
     return loaded
 
 

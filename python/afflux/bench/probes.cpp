@@ -2,6 +2,7 @@
 // Memory is float32 words throughout; tiles are whole multiples of 64 elements. Compiled by native.py.
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <thread>
@@ -177,4 +178,16 @@ extern "C" double afflux_probe(const Sweep* sweep) {
   double total = 0;
   for (double part : totals) total += part;
   return total;
+}
+
+// Seconds of `rounds` rounds of twelve additions, four of them independent, that need nothing but the core's own slots.
+extern "C" double afflux_additions(int64_t rounds) {
+  int64_t a = 0, b = 0, c = 0, d = 0;
+  const auto start = std::chrono::steady_clock::now();
+  for (int64_t i = 0; i < rounds; ++i)
+    for (int part = 0; part < 3; ++part) {
+      ++a, ++b, ++c, ++d;
+      asm volatile("" : "+r"(a), "+r"(b), "+r"(c), "+r"(d));  // each is made
+    }
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }

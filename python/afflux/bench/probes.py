@@ -57,37 +57,47 @@ def numpy_max(inputs: Inputs) -> Callable[[int], object]:
     return lambda k: parts(lambda s: flat[k][s].max(initial=0))
 
 
-PROBES = [
+NUMPY = [
     Probe("numpy copyto", copying, numpy_copy),
     Probe("numpy max", reading, numpy_max),
 ]
+TORCH: list[Probe] = []
 
 if baselines.torch is not None:
     torch = baselines.torch
 
     def torch_copy(inputs: Inputs) -> Callable[[int], object]:
         count = copied(inputs.m)
-        target = torch.from_numpy(inputs.scratch[:count])
-        sources = [torch.from_numpy(u[:count]) for u in inputs.updates]
+        target = inputs.place.tensor(inputs.scratch[:count])
+        sources = [inputs.place.tensor(u[:count]) for u in inputs.updates]
         return lambda k: target.copy_(sources[k])
 
+    def torch_add(inputs: Inputs) -> Callable[[int], object]:
+        target = inputs.place.tensor(inputs.scratch[0])
+        pairs = [(u[0], p) for u, p in zip(inputs.updates, inputs.params, strict=True)]
+        tensors = [tuple(map(inputs.place.tensor, pair)) for pair in pairs]
+        return lambda k: torch.add(*tensors[k], out=target)
+
     def torch_scale(inputs: Inputs) -> Callable[[int], object]:
-        target = torch.from_numpy(inputs.scratch[:COPIED])
+        target = inputs.place.tensor(inputs.scratch[:COPIED])
         return lambda k: target.mul_(1.0)
 
     def torch_sum(inputs: Inputs) -> Callable[[int], object]:
-        flat = [torch.from_numpy(u) for u in inputs.updates]
+        flat = [inputs.place.tensor(u) for u in inputs.updates]
         return lambda k: flat[k].sum()
 
     def torch_mv(inputs: Inputs) -> Callable[[int], object]:
-        target = torch.from_numpy(inputs.scratch[0])
-        blocks = [torch.from_numpy(u).T for u in inputs.updates]
-        weights = torch.from_numpy(inputs.weights).float()
+        target = inputs.place.tensor(inputs.scratch[0])
+        blocks = [inputs.place.tensor(u).T for u in inputs.updates]
+        weights = inputs.place.tensor(inputs.weights).float()
         return lambda k: torch.mv(blocks[k], weights, out=target)
 
-    PROBES += [
+    TORCH = [
         Probe("torch copy_", copying, torch_copy),
+        Probe("torch add", lambda m: (Streams(reads=(4, 4), writes=(4,)),), torch_add),
         Probe("torch mul_", lambda m: (Streams(in_place=(4,), times=COPIED),), torch_scale),
         Probe("torch sum", reading, torch_sum),
         Probe("torch mv", lambda m: (Streams(reads=(4,) * m, writes=(4,)),), torch_mv),
     ]
+
+PROBES = NUMPY + TORCH

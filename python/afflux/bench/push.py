@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 
 from afflux import Server, ops
+from afflux._arrays import on_host
 from afflux.bench import baselines, machine
+from afflux.bench.baselines import Hand
 from afflux.bench.columns import SPEED, Column, Line, number
 from afflux.bench.contender import REST_OF_OPENBLAS, Arrays, Contender, Round
-from afflux.bench.inputs import Case, Float32, Float64, Inputs, filled
+from afflux.bench.inputs import Case, Float32, Float64, Inputs
+from afflux.bench.place import Vector, as_numpy, as_tensor
 from afflux.bench.row import Asked, Exact, Row
 from afflux.bench.streams import Streams
 from afflux.rules.fedbuff import fedbuff
@@ -52,11 +55,14 @@ def reads(inputs: Inputs) -> Callable[[int], Arrays]:
     return lambda k: {"slots": inputs.updates[k], "norms": norms(inputs.updates[k])}
 
 
-def norms(vectors: Iterable[Float32]) -> Float64:
+def norms(vectors: Iterable[Vector]) -> Float64:
     """In float64, a piece at a time; of whole vectors, which `check` sees only the ends of."""
     piece = 2**20
     squares = [
-        [float(np.square(vector[i : i + piece], dtype=np.float64).sum()) for i in range(0, vector.size, piece)]
+        [
+            float(np.square(on_host(vector[i : i + piece]), dtype=np.float64).sum())
+            for i in range(0, vector.shape[0], piece)
+        ]
         for vector in vectors
     ]
     return np.sqrt([math.fsum(s) for s in squares])
@@ -88,14 +94,15 @@ def server_push(inputs: Inputs) -> Round:
 
 
 def into_slots(
-    push: Callable[[Any, Any], Any], view: Callable[[Float32], Any] = np.asarray, *, measured: bool = True
+    push: Callable[[Any, Any], Any], hand: Hand = as_numpy, *, measured: bool = True
 ) -> Callable[[Inputs], Round]:
     """A contender that calls push(slot, vector) M times, on its own slots; `measured`: it returns the norm."""
 
     def make(inputs: Inputs) -> Round:
-        slots = filled((inputs.m, inputs.d), 1)
-        targets = [view(slot) for slot in slots]
-        sources = [[view(vector) for vector in vectors] for vectors in inputs.vectors]
+        place = inputs.place
+        slots = place.filled((inputs.m, inputs.d), 1)
+        targets = [hand(place, slot) for slot in slots]
+        sources = [[hand(place, vector) for vector in vectors] for vectors in inputs.vectors]
 
         def run(k: int) -> object:
             return list(map(push, targets, sources[k]))
@@ -157,7 +164,7 @@ if baselines.torch is not None:
         Contender(
             "torch copy_",
             "slot.copy_(u)",
-            into_slots(torch.Tensor.copy_, torch.from_numpy, measured=False),
+            into_slots(torch.Tensor.copy_, as_tensor, measured=False),
             own,
             role="best",
             but=ONLY_COPIES,
@@ -165,7 +172,7 @@ if baselines.torch is not None:
         Contender(
             "torch, careful",
             "copy_, isfinite(slot).all(), linalg.vector_norm(slot)",
-            into_slots(torch_careful, torch.from_numpy),
+            into_slots(torch_careful, as_tensor),
             own,
             temporary=lambda d, m: 8 * d,
         ),

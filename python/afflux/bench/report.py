@@ -41,6 +41,11 @@ def fastest(own: Iterable[Timed], role: str) -> Timed | None:
     return min(able, key=lambda t: t.median, default=None)
 
 
+def used(case: Case) -> str:
+    """The instruction set, or the device."""
+    return machine.instruction_set() if case.device == "cpu" else case.device
+
+
 def lines(case: Case, row: Row, own: list[Timed], most: Limit) -> list[Line]:
     """Everyone's figures in a row; times are compared only with those who do the same."""
     ours = own[0]
@@ -53,7 +58,7 @@ def lines(case: Case, row: Row, own: list[Timed], most: Limit) -> list[Line]:
         found.append(
             {"operation": row.name}
             | asdict(case)
-            | {"dtype": row.dtype, "isa": machine.instruction_set() if contender.role == "ours" else None}
+            | {"dtype": row.dtype, "isa": used(case) if contender.role == "ours" else None}
             | figures(timed)
             | {
                 "role": contender.role,
@@ -83,7 +88,8 @@ def of_case(case: Case, rows: list[Row], probes: list[Timed], contenders: list[T
         "rows": {},
     }
     for row in rows:
-        most = limit.of_row(row, case.m, probes, contenders)
+        limit_of = limit.of_row if case.device == "cpu" else limit.on_gpu
+        most = limit_of(row, case.m, probes, contenders)
         found["limits"][row.name] = {"gbps": most.gbps, "by": most.by.name, "how": most.by.what}
         found["rows"][row.name] = lines(case, row, [t for t in contenders if t.row == row.name], most)
     return found

@@ -9,6 +9,7 @@ from afflux import ops
 from afflux.bench import baselines, machine, report, tables
 from afflux.bench.files import Files
 from afflux.bench.inputs import Case
+from afflux.bench.neighbours import SHARED
 from afflux.bench.probes import PROBES
 from afflux.bench.row import Asked, Row
 from afflux.bench.rows import GROUPS, ROWS
@@ -76,6 +77,12 @@ def notes(rows: list[Row], cases: Iterable[Case], results: list[dict[str, Any]],
     busy = max(result["cores_of_others"] or 0 for result in results)
     if busy > QUIET:
         found.append(f"the machine was not idle: other processes took up to {busy:.1f} cores while everyone was timed")
+    slowdown = max(result["additions_slowdown"] or 0 for result in results)
+    if slowdown > SHARED:
+        found.append(
+            f"the cores were shared, maybe with programs that this system cannot see: between samples, additions took "
+            f"{slowdown:.1f} times their best time at the median; so does what is bound by computing"
+        )
     if repeats < REPEATS:
         found.append(f"fewer than {REPEATS} repeats")
     if missing := native_here():

@@ -1,6 +1,5 @@
 """One size of inputs: everyone is prepared, checked and timed, and all of it is freed."""
 
-import gc
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,8 @@ from afflux.bench import baselines, families, machine, native, report
 from afflux.bench import inputs as data
 from afflux.bench.contender import REST_OF_OPENBLAS, Contender
 from afflux.bench.inputs import Case, Inputs
-from afflux.bench.measure import Timed, check, measure
+from afflux.bench.measure import Timed, entrant, measure
+from afflux.bench.neighbours import Neighbours
 from afflux.bench.probes import COPIED, PROBES
 from afflux.bench.row import Row
 from afflux.bench.streams import Traffic, moved
@@ -81,35 +81,6 @@ def progress(case: Case) -> Iterator[Step]:
         yield step
 
 
-def contender(case: Case, row: Row, by: Contender, shared: Inputs) -> Timed:
-    """Ready to be timed: made, checked, and run on each set."""
-    ready = by.make(shared)
-    timed = Timed(
-        by.name,
-        by.what,
-        moved((by.traffic or row.traffic)(case.m), case.d),
-        case.sample(ready.run),
-        laps=case.laps,
-        row=row.name,
-        by=by,
-        rest=by.rest,
-    )
-
-    def prepare(number: int) -> None:
-        ready.prepare(number % case.sets)
-        if case.warm:
-            ready.run(number % case.sets)
-
-    timed.prepare = prepare
-    timed.errors, timed.first = check(row, shared, ready)
-    # Timing begins with set 0, and rows must then be those of the last set.
-    for k in range(1, case.sets):
-        ready.prepare(k)
-        ready.run(k)
-    gc.collect()
-    return timed
-
-
 def probes(case: Case, rows: list[Row], shared: Inputs, step: Step, quick: bool) -> list[Timed]:
     """The native ones that came out fastest, and those of NumPy and torch."""
     time.sleep(REST_OF_OPENBLAS)
@@ -136,12 +107,19 @@ def execute(case: Case, rows: list[Row], repeats: int, compiled: bool, quick: bo
         contenders = []
         for row, by in everybody:
             step(f"checking {by.name}")
-            contenders.append(contender(case, row, by, shared))
+            contenders.append(entrant(case, row, by, shared))
         found = probes(case, rows, shared, step, quick)
         everyone = [*found, *contenders]
         step("timing", total=repeats * len(everyone))
+        neighbours = Neighbours()
+
+        def turn() -> None:
+            neighbours.look()
+            step()
+
         start, before = time.perf_counter(), machine.others_cpu()
-        measure(everyone, repeats, step)
+        measure(everyone, repeats, turn)
         seconds, after = time.perf_counter() - start, machine.others_cpu()
     others = None if before is None or after is None else (after - before) / seconds
-    return report.of_case(case, rows, found, contenders) | {"cores_of_others": others}
+    shared_cores = {"cores_of_others": others, "additions_slowdown": neighbours.slowdown}
+    return report.of_case(case, rows, found, contenders) | shared_cores

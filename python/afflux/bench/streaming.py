@@ -13,7 +13,8 @@ from afflux.bench import baselines
 from afflux.bench.columns import BY_D, ERROR, ROLE, SPEED, TIMES_OURS, ULP, UPDATE, Line, number
 from afflux.bench.contender import Arrays, Contender, Round
 from afflux.bench.fedbuff import FEDBUFF
-from afflux.bench.inputs import LR, Case, Float32, Inputs, filled
+from afflux.bench.inputs import LR, Case, Float32, Inputs
+from afflux.bench.place import HOST
 from afflux.bench.row import QUICK_D, Asked, D, Row
 from afflux.rules.fedbuff import fedbuff
 
@@ -52,7 +53,7 @@ def added(view: Callable[[Float32], Any], add: Callable[[Any, Any, float], objec
     """A contender that adds each vector to a float32 sum, and the sum to params."""
 
     def make(inputs: Inputs) -> Round:
-        total, out = view(filled(inputs.d, 0)), view(inputs.out)
+        total, out = view(HOST.filled(inputs.d, 0)), view(inputs.out)
         sources = [[view(vector) for vector in vectors] for vectors in inputs.vectors]
         params = [view(p) for p in inputs.params]
 

@@ -4,10 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from afflux.bench.columns import LIMIT, PROBE, SUMMARY, Column, Line
+from afflux.bench.columns import LIMIT, PROBE, SPAN, SUMMARY, Column, Line
 from afflux.bench.report import lines_of
 from afflux.bench.row import Row
 
@@ -36,6 +33,7 @@ def conditions(out: dict[str, Any]) -> str:
     box, soft, chosen = out["machine"], out["software"], out["settings"]
     caches = ", ".join(f"{name} {size(amount)}" for name, amount in box["caches"].items())
     parts = [
+        box.get("gpu", ""),
         f"{box['cpu']}, {box['usable_cores']} of {box['cores']} cores",
         caches,
         f"{size(box['memory'])} memory" if box["memory"] else "",
@@ -80,6 +78,8 @@ def tables(out: dict[str, Any], rows: list[Row]) -> list[Printed]:
     if len(cases) == 1:
         probes = [probe | {"what": ""} for probe in cases[0]["probes"]]
         found.append(Printed("Bandwidth probes", "", PROBE, probes))
+    if "launches" in out:
+        found.append(Printed("Launches: calls that move next to nothing", "", SPAN, out["launches"]))
     return found
 
 
@@ -117,6 +117,9 @@ def to_markdown(out: dict[str, Any], rows: list[Row]) -> str:
 
 
 def show(out: dict[str, Any], rows: list[Row]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     console = Console()
     if not console.is_terminal:
         console = Console(width=200)  # a pipe has no width: do not fold at 80

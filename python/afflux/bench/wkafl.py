@@ -5,16 +5,19 @@ float64, without the inner products.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from math import e, inf, sqrt
 from typing import Any
 
 import numpy as np
 
 from afflux import ops
+from afflux._arrays import on_host
 from afflux.bench import gram
-from afflux.bench.baselines import Tensor, torch, vectors
+from afflux.bench.baselines import Hand, Tensor, torch, vectors
 from afflux.bench.contender import Arrays, Contender, Round
-from afflux.bench.inputs import LR, Float32, Float64, Inputs, Int64, copied, filled
+from afflux.bench.inputs import LR, Float64, Inputs, Int64
+from afflux.bench.place import Vector, as_cupy, as_tensor
 from afflux.bench.row import Exact, Row, one_case
 from afflux.bench.streams import Streams, Traffic
 from afflux.rule import Arrivals, Weights
@@ -24,20 +27,15 @@ SELECTION = CosineSelection()
 ALPHA, SIM_MIN, BETA, CLIP = SELECTION.alpha, SELECTION.sim_min, SELECTION.beta, SELECTION.clip or inf
 
 
-def first_estimate(inputs: Inputs) -> Float32:
-    """The mean of the last set's gradients."""
-    return copied(inputs.updates[-1].mean(axis=0))
-
-
 # What is right
 
 
-def coefficients(gradients: Float32, estimate: Float32, staleness: Int64) -> Float64:
+def coefficients(gradients: Vector, estimate: Vector, staleness: Int64) -> Float64:
     """(2, M): the parts of the g'_i = g_i + alpha * estimate in the new estimate and in the direction."""
 
     def pieces() -> Iterator[Float64]:
-        for piece in gram.slices(estimate.size, len(gradients)):
-            yield gradients[:, piece] + ALPHA * estimate[piece].astype(np.float64)
+        for piece in gram.slices(estimate.shape[0], len(gradients)):
+            yield on_host(gradients[:, piece]) + ALPHA * on_host(estimate[piece]).astype(np.float64)
 
     norms = np.sqrt(sum(np.square(piece).sum(axis=1) for piece in pieces()))
     clips = np.minimum(1, CLIP / norms)
@@ -76,12 +74,12 @@ def ready(inputs: Inputs, run: Callable[[int], object], params: list[Any], estim
     """A round that reads params[k] and estimate(k), and whose run returns new params, new estimate and weights."""
 
     def before(k: int) -> Arrays:
-        last = np.asarray(estimate(k))
+        last = estimate(k)
         weights = coefficients(inputs.updates[k], last, inputs.staleness)
-        return {"params": np.asarray(params[k]), "estimate": last, "updates": inputs.updates[k], "weights": weights}
+        return {"params": params[k], "estimate": last, "updates": inputs.updates[k], "weights": weights}
 
     def after(result: Any) -> Arrays:
-        return dict(zip(("params", "estimate", "weights"), map(np.asarray, result), strict=True))
+        return dict(zip(("params", "estimate", "weights"), result, strict=True))
 
     return Round(run, before, after)
 
@@ -107,7 +105,7 @@ def weigh(inputs: Inputs, products: Float64) -> Weights:
 
 
 def two_sweeps(inputs: Inputs) -> Round:
-    estimate = first_estimate(inputs)
+    estimate = inputs.last_mean()
     gradients = [list(block) for block in inputs.updates]
 
     def run(k: int) -> object:
@@ -125,8 +123,8 @@ def two_sweeps(inputs: Inputs) -> Round:
     return ready(inputs, run, inputs.params, lambda k: estimate)
 
 
-def beside_estimate(inputs: Inputs) -> list[list[Float32]]:
-    estimate = first_estimate(inputs)
+def beside_estimate(inputs: Inputs) -> list[list[Vector]]:
+    estimate = inputs.last_mean()
     return [[estimate, *block] for block in inputs.updates]
 
 
@@ -149,11 +147,12 @@ def client_by_client(params: Tensor, gradients: list[Tensor], last: Tensor, trus
 
 
 def plain(inputs: Inputs) -> Round:
-    params = [torch.from_numpy(p) for p in inputs.params]
-    gradients = [[torch.from_numpy(g) for g in block] for block in inputs.updates]
-    trust = torch.from_numpy((e / 2) ** -inputs.staleness).float()
+    hand = inputs.place.tensor
+    params = [hand(p) for p in inputs.params]
+    gradients = [[hand(g) for g in block] for block in inputs.updates]
+    trust = hand((e / 2) ** -inputs.staleness).float()
     trust /= trust.sum()
-    estimate = torch.from_numpy(first_estimate(inputs))
+    estimate = hand(inputs.last_mean())
 
     def run(k: int) -> object:
         nonlocal estimate
@@ -163,31 +162,84 @@ def plain(inputs: Inputs) -> Round:
     return ready(inputs, run, params, lambda k: estimate)
 
 
-def products(inputs: Inputs) -> Round:
-    """Matrix products of [estimate, g_1 .. g_M], side by side; two of matrix and vector for the second take longer."""
-    inputs.blocks[0][0] = first_estimate(inputs)
-    blocks = [torch.from_numpy(block) for block in inputs.blocks]
-    inner = [gram.batched(block) for block in blocks]
-    own = copied(inputs.params[0])
-    params = torch.from_numpy(own)
-    moved = torch.from_numpy(filled((2, inputs.d), 0))
+@dataclass(frozen=True)
+class Sweeps:
+    """Two sweeps over a block [estimate, g_1 .. g_M], with our weights in between."""
 
-    def run(k: int) -> object:
-        weights = weigh(inputs, inner[k]().double().numpy())
-        assert weights.next is not None
-        parts = np.array([weights.next[0], [-LR * weights.memories[0], *(-LR * weights.vectors)]])
-        torch.mm(torch.from_numpy(parts).float(), blocks[k], out=moved)
-        params.add_(moved[1])
-        blocks[(k + 1) % len(blocks)][0] = moved[0]  # where the next round reads it
-        return params, moved[0], weights.vectors
+    hand: Hand
+    inner: Callable[[Tensor], Tensor]  #: (1 + M, 1 + M): all inner products of the block's rows
+    #: (parts, block, params, moved): moved = parts block, (2, d), side by side, which two mv are slower than.
+    #: Then params += moved[1].
+    step: Callable[[Tensor, Tensor, Tensor, Tensor], None]
 
-    return ready(inputs, run, [own] * len(blocks), lambda k: inputs.blocks[k][0])
+
+def step(parts: Tensor, block: Tensor, params: Tensor, moved: Tensor) -> None:
+    torch.mm(parts, block, out=moved)
+    params.add_(moved[1])
+
+
+def in_torch() -> Sweeps:
+    return Sweeps(as_tensor, gram.in_batches, step)
+
+
+def elementwise_products(block: Tensor) -> Tensor:
+    """For the compiler: the lower triangle's products, each a sum of its own."""
+    rows = list(block)
+    made = {(i, j): (rows[i] * rows[j]).sum() for i in range(len(rows)) for j in range(i + 1)}
+    every = range(len(rows))
+    return torch.stack([made[max(i, j), min(i, j)] for i in every for j in every]).view(len(rows), len(rows))
+
+
+def elementwise_step(parts: Tensor, block: Tensor, params: Tensor, moved: Tensor) -> None:
+    """For the compiler."""
+    for out, row in zip(moved, parts, strict=True):
+        out.copy_(sum(part * vector for part, vector in zip(row, block, strict=True)))
+    params.add_(moved[1])
+
+
+def compiled() -> Sweeps:
+    return Sweeps(as_tensor, *(torch.compile(f, dynamic=False) for f in (elementwise_products, elementwise_step)))
+
+
+def in_cupy() -> Sweeps:
+    import cupy
+
+    def step(parts: Tensor, block: Tensor, params: Tensor, moved: Tensor) -> None:
+        cupy.matmul(parts, block, out=moved)
+        params += moved[1]
+
+    return Sweeps(as_cupy, gram.whole, step)
+
+
+def products(made: Callable[[], Sweeps]) -> Callable[[Inputs], Round]:
+    """A contender on the contiguous blocks, and params of its own."""
+
+    def make(inputs: Inputs) -> Round:
+        sweeps, place = made(), inputs.place
+        inputs.blocks[0][0] = inputs.last_mean()
+        blocks = [sweeps.hand(place, block) for block in inputs.blocks]
+        own = place.copied(inputs.params[0])
+        params, moved = sweeps.hand(place, own), sweeps.hand(place, place.filled((2, inputs.d), 0))
+
+        def run(k: int) -> object:
+            weights = weigh(inputs, on_host(sweeps.inner(blocks[k])).astype(np.float64))
+            assert weights.next is not None
+            parts = np.array([weights.next[0], [-LR * weights.memories[0], *(-LR * weights.vectors)]], np.float32)
+            sweeps.step(sweeps.hand(place, parts), blocks[k], params, moved)
+            blocks[(k + 1) % len(blocks)][0] = moved[0]  # where the next round reads it
+            return params, moved[0], weights.vectors
+
+        return ready(inputs, run, [own] * len(blocks), lambda k: inputs.blocks[k][0])
+
+    return make
 
 
 def traffic(m: int) -> Traffic:
     """Gram: the gradients and the last estimate. Apply: gradients and params; out; the estimate, which is replaced."""
     return Streams(reads=(4,) * (m + 1)), Streams(reads=(4,) * (m + 1), writes=(4,), in_place=(4,))
 
+
+IN_FLOAT32 = "needs one contiguous matrix; float32 products and sums; uses our weights"
 
 CONTENDERS = [
     Contender("afflux", "ops.gram, CosineSelection, ops.apply", two_sweeps, vectors(lambda m: 1), role="ours"),
@@ -214,10 +266,19 @@ if torch is not None:
         Contender(
             "torch bmm, mm",
             "U U^T in batches, our weights, one mm for estimate and step; contiguous U",
-            products,
+            products(in_torch),
             vectors(lambda m: 3),
             role="best",
-            but="needs one contiguous matrix; float32 products and sums; uses our weights",
+            but=IN_FLOAT32,
+        ),
+        Contender(
+            "torch.compile",
+            "each product and both sums elementwise, compiled; our weights",
+            products(compiled),
+            vectors(lambda m: 3),
+            role="best",
+            but=f"{IN_FLOAT32}; compiles for each M",
+            compiles=True,
         ),
     ]
 

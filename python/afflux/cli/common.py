@@ -12,6 +12,7 @@ import typer
 
 from afflux.errors import AffluxError, UnavailableError
 from afflux.sim.config import RuleSpec, SimConfig, parameters, parse
+from afflux.sim.ctrl_c import Terminated
 from afflux.sim.errors import ConfigError
 
 BufferSize = Annotated[int | None, typer.Option(help="Arrivals per server step, for rules with a buffer; default 10.")]
@@ -22,15 +23,25 @@ Processes = Annotated[int | None, typer.Option(min=1, help="Processes; default o
 
 @contextmanager
 def friendly() -> Iterator[None]:
-    """Turn a user's mistake into one line and exit code 2, and Ctrl-C into 130."""
+    """Turn a user's mistake into one line and exit code 2, Ctrl-C into 130, and SIGTERM, if it is heard, into 143."""
     try:
         yield
     except (AffluxError, UnavailableError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         typer.echo("stopped", err=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(143 if isinstance(error, Terminated) else 130) from None
+
+
+@contextmanager
+def told_by_flags(**flags: str) -> Iterator[None]:
+    """Call the arguments of a function in its errors what they are on the command line."""
+    try:
+        yield
+    except AffluxError as error:
+        text = str(error).removeprefix("[Server] ")
+        raise AffluxError(re.sub(r"\b\w+\b", lambda word: flags.get(word[0], word[0]), text)) from None
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -87,10 +98,13 @@ def specs_of(rules: list[str], **common: Any) -> list[RuleSpec]:
     """Read rules; options in `common` that are not None apply where a rule takes them. Raises ConfigError."""
     given = {option: value for option, value in common.items() if value is not None}
     specs = [parse(rule, {"buffer_size": 10} | given) for rule in rules]
-    for option in given:
-        if not any(option in parameters(spec.name) for spec in specs):
-            flag = "--" + option.replace("_", "-")
+    for option, value in given.items():
+        flag = "--" + option.replace("_", "-")
+        taken = [dict(spec.options)[option] for spec in specs if option in parameters(spec.name)]
+        if not taken:
             raise ConfigError(f"{flag} was given, but {', '.join(rules)} does not take it")
+        if value not in taken:
+            raise ConfigError(f"{flag} is {value}, but {', '.join(rules)} says {option}={taken[0]} itself")
     if len({spec.label for spec in specs}) != len(specs):
         raise ConfigError(f"a rule is given twice: {', '.join(rules)}")
     for spec in specs:

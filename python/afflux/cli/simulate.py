@@ -196,6 +196,8 @@ def _resume(store: Path, seconds: float, out: Path | None) -> None:
     from afflux.sim.resume import Paused, resume
 
     paused = Paused.of(store, out)
+    if paused.finished:
+        typer.echo(f"the run in {store} is finished: nothing to go on with; its results are written again", err=True)
     job, folder = Job(paused.spec, paused.header.seed), paused.keep.folder.parent
     _stored(store, folder, job, paused.config, lambda told: resume(paused, told, seconds), paused.arrivals)
 

@@ -1,10 +1,11 @@
 """`afflux store`: looks into a folder that a server was kept in, and mends it. The rule need not be known."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -13,11 +14,13 @@ from afflux import store
 from afflux.cli.common import friendly
 from afflux.errors import AffluxError
 from afflux.store import Health, Info
+from afflux.store.remedy import BACKUP
 from afflux.units import in_bytes
 
 INFO_HELP = """Print what a store says of itself: clients, rows, version, sizes, health.
 
-Reads the index alone, also while a server is at work in it; `afflux store check` reads every byte.
+Reads the index, and looks whether all files are there, also while a server is at work in it; \
+`afflux store check` reads every byte.
 
 [bold]Examples[/bold]
 
@@ -35,6 +38,7 @@ Writes nothing. Exit code 0: sound; 1: damaged; 2: it cannot be opened, or a ser
 """
 REPAIR_HELP = """Drop clients' rows that are damaged, and make their sum anew.
 
+Files of rows that are missing or cut off count as damage of what was in them. \
 The clients dropped count as never seen. From there on the bits are others than without the damage; the store records \
 the version, and `afflux store info` shows it. Asks first.
 
@@ -55,24 +59,28 @@ EXPORT_HELP = """Write clients' rows, decoded, to a file that NumPy reads.
 
 Folder = Annotated[Path, typer.Argument(help="The store's folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Whole = Annotated[bool, typer.Option("--all", help="Print every line of a long list.")]
+
+#: Without --all of a list.
+MOST = 20
 
 app = typer.Typer(help="Look into a store, check it, mend it, take rows out of it.", no_args_is_help=True)
 
 
 @app.command(help=INFO_HELP)
-def info(path: Folder, as_json: AsJson = False) -> None:
+def info(path: Folder, whole: Whole = False, as_json: AsJson = False) -> None:
     """Print what a store says of itself (see INFO_HELP)."""
     with friendly():
         found = store.info(path)
         if as_json:
             typer.echo(json.dumps(asdict(found), indent=2))
             return
-        for name, value in _lines(found):
+        for name, value in _lines(found, whole):
             typer.echo(f"{name:<12}{value}")
 
 
 @app.command(help=CHECK_HELP)
-def check(path: Folder, as_json: AsJson = False) -> None:
+def check(path: Folder, whole: Whole = False, as_json: AsJson = False) -> None:
     """Read every byte (see CHECK_HELP)."""
     with friendly():
         with _bar("checking") as progress:
@@ -80,31 +88,30 @@ def check(path: Folder, as_json: AsJson = False) -> None:
         if as_json:
             typer.echo(json.dumps(asdict(health), indent=2))
         else:
-            _tell(health)
+            _tell(health, whole, f"; {_remedy(path, health)}")
         if not health.sound:
             raise typer.Exit(1)
 
 
 @app.command(help=REPAIR_HELP)
-def repair(path: Folder, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False) -> None:
+def repair(
+    path: Folder, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False, whole: Whole = False
+) -> None:
     """Drop damaged rows (see REPAIR_HELP)."""
     with friendly():
         with _bar("checking") as progress:
             health = store.check(path, progress)
-        _tell(health)
+        _tell(health, whole)
         if health.sound:
             return
-        if health.mendable:
-            what = f"drop {len(health.damaged)} rows and " if health.damaged else ""
-            question = f"{what}make the sum anew? The bits that follow are others than without the damage."
-            if not (yes or typer.confirm(question)):
-                raise typer.Exit(1)
+        if health.mendable and not (yes or typer.confirm(_question(health))):
+            raise typer.Exit(1)
         with _bar("mending") as progress:
             done = store.repair(path, progress)
         if done is None:
-            typer.echo("mended: a segment has its size again; no row was lost")
+            typer.echo("mended: every file is whole again; no row was lost")
         else:
-            typer.echo(f"mended: {len(done.dropped)} rows dropped; bit continuity ends at version {done.version}")
+            typer.echo(f"mended: {_rows(len(done.dropped))} dropped; bit continuity ends at version {done.version}")
 
 
 @app.command(help=EXPORT_HELP)
@@ -116,7 +123,7 @@ def export(
     """Write rows to a file (see EXPORT_HELP)."""
     with friendly():
         written = store.export(path, out, None if clients is None else _ids(path, clients))
-        typer.echo(f"wrote {len(written)} rows to {out}")
+        typer.echo(f"wrote {_rows(len(written))} to {out}")
 
 
 def _ids(path: Path, text: str) -> list[int | str]:
@@ -132,7 +139,7 @@ def _ids(path: Path, text: str) -> list[int | str]:
         ) from None
 
 
-def _lines(found: Info) -> Iterator[tuple[str, Any]]:
+def _lines(found: Info, whole: bool) -> Iterator[tuple[str, Any]]:
     yield "store", found.path + (", in use" if found.in_use else "")
     yield "rule", f"{found.rule}, kind {found.kind}, M = {found.recipe['buffer_size']}"
     yield "params", f"d = {found.d:,} {found.dtype}; arrivals are kept as {found.slot_dtype}"
@@ -144,23 +151,53 @@ def _lines(found: Info) -> Iterator[tuple[str, Any]]:
     parts = (f"{name} {in_bytes(size)}" for name, size in found.disk_bytes.items())
     yield "on disk", f"{in_bytes(sum(found.disk_bytes.values()))}: {', '.join(parts)}"
     survives = {"process": "survives the end of its process", "power": "survives a power cut"}[found.durability]
-    yield "durability", f"{found.durability}: the last commit {survives}"
+    often = "checkpoints alone" if found.commit_every is None else f"commit_every {found.commit_every}"
+    yield "durability", f"{found.durability}, {often}: the last commit {survives}"
     for mended in found.repairs:
-        dropped = ", ".join(map(str, mended["dropped"])) or "none"
+        dropped = ", ".join(_some(map(str, mended["dropped"]), whole)) or "none"
         yield (
             "repaired",
             f"at version {mended['version']}, where bit continuity ended; rows dropped of clients {dropped}",
         )
-    for problem in found.problems or ("no problem at first sight; `afflux store check` reads every byte",):
+    for problem in _some(found.problems, whole):
         yield "health", problem
+    if not found.problems:
+        yield "health", "all files are there; what is in them was not read, `afflux store check` does that"
 
 
-def _tell(health: Health) -> None:
-    for problem in health.problems:
+def _tell(health: Health, whole: bool, remedy: str = "") -> None:
+    for problem in _some(health.problems, whole):
         typer.echo(problem)
     if health.sound:
         off = "" if health.sum_error is None else f"; the sum is off by {health.sum_error:.2g} of the largest norm"
-        typer.echo(f"sound: every checksum holds, {health.clients:,} rows{off}")
+        typer.echo(f"sound: every checksum holds, {_rows(health.clients)}{off}")
+    else:
+        lost = f"{len(health.damaged):,} of {_rows(health.clients)}" if health.damaged else "no row"
+        typer.echo(f"damaged: {lost} lost{remedy}")
+
+
+def _remedy(path: Path, health: Health) -> str:
+    if not health.mendable:
+        return BACKUP
+    return f"`afflux store repair {quote(str(path))}` {'drops them' if health.damaged else 'mends it'}"
+
+
+def _question(health: Health) -> str:
+    if health.keeps_bits:
+        return "make these files anew? No row is lost."
+    what = f"drop {_rows(len(health.damaged))} and " if health.damaged else ""
+    return f"{what}make the sum anew? The bits that follow are others than without the damage."
+
+
+def _some(lines: Iterable[str], whole: bool) -> list[str]:
+    """The first of many, and how many more there are."""
+    found = list(lines)
+    more = [] if whole or len(found) <= MOST else [f"... and {len(found) - MOST:,} more (--all)"]
+    return found if not more else found[:MOST] + more
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"
 
 
 @contextmanager

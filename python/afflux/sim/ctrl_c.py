@@ -9,6 +9,11 @@ from types import FrameType
 
 PATIENCE_SECONDS = 1.0
 _pressed_at: float | None = None
+_kind: type[KeyboardInterrupt] = KeyboardInterrupt
+
+
+class Terminated(KeyboardInterrupt):
+    """It was SIGTERM."""
 
 
 @contextmanager
@@ -19,7 +24,6 @@ def held(then: Callable[[int, FrameType | None], object] | signal.Handlers | Non
     in other threads than the main one, amid another such block, or if Ctrl-C is ignored or handled by the caller.
     `then` is the handler after the block; default the one before it.
     """
-    global _pressed_at
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
         yield
@@ -29,14 +33,14 @@ def held(then: Callable[[int, FrameType | None], object] | signal.Handlers | Non
         yield
     finally:
         signal.signal(signal.SIGINT, then or before)
-        pressed, _pressed_at = _pressed_at is not None, None
-    if pressed:
-        raise KeyboardInterrupt
+        pressed = _taken()
+    if pressed is not None:
+        raise pressed
 
 
 @contextmanager
 def sigterm_too() -> Iterator[None]:
-    """SIGTERM counts as Ctrl-C in the block: batch systems send it some seconds before they kill.
+    """SIGTERM counts as Ctrl-C in the block, but raises Terminated: batch systems send it seconds before they kill.
 
     Nothing changes in other threads than the main one, or if it is ignored or handled by the caller.
     """
@@ -44,7 +48,7 @@ def sigterm_too() -> Iterator[None]:
     if before is not signal.SIG_DFL or threading.current_thread() is not threading.main_thread():
         yield
         return
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
     finally:
@@ -53,10 +57,23 @@ def sigterm_too() -> Iterator[None]:
 
 def check() -> None:
     """Raise KeyboardInterrupt, once, if Ctrl-C was noted."""
-    global _pressed_at
-    if _pressed_at is not None:
-        _pressed_at = None
-        raise KeyboardInterrupt
+    pressed = _taken()
+    if pressed is not None:
+        raise pressed
+
+
+def _taken() -> type[KeyboardInterrupt] | None:
+    """What was noted, if anything was; it is not any more."""
+    global _pressed_at, _kind
+    noted = None if _pressed_at is None else _kind
+    _pressed_at, _kind = None, KeyboardInterrupt
+    return noted
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    global _kind
+    _kind = Terminated
+    signal.raise_signal(signal.SIGINT)
 
 
 def _note(number: int, frame: FrameType | None) -> None:

@@ -56,7 +56,7 @@ class Paused:
             raise ConfigError(f"{path} holds a run of format {notes['afflux_run']}, this afflux reads {FORMAT}")
         header = audit.Header(**notes["header"])
         own = Path(notes["audit"]) if folder is None else folder / audit.FOLDER
-        return cls(
+        paused = cls(
             path,
             Keep(own, header.updates is not None),
             header,
@@ -65,11 +65,27 @@ class Paused:
             notes["arrays"],
             History.of(notes["history"]),
         )
+        if paused.arrivals and not paused.log.is_file():
+            raise ConfigError(
+                f"there is no {paused.log}: a run goes on in its run folder, which was {Path(notes['audit']).parent}; "
+                "--out says where that is now"
+            )
+        return paused
 
     @property
     def arrivals(self) -> int:
         """Those that are over."""
         return int(self.live["arrivals"])
+
+    @property
+    def log(self) -> Path:
+        """The file that it goes on with."""
+        return self.keep.folder / f"{audit.file_name(self.spec.label, self.header.seed)}.jsonl"
+
+    @property
+    def finished(self) -> bool:
+        """Whether all its arrivals are over."""
+        return self.arrivals == self.config.arrivals
 
     @property
     def spec(self) -> RuleSpec:

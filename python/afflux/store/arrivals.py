@@ -9,7 +9,7 @@ from afflux.checkpoint import waiting_entry
 from afflux.round import Waiting
 from afflux.store.index import Kept, Place
 from afflux.store.segments import Segments
-from afflux.store.vectors import crc, verified
+from afflux.store.vectors import crc, refuse_damage
 from afflux.streaming import Term
 
 
@@ -21,7 +21,7 @@ class Arrivals:
         self._num_threads = num_threads
         self._places = {kept.join: kept.place for kept in committed if kept.place is not None}
         for place in self._places.values():
-            verified(segments, place, num_threads)
+            refuse_damage(segments, place, num_threads)
 
     def put(self, waiting: Sequence[Waiting]) -> list[Kept]:
         """Writes those that are not on disk yet; what a commit has to say about all of them."""

@@ -66,8 +66,9 @@ class DiskRows(CachedRows):
         self._table = table
         self._crcs: dict[ClientId, bytes] = {}  # of the changed ones
         self._known: dict[ClientId, Place] = {}  # of those who have pushed since the last round, as the index has them
-        if segments.slots < table.high:
-            raise StoreError(f"[store] {segments.folder} is truncated: {table.high} slots are in use")
+        lack = segments.lack(table.high - 1)
+        if lack is not None:
+            raise StoreError(f"[store] {lack}; {segments.remedy}")
 
     def __contains__(self, client_id: ClientId) -> bool:
         if client_id in self._table.changed:
@@ -126,8 +127,9 @@ class DiskRows(CachedRows):
         if client_id in self._table.changed:
             return None
         place = self._index.row(client_id)
-        if place is not None and place.slot >= self._segments.slots:
-            raise StoreError(f"[{op}] client {client_id!r}'s row is in a segment that is missing or truncated")
+        lack = None if place is None else self._segments.lack(place.slot)
+        if lack is not None:
+            raise StoreError(f"[{op}] client {client_id!r}'s row: {lack}; {self._segments.remedy}")
         return place
 
     def prefetch(self, client_id: ClientId) -> Callable[[], Stage | None]:
@@ -166,7 +168,7 @@ class DiskRows(CachedRows):
             if place == before:  # else a commit has moved it meanwhile
                 raise StoreError(
                     f"[{op}] client {client_id!r}'s row is damaged: slot {place.slot} of {self._segments.folder} does "
-                    "not agree with its checksum"
+                    f"not agree with its checksum; {self._segments.remedy}"
                 )
 
     def _places(

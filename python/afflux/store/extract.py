@@ -74,7 +74,8 @@ def _decoded(store: Reading, places: Sequence[tuple[ClientId, Place]]) -> Iterat
     for client_id, place in places:
         row = store.sound(place)
         if row is None:
-            raise StoreError(f"[export] client {client_id!r}'s row in {store.path} is damaged")
+            remedy = store.arrays["rows"].remedy
+            raise StoreError(f"[export] client {client_id!r}'s row in {store.path} is damaged; {remedy}")
         yield store.decoded(row)
 
 

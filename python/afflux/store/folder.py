@@ -33,51 +33,61 @@ from afflux.round import Memories, Round
 from afflux.rule import Float64, Rule
 from afflux.store.arrivals import Arrivals
 from afflux.store.disk import DiskRows, Staged, Table
-from afflux.store.index import INDEX, Change, Committed, Index, Place
-from afflux.store.lock import Lock, promises_space
+from afflux.store.index import INDEX, Change, Committed, Index, Place, folder_of
+from afflux.store.lock import LOCK, Lock, promises_space
+from afflux.store.metadata import make_arrays, sync
 from afflux.store.params import ParamsSlots
-from afflux.store.segments import Row, Segments, make_arrays, sync
+from afflux.store.remedy import BACKUP
+from afflux.store.segments import Row, Segments
 from afflux.store.shapes import shapes_of
 from afflux.store.state import Lists, state_of
-from afflux.store.vectors import NOTHING, Fresh, Vectors, crc, fresh, verified
+from afflux.store.vectors import NOTHING, Fresh, Vectors, crc, fresh, refuse_damage
 from afflux.versions import Draft, Vector, Versions
 
 Durability = Literal["process", "power"]
+Every = int | Literal["as before"] | None
 
 
 class Store:
     """One folder, held by one process until `close`."""
 
     def __init__(
-        self, path: Path, durability: Durability, commit_every: int | None, num_threads: int, device: Device = HOST
+        self,
+        path: Path,
+        num_threads: int,
+        durability: Durability | None = None,
+        commit_every: Every = "as before",
+        device: Device = HOST,
     ) -> None:
         """Opens what `make` has made, for a server whose vectors live on `device`: in the store itself if that is the
-        host; else what is committed of them is copied.
+        host; else what is committed of them is copied. What is given of durability and commit_every is kept with the
+        next commit.
 
         Raises:
             StoreError: another process has it, or it is damaged or of another format.
         """
-        if not path.is_dir():
-            raise StoreError(f"[store] there is no folder {path}")
-        self.path = path
-        self.commit_every = commit_every
-        self._power = durability == "power"
+        self.path = folder_of(path)
         self._num_threads = num_threads
         self._device = device
         with ExitStack() as undo:
             self._lock = Lock(path)
             undo.callback(self._lock.release)
-            self._index = Index(path / INDEX, power=self._power)
+            self._index = Index(path / INDEX)
             undo.callback(self._index.close)
-            self._read(num_threads)
+            self._read(num_threads, durability, commit_every)
             undo.pop_all()
 
-    def _read(self, num_threads: int) -> None:
+    def _read(self, num_threads: int, durability: Durability | None, commit_every: Every) -> None:
         path, facts = self.path, self._index.facts()
         self.facts: dict[str, Any] = facts["server"]  #: what a server must agree with
         self.options: dict[str, Any] = facts["options"]  #: what it was made with
-        self._recipe: dict[str, Any] = facts["rule"]  #: of the rule that made the last commit
-        self._new_recipe = self._recipe
+        #: How to go on: the rule that made the last commit, and how safe it was; and so from the next one on.
+        self._told: dict[str, Any] = {"rule": facts["rule"], "commits": facts.get("commits")}
+        before = self._told["commits"] or {"durability": "process", "commit_every": 1}  # older stores did not say
+        self.commit_every: int | None = before["commit_every"] if commit_every == "as before" else commit_every
+        self._power = (durability or before["durability"]) == "power"
+        self._index.flush_commits(self._power)
+        self._tells = self._told | {"commits": _commits(self._durability, self.commit_every)}
         self.committed: Committed | None = self._index.committed()
         places = {} if self.committed is None else self.committed.vectors
         mapped = promises_space(path)
@@ -86,7 +96,7 @@ class Store:
         arrays = {name: Segments(path / name, sizes.get(name, d), mapped=mapped) for name in facts["arrays"]}
         self._arrays = arrays
         for name, place in places.items():
-            verified(arrays[name.partition(":")[0]], place, num_threads)
+            refuse_damage(arrays[name.partition(":")[0]], place, num_threads)
         if self._power and self.committed is not None and self.committed.meta["durability"] != "power":
             for array in arrays.values():  # what was committed so far was not flushed
                 array.flush(range(0, array.slots, array.shape.per_segment))
@@ -111,7 +121,14 @@ class Store:
         self.rows = None if codec is None else self._rows(codec)
 
     @staticmethod
-    def make(path: Path, rule: Rule, server: Mapping[str, Any], options: Mapping[str, Any]) -> Path:
+    def make(
+        path: Path,
+        rule: Rule,
+        server: Mapping[str, Any],
+        options: Mapping[str, Any],
+        durability: Durability,
+        commit_every: int | None,
+    ) -> Path:
         """A new folder, for a server with these facts and options.
 
         Raises:
@@ -123,20 +140,16 @@ class Store:
         shapes = shapes_of(rule, server["d"], **own, memory=options["memory"])
         codec = codec_of(rule, server["slot_dtype"])
         server = {**server, "codec": None if codec is None else codec.name}
-        layout = {"order_version": ORDER_VERSION, "arrays": list(shapes)}
-        facts = {"server": server, "options": options, "rule": recipe_of(rule), **layout}
+        layout = {"order_version": ORDER_VERSION, "arrays": list(shapes), "shapes": shapes}
+        commits = _commits(durability, commit_every)
+        facts = {"server": server, "options": options, "commits": commits, "rule": recipe_of(rule), **layout}
         try:
             path.mkdir(parents=True, exist_ok=True)
-            if any(path.iterdir()):
-                if (path / INDEX).exists():
-                    raise StoreError(f"[Server] store: {path} is not empty; Server.open goes on with a store")
-                raise StoreError(
-                    f"[Server] store: {path} is not empty, and holds no store: {INDEX} is missing. Give a new folder; "
-                    "if an attempt to make a store here has failed, remove what it has left"
-                )
+            _refuse_contents(path)
             lock = Lock(path)
             try:
-                make_arrays(path, shapes, {"afflux": "store", "order_version": ORDER_VERSION})
+                _refuse_contents(path)  # of who was faster
+                make_arrays(path, shapes)
                 Index.make(path / INDEX, facts)
                 for folder in (path, path.parent):
                     sync(folder)
@@ -149,7 +162,7 @@ class Store:
     def _rows(self, codec: Codec) -> DiskRows:
         count, high, free = (0, 0, []) if self.committed is None else self.committed.meta["rows"]
         if (found := self._index.clients()) != count:
-            raise StoreError(f"[store] {self.path / INDEX} is damaged: it has {found} rows of {count}")
+            raise StoreError(f"[store] {self.path / INDEX} is damaged: it has {found} rows of {count}; {BACKUP}")
         return DiskRows(
             self._arrays["rows"],
             self._vectors,
@@ -166,6 +179,10 @@ class Store:
         """A vector of the last commit, where the server's vectors live."""
         now = self._vectors.now(name)
         return now if self._device is HOST else self._device.moved(now)
+
+    @property
+    def _durability(self) -> Durability:
+        return "power" if self._power else "process"
 
     @property
     def version(self) -> int:
@@ -192,7 +209,7 @@ class Store:
         if self.committed is None:
             raise StoreError(f"[open] {self.path} holds no server: the process that began to make it was ended")
         try:
-            rule = rule_of(self._recipe) if rule is None else rule
+            rule = rule_of(self._told["rule"]) if rule is None else rule
         except AffluxError as error:
             raise StoreError(f"[open] {self.path} holds a server whose rule must be given: {error}") from None
         codec = codec_of(rule, self.facts["slot_dtype"])
@@ -207,7 +224,7 @@ class Store:
                 raise StoreError(
                     f"[open] {self.path} holds a server whose {name} is {self.facts[name]!r}, not {value!r}"
                 )
-        self._new_recipe = recipe_of(rule)
+        self._tells["rule"] = recipe_of(rule)
         return rule
 
     def outs(self, memories: Memories) -> Memories:
@@ -316,7 +333,7 @@ class Store:
             self._arrivals.flush(arrivals)
             if table is not None and self.rows is not None:
                 self.rows.flush(table)
-        facts = {"durability": "power" if self._power else "process", "largest_row": self._largest_row}
+        facts = {"durability": self._durability, "largest_row": self._largest_row}
         meta = checkpoint.short(facts, book)
         meta["kept_buffers"] = {held.version: held.buffers.tolist() for held in self.held if held.buffers is not None}
         if table is not None:
@@ -324,7 +341,7 @@ class Store:
         tails, lists = self._lists.put(book, joins)
 
         def took_note() -> None:
-            self._recipe = self._new_recipe
+            self._told = dict(self._tells)
             self._vectors.settle(vectors)
             self._arrivals.settle(arrivals)
             self._pinned = [now.params, *(held.params for held in self.held)]
@@ -340,7 +357,7 @@ class Store:
                 arrivals,
                 {} if table is None or self.rows is None else self.rows.changes(table),
                 tails,
-                facts={} if self._new_recipe == self._recipe else {"rule": self._new_recipe},
+                facts={name: value for name, value in self._tells.items() if value != self._told[name]},
             )
         )
         took_note()
@@ -390,3 +407,19 @@ class Store:
             self.params.detach(versions.free)
         self._index.close()
         self._lock.release()
+
+
+def _commits(durability: Durability, commit_every: int | None) -> dict[str, Any]:
+    return {"durability": durability, "commit_every": commit_every}
+
+
+def _refuse_contents(path: Path) -> None:
+    """Refuses a folder in which there is anything but a lock, which a failed attempt leaves."""
+    if not any(file.name != LOCK for file in path.iterdir()):
+        return
+    if (path / INDEX).exists():
+        raise StoreError(f"[Server] store: {path} is not empty; Server.open goes on with a store")
+    raise StoreError(
+        f"[Server] store: {path} is not empty, and holds no store: {INDEX} is missing. Give a new folder; if an "
+        "attempt to make a store here has failed, remove what it has left"
+    )

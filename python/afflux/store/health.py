@@ -1,6 +1,7 @@
 """Whether a store is sound, and how one with damaged rows is mended: `afflux store check` and `repair`."""
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
@@ -11,9 +12,11 @@ import numpy.typing as npt
 from afflux.errors import StoreError
 from afflux.rule import ClientId
 from afflux.store.index import INDEX, Change, Index, Place
+from afflux.store.metadata import write_again
 from afflux.store.reading import Reading, reading
+from afflux.store.remedy import BACKUP
 from afflux.store.tools import missing
-from afflux.store.vectors import crc, verified
+from afflux.store.vectors import crc, damage
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that were read so far, and with all that will be."""
@@ -27,12 +30,13 @@ class Health:
     """What was found in a store."""
 
     clients: int  #: whose rows were read
-    damaged: tuple[ClientId, ...]  #: those whose row is not what was written
+    damaged: tuple[ClientId, ...]  #: those whose row is not what was written, sorted
     sum_error: (
         float | None
     )  #: |sum - sum of the rows| / N, in parts of the largest norm; None: no rows, or damaged ones
     problems: tuple[str, ...]  #: all that is wrong, in words
     mendable: bool  #: whether `repair` can put it right
+    keeps_bits: bool  #: whether what follows then has the bits that it would have had: no row is dropped
 
     @property
     def sound(self) -> bool:
@@ -59,38 +63,38 @@ class _Look:
         arrivals = len(store.committed.arrivals) * store.arrays["arrivals"].slot_bytes
         self._all = vectors + arrivals + store.clients * store.row_bytes
         self.good: list[tuple[ClientId, Place]] = []
-        self.damaged: list[ClientId] = []
+        self.bad: list[tuple[ClientId, Place]] = []
         self.total = np.zeros(store.d if store.codec is not None else 0, np.float64)
         self._largest = float(store.committed.meta["largest_row"])
         #: By what is wrong: the index or its places, vectors but for the sum, the sum, rows.
         self.index = [f"{store.index.path}: {line}" for line in store.index.damage()]
-        self.vectors, self.sum = list(self._vectors()), list[str]()
+        self.vectors, self.sum, self.rows = list(dict.fromkeys(self._vectors())), list[str](), list[str]()
         self.sum_error: float | None = None
         if store.codec is not None:
-            self._rows()
+            self._read_rows()
+            self.rows = list(self._lost_rows())
             self._sum()
 
     def _vectors(self) -> Iterator[str]:
-        """Arrays that are truncated; params, memories and arrivals that do not agree with their checksums."""
+        """Files that are missing or cut off; params, memories and arrivals that do not agree with their checksums."""
         store = self._store
         yield from missing(store, but=("rows", "sum"))
         places = [(name.partition(":")[0], place) for name, place in store.committed.vectors.items() if name != "sum"]
         places += [("arrivals", kept.place) for kept in store.committed.arrivals if kept.place is not None]
         for name, place in places:
-            problem = self._verified(name, place)
+            problem = self._damage(name, place)
             if problem is not None:
                 yield problem
 
-    def _verified(self, name: str, place: Place) -> str | None:
+    def _damage(self, name: str, place: Place) -> str | None:
         segments = self._store.arrays[name]
         self._read(segments.slot_bytes)
         try:
-            verified(segments, place, 1)
-        except StoreError as error:
+            return damage(segments, place, 1)
+        except StoreError as error:  # the disk fails
             return str(error).removeprefix("[store] ")
-        return None
 
-    def _rows(self) -> None:
+    def _read_rows(self) -> None:
         store = self._store
         count, high, free = store.committed.meta["rows"]
         taken, ranks = np.zeros(high, bool), np.zeros(count, bool)
@@ -102,12 +106,21 @@ class _Look:
                     self.index.append(f"{store.index.path}: client {client_id!r}'s row has a place that cannot be")
                     continue
                 taken[place.slot] = ranks[place.rank] = True
-                if self._added(place):
-                    self.good.append((client_id, place))
-                else:
-                    self.damaged.append(client_id)
-        if (found := len(self.good) + len(self.damaged)) != count:
+                (self.good if self._added(place) else self.bad).append((client_id, place))
+        if (found := len(self.good) + len(self.bad)) != count:
             self.index.append(f"{store.index.path}: {found} of {count} clients' rows have a place")
+
+    def _lost_rows(self) -> Iterator[str]:
+        """One line for all that were in a file that is missing or cut off, one for each other row."""
+        segments, (_, high, _) = self._store.arrays["rows"], self._store.committed.meta["rows"]
+        each = segments.shape.per_segment
+        flaws = {i: flaw for i in range(-(-high // each)) if (flaw := segments.flaw(i)) is not None}
+        lost = Counter(place.slot // each for _, place in self.bad)
+        for segment, flaw in flaws.items():
+            yield f"{flaw}: {lost[segment]} clients' rows"
+        for client_id, place in sorted(self.bad):
+            if place.slot // each not in flaws:
+                yield f"client {client_id!r}'s row in {segments.folder} is damaged"
 
     def _added(self, place: Place) -> bool:
         """Adds a row to the total; False if it is damaged. Nothing of it stays while the next one is read."""
@@ -122,11 +135,11 @@ class _Look:
     def _sum(self) -> None:
         """Whether the sum is that of the rows."""
         store = self._store
-        problem = self._verified("sum", store.committed.vectors["sum"])
+        problem = self._damage("sum", store.committed.vectors["sum"])
         if problem is not None:
             self.sum.append(problem)
             return
-        if self.damaged or self.index:
+        if self.bad or self.index:
             return
         kept: npt.NDArray[np.float64] = store.arrays["sum"].array(store.committed.vectors["sum"].slot)
         off = float(np.linalg.norm(kept - self.total)) / int(store.server["num_clients"])
@@ -143,14 +156,14 @@ class _Look:
 
     def health(self) -> Health:
         """In words."""
-        path = self._store.path
-        rows = [f"client {client_id!r}'s row in {path / 'rows'} is damaged" for client_id in self.damaged]
+        lost = self._store.lost.values()
         return Health(
-            clients=len(self.good) + len(self.damaged),
-            damaged=tuple(self.damaged),
+            clients=len(self.good) + len(self.bad),
+            damaged=tuple(sorted(client_id for client_id, _ in self.bad)),
             sum_error=self.sum_error,
-            problems=(*self.index, *self.vectors, *self.sum, *rows),
-            mendable=bool(self.sum or rows) and not self.index and not self.vectors,
+            problems=(*self.index, *lost, *self.vectors, *self.sum, *self.rows),
+            mendable=bool(lost or self.sum or self.rows) and not self.index and not self.vectors,
+            keeps_bits=not self.bad and not self.sum,
         )
 
 
@@ -171,10 +184,11 @@ def check(path: "str | PathLike[str]", progress: Progress | None = None) -> Heal
 
 
 def repair(path: "str | PathLike[str]", progress: Progress | None = None) -> Repair | None:
-    """Drops the rows that are damaged, and makes the sum anew from those that are not; None if nothing is wrong.
+    """Drops the rows that are damaged, and makes the sum anew from those that are not; None if all of them are sound.
 
     The clients dropped count as never seen. What follows has other bits than it would have had: the store records the
-    version at which that begins (`info(path).repairs`).
+    version at which that begins (`info(path).repairs`). A segment that has not its size, and what Zarr knew of an
+    array, are made again also where no row is lost.
 
     Args:
         path: the store's folder.
@@ -188,20 +202,23 @@ def repair(path: "str | PathLike[str]", progress: Progress | None = None) -> Rep
     with reading(path, shared=False) as store:
         look = _Look(store, progress or _silent)
         health = look.health()
-        if health.mendable and store.arrays["rows"].slots < (high := store.committed.meta["rows"][1]):
-            store.arrays["rows"].reserve(high)  # a row whose segment was cut off may lie before the cut
-            look = _Look(store, progress or _silent)
-            health = look.health()
         if health.sound:
             return None
         if not health.mendable:
             problems = "; ".join((*look.index, *look.vectors))
-            raise StoreError(f"[repair] {problems}: only rows and their sum are mended")
-        _mend(store, look)
+            raise StoreError(f"[repair] {problems}: only rows and their sum are mended; {BACKUP}")
+        if store.lost:
+            slots = {name: array.slots for name, array in store.arrays.items()}
+            write_again(store.path, store.lost, store.shapes, slots)
+        if store.codec is not None:
+            store.arrays["rows"].reserve(store.committed.meta["rows"][1])
+        if health.keeps_bits:
+            return None
+        _mend(store, look, health.damaged)
         return Repair(health.damaged, int(store.committed.meta["version"]))
 
 
-def _mend(store: Reading, look: _Look) -> None:
+def _mend(store: Reading, look: _Look, dropped: Sequence[ClientId]) -> None:
     last, segments = store.committed, store.arrays["sum"]
     slot = 1 - last.vectors["sum"].slot
     segments.reserve(2)
@@ -211,9 +228,11 @@ def _mend(store: Reading, look: _Look) -> None:
     ranked = sorted(look.good, key=lambda entry: entry[1].rank)
     used = {place.slot for _, place in ranked}
     meta = {**last.meta, "rows": [len(ranked), high, [slot for slot in range(high) if slot not in used]]}
-    told = {"version": meta["version"], "joins": meta["joins"], "dropped": look.damaged}
-    index = Index(store.path / INDEX, power=True)
+    told = {"version": meta["version"], "joins": meta["joins"], "dropped": dropped}
+    store.index.close()  # SQLite leaves nothing behind when the last one goes
+    index = Index(store.path / INDEX)
     try:
+        index.flush_commits(True)
         index.commit(
             Change(
                 meta,

@@ -9,8 +9,9 @@ import json
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from os import PathLike
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from afflux._engine import ORDER_VERSION
 from afflux.errors import StoreError
 from afflux.intake import plain_id
 from afflux.rule import ClientId
+from afflux.store.remedy import BACKUP
 
 FORMAT = 3
 INDEX = "index.sqlite"  #: in a store's folder
@@ -44,6 +46,19 @@ CREATE TABLE quarantined (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
 
 #: Lists that grow.
 _TAILS = ("passed", "log", "quarantined")
+
+
+def folder_of(path: "str | PathLike[str]") -> Path:
+    """A store's folder.
+
+    Raises:
+        StoreError: it is none; nothing was written there.
+    """
+    if not Path(path).is_dir():
+        raise StoreError(f"[store] there is no folder {path}")
+    if not (Path(path) / INDEX).is_file():
+        raise StoreError(f"[store] {path} holds no store: {INDEX} is missing")
+    return Path(path)
 
 
 class Place(NamedTuple):
@@ -100,21 +115,21 @@ class Committed:
 class Index:
     """The file `index.sqlite` of a store. One thread at a time commits; any may read."""
 
-    def __init__(self, path: Path, *, power: bool = False, read_only: bool = False, alone: bool = False) -> None:
+    def __init__(self, path: Path, *, read_only: bool = False, alone: bool = False) -> None:
         """Opens the file; `make` made it.
 
         Args:
             path: of the file.
-            power: a commit is on the disk itself when it returns.
             read_only: it will not commit.
             alone: nor will anybody else meanwhile. Then no file is made beside it, if it was closed.
         """
         self.path = path
-        if not path.is_file():
-            raise StoreError(f"[store] {path} is missing")
         self._inode = path.stat().st_ino
-        self._log = path.with_name(f"{path.name}-wal")  # SQLite's own
+        self._log, shared = (path.with_name(f"{path.name}-{kind}") for kind in ("wal", "shm"))  # SQLite's own
+        # Who only reads does not take away what he has made beside a log that somebody has left.
+        self._left = [shared] if read_only and alone and not shared.exists() else []
         with self._errors("open"), ExitStack() as undo:
+            undo.callback(self._tidy)
             mode = "ro" if read_only else "rw"
             if read_only and alone and not _size(self._log):
                 mode = "ro&immutable=1"
@@ -123,7 +138,6 @@ class Index:
                 (journal,) = self._writer.execute("PRAGMA journal_mode = WAL").fetchone()
                 if journal != "wal":  # what SQLite could not change it leaves as it was
                     raise StoreError(f"[store] cannot open {path}: SQLite has not made its log")
-                self._writer.execute(f"PRAGMA synchronous = {'FULL' if power else 'NORMAL'}")
                 # Each of SQLite's own checkpoints syncs, and on ext4 that waits for what else is to be written.
                 self._writer.execute("PRAGMA wal_autocheckpoint = 10000")
             application, version = (
@@ -155,6 +169,11 @@ class Index:
             raise StoreError(f"[store] cannot make {path}: {error}") from None
         new.replace(path)
 
+    def flush_commits(self, power: bool) -> None:
+        """`power`: from now on a commit is on the disk itself when it returns."""
+        with self._errors("open"):
+            self._writer.execute(f"PRAGMA synchronous = {'FULL' if power else 'NORMAL'}")
+
     def facts(self) -> dict[str, Any]:
         """What the store was made with."""
         with self._errors("read"):
@@ -163,7 +182,7 @@ class Index:
                 raise StoreError(f"[store] {self.path.parent} has order_version {order}, this afflux {ORDER_VERSION}")
             own = texts.pop("crc")
             if own != str(_crc(texts)):
-                raise StoreError(f"[store] {self.path} is damaged: the facts do not agree with their checksum")
+                raise self._damaged("the facts do not agree with their checksum")
             return {name: json.loads(value) for name, value in texts.items()}
 
     def committed(self) -> Committed | None:
@@ -177,7 +196,7 @@ class Index:
             arrivals = self._read("SELECT * FROM arrivals ORDER BY number")
             tails = {name: self._tail(name) for name in _TAILS}
             if crc != _crc(meta, buffers, notes, vectors, arrivals, [*map(len, tails.values())]):
-                raise StoreError(f"[store] {self.path} is damaged: the state does not agree with its checksum")
+                raise self._damaged("the state does not agree with its checksum")
             return Committed(
                 json.loads(meta),
                 buffers,
@@ -214,7 +233,7 @@ class Index:
             found = self._read("SELECT client, slot, crc, place FROM rows ORDER BY place")
         for rank, (client, slot, crc, place) in enumerate(found):
             if place != rank:
-                raise StoreError(f"[store] {self.path} is damaged: client number {rank} is missing")
+                raise self._damaged(f"client number {rank} is missing")
             yield client, _place(client, slot, crc, place)
 
     def by_slot(self) -> Iterator[tuple[ClientId, Place]]:
@@ -287,12 +306,21 @@ class Index:
         """Lets go of the file."""
         for connection in (self._reader, self._writer):
             connection.close()
+        self._tidy()
+
+    def _tidy(self) -> None:
+        for file in self._left:
+            with suppress(OSError):
+                file.unlink()
+
+    def _damaged(self, what: object) -> StoreError:
+        return StoreError(f"[store] {self.path} is damaged: {what}; {BACKUP}")
 
     def _tail(self, table: str) -> list[Any]:
         found = self._read(f"SELECT number, entry FROM {table} ORDER BY number")
         for i, (number, text) in enumerate(found):
             if number != i or text[:8] != _text(number, text=text[8:])[:8]:
-                raise StoreError(f"[store] {self.path} is damaged: {table} {i} does not agree with its checksum")
+                raise self._damaged(f"{table} {i} does not agree with its checksum")
         return [json.loads(text[8:]) for _, text in found]
 
     def _read(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
@@ -310,7 +338,7 @@ class Index:
         except (sqlite3.Error, ValueError, TypeError, LookupError, AttributeError) as error:
             if isinstance(error, StoreError):
                 raise
-            raise StoreError(f"[store] {self.path} is damaged: {error}") from None
+            raise self._damaged(error) from None
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:

@@ -9,8 +9,13 @@ from afflux.errors import StoreError, UnavailableError
 #: File systems on which allocated space stays allocated, also for pages that are written through a map.
 PROMISING = frozenset({"ext2", "ext3", "ext4", "xfs", "tmpfs"})
 
+LOCK = "lock"  #: in a store's folder
+
 #: For so long a writer waits for those who only read in passing; seconds.
-PATIENCE, INTERVAL = 0.2, 0.002
+PATIENCE, INTERVAL = 1.0, 0.002
+
+#: The processes that have taken a lock to write here, this one or those that it was forked from, by its file.
+_WRITERS: dict[tuple[int, int], int] = {}
 
 
 class Lock:
@@ -26,33 +31,61 @@ class Lock:
             import fcntl
         except ModuleNotFoundError:
             raise UnavailableError("[store] this system has no flock, which keeps a second writer out") from None
-        path = folder / "lock"
         try:
-            self._descriptor = os.open(path, os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT, 0o666)
+            self._descriptor = os.open(folder / LOCK, os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             raise StoreError(f"[store] cannot lock {folder}: {error.strerror}") from None
-        end = monotonic() + (0 if shared else PATIENCE)
+        status = os.fstat(self._descriptor)
+        self._file, self._shared = (status.st_dev, status.st_ino), shared
+        end = monotonic() + (0 if shared or self._is_ours else PATIENCE)
         try:
             while True:
                 try:
                     fcntl.flock(self._descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+                    if not shared:
+                        _WRITERS[self._file] = os.getpid()
                     return
                 except OSError:
                     if monotonic() >= end:
                         raise
                 sleep(INTERVAL)
         except OSError:
-            self.release()
-            raise StoreError(f"[store] {folder} is in use: one process at a time writes to a store") from None
+            self._close()
+            alone = "" if shared else "one process at a time writes to a store, and "
+            who = "this very process has a server there: close() it" if self._is_ours else _holder(*self._file)
+            raise StoreError(f"[store] {folder} is in use: {alone}{who}") from None
         except BaseException:
-            self.release()
+            self._close()
             raise
+
+    @property
+    def _is_ours(self) -> bool:
+        """Whether this very process writes there."""
+        return _WRITERS.get(self._file) == os.getpid()
 
     def release(self) -> None:
         """Lets the next one in."""
+        if not self._shared and self._descriptor >= 0:
+            _WRITERS.pop(self._file, None)
+        self._close()
+
+    def _close(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1
+
+
+def _holder(device: int, inode: int) -> str:
+    """Who has locked a file, as far as the system tells."""
+    try:
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        lines = []
+    name = f"{os.major(device):02x}:{os.minor(device):02x}:{inode}"
+    for fields in map(str.split, lines):
+        if fields[1] == "FLOCK" and fields[5] == name:
+            return f"process {fields[4]} {'reads' if fields[3] == 'READ' else 'writes to'} it"
+    return "another process has it"
 
 
 def promises_space(folder: Path) -> bool:

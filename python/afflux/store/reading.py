@@ -10,8 +10,10 @@ from typing import Any
 from afflux.codecs import named
 from afflux.errors import StoreError
 from afflux.rule import ClientId
-from afflux.store.index import INDEX, Index, Place
+from afflux.store.index import INDEX, Index, Place, folder_of
 from afflux.store.lock import Lock
+from afflux.store.metadata import LostError, Shape, check_group
+from afflux.store.remedy import BACKUP
 from afflux.store.rows import Row, decoded, row_crc
 from afflux.store.segments import Segments
 
@@ -23,7 +25,7 @@ def reading(path: "str | PathLike[str]", *, shared: bool = True) -> "Iterator[Re
     Raises:
         StoreError: see `Reading`; or a server is at work in it.
     """
-    lock = Lock(_folder(path), shared=shared)
+    lock = Lock(folder_of(path), shared=shared)
     try:
         with Reading(Path(path), alone=True) as store:
             yield store
@@ -40,7 +42,7 @@ class Reading:
         Raises:
             StoreError: there is no store, or none that a server was kept in, or it is damaged.
         """
-        self.path = _folder(path)
+        self.path = folder_of(path)
         self.index = Index(path / INDEX, read_only=True, alone=alone)
         try:
             facts = self.index.facts()
@@ -52,13 +54,27 @@ class Reading:
             self.server: dict[str, Any] = facts["server"]
             self.d: int = facts["server"]["d"]
             self.codec = named(facts["server"]["codec"])
-            sizes = {} if self.codec is None else {"rows": self.codec.row_size(self.d)}
-            self.arrays = {
-                name: Segments(path / name, sizes.get(name, self.d), mapped=False) for name in facts["arrays"]
-            }
+            self.shapes = {name: Shape(*shape) for name, shape in facts.get("shapes", {}).items()}
+            #: What Zarr does not know any more, of an array or of the folder (""), and can be told again.
+            self.lost: dict[str, str] = {}
+            self.arrays = {name: self._array(name) for name in facts["arrays"]}
+            try:
+                check_group(self.path)
+            except LostError as error:
+                self.lost[""] = error.what
         except BaseException:
             self.index.close()
             raise
+
+    def _array(self, name: str) -> Segments:
+        size = self.codec.row_size(self.d) if name == "rows" and self.codec is not None else self.d
+        try:
+            return Segments(self.path / name, size, mapped=False)
+        except LostError as error:
+            if name not in self.shapes:
+                raise StoreError(f"[store] {error.what}; {BACKUP}") from None
+            self.lost[name] = error.what
+            return Segments(self.path / name, size, mapped=False, shape=self.shapes[name])
 
     @property
     def row_bytes(self) -> int:
@@ -76,7 +92,7 @@ class Reading:
 
     def sound(self, place: Place) -> Row | None:
         """The encoded row in a slot; None if it is not there, or does not agree with its checksum."""
-        if self.codec is None or not 0 <= place.slot < self.arrays["rows"].slots:
+        if self.codec is None or place.slot < 0:
             return None
         try:
             row = self.arrays["rows"].array(place.slot)
@@ -96,9 +112,3 @@ class Reading:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.index.close()
-
-
-def _folder(path: "str | PathLike[str]") -> Path:
-    if not Path(path).is_dir():
-        raise StoreError(f"[store] there is no folder {path}")
-    return Path(path)

@@ -5,7 +5,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from afflux import codecs, ops
+from afflux._arrays import on_host
 from afflux._engine import SUPERBLOCK
 from afflux.codecs import Codec
 from afflux.devices import HOST, Device
@@ -83,6 +87,10 @@ class CachedRows(ABC):
     def sum(self) -> Row:
         """The sum of all rows, (d,) float64, read-only; the next step changes it. On a GPU a copy."""
         return self.device.shown(self._total)
+
+    def saved_sum(self) -> npt.NDArray[np.float64]:
+        """A copy of the sum for NumPy, of which a GPU keeps none."""
+        return on_host(self._total, copy=True)
 
     @property
     def row_size(self) -> int:

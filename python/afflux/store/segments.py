@@ -2,63 +2,24 @@
 theirs is handed out, and worked on where they lie.
 """
 
-import json
 import mmap
 import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from sys import maxsize
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from afflux import _engine
+from afflux._engine import PIECE
 from afflux.errors import StoreError
+from afflux.store.metadata import METADATA, Shape, read_shape, sync, write_slots
+from afflux.store.remedy import remedy
 
 Row = npt.NDArray[Any]
-
-#: A segment has about so many bytes, or a part of all that may come, so that few files have to be open.
-SEGMENT_BYTES, MOST_SEGMENTS, MOST_SLOTS = 64 << 20, 256, 4096
-_LINE, _PAGE, _HUGE_PAGE = 64, 4096, 2 << 20
-_PIECE = 512 << 10  #: bytes that the system is asked to read at once: of more it may read the beginning alone
-_LARGE, _HUGE = 65536, 8 << 20  #: bytes from which on a slot begins on a page, and on a huge one
-_DTYPES = ("float64", "float32", "float16", "uint16", "uint8")
-
-
-class Shape(NamedTuple):
-    """What an array's metadata say."""
-
-    dtype: str
-    width: int  #: elements from one slot to the next
-    per_segment: int  #: slots
-
-    @property
-    def slot_bytes(self) -> int:
-        """From one slot to the next."""
-        return self.width * np.dtype(self.dtype).itemsize
-
-    @property
-    def segment_bytes(self) -> int:
-        """Of one file."""
-        return self.per_segment * self.slot_bytes
-
-    @property
-    def huge(self) -> bool:
-        """Whether slots begin on huge pages."""
-        return self.slot_bytes % _HUGE_PAGE == 0
-
-
-def shape_of(dtype: str, size: int, slots: int) -> Shape:
-    """For slots of `size` elements, of which there will be about so many.
-
-    A slot begins on a cache line, a large one on a page, so that no page holds parts of two of them.
-    """
-    item = np.dtype(dtype).itemsize
-    aligned = _HUGE_PAGE if size * item >= _HUGE else _PAGE if size * item >= _LARGE else _LINE
-    stride = max(-(-size * item // aligned) * aligned, aligned)
-    file = max(SEGMENT_BYTES, slots * stride // MOST_SEGMENTS)
-    return Shape(dtype, stride // item, max(1, min(slots, MOST_SLOTS, file // stride)))
 
 
 class _Mapped(NamedTuple):
@@ -74,11 +35,17 @@ class Segments:
     promise space for what is written through a map.
     """
 
-    def __init__(self, folder: Path, size: int, *, mapped: bool) -> None:
+    def __init__(self, folder: Path, size: int, *, mapped: bool, shape: Shape | None = None) -> None:
+        """`shape`: what Zarr's own file should say, if it is lost.
+
+        Raises:
+            LostError: it is, and no shape is given.
+            StoreError: a layout that is not ours.
+        """
         self.folder = folder
         self.size = size
         self.mapped = mapped
-        self.shape, slots = _read_shape(folder)
+        self.shape, slots = read_shape(folder) if shape is None else (shape, maxsize)
         self._item = np.dtype(self.shape.dtype).itemsize
         if self.shape.width < size:
             raise StoreError(f"[store] {folder} has slots of {self.shape.width} elements, expected {size}")
@@ -86,8 +53,13 @@ class Segments:
         self._writable: set[int] = set()
         self._count = 0
         # A segment that the metadata do not know yet was not made to the end.
-        while self.slots < slots and _size_of(self._path(self._count)) == self.shape.segment_bytes:
+        while self.slots < slots and self.flaw(self._count) is None:
             self._count += 1
+
+    @property
+    def remedy(self) -> str:
+        """What to do about damage to it."""
+        return remedy(self.folder.parent, self.folder.name)
 
     @property
     def slots(self) -> int:
@@ -107,6 +79,27 @@ class Segments:
     def _path(self, segment: int) -> Path:
         return self.folder / "c" / str(segment) / "0"
 
+    def flaw(self, segment: int) -> str | None:
+        """What is wrong with a file, if it is not as long as it should be."""
+        path, whole = self._path(segment), self.shape.segment_bytes
+        try:
+            size = path.stat().st_size
+        except OSError:
+            return f"{path} is missing"
+        return (
+            None
+            if size == whole
+            else f"{path} is {'truncated' if size < whole else 'too long'}: {size} of {whole} bytes"
+        )
+
+    def lack(self, slot: int) -> str | None:
+        """Why a slot that a commit refers to is not there; None if it is."""
+        if slot < self.slots:
+            return None
+        segments = range(slot // self.shape.per_segment + 1)
+        flaws = (flaw for flaw in map(self.flaw, segments) if flaw is not None)
+        return next(flaws, f"{self.folder / METADATA} knows {self.slots} slots, and slot {slot} is in use")
+
     def reserve(self, slots: int) -> None:
         """Makes space for so many slots.
 
@@ -122,7 +115,7 @@ class Segments:
                     _allocate(file.fileno(), self.shape.segment_bytes)
                     file.truncate(self.shape.segment_bytes)  # one that is too long is no segment
                     os.fsync(file.fileno())
-                _write_slots(self.folder, (self._count + 1) * self.shape.per_segment)
+                write_slots(self.folder, (self._count + 1) * self.shape.per_segment)
                 for folder in (path.parent, path.parent.parent, self.folder):
                     sync(folder)
             except OSError as error:
@@ -146,7 +139,7 @@ class Segments:
         except OSError as error:
             raise StoreError(f"[store] cannot read {path}: {error.strerror}") from None
         if done != out.nbytes:
-            raise StoreError(f"[store] {path} is truncated: {done} of {out.nbytes} bytes of slot {slot}")
+            raise StoreError(f"[store] {path} is truncated: {done} of {out.nbytes} bytes of slot {slot}; {self.remedy}")
         return out
 
     def blank(self, slot: int) -> Row:
@@ -179,8 +172,8 @@ class Segments:
         elif hasattr(os, "posix_fadvise"):
             path, offset = self._place(slot)
             with suppress(OSError), path.open("rb", buffering=0) as file:
-                for at in range(0, self.slot_bytes, _PIECE):
-                    size = min(_PIECE, self.slot_bytes - at)
+                for at in range(0, self.slot_bytes, PIECE):
+                    size = min(PIECE, self.slot_bytes - at)
                     os.posix_fadvise(file.fileno(), offset + at, size, os.POSIX_FADV_WILLNEED)
 
     def present(self, slots: Iterable[int], *, write: bool = False) -> None:
@@ -232,7 +225,7 @@ class Segments:
                 with path.open("r+b") as file:
                     inode = os.fstat(file.fileno()).st_ino
                     if os.fstat(file.fileno()).st_size != self.shape.segment_bytes:
-                        raise StoreError(f"[store] {path} is truncated")
+                        raise StoreError(f"[store] {path} is truncated; {self.remedy}")
                     pages = mmap.mmap(file.fileno(), self.shape.segment_bytes)
                     if self.shape.huge and hasattr(mmap, "MADV_HUGEPAGE"):
                         # What the system has written out it maps anew at the next write: 512 pages at once.
@@ -256,59 +249,6 @@ class Segments:
             raise StoreError(f"[store] {path} was replaced or truncated")
 
 
-def make_arrays(folder: Path, shapes: dict[str, Shape], attributes: dict[str, Any]) -> None:
-    """The Zarr group, and its arrays without a slot yet. zarr-python writes metadata, and never rows: writing fill
-    values deletes chunks, rewriting replaces the file under a map.
-    """
-    import zarr  # half a second, which opening a store need not wait for
-
-    group = zarr.create_group(folder, attributes=attributes)
-    for name, shape in shapes.items():
-        group.create_array(
-            name,
-            shape=(0, shape.width),
-            chunks=(shape.per_segment, shape.width),
-            dtype=shape.dtype,
-            compressors=None,
-            filters=None,
-            fill_value=0,
-        )
-    for place in (*(folder / name for name in shapes), folder):
-        sync(place / "zarr.json")
-        sync(place)
-
-
-def _read_shape(folder: Path) -> tuple[Shape, int]:
-    """And how many slots there are."""
-    try:
-        meta = json.loads((folder / "zarr.json").read_bytes())
-        per_segment, width = meta["chunk_grid"]["configuration"]["chunk_shape"]
-        shape = Shape(meta["data_type"], int(width), int(per_segment))
-        plain = [codec["name"] for codec in meta["codecs"]] == ["bytes"]
-        endian = meta["codecs"][0].get("configuration", {}).get("endian", "little")
-        sound = shape.dtype in _DTYPES and shape.width > 0 and shape.per_segment > 0
-        slots = int(meta["shape"][0])
-    except OSError as error:
-        raise StoreError(f"[store] cannot read {folder / 'zarr.json'}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise StoreError(f"[store] {folder / 'zarr.json'} is damaged: {type(error).__name__}: {error}") from None
-    if not (plain and endian == "little" and sound):
-        raise StoreError(f"[store] {folder} holds {meta['data_type']} through {meta['codecs']}: not a layout of ours")
-    return shape, slots
-
-
-def _write_slots(folder: Path, slots: int) -> None:
-    """The new length of the array. By hand, as importing zarr would hold up a push."""
-    meta = json.loads((folder / "zarr.json").read_bytes())
-    meta["shape"][0] = max(slots, meta["shape"][0])
-    new = folder / "zarr.json.new"
-    with new.open("w") as file:
-        json.dump(meta, file, indent=2)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(folder / "zarr.json")
-
-
 def _allocate(descriptor: int, size: int) -> None:
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size)
@@ -316,19 +256,3 @@ def _allocate(descriptor: int, size: int) -> None:
     zeros, done = bytes(1 << 20), 0
     while done < size:
         done += os.pwrite(descriptor, zeros[: size - done], done)
-
-
-def sync(path: Path) -> None:
-    """Returns when a file's bytes, or a folder's names, are on the disk itself."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _size_of(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None

@@ -3,7 +3,7 @@
 from afflux.checkpoint import STORED
 from afflux.fitting import codec_of
 from afflux.rule import Rule
-from afflux.store.segments import Shape, shape_of
+from afflux.store.metadata import Shape, shape_of
 
 
 def shapes_of(

@@ -1,7 +1,7 @@
 """What can be said of a store, and taken out of it, without its rule: `afflux store info` and `export`."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from os import PathLike
@@ -35,14 +35,16 @@ class Info:
     bytes_per_client: int  #: a row
     disk_bytes: Mapping[str, int]  #: of each array, allocated, and of the index
     durability: str  #: of the last commit: process or power
+    commit_every: int | None  #: versions that this divides are committed; None: only checkpoints are
     repairs: tuple[Mapping[str, Any], ...]  #: where bit continuity ended
     in_use: bool  #: a process holds the store
-    problems: tuple[str, ...]  #: what is wrong at first sight; `check` looks at every byte
+    problems: tuple[str, ...]  #: files that are missing or cut off; what is in them `check` reads
     notes: Any  #: of the last checkpoint
 
 
 def info(path: "str | PathLike[str]") -> Info:
-    """What a store says of itself. Reads the index alone, whatever the number of clients, also while it is in use.
+    """What a store says of itself. Reads the index, and the sizes of all files, whatever the number of clients, also
+    while it is in use.
 
     Raises:
         StoreError: there is no store, or it is damaged.
@@ -83,9 +85,10 @@ def info(path: "str | PathLike[str]") -> Info:
             bytes_per_client=store.row_bytes,
             disk_bytes=sizes,
             durability=meta["durability"],
+            commit_every=store.facts.get("commits", {"commit_every": 1})["commit_every"],
             repairs=tuple(store.facts.get("repairs", ())),
             in_use=in_use,
-            problems=tuple(missing(store)),
+            problems=(*store.lost.values(), *missing(store)),
             notes=None if store.committed.notes is None else json.loads(store.committed.notes),
         )
 
@@ -101,8 +104,8 @@ def _lightly(path: Path) -> Iterator[tuple[Reading, bool]]:
         yield store, in_use
 
 
-def missing(store: Reading, but: Sequence[str] = ()) -> Iterable[str]:
-    """Arrays with fewer slots than the last commit refers to."""
+def missing(store: Reading, but: Sequence[str] = ()) -> Iterator[str]:
+    """Files that are not there, or cut off, and that the last commit needs."""
     needed = {name: -1 for name in store.arrays}
     for name, place in store.committed.vectors.items():
         array = name.partition(":")[0]
@@ -113,5 +116,6 @@ def missing(store: Reading, but: Sequence[str] = ()) -> Iterable[str]:
     if store.codec is not None:
         needed["rows"] = store.committed.meta["rows"][1] - 1
     for name, slot in needed.items():
-        if name not in but and slot >= store.arrays[name].slots:
-            yield f"{store.path / name} is truncated: slot {slot} of {store.arrays[name].slots} is in use"
+        lack = None if name in but else store.arrays[name].lack(slot)
+        if lack is not None:
+            yield lack

@@ -39,19 +39,27 @@ def crc(row: Row, num_threads: int, known: Fresh = NOTHING) -> bytes:
     return ops.crc32c(row, SUPERBLOCK * row.itemsize, num_threads=num_threads) if found is None else found
 
 
-def verified(segments: Segments, place: Place, num_threads: int) -> Row:
-    """The vector in a slot that a commit refers to.
+def damage(segments: Segments, place: Place, num_threads: int) -> str | None:
+    """What is wrong with the vector in a slot that a commit refers to."""
+    lack = segments.lack(place.slot)
+    if lack is not None:
+        return lack
+    row = segments.array(place.slot)
+    segments.present([place.slot])
+    if crc(row, num_threads) == place.crc:
+        return None
+    return f"{segments.folder} is damaged: slot {place.slot} does not agree with its checksum"
+
+
+def refuse_damage(segments: Segments, place: Place, num_threads: int) -> None:
+    """Refuses the vector in a slot that a commit refers to.
 
     Raises:
         StoreError: it is missing, or does not agree with its checksum.
     """
-    if place.slot >= segments.slots:
-        raise StoreError(f"[store] {segments.folder} is truncated: slot {place.slot} of {segments.slots} is committed")
-    row = segments.array(place.slot)
-    segments.present([place.slot])
-    if crc(row, num_threads) != place.crc:
-        raise StoreError(f"[store] {segments.folder} is damaged: slot {place.slot} does not agree with its checksum")
-    return row
+    found = damage(segments, place, num_threads)
+    if found is not None:
+        raise StoreError(f"[store] {found}; {segments.remedy}")
 
 
 class Vectors:

@@ -15,10 +15,11 @@ import numpy as np
 from afflux import ops
 from afflux.bench.baselines import torch, vectors
 from afflux.bench.contender import Arrays, Contender, Round
-from afflux.bench.inputs import LR, Float32, Inputs, copied, filled
+from afflux.bench.inputs import LR, Float32, Inputs
 from afflux.bench.peers.find import absent, find
 from afflux.bench.peers.means import FlowerRecords, NVFlare, Pfl, module
 from afflux.bench.peers.rounds import containers, examples, weights
+from afflux.bench.place import HOST
 from afflux.bench.row import Exact
 from afflux.rules.fedopt import BETA1, BETA2, EPSILON
 
@@ -28,7 +29,7 @@ NAMES = ("params", "m", "v")
 
 def moments(inputs: Inputs) -> list[Float32]:
     """Of the size that updates and params have, so that no result hangs on a division by almost nothing."""
-    return [filled(inputs.d, value) for value in (0.01, 0.01)]
+    return [HOST.filled(inputs.d, value) for value in (0.01, 0.01)]
 
 
 def reference(before: Arrays) -> Exact:
@@ -73,7 +74,7 @@ def stepping(make: Callable[[Inputs], Ready], *, models: bool = False, weighted:
 
 
 def afflux_step(inputs: Inputs) -> Ready:
-    params, states = copied(inputs.params[0]), moments(inputs)
+    params, states = HOST.copied(inputs.params[0]), moments(inputs)
     step = ops.Adaptive("adam", LR, BETA1, BETA2, EPSILON)
     passes = [
         ops.Pass(params, params, ops.Combine(list(block), weights(inputs.m)), step=step, states=states)
@@ -83,7 +84,7 @@ def afflux_step(inputs: Inputs) -> Ready:
 
 
 def eager(inputs: Inputs) -> Ready:
-    own = [torch.from_numpy(array) for array in (copied(inputs.params[0]), *moments(inputs))]
+    own = [torch.from_numpy(array) for array in (HOST.copied(inputs.params[0]), *moments(inputs))]
     updates = [list(torch.from_numpy(block)) for block in inputs.updates]
 
     def run(k: int) -> object:
@@ -106,7 +107,7 @@ def optimizer(model: Any, states: list[Float32], **options: Any) -> Any:
 
 
 def own_module(inputs: Inputs) -> Any:
-    return module(torch.from_numpy(copied(inputs.params[0])), trained=True)
+    return module(torch.from_numpy(HOST.copied(inputs.params[0])), trained=True)
 
 
 def fused(inputs: Inputs) -> Ready:
@@ -164,7 +165,7 @@ def flower(inputs: Inputs) -> Ready:
     logging.getLogger("flwr").setLevel(logging.WARNING)  # it tells of each round
     options = {"eta": LR, "beta_1": BETA1, "beta_2": BETA2, "tau": EPSILON}
     strategy = find("flwr.serverapp.strategy").FedAdam(**options)
-    (m, v), params = moments(inputs), copied(inputs.params[0])
+    (m, v), params = moments(inputs), HOST.copied(inputs.params[0])
     strategy.m_t, strategy.v_t, strategy.current_arrays = {"w": m}, {"w": v}, {"w": params}
 
     def run(k: int) -> object:

@@ -12,8 +12,9 @@ from unittest import mock
 
 from afflux.bench.baselines import torch, vectors
 from afflux.bench.contender import nothing
-from afflux.bench.inputs import Float32, copied
+from afflux.bench.inputs import Float32
 from afflux.bench.peers.find import find
+from afflux.bench.place import HOST
 
 Containers = list[Any]
 Bytes = Callable[[int, int], int]
@@ -69,7 +70,7 @@ class Pfl:
     def contain(self, client: int, vector: Float32, examples: int) -> Any:
         if examples == 1:
             return self.statistics({"w": torch.from_numpy(vector)}, 1.0)
-        weighted = self.statistics({"w": torch.from_numpy(copied(vector))}, 1.0)
+        weighted = self.statistics({"w": torch.from_numpy(HOST.copied(vector))}, 1.0)
         weighted.reweight(float(examples))
         return weighted
 

@@ -9,9 +9,10 @@ from afflux import ops
 from afflux.bench import fedbuff, streaming
 from afflux.bench.baselines import torch, vectors
 from afflux.bench.contender import Arrays, Contender, Round
-from afflux.bench.inputs import LR, Float32, Float64, Inputs, copied
+from afflux.bench.inputs import LR, Float32, Float64, Inputs
 from afflux.bench.peers.find import absent
 from afflux.bench.peers.means import COLLECTING, PEERS, Mean, Peer
+from afflux.bench.place import HOST
 from afflux.bench.row import Exact
 
 
@@ -132,7 +133,7 @@ def flat(step: Callable[[Inputs, Any], Callable[[list[Float32]], object]]) -> Ca
     """A contender that adds LR * mean to its own params: `step(inputs, params)` gives what takes the M vectors."""
 
     def make(inputs: Inputs) -> Round:
-        own = copied(inputs.params[0])
+        own = HOST.copied(inputs.params[0])
         take = step(inputs, torch.from_numpy(own))
 
         return Round(

@@ -1,0 +1,38 @@
+"""The other rows' formulas in CuPy, a kernel for each operation: contenders on a GPU."""
+
+from collections.abc import Callable
+from functools import partial
+
+from afflux.bench import baselines, fadas, gram, mf_ca2fl, wkafl
+from afflux.bench.baselines import Tensor, vectors
+from afflux.bench.contender import Contender, Round
+from afflux.bench.inputs import Inputs
+from afflux.bench.place import as_cupy
+
+
+def adaptive(params: Tensor, updates: list[Tensor], *states: Tensor) -> list[Tensor]:
+    import cupy
+
+    return fadas.summed(params, updates, *states, of=cupy)
+
+
+def contender(what: str, make: Callable[[Inputs], Round], kept: int = 0) -> Contender:
+    return Contender("CuPy", what, make, vectors(lambda m: kept), vectors(lambda m: 4))
+
+
+def coded(bits: int) -> Contender:
+    what = "min, max, stochastic rounding, total += u - row; codes of a byte, one scale a vector; float32 h"
+    return contender(what, mf_ca2fl.cached(partial(mf_ca2fl.CuPyCoder, bits), hand=as_cupy), 8)
+
+
+#: By row.
+CONTENDERS = {
+    "gram": contender("U @ U.T, float32", gram.product(gram.whole, as_cupy)),
+    "fedbuff": contender(
+        "params + lr * sum(w * u)", baselines.functional(baselines.weighted_sum, weighted=True, hand=as_cupy)
+    ),
+    "fadas": contender("the formula", fadas.functional(adaptive, hand=as_cupy), 3),
+    "ca2fl": contender("the formula; float32 h", baselines.cached(baselines.difference_sum, hand=as_cupy), 11),
+    "wkafl": contender("U @ U.T, our weights, one matmul for estimate and step", wkafl.products(wkafl.in_cupy), 3),
+    **{f"mf-ca2fl-{codec.name}": coded(bits) for codec, bits in mf_ca2fl.CODECS.items()},
+}

@@ -1,0 +1,32 @@
+"""How much of its core a thread has: a core's other hardware thread may be another program's, of a virtual machine too.
+
+Then additions in registers take up to twice as long, and so does work that is bound by computing; memory hardly does.
+"""
+
+from dataclasses import dataclass, field
+from statistics import median
+
+from afflux.bench import native
+
+#: Rounds of twelve additions of a look: some 50 us.
+ROUNDS = 40_000
+#: From how many times its best time on the median is worth saying.
+SHARED = 1.15
+
+
+@dataclass
+class Neighbours:
+    """Looks between samples, where there are native probes."""
+
+    seconds: list[float] = field(default_factory=list)
+
+    def look(self) -> None:
+        try:
+            self.seconds.append(native.library().afflux_additions(ROUNDS))
+        except native.MissingCompiler:
+            return
+
+    @property
+    def slowdown(self) -> float | None:
+        """Median over best; None without a look."""
+        return median(self.seconds) / min(self.seconds) if self.seconds else None

@@ -1,0 +1,162 @@
+"""What Zarr knows of an array, in its `zarr.json`, and how its slots lie.
+
+zarr-python makes these files; when an array grows its length is written by hand.
+"""
+
+import json
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from shlex import quote
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import numpy as np
+
+from afflux._engine import ORDER_VERSION
+from afflux.errors import StoreError
+
+METADATA = "zarr.json"  #: in the folder of an array, and in that of them all
+#: A segment has about so many bytes, or a part of all that may come, so that few files have to be open.
+SEGMENT_BYTES, MOST_SEGMENTS, MOST_SLOTS = 64 << 20, 256, 4096
+_LINE, _PAGE, _HUGE_PAGE = 64, 4096, 2 << 20
+_DTYPES = ("float64", "float32", "float16", "uint16", "uint8")
+_LARGE, _HUGE = 65536, 8 << 20  #: bytes from which on a slot begins on a page, and on a huge one
+
+
+class Shape(NamedTuple):
+    """What an array's metadata say."""
+
+    dtype: str
+    width: int  #: elements from one slot to the next
+    per_segment: int  #: slots
+
+    @property
+    def slot_bytes(self) -> int:
+        """From one slot to the next."""
+        return self.width * np.dtype(self.dtype).itemsize
+
+    @property
+    def segment_bytes(self) -> int:
+        """Of one file."""
+        return self.per_segment * self.slot_bytes
+
+    @property
+    def huge(self) -> bool:
+        """Whether slots begin on huge pages."""
+        return self.slot_bytes % _HUGE_PAGE == 0
+
+
+def shape_of(dtype: str, size: int, slots: int) -> Shape:
+    """For slots of `size` elements, of which there will be about so many.
+
+    A slot begins on a cache line, a large one on a page, so that no page holds parts of two of them.
+    """
+    item = np.dtype(dtype).itemsize
+    aligned = _HUGE_PAGE if size * item >= _HUGE else _PAGE if size * item >= _LARGE else _LINE
+    stride = max(-(-size * item // aligned) * aligned, aligned)
+    file = max(SEGMENT_BYTES, slots * stride // MOST_SEGMENTS)
+    return Shape(dtype, stride // item, max(1, min(slots, MOST_SLOTS, file // stride)))
+
+
+def make_arrays(folder: Path, shapes: Mapping[str, Shape]) -> None:
+    """The Zarr group, and its arrays without a slot yet. zarr-python writes metadata, and never rows: writing fill
+    values deletes chunks, rewriting replaces the file under a map.
+    """
+    import zarr  # half a second, which opening a store need not wait for
+
+    group = zarr.create_group(folder, attributes={"afflux": "store", "order_version": ORDER_VERSION})
+    for name, shape in shapes.items():
+        group.create_array(
+            name,
+            shape=(0, shape.width),
+            chunks=(shape.per_segment, shape.width),
+            dtype=shape.dtype,
+            compressors=None,
+            filters=None,
+            fill_value=0,
+        )
+    for place in (*(folder / name for name in shapes), folder):
+        sync(place / METADATA)
+        sync(place)
+
+
+class LostError(StoreError):
+    """`zarr.json` is missing or damaged; a store that knows its arrays' shapes writes it again."""
+
+    def __init__(self, what: str, store: Path) -> None:
+        super().__init__(f"[store] {what}; `afflux store repair {quote(str(store))}` writes it again")
+        self.what = what
+
+
+def read_shape(folder: Path) -> tuple[Shape, int]:
+    """And how many slots there are.
+
+    Raises:
+        LostError: nothing can be read there.
+        StoreError: of a layout that is not ours.
+    """
+    try:
+        meta = json.loads((folder / METADATA).read_bytes())
+        per_segment, width = meta["chunk_grid"]["configuration"]["chunk_shape"]
+        shape = Shape(meta["data_type"], int(width), int(per_segment))
+        plain = [codec["name"] for codec in meta["codecs"]] == ["bytes"]
+        endian = meta["codecs"][0].get("configuration", {}).get("endian", "little")
+        sound = shape.dtype in _DTYPES and shape.width > 0 and shape.per_segment > 0
+        slots = int(meta["shape"][0])
+    except OSError as error:
+        raise LostError(f"cannot read {folder / METADATA}: {error.strerror}", folder.parent) from None
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise LostError(f"{folder / METADATA} is damaged: {type(error).__name__}: {error}", folder.parent) from None
+    if not (plain and endian == "little" and sound):
+        raise StoreError(f"[store] {folder} holds {meta['data_type']} through {meta['codecs']}: not a layout of ours")
+    return shape, slots
+
+
+def check_group(store: Path) -> None:
+    """Raises LostError if Zarr does not know the folder of all arrays."""
+    try:
+        if json.loads((store / METADATA).read_bytes())["node_type"] != "group":
+            raise ValueError("it is no group")
+    except OSError as error:
+        raise LostError(f"cannot read {store / METADATA}: {error.strerror}", store) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise LostError(f"{store / METADATA} is damaged: {type(error).__name__}: {error}", store) from None
+
+
+def write_slots(folder: Path, slots: int) -> None:
+    """The new length of the array. By hand, as importing zarr would hold up a push."""
+    meta = json.loads((folder / METADATA).read_bytes())
+    meta["shape"][0] = max(slots, meta["shape"][0])
+    _replace(folder / METADATA, json.dumps(meta, indent=2))
+
+
+def write_again(store: Path, lost: Collection[str], shapes: Mapping[str, Shape], slots: Mapping[str, int]) -> None:
+    """What Zarr knew of these arrays, and of their folder (""), as `make_arrays` has made it; touches nothing else."""
+    with TemporaryDirectory() as elsewhere:
+        make_arrays(Path(elsewhere), {name: shapes[name] for name in lost if name})
+        for name in lost:
+            made = Path(elsewhere) / name
+            if name:
+                write_slots(made, slots[name])
+            (store / name).mkdir(exist_ok=True)
+            _replace(store / name / METADATA, (made / METADATA).read_text())
+            sync(store / name)
+
+
+def _replace(path: Path, text: str) -> None:
+    new = path.with_name(f"{path.name}.new")
+    with new.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def sync(path: Path) -> None:
+    """Returns when a file's bytes, or a folder's names, are on the disk itself."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,142 @@
+"""What `mutants.py` breaks in rules, their parts and the simulator."""
+
+RULES = {
+    "dialects: the law of NVFlare without its one more": (
+        "python/afflux/rules/dialects.py",
+        "return 1.0 / (1.0 + sqrt(1.0 + staleness))",
+        "return 1.0 / (1.0 + sqrt(staleness))",
+        "test_dialects.py",
+    ),
+    "dialects: the mean over versions is over the buffer": (
+        "python/afflux/rules/dialects.py",
+        "pulled.count(v)",
+        "len(pulled)",
+        "test_dialects.py",
+    ),
+    "selection: stage two clips what the first clip has left out": (
+        "python/afflux/selection.py",
+        "_shrink(clip * norm, self.stage_two_clip * size) for",
+        "_shrink(norm, self.stage_two_clip * size) for",
+        "test_by_hand.py",
+    ),
+    "selection: the step's clips forget the memory": (
+        "python/afflux/selection.py",
+        "return np.array([self.alpha * ordered_sum(weights), *weights])",
+        "return np.array([self.alpha * ordered_sum(shares), *weights])",
+        "test_by_hand.py",
+    ),
+    "selection: the threshold is on the wrong side": (
+        "python/afflux/selection.py",
+        "if self.select and cosine < self.sim_min",
+        "if self.select and cosine <= self.sim_min",
+        "test_rules.py",
+    ),
+    "score: the threshold is on the wrong side": (
+        "python/afflux/score.py",
+        "if score < -self.gamma",
+        "if score <= -self.gamma",
+        "test_rules.py",
+    ),
+    "score: the bound is epsilon": (
+        "python/afflux/score.py",
+        "score < -self.gamma * self.epsilon:",
+        "score < -self.epsilon:",
+        "test_rules.py",
+    ),
+    "score: scaled and unscaled are exchanged": (
+        "python/afflux/score.py",
+        "(goal if self.scaled else square)",
+        "(square if self.scaled else goal)",
+        "test_by_hand.py",
+    ),
+    "score: the mean is over the rejected too": (
+        "python/afflux/score.py",
+        "weights / max(accepted, 1)",
+        "weights / len(arrivals)",
+        "test_by_hand.py",
+    ),
+    "selection: every law counts from the freshest": (
+        "python/afflux/weigh.py",
+        " if isinstance(law, Exponential) and not raw else 0",
+        " if not raw else 0",
+        "test_by_hand.py",
+    ),
+    "selection: a large beta overflows": (
+        "python/afflux/selection.py",
+        "self.beta * (cosine - top)",
+        "self.beta * cosine",
+        "test_by_hand.py",
+    ),
+    "scheduling: a pass keeps the sum of the last one": (
+        "python/afflux/scheduling.py",
+        "            rounds = 0.0\n",
+        "            rounds, next_[1, 1] = 0.0, 1.0\n",
+        "test_rules.py",
+    ),
+    "rates: a delay of the threshold shortens the step": (
+        "python/afflux/rates.py",
+        "if tau_max <= self.threshold:",
+        "if tau_max < self.threshold:",
+        "test_rules.py",
+    ),
+    "step: bias correction counts from zero": (
+        "python/afflux/step.py",
+        "steps = arrivals.version + 1.0",
+        "steps = max(arrivals.version, 1.0)",
+        "test_by_hand.py",
+    ),
+    "step: v_hat starts at 0": (
+        "python/afflux/step.py",
+        '"v_hat": self.initial_v}',
+        '"v_hat": 0.0}',
+        "test_rules.py",
+    ),
+    "streaming: the factor of a shifted exponential law": (
+        "python/afflux/weigh.py",
+        "isinstance(law, Exponential) and not raw",
+        "isinstance(law, Exponential)",
+        "test_streaming.py",
+    ),
+    "weigh: staleness counted from one": (
+        "python/afflux/weigh.py",
+        "base = 1.0 + staleness",
+        "base = 2.0 + staleness",
+        "test_rules.py",
+    ),
+    "codec: the errors of all rows are one": (
+        "python/afflux/sim/codec_errors.py",
+        "row_key(seed, 1, number)",
+        "row_key(seed, 1, 0)",
+        "test_codec_errors.py",
+    ),
+    "controls: all steps draw the same": (
+        "python/afflux/sim/local.py",
+        "[True] * len(clients), self._steps, extremes",
+        "[True] * len(clients), 0, extremes",
+        "test_sim_local.py",
+    ),
+    "controls: the keys are those of the rule's rows": (
+        "python/afflux/sim/local.py",
+        "MemoryRows(size, num_clients, codec, ~seed)",
+        "MemoryRows(size, num_clients, codec, seed)",
+        "test_sim_local.py",
+    ),
+    "reproduce: a run with another setting has ended": (
+        "python/afflux/sim/papers/finished.py",
+        '("afflux", "rule", "options", "seed", "config")',
+        '("afflux", "rule", "options", "seed")',
+        "test_sim_finished.py",
+    ),
+    "reproduce: a line that was cut off is a run": (
+        "python/afflux/sim/papers/finished.py",
+        '.split("\\n")[:-1]',
+        ".splitlines()",
+        "test_sim_finished.py",
+    ),
+    "reproduce: differences are not paired": (
+        "python/afflux/sim/papers/mf_ca2fl.py",
+        "by_seed[run.seed]",
+        "by_seed[0]",
+        "test_sim_finished.py",
+    ),
+}

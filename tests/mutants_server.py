@@ -1,0 +1,148 @@
+"""What `mutants.py` breaks in the server, its rounds and its store."""
+
+SERVER = {
+    "round: no canonical order": (
+        "python/afflux/round.py",
+        "return sorted(waiting, key=lambda w: (w.client_id, w.version, w.join))",
+        "return list(waiting)",
+        "test_rules.py",
+    ),
+    "round: the canonical order forgets the version": (
+        "python/afflux/round.py",
+        "key=lambda w: (w.client_id, w.version, w.join)",
+        "key=lambda w: (w.client_id, w.join)",
+        "test_rules_contract.py",
+    ),
+    "round: buffers are weighted": (
+        "python/afflux/round.py",
+        "ones = np.array([float(yes) for yes in accepted(weights)])",
+        "ones = weights.vectors",
+        "test_models.py",
+    ),
+    "server: a failing rule loses the buffer": (
+        "python/afflux/rounds.py",
+        "        sealed = prepare(self._rule",
+        "        self._joins.book = self._joins.book._replace(filled=0)\n        sealed = prepare(self._rule",
+        "test_server.py",
+    ),
+    "store: a round writes over the committed sum": (
+        "python/afflux/store/vectors.py",
+        "next(slot for slot in self._slots[name] if slot != kept)",
+        "next(slot for slot in self._slots[name] if slot == (kept or 0))",
+        "test_store_crashes.py",
+    ),
+    "store: a row is replaced in its committed slot": (
+        "python/afflux/store/disk.py",
+        "if row is not None and client_id in changed and client_id not in apart:",
+        "if row is not None and client_id not in apart:",
+        "test_store_crashes.py",
+    ),
+    "store: a freed slot is used before the commit": (
+        "python/afflux/store/disk.py",
+        "(left if client_id in changed else retired).append(slot)",
+        "left.append(slot)",
+        "test_store_crashes.py",
+    ),
+    "store: the version is told before it is saved": (
+        "python/afflux/round.py",
+        "return self.saved and bool(self.done)",
+        "return bool(self.done)",
+        "test_store_errors.py",
+    ),
+    "store: a damaged row passes": (
+        "python/afflux/store/disk.py",
+        "if row_crc(row, self.codec) == place.crc:",
+        "if len(row_crc(row, self.codec)) == len(place.crc):",
+        "test_store_errors.py",
+    ),
+    "store: a place is remembered beyond the commit that moves it": (
+        "python/afflux/store/disk.py",
+        "        self._known = {}  # first",
+        "        pass  # first",
+        "test_store_commits.py",
+    ),
+    "store: a push does not wait for its row": (
+        "python/afflux/server.py",
+        "                fetch()\n",
+        "                pass\n",
+        "test_store_errors.py",
+    ),
+    "joins: a round that is being made is not counted": (
+        "python/afflux/joins.py",
+        "staleness = book.current.version + (book.round is not None) - version",
+        "staleness = book.current.version - version",
+        "test_concurrency.py",
+    ),
+    "checkpoint: joins start again": (
+        "python/afflux/checkpoint.py",
+        '"joins": book.number,',
+        '"joins": 0,',
+        "test_log.py",
+    ),
+    "round: weights with rows are not normalised": (
+        "python/afflux/round.py",
+        "vectors, memories = frozen(vectors / total, np.float64), memories / total",
+        "pass",
+        "test_composed.py",
+    ),
+    "store: those seen do not count the new ones": (
+        "python/afflux/store/memory.py",
+        "len(self.arrays) + sum(old[client_id] is None for client_id in new)",
+        "len(self.arrays)",
+        "test_identities.py",
+    ),
+    "store: of a client's arrivals the first stays": (
+        "python/afflux/store/rows.py",
+        "for i, client_id in enumerate(client_ids) if accepted[i]}",
+        "for i, client_id in reversed([*enumerate(client_ids)]) if accepted[i]}",
+        "test_rules.py",
+    ),
+    "store: a failed opening leaves a lock": (
+        "python/afflux/store/folder.py",
+        "self.path = folder_of(path)",
+        "self.path = path",
+        "test_store_errors.py",
+    ),
+    "store: a lost file takes the rows of the next ones along": (
+        "python/afflux/store/reading.py",
+        "if self.codec is None or place.slot < 0:",
+        'if self.codec is None or not 0 <= place.slot < self.arrays["rows"].slots:',
+        "test_store_health.py",
+    ),
+    "store: how often it commits is forgotten": (
+        "python/afflux/store/folder.py",
+        'before["commit_every"] if commit_every == "as before"',
+        '1 if commit_every == "as before"',
+        "test_store_commits.py",
+    ),
+    "streaming: a term that an interrupt has left is added again": (
+        "python/afflux/streaming.py",
+        "if not self.done:",
+        "if self.slot is not None:",
+        "test_streaming_threads.py",
+    ),
+    "streaming: a total starts with what its memory holds": (
+        "python/afflux/streaming.py",
+        "vector if self.place else total.zeros",
+        "vector",
+        "test_streaming.py",
+    ),
+    "streaming: a round does not wait for the terms before it": (
+        "python/afflux/rounds.py",
+        "joins.book.unfinished:",
+        "joins.book.round is not None:",
+        "test_streaming_threads.py",
+    ),
+    "codec: all versions draw the same": (
+        "python/afflux/store/rows.py",
+        "row_key(self.seed, version, client_id)",
+        "row_key(self.seed, 0, client_id)",
+        "test_coded_rounds.py",
+    ),
+    "codec: one scale for a vector, without its extremes": (
+        "python/afflux/store/rows.py",
+        "extremes if self.codec.ranged else",
+        "extremes if not self.codec.keyed else",
+        "test_coded_rounds.py",
+    ),
+}

@@ -1,0 +1,34 @@
+"""Servers with and without a store, what they are pushed, and whether their states are the same."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from afflux import Server, codecs
+from afflux.rules import RULES
+from conftest import bits, ready
+
+CLIENTS, M = 9, 3
+
+
+def made(name, size, store=None, *, codec=None, **options):
+    rule = RULES[name](buffer_size=M) if name not in ("fedasync", "zenopp") else RULES[name]()
+    if codec is not None:
+        rule = replace(rule, calibrate=replace(rule.calibrate, codec=codecs.named(codec)))
+    given = {"num_clients": CLIENTS, "max_staleness": 6, "log": True, **options}
+    return ready(Server(rule, np.ones(size, np.float32), **given, **({} if store is None else {"store": store})))
+
+
+def some_pushes(server, size, count):
+    for _ in range(count):
+        rng = np.random.default_rng(server.joins)
+        client, age = int(rng.integers(CLIENTS)), int(rng.integers(8))
+        server.push(client, rng.standard_normal(size).astype(np.float32), version=max(0, server.version - age))
+
+
+def same(one, other):
+    ours, theirs = one.state_dict(), other.state_dict()
+    assert ours["meta"] == theirs["meta"]
+    assert ours["arrays"].keys() == theirs["arrays"].keys()
+    for name, array in ours["arrays"].items():
+        assert bits(array) == bits(theirs["arrays"][name]), name

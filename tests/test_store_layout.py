@@ -1,0 +1,109 @@
+"""Where things lie in a store: slots, segments and pages; any Zarr tool reads it."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+import afflux.store.metadata
+import afflux.store.segments
+import rows as reference
+from afflux import Server, codecs
+from afflux.rules import fedbuff
+from afflux.store.disk import DiskRows
+from afflux.store.metadata import shape_of
+from afflux.store.segments import Segments
+from conftest import bits
+from stores import M, made, some_pushes
+
+
+@pytest.mark.parametrize("codec", ["float32", "float16", "bfloat16", "affine-4", "affine-vector-2", "rotated-1"])
+@pytest.mark.parametrize("size", [5, 300, 70_001])
+def test_zarr_and_the_reference_decoder_read_it(size, codec, tmp_path):
+    server = made("ca2fl", size, tmp_path / "store", codec=codec)
+    some_pushes(server, size, 40)
+    rows, index = server.rows, server._store._index
+    group = zarr.open_group(tmp_path / "store", mode="r")
+    assert group["rows"].dtype == codecs.named(codec).row_dtype
+    for client in rows.client_ids:
+        place = index.row(client)
+        row = group["rows"][place.slot, : codecs.named(codec).row_size(size)]
+        expected = row if codec == "float32" else reference.decode(codec, row.tobytes(), size)
+        assert bits(expected) == bits(rows.row(client))
+    places = index.committed().vectors
+    assert bits(group["params"][places["params"].slot, :size]) == bits(server.params)
+    assert bits(group["sum"][places["sum"].slot, :size]) == bits(rows.sum)
+    assert group["rows"].shape[0] >= len(rows)
+    assert group.attrs["order_version"] == 1
+
+
+def test_a_segment_that_was_not_made_to_the_end(tmp_path, monkeypatch):
+    """The file is there, and the metadata do not know it: then nor do Zarr tools, until they are told."""
+    monkeypatch.setattr(afflux.store.metadata, "MOST_SLOTS", 2)
+    path = tmp_path / "store"
+    server = made("ca2fl", 30, path)
+
+    def push(client):
+        server.push(client, np.ones(30), version=server.version)
+
+    write = afflux.store.segments.write_slots
+
+    def stopped(folder, slots):
+        if slots == 4:
+            raise KeyboardInterrupt
+        write(folder, slots)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(afflux.store.segments, "write_slots", stopped)
+        for client in range(M):
+            push(client)
+    server._store.close()
+    server = Server.open(path, server.rule)
+    for client in range(M):
+        push(client)
+    shape = zarr.open_group(path, mode="r")["rows"].shape
+    assert shape[0] == server.rows._segments.slots >= M
+
+
+@pytest.mark.parametrize(
+    ("size", "begins"), [(16_383, 64), (16_384, 4096), (2**21 - 2048, 4096), (2**21, 2**21), (2**21 + 1, 2**21)]
+)
+def test_no_page_holds_parts_of_two_slots(size, begins):
+    """Nor does a huge one, where slots are so large that it does not matter."""
+    shape = shape_of("float32", size, 3)
+    assert shape.slot_bytes % begins == 0
+    assert shape.huge == (begins == 2**21)
+    assert shape.slot_bytes - 4 * size < begins
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="asks Linux for huge pages")
+def test_large_slots_are_mapped_by_huge_pages(tmp_path):
+    size = 2**21
+    with Server(fedbuff(buffer_size=1), np.zeros(size, np.float32), store=tmp_path / "store") as server:
+        server.push(1, np.ones(size, np.float32), version=0)
+        maps = Path("/proc/self/smaps").read_text()
+        found = re.findall(rf"{tmp_path}/store/(\w+)/c/0/0\n(?:\w+: .*\n)*?VmFlags: (.*)", maps)
+    assert {name: "hg" in flags.split() for name, flags in found} == {"params": True}
+
+
+def test_the_disk_reads_while_a_vector_is_copied(tmp_path, mapped, monkeypatch):
+    calls = []
+
+    def noted(what, method):
+        def call(self, *arguments, **options):
+            calls.append(what)
+            return method(self, *arguments, **options)
+
+        return call
+
+    with made("ca2fl", 300, tmp_path / "store") as server:
+        for client in range(2 * M):
+            server.push(client, np.full(300, client, np.float32), version=server.version)
+        for owner, name in ((Segments, "prefetch"), (type(server._intake), "ingest"), (DiskRows, "fetch")):
+            monkeypatch.setattr(owner, name, noted(name, getattr(owner, name)))
+        server.push(1, np.ones(300, np.float32), version=server.version)
+        assert calls == ["prefetch", "ingest", "fetch"]
+        server.push(8, np.ones(300, np.float32), version=server.version)
+        assert calls[3:] == ["ingest", "fetch"]  # it has no row
