@@ -55,7 +55,7 @@ sanitize-all: setup  ## most of the suite under ThreadSanitizer, AddressSanitize
 
 test-gpu: setup  ## the tests on a GPU, then memory and race checkers over some of them
 	$(BIN)/python -m pytest -rs $(GPU_TESTS)
-	AFFLUX_ARRAYS=torch PYTHONPATH=tests $(BIN)/python -m pytest -p gpu_servers tests/test_server.py tests/test_rules.py tests/test_store.py
+	AFFLUX_ARRAYS=torch PYTHONPATH=tests $(BIN)/python -m pytest -p gpu_servers tests/test_server.py tests/test_rules.py tests/test_store.py tests/test_store_errors.py
 	AFFLUX_ARRAYS=torch AFFLUX_ROWS_ON=host PYTHONPATH=tests $(BIN)/python -m pytest -p gpu_servers tests/test_log.py
 	set -e; for tool in memcheck racecheck; do compute-sanitizer --tool $$tool --error-exitcode 1 \
 	  $(BIN)/python -m pytest $(GPU_TESTS) -k '$(GPU_CHECKED)'; done

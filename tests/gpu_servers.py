@@ -25,6 +25,7 @@ import pytest
 
 import afflux
 import afflux.server
+import crashes
 from afflux import UnavailableError
 from afflux._arrays import on_host
 from afflux.rules import RULES
@@ -50,6 +51,11 @@ def shown(vector):
     copy.held = vector
     copy.flags.writeable = False
     return copy
+
+
+def held_of(pulled):
+    """What a server has handed out, for what was shown of it."""
+    return replace(pulled, params=pulled.params.held) if hasattr(getattr(pulled, "params", None), "held") else pulled
 
 
 def on_gpu(tree):
@@ -81,8 +87,7 @@ class GpuServer(afflux.Server):
             return super().open(path, rule, **options)
 
     def checkpoint(self, notes=None, *, keep=()):
-        own = (replace(held, params=getattr(held.params, "held", held.params)) for held in keep)
-        return super().checkpoint(notes, keep=own)
+        return super().checkpoint(notes, keep=[held_of(one) for one in keep] if isinstance(keep, list) else keep)
 
     @property
     def kept(self):
@@ -145,7 +150,12 @@ class ShownRows:
         return [on_host(row) for row in self._rows.values()]
 
 
+def in_child(body):
+    pytest.skip("a GPU, and torch's threads, do not survive a fork")
+
+
 afflux.Server = afflux.server.Server = GpuServer
+crashes.in_child = in_child
 
 
 def pytest_collection_modifyitems(items):

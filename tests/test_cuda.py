@@ -30,7 +30,7 @@ SUITES = {
 }
 #: The same with a store, and with rows in pinned memory of the host. Servers in processes of their own, which
 #: crashes.py and faults.py end, are not among them: their arrays do not come from here, and their commits are the same.
-STORES = {"cupy": ["store"], "torch": ["store", "-k", "every_rule or commits_now or options_are"]}
+STORES = {"cupy": ["store", "store_commits"], "torch": ["store_errors", "store_commits", "store_layout"]}
 ON_HOST = {
     "cupy": ["log"],
     "torch": ["coded_rounds", "--deselect=tests/test_coded_rounds.py::test_the_sum_keeps_its_promise"],
