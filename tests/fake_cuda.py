@@ -4,6 +4,7 @@ may be on a GPU.
 
 from contextlib import contextmanager
 from random import Random
+from threading import RLock
 
 RANDOM = Random(1)
 
@@ -32,18 +33,21 @@ class Stream:
 
     def __init__(self, *_, **__):
         self._waiting = []
+        self._lock = RLock()
         self.given = self.ran = 0
 
     def give(self, work):
-        self._waiting.append(work)
-        self.given += 1
-        if RANDOM.random() < 0.3:
-            self.run(self.given - 1)
+        with self._lock:
+            self._waiting.append(work)
+            self.given += 1
+            if RANDOM.random() < 0.3:
+                self.run(self.given - 1)
 
     def run(self, until):
-        while self.ran < until:
-            self._waiting.pop(0)()
-            self.ran += 1
+        with self._lock:
+            while self.ran < until:
+                self._waiting.pop(0)()
+                self.ran += 1
 
     def record(self):
         return Event(self)

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
+import numpy as np
+
 from afflux import checkpoint
 from afflux.devices import HOST
 from afflux.errors import AffluxError, StoreError
@@ -96,7 +98,9 @@ class Keep(View):
         with self._stored("checkpoint") as store:
             kept = {held.version: held for held in _pulled(keep)}
             for version, held in kept.items():
-                if not (self._device is HOST or self._versions.has(held.params)):
+                here = self._device is HOST
+                own = isinstance(held.params, np.ndarray) if here else self._device.owns(held.params)
+                if not (own and (here or self._versions.has(held.params))):
                     raise AffluxError(f"[checkpoint] keep: version {version} is not one that this server handed out")
             store.checkpoint(self._joins, _json(notes), list(kept.values()))
             self.kept = MappingProxyType(kept)

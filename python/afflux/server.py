@@ -280,6 +280,8 @@ class Server(Keep):
         if not isinstance(rule, Rule | None):
             raise AffluxError(f"[open] rule is {brief(rule)}, must be a Rule such as afflux.rules.fedbuff()")
         refuse_commits(durability, 1 if commit_every == "as before" else commit_every)
+        if not (like is None or hasattr(like, "__dlpack__")):
+            raise AffluxError(f"[open] like is of type {type(like).__name__}, must be an array of torch or CuPy")
         device = HOST if like is None else device_of("[open] like", like, ["like"])
         store = Store(folder, ops.threads(num_threads), durability, commit_every, device)
         try:
@@ -354,11 +356,11 @@ class Server(Keep):
             what = f"[push] client {client_id!r}'s"
             parts = self._intake.pushed(f"{what} vector", vector)
             own = self._intake.buffers(what, vector, buffers)
-            rows = self._joins.book.rows
-            fetch = None if rows is None else rows.prefetch(client_id)
+            rows, fetch = self._joins.book.rows, None
             bad, norm, extremes = None, nan, (nan, nan)
             if copy:
                 ticket.slot = self._gate.take_slot(timeout)
+                fetch = None if rows is None else rows.prefetch(client_id)
                 bad, norm, extremes = self._copied(what, parts, ticket.slot)
             elif self._joins.copies is None:
                 ticket.slot = self._intake.lent(f"{what} vector", parts, self._slots.dtype)

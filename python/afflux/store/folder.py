@@ -316,7 +316,8 @@ class Store:
 
     def _commit(self, book: Book, table: Table | None, joins: Joins, known: Fresh = NOTHING) -> Table | None:
         """The transaction, and the table after it."""
-        now = self._placed(book.current)
+        newest = book.current.version
+        now = next((held for held in self.held if held.version == newest), None) or self._placed(book.current)
         own = {f"memory.{name}": vector for name, vector in book.memories.items()}
         if table is not None:
             own["sum"] = table.sum
