@@ -211,8 +211,11 @@ def test_repair_of_a_file_that_is_missing(whole, path, monkeypatch):
         pushes(server, range(9))
 
 
-def test_rows_in_the_other_files_stay(tmp_path, monkeypatch):
-    """Also in those that come after the one that is missing."""
+@pytest.mark.parametrize("allocates", [True, False])
+def test_rows_in_the_other_files_stay(allocates, tmp_path, monkeypatch):
+    """Also in those that come after the one that is missing, and where the system does not allocate space."""
+    if not allocates:
+        monkeypatch.delattr(os, "posix_fallocate", raising=False)
     monkeypatch.setattr("afflux.store.metadata.MOST_SLOTS", 2)
     path = tmp_path / "store"
     with Server(RULE, np.zeros(100), num_clients=CLIENTS, store=path) as server:
@@ -230,6 +233,8 @@ def test_rows_in_the_other_files_stay(tmp_path, monkeypatch):
     assert store.check(path).sound
     with Server.open(path) as server:
         assert sorted(server.rows.client_ids) == [client for client in range(9) if client not in lost]
+        for client in server.rows.client_ids:
+            assert bits(server.rows.row(client)) == bits(np.full(100, client, np.float32))
 
 
 @pytest.mark.parametrize("name", ["rows", "params", "sum", "arrivals", ""])
