@@ -8,7 +8,6 @@ import tracemalloc
 
 import numpy as np
 import pytest
-import zarr
 
 from afflux import Rule, Server, StoreError, store
 from afflux.calibrate import CACHED_DIFFERENCE
@@ -188,29 +187,6 @@ def test_repair_of_a_segment_that_has_grown(path):
     Server.open(path, RULE).close()
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_repair_of_a_file_that_is_missing(whole, path, monkeypatch):
-    """One of several, or the folder of the array: one line for all of its rows, and the others stay."""
-    rows = path / "rows"
-    meta = json.loads((rows / "zarr.json").read_text())
-    if whole:
-        shutil.rmtree(rows)
-    else:
-        (rows / "c" / "0" / "0").unlink()
-    lines = [f"{rows / 'c' / '0' / '0'} is missing: 9 clients' rows", "damaged: 9 of 9 rows lost"]
-    if whole:
-        lines.insert(0, f"cannot read {rows / 'zarr.json'}: No such file or directory")
-    asked = run("repair", path, input="n\n")
-    assert asked.stdout.splitlines()[: len(lines)] == lines
-    assert "drop 9 rows and make the sum anew?" in asked.stdout
-    assert store.repair(path).dropped == tuple(range(9))
-    assert store.check(path).sound
-    assert json.loads((rows / "zarr.json").read_text()) == meta
-    with Server.open(path, RULE) as server:
-        assert len(server.rows) == 0
-        pushes(server, range(9))
-
-
 @pytest.mark.parametrize("allocates", [True, False])
 def test_rows_in_the_other_files_stay(allocates, tmp_path, monkeypatch):
     """Also in those that come after the one that is missing, and where the system does not allocate space."""
@@ -235,33 +211,6 @@ def test_rows_in_the_other_files_stay(allocates, tmp_path, monkeypatch):
         assert sorted(server.rows.client_ids) == [client for client in range(9) if client not in lost]
         for client in server.rows.client_ids:
             assert bits(server.rows.row(client)) == bits(np.full(100, client, np.float32))
-
-
-@pytest.mark.parametrize("name", ["rows", "params", "sum", "arrivals", ""])
-@pytest.mark.parametrize("text", [None, "", '{"node_type": "array"}'])
-def test_what_zarr_knew_is_written_again(name, text, path):
-    file = path / name / "zarr.json"
-    before, state = file.read_bytes(), contents(path)
-    if text is None:
-        file.unlink()
-    else:
-        file.write_text(text)
-    said = f"cannot read {file}: No such file or directory" if text is None else f"{file} is damaged: "
-    for found in (store.info(path), store.check(path)):
-        (problem,) = found.problems
-        assert problem.startswith(said)
-    if name:
-        with pytest.raises(StoreError, match=rf"{said}.*; `afflux store repair {path}` writes it again$"):
-            Server.open(path)
-    assert run("check", path).stdout.endswith(f"damaged: no row lost; `afflux store repair {path}` mends it\n")
-    assert store.repair(path) is None
-    assert json.loads(file.read_bytes()) == json.loads(before)
-    assert {place: data for place, data in contents(path).items() if place != file} == {
-        place: data for place, data in state.items() if place != file
-    }
-    assert store.check(path).sound
-    assert zarr.open_group(path, mode="r")["rows"].shape[0] >= 9
-    Server.open(path).close()
 
 
 def test_a_store_that_does_not_know_its_shapes(path):

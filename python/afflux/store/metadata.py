@@ -5,10 +5,10 @@ zarr-python makes these files; when an array grows its length is written by hand
 
 import json
 import os
+import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from shlex import quote
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from afflux.errors import StoreError
 METADATA = "zarr.json"  #: in the folder of an array, and in that of them all
 #: A segment has about so many bytes, or a part of all that may come, so that few files have to be open.
 SEGMENT_BYTES, MOST_SEGMENTS, MOST_SLOTS = 64 << 20, 256, 4096
+_AGAIN = ".again"  #: in a store's folder, while metadata are written again
 _LINE, _PAGE, _HUGE_PAGE = 64, 4096, 2 << 20
 _DTYPES = ("float64", "float32", "float16", "uint16", "uint8")
 _LARGE, _HUGE = 65536, 8 << 20  #: bytes from which on a slot begins on a page, and on a huge one
@@ -132,16 +133,26 @@ def write_slots(folder: Path, slots: int) -> None:
 
 
 def write_again(store: Path, lost: Collection[str], shapes: Mapping[str, Shape], slots: Mapping[str, int]) -> None:
-    """What Zarr knew of these arrays, and of their folder (""), as `make_arrays` has made it; touches nothing else."""
-    with TemporaryDirectory() as elsewhere:
-        make_arrays(Path(elsewhere), {name: shapes[name] for name in lost if name})
+    """What Zarr knew of these arrays, and of their folder (""), as `make_arrays` has made it; touches nothing else.
+
+    Raises:
+        StoreError: it cannot be written; what was there is as it was, or as it should be.
+    """
+    again = store / _AGAIN
+    try:
+        shutil.rmtree(again, ignore_errors=True)  # of who was ended amid this
+        make_arrays(again, {name: shapes[name] for name in lost if name})
         for name in lost:
-            made = Path(elsewhere) / name
             if name:
-                write_slots(made, slots[name])
+                write_slots(again / name, slots[name])
             (store / name).mkdir(exist_ok=True)
-            _replace(store / name / METADATA, (made / METADATA).read_text())
+            _replace(store / name / METADATA, (again / name / METADATA).read_text())
             sync(store / name)
+        sync(store)  # in which a folder may be new
+    except OSError as error:
+        raise StoreError(f"[store] cannot write {METADATA} in {store} again: {error.strerror}") from None
+    finally:
+        shutil.rmtree(again, ignore_errors=True)
 
 
 def _replace(path: Path, text: str) -> None:

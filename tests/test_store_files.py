@@ -1,0 +1,114 @@
+"""Files of a store that are lost, too long or say what is wrong: what can be read is read, and `repair` makes them
+again, of what the store knows.
+"""
+
+import errno
+import json
+import os
+import shutil
+
+import pytest
+import zarr
+
+import afflux.store.metadata
+from afflux import Server, StoreError, store
+from nine_rows import RULE, contents, pushes, run
+
+
+@pytest.fixture
+def path(nine_rows, tmp_path):
+    return shutil.copytree(nine_rows, tmp_path / "store")
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_repair_of_a_file_that_is_missing(whole, path, monkeypatch):
+    """One of several, or the folder of the array: one line for all of its rows, and the others stay."""
+    rows = path / "rows"
+    meta = json.loads((rows / "zarr.json").read_text())
+    if whole:
+        shutil.rmtree(rows)
+    else:
+        (rows / "c" / "0" / "0").unlink()
+    lines = [f"{rows / 'c' / '0' / '0'} is missing: 9 clients' rows", "damaged: 9 of 9 rows lost"]
+    if whole:
+        lines.insert(0, f"cannot read {rows / 'zarr.json'}: No such file or directory")
+    asked = run("repair", path, input="n\n")
+    assert asked.stdout.splitlines()[: len(lines)] == lines
+    assert "drop 9 rows and make the sum anew?" in asked.stdout
+    assert store.repair(path).dropped == tuple(range(9))
+    assert store.check(path).sound
+    assert json.loads((rows / "zarr.json").read_text()) == meta
+    with Server.open(path, RULE) as server:
+        assert len(server.rows) == 0
+        pushes(server, range(9))
+
+
+@pytest.mark.parametrize("name", ["rows", "params", "sum", "arrivals", ""])
+@pytest.mark.parametrize("text", [None, "", '{"node_type": "array"}'])
+def test_what_zarr_knew_is_written_again(name, text, path):
+    file = path / name / "zarr.json"
+    before, state = file.read_bytes(), contents(path)
+    if text is None:
+        file.unlink()
+    else:
+        file.write_text(text)
+    said = f"cannot read {file}: No such file or directory" if text is None else f"{file} is damaged: "
+    for found in (store.info(path), store.check(path)):
+        (problem,) = found.problems
+        assert problem.startswith(said)
+    if name:
+        with pytest.raises(StoreError, match=rf"{said}.*; `afflux store repair {path}` writes it again$"):
+            Server.open(path)
+    assert run("check", path).stdout.endswith(f"damaged: no row lost; `afflux store repair {path}` mends it\n")
+    assert store.repair(path) is None
+    assert json.loads(file.read_bytes()) == json.loads(before)
+    assert {place: data for place, data in contents(path).items() if place != file} == {
+        place: data for place, data in state.items() if place != file
+    }
+    assert store.check(path).sound
+    assert zarr.open_group(path, mode="r")["rows"].shape[0] >= 9
+    Server.open(path).close()
+
+
+@pytest.mark.parametrize("call", ["make_arrays", "_replace"])
+def test_a_full_disk_amid_a_repair(call, path, monkeypatch):
+    (path / "rows" / "zarr.json").unlink()
+    before, tried = contents(path), []
+
+    def full(*arguments):
+        tried.append(arguments)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(afflux.store.metadata, call, full)
+        with pytest.raises(StoreError, match=rf"cannot write zarr.json in {path} again: No space left on device$"):
+            store.repair(path)
+    assert tried
+    assert contents(path) == before
+    assert not [file for file in path.iterdir() if "again" in file.name]
+    assert store.repair(path) is None
+    assert store.check(path).sound
+
+
+def test_a_repair_needs_no_other_folder(path, monkeypatch):
+    """Nor minds what one that was ended has left."""
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere/to/be/found")
+    (path / "rows" / "zarr.json").unlink()
+    (path / ".again" / "rows").mkdir(parents=True)
+    assert store.repair(path) is None
+    assert store.check(path).sound
+    assert not (path / ".again").exists()
+
+
+def test_a_folder_that_is_made_again_is_on_the_disk(path, monkeypatch):
+    """Its name is in the store's folder, which is flushed after it."""
+    done, real = [], afflux.store.metadata.sync
+
+    def sync(place):
+        done.append((place, (path / "rows").exists()))
+        real(place)
+
+    monkeypatch.setattr(afflux.store.metadata, "sync", sync)
+    shutil.rmtree(path / "rows")
+    assert store.repair(path).dropped == tuple(range(9))
+    assert (path, True) in done
