@@ -13,8 +13,7 @@ from afflux import Rule, Server, StoreError, store
 from afflux.calibrate import CACHED_DIFFERENCE
 from afflux.rules import afa_cs, ca2fl, fedbuff
 from afflux.step import Sgd
-from afflux.store.index import Index, Place, _crc, sealed
-from afflux.store.remedy import BACKUP
+from afflux.store.index import Index, Place, sealed
 from conftest import bits
 from damage import damage, place
 from nine_rows import CLIENTS, ORDER, RULE, SIZE, M, change, contents, damage_row, pushes, run, vector
@@ -171,22 +170,6 @@ def test_repair_of_a_segment_that_was_cut_off(nine_rows, path):
         pushes(server, range(9))
 
 
-def test_repair_of_a_segment_that_has_grown(path):
-    """It is cut off; no row was in what was too much."""
-    file, _ = place(path, 0)
-    size = file.stat().st_size
-    os.truncate(file, size + 10)
-    health = store.check(path)
-    assert (health.mendable, health.keeps_bits, health.damaged) == (True, True, ())
-    assert health.problems == (f"{file} is too long: {size + 10} of {size} bytes: 0 clients' rows",)
-    assert "make these files anew? No row is lost." in run("repair", path, input="n\n").stdout
-    assert file.stat().st_size == size + 10
-    told = run("repair", path, "--yes")
-    assert (told.exit_code, told.stdout.splitlines()[-1]) == (0, "mended: every file is whole again; no row was lost")
-    assert (file.stat().st_size, store.check(path).sound) == (size, True)
-    Server.open(path, RULE).close()
-
-
 @pytest.mark.parametrize("allocates", [True, False])
 def test_rows_in_the_other_files_stay(allocates, tmp_path, monkeypatch):
     """Also in those that come after the one that is missing, and where the system does not allocate space."""
@@ -211,26 +194,6 @@ def test_rows_in_the_other_files_stay(allocates, tmp_path, monkeypatch):
         assert sorted(server.rows.client_ids) == [client for client in range(9) if client not in lost]
         for client in server.rows.client_ids:
             assert bits(server.rows.row(client)) == bits(np.full(100, client, np.float32))
-
-
-def test_a_store_that_does_not_know_its_shapes(path):
-    """As those that were made before they were kept."""
-    connection = sqlite3.connect(path / "index.sqlite")
-    texts = dict(connection.execute("SELECT name, value FROM facts ORDER BY name"))
-    for name in ("shapes", "commits", "crc"):
-        del texts[name]
-    connection.execute("DELETE FROM facts")
-    connection.executemany("INSERT INTO facts VALUES (?, ?)", [*texts.items(), ("crc", str(_crc(texts)))])
-    connection.commit()
-    connection.close()
-    assert (store.check(path).sound, store.info(path).commit_every) == (True, 1)
-    with Server.open(path) as server:
-        pushes(server, [21, 22])
-        assert store.info(path).version == 4
-    (path / "rows" / "zarr.json").unlink()
-    for call in (store.info, store.check, store.repair):
-        with pytest.raises(StoreError, match=f"cannot read {path}/rows/zarr.json: .*; {BACKUP}$"):
-            call(path)
 
 
 def test_a_long_list_is_cut_short(tmp_path):
