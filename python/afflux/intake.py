@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from reprlib import repr as brief
 from typing import TypeGuard
 
 import numpy as np
@@ -180,7 +181,7 @@ def plain_id(client_id: object, op: str = "push") -> ClientId:
         if not -(2**63) <= client_id < 2**63:
             raise AffluxError(f"[{op}] client_id {client_id} does not fit into 64 bits")
         return int(client_id)
-    raise AffluxError(f"[{op}] client_id is {client_id!r}, must be an int or a str")
+    raise AffluxError(f"[{op}] client_id is {brief(client_id)}, must be an int or a str")
 
 
 def at_least(name: str, value: object, least: int) -> None:
@@ -194,7 +195,7 @@ def path_of(op: str, name: str, value: object) -> Path:
     try:
         return Path(value)  # type: ignore[arg-type]
     except TypeError:
-        raise AffluxError(f"[{op}] {name} is {value!r}, must be a folder's path: a str or a Path") from None
+        raise AffluxError(f"[{op}] {name} is {brief(value)}, must be a folder's path: a str or a Path") from None
 
 
 def one_of(name: str, value: object, known: tuple[str, ...]) -> None:
