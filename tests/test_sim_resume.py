@@ -179,6 +179,128 @@ def test_files_that_lack_what_the_checkpoint_has(tmp_path):
     resume(Paused.of(tmp_path / "store"))
 
 
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def without(monkeypatch, *names):
+    """The notes as an afflux made them that did not keep these."""
+    checkpoint = Server.checkpoint
+
+    def older(self, notes, keep):
+        checkpoint(self, {name: value for name, value in notes.items() if name not in names}, keep=keep)
+
+    monkeypatch.setattr(Server, "checkpoint", older)
+
+
+def another(folder, **changes):
+    """A run folder of another run, whose files have the same names."""
+    keep = report.audit_folder(report.new_folder(folder), CASES["fedbuff"], 1, True)
+    config = replace(CASES["fedbuff"], **changes)
+    report.write(folder, [run(spec_of("fedbuff"), 4, config, keep=keep)], config)
+    return contents(folder)
+
+
+@pytest.mark.parametrize("count", [1, 10])
+def test_another_runs_folder_is_refused(count, expected, tmp_path):
+    """With what arrived before the checkpoint, and with nothing."""
+    before = another(tmp_path / "other", client_lr=0.05)
+    with pytest.raises(Stopped):
+        begin("fedbuff", tmp_path, stop_at(count))
+    said = f"other/audit/fedbuff-seed4.jsonl is not what the run of {tmp_path}/store has written"
+    with pytest.raises(ConfigError, match=said):
+        Paused.of(tmp_path / "store", tmp_path / "other")
+    assert contents(tmp_path / "other") == before
+    result = resume(Paused.of(tmp_path / "store"))
+    assert (reproducible(result), files(tmp_path / "run")) == expected("fedbuff")
+
+
+def test_another_runs_folder_and_a_store_that_kept_no_hash(tmp_path, monkeypatch):
+    before = another(tmp_path / "other", client_lr=0.05)
+    without(monkeypatch, "log_sha256", "server")
+    with pytest.raises(Stopped):
+        begin("fedbuff", tmp_path, stop_at(10))
+    with pytest.raises(ConfigError, match="it is another run's log, or was changed"):
+        Paused.of(tmp_path / "store", tmp_path / "other")
+    assert contents(tmp_path / "other") == before
+    resume(Paused.of(tmp_path / "store"))
+
+
+@pytest.mark.parametrize("line", [0, 3])
+def test_a_log_that_was_edited_is_refused(line, tmp_path):
+    with pytest.raises(Stopped):
+        begin("fedbuff", tmp_path, stop_at(10))
+    (log,) = (tmp_path / "run").glob("audit/*.jsonl")
+    whole = log.read_text()
+    lines = whole.splitlines(keepends=True)
+    lines[line] = lines[line].replace("1", "2")
+    log.write_text("".join(lines))
+    before = contents(tmp_path / "run")
+    with pytest.raises(ConfigError, match="it is another run's log, or was changed"):
+        Paused.of(tmp_path / "store")
+    assert contents(tmp_path / "run") == before
+    log.write_text(whole)
+    resume(Paused.of(tmp_path / "store"))
+
+
+def test_where_other_runs_lie_too_is_refused(expected, tmp_path):
+    """A comparison's folder, and, for a run to which nothing has arrived, one with anything in it."""
+    with pytest.raises(Stopped):
+        begin("fedbuff", tmp_path, stop_at(10))
+    beside = tmp_path / "run" / "audit" / "ca2fl-seed4.jsonl"
+    beside.touch()
+    with pytest.raises(ConfigError, match=r"run/audit holds other runs' logs: ca2fl-seed4.jsonl; choose another --out"):
+        Paused.of(tmp_path / "store")
+    new = tmp_path / "new"
+    with pytest.raises(Stopped):
+        begin("fedbuff", new, stop_at(1))
+    with pytest.raises(ConfigError, match=f"{tmp_path}/run holds other things than the run of {new}/store"):
+        (tmp_path / "run" / "audit" / "fedbuff-seed4.jsonl").unlink()
+        Paused.of(new / "store", tmp_path / "run")
+    (new / "run" / "audit" / "fedbuff-seed4.jsonl").unlink()  # as a run leaves it that goes on and is killed at once
+    resume(Paused.of(new / "store"))
+    assert files(new / "run") == expected("fedbuff")[1]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("count", [9, 11])
+def test_a_server_that_was_pushed_to_is_refused(count, kept, tmp_path, monkeypatch):
+    """Whether the push makes a round or waits; also if the notes do not say what the server counted."""
+    if not kept:
+        without(monkeypatch, "log_sha256", "server")
+    with pytest.raises(Stopped):
+        begin("fedbuff", tmp_path, stop_at(count))
+    before = contents(tmp_path / "run")
+    with Server.open(tmp_path / "store") as server:
+        server.push(1, np.zeros(server.params.size), version=server.version)
+    said = r"store: (version|joins) is [0-9]+, but was [0-9]+ when .*; somebody has used its server since"
+    with pytest.raises(ConfigError, match=said):
+        resume(Paused.of(tmp_path / "store"))
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_server_whose_arrivals_or_versions_are_gone_is_refused(tmp_path):
+    with pytest.raises(Stopped):
+        begin("fedbuff", tmp_path, stop_at(12))
+    with Server.open(tmp_path / "store") as server:
+        server.checkpoint(server.notes)  # without what was kept
+    with pytest.raises(ConfigError, match=r"the store no longer keeps version [0-9]+ of params"):
+        resume(Paused.of(tmp_path / "store"))
+    with Server.open(tmp_path / "store") as server:
+        assert server.discard() == 2
+    with pytest.raises(ConfigError, match="store: arrivals_waiting is 0, but was 2 when"):
+        resume(Paused.of(tmp_path / "store"))
+
+
+def test_looking_into_the_server_is_harmless(expected, tmp_path):
+    with pytest.raises(Stopped):
+        begin("ca2fl", tmp_path, stop_at(11))
+    with Server.open(tmp_path / "store") as server:
+        server.pull()
+    result = resume(Paused.of(tmp_path / "store"))
+    assert (reproducible(result), files(tmp_path / "run")) == expected("ca2fl")
+
+
 def test_what_is_no_run_is_refused(tmp_path, monkeypatch):
     with Server(ca2fl(buffer_size=2), np.zeros(3), num_clients=4, store=tmp_path / "server") as server:
         server.checkpoint(["mine"])
@@ -280,7 +402,19 @@ def test_the_commands_mistakes(tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "file").touch()
     there = str(tmp_path / "there")
-    assert f"--resume {there} goes on with a run in it" in error("--rule", "fedbuff", "--store", there)
+    new = ["--rule", "fedbuff", "--store"]
+    assert error(*new, there) == f"error: {there} is a folder that is not empty; choose another --store\n"
+    assert error(*new, f"{there}/file") == f"error: {there}/file is not a folder; choose another --store\n"
+    base = tmp_path / "base"
+    Server(ca2fl(buffer_size=2), np.zeros(3), num_clients=4, store=base).close()
+    said = f"error: {base} is the store of a server that no run has made; choose another --store\n"
+    assert error(*new, base) == said
+    with pytest.raises(Stopped):
+        begin("fedbuff", tmp_path, stop_at(2))
+    run_in = tmp_path / "store"
+    assert error(*new, run_in) == f"error: {run_in} holds a run; --resume {run_in} goes on with it\n"
+    said = "error: --checkpoint-every was given, but without --store nothing is kept to go on with\n"
+    assert error("--rule", "fedbuff", "--checkpoint-every", "10") == said
     assert "index.sqlite is missing" in error("--resume", there)
     for option in ("--rule=fedbuff", "--arrivals=7", "--client-lr=0.1", "--keep-updates", f"--store={there}"):
         flag = option.partition("=")[0]

@@ -70,11 +70,16 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
+def was_given(context: typer.Context, name: str) -> bool:
+    """Whether a parameter stands on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def refuse_others(context: typer.Context, flag: str, *allowed: str) -> None:
     """Raise ConfigError if the command line has options that `flag`, which was given, takes from elsewhere."""
     for name in context.params:
-        source = context.get_parameter_source(name)
-        if name not in allowed and source is not None and source.name == "COMMANDLINE":
+        if name not in allowed and was_given(context, name):
             raise ConfigError(f"--{name.replace('_', '-')} was given, but {flag} goes on with the settings of the run")
 
 

@@ -18,6 +18,7 @@ from afflux.cli.common import (
     numbers,
     refuse_others,
     specs_of,
+    was_given,
     with_settings,
 )
 from afflux.rules import RULES
@@ -56,6 +57,8 @@ RUN_HELP = """Simulate one aggregation rule with one seed.
 
   afflux run --rule fedasync:alpha=0.3 --delays fadas-mild --seed 7 --out runs/mild
 
+  afflux run --rule mf_ca2fl:bits=2:codec=rotated
+
   afflux run --rule fedbuff --keep-updates --out runs/kept
 
   afflux run --rule ca2fl --store runs/ca2fl.store
@@ -80,6 +83,7 @@ PAIRED = (
     "alone does with the same updates; says nothing about how clients would learn under the other rules."
 )
 KEEP_UPDATES = "Keep all update vectors beside the audit log, 4 d bytes each, for `afflux replay`."
+RULE = "The rule; options follow it after colons: mf_ca2fl:bits=2:server_lr=1."
 STORE = "Keep the server in this new folder, and all that --resume needs to go on with the run if it is interrupted."
 RESUME = (
     "Go on with an interrupted run, in its run folder (--out says where that is now), to the bits of one that was not."
@@ -110,7 +114,7 @@ def compare(
 def run(
     config: SimConfig,
     context: typer.Context,
-    rule: Annotated[str | None, typer.Option(help="The rule.")] = None,
+    rule: Annotated[str | None, typer.Option(help=RULE)] = None,
     seed: Annotated[int, typer.Option(min=0, help="The seed.")] = 0,
     buffer_size: BufferSize = None,
     server_lr: ServerLr = None,
@@ -125,6 +129,8 @@ def run(
         refuse_others(context, "--resume", "resume", "checkpoint_every", "out")
         _resume(resume, checkpoint_every, out)
         return
+    if store is None and was_given(context, "checkpoint_every"):
+        raise ConfigError("--checkpoint-every was given, but without --store nothing is kept to go on with")
     if rule is None:
         raise ConfigError("give --rule, or --resume to go on with a run")
     specs = specs_of([rule], buffer_size=buffer_size, server_lr=server_lr)
@@ -182,8 +188,7 @@ def _start(
     from afflux.sim import report, resume
     from afflux.sim.compare import Job
 
-    if store.exists() and (not store.is_dir() or any(store.iterdir())):
-        raise ConfigError(f"{store} exists and is not an empty folder; --resume {store} goes on with a run in it")
+    resume.refuse_taken(store)
     job = Job(spec, seed)
     with _run_folder(out, [job], config, {}) as folder:
         keep = report.audit_folder(folder, config, 1, keep_updates, partial(typer.echo, err=True))

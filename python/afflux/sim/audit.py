@@ -161,13 +161,20 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def as_text(line: Line) -> str:
+    """Return what stands in the file for `line`."""
+    return json.dumps(plain({"type": NAMES[type(line)], **line._asdict()}), allow_nan=False) + "\n"
+
+
 class Writer:
     """Writes a log, each line at once, so that an interrupted run leaves whole lines."""
 
     def __init__(self, path: Path, header: Header, size: int = 0) -> None:
         """Make the file `path`, which must not exist yet, and write its header; or go on after `size` bytes of it."""
+        self._sha256 = sha256()
         if size:
             cut_off(path, size)
+            self._sha256.update(path.read_bytes())
         self._file = path.open("a" if size else "x", buffering=1, encoding="utf-8", newline="\n")
         self.header = header
         if not size:
@@ -178,10 +185,16 @@ class Writer:
         """Bytes of the file."""
         return os.fstat(self._file.fileno()).st_size
 
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of these bytes."""
+        return self._sha256.hexdigest()
+
     def write(self, line: Line) -> None:
         """Write any line."""
-        content = {"type": NAMES[type(line)], **line._asdict()}
-        self._file.write(json.dumps(plain(content), allow_nan=False) + "\n")
+        row = as_text(line)
+        self._file.write(row)
+        self._sha256.update(row.encode())
 
     def report(self, report: Report) -> None:
         """Write the line of a round."""

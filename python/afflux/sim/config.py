@@ -1,6 +1,7 @@
 """What is simulated: the settings shared by all rules, and one rule with its options."""
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, field
 from math import isfinite
@@ -179,6 +180,7 @@ def parse(text: str, common: Mapping[str, Any] | None = None) -> RuleSpec:
     """
     label = text.strip()
     name, assignments = split_name(label)
+    _refuse_commas(label, name)
     taken = parameters(name)
     options = {key: value for key, value in (common or {}).items() if key in taken}
     for assignment in assignments:
@@ -191,6 +193,16 @@ def parse(text: str, common: Mapping[str, Any] | None = None) -> RuleSpec:
         except (TypeError, ValueError) as error:
             raise ConfigError(f"rule {label}: {option}: {error}") from None
     return RuleSpec(name, tuple(sorted(options.items())), label)
+
+
+def _refuse_commas(label: str, name: str) -> None:
+    """Say how options are separated if commas were tried; where rules are, a comma leaves an option as a name."""
+    start = len(name) if ".py" in name else 0
+    meant = label[:start] + re.sub(r",\s*(?=\w+=)", ":", label[start:])
+    if re.match(r"\w+=", name):
+        meant = f"NAME:{meant}"
+    if meant != label:
+        raise ConfigError(f"rule {label}: options are separated by ':', as in {meant}")
 
 
 def written(value: Any) -> str:

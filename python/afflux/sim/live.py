@@ -85,6 +85,9 @@ class Live:
 
     def load(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray], versions: Mapping[int, Pulled]) -> None:
         """Go on from a state, with the versions that it names; `lead` then holds what its clients have pulled."""
+        named = {version for _, _, version, _ in facts["training"]} | {version for version, _ in facts["models"]}
+        if lost := sorted(named - versions.keys()):
+            raise ConfigError(f"the store no longer keeps version {lost[0]} of params, from which clients train")
         self._events, self._arrivals = facts["events"], facts["arrivals"]
         shifts = iter(arrays.get("shifts", ()))
         for sequence, client, version, after in facts["training"]:

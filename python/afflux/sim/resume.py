@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from hashlib import sha256 as sha256_of
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -37,6 +38,8 @@ class Paused:
     keep: Keep  #: its files
     header: audit.Header  #: of its log
     log_bytes: int  #: of the log's file, when the checkpoint was made
+    log_sha256: str | None  #: of these bytes; None: made by an afflux that did not keep it
+    server: Mapping[str, int]  #: what the server counted then
     live: Mapping[str, Any]  #: `Live.facts`
     arrays: str | None  #: a file in the store with `Live.arrays`
     history: History
@@ -46,7 +49,7 @@ class Paused:
         """Read what is in a store; `folder` is the run folder, if it is no longer where it was.
 
         Raises:
-            ConfigError: there is no run in the store, or one of another format.
+            ConfigError: there is no run in the store, or one of another format; or the run folder is another one's.
             StoreError: there is no store, or it is damaged.
         """
         notes = info(path).notes
@@ -61,6 +64,8 @@ class Paused:
             Keep(own, header.updates is not None),
             header,
             notes["log_bytes"],
+            notes.get("log_sha256"),
+            notes.get("server", {"joins": notes["live"]["arrivals"]}),
             notes["live"],
             notes["arrays"],
             History.of(notes["history"]),
@@ -70,6 +75,7 @@ class Paused:
                 f"there is no {paused.log}: a run goes on in its run folder, which was {Path(notes['audit']).parent}; "
                 "--out says where that is now"
             )
+        paused.refuse_other_files()
         return paused
 
     @property
@@ -80,7 +86,15 @@ class Paused:
     @property
     def log(self) -> Path:
         """The file that it goes on with."""
-        return self.keep.folder / f"{audit.file_name(self.spec.label, self.header.seed)}.jsonl"
+        return self._file(".jsonl")
+
+    @property
+    def updates(self) -> Path:
+        """The file of the kept updates, if they are kept."""
+        return self._file(".updates.npy")
+
+    def _file(self, suffix: str) -> Path:
+        return self.keep.folder / f"{audit.file_name(self.spec.label, self.header.seed)}{suffix}"
 
     @property
     def finished(self) -> bool:
@@ -96,6 +110,46 @@ class Paused:
     def config(self) -> SimConfig:
         """The settings; raises ConfigError if this afflux does not know them."""
         return audit.config_of(self.header, self.path)
+
+    def refuse_other_files(self) -> None:
+        """Refuse a run folder that holds what is not of this run, which would be overwritten."""
+        folder = self.keep.folder.parent
+        if not self.log.is_file():  # nothing had arrived
+            store = self.path.resolve()
+            own = {store, *store.parents, self.keep.folder.resolve(), self.updates.resolve()}
+            found = (*folder.glob("*"), *self.keep.folder.glob("*"))
+            if folder.is_file() or any(path.resolve() not in own for path in found):
+                raise ConfigError(f"{folder} holds other things than the run of {self.path}; choose another --out")
+            return
+        if others := sorted(log.name for log in self.keep.folder.glob("*.jsonl") if log != self.log):
+            raise ConfigError(f"{self.keep.folder} holds other runs' logs: {', '.join(others)}; choose another --out")
+        try:
+            content = self.log.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"cannot read {self.log}: {error.strerror}") from error
+        header = audit.as_text(self.header).encode()
+        if not self.arrivals:  # it is begun again, and may have been cut off amid its header
+            same = header.startswith(content[: len(header)])
+        elif len(content) < self.log_bytes:
+            return  # who goes on with it says so
+        elif self.log_sha256 is None:
+            same = content.startswith(header)
+        else:
+            same = sha256_of(content[: self.log_bytes]).hexdigest() == self.log_sha256
+        if not same:
+            raise ConfigError(
+                f"{self.log} is not what the run of {self.path} has written: it is another run's log, or was changed"
+            )
+
+    def refuse_pushed(self, server: Server) -> None:
+        """Refuse a server that was used after the run's last checkpoint."""
+        now = _counted(server)
+        for name, then in self.server.items():
+            if now[name] != then:
+                raise ConfigError(
+                    f"{self.path}: {name} is {now[name]}, but was {then} when the run was interrupted; somebody has "
+                    "used its server since, and the run cannot go on to the same results"
+                )
 
     def refuse_other(self, world: World) -> None:
         """Refuse to go on with other data or another first model."""
@@ -152,6 +206,8 @@ class Checkpoints:
             "audit": str(self._keep.folder.resolve()),
             "header": self._log.header._asdict(),
             "log_bytes": self._log.size,
+            "log_sha256": self._log.digest,
+            "server": _counted(self._lead.server),
             "live": state,
             "arrays": name,
             "history": asdict(self._lead.history),
@@ -161,6 +217,25 @@ class Checkpoints:
             if old.name != name:
                 old.unlink()
         self._due = time.monotonic() + self._seconds
+
+
+def _counted(server: Server) -> dict[str, int]:
+    return {"version": server.version, "joins": server.joins, "arrivals_waiting": server.arrivals_waiting}
+
+
+def refuse_taken(path: Path) -> None:
+    """Refuse a place for a new store where something is; ConfigError says what."""
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if not path.is_dir():
+        raise ConfigError(f"{path} is not a folder; choose another --store")
+    try:
+        notes = info(path).notes
+    except StoreError:
+        raise ConfigError(f"{path} is a folder that is not empty; choose another --store") from None
+    if isinstance(notes, dict) and "afflux_run" in notes:
+        raise ConfigError(f"{path} holds a run; --resume {path} goes on with it")
+    raise ConfigError(f"{path} is the store of a server that no run has made; choose another --store")
 
 
 def start(
@@ -215,6 +290,8 @@ def _run(
                 server = Server.open(path, rule, num_threads=1, commit_every=None)
             # What came after the last checkpoint has no history: it is not to be committed.
             files.callback(server.close, checkpoint=False)
+            if paused is not None:
+                paused.refuse_pushed(server)
             return server
 
         lead = Follower(spec, world, config.arrivals, serve=serve, history=None if paused is None else paused.history)
