@@ -147,10 +147,14 @@ def test_repair_drops_rows_and_goes_on(path, gone):
     assert store.info(path).repairs == (told,), "later commits leave the record"
 
 
-def test_repair_makes_a_damaged_sum_anew(path):
+def damage_sum(path):
+    width = json.loads((path / "sum" / "zarr.json").read_text())["chunk_grid"]["configuration"]["chunk_shape"][1]
     for slot in range(2):
-        width = json.loads((path / "sum" / "zarr.json").read_text())["chunk_grid"]["configuration"]["chunk_shape"][1]
         damage(path / "sum" / "c" / "0" / "0", slot * width * 8 + 1000)
+
+
+def test_repair_makes_a_damaged_sum_anew(path):
+    damage_sum(path)
     assert store.repair(path).dropped == ()
     assert store.check(path).sound
     Server.open(path, RULE).close()
@@ -259,8 +263,10 @@ def test_what_zarr_knew_is_written_again(name, text, path):
     Server.open(path).close()
 
 
-def test_a_store_that_does_not_know_its_shapes(path):
-    """As those that were made before they were kept."""
+@pytest.mark.parametrize("durability", ["process", "power"])
+def test_a_store_of_an_older_afflux(durability, path):
+    """It knows neither the arrays' shapes nor how often there is a commit, but how safe the last one was."""
+    Server.open(path, durability=durability).close()
     connection = sqlite3.connect(path / "index.sqlite")
     texts = dict(connection.execute("SELECT name, value FROM facts ORDER BY name"))
     for name in ("shapes", "commits", "crc"):
@@ -269,14 +275,43 @@ def test_a_store_that_does_not_know_its_shapes(path):
     connection.executemany("INSERT INTO facts VALUES (?, ?)", [*texts.items(), ("crc", str(_crc(texts)))])
     connection.commit()
     connection.close()
-    assert (store.check(path).sound, store.info(path).commit_every) == (True, 1)
+    found = store.info(path)
+    assert (store.check(path).sound, found.durability, found.commit_every) == (True, durability, "unknown")
+    assert f"{durability}, commit_every unknown: " in run("info", path).stdout
     with Server.open(path) as server:
         pushes(server, [21, 22])
-        assert store.info(path).version == 4
+        found = store.info(path)
+        assert (found.version, found.durability, found.commit_every) == (4, durability, 1)
     (path / "rows" / "zarr.json").unlink()
     for call in (store.info, store.check, store.repair):
         with pytest.raises(StoreError, match=f"cannot read {path}/rows/zarr.json: .*; {BACKUP}$"):
             call(path)
+
+
+@pytest.mark.parametrize("more", ["rows", "sum"])
+def test_repair_loses_no_more_than_was_agreed_to(more, path, monkeypatch):
+    def agrees(question):
+        if more == "rows":
+            damage_row(path, 3)
+            damage_row(path, 4)
+        else:
+            damage_sum(path)
+        damaged.append(contents(path))
+        return True
+
+    damaged = []
+    if more == "rows":
+        damage_row(path, 5)
+        said = "rows are damaged that were not when it was checked: 2, the first of client 3; nothing was changed"
+    else:
+        (path / "rows" / "zarr.json").unlink()
+        said = "the sum is damaged, which it was not when it was checked; nothing was changed"
+    monkeypatch.setattr("typer.confirm", agrees)
+    told = run("repair", path)
+    assert (told.exit_code, told.stderr.startswith(f"error: [repair] {said}")) == (2, True)
+    assert contents(path) == damaged[0]
+    assert run("repair", path, "--yes").exit_code == 0
+    assert store.check(path).sound
 
 
 def test_a_long_list_is_cut_short(tmp_path):
