@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from reprlib import repr as brief
 from typing import TypeGuard
 
 import numpy as np
@@ -181,7 +182,7 @@ def plain_id(client_id: object, op: str = "push") -> ClientId:
         if not -(2**63) <= client_id < 2**63:
             raise AffluxError(f"[{op}] client_id {client_id} does not fit into 64 bits")
         return int(client_id)
-    raise AffluxError(f"[{op}] client_id is {client_id!r}, must be an int or a str")
+    raise AffluxError(f"[{op}] client_id is {brief(client_id)}, must be an int or a str")
 
 
 def at_least(name: str, value: object, least: int, op: str = "Server") -> None:
@@ -198,7 +199,7 @@ def path_of(op: str, name: str, value: object) -> Path:
             return path
     except (TypeError, UnicodeEncodeError):
         pass
-    raise AffluxError(f"[{op}] {name} is {value!r}, must be a folder's path: a str or a Path")
+    raise AffluxError(f"[{op}] {name} is {brief(value)}, must be a folder's path: a str or a Path")
 
 
 def one_of(name: str, value: object, known: tuple[str, ...], op: str = "Server") -> None:

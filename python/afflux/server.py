@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from math import nan
 from os import PathLike
+from reprlib import repr as brief
 from types import MappingProxyType
 from typing import Literal
 
@@ -141,7 +142,7 @@ class Server(Keep):
         rows_on: RowsOn = "device",
     ) -> None:
         if not isinstance(rule, Rule):
-            raise AffluxError(f"[Server] rule is {rule!r}, must be a Rule such as afflux.rules.fedbuff()")
+            raise AffluxError(f"[Server] rule is {brief(rule)}, must be a Rule such as afflux.rules.fedbuff()")
         at_least("num_clients", num_clients, 1)
         at_least("num_threads", num_threads, 1)
         at_least("push_threads", push_threads, 1)
@@ -277,7 +278,7 @@ class Server(Keep):
         """
         folder = path_of("open", "path", path)
         if not isinstance(rule, Rule | None):
-            raise AffluxError(f"[open] rule is {rule!r}, must be a Rule such as afflux.rules.fedbuff()")
+            raise AffluxError(f"[open] rule is {brief(rule)}, must be a Rule such as afflux.rules.fedbuff()")
         refuse_commits("open", durability, 1 if commit_every == "as before" else commit_every)
         device = HOST if like is None else device_of("[open] like", like, ["like"])
         store = Store(folder, ops.threads(num_threads), durability, commit_every, device)
