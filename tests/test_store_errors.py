@@ -182,13 +182,24 @@ def test_a_foreign_index(path, statement, message):
     refused(path, message)
 
 
+LAYOUT = "zarr.json is damaged: it tells of no layout of ours; `afflux store repair .*` writes it again$"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda meta: meta["codecs"][0]["configuration"].update(endian="big"), "not a layout of ours"),
-        (lambda meta: meta["codecs"].append({"name": "gzip"}), "not a layout of ours"),
-        (lambda meta: meta.update(data_type="int8"), "not a layout of ours"),
-        (lambda meta: meta["chunk_grid"]["configuration"].update(chunk_shape=[12, 64]), "has slots of 64 elements"),
+        (lambda meta: meta["codecs"][0]["configuration"].update(endian="big"), LAYOUT),
+        (lambda meta: meta["codecs"].append({"name": "gzip"}), LAYOUT),
+        (lambda meta: meta.update(data_type="int8"), LAYOUT),
+        (lambda meta: meta["chunk_grid"]["configuration"].update(chunk_shape=[12, 64]), LAYOUT),
+        (
+            lambda meta: meta["chunk_grid"]["configuration"]["chunk_shape"].__setitem__(0, 12),
+            "zarr.json is damaged: it tells of 12 slots of 70656 float32 in a file, and the store of 33 slots of ",
+        ),
+        (
+            lambda meta: meta["shape"].__setitem__(0, 2),
+            "zarr.json is damaged: it knows 2 slots, and slot 8 is in use; ",
+        ),
         (lambda meta: meta.pop("codecs"), "zarr.json is damaged: KeyError"),
     ],
 )

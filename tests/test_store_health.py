@@ -8,14 +8,12 @@ import tracemalloc
 
 import numpy as np
 import pytest
-import zarr
 
 from afflux import Rule, Server, StoreError, store
 from afflux.calibrate import CACHED_DIFFERENCE
 from afflux.rules import afa_cs, ca2fl, fedbuff
 from afflux.step import Sgd
-from afflux.store.index import Index, Place, _crc, sealed
-from afflux.store.remedy import BACKUP
+from afflux.store.index import Index, Place, sealed
 from conftest import bits
 from damage import damage, place
 from nine_rows import CLIENTS, ORDER, RULE, SIZE, M, change, contents, damage_row, pushes, run, vector
@@ -176,47 +174,11 @@ def test_repair_of_a_segment_that_was_cut_off(nine_rows, path):
         pushes(server, range(9))
 
 
-def test_repair_of_a_segment_that_has_grown(path):
-    """It is cut off; no row was in what was too much."""
-    file, _ = place(path, 0)
-    size = file.stat().st_size
-    os.truncate(file, size + 10)
-    health = store.check(path)
-    assert (health.mendable, health.keeps_bits, health.damaged) == (True, True, ())
-    assert health.problems == (f"{file} is too long: {size + 10} of {size} bytes: 0 clients' rows",)
-    assert "make these files anew? No row is lost." in run("repair", path, input="n\n").stdout
-    assert file.stat().st_size == size + 10
-    told = run("repair", path, "--yes")
-    assert (told.exit_code, told.stdout.splitlines()[-1]) == (0, "mended: every file is whole again; no row was lost")
-    assert (file.stat().st_size, store.check(path).sound) == (size, True)
-    Server.open(path, RULE).close()
-
-
-@pytest.mark.parametrize("whole", [False, True])
-def test_repair_of_a_file_that_is_missing(whole, path, monkeypatch):
-    """One of several, or the folder of the array: one line for all of its rows, and the others stay."""
-    rows = path / "rows"
-    meta = json.loads((rows / "zarr.json").read_text())
-    if whole:
-        shutil.rmtree(rows)
-    else:
-        (rows / "c" / "0" / "0").unlink()
-    lines = [f"{rows / 'c' / '0' / '0'} is missing: 9 clients' rows", "damaged: 9 of 9 rows lost"]
-    if whole:
-        lines.insert(0, f"cannot read {rows / 'zarr.json'}: No such file or directory")
-    asked = run("repair", path, input="n\n")
-    assert asked.stdout.splitlines()[: len(lines)] == lines
-    assert "drop 9 rows and make the sum anew?" in asked.stdout
-    assert store.repair(path).dropped == tuple(range(9))
-    assert store.check(path).sound
-    assert json.loads((rows / "zarr.json").read_text()) == meta
-    with Server.open(path, RULE) as server:
-        assert len(server.rows) == 0
-        pushes(server, range(9))
-
-
-def test_rows_in_the_other_files_stay(tmp_path, monkeypatch):
-    """Also in those that come after the one that is missing."""
+@pytest.mark.parametrize("allocates", [True, False])
+def test_rows_in_the_other_files_stay(allocates, tmp_path, monkeypatch):
+    """Also in those that come after the one that is missing, and where the system does not allocate space."""
+    if not allocates:
+        monkeypatch.delattr(os, "posix_fallocate", raising=False)
     monkeypatch.setattr("afflux.store.metadata.MOST_SLOTS", 2)
     path = tmp_path / "store"
     with Server(RULE, np.zeros(100), num_clients=CLIENTS, store=path) as server:
@@ -234,58 +196,8 @@ def test_rows_in_the_other_files_stay(tmp_path, monkeypatch):
     assert store.check(path).sound
     with Server.open(path) as server:
         assert sorted(server.rows.client_ids) == [client for client in range(9) if client not in lost]
-
-
-@pytest.mark.parametrize("name", ["rows", "params", "sum", "arrivals", ""])
-@pytest.mark.parametrize("text", [None, "", '{"node_type": "array"}'])
-def test_what_zarr_knew_is_written_again(name, text, path):
-    file = path / name / "zarr.json"
-    before, state = file.read_bytes(), contents(path)
-    if text is None:
-        file.unlink()
-    else:
-        file.write_text(text)
-    said = f"cannot read {file}: No such file or directory" if text is None else f"{file} is damaged: "
-    for found in (store.info(path), store.check(path)):
-        (problem,) = found.problems
-        assert problem.startswith(said)
-    if name:
-        with pytest.raises(StoreError, match=rf"{said}.*; `afflux store repair {path}` writes it again$"):
-            Server.open(path)
-    assert run("check", path).stdout.endswith(f"damaged: no row lost; `afflux store repair {path}` mends it\n")
-    assert store.repair(path) is None
-    assert json.loads(file.read_bytes()) == json.loads(before)
-    assert {place: data for place, data in contents(path).items() if place != file} == {
-        place: data for place, data in state.items() if place != file
-    }
-    assert store.check(path).sound
-    assert zarr.open_group(path, mode="r")["rows"].shape[0] >= 9
-    Server.open(path).close()
-
-
-@pytest.mark.parametrize("durability", ["process", "power"])
-def test_a_store_of_an_older_afflux(durability, path):
-    """It knows neither the arrays' shapes nor how often there is a commit, but how safe the last one was."""
-    Server.open(path, durability=durability).close()
-    connection = sqlite3.connect(path / "index.sqlite")
-    texts = dict(connection.execute("SELECT name, value FROM facts ORDER BY name"))
-    for name in ("shapes", "commits", "crc"):
-        del texts[name]
-    connection.execute("DELETE FROM facts")
-    connection.executemany("INSERT INTO facts VALUES (?, ?)", [*texts.items(), ("crc", str(_crc(texts)))])
-    connection.commit()
-    connection.close()
-    found = store.info(path)
-    assert (store.check(path).sound, found.durability, found.commit_every) == (True, durability, "unknown")
-    assert f"{durability}, commit_every unknown: " in run("info", path).stdout
-    with Server.open(path) as server:
-        pushes(server, [21, 22])
-        found = store.info(path)
-        assert (found.version, found.durability, found.commit_every) == (4, durability, 1)
-    (path / "rows" / "zarr.json").unlink()
-    for call in (store.info, store.check, store.repair):
-        with pytest.raises(StoreError, match=f"cannot read {path}/rows/zarr.json: .*; {BACKUP}$"):
-            call(path)
+        for client in server.rows.client_ids:
+            assert bits(server.rows.row(client)) == bits(np.full(100, client, np.float32))
 
 
 @pytest.mark.parametrize("more", ["rows", "sum"])

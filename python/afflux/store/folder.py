@@ -35,7 +35,7 @@ from afflux.store.arrivals import Arrivals
 from afflux.store.disk import DiskRows, Staged, Table
 from afflux.store.index import INDEX, Change, Committed, Index, Place, folder_of
 from afflux.store.lock import LOCK, Lock, promises_space
-from afflux.store.metadata import make_arrays, sync
+from afflux.store.metadata import Shape, make_arrays, sync
 from afflux.store.params import ParamsSlots
 from afflux.store.remedy import BACKUP
 from afflux.store.segments import Row, Segments
@@ -82,7 +82,7 @@ class Store:
         self.facts: dict[str, Any] = facts["server"]  #: what a server must agree with
         self.options: dict[str, Any] = facts["options"]  #: what it was made with
         #: How to go on: the rule that made the last commit, and how safe it was; and so from the next one on.
-        self._told: dict[str, Any] = {"rule": facts["rule"], "commits": facts.get("commits")}
+        self._told: dict[str, Any] = {name: facts.get(name) for name in ("rule", "commits", "shapes")}
         self.committed: Committed | None = self._index.committed()
         before = self._told["commits"]
         if before is None:  # older stores kept with each commit how safe it was, and not how often there is one
@@ -90,13 +90,21 @@ class Store:
         self.commit_every: int | None = before["commit_every"] if commit_every == "as before" else commit_every
         self._power = (durability or before["durability"]) == "power"
         self._index.flush_commits(self._power)
-        self._tells = self._told | {"commits": _commits(self._durability, self.commit_every)}
         places = {} if self.committed is None else self.committed.vectors
         mapped = promises_space(path)
         d, codec = self.facts["d"], named(self.facts["codec"])
         sizes = {} if codec is None else {"rows": codec.row_size(d)}
-        arrays = {name: Segments(path / name, sizes.get(name, d), mapped=mapped) for name in facts["arrays"]}
+        shapes = {name: Shape(*shape) for name, shape in (self._told["shapes"] or {}).items()}
+        needed = {} if self.committed is None else self.committed.last_slots
+        arrays = {
+            name: Segments(
+                path / name, sizes.get(name, d), mapped=mapped, shape=shapes.get(name), needed=needed.get(name, -1)
+            )
+            for name in facts["arrays"]
+        }
         self._arrays = arrays
+        commits = _commits(self._durability, self.commit_every)
+        self._tells = self._told | {"commits": commits, "shapes": {name: [*arrays[name].shape] for name in arrays}}
         for name, place in places.items():
             refuse_damage(arrays[name.partition(":")[0]], place, num_threads)
         if self._power and self.committed is not None and self.committed.meta["durability"] != "power":

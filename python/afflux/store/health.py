@@ -66,9 +66,10 @@ class _Look:
         self.bad: list[tuple[ClientId, Place]] = []
         self.total = np.zeros(store.d if store.codec is not None else 0, np.float64)
         self._largest = float(store.committed.meta["largest_row"])
-        #: By what is wrong: the index or its places, vectors but for the sum, the sum, rows.
+        #: By what is wrong: the index or its places, vectors but for the sum, the sum, rows, files' sizes.
         self.index = [f"{store.index.path}: {line}" for line in store.index.damage()]
         self.vectors, self.sum, self.rows = list(dict.fromkeys(self._vectors())), list[str](), list[str]()
+        self.long = store.too_long
         self.sum_error: float | None = None
         if store.codec is not None:
             self._read_rows()
@@ -161,8 +162,8 @@ class _Look:
             clients=len(self.good) + len(self.bad),
             damaged=tuple(sorted(client_id for client_id, _ in self.bad)),
             sum_error=self.sum_error,
-            problems=(*self.index, *lost, *self.vectors, *self.sum, *self.rows),
-            mendable=bool(lost or self.sum or self.rows) and not self.index and not self.vectors,
+            problems=(*self.index, *lost, *self.long, *self.vectors, *self.sum, *self.rows),
+            mendable=bool(lost or self.long or self.sum or self.rows) and not self.index and not self.vectors,
             keeps_bits=not self.bad and not self.sum,
         )
 
@@ -216,6 +217,8 @@ def repair(
         if store.lost:
             slots = {name: array.slots for name, array in store.arrays.items()}
             write_again(store.path, store.lost, store.shapes, slots)
+        for array in store.arrays.values():
+            array.cut()
         if store.codec is not None:
             store.arrays["rows"].reserve(store.committed.meta["rows"][1])
         if health.keeps_bits:

@@ -111,6 +111,16 @@ class Committed:
     arrivals: list[Kept]
     tails: dict[str, list[Any]] = field(default_factory=dict)
 
+    @property
+    def last_slots(self) -> dict[str, int]:
+        """The last slot of each array that it refers to."""
+        last = {"rows": self.meta["rows"][1] - 1} if "rows" in self.meta else {}
+        places = [(name.partition(":")[0], place) for name, place in self.vectors.items()]
+        places += [("arrivals", kept.place) for kept in self.arrivals if kept.place is not None]
+        for name, place in places:
+            last[name] = max(last.get(name, -1), place.slot)
+        return last
+
 
 class Index:
     """The file `index.sqlite` of a store. One thread at a time commits; any may read."""

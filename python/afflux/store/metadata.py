@@ -5,20 +5,22 @@ zarr-python makes these files; when an array grows its length is written by hand
 
 import json
 import os
+import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from shlex import quote
-from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from afflux._engine import ORDER_VERSION
 from afflux.errors import StoreError
+from afflux.store.remedy import BACKUP
 
 METADATA = "zarr.json"  #: in the folder of an array, and in that of them all
 #: A segment has about so many bytes, or a part of all that may come, so that few files have to be open.
 SEGMENT_BYTES, MOST_SEGMENTS, MOST_SLOTS = 64 << 20, 256, 4096
+_AGAIN = ".again"  #: in a store's folder, while metadata are written again
 _LINE, _PAGE, _HUGE_PAGE = 64, 4096, 2 << 20
 _DTYPES = ("float64", "float32", "float16", "uint16", "uint8")
 _LARGE, _HUGE = 65536, 8 << 20  #: bytes from which on a slot begins on a page, and on a huge one
@@ -30,6 +32,9 @@ class Shape(NamedTuple):
     dtype: str
     width: int  #: elements from one slot to the next
     per_segment: int  #: slots
+
+    def __str__(self) -> str:
+        return f"{self.per_segment} slots of {self.width} {self.dtype} in a file"
 
     @property
     def slot_bytes(self) -> int:
@@ -82,35 +87,55 @@ def make_arrays(folder: Path, shapes: Mapping[str, Shape]) -> None:
 
 
 class LostError(StoreError):
-    """`zarr.json` is missing or damaged; a store that knows its arrays' shapes writes it again."""
+    """`zarr.json` is missing, damaged or wrong, and the store knows what it should say: it can be written again."""
 
     def __init__(self, what: str, store: Path) -> None:
         super().__init__(f"[store] {what}; `afflux store repair {quote(str(store))}` writes it again")
         self.what = what
 
 
-def read_shape(folder: Path) -> tuple[Shape, int]:
-    """And how many slots there are.
+def read_shape(folder: Path, known: Shape | None = None, needed: int = -1) -> tuple[Shape, int]:
+    """And how many slots there are. `known`: what the store itself says; `needed`: the last slot that is in use.
 
     Raises:
-        LostError: nothing can be read there.
-        StoreError: of a layout that is not ours.
+        LostError: nothing can be read there, or something else than what is known; or it knows fewer slots.
+        StoreError: the same, of a store that does not know.
     """
+    path = folder / METADATA
     try:
-        meta = json.loads((folder / METADATA).read_bytes())
+        meta = json.loads(path.read_bytes())
         per_segment, width = meta["chunk_grid"]["configuration"]["chunk_shape"]
         shape = Shape(meta["data_type"], int(width), int(per_segment))
-        plain = [codec["name"] for codec in meta["codecs"]] == ["bytes"]
-        endian = meta["codecs"][0].get("configuration", {}).get("endian", "little")
-        sound = shape.dtype in _DTYPES and shape.width > 0 and shape.per_segment > 0
+        ours = _is_ours(meta, shape)
         slots = int(meta["shape"][0])
     except OSError as error:
-        raise LostError(f"cannot read {folder / METADATA}: {error.strerror}", folder.parent) from None
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise LostError(f"{folder / METADATA} is damaged: {type(error).__name__}: {error}", folder.parent) from None
-    if not (plain and endian == "little" and sound):
-        raise StoreError(f"[store] {folder} holds {meta['data_type']} through {meta['codecs']}: not a layout of ours")
-    return shape, slots
+        what = f"cannot read {path}: {error.strerror}"
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
+        what = f"{path} is damaged: {type(error).__name__}: {error}"
+    else:
+        if not ours:
+            what = f"{path} is damaged: it tells of no layout of ours"
+        elif shape != (known or shape):
+            what = f"{path} is damaged: it tells of {shape}, and the store of {known}"
+        elif slots <= needed:
+            what = f"{path} is damaged: it knows {slots} slots, and slot {needed} is in use"
+        else:
+            return shape, slots
+    if known is None:
+        raise StoreError(f"[store] {what}; {BACKUP}")
+    raise LostError(what, folder.parent)
+
+
+def _is_ours(meta: Any, shape: Shape) -> bool:
+    """Whether Zarr finds the slots of such an array where they lie."""
+    keys, endian = meta["chunk_key_encoding"], meta["codecs"][0].get("configuration", {}).get("endian", "little")
+    return (
+        (meta["zarr_format"], meta["node_type"], meta["chunk_grid"]["name"]) == (3, "array", "regular")
+        and (keys["name"], keys.get("configuration", {}).get("separator", "/")) == ("default", "/")
+        and ([codec["name"] for codec in meta["codecs"]], endian) == (["bytes"], "little")
+        and (shape.dtype in _DTYPES and shape.width > 0 and shape.per_segment > 0)
+        and meta["shape"][1:] == [shape.width]
+    )
 
 
 def check_group(store: Path) -> None:
@@ -132,16 +157,26 @@ def write_slots(folder: Path, slots: int) -> None:
 
 
 def write_again(store: Path, lost: Collection[str], shapes: Mapping[str, Shape], slots: Mapping[str, int]) -> None:
-    """What Zarr knew of these arrays, and of their folder (""), as `make_arrays` has made it; touches nothing else."""
-    with TemporaryDirectory() as elsewhere:
-        make_arrays(Path(elsewhere), {name: shapes[name] for name in lost if name})
+    """What Zarr knew of these arrays, and of their folder (""), as `make_arrays` has made it; touches nothing else.
+
+    Raises:
+        StoreError: it cannot be written; what was there is as it was, or as it should be.
+    """
+    again = store / _AGAIN
+    try:
+        shutil.rmtree(again, ignore_errors=True)  # of who was ended amid this
+        make_arrays(again, {name: shapes[name] for name in lost if name})
         for name in lost:
-            made = Path(elsewhere) / name
             if name:
-                write_slots(made, slots[name])
+                write_slots(again / name, slots[name])
             (store / name).mkdir(exist_ok=True)
-            _replace(store / name / METADATA, (made / METADATA).read_text())
+            _replace(store / name / METADATA, (again / name / METADATA).read_text())
             sync(store / name)
+        sync(store)  # in which a folder may be new
+    except OSError as error:
+        raise StoreError(f"[store] cannot write {METADATA} in {store} again: {error.strerror}") from None
+    finally:
+        shutil.rmtree(again, ignore_errors=True)
 
 
 def _replace(path: Path, text: str) -> None:

@@ -13,7 +13,6 @@ from afflux.rule import ClientId
 from afflux.store.index import INDEX, Index, Place, folder_of
 from afflux.store.lock import Lock
 from afflux.store.metadata import LostError, Shape, check_group
-from afflux.store.remedy import BACKUP
 from afflux.store.rows import Row, decoded, row_crc
 from afflux.store.segments import Segments
 
@@ -68,13 +67,17 @@ class Reading:
 
     def _array(self, name: str) -> Segments:
         size = self.codec.row_size(self.d) if name == "rows" and self.codec is not None else self.d
+        known, needed = self.shapes.get(name), self.committed.last_slots.get(name, -1)
         try:
-            return Segments(self.path / name, size, mapped=False)
+            return Segments(self.path / name, size, mapped=False, shape=known, needed=needed)
         except LostError as error:
-            if name not in self.shapes:
-                raise StoreError(f"[store] {error.what}; {BACKUP}") from None
             self.lost[name] = error.what
-            return Segments(self.path / name, size, mapped=False, shape=self.shapes[name])
+            return Segments(self.path / name, size, mapped=False, shape=known, lost=True)
+
+    @property
+    def too_long(self) -> list[str]:
+        """What is wrong with files that have more than their slots."""
+        return [line for array in self.arrays.values() for line in array.too_long().values()]
 
     @property
     def row_bytes(self) -> int:

@@ -17,7 +17,7 @@ from afflux import _engine
 from afflux._engine import PIECE
 from afflux.errors import StoreError
 from afflux.store.metadata import METADATA, Shape, read_shape, sync, write_slots
-from afflux.store.remedy import remedy
+from afflux.store.remedy import BACKUP, remedy
 
 Row = npt.NDArray[Any]
 
@@ -35,17 +35,19 @@ class Segments:
     promise space for what is written through a map.
     """
 
-    def __init__(self, folder: Path, size: int, *, mapped: bool, shape: Shape | None = None) -> None:
-        """`shape`: what Zarr's own file should say, if it is lost.
+    def __init__(
+        self, folder: Path, size: int, *, mapped: bool, shape: Shape | None = None, needed: int = -1, lost: bool = False
+    ) -> None:
+        """`shape`: what the store knows of it; `needed`: the last slot that is in use; `lost`: Zarr's own file is.
 
         Raises:
-            LostError: it is, and no shape is given.
-            StoreError: a layout that is not ours.
+            LostError: Zarr's own file is missing, or says something else.
+            StoreError: that, where the store does not know its shape.
         """
         self.folder = folder
         self.size = size
         self.mapped = mapped
-        self.shape, slots = read_shape(folder) if shape is None else (shape, maxsize)
+        self.shape, slots = (shape, maxsize) if lost and shape else read_shape(folder, shape, needed)
         self._item = np.dtype(self.shape.dtype).itemsize
         if self.shape.width < size:
             raise StoreError(f"[store] {folder} has slots of {self.shape.width} elements, expected {size}")
@@ -55,6 +57,8 @@ class Segments:
         # A segment that the metadata do not know yet was not made to the end.
         while self.slots < slots and self.flaw(self._count) is None:
             self._count += 1
+        if shape is None and (longer := self.too_long()):  # or what Zarr says of their size is wrong
+            raise StoreError(f"[store] {next(iter(longer.values()))}; {BACKUP}")
 
     @property
     def remedy(self) -> str:
@@ -80,17 +84,37 @@ class Segments:
         return self.folder / "c" / str(segment) / "0"
 
     def flaw(self, segment: int) -> str | None:
-        """What is wrong with a file, if it is not as long as it should be."""
-        path, whole = self._path(segment), self.shape.segment_bytes
-        try:
-            size = path.stat().st_size
-        except OSError:
+        """What is wrong with a file in which slots are missing."""
+        path, whole, size = self._path(segment), self.shape.segment_bytes, self._size(segment)
+        if size < 0:
             return f"{path} is missing"
-        return (
-            None
-            if size == whole
-            else f"{path} is {'truncated' if size < whole else 'too long'}: {size} of {whole} bytes"
-        )
+        return None if size >= whole else f"{path} is truncated: {size} of {whole} bytes"
+
+    def too_long(self) -> dict[Path, str]:
+        """What is wrong with files that have all slots, and more."""
+        whole = self.shape.segment_bytes
+        sizes = ((self._path(segment), self._size(segment)) for segment in range(self._count))
+        return {path: f"{path} is too long: {size} of {whole} bytes" for path, size in sizes if size > whole}
+
+    def cut(self) -> None:
+        """Cuts files that are too long to size.
+
+        Raises:
+            StoreError: one cannot be written.
+        """
+        for path in self.too_long():
+            try:
+                os.truncate(path, self.shape.segment_bytes)
+                sync(path)
+            except OSError as error:
+                raise StoreError(f"[store] cannot cut {path} to size: {error.strerror}") from None
+
+    def _size(self, segment: int) -> int:
+        """Bytes of a file; -1 if it is missing."""
+        try:
+            return self._path(segment).stat().st_size
+        except OSError:
+            return -1
 
     def lack(self, slot: int) -> str | None:
         """Why a slot that a commit refers to is not there; None if it is."""
@@ -113,7 +137,7 @@ class Segments:
                 path.touch()
                 with path.open("r+b") as file:
                     _allocate(file.fileno(), self.shape.segment_bytes)
-                    file.truncate(self.shape.segment_bytes)  # one that is too long is no segment
+                    file.truncate(self.shape.segment_bytes)  # one that was there may be longer
                     os.fsync(file.fileno())
                 write_slots(self.folder, (self._count + 1) * self.shape.per_segment)
                 for folder in (path.parent, path.parent.parent, self.folder):
@@ -224,7 +248,7 @@ class Segments:
             try:
                 with path.open("r+b") as file:
                     inode = os.fstat(file.fileno()).st_ino
-                    if os.fstat(file.fileno()).st_size != self.shape.segment_bytes:
+                    if os.fstat(file.fileno()).st_size < self.shape.segment_bytes:
                         raise StoreError(f"[store] {path} is truncated; {self.remedy}")
                     pages = mmap.mmap(file.fileno(), self.shape.segment_bytes)
                     if self.shape.huge and hasattr(mmap, "MADV_HUGEPAGE"):
@@ -245,7 +269,7 @@ class Segments:
             now = path.stat()
         except OSError as error:
             raise StoreError(f"[store] {path} has vanished: {error.strerror}") from None
-        if now.st_ino != inode or now.st_size != self.shape.segment_bytes:
+        if now.st_ino != inode or now.st_size < self.shape.segment_bytes:
             raise StoreError(f"[store] {path} was replaced or truncated")
 
 
@@ -253,6 +277,6 @@ def _allocate(descriptor: int, size: int) -> None:
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size)
         return
-    zeros, done = bytes(1 << 20), 0
+    zeros, done = bytes(1 << 20), os.fstat(descriptor).st_size  # what is there stays
     while done < size:
         done += os.pwrite(descriptor, zeros[: size - done], done)

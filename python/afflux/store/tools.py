@@ -39,7 +39,7 @@ class Info:
     commit_every: int | Literal["unknown"] | None
     repairs: tuple[Mapping[str, Any], ...]  #: where bit continuity ended
     in_use: bool  #: a process holds the store
-    problems: tuple[str, ...]  #: files that are missing or cut off; what is in them `check` reads
+    problems: tuple[str, ...]  #: files that are missing, or not of their size; what is in them `check` reads
     notes: Any  #: of the last checkpoint
 
 
@@ -89,7 +89,7 @@ def info(path: "str | PathLike[str]") -> Info:
             commit_every=store.facts.get("commits", {"commit_every": "unknown"})["commit_every"],
             repairs=tuple(store.facts.get("repairs", ())),
             in_use=in_use,
-            problems=(*store.lost.values(), *missing(store)),
+            problems=(*store.lost.values(), *missing(store), *store.too_long),
             notes=None if store.committed.notes is None else json.loads(store.committed.notes),
         )
 
@@ -107,16 +107,7 @@ def _lightly(path: Path) -> Iterator[tuple[Reading, bool]]:
 
 def missing(store: Reading, but: Sequence[str] = ()) -> Iterator[str]:
     """Files that are not there, or cut off, and that the last commit needs."""
-    needed = {name: -1 for name in store.arrays}
-    for name, place in store.committed.vectors.items():
-        array = name.partition(":")[0]
-        needed[array] = max(needed[array], place.slot)
-    for kept in store.committed.arrivals:
-        if kept.place is not None:
-            needed["arrivals"] = max(needed["arrivals"], kept.place.slot)
-    if store.codec is not None:
-        needed["rows"] = store.committed.meta["rows"][1] - 1
-    for name, slot in needed.items():
+    for name, slot in store.committed.last_slots.items():
         lack = None if name in but else store.arrays[name].lack(slot)
         if lack is not None:
             yield lack

@@ -1,0 +1,265 @@
+"""Files of a store that are lost, too long or say what is wrong: what can be read is read, and `repair` makes them
+again, of what the store knows.
+"""
+
+import errno
+import json
+import os
+import shutil
+import sqlite3
+
+import pytest
+import zarr
+
+import afflux.store.metadata
+from afflux import Server, StoreError, store
+from afflux.store.index import _crc
+from afflux.store.remedy import BACKUP
+from nine_rows import RULE, contents, place, pushes, run
+
+
+@pytest.fixture
+def path(nine_rows, tmp_path):
+    return shutil.copytree(nine_rows, tmp_path / "store")
+
+
+def edit(file, change):
+    meta = json.loads(file.read_text())
+    change(meta)
+    file.write_text(json.dumps(meta))
+
+
+@pytest.mark.parametrize("name", ["rows", "params", "sum", "arrivals"])
+def test_a_file_that_is_too_long(name, path):
+    """All that it should have is there: it is read, and cut to size when the store is mended."""
+    file = path / name / "c" / "0" / "0"
+    before, size = contents(path), file.stat().st_size
+    os.truncate(file, size + 10)
+    line = f"{file} is too long: {size + 10} of {size} bytes"
+    health = store.check(path)
+    assert (health.mendable, health.keeps_bits, health.damaged) == (True, True, ())
+    assert health.problems == store.info(path).problems == (line,)
+    copy = shutil.copytree(path, path.parent / "copy")
+    with Server.open(copy, RULE) as server:
+        pushes(server, [0, 5, 25, 8])
+        assert server.rows.client_ids
+    assert store.check(copy).problems == (line.replace(str(path), str(copy)),)
+    assert "make these files anew? No row is lost." in run("repair", path, input="n\n").stdout
+    assert file.stat().st_size == size + 10
+    told = run("repair", path, "--yes")
+    assert (told.exit_code, told.stdout.splitlines()[-1]) == (0, "mended: every file is whole again; no row was lost")
+    assert contents(path) == before
+    assert store.check(path).sound
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_repair_of_a_file_that_is_missing(whole, path, monkeypatch):
+    """One of several, or the folder of the array: one line for all of its rows, and the others stay."""
+    rows = path / "rows"
+    meta = json.loads((rows / "zarr.json").read_text())
+    if whole:
+        shutil.rmtree(rows)
+    else:
+        (rows / "c" / "0" / "0").unlink()
+    lines = [f"{rows / 'c' / '0' / '0'} is missing: 9 clients' rows", "damaged: 9 of 9 rows lost"]
+    if whole:
+        lines.insert(0, f"cannot read {rows / 'zarr.json'}: No such file or directory")
+    asked = run("repair", path, input="n\n")
+    assert asked.stdout.splitlines()[: len(lines)] == lines
+    assert "drop 9 rows and make the sum anew?" in asked.stdout
+    assert store.repair(path).dropped == tuple(range(9))
+    assert store.check(path).sound
+    assert json.loads((rows / "zarr.json").read_text()) == meta
+    with Server.open(path, RULE) as server:
+        assert len(server.rows) == 0
+        pushes(server, range(9))
+
+
+@pytest.mark.parametrize("name", ["rows", "params", "sum", "arrivals", ""])
+@pytest.mark.parametrize("text", [None, "", '{"node_type": "array"}'])
+def test_what_zarr_knew_is_written_again(name, text, path):
+    file = path / name / "zarr.json"
+    before, state = file.read_bytes(), contents(path)
+    if text is None:
+        file.unlink()
+    else:
+        file.write_text(text)
+    said = f"cannot read {file}: No such file or directory" if text is None else f"{file} is damaged: "
+    for found in (store.info(path), store.check(path)):
+        (problem,) = found.problems
+        assert problem.startswith(said)
+    if name:
+        with pytest.raises(StoreError, match=rf"{said}.*; `afflux store repair {path}` writes it again$"):
+            Server.open(path)
+    assert run("check", path).stdout.endswith(f"damaged: no row lost; `afflux store repair {path}` mends it\n")
+    assert store.repair(path) is None
+    assert json.loads(file.read_bytes()) == json.loads(before)
+    assert {place: data for place, data in contents(path).items() if place != file} == {
+        place: data for place, data in state.items() if place != file
+    }
+    assert store.check(path).sound
+    assert zarr.open_group(path, mode="r")["rows"].shape[0] >= 9
+    Server.open(path).close()
+
+
+def chunk(meta):
+    return meta["chunk_grid"]["configuration"]["chunk_shape"]
+
+
+WRONG = {
+    "fewer slots in a file": lambda meta: chunk(meta).__setitem__(0, chunk(meta)[0] // 2),
+    "more of them": lambda meta: chunk(meta).__setitem__(0, chunk(meta)[0] + 16),
+    "wider": lambda meta: chunk(meta).__setitem__(1, chunk(meta)[1] + 1),
+    "narrower": lambda meta: chunk(meta).__setitem__(1, chunk(meta)[1] - 64),
+    "dtype": lambda meta: meta.update(data_type="float16"),
+    "endian": lambda meta: meta["codecs"][0]["configuration"].update(endian="big"),
+    "codec": lambda meta: meta["codecs"].append({"name": "gzip"}),
+    "no slots": lambda meta: meta["shape"].__setitem__(0, 0),
+    "elements": lambda meta: meta["shape"].__setitem__(1, 9),
+    "keys": lambda meta: meta["chunk_key_encoding"]["configuration"].update(separator="."),
+    "kind": lambda meta: meta.update(node_type="group"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("name", ["rows", "params", "sum"])
+def test_metadata_that_can_be_read_and_are_wrong(name, wrong, path):
+    """They count as lost: no file is cut, no row is dropped."""
+    before, file = contents(path), path / name / "zarr.json"
+    edit(file, WRONG[wrong])
+    health = store.check(path)
+    assert (health.mendable, health.keeps_bits, health.damaged) == (True, True, ())
+    (problem,) = health.problems
+    assert problem.startswith(f"{file} is damaged: it ")
+    assert store.info(path).problems == (problem,)
+    with pytest.raises(StoreError) as caught:
+        Server.open(path)
+    assert str(caught.value) == f"[store] {problem}; `afflux store repair {path}` writes it again"
+    assert store.repair(path) is None
+    assert contents(path) == before
+    assert store.check(path).sound
+
+
+def test_rows_that_are_lost_beside_metadata_that_are_wrong(path):
+    """Only they are dropped."""
+    file, offset = place(path, 4)
+    os.truncate(file, offset)
+    lost = store.check(path).damaged
+    edit(path / "rows" / "zarr.json", WRONG["fewer slots in a file"])
+    assert 0 < len(lost) < 9
+    assert store.check(path).damaged == lost
+    assert store.repair(path).dropped == lost
+    assert store.check(path).sound
+
+
+def forget_shapes(path):
+    """As in stores that were made before they were kept."""
+    connection = sqlite3.connect(path / "index.sqlite")
+    texts = dict(connection.execute("SELECT name, value FROM facts ORDER BY name"))
+    for name in ("shapes", "commits", "crc"):
+        del texts[name]
+    connection.execute("DELETE FROM facts")
+    connection.executemany("INSERT INTO facts VALUES (?, ?)", [*texts.items(), ("crc", str(_crc(texts)))])
+    connection.commit()
+    connection.close()
+
+
+def test_a_store_that_does_not_know_its_shapes(path):
+    forget_shapes(path)
+    assert store.check(path).sound
+    file = path / "rows" / "zarr.json"
+    text = file.read_text()
+    file.unlink()
+    for call in (store.info, store.check, store.repair, Server.open):
+        with pytest.raises(StoreError, match=f"cannot read {file}: .*; {BACKUP}$"):
+            call(path)
+    file.write_text(text)
+    with Server.open(path) as server:
+        pushes(server, [21, 22])
+        assert store.info(path).version == 4
+    file.unlink()
+    assert store.repair(path) is None, "the commit has kept them"
+    assert json.loads(file.read_text()) == json.loads(text)
+    assert store.check(path).sound
+
+
+@pytest.mark.parametrize("durability", ["process", "power"])
+def test_a_store_that_does_not_know_how_often_it_commits(durability, path):
+    """But how safe the last commit was."""
+    Server.open(path, durability=durability).close()
+    forget_shapes(path)
+    found = store.info(path)
+    assert (found.durability, found.commit_every) == (durability, "unknown")
+    assert f"{durability}, commit_every unknown: " in run("info", path).stdout
+    with Server.open(path) as server:
+        pushes(server, [21, 22])
+        found = store.info(path)
+        assert (found.version, found.durability, found.commit_every) == (4, durability, 1)
+
+
+@pytest.mark.parametrize("wrong", ["fewer slots in a file", "narrower", "no slots"])
+def test_what_an_older_store_says_of_its_files_may_be_wrong(wrong, path):
+    """It has nothing to compare it with: no file is cut for it, and it is not kept."""
+    forget_shapes(path)
+    edit(path / "rows" / "zarr.json", WRONG[wrong])
+    before = contents(path)
+    for call in (store.check, store.repair, Server.open):
+        with pytest.raises(StoreError, match=f"; {BACKUP}$"):
+            call(path)
+    assert contents(path) == before
+
+
+@pytest.mark.parametrize("call", ["make_arrays", "_replace"])
+def test_a_full_disk_amid_a_repair(call, path, monkeypatch):
+    (path / "rows" / "zarr.json").unlink()
+    before, tried = contents(path), []
+
+    def full(*arguments):
+        tried.append(arguments)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(afflux.store.metadata, call, full)
+        with pytest.raises(StoreError, match=rf"cannot write zarr.json in {path} again: No space left on device$"):
+            store.repair(path)
+    assert tried
+    assert contents(path) == before
+    assert not [file for file in path.iterdir() if "again" in file.name]
+    assert store.repair(path) is None
+    assert store.check(path).sound
+
+
+def test_a_file_that_cannot_be_cut(path, monkeypatch):
+    file = path / "params" / "c" / "0" / "0"
+    os.truncate(file, file.stat().st_size + 10)
+
+    def refused(*arguments):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "truncate", refused)
+    with pytest.raises(StoreError, match=rf"cannot cut {file} to size: Read-only file system$"):
+        store.repair(path)
+
+
+def test_a_repair_needs_no_other_folder(path, monkeypatch):
+    """Nor minds what one that was ended has left."""
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere/to/be/found")
+    (path / "rows" / "zarr.json").unlink()
+    (path / ".again" / "rows").mkdir(parents=True)
+    assert store.repair(path) is None
+    assert store.check(path).sound
+    assert not (path / ".again").exists()
+
+
+def test_a_folder_that_is_made_again_is_on_the_disk(path, monkeypatch):
+    """Its name is in the store's folder, which is flushed after it."""
+    done, real = [], afflux.store.metadata.sync
+
+    def sync(place):
+        done.append((place, (path / "rows").exists()))
+        real(place)
+
+    monkeypatch.setattr(afflux.store.metadata, "sync", sync)
+    shutil.rmtree(path / "rows")
+    assert store.repair(path).dropped == tuple(range(9))
+    assert (path, True) in done
