@@ -278,7 +278,7 @@ def test_commits_need_a_store(options):
 
 
 def test_arguments_of_a_wrong_kind(path, tmp_path):
-    with pytest.raises(AffluxError, match=r"\[open\] path is Rule\(name=.*, must be a folder's path"):
+    with pytest.raises(AffluxError, match=r"\[open\] path is Rule\(name='ca.*, must be a folder's path"):
         Server.open(RULE, path)
     with pytest.raises(AffluxError, match=r"\[open\] rule is .*, must be a Rule such as"):
         Server.open(path, str(path))
