@@ -176,6 +176,18 @@ ENGINE = {
         "rounded",
         "test_codecs.py",
     ),
+    "codec: far beyond float16 lies infinity": (
+        "engine/cpu/floats.hpp",
+        "lesser(all(65504.0f), floats_of(bits_of(values) & 0x7FFFFFFFu))",
+        "floats_of(bits_of(values) & 0x7FFFFFFFu)",
+        "test_codecs.py",
+    ),
+    "codec: just beyond float16 lies infinity": (
+        "engine/formula/codec.hpp",
+        "(kept < most ? kept : most)",
+        "kept",
+        "test_codecs.py",
+    ),
     "codec: all blocks draw the same": (
         "engine/formula/random.hpp",
         "(static_cast<std::uint64_t>(block) + 1)",

@@ -63,7 +63,7 @@ SERVER = {
     ),
     "store: a push does not wait for its row": (
         "python/afflux/server.py",
-        "                fetch()\n",
+        "                ticket.stage = fetch()\n",
         "                pass\n",
         "test_store_errors.py",
     ),

@@ -61,7 +61,7 @@ def test_bytes_and_values_are_the_references(isa, rng, codec):
 
 
 def test_every_float16(isa):
-    """All 2^16, NaN among them, are read alike; finite ones, what lies beside them and between them is stored alike."""
+    """All 2^16, NaN among them, are read alike; finite ones, what lies beside, between or beyond is stored alike."""
     every = np.arange(2**16, dtype=np.uint16)
     values = decoded(codecs.float16, every.view(np.uint8), every.size)
     nan = np.isnan(every.view(np.float16))
@@ -71,8 +71,12 @@ def test_every_float16(isa):
     finite = np.sort(values[np.isfinite(values)])
     between = (finite[:-1] + finite[1:]) / 2
     near = [np.nextafter(x, np.float32(to)) for x in (finite, between) for to in (-np.inf, np.inf)]
-    x = np.concatenate([finite, between, *near])
-    assert encoded(codecs.float16, x).tobytes() == rows.encode("float16", x, *facts_of(x))
+    beyond = np.concatenate([np.arange(65504, 65600), np.geomspace(65504, 1e30, 4099)]).astype(np.float32)
+    largest = np.finfo(np.float32).max
+    x = np.concatenate([finite, between, *near, beyond, -beyond, np.float32([largest, -largest])])
+    with np.errstate(over="ignore"):
+        expected = rows.encode("float16", x, *facts_of(x))
+    assert encoded(codecs.float16, x).tobytes() == expected
 
 
 @each

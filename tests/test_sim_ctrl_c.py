@@ -47,6 +47,27 @@ def test_sigterm_says_that_it_was_that():
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+def test_sigterm_that_nobody_asks_for():
+    with pytest.raises(ctrl_c.Terminated), ctrl_c.held(), ctrl_c.sigterm_too():
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_sigterm_where_nobody_would_ask_is_raised_at_once():
+    with ctrl_c.sigterm_too(), pytest.raises(ctrl_c.Terminated):
+        signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt) as caught, ctrl_c.held():
+        press()
+    assert caught.type is KeyboardInterrupt
+
+
+def test_a_second_sigterm_says_what_it_was_too(monkeypatch):
+    with pytest.raises(ctrl_c.Terminated), ctrl_c.held(), ctrl_c.sigterm_too():
+        signal.raise_signal(signal.SIGTERM)
+        monkeypatch.setattr(ctrl_c, "PATIENCE_SECONDS", 0.0)
+        with pytest.raises(ctrl_c.Terminated):
+            signal.raise_signal(signal.SIGTERM)
+
+
 def test_another_error_comes_first():
     with pytest.raises(ValueError, match="mine"), ctrl_c.held():
         press()

@@ -238,10 +238,10 @@ def test_other_rules_and_no_stores(path, tmp_path):
     ],
 )
 def test_wrong_options(options, message, path, tmp_path):
-    with pytest.raises(AffluxError, match=message):
+    with pytest.raises(AffluxError, match=rf"\[Server\] {message}"):
         Server(RULE, np.zeros(3), num_clients=5, store=tmp_path / "new", **options)
     assert not (tmp_path / "new").exists()
-    with pytest.raises(AffluxError, match=message):
+    with pytest.raises(AffluxError, match=rf"\[open\] {message}"):
         Server.open(path, RULE, **options)
 
 
@@ -284,6 +284,11 @@ def test_arguments_of_a_wrong_kind(path, tmp_path):
         Server.open(path, str(path))
     with pytest.raises(AffluxError, match=r"\[Server\] store is 7, must be a folder's path"):
         Server(RULE, np.zeros(3), num_clients=5, store=7)
+    for no_path in ("a\0b", "\ud800"):
+        with pytest.raises(AffluxError, match=r"\[Server\] store is '.*', must be a folder's path"):
+            Server(RULE, np.zeros(3), num_clients=5, store=no_path)
+        with pytest.raises(AffluxError, match=r"\[open\] path is '.*', must be a folder's path"):
+            Server.open(no_path)
     with Server.open(path) as server:
         pulled, before = server.pull(), server.notes
         for keep, message in [

@@ -166,7 +166,7 @@ def forget_shapes(path):
 
 def test_a_store_that_does_not_know_its_shapes(path):
     forget_shapes(path)
-    assert (store.check(path).sound, store.info(path).commit_every) == (True, 1)
+    assert store.check(path).sound
     file = path / "rows" / "zarr.json"
     text = file.read_text()
     file.unlink()
@@ -181,6 +181,20 @@ def test_a_store_that_does_not_know_its_shapes(path):
     assert store.repair(path) is None, "the commit has kept them"
     assert json.loads(file.read_text()) == json.loads(text)
     assert store.check(path).sound
+
+
+@pytest.mark.parametrize("durability", ["process", "power"])
+def test_a_store_that_does_not_know_how_often_it_commits(durability, path):
+    """But how safe the last commit was."""
+    Server.open(path, durability=durability).close()
+    forget_shapes(path)
+    found = store.info(path)
+    assert (found.durability, found.commit_every) == (durability, "unknown")
+    assert f"{durability}, commit_every unknown: " in run("info", path).stdout
+    with Server.open(path) as server:
+        pushes(server, [21, 22])
+        found = store.info(path)
+        assert (found.version, found.durability, found.commit_every) == (4, durability, 1)
 
 
 @pytest.mark.parametrize("wrong", ["fewer slots in a file", "narrower", "no slots"])

@@ -145,10 +145,14 @@ def test_repair_drops_rows_and_goes_on(path, gone):
     assert store.info(path).repairs == (told,), "later commits leave the record"
 
 
-def test_repair_makes_a_damaged_sum_anew(path):
+def damage_sum(path):
+    width = json.loads((path / "sum" / "zarr.json").read_text())["chunk_grid"]["configuration"]["chunk_shape"][1]
     for slot in range(2):
-        width = json.loads((path / "sum" / "zarr.json").read_text())["chunk_grid"]["configuration"]["chunk_shape"][1]
         damage(path / "sum" / "c" / "0" / "0", slot * width * 8 + 1000)
+
+
+def test_repair_makes_a_damaged_sum_anew(path):
+    damage_sum(path)
     assert store.repair(path).dropped == ()
     assert store.check(path).sound
     Server.open(path, RULE).close()
@@ -194,6 +198,32 @@ def test_rows_in_the_other_files_stay(allocates, tmp_path, monkeypatch):
         assert sorted(server.rows.client_ids) == [client for client in range(9) if client not in lost]
         for client in server.rows.client_ids:
             assert bits(server.rows.row(client)) == bits(np.full(100, client, np.float32))
+
+
+@pytest.mark.parametrize("more", ["rows", "sum"])
+def test_repair_loses_no_more_than_was_agreed_to(more, path, monkeypatch):
+    def agrees(question):
+        if more == "rows":
+            damage_row(path, 3)
+            damage_row(path, 4)
+        else:
+            damage_sum(path)
+        damaged.append(contents(path))
+        return True
+
+    damaged = []
+    if more == "rows":
+        damage_row(path, 5)
+        said = "rows are damaged that were not when it was checked: 2, the first of client 3; nothing was changed"
+    else:
+        (path / "rows" / "zarr.json").unlink()
+        said = "the sum is damaged, which it was not when it was checked; nothing was changed"
+    monkeypatch.setattr("typer.confirm", agrees)
+    told = run("repair", path)
+    assert (told.exit_code, told.stderr.startswith(f"error: [repair] {said}")) == (2, True)
+    assert contents(path) == damaged[0]
+    assert run("repair", path, "--yes").exit_code == 0
+    assert store.check(path).sound
 
 
 def test_a_long_list_is_cut_short(tmp_path):

@@ -14,7 +14,8 @@ import pytest
 
 from afflux import Server, StoreError, store
 from afflux.rules import fedams
-from afflux.store.lock import Lock
+from afflux.store.index import Index
+from afflux.store.lock import Lock, _holder
 from conftest import FORKS
 from crashes import in_child, result, told
 from damage import damage, place
@@ -57,6 +58,23 @@ def test_info_while_a_server_is_at_work(path):
     assert not store.info(path).in_use
 
 
+def test_info_amid_a_commit(path, monkeypatch):
+    """What it reads is of one commit, whichever of its parts are read after the next one."""
+    read = Index._read
+    with Server.open(path, RULE) as server:
+
+        def reads(index, statement, values=()):
+            found = read(index, statement, values)
+            if index is not server._store._index and "FROM state" in statement:
+                pushes(server, [21, 22])
+            return found
+
+        monkeypatch.setattr(Index, "_read", reads)
+        found = store.info(path)
+        assert (found.version, found.waiting, found.clients, found.problems) == (3, 1, 9, ())
+        assert server.version == 4
+
+
 def test_a_server_opens_beside_info(path):
     """Which holds the store for a moment, again and again."""
     ended = threading.Event()
@@ -85,9 +103,57 @@ def test_a_writer_waits_for_a_moment_alone(path):
     later.join()
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings(FORKS)
+def test_a_child_does_not_keep_what_its_parent_has_closed(path):
+    def close(tell):
+        server._store.close()
+        tell("closed")
+        time.sleep(60)  # until it is killed
+
+    server = Server.open(path)
+    child, telling = in_child(close)
+    with os.fdopen(telling) as pipe:
+        assert pipe.readline() == "closed\n"
+        assert result(lambda tell: tell(opens(path))) == ["False"]  # what the child has closed is still its parent's
+        sleeper, _ = in_child(lambda tell: time.sleep(60))
+        server.close()
+        Server.open(path).close()
+        for each in (child, sleeper):
+            os.kill(each, signal.SIGKILL)
+            os.waitpid(each, 0)
+
+
+def opens(path):
+    try:
+        Server.open(path).close()
+    except StoreError:
+        return False
+    return True
+
+
+def test_an_interrupt_amid_the_lock_leaves_none(path, monkeypatch):
+    class Interrupted(dict):
+        def __setitem__(self, file, process):
+            super().__setitem__(file, process)
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("afflux.store.lock._WRITERS", writers := Interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            Server.open(path)
+        assert writers == {}
+    Server.open(path).close()
+
+
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="asks Linux who has a lock")
 @pytest.mark.filterwarnings(FORKS)
-def test_who_has_a_store(path):
+@pytest.mark.parametrize("numbers", ["the system's", "its own"])
+def test_who_has_a_store(numbers, path, monkeypatch):
+    """No process is named where stat gives files other numbers than the list of locks does, as on btrfs."""
+    if numbers == "its own":
+        monkeypatch.setattr(os, "major", lambda device: 0xFFF)
+
     def hold(tell, shared):
         lock = Lock(path, shared=shared)
         tell("held")
@@ -99,20 +165,26 @@ def test_who_has_a_store(path):
             call(path)
         return str(caught.value).removeprefix(f"[store] {path} is in use: ")
 
+    def who(process, does):
+        return f"process {process} {does} it" if tells else "another process has it"
+
+    lock = Lock(path)
+    tells = _holder(*lock._file) == f"process {os.getpid()} writes to it"
+    lock.release()
     alone = "one process at a time writes to a store, and "
     for shared, does in ((True, "reads"), (False, "writes to")):
         child, telling = in_child(lambda tell, shared=shared: hold(tell, shared))
         with os.fdopen(telling) as pipe:
             assert pipe.readline() == "held\n"
-            assert said(Server.open) == f"{alone}process {child} {does} it"
+            assert said(Server.open) == alone + who(child, does)
             if not shared:
-                assert said(store.check) == f"process {child} writes to it"
+                assert said(store.check) == who(child, "writes to")
             os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     with Server.open(path):
         assert said(store.check) == "this very process has a server there: close() it"
     lock = Lock(path, shared=True)
-    assert said(Server.open) == f"{alone}process {os.getpid()} reads it"
+    assert said(Server.open) == alone + who(os.getpid(), "reads")
     lock.release()
     Server.open(path).close()
 

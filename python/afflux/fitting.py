@@ -41,10 +41,10 @@ def refuse_starts(rule: Rule, dtype: str) -> None:
             raise AffluxError(f"[Server] {rule.name} starts its {name} at {first}, which {dtype} cannot hold")
 
 
-def refuse_commits(durability: str | None, commit_every: int | None) -> None:
+def refuse_commits(op: str, durability: str | None, commit_every: int | None) -> None:
     """Refuses what a store does not know; `durability` None: its default."""
-    one_of("durability", "process" if durability is None else durability, ("process", "power"))
-    at_least("commit_every", commit_every, 1)
+    one_of("durability", "process" if durability is None else durability, ("process", "power"), op)
+    at_least("commit_every", commit_every, 1, op)
 
 
 def slots_of(rule: Rule, max_slots: int | None, memory: MemoryMode) -> int:

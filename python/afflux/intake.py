@@ -1,5 +1,6 @@
 """From a caller's arguments to plain ids and flat vectors, and back; messages name the client and the array."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -184,21 +185,24 @@ def plain_id(client_id: object, op: str = "push") -> ClientId:
     raise AffluxError(f"[{op}] client_id is {brief(client_id)}, must be an int or a str")
 
 
-def at_least(name: str, value: object, least: int) -> None:
+def at_least(name: str, value: object, least: int, op: str = "Server") -> None:
     """Refuses an optional setting that is no int, or too small."""
     if value is not None and not (is_int(value) and value >= least):
-        raise AffluxError(f"[Server] {name} is {value!r}, must be an int of at least {least}")
+        raise AffluxError(f"[{op}] {name} is {value!r}, must be an int of at least {least}")
 
 
 def path_of(op: str, name: str, value: object) -> Path:
     """A path that a caller gave."""
     try:
-        return Path(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise AffluxError(f"[{op}] {name} is {brief(value)}, must be a folder's path: a str or a Path") from None
+        path = Path(value)  # type: ignore[arg-type]
+        if b"\0" not in os.fsencode(path):
+            return path
+    except (TypeError, UnicodeEncodeError):
+        pass
+    raise AffluxError(f"[{op}] {name} is {brief(value)}, must be a folder's path: a str or a Path")
 
 
-def one_of(name: str, value: object, known: tuple[str, ...]) -> None:
+def one_of(name: str, value: object, known: tuple[str, ...], op: str = "Server") -> None:
     """Refuses a setting that is unknown."""
     if value not in known:
-        raise AffluxError(f"[Server] {name} is {value!r}, must be one of {', '.join(dict.fromkeys(known))}")
+        raise AffluxError(f"[{op}] {name} is {value!r}, must be one of {', '.join(dict.fromkeys(known))}")

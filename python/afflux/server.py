@@ -151,7 +151,7 @@ class Server(Keep):
         at_least("max_slots", max_slots, rule.buffer_size if memory == "buffered" else 1)
         at_least("max_versions", max_versions, 2)
         at_least("seed", seed, 0)
-        refuse_commits(durability, commit_every)
+        refuse_commits("Server", durability, commit_every)
         if store is None and (durability is not None or commit_every != 1):
             what = "commit_every" if durability is None else "durability"
             raise AffluxError(f"[Server] {what}: without a store nothing is committed; give store=PATH")
@@ -279,7 +279,7 @@ class Server(Keep):
         folder = path_of("open", "path", path)
         if not isinstance(rule, Rule | None):
             raise AffluxError(f"[open] rule is {brief(rule)}, must be a Rule such as afflux.rules.fedbuff()")
-        refuse_commits(durability, 1 if commit_every == "as before" else commit_every)
+        refuse_commits("open", durability, 1 if commit_every == "as before" else commit_every)
         if not (like is None or hasattr(like, "__dlpack__")):
             raise AffluxError(f"[open] like is of type {type(like).__name__}, must be an array of torch or CuPy")
         device = HOST if like is None else device_of("[open] like", like, ["like"])

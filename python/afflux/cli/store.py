@@ -40,7 +40,7 @@ REPAIR_HELP = """Drop clients' rows that are damaged, and make their sum anew.
 
 Files of rows that are missing or cut off count as damage of what was in them. \
 The clients dropped count as never seen. From there on the bits are others than without the damage; the store records \
-the version, and `afflux store info` shows it. Asks first.
+the version, and `afflux store info` shows it. Asks first, and then drops no more than it has asked for.
 
 [bold]Examples[/bold]
 
@@ -107,7 +107,7 @@ def repair(
         if health.mendable and not (yes or typer.confirm(_question(health))):
             raise typer.Exit(1)
         with _bar("mending") as progress:
-            done = store.repair(path, progress)
+            done = store.repair(path, progress, agreed=None if yes else health)
         if done is None:
             typer.echo("mended: every file is whole again; no row was lost")
         else:

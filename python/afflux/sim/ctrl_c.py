@@ -42,6 +42,8 @@ def held(then: Callable[[int, FrameType | None], object] | signal.Handlers | Non
 def sigterm_too() -> Iterator[None]:
     """SIGTERM counts as Ctrl-C in the block, but raises Terminated: batch systems send it seconds before they kill.
 
+    In a block of `held` it is noted as Ctrl-C is; elsewhere it raises at once.
+
     Nothing changes in other threads than the main one, or if it is ignored or handled by the caller.
     """
     before = signal.getsignal(signal.SIGTERM)
@@ -72,14 +74,17 @@ def _taken() -> type[KeyboardInterrupt] | None:
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     global _kind
+    if signal.getsignal(signal.SIGINT) is not _note:  # nobody would ask
+        raise Terminated
     _kind = Terminated
-    signal.raise_signal(signal.SIGINT)
+    _note(number, frame)
 
 
 def _note(number: int, frame: FrameType | None) -> None:
+    """Of both: SIGTERM stays what it was, whatever is pressed after it."""
     global _pressed_at
     now = time.monotonic()
     if _pressed_at is None:
         _pressed_at = now
     elif now - _pressed_at >= PATIENCE_SECONDS:
-        raise KeyboardInterrupt
+        raise _kind

@@ -83,11 +83,13 @@ class Store:
         self.options: dict[str, Any] = facts["options"]  #: what it was made with
         #: How to go on: the rule that made the last commit, and how safe it was; and so from the next one on.
         self._told: dict[str, Any] = {name: facts.get(name) for name in ("rule", "commits", "shapes")}
-        before = self._told["commits"] or {"durability": "process", "commit_every": 1}  # older stores did not say
+        self.committed: Committed | None = self._index.committed()
+        before = self._told["commits"]
+        if before is None:  # older stores kept with each commit how safe it was, and not how often there is one
+            before = _commits("process" if self.committed is None else self.committed.meta["durability"], 1)
         self.commit_every: int | None = before["commit_every"] if commit_every == "as before" else commit_every
         self._power = (durability or before["durability"]) == "power"
         self._index.flush_commits(self._power)
-        self.committed: Committed | None = self._index.committed()
         places = {} if self.committed is None else self.committed.vectors
         mapped = promises_space(path)
         d, codec = self.facts["d"], named(self.facts["codec"])

@@ -184,7 +184,9 @@ def check(path: "str | PathLike[str]", progress: Progress | None = None) -> Heal
         return _Look(store, progress or _silent).health()
 
 
-def repair(path: "str | PathLike[str]", progress: Progress | None = None) -> Repair | None:
+def repair(
+    path: "str | PathLike[str]", progress: Progress | None = None, *, agreed: Health | None = None
+) -> Repair | None:
     """Drops the rows that are damaged, and makes the sum anew from those that are not; None if all of them are sound.
 
     The clients dropped count as never seen. What follows has other bits than it would have had: the store records the
@@ -194,9 +196,11 @@ def repair(path: "str | PathLike[str]", progress: Progress | None = None) -> Rep
     Args:
         path: the store's folder.
         progress: as for `check`.
+        agreed: what `check` has found, if no more than that may be lost.
 
     Raises:
-        StoreError: no store, in use, or more than rows and their sum is damaged; the store is as it was.
+        StoreError: no store, in use, more than rows and their sum is damaged, or more than was agreed to; the store
+            is as it was.
 
     Cost: as `check`, and a transaction over all clients.
     """
@@ -208,6 +212,8 @@ def repair(path: "str | PathLike[str]", progress: Progress | None = None) -> Rep
         if not health.mendable:
             problems = "; ".join((*look.index, *look.vectors))
             raise StoreError(f"[repair] {problems}: only rows and their sum are mended; {BACKUP}")
+        if agreed is not None:
+            _refuse_more(health, agreed)
         if store.lost:
             slots = {name: array.slots for name, array in store.arrays.items()}
             write_again(store.path, store.lost, store.shapes, slots)
@@ -219,6 +225,20 @@ def repair(path: "str | PathLike[str]", progress: Progress | None = None) -> Rep
             return None
         _mend(store, look, health.damaged)
         return Repair(health.damaged, int(store.committed.meta["version"]))
+
+
+def _refuse_more(found: Health, agreed: Health) -> None:
+    """Refuses a repair that loses more than was agreed to."""
+    more = sorted({*found.damaged} - {*agreed.damaged})
+    if more:
+        raise StoreError(
+            f"[repair] rows are damaged that were not when it was checked: {len(more)}, the first of client "
+            f"{more[0]!r}; nothing was changed: check it again"
+        )
+    if agreed.keeps_bits and not found.keeps_bits:
+        raise StoreError(
+            "[repair] the sum is damaged, which it was not when it was checked; nothing was changed: check it again"
+        )
 
 
 def _mend(store: Reading, look: _Look, dropped: Sequence[ClientId]) -> None:

@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -160,7 +160,7 @@ class Index:
             if not read_only:  # what cannot be written, SQLite has opened all the same: here it says so
                 self._writer.execute("DELETE FROM facts WHERE 0")
             undo.pop_all()
-        self._reading = Lock()
+        self._reading = RLock()
 
     @staticmethod
     def make(path: Path, facts: Mapping[str, Any]) -> None:
@@ -197,7 +197,7 @@ class Index:
 
     def committed(self) -> Committed | None:
         """The last commit; None if there is none yet."""
-        with self._errors("read"):
+        with self._errors("read"), self._one_commit():
             state = self._read("SELECT meta, buffers, notes, crc FROM state")
             if not state:
                 return None
@@ -332,6 +332,17 @@ class Index:
             if number != i or text[:8] != _text(number, text=text[8:])[:8]:
                 raise self._damaged(f"{table} {i} does not agree with its checksum")
         return [json.loads(text[8:]) for _, text in found]
+
+    @contextmanager
+    def _one_commit(self) -> Iterator[None]:
+        """What is read in the block is of the same commit, though another process may make one meanwhile."""
+        with self._reading:
+            try:
+                self._reader.execute("BEGIN")
+                yield
+            finally:
+                if self._reader.in_transaction:
+                    self._reader.execute("ROLLBACK")
 
     def _read(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
         with self._reading:

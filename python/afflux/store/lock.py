@@ -37,25 +37,27 @@ class Lock:
             raise StoreError(f"[store] cannot lock {folder}: {error.strerror}") from None
         status = os.fstat(self._descriptor)
         self._file, self._shared = (status.st_dev, status.st_ino), shared
+        self._owner: int | None = None
         end = monotonic() + (0 if shared or self._is_ours else PATIENCE)
         try:
             while True:
                 try:
                     fcntl.flock(self._descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+                    self._owner = os.getpid()
                     if not shared:
-                        _WRITERS[self._file] = os.getpid()
+                        _WRITERS[self._file] = self._owner
                     return
                 except OSError:
                     if monotonic() >= end:
                         raise
                 sleep(INTERVAL)
         except OSError:
-            self._close()
+            self.release()
             alone = "" if shared else "one process at a time writes to a store, and "
             who = "this very process has a server there: close() it" if self._is_ours else _holder(*self._file)
             raise StoreError(f"[store] {folder} is in use: {alone}{who}") from None
         except BaseException:
-            self._close()
+            self.release()
             raise
 
     @property
@@ -64,12 +66,14 @@ class Lock:
         return _WRITERS.get(self._file) == os.getpid()
 
     def release(self) -> None:
-        """Lets the next one in."""
-        if not self._shared and self._descriptor >= 0:
-            _WRITERS.pop(self._file, None)
-        self._close()
+        """Lets the next one in. In a forked child only its own descriptor goes: the lock is its parent's."""
+        if self._owner == os.getpid():
+            import fcntl
 
-    def _close(self) -> None:
+            if not self._shared:
+                _WRITERS.pop(self._file, None)
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # else a child that still runs would keep it
+        self._owner = None
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1
