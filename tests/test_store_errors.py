@@ -278,10 +278,12 @@ def test_commits_need_a_store(options):
 
 
 def test_arguments_of_a_wrong_kind(path, tmp_path):
-    with pytest.raises(AffluxError, match=r"\[open\] path is Rule\(name='ca.*, must be a folder's path"):
+    with pytest.raises(AffluxError, match=r"\[open\] path is of type Rule, must be a folder's path"):
         Server.open(RULE, path)
     with pytest.raises(AffluxError, match=r"\[open\] rule is .*, must be a Rule such as"):
         Server.open(path, str(path))
+    with pytest.raises(AffluxError, match=r"\[Server\] rule is of type ndarray, must be a Rule such as"):
+        Server(np.zeros(1000), RULE)
     with pytest.raises(AffluxError, match=r"\[Server\] store is 7, must be a folder's path"):
         Server(RULE, np.zeros(3), num_clients=5, store=7)
     for no_path in ("a\0b", "\ud800"):

@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from reprlib import repr as brief
 from typing import TypeGuard
 
 import numpy as np
@@ -172,6 +171,12 @@ NUMBERS = (float, int, np.integer, np.floating)
 def is_int(value: object) -> TypeGuard[int]:
     """Python's or NumPy's, and no bool."""
     return type(value) is int or (isinstance(value, _INTS) and not isinstance(value, bool))
+
+
+def brief(value: object) -> str:
+    """For an error: the value, or its type where that would take lines."""
+    text = repr(value)
+    return text if len(text) <= 80 and "\n" not in text else f"of type {type(value).__name__}"
 
 
 def plain_id(client_id: object, op: str = "push") -> ClientId:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from math import nan
 from os import PathLike
-from reprlib import repr as brief
 from types import MappingProxyType
 from typing import Literal
 
@@ -13,7 +12,7 @@ from afflux import ops
 from afflux.devices import HOST, device_of
 from afflux.errors import AffluxError
 from afflux.fitting import RowsOn, clients_of, codec_of, refuse_commits, refuse_places, refuse_starts, slots_of
-from afflux.intake import NUMBERS, Intake, at_least, is_int, one_of, path_of, plain_id
+from afflux.intake import NUMBERS, Intake, at_least, brief, is_int, one_of, path_of, plain_id
 from afflux.joins import Book, Duplicates, Joins
 from afflux.keep import Keep
 from afflux.layout import Tree
