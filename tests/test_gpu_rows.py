@@ -420,7 +420,7 @@ def test_what_is_refused(moved, path):
     ]:
         with pytest.raises(AffluxError, match=rf"\[Server\] {message}"):
             Server(*arguments, num_clients=CLIENTS, rows_on="host", **options)
-    with pytest.raises(AffluxError, match="rows_on is 'disk', must be one of device, host"):
+    with pytest.raises(AffluxError, match="rows_on is 'disk', must be 'device' or 'host'"):
         Server(rule, moved(x), num_clients=CLIENTS, rows_on="disk")
     assert not (path).exists()
     Server(rule, x, num_clients=CLIENTS, store=path, check_versions=True).close()

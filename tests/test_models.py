@@ -321,10 +321,10 @@ def test_checkpoints_hold_buffers_and_layout():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(dtype="float16"), "dtype is 'float16', must be one of float32, float64"),
-        (dict(slot_dtype="float64"), "slot_dtype is 'float64', must be one of float32, bfloat16"),
-        (dict(dtype="float64", slot_dtype="float32"), "slot_dtype is 'float32', must be one of float64, bfloat16"),
-        (dict(duplicates="newest"), "duplicates is 'newest', must be one of latest, both, reject"),
+        (dict(dtype="float16"), "dtype is 'float16', must be 'float32' or 'float64'"),
+        (dict(slot_dtype="float64"), "slot_dtype is 'float64', must be 'float32' or 'bfloat16'"),
+        (dict(dtype="float64", slot_dtype="float32"), "slot_dtype is 'float32', must be 'float64' or 'bfloat16'"),
+        (dict(duplicates="newest"), "duplicates is 'newest', must be 'latest', 'both' or 'reject'"),
         (dict(max_slots=2), "max_slots is 2, must be an int of at least 10"),
         (dict(push_threads=0), "push_threads is 0"),
     ],

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from afflux import ops
 from afflux._engine import Buffer
-from afflux.errors import AffluxError, UnavailableError
+from afflux.ops.errors import AffluxError, UnavailableError
 
 if TYPE_CHECKING:
     import torch

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from afflux._arrays import label
-from afflux.errors import AffluxError
+from afflux.ops.errors import AffluxError
 
 _GONE = object()
 

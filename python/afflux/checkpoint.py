@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from afflux._arrays import on_host
 from afflux._engine import ORDER_VERSION
-from afflux.errors import AffluxError
-from afflux.intake import is_int, plain_id
 from afflux.joins import Book, Joins
 from afflux.lent import finite
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import is_int, plain_id
 from afflux.passes import Passes
 from afflux.receipts import STATUSES, Cut, Entry, Handed, Join, Pulled, Quarantined, no_counts, sealed
 from afflux.round import Memories, Waiting

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from afflux import _engine, ops
 from afflux._arrays import Array, as_torch, gpu_of, is_cupy, is_torch, kind_of
-from afflux.errors import AffluxError, UnavailableError
+from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.receipts import frozen
 
 if TYPE_CHECKING:

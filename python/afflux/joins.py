@@ -4,7 +4,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from afflux.errors import AffluxError
+from afflux.ops.errors import AffluxError
 from afflux.passes import Passes
 from afflux.receipts import Cut, Entry, Handed, Join, Pulled, Quarantined, Status, no_counts
 from afflux.round import Before, Memories, Round, Waiting

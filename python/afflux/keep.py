@@ -12,7 +12,7 @@ import numpy as np
 
 from afflux import checkpoint
 from afflux.devices import HOST
-from afflux.errors import AffluxError, StoreError
+from afflux.ops.errors import AffluxError, StoreError
 from afflux.receipts import Pulled
 from afflux.store.folder import Durability, Store
 from afflux.versions import Versions

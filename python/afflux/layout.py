@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from afflux import _arrays, _trees
 from afflux._arrays import Array
-from afflux.errors import AffluxError
+from afflux.ops.errors import AffluxError
 
 Float64 = npt.NDArray[np.float64]
 #: A flat vector of parameters: NumPy's float32 or float64, or torch's or CuPy's on a GPU.

@@ -12,9 +12,9 @@ import numpy as np
 
 from afflux import ops
 from afflux._engine import exactly
-from afflux.algebra import ordered_sum
-from afflux.errors import AffluxError
 from afflux.lent import first_nonfinite
+from afflux.ops.errors import AffluxError
+from afflux.ops.exact import ordered_sum
 from afflux.receipts import Pulled, Report, frozen, sealed
 from afflux.rule import Arrivals, ClientId, Float64, Kind, Rule, Scalars, Weights
 from afflux.slots import Slot

@@ -6,9 +6,9 @@ import numpy as np
 
 from afflux.checkpoint import Saved
 from afflux.devices import HOST, Device
-from afflux.errors import AffluxError, StoreError
 from afflux.gate import Gate
 from afflux.joins import Joins
+from afflux.ops.errors import AffluxError, StoreError
 from afflux.receipts import Pulled, Receipt, Report
 from afflux.round import Pushed, Round, Waiting, prepare
 from afflux.rule import Rule

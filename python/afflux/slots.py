@@ -3,7 +3,7 @@
 from typing import Any
 
 from afflux.devices import HOST, Device
-from afflux.errors import AffluxError, BusyError
+from afflux.ops.errors import AffluxError, BusyError
 
 #: Memory of one pushed vector, whose type the engine knows: its own buffer, which NumPy sees, bfloat16 as uint16; on a
 #: GPU an array of the device's library. It is free again as soon as nobody refers to it, however that comes about.

@@ -7,7 +7,7 @@ import numpy as np
 
 from afflux import _engine
 from afflux.devices import HOST, Device
-from afflux.errors import AffluxError
+from afflux.ops.errors import AffluxError
 
 #: (d,), NumPy's, or on a GPU that of the library that params came from.
 Vector = Any

@@ -5,11 +5,11 @@ from typing import Any, NoReturn, overload
 
 from afflux import ops
 from afflux.devices import HOST, Device
-from afflux.errors import AffluxError
 from afflux.gate import Gate
 from afflux.intake import Intake
 from afflux.joins import Joins
 from afflux.layout import Layout, Tree
+from afflux.ops.errors import AffluxError
 from afflux.receipts import Entry, Params, Pulled, Quarantined
 from afflux.rounds import Rounds
 from afflux.rule import Rule

@@ -21,12 +21,12 @@ from afflux import checkpoint
 from afflux._arrays import bring, on_gpu
 from afflux._engine import ORDER_VERSION
 from afflux.checkpoint import Saved
-from afflux.codecs import Codec, named
 from afflux.devices import HOST, Device
-from afflux.errors import AffluxError, StoreError, UnavailableError
 from afflux.fitting import codec_of
 from afflux.joins import Book, Joins, after
 from afflux.layout import Layout
+from afflux.ops.codecs import Codec, named
+from afflux.ops.errors import AffluxError, StoreError, UnavailableError
 from afflux.receipts import Pulled, frozen
 from afflux.recipe import recipe_of, rule_of
 from afflux.round import Memories, Round

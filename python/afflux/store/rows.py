@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from afflux import codecs, ops
+from afflux import ops
 from afflux._arrays import on_host
 from afflux._engine import SUPERBLOCK
-from afflux.codecs import Codec
 from afflux.devices import HOST, Device
-from afflux.ops import CachedDifference, CachedMean, RowFacts
+from afflux.ops import CachedDifference, CachedMean, RowFacts, codecs
+from afflux.ops.codecs import Codec
 from afflux.rule import Calibrate, ClientId
 from afflux.staging import Stage, Stages
 

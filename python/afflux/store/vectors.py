@@ -10,7 +10,7 @@ import numpy as np
 from afflux import ops
 from afflux._arrays import bring, on_gpu
 from afflux._engine import SUPERBLOCK
-from afflux.errors import StoreError
+from afflux.ops.errors import StoreError
 from afflux.store.index import Place
 from afflux.store.segments import Row, Segments
 from afflux.versions import Vector
