@@ -8,8 +8,8 @@ import pytest
 
 import afflux.staging
 from afflux import AffluxError, BusyError, Server, StoreError, UnavailableError
-from afflux._arrays import on_host as to_numpy
-from afflux.devices import device_of
+from afflux.arrays.gpu import device_of
+from afflux.arrays.interop import on_host as to_numpy
 from afflux.intake import Intake
 from afflux.plan import plan
 from afflux.rules import afa_cs, ca2fl, fadas, fedbuff, mf_ca2fl, wkafl

@@ -5,7 +5,8 @@ import warnings
 import numpy as np
 import pytest
 
-from afflux import AffluxError, Server, UnavailableError, _arrays
+from afflux import AffluxError, Server, UnavailableError
+from afflux.arrays import interop
 from afflux.rules import RULES, ca2fl, fedasync, fedavg, fedbuff
 from conftest import FakeCuda, awkward, bits, ready
 
@@ -413,8 +414,8 @@ def test_a_server_says_what_it_is():
 
 
 def test_params_that_must_be_converted_are_so_once(monkeypatch):
-    converted, ready = [], _arrays.ready
-    monkeypatch.setattr(_arrays, "ready", lambda name, array: converted.append(name) or ready(name, array))
+    converted, ready = [], interop.ready
+    monkeypatch.setattr(interop, "ready", lambda name, array: converted.append(name) or ready(name, array))
     server = Server(fedbuff(), {"strided": np.ones((4, 3)).T, "plain": np.ones(2)})
     assert server.layout.size == 14
     assert converted == ["strided", "plain"]

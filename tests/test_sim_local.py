@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import rows
-from afflux.layout import Layout
+from afflux.arrays.layout import Layout
 from afflux.ops import codecs
 from afflux.sim import models, tasks
 from afflux.sim.broadcast import Broadcast

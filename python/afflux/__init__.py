@@ -2,8 +2,8 @@
 
 from afflux import ops, rules
 from afflux._engine import __version__
+from afflux.arrays.layout import Layout
 from afflux.history import replay
-from afflux.layout import Layout
 from afflux.ops import codecs
 from afflux.ops.errors import AffluxError, BusyError, StoreError, UnavailableError
 from afflux.ops.exact import exp, log, pow

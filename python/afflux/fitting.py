@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 
 from afflux import ops
-from afflux.devices import HOST, Device
+from afflux.arrays.devices import HOST, Device
 from afflux.joins import Duplicates
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec

@@ -6,14 +6,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from afflux import ops
-from afflux._arrays import forbid_resizing, gpu_of, is_torch, on_gpu, on_host, with_names
 from afflux._engine import Buffer
-from afflux.devices import HOST, Device, device_of
-from afflux.layout import Field, Layout, Tree
+from afflux.arrays.devices import HOST, Device
+from afflux.arrays.gpu import device_of
+from afflux.arrays.interop import forbid_resizing, gpu_of, immutable_copy, is_torch, on_gpu, on_host, with_names
+from afflux.arrays.layout import Field, Layout, Tree
+from afflux.arrays.pools import Slot
 from afflux.ops.errors import AffluxError, UnavailableError
-from afflux.receipts import Pulled, sealed
+from afflux.receipts import Pulled
 from afflux.rule import Float64, Kind
-from afflux.slots import Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class Intake:
         what = f"{whose} buffers"
         try:
             values = self.layout.flatten_buffers(buffers) if is_tree(buffers) else np.asarray(buffers, np.float64)
-            flat = sealed(values)
+            flat = immutable_copy(values)
         except (AffluxError, TypeError, ValueError) as error:
             raise AffluxError(f"{what}: {error}") from None
         if flat.shape != (self.layout.buffers_size,):

@@ -9,12 +9,14 @@ from typing import Literal
 import numpy as np
 
 from afflux import ops
-from afflux.devices import HOST, device_of
+from afflux.arrays.devices import HOST
+from afflux.arrays.gpu import device_of
+from afflux.arrays.layout import Tree
+from afflux.arrays.pools import Slot, Slots, Versions
 from afflux.fitting import RowsOn, clients_of, codec_of, refuse_commits, refuse_places, refuse_starts, slots_of
 from afflux.intake import Intake
 from afflux.joins import Book, Duplicates, Joins
 from afflux.keep import Keep
-from afflux.layout import Tree
 from afflux.lent import why_not
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import NUMBERS, brief, integer, is_int, one_of, optional, path_of, plain_id
@@ -24,12 +26,10 @@ from afflux.receipts import Pulled, Receipt, Report
 from afflux.round import Pushed
 from afflux.rounds import Rounds, Ticket
 from afflux.rule import ClientId, Rule
-from afflux.slots import Slot, Slots
 from afflux.store import MemoryRows
 from afflux.store.folder import Durability, Every, Store
 from afflux.store.lock import promises_space
 from afflux.streaming import MOST_SQUARES, MemoryMode, Streaming
-from afflux.versions import Versions
 
 
 class Server(Keep):

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from afflux.devices import HOST, Device, Gpu
+from afflux.arrays.devices import HOST, Device
+from afflux.arrays.gpu import Gpu
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import StoreError
 from afflux.rule import ClientId

@@ -4,8 +4,9 @@ from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
-from afflux._arrays import on_host
-from afflux.devices import HOST, Device, Gpu
+from afflux.arrays.devices import HOST, Device
+from afflux.arrays.gpu import Gpu
+from afflux.arrays.interop import on_host
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from afflux._arrays import label
+from afflux.arrays.interop import label
 from afflux.ops.errors import AffluxError
 
 _GONE = object()
