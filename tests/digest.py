@@ -12,7 +12,8 @@ from typing import get_args
 
 import numpy as np
 
-from afflux import Server, _engine, codecs, exp, log, ops, pow, weigh
+from afflux import Server, _engine, exp, log, ops, pow, weigh
+from afflux.ops import codecs
 from afflux.rules import RULES
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import oracle
 from afflux import Server
-from afflux.errors import AffluxError
+from afflux.ops.errors import AffluxError
 from afflux.rules import fedbuff
 from afflux.rules.dialects import DIALECTS, appfl, flsim, nvflare
 from afflux.sim.config import parse

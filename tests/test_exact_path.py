@@ -8,7 +8,7 @@ import pytest
 import afflux
 
 PACKAGE = Path(afflux.__file__).parent
-PARTS = ("weigh", "selection", "score", "scheduling", "algebra", "rates", "step", "calibrate", "rule", "round")
+PARTS = ("weigh", "selection", "score", "scheduling", "ops/exact", "rates", "step", "calibrate", "rule", "round")
 FILES = [PACKAGE / f"{name}.py" for name in PARTS]
 FILES += sorted((PACKAGE / "rules").glob("*.py"))
 

@@ -6,7 +6,7 @@ import pytest
 import bounds
 import oracle
 from afflux import Server
-from afflux.errors import AffluxError
+from afflux.ops.errors import AffluxError
 from afflux.rule import Arrivals, Weights
 from afflux.rules import RULES, fadas, fedbuff, sasgd, twafl, wkafl, zenopp
 from afflux.weigh import Constant, Exponential, Hinge, Polynomial, Staleness

@@ -85,7 +85,7 @@ def test_every_dialect_streams_or_says_why_not(dialect):
 
 
 def test_what_else_is_refused():
-    with pytest.raises(AffluxError, match="memory is 'stream', must be one of buffered, streaming"):
+    with pytest.raises(AffluxError, match="memory is 'stream', must be 'buffered' or 'streaming'"):
         Server(fedbuff(), vector(), memory="stream")
     with pytest.raises(AffluxError, match="duplicates='latest' replaces arrivals, and memory='streaming' cannot"):
         streaming(duplicates="latest")

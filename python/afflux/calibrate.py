@@ -3,7 +3,7 @@
 Rows start at 0 and take 4 d bytes per client seen (8 d for float64), or what their codec takes; their float64 sum 8 d.
 """
 
-from afflux.codecs import Codec, Name, named
+from afflux.ops.codecs import Codec, Name, named
 from afflux.rule import Calibrate
 
 #: The direction is the weighted sum of what arrived.

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, cast
 
-from afflux._checks import finite, integer, is_function, not_negative, one_of, settle
-from afflux.errors import AffluxError
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import check_fields, finite, integer, is_function, not_negative, one_of
 from afflux.rule import Arrivals
 
 
@@ -51,9 +51,9 @@ class DelayAdaptive:
     mode: Literal["inverse", "minimum"] = "inverse"
 
     def __post_init__(self) -> None:
-        settle(self, a_rate, "lr")
-        settle(self, integer(0), "threshold")
-        settle(self, one_of("inverse", "minimum"), "mode")
+        check_fields(self, a_rate, "lr")
+        check_fields(self, integer(0), "threshold")
+        check_fields(self, one_of("inverse", "minimum"), "mode")
 
     def __call__(self, arrivals: Arrivals, /) -> float:
         """See the class."""
@@ -72,8 +72,8 @@ class MinimumStaleness:
     gamma: float = 0.1
 
     def __post_init__(self) -> None:
-        settle(self, a_rate, "lr")
-        settle(self, not_negative, "gamma")
+        check_fields(self, a_rate, "lr")
+        check_fields(self, not_negative, "gamma")
 
     def __call__(self, arrivals: Arrivals, /) -> float:
         """See the class."""
@@ -91,7 +91,7 @@ class ByVersion:
     rates: Mapping[int, float]
 
     def __post_init__(self) -> None:
-        settle(self, _schedule, "rates")
+        check_fields(self, _schedule, "rates")
 
     def __call__(self, arrivals: Arrivals, /) -> float:
         """See the class."""

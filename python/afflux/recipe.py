@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from afflux.errors import AffluxError
+from afflux.ops.errors import AffluxError
 from afflux.rule import Rule
 
 #: Where the parts are defined that may stand in a recipe. Nothing else is looked up by a name that was read.
-MODULES = ("rule", "codecs", "weigh", "step", "rates", "selection", "scheduling", "score", "rules.dialects")
+MODULES = ("rule", "ops.codecs", "weigh", "step", "rates", "selection", "scheduling", "score", "rules.dialects")
 
 
 def recipe_of(rule: Rule) -> dict[str, Any]:

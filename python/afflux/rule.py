@@ -5,7 +5,7 @@
     step       how the direction moves params
 
 Functions in the first and third slot are part of the exact path: they may use + - * / sqrt, comparisons, afflux.exp,
-log and pow, and the helpers of afflux.algebra; nothing whose last bit differs between CPUs (np.exp, np.power, np.dot,
+log and pow, and the helpers of afflux.ops.exact; nothing whose last bit differs between CPUs (np.exp, np.power, np.dot,
 @, np.sum; tests/test_exact_path.py).
 """
 
@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from afflux import ops
 from afflux._engine import MOST_MEMORIES
-from afflux.codecs import Codec
-from afflux.errors import AffluxError
+from afflux.ops.codecs import Codec
+from afflux.ops.errors import AffluxError
 
 ClientId = int | str
 Float64 = npt.NDArray[np.float64]

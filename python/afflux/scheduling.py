@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from afflux._checks import finite, settle
+from afflux.ops.validation import check_fields, finite
 from afflux.rule import Arrivals, Needs, Weights
 
 
@@ -21,7 +21,7 @@ class GradientScheduling:
     needs: ClassVar[Needs] = Needs(memories=("momentum", "pass_sum"), scalars={"rounds_in_pass": 0.0}, passes=True)
 
     def __post_init__(self) -> None:
-        settle(self, finite, "alpha")
+        check_fields(self, finite, "alpha")
 
     def __call__(self, arrivals: Arrivals, /) -> Weights:
         """See the class."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from afflux._checks import flag, not_negative, settle
+from afflux.ops.validation import check_fields, flag, not_negative
 from afflux.rule import Arrivals, Needs, Weights
 
 
@@ -32,8 +32,8 @@ class ScoreTest:
     needs: ClassVar[Needs] = Needs(gram=True, memories=("validation",), handed_in=("validation",))
 
     def __post_init__(self) -> None:
-        settle(self, not_negative, "gamma", "rho", "epsilon")
-        settle(self, flag, "scaled")
+        check_fields(self, not_negative, "gamma", "rho", "epsilon")
+        check_fields(self, flag, "scaled")
 
     def __call__(self, arrivals: Arrivals, /) -> Weights:
         """See the class."""

@@ -10,9 +10,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from afflux import elementary
-from afflux._checks import finite, flag, integer, one_of, optional, positive, positive_or_inf, settle
-from afflux.algebra import ordered_sum, quadratic, times
+from afflux.ops import exact
+from afflux.ops.exact import ordered_sum, quadratic, times
+from afflux.ops.validation import check_fields, finite, flag, integer, one_of, optional, positive, positive_or_inf
 from afflux.rule import Arrivals, Float64, Needs, Weights
 from afflux.weigh import Exponential, StalenessLaw, a_law, with_sum
 
@@ -53,14 +53,14 @@ class CosineSelection:
     needs: ClassVar[Needs] = Needs(gram=True, memories=("estimate",), scalars={"stage": 1.0})
 
     def __post_init__(self) -> None:
-        settle(self, finite, "alpha", "sim_min", "beta")
-        settle(self, optional(positive_or_inf), "clip")
-        settle(self, positive, "stage_two_clip")
-        settle(self, optional(a_law), "law")
-        settle(self, flag, "select")
-        settle(self, one_of("estimate", "aggregate"), "memory")
-        settle(self, optional(finite), "stage_two_loss")
-        settle(self, optional(integer(0)), "stage_two_version")
+        check_fields(self, finite, "alpha", "sim_min", "beta")
+        check_fields(self, optional(positive_or_inf), "clip")
+        check_fields(self, positive, "stage_two_clip")
+        check_fields(self, optional(a_law), "law")
+        check_fields(self, flag, "select")
+        check_fields(self, one_of("estimate", "aggregate"), "memory")
+        check_fields(self, optional(finite), "stage_two_loss")
+        check_fields(self, optional(integer(0)), "stage_two_version")
 
     def __call__(self, arrivals: Arrivals, /) -> Weights:
         """See the class."""
@@ -112,9 +112,7 @@ class CosineSelection:
     def _shares(self, cosines: list[float], rejected: dict[int, str]) -> list[float]:
         """p_i; the largest cosine is taken off in the exponent, so that exp cannot overflow."""
         top = max(cosines)
-        values = [
-            0.0 if i in rejected else elementary.exp(self.beta * (cosine - top)) for i, cosine in enumerate(cosines)
-        ]
+        values = [0.0 if i in rejected else exact.exp(self.beta * (cosine - top)) for i, cosine in enumerate(cosines)]
         total = ordered_sum(values)
         return [value / total for value in values]
 

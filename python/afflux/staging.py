@@ -14,8 +14,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from afflux._arrays import bring
-from afflux.devices import Gpu, Upload
+from afflux.arrays.gpu import Gpu, Upload
+from afflux.arrays.interop import bring
 from afflux.rule import ClientId
 
 if TYPE_CHECKING:

@@ -17,9 +17,10 @@ from math import sqrt
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
-from afflux import elementary, ops
-from afflux._checks import flag, less_than_one, not_negative, settle
-from afflux.errors import AffluxError
+from afflux import ops
+from afflux.ops import exact
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import check_fields, flag, less_than_one, not_negative
 from afflux.rates import Rate, a_rate, rate
 from afflux.rule import Arrivals
 
@@ -32,7 +33,7 @@ class Sgd:
     states: ClassVar[Mapping[str, float]] = MappingProxyType({})
 
     def __post_init__(self) -> None:
-        settle(self, a_rate, "lr")
+        check_fields(self, a_rate, "lr")
 
     def __call__(self, arrivals: Arrivals, /) -> ops.Sgd:
         """See the class."""
@@ -48,8 +49,8 @@ class Momentum:
     states: ClassVar[Mapping[str, float]] = MappingProxyType({"velocity": 0.0})
 
     def __post_init__(self) -> None:
-        settle(self, a_rate, "lr")
-        settle(self, less_than_one, "beta")
+        check_fields(self, a_rate, "lr")
+        check_fields(self, less_than_one, "beta")
 
     def __call__(self, arrivals: Arrivals, /) -> ops.Momentum:
         """See the class."""
@@ -69,12 +70,12 @@ class Adam:
     kind: ClassVar[Literal["adam", "amsgrad", "yogi", "adagrad"]] = "adam"
 
     def __post_init__(self) -> None:
-        settle(self, a_rate, "lr")
-        settle(self, less_than_one, "beta1", "beta2")
-        settle(self, not_negative, "epsilon", "initial_v")
+        check_fields(self, a_rate, "lr")
+        check_fields(self, less_than_one, "beta1", "beta2")
+        check_fields(self, not_negative, "epsilon", "initial_v")
         if self.epsilon == 0 and self.initial_v == 0:
             raise AffluxError(f"[{type(self).__name__}] epsilon and initial_v are 0: what has not moved would be 0 / 0")
-        settle(self, flag, "bias_correction")
+        check_fields(self, flag, "bias_correction")
 
     @property
     def states(self) -> Mapping[str, float]:
@@ -86,8 +87,8 @@ class Adam:
         lr, root_scale = rate(self.lr, arrivals), 1.0
         if self.bias_correction:
             steps = arrivals.version + 1.0
-            lr = lr / (1.0 - elementary.pow(self.beta1, steps))
-            root_scale = 1.0 / sqrt(1.0 - elementary.pow(self.beta2, steps))
+            lr = lr / (1.0 - exact.pow(self.beta1, steps))
+            root_scale = 1.0 / sqrt(1.0 - exact.pow(self.beta2, steps))
         return ops.Adaptive(self.kind, lr, self.beta1, self.beta2, self.epsilon, root_scale)
 
 

@@ -10,10 +10,10 @@ from typing import Literal, Protocol, cast
 
 import numpy as np
 
-from afflux import elementary
-from afflux._checks import finite, flag, is_function, not_negative, one_of, one_or_more, settle
-from afflux.algebra import ordered_sum
-from afflux.errors import AffluxError
+from afflux.ops import exact
+from afflux.ops.errors import AffluxError
+from afflux.ops.exact import ordered_sum
+from afflux.ops.validation import check_fields, finite, flag, is_function, not_negative, one_of, one_or_more
 from afflux.rule import Arrivals, Float64
 
 Normalise = Literal["count", "weights"] | None
@@ -53,13 +53,13 @@ class Polynomial:
     a: float = 0.5
 
     def __post_init__(self) -> None:
-        settle(self, not_negative, "a")
+        check_fields(self, not_negative, "a")
 
     def __call__(self, staleness: int, /) -> float:
         """See the class."""
         base = 1.0 + staleness
         if self.a > 8 or 2 * self.a != int(2 * self.a):
-            return elementary.pow(base, -self.a)
+            return exact.pow(base, -self.a)
         # Up to 8 products and a square root: faster, and the bits of the first versions.
         power = sqrt(base) if int(2 * self.a) % 2 else 1.0
         for _ in range(int(self.a)):
@@ -75,7 +75,7 @@ class Hinge:
     b: float = 4.0
 
     def __post_init__(self) -> None:
-        settle(self, not_negative, "a", "b")
+        check_fields(self, not_negative, "a", "b")
 
     def __call__(self, staleness: int, /) -> float:
         """See the class."""
@@ -89,11 +89,11 @@ class Exponential:
     base: float = HALF_E
 
     def __post_init__(self) -> None:
-        settle(self, one_or_more, "base")
+        check_fields(self, one_or_more, "base")
 
     def __call__(self, staleness: int, /) -> float:
         """See the class."""
-        return elementary.pow(self.base, -float(staleness))
+        return exact.pow(self.base, -float(staleness))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +156,10 @@ class Staleness:
     by_examples: bool = False
 
     def __post_init__(self) -> None:
-        settle(self, a_law, "law")
-        settle(self, one_of("count", "weights", None), "normalise")
-        settle(self, finite, "scale")
-        settle(self, flag, "by_examples")
+        check_fields(self, a_law, "law")
+        check_fields(self, one_of("count", "weights", None), "normalise")
+        check_fields(self, finite, "scale")
+        check_fields(self, flag, "by_examples")
 
     def __call__(self, arrivals: Arrivals, /) -> Float64:
         """See the class."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from afflux import Server, ops
-from afflux._arrays import on_host
+from afflux.arrays.interop import on_host
 from afflux.bench import baselines, machine
 from afflux.bench.baselines import Hand
 from afflux.bench.columns import SPEED, Column, Line, number

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from afflux import ops
-from afflux._arrays import on_host
+from afflux.arrays.interop import on_host
 from afflux.bench import gram
 from afflux.bench.baselines import Hand, Tensor, torch, vectors
 from afflux.bench.contender import Arrays, Contender, Round

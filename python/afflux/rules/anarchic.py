@@ -3,7 +3,7 @@
 from typing import Literal
 
 from afflux.calibrate import NONE
-from afflux.codecs import Codec, Name, named
+from afflux.ops.codecs import Codec, Name, named
 from afflux.rule import Calibrate, Rule
 from afflux.step import Sgd
 from afflux.weigh import Uniform

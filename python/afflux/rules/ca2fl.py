@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from afflux import codecs
 from afflux.calibrate import cached_difference
-from afflux.codecs import Codec
-from afflux.errors import AffluxError
+from afflux.ops import codecs
+from afflux.ops.codecs import Codec
+from afflux.ops.errors import AffluxError
 from afflux.rule import Rule
 from afflux.step import Sgd
 from afflux.weigh import Uniform

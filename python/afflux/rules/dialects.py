@@ -11,8 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from afflux._checks import flag, integer, settle
-from afflux.errors import AffluxError
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import check_fields, flag, integer
 from afflux.rule import Arrivals, Float64, Kind, Weigh
 from afflux.weigh import Constant, Polynomial, Staleness, StalenessLaw, a_law
 
@@ -111,7 +111,7 @@ class VersionMeans:
     law: StalenessLaw
 
     def __post_init__(self) -> None:
-        settle(self, a_law, "law")
+        check_fields(self, a_law, "law")
 
     def __call__(self, arrivals: Arrivals, /) -> Float64:
         """See the class."""

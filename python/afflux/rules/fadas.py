@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from afflux._checks import integer
 from afflux.calibrate import NONE
+from afflux.ops.validation import integer
 from afflux.rates import DelayAdaptive, Rate
 from afflux.rule import Rule
 from afflux.step import AmsGrad

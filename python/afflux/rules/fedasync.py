@@ -1,7 +1,7 @@
 """FedAsync: Xie, Koyejo and Gupta, Asynchronous Federated Optimization, 2019."""
 
-from afflux._checks import one_or_less
 from afflux.calibrate import NONE
+from afflux.ops.validation import one_or_less
 from afflux.rule import Rule
 from afflux.step import Sgd
 from afflux.weigh import Polynomial, Staleness, StalenessLaw

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from afflux.calibrate import NONE
-from afflux.errors import AffluxError
+from afflux.ops.errors import AffluxError
 from afflux.rule import Rule
 from afflux.rules.dialects import DIALECTS, Dialect, Name
 from afflux.step import Sgd

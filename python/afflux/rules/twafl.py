@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from afflux._checks import one_of
 from afflux.calibrate import NONE
+from afflux.ops.validation import one_of
 from afflux.rule import Rule
 from afflux.step import Sgd
 from afflux.weigh import Exponential, Staleness

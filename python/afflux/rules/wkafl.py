@@ -2,8 +2,8 @@
 
 from typing import Any, Literal
 
-from afflux._checks import finite, flag, optional, positive_or_inf
 from afflux.calibrate import NONE
+from afflux.ops.validation import finite, flag, optional, positive_or_inf
 from afflux.rates import MinimumStaleness
 from afflux.rule import Rule
 from afflux.selection import CosineSelection

@@ -8,7 +8,7 @@ from math import isfinite
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from afflux import codecs
+from afflux.ops import codecs
 from afflux.rule import Rule
 from afflux.sim.delays import DELAYS
 from afflux.sim.errors import ConfigError, known

@@ -11,7 +11,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from afflux.errors import StoreError
+from afflux.ops.errors import StoreError
 from afflux.rule import Rule
 from afflux.server import Server
 from afflux.sim import audit, ctrl_c

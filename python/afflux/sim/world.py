@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from afflux.layout import Layout
+from afflux.arrays.layout import Layout
 from afflux.rule import Rule
 from afflux.server import Server
 from afflux.sim import models

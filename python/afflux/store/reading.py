@@ -7,8 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from afflux.codecs import named
-from afflux.errors import StoreError
+from afflux.ops.codecs import named
+from afflux.ops.errors import StoreError
 from afflux.rule import ClientId
 from afflux.store.index import INDEX, Index, Place, folder_of
 from afflux.store.lock import Lock

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from afflux import _arrays, _trees
-from afflux._arrays import Array
-from afflux.errors import AffluxError
+from afflux.arrays import interop, trees
+from afflux.arrays.interop import Array
+from afflux.ops.errors import AffluxError
 
 Float64 = npt.NDArray[np.float64]
 #: A flat vector of parameters: NumPy's float32 or float64, or torch's or CuPy's on a GPU.
@@ -65,7 +65,7 @@ class Layout:
 
     fields: tuple[Field, ...]  #: the parameters, in the order of the flat vector (size,), float32 or float64
     buffers: tuple[Field, ...]  #: the rest, in the order of a flat vector (buffers_size,), float64 for exact counters
-    nesting: _trees.Node  #: how `views` nests
+    nesting: trees.Node  #: how `views` nests
 
     @classmethod
     def of(cls, tree: Tree, *, buffers: Collection[str] | None = None) -> "Layout":
@@ -86,14 +86,14 @@ class Layout:
         >>> Layout.of([np.ones(3), np.ones(2)], buffers=["1"]).size
         3
         """
-        walk = _trees.Walk(tree)
+        walk = trees.Walk(tree)
         if buffers is not None:
             unknown = [buffers] if isinstance(buffers, str) else [name for name in buffers if name not in walk.leaves]
             if unknown:
                 raise AffluxError(f"[layout] buffers must be names of the tree's arrays, not {_listed(unknown)}")
         kept: tuple[list[tuple[str, Any, str | None]], ...] = ([], [])
         for name, array in walk.leaves.items():
-            kind = _arrays.kind_of(name, array)
+            kind = interop.kind_of(name, array)
             if buffers is not None:
                 is_buffer = name in buffers
             else:
@@ -129,11 +129,11 @@ class Layout:
         >>> w is gradients["w"] and b is gradients["b"]
         True
         """
-        return [_arrays.ready(field.name, array) for field, array in self._find(tree, self.fields)]
+        return [interop.ready(field.name, array) for field, array in self._find(tree, self.fields)]
 
     def buffer_parts(self, tree: Tree) -> list[Array]:
         """The buffers in the layout's order, like `parts`; the tree may lack parameters."""
-        return [_arrays.ready(field.name, array) for field, array in self._find(tree, self.buffers)]
+        return [interop.ready(field.name, array) for field, array in self._find(tree, self.buffers)]
 
     def flatten(self, tree: Tree, out: Flat | None = None, dtype: Literal["float32", "float64"] = "float32") -> Flat:
         """Copies the parameters into one flat vector (size,): `out`, or a new one of `dtype`, float32 or float64.
@@ -153,13 +153,13 @@ class Layout:
         _check("out", out, self.size)
         if isinstance(out, np.ndarray) and not out.flags.writeable:
             raise AffluxError("[layout] out is read-only")
-        _arrays.fill(out, [field.name for field in self.fields], self.parts(tree))
+        interop.fill(out, [field.name for field in self.fields], self.parts(tree))
         return out
 
     def flatten_buffers(self, tree: Tree) -> Float64:
         """Copies the buffers into one flat float64 vector (buffers_size,); counters are exact up to 2**53."""
         out = np.empty(self.buffers_size, np.float64)
-        _arrays.fill(out, [field.name for field in self.buffers], self.buffer_parts(tree))
+        interop.fill(out, [field.name for field in self.buffers], self.buffer_parts(tree))
         return out
 
     def views(self, flat: Flat, buffers: Float64 | None = None) -> Tree:
@@ -173,7 +173,7 @@ class Layout:
         if buffers is not None:
             _check("buffers", buffers, self.buffers_size, np.float64)
             views = chain(views, _pieces(self.buffers, buffers))
-        return _trees.build(self.nesting, {field.name: view for field, view in views})
+        return trees.build(self.nesting, {field.name: view for field, view in views})
 
     def load(self, target: Tree, flat: Flat, buffers: Float64 | None = None) -> None:
         """Copies `flat` and `buffers` into a torch module or a tree of writable NumPy or CuPy arrays and torch tensors.
@@ -203,11 +203,11 @@ class Layout:
             pieces += _pieces(self.buffers, buffers)
         found = self._find(target, [field for field, _ in pieces])
         writes = [
-            (array, _arrays.prepare(field.name, array, values))
+            (array, interop.prepare(field.name, array, values))
             for (field, array), (_, values) in zip(found, pieces, strict=True)
         ]
         for array, values in writes:
-            _arrays.put(array, values)
+            interop.put(array, values)
 
     def to_json(self) -> dict[str, Any]:
         """The layout as plain dicts and lists, for a checkpoint.
@@ -218,7 +218,7 @@ class Layout:
         return {
             "fields": [[field.name, list(field.shape)] for field in self.fields],
             "buffers": [[field.name, list(field.shape), field.dtype] for field in self.buffers],
-            "nesting": _trees.to_json(self.nesting),
+            "nesting": trees.to_json(self.nesting),
         }
 
     @classmethod
@@ -227,13 +227,13 @@ class Layout:
         try:
             fields = _placed((*field, None) for field in data["fields"])
             buffers = _placed(data["buffers"])
-            nesting = _trees.from_json(data["nesting"])
+            nesting = trees.from_json(data["nesting"])
             named = [field.name for field in (*fields, *buffers)]
             sound = (
                 all(type(n) is int and n >= 0 for field in (*fields, *buffers) for n in field.shape)
-                and all(field.dtype in _arrays.REAL for field in buffers)
+                and all(field.dtype in interop.REAL for field in buffers)
                 and len(set(named)) == len(named)
-                and sorted(named) == sorted(_trees.names(nesting))
+                and sorted(named) == sorted(trees.names(nesting))
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise AffluxError(f"[layout] the data describes no layout: {error!r}") from None
@@ -243,7 +243,7 @@ class Layout:
 
     def _find(self, tree: Tree, fields: Sequence[Field]) -> list[tuple[Field, Any]]:
         """The fields' arrays in the tree, which may hold others of the layout, but no unknown ones."""
-        leaves = _trees.Walk(tree).leaves
+        leaves = trees.Walk(tree).leaves
         missing = [field.name for field in fields if field.name not in leaves]
         if missing:
             raise AffluxError(f"[layout] the tree lacks {_listed(missing)}")
@@ -253,7 +253,7 @@ class Layout:
         for field in fields:
             shape = tuple(leaves[field.name].shape)
             if shape != field.shape:
-                name = _arrays.label(field.name)
+                name = interop.label(field.name)
                 raise AffluxError(f"[layout] {name} has shape {shape}, the layout says {field.shape}")
         return [(field, leaves[field.name]) for field in fields]
 
@@ -276,8 +276,8 @@ def _check(name: str, vector: Any, size: int, *dtypes: type[np.floating[Any]]) -
     """A flat vector that is handed in; of float32 or float64 if no dtype is said."""
     dtypes = dtypes or (np.float32, np.float64)
     expected = f"{' or '.join(dtype.__name__ for dtype in dtypes)} of shape ({size},), contiguous"
-    if _arrays.on_gpu(vector):
-        kind, shape = _arrays.kind_of(name, vector), tuple(vector.shape)
+    if interop.on_gpu(vector):
+        kind, shape = interop.kind_of(name, vector), tuple(vector.shape)
         if shape != (size,) or kind not in [dtype.__name__ for dtype in dtypes]:
             raise AffluxError(f"[layout] {name} is {kind} of shape {shape}, expected {expected}")
         return
@@ -291,9 +291,9 @@ def _check(name: str, vector: Any, size: int, *dtypes: type[np.floating[Any]]) -
 def _looks_like_buffer(name: str, kind: str) -> bool:
     """Whether an array of no module is a buffer."""
     path = name.split(".")
-    return kind not in _arrays.FLOATS or path[-1] in _STATISTICS or "batch_stats" in path
+    return kind not in interop.FLOATS or path[-1] in _STATISTICS or "batch_stats" in path
 
 
 def _listed(names: Sequence[str]) -> str:
     """A few of the names."""
-    return ", ".join(map(_arrays.label, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return ", ".join(map(interop.label, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

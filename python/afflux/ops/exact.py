@@ -1,7 +1,12 @@
-"""Small sums and products over the arrivals of a round, in one fixed order: the same bits on every CPU.
+"""Arithmetic with the same bits on every CPU: exp, log, pow, and small sums and products.
 
-np.sum, np.dot and @ add in an order of their own that differs between CPUs; these add from the first to the last. All
-are over float64 arrays, elementwise products and sums being fixed by IEEE 754.
+`exp`, `log` and `pow` replace those of `math`. They use + - * / and integer operations only, on numbers of 106 bits.
+The error is below 0.51 ulp (measured in tests/test_elementary.py), below 1 ulp where the result is subnormal. Special
+values are those of C99's functions. Nothing raises: an undefined value is NaN, a value that is too large is infinite.
+A call takes one or two microseconds.
+
+`ordered_sum`, `inner`, `times` and `quadratic` add from the first element to the last. np.sum, np.dot and @ add in an
+order of their own that differs between CPUs.
 """
 
 from collections.abc import Iterable
@@ -9,7 +14,42 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from afflux import _engine
+
 Float64 = npt.NDArray[np.float64]
+
+
+def exp(x: float) -> float:
+    """e**x.
+
+    >>> exp(1.0)
+    2.718281828459045
+    >>> exp(float("-inf"))
+    0.0
+    """
+    return _engine.exp(x)
+
+
+def log(x: float) -> float:
+    """The natural logarithm; -inf at 0, NaN below.
+
+    >>> log(10.0)
+    2.302585092994046
+    >>> log(0.0)
+    -inf
+    """
+    return _engine.log(x)
+
+
+def pow(x: float, y: float) -> float:
+    """x**y: 1 where y is 0 or x is 1, even beside NaN; NaN for a negative x and a y that is no integer.
+
+    >>> pow(2.0, 0.5)
+    1.4142135623730951
+    >>> pow(0.0, -1.0)
+    inf
+    """
+    return _engine.pow(x, y)
 
 
 def ordered_sum(values: Iterable[float]) -> float:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from afflux._arrays import label
-from afflux.errors import AffluxError
+from afflux.arrays.interop import label
+from afflux.ops.errors import AffluxError
 
 _GONE = object()
 

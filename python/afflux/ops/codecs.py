@@ -22,7 +22,7 @@ from typing import Literal, overload
 import numpy as np
 
 from afflux import _engine
-from afflux.errors import AffluxError
+from afflux.ops.errors import AffluxError
 
 Scope = Literal["block", "vector"]
 #: As rules and the command line spell them: a codec's `name`.

@@ -1,24 +1,30 @@
-"""What a hyper-parameter may be.
+"""Checks of arguments, for options, hyper-parameters and calls.
 
-A check takes the name of a part, the name of one of its parameters, and the value. It returns the value as a plain
-Python one, whether it was Python's or NumPy's, or raises `[Part] name is VALUE, must be ...`.
+A `Check` takes the operation or class that has the argument, the name of the argument, and the value. It returns the
+value as a plain Python object, also from NumPy's scalars, or raises `[operation] name is VALUE, must be ...`.
 """
 
+import os
 from collections.abc import Callable
 from math import inf, nan
 from numbers import Integral, Real
-from typing import TypeVar
+from pathlib import Path
+from typing import TypeGuard, TypeVar
 
 import numpy as np
 
-from afflux.errors import AffluxError
+from afflux.ops.errors import AffluxError
 
 T = TypeVar("T")
 Check = Callable[[str, str, object], T]
 
+_INTS = (int, np.integer)
+#: Types of numbers that are arguments, Python's and NumPy's; bool is an int.
+NUMBERS = (float, int, np.integer, np.floating)
 
-def settle(part: object, check: Check[object], *names: str) -> None:
-    """In the __post_init__ of a frozen part: these fields become what the check returns."""
+
+def check_fields(part: object, check: Check[object], *names: str) -> None:
+    """In the __post_init__ of a frozen dataclass: replaces these fields by what the check returns."""
     for name in names:
         object.__setattr__(part, name, check(type(part).__name__, name, getattr(part, name)))
 
@@ -85,3 +91,36 @@ def optional(check: Check[T]) -> Check[T | None]:
 def is_function(value: object) -> bool:
     """Something to call with facts: an object that can be called, and not the class of such objects."""
     return callable(value) and not isinstance(value, type)
+
+
+def is_int(value: object) -> TypeGuard[int]:
+    """Python's or NumPy's, and no bool."""
+    return type(value) is int or (isinstance(value, _INTS) and not isinstance(value, bool))
+
+
+def brief(value: object) -> str:
+    """For an error: the value, or its type where that would take lines."""
+    text = repr(value)
+    return text if len(text) <= 80 and "\n" not in text else f"of type {type(value).__name__}"
+
+
+def path_of(op: str, name: str, value: object) -> Path:
+    """A path that a caller gave."""
+    try:
+        path = Path(value)  # type: ignore[arg-type]
+        if b"\0" not in os.fsencode(path):
+            return path
+    except (TypeError, UnicodeEncodeError):
+        pass
+    raise AffluxError(f"[{op}] {name} is {brief(value)}, must be a folder's path: a str or a Path")
+
+
+def plain_id(client_id: object, op: str = "push") -> int | str:
+    """The client id as Python's int or str, also from NumPy's."""
+    if isinstance(client_id, str):
+        return str(client_id)
+    if is_int(client_id):
+        if not -(2**63) <= client_id < 2**63:
+            raise AffluxError(f"[{op}] client_id {client_id} does not fit into 64 bits")
+        return int(client_id)
+    raise AffluxError(f"[{op}] client_id is {brief(client_id)}, must be an int or a str")

@@ -1,4 +1,8 @@
-"""Versions of params: each in a buffer of its own, used again when nobody holds a view of it any more."""
+"""Memory that is used again: versions of params, and slots for pushed vectors.
+
+Each version has a buffer of its own, which returns to its pool when nobody holds a view of it. Slots are made when
+first needed, at most a given number of them.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from afflux import _engine
-from afflux.devices import HOST, Device
-from afflux.errors import AffluxError
+from afflux.arrays.devices import HOST, Device
+from afflux.ops.errors import AffluxError, BusyError
 
 #: (d,), NumPy's, or on a GPU that of the library that params came from.
 Vector = Any
@@ -152,3 +156,50 @@ class Draft:
     def intact(self) -> bool:
         """Whether nobody has written to it since, as far as anybody looks."""
         return not isinstance(self.buffer, _engine.Buffer) or self.buffer.intact()
+
+
+#: Memory of one pushed vector, whose type the engine knows: its own buffer, which NumPy sees, bfloat16 as uint16; on a
+#: GPU an array of the device's library. It is free again as soon as nobody refers to it, however that comes about.
+Slot = Any
+
+
+def is_lent(slot: Slot) -> bool:
+    """Whether it is a caller's own vector."""
+    return getattr(slot, "is_lent", False)
+
+
+class Slots:
+    """At most `limit` slots of `size` elements."""
+
+    def __init__(self, size: int, dtype: str, limit: int, device: Device = HOST) -> None:
+        self.size = size
+        self.dtype = dtype
+        self.limit = limit
+        self._device = device
+        self._pool: Any = device.pool(size, dtype, limit)
+
+    def take(self) -> Slot | None:
+        """A slot; None if all are taken."""
+        try:
+            return self._device.take(self._pool)
+        except AffluxError:
+            return None
+
+    def checked(self, op: str, slot: Slot | None) -> Slot:
+        """The slot, or a BusyError if there was none."""
+        if slot is None:
+            raise BusyError(
+                f"[{op}] all {self.limit} slots of max_slots are taken: by arrivals that wait, that are being pushed, "
+                "or that are in the round being made"
+            )
+        return slot
+
+    @property
+    def taken(self) -> int:
+        """Slots that somebody holds."""
+        return int(self._pool.held)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot."""
+        return int(self._pool.buffer_bytes)

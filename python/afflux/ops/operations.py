@@ -1,29 +1,30 @@
-"""The engine's operations over arrays of any library: NumPy, torch, CuPy, JAX (buffer protocol or DLPack).
+"""The engine's calls: ingest, gram, apply, encode, decode and checksums."""
 
-Nothing is copied: the engine works on the caller's memory. Every vector is flat and contiguous, and float32, float64 or
-bfloat16 (from torch or JAX, or an `_engine.Buffer`: NumPy has none); float64 is used inside. Results are the same bit
-for bit on any number of threads and any instruction set.
-
-All vectors of a call lie on one device, the CPU or a GPU (torch, CuPy), and it runs there: on a GPU on the current
-stream of the library that the first of them comes from, which is waited for where something is returned. Weights,
-coefficients and the products of `gram` lie on the CPU.
-"""
-
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from math import sqrt
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from afflux import _engine, codecs
-from afflux.codecs import Codec
-from afflux.errors import AffluxError
-
-Array = object  # anything with the buffer protocol or __dlpack__; the engine checks it
-Float64 = npt.NDArray[np.float64]
+from afflux import _engine
+from afflux.ops import codecs
+from afflux.ops.backends import threads
+from afflux.ops.codecs import Codec
+from afflux.ops.errors import AffluxError
+from afflux.ops.stages import (
+    Adaptive,
+    Array,
+    CachedDifference,
+    CachedMean,
+    Checksums,
+    Float64,
+    Memory,
+    Momentum,
+    Pass,
+    RowFacts,
+    Sgd,
+    Step,
+)
 
 
 class Ingested(NamedTuple):
@@ -40,171 +41,7 @@ class Ingested(NamedTuple):
         return sqrt(self.sum_of_squares)
 
 
-@dataclass(frozen=True, slots=True)
-class Combine:
-    """Stage 1: v = params_weight * params + sum_i weights[i] * updates[i].
-
-    The sum runs in the given order in float64. An update whose weight is 0 is not read.
-    """
-
-    updates: Sequence[Array]  #: M vectors (d,), all float32, all float64 or all bfloat16
-    weights: Float64  #: (M,) float64
-    params_weight: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Up to 4 vectors that the server keeps: their part in stage 1, and what becomes of them in the same sweep.
-
-    v = params_weight * params + sum_s weights[s] * vectors[s] + sum_i combine.weights[i] * updates[i], in this order.
-    Then, with the old values on the right, vectors[s] = sum_t next[s, t] * vectors[t] + sum_i next[s, R+i] *
-    updates[i], rounded once; the updates are the raw ones whatever the calibration. A vector whose coefficient in a
-    sum is 0 is not read for it. A vector whose row of `next` is 1 at itself and 0 elsewhere is not written.
-    """
-
-    vectors: Sequence[Array]  #: R vectors (d,) of the type of params, overwritten
-    weights: Float64  #: (R,) float64
-    next: Float64 | None = None  #: (R, R+M) float64, C-contiguous; None: the vectors stay
-    #: R vectors that take the new values, if `next` is given; each is vectors[s] itself or lies apart. Empty: in place
-    outs: Sequence[Array] = ()
-
-
-class RowFacts(NamedTuple):
-    """What a vector is encoded with."""
-
-    key: int = 0  #: of the random bits, 64 of them: another one for every row that is ever stored
-    low: float = 0.0  #: the least element, for affine(scope="vector")
-    high: float = 0.0  #: the largest
-
-
 _NO_FACTS = RowFacts()
-
-
-@dataclass(frozen=True, slots=True)
-class _Cached:
-    """The clients' cached rows and their sum."""
-
-    sum: Array  #: (d,) float64, overwritten
-    num_clients: int
-    #: M rows, encoded: as (d,) of the codec's type if it has one, or their bytes as uint8; None: all zeros, not read
-    rows: Sequence[Array | None]
-    new_rows: Sequence[Array | None]  #: M rows, overwritten; None: the row is kept. May be rows[i] itself
-    codec: Codec | None = None  #: of all rows; None: float64 where the updates are float64, else float32
-    facts: "Sequence[RowFacts]" = ()  #: M, for codecs that are keyed: what each new row is encoded with
-    quantize_direction: bool = False  #: v uses the new row decoded in the place of the update
-    sum_out: Array | None = None  #: (d,) float64, takes the new sum, while `sum` is only read; None: in place
-
-
-@dataclass(frozen=True, slots=True)
-class CachedDifference(_Cached):
-    """Stage 2 of CA2FL (Algorithm 2): v += sum/num_clients + sum_i weights[i] * (updates[i] - rows[i]).
-
-    Replaces the weighted sum of stage 1; rows[i] is meant decoded. For each i with a new row: new_rows[i] = updates[i]
-    encoded, sum += new_rows[i] - rows[i], both decoded. `sum` is the float64 sum of all clients' rows, kept exact to
-    rounding; `sum` (or `sum_out`) and `new_rows` are overwritten.
-    """
-
-
-@dataclass(frozen=True, slots=True)
-class CachedMean(_Cached):
-    """Stage 2 of AFA-CS: first rows and sum as in CachedDifference, then v += sum/num_clients.
-
-    Replaces the weighted sum of stage 1, whose weights play no role; an update without a new row is not read. `sum`
-    and `new_rows` are overwritten.
-    """
-
-
-@dataclass(frozen=True, slots=True)
-class Sgd:
-    """Stage 3: out = params + lr * v, rounded once to the type of out."""
-
-    lr: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Momentum:
-    """Stage 3: m = beta * m + v, out = params + lr * m. One state: m.
-
-    The step uses the float64 m, which is then rounded once to its type.
-    """
-
-    lr: float
-    beta: float = 0.9
-
-
-@dataclass(frozen=True, slots=True)
-class Adaptive:
-    """Stage 3: m = beta1 * m + (1-beta1) * d, out = params + lr * m / (sqrt(V) * root_scale + epsilon), d = direction.
-
-    | kind      | second moment                                    | V     | states      |
-    |-----------|--------------------------------------------------|-------|-------------|
-    | "adam"    | v = beta2 * v + (1-beta2) * d * d                | v     | m, v        |
-    | "amsgrad" | as adam; v_hat = max(v_hat, v)                   | v_hat | m, v, v_hat |
-    | "adagrad" | v = v + d * d                                    | v     | m, v        |
-    | "yogi"    | v = v - (1-beta2) * d * d * sign(v - d * d)      | v     | m, v        |
-
-    All in float64, from the states as they are stored; the step uses the unrounded m and V, then each is rounded once.
-    """
-
-    kind: Literal["adam", "amsgrad", "adagrad", "yogi"]
-    lr: float
-    beta1: float  #: 0 <= beta1 < 1
-    beta2: float  #: likewise; of no use to adagrad
-    epsilon: float  #: at least 0
-    root_scale: float = 1.0
-
-
-Step = Sgd | Momentum | Adaptive
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """One server round as data. `out` may be `params` itself; other overlaps with what is written are refused."""
-
-    params: Array  #: (d,) float32 or float64, read
-    out: Array  #: (d,) of the same type, overwritten
-    combine: Combine
-    calibrate: CachedDifference | CachedMean | None = None
-    step: Step = field(default_factory=Sgd)
-    states: Sequence[Array] = ()  #: the step's vectors (d,) of the type of params, overwritten
-    memory: Memory | None = None
-    #: as many vectors that take the new states; each is states[i] itself or lies apart. Empty: in place
-    states_out: Sequence[Array] = ()
-
-
-#: CRC-32C of what a sweep has written, of each superblock as by `crc32c`: out, sum, each row (of its head first; empty:
-#: it was kept), the step's states, memories (none where they stay).
-Checksums = tuple[bytes, bytes, list[bytes], list[bytes], list[bytes]]
-
-
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """One way to run the operations."""
-
-    name: str  #: "avx512", "avx2", "baseline", "neon" or "cuda"
-    device: str  #: "cpu" or "cuda"
-    compiled: bool
-    runs: bool
-    chosen: bool
-    why_not: str  #: empty if it runs
-
-
-def default_threads() -> int:
-    """The number of CPUs that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def threads(num_threads: int | None) -> int:
-    """`num_threads`, Python's int or NumPy's, or all CPUs for None."""
-    if type(num_threads) is int:
-        return num_threads
-    if num_threads is None:
-        return default_threads()
-    if isinstance(num_threads, bool) or not isinstance(num_threads, int | np.integer):
-        raise AffluxError(f"num_threads is {num_threads!r}, must be an int of at least 1")
-    return int(num_threads)
 
 
 def ingest(update: Array | Sequence[Array], slot: Array, *, num_threads: int = 1) -> Ingested:
@@ -287,6 +124,7 @@ def apply(
     Cost: reads M + 1 vectors and writes one. A cache adds M row reads, M row writes, and 8 d bytes read and written for
     the sum; each state of the step and each memory adds one read and one write.
 
+    >>> from afflux.ops import Combine
     >>> params = np.zeros(2, np.float32)
     >>> updates = [np.array([1, 2], np.float32), np.array([3, 4], np.float32)]
     >>> apply(Pass(params, params, Combine(updates, np.array([0.5, 0.5]))))
@@ -299,6 +137,7 @@ def apply(
 def check(round: Pass) -> None:
     """Raises what `apply` would raise for this round; writes nothing.
 
+    >>> from afflux.ops import Combine
     >>> check(Pass(np.zeros(2), np.zeros(3), Combine([], np.array([]))))
     Traceback (most recent call last):
     afflux._engine.AffluxError: [apply] out has 3 elements, expected 2
@@ -418,17 +257,3 @@ def crc32c(data: Array, block: int, *, head: int = 0, num_threads: int = 1) -> b
     ('839206e3', 8)
     """
     return _engine.crc32c(data, block, head, threads(num_threads))
-
-
-def backends() -> list[Backend]:
-    """What was compiled, what runs on this machine, and what is chosen; best first."""
-    return [Backend(*entry) for entry in _engine.backends()]
-
-
-def choose_isa(name: str) -> None:
-    """Use this instruction set in all later calls of this process (the environment's AFFLUX_ISA does so at the start).
-
-    Raises:
-        UnavailableError: the name is unknown, or this CPU cannot run it.
-    """
-    _engine.choose_isa(name)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from afflux import ops
 from afflux._engine import Buffer
-from afflux.errors import AffluxError, UnavailableError
+from afflux.ops.errors import AffluxError, UnavailableError
 
 if TYPE_CHECKING:
     import torch
@@ -219,3 +219,27 @@ def as_torch(array: Array) -> "torch.Tensor":
         return torch.utils.dlpack.from_dlpack(array)
     except BufferError:  # NumPy or torch too old for read-only memory
         return torch.tensor(array)
+
+
+def immutable_copy(array: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """A copy whose memory is a bytes object, so that NumPy refuses to make it writable again."""
+    return np.frombuffer(array.tobytes(), np.float64).reshape(array.shape)
+
+
+def frozen(values: npt.ArrayLike, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """A read-only copy, in C order."""
+    array = np.array(values, dtype, order="C")
+    array.setflags(write=False)
+    return array
+
+
+def first_nonfinite(vector: Array) -> int | None:
+    """The index of the first NaN or infinity; None if there is none."""
+    good = finite(on_host(vector))
+    return None if good.all() else int(np.argmin(good))
+
+
+def finite(array: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which elements are finite; uint16 holds the bits of bfloat16, whose exponent tells."""
+    good: npt.NDArray[np.bool_] = np.isfinite(array) if array.dtype != np.uint16 else (array & 0x7F80) != 0x7F80
+    return good
