@@ -14,8 +14,6 @@ from afflux import ops
 collect_ignore = ["emulated.py", "fake_cupy.py", "fake_torch.py", "gpu_servers.py"]
 ISAS = [b.name for b in ops.backends() if b.device == "cpu" and b.runs]
 THREADS = [1, 2, 3]
-#: Around every border of the order: lanes (32), blocks (2048), superblocks (65536), and none of them.
-SIZES = [0, 1, 15, 17, 31, 32, 33, 1023, 1025, 2047, 2049, 65535, 65536, 65537, 3 * 65536 + 5]
 
 
 @pytest.fixture(scope="session", autouse=True)
