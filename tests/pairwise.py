@@ -26,7 +26,8 @@ def cover(*axes):
     return [tuple(axis[k] for axis, k in zip(axes, row, strict=True)) for row in sorted(chosen)]
 
 
-def pairwise(names, *axes, always=()):
+def pairwise(names, *axes, always=(), indirect=False):
     """A parametrization by the product of the axes: `cover` and the rows of `always` in each run, the rest in soak."""
     now = [*cover(*axes), *always]
-    return pytest.mark.parametrize(names, [row if row in now else soak(*row) for row in product(*axes)])
+    rows = [row if row in now else soak(*row) for row in product(*axes)]
+    return pytest.mark.parametrize(names, rows, indirect=indirect)

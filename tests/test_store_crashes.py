@@ -30,7 +30,7 @@ def test_killed_at_random(case, count, tmp_path):
 
 @pytest.mark.parametrize(
     ("case", "step"),
-    [*zip(LINES, [31, 53, 61, 59, 47], strict=True), soak(LINES[0], 1), *(soak(case, 7) for case in LINES[1:])],
+    [*zip(LINES, [61, 113, 131, 127, 101], strict=True), soak(LINES[0], 1), *(soak(case, 7) for case in LINES[1:])],
     ids=lambda value: getattr(value, "rule", str(value)),
 )
 def test_killed_at_each_step(case, step, tmp_path):
