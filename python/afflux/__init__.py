@@ -8,7 +8,7 @@ from afflux.ops import codecs
 from afflux.ops.errors import AffluxError, BusyError, StoreError, UnavailableError
 from afflux.ops.exact import exp, log, pow
 from afflux.receipts import Cut, Handed, Join, Pulled, Quarantined, Receipt, Report
-from afflux.rule import Arrivals, Calibrate, Needs, Rule, Weights
+from afflux.rules.rule import Arrivals, Calibrate, Needs, Rule, Weights
 from afflux.server import Server
 
 __all__ = [

@@ -17,7 +17,7 @@ from afflux.ops.validation import is_int, plain_id
 from afflux.passes import Passes
 from afflux.receipts import STATUSES, Cut, Entry, Handed, Join, Pulled, Quarantined, no_counts
 from afflux.round import Memories, Waiting
-from afflux.rule import ClientId, Float64, Rule, Scalars
+from afflux.rules.rule import ClientId, Float64, Rule, Scalars
 from afflux.store import CachedRows, MemoryRows
 from afflux.streaming import Term
 

@@ -12,7 +12,7 @@ from afflux.ops import codecs
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.ops.validation import integer, one_of, optional
-from afflux.rule import Rule
+from afflux.rules.rule import Rule
 from afflux.streaming import MemoryMode
 
 RowsOn = Literal["device", "host"]

@@ -14,7 +14,7 @@ from afflux.arrays.layout import Field, Layout, Tree
 from afflux.arrays.pools import Slot
 from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.receipts import Pulled
-from afflux.rule import Float64, Kind
+from afflux.rules.rule import Float64, Kind
 
 
 @dataclass(frozen=True, slots=True)

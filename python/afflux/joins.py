@@ -9,7 +9,7 @@ from afflux.ops.errors import AffluxError
 from afflux.passes import Passes
 from afflux.receipts import Cut, Entry, Handed, Join, Pulled, Quarantined, Status, no_counts
 from afflux.round import Before, Memories, Round, Waiting
-from afflux.rule import ClientId, Rule, Scalars
+from afflux.rules.rule import ClientId, Rule, Scalars
 from afflux.store import CachedRows
 from afflux.streaming import Term, Total
 

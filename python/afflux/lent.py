@@ -2,7 +2,7 @@
 part of the round's own sweep.
 """
 
-from afflux.rule import Rule
+from afflux.rules.rule import Rule
 
 
 def why_not(rule: Rule, *, inplace: bool, streaming: bool) -> str | None:

@@ -10,7 +10,7 @@ from afflux.fitting import RowsOn, clients_of, codec_of, slots_of
 from afflux.ops.errors import AffluxError
 from afflux.ops.units import in_bytes
 from afflux.ops.validation import integer, one_of, optional
-from afflux.rule import Rule
+from afflux.rules.rule import Rule
 from afflux.store.metadata import Shape
 from afflux.store.shapes import shapes_of
 from afflux.streaming import MemoryMode

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
-from afflux.rule import ClientId, Float64, Int64, Scalars
+from afflux.rules.rule import ClientId, Float64, Int64, Scalars
 
 #: (d,) float32, or float64 if the server was asked for it: NumPy's; of a server on a GPU torch's or CuPy's, on it.
 Params = Any

@@ -17,7 +17,7 @@ from afflux.arrays.pools import Draft, Slot, Vector
 from afflux.ops.errors import AffluxError
 from afflux.ops.exact import ordered_sum
 from afflux.receipts import Pulled, Report
-from afflux.rule import Arrivals, ClientId, Float64, Kind, Rule, Scalars, Weights
+from afflux.rules.rule import Arrivals, ClientId, Float64, Kind, Rule, Scalars, Weights
 from afflux.staging import Stage
 from afflux.store import CachedRows, Rows
 from afflux.streaming import Term, Work, combine

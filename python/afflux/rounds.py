@@ -12,7 +12,7 @@ from afflux.joins import Joins
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.receipts import Pulled, Receipt, Report
 from afflux.round import Pushed, Round, Waiting, prepare
-from afflux.rule import Rule
+from afflux.rules.rule import Rule
 from afflux.staging import Stage
 from afflux.store.folder import Store
 from afflux.streaming import MOST_SQUARES, Streaming, Term, Total

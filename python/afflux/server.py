@@ -25,7 +25,7 @@ from afflux.plan import fitted
 from afflux.receipts import Pulled, Receipt, Report
 from afflux.round import Pushed
 from afflux.rounds import Rounds, Ticket
-from afflux.rule import ClientId, Rule
+from afflux.rules.rule import ClientId, Rule
 from afflux.store import MemoryRows
 from afflux.store.folder import Durability, Every, Store
 from afflux.store.lock import promises_space

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 from afflux.arrays.gpu import Gpu, Upload
 from afflux.arrays.interop import bring
-from afflux.rule import ClientId
+from afflux.rules.rule import ClientId
 
 if TYPE_CHECKING:
     from afflux.store.rows import Row, Rows

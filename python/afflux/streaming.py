@@ -19,7 +19,7 @@ from afflux.arrays.devices import HOST, Device
 from afflux.arrays.pools import Slot
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import NUMBERS
-from afflux.rule import Arrivals, Float64, OnArrival, Rule
+from afflux.rules.rule import Arrivals, Float64, OnArrival, Rule
 
 MemoryMode = Literal["buffered", "streaming"]
 

@@ -13,7 +13,7 @@ from afflux.joins import Joins
 from afflux.ops.errors import AffluxError
 from afflux.receipts import Entry, Params, Pulled, Quarantined
 from afflux.rounds import Rounds
-from afflux.rule import Rule
+from afflux.rules.rule import Rule
 from afflux.store import CachedRows
 from afflux.streaming import Streaming
 

@@ -18,7 +18,7 @@ from afflux.bench.inputs import LR, Case, Inputs
 from afflux.bench.row import QUICK_D, Asked, Row, one_case
 from afflux.bench.streams import Streams, Traffic
 from afflux.ops import codecs
-from afflux.rules.ca2fl import mf_ca2fl as mf_ca2fl_rule
+from afflux.rules.presets.ca2fl import mf_ca2fl as mf_ca2fl_rule
 
 BITS = 4
 CODEC = codecs.affine(BITS)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from afflux.arrays.layout import Layout
-from afflux.rule import Rule
+from afflux.rules.rule import Rule
 from afflux.server import Server
 from afflux.sim import models
 from afflux.sim.clients import Trainer

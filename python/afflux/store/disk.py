@@ -7,7 +7,7 @@ from afflux.arrays.devices import HOST, Device
 from afflux.arrays.gpu import Gpu
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import StoreError
-from afflux.rule import ClientId
+from afflux.rules.rule import ClientId
 from afflux.staging import Stage, Stages
 from afflux.store.index import Index, Place
 from afflux.store.rows import CachedRows, Row, Rows, row_crc

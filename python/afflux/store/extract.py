@@ -9,7 +9,7 @@ from zipfile import ZipFile
 import numpy as np
 
 from afflux.ops.errors import StoreError
-from afflux.rule import ClientId
+from afflux.rules.rule import ClientId
 from afflux.store.index import Place
 from afflux.store.reading import Reading, reading
 from afflux.store.rows import Row, decoded_dtype

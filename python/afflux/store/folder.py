@@ -29,9 +29,9 @@ from afflux.joins import Book, Joins, after
 from afflux.ops.codecs import Codec, named
 from afflux.ops.errors import AffluxError, StoreError, UnavailableError
 from afflux.receipts import Pulled
-from afflux.recipe import recipe_of, rule_of
 from afflux.round import Memories, Round
-from afflux.rule import Float64, Rule
+from afflux.rules.rule import Float64, Rule
+from afflux.rules.serialization import recipe_of, rule_of
 from afflux.store.arrivals import Arrivals
 from afflux.store.disk import DiskRows, Staged, Table
 from afflux.store.index import INDEX, Change, Committed, Index, Place, folder_of

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux.ops.errors import StoreError
-from afflux.rule import ClientId
+from afflux.rules.rule import ClientId
 from afflux.store.index import INDEX, Change, Index, Place
 from afflux.store.metadata import write_again
 from afflux.store.reading import Reading, reading

@@ -21,7 +21,7 @@ import numpy as np
 from afflux._engine import ORDER_VERSION
 from afflux.ops.errors import StoreError
 from afflux.ops.validation import plain_id
-from afflux.rule import ClientId
+from afflux.rules.rule import ClientId
 from afflux.store.remedy import BACKUP
 
 FORMAT = 3

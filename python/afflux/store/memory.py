@@ -10,7 +10,7 @@ from afflux.arrays.interop import on_host
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError
-from afflux.rule import ClientId
+from afflux.rules.rule import ClientId
 from afflux.staging import Stages
 from afflux.store.rows import CachedRows, Row, Rows, decoded
 

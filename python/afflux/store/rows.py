@@ -14,7 +14,7 @@ from afflux.arrays.devices import HOST, Device
 from afflux.arrays.interop import on_host
 from afflux.ops import CachedDifference, CachedMean, RowFacts, codecs
 from afflux.ops.codecs import Codec
-from afflux.rule import Calibrate, ClientId
+from afflux.rules.rule import Calibrate, ClientId
 from afflux.staging import Stage, Stages
 
 #: NumPy's, or on a GPU that of its library.

@@ -1,10 +1,11 @@
 """FedAsync: Xie, Koyejo and Gupta, Asynchronous Federated Optimization, 2019."""
 
-from afflux.calibrate import NONE
 from afflux.ops.validation import one_or_less
-from afflux.rule import Rule
-from afflux.step import Sgd
-from afflux.weigh import Polynomial, Staleness, StalenessLaw
+from afflux.rules.calibration import NONE
+from afflux.rules.optimizers import Sgd
+from afflux.rules.rule import Rule
+from afflux.rules.staleness import Polynomial, StalenessLaw
+from afflux.rules.weights import Staleness
 
 
 def fedasync(*, alpha: float = 0.6, staleness: StalenessLaw = Polynomial(0.5)) -> Rule:  # noqa: B008 - frozen

@@ -1,9 +1,9 @@
 """FedAdagrad, FedAdam and FedYogi: Reddi et al., Adaptive Federated Optimization, ICLR 2021 (FedOpt, Algorithm 2)."""
 
-from afflux.calibrate import NONE
-from afflux.rule import Rule, Step
-from afflux.step import Adagrad, Adam, Yogi
-from afflux.weigh import Uniform
+from afflux.rules.calibration import NONE
+from afflux.rules.optimizers import Adagrad, Adam, Yogi
+from afflux.rules.rule import Rule, Step
+from afflux.rules.weights import Uniform
 
 #: Section 5.3: beta1 and beta2 of FedAdam and FedYogi; FedAdagrad takes beta1 = 0. tau, here epsilon, is 1e-3 where it
 #: is not tuned, and v starts at tau^2 (here at 0 unless initial_v is given).

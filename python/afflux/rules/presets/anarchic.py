@@ -2,11 +2,11 @@
 
 from typing import Literal
 
-from afflux.calibrate import NONE
 from afflux.ops.codecs import Codec, Name, named
-from afflux.rule import Calibrate, Rule
-from afflux.step import Sgd
-from afflux.weigh import Uniform
+from afflux.rules.calibration import NONE
+from afflux.rules.optimizers import Sgd
+from afflux.rules.rule import Calibrate, Rule
+from afflux.rules.weights import Uniform
 
 #: Appendix E: the global and the local learning rate on MNIST and CIFAR-10; server_lr here is their product.
 GLOBAL_LR, LOCAL_LR = 1.0, 0.1

@@ -1,9 +1,9 @@
 """FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017."""
 
-from afflux.calibrate import NONE
-from afflux.rule import Rule
-from afflux.step import Sgd
-from afflux.weigh import Examples
+from afflux.rules.calibration import NONE
+from afflux.rules.optimizers import Sgd
+from afflux.rules.rule import Rule
+from afflux.rules.weights import Examples
 
 
 def fedavg(*, buffer_size: int = 10, server_lr: float = 1.0) -> Rule:

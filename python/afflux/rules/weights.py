@@ -1,108 +1,21 @@
-"""The parts that weigh: one float64 weight per arrival, from facts about the round.
+"""Weights: one float64 weight per arrival, from facts about the round.
 
 On the exact path: + - * / sqrt and afflux.pow on single numbers, in canonical order (see rule.py).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
-from typing import Literal, Protocol, cast
+from typing import Literal
 
 import numpy as np
 
-from afflux.ops import exact
 from afflux.ops.errors import AffluxError
 from afflux.ops.exact import ordered_sum
-from afflux.ops.validation import check_fields, finite, flag, is_function, not_negative, one_of, one_or_more
-from afflux.rule import Arrivals, Float64
+from afflux.ops.validation import check_fields, finite, flag, one_of
+from afflux.rules.rule import Arrivals, Float64
+from afflux.rules.staleness import Exponential, StalenessLaw, a_law
 
 Normalise = Literal["count", "weights"] | None
-
-#: e/2, the base of WKAFL's and TWAFL's staleness law.
-HALF_E = 1.3591409142295225
-
-
-class StalenessLaw(Protocol):
-    """s(staleness), 1 for a fresh arrival."""
-
-    def __call__(self, staleness: int, /) -> float:
-        """The factor for one staleness >= 0."""
-        ...
-
-
-def a_law(part: str, name: str, value: object) -> StalenessLaw:
-    """Refuses what is no law of staleness."""
-    if not is_function(value):
-        raise AffluxError(f"[{part}] the {name} is {value!r}, must be one such as Polynomial(0.5)")
-    return cast(StalenessLaw, value)
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """s = 1."""
-
-    def __call__(self, staleness: int, /) -> float:
-        """See the class."""
-        return 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Polynomial:
-    """s = (1 + staleness)^-a (FedAsync section 5.2; FedBuff uses a = 1/2)."""
-
-    a: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_fields(self, not_negative, "a")
-
-    def __call__(self, staleness: int, /) -> float:
-        """See the class."""
-        base = 1.0 + staleness
-        if self.a > 8 or 2 * self.a != int(2 * self.a):
-            return exact.pow(base, -self.a)
-        # Up to 8 products and a square root: faster, and the bits of the first versions.
-        power = sqrt(base) if int(2 * self.a) % 2 else 1.0
-        for _ in range(int(self.a)):
-            power = power * base
-        return 1.0 / power
-
-
-@dataclass(frozen=True, slots=True)
-class Hinge:
-    """s = 1 up to staleness b, then 1 / (a (staleness - b) + 1) (FedAsync section 5.2)."""
-
-    a: float = 10.0
-    b: float = 4.0
-
-    def __post_init__(self) -> None:
-        check_fields(self, not_negative, "a", "b")
-
-    def __call__(self, staleness: int, /) -> float:
-        """See the class."""
-        return 1.0 if staleness <= self.b else 1.0 / (self.a * (staleness - self.b) + 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Exponential:
-    """s = base^-staleness, with base e/2 (TWAFL, Chen et al. 2019; WKAFL section 4.3.2)."""
-
-    base: float = HALF_E
-
-    def __post_init__(self) -> None:
-        check_fields(self, one_or_more, "base")
-
-    def __call__(self, staleness: int, /) -> float:
-        """See the class."""
-        return exact.pow(self.base, -float(staleness))
-
-
-@dataclass(frozen=True, slots=True)
-class Inverse:
-    """s = 1 / max(staleness, 1) (SASGD, Zhang et al. 2016)."""
-
-    def __call__(self, staleness: int, /) -> float:
-        """See the class."""
-        return 1.0 / max(staleness, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +27,11 @@ class Uniform:
         return np.full(len(arrivals), self.factor(arrivals))
 
     def on_arrival(self, staleness: int, num_examples: int, norm: float, /) -> float:
-        """See afflux.rule.OnArrival."""
+        """See afflux.rules.rule.OnArrival."""
         return 1.0
 
     def factor(self, arrivals: Arrivals, /) -> float:
-        """See afflux.rule.OnArrival."""
+        """See afflux.rules.rule.OnArrival."""
         return 1.0 / len(arrivals)
 
 
@@ -132,11 +45,11 @@ class Examples:
         return np.array([float(n) / total for n in arrivals.num_examples.tolist()])
 
     def on_arrival(self, staleness: int, num_examples: int, norm: float, /) -> float:
-        """See afflux.rule.OnArrival."""
+        """See afflux.rules.rule.OnArrival."""
         return float(num_examples)
 
     def factor(self, arrivals: Arrivals, /) -> float:
-        """See afflux.rule.OnArrival."""
+        """See afflux.rules.rule.OnArrival."""
         return 1.0 / self._total(arrivals)
 
     def _total(self, arrivals: Arrivals) -> float:
@@ -167,11 +80,11 @@ class Staleness:
         return np.array([self.scale * value / divisor for value in values])
 
     def on_arrival(self, staleness: int, num_examples: int, norm: float, /) -> float:
-        """See afflux.rule.OnArrival."""
+        """See afflux.rules.rule.OnArrival."""
         return self.law(staleness) * (float(num_examples) if self.by_examples else 1.0)
 
     def factor(self, arrivals: Arrivals, /) -> float:
-        """See afflux.rule.OnArrival."""
+        """See afflux.rules.rule.OnArrival."""
         _, divisor = self._shares(arrivals, raw=True)
         return self.scale / divisor
 

@@ -6,7 +6,7 @@ from typing import Literal, Protocol, cast
 
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import check_fields, finite, integer, is_function, not_negative, one_of
-from afflux.rule import Arrivals
+from afflux.rules.rule import Arrivals
 
 
 class LearningRate(Protocol):

@@ -2,11 +2,12 @@
 
 from typing import Literal
 
-from afflux.calibrate import NONE
 from afflux.ops.validation import one_of
-from afflux.rule import Rule
-from afflux.step import Sgd
-from afflux.weigh import Exponential, Staleness
+from afflux.rules.calibration import NONE
+from afflux.rules.optimizers import Sgd
+from afflux.rules.rule import Rule
+from afflux.rules.staleness import Exponential
+from afflux.rules.weights import Staleness
 
 
 def twafl(*, buffer_size: int = 10, server_lr: float = 0.005, normalise: Literal["count", "weights"] = "count") -> Rule:

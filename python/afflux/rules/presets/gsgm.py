@@ -1,4 +1,4 @@
-"""Gradient scheduling with a global momentum: every client once per pass over all clients (GSGM)."""
+"""GSGM: Li et al., Gradient Scheduling with Global Momentum for Non-IID Distributed Asynchronous Training, 2019."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -6,7 +6,9 @@ from typing import ClassVar
 import numpy as np
 
 from afflux.ops.validation import check_fields, finite
-from afflux.rule import Arrivals, Needs, Weights
+from afflux.rules.calibration import NONE
+from afflux.rules.optimizers import Sgd
+from afflux.rules.rule import Arrivals, Needs, Rule, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +38,12 @@ class GradientScheduling:
             next_[0, 0] = 1.0
             next_[1] = total
         return Weights(share, (self.alpha, 0.0), next_, {"rounds_in_pass": rounds})
+
+
+def gsgm(*, buffer_size: int = 10, server_lr: float = 0.005, alpha: float = 0.1) -> Rule:
+    """x -= server_lr * (alpha * momentum + mean(g)); momentum is the mean of the last pass's directions.
+
+    A client enters once per pass over all N clients (WKAFL section 6.1.2). State on the server: momentum and the sum
+    of the pass, 8 d bytes, and the arrivals that wait for the next pass. Sweeps: one.
+    """
+    return Rule("gsgm", "gradient", buffer_size, GradientScheduling(alpha), NONE, Sgd(server_lr))

@@ -2,13 +2,13 @@
 
 from typing import Literal
 
-from afflux.calibrate import cached_difference
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError
-from afflux.rule import Rule
-from afflux.step import Sgd
-from afflux.weigh import Uniform
+from afflux.rules.calibration import cached_difference
+from afflux.rules.optimizers import Sgd
+from afflux.rules.rule import Rule
+from afflux.rules.weights import Uniform
 
 #: Section 6: M and the global learning rate of the main experiments (N = 100 clients, 20 at once).
 BUFFER_SIZE, SERVER_LR = 10, 1.0

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
-from afflux.calibrate import NONE
 from afflux.ops.errors import AffluxError
-from afflux.rule import Rule
-from afflux.rules.dialects import DIALECTS, Dialect, Name
-from afflux.step import Sgd
-from afflux.weigh import Normalise, Staleness, StalenessLaw
+from afflux.rules.calibration import NONE
+from afflux.rules.optimizers import Sgd
+from afflux.rules.presets.dialects import DIALECTS, Dialect, Name
+from afflux.rules.rule import Rule
+from afflux.rules.staleness import StalenessLaw
+from afflux.rules.weights import Normalise, Staleness
 
 
 def fedbuff(
@@ -24,7 +25,7 @@ def fedbuff(
     CA2FL and FADAS; `staleness=None` is the dialect's own law, and not none. State on the server: nothing but params
     and the buffer. Sweeps: one.
 
-    `dialect` names a framework whose FedBuff is computed instead, or is one of `afflux.rules.dialects` with its
+    `dialect` names a framework whose FedBuff is computed instead, or is one of `afflux.rules.presets.dialects` with its
     options, such as `appfl(num_clients=100)`. It brings its own law of staleness, which `staleness` replaces where the
     framework leaves the choice, and decides the rule's kind: in appfl, fedscale and plato clients push models, since
     these take the difference to the current params and not to what the client pulled.

@@ -1,9 +1,10 @@
 """SASGD: Zhang, Gupta, Lian and Liu, Staleness-Aware Async-SGD for Distributed Deep Learning, IJCAI 2016."""
 
-from afflux.calibrate import NONE
-from afflux.rule import Rule
-from afflux.step import Sgd
-from afflux.weigh import Inverse, Staleness
+from afflux.rules.calibration import NONE
+from afflux.rules.optimizers import Sgd
+from afflux.rules.rule import Rule
+from afflux.rules.staleness import Inverse
+from afflux.rules.weights import Staleness
 
 
 def sasgd(*, buffer_size: int = 10, server_lr: float = 0.005) -> Rule:

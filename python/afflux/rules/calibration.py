@@ -4,7 +4,7 @@ Rows start at 0 and take 4 d bytes per client seen (8 d for float64), or what th
 """
 
 from afflux.ops.codecs import Codec, Name, named
-from afflux.rule import Calibrate
+from afflux.rules.rule import Calibrate
 
 #: The direction is the weighted sum of what arrived.
 NONE = Calibrate(cached=False)

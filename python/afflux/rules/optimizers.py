@@ -1,4 +1,4 @@
-"""The parts that step: server optimizers. `lr` is a number or a law of afflux.rates; v is the round's direction.
+"""Server optimizers, the step of a rule. `lr` is a number or a law of afflux.rules.schedules; v is the direction.
 
 The adaptive ones (FedOpt, Reddi et al. 2021, Algorithm 2; FedAMS, Wang et al. 2022; FADAS, Wang et al. 2024):
 
@@ -21,8 +21,8 @@ from afflux import ops
 from afflux.ops import exact
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import check_fields, flag, less_than_one, not_negative
-from afflux.rates import Rate, a_rate, rate
-from afflux.rule import Arrivals
+from afflux.rules.rule import Arrivals
+from afflux.rules.schedules import Rate, a_rate, rate
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ import numpy as np
 
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import check_fields, flag, integer
-from afflux.rule import Arrivals, Float64, Kind, Weigh
-from afflux.weigh import Constant, Polynomial, Staleness, StalenessLaw, a_law
+from afflux.rules.rule import Arrivals, Float64, Kind, Weigh
+from afflux.rules.staleness import Constant, Polynomial, StalenessLaw, a_law
+from afflux.rules.weights import Staleness
 
 Name = Literal["paper", "flsim", "appfl", "nvflare", "fedscale", "plato", "federatedscope", "afl-lib", "flgo"]
 

@@ -6,10 +6,22 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from afflux.ops.errors import AffluxError
-from afflux.rule import Rule
+from afflux.rules.rule import Rule
 
 #: Where the parts are defined that may stand in a recipe. Nothing else is looked up by a name that was read.
-MODULES = ("rule", "ops.codecs", "weigh", "step", "rates", "selection", "scheduling", "score", "rules.dialects")
+MODULES = (
+    "ops.codecs",
+    "rules.calibration",
+    "rules.optimizers",
+    "rules.rule",
+    "rules.schedules",
+    "rules.staleness",
+    "rules.weights",
+    "rules.presets.dialects",
+    "rules.presets.gsgm",
+    "rules.presets.wkafl",
+    "rules.presets.zenopp",
+)
 
 
 def recipe_of(rule: Rule) -> dict[str, Any]:
@@ -17,7 +29,7 @@ def recipe_of(rule: Rule) -> dict[str, Any]:
 
     >>> from afflux.rules import fedbuff
     >>> recipe_of(fedbuff(buffer_size=2))["weigh"]["law"]
-    {'part': 'weigh.Polynomial', 'a': 0.5}
+    {'part': 'rules.staleness.Polynomial', 'a': 0.5}
     """
     content: dict[str, Any] = _content(rule)
     return content

@@ -2,12 +2,12 @@
 
 from typing import Literal
 
-from afflux.calibrate import NONE
 from afflux.ops.validation import integer
-from afflux.rates import DelayAdaptive, Rate
-from afflux.rule import Rule
-from afflux.step import AmsGrad
-from afflux.weigh import Uniform
+from afflux.rules.calibration import NONE
+from afflux.rules.optimizers import AmsGrad
+from afflux.rules.rule import Rule
+from afflux.rules.schedules import DelayAdaptive, Rate
+from afflux.rules.weights import Uniform
 
 #: Section 6: (beta1, beta2) and epsilon of all experiments.
 BETA1, BETA2, EPSILON = 0.9, 0.99, 1e-8
@@ -34,7 +34,7 @@ def fadas(
     m = beta1 m + (1 - beta1) D, v = beta2 v + (1 - beta2) D^2, v_hat = max(v_hat, v).
     Delay-adaptive: if the largest staleness of the buffer exceeds `threshold`, lr is server_lr / tau_max ("inverse":
     eq. 77, what the experiments ran) or min(server_lr, 1 / tau_max) ("minimum": eq. 4). `bias_correction` is the
-    authors' code (see afflux.step). State on the server: m, v and v_hat, 12 d bytes. Sweeps: one.
+    authors' code (see afflux.rules.optimizers). State on the server: m, v and v_hat, 12 d bytes. Sweeps: one.
     """
     threshold = integer(0)("fadas", "threshold", threshold)
     lr: Rate = server_lr if delay_adaptive is None else DelayAdaptive(server_lr, threshold, delay_adaptive)

@@ -1,9 +1,9 @@
 """FedAMS: Wang, Lin and Chen, Communication-Efficient Adaptive Federated Learning, ICML 2022."""
 
-from afflux.calibrate import NONE
-from afflux.rule import Rule
-from afflux.step import AmsGrad
-from afflux.weigh import Uniform
+from afflux.rules.calibration import NONE
+from afflux.rules.optimizers import AmsGrad
+from afflux.rules.rule import Rule
+from afflux.rules.weights import Uniform
 
 
 def fedams(
