@@ -306,7 +306,7 @@ def test_a_streaming_server_keeps_nothing_on_the_host(moved, vectors, monkeypatc
     def zeros(*_):
         raise AssertionError("zeros on the host")
 
-    monkeypatch.setattr("afflux.streaming.np.zeros", zeros)
+    monkeypatch.setattr("afflux.aggregation.streaming.np.zeros", zeros)
     server = Server(fedbuff(buffer_size=2), moved(vectors[0]), memory="streaming")
     monkeypatch.undo()
     assert pushes(server, vectors[:2])[-1].version == 1

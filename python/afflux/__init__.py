@@ -2,12 +2,12 @@
 
 from afflux import ops, rules
 from afflux._engine import __version__
+from afflux.aggregation.reports import Cut, Handed, Join, Pulled, Quarantined, Receipt, Report
 from afflux.arrays.layout import Layout
 from afflux.history import replay
 from afflux.ops import codecs
 from afflux.ops.errors import AffluxError, BusyError, StoreError, UnavailableError
 from afflux.ops.exact import exp, log, pow
-from afflux.receipts import Cut, Handed, Join, Pulled, Quarantined, Receipt, Report
 from afflux.rules.rule import Arrivals, Calibrate, Needs, Rule, Weights
 from afflux.server import Server
 

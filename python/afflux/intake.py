@@ -7,13 +7,13 @@ import numpy as np
 
 from afflux import ops
 from afflux._engine import Buffer
+from afflux.aggregation.reports import Pulled
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.gpu import device_of
 from afflux.arrays.interop import forbid_resizing, gpu_of, immutable_copy, is_torch, on_gpu, on_host, with_names
 from afflux.arrays.layout import Field, Layout, Tree
 from afflux.arrays.pools import Slot
 from afflux.ops.errors import AffluxError, UnavailableError
-from afflux.receipts import Pulled
 from afflux.rules.rule import Float64, Kind
 
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from afflux._engine import SUPERBLOCK
-from afflux.fitting import RowsOn, clients_of, codec_of, slots_of
+from afflux.aggregation.options import RowsOn, clients_of, codec_of, slots_of
+from afflux.aggregation.streaming import MemoryMode
 from afflux.ops.errors import AffluxError
 from afflux.ops.units import in_bytes
 from afflux.ops.validation import integer, one_of, optional
 from afflux.rules.rule import Rule
 from afflux.store.metadata import Shape
 from afflux.store.shapes import shapes_of
-from afflux.streaming import MemoryMode
 
 _BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
 

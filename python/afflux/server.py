@@ -9,27 +9,35 @@ from typing import Literal
 import numpy as np
 
 from afflux import ops
+from afflux.aggregation.admission import Admission, Duplicates, ServerState
+from afflux.aggregation.arrivals import Pushed
+from afflux.aggregation.cache.memory import MemoryRows
+from afflux.aggregation.options import (
+    RowsOn,
+    clients_of,
+    codec_of,
+    refuse_commits,
+    refuse_places,
+    refuse_starts,
+    slots_of,
+    why_not,
+)
+from afflux.aggregation.participation import Participation
+from afflux.aggregation.reports import Pulled, Receipt, Report
+from afflux.aggregation.streaming import MOST_SQUARES, MemoryMode, Streaming
 from afflux.arrays.devices import HOST
 from afflux.arrays.gpu import device_of
 from afflux.arrays.layout import Tree
 from afflux.arrays.pools import Slot, Slots, Versions
-from afflux.fitting import RowsOn, clients_of, codec_of, refuse_commits, refuse_places, refuse_starts, slots_of
 from afflux.intake import Intake
-from afflux.joins import Book, Duplicates, Joins
 from afflux.keep import Keep
-from afflux.lent import why_not
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import NUMBERS, brief, integer, is_int, one_of, optional, path_of, plain_id
-from afflux.passes import Passes
 from afflux.plan import fitted
-from afflux.receipts import Pulled, Receipt, Report
-from afflux.round import Pushed
 from afflux.rounds import Rounds, Ticket
 from afflux.rules.rule import ClientId, Rule
-from afflux.store import MemoryRows
 from afflux.store.folder import Durability, Every, Store
 from afflux.store.lock import promises_space
-from afflux.streaming import MOST_SQUARES, MemoryMode, Streaming
 
 
 class Server(Keep):
@@ -202,16 +210,16 @@ class Server(Keep):
         if bad is not None:
             raise AffluxError(f"[Server] params has a non-finite value at index {bad}{self._intake.place(bad)}")
         buffers = self._intake.buffers("[Server] params", params, params)
-        book = Book(
+        book = ServerState(
             current=Pulled(self._versions.finished(draft, 0), 0, buffers),
             rows=rows,
             waiting=[],
             memories={name: self._device.full(size, first, dtype) for name, first in rule.memories.items()},
             scalars=MappingProxyType(dict(rule.needs.scalars)),
-            passes=Passes.of(num_clients, [], []) if rule.needs.passes and num_clients else None,
+            passes=Participation.of(num_clients, [], []) if rule.needs.passes and num_clients else None,
         )
         copies = why_not(rule, inplace=inplace, streaming=self._streaming is not None)
-        self._joins = Joins(rule, duplicates, max_staleness, log, book, copies)
+        self._joins = Admission(rule, duplicates, max_staleness, log, book, copies)
         self._rounds = Rounds(
             rule, self.num_threads, self._versions, self._slots, self._joins, self._streaming, self._device
         )

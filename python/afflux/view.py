@@ -4,18 +4,18 @@ from dataclasses import replace
 from typing import Any, NoReturn, overload
 
 from afflux import ops
+from afflux.aggregation.admission import Admission
+from afflux.aggregation.cache.rows import RowCache
+from afflux.aggregation.reports import Entry, Params, Pulled, Quarantined
+from afflux.aggregation.streaming import Streaming
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.layout import Layout, Tree
 from afflux.arrays.pools import Slots, Vector, Versions
 from afflux.gate import Gate
 from afflux.intake import Intake
-from afflux.joins import Joins
 from afflux.ops.errors import AffluxError
-from afflux.receipts import Entry, Params, Pulled, Quarantined
 from afflux.rounds import Rounds
 from afflux.rules.rule import Rule
-from afflux.store import CachedRows
-from afflux.streaming import Streaming
 
 
 class View:
@@ -26,7 +26,7 @@ class View:
     _dtype: str
     _gate: Gate
     _intake: Intake
-    _joins: Joins
+    _joins: Admission
     _rounds: Rounds
     _slots: Slots
     _streaming: Streaming | None
@@ -81,7 +81,7 @@ class View:
         return self._versions.held
 
     @property
-    def rows(self) -> CachedRows | None:
+    def rows(self) -> RowCache | None:
         """The cached rows, for rules that have them. Waits for a step that is being made."""
         self._gate.enter("rows")
         with self._gate.mutex:

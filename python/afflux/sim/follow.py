@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from afflux import __version__
-from afflux.receipts import Pulled, Receipt
+from afflux.aggregation.reports import Pulled, Receipt
 from afflux.rules.rule import Rule
 from afflux.server import Server
 from afflux.sim import audit

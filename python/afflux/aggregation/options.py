@@ -6,14 +6,14 @@ from typing import Literal
 import numpy as np
 
 from afflux import ops
+from afflux.aggregation.admission import Duplicates
+from afflux.aggregation.streaming import MemoryMode
 from afflux.arrays.devices import HOST, Device
-from afflux.joins import Duplicates
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.ops.validation import integer, one_of, optional
 from afflux.rules.rule import Rule
-from afflux.streaming import MemoryMode
 
 RowsOn = Literal["device", "host"]
 
@@ -81,3 +81,22 @@ def clients_of(rule: Rule, num_clients: int | None, duplicates: Duplicates) -> i
             f"{duplicates!r} a buffer takes each client once, and would never fill"
         )
     return num_clients
+
+
+def why_not(rule: Rule, *, inplace: bool, streaming: bool) -> str | None:
+    """Why a server copies whatever is pushed; None if it may read it in place.
+
+    A round that has read a value which is not finite is made again without that vector, so it must not overwrite
+    anything but memory of its own.
+    """
+    if streaming:
+        return "memory='streaming' adds it up at once"
+    if inplace:
+        return "inplace=True overwrites params"
+    if rule.needs.gram:
+        return f"{rule.name} takes inner products first"
+    if rule.calibrate.cached:
+        return f"{rule.name} overwrites cached rows"
+    if rule.memories:
+        return f"{rule.name} overwrites its {', '.join(rule.memories)}"
+    return None

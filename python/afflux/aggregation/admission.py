@@ -4,26 +4,27 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+from afflux.aggregation.arrivals import PendingArrival
+from afflux.aggregation.cache.rows import RowCache
+from afflux.aggregation.participation import Participation
+from afflux.aggregation.reports import Cut, Entry, Handed, Join, Pulled, Quarantined, Status, no_counts
+from afflux.aggregation.round import Before, Memories, Round
+from afflux.aggregation.streaming import Term, Total
 from afflux.arrays.pools import is_lent
 from afflux.ops.errors import AffluxError
-from afflux.passes import Passes
-from afflux.receipts import Cut, Entry, Handed, Join, Pulled, Quarantined, Status, no_counts
-from afflux.round import Before, Memories, Round, Waiting
 from afflux.rules.rule import ClientId, Rule, Scalars
-from afflux.store import CachedRows
-from afflux.streaming import Term, Total
 
 Duplicates = Literal["latest", "both", "reject"]
 
 
-class Book(NamedTuple):
+class ServerState(NamedTuple):
     """All that is decided so far. It is never changed but replaced, by one assignment: an interrupt, wherever it hits,
     leaves the old book or the new one. Of lists that grow it says how many entries count; an interrupt may leave more.
     """
 
     current: Pulled  #: the newest version
-    rows: CachedRows | None
-    waiting: list[Waiting]
+    rows: RowCache | None
+    waiting: list[PendingArrival]
     filled: int = 0  #: entries of `waiting` that count
     round: Round | None = None  #: decided, and not yet committed
     number: int = 0  #: of the next decision
@@ -34,14 +35,14 @@ class Book(NamedTuple):
     memories: Memories = MappingProxyType({})  #: the rule's vectors; without a store a sweep changes them in place
     handed: frozenset[str] = frozenset()  #: those memories that the user has handed in
     scalars: Scalars = MappingProxyType({})  #: the rule's own numbers
-    passes: Passes | None = None  #: of rules that take every client once per pass
-    sealed: "Book | None" = None  #: this book as `round` was decided: what a store keeps of it
+    passes: Participation | None = None  #: of rules that take every client once per pass
+    sealed: "ServerState | None" = None  #: this book as `round` was decided: what a store keeps of it
 
-    def arrivals(self) -> list[Waiting]:
+    def arrivals(self) -> list[PendingArrival]:
         """Those in the buffer."""
         return self.waiting[: self.filled]
 
-    def deferred(self) -> list[Waiting]:
+    def deferred(self) -> list[PendingArrival]:
         """Those that wait for the next pass."""
         return [] if self.passes is None else self.passes.waiting()
 
@@ -66,12 +67,12 @@ class Book(NamedTuple):
         return sum(not is_lent(w.slot) for w in [*self.arrivals(), *self.deferred()])
 
 
-def after(book: Book, current: Pulled, done: Round) -> Book:
+def after(book: ServerState, current: Pulled, done: Round) -> ServerState:
     """The book as soon as a round is over, and its version the newest one."""
     return book._replace(current=current, round=None, sealed=None, scalars=done.scalars, memories=done.memories)
 
 
-class Joins:
+class Admission:
     """Decides by the rules of `Server`'s docstring, counts, and keeps the log."""
 
     def __init__(
@@ -80,7 +81,7 @@ class Joins:
         duplicates: Duplicates,
         max_staleness: int | None,
         log: bool,
-        first: Book,
+        first: ServerState,
         copies: str | None,
     ) -> None:
         self.rule = rule
@@ -169,7 +170,7 @@ class Joins:
         ends_pass = book.passes is not None and book.passes.left == arrivals - book.filled
         return Before(book.current, book.rows, book.memories, outs(book.memories), book.scalars, ends_pass)
 
-    def record(self, status: Status, arrival: Waiting, bad: int | None, sealed: Round | None) -> None:
+    def record(self, status: Status, arrival: PendingArrival, bad: int | None, sealed: Round | None) -> None:
         """Carries a decision out; `sealed` is the round that the arrival completes."""
         book = self.book
         passes, scalars, counts = book.passes, book.scalars, book.counts
@@ -204,7 +205,7 @@ class Joins:
         # A round that makes no step is over as soon as it is decided.
         decided = sealed if sealed is not None and sealed.report.stepped else book.round
         # By position: half the time of keywords, and it is on the way of every push.
-        new = Book(
+        new = ServerState(
             book.current,
             book.rows,
             waiting,
@@ -225,7 +226,9 @@ class Joins:
         if sealed is not None:
             self._places = {}
 
-    def _opened(self, passes: Passes | None, sealed: Round) -> tuple[list[Waiting], Passes | None, dict[str, int]]:
+    def _opened(
+        self, passes: Participation | None, sealed: Round
+    ) -> tuple[list[PendingArrival], Participation | None, dict[str, int]]:
         """The buffer after a round: empty, but for those who have waited for this pass."""
         counts = self.book.counts
         if passes is None:
@@ -258,7 +261,7 @@ class Joins:
         if self._log is not None and kind != "overdue":
             self._log[logged:] = [Cut(kind)]
             logged += 1
-        waiting: list[Waiting] = []
+        waiting: list[PendingArrival] = []
         passes, scalars, counts = book.passes, book.scalars, book.counts
         if sealed is None:
             passes = passes and passes.emptied(book.filled)
@@ -288,7 +291,7 @@ class Joins:
         """The round is over: its version is the newest one."""
         self.book = after(self.book, current, done)
 
-    def load(self, book: Book, quarantined: list[Quarantined], log: list[Entry] | None) -> None:
+    def load(self, book: ServerState, quarantined: list[Quarantined], log: list[Entry] | None) -> None:
         """Takes over a saved state. A log that was not kept so far is not begun in the middle."""
         places = {} if self.duplicates == "both" else {w.client_id: i for i, w in enumerate(book.arrivals())}
         log = None if self._log is None else log
