@@ -21,8 +21,8 @@ SERVER = {
     ),
     "server: a failing rule loses the buffer": (
         "python/afflux/server/aggregator.py",
-        "        sealed = prepare(self._rule",
-        "        self._joins.book = self._joins.book._replace(filled=0)\n        sealed = prepare(self._rule",
+        "        prepared = prepare(self.rule",
+        "        self.admission.state = self.admission.state._replace(filled=0)\n        prepared = prepare(self.rule",
         "test_server.py",
     ),
     "store: a round writes over the committed sum": (
@@ -62,9 +62,9 @@ SERVER = {
         "test_store_commits.py",
     ),
     "store: a push does not wait for its row": (
-        "python/afflux/server/server.py",
-        "                ticket.stage = fetch()\n",
-        "                pass\n",
+        "python/afflux/server/pushing.py",
+        "            ticket.stage = fetch()\n",
+        "            pass\n",
         "test_store_errors.py",
     ),
     "joins: a round that is being made is not counted": (
@@ -129,8 +129,8 @@ SERVER = {
     ),
     "streaming: a round does not wait for the terms before it": (
         "python/afflux/server/aggregator.py",
-        "joins.book.unfinished:",
-        "joins.book.round is not None:",
+        "if completes and state.unfinished:",
+        "if completes and state.round is not None:",
         "test_streaming_threads.py",
     ),
     "codec: all versions draw the same": (

@@ -163,7 +163,7 @@ def load(state: Mapping[str, Any], facts: Mapping[str, Any], joins: Admission) -
 
 
 def _load(meta: Mapping[str, Any], arrays: "_Arrays", facts: Mapping[str, Any], joins: Admission) -> Saved:
-    current, d = joins.book.current, facts["d"]
+    current, d = joins.state.current, facts["d"]
     version, number, rule = _int(meta["version"]), _int(meta["joins"]), joins.rule
     ids = _Ids(meta["id_type"])
     buffers: Float64 | None = None
@@ -208,7 +208,7 @@ def _scalars(meta: Mapping[str, Any], rule: Rule) -> Scalars:
 
 def _passed(meta: Mapping[str, Any], joins: Admission, ids: "_Ids") -> tuple[int, list[ClientId]] | None:
     """Who has entered in this pass, the buffer's clients last."""
-    order, ours = [ids.joined(who) for who in meta["passed"]], joins.book.passes
+    order, ours = [ids.joined(who) for who in meta["passed"]], joins.state.passes
     waiting = [ids.joined(who) for who, *_ in meta["waiting"][: _int(meta["filled"])]]
     most, last = (0, []) if ours is None else (ours.num_clients, order[len(order) - len(waiting) :])
     if len(set(order)) < len(order) or len(order) > most or (ours is not None and last != waiting):
@@ -235,7 +235,7 @@ def _waiting(
     losses, norms = (arrays.get(name, "float64", (count,)) for name in ("losses", "norms"))
     seen = ~np.isnan(norms[added:])
     slots += list(arrays.get("slots", STORED[facts["slot_dtype"]], (count - added, facts["d"]), seen))
-    rows, extremes = joins.book.rows, [(nan, nan)] * count
+    rows, extremes = joins.state.rows, [(nan, nan)] * count
     if rows is not None and rows.codec.ranged:
         extremes = [(low, high) for low, high in arrays.get("extremes", "float64", (count, 2)).tolist()]
     waiting = []
@@ -282,7 +282,7 @@ def _raw(meta: Mapping[str, Any]) -> list[float]:
 
 
 def _rows(meta: Mapping[str, Any], arrays: "_Arrays", d: int, joins: Admission, ids: "_Ids") -> RowCache | None:
-    rows = joins.book.rows
+    rows = joins.state.rows
     if not isinstance(rows, MemoryRows):  # none, or on disk, and not in the state
         return rows
     clients = [ids.joined(who) for who in meta["row_ids"]]
