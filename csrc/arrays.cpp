@@ -2,9 +2,9 @@
 
 #include <cstring>
 
+#include "api/check.hpp"
 #include "buffers.hpp"
 #include "dlpack.hpp"
-#include "entry/check.hpp"
 
 namespace py = pybind11;
 

@@ -105,7 +105,7 @@ ENGINE = {
         "test_bits.py",
     ),
     "order: an unbalanced tree over superblocks": (
-        "engine/entry/tree.hpp",
+        "engine/api/tree.hpp",
         "while (left * 2 < count) left *= 2;",
         "left = count - 1;",
         "test_bits.py",

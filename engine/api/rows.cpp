@@ -1,4 +1,4 @@
-#include "entry/rows.hpp"
+#include "api/rows.hpp"
 
 #include <cstring>
 #include <limits>
