@@ -177,7 +177,7 @@ ENGINE = {
         "test_codecs.py",
     ),
     "codec: far beyond float16 lies infinity": (
-        "engine/cpu/floats.hpp",
+        "engine/cpu/simd_float.hpp",
         "lesser(all(65504.0f), floats_of(bits_of(values) & 0x7FFFFFFFu))",
         "floats_of(bits_of(values) & 0x7FFFFFFFu)",
         "test_codecs.py",

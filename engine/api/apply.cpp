@@ -4,9 +4,9 @@
 
 #include "afflux/afflux.hpp"
 #include "api/check.hpp"
+#include "api/heads.hpp"
 #include "api/overlap.hpp"
-#include "api/rows.hpp"
-#include "api/sums.hpp"
+#include "api/sweep_checksums.hpp"
 #include "cpu/dispatch.hpp"
 #include "cpu/parallel_for.hpp"
 

@@ -1,7 +1,7 @@
 #include "afflux/afflux.hpp"
 #include "api/check.hpp"
+#include "api/heads.hpp"
 #include "api/overlap.hpp"
-#include "api/rows.hpp"
 #include "cpu/dispatch.hpp"
 #include "cpu/parallel_for.hpp"
 

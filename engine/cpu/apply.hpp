@@ -3,7 +3,7 @@
 // multiply it.
 #pragma once
 #include "cpu/calibrate.hpp"
-#include "cpu/coded.hpp"
+#include "cpu/calibrate_encoded.hpp"
 #include "cpu/combine.hpp"
 #include "cpu/kernels.hpp"
 #include "cpu/memory.hpp"

@@ -1,6 +1,6 @@
 // The backend on the device, but for the kernels of apply, which take longest to compile (apply_*.cu).
 #include "cuda/device.hpp"
-#include "cuda/machines.hpp"
+#include "cuda/operations.hpp"
 
 namespace afflux::cuda {
 

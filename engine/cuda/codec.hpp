@@ -8,7 +8,7 @@
 // where read is an Each<Read>; x, out and decoded are Each<Four<float>>, x with zeros after the vector's end.
 #pragma once
 #include "cpu/kernels.hpp"
-#include "cuda/four.hpp"
+#include "cuda/vector4.hpp"
 #include "formula/codec.hpp"
 
 namespace afflux::cuda {

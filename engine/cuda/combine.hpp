@@ -1,7 +1,7 @@
 // Weighted sums of vectors, four elements of each.
 #pragma once
 #include "afflux/pass.hpp"
-#include "cuda/four.hpp"
+#include "cuda/vector4.hpp"
 #include "formula/combine.hpp"
 
 namespace afflux::cuda {

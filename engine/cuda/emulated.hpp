@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/cuda.hpp"
+#include "cuda/backend.hpp"
 
 namespace afflux::cuda {
 

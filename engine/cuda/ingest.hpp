@@ -3,7 +3,7 @@
 #pragma once
 #include "afflux/order.hpp"
 #include "cpu/kernels.hpp"
-#include "cuda/four.hpp"
+#include "cuda/vector4.hpp"
 #include "formula/reduce.hpp"
 
 namespace afflux::cuda {

@@ -1,7 +1,7 @@
 // encode and decode as kernels of their own, and the heads of rows on their way.
 #pragma once
-#include "cuda/affine.hpp"
-#include "cuda/rotated.hpp"
+#include "cuda/codec_affine.hpp"
+#include "cuda/codec_rotated.hpp"
 #include "cuda/staging.hpp"
 
 namespace afflux::cuda {

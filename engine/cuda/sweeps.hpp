@@ -1,6 +1,6 @@
 // apply on a Machine (see reductions.hpp).
 #pragma once
-#include "cuda/coded.hpp"
+#include "cuda/calibrate_encoded.hpp"
 #include "cuda/rows.hpp"
 #include "cuda/staging.hpp"
 

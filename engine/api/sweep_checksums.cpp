@@ -1,4 +1,4 @@
-#include "api/sums.hpp"
+#include "api/sweep_checksums.hpp"
 
 #include "api/checksum.hpp"
 #include "formula/codec.hpp"

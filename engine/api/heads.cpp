@@ -1,4 +1,4 @@
-#include "api/rows.hpp"
+#include "api/heads.hpp"
 
 #include <cstring>
 #include <limits>

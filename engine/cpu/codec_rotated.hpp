@@ -2,7 +2,7 @@
 // vector e mod 16. So a rotation needs no shuffles, and every reduction is one lane's own. Some vectors at a time,
 // those from `lane` on, take all steps of a transform; each step reads and writes L1 once.
 #pragma once
-#include "cpu/affine.hpp"
+#include "cpu/codec_affine.hpp"
 
 namespace afflux::AFFLUX_ISA {
 namespace {

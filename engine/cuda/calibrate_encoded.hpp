@@ -1,9 +1,9 @@
 // apply with rows that a codec stores: a block of threads takes a tile through all stages, one arrival after the other.
 // h is an old row decoded, q the new one.
 #pragma once
-#include "cuda/affine.hpp"
 #include "cuda/apply.hpp"
-#include "cuda/rotated.hpp"
+#include "cuda/codec_affine.hpp"
+#include "cuda/codec_rotated.hpp"
 
 namespace afflux::cuda {
 

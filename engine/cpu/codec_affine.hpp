@@ -2,7 +2,7 @@
 // vectors are packed and unpacked: element e of the block is in byte e mod (16 bits), at bit bits * (e div (16 bits)).
 #pragma once
 #include "cpu/combine.hpp"
-#include "cpu/floats.hpp"
+#include "cpu/simd_float.hpp"
 #include "formula/codec.hpp"
 #include "formula/random.hpp"
 #include "formula/reduce.hpp"

@@ -4,7 +4,7 @@
 
 #include "api/check.hpp"
 #include "cpu/kernels.hpp"
-#include "cuda/cuda.hpp"
+#include "cuda/backend.hpp"
 
 namespace afflux::rows {
 
