@@ -4,9 +4,9 @@
 
 namespace afflux::cuda {
 
-extern template void sweep_params<DeviceMachine, float>(DeviceMachine&, const Sweep&, Type);
-extern template void sweep_params<DeviceMachine, double>(DeviceMachine&, const Sweep&, Type);
+extern template void sweep_params<DeviceExecutor, float>(DeviceExecutor&, const Sweep&, Type);
+extern template void sweep_params<DeviceExecutor, double>(DeviceExecutor&, const Sweep&, Type);
 
-const Backend* backend() { return &kBackendOn<DeviceMachine>; }
+const Backend* backend() { return &kBackendOn<DeviceExecutor>; }
 
 }  // namespace afflux::cuda

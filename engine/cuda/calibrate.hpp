@@ -35,8 +35,8 @@ template <class U, class Span>
 AFFLUX_DEVICE void add_differences(const Pass& pass, const Span& span, Doubles& v, Doubles& sum) {
   using Row = decltype(formula::widened(U{}));
   struct Read {
-    Four<U> update;
-    Four<Row> old;
+    Vector4<U> update;
+    Vector4<Row> old;
   };
   const Calibrate& stage = pass.calibrate;
   in_batches<Read>(
@@ -45,7 +45,7 @@ AFFLUX_DEVICE void add_differences(const Pass& pass, const Span& span, Doubles& 
       [&](std::int64_t k) {
         const void* const row = stage.rows.data[k].data;
         return Read{span.template load<U>(pass.combine.updates.data[k].data),
-                    row == nullptr ? Four<Row>{} : span.template load<Row>(row)};
+                    row == nullptr ? Vector4<Row>{} : span.template load<Row>(row)};
       },
       [&](std::int64_t k, const Read& read) {
         const Doubles diff = difference(doubles(read.update), doubles(read.old));

@@ -1,16 +1,16 @@
 // apply with rows that a codec stores: a block of threads takes a tile through all stages, one arrival after the other.
 // h is an old row decoded, q the new one.
 #pragma once
-#include "cuda/apply.hpp"
-#include "cuda/codec_affine.hpp"
-#include "cuda/codec_rotated.hpp"
+#include "cuda/calibrate.hpp"
+#include "cuda/codec_tile.hpp"
+#include "cuda/direction.hpp"
 
 namespace afflux::cuda {
 
 // float64 is rounded; what float32 cannot hold becomes its largest value. float32 holds the others.
 template <class U>
-AFFLUX_DEVICE Four<float> as_floats(const Four<U>& update) {
-  Four<float> x = converted<float>(update);
+AFFLUX_DEVICE Vector4<float> as_floats(const Vector4<U>& update) {
+  Vector4<float> x = converted<float>(update);
   const float most = 3.4028234663852886e38f;
   AFFLUX_UNROLLED
   for (int j = 0; sizeof(U) == sizeof(double) && j < kFour; ++j) {
@@ -41,7 +41,7 @@ struct CodedBody {
 
   // What a thread reads of an arrival.
   struct Arrival {
-    Four<U> update;
+    Vector4<U> update;
     typename Coder::Read old;
   };
 
@@ -75,7 +75,7 @@ struct CodedBody {
     const double weight = direction_weight(sweep.pass, k);
     unsigned char* const new_row = stage.new_rows.data[k].data;
     typename Block::template Each<typename Coder::Read> row;
-    typename Block::template Each<Four<float>> x, old, renewed;
+    typename Block::template Each<Vector4<float>> x, old, renewed;
     block.each_in_warp([&](int thread) {
       x[thread] = as_floats(arrivals[thread].update);
       row[thread] = arrivals[thread].old;

@@ -1,6 +1,6 @@
 // The affine codec: a warp encodes and decodes a run of kCodecBlock elements.
 #pragma once
-#include "cuda/codec.hpp"
+#include "cuda/codec_tile.hpp"
 #include "formula/random.hpp"
 #include "formula/reduce.hpp"
 
@@ -45,8 +45,8 @@ struct Affine {
   }
 
   // The codes of four elements from `first` on of a run, a byte for each.
-  static AFFLUX_DEVICE std::uint32_t codes(const Four<float>& x, const formula::Grid& grid, int bits, bool own,
-                                           std::uint64_t random, int first, Four<float>& decoded) {
+  static AFFLUX_DEVICE std::uint32_t codes(const Vector4<float>& x, const formula::Grid& grid, int bits, bool own,
+                                           std::uint64_t random, int first, Vector4<float>& decoded) {
     const float top = formula::levels(bits) * formula::power_of_two_float(formula::fraction_bits(bits));
     std::uint32_t word = 0;
     AFFLUX_UNROLLED

@@ -1,7 +1,7 @@
 // The rotated codec: a block of threads has a group of kBlock elements, in shared memory while it is rotated. Element e
 // of the group is number e / 16 of vector e mod 16.
 #pragma once
-#include "cuda/codec.hpp"
+#include "cuda/codec_tile.hpp"
 #include "formula/random.hpp"
 #include "formula/reduce.hpp"
 
@@ -71,9 +71,9 @@ struct Rotated {
   }
 
   // Four elements of a thread, scaled, with the group's random signs: bit 31 - i mod 32 of word l + 16 (i div 32).
-  static AFFLUX_DEVICE Four<float> flipped(const Four<float>& x, std::uint64_t random, float scale, int thread) {
+  static AFFLUX_DEVICE Vector4<float> flipped(const Vector4<float>& x, std::uint64_t random, float scale, int thread) {
     const int number = thread * kFour / kRotations, vector = thread * kFour % kRotations;
-    Four<float> to;
+    Vector4<float> to;
     AFFLUX_UNROLLED
     for (int j = 0; j < kFour; ++j) {
       const std::uint32_t word = static_cast<std::uint32_t>(vector + j + number / 32 * kRotations);
@@ -109,7 +109,7 @@ struct Rotated {
   static AFFLUX_DEVICE void rotate_back(const Block& block, Shared& shared, std::uint64_t random, Out& out) {
     hadamard(block, shared.values);
     block.each([&](int thread) {
-      Four<float> rotated;
+      Vector4<float> rotated;
       AFFLUX_UNROLLED
       for (int j = 0; j < kFour; ++j) rotated.at[j] = shared.values[thread * kFour + j];
       out[thread] = flipped(rotated, random, 1.0f, thread);
@@ -118,7 +118,7 @@ struct Rotated {
 
   struct Read {
     std::uint32_t word;
-    Four<float> scales;
+    Vector4<float> scales;
   };
 
   // Where the codes of a thread's run are.
@@ -155,7 +155,7 @@ struct Rotated {
     const std::uint64_t random = formula::block_bits(head.key, tile.begin / kBlock);
     const formula::Place at = formula::place(tile.codec, tile.begin);
     block.each([&](int thread) {
-      const Four<float> y = flipped(x[thread], random, 1.0f / kRotated, thread);
+      const Vector4<float> y = flipped(x[thread], random, 1.0f / kRotated, thread);
       AFFLUX_UNROLLED
       for (int j = 0; j < kFour; ++j) shared.values[thread * kFour + j] = y.at[j];
     });

@@ -32,10 +32,10 @@ AFFLUX_DEVICE void in_batches(std::int64_t count, const Wanted& wanted, const Lo
 // sum += sum_k weights[k] * list[k]; a vector whose weight is 0 is not read.
 template <class T, class Vector, class Span>
 AFFLUX_DEVICE void combine(const List<Vector>& list, const double* weights, const Span& span, Doubles& sum) {
-  in_batches<Four<T>>(
+  in_batches<Vector4<T>>(
       list.size, [&](std::int64_t k) { return weights[k] != 0.0; },
       [&](std::int64_t k) { return span.template load<T>(list.data[k].data); },
-      [&](std::int64_t k, const Four<T>& read) { add_weighted(sum, weights[k], doubles(read)); });
+      [&](std::int64_t k, const Vector4<T>& read) { add_weighted(sum, weights[k], doubles(read)); });
 }
 
 }  // namespace afflux::cuda

@@ -5,6 +5,6 @@
 
 namespace afflux::cuda {
 
-const Backend* backend() { return &kBackendOn<HostMachine>; }
+const Backend* backend() { return &kBackendOn<HostExecutor>; }
 
 }  // namespace afflux::cuda

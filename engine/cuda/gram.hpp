@@ -5,7 +5,10 @@
 
 #include "afflux/order.hpp"
 #include "cpu/kernels.hpp"
+#include "cuda/backend.hpp"
 #include "cuda/block.hpp"
+#include "cuda/staging.hpp"
+#include "cuda/tree.hpp"
 #include "formula/half.hpp"
 #include "formula/reduce.hpp"
 
@@ -141,5 +144,36 @@ struct GramBody {
     });
   }
 };
+
+template <class Executor, class T>
+void gram_of(const Where& where, const GramPanels& panels, double* sums) {
+  Executor executor(where);
+  const std::int64_t size = panels.left[0].size, superblocks = superblocks_of(size);
+  const std::int64_t pairs = panels.left_count * panels.right_count, bytes = pairs * 8;
+  Staging staging;
+  const std::int64_t left = staging.add(panels.left, panels.left_count);
+  const std::int64_t right = panels.left == panels.right ? left : staging.add(panels.right, panels.right_count);
+  const auto nodes = static_cast<double*>(executor.allocate(bytes * superblocks));
+  const auto roots = static_cast<double*>(executor.allocate(bytes));
+  staging.upload(executor);
+  const GramPanels staged{staging.at<const View<const void>>(left), staging.at<const View<const void>>(right),
+                          panels.left_count, panels.right_count};
+  const GramTiles tiles(panels);
+  executor.run(superblocks * tiles.groups, GramBody<T>{staged, tiles, size, superblocks, nodes});
+  executor.run(pairs, TreeBody<double>{nodes, superblocks, roots});
+  executor.download(sums, roots, bytes);
+}
+
+template <class Executor>
+void gram(const Where& where, const GramPanels& panels, double* sums) {
+  const Type type = panels.left[0].type;
+  bool mixed = false;
+  for (std::int64_t i = 0; i < panels.left_count; ++i) mixed = mixed || panels.left[i].type != type;
+  for (std::int64_t i = 0; i < panels.right_count; ++i) mixed = mixed || panels.right[i].type != type;
+  if (mixed) return gram_of<Executor, Mixed>(where, panels, sums);
+  if (type == Type::float64) return gram_of<Executor, double>(where, panels, sums);
+  if (type == Type::bfloat16) return gram_of<Executor, Bfloat16>(where, panels, sums);
+  gram_of<Executor, float>(where, panels, sums);
+}
 
 }  // namespace afflux::cuda

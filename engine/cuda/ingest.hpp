@@ -3,6 +3,9 @@
 #pragma once
 #include "afflux/order.hpp"
 #include "cpu/kernels.hpp"
+#include "cuda/backend.hpp"
+#include "cuda/staging.hpp"
+#include "cuda/tree.hpp"
 #include "cuda/vector4.hpp"
 #include "formula/reduce.hpp"
 
@@ -33,7 +36,7 @@ struct IngestBody {
   // Of a thread: four lanes of one block.
   struct Sums {
     Doubles squares;
-    Four<Value> lows, highs;
+    Vector4<Value> lows, highs;
     std::int64_t first_nonfinite;
   };
 
@@ -80,12 +83,12 @@ struct IngestBody {
   AFFLUX_DEVICE void whole_column(const Part& part, std::int64_t begin, Sums& sums) const {
     const From* const from = on_device<From>(part.data) + (begin - part.begin);
     for (int row = 0; row < kRows; row += kTogether) {
-      Four<From> read[kTogether];
+      Vector4<From> read[kTogether];
       AFFLUX_UNROLLED
       for (int k = 0; k < kTogether; ++k) read[k] = Span<true>{(row + k) * kLanes, kFour}.template load<From>(from);
       AFFLUX_UNROLLED
       for (int k = 0; k < kTogether; ++k) {
-        const Four<T> stored = converted<T>(read[k]);
+        const Vector4<T> stored = converted<T>(read[k]);
         Span<true>{begin + (row + k) * kLanes, kFour}.store(slot, stored);
         AFFLUX_UNROLLED
         for (int j = 0; j < kFour; ++j) add(sums, j, stored.at[j]);
@@ -128,7 +131,7 @@ struct IngestBody {
     const Part* const part = part_of(begin);
     const void* const first = static_cast<const char*>(part->data) + (begin - part->begin) * bytes_of(part->type);
     const bool whole = block + kBlock <= size && part->begin <= block && part[1].begin >= block + kBlock &&
-                       aligned(slot + begin, alignof(Four<T>)) && aligned(first, bytes_of(part->type) < 4 ? 8 : 16);
+                       aligned(slot + begin, alignof(Vector4<T>)) && aligned(first, bytes_of(part->type) < 4 ? 8 : 16);
     if (!whole)
       column(part, begin, end, sums);
     else if (part->type == Type::float32)
@@ -186,5 +189,28 @@ struct IngestBody {
     });
   }
 };
+
+template <class Executor, class T>
+IngestSums ingest_into(Executor& executor, const Part* first, const Part* last, const View<void>& slot) {
+  const std::int64_t count = superblocks_of(slot.size);
+  Staging staging;
+  const std::int64_t parts = staging.add(first, last - first + 1);
+  const auto nodes = static_cast<IngestSums*>(executor.allocate(count * static_cast<std::int64_t>(sizeof(IngestSums))));
+  staging.upload(executor);
+  executor.run(
+      count, IngestBody<T>{staging.at<const Part>(parts), last - first, static_cast<T*>(slot.data), slot.size, nodes});
+  executor.run(1, TreeBody<IngestSums>{nodes, count, nodes});
+  IngestSums root;
+  executor.download(&root, nodes, sizeof root);
+  return root;
+}
+
+template <class Executor>
+IngestSums ingest(const Where& where, const Part* first, const Part* last, const View<void>& slot) {
+  Executor executor(where);
+  if (slot.type == Type::float64) return ingest_into<Executor, double>(executor, first, last, slot);
+  if (slot.type == Type::bfloat16) return ingest_into<Executor, Bfloat16>(executor, first, last, slot);
+  return ingest_into<Executor, float>(executor, first, last, slot);
+}
 
 }  // namespace afflux::cuda

@@ -19,10 +19,10 @@ AFFLUX_DEVICE void combine_all(const List<Vector>& list, const double* weights, 
                                Doubles& v, Doubles (&sums)[kMostMemories]) {
   const std::uint8_t* const columns = renewal.columns + first;
   const double* const next = memory.next.data + first;
-  in_batches<Four<T>>(
+  in_batches<Vector4<T>>(
       list.size, [&](std::int64_t k) { return columns[k] != 0 || (weights != nullptr && weights[k] != 0.0); },
       [&](std::int64_t k) { return span.template load<T>(list.data[k].data); },
-      [&](std::int64_t k, const Four<T>& read) {
+      [&](std::int64_t k, const Vector4<T>& read) {
         const Doubles values = doubles(read);
         if (weights != nullptr && weights[k] != 0.0) add_weighted(v, weights[k], values);
         AFFLUX_UNROLLED
