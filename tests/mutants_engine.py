@@ -29,23 +29,23 @@ ENGINE = {
         "test_ops.py",
     ),
     "calibrate: the cache sum in float32": (
-        "engine/cpu/calibrate.hpp",
-        "  add_mean(pass.calibrate.sum, pass.calibrate.num_clients, tile, v);\n  add_all",
+        "engine/cpu/apply.hpp",
+        "  if (weighted) add_mean(stage.sum, stage.num_clients, tile, v);",
         "  double* const sum = pass.calibrate.sum.data + tile.begin;\n"
         "  for (std::int64_t i = 0; i < tile.size; ++i) sum[i] = static_cast<float>(sum[i]);\n"
-        "  add_mean(pass.calibrate.sum, pass.calibrate.num_clients, tile, v);\n  add_all",
+        "  if (weighted) add_mean(stage.sum, stage.num_clients, tile, v);",
         "test_identities.py",
     ),
     "step: a learning rate that is almost right": (
         "engine/formula/step.hpp",
-        "lr * direction",
-        "lr * (1 + 1e-9) * direction",
+        "lanes.fill(step.lr) * direction",
+        "lanes.fill(step.lr * (1 + 1e-9)) * direction",
         "test_ops.py",
     ),
     "step: epsilon under the root's scale": (
         "engine/formula/step.hpp",
-        "(root * root_scale + epsilon)",
-        "((root + epsilon) * root_scale)",
+        "(root * lanes.fill(step.root_scale) + lanes.fill(step.epsilon))",
+        "((root + lanes.fill(step.epsilon)) * lanes.fill(step.root_scale))",
         "test_stages.py",
     ),
     "step: Yogi without its sign": (
@@ -55,22 +55,23 @@ ENGINE = {
         "test_stages.py",
     ),
     "step: AMSGrad's root of v": (
-        "engine/cpu/step.hpp",
-        "square = formula::greater(lanes.load(v_hat + i), square);\n      lanes.store(v_hat_out + i, square);",
-        "lanes.store(v_hat_out + i, formula::greater(lanes.load(v_hat + i), square));",
+        "engine/formula/step.hpp",
+        "square = states[2] = greater(states[2], square);",
+        "states[2] = greater(states[2], square);",
         "test_stages.py",
     ),
     "step: from the rounded state": (
-        "engine/cpu/step.hpp",
-        "lanes.store(m_out + i, next);",
-        "lanes.store(m_out + i, next);\n    const_cast<decltype(lanes.load(m + i))&>(next) = lanes.load(m_out + i);",
+        "engine/formula/step.hpp",
+        "return params + lanes.fill(step.lr) * states[0];",
+        "for (unsigned k = 0; k < sizeof(T) / 8; ++k)\n"
+        "      ((double*)states)[k] = static_cast<float>(((double*)states)[k]);\n"
+        "    return params + lanes.fill(step.lr) * states[0];",
         "test_stages.py",
     ),
     "calibrate: the cached mean of before": (
-        "engine/cpu/calibrate.hpp",
-        "AFFLUX_FN void cached_mean(const Pass& pass, Tile tile, double* __restrict v) {",
-        "AFFLUX_FN void cached_mean(const Pass& pass, Tile tile, double* __restrict v) {\n"
-        "  return cached_difference<T>(pass, tile, v);",
+        "engine/formula/calibrate.hpp",
+        "return kind == Calibration::cached_difference;",
+        "return kind != Calibration::none;",
         "test_stages.py",
     ),
     "memory: one that changes is not written": (

@@ -26,11 +26,11 @@ struct ApplyBody {
     if constexpr (kRows == Rows::plain) {
       const Calibrate& stage = pass.calibrate;
       Doubles sum = span.template load<double>(stage.sum.data);
-      const bool difference = stage.kind == Calibration::cached_difference;
-      if (difference) add_mean(sum, stage.num_clients, v);
+      const bool weighted = formula::weighs_differences(stage.kind);
+      if (weighted) add_mean(sum, stage.num_clients, v);
       add_differences<U>(pass, span, v, sum);
       span.store(stage.sum_out.data, sum);
-      if (!difference) add_mean(sum, stage.num_clients, v);
+      if (!weighted) add_mean(sum, stage.num_clients, v);
       if (renews) renew<P, U>(pass, sweep.renewal, nullptr, span, v);
     } else if (renews) {
       renew<P, U>(pass, sweep.renewal, pass.combine.weights.data, span, v);

@@ -28,7 +28,7 @@ struct Halves {
                                    unsigned char* row, Floats& decoded) {
     block.each_in_warp([&](int thread) {
       Vector4<Half> halves;
-      AFFLUX_UNROLLED
+      AFFLUX_UNROLL
       for (int j = 0; j < kFour; ++j) formula::narrow_finite(x[thread].at[j], &halves.at[j]);
       if (row != nullptr)
         with_span(tile.of(thread), tile.size, tile.aligned, [&](const auto& span) { span.store(row, halves); });

@@ -36,7 +36,7 @@ struct Affine {
                                    Out& out) {
     block.each_in_warp([&](int thread) {
       const Read mine = read[thread];
-      AFFLUX_UNROLLED
+      AFFLUX_UNROLL
       for (int j = 0; j < kFour; ++j) {
         const int code = static_cast<int>(code_in(mine.word, tile.codec.bits, j));
         out[thread].at[j] = exact_product_plus(mine.step, static_cast<float>(code), mine.low);
@@ -49,7 +49,7 @@ struct Affine {
                                            std::uint64_t random, int first, Vector4<float>& decoded) {
     const float top = formula::levels(bits) * formula::power_of_two_float(formula::fraction_bits(bits));
     std::uint32_t word = 0;
-    AFFLUX_UNROLLED
+    AFFLUX_UNROLL
     for (int j = 0; j < kFour; ++j) {
       float place = formula::lesser(top, (x.at[j] - grid.low) * grid.per_step);
       if (!own) place = formula::greater(0.0f, place);
@@ -74,7 +74,7 @@ struct Affine {
     block.each_in_warp([&](int thread) {
       low[thread] = __builtin_inff();
       high[thread] = -__builtin_inff();
-      AFFLUX_UNROLLED
+      AFFLUX_UNROLL
       for (int j = 0; j < kFour; ++j) {
         low[thread] = formula::lesser(low[thread], x[thread].at[j]);
         high[thread] = formula::greater(high[thread], x[thread].at[j]);
