@@ -48,7 +48,7 @@ AFFLUX_FN void direction(const Pass& pass, const RowHeads* heads, Tile tile, dou
 
 // A tile is whole runs of the codec.
 AFFLUX_FN std::int64_t tile_size(const Pass& pass) {
-  if (pass.calibrate.codec.coding == Coding::rotated) return kBlock;
+  if (run_of(pass.calibrate.codec) == kBlock) return kBlock;
   return pass.combine.updates.size < kManyUpdates || pass.memory.next.size > 0 ? kTile : kLongTile;
 }
 

@@ -45,18 +45,11 @@ AFFLUX_FN const float* as_floats(const float* update, std::int64_t n, std::int64
 }
 template <class T>
 AFFLUX_FN const float* as_floats(const T* update, std::int64_t n, std::int64_t run, float* x) {
-  const float most = 3.4028234663852886e38f;
   simd::each_wide(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE { lanes.copy(update + i, x + i); });
   for (std::int64_t i = n; i < run; ++i) x[i] = 0.0f;
-  for (std::int64_t i = 0; sizeof(T) == sizeof(double) && i < n; ++i) {
-    const float low = x[i] < most ? x[i] : most;
-    x[i] = low > -most ? low : -most;
-  }
+  for (std::int64_t i = 0; sizeof(T) == sizeof(double) && i < n; ++i) x[i] = formula::finite_float(x[i]);
   return x;
 }
-
-// Whether encoding leaves a copy in x.
-AFFLUX_FN bool copies(Codec codec) { return codec.coding == Coding::affine || codec.coding == Coding::affine_vector; }
 
 // The type of `now`: float32 holds every update but those of float64.
 template <bool kOfRows, class T>
@@ -76,9 +69,7 @@ struct Rooms {
   alignas(64) float x[kSize], old[kSize], renewed[kSize];
 };
 
-AFFLUX_FN std::int64_t most_together(Codec codec) {
-  return codec.coding == Coding::rotated ? Rooms::kGroups : kTogether;
-}
+AFFLUX_FN std::int64_t most_together(Codec codec) { return run_of(codec) == kBlock ? Rooms::kGroups : kTogether; }
 
 // Some arrivals of one tile: what each of its runs is made of.
 template <bool kOfRows, class T>
@@ -119,9 +110,9 @@ AFFLUX_FN void add_runs(Codec codec, Tile tile, Rooms& rooms, EncodedArrivals<kO
                         double* sum) {
   const std::int64_t run = run_of(codec);
   const bool shared = copies(codec);  // some lines were asked for before
-  const std::int64_t ahead = shared                            ? simd::kAhead + 64 * (kFirstLines + kLinesBesideCodes)
-                             : codec.coding == Coding::rotated ? 4 * run
-                                                               : simd::kAhead;
+  const std::int64_t ahead = shared          ? simd::kAhead + 64 * (kFirstLines + kLinesBesideCodes)
+                             : run == kBlock ? 4 * run
+                                             : simd::kAhead;
   for (std::int64_t i = 0; i < tile.size; i += run) {
     const std::int64_t n = tile.size - i < run ? tile.size - i : run;
     for (int k = 0; k < some.count; ++k) {

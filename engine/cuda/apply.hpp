@@ -59,20 +59,13 @@ template <class Executor, class P, class U>
 void sweep_types(Executor& executor, const Sweep& sweep) {
   if (sweep.pass.calibrate.kind == Calibration::none)
     return sweep_with<Executor, ApplyBody<P, U, Rows::none>>(executor, sweep);
-  switch (sweep.pass.calibrate.codec.coding) {
-    case Coding::float32:
-    case Coding::float64:
-      return sweep_with<Executor, ApplyBody<P, U, Rows::plain>>(executor, sweep);
-    case Coding::float16:
-      return sweep_with<Executor, CodedBody<P, U, Halves<Float16>>>(executor, sweep);
-    case Coding::bfloat16:
-      return sweep_with<Executor, CodedBody<P, U, Halves<Bfloat16>>>(executor, sweep);
-    case Coding::affine:
-    case Coding::affine_vector:
-      return sweep_with<Executor, CodedBody<P, U, Affine>>(executor, sweep);
-    case Coding::rotated:
-      return sweep_with<Executor, CodedBody<P, U, Rotated>>(executor, sweep);
-  }
+  with_coder(sweep.pass.calibrate.codec, [&](auto coder) {
+    using Coder = decltype(coder);
+    if constexpr (std::is_same_v<Coder, Uncoded>)
+      sweep_with<Executor, ApplyBody<P, U, Rows::plain>>(executor, sweep);
+    else
+      sweep_with<Executor, EncodedBody<P, U, Coder>>(executor, sweep);
+  });
 }
 
 template <class Executor, class P>

@@ -11,18 +11,14 @@ namespace afflux::cuda {
 template <class U>
 AFFLUX_DEVICE Vector4<float> as_floats(const Vector4<U>& update) {
   Vector4<float> x = converted<float>(update);
-  const float most = 3.4028234663852886e38f;
   AFFLUX_UNROLL
-  for (int j = 0; sizeof(U) == sizeof(double) && j < kFour; ++j) {
-    const float low = x.at[j] < most ? x.at[j] : most;
-    x.at[j] = low > -most ? low : -most;
-  }
+  for (int j = 0; sizeof(U) == sizeof(double) && j < kFour; ++j) x.at[j] = formula::finite_float(x.at[j]);
   return x;
 }
 
 // P, U: the types of params and of updates.
 template <class P, class U, class Coder>
-struct CodedBody {
+struct EncodedBody {
   static constexpr int kThreads = Coder::kThreads;
   static constexpr std::int64_t kTile = kThreads * kFour;
   using Shared = typename Coder::Shared;

@@ -1,5 +1,7 @@
 // encode and decode: the codecs of cached rows as kernels of their own.
 #pragma once
+#include <type_traits>
+
 #include "cuda/backend.hpp"
 #include "cuda/codec_affine.hpp"
 #include "cuda/codec_rotated.hpp"
@@ -37,22 +39,50 @@ struct Halves {
   }
 };
 
-// run(Coder{}) for a codec that rounds.
+// How a coding's rows are encoded and decoded; see codec_tile.hpp.
+template <Coding kCoding>
+struct CoderOf;
+
+// Rows that are read where they lie.
+struct Uncoded {};
+template <>
+struct CoderOf<Coding::float32> {
+  using Type = Uncoded;
+};
+template <>
+struct CoderOf<Coding::float64> {
+  using Type = Uncoded;
+};
+template <>
+struct CoderOf<Coding::float16> {
+  using Type = Halves<Float16>;
+};
+template <>
+struct CoderOf<Coding::bfloat16> {
+  using Type = Halves<Bfloat16>;
+};
+template <>
+struct CoderOf<Coding::affine> {
+  using Type = Affine;
+};
+template <>
+struct CoderOf<Coding::affine_vector> {
+  using Type = Affine;
+};
+template <>
+struct CoderOf<Coding::rotated> {
+  using Type = Rotated;
+};
+
+// run(Coder{})
 template <class Run>
 void with_coder(Codec codec, const Run& run) {
   switch (codec.coding) {
-    case Coding::float16:
-      return run(Halves<Float16>{});
-    case Coding::bfloat16:
-      return run(Halves<Bfloat16>{});
-    case Coding::affine:
-    case Coding::affine_vector:
-      return run(Affine{});
-    case Coding::rotated:
-      return run(Rotated{});
-    case Coding::float32:
-    case Coding::float64:
-      return;
+#define AFFLUX_CODING(coding, ...) \
+  case Coding::coding:             \
+    return run(typename CoderOf<Coding::coding>::Type{});
+    AFFLUX_CODINGS(AFFLUX_CODING)
+#undef AFFLUX_CODING
   }
 }
 
@@ -121,9 +151,12 @@ void encode(const Where& where, Codec codec, const RowHead& head, const View<con
   Executor executor(where);
   if (codec == exact_codec(vector.type)) return executor.copy(row, vector.data, vector.size * bytes(vector.type));
   with_coder(codec, [&](auto coder) {
-    using Body = EncodeBody<decltype(coder)>;
-    executor.run((vector.size + Body::kTile - 1) / Body::kTile,
-                 Body{codec, head, vector.data, row, vector.size, both_aligned(vector.data, row)});
+    using Coder = decltype(coder);
+    if constexpr (!std::is_same_v<Coder, Uncoded>) {
+      using Body = EncodeBody<Coder>;
+      executor.run((vector.size + Body::kTile - 1) / Body::kTile,
+                   Body{codec, head, vector.data, row, vector.size, both_aligned(vector.data, row)});
+    }
   });
 }
 
@@ -132,9 +165,12 @@ void decode(const Where& where, Codec codec, const RowHead& head, const unsigned
   Executor executor(where);
   if (codec == exact_codec(vector.type)) return executor.copy(vector.data, row, vector.size * bytes(vector.type));
   with_coder(codec, [&](auto coder) {
-    using Body = DecodeBody<decltype(coder)>;
-    executor.run((vector.size + Body::kTile - 1) / Body::kTile,
-                 Body{codec, head, row, vector.data, vector.size, both_aligned(vector.data, row)});
+    using Coder = decltype(coder);
+    if constexpr (!std::is_same_v<Coder, Uncoded>) {
+      using Body = DecodeBody<Coder>;
+      executor.run((vector.size + Body::kTile - 1) / Body::kTile,
+                   Body{codec, head, row, vector.data, vector.size, both_aligned(vector.data, row)});
+    }
   });
 }
 

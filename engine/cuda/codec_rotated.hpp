@@ -16,20 +16,20 @@ AFFLUX_DEVICE float level_at(std::uint32_t index) {
     result = index >= static_cast<std::uint32_t>(k) ? formula::level(kBits, k) : result;
   return result;
 }
-// The number of thresholds that `size` exceeds.
+// The code of y, whose vector has this root mean square.
 template <int kBits>
-AFFLUX_DEVICE std::uint32_t index_of(float size, float unit) {
-  std::uint32_t index = 0;
+AFFLUX_DEVICE std::uint32_t code_of(float y, float rms) {
+  float thresholds[1 << (kBits - 1)];
   AFFLUX_UNROLL
-  for (int k = 0; k + 1 < (1 << (kBits - 1)); ++k)
-    if (size > unit * formula::threshold(kBits, k)) index = index + 1u;
-  return index;
+  for (int k = 0; k + 1 < (1 << (kBits - 1)); ++k) thresholds[k] = rms * formula::threshold(kBits, k);
+  const std::uint32_t bits = formula::bits_of(y);
+  return formula::rotated_code<kBits>(bits, formula::float_of(bits & 0x7FFFFFFFu), thresholds);
 }
 AFFLUX_DEVICE float level_at(int bits, std::uint32_t index) {
   return bits == 4 ? level_at<4>(index) : bits == 2 ? level_at<2>(index) : level_at<1>(index);
 }
-AFFLUX_DEVICE std::uint32_t index_of(int bits, float size, float unit) {
-  return bits == 4 ? index_of<4>(size, unit) : bits == 2 ? index_of<2>(size, unit) : index_of<1>(size, unit);
+AFFLUX_DEVICE std::uint32_t code_of(int bits, float y, float rms) {
+  return bits == 4 ? code_of<4>(y, rms) : bits == 2 ? code_of<2>(y, rms) : code_of<1>(y, rms);
 }
 
 struct Rotated {
@@ -38,7 +38,7 @@ struct Rotated {
   struct Shared {
     float values[kBlock], chosen[kBlock];
     double partial[kPartials][kRotations], squares[kRotations];
-    float unit[kRotations], scales[kRotations];
+    float rms[kRotations], scales[kRotations];
   };
 
   // Four points of each thread: the stages `apart` and 2 * apart of the transform over the numbers of each vector.
@@ -165,15 +165,13 @@ struct Rotated {
     block.each([&](int thread) {
       if (thread >= kRotations) return;
       shared.squares[thread] = whole_product(shared, thread);
-      shared.unit[thread] = static_cast<float>(formula::OneLane::root(shared.squares[thread] * (1.0 / kRotated)));
+      shared.rms[thread] = formula::rotated_rms(shared.squares[thread]);
     });
     nearest(block, shared, tile, row);
     partial_products(block, shared, shared.values, shared.chosen);
     block.each([&](int thread) {
       if (thread >= kRotations) return;
-      const double product = whole_product(shared, thread), most = 0x1p115;
-      const double scale = product > 0.0 ? shared.squares[thread] / product : 0.0;
-      shared.scales[thread] = static_cast<float>(scale < most ? scale : most);
+      shared.scales[thread] = formula::rotated_scale(shared.squares[thread], whole_product(shared, thread));
       if (row != nullptr) reinterpret_cast<float*>(row + at.facts)[thread] = shared.scales[thread];
     });
     block.each([&](int thread) {
@@ -190,17 +188,18 @@ struct Rotated {
   template <class Block>
   static AFFLUX_DEVICE void nearest(const Block& block, Shared& shared, const Tile& tile, unsigned char* row) {
     const int bits = tile.codec.bits;
+    const std::uint32_t magnitudes = (1u << (bits - 1)) - 1u;
     typename Block::template Each<std::uint32_t> words;
     block.each([&](int thread) {
       std::uint32_t word = 0;
       AFFLUX_UNROLL
       for (int j = 0; j < kFour; ++j) {
         const int element = thread * kFour + j;
-        const std::uint32_t value = formula::bits_of(shared.values[element]), sign = value & 0x80000000u;
-        const std::uint32_t index =
-            index_of(bits, formula::float_of(value & 0x7FFFFFFFu), shared.unit[element % kRotations]);
-        shared.chosen[element] = formula::float_of(formula::bits_of(level_at(bits, index)) | sign);
-        word |= (index | (sign >> (32 - bits))) << (8 * j);
+        const float y = shared.values[element];
+        const std::uint32_t code = code_of(bits, y, shared.rms[element % kRotations]);
+        const std::uint32_t level = formula::bits_of(level_at(bits, code & magnitudes));
+        shared.chosen[element] = formula::float_of(level | (formula::bits_of(y) & 0x80000000u));
+        word |= code << (8 * j);
       }
       words[thread] = word;
     });
