@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import rows
-from afflux import AffluxError, codecs, ops
+from afflux import AffluxError, ops
+from afflux.ops import codecs
 from afflux.store import row_key
 from conftest import THREADS, awkward, bits
 

@@ -8,8 +8,8 @@ import pytest
 
 import afflux.staging
 from afflux import AffluxError, BusyError, Server, StoreError, UnavailableError
-from afflux._arrays import on_host as to_numpy
-from afflux.devices import device_of
+from afflux.arrays.gpu import device_of
+from afflux.arrays.interop import on_host as to_numpy
 from afflux.intake import Intake
 from afflux.plan import plan
 from afflux.rules import afa_cs, ca2fl, fadas, fedbuff, mf_ca2fl, wkafl
@@ -420,7 +420,7 @@ def test_what_is_refused(moved, path):
     ]:
         with pytest.raises(AffluxError, match=rf"\[Server\] {message}"):
             Server(*arguments, num_clients=CLIENTS, rows_on="host", **options)
-    with pytest.raises(AffluxError, match="rows_on is 'disk', must be one of device, host"):
+    with pytest.raises(AffluxError, match="rows_on is 'disk', must be 'device' or 'host'"):
         Server(rule, moved(x), num_clients=CLIENTS, rows_on="disk")
     assert not (path).exists()
     Server(rule, x, num_clients=CLIENTS, store=path, check_versions=True).close()

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from afflux import AffluxError, codecs, ops
+from afflux import AffluxError, ops
+from afflux.ops import codecs
 from afflux.store.rows import row_crc
 from afflux.store.vectors import crc
 from conftest import SIZES, THREADS, bits

@@ -9,16 +9,15 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from afflux._arrays import on_host
 from afflux._engine import ORDER_VERSION
-from afflux.errors import AffluxError
-from afflux.intake import is_int, plain_id
+from afflux.arrays.interop import finite, immutable_copy, on_host
 from afflux.joins import Book, Joins
-from afflux.lent import finite
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import is_int, plain_id
 from afflux.passes import Passes
-from afflux.receipts import STATUSES, Cut, Entry, Handed, Join, Pulled, Quarantined, no_counts, sealed
+from afflux.receipts import STATUSES, Cut, Entry, Handed, Join, Pulled, Quarantined, no_counts
 from afflux.round import Memories, Waiting
-from afflux.rule import ClientId, Float64, Rule, Scalars
+from afflux.rules.rule import ClientId, Float64, Rule, Scalars
 from afflux.store import CachedRows, MemoryRows
 from afflux.streaming import Term
 
@@ -166,8 +165,8 @@ def _load(meta: Mapping[str, Any], arrays: "_Arrays", facts: Mapping[str, Any], 
     buffers: Float64 | None = None
     own: Sequence[Float64 | None] = [None] * len(meta["waiting"])
     if current.buffers is not None:
-        buffers = sealed(arrays.get("buffers", "float64", (current.buffers.size,)))
-        own = [sealed(row) for row in arrays.get("slot_buffers", "float64", (len(own), buffers.size))]
+        buffers = immutable_copy(arrays.get("buffers", "float64", (current.buffers.size,)))
+        own = [immutable_copy(row) for row in arrays.get("slot_buffers", "float64", (len(own), buffers.size))]
     return Saved(
         version=version,
         params=arrays.get("params", facts["dtype"], (d,)),

@@ -5,13 +5,14 @@ from typing import Literal
 
 import numpy as np
 
-from afflux import codecs, ops
-from afflux.codecs import Codec
-from afflux.devices import HOST, Device
-from afflux.errors import AffluxError, UnavailableError
-from afflux.intake import at_least, one_of
+from afflux import ops
+from afflux.arrays.devices import HOST, Device
 from afflux.joins import Duplicates
-from afflux.rule import Rule
+from afflux.ops import codecs
+from afflux.ops.codecs import Codec
+from afflux.ops.errors import AffluxError, UnavailableError
+from afflux.ops.validation import integer, one_of, optional
+from afflux.rules.rule import Rule
 from afflux.streaming import MemoryMode
 
 RowsOn = Literal["device", "host"]
@@ -19,7 +20,7 @@ RowsOn = Literal["device", "host"]
 
 def refuse_places(rule: Rule, rows_on: RowsOn, device: Device, *, store: bool, check_versions: bool) -> None:
     """Refuses what is not to be had where the params are."""
-    one_of("rows_on", rows_on, ("device", "host"))
+    one_of("device", "host")("Server", "rows_on", rows_on)
     if check_versions and device is not HOST:
         raise UnavailableError(f"[Server] check_versions: params is on {device.name}, and this is for the CPU alone")
     if rows_on == "host":
@@ -43,8 +44,8 @@ def refuse_starts(rule: Rule, dtype: str) -> None:
 
 def refuse_commits(op: str, durability: str | None, commit_every: int | None) -> None:
     """Refuses what a store does not know; `durability` None: its default."""
-    one_of("durability", "process" if durability is None else durability, ("process", "power"), op)
-    at_least("commit_every", commit_every, 1, op)
+    one_of("process", "power")(op, "durability", "process" if durability is None else durability)
+    optional(integer(1))(op, "commit_every", commit_every)
 
 
 def slots_of(rule: Rule, max_slots: int | None, memory: MemoryMode) -> int:

@@ -8,10 +8,10 @@ from time import monotonic
 from typing import TypeVar
 from weakref import ref
 
-from afflux.errors import AffluxError, StoreError, UnavailableError
+from afflux.arrays.pools import Slot, Slots
 from afflux.joins import Joins
+from afflux.ops.errors import AffluxError, StoreError, UnavailableError
 from afflux.round import Round
-from afflux.slots import Slot, Slots
 from afflux.streaming import Term, Total
 
 _Found = TypeVar("_Found")

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from afflux.errors import AffluxError
+from afflux.arrays.pools import is_lent
+from afflux.ops.errors import AffluxError
 from afflux.passes import Passes
 from afflux.receipts import Cut, Entry, Handed, Join, Pulled, Quarantined, Status, no_counts
 from afflux.round import Before, Memories, Round, Waiting
-from afflux.rule import ClientId, Rule, Scalars
-from afflux.slots import is_lent
+from afflux.rules.rule import ClientId, Rule, Scalars
 from afflux.store import CachedRows
 from afflux.streaming import Term, Total
 

@@ -2,14 +2,7 @@
 part of the round's own sweep.
 """
 
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-
-from afflux._arrays import on_host
-from afflux.rule import Rule
-from afflux.slots import Slot
+from afflux.rules.rule import Rule
 
 
 def why_not(rule: Rule, *, inplace: bool, streaming: bool) -> str | None:
@@ -29,15 +22,3 @@ def why_not(rule: Rule, *, inplace: bool, streaming: bool) -> str | None:
     if rule.memories:
         return f"{rule.name} overwrites its {', '.join(rule.memories)}"
     return None
-
-
-def first_nonfinite(slot: Slot) -> int | None:
-    """The index of the first NaN or infinity; None if there is none."""
-    good = finite(on_host(slot))
-    return None if good.all() else int(np.argmin(good))
-
-
-def finite(array: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Which elements are finite; uint16 stands for bfloat16, by whose exponent one sees it."""
-    good: npt.NDArray[np.bool_] = np.isfinite(array) if array.dtype != np.uint16 else (array & 0x7F80) != 0x7F80
-    return good

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from afflux.round import Waiting
-from afflux.rule import ClientId
+from afflux.rules.rule import ClientId
 
 
 class Passes(NamedTuple):

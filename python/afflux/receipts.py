@@ -3,10 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
-import numpy as np
-import numpy.typing as npt
-
-from afflux.rule import ClientId, Float64, Int64, Scalars
+from afflux.rules.rule import ClientId, Float64, Int64, Scalars
 
 #: (d,) float32, or float64 if the server was asked for it: NumPy's; of a server on a GPU torch's or CuPy's, on it.
 Params = Any
@@ -114,15 +111,3 @@ Entry = Join | Cut | Handed
 def no_counts() -> dict[str, int]:
     """How many pushes ended in each way; `refused` counts those that raised."""
     return dict.fromkeys((*STATUSES, "refused"), 0)
-
-
-def sealed(array: Float64) -> Float64:
-    """A copy that NumPy refuses to make writable again: it lies in bytes."""
-    return np.frombuffer(array.tobytes(), np.float64).reshape(array.shape)
-
-
-def frozen(values: npt.ArrayLike, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """A read-only array of its own, in C order."""
-    array = np.array(values, dtype, order="C")
-    array.setflags(write=False)
-    return array

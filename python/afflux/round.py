@@ -12,16 +12,15 @@ import numpy as np
 
 from afflux import ops
 from afflux._engine import exactly
-from afflux.algebra import ordered_sum
-from afflux.errors import AffluxError
-from afflux.lent import first_nonfinite
-from afflux.receipts import Pulled, Report, frozen, sealed
-from afflux.rule import Arrivals, ClientId, Float64, Kind, Rule, Scalars, Weights
-from afflux.slots import Slot
+from afflux.arrays.interop import first_nonfinite, frozen, immutable_copy
+from afflux.arrays.pools import Draft, Slot, Vector
+from afflux.ops.errors import AffluxError
+from afflux.ops.exact import ordered_sum
+from afflux.receipts import Pulled, Report
+from afflux.rules.rule import Arrivals, ClientId, Float64, Kind, Rule, Scalars, Weights
 from afflux.staging import Stage
 from afflux.store import CachedRows, Rows
 from afflux.streaming import Term, Work, combine
-from afflux.versions import Draft, Vector
 
 #: What is known of an arrival before it joins: the first fields of Waiting.
 Pushed = tuple[ClientId, int, int, float, float, Slot, Float64 | None, tuple[float, float]]
@@ -352,4 +351,4 @@ def mixed_buffers(
             return current.buffers
         zeros = np.zeros(out.size)
         ops.apply(ops.Pass(zeros, out, ops.Combine(vectors, ones), step=ops.Sgd(1.0 / count)), num_threads=1)
-    return sealed(out)
+    return immutable_copy(out)

@@ -4,19 +4,18 @@ from contextlib import suppress
 
 import numpy as np
 
+from afflux.arrays.devices import HOST, Device
+from afflux.arrays.pools import Slot, Slots, Versions
 from afflux.checkpoint import Saved
-from afflux.devices import HOST, Device
-from afflux.errors import AffluxError, StoreError
 from afflux.gate import Gate
 from afflux.joins import Joins
+from afflux.ops.errors import AffluxError, StoreError
 from afflux.receipts import Pulled, Receipt, Report
 from afflux.round import Pushed, Round, Waiting, prepare
-from afflux.rule import Rule
-from afflux.slots import Slot, Slots
+from afflux.rules.rule import Rule
 from afflux.staging import Stage
 from afflux.store.folder import Store
 from afflux.streaming import MOST_SQUARES, Streaming, Term, Total
-from afflux.versions import Versions
 
 
 class Ticket:

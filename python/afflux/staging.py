@@ -14,9 +14,9 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from afflux._arrays import bring
-from afflux.devices import Gpu, Upload
-from afflux.rule import ClientId
+from afflux.arrays.gpu import Gpu, Upload
+from afflux.arrays.interop import bring
+from afflux.rules.rule import ClientId
 
 if TYPE_CHECKING:
     from afflux.store.rows import Row, Rows

@@ -15,11 +15,11 @@ import numpy as np
 
 from afflux import _engine, ops
 from afflux._engine import exactly
-from afflux.devices import HOST, Device
-from afflux.errors import AffluxError
-from afflux.intake import NUMBERS
-from afflux.rule import Arrivals, Float64, OnArrival, Rule
-from afflux.slots import Slot
+from afflux.arrays.devices import HOST, Device
+from afflux.arrays.pools import Slot
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import NUMBERS
+from afflux.rules.rule import Arrivals, Float64, OnArrival, Rule
 
 MemoryMode = Literal["buffered", "streaming"]
 

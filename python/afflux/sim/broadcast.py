@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from afflux.codecs import Codec
+from afflux.ops.codecs import Codec
 from afflux.receipts import Pulled
 from afflux.server import Server
 from afflux.sim.clients import Trained, as_kind

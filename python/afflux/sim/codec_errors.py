@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from afflux import __version__, codecs, ops
-from afflux.codecs import Codec
+from afflux import __version__, ops
+from afflux.ops import codecs
+from afflux.ops.codecs import Codec
 from afflux.sim.errors import ConfigError, require
 from afflux.sim.papers.common import Page, rows
 from afflux.store import row_key

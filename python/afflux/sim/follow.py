@@ -9,7 +9,7 @@ import numpy as np
 
 from afflux import __version__
 from afflux.receipts import Pulled, Receipt
-from afflux.rule import Rule
+from afflux.rules.rule import Rule
 from afflux.server import Server
 from afflux.sim import audit
 from afflux.sim.clients import as_kind

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from afflux import codecs
-from afflux.calibrate import CACHED_MEAN
-from afflux.codecs import Codec
-from afflux.ops import Combine, Pass, apply
+from afflux.ops import Combine, Pass, apply, codecs
+from afflux.ops.codecs import Codec
+from afflux.rules.calibration import CACHED_MEAN
 from afflux.store import MemoryRows
 
 if TYPE_CHECKING:

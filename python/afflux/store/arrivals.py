@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from afflux._arrays import on_host
+from afflux.arrays.interop import on_host
 from afflux.checkpoint import waiting_entry
 from afflux.round import Waiting
 from afflux.store.index import Kept, Place

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from afflux.codecs import Codec
-from afflux.devices import HOST, Device, Gpu
-from afflux.errors import StoreError
-from afflux.rule import ClientId
+from afflux.arrays.devices import HOST, Device
+from afflux.arrays.gpu import Gpu
+from afflux.ops.codecs import Codec
+from afflux.ops.errors import StoreError
+from afflux.rules.rule import ClientId
 from afflux.staging import Stage, Stages
 from afflux.store.index import Index, Place
 from afflux.store.rows import CachedRows, Row, Rows, row_crc

@@ -8,8 +8,8 @@ from zipfile import ZipFile
 
 import numpy as np
 
-from afflux.errors import StoreError
-from afflux.rule import ClientId
+from afflux.ops.errors import StoreError
+from afflux.rules.rule import ClientId
 from afflux.store.index import Place
 from afflux.store.reading import Reading, reading
 from afflux.store.rows import Row, decoded_dtype

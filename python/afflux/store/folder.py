@@ -18,19 +18,20 @@ from typing import Any, Literal
 import numpy as np
 
 from afflux import checkpoint
-from afflux._arrays import bring, on_gpu
 from afflux._engine import ORDER_VERSION
+from afflux.arrays.devices import HOST, Device
+from afflux.arrays.interop import bring, frozen, on_gpu
+from afflux.arrays.layout import Layout
+from afflux.arrays.pools import Draft, Vector, Versions
 from afflux.checkpoint import Saved
-from afflux.codecs import Codec, named
-from afflux.devices import HOST, Device
-from afflux.errors import AffluxError, StoreError, UnavailableError
 from afflux.fitting import codec_of
 from afflux.joins import Book, Joins, after
-from afflux.layout import Layout
-from afflux.receipts import Pulled, frozen
-from afflux.recipe import recipe_of, rule_of
+from afflux.ops.codecs import Codec, named
+from afflux.ops.errors import AffluxError, StoreError, UnavailableError
+from afflux.receipts import Pulled
 from afflux.round import Memories, Round
-from afflux.rule import Float64, Rule
+from afflux.rules.rule import Float64, Rule
+from afflux.rules.serialization import recipe_of, rule_of
 from afflux.store.arrivals import Arrivals
 from afflux.store.disk import DiskRows, Staged, Table
 from afflux.store.index import INDEX, Change, Committed, Index, Place, folder_of
@@ -42,7 +43,6 @@ from afflux.store.segments import Row, Segments
 from afflux.store.shapes import shapes_of
 from afflux.store.state import Lists, state_of
 from afflux.store.vectors import NOTHING, Fresh, Vectors, crc, fresh, refuse_damage
-from afflux.versions import Draft, Vector, Versions
 
 Durability = Literal["process", "power"]
 Every = int | Literal["as before"] | None

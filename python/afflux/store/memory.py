@@ -4,12 +4,13 @@ from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
-from afflux import codecs
-from afflux._arrays import on_host
-from afflux.codecs import Codec
-from afflux.devices import HOST, Device, Gpu
-from afflux.errors import AffluxError
-from afflux.rule import ClientId
+from afflux.arrays.devices import HOST, Device
+from afflux.arrays.gpu import Gpu
+from afflux.arrays.interop import on_host
+from afflux.ops import codecs
+from afflux.ops.codecs import Codec
+from afflux.ops.errors import AffluxError
+from afflux.rules.rule import ClientId
 from afflux.staging import Stages
 from afflux.store.rows import CachedRows, Row, Rows, decoded
 

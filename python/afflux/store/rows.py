@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from afflux import codecs, ops
-from afflux._arrays import on_host
+from afflux import ops
 from afflux._engine import SUPERBLOCK
-from afflux.codecs import Codec
-from afflux.devices import HOST, Device
-from afflux.ops import CachedDifference, CachedMean, RowFacts
-from afflux.rule import Calibrate, ClientId
+from afflux.arrays.devices import HOST, Device
+from afflux.arrays.interop import on_host
+from afflux.ops import CachedDifference, CachedMean, RowFacts, codecs
+from afflux.ops.codecs import Codec
+from afflux.rules.rule import Calibrate, ClientId
 from afflux.staging import Stage, Stages
 
 #: NumPy's, or on a GPU that of its library.
@@ -86,7 +86,7 @@ class CachedRows(ABC):
     @property
     def sum(self) -> Row:
         """The sum of all rows, (d,) float64, read-only; the next step changes it. On a GPU a copy."""
-        return self.device.shown(self._total)
+        return self.device.read_only(self._total)
 
     def saved_sum(self) -> npt.NDArray[np.float64]:
         """A copy of the sum for NumPy, of which a GPU keeps none."""

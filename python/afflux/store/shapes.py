@@ -2,7 +2,7 @@
 
 from afflux.checkpoint import STORED
 from afflux.fitting import codec_of
-from afflux.rule import Rule
+from afflux.rules.rule import Rule
 from afflux.store.metadata import Shape, shape_of
 
 
