@@ -17,8 +17,10 @@
 
 #if defined(__CUDACC__)
 #define AFFLUX_DEVICE __device__ __forceinline__
+#define AFFLUX_UNROLL_ON_DEVICE _Pragma("unroll")
 #else
 #define AFFLUX_DEVICE inline
+#define AFFLUX_UNROLL_ON_DEVICE
 #endif
 
 namespace afflux::cuda {

@@ -9,7 +9,7 @@ namespace afflux::cuda {
 // v += S / N
 AFFLUX_DEVICE void add_mean(const Doubles& sum, std::int64_t num_clients, Doubles& v) {
   const double inverse = formula::inverse_of(num_clients);
-  AFFLUX_UNROLL
+  AFFLUX_UNROLL_ON_DEVICE
   for (int j = 0; j < kFour; ++j) v.at[j] = formula::add_cached_mean(v.at[j], sum.at[j], inverse);
 }
 
@@ -21,7 +21,7 @@ AFFLUX_DEVICE double direction_weight(const Pass& pass, std::int64_t k) {
 // v += w (u - h);  S += q - h where the row is replaced. A weight of 0 adds nothing.
 AFFLUX_DEVICE void add_difference(const Doubles& update, const Doubles& row, const Doubles& new_row, double weight,
                                   bool replaced, Doubles& v, Doubles& sum) {
-  AFFLUX_UNROLL
+  AFFLUX_UNROLL_ON_DEVICE
   for (int j = 0; j < kFour; ++j)
     formula::accumulate_difference(update.at[j], row.at[j], new_row.at[j], weight != 0.0, weight, replaced, v.at[j],
                                    sum.at[j]);

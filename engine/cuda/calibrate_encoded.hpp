@@ -11,7 +11,7 @@ namespace afflux::cuda {
 template <class U>
 AFFLUX_DEVICE Vector4<float> as_floats(const Vector4<U>& update) {
   Vector4<float> x = converted<float>(update);
-  AFFLUX_UNROLL
+  AFFLUX_UNROLL_ON_DEVICE
   for (int j = 0; sizeof(U) == sizeof(double) && j < kFour; ++j) x.at[j] = formula::finite_float(x.at[j]);
   return x;
 }

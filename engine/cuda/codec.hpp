@@ -30,7 +30,7 @@ struct Halves {
                                    unsigned char* row, Floats& decoded) {
     block.each_in_warp([&](int thread) {
       Vector4<Half> halves;
-      AFFLUX_UNROLL
+      AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j) formula::narrow_finite(x[thread].at[j], &halves.at[j]);
       if (row != nullptr)
         with_span(tile.of(thread), tile.size, tile.aligned, [&](const auto& span) { span.store(row, halves); });

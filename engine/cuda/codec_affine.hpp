@@ -27,7 +27,7 @@ struct Affine {
                                    Out& out) {
     block.each_in_warp([&](int thread) {
       const Read mine = read[thread];
-      AFFLUX_UNROLL
+      AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j) {
         const std::uint32_t code = code_in(mine.word, tile.codec.bits, j);
         out[thread].at[j] = formula::affine_value(formula::OneLane{}, code, mine.low, mine.step);
@@ -41,7 +41,7 @@ struct Affine {
     const float top = formula::grid_top(bits);
     const std::uint32_t counters = static_cast<std::uint32_t>(random), high = static_cast<std::uint32_t>(random >> 32);
     std::uint32_t word = 0;
-    AFFLUX_UNROLL
+    AFFLUX_UNROLL_ON_DEVICE
     for (int j = 0; j < kFour; ++j) {
       const std::uint32_t dice =
           formula::mixed(counters + static_cast<std::uint32_t>(first + j) * formula::kWeyl, high);
@@ -63,7 +63,7 @@ struct Affine {
     block.each_in_warp([&](int thread) {
       low[thread] = __builtin_inff();
       high[thread] = -__builtin_inff();
-      AFFLUX_UNROLL
+      AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j) {
         low[thread] = formula::lesser(low[thread], x[thread].at[j]);
         high[thread] = formula::greater(high[thread], x[thread].at[j]);

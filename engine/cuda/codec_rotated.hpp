@@ -11,7 +11,7 @@ namespace afflux::cuda {
 template <int kBits>
 AFFLUX_DEVICE float level_at(std::uint32_t index) {
   float result = formula::level(kBits, 0);
-  AFFLUX_UNROLL
+  AFFLUX_UNROLL_ON_DEVICE
   for (int k = 1; k < (1 << (kBits - 1)); ++k)
     result = index >= static_cast<std::uint32_t>(k) ? formula::level(kBits, k) : result;
   return result;
@@ -20,7 +20,7 @@ AFFLUX_DEVICE float level_at(std::uint32_t index) {
 template <int kBits>
 AFFLUX_DEVICE std::uint32_t code_of(float y, float rms) {
   float thresholds[1 << (kBits - 1)];
-  AFFLUX_UNROLL
+  AFFLUX_UNROLL_ON_DEVICE
   for (int k = 0; k + 1 < (1 << (kBits - 1)); ++k) thresholds[k] = rms * formula::threshold(kBits, k);
   const std::uint32_t bits = formula::bits_of(y);
   return formula::rotated_code<kBits>(bits, formula::float_of(bits & 0x7FFFFFFFu), thresholds);
@@ -48,7 +48,7 @@ struct Rotated {
       const int vector = thread % kRotations, quarter = thread / kRotations;
       const int first = quarter / apart * (4 * apart) + quarter % apart;
       float x[4];
-      AFFLUX_UNROLL
+      AFFLUX_UNROLL_ON_DEVICE
       for (int k = 0; k < 4; ++k) x[k] = values[(first + k * apart) * kRotations + vector];
       const float a = x[0] + x[1], b = x[0] - x[1], c = x[2] + x[3], d = x[2] - x[3];
       values[first * kRotations + vector] = a + c;
@@ -62,7 +62,7 @@ struct Rotated {
   static AFFLUX_DEVICE void hadamard(const Block& block, float* values) {
     for (int apart = 1; apart < kRotated / 2; apart *= 4) two_stages(block, values, apart);
     block.each([&](int thread) {
-      AFFLUX_UNROLL
+      AFFLUX_UNROLL_ON_DEVICE
       for (int i = thread; i < kBlock / 2; i += kThreads) {
         const float a = values[i], b = values[i + kBlock / 2];
         values[i] = a + b;
@@ -75,7 +75,7 @@ struct Rotated {
   static AFFLUX_DEVICE Vector4<float> flipped(const Vector4<float>& x, std::uint64_t random, float scale, int thread) {
     const int number = thread * kFour / kRotations, vector = thread * kFour % kRotations;
     Vector4<float> to;
-    AFFLUX_UNROLL
+    AFFLUX_UNROLL_ON_DEVICE
     for (int j = 0; j < kFour; ++j) {
       const std::uint32_t word = static_cast<std::uint32_t>(vector + j + number / 32 * kRotations);
       const std::uint32_t signs = formula::mixed_well(static_cast<std::uint32_t>(random) + word * formula::kWeyl,
@@ -111,7 +111,7 @@ struct Rotated {
     hadamard(block, shared.values);
     block.each([&](int thread) {
       Vector4<float> rotated;
-      AFFLUX_UNROLL
+      AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j) rotated.at[j] = shared.values[thread * kFour + j];
       out[thread] = flipped(rotated, random, 1.0f, thread);
     });
@@ -129,7 +129,7 @@ struct Rotated {
   static AFFLUX_DEVICE Read read(const Tile& tile, const RowHead&, const unsigned char* row, int thread) {
     const float* const scales = reinterpret_cast<const float*>(row + formula::place(tile.codec, tile.begin).facts);
     Read mine{load_word(row + codes_at(tile, thread), tile.codec.bits, thread), {}};
-    AFFLUX_UNROLL
+    AFFLUX_UNROLL_ON_DEVICE
     for (int j = 0; j < kFour; ++j) mine.scales.at[j] = scales[(thread * kFour + j) % kRotations];
     return mine;
   }
@@ -139,7 +139,7 @@ struct Rotated {
     const int bits = tile.codec.bits;
     block.each([&](int thread) {
       const std::uint32_t sign_bit = 1u << (bits - 1);
-      AFFLUX_UNROLL
+      AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j) {
         const std::uint32_t code = code_in(read[thread].word, bits, j);
         const float value = level_at(bits, code & (sign_bit - 1)) * read[thread].scales.at[j];
@@ -157,7 +157,7 @@ struct Rotated {
     const formula::Place at = formula::place(tile.codec, tile.begin);
     block.each([&](int thread) {
       const Vector4<float> y = flipped(x[thread], random, 1.0f / kRotated, thread);
-      AFFLUX_UNROLL
+      AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j) shared.values[thread * kFour + j] = y.at[j];
     });
     hadamard(block, shared.values);
@@ -175,7 +175,7 @@ struct Rotated {
       if (row != nullptr) reinterpret_cast<float*>(row + at.facts)[thread] = shared.scales[thread];
     });
     block.each([&](int thread) {
-      AFFLUX_UNROLL
+      AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j) {
         const int element = thread * kFour + j;
         shared.values[element] = shared.chosen[element] * shared.scales[element % kRotations];
@@ -192,7 +192,7 @@ struct Rotated {
     typename Block::template Each<std::uint32_t> words;
     block.each([&](int thread) {
       std::uint32_t word = 0;
-      AFFLUX_UNROLL
+      AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j) {
         const int element = thread * kFour + j;
         const float y = shared.values[element];

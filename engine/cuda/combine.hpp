@@ -7,7 +7,7 @@
 namespace afflux::cuda {
 
 AFFLUX_DEVICE void add_weighted(Doubles& sum, double weight, const Doubles& values) {
-  AFFLUX_UNROLL
+  AFFLUX_UNROLL_ON_DEVICE
   for (int j = 0; j < kFour; ++j) sum.at[j] = formula::weighted(sum.at[j], weight, values.at[j]);
 }
 
@@ -18,12 +18,12 @@ AFFLUX_DEVICE void in_batches(std::int64_t count, const Wanted& wanted, const Lo
   for (std::int64_t k = 0; k < count; k += kBatch) {
     T loaded[kBatch];
     bool has[kBatch];
-    AFFLUX_UNROLL
+    AFFLUX_UNROLL_ON_DEVICE
     for (int b = 0; b < kBatch; ++b) {
       has[b] = k + b < count && wanted(k + b);
       if (has[b]) loaded[b] = load(k + b);
     }
-    AFFLUX_UNROLL
+    AFFLUX_UNROLL_ON_DEVICE
     for (int b = 0; b < kBatch; ++b)
       if (has[b]) use(k + b, loaded[b]);
   }

@@ -19,7 +19,7 @@ AFFLUX_DEVICE Doubles start(const Pass& pass, const Span& span) {
 template <class P, class Span>
 AFFLUX_DEVICE void finish(const Sweep& sweep, const Span& span, const Doubles& v) {
   bool finite = true;
-  AFFLUX_UNROLL
+  AFFLUX_UNROLL_ON_DEVICE
   for (int j = 0; j < kFour; ++j) finite = finite && formula::finite(v.at[j]);
   if (!finite) *sweep.finite = 0;  // all that write, write this
   step<P>(sweep.pass, span, v);

@@ -72,7 +72,7 @@ struct GramBody {
   // sums[a, b] = a lane's part of the products of a tile in [begin, end). The last vector stands in for missing ones.
   AFFLUX_DEVICE void lane_sums(Tile tile, std::int64_t begin, std::int64_t end, double (&sums)[kPairs]) const {
     View<const void> x[kSide], y[kSide];
-    AFFLUX_UNROLL
+    AFFLUX_UNROLL_ON_DEVICE
     for (int k = 0; k < kSide; ++k) {
       const std::int64_t row = tile.row + k, column = tile.column + k;
       x[k] = panels.left[row < panels.left_count ? row : panels.left_count - 1];
@@ -81,14 +81,14 @@ struct GramBody {
     const auto rows = [&](std::int64_t first, auto count) {
       constexpr int kRows = decltype(count)::value;
       double left[kRows][kSide], right[kRows][kSide];
-      AFFLUX_UNROLL
-      for (int r = 0; r < kRows; ++r) AFFLUX_UNROLL
+      AFFLUX_UNROLL_ON_DEVICE
+      for (int r = 0; r < kRows; ++r) AFFLUX_UNROLL_ON_DEVICE
       for (int k = 0; k < kSide; ++k) {
         left[r][k] = load(x[k], first + r * kLanes);
         right[r][k] = load(y[k], first + r * kLanes);
       }
-      AFFLUX_UNROLL
-      for (int r = 0; r < kRows; ++r) AFFLUX_UNROLL
+      AFFLUX_UNROLL_ON_DEVICE
+      for (int r = 0; r < kRows; ++r) AFFLUX_UNROLL_ON_DEVICE
       for (int p = 0; p < kPairs; ++p) sums[p] = term(sums[p], left[r][p / kSide], right[r][p % kSide]);
     };
     std::int64_t i = begin;
@@ -110,7 +110,7 @@ struct GramBody {
     const std::int64_t end = begin + kSuperblock < size ? begin + kSuperblock : size;
     typename Block::template Each<double> total[kPairs], sums[kPairs];
     block.each_in_warp([&](int thread) {
-      AFFLUX_UNROLL
+      AFFLUX_UNROLL_ON_DEVICE
       for (int p = 0; p < kPairs; ++p) total[p][thread] = 0.0;
     });
     for (std::int64_t first = begin; first < end; first += kBlock) {
@@ -119,15 +119,15 @@ struct GramBody {
         const std::int64_t number = group * kTilesOfBlock + thread / kWarp;
         double mine[kPairs] = {};
         if (number < tiles.count) lane_sums(tile(number), first + thread % kWarp, last, mine);
-        AFFLUX_UNROLL
+        AFFLUX_UNROLL_ON_DEVICE
         for (int p = 0; p < kPairs; ++p) sums[p][thread] = mine[p];
       });
-      AFFLUX_UNROLL
-      for (int p = 0; p < kPairs; ++p) AFFLUX_UNROLL
+      AFFLUX_UNROLL_ON_DEVICE
+      for (int p = 0; p < kPairs; ++p) AFFLUX_UNROLL_ON_DEVICE
       for (int half = kLanes / 2; half > 0; half /= 2)
         block.butterfly(sums[p], half, [](double a, double b) { return a + b; });
       block.each_in_warp([&](int thread) {
-        AFFLUX_UNROLL
+        AFFLUX_UNROLL_ON_DEVICE
         for (int p = 0; p < kPairs; ++p) total[p][thread] = total[p][thread] + sums[p][thread];
       });
     }
@@ -135,7 +135,7 @@ struct GramBody {
       const std::int64_t number = group * kTilesOfBlock + thread / kWarp;
       if (thread % kWarp != 0 || number >= tiles.count) return;
       const Tile at = tile(number);
-      AFFLUX_UNROLL
+      AFFLUX_UNROLL_ON_DEVICE
       for (int p = 0; p < kPairs; ++p) {
         const std::int64_t row = at.row + p / kSide, column = at.column + p % kSide;
         if (row < panels.left_count && column < panels.right_count)

@@ -84,13 +84,13 @@ struct IngestBody {
     const From* const from = on_device<From>(part.data) + (begin - part.begin);
     for (int row = 0; row < kRows; row += kTogether) {
       Vector4<From> read[kTogether];
-      AFFLUX_UNROLL
+      AFFLUX_UNROLL_ON_DEVICE
       for (int k = 0; k < kTogether; ++k) read[k] = Span<true>{(row + k) * kLanes, kFour}.template load<From>(from);
-      AFFLUX_UNROLL
+      AFFLUX_UNROLL_ON_DEVICE
       for (int k = 0; k < kTogether; ++k) {
         const Vector4<T> stored = converted<T>(read[k]);
         Span<true>{begin + (row + k) * kLanes, kFour}.store(slot, stored);
-        AFFLUX_UNROLL
+        AFFLUX_UNROLL_ON_DEVICE
         for (int j = 0; j < kFour; ++j) add(sums, j, stored.at[j]);
       }
     }
@@ -98,7 +98,7 @@ struct IngestBody {
 
   // Any other column.
   AFFLUX_DEVICE void column(const Part* part, std::int64_t begin, std::int64_t end, Sums& sums) const {
-    for (std::int64_t i = begin; i < end; i += kLanes) AFFLUX_UNROLL
+    for (std::int64_t i = begin; i < end; i += kLanes) AFFLUX_UNROLL_ON_DEVICE
     for (int j = 0; j < kFour; ++j) {
       if (i + j >= end) break;
       while (part[1].begin <= i + j) ++part;
@@ -114,7 +114,7 @@ struct IngestBody {
   // The first of a thread's values that is not finite, or -1. If there is one, a sum of squares is not finite either.
   AFFLUX_DEVICE std::int64_t first_nonfinite(const Sums& sums, std::int64_t begin, std::int64_t end) const {
     bool all = true;
-    AFFLUX_UNROLL
+    AFFLUX_UNROLL_ON_DEVICE
     for (int j = 0; j < kFour; ++j) all = all && formula::finite(sums.squares.at[j]);
     for (std::int64_t i = begin; !all && i < end; i += kLanes)
       for (int j = 0; j < kFour && i + j < end; ++j)
@@ -153,7 +153,7 @@ struct IngestBody {
     block.each([&](int thread) {
       const int row = thread / kColumns, first = thread % kColumns * kFour;
       const Sums sums = sums_of(block.index * kSuperblock + row * kBlock, first);
-      AFFLUX_UNROLL
+      AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j) {
         shared.lanes[row][first + j] = sums.squares.at[j];
         shared.lows[row][first + j] = sums.lows.at[j];

@@ -25,7 +25,7 @@ AFFLUX_DEVICE void combine_all(const List<Vector>& list, const double* weights, 
       [&](std::int64_t k, const Vector4<T>& read) {
         const Doubles values = doubles(read);
         if (weights != nullptr && weights[k] != 0.0) add_weighted(v, weights[k], values);
-        AFFLUX_UNROLL
+        AFFLUX_UNROLL_ON_DEVICE
         for (int s = 0; s < kMostMemories; ++s)
           if ((columns[k] >> s & 1) != 0) add_weighted(sums[s], next[s * width + k], values);
       });
@@ -41,7 +41,7 @@ AFFLUX_DEVICE void renew(const Pass& pass, const Renewal& renewal, const double*
   Doubles sums[kMostMemories] = {};
   combine_all<P>(memory.vectors, nullptr, memory, renewal, 0, width, span, v, sums);
   combine_all<U>(pass.combine.updates, weights, memory, renewal, held, width, span, v, sums);
-  AFFLUX_UNROLL
+  AFFLUX_UNROLL_ON_DEVICE
   for (int s = 0; s < kMostMemories; ++s) {
     if (s >= held) continue;
     const View<void>&vector = memory.vectors.data[s], &out = memory.outs.data[s];

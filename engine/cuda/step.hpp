@@ -14,18 +14,18 @@ AFFLUX_DEVICE void step_of(const Pass& pass, const Span& span, const Doubles& d)
   const Step& stage = pass.step;
   const Doubles params = doubles(span.template load<P>(pass.params.data));
   Doubles states[kRoom], out;
-  AFFLUX_UNROLL
+  AFFLUX_UNROLL_ON_DEVICE
   for (int k = 0; k < kStates; ++k) states[k] = doubles(span.template load<P>(stage.states.data[k].data));
-  AFFLUX_UNROLL
+  AFFLUX_UNROLL_ON_DEVICE
   for (int j = 0; j < kFour; ++j) {
     double values[kRoom];
-    AFFLUX_UNROLL
+    AFFLUX_UNROLL_ON_DEVICE
     for (int k = 0; k < kStates; ++k) values[k] = states[k].at[j];
     out.at[j] = formula::step<kKind>(formula::OneLane{}, stage, params.at[j], d.at[j], values);
-    AFFLUX_UNROLL
+    AFFLUX_UNROLL_ON_DEVICE
     for (int k = 0; k < kStates; ++k) states[k].at[j] = values[k];
   }
-  AFFLUX_UNROLL
+  AFFLUX_UNROLL_ON_DEVICE
   for (int k = 0; k < kStates; ++k) span.store(stage.outs.data[k].data, converted<P>(states[k]));
   span.store(pass.out.data, converted<P>(out));
 }

@@ -23,7 +23,7 @@ AFFLUX_DEVICE Vector4<T> filled(T value) {
 template <class To, class From>
 AFFLUX_DEVICE Vector4<To> converted(const Vector4<From>& from) {
   Vector4<To> to;
-  AFFLUX_UNROLL
+  AFFLUX_UNROLL_ON_DEVICE
   for (int j = 0; j < kFour; ++j) formula::narrow(formula::widened(from.at[j]), &to.at[j]);
   return to;
 }
@@ -31,7 +31,7 @@ AFFLUX_DEVICE Vector4<To> converted(const Vector4<From>& from) {
 template <class T>
 AFFLUX_DEVICE Doubles doubles(const Vector4<T>& from) {
   Doubles to;
-  AFFLUX_UNROLL
+  AFFLUX_UNROLL_ON_DEVICE
   for (int j = 0; j < kFour; ++j) to.at[j] = static_cast<double>(formula::widened(from.at[j]));
   return to;
 }
@@ -50,7 +50,7 @@ struct Span {
       return *reinterpret_cast<const Vector4<T>*>(from);
     } else {
       Vector4<T> four{};
-      AFFLUX_UNROLL
+      AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j)
         if (j < count) four.at[j] = from[j];
       return four;
@@ -62,7 +62,7 @@ struct Span {
     if constexpr (kWhole) {
       *reinterpret_cast<Vector4<T>*>(to) = four;
     } else {
-      AFFLUX_UNROLL
+      AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j)
         if (j < count) to[j] = four.at[j];
     }

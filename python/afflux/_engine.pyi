@@ -10,6 +10,9 @@ LANES: int
 BLOCK: int
 SUPERBLOCK: int
 MOST_MEMORIES: int
+STEP_KINDS: dict[str, int]  # how many states each keeps
+# bits of an element, type of rows, whether it is encoded with a key, and whether with the least and largest element
+CODECS: dict[str, tuple[int, str, bool, bool]]
 PIECE: int  # bytes to read ahead at once
 
 class AffluxError(ValueError): ...

@@ -5,7 +5,7 @@ Every vector is flat and contiguous; float64 is used inside.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -124,19 +124,15 @@ class Momentum(_WithoutSecondMoment):
 
 @dataclass(frozen=True, slots=True)
 class Adaptive:
-    """Stage 3: m = beta1 * m + (1-beta1) * d, out = params + lr * m / (sqrt(V) * root_scale + epsilon), d = direction.
+    """Stage 3 by the engine's formula of this name, from the direction d: adam, amsgrad, adagrad, yogi.
 
-    | kind      | second moment                                    | V     | states      |
-    |-----------|--------------------------------------------------|-------|-------------|
-    | "adam"    | v = beta2 * v + (1-beta2) * d * d                | v     | m, v        |
-    | "amsgrad" | as adam; v_hat = max(v_hat, v)                   | v_hat | m, v, v_hat |
-    | "adagrad" | v = v + d * d                                    | v     | m, v        |
-    | "yogi"    | v = v - (1-beta2) * d * d * sign(v - d * d)      | v     | m, v        |
+    m = beta1 * m + (1-beta1) * d, out = params + lr * m / (sqrt(V) * root_scale + epsilon), where the class of that
+    name in `afflux.rules.optimizers` says what V is. The states are m, v and, of amsgrad, v_hat.
 
     All in float64, from the states as they are stored; the step uses the unrounded m and V, then each is rounded once.
     """
 
-    kind: Literal["adam", "amsgrad", "adagrad", "yogi"]
+    kind: str  #: one of `_engine.STEP_KINDS`, which says how many states it keeps
     lr: float
     beta1: float  #: 0 <= beta1 < 1
     beta2: float  #: likewise; of no use to adagrad
