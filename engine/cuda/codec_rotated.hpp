@@ -1,7 +1,8 @@
 // The rotated codec: a block of threads has a group of kBlock elements, in shared memory while it is rotated. Element e
 // of the group is number e / 16 of vector e mod 16.
 #pragma once
-#include "cuda/codec.hpp"
+#include "cuda/codec_tile.hpp"
+#include "formula/lanes.hpp"
 #include "formula/random.hpp"
 #include "formula/reduce.hpp"
 
@@ -10,25 +11,25 @@ namespace afflux::cuda {
 template <int kBits>
 AFFLUX_DEVICE float level_at(std::uint32_t index) {
   float result = formula::level(kBits, 0);
-  AFFLUX_UNROLLED
+  AFFLUX_UNROLL_ON_DEVICE
   for (int k = 1; k < (1 << (kBits - 1)); ++k)
     result = index >= static_cast<std::uint32_t>(k) ? formula::level(kBits, k) : result;
   return result;
 }
-// The number of thresholds that `size` exceeds.
+// The code of y, whose vector has this root mean square.
 template <int kBits>
-AFFLUX_DEVICE std::uint32_t index_of(float size, float unit) {
-  std::uint32_t index = 0;
-  AFFLUX_UNROLLED
-  for (int k = 0; k + 1 < (1 << (kBits - 1)); ++k)
-    if (size > unit * formula::threshold(kBits, k)) index = index + 1u;
-  return index;
+AFFLUX_DEVICE std::uint32_t code_of(float y, float rms) {
+  float thresholds[1 << (kBits - 1)];
+  AFFLUX_UNROLL_ON_DEVICE
+  for (int k = 0; k + 1 < (1 << (kBits - 1)); ++k) thresholds[k] = rms * formula::threshold(kBits, k);
+  const std::uint32_t bits = formula::bits_of(y);
+  return formula::rotated_code<kBits>(bits, formula::float_of(bits & 0x7FFFFFFFu), thresholds);
 }
 AFFLUX_DEVICE float level_at(int bits, std::uint32_t index) {
   return bits == 4 ? level_at<4>(index) : bits == 2 ? level_at<2>(index) : level_at<1>(index);
 }
-AFFLUX_DEVICE std::uint32_t index_of(int bits, float size, float unit) {
-  return bits == 4 ? index_of<4>(size, unit) : bits == 2 ? index_of<2>(size, unit) : index_of<1>(size, unit);
+AFFLUX_DEVICE std::uint32_t code_of(int bits, float y, float rms) {
+  return bits == 4 ? code_of<4>(y, rms) : bits == 2 ? code_of<2>(y, rms) : code_of<1>(y, rms);
 }
 
 struct Rotated {
@@ -37,7 +38,7 @@ struct Rotated {
   struct Shared {
     float values[kBlock], chosen[kBlock];
     double partial[kPartials][kRotations], squares[kRotations];
-    float unit[kRotations], scales[kRotations];
+    float rms[kRotations], scales[kRotations];
   };
 
   // Four points of each thread: the stages `apart` and 2 * apart of the transform over the numbers of each vector.
@@ -47,7 +48,7 @@ struct Rotated {
       const int vector = thread % kRotations, quarter = thread / kRotations;
       const int first = quarter / apart * (4 * apart) + quarter % apart;
       float x[4];
-      AFFLUX_UNROLLED
+      AFFLUX_UNROLL_ON_DEVICE
       for (int k = 0; k < 4; ++k) x[k] = values[(first + k * apart) * kRotations + vector];
       const float a = x[0] + x[1], b = x[0] - x[1], c = x[2] + x[3], d = x[2] - x[3];
       values[first * kRotations + vector] = a + c;
@@ -61,7 +62,7 @@ struct Rotated {
   static AFFLUX_DEVICE void hadamard(const Block& block, float* values) {
     for (int apart = 1; apart < kRotated / 2; apart *= 4) two_stages(block, values, apart);
     block.each([&](int thread) {
-      AFFLUX_UNROLLED
+      AFFLUX_UNROLL_ON_DEVICE
       for (int i = thread; i < kBlock / 2; i += kThreads) {
         const float a = values[i], b = values[i + kBlock / 2];
         values[i] = a + b;
@@ -71,10 +72,10 @@ struct Rotated {
   }
 
   // Four elements of a thread, scaled, with the group's random signs: bit 31 - i mod 32 of word l + 16 (i div 32).
-  static AFFLUX_DEVICE Four<float> flipped(const Four<float>& x, std::uint64_t random, float scale, int thread) {
+  static AFFLUX_DEVICE Vector4<float> flipped(const Vector4<float>& x, std::uint64_t random, float scale, int thread) {
     const int number = thread * kFour / kRotations, vector = thread * kFour % kRotations;
-    Four<float> to;
-    AFFLUX_UNROLLED
+    Vector4<float> to;
+    AFFLUX_UNROLL_ON_DEVICE
     for (int j = 0; j < kFour; ++j) {
       const std::uint32_t word = static_cast<std::uint32_t>(vector + j + number / 32 * kRotations);
       const std::uint32_t signs = formula::mixed_well(static_cast<std::uint32_t>(random) + word * formula::kWeyl,
@@ -109,8 +110,8 @@ struct Rotated {
   static AFFLUX_DEVICE void rotate_back(const Block& block, Shared& shared, std::uint64_t random, Out& out) {
     hadamard(block, shared.values);
     block.each([&](int thread) {
-      Four<float> rotated;
-      AFFLUX_UNROLLED
+      Vector4<float> rotated;
+      AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j) rotated.at[j] = shared.values[thread * kFour + j];
       out[thread] = flipped(rotated, random, 1.0f, thread);
     });
@@ -118,7 +119,7 @@ struct Rotated {
 
   struct Read {
     std::uint32_t word;
-    Four<float> scales;
+    Vector4<float> scales;
   };
 
   // Where the codes of a thread's run are.
@@ -128,7 +129,7 @@ struct Rotated {
   static AFFLUX_DEVICE Read read(const Tile& tile, const RowHead&, const unsigned char* row, int thread) {
     const float* const scales = reinterpret_cast<const float*>(row + formula::place(tile.codec, tile.begin).facts);
     Read mine{load_word(row + codes_at(tile, thread), tile.codec.bits, thread), {}};
-    AFFLUX_UNROLLED
+    AFFLUX_UNROLL_ON_DEVICE
     for (int j = 0; j < kFour; ++j) mine.scales.at[j] = scales[(thread * kFour + j) % kRotations];
     return mine;
   }
@@ -138,7 +139,7 @@ struct Rotated {
     const int bits = tile.codec.bits;
     block.each([&](int thread) {
       const std::uint32_t sign_bit = 1u << (bits - 1);
-      AFFLUX_UNROLLED
+      AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j) {
         const std::uint32_t code = code_in(read[thread].word, bits, j);
         const float value = level_at(bits, code & (sign_bit - 1)) * read[thread].scales.at[j];
@@ -155,8 +156,8 @@ struct Rotated {
     const std::uint64_t random = formula::block_bits(head.key, tile.begin / kBlock);
     const formula::Place at = formula::place(tile.codec, tile.begin);
     block.each([&](int thread) {
-      const Four<float> y = flipped(x[thread], random, 1.0f / kRotated, thread);
-      AFFLUX_UNROLLED
+      const Vector4<float> y = flipped(x[thread], random, 1.0f / kRotated, thread);
+      AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j) shared.values[thread * kFour + j] = y.at[j];
     });
     hadamard(block, shared.values);
@@ -164,19 +165,17 @@ struct Rotated {
     block.each([&](int thread) {
       if (thread >= kRotations) return;
       shared.squares[thread] = whole_product(shared, thread);
-      shared.unit[thread] = static_cast<float>(root(shared.squares[thread] * (1.0 / kRotated)));
+      shared.rms[thread] = formula::rotated_rms(shared.squares[thread]);
     });
     nearest(block, shared, tile, row);
     partial_products(block, shared, shared.values, shared.chosen);
     block.each([&](int thread) {
       if (thread >= kRotations) return;
-      const double product = whole_product(shared, thread), most = 0x1p115;
-      const double scale = product > 0.0 ? shared.squares[thread] / product : 0.0;
-      shared.scales[thread] = static_cast<float>(scale < most ? scale : most);
+      shared.scales[thread] = formula::rotated_scale(shared.squares[thread], whole_product(shared, thread));
       if (row != nullptr) reinterpret_cast<float*>(row + at.facts)[thread] = shared.scales[thread];
     });
     block.each([&](int thread) {
-      AFFLUX_UNROLLED
+      AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j) {
         const int element = thread * kFour + j;
         shared.values[element] = shared.chosen[element] * shared.scales[element % kRotations];
@@ -189,17 +188,18 @@ struct Rotated {
   template <class Block>
   static AFFLUX_DEVICE void nearest(const Block& block, Shared& shared, const Tile& tile, unsigned char* row) {
     const int bits = tile.codec.bits;
+    const std::uint32_t magnitudes = (1u << (bits - 1)) - 1u;
     typename Block::template Each<std::uint32_t> words;
     block.each([&](int thread) {
       std::uint32_t word = 0;
-      AFFLUX_UNROLLED
+      AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j) {
         const int element = thread * kFour + j;
-        const std::uint32_t value = formula::bits_of(shared.values[element]), sign = value & 0x80000000u;
-        const std::uint32_t index =
-            index_of(bits, formula::float_of(value & 0x7FFFFFFFu), shared.unit[element % kRotations]);
-        shared.chosen[element] = formula::float_of(formula::bits_of(level_at(bits, index)) | sign);
-        word |= (index | (sign >> (32 - bits))) << (8 * j);
+        const float y = shared.values[element];
+        const std::uint32_t code = code_of(bits, y, shared.rms[element % kRotations]);
+        const std::uint32_t level = formula::bits_of(level_at(bits, code & magnitudes));
+        shared.chosen[element] = formula::float_of(level | (formula::bits_of(y) & 0x80000000u));
+        word |= code << (8 * j);
       }
       words[thread] = word;
     });

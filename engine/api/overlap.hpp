@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "entry/check.hpp"
+#include "api/check.hpp"
 
 namespace afflux::check {
 

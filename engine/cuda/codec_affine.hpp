@@ -1,19 +1,10 @@
 // The affine codec: a warp encodes and decodes a run of kCodecBlock elements.
 #pragma once
-#include "cuda/codec.hpp"
+#include "cuda/codec_tile.hpp"
 #include "formula/random.hpp"
 #include "formula/reduce.hpp"
 
 namespace afflux::cuda {
-
-// a * b + c where a * b is exact: one instruction or two, with the same bits.
-AFFLUX_DEVICE float exact_product_plus(float a, float b, float c) {
-#if defined(__CUDA_ARCH__)
-  return __fmaf_rn(a, b, c);
-#else
-  return a * b + c;
-#endif
-}
 
 struct Affine {
   static constexpr int kThreads = 256;
@@ -36,29 +27,27 @@ struct Affine {
                                    Out& out) {
     block.each_in_warp([&](int thread) {
       const Read mine = read[thread];
-      AFFLUX_UNROLLED
+      AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j) {
-        const int code = static_cast<int>(code_in(mine.word, tile.codec.bits, j));
-        out[thread].at[j] = exact_product_plus(mine.step, static_cast<float>(code), mine.low);
+        const std::uint32_t code = code_in(mine.word, tile.codec.bits, j);
+        out[thread].at[j] = formula::affine_value(formula::OneLane{}, code, mine.low, mine.step);
       }
     });
   }
 
   // The codes of four elements from `first` on of a run, a byte for each.
-  static AFFLUX_DEVICE std::uint32_t codes(const Four<float>& x, const formula::Grid& grid, int bits, bool own,
-                                           std::uint64_t random, int first, Four<float>& decoded) {
-    const float top = formula::levels(bits) * formula::power_of_two_float(formula::fraction_bits(bits));
+  static AFFLUX_DEVICE std::uint32_t codes(const Vector4<float>& x, const formula::Grid& grid, int bits, bool own,
+                                           std::uint64_t random, int first, Vector4<float>& decoded) {
+    const float top = formula::grid_top(bits);
+    const std::uint32_t counters = static_cast<std::uint32_t>(random), high = static_cast<std::uint32_t>(random >> 32);
     std::uint32_t word = 0;
-    AFFLUX_UNROLLED
+    AFFLUX_UNROLL_ON_DEVICE
     for (int j = 0; j < kFour; ++j) {
-      float place = formula::lesser(top, (x.at[j] - grid.low) * grid.per_step);
-      if (!own) place = formula::greater(0.0f, place);
-      const std::uint32_t counter =
-          static_cast<std::uint32_t>(random) + static_cast<std::uint32_t>(first + j) * formula::kWeyl;
-      const std::uint32_t dice = formula::mixed(counter, static_cast<std::uint32_t>(random >> 32)) >> (bits + 1);
+      const std::uint32_t dice =
+          formula::mixed(counters + static_cast<std::uint32_t>(first + j) * formula::kWeyl, high);
       const std::uint32_t code =
-          (static_cast<std::uint32_t>(static_cast<std::int32_t>(place)) + dice) >> formula::fraction_bits(bits);
-      decoded.at[j] = exact_product_plus(grid.step, static_cast<float>(static_cast<int>(code)), grid.low);
+          formula::affine_code(formula::OneLane{}, x.at[j], grid.low, grid.per_step, top, !own, dice, bits);
+      decoded.at[j] = formula::affine_value(formula::OneLane{}, code, grid.low, grid.step);
       word |= code << (8 * j);
     }
     return word;
@@ -74,7 +63,7 @@ struct Affine {
     block.each_in_warp([&](int thread) {
       low[thread] = __builtin_inff();
       high[thread] = -__builtin_inff();
-      AFFLUX_UNROLLED
+      AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j) {
         low[thread] = formula::lesser(low[thread], x[thread].at[j]);
         high[thread] = formula::greater(high[thread], x[thread].at[j]);

@@ -1,6 +1,6 @@
-#include "entry/sums.hpp"
+#include "api/sweep_checksums.hpp"
 
-#include "entry/checksum.hpp"
+#include "api/checksum.hpp"
 #include "formula/codec.hpp"
 
 namespace afflux {

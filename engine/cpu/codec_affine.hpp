@@ -2,7 +2,7 @@
 // vectors are packed and unpacked: element e of the block is in byte e mod (16 bits), at bit bits * (e div (16 bits)).
 #pragma once
 #include "cpu/combine.hpp"
-#include "cpu/floats.hpp"
+#include "cpu/simd_float.hpp"
 #include "formula/codec.hpp"
 #include "formula/random.hpp"
 #include "formula/reduce.hpp"
@@ -54,20 +54,17 @@ AFFLUX_FN void make_grids(const float* least, const float* most, int bits, Grids
 template <int kBits, bool kBelow>
 AFFLUX_FN void affine_encode(const float* x, const Grid& grid, std::uint64_t random, unsigned char* codes,
                              float* decoded) {
-  constexpr int kFraction = 31 - kBits;
   const simd::Floats low = simd::all(grid.low), step = simd::all(grid.step), per_step = simd::all(grid.per_step);
-  const simd::Floats top = simd::all(formula::levels(kBits) * formula::power_of_two_float(kFraction));
+  const simd::Floats top = simd::all(formula::grid_top(kBits));
   const simd::Words high = simd::all(static_cast<std::uint32_t>(random >> 32));
   const simd::Words first = simd::all(static_cast<std::uint32_t>(random)) + simd::count_up() * formula::kWeyl;
   simd::Words packed{};
   each_code<kBits>(
       [&](int element, int, int shift) AFFLUX_INLINE {
-        simd::Floats place = simd::lesser(top, (simd::load_floats(x + element) - low) * per_step);
-        if (kBelow) place = simd::greater(simd::Floats{}, place);
-        const simd::Words counter = first + static_cast<std::uint32_t>(element) * formula::kWeyl;
-        const simd::Words dice = formula::mixed(counter, high) >> (kBits + 1);
-        const simd::Words code = (simd::truncated(place) + dice) >> kFraction;
-        simd::store_floats(decoded + element, simd::exact_product_plus(step, simd::converted(code), low));
+        const simd::Words bits = formula::mixed(first + static_cast<std::uint32_t>(element) * formula::kWeyl, high);
+        const simd::Words code = formula::affine_code(simd::FloatLanes{}, simd::load_floats(x + element), low, per_step,
+                                                      top, kBelow, bits, kBits);
+        simd::store_floats(decoded + element, formula::affine_value(simd::FloatLanes{}, code, low, step));
         packed = shift == 0 ? code : packed | (code << shift);
       },
       [&](int byte) AFFLUX_INLINE { simd::store_bytes(codes + byte, packed); });
@@ -81,7 +78,7 @@ AFFLUX_FN void affine_decode(const unsigned char* codes, float low, float step, 
         if (shift == 0) bytes = simd::load_bytes(codes + byte);
         const simd::Words code = kBits == 8 ? bytes : (bytes >> shift) & ((1u << kBits) - 1);
         simd::store_floats(out + element,
-                           simd::exact_product_plus(simd::all(step), simd::converted(code), simd::all(low)));
+                           formula::affine_value(simd::FloatLanes{}, code, simd::all(low), simd::all(step)));
       },
       [](int) AFFLUX_INLINE {});
 }

@@ -9,29 +9,29 @@ namespace afflux::cuda {
 constexpr int kFour = 4;
 
 template <class T>
-struct alignas(sizeof(T) < 4 ? 8 : 16) Four {
+struct alignas(sizeof(T) < 4 ? 8 : 16) Vector4 {
   T at[kFour];
 };
 
-using Doubles = Four<double>;
+using Doubles = Vector4<double>;
 
 template <class T>
-AFFLUX_DEVICE Four<T> filled(T value) {
+AFFLUX_DEVICE Vector4<T> filled(T value) {
   return {{value, value, value, value}};
 }
 
 template <class To, class From>
-AFFLUX_DEVICE Four<To> converted(const Four<From>& from) {
-  Four<To> to;
-  AFFLUX_UNROLLED
+AFFLUX_DEVICE Vector4<To> converted(const Vector4<From>& from) {
+  Vector4<To> to;
+  AFFLUX_UNROLL_ON_DEVICE
   for (int j = 0; j < kFour; ++j) formula::narrow(formula::widened(from.at[j]), &to.at[j]);
   return to;
 }
 
 template <class T>
-AFFLUX_DEVICE Doubles doubles(const Four<T>& from) {
+AFFLUX_DEVICE Doubles doubles(const Vector4<T>& from) {
   Doubles to;
-  AFFLUX_UNROLLED
+  AFFLUX_UNROLL_ON_DEVICE
   for (int j = 0; j < kFour; ++j) to.at[j] = static_cast<double>(formula::widened(from.at[j]));
   return to;
 }
@@ -44,25 +44,25 @@ struct Span {
   int count;
 
   template <class T>
-  AFFLUX_DEVICE Four<T> load(const void* vector) const {
+  AFFLUX_DEVICE Vector4<T> load(const void* vector) const {
     const T* const from = on_device<T>(vector) + begin;
     if constexpr (kWhole) {
-      return *reinterpret_cast<const Four<T>*>(from);
+      return *reinterpret_cast<const Vector4<T>*>(from);
     } else {
-      Four<T> four{};
-      AFFLUX_UNROLLED
+      Vector4<T> four{};
+      AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j)
         if (j < count) four.at[j] = from[j];
       return four;
     }
   }
   template <class T>
-  AFFLUX_DEVICE void store(void* vector, const Four<T>& four) const {
+  AFFLUX_DEVICE void store(void* vector, const Vector4<T>& four) const {
     T* const to = static_cast<T*>(vector) + begin;
     if constexpr (kWhole) {
-      *reinterpret_cast<Four<T>*>(to) = four;
+      *reinterpret_cast<Vector4<T>*>(to) = four;
     } else {
-      AFFLUX_UNROLLED
+      AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j)
         if (j < count) to[j] = four.at[j];
     }

@@ -1,4 +1,4 @@
-#include "entry/overlap.hpp"
+#include "api/overlap.hpp"
 
 #include <algorithm>
 #include <cstring>

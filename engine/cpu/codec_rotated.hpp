@@ -2,7 +2,7 @@
 // vector e mod 16. So a rotation needs no shuffles, and every reduction is one lane's own. Some vectors at a time,
 // those from `lane` on, take all steps of a transform; each step reads and writes L1 once.
 #pragma once
-#include "cpu/affine.hpp"
+#include "cpu/codec_affine.hpp"
 
 namespace afflux::AFFLUX_ISA {
 namespace {
@@ -123,9 +123,7 @@ AFFLUX_FN void nearest(const float* y, const float* rms, unsigned char* codes, f
         const int at = (i + number) * kRow;
         const simd::Words bits = simd::bits_of(simd::load_floats(y + at));
         const simd::Floats size = simd::floats_of(bits & 0x7FFFFFFFu);
-        simd::Words code = (bits & 0x80000000u) >> (32 - kBits);
-#pragma GCC unroll 8
-        for (int k = 0; k < kThresholds; ++k) code = size > thresholds[k] ? code + 1u : code;
+        const simd::Words code = formula::rotated_code<kBits>(bits, size, thresholds);
         simd::store_floats(chosen + at, level_of<kBits>(code));
         add_product(sums, number, y + at, chosen + at);
         packed = packed | (code << (number / kBits * kBits));
@@ -173,14 +171,10 @@ AFFLUX_FN void rotated_encode(const float* x, std::uint64_t random, unsigned cha
     last_stages(y, [&](int i, int k, simd::Floats value)
                        AFFLUX_INLINE { simd::store_floats(y + (i + kFirst * k) * kRow, value); });
     squared_norms(y, squares);
-    for (int l = 0; l < simd::kFloats; ++l) rms[l] = static_cast<float>(__builtin_sqrt(squares[l] * (1.0 / kRotated)));
+    for (int l = 0; l < simd::kFloats; ++l) rms[l] = formula::rotated_rms(squares[l]);
     float* const out = decoded + lane;
     nearest<kBits>(y, rms, codes + lane, out, products);
-    for (int l = 0; l < simd::kFloats; ++l) {
-      // At most 2^115, so that whatever is decoded is finite.
-      const double scale = products[l] > 0.0 ? squares[l] / products[l] : 0.0, most = 0x1p115;
-      scales[lane + l] = static_cast<float>(scale < most ? scale : most);
-    }
+    for (int l = 0; l < simd::kFloats; ++l) scales[lane + l] = formula::rotated_scale(squares[l], products[l]);
     const simd::Floats scale = simd::load_floats(scales + lane);
     const auto chosen = [&](int i, int k) AFFLUX_INLINE { return simd::load_floats(out + (i + k) * kRow) * scale; };
     rotate_back(chosen, signs, out);

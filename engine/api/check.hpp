@@ -5,7 +5,7 @@
 #include <string>
 
 #include "afflux/afflux.hpp"
-#include "cuda/cuda.hpp"
+#include "cuda/backend.hpp"
 
 namespace afflux::check {
 

@@ -3,10 +3,10 @@
 #include <vector>
 
 #include "afflux/afflux.hpp"
+#include "api/check.hpp"
+#include "api/overlap.hpp"
+#include "api/tree.hpp"
 #include "cpu/dispatch.hpp"
-#include "entry/check.hpp"
-#include "entry/overlap.hpp"
-#include "entry/tree.hpp"
 
 namespace afflux {
 namespace {

@@ -1,9 +1,9 @@
 #include "afflux/afflux.hpp"
+#include "api/check.hpp"
+#include "api/heads.hpp"
+#include "api/overlap.hpp"
 #include "cpu/dispatch.hpp"
 #include "cpu/parallel_for.hpp"
-#include "entry/check.hpp"
-#include "entry/overlap.hpp"
-#include "entry/rows.hpp"
 
 namespace afflux {
 namespace {

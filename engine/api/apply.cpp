@@ -3,12 +3,12 @@
 #include <vector>
 
 #include "afflux/afflux.hpp"
+#include "api/check.hpp"
+#include "api/heads.hpp"
+#include "api/overlap.hpp"
+#include "api/sweep_checksums.hpp"
 #include "cpu/dispatch.hpp"
 #include "cpu/parallel_for.hpp"
-#include "entry/check.hpp"
-#include "entry/overlap.hpp"
-#include "entry/rows.hpp"
-#include "entry/sums.hpp"
 
 namespace afflux {
 namespace {

@@ -1,5 +1,5 @@
 #include "afflux/afflux.hpp"
-#include "cuda/cuda.hpp"
+#include "cuda/backend.hpp"
 
 namespace afflux {
 namespace {

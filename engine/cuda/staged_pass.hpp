@@ -1,16 +1,27 @@
-// apply on a Machine (see reductions.hpp).
+// A pass as a kernel reads it: its lists lie on the device.
 #pragma once
-#include "cuda/coded.hpp"
-#include "cuda/rows.hpp"
+#include <type_traits>
+#include <vector>
+
+#include "cuda/memory.hpp"
 #include "cuda/staging.hpp"
 
 namespace afflux::cuda {
 
+// A pass as a kernel reads it: all lists lie on the device.
+struct Sweep {
+  Pass pass;
+  const RowHeads* heads;
+  Renewal renewal;
+  bool aligned;          // all vectors are, to 16 bytes
+  std::int32_t* finite;  // 1; 0 where the direction was not finite in an element
+};
+
 // A pass whose lists lie on the device; nothing else of it changes.
 class StagedPass {
  public:
-  template <class Machine>
-  StagedPass(Machine& machine, const Pass& pass, const RowHeads* heads) {
+  template <class Executor>
+  StagedPass(Executor& executor, const Pass& pass, const RowHeads* heads) {
     const std::int64_t arrivals = pass.calibrate.kind == Calibration::none ? 0 : pass.combine.updates.size;
     const std::int32_t one = 1;
     Staging staging;
@@ -23,7 +34,7 @@ class StagedPass {
                                     added(pass.step.states),     added(pass.step.outs),
                                     added(pass.memory.vectors),  added(pass.memory.weights),
                                     added(pass.memory.next),     added(pass.memory.outs)};
-    staging.upload(machine);
+    staging.upload(executor);
     const std::int64_t* offset = offsets;
     const auto moved = [&](const auto& list) {
       using T = std::remove_reference_t<decltype(*list.data)>;
@@ -92,53 +103,5 @@ class StagedPass {
 
   Sweep sweep_;
 };
-
-template <class Machine, class Body>
-void sweep_with(Machine& machine, const Sweep& sweep) {
-  machine.run((sweep.pass.params.size + Body::kTile - 1) / Body::kTile, Body{sweep});
-}
-
-template <class Machine, class P, class U>
-void sweep_types(Machine& machine, const Sweep& sweep) {
-  if (sweep.pass.calibrate.kind == Calibration::none)
-    return sweep_with<Machine, ApplyBody<P, U, Rows::none>>(machine, sweep);
-  switch (sweep.pass.calibrate.codec.coding) {
-    case Coding::float32:
-    case Coding::float64:
-      return sweep_with<Machine, ApplyBody<P, U, Rows::plain>>(machine, sweep);
-    case Coding::float16:
-      return sweep_with<Machine, CodedBody<P, U, Halves<Float16>>>(machine, sweep);
-    case Coding::bfloat16:
-      return sweep_with<Machine, CodedBody<P, U, Halves<Bfloat16>>>(machine, sweep);
-    case Coding::affine:
-    case Coding::affine_vector:
-      return sweep_with<Machine, CodedBody<P, U, Affine>>(machine, sweep);
-    case Coding::rotated:
-      return sweep_with<Machine, CodedBody<P, U, Rotated>>(machine, sweep);
-  }
-}
-
-template <class Machine, class P>
-void sweep_params(Machine& machine, const Sweep& sweep, Type updates) {
-  if (updates == Type::float64) return sweep_types<Machine, P, double>(machine, sweep);
-  if (updates == Type::bfloat16) return sweep_types<Machine, P, Bfloat16>(machine, sweep);
-  sweep_types<Machine, P, float>(machine, sweep);
-}
-
-template <class Machine>
-bool apply(const Where& where, const Pass& pass, const RowHeads* heads, const NewHeads& renewed) {
-  Machine machine(where);
-  const StagedPass staged(machine, pass, heads);
-  const StagedHeads new_heads(machine, renewed);  // all memory is there before anything is changed
-  const Type updates = pass.combine.updates.size > 0 ? pass.combine.updates.data[0].type : Type::float32;
-  if (pass.params.type == Type::float64)
-    sweep_params<Machine, double>(machine, staged.sweep(), updates);
-  else
-    sweep_params<Machine, float>(machine, staged.sweep(), updates);
-  new_heads.write(machine);
-  std::int32_t finite = 1;
-  machine.download(&finite, staged.sweep().finite, sizeof finite);
-  return finite != 0;
-}
 
 }  // namespace afflux::cuda

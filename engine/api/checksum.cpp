@@ -1,13 +1,13 @@
 // CRC-32C (Castagnoli): what files are checked with.
-#include "entry/checksum.hpp"
+#include "api/checksum.hpp"
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 
 #include "afflux/afflux.hpp"
+#include "api/check.hpp"
 #include "cpu/parallel_for.hpp"
-#include "entry/check.hpp"
 
 #if defined(__SSE4_2__) || defined(__x86_64__)
 #include <nmmintrin.h>

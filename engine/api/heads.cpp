@@ -1,4 +1,4 @@
-#include "entry/rows.hpp"
+#include "api/heads.hpp"
 
 #include <cstring>
 #include <limits>
@@ -21,22 +21,9 @@ static_assert(sizeof(Head) <= kRowHead && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIA
 constexpr char kMagic[4] = {'A', 'F', 'R', '1'};
 
 bool known(Codec codec) {
-  const std::int32_t bits = codec.bits;
-  switch (codec.coding) {
-    case Coding::float32:
-      return bits == 32;
-    case Coding::float64:
-      return bits == 64;
-    case Coding::float16:
-    case Coding::bfloat16:
-      return bits == 16;
-    case Coding::affine:
-    case Coding::affine_vector:
-      return bits == 8 || bits == 4 || bits == 2 || bits == 1;
-    case Coding::rotated:
-      return bits == 4 || bits == 2 || bits == 1;
-  }
-  return false;
+  constexpr std::size_t kCount = sizeof kCodings / sizeof *kCodings;
+  const bool is_width = codec.bits > 0 && (codec.bits & (codec.bits - 1)) == 0;
+  return static_cast<std::size_t>(codec.coding) < kCount && is_width && (info(codec.coding).widths & codec.bits) != 0;
 }
 
 [[noreturn]] void bad_row(const char* op, const check::Name& name, const std::string& what) {
@@ -46,20 +33,27 @@ bool known(Codec codec) {
 }  // namespace
 
 std::string name(Codec codec) {
-  const char* const names[] = {"float32", "float64", "float16", "bfloat16", "affine", "affine-vector", "rotated"};
-  const std::string coding = names[static_cast<int>(codec.coding)];
-  return has_head(codec) ? coding + "-" + std::to_string(codec.bits) : coding;
+  const CodingInfo& coding = info(codec.coding);
+  return coding.has_head ? std::string(coding.name) + "-" + std::to_string(codec.bits) : coding.name;
+}
+
+std::vector<Codec> codecs() {
+  std::vector<Codec> all;
+  std::int32_t number = 0;
+  for (const CodingInfo& coding : kCodings) {
+    for (std::int32_t bits = 64; bits > 0; bits /= 2)
+      if ((coding.widths & bits) != 0) all.push_back({static_cast<Coding>(number), bits});
+    ++number;
+  }
+  return all;
 }
 
 Codec codec_named(const std::string& wanted) {
   std::string names;
-  for (const Coding coding : {Coding::float32, Coding::float64, Coding::float16, Coding::bfloat16, Coding::affine,
-                              Coding::affine_vector, Coding::rotated})
-    for (const std::int32_t bits : {64, 32, 16, 8, 4, 2, 1}) {
-      if (!known({coding, bits})) continue;
-      if (name({coding, bits}) == wanted) return {coding, bits};
-      names += (names.empty() ? "" : ", ") + name({coding, bits});
-    }
+  for (const Codec codec : codecs()) {
+    if (name(codec) == wanted) return codec;
+    names += (names.empty() ? "" : ", ") + name(codec);
+  }
   throw Error("[codec] '" + wanted + "' is unknown; known: " + names);
 }
 
@@ -69,9 +63,9 @@ std::int64_t row_bytes(Codec codec, std::int64_t size) {
   if (!known(codec)) throw Error("[row_bytes] no codec has " + std::to_string(codec.bits) + " bits of this kind");
   if (!has_head(codec)) return size / 8 * codec.bits + size % 8 * codec.bits / 8;
   if (size == 0) return kRowHead;
-  // Rotations are whole; of other groups the last is cut after its last block.
-  const std::int64_t block = codec.coding == Coding::rotated ? kBlock : kCodecBlock, last = (size - 1) / block * block;
-  const std::int64_t end = formula::place(codec, last).codes + block / 8 * codec.bits;
+  // Runs are whole.
+  const std::int64_t run = info(codec.coding).run, last = (size - 1) / run * run;
+  const std::int64_t end = formula::place(codec, last).codes + run / 8 * codec.bits;
   return (end + 63) / 64 * 64;
 }
 
@@ -80,7 +74,7 @@ namespace rows {
 std::int64_t alignment(Codec codec) { return has_head(codec) ? 8 : codec.bits / 8; }
 
 RowHead head_of(const char* op, check::Name name, Codec codec, const RowFacts& facts) {
-  if (codec.coding != Coding::affine_vector) return {facts.key, 0.0f, 0.0f};
+  if (!info(codec.coding).needs_range) return {facts.key, 0.0f, 0.0f};
   check::finite(op, name, facts.low);
   check::finite(op, name, facts.high);
   if (!(facts.low <= facts.high)) bad_row(op, name, "has a low above its high");
@@ -118,11 +112,12 @@ void write_head(const RowHead& head, Codec codec, std::int64_t size, unsigned ch
 }
 
 Blanks blanks(Codec codec, std::int64_t size) {
-  if (size % kBlock == 0 || codec.coding == Coding::rotated) return {};
+  const CodingInfo& coding = info(codec.coding);
+  if (size % kBlock == 0 || coding.run == kBlock) return {};
   const formula::Place last = formula::place(codec, (size - 1) / kCodecBlock * kCodecBlock);
   const formula::Place group = formula::place(codec, size / kBlock * kBlock);
-  const bool grids = codec.coding == Coding::affine;
-  return {grids ? last.facts + 8 : 0, grids ? group.codes : 0, last.codes + kCodecBlock / 8 * codec.bits,
+  const bool facts = coding.run_bytes > 0;
+  return {facts ? last.facts + coding.run_bytes : 0, facts ? group.codes : 0, last.codes + kCodecBlock / 8 * codec.bits,
           row_bytes(codec, size)};
 }
 

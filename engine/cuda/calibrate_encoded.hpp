@@ -1,28 +1,24 @@
 // apply with rows that a codec stores: a block of threads takes a tile through all stages, one arrival after the other.
 // h is an old row decoded, q the new one.
 #pragma once
-#include "cuda/affine.hpp"
-#include "cuda/apply.hpp"
-#include "cuda/rotated.hpp"
+#include "cuda/calibrate.hpp"
+#include "cuda/codec_tile.hpp"
+#include "cuda/direction.hpp"
 
 namespace afflux::cuda {
 
 // float64 is rounded; what float32 cannot hold becomes its largest value. float32 holds the others.
 template <class U>
-AFFLUX_DEVICE Four<float> as_floats(const Four<U>& update) {
-  Four<float> x = converted<float>(update);
-  const float most = 3.4028234663852886e38f;
-  AFFLUX_UNROLLED
-  for (int j = 0; sizeof(U) == sizeof(double) && j < kFour; ++j) {
-    const float low = x.at[j] < most ? x.at[j] : most;
-    x.at[j] = low > -most ? low : -most;
-  }
+AFFLUX_DEVICE Vector4<float> as_floats(const Vector4<U>& update) {
+  Vector4<float> x = converted<float>(update);
+  AFFLUX_UNROLL_ON_DEVICE
+  for (int j = 0; sizeof(U) == sizeof(double) && j < kFour; ++j) x.at[j] = formula::finite_float(x.at[j]);
   return x;
 }
 
 // P, U: the types of params and of updates.
 template <class P, class U, class Coder>
-struct CodedBody {
+struct EncodedBody {
   static constexpr int kThreads = Coder::kThreads;
   static constexpr std::int64_t kTile = kThreads * kFour;
   using Shared = typename Coder::Shared;
@@ -41,7 +37,7 @@ struct CodedBody {
 
   // What a thread reads of an arrival.
   struct Arrival {
-    Four<U> update;
+    Vector4<U> update;
     typename Coder::Read old;
   };
 
@@ -75,11 +71,11 @@ struct CodedBody {
     const double weight = direction_weight(sweep.pass, k);
     unsigned char* const new_row = stage.new_rows.data[k].data;
     typename Block::template Each<typename Coder::Read> row;
-    typename Block::template Each<Four<float>> x, old, renewed;
+    typename Block::template Each<Vector4<float>> x, old, renewed;
     block.each_in_warp([&](int thread) {
       x[thread] = as_floats(arrivals[thread].update);
       row[thread] = arrivals[thread].old;
-      old[thread] = {};
+      old[thread] = renewed[thread] = {};
     });
     if (stage.rows.data[k].data != nullptr) Coder::decode(block, shared, tile, sweep.heads[k].old, row, old);
     if (stage.quantize_direction || new_row != nullptr)
@@ -87,8 +83,7 @@ struct CodedBody {
     block.each_in_warp([&](int thread) {
       const Doubles h = doubles(old[thread]);
       const Doubles now = stage.quantize_direction ? doubles(renewed[thread]) : doubles(arrivals[thread].update);
-      if (weight != 0.0) add_weighted(v[thread], weight, difference(now, h));
-      if (new_row != nullptr) add_to_sum(sum[thread], difference(doubles(renewed[thread]), h));
+      add_difference(now, h, doubles(renewed[thread]), weight, new_row != nullptr, v[thread], sum[thread]);
     });
   }
 
@@ -97,13 +92,13 @@ struct CodedBody {
     const Pass& pass = sweep.pass;
     const Calibrate& stage = pass.calibrate;
     const Tile tile{stage.codec, block.index * kTile, pass.params.size, sweep.aligned};
-    const bool of_difference = stage.kind == Calibration::cached_difference;
+    const bool weighted = formula::weighs_differences(stage.kind);
     typename Block::template Each<Doubles> v, sum;
     block.each_in_warp([&](int thread) { v[thread] = sum[thread] = {}; });
     each_span(block, tile.begin, [&](int thread, const auto& span) {
       v[thread] = start<P>(pass, span);
       sum[thread] = span.template load<double>(stage.sum.data);
-      if (of_difference) add_mean(sum[thread], stage.num_clients, v[thread]);
+      if (weighted) add_mean(sum[thread], stage.num_clients, v[thread]);
     });
     // An arrival is read while the one before it is worked on.
     typename Block::template Each<Arrival> now, next;
@@ -117,7 +112,7 @@ struct CodedBody {
     }
     each_span(block, tile.begin, [&](int thread, const auto& span) {
       span.store(stage.sum_out.data, sum[thread]);
-      if (!of_difference) add_mean(sum[thread], stage.num_clients, v[thread]);
+      if (!weighted) add_mean(sum[thread], stage.num_clients, v[thread]);
       if (pass.memory.next.size > 0) renew<P, U>(pass, sweep.renewal, nullptr, span, v[thread]);
       finish<P>(sweep, span, v[thread]);
     });

@@ -2,9 +2,9 @@
 #pragma once
 #include <vector>
 
+#include "api/check.hpp"
 #include "cpu/kernels.hpp"
-#include "cuda/cuda.hpp"
-#include "entry/check.hpp"
+#include "cuda/backend.hpp"
 
 namespace afflux::rows {
 

@@ -94,6 +94,15 @@ AFFLUX_FN Floats exact_product_plus(Floats a, Floats b, Floats c) {
 #endif
 }
 
+// What formulas over float32 ask of lanes.
+struct FloatLanes {
+  AFFLUX_FN Floats lesser(Floats acc, Floats x) { return simd::lesser(acc, x); }
+  AFFLUX_FN Floats greater(Floats acc, Floats x) { return simd::greater(acc, x); }
+  AFFLUX_FN Words truncated(Floats values) { return simd::truncated(values); }
+  AFFLUX_FN Floats converted(Words values) { return simd::converted(values); }
+  AFFLUX_FN Floats exact_product_plus(Floats a, Floats b, Floats c) { return simd::exact_product_plus(a, b, c); }
+};
+
 // By a count that is no constant: where lanes can have counts of their own, that is the faster instruction.
 AFFLUX_FN Words shifted_left(Words words, int count) {
 #if defined(__AVX2__)

@@ -9,30 +9,29 @@ namespace {
 
 // A run of one arrival. `now` is what enters the direction: the update, or q.
 template <class T>
-struct CodedArrival {
+struct EncodedArrival {
   const T* now;
   const float* old;
-  const float* renewed;  // q; null: the row is kept
+  const float* renewed;  // q, or h if the row is kept
+  bool replaced;
   double weight;
   const char* later;  // what is prefetched meanwhile
 };
 
 // v += w (now - h) where kDirection;  S += q - h where the row is replaced. Asks for so many lines for 32 elements.
 template <bool kDirection, class T>
-AFFLUX_FN void add_coded(const CodedArrival<T>* arrivals, int count, int lines, std::int64_t n, double* __restrict v,
-                         double* __restrict sum) {
+AFFLUX_FN void add_differences(const EncodedArrival<T>* arrivals, int count, int lines, std::int64_t n,
+                               double* __restrict v, double* __restrict sum) {
   simd::each_wide(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
     auto direction = lanes.load(v + i), total = lanes.load(sum + i);
     for (int k = 0; k < count; ++k) {
-      const CodedArrival<T>& arrival = arrivals[k];
+      const EncodedArrival<T>& arrival = arrivals[k];
       const auto old = lanes.load(arrival.old + i);
       __builtin_prefetch(arrival.later + 2 * lines * i, 0, 2);
       if (lines == 2) __builtin_prefetch(arrival.later + 2 * lines * i + 64, 0, 2);
-      if (kDirection && arrival.weight != 0.0)
-        direction = formula::weighted(direction, lanes.fill(arrival.weight),
-                                      formula::difference(lanes.load(arrival.now + i), old));
-      if (arrival.renewed == nullptr) continue;
-      total = formula::add_to_sum(total, formula::difference(lanes.load(arrival.renewed + i), old));
+      formula::accumulate_difference(lanes.load(arrival.now + i), old, lanes.load(arrival.renewed + i),
+                                     kDirection && arrival.weight != 0.0, lanes.fill(arrival.weight), arrival.replaced,
+                                     direction, total);
     }
     if (kDirection) lanes.store(v + i, direction);
     lanes.store(sum + i, total);
@@ -46,18 +45,11 @@ AFFLUX_FN const float* as_floats(const float* update, std::int64_t n, std::int64
 }
 template <class T>
 AFFLUX_FN const float* as_floats(const T* update, std::int64_t n, std::int64_t run, float* x) {
-  const float most = 3.4028234663852886e38f;
   simd::each_wide(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE { lanes.copy(update + i, x + i); });
   for (std::int64_t i = n; i < run; ++i) x[i] = 0.0f;
-  for (std::int64_t i = 0; sizeof(T) == sizeof(double) && i < n; ++i) {
-    const float low = x[i] < most ? x[i] : most;
-    x[i] = low > -most ? low : -most;
-  }
+  for (std::int64_t i = 0; sizeof(T) == sizeof(double) && i < n; ++i) x[i] = formula::finite_float(x[i]);
   return x;
 }
-
-// Whether encoding leaves a copy in x.
-AFFLUX_FN bool copies(Codec codec) { return codec.coding == Coding::affine || codec.coding == Coding::affine_vector; }
 
 // The type of `now`: float32 holds every update but those of float64.
 template <bool kOfRows, class T>
@@ -77,14 +69,12 @@ struct Rooms {
   alignas(64) float x[kSize], old[kSize], renewed[kSize];
 };
 
-AFFLUX_FN std::int64_t most_together(Codec codec) {
-  return codec.coding == Coding::rotated ? Rooms::kGroups : kTogether;
-}
+AFFLUX_FN std::int64_t most_together(Codec codec) { return run_of(codec) == kBlock ? Rooms::kGroups : kTogether; }
 
 // Some arrivals of one tile: what each of its runs is made of.
 template <bool kOfRows, class T>
-struct CodedArrivals {
-  CodedArrival<typename Now<kOfRows, T>::Type> arrivals[kTogether];
+struct EncodedArrivals {
+  EncodedArrival<typename Now<kOfRows, T>::Type> arrivals[kTogether];
   const T* updates[kTogether];  // from the tile's first element on
   Encoding encodings[kTogether];
   Decoding decodings[kTogether];
@@ -95,20 +85,19 @@ struct CodedArrivals {
 // Adds arrival k of the round, whose runs have these rooms.
 template <bool kOfRows, class T>
 AFFLUX_FN void take(const Pass& pass, const RowHeads* heads, std::int64_t k, double weight, std::int64_t begin,
-                    Rooms& rooms, std::int64_t run, CodedArrivals<kOfRows, T>& some) {
+                    Rooms& rooms, std::int64_t run, EncodedArrivals<kOfRows, T>& some) {
   static const float zeros[kBlock] = {};
   const std::int64_t at = some.count * run;
   const unsigned char* const row = pass.calibrate.rows.data[k].data;
   unsigned char* const new_row = pass.calibrate.new_rows.data[k].data;
   float* const q = rooms.renewed + at;
-  some.arrivals[some.count] = {nullptr, zeros, new_row == nullptr ? nullptr : q, weight, nullptr};
+  const float* const old = row == nullptr ? zeros : rooms.old + at;
+  const bool replaced = new_row != nullptr;
+  some.arrivals[some.count] = {nullptr, old, replaced ? q : old, replaced, weight, nullptr};
   some.updates[some.count] = static_cast<const T*>(pass.combine.updates.data[k].data) + begin;
   some.encoding_of[some.count] = -1;
-  if (row != nullptr) {
-    some.arrivals[some.count].old = rooms.old + at;
-    some.decodings[some.decoded++] = {&heads[k].old, row, rooms.old + at};
-  }
-  if (kOfRows || new_row != nullptr) {
+  if (row != nullptr) some.decodings[some.decoded++] = {&heads[k].old, row, rooms.old + at};
+  if (kOfRows || replaced) {
     some.encoding_of[some.count] = some.encoded;
     some.encodings[some.encoded++] = {&heads[k].renewed, nullptr, rooms.x + at, new_row, q};
   }
@@ -117,12 +106,13 @@ AFFLUX_FN void take(const Pass& pass, const RowHeads* heads, std::int64_t k, dou
 
 // Their runs, one after the other.
 template <bool kDirection, bool kOfRows, class T>
-AFFLUX_FN void add_runs(Codec codec, Tile tile, Rooms& rooms, CodedArrivals<kOfRows, T>& some, double* v, double* sum) {
+AFFLUX_FN void add_runs(Codec codec, Tile tile, Rooms& rooms, EncodedArrivals<kOfRows, T>& some, double* v,
+                        double* sum) {
   const std::int64_t run = run_of(codec);
   const bool shared = copies(codec);  // some lines were asked for before
-  const std::int64_t ahead = shared                            ? simd::kAhead + 64 * (kFirstLines + kLinesBesideCodes)
-                             : codec.coding == Coding::rotated ? 4 * run
-                                                               : simd::kAhead;
+  const std::int64_t ahead = shared          ? simd::kAhead + 64 * (kFirstLines + kLinesBesideCodes)
+                             : run == kBlock ? 4 * run
+                                             : simd::kAhead;
   for (std::int64_t i = 0; i < tile.size; i += run) {
     const std::int64_t n = tile.size - i < run ? tile.size - i : run;
     for (int k = 0; k < some.count; ++k) {
@@ -140,19 +130,27 @@ AFFLUX_FN void add_runs(Codec codec, Tile tile, Rooms& rooms, CodedArrivals<kOfR
         some.arrivals[k].now = encoding >= 0 && shared ? x : from;
     }
     code_runs(codec, {tile.begin + i, n, some.decodings, some.decoded, some.encodings, some.encoded});
-    add_coded<kDirection>(some.arrivals, some.count, shared ? 1 : 2, n, v + i, sum + i);
+    add_differences<kDirection>(some.arrivals, some.count, shared ? 1 : 2, n, v + i, sum + i);
   }
+}
+
+// The sum is changed in place, so where it goes elsewhere it goes there first.
+AFFLUX_FN void carry_sum(const Calibrate& stage, Tile tile) {
+  if (stage.sum_out.data == stage.sum.data) return;
+  __builtin_memcpy(stage.sum_out.data + tile.begin, stage.sum.data + tile.begin,
+                   static_cast<std::size_t>(tile.size) * sizeof(double));
 }
 
 // The differences of all arrivals that have a direction or a new row. Out of line, so that only passes with encoded
 // rows take its rooms from the stack.
 template <bool kDirection, bool kOfRows, class T>
-__attribute__((noinline)) void add_all_coded(const Pass& pass, const RowHeads* heads, Tile tile, double* v) {
+__attribute__((noinline)) void add_encoded_differences(const Pass& pass, const RowHeads* heads, Tile tile, double* v) {
   const Codec codec = pass.calibrate.codec;
   const std::int64_t run = run_of(codec);
   double* const sum = pass.calibrate.sum_out.data + tile.begin;
+  carry_sum(pass.calibrate, tile);
   Rooms rooms;
-  CodedArrivals<kOfRows, T> some;
+  EncodedArrivals<kOfRows, T> some;
   some.count = some.encoded = some.decoded = 0;
   for (std::int64_t k = 0; k < pass.combine.updates.size; ++k) {
     const double weight = kDirection ? pass.combine.weights.data[k] : 0.0;
@@ -163,31 +161,6 @@ __attribute__((noinline)) void add_all_coded(const Pass& pass, const RowHeads* h
     some.count = some.encoded = some.decoded = 0;
   }
   if (some.count > 0) add_runs<kDirection>(codec, tile, rooms, some, v, sum);
-}
-
-// The sum is changed in place, so where it goes elsewhere it goes there first.
-AFFLUX_FN void carry_sum(const Calibrate& stage, Tile tile) {
-  if (stage.sum_out.data == stage.sum.data) return;
-  __builtin_memcpy(stage.sum_out.data + tile.begin, stage.sum.data + tile.begin,
-                   static_cast<std::size_t>(tile.size) * sizeof(double));
-}
-
-// As cached_difference and cached_mean.
-template <class T>
-AFFLUX_FN void coded_difference(const Pass& pass, const RowHeads* heads, Tile tile, double* v) {
-  add_mean(pass.calibrate.sum, pass.calibrate.num_clients, tile, v);
-  carry_sum(pass.calibrate, tile);
-  if (pass.calibrate.quantize_direction)
-    add_all_coded<true, true, T>(pass, heads, tile, v);
-  else
-    add_all_coded<true, false, T>(pass, heads, tile, v);
-}
-
-template <class T>
-AFFLUX_FN void coded_mean(const Pass& pass, const RowHeads* heads, Tile tile, double* v) {
-  carry_sum(pass.calibrate, tile);
-  add_all_coded<false, false, T>(pass, heads, tile, v);
-  add_mean(pass.calibrate.sum_out, pass.calibrate.num_clients, tile, v);
 }
 
 }  // namespace
