@@ -14,7 +14,7 @@ import zarr
 import afflux.store.metadata
 from afflux import Server, StoreError, store
 from afflux.store.index import _crc
-from afflux.store.remedy import BACKUP
+from afflux.store.metadata import BACKUP
 from nine_rows import RULE, contents, place, pushes, run
 
 

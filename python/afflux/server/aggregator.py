@@ -16,7 +16,7 @@ from afflux.arrays.pools import Slot, Slots, Versions
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Rule
 from afflux.server.concurrency import Gate
-from afflux.store.folder import Store
+from afflux.store.store import Store
 
 
 class Ticket:

@@ -16,7 +16,7 @@ from afflux.arrays.devices import HOST
 from afflux.arrays.pools import Versions
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.server.view import View
-from afflux.store.folder import Durability, Store
+from afflux.store.store import Durability, Store
 
 
 class Keep(View):

@@ -36,8 +36,8 @@ from afflux.server.aggregator import Rounds, Ticket
 from afflux.server.inputs import InputAdapter
 from afflux.server.persistence import Keep
 from afflux.server.plan import fitted
-from afflux.store.folder import Durability, Every, Store
 from afflux.store.lock import promises_space
+from afflux.store.store import Durability, Every, Store
 
 
 class Server(Keep):

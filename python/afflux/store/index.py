@@ -22,7 +22,7 @@ from afflux._engine import ORDER_VERSION
 from afflux.ops.errors import StoreError
 from afflux.ops.validation import plain_id
 from afflux.rules.rule import ClientId
-from afflux.store.remedy import BACKUP
+from afflux.store.metadata import BACKUP
 
 FORMAT = 3
 INDEX = "index.sqlite"  #: in a store's folder

@@ -16,8 +16,7 @@ import numpy.typing as npt
 from afflux import _engine
 from afflux._engine import PIECE
 from afflux.ops.errors import StoreError
-from afflux.store.metadata import METADATA, Shape, read_shape, sync, write_slots
-from afflux.store.remedy import BACKUP, remedy
+from afflux.store.metadata import BACKUP, METADATA, Shape, read_shape, remedy, sync, write_slots
 
 Row = npt.NDArray[Any]
 

@@ -32,17 +32,13 @@ from afflux.ops.codecs import Codec, named
 from afflux.ops.errors import AffluxError, StoreError, UnavailableError
 from afflux.rules.rule import Float64, Rule
 from afflux.rules.serialization import recipe_of, rule_of
-from afflux.store.arrivals import Arrivals
-from afflux.store.disk import DiskRows, Staged, Table
+from afflux.store.disk_cache import DiskCache, Staged, Table
 from afflux.store.index import INDEX, Change, Committed, Index, Place, folder_of
 from afflux.store.lock import LOCK, Lock, promises_space
-from afflux.store.metadata import Shape, make_arrays, sync
-from afflux.store.params import ParamsSlots
-from afflux.store.remedy import BACKUP
+from afflux.store.metadata import BACKUP, Shape, make_arrays, shapes_of, sync
+from afflux.store.records import Arrivals, Lists, state_of
 from afflux.store.segments import Row, Segments
-from afflux.store.shapes import shapes_of
-from afflux.store.state import Lists, state_of
-from afflux.store.vectors import NOTHING, Fresh, Vectors, crc, fresh, refuse_damage
+from afflux.store.vectors import NOTHING, Fresh, ParamsSlots, Vectors, crc, fresh, refuse_damage
 
 Durability = Literal["process", "power"]
 Every = int | Literal["as before"] | None
@@ -169,11 +165,11 @@ class Store:
             raise StoreError(f"[Server] store: cannot make {path}: {error.strerror}") from None
         return path
 
-    def _rows(self, codec: Codec) -> DiskRows:
+    def _rows(self, codec: Codec) -> DiskCache:
         count, high, free = (0, 0, []) if self.committed is None else self.committed.meta["rows"]
         if (found := self._index.clients()) != count:
             raise StoreError(f"[store] {self.path / INDEX} is damaged: it has {found} rows of {count}; {BACKUP}")
-        return DiskRows(
+        return DiskCache(
             self._arrays["rows"],
             self._vectors,
             self._index,
