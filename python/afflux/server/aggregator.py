@@ -10,13 +10,13 @@ from afflux.aggregation.cache.staging import Stage
 from afflux.aggregation.checkpoint import Saved
 from afflux.aggregation.reports import Pulled, Receipt, Report
 from afflux.aggregation.round import Round, prepare
+from afflux.aggregation.storage import RoundStorage
 from afflux.aggregation.streaming import MOST_SQUARES, Streaming, Term, Total
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.pools import Slot, Slots, Versions
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Rule
 from afflux.server.concurrency import Gate
-from afflux.store.store import Store
 
 
 class Ticket:
@@ -49,11 +49,11 @@ class Rounds:
         self._slots = slots
         self._streaming = streaming
         self._device = device
-        self._store: Store | None = None
+        self._store: RoundStorage | None = None
         self._joins = joins
         self.gate = Gate(joins, slots, self._make, self._commit, device.alone)
 
-    def settle(self, store: Store, versions: Versions) -> None:
+    def settle(self, store: RoundStorage, versions: Versions) -> None:
         """From here on in a store, which the memory of these versions is in."""
         self._store, self._versions = store, versions
         self.gate.store = self.gate.alone = str(store.path)
@@ -87,7 +87,7 @@ class Rounds:
         elif isinstance(arrival.slot, Term):
             self.gate.added(arrival.slot)
         step = version + staleness + 1 if status in ("joined", "replaced") and not skipped else None
-        durable = None if self._store is None else self._store.durable(version + staleness + 1)
+        durable = None if self._store is None else self._store.next_durable_version(version + staleness + 1)
         return Receipt(status, staleness, joins.book.current.version, join, step, report, tuple(more), durable)
 
     def loaded(self, saved: Saved) -> list[PendingArrival]:
@@ -161,7 +161,9 @@ class Rounds:
         store = self._store
         if store is not None:
             store.check()
-        before = self._joins.before(len(waiting), (lambda memories: memories) if store is None else store.outs)
+        before = self._joins.before(
+            len(waiting), (lambda memories: memories) if store is None else store.memory_outputs
+        )
         sealed = prepare(self._rule, before, waiting, draft, self._num_threads)
         sealed.saved = store is None and not sealed.rows.staged
         sealed.checksums = None if store is None or self._device is not HOST else []
@@ -176,14 +178,14 @@ class Rounds:
             if rows is not None:
                 rows.sweeping(work.rows)
             if store is not None:
-                store.before(work)
+                store.prepare_sweep(work)
         work.make(self._num_threads)
         if rows is not None:
             rows.collect(work.rows)
         if store is None:
             work.saved = True
         else:
-            store.save(work, self._joins)
+            store.save_round(work, self._joins)
 
     def _commit(self, sealed: Round) -> None:
         """Makes the next version the newest one."""

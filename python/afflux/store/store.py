@@ -233,51 +233,51 @@ class Store:
         self._tells["rule"] = recipe_of(rule)
         return rule
 
-    def outs(self, memories: Memories) -> Memories:
-        """Where a sweep may write the successors of these memories: on a GPU in their place, which is no slot."""
+    def memory_outputs(self, memories: Memories) -> Memories:
+        """The spare slots of these memories; of a server on a GPU the memories themselves, updated in place."""
         if self.copies is not None:
             self._spare = self._spare or self.copies.take()  # a full disk shows before the round is decided
             return memories
         return {name: self._vectors.out(f"memory.{name}", vector) for name, vector in memories.items()}
 
-    def durable(self, version: int) -> int | None:
-        """The first version from this one on that is committed; None: only a checkpoint commits."""
+    def next_durable_version(self, version: int) -> int | None:
+        """The first version from this one on that a round commits; None: only checkpoints commit."""
         every = self.commit_every
         return None if every is None else -(-version // every) * every
 
     def check(self) -> None:
-        """Refuses to go on if files have vanished or were cut off: what reads them would end the process."""
+        """Refuses files that have vanished or were cut off: reading them would end the process."""
         self._conclude()
         self._index.check()
         self.params.check()
         self._vectors.check()
         self._arrivals.check()
 
-    def before(self, sealed: Round) -> None:
-        """Brings in what the sweep of a round will write."""
+    def prepare_sweep(self, decided: Round) -> None:
+        """Maps the pages that the sweep of this round writes. May be repeated."""
         self._vectors.present()
-        if self.rows is not None and isinstance(sealed.rows, Staged):
-            self.rows.present(sealed.rows)
+        if self.rows is not None and isinstance(decided.rows, Staged):
+            self.rows.present(decided.rows)
 
-    def save(self, sealed: Round, joins: Admission) -> None:
-        """Takes note of a round whose sweep was made, and commits it if it is its turn. May be repeated."""
-        if sealed.saved:  # its maker has not told the book yet
+    def save_round(self, swept: Round, admission: Admission) -> None:
+        """Records a round whose sweep has been made; commits it if its version is one to commit. May be repeated."""
+        if swept.saved:  # an interrupt came before its publication
             return
-        staged = sealed.rows if isinstance(sealed.rows, Staged) else None
-        known = fresh(sealed.sweep, sealed.checksums[-1]) if sealed.checksums else NOTHING
+        staged = swept.rows if isinstance(swept.rows, Staged) else None
+        known = fresh(swept.sweep, swept.checksums[-1]) if swept.checksums else NOTHING
         if self.rows is not None and staged is not None:
             self.rows.swept(staged, known, self._num_threads)
-            norms = [
-                norm for norm, why in zip(sealed.report.norms.tolist(), sealed.report.rejected, strict=True) if not why
-            ]
+            report = swept.report
+            norms = [norm for norm, why in zip(report.norms.tolist(), report.rejected, strict=True) if not why]
             self._largest_row = max([self._largest_row, *norms])
-        version, book = sealed.report.version, joins.book.sealed
+        version, book = swept.report.version, admission.book.sealed
         if book is not None and self.commit_every is not None and version % self.commit_every == 0:
-            current = Pulled(sealed.draft.array, version, sealed.buffers)
-            table = self._commit(after(book, current, sealed), None if staged is None else staged.table, joins, known)
+            current = Pulled(swept.draft.array, version, swept.buffers)
+            own = None if staged is None else staged.table
+            table = self._commit(after(book, current, swept), own, admission, known)
             if staged is not None and table is not None:
                 staged.table = table
-        sealed.saved = True
+        swept.saved = True
 
     def checkpoint(self, joins: Admission, notes: str | None = None, keep: Sequence[Pulled] = ()) -> None:
         """Commits all that was decided, the arrivals that wait included. All of it has been made.
