@@ -270,12 +270,12 @@ def _waiting(
 
 
 def _added(meta: Mapping[str, Any]) -> int:
-    """Arrivals that have been added up; states from before there were such have none."""
-    return _int(meta.get("added", 0))
+    """Arrivals that have been added up."""
+    return _int(meta["added"])
 
 
 def _raw(meta: Mapping[str, Any]) -> list[float]:
-    raw = [float(weight) for weight in meta.get("raw", [])]
+    raw = [float(weight) for weight in meta["raw"]]
     if len(raw) != _added(meta):
         _fail(f"{len(raw)} raw weights belong to {_added(meta)} arrivals in the total")
     return raw

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 from zipfile import ZipFile
 
 import numpy as np
@@ -41,8 +41,7 @@ class Info:
     bytes_per_client: int  #: a row
     disk_bytes: Mapping[str, int]  #: of each array, allocated, and of the index
     durability: str  #: of the last commit: process or power
-    #: Versions that this divides are committed; None: only checkpoints are; "unknown": an older afflux did not keep it.
-    commit_every: int | Literal["unknown"] | None
+    commit_every: int | None  #: versions that this divides are committed; None: only checkpoints are
     repairs: tuple[Mapping[str, Any], ...]  #: where bit continuity ended
     in_use: bool  #: a process holds the store
     problems: tuple[str, ...]  #: files that are missing, or not of their size; what is in them `check` reads
@@ -92,8 +91,8 @@ def info(path: "str | PathLike[str]") -> Info:
             bytes_per_client=store.row_bytes,
             disk_bytes=sizes,
             durability=meta["durability"],
-            commit_every=store.facts.get("commits", {"commit_every": "unknown"})["commit_every"],
-            repairs=tuple(store.facts.get("repairs", ())),
+            commit_every=store.facts["commits"]["commit_every"],
+            repairs=tuple(store.facts["repairs"]),
             in_use=in_use,
             problems=(*store.lost.values(), *missing(store), *store.too_long),
             notes=None if store.committed.notes is None else json.loads(store.committed.notes),

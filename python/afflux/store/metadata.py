@@ -109,12 +109,11 @@ class LostError(StoreError):
         self.what = what
 
 
-def read_shape(folder: Path, known: Shape | None = None, needed: int = -1) -> tuple[Shape, int]:
-    """And how many slots there are. `known`: what the store itself says; `needed`: the last slot that is in use.
+def read_slots(folder: Path, expected: Shape, last: int = -1) -> int:
+    """Reads how many slots an array has; `last` is the last one that the index refers to.
 
     Raises:
-        LostError: nothing can be read there, or something else than what is known; or it knows fewer slots.
-        StoreError: the same, of a store that does not know.
+        LostError: `zarr.json` cannot be read, has another shape than `expected`, or fewer slots.
     """
     path = folder / METADATA
     try:
@@ -130,14 +129,12 @@ def read_shape(folder: Path, known: Shape | None = None, needed: int = -1) -> tu
     else:
         if not ours:
             what = f"{path} is damaged: it tells of no layout of ours"
-        elif shape != (known or shape):
-            what = f"{path} is damaged: it tells of {shape}, and the store of {known}"
-        elif slots <= needed:
-            what = f"{path} is damaged: it knows {slots} slots, and slot {needed} is in use"
+        elif shape != expected:
+            what = f"{path} is damaged: it tells of {shape}, and the store of {expected}"
+        elif slots <= last:
+            what = f"{path} is damaged: it knows {slots} slots, and slot {last} is in use"
         else:
-            return shape, slots
-    if known is None:
-        raise StoreError(f"[store] {what}; {BACKUP}")
+            return slots
     raise LostError(what, folder.parent)
 
 

@@ -265,7 +265,7 @@ def _mend(store: Reading, look: _Look, dropped: Sequence[ClientId]) -> None:
                 {client_id: place._replace(rank=rank) for rank, (client_id, place) in enumerate(ranked)},
                 tails={},
                 forget_rows=True,
-                facts={"repairs": [*store.facts.get("repairs", []), told]},
+                facts={"repairs": [*store.facts["repairs"], told]},
             )
         )
     finally:

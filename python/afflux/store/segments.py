@@ -16,7 +16,7 @@ import numpy.typing as npt
 from afflux import _engine
 from afflux._engine import PIECE
 from afflux.ops.errors import StoreError
-from afflux.store.metadata import BACKUP, METADATA, Shape, read_shape, remedy, sync, write_slots
+from afflux.store.metadata import METADATA, Shape, read_slots, remedy, sync, write_slots
 
 Row = npt.NDArray[Any]
 
@@ -35,18 +35,18 @@ class Segments:
     """
 
     def __init__(
-        self, folder: Path, size: int, *, mapped: bool, shape: Shape | None = None, needed: int = -1, lost: bool = False
+        self, folder: Path, size: int, shape: Shape, *, mapped: bool, last: int = -1, lost: bool = False
     ) -> None:
-        """`shape`: what the store knows of it; `needed`: the last slot that is in use; `lost`: Zarr's own file is.
+        """`last`: the last slot that the index refers to; `lost`: `zarr.json` is damaged, and is not read.
 
         Raises:
-            LostError: Zarr's own file is missing, or says something else.
-            StoreError: that, where the store does not know its shape.
+            LostError: `zarr.json` is missing or damaged, or has another shape.
         """
         self.folder = folder
         self.size = size
         self.mapped = mapped
-        self.shape, slots = (shape, maxsize) if lost and shape else read_shape(folder, shape, needed)
+        self.shape = shape
+        slots = maxsize if lost else read_slots(folder, shape, last)
         self._item = np.dtype(self.shape.dtype).itemsize
         if self.shape.width < size:
             raise StoreError(f"[store] {folder} has slots of {self.shape.width} elements, expected {size}")
@@ -56,8 +56,6 @@ class Segments:
         # A segment that the metadata do not know yet was not made to the end.
         while self.slots < slots and self.flaw(self._count) is None:
             self._count += 1
-        if shape is None and (longer := self.too_long()):  # or what Zarr says of their size is wrong
-            raise StoreError(f"[store] {next(iter(longer.values()))}; {BACKUP}")
 
     @property
     def remedy(self) -> str:

@@ -78,11 +78,9 @@ class Store:
         self.facts: dict[str, Any] = facts["server"]  #: what a server must agree with
         self.options: dict[str, Any] = facts["options"]  #: what it was made with
         #: How to go on: the rule that made the last commit, and how safe it was; and so from the next one on.
-        self._told: dict[str, Any] = {name: facts.get(name) for name in ("rule", "commits", "shapes")}
+        self._told: dict[str, Any] = {name: facts[name] for name in ("rule", "commits")}
         self.committed: Committed | None = self._index.committed()
         before = self._told["commits"]
-        if before is None:  # older stores kept with each commit how safe it was, and not how often there is one
-            before = _commits("process" if self.committed is None else self.committed.meta["durability"], 1)
         self.commit_every: int | None = before["commit_every"] if commit_every == "as before" else commit_every
         self._power = (durability or before["durability"]) == "power"
         self._index.flush_commits(self._power)
@@ -90,17 +88,13 @@ class Store:
         mapped = promises_space(path)
         d, codec = self.facts["d"], named(self.facts["codec"])
         sizes = {} if codec is None else {"rows": codec.row_size(d)}
-        shapes = {name: Shape(*shape) for name, shape in (self._told["shapes"] or {}).items()}
-        needed = {} if self.committed is None else self.committed.last_slots
+        last = {} if self.committed is None else self.committed.last_slots
         arrays = {
-            name: Segments(
-                path / name, sizes.get(name, d), mapped=mapped, shape=shapes.get(name), needed=needed.get(name, -1)
-            )
-            for name in facts["arrays"]
+            name: Segments(path / name, sizes.get(name, d), Shape(*shape), mapped=mapped, last=last.get(name, -1))
+            for name, shape in facts["shapes"].items()
         }
         self._arrays = arrays
-        commits = _commits(self._durability, self.commit_every)
-        self._tells = self._told | {"commits": commits, "shapes": {name: [*arrays[name].shape] for name in arrays}}
+        self._tells = self._told | {"commits": _commits(self._durability, self.commit_every)}
         for name, place in places.items():
             refuse_damage(arrays[name.partition(":")[0]], place, num_threads)
         if self._power and self.committed is not None and self.committed.meta["durability"] != "power":
@@ -146,9 +140,15 @@ class Store:
         shapes = shapes_of(rule, server["d"], **own, memory=options["memory"])
         codec = codec_of(rule, server["slot_dtype"])
         server = {**server, "codec": None if codec is None else codec.name}
-        layout = {"order_version": ORDER_VERSION, "arrays": list(shapes), "shapes": shapes}
-        commits = _commits(durability, commit_every)
-        facts = {"server": server, "options": options, "commits": commits, "rule": recipe_of(rule), **layout}
+        facts = {
+            "order_version": ORDER_VERSION,
+            "server": server,
+            "options": options,
+            "commits": _commits(durability, commit_every),
+            "rule": recipe_of(rule),
+            "shapes": shapes,
+            "repairs": [],
+        }
         try:
             path.mkdir(parents=True, exist_ok=True)
             _refuse_contents(path)
@@ -396,7 +396,7 @@ class Store:
     @property
     def kept(self) -> dict[int, Float64 | None]:
         """The older versions that the last checkpoint has kept, in order, and their buffers."""
-        own = {} if self.committed is None else self.committed.meta.get("kept_buffers", {})
+        own = {} if self.committed is None else self.committed.meta["kept_buffers"]
         return {
             version: frozen(own[str(version)], np.float64) if str(version) in own else None
             for version in sorted(self._kept)
