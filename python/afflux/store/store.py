@@ -341,7 +341,7 @@ class Store:
             if table is not None and self.rows is not None:
                 self.rows.flush(table)
         facts = {"durability": self._durability, "largest_row": self._largest_row}
-        meta = checkpoint.short(facts, book)
+        meta = checkpoint.scalar_facts(facts, book)
         meta["kept_buffers"] = {held.version: held.buffers.tolist() for held in self.held if held.buffers is not None}
         if table is not None:
             meta["rows"] = table.clients, table.high, [*table.free, *table.retired]
