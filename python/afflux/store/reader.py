@@ -53,10 +53,10 @@ class Reading:
             self.server: dict[str, Any] = facts["server"]
             self.d: int = facts["server"]["d"]
             self.codec = named(facts["server"]["codec"])
-            self.shapes = {name: Shape(*shape) for name, shape in facts.get("shapes", {}).items()}
+            self.shapes = {name: Shape(*shape) for name, shape in facts["shapes"].items()}
             #: What Zarr does not know any more, of an array or of the folder (""), and can be told again.
             self.lost: dict[str, str] = {}
-            self.arrays = {name: self._array(name) for name in facts["arrays"]}
+            self.arrays = {name: self._array(name) for name in self.shapes}
             try:
                 check_group(self.path)
             except LostError as error:
@@ -67,12 +67,12 @@ class Reading:
 
     def _array(self, name: str) -> Segments:
         size = self.codec.row_size(self.d) if name == "rows" and self.codec is not None else self.d
-        known, needed = self.shapes.get(name), self.committed.last_slots.get(name, -1)
+        shape, last = self.shapes[name], self.committed.last_slots.get(name, -1)
         try:
-            return Segments(self.path / name, size, mapped=False, shape=known, needed=needed)
+            return Segments(self.path / name, size, shape, mapped=False, last=last)
         except LostError as error:
             self.lost[name] = error.what
-            return Segments(self.path / name, size, mapped=False, shape=known, lost=True)
+            return Segments(self.path / name, size, shape, mapped=False, lost=True)
 
     @property
     def too_long(self) -> list[str]:

@@ -12,10 +12,9 @@ import numpy.typing as npt
 from afflux.ops.errors import StoreError
 from afflux.rules.rule import ClientId
 from afflux.store.index import INDEX, Change, Index, Place
-from afflux.store.metadata import write_again
-from afflux.store.reading import Reading, reading
-from afflux.store.remedy import BACKUP
-from afflux.store.tools import missing
+from afflux.store.inspect import missing
+from afflux.store.metadata import BACKUP, write_again
+from afflux.store.reader import Reading, reading
 from afflux.store.vectors import crc, damage
 
 Progress = Callable[[int, int], None]
@@ -266,7 +265,7 @@ def _mend(store: Reading, look: _Look, dropped: Sequence[ClientId]) -> None:
                 {client_id: place._replace(rank=rank) for rank, (client_id, place) in enumerate(ranked)},
                 tails={},
                 forget_rows=True,
-                facts={"repairs": [*store.facts.get("repairs", []), told]},
+                facts={"repairs": [*store.facts["repairs"], told]},
             )
         )
     finally:

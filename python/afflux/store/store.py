@@ -32,17 +32,13 @@ from afflux.ops.codecs import Codec, named
 from afflux.ops.errors import AffluxError, StoreError, UnavailableError
 from afflux.rules.rule import Float64, Rule
 from afflux.rules.serialization import recipe_of, rule_of
-from afflux.store.arrivals import Arrivals
-from afflux.store.disk import DiskRows, Staged, Table
+from afflux.store.disk_cache import DiskCache, Staged, Table
 from afflux.store.index import INDEX, Change, Committed, Index, Place, folder_of
 from afflux.store.lock import LOCK, Lock, promises_space
-from afflux.store.metadata import Shape, make_arrays, sync
-from afflux.store.params import ParamsSlots
-from afflux.store.remedy import BACKUP
+from afflux.store.metadata import BACKUP, Shape, make_arrays, shapes_of, sync
+from afflux.store.records import Arrivals, Lists, state_of
 from afflux.store.segments import Row, Segments
-from afflux.store.shapes import shapes_of
-from afflux.store.state import Lists, state_of
-from afflux.store.vectors import NOTHING, Fresh, Vectors, crc, fresh, refuse_damage
+from afflux.store.vectors import NOTHING, Fresh, ParamsSlots, Vectors, crc, fresh, refuse_damage
 
 Every = int | Literal["as before"] | None
 
@@ -81,11 +77,9 @@ class Store:
         self.facts: dict[str, Any] = facts["server"]  #: what a server must agree with
         self.options: dict[str, Any] = facts["options"]  #: what it was made with
         #: How to go on: the rule that made the last commit, and how safe it was; and so from the next one on.
-        self._told: dict[str, Any] = {name: facts.get(name) for name in ("rule", "commits", "shapes")}
+        self._told: dict[str, Any] = {name: facts[name] for name in ("rule", "commits")}
         self.committed: Committed | None = self._index.committed()
         before = self._told["commits"]
-        if before is None:  # older stores kept with each commit how safe it was, and not how often there is one
-            before = _commits("process" if self.committed is None else self.committed.meta["durability"], 1)
         self.commit_every: int | None = before["commit_every"] if commit_every == "as before" else commit_every
         self._power = (durability or before["durability"]) == "power"
         self._index.flush_commits(self._power)
@@ -93,17 +87,13 @@ class Store:
         mapped = promises_space(path)
         d, codec = self.facts["d"], named(self.facts["codec"])
         sizes = {} if codec is None else {"rows": codec.row_size(d)}
-        shapes = {name: Shape(*shape) for name, shape in (self._told["shapes"] or {}).items()}
-        needed = {} if self.committed is None else self.committed.last_slots
+        last = {} if self.committed is None else self.committed.last_slots
         arrays = {
-            name: Segments(
-                path / name, sizes.get(name, d), mapped=mapped, shape=shapes.get(name), needed=needed.get(name, -1)
-            )
-            for name in facts["arrays"]
+            name: Segments(path / name, sizes.get(name, d), Shape(*shape), mapped=mapped, last=last.get(name, -1))
+            for name, shape in facts["shapes"].items()
         }
         self._arrays = arrays
-        commits = _commits(self._durability, self.commit_every)
-        self._tells = self._told | {"commits": commits, "shapes": {name: [*arrays[name].shape] for name in arrays}}
+        self._tells = self._told | {"commits": _commits(self._durability, self.commit_every)}
         for name, place in places.items():
             refuse_damage(arrays[name.partition(":")[0]], place, num_threads)
         if self._power and self.committed is not None and self.committed.meta["durability"] != "power":
@@ -149,9 +139,15 @@ class Store:
         shapes = shapes_of(rule, server["d"], **own, accumulate=options["accumulate"])
         codec = codec_of(rule, server["slot_dtype"])
         server = {**server, "codec": None if codec is None else codec.name}
-        layout = {"order_version": ORDER_VERSION, "arrays": list(shapes), "shapes": shapes}
-        commits = _commits(durability, commit_every)
-        facts = {"server": server, "options": options, "commits": commits, "rule": recipe_of(rule), **layout}
+        facts = {
+            "order_version": ORDER_VERSION,
+            "server": server,
+            "options": options,
+            "commits": _commits(durability, commit_every),
+            "rule": recipe_of(rule),
+            "shapes": shapes,
+            "repairs": [],
+        }
         try:
             path.mkdir(parents=True, exist_ok=True)
             _refuse_contents(path)
@@ -168,11 +164,11 @@ class Store:
             raise StoreError(f"[Server] store: cannot make {path}: {error.strerror}") from None
         return path
 
-    def _rows(self, codec: Codec) -> DiskRows:
+    def _rows(self, codec: Codec) -> DiskCache:
         count, high, free = (0, 0, []) if self.committed is None else self.committed.meta["rows"]
         if (found := self._index.clients()) != count:
             raise StoreError(f"[store] {self.path / INDEX} is damaged: it has {found} rows of {count}; {BACKUP}")
-        return DiskRows(
+        return DiskCache(
             self._arrays["rows"],
             self._vectors,
             self._index,
@@ -236,51 +232,51 @@ class Store:
         self._tells["rule"] = recipe_of(rule)
         return rule
 
-    def outs(self, memories: Memories) -> Memories:
-        """Where a sweep may write the successors of these memories: on a GPU in their place, which is no slot."""
+    def memory_outputs(self, memories: Memories) -> Memories:
+        """The spare slots of these memories; of a server on a GPU the memories themselves, updated in place."""
         if self.copies is not None:
             self._spare = self._spare or self.copies.take()  # a full disk shows before the round is decided
             return memories
         return {name: self._vectors.out(f"memory.{name}", vector) for name, vector in memories.items()}
 
-    def durable(self, version: int) -> int | None:
-        """The first version from this one on that is committed; None: only a checkpoint commits."""
+    def next_durable_version(self, version: int) -> int | None:
+        """The first version from this one on that a round commits; None: only checkpoints commit."""
         every = self.commit_every
         return None if every is None else -(-version // every) * every
 
     def check(self) -> None:
-        """Refuses to go on if files have vanished or were cut off: what reads them would end the process."""
+        """Refuses files that have vanished or were cut off: reading them would end the process."""
         self._conclude()
         self._index.check()
         self.params.check()
         self._vectors.check()
         self._arrivals.check()
 
-    def before(self, sealed: Round) -> None:
-        """Brings in what the sweep of a round will write."""
+    def prepare_sweep(self, decided: Round) -> None:
+        """Maps the pages that the sweep of this round writes. May be repeated."""
         self._vectors.present()
-        if self.rows is not None and isinstance(sealed.rows, Staged):
-            self.rows.present(sealed.rows)
+        if self.rows is not None and isinstance(decided.rows, Staged):
+            self.rows.present(decided.rows)
 
-    def save(self, sealed: Round, joins: Admission) -> None:
-        """Takes note of a round whose sweep was made, and commits it if it is its turn. May be repeated."""
-        if sealed.saved:  # its maker has not told the book yet
+    def save_round(self, swept: Round, admission: Admission) -> None:
+        """Records a round whose sweep has been made; commits it if its version is one to commit. May be repeated."""
+        if swept.saved:  # an interrupt came before its publication
             return
-        staged = sealed.rows if isinstance(sealed.rows, Staged) else None
-        known = fresh(sealed.sweep, sealed.checksums[-1]) if sealed.checksums else NOTHING
+        staged = swept.rows if isinstance(swept.rows, Staged) else None
+        known = fresh(swept.sweep, swept.checksums[-1]) if swept.checksums else NOTHING
         if self.rows is not None and staged is not None:
             self.rows.swept(staged, known, self._num_threads)
-            norms = [
-                norm for norm, why in zip(sealed.report.norms.tolist(), sealed.report.rejected, strict=True) if not why
-            ]
+            report = swept.report
+            norms = [norm for norm, why in zip(report.norms.tolist(), report.rejected, strict=True) if not why]
             self._largest_row = max([self._largest_row, *norms])
-        version, book = sealed.report.version, joins.state.sealed
+        version, book = swept.report.version, admission.state.sealed
         if book is not None and self.commit_every is not None and version % self.commit_every == 0:
-            current = Pulled(sealed.draft.array, version, sealed.buffers)
-            table = self._commit(after(book, current, sealed), None if staged is None else staged.table, joins, known)
+            current = Pulled(swept.draft.array, version, swept.buffers)
+            own = None if staged is None else staged.table
+            table = self._commit(after(book, current, swept), own, admission, known)
             if staged is not None and table is not None:
                 staged.table = table
-        sealed.saved = True
+        swept.saved = True
 
     def checkpoint(self, joins: Admission, notes: str | None = None, keep: Sequence[Pulled] = ()) -> None:
         """Commits all that was decided, the arrivals that wait included. All of it has been made.
@@ -344,7 +340,7 @@ class Store:
             if table is not None and self.rows is not None:
                 self.rows.flush(table)
         facts = {"durability": self._durability, "largest_row": self._largest_row}
-        meta = checkpoint.short(facts, book)
+        meta = checkpoint.scalar_facts(facts, book)
         meta["kept_buffers"] = {held.version: held.buffers.tolist() for held in self.held if held.buffers is not None}
         if table is not None:
             meta["rows"] = table.clients, table.high, [*table.free, *table.retired]
@@ -399,7 +395,7 @@ class Store:
     @property
     def kept(self) -> dict[int, Float64 | None]:
         """The older versions that the last checkpoint has kept, in order, and their buffers."""
-        own = {} if self.committed is None else self.committed.meta.get("kept_buffers", {})
+        own = {} if self.committed is None else self.committed.meta["kept_buffers"]
         return {
             version: frozen(own[str(version)], np.float64) if str(version) in own else None
             for version in sorted(self._kept)

@@ -40,7 +40,7 @@ class Staged(Rows):
     slots: dict[ClientId, int]
 
 
-class DiskRows(RowCache):
+class DiskCache(RowCache):
     """Rows in slots of a Zarr array; a round writes new ones to slots that no commit refers to.
 
     Between two commits a row has one slot of its own, which later rounds update in place.
