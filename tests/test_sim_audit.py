@@ -15,11 +15,11 @@ import pytest
 from afflux.rules import RULES
 from afflux.sim import audit, follow
 from afflux.sim.compare import Job, compare, jobs_of
-from afflux.sim.config import RuleSpec, SimConfig, parse
 from afflux.sim.errors import ConfigError, DivergedError
 from afflux.sim.kept import Keep, KeptUpdates, read_updates
 from afflux.sim.replay import complete, config_of, replay
 from afflux.sim.run import run, run_paired
+from afflux.sim.workload.config import RuleSpec, SimConfig, parse
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, eval_every=7, local_steps=2)
 RULE = "fedbuff:buffer_size=3"
@@ -225,7 +225,7 @@ def test_kept_updates_are_whole_after_every_row(tmp_path):
 def test_a_killed_run_leaves_what_had_arrived(tmp_path):
     code = (
         "from pathlib import Path; from dataclasses import replace\n"
-        "from afflux.sim.run import *; from afflux.sim.config import *\n"
+        "from afflux.sim.run import *; from afflux.sim.workload.config import *\n"
         "config = SimConfig(model='logreg', num_clients=20, concurrency=6, arrivals=10**6, local_steps=2)\n"
         f"run(parse('{RULE}'), 3, config, keep=Keep(Path({str(tmp_path)!r}), True))"
     )

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from afflux.layout import Layout
-from afflux.sim import models, tasks
 from afflux.sim.clients import Trainer, batches, one_thread
-from afflux.sim.config import SimConfig
+from afflux.sim.workload import data_sets, models
+from afflux.sim.workload.config import SimConfig
 
 SHARDS = [np.arange(0, 23), np.arange(23, 26)]
 
@@ -17,7 +17,7 @@ def generator(seed=0):
 
 
 def trainer(config):
-    task = tasks.load("digits")
+    task = data_sets.load("digits")
     module = models.build(config.model, task.shape, 10, generator())
     layout = Layout.of(module)
     params = layout.flatten(module)
@@ -26,7 +26,7 @@ def trainer(config):
 
 def reference(config, client, steps, seed):
     """The same work with torch.optim on a module of its own."""
-    task = tasks.load("digits")
+    task = data_sets.load("digits")
     module = models.build(config.model, task.shape, 10, generator())
     optimizer = torch.optim.SGD(module.parameters(), lr=config.client_lr, weight_decay=config.weight_decay)
     x, y = (torch.tensor(array[SHARDS[client]]) for array in (task.x_train, task.y_train))
@@ -89,7 +89,7 @@ def test_local_epochs_count_the_clients_own_batches():
 
 def test_evaluation_is_of_the_given_params_on_the_test_part():
     worker, params = trainer(SimConfig(model="logreg"))
-    task = tasks.load("digits")
+    task = data_sets.load("digits")
     weight, bias = params[:640].reshape(10, 64), params[640:]
     logits = task.x_test.reshape(-1, 64).astype(np.float64) @ weight.T + bias
     worker.train(0, params, "model", generator())

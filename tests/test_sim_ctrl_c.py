@@ -7,7 +7,7 @@ import pytest
 
 from afflux.sim import ctrl_c
 from afflux.sim.compare import compare, jobs_of
-from afflux.sim.config import SimConfig, parse
+from afflux.sim.workload.config import SimConfig, parse
 
 
 def press():

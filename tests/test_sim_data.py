@@ -7,11 +7,11 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from afflux.sim import models, tasks
-from afflux.sim.delays import DELAYS, fadas_classes
 from afflux.sim.errors import ConfigError
-from afflux.sim.partitions import BY_CLASSES, PARTITIONS, classes, dirichlet, iid, wkafl
-from afflux.sim.streams import Purpose, stream
+from afflux.sim.workload import data_sets, models
+from afflux.sim.workload.delays import DELAYS, fadas_classes
+from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS, classes, dirichlet, iid, wkafl
+from afflux.sim.workload.random_streams import Purpose, stream
 
 
 def generator(seed=0):
@@ -189,7 +189,7 @@ def test_too_many_clients_for_the_samples_are_refused():
 
 
 def test_digits_are_standardised_and_split_in_every_class():
-    task = tasks.load("digits")
+    task = data_sets.load("digits")
     assert task.shape == (1, 8, 8)
     assert len(task.y_train) + len(task.y_test) == 1797
     assert len(task.y_test) == pytest.approx(1797 / 3, abs=5)
@@ -209,18 +209,18 @@ def test_digits_are_standardised_and_split_in_every_class():
 def test_mnist_is_read_from_a_folder_and_its_absence_explained(tmp_path, monkeypatch):
     monkeypatch.delenv("AFFLUX_DATA", raising=False)
     with pytest.raises(ConfigError, match="AFFLUX_DATA"):
-        tasks.load("mnist")
+        data_sets.load("mnist")
     with pytest.raises(ConfigError, match=r"mnist\.npz"):
-        tasks.load("mnist", tmp_path)
+        data_sets.load("mnist", tmp_path)
     arrays = {"x_train": generator().integers(0, 256, (20, 28, 28), dtype=np.uint8)}
     np.savez(tmp_path / "mnist.npz", **arrays)
     with pytest.raises(ConfigError, match="no array y_train, x_test, y_test"):
-        tasks.load("mnist", tmp_path)
+        data_sets.load("mnist", tmp_path)
     arrays |= {"y_train": np.arange(20, dtype=np.uint8) % 10}
     arrays |= {"x_test": arrays["x_train"][:5], "y_test": arrays["y_train"][:5]}
     np.savez(tmp_path / "mnist.npz", **arrays)
     monkeypatch.setenv("AFFLUX_DATA", str(tmp_path))
-    task = tasks.load("mnist")
+    task = data_sets.load("mnist")
     assert task.shape == (1, 28, 28)
     assert task.y_train.tolist() == [*range(10), *range(10)]
     assert np.array_equal(task.x_test, task.x_train[:5])

@@ -6,8 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from afflux.sim.delays import DELAYS
 from afflux.sim.events import Arrival, Dispatch, schedule
+from afflux.sim.workload.delays import DELAYS
 
 
 def generator(seed=0):

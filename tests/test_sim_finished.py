@@ -9,11 +9,11 @@ from typer.testing import CliRunner
 import afflux.sim.run
 from afflux.cli import app
 from afflux.sim.compare import Job
-from afflux.sim.config import SimConfig, parse
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers import mf_ca2fl
 from afflux.sim.papers.finished import FILE, Finished, Outcome, load
 from afflux.sim.run import run
+from afflux.sim.workload.config import SimConfig, parse
 
 CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=20, eval_every=5, delays="fadas-mild")
 FEDBUFF, CA2FL = parse("fedbuff:buffer_size=4"), parse("ca2fl:buffer_size=4")

@@ -8,17 +8,17 @@ import pytest
 import rows
 from afflux import codecs
 from afflux.layout import Layout
-from afflux.sim import models, tasks
 from afflux.sim.broadcast import Broadcast
 from afflux.sim.clients import Trainer, batches, one_thread
-from afflux.sim.config import SimConfig, parse
 from afflux.sim.errors import ConfigError
 from afflux.sim.events import Dispatch
 from afflux.sim.local import Controls
-from afflux.sim.partitions import iid
 from afflux.sim.protocol import events_of
 from afflux.sim.run import run
-from afflux.sim.streams import Purpose, stream
+from afflux.sim.workload import data_sets, models
+from afflux.sim.workload.config import SimConfig, parse
+from afflux.sim.workload.partitions import iid
+from afflux.sim.workload.random_streams import Purpose, stream
 
 EPSILON = 2.0**-24
 FEATURES, CLASSES = 4, 3
@@ -31,7 +31,7 @@ def tiny(data_dir):
     labels = np.arange(90) % CLASSES
     x = np.clip(0.5 * rng.standard_normal((90, 1, 2, 2)) + labels[:, None, None, None] / 2 - 0.5, -1, 1)
     x = x.astype(np.float32)
-    return tasks.Task("tiny", x, labels, x[:9], labels[:9], CLASSES)
+    return data_sets.Task("tiny", x, labels, x[:9], labels[:9], CLASSES)
 
 
 def generator(seed=0):
@@ -40,12 +40,12 @@ def generator(seed=0):
 
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch):
-    monkeypatch.setitem(tasks.DATASETS, "tiny", tiny)
+    monkeypatch.setitem(data_sets.DATASETS, "tiny", tiny)
 
 
 TASK = tiny(None)
 with pytest.MonkeyPatch.context() as patched:
-    patched.setitem(tasks.DATASETS, "tiny", tiny)
+    patched.setitem(data_sets.DATASETS, "tiny", tiny)
     CONFIG = SimConfig(
         data="tiny", model="logreg", client_lr=0.1, local_steps=4, batch_size=8, partition="iid", num_clients=20
     )

@@ -11,14 +11,14 @@ from typer.testing import CliRunner
 
 from afflux.cli import app
 from afflux.rules import RULES
-from afflux.sim.config import SimConfig, parse
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers import afl, rules
 from afflux.sim.papers.common import setting
 from afflux.sim.papers.finished import Outcome
-from afflux.sim.partitions import classes
 from afflux.sim.result import Row, RunResult
 from afflux.sim.run import run
+from afflux.sim.workload.config import SimConfig, parse
+from afflux.sim.workload.partitions import classes
 
 SMALL_MNIST = 400
 

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from afflux.sim import report, terminal
 from afflux.sim.compare import compare, jobs_of
-from afflux.sim.config import SimConfig, parse
 from afflux.sim.errors import ConfigError
+from afflux.sim.workload.config import SimConfig, parse
 from afflux.units import in_bytes
 
 CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=30, eval_every=10, target=0.999)

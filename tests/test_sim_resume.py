@@ -19,10 +19,10 @@ from afflux.cli import app
 from afflux.rules import ca2fl
 from afflux.sim import ctrl_c, report, terminal
 from afflux.sim.compare import Job
-from afflux.sim.config import SimConfig, parse
 from afflux.sim.errors import ConfigError
 from afflux.sim.resume import Paused, resume, start
 from afflux.sim.run import run
+from afflux.sim.workload.config import SimConfig, parse
 from conftest import FORKS, reproducible
 from crashes import in_child
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from afflux.sim.config import SimConfig, parse
-from afflux.sim.delays import DELAYS
 from afflux.sim.errors import ConfigError
 from afflux.sim.events import SAMPLING, Arrival, Dispatch, rounds, schedule
 from afflux.sim.run import run
+from afflux.sim.workload.config import SimConfig, parse
+from afflux.sim.workload.delays import DELAYS
 
 SMALL = SimConfig(
     model="logreg",

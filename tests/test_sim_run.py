@@ -10,11 +10,11 @@ from afflux.server import Server
 from afflux.sim import run as run_module
 from afflux.sim.clients import Trainer
 from afflux.sim.compare import compare, jobs_of
-from afflux.sim.config import RuleSpec, SimConfig, parse
-from afflux.sim.delays import DELAYS
 from afflux.sim.errors import ConfigError, DivergedError, MissingExtraError
 from afflux.sim.result import Row, RunResult, by_rule, spread, summarise
 from afflux.sim.run import run
+from afflux.sim.workload.config import RuleSpec, SimConfig, parse
+from afflux.sim.workload.delays import DELAYS
 from afflux.weigh import Constant, Hinge
 from conftest import reproducible
 

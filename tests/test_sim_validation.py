@@ -7,10 +7,10 @@ import pytest
 
 from afflux import Server
 from afflux.sim.clients import Trainer
-from afflux.sim.config import SimConfig, parse
 from afflux.sim.errors import ConfigError
 from afflux.sim.run import run
 from afflux.sim.validation import wants
+from afflux.sim.workload.config import SimConfig, parse
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, local_steps=1, alpha=1.0)
 

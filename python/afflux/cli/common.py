@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from afflux.errors import AffluxError, UnavailableError
-from afflux.sim.config import RuleSpec, SimConfig, parameters, parse
 from afflux.sim.ctrl_c import Terminated
 from afflux.sim.errors import ConfigError
+from afflux.sim.workload.config import RuleSpec, SimConfig, parameters, parse
 
 BufferSize = Annotated[int | None, typer.Option(help="Arrivals per server step, for rules with a buffer; default 10.")]
 ServerLr = Annotated[float | None, typer.Option(help="Server learning rate, for the rules that have one.")]

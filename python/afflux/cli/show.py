@@ -27,7 +27,7 @@ BACKENDS_HELP = """Print what the engine was compiled for, what runs here and wh
 
 def rules(name: Annotated[str | None, typer.Argument(help="A rule; default all, in short.")] = None) -> None:
     """Print presets (see RULES_HELP)."""
-    from afflux.sim.presets import details, overview
+    from afflux.sim.workload.rule_help import details, overview
 
     with friendly():
         for line in overview() if name is None else details(name):

@@ -23,8 +23,8 @@ from afflux.cli.common import (
 )
 from afflux.rules import RULES
 from afflux.sim import ctrl_c
-from afflux.sim.config import RuleSpec, SimConfig
 from afflux.sim.errors import ConfigError, require
+from afflux.sim.workload.config import RuleSpec, SimConfig
 
 if TYPE_CHECKING:
     from afflux.sim.compare import Job

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, get_args, get_origin
 import numpy as np
 
 from afflux.receipts import Report
-from afflux.sim.config import Plain, RuleSpec, SimConfig, parse, written
 from afflux.sim.errors import ConfigError
 from afflux.sim.kept import cut_off, read_updates
+from afflux.sim.workload.config import Plain, RuleSpec, SimConfig, parse, written
 
 FORMAT, FORMAT_VERSION = "afflux-audit", 1
 FOLDER = "audit"  #: in a run folder

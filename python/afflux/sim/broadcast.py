@@ -10,8 +10,8 @@ from afflux.codecs import Codec
 from afflux.receipts import Pulled
 from afflux.server import Server
 from afflux.sim.clients import Trained, as_kind
-from afflux.sim.config import SimConfig
 from afflux.sim.local import Controls
+from afflux.sim.workload.config import SimConfig
 
 
 class Sent(NamedTuple):

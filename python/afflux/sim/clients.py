@@ -11,8 +11,8 @@ from torch.nn.functional import cross_entropy
 
 from afflux.layout import Layout
 from afflux.sim import local
-from afflux.sim.config import SimConfig
-from afflux.sim.tasks import Task
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.data_sets import Task
 
 #: Examples that are evaluated at once: more only need more memory.
 EVALUATED = 1000

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from afflux.sim import ctrl_c
-from afflux.sim.config import RuleSpec, SimConfig
 from afflux.sim.errors import require
 from afflux.sim.kept import Keep
 from afflux.sim.result import RunResult
+from afflux.sim.workload.config import RuleSpec, SimConfig
 
 POLL_SECONDS = 0.1
 

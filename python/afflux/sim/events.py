@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from afflux.sim.delays import Delay
+from afflux.sim.workload.delays import Delay
 
 PROTOCOLS = ("events", "rounds")
 SAMPLING: dict[str, tuple[float, ...] | None] = {

@@ -12,7 +12,7 @@ from afflux.sim.broadcast import Broadcast, Sent
 from afflux.sim.errors import ConfigError
 from afflux.sim.events import Arrival, Dispatch
 from afflux.sim.follow import Finished, Follower, Pull
-from afflux.sim.streams import Purpose, stream
+from afflux.sim.workload.random_streams import Purpose, stream
 from afflux.sim.world import World
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 from afflux.rules import SYNCHRONOUS
-from afflux.sim.config import RuleSpec, SimConfig
-from afflux.sim.delays import DELAYS
 from afflux.sim.errors import ConfigError
 from afflux.sim.events import SAMPLING, Arrival, Dispatch, rounds, schedule
-from afflux.sim.streams import Purpose, stream
+from afflux.sim.workload.config import RuleSpec, SimConfig
+from afflux.sim.workload.delays import DELAYS
+from afflux.sim.workload.random_streams import Purpose, stream
 
 
 def events_of(

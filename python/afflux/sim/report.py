@@ -17,10 +17,10 @@ import numpy as np
 
 from afflux import __version__
 from afflux.sim.audit import FOLDER, plain
-from afflux.sim.config import SimConfig
 from afflux.sim.errors import ConfigError, require
 from afflux.sim.kept import Keep
 from afflux.sim.result import Row, RunResult, by_rule, summarise
+from afflux.sim.workload.config import SimConfig
 from afflux.units import in_bytes
 
 TELL_ABOVE = 1e9  #: bytes of kept updates

@@ -16,13 +16,13 @@ from afflux.rule import Rule
 from afflux.server import Server
 from afflux.sim import audit, ctrl_c
 from afflux.sim.clients import one_thread
-from afflux.sim.config import RuleSpec, SimConfig
 from afflux.sim.errors import ConfigError
 from afflux.sim.follow import Follower, History, Progress, follow
 from afflux.sim.kept import Keep, KeptUpdates
 from afflux.sim.live import Live
 from afflux.sim.result import RunResult, sha256
 from afflux.sim.run import kept
+from afflux.sim.workload.config import RuleSpec, SimConfig
 from afflux.sim.world import World
 from afflux.store import info
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from afflux.sim.audit import Writer, file_name
 from afflux.sim.clients import one_thread
-from afflux.sim.config import RuleSpec, SimConfig
 from afflux.sim.follow import Finished, Follower, Progress, Pull, follow
 from afflux.sim.kept import Keep, KeptUpdates
 from afflux.sim.live import Live
 from afflux.sim.result import RunResult
+from afflux.sim.workload.config import RuleSpec, SimConfig
 from afflux.sim.world import World
 
 

@@ -10,15 +10,15 @@ import numpy as np
 from afflux.layout import Layout
 from afflux.rule import Rule
 from afflux.server import Server
-from afflux.sim import models
 from afflux.sim.clients import Trainer
-from afflux.sim.config import RuleSpec, SimConfig
 from afflux.sim.errors import ConfigError
 from afflux.sim.events import Arrival, Dispatch
-from afflux.sim.partitions import PARTITIONS
 from afflux.sim.protocol import events_of
-from afflux.sim.streams import Purpose, stream
-from afflux.sim.tasks import load
+from afflux.sim.workload import models
+from afflux.sim.workload.config import RuleSpec, SimConfig
+from afflux.sim.workload.data_sets import load
+from afflux.sim.workload.partitions import PARTITIONS
+from afflux.sim.workload.random_streams import Purpose, stream
 
 
 @dataclass(frozen=True, eq=False, slots=True)

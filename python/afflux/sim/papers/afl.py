@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 from afflux import __version__
 from afflux.sim.compare import Job
-from afflux.sim.config import SimConfig, parse
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers.common import Measure, Page, accuracy, rows
 from afflux.sim.papers.finished import Outcome
 from afflux.sim.result import Spread, spread
+from afflux.sim.workload.config import SimConfig, parse
 
 #: Appendix E.1: rounds and batch size; eta = 1 and eta_L = .1. The rule's server_lr is eta * eta_L, the step of the
 #: paper's proofs: its Algorithm 2 prints eta alone, with which the table is not met.

@@ -13,10 +13,10 @@ from typing import Any
 
 from afflux.sim import report
 from afflux.sim.compare import Job, available_cpus, compare
-from afflux.sim.config import SimConfig
 from afflux.sim.errors import ConfigError, require
 from afflux.sim.papers.finished import FILE, Finished, Outcome, load
 from afflux.sim.result import Spread, spread
+from afflux.sim.workload.config import SimConfig
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from afflux import __version__
 from afflux.sim.compare import Job
-from afflux.sim.config import SimConfig, parse
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers.common import Measure, Page, rows, setting
 from afflux.sim.papers.finished import Outcome
 from afflux.sim.result import Spread, spread
+from afflux.sim.workload.config import SimConfig, parse
 
 SERVER_LR, BUFFER_SIZE = 0.6, 10
 

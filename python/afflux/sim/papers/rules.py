@@ -15,11 +15,11 @@ from typing import NamedTuple
 from afflux import __version__
 from afflux.rules import RULES
 from afflux.sim.compare import Job
-from afflux.sim.config import SimConfig, parse
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers.common import Measure, Page, accuracy, rows, setting
 from afflux.sim.papers.finished import Outcome
 from afflux.sim.result import Spread, spread
+from afflux.sim.workload.config import SimConfig, parse
 
 DELAYS = ("fadas-mild", "fadas-large")
 

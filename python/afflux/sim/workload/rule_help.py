@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 from afflux.rules import RULES
-from afflux.sim.config import LAWS, choices, parameters, written
-from afflux.sim.rulefile import maker
+from afflux.sim.workload.config import LAWS, choices, parameters, written
+from afflux.sim.workload.rule_files import maker
 from afflux.weigh import StalenessLaw
 
 

@@ -10,14 +10,14 @@ from typing import Any, Literal, get_args, get_origin
 
 from afflux import codecs
 from afflux.rule import Rule
-from afflux.sim.delays import DELAYS
 from afflux.sim.errors import ConfigError, known
 from afflux.sim.events import PROTOCOLS, SAMPLING
 from afflux.sim.local import CLIENT_OPTIMIZERS
-from afflux.sim.models import MODELS
-from afflux.sim.partitions import BY_CLASSES, PARTITIONS
-from afflux.sim.rulefile import maker, split_name
-from afflux.sim.tasks import DATASETS
+from afflux.sim.workload.data_sets import DATASETS
+from afflux.sim.workload.delays import DELAYS
+from afflux.sim.workload.models import MODELS
+from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS
+from afflux.sim.workload.rule_files import maker, split_name
 from afflux.weigh import Constant, Exponential, Hinge, Inverse, Polynomial, StalenessLaw
 
 LAWS: dict[str, Callable[..., StalenessLaw]] = {
