@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from afflux.layout import Layout
-from afflux.sim.clients import Trainer, batches, one_thread
+from afflux.sim.clients.training import Trainer, batches, one_thread
 from afflux.sim.workload import data_sets, models
 from afflux.sim.workload.config import SimConfig
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from afflux.sim.events import Arrival, Dispatch, schedule
+from afflux.sim.clients.schedule import Arrival, Dispatch, schedule
 from afflux.sim.workload.delays import DELAYS
 
 

@@ -8,12 +8,12 @@ import pytest
 import rows
 from afflux import codecs
 from afflux.layout import Layout
-from afflux.sim.broadcast import Broadcast
-from afflux.sim.clients import Trainer, batches, one_thread
+from afflux.sim.clients.model_broadcast import Broadcast
+from afflux.sim.clients.optimizers import Controls
+from afflux.sim.clients.protocol import events_of
+from afflux.sim.clients.schedule import Dispatch
+from afflux.sim.clients.training import Trainer, batches, one_thread
 from afflux.sim.errors import ConfigError
-from afflux.sim.events import Dispatch
-from afflux.sim.local import Controls
-from afflux.sim.protocol import events_of
 from afflux.sim.run import run
 from afflux.sim.workload import data_sets, models
 from afflux.sim.workload.config import SimConfig, parse

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from afflux.sim.clients.schedule import SAMPLING, Arrival, Dispatch, rounds, schedule
 from afflux.sim.errors import ConfigError
-from afflux.sim.events import SAMPLING, Arrival, Dispatch, rounds, schedule
 from afflux.sim.run import run
 from afflux.sim.workload.config import SimConfig, parse
 from afflux.sim.workload.delays import DELAYS
@@ -125,7 +125,7 @@ def test_staleness_is_the_age_of_the_model(rule):
 
 
 def events_of_run(cohort, seed, config):
-    from afflux.sim import protocol
+    from afflux.sim.clients import protocol
 
     return protocol.events_of(parse("fedbuff"), cohort, seed, config, range(config.num_clients))
 

@@ -8,7 +8,7 @@ import pytest
 
 from afflux.server import Server
 from afflux.sim import run as run_module
-from afflux.sim.clients import Trainer
+from afflux.sim.clients.training import Trainer
 from afflux.sim.compare import compare, jobs_of
 from afflux.sim.errors import ConfigError, DivergedError, MissingExtraError
 from afflux.sim.result import Row, RunResult, by_rule, spread, summarise

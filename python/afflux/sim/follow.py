@@ -12,10 +12,10 @@ from afflux.receipts import Pulled, Receipt
 from afflux.rule import Rule
 from afflux.server import Server
 from afflux.sim import audit
-from afflux.sim.clients import as_kind
+from afflux.sim.clients.training import as_kind
+from afflux.sim.clients.validation_gradient import Validation, wants
 from afflux.sim.errors import ConfigError, DivergedError
 from afflux.sim.result import Row, RunResult, sha256
-from afflux.sim.validation import Validation, wants
 from afflux.sim.workload.config import RuleSpec
 from afflux.sim.workload.random_streams import Purpose, stream
 from afflux.sim.world import World

@@ -8,9 +8,9 @@ import numpy as np
 
 from afflux.receipts import Pulled
 from afflux.sim import ctrl_c
-from afflux.sim.broadcast import Broadcast, Sent
+from afflux.sim.clients.model_broadcast import Broadcast, Sent
+from afflux.sim.clients.schedule import Arrival, Dispatch
 from afflux.sim.errors import ConfigError
-from afflux.sim.events import Arrival, Dispatch
 from afflux.sim.follow import Finished, Follower, Pull
 from afflux.sim.workload.random_streams import Purpose, stream
 from afflux.sim.world import World

@@ -11,7 +11,7 @@ import numpy as np
 
 from afflux.sim import ctrl_c
 from afflux.sim.audit import ArrivalLine, Log
-from afflux.sim.clients import one_thread
+from afflux.sim.clients.training import one_thread
 from afflux.sim.errors import ConfigError
 from afflux.sim.follow import Finished, Follower, Progress, Pull, follow
 from afflux.sim.result import RunResult, sha256

@@ -15,7 +15,7 @@ from afflux.errors import StoreError
 from afflux.rule import Rule
 from afflux.server import Server
 from afflux.sim import audit, ctrl_c
-from afflux.sim.clients import one_thread
+from afflux.sim.clients.training import one_thread
 from afflux.sim.errors import ConfigError
 from afflux.sim.follow import Follower, History, Progress, follow
 from afflux.sim.kept import Keep, KeptUpdates

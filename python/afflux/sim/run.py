@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from afflux.sim.audit import Writer, file_name
-from afflux.sim.clients import one_thread
+from afflux.sim.clients.training import one_thread
 from afflux.sim.follow import Finished, Follower, Progress, Pull, follow
 from afflux.sim.kept import Keep, KeptUpdates
 from afflux.sim.live import Live

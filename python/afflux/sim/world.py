@@ -10,10 +10,10 @@ import numpy as np
 from afflux.layout import Layout
 from afflux.rule import Rule
 from afflux.server import Server
-from afflux.sim.clients import Trainer
+from afflux.sim.clients.protocol import events_of
+from afflux.sim.clients.schedule import Arrival, Dispatch
+from afflux.sim.clients.training import Trainer
 from afflux.sim.errors import ConfigError
-from afflux.sim.events import Arrival, Dispatch
-from afflux.sim.protocol import events_of
 from afflux.sim.workload import models
 from afflux.sim.workload.config import RuleSpec, SimConfig
 from afflux.sim.workload.data_sets import load

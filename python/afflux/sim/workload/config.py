@@ -10,9 +10,9 @@ from typing import Any, Literal, get_args, get_origin
 
 from afflux import codecs
 from afflux.rule import Rule
+from afflux.sim.clients.optimizers import CLIENT_OPTIMIZERS
+from afflux.sim.clients.schedule import PROTOCOLS, SAMPLING
 from afflux.sim.errors import ConfigError, known
-from afflux.sim.events import PROTOCOLS, SAMPLING
-from afflux.sim.local import CLIENT_OPTIMIZERS
 from afflux.sim.workload.data_sets import DATASETS
 from afflux.sim.workload.delays import DELAYS
 from afflux.sim.workload.models import MODELS

@@ -4,7 +4,7 @@ import numpy as np
 
 from afflux.rule import Rule
 from afflux.server import Server
-from afflux.sim.clients import Trainer
+from afflux.sim.clients.training import Trainer
 
 MEMORY = "validation"
 

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from afflux.layout import Layout
-from afflux.sim import local
+from afflux.sim.clients import optimizers
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.data_sets import Task
 
@@ -154,13 +154,13 @@ class Trainer:
             return int(rng.integers(1, 2 * config.local_steps, endpoint=True))
         return config.local_steps
 
-    def _parts(self, pulled: np.ndarray, shift: np.ndarray | None) -> list[local.Part]:
+    def _parts(self, pulled: np.ndarray, shift: np.ndarray | None) -> list[optimizers.Part]:
         config = self._config
-        parts = [local.decay(config.weight_decay)] if config.weight_decay else []
-        if config.client_optimizer in local.PROXIMAL:
-            parts.append(local.proximal(config.mu, torch.tensor(pulled)))
+        parts = [optimizers.decay(config.weight_decay)] if config.weight_decay else []
+        if config.client_optimizer in optimizers.PROXIMAL:
+            parts.append(optimizers.proximal(config.mu, torch.tensor(pulled)))
         if shift is not None:
-            parts.append(local.shifted(torch.from_numpy(shift)))
+            parts.append(optimizers.shifted(torch.from_numpy(shift)))
         return parts
 
     def _slope(self, x: torch.Tensor, y: torch.Tensor) -> float:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from afflux.rules import SYNCHRONOUS
+from afflux.sim.clients.schedule import SAMPLING, Arrival, Dispatch, rounds, schedule
 from afflux.sim.errors import ConfigError
-from afflux.sim.events import SAMPLING, Arrival, Dispatch, rounds, schedule
 from afflux.sim.workload.config import RuleSpec, SimConfig
 from afflux.sim.workload.delays import DELAYS
 from afflux.sim.workload.random_streams import Purpose, stream

@@ -9,8 +9,8 @@ import numpy as np
 from afflux.codecs import Codec
 from afflux.receipts import Pulled
 from afflux.server import Server
-from afflux.sim.clients import Trained, as_kind
-from afflux.sim.local import Controls
+from afflux.sim.clients.optimizers import Controls
+from afflux.sim.clients.training import Trained, as_kind
 from afflux.sim.workload.config import SimConfig
 
 
