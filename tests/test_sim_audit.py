@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from afflux.rules import RULES
-from afflux.sim import audit, follow
+from afflux.sim import follow
 from afflux.sim.compare import Job, compare, jobs_of
 from afflux.sim.errors import ConfigError, DivergedError
-from afflux.sim.kept import Keep, KeptUpdates, read_updates
 from afflux.sim.replay import complete, config_of, replay
+from afflux.sim.results import audit_log
+from afflux.sim.results.updates_file import Keep, KeptUpdates, read_updates
 from afflux.sim.run import run, run_paired
 from afflux.sim.workload.config import RuleSpec, SimConfig, parse
 
@@ -34,7 +35,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def log(made):
-    return audit.read(made[0] / "fedbuff_buffer_size=3-seed3.jsonl")
+    return audit_log.read(made[0] / "fedbuff_buffer_size=3-seed3.jsonl")
 
 
 def small(name):
@@ -79,11 +80,11 @@ def test_every_line_is_json_without_nan(tmp_path):
     stream = [follow.Pull(0, 0, 0), follow.Finished(0, 0, 0, 7, 1.0, np.ones(650, np.float32), 5, float("inf"), 2)]
     world = follow.World.of(SMALL, 0)
     follower = follow.Follower(parse("fedasync"), world, 1)
-    with audit.Writer(tmp_path / "log.jsonl", follower.header(None)) as follower.log:
-        follower.log.write(audit.ArrivalLine(0, 7, 0, 0, 0, 5, float("nan"), 2, "joined", 1.0, None))
+    with audit_log.Writer(tmp_path / "log.jsonl", follower.header(None)) as follower.log:
+        follower.log.write(audit_log.ArrivalLine(0, 7, 0, 0, 0, 5, float("nan"), 2, "joined", 1.0, None))
         with pytest.raises(DivergedError, match="client 7 diverged at arrival 1"):
             follow.follow(stream, [follower], print)
-    log = audit.read(tmp_path / "log.jsonl")
+    log = audit_log.read(tmp_path / "log.jsonl")
     assert (log.arrivals[0].loss, log.end) == (None, None)
 
 
@@ -93,13 +94,13 @@ def test_every_line_is_json_without_nan(tmp_path):
 def test_a_log_fed_to_its_own_rule_gives_its_bits(rule, tmp_path):
     made = run(small(rule), 1, SMALL, keep=Keep(tmp_path, updates=True))
     (path,) = tmp_path.glob("*.jsonl")
-    log = audit.read(path)
+    log = audit_log.read(path)
     (tmp_path / "again").mkdir()
     (again,) = replay(log, [log.spec()], config_of(log), folder=tmp_path / "again")
     assert again.params.tobytes() == made.params.tobytes()
     assert again.digest == log.end.params_sha256
     assert (again.rows, again.staleness.tolist()) == (made.rows, made.staleness.tolist())
-    twin = audit.read(tmp_path / "again" / path.name)
+    twin = audit_log.read(tmp_path / "again" / path.name)
     assert (twin.rounds, twin.end) == (log.rounds, log.end)
     assert [line._replace(update=None) for line in log.arrivals] == list(twin.arrivals)
 
@@ -147,11 +148,11 @@ def test_paired_rules_get_the_updates_of_the_first(tmp_path):
     assert paired[0].params.tobytes() == alone.params.tobytes()
     assert (paired[0].rows, paired[0].leader) == (alone.rows, "")
     assert len(list(tmp_path.glob("*.npy"))) == 1
-    log = audit.read(tmp_path / "fedasync-seed2.jsonl")
+    log = audit_log.read(tmp_path / "fedasync-seed2.jsonl")
     for result, fed in zip(paired, replay(log, specs, config_of(log)), strict=True):
         assert result.params.tobytes() == fed.params.tobytes()
         assert result.rows == fed.rows
-    follower = audit.read(tmp_path / "ca2fl-seed2.jsonl")
+    follower = audit_log.read(tmp_path / "ca2fl-seed2.jsonl")
     assert (follower.header.leader, follower.header.updates) == ("fedasync", log.header.updates)
     (again,) = replay(follower, [follower.spec()], config_of(follower))
     assert again.digest == follower.end.params_sha256, "a follower's log can be fed as well"
@@ -162,7 +163,7 @@ def test_old_models_and_scaffold_are_followed_as_well(tmp_path):
     specs = [small("fedbuff"), small("fedasync")]
     paired = run_paired(specs, 0, config, keep=Keep(tmp_path, updates=True))
     assert paired[0].digest == run(specs[0], 0, config).digest
-    log = audit.read(tmp_path / "fedbuff-seed0.jsonl")
+    log = audit_log.read(tmp_path / "fedbuff-seed0.jsonl")
     assert {line.number // 4 - line.dispatched_after // 4 for line in log.arrivals} == {0, 1, 2}
     assert {line.dispatched_after % 4 for line in log.arrivals} == {0}, "a round has four arrivals"
     assert len({line.steps for line in log.arrivals}) > 1
@@ -236,7 +237,7 @@ def test_a_killed_run_leaves_what_had_arrived(tmp_path):
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    log = audit.read(path)
+    log = audit_log.read(path)
     assert log.end is None
     assert len(complete(log)) == len(log.arrivals) > 20
     config = config_of(log)
@@ -251,7 +252,7 @@ def test_a_log_that_was_cut_off_is_read_up_to_there(log, tmp_path):
     cut = tmp_path / log.path.name
     cut.write_text("".join(lines[:12]) + lines[12][:30])
     (tmp_path / log.header.updates).write_bytes((log.path.parent / log.header.updates).read_bytes())
-    short = audit.read(cut)
+    short = audit_log.read(cut)
     assert short.end is None
     assert short.arrivals == log.arrivals[: len(short.arrivals)]
     assert len(short.arrivals) in (8, 9)
@@ -262,12 +263,12 @@ def test_a_log_that_was_cut_off_is_read_up_to_there(log, tmp_path):
     cut.write_text("".join(lines))
     whole = (log.path.parent / log.header.updates).read_bytes()
     (tmp_path / log.header.updates).write_bytes(whole[: len(whole) - 7 * 4 * 650 - 1])
-    assert config_of(audit.read(cut)).arrivals == 32
+    assert config_of(audit_log.read(cut)).arrivals == 32
 
 
 def test_a_log_without_updates_says_how_to_keep_them(tmp_path):
     run(parse("fedasync"), 0, SMALL, keep=Keep(tmp_path))
-    log = audit.read(tmp_path / "fedasync-seed0.jsonl")
+    log = audit_log.read(tmp_path / "fedasync-seed0.jsonl")
     assert all(line.update is None for line in log.arrivals)
     with pytest.raises(ConfigError, match="has no updates: make the run with --keep-updates"):
         config_of(log)
@@ -305,17 +306,17 @@ def test_a_bad_line_is_named(log, tmp_path, number, change, message):
     path = tmp_path / "bad.jsonl"
     path.write_text("\n".join(lines) + "\n")
     with pytest.raises(ConfigError, match=message) as caught:
-        audit.read(path)
+        audit_log.read(path)
     assert str(path) in str(caught.value)
 
 
 def test_what_is_no_log_is_refused(log, tmp_path):
     with pytest.raises(ConfigError, match="cannot read"):
-        audit.read(tmp_path / "absent.jsonl")
+        audit_log.read(tmp_path / "absent.jsonl")
     for text in ("", "no newline", log.path.read_text().partition("\n")[2]):
         (tmp_path / "bad.jsonl").write_text(text)
         with pytest.raises(ConfigError, match="line 1"):
-            audit.read(tmp_path / "bad.jsonl")
+            audit_log.read(tmp_path / "bad.jsonl")
 
 
 def test_a_log_from_another_world_is_refused(log):
@@ -329,9 +330,9 @@ def test_a_log_from_another_world_is_refused(log):
 
 
 def test_file_names_are_plain_and_tell_rules_apart():
-    assert audit.file_name("fedbuff:staleness=hinge(10,4)", 0) == "fedbuff_staleness=hinge_10_4-seed0"
-    assert audit.file_name("../my rules.py:f", 12) == "my_rules.py_f-seed12"
-    long = [audit.file_name("x" * 299 + end, 0) for end in "xy"]
+    assert audit_log.file_name("fedbuff:staleness=hinge(10,4)", 0) == "fedbuff_staleness=hinge_10_4-seed0"
+    assert audit_log.file_name("../my rules.py:f", 12) == "my_rules.py_f-seed12"
+    long = [audit_log.file_name("x" * 299 + end, 0) for end in "xy"]
     assert long[0] != long[1]
     assert max(map(len, long)) < 100
 
@@ -348,6 +349,6 @@ def test_file_names_are_plain_and_tell_rules_apart():
 def test_a_rule_is_rebuilt_from_its_header(text, tmp_path):
     result = run(parse(text), 0, SMALL, keep=Keep(tmp_path))
     (path,) = tmp_path.iterdir()
-    spec = audit.read(path).spec()
+    spec = audit_log.read(path).spec()
     assert spec == RuleSpec(result.spec.name, result.spec.options, text)
     assert spec.build() == result.spec.build()

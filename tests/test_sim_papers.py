@@ -15,7 +15,7 @@ from afflux.sim.errors import ConfigError
 from afflux.sim.papers import afl, rules
 from afflux.sim.papers.common import setting
 from afflux.sim.papers.finished import Outcome
-from afflux.sim.result import Row, RunResult
+from afflux.sim.results.run_result import Row, RunResult
 from afflux.sim.run import run
 from afflux.sim.workload.config import SimConfig, parse
 from afflux.sim.workload.partitions import classes

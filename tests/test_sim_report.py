@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from afflux.sim import report, terminal
 from afflux.sim.compare import compare, jobs_of
 from afflux.sim.errors import ConfigError
+from afflux.sim.results import run_folder, terminal_output
 from afflux.sim.workload.config import SimConfig, parse
 from afflux.units import in_bytes
 
@@ -26,8 +26,8 @@ def results():
 
 @pytest.fixture(scope="module")
 def folder(results, tmp_path_factory):
-    path = report.new_folder(tmp_path_factory.mktemp("out") / "deep" / "run")
-    report.write(path, results, CONFIG)
+    path = run_folder.new_folder(tmp_path_factory.mktemp("out") / "deep" / "run")
+    run_folder.write(path, results, CONFIG)
     return path
 
 
@@ -97,7 +97,7 @@ def test_the_summaries_agree_and_unreached_targets_are_no_numbers(folder, result
 
 def test_the_table_names_what_it_shows(results):
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(terminal.table(results, CONFIG))
+    console.print(terminal_output.table(results, CONFIG))
     text = console.export_text()
     for word in (
         "fedasync",
@@ -113,12 +113,12 @@ def test_the_table_names_what_it_shows(results):
 
 def test_a_folder_with_something_in_it_is_not_written_to(folder, tmp_path):
     with pytest.raises(ConfigError, match="not an empty folder"):
-        report.new_folder(folder)
+        run_folder.new_folder(folder)
     with pytest.raises(ConfigError, match="not an empty folder"):
-        report.new_folder(folder / "config.json")
+        run_folder.new_folder(folder / "config.json")
     with pytest.raises(ConfigError, match="cannot make"):
-        report.new_folder(folder / "config.json" / "below")
-    assert report.new_folder(tmp_path) == tmp_path
+        run_folder.new_folder(folder / "config.json" / "below")
+    assert run_folder.new_folder(tmp_path) == tmp_path
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 from afflux import Server, StoreError
 from afflux.cli import app
 from afflux.rules import ca2fl
-from afflux.sim import ctrl_c, report, terminal
+from afflux.sim import ctrl_c
 from afflux.sim.compare import Job
 from afflux.sim.errors import ConfigError
+from afflux.sim.results import run_folder, terminal_output
 from afflux.sim.resume import Paused, resume, start
 from afflux.sim.run import run
 from afflux.sim.workload.config import SimConfig, parse
@@ -65,7 +66,7 @@ def files(folder):
 
 
 def begin(name, folder, progress=None, seconds=0.0, updates=True):
-    keep = report.audit_folder(report.new_folder(folder / "run"), CASES[name], 1, updates)
+    keep = run_folder.audit_folder(run_folder.new_folder(folder / "run"), CASES[name], 1, updates)
     return start(folder / "store", spec_of(name), 4, CASES[name], keep, progress, seconds)
 
 
@@ -76,8 +77,8 @@ def expected(tmp_path_factory):
 
     def result(name):
         if name not in made:
-            folder = report.new_folder(tmp_path_factory.mktemp("whole") / "run")
-            keep = report.audit_folder(folder, CASES[name], 1, True)
+            folder = run_folder.new_folder(tmp_path_factory.mktemp("whole") / "run")
+            keep = run_folder.audit_folder(folder, CASES[name], 1, True)
             made[name] = reproducible(run(spec_of(name), 4, CASES[name], keep=keep)), files(folder)
         return made[name]
 
@@ -195,9 +196,9 @@ def without(monkeypatch, *names):
 
 def another(folder, **changes):
     """A run folder of another run, whose files have the same names."""
-    keep = report.audit_folder(report.new_folder(folder), CASES["fedbuff"], 1, True)
+    keep = run_folder.audit_folder(run_folder.new_folder(folder), CASES["fedbuff"], 1, True)
     config = replace(CASES["fedbuff"], **changes)
-    report.write(folder, [run(spec_of("fedbuff"), 4, config, keep=keep)], config)
+    run_folder.write(folder, [run(spec_of("fedbuff"), 4, config, keep=keep)], config)
     return contents(folder)
 
 
@@ -387,7 +388,7 @@ def test_the_progress_bar_goes_on_where_it_was(tmp_path):
         begin("fedbuff", tmp_path, stop_at(10))
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     job = Job(spec_of("fedbuff"), 4)
-    with terminal.progress([job], SMALL, console, Paused.of(tmp_path / "store").arrivals) as watch:
+    with terminal_output.progress([job], SMALL, console, Paused.of(tmp_path / "store").arrivals) as watch:
         watch(0, 12)
     assert "12/36" in console.file.getvalue()
 

@@ -29,7 +29,7 @@ from afflux.sim.workload.config import RuleSpec, SimConfig
 if TYPE_CHECKING:
     from afflux.sim.compare import Job
     from afflux.sim.follow import Progress
-    from afflux.sim.result import RunResult
+    from afflux.sim.results.run_result import RunResult
 
 COMPARE_HELP = f"""Compare aggregation rules in one simulation.
 
@@ -166,18 +166,18 @@ def _simulate(
     require("torch", "sklearn", "matplotlib", "rich")
     from rich.console import Console
 
-    from afflux.sim import report, terminal
     from afflux.sim.compare import available_cpus, compare, jobs_of
+    from afflux.sim.results import run_folder, terminal_output
 
     jobs = jobs_of(specs, seeds, paired=paired)
     finished: dict[int, list[RunResult]] = {}
     with _run_folder(out, jobs, config, finished) as folder:
-        keep = report.audit_folder(folder, config, len(jobs), keep_updates, partial(typer.echo, err=True))
-        with terminal.progress(jobs, config, Console(stderr=True)) as watch:
+        keep = run_folder.audit_folder(folder, config, len(jobs), keep_updates, partial(typer.echo, err=True))
+        with terminal_output.progress(jobs, config, Console(stderr=True)) as watch:
             results = compare(
                 jobs, config, processes=processes or available_cpus(), watch=watch, keep=keep, finished=finished
             )
-        report.write(folder, results, config)
+        run_folder.write(folder, results, config)
     _show(folder, results, config)
 
 
@@ -185,13 +185,14 @@ def _start(
     store: Path, spec: RuleSpec, seed: int, config: SimConfig, seconds: float, out: Path | None, keep_updates: bool
 ) -> None:
     require("torch", "sklearn", "matplotlib", "rich")
-    from afflux.sim import report, resume
+    from afflux.sim import resume
     from afflux.sim.compare import Job
+    from afflux.sim.results import run_folder
 
     resume.refuse_taken(store)
     job = Job(spec, seed)
     with _run_folder(out, [job], config, {}) as folder:
-        keep = report.audit_folder(folder, config, 1, keep_updates, partial(typer.echo, err=True))
+        keep = run_folder.audit_folder(folder, config, 1, keep_updates, partial(typer.echo, err=True))
         _stored(store, folder, job, config, lambda told: resume.start(store, spec, seed, config, keep, told, seconds))
 
 
@@ -217,15 +218,19 @@ def _stored(
 ) -> None:
     from rich.console import Console
 
-    from afflux.sim import report, terminal
+    from afflux.sim.results import run_folder, terminal_output
 
     try:
-        with ctrl_c.held(), ctrl_c.sigterm_too(), terminal.progress([job], config, Console(stderr=True), done) as watch:
+        with (
+            ctrl_c.held(),
+            ctrl_c.sigterm_too(),
+            terminal_output.progress([job], config, Console(stderr=True), done) as watch,
+        ):
             results = [work(partial(watch, 0))]
     except KeyboardInterrupt:
         typer.echo(f"go on with: afflux run --resume {store}", err=True)
         raise
-    report.write(folder, results, config)
+    run_folder.write(folder, results, config)
     _show(folder, results, config)
 
 
@@ -235,21 +240,21 @@ def _replay(
     require("torch", "matplotlib", "rich")
     from rich.console import Console
 
-    from afflux.sim import audit, report, terminal
     from afflux.sim.compare import Job
     from afflux.sim.replay import config_of, replay
+    from afflux.sim.results import audit_log, run_folder, terminal_output
 
-    log = audit.read(path)
+    log = audit_log.read(path)
     specs = specs_of(rules, **common) if rules else [log.spec()]
     config = config_of(log, data_dir)
     if (missing := log.planned - config.arrivals) > 0:
         typer.echo(f"{path} was cut off: it lacks {missing} of {log.planned} arrivals", err=True)
     jobs = [Job(specs[0], log.header.seed, tuple(specs[1:]))]
     with _run_folder(out, jobs, config, {}) as folder:
-        keep = report.audit_folder(folder, config, 1)
-        with terminal.progress(jobs, config, Console(stderr=True)) as watch:
+        keep = run_folder.audit_folder(folder, config, 1)
+        with terminal_output.progress(jobs, config, Console(stderr=True)) as watch:
             results = replay(log, specs, config, partial(watch, 0), keep.folder)
-        report.write(folder, results, config)
+        run_folder.write(folder, results, config)
     _show(folder, results, config)
     for result in results:
         same = ", as in the log" if log.end is not None and result.digest == log.end.params_sha256 else ""
@@ -264,16 +269,16 @@ def _run_folder(
     out: Path | None, jobs: "list[Job]", config: SimConfig, finished: "dict[int, list[RunResult]]"
 ) -> Iterator[Path]:
     """Make the run folder; if the work in it ends early, keep what is complete, or else remove it."""
-    from afflux.sim import report
+    from afflux.sim.results import run_folder
 
-    folder = report.new_folder(out)
+    folder = run_folder.new_folder(out)
     try:
         yield folder
     except BaseException:
         results = [result for index in sorted(finished) for result in finished[index]]
         if results:
-            report.write(folder, results, config)
-        if report.tidied(folder):
+            run_folder.write(folder, results, config)
+        if run_folder.tidied(folder):
             typer.echo(f"{len(finished)} of {len(jobs)} runs were finished; kept {folder}/", err=True)
         raise
 
@@ -281,11 +286,11 @@ def _run_folder(
 def _show(folder: Path, results: "list[RunResult]", config: SimConfig) -> None:
     from rich.console import Console
 
-    from afflux.sim import report, terminal
+    from afflux.sim.results import run_folder, terminal_output
 
     screen = Console()
     if not screen.is_terminal:
         screen = Console(width=200)
-    screen.print(report.headline(config, results), highlight=False)
-    screen.print(terminal.table(results, config))
+    screen.print(run_folder.headline(config, results), highlight=False)
+    screen.print(terminal_output.table(results, config))
     screen.print(f"wrote {folder}/", highlight=False, soft_wrap=True)

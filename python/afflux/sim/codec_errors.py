@@ -156,7 +156,7 @@ def _draw(table: Sequence[Line], names: Sequence[str], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from afflux.sim.picture import CODECS, plain
+    from afflux.sim.results.figures import CODECS, plain
 
     figure = Figure(figsize=(1 + 2.6 * len(names), 3.8), layout="constrained")
     FigureCanvasAgg(figure)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from afflux.sim import ctrl_c
 from afflux.sim.errors import require
-from afflux.sim.kept import Keep
-from afflux.sim.result import RunResult
+from afflux.sim.results.run_result import RunResult
+from afflux.sim.results.updates_file import Keep
 from afflux.sim.workload.config import RuleSpec, SimConfig
 
 POLL_SECONDS = 0.1

@@ -11,11 +11,11 @@ from afflux import __version__
 from afflux.receipts import Pulled, Receipt
 from afflux.rule import Rule
 from afflux.server import Server
-from afflux.sim import audit
 from afflux.sim.clients.training import as_kind
 from afflux.sim.clients.validation_gradient import Validation, wants
 from afflux.sim.errors import ConfigError, DivergedError
-from afflux.sim.result import Row, RunResult, sha256
+from afflux.sim.results import audit_log
+from afflux.sim.results.run_result import Row, RunResult, sha256
 from afflux.sim.workload.config import RuleSpec
 from afflux.sim.workload.random_streams import Purpose, stream
 from afflux.sim.world import World
@@ -104,7 +104,7 @@ class Follower:
             self._validation = Validation(
                 self.server, world.trainer, world.num_train, config.validation, config.refresh_every, rng
             )
-        self.log: audit.Writer | None = None
+        self.log: audit_log.Writer | None = None
         self.history = history or History([Row(0, 0, 0.0, *world.trainer.evaluate(self.server.params))])
         self._models: dict[int, Pulled] = {}
         self._pulled: dict[int, Pulled] = {}
@@ -160,15 +160,15 @@ class Follower:
             leader=self.leader,
         )
         if self.log is not None:
-            self.log.write(audit.EndLine(len(history.staleness), self.server.version, result.digest))
+            self.log.write(audit_log.EndLine(len(history.staleness), self.server.version, result.digest))
         return result
 
-    def header(self, updates: str | None) -> audit.Header:
+    def header(self, updates: str | None) -> audit_log.Header:
         """The first line of this rule's log; `updates` names the file of the kept updates."""
         world, rule = self._world, self.server.rule
-        return audit.Header(
-            format=audit.FORMAT,
-            format_version=audit.FORMAT_VERSION,
+        return audit_log.Header(
+            format=audit_log.FORMAT,
+            format_version=audit_log.FORMAT_VERSION,
             afflux=__version__,
             label=self.spec.label,
             rule=self.spec.name,
@@ -185,9 +185,9 @@ class Follower:
             config=asdict(world.config),
         )
 
-    def _write(self, log: audit.Writer, done: Finished, version: int, receipt: Receipt) -> None:
+    def _write(self, log: audit_log.Writer, done: Finished, version: int, receipt: Receipt) -> None:
         log.write(
-            audit.ArrivalLine(
+            audit_log.ArrivalLine(
                 number=done.number,
                 client=done.client,
                 dispatched_after=done.dispatched_after,

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from afflux.sim import ctrl_c
-from afflux.sim.audit import ArrivalLine, Log
 from afflux.sim.clients.training import one_thread
 from afflux.sim.errors import ConfigError
 from afflux.sim.follow import Finished, Follower, Progress, Pull, follow
-from afflux.sim.result import RunResult, sha256
+from afflux.sim.results.audit_log import ArrivalLine, Log
+from afflux.sim.results.run_result import RunResult, sha256
 from afflux.sim.run import write_logs
 from afflux.sim.workload.config import RuleSpec, SimConfig
 from afflux.sim.world import World

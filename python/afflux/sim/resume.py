@@ -14,13 +14,14 @@ import numpy as np
 from afflux.errors import StoreError
 from afflux.rule import Rule
 from afflux.server import Server
-from afflux.sim import audit, ctrl_c
+from afflux.sim import ctrl_c
 from afflux.sim.clients.training import one_thread
 from afflux.sim.errors import ConfigError
 from afflux.sim.follow import Follower, History, Progress, follow
-from afflux.sim.kept import Keep, KeptUpdates
 from afflux.sim.live import Live
-from afflux.sim.result import RunResult, sha256
+from afflux.sim.results import audit_log
+from afflux.sim.results.run_result import RunResult, sha256
+from afflux.sim.results.updates_file import Keep, KeptUpdates
 from afflux.sim.run import kept
 from afflux.sim.workload.config import RuleSpec, SimConfig
 from afflux.sim.world import World
@@ -36,7 +37,7 @@ class Paused:
 
     path: Path  #: the store
     keep: Keep  #: its files
-    header: audit.Header  #: of its log
+    header: audit_log.Header  #: of its log
     log_bytes: int  #: of the log's file, when the checkpoint was made
     log_sha256: str | None  #: of these bytes; None: made by an afflux that did not keep it
     server: Mapping[str, int]  #: what the server counted then
@@ -57,8 +58,8 @@ class Paused:
             raise ConfigError(f"{path} holds no run that could go on")
         if notes["afflux_run"] != FORMAT:
             raise ConfigError(f"{path} holds a run of format {notes['afflux_run']}, this afflux reads {FORMAT}")
-        header = audit.Header(**notes["header"])
-        own = Path(notes["audit"]) if folder is None else folder / audit.FOLDER
+        header = audit_log.Header(**notes["header"])
+        own = Path(notes["audit"]) if folder is None else folder / audit_log.FOLDER
         paused = cls(
             path,
             Keep(own, header.updates is not None),
@@ -94,7 +95,7 @@ class Paused:
         return self._file(".updates.npy")
 
     def _file(self, suffix: str) -> Path:
-        return self.keep.folder / f"{audit.file_name(self.spec.label, self.header.seed)}{suffix}"
+        return self.keep.folder / f"{audit_log.file_name(self.spec.label, self.header.seed)}{suffix}"
 
     @property
     def finished(self) -> bool:
@@ -104,12 +105,12 @@ class Paused:
     @property
     def spec(self) -> RuleSpec:
         """The rule; raises ConfigError if this afflux does not know it."""
-        return audit.spec_of(self.header)
+        return audit_log.spec_of(self.header)
 
     @property
     def config(self) -> SimConfig:
         """The settings; raises ConfigError if this afflux does not know them."""
-        return audit.config_of(self.header, self.path)
+        return audit_log.config_of(self.header, self.path)
 
     def refuse_other_files(self) -> None:
         """Refuse a run folder that holds what is not of this run, which would be overwritten."""
@@ -127,7 +128,7 @@ class Paused:
             content = self.log.read_bytes()
         except OSError as error:
             raise ConfigError(f"cannot read {self.log}: {error.strerror}") from error
-        header = audit.as_text(self.header).encode()
+        header = audit_log.as_text(self.header).encode()
         if not self.arrivals:  # it is begun again, and may have been cut off amid its header
             same = header.startswith(content[: len(header)])
         elif len(content) < self.log_bytes:
@@ -170,7 +171,9 @@ class Paused:
 class Checkpoints:
     """Saves a run between two events: now and then, and when Ctrl-C was pressed."""
 
-    def __init__(self, path: Path, live: Live, lead: Follower, log: audit.Writer, keep: Keep, seconds: float) -> None:
+    def __init__(
+        self, path: Path, live: Live, lead: Follower, log: audit_log.Writer, keep: Keep, seconds: float
+    ) -> None:
         self._path = path
         self._live = live
         self._lead = lead
@@ -299,7 +302,7 @@ def _run(
         if paused is not None:
             versions = {**lead.server.kept, lead.server.version: lead.server.pull()}
             live.load(paused.live, paused.read_arrays(), versions)
-        name = audit.file_name(spec.label, seed)
+        name = audit_log.file_name(spec.label, seed)
         log_path, updates_path = keep.folder / f"{name}.jsonl", keep.folder / f"{name}.updates.npy"
         header, size = lead.header(updates_path.name if keep.updates else None), 0
         if paused is not None and paused.arrivals:
@@ -308,7 +311,7 @@ def _run(
             keep.folder.mkdir(parents=True, exist_ok=True)
             for old in (log_path, updates_path):
                 old.unlink(missing_ok=True)
-        log = lead.log = files.enter_context(audit.Writer(log_path, header, size))
+        log = lead.log = files.enter_context(audit_log.Writer(log_path, header, size))
         checkpoints = Checkpoints(path, live, lead, log, keep, seconds)
         events = live.stream(checkpoints)
         if keep.updates:

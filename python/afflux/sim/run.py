@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from afflux.sim.audit import Writer, file_name
 from afflux.sim.clients.training import one_thread
 from afflux.sim.follow import Finished, Follower, Progress, Pull, follow
-from afflux.sim.kept import Keep, KeptUpdates
 from afflux.sim.live import Live
-from afflux.sim.result import RunResult
+from afflux.sim.results.audit_log import Writer, file_name
+from afflux.sim.results.run_result import RunResult
+from afflux.sim.results.updates_file import Keep, KeptUpdates
 from afflux.sim.workload.config import RuleSpec, SimConfig
 from afflux.sim.world import World
 

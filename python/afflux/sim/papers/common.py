@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from afflux.sim import report
 from afflux.sim.compare import Job, available_cpus, compare
 from afflux.sim.errors import ConfigError, require
 from afflux.sim.papers.finished import FILE, Finished, Outcome, load
-from afflux.sim.result import Spread, spread
+from afflux.sim.results import run_folder
+from afflux.sim.results.run_result import Spread, spread
 from afflux.sim.workload.config import SimConfig
 
 
@@ -48,14 +48,14 @@ def measure(
     require("torch", "matplotlib", "rich")
     from rich.console import Console
 
-    from afflux.sim import terminal
+    from afflux.sim.results import terminal_output
 
     ended = load(folder / FILE, jobs)
     wanted = [job for index, job in enumerate(jobs) if index not in ended][:at_most]
     if wanted:
         config = setting(wanted[0])
         finished = Finished(folder / FILE, wanted)
-        with terminal.progress(wanted, config, Console(stderr=True)) as watch:
+        with terminal_output.progress(wanted, config, Console(stderr=True)) as watch:
             compare(wanted, config, processes=processes or available_cpus(), watch=watch, finished=finished)
         ended = load(folder / FILE, jobs)
     if len(ended) < len(jobs):
@@ -77,7 +77,7 @@ def publish(
 
     A folder in which nothing was written is removed again; what an interrupt leaves in it is named on standard error.
     """
-    folder = out if out is not None and (out / FILE).is_file() else report.new_folder(out)
+    folder = out if out is not None and (out / FILE).is_file() else run_folder.new_folder(out)
     try:
         page = make(partial(measure, folder=folder, processes=processes, at_most=at_most))
         (folder / f"{page.name}.md").write_text(page.markdown, encoding="utf-8")

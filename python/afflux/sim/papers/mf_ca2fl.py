@@ -14,7 +14,7 @@ from afflux.sim.compare import Job
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers.common import Measure, Page, rows, setting
 from afflux.sim.papers.finished import Outcome
-from afflux.sim.result import Spread, spread
+from afflux.sim.results.run_result import Spread, spread
 from afflux.sim.workload.config import SimConfig, parse
 
 SERVER_LR, BUFFER_SIZE = 0.6, 10
@@ -158,7 +158,7 @@ def _draw(table: Sequence[Line], size: int, title: str, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from afflux.sim.picture import CODECS, plain
+    from afflux.sim.results.figures import CODECS, plain
 
     figure = Figure(figsize=(6.5, 4.2), layout="constrained")
     FigureCanvasAgg(figure)

@@ -18,7 +18,7 @@ from afflux.sim.compare import Job
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers.common import Measure, Page, accuracy, rows, setting
 from afflux.sim.papers.finished import Outcome
-from afflux.sim.result import Spread, spread
+from afflux.sim.results.run_result import Spread, spread
 from afflux.sim.workload.config import SimConfig, parse
 
 DELAYS = ("fadas-mild", "fadas-large")
@@ -152,7 +152,7 @@ def _draw(table: Sequence[Line], title: str, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from afflux.sim.picture import COLOURS
+    from afflux.sim.results.figures import COLOURS
 
     figure = Figure(figsize=(8, 1.6 + 0.32 * len(table)), layout="constrained")
     FigureCanvasAgg(figure)

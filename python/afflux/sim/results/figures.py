@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from afflux.sim.result import RunResult, by_rule
+from afflux.sim.results.run_result import RunResult, by_rule
 
 # Okabe and Ito's colours, which the colour-blind can tell apart, darkest first.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -19,7 +19,7 @@ import numpy as np
 
 from afflux.receipts import Report
 from afflux.sim.errors import ConfigError
-from afflux.sim.kept import cut_off, read_updates
+from afflux.sim.results.updates_file import cut_off, read_updates
 from afflux.sim.workload.config import Plain, RuleSpec, SimConfig, parse, written
 
 FORMAT, FORMAT_VERSION = "afflux-audit", 1

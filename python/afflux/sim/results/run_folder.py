@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from afflux import __version__
-from afflux.sim.audit import FOLDER, plain
 from afflux.sim.errors import ConfigError, require
-from afflux.sim.kept import Keep
-from afflux.sim.result import Row, RunResult, by_rule, summarise
+from afflux.sim.results.audit_log import FOLDER, plain
+from afflux.sim.results.run_result import Row, RunResult, by_rule, summarise
+from afflux.sim.results.updates_file import Keep
 from afflux.sim.workload.config import SimConfig
 from afflux.units import in_bytes
 
@@ -77,7 +77,7 @@ def tidied(folder: Path) -> bool:
 def write(folder: Path, results: Sequence[RunResult], config: SimConfig) -> None:
     """Write all files of a comparison into `folder`."""
     require("matplotlib")
-    from afflux.sim.picture import draw
+    from afflux.sim.results.figures import draw
 
     _json(folder / "config.json", _configuration(results, config))
     _csv(folder / "metrics.csv", ("rule", "seed", *Row._fields), _metrics(results))

@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from afflux.sim.compare import Job, Watch
-from afflux.sim.result import RunResult, Spread, by_rule, summarise
+from afflux.sim.results.run_result import RunResult, Spread, by_rule, summarise
 from afflux.sim.workload.config import SimConfig
 from afflux.units import in_bytes
 
