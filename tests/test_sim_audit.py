@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from afflux.rules import RULES
-from afflux.sim import follow
-from afflux.sim.compare import Job, compare, jobs_of
 from afflux.sim.errors import ConfigError, DivergedError
-from afflux.sim.replay import complete, config_of, replay
 from afflux.sim.results import audit_log
 from afflux.sim.results.updates_file import Keep, KeptUpdates, read_updates
-from afflux.sim.run import run, run_paired
+from afflux.sim.runs import simulated_server
+from afflux.sim.runs.compare import Job, compare, jobs_of
+from afflux.sim.runs.replay import complete, config_of, replay
+from afflux.sim.runs.simulation import run, run_paired
 from afflux.sim.workload.config import RuleSpec, SimConfig, parse
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, eval_every=7, local_steps=2)
@@ -77,13 +77,16 @@ def test_the_same_run_writes_the_same_bytes(made, tmp_path):
 
 
 def test_every_line_is_json_without_nan(tmp_path):
-    stream = [follow.Pull(0, 0, 0), follow.Finished(0, 0, 0, 7, 1.0, np.ones(650, np.float32), 5, float("inf"), 2)]
-    world = follow.World.of(SMALL, 0)
-    follower = follow.Follower(parse("fedasync"), world, 1)
+    stream = [
+        simulated_server.Pull(0, 0, 0),
+        simulated_server.Finished(0, 0, 0, 7, 1.0, np.ones(650, np.float32), 5, float("inf"), 2),
+    ]
+    world = simulated_server.World.of(SMALL, 0)
+    follower = simulated_server.Follower(parse("fedasync"), world, 1)
     with audit_log.Writer(tmp_path / "log.jsonl", follower.header(None)) as follower.log:
         follower.log.write(audit_log.ArrivalLine(0, 7, 0, 0, 0, 5, float("nan"), 2, "joined", 1.0, None))
         with pytest.raises(DivergedError, match="client 7 diverged at arrival 1"):
-            follow.follow(stream, [follower], print)
+            simulated_server.follow(stream, [follower], print)
     log = audit_log.read(tmp_path / "log.jsonl")
     assert (log.arrivals[0].loss, log.end) == (None, None)
 
@@ -123,7 +126,7 @@ def test_a_log_can_be_fed_to_every_rule(log):
 @pytest.mark.parametrize(("rule", "kind"), [("fedavg", "update"), ("afa_cd", "gradient"), ("fedasync", "model")])
 def test_kept_updates_become_the_kind_that_a_rule_takes(log, rule, kind, monkeypatch):
     pushed, pulled = [], []
-    push, params = follow.Server.push, {}
+    push, params = simulated_server.Server.push, {}
 
     def spy(self, client, vector, *, version, **facts):
         pulled.append(params.setdefault(version, self.params.copy()) if version == self.version else params[version])
@@ -132,7 +135,7 @@ def test_kept_updates_become_the_kind_that_a_rule_takes(log, rule, kind, monkeyp
         params.setdefault(self.version, self.params.copy())
         return receipt
 
-    monkeypatch.setattr(follow.Server, "push", spy)
+    monkeypatch.setattr(simulated_server.Server, "push", spy)
     spec = small(rule)
     assert spec.build().kind == kind
     replay(log, [spec], config_of(log))
@@ -226,7 +229,7 @@ def test_kept_updates_are_whole_after_every_row(tmp_path):
 def test_a_killed_run_leaves_what_had_arrived(tmp_path):
     code = (
         "from pathlib import Path; from dataclasses import replace\n"
-        "from afflux.sim.run import *; from afflux.sim.workload.config import *\n"
+        "from afflux.sim.runs.simulation import *; from afflux.sim.workload.config import *\n"
         "config = SimConfig(model='logreg', num_clients=20, concurrency=6, arrivals=10**6, local_steps=2)\n"
         f"run(parse('{RULE}'), 3, config, keep=Keep(Path({str(tmp_path)!r}), True))"
     )

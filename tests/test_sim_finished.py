@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-import afflux.sim.run
+import afflux.sim.runs.simulation
 from afflux.cli import app
-from afflux.sim.compare import Job
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers import mf_ca2fl
 from afflux.sim.papers.finished import FILE, Finished, Outcome, load
-from afflux.sim.run import run
+from afflux.sim.runs.compare import Job
+from afflux.sim.runs.simulation import run
 from afflux.sim.workload.config import SimConfig, parse
 
 CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=20, eval_every=5, delays="fadas-mild")
@@ -69,7 +69,7 @@ def small(monkeypatch):
     names = ("ca2fl", "mf_ca2fl:bits=8:codec=affine", "mf_ca2fl:bits=2:codec=affine", "mf_ca2fl:bits=2:codec=rotated")
     monkeypatch.setattr(mf_ca2fl, "RULES", names)
     monkeypatch.setattr(mf_ca2fl, "TASKS", {"digits": ("logreg", 40, 10)})
-    made, run_paired = [], afflux.sim.run.run_paired
+    made, run_paired = [], afflux.sim.runs.simulation.run_paired
 
     def counted(specs, seed, *rest):
         made.append((specs[0].label, seed))
@@ -77,7 +77,7 @@ def small(monkeypatch):
             raise KeyboardInterrupt
         return run_paired(specs, seed, *rest)
 
-    monkeypatch.setattr(afflux.sim.run, "run_paired", counted)
+    monkeypatch.setattr(afflux.sim.runs.simulation, "run_paired", counted)
     return made
 
 

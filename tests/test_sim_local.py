@@ -14,7 +14,7 @@ from afflux.sim.clients.protocol import events_of
 from afflux.sim.clients.schedule import Dispatch
 from afflux.sim.clients.training import Trainer, batches, one_thread
 from afflux.sim.errors import ConfigError
-from afflux.sim.run import run
+from afflux.sim.runs.simulation import run
 from afflux.sim.workload import data_sets, models
 from afflux.sim.workload.config import SimConfig, parse
 from afflux.sim.workload.partitions import iid

@@ -16,7 +16,7 @@ from afflux.sim.papers import afl, rules
 from afflux.sim.papers.common import setting
 from afflux.sim.papers.finished import Outcome
 from afflux.sim.results.run_result import Row, RunResult
-from afflux.sim.run import run
+from afflux.sim.runs.simulation import run
 from afflux.sim.workload.config import SimConfig, parse
 from afflux.sim.workload.partitions import classes
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from afflux.sim.compare import compare, jobs_of
 from afflux.sim.errors import ConfigError
 from afflux.sim.results import run_folder, terminal_output
+from afflux.sim.runs.compare import compare, jobs_of
 from afflux.sim.workload.config import SimConfig, parse
 from afflux.units import in_bytes
 

@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 from afflux import Server, StoreError
 from afflux.cli import app
 from afflux.rules import ca2fl
-from afflux.sim import ctrl_c
-from afflux.sim.compare import Job
+from afflux.sim import interrupts
 from afflux.sim.errors import ConfigError
 from afflux.sim.results import run_folder, terminal_output
-from afflux.sim.resume import Paused, resume, start
-from afflux.sim.run import run
+from afflux.sim.runs.compare import Job
+from afflux.sim.runs.resume import Paused, resume, start
+from afflux.sim.runs.simulation import run
 from afflux.sim.workload.config import SimConfig, parse
 from conftest import FORKS, reproducible
 from crashes import in_child
@@ -143,7 +143,7 @@ def test_ctrl_c_makes_a_checkpoint(expected, tmp_path):
         if arrivals == 10:
             signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt), ctrl_c.held():
+    with pytest.raises(KeyboardInterrupt), interrupts.held():
         begin("ca2fl", tmp_path, press, seconds=1000)
     paused = Paused.of(tmp_path / "store")
     assert paused.arrivals == 10
@@ -319,7 +319,7 @@ def test_what_is_no_run_is_refused(tmp_path, monkeypatch):
     live = {**paused.live, "training": [[sequence, client + 1, *rest], *others]}
     with pytest.raises(ConfigError, match="other clients train than in the run"):
         resume(replace(paused, live=live))
-    monkeypatch.setattr("afflux.sim.resume.FORMAT", 2)
+    monkeypatch.setattr("afflux.sim.runs.resume.FORMAT", 2)
     with pytest.raises(ConfigError, match="holds a run of format 1, this afflux reads 2"):
         Paused.of(tmp_path / "store")
 

@@ -7,7 +7,7 @@ import pytest
 
 from afflux.sim.clients.schedule import SAMPLING, Arrival, Dispatch, rounds, schedule
 from afflux.sim.errors import ConfigError
-from afflux.sim.run import run
+from afflux.sim.runs.simulation import run
 from afflux.sim.workload.config import SimConfig, parse
 from afflux.sim.workload.delays import DELAYS
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from afflux.server import Server
-from afflux.sim import run as run_module
 from afflux.sim.clients.training import Trainer
-from afflux.sim.compare import compare, jobs_of
 from afflux.sim.errors import ConfigError, DivergedError, MissingExtraError
 from afflux.sim.results.run_result import Row, RunResult, by_rule, spread, summarise
-from afflux.sim.run import run
+from afflux.sim.runs import simulation as run_module
+from afflux.sim.runs.compare import compare, jobs_of
+from afflux.sim.runs.simulation import run
 from afflux.sim.workload.config import RuleSpec, SimConfig, parse
 from afflux.sim.workload.delays import DELAYS
 from afflux.weigh import Constant, Hinge

@@ -9,7 +9,7 @@ from afflux import Server
 from afflux.sim.clients.training import Trainer
 from afflux.sim.clients.validation_gradient import wants
 from afflux.sim.errors import ConfigError
-from afflux.sim.run import run
+from afflux.sim.runs.simulation import run
 from afflux.sim.workload.config import SimConfig, parse
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, local_steps=1, alpha=1.0)

@@ -5,7 +5,7 @@ import sys
 from typing import Annotated
 
 from afflux import __version__
-from afflux.sim import ctrl_c
+from afflux.sim import interrupts
 
 try:
     import typer
@@ -53,5 +53,5 @@ app.command(help=show.BACKENDS_HELP)(show.backends)
 
 def main() -> None:
     """Run the command line, as the last thing that this process does: Ctrl-C is ignored while the interpreter ends."""
-    with ctrl_c.held(then=signal.SIG_IGN):
+    with interrupts.held(then=signal.SIG_IGN):
         app()

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from afflux.errors import AffluxError, UnavailableError
-from afflux.sim.ctrl_c import Terminated
 from afflux.sim.errors import ConfigError
+from afflux.sim.interrupts import Terminated
 from afflux.sim.workload.config import RuleSpec, SimConfig, parameters, parse
 
 BufferSize = Annotated[int | None, typer.Option(help="Arrivals per server step, for rules with a buffer; default 10.")]

@@ -22,14 +22,14 @@ from afflux.cli.common import (
     with_settings,
 )
 from afflux.rules import RULES
-from afflux.sim import ctrl_c
+from afflux.sim import interrupts
 from afflux.sim.errors import ConfigError, require
 from afflux.sim.workload.config import RuleSpec, SimConfig
 
 if TYPE_CHECKING:
-    from afflux.sim.compare import Job
-    from afflux.sim.follow import Progress
     from afflux.sim.results.run_result import RunResult
+    from afflux.sim.runs.compare import Job
+    from afflux.sim.runs.simulated_server import Progress
 
 COMPARE_HELP = f"""Compare aggregation rules in one simulation.
 
@@ -166,8 +166,8 @@ def _simulate(
     require("torch", "sklearn", "matplotlib", "rich")
     from rich.console import Console
 
-    from afflux.sim.compare import available_cpus, compare, jobs_of
     from afflux.sim.results import run_folder, terminal_output
+    from afflux.sim.runs.compare import available_cpus, compare, jobs_of
 
     jobs = jobs_of(specs, seeds, paired=paired)
     finished: dict[int, list[RunResult]] = {}
@@ -185,9 +185,9 @@ def _start(
     store: Path, spec: RuleSpec, seed: int, config: SimConfig, seconds: float, out: Path | None, keep_updates: bool
 ) -> None:
     require("torch", "sklearn", "matplotlib", "rich")
-    from afflux.sim import resume
-    from afflux.sim.compare import Job
     from afflux.sim.results import run_folder
+    from afflux.sim.runs import resume
+    from afflux.sim.runs.compare import Job
 
     resume.refuse_taken(store)
     job = Job(spec, seed)
@@ -198,8 +198,8 @@ def _start(
 
 def _resume(store: Path, seconds: float, out: Path | None) -> None:
     require("torch", "sklearn", "matplotlib", "rich")
-    from afflux.sim.compare import Job
-    from afflux.sim.resume import Paused, resume
+    from afflux.sim.runs.compare import Job
+    from afflux.sim.runs.resume import Paused, resume
 
     paused = Paused.of(store, out)
     if paused.finished:
@@ -222,8 +222,8 @@ def _stored(
 
     try:
         with (
-            ctrl_c.held(),
-            ctrl_c.sigterm_too(),
+            interrupts.held(),
+            interrupts.sigterm_too(),
             terminal_output.progress([job], config, Console(stderr=True), done) as watch,
         ):
             results = [work(partial(watch, 0))]
@@ -240,9 +240,9 @@ def _replay(
     require("torch", "matplotlib", "rich")
     from rich.console import Console
 
-    from afflux.sim.compare import Job
-    from afflux.sim.replay import config_of, replay
     from afflux.sim.results import audit_log, run_folder, terminal_output
+    from afflux.sim.runs.compare import Job
+    from afflux.sim.runs.replay import config_of, replay
 
     log = audit_log.read(path)
     specs = specs_of(rules, **common) if rules else [log.spec()]

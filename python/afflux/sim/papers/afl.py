@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from afflux import __version__
-from afflux.sim.compare import Job
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers.common import Measure, Page, accuracy, rows
 from afflux.sim.papers.finished import Outcome
 from afflux.sim.results.run_result import Spread, spread
+from afflux.sim.runs.compare import Job
 from afflux.sim.workload.config import SimConfig, parse
 
 #: Appendix E.1: rounds and batch size; eta = 1 and eta_L = .1. The rule's server_lr is eta * eta_L, the step of the

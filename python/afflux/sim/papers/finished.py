@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from afflux import __version__
-from afflux.sim.compare import Job
 from afflux.sim.errors import ConfigError
 from afflux.sim.results.run_result import Row, RunResult
+from afflux.sim.runs.compare import Job
 from afflux.sim.workload.config import SimConfig
 
 FILE = "finished.jsonl"

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from afflux import __version__
-from afflux.sim.compare import Job
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers.common import Measure, Page, rows, setting
 from afflux.sim.papers.finished import Outcome
 from afflux.sim.results.run_result import Spread, spread
+from afflux.sim.runs.compare import Job
 from afflux.sim.workload.config import SimConfig, parse
 
 SERVER_LR, BUFFER_SIZE = 0.6, 10
@@ -134,7 +134,7 @@ def markdown(content: dict[str, Any]) -> str:
 
 def reproduce(data: str, seeds: Sequence[int], data_dir: str | None, measure: Measure) -> Page:
     """Run all codecs with all seeds."""
-    from afflux.sim.world import num_parameters
+    from afflux.sim.runs.setup import num_parameters
 
     jobs = plan(data, seeds, data_dir)
     return page(data, seeds, jobs, measure(jobs), num_parameters(setting(jobs[0])))

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from afflux import __version__
 from afflux.rules import RULES
-from afflux.sim.compare import Job
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers.common import Measure, Page, accuracy, rows, setting
 from afflux.sim.papers.finished import Outcome
 from afflux.sim.results.run_result import Spread, spread
+from afflux.sim.runs.compare import Job
 from afflux.sim.workload.config import SimConfig, parse
 
 DELAYS = ("fadas-mild", "fadas-large")

@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from afflux.sim.compare import Job, Watch
 from afflux.sim.results.run_result import RunResult, Spread, by_rule, summarise
+from afflux.sim.runs.compare import Job, Watch
 from afflux.sim.workload.config import SimConfig
 from afflux.units import in_bytes
 

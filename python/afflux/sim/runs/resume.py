@@ -14,17 +14,17 @@ import numpy as np
 from afflux.errors import StoreError
 from afflux.rule import Rule
 from afflux.server import Server
-from afflux.sim import ctrl_c
+from afflux.sim import interrupts
 from afflux.sim.clients.training import one_thread
 from afflux.sim.errors import ConfigError
-from afflux.sim.follow import Follower, History, Progress, follow
-from afflux.sim.live import Live
 from afflux.sim.results import audit_log
 from afflux.sim.results.run_result import RunResult, sha256
 from afflux.sim.results.updates_file import Keep, KeptUpdates
-from afflux.sim.run import kept
+from afflux.sim.runs.setup import World
+from afflux.sim.runs.simulated_server import Follower, History, Progress, follow
+from afflux.sim.runs.simulation import kept
+from afflux.sim.runs.training_stream import Live
 from afflux.sim.workload.config import RuleSpec, SimConfig
-from afflux.sim.world import World
 from afflux.store import info
 
 FORMAT = 1
@@ -185,7 +185,7 @@ class Checkpoints:
     def __call__(self) -> None:
         """Save if it is time; raises KeyboardInterrupt if Ctrl-C was pressed."""
         try:
-            ctrl_c.check()
+            interrupts.check()
         except KeyboardInterrupt:
             self.save()
             raise

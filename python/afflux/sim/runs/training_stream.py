@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from afflux.receipts import Pulled
-from afflux.sim import ctrl_c
+from afflux.sim import interrupts
 from afflux.sim.clients.model_broadcast import Broadcast, Sent
 from afflux.sim.clients.schedule import Arrival, Dispatch
 from afflux.sim.errors import ConfigError
-from afflux.sim.follow import Finished, Follower, Pull
+from afflux.sim.runs.setup import World
+from afflux.sim.runs.simulated_server import Finished, Follower, Pull
 from afflux.sim.workload.random_streams import Purpose, stream
-from afflux.sim.world import World
 
 
 class Live:
@@ -27,7 +27,7 @@ class Live:
         self._events = 0
         self._arrivals = 0
 
-    def stream(self, between: Callable[[], None] = ctrl_c.check) -> Iterator[Pull | Finished]:
+    def stream(self, between: Callable[[], None] = interrupts.check) -> Iterator[Pull | Finished]:
         """Yield what happens from now on; `between` is called after each event that was dealt with."""
         for event in self._schedule():
             client, sequence, number = event.client, event.sequence, self._arrivals

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from afflux.sim import ctrl_c
+from afflux.sim import interrupts
 from afflux.sim.clients.training import one_thread
 from afflux.sim.errors import ConfigError
-from afflux.sim.follow import Finished, Follower, Progress, Pull, follow
 from afflux.sim.results.audit_log import ArrivalLine, Log
 from afflux.sim.results.run_result import RunResult, sha256
-from afflux.sim.run import write_logs
+from afflux.sim.runs.setup import World
+from afflux.sim.runs.simulated_server import Finished, Follower, Progress, Pull, follow
+from afflux.sim.runs.simulation import write_logs
 from afflux.sim.workload.config import RuleSpec, SimConfig
-from afflux.sim.world import World
 
 
 def complete(log: Log) -> tuple[ArrivalLine, ...]:
@@ -81,4 +81,4 @@ def recorded(arrivals: Sequence[ArrivalLine], updates: np.ndarray) -> Iterator[P
         update = np.array(updates[line.update], np.float32)
         facts = (line.client, line.time, update, line.examples, loss, line.steps)
         yield Finished(line.number, line.number, line.dispatched_after, *facts)
-        ctrl_c.check()
+        interrupts.check()

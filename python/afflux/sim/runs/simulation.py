@@ -5,13 +5,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from afflux.sim.clients.training import one_thread
-from afflux.sim.follow import Finished, Follower, Progress, Pull, follow
-from afflux.sim.live import Live
 from afflux.sim.results.audit_log import Writer, file_name
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.results.updates_file import Keep, KeptUpdates
+from afflux.sim.runs.setup import World
+from afflux.sim.runs.simulated_server import Finished, Follower, Progress, Pull, follow
+from afflux.sim.runs.training_stream import Live
 from afflux.sim.workload.config import RuleSpec, SimConfig
-from afflux.sim.world import World
 
 
 def run(

@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from afflux.sim import ctrl_c
+from afflux.sim import interrupts
 from afflux.sim.errors import require
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.results.updates_file import Keep
@@ -63,9 +63,9 @@ def compare(
     """Run all jobs and return their results in the order of `jobs`, the leader's before its followers'.
 
     `processes` > 1 starts that many fresh interpreters (spawned: no inherited torch threads).
-    Ctrl-C stops them and raises KeyboardInterrupt, after the arrival at hand (see `ctrl_c.held`). A failing run stops
-    the others. What was done by then is in `finished`, by the index of the job. `keep` says what the runs write while
-    they go on.
+    Ctrl-C stops them and raises KeyboardInterrupt, after the arrival at hand (see `interrupts.held`). A failing run
+    stops the others. What was done by then is in `finished`, by the index of the job. `keep` says what the runs write
+    while they go on.
     """
     require("torch", *(["sklearn"] if config.data == "digits" else []))
     watch = watch or (lambda index, arrivals: None)
@@ -73,7 +73,7 @@ def compare(
     for job in jobs:
         for spec in (job.spec, *job.followers):
             spec.build()
-    with ctrl_c.held():
+    with interrupts.held():
         if processes == 1 or len(jobs) <= 1:
             for index, job in enumerate(jobs):
                 finished[index] = _here(index, job, config, keep, watch)
@@ -83,7 +83,7 @@ def compare(
 
 
 def _here(index: int, job: Job, config: SimConfig, keep: Keep | None, watch: Watch) -> list[RunResult]:
-    from afflux.sim.run import run_paired
+    from afflux.sim.runs.simulation import run_paired
 
     specs = (job.spec, *job.followers)
     return run_paired(specs, job.seed, job.config or config, lambda arrivals: watch(index, arrivals), keep)
@@ -106,7 +106,7 @@ def _spread_out(
                 futures = {pool.submit(_there, i, job, config, keep): i for i, job in enumerate(jobs)}
             pending = set(futures)
             while pending:
-                ctrl_c.check()
+                interrupts.check()
                 done, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
                 for index in range(len(jobs)):
                     watch(index, shared[index])
