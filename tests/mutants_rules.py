@@ -104,7 +104,7 @@ RULES = {
         "test_rules.py",
     ),
     "codec: the errors of all rows are one": (
-        "python/afflux/sim/codec_errors.py",
+        "python/afflux/sim/papers/codec_errors.py",
         "row_key(seed, 1, number)",
         "row_key(seed, 1, 0)",
         "test_codec_errors.py",
@@ -122,13 +122,13 @@ RULES = {
         "test_sim_local.py",
     ),
     "reproduce: a run with another setting has ended": (
-        "python/afflux/sim/papers/finished.py",
+        "python/afflux/sim/papers/finished_runs.py",
         '("afflux", "rule", "options", "seed", "config")',
         '("afflux", "rule", "options", "seed")',
         "test_sim_finished.py",
     ),
     "reproduce: a line that was cut off is a run": (
-        "python/afflux/sim/papers/finished.py",
+        "python/afflux/sim/papers/finished_runs.py",
         '.split("\\n")[:-1]',
         ".splitlines()",
         "test_sim_finished.py",

@@ -10,9 +10,8 @@ from typer.testing import CliRunner
 import rows
 from afflux import codecs
 from afflux.cli import app
-from afflux.sim import codec_errors
 from afflux.sim.errors import ConfigError
-from afflux.sim.papers import mf_ca2fl
+from afflux.sim.papers import codec_errors, mf_ca2fl
 from test_codecs import ERRORS
 
 ALL = [codecs.Codec(name) for name in codecs.Name.__args__]

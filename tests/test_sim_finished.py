@@ -10,7 +10,7 @@ import afflux.sim.runs.simulation
 from afflux.cli import app
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers import mf_ca2fl
-from afflux.sim.papers.finished import FILE, Finished, Outcome, load
+from afflux.sim.papers.finished_runs import FILE, Finished, Outcome, load
 from afflux.sim.runs.compare import Job
 from afflux.sim.runs.simulation import run
 from afflux.sim.workload.config import SimConfig, parse

@@ -9,7 +9,7 @@ import typer
 from afflux.cli.common import Out, Processes, friendly, numbers
 
 if TYPE_CHECKING:
-    from afflux.sim.papers.common import Measure, Page
+    from afflux.sim.papers.publishing import Measure, Page
 
 AFL_HELP = """Anarchic FL, Table 2: logistic regression on MNIST, ours beside the paper's.
 
@@ -68,9 +68,11 @@ def afl_table2(
 ) -> None:
     """Run Table 2 (see AFL_HELP)."""
     with friendly():
-        from afflux.sim.papers import afl
+        from afflux.sim.papers import afl_table2
 
-        _publish(out, lambda measure: afl.reproduce(workers, steps, numbers(seeds), data_dir, measure), jobs, at_most)
+        _publish(
+            out, lambda measure: afl_table2.reproduce(workers, steps, numbers(seeds), data_dir, measure), jobs, at_most
+        )
 
 
 @app.command("rules", help=RULES_HELP)
@@ -84,9 +86,11 @@ def rules_under_delays(
 ) -> None:
     """Run all presets (see RULES_HELP)."""
     with friendly():
-        from afflux.sim.papers import rules
+        from afflux.sim.papers import rules_under_delays
 
-        _publish(out, lambda measure: rules.reproduce(data, numbers(seeds), data_dir, measure), jobs, at_most)
+        _publish(
+            out, lambda measure: rules_under_delays.reproduce(data, numbers(seeds), data_dir, measure), jobs, at_most
+        )
 
 
 @app.command("mf-ca2fl", help=MF_CA2FL_HELP)
@@ -114,7 +118,7 @@ def codecs(
 ) -> None:
     """Measure errors (see CODECS_HELP)."""
     with friendly():
-        from afflux.sim import codec_errors
+        from afflux.sim.papers import codec_errors
 
         _publish(out, lambda measure: codec_errors.page(updates or [], seed))
 
@@ -122,7 +126,7 @@ def codecs(
 def _publish(
     out: Path | None, make: "Callable[[Measure], Page]", processes: int | None = None, at_most: int | None = None
 ) -> None:
-    from afflux.sim.papers.common import publish
+    from afflux.sim.papers.publishing import publish
 
     page, folder = publish(out, make, processes, at_most)
     typer.echo(page.markdown)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from afflux import __version__
 from afflux.sim.errors import ConfigError
-from afflux.sim.papers.common import Measure, Page, rows, setting
-from afflux.sim.papers.finished import Outcome
+from afflux.sim.papers.finished_runs import Outcome
+from afflux.sim.papers.publishing import Measure, Page, rows, setting
 from afflux.sim.results.run_result import Spread, spread
 from afflux.sim.runs.compare import Job
 from afflux.sim.workload.config import SimConfig, parse

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from afflux import __version__
 from afflux.sim.errors import ConfigError
-from afflux.sim.papers.common import Measure, Page, accuracy, rows
-from afflux.sim.papers.finished import Outcome
+from afflux.sim.papers.finished_runs import Outcome
+from afflux.sim.papers.publishing import Measure, Page, accuracy, rows
 from afflux.sim.results.run_result import Spread, spread
 from afflux.sim.runs.compare import Job
 from afflux.sim.workload.config import SimConfig, parse

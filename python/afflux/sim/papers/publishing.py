@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from afflux.sim.errors import ConfigError, require
-from afflux.sim.papers.finished import FILE, Finished, Outcome, load
+from afflux.sim.papers.finished_runs import FILE, Finished, Outcome, load
 from afflux.sim.results import run_folder
 from afflux.sim.results.run_result import Spread, spread
 from afflux.sim.runs.compare import Job, available_cpus, compare

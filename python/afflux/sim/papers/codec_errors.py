@@ -15,7 +15,7 @@ import numpy as np
 from afflux import __version__, codecs, ops
 from afflux.codecs import Codec
 from afflux.sim.errors import ConfigError, require
-from afflux.sim.papers.common import Page, rows
+from afflux.sim.papers.publishing import Page, rows
 from afflux.store import row_key
 
 SIZE, DRAWS, ROWS = 200_000, 5, 100
