@@ -110,13 +110,13 @@ RULES = {
         "test_codec_errors.py",
     ),
     "controls: all steps draw the same": (
-        "python/afflux/sim/clients/optimizers.py",
+        "python/afflux/sim/clients/control_variates.py",
         "[True] * len(clients), self._steps, extremes",
         "[True] * len(clients), 0, extremes",
         "test_sim_local.py",
     ),
     "controls: the keys are those of the rule's rows": (
-        "python/afflux/sim/clients/optimizers.py",
+        "python/afflux/sim/clients/control_variates.py",
         "MemoryRows(size, num_clients, codec, ~seed)",
         "MemoryRows(size, num_clients, codec, seed)",
         "test_sim_local.py",

@@ -10,7 +10,7 @@ from afflux import Server
 from afflux.errors import AffluxError
 from afflux.rules import fedbuff
 from afflux.rules.dialects import DIALECTS, appfl, flsim, nvflare
-from afflux.sim.workload.config import parse
+from afflux.sim.workload.rule_specs import parse
 from afflux.weigh import Constant, Hinge, Polynomial
 
 DOCS = Path(__file__).parent.parent / "docs" / "dialects.md"

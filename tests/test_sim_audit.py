@@ -20,7 +20,8 @@ from afflux.sim.runs import simulated_server
 from afflux.sim.runs.compare import Job, compare, jobs_of
 from afflux.sim.runs.replay import complete, config_of, replay
 from afflux.sim.runs.simulation import run, run_paired
-from afflux.sim.workload.config import RuleSpec, SimConfig, parse
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import RuleSpec, parse
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, eval_every=7, local_steps=2)
 RULE = "fedbuff:buffer_size=3"

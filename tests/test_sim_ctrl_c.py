@@ -7,7 +7,8 @@ import pytest
 
 from afflux.sim import interrupts
 from afflux.sim.runs.compare import compare, jobs_of
-from afflux.sim.workload.config import SimConfig, parse
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import parse
 
 
 def press():

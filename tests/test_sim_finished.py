@@ -13,7 +13,8 @@ from afflux.sim.papers import mf_ca2fl
 from afflux.sim.papers.finished_runs import FILE, Finished, Outcome, load
 from afflux.sim.runs.compare import Job
 from afflux.sim.runs.simulation import run
-from afflux.sim.workload.config import SimConfig, parse
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import parse
 
 CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=20, eval_every=5, delays="fadas-mild")
 FEDBUFF, CA2FL = parse("fedbuff:buffer_size=4"), parse("ca2fl:buffer_size=4")

@@ -8,17 +8,17 @@ import pytest
 import rows
 from afflux import codecs
 from afflux.layout import Layout
+from afflux.sim.clients.control_variates import Controls
 from afflux.sim.clients.model_broadcast import Broadcast
-from afflux.sim.clients.optimizers import Controls
-from afflux.sim.clients.protocol import events_of
-from afflux.sim.clients.schedule import Dispatch
+from afflux.sim.clients.schedule import Dispatch, make_schedule
 from afflux.sim.clients.training import Trainer, batches, one_thread
 from afflux.sim.errors import ConfigError
 from afflux.sim.runs.simulation import run
 from afflux.sim.workload import data_sets, models
-from afflux.sim.workload.config import SimConfig, parse
+from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.partitions import iid
 from afflux.sim.workload.random_streams import Purpose, stream
+from afflux.sim.workload.rule_specs import parse
 
 EPSILON = 2.0**-24
 FEATURES, CLASSES = 4, 3
@@ -168,7 +168,7 @@ def test_scaffold_over_several_rounds_is_its_formulas(protocol, monkeypatch):
     x = Layout.of(module).flatten(module).astype(np.float64)
     c, own, held, sent = np.zeros(D), np.zeros((5, D)), np.zeros((5, D)), {}
     models_sent, buffer, largest = [(x, c)], [], 0.0
-    for event in events_of(rule, 3, 7, config, range(5)):
+    for event in make_schedule(rule, 3, 7, config, range(5)):
         if isinstance(event, Dispatch):
             age = min(event.age, len(models_sent) - 1)
             sent[event.sequence] = models_sent[-1 - age]

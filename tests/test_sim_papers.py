@@ -17,8 +17,9 @@ from afflux.sim.papers.finished_runs import Outcome
 from afflux.sim.papers.publishing import setting
 from afflux.sim.results.run_result import Row, RunResult
 from afflux.sim.runs.simulation import run
-from afflux.sim.workload.config import SimConfig, parse
+from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.partitions import classes
+from afflux.sim.workload.rule_specs import parse
 
 SMALL_MNIST = 400
 

@@ -12,7 +12,8 @@ from rich.console import Console
 from afflux.sim.errors import ConfigError
 from afflux.sim.results import run_folder, terminal_output
 from afflux.sim.runs.compare import compare, jobs_of
-from afflux.sim.workload.config import SimConfig, parse
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import parse
 from afflux.units import in_bytes
 
 CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=30, eval_every=10, target=0.999)

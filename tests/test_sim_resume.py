@@ -20,10 +20,11 @@ from afflux.rules import ca2fl
 from afflux.sim import interrupts
 from afflux.sim.errors import ConfigError
 from afflux.sim.results import run_folder, terminal_output
-from afflux.sim.runs.compare import Job
-from afflux.sim.runs.resume import Paused, resume, start
+from afflux.sim.runs.resume import resume, start
+from afflux.sim.runs.run_checkpoint import Paused
 from afflux.sim.runs.simulation import run
-from afflux.sim.workload.config import SimConfig, parse
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import parse
 from conftest import FORKS, reproducible
 from crashes import in_child
 
@@ -319,7 +320,7 @@ def test_what_is_no_run_is_refused(tmp_path, monkeypatch):
     live = {**paused.live, "training": [[sequence, client + 1, *rest], *others]}
     with pytest.raises(ConfigError, match="other clients train than in the run"):
         resume(replace(paused, live=live))
-    monkeypatch.setattr("afflux.sim.runs.resume.FORMAT", 2)
+    monkeypatch.setattr("afflux.sim.runs.run_checkpoint.FORMAT", 2)
     with pytest.raises(ConfigError, match="holds a run of format 1, this afflux reads 2"):
         Paused.of(tmp_path / "store")
 
@@ -387,8 +388,8 @@ def test_the_progress_bar_goes_on_where_it_was(tmp_path):
     with pytest.raises(Stopped):
         begin("fedbuff", tmp_path, stop_at(10))
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    job = Job(spec_of("fedbuff"), 4)
-    with terminal_output.progress([job], SMALL, console, Paused.of(tmp_path / "store").arrivals) as watch:
+    done = Paused.of(tmp_path / "store").arrivals
+    with terminal_output.progress(["fedbuff"], SMALL.arrivals, console, done) as watch:
         watch(0, 12)
     assert "12/36" in console.file.getvalue()
 

@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from afflux.sim.clients.schedule import SAMPLING, Arrival, Dispatch, rounds, schedule
+from afflux.sim.clients.schedule import Arrival, Dispatch, make_schedule, rounds, schedule
 from afflux.sim.errors import ConfigError
 from afflux.sim.runs.simulation import run
-from afflux.sim.workload.config import SimConfig, parse
+from afflux.sim.workload.config import SAMPLING, SimConfig
 from afflux.sim.workload.delays import DELAYS
+from afflux.sim.workload.rule_specs import parse
 
 SMALL = SimConfig(
     model="logreg",
@@ -125,9 +126,7 @@ def test_staleness_is_the_age_of_the_model(rule):
 
 
 def events_of_run(cohort, seed, config):
-    from afflux.sim.clients import protocol
-
-    return protocol.events_of(parse("fedbuff"), cohort, seed, config, range(config.num_clients))
+    return make_schedule(parse("fedbuff"), cohort, seed, config, range(config.num_clients))
 
 
 def test_one_stale_model_is_synchronous_and_so_are_synchronous_rules():

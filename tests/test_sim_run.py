@@ -13,8 +13,9 @@ from afflux.sim.results.run_result import Row, RunResult, by_rule, spread, summa
 from afflux.sim.runs import simulation as run_module
 from afflux.sim.runs.compare import compare, jobs_of
 from afflux.sim.runs.simulation import run
-from afflux.sim.workload.config import RuleSpec, SimConfig, parse
+from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import DELAYS
+from afflux.sim.workload.rule_specs import RuleSpec, parse
 from afflux.weigh import Constant, Hinge
 from conftest import reproducible
 

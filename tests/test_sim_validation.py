@@ -10,7 +10,8 @@ from afflux.sim.clients.training import Trainer
 from afflux.sim.clients.validation_gradient import wants
 from afflux.sim.errors import ConfigError
 from afflux.sim.runs.simulation import run
-from afflux.sim.workload.config import SimConfig, parse
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import parse
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, local_steps=1, alpha=1.0)
 

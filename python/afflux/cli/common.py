@@ -13,7 +13,8 @@ import typer
 from afflux.errors import AffluxError, UnavailableError
 from afflux.sim.errors import ConfigError
 from afflux.sim.interrupts import Terminated
-from afflux.sim.workload.config import RuleSpec, SimConfig, parameters, parse
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import RuleSpec, parameters, parse
 
 BufferSize = Annotated[int | None, typer.Option(help="Arrivals per server step, for rules with a buffer; default 10.")]
 ServerLr = Annotated[float | None, typer.Option(help="Server learning rate, for the rules that have one.")]

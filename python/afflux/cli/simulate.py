@@ -24,7 +24,8 @@ from afflux.cli.common import (
 from afflux.rules import RULES
 from afflux.sim import interrupts
 from afflux.sim.errors import ConfigError, require
-from afflux.sim.workload.config import RuleSpec, SimConfig
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import RuleSpec
 
 if TYPE_CHECKING:
     from afflux.sim.results.run_result import RunResult
@@ -173,7 +174,7 @@ def _simulate(
     finished: dict[int, list[RunResult]] = {}
     with _run_folder(out, jobs, config, finished) as folder:
         keep = run_folder.audit_folder(folder, config, len(jobs), keep_updates, partial(typer.echo, err=True))
-        with terminal_output.progress(jobs, config, Console(stderr=True)) as watch:
+        with terminal_output.progress([job.label for job in jobs], config.arrivals, Console(stderr=True)) as watch:
             results = compare(
                 jobs, config, processes=processes or available_cpus(), watch=watch, keep=keep, finished=finished
             )
@@ -188,8 +189,9 @@ def _start(
     from afflux.sim.results import run_folder
     from afflux.sim.runs import resume
     from afflux.sim.runs.compare import Job
+    from afflux.sim.runs.run_checkpoint import refuse_taken
 
-    resume.refuse_taken(store)
+    refuse_taken(store)
     job = Job(spec, seed)
     with _run_folder(out, [job], config, {}) as folder:
         keep = run_folder.audit_folder(folder, config, 1, keep_updates, partial(typer.echo, err=True))
@@ -199,7 +201,8 @@ def _start(
 def _resume(store: Path, seconds: float, out: Path | None) -> None:
     require("torch", "sklearn", "matplotlib", "rich")
     from afflux.sim.runs.compare import Job
-    from afflux.sim.runs.resume import Paused, resume
+    from afflux.sim.runs.resume import resume
+    from afflux.sim.runs.run_checkpoint import Paused
 
     paused = Paused.of(store, out)
     if paused.finished:
@@ -224,7 +227,7 @@ def _stored(
         with (
             interrupts.held(),
             interrupts.sigterm_too(),
-            terminal_output.progress([job], config, Console(stderr=True), done) as watch,
+            terminal_output.progress([job.label], config.arrivals, Console(stderr=True), done) as watch,
         ):
             results = [work(partial(watch, 0))]
     except KeyboardInterrupt:
@@ -252,7 +255,7 @@ def _replay(
     jobs = [Job(specs[0], log.header.seed, tuple(specs[1:]))]
     with _run_folder(out, jobs, config, {}) as folder:
         keep = run_folder.audit_folder(folder, config, 1)
-        with terminal_output.progress(jobs, config, Console(stderr=True)) as watch:
+        with terminal_output.progress([job.label for job in jobs], config.arrivals, Console(stderr=True)) as watch:
             results = replay(log, specs, config, partial(watch, 0), keep.folder)
         run_folder.write(folder, results, config)
     _show(folder, results, config)

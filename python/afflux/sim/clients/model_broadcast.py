@@ -9,7 +9,7 @@ import numpy as np
 from afflux.codecs import Codec
 from afflux.receipts import Pulled
 from afflux.server import Server
-from afflux.sim.clients.optimizers import Controls
+from afflux.sim.clients.control_variates import Controls
 from afflux.sim.clients.training import Trained, as_kind
 from afflux.sim.workload.config import SimConfig
 

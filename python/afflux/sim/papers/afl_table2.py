@@ -9,7 +9,8 @@ from afflux.sim.papers.finished_runs import Outcome
 from afflux.sim.papers.publishing import Measure, Page, accuracy, rows
 from afflux.sim.results.run_result import Spread, spread
 from afflux.sim.runs.compare import Job
-from afflux.sim.workload.config import SimConfig, parse
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import parse
 
 #: Appendix E.1: rounds and batch size; eta = 1 and eta_L = .1. The rule's server_lr is eta * eta_L, the step of the
 #: paper's proofs: its Algorithm 2 prints eta alone, with which the table is not met.

@@ -15,7 +15,8 @@ from afflux.sim.papers.finished_runs import Outcome
 from afflux.sim.papers.publishing import Measure, Page, rows, setting
 from afflux.sim.results.run_result import Spread, spread
 from afflux.sim.runs.compare import Job
-from afflux.sim.workload.config import SimConfig, parse
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import parse
 
 SERVER_LR, BUFFER_SIZE = 0.6, 10
 
@@ -134,10 +135,8 @@ def markdown(content: dict[str, Any]) -> str:
 
 def reproduce(data: str, seeds: Sequence[int], data_dir: str | None, measure: Measure) -> Page:
     """Run all codecs with all seeds."""
-    from afflux.sim.runs.setup import num_parameters
-
     jobs = plan(data, seeds, data_dir)
-    return page(data, seeds, jobs, measure(jobs), num_parameters(setting(jobs[0])))
+    return page(data, seeds, jobs, measure(jobs), setting(jobs[0]).num_parameters())
 
 
 def _of(rule: str, outcomes: Sequence[Outcome]) -> list[Outcome]:

@@ -55,7 +55,7 @@ def measure(
     if wanted:
         config = setting(wanted[0])
         finished = Finished(folder / FILE, wanted)
-        with terminal_output.progress(wanted, config, Console(stderr=True)) as watch:
+        with terminal_output.progress([job.label for job in wanted], config.arrivals, Console(stderr=True)) as watch:
             compare(wanted, config, processes=processes or available_cpus(), watch=watch, finished=finished)
         ended = load(folder / FILE, jobs)
     if len(ended) < len(jobs):

@@ -19,7 +19,8 @@ from afflux.sim.papers.finished_runs import Outcome
 from afflux.sim.papers.publishing import Measure, Page, accuracy, rows, setting
 from afflux.sim.results.run_result import Spread, spread
 from afflux.sim.runs.compare import Job
-from afflux.sim.workload.config import SimConfig, parse
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import parse
 
 DELAYS = ("fadas-mild", "fadas-large")
 

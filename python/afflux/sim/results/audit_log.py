@@ -20,7 +20,8 @@ import numpy as np
 from afflux.receipts import Report
 from afflux.sim.errors import ConfigError
 from afflux.sim.results.updates_file import cut_off, read_updates
-from afflux.sim.workload.config import Plain, RuleSpec, SimConfig, parse, written
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import Plain, RuleSpec, parse, written
 
 FORMAT, FORMAT_VERSION = "afflux-audit", 1
 FOLDER = "audit"  #: in a run folder

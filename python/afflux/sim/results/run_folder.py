@@ -47,9 +47,7 @@ def audit_folder(
 ) -> Keep:
     """Make the folder of the audit logs; says how much the kept updates will take if it is more than a gigabyte."""
     if updates:
-        from afflux.sim.runs.setup import num_parameters
-
-        size = 4 * num_parameters(config) * config.arrivals * runs
+        size = 4 * config.num_parameters() * config.arrivals * runs
         free = shutil.disk_usage(folder).free
         if size > free:
             raise ConfigError(f"the updates take {in_bytes(size)}, but {folder} has {in_bytes(free)} free")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from afflux.sim.workload.config import RuleSpec
+from afflux.sim.workload.rule_specs import RuleSpec
 
 
 class Row(NamedTuple):

@@ -1,6 +1,6 @@
 """What a person sees while and after it runs: progress bars and the table, by rich."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -8,15 +8,24 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from afflux.sim.results.run_result import RunResult, Spread, by_rule, summarise
-from afflux.sim.runs.compare import Job, Watch
 from afflux.sim.workload.config import SimConfig
 from afflux.units import in_bytes
 
 
 @contextmanager
-def progress(jobs: Sequence[Job], config: SimConfig, console: Console, done: int = 0) -> Iterator[Watch]:
-    """Show one bar per rule, over all its seeds; nothing if the output is no terminal. `done`: arrivals that each job
-    goes on from.
+def progress(
+    labels: Sequence[str], arrivals: int, console: Console, done: int = 0
+) -> Iterator[Callable[[int, int], None]]:
+    """Show one progress bar per rule, over all its seeds; nothing if the output is no terminal.
+
+    Args:
+        labels: the rule of each job.
+        arrivals: of each job.
+        console: where the bars are shown.
+        done: arrivals of each job that were handled before.
+
+    Yields:
+        A function to call with (index of the job, its arrivals so far).
     """
     bars = Progress(
         TextColumn("{task.description}"),
@@ -27,15 +36,14 @@ def progress(jobs: Sequence[Job], config: SimConfig, console: Console, done: int
         console=console,
         disable=not console.is_terminal,
     )
-    labels = [job.label for job in jobs]
-    total = {label: labels.count(label) * config.arrivals for label in labels}
+    total = {label: labels.count(label) * arrivals for label in labels}
     begun = {label: labels.count(label) * done for label in labels}
     tasks = {label: bars.add_task(label, total=count, completed=begun[label]) for label, count in total.items()}
-    seen = [done] * len(jobs)
+    seen = [done] * len(labels)
 
-    def watch(index: int, arrivals: int) -> None:
-        bars.advance(tasks[labels[index]], arrivals - seen[index])
-        seen[index] = arrivals
+    def watch(index: int, so_far: int) -> None:
+        bars.advance(tasks[labels[index]], so_far - seen[index])
+        seen[index] = so_far
 
     with bars:
         yield watch

@@ -14,7 +14,8 @@ from afflux.sim import interrupts
 from afflux.sim.errors import require
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.results.updates_file import Keep
-from afflux.sim.workload.config import RuleSpec, SimConfig
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import RuleSpec
 
 POLL_SECONDS = 0.1
 

@@ -17,7 +17,8 @@ from afflux.sim.results.run_result import RunResult, sha256
 from afflux.sim.runs.setup import World
 from afflux.sim.runs.simulated_server import Finished, Follower, Progress, Pull, follow
 from afflux.sim.runs.simulation import write_logs
-from afflux.sim.workload.config import RuleSpec, SimConfig
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import RuleSpec
 
 
 def complete(log: Log) -> tuple[ArrivalLine, ...]:

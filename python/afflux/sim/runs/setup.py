@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,15 +9,13 @@ import numpy as np
 from afflux.layout import Layout
 from afflux.rule import Rule
 from afflux.server import Server
-from afflux.sim.clients.protocol import events_of
-from afflux.sim.clients.schedule import Arrival, Dispatch
+from afflux.sim.clients.schedule import Arrival, Dispatch, make_schedule
 from afflux.sim.clients.training import Trainer
 from afflux.sim.errors import ConfigError
-from afflux.sim.workload import models
-from afflux.sim.workload.config import RuleSpec, SimConfig
-from afflux.sim.workload.data_sets import load
+from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.partitions import PARTITIONS
 from afflux.sim.workload.random_streams import Purpose, stream
+from afflux.sim.workload.rule_specs import RuleSpec
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -37,12 +34,12 @@ class World:
         """Load the data and divide it; raises ConfigError for a negative seed or missing data."""
         if seed < 0:
             raise ConfigError(f"seed is {seed}, must be 0 or more")
-        task = load(config.data, Path(config.data_dir) if config.data_dir else None)
+        task = config.load_data()
         shards = PARTITIONS[config.partition](
             task.y_train, config.num_clients, config.heterogeneity, stream(seed, Purpose.PARTITION)
         )
         clients = tuple(client for client, shard in enumerate(shards) if len(shard))
-        module = models.build(config.model, task.shape, task.num_classes, stream(seed, Purpose.MODEL))
+        module = config.new_model(task, seed)
         layout = Layout.of(module)
         first = layout.flatten(module)
         trainer = Trainer(module, layout, task, shards, config)
@@ -54,11 +51,4 @@ class World:
 
     def events(self, spec: RuleSpec) -> Iterator[Dispatch | Arrival]:
         """Who starts and who finishes when; the rule matters only if it waits for a cohort."""
-        return events_of(spec, spec.build().buffer_size, self.seed, self.config, self.clients)
-
-
-def num_parameters(config: SimConfig) -> int:
-    """Return d of the model that `config` describes."""
-    task = load(config.data, Path(config.data_dir) if config.data_dir else None)
-    module = models.build(config.model, task.shape, task.num_classes, stream(0, Purpose.MODEL))
-    return sum(parameter.numel() for parameter in module.parameters())
+        return make_schedule(spec, spec.build().buffer_size, self.seed, self.config, self.clients)

@@ -17,8 +17,8 @@ from afflux.sim.errors import ConfigError, DivergedError
 from afflux.sim.results import audit_log
 from afflux.sim.results.run_result import Row, RunResult, sha256
 from afflux.sim.runs.setup import World
-from afflux.sim.workload.config import RuleSpec
 from afflux.sim.workload.random_streams import Purpose, stream
+from afflux.sim.workload.rule_specs import RuleSpec
 
 Progress = Callable[[int], None]
 """Called after each arrival with the number of arrivals so far; may raise to stop the run."""

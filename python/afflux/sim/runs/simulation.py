@@ -11,7 +11,8 @@ from afflux.sim.results.updates_file import Keep, KeptUpdates
 from afflux.sim.runs.setup import World
 from afflux.sim.runs.simulated_server import Finished, Follower, Progress, Pull, follow
 from afflux.sim.runs.training_stream import Live
-from afflux.sim.workload.config import RuleSpec, SimConfig
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import RuleSpec
 
 
 def run(

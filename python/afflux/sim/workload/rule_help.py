@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 from afflux.rules import RULES
-from afflux.sim.workload.config import LAWS, choices, parameters, written
 from afflux.sim.workload.rule_files import maker
+from afflux.sim.workload.rule_specs import LAWS, choices, parameters, written
 from afflux.weigh import StalenessLaw
 
 
