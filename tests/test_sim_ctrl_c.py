@@ -6,9 +6,9 @@ import threading
 import pytest
 
 from afflux.sim import interrupts
-from afflux.sim.runs.compare import compare, jobs_of
+from afflux.sim.runs.compare import compare, make_jobs
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import parse
+from afflux.sim.workload.rule_specs import parse_rule
 
 
 def press():
@@ -16,53 +16,53 @@ def press():
 
 
 def test_a_press_is_raised_once_where_it_is_asked_for():
-    with interrupts.held():
+    with interrupts.deferred():
         press()
         press()
         with pytest.raises(KeyboardInterrupt):
-            interrupts.check()
-        interrupts.check()
+            interrupts.raise_if_pending()
+        interrupts.raise_if_pending()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_press_that_nobody_asks_for_is_raised_at_the_end_of_the_outer_block():
     reached = False
-    with pytest.raises(KeyboardInterrupt), interrupts.held():
-        with interrupts.held():
+    with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+        with interrupts.deferred():
             press()
         reached = True
     assert reached
-    interrupts.check()
+    interrupts.raise_if_pending()
 
 
 def test_sigterm_says_that_it_was_that():
     """Once: what is pressed later is Ctrl-C again."""
-    with interrupts.held(), interrupts.sigterm_too():
+    with interrupts.deferred(), interrupts.sigterm_as_interrupt():
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(interrupts.Terminated):
-            interrupts.check()
+            interrupts.raise_if_pending()
         press()
         with pytest.raises(KeyboardInterrupt) as caught:
-            interrupts.check()
+            interrupts.raise_if_pending()
         assert caught.type is KeyboardInterrupt
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_sigterm_that_nobody_asks_for():
-    with pytest.raises(interrupts.Terminated), interrupts.held(), interrupts.sigterm_too():
+    with pytest.raises(interrupts.Terminated), interrupts.deferred(), interrupts.sigterm_as_interrupt():
         signal.raise_signal(signal.SIGTERM)
 
 
 def test_sigterm_where_nobody_would_ask_is_raised_at_once():
-    with interrupts.sigterm_too(), pytest.raises(interrupts.Terminated):
+    with interrupts.sigterm_as_interrupt(), pytest.raises(interrupts.Terminated):
         signal.raise_signal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt) as caught, interrupts.held():
+    with pytest.raises(KeyboardInterrupt) as caught, interrupts.deferred():
         press()
     assert caught.type is KeyboardInterrupt
 
 
 def test_a_second_sigterm_says_what_it_was_too(monkeypatch):
-    with pytest.raises(interrupts.Terminated), interrupts.held(), interrupts.sigterm_too():
+    with pytest.raises(interrupts.Terminated), interrupts.deferred(), interrupts.sigterm_as_interrupt():
         signal.raise_signal(signal.SIGTERM)
         monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", 0.0)
         with pytest.raises(interrupts.Terminated):
@@ -70,25 +70,25 @@ def test_a_second_sigterm_says_what_it_was_too(monkeypatch):
 
 
 def test_another_error_comes_first():
-    with pytest.raises(ValueError, match="mine"), interrupts.held():
+    with pytest.raises(ValueError, match="mine"), interrupts.deferred():
         press()
         raise ValueError("mine")
-    interrupts.check()
+    interrupts.raise_if_pending()
 
 
 def test_a_second_press_raises_at_once_when_the_first_has_waited(monkeypatch):
-    with interrupts.held():
+    with interrupts.deferred():
         press()
         monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", 0.0)
         with pytest.raises(KeyboardInterrupt):
             press()
         with pytest.raises(KeyboardInterrupt):
-            interrupts.check()
+            interrupts.raise_if_pending()
 
 
 def test_the_handler_afterwards_may_be_given():
     try:
-        with interrupts.held(then=signal.SIG_IGN):
+        with interrupts.deferred(then=signal.SIG_IGN):
             pass
         press()
     finally:
@@ -99,7 +99,7 @@ def test_the_handler_afterwards_may_be_given():
 def test_a_handler_of_the_caller_stays(handler):
     before = signal.signal(signal.SIGINT, handler)
     try:
-        with interrupts.held():
+        with interrupts.deferred():
             assert signal.getsignal(signal.SIGINT) is handler
     finally:
         signal.signal(signal.SIGINT, before)
@@ -109,7 +109,7 @@ def test_another_thread_may_hold_it_to_no_effect():
     seen = []
 
     def hold():
-        with interrupts.held():
+        with interrupts.deferred():
             seen.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=hold)
@@ -129,6 +129,6 @@ def test_compare_stops_after_the_arrival_at_hand(processes):
             press()
 
     with pytest.raises(KeyboardInterrupt):
-        compare(jobs_of([parse("fedbuff")], [0, 1]), config, processes=processes, watch=watch)
+        compare(make_jobs([parse_rule("fedbuff")], [0, 1]), config, processes=processes, watch=watch)
     assert len(seen) == 1
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -53,5 +53,5 @@ app.command(help=show.BACKENDS_HELP)(show.backends)
 
 def main() -> None:
     """Run the command line, as the last thing that this process does: Ctrl-C is ignored while the interpreter ends."""
-    with interrupts.held(then=signal.SIG_IGN):
+    with interrupts.deferred(then=signal.SIG_IGN):
         app()

@@ -14,7 +14,7 @@ from afflux.errors import AffluxError, UnavailableError
 from afflux.sim.errors import ConfigError
 from afflux.sim.interrupts import Terminated
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import RuleSpec, parameters, parse
+from afflux.sim.workload.rule_specs import RuleSpec, parse_rule, rule_parameters
 
 BufferSize = Annotated[int | None, typer.Option(help="Arrivals per server step, for rules with a buffer; default 10.")]
 ServerLr = Annotated[float | None, typer.Option(help="Server learning rate, for the rules that have one.")]
@@ -103,10 +103,10 @@ def numbers(text: str) -> list[int]:
 def specs_of(rules: list[str], **common: Any) -> list[RuleSpec]:
     """Read rules; options in `common` that are not None apply where a rule takes them. Raises ConfigError."""
     given = {option: value for option, value in common.items() if value is not None}
-    specs = [parse(rule, {"buffer_size": 10} | given) for rule in rules]
+    specs = [parse_rule(rule, {"buffer_size": 10} | given) for rule in rules]
     for option, value in given.items():
         flag = "--" + option.replace("_", "-")
-        taken = [dict(spec.options)[option] for spec in specs if option in parameters(spec.name)]
+        taken = [dict(spec.options)[option] for spec in specs if option in rule_parameters(spec.name)]
         if not taken:
             raise ConfigError(f"{flag} was given, but {', '.join(rules)} does not take it")
         if value not in taken:

@@ -120,7 +120,7 @@ def codecs(
     with friendly():
         from afflux.sim.papers import codec_errors
 
-        _publish(out, lambda measure: codec_errors.page(updates or [], seed))
+        _publish(out, lambda measure: codec_errors.make_page(updates or [], seed))
 
 
 def _publish(

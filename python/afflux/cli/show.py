@@ -27,10 +27,10 @@ BACKENDS_HELP = """Print what the engine was compiled for, what runs here and wh
 
 def rules(name: Annotated[str | None, typer.Argument(help="A rule; default all, in short.")] = None) -> None:
     """Print presets (see RULES_HELP)."""
-    from afflux.sim.workload.rule_help import details, overview
+    from afflux.sim.workload.rule_help import describe_all_rules, describe_rule
 
     with friendly():
-        for line in overview() if name is None else details(name):
+        for line in describe_all_rules() if name is None else describe_rule(name):
             typer.echo(line)
 
 

@@ -168,17 +168,17 @@ def _simulate(
     from rich.console import Console
 
     from afflux.sim.results import run_folder, terminal_output
-    from afflux.sim.runs.compare import available_cpus, compare, jobs_of
+    from afflux.sim.runs.compare import available_cpus, compare, make_jobs
 
-    jobs = jobs_of(specs, seeds, paired=paired)
+    jobs = make_jobs(specs, seeds, paired=paired)
     finished: dict[int, list[RunResult]] = {}
     with _run_folder(out, jobs, config, finished) as folder:
-        keep = run_folder.audit_folder(folder, config, len(jobs), keep_updates, partial(typer.echo, err=True))
-        with terminal_output.progress([job.label for job in jobs], config.arrivals, Console(stderr=True)) as watch:
+        output = run_folder.create_audit_folder(folder, config, len(jobs), keep_updates, partial(typer.echo, err=True))
+        with terminal_output.progress_bars([job.label for job in jobs], config.arrivals, Console(stderr=True)) as watch:
             results = compare(
-                jobs, config, processes=processes or available_cpus(), watch=watch, keep=keep, finished=finished
+                jobs, config, processes=processes or available_cpus(), watch=watch, output=output, finished=finished
             )
-        run_folder.write(folder, results, config)
+        run_folder.write_results(folder, results, config)
     _show(folder, results, config)
 
 
@@ -189,26 +189,34 @@ def _start(
     from afflux.sim.results import run_folder
     from afflux.sim.runs import resume
     from afflux.sim.runs.compare import Job
-    from afflux.sim.runs.run_checkpoint import refuse_taken
+    from afflux.sim.runs.run_checkpoint import require_unused_store
 
-    refuse_taken(store)
+    require_unused_store(store)
     job = Job(spec, seed)
     with _run_folder(out, [job], config, {}) as folder:
-        keep = run_folder.audit_folder(folder, config, 1, keep_updates, partial(typer.echo, err=True))
-        _stored(store, folder, job, config, lambda told: resume.start(store, spec, seed, config, keep, told, seconds))
+        output = run_folder.create_audit_folder(folder, config, 1, keep_updates, partial(typer.echo, err=True))
+        _stored(
+            store,
+            folder,
+            job,
+            config,
+            lambda told: resume.run_in_store(store, spec, seed, config, output, told, seconds),
+        )
 
 
 def _resume(store: Path, seconds: float, out: Path | None) -> None:
     require("torch", "sklearn", "matplotlib", "rich")
     from afflux.sim.runs.compare import Job
     from afflux.sim.runs.resume import resume
-    from afflux.sim.runs.run_checkpoint import Paused
+    from afflux.sim.runs.run_checkpoint import InterruptedRun
 
-    paused = Paused.of(store, out)
-    if paused.finished:
+    interrupted = InterruptedRun.of(store, out)
+    if interrupted.finished:
         typer.echo(f"the run in {store} is finished: nothing to go on with; its results are written again", err=True)
-    job, folder = Job(paused.spec, paused.header.seed), paused.keep.folder.parent
-    _stored(store, folder, job, paused.config, lambda told: resume(paused, told, seconds), paused.arrivals)
+    job, folder = Job(interrupted.spec, interrupted.header.seed), interrupted.output.folder.parent
+    _stored(
+        store, folder, job, interrupted.config, lambda told: resume(interrupted, told, seconds), interrupted.arrivals
+    )
 
 
 def _stored(
@@ -225,15 +233,15 @@ def _stored(
 
     try:
         with (
-            interrupts.held(),
-            interrupts.sigterm_too(),
-            terminal_output.progress([job.label], config.arrivals, Console(stderr=True), done) as watch,
+            interrupts.deferred(),
+            interrupts.sigterm_as_interrupt(),
+            terminal_output.progress_bars([job.label], config.arrivals, Console(stderr=True), done) as watch,
         ):
             results = [work(partial(watch, 0))]
     except KeyboardInterrupt:
         typer.echo(f"go on with: afflux run --resume {store}", err=True)
         raise
-    run_folder.write(folder, results, config)
+    run_folder.write_results(folder, results, config)
     _show(folder, results, config)
 
 
@@ -245,19 +253,19 @@ def _replay(
 
     from afflux.sim.results import audit_log, run_folder, terminal_output
     from afflux.sim.runs.compare import Job
-    from afflux.sim.runs.replay import config_of, replay
+    from afflux.sim.runs.replay import replay, replay_config
 
-    log = audit_log.read(path)
+    log = audit_log.read_audit_log(path)
     specs = specs_of(rules, **common) if rules else [log.spec()]
-    config = config_of(log, data_dir)
+    config = replay_config(log, data_dir)
     if (missing := log.planned - config.arrivals) > 0:
         typer.echo(f"{path} was cut off: it lacks {missing} of {log.planned} arrivals", err=True)
     jobs = [Job(specs[0], log.header.seed, tuple(specs[1:]))]
     with _run_folder(out, jobs, config, {}) as folder:
-        keep = run_folder.audit_folder(folder, config, 1)
-        with terminal_output.progress([job.label for job in jobs], config.arrivals, Console(stderr=True)) as watch:
-            results = replay(log, specs, config, partial(watch, 0), keep.folder)
-        run_folder.write(folder, results, config)
+        output = run_folder.create_audit_folder(folder, config, 1)
+        with terminal_output.progress_bars([job.label for job in jobs], config.arrivals, Console(stderr=True)) as watch:
+            results = replay(log, specs, config, partial(watch, 0), output.folder)
+        run_folder.write_results(folder, results, config)
     _show(folder, results, config)
     for result in results:
         same = ", as in the log" if log.end is not None and result.digest == log.end.params_sha256 else ""
@@ -271,17 +279,17 @@ def _replay(
 def _run_folder(
     out: Path | None, jobs: "list[Job]", config: SimConfig, finished: "dict[int, list[RunResult]]"
 ) -> Iterator[Path]:
-    """Make the run folder; if the work in it ends early, keep what is complete, or else remove it."""
+    """Create the run folder; after an error, write the finished results into it, or remove it if there are none."""
     from afflux.sim.results import run_folder
 
-    folder = run_folder.new_folder(out)
+    folder = run_folder.create_run_folder(out)
     try:
         yield folder
     except BaseException:
         results = [result for index in sorted(finished) for result in finished[index]]
         if results:
-            run_folder.write(folder, results, config)
-        if run_folder.tidied(folder):
+            run_folder.write_results(folder, results, config)
+        if run_folder.remove_empty_logs(folder):
             typer.echo(f"{len(finished)} of {len(jobs)} runs were finished; kept {folder}/", err=True)
         raise
 
@@ -294,6 +302,6 @@ def _show(folder: Path, results: "list[RunResult]", config: SimConfig) -> None:
     screen = Console()
     if not screen.is_terminal:
         screen = Console(width=200)
-    screen.print(run_folder.headline(config, results), highlight=False)
-    screen.print(terminal_output.table(results, config))
+    screen.print(run_folder.describe_setting(config, results), highlight=False)
+    screen.print(terminal_output.results_table(results, config))
     screen.print(f"wrote {folder}/", highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Ctrl-C as a question that work asks between two steps, not an exception amid an import, a write or a start."""
+"""Deferred Ctrl-C: it raises between two steps of the work, not in the middle of an import, a write or a start."""
 
 import signal
 import threading
@@ -13,38 +13,40 @@ _kind: type[KeyboardInterrupt] = KeyboardInterrupt
 
 
 class Terminated(KeyboardInterrupt):
-    """It was SIGTERM."""
+    """Raised for SIGTERM."""
 
 
 @contextmanager
-def held(then: Callable[[int, FrameType | None], object] | signal.Handlers | None = None) -> Iterator[None]:
-    """Note Ctrl-C in the block; `check` raises KeyboardInterrupt for it, and else the end of the block.
+def deferred(then: Callable[[int, FrameType | None], object] | signal.Handlers | None = None) -> Iterator[None]:
+    """Record Ctrl-C in the block; `raise_if_pending`, or else the end of the block, raises KeyboardInterrupt for it.
 
-    Work that asks no longer is stopped by pressing again, a second or more later: that raises at once. Nothing changes
-    in other threads than the main one, amid another such block, or if Ctrl-C is ignored or handled by the caller.
-    `then` is the handler after the block; default the one before it.
+    A second Ctrl-C, a second or more after the first, raises at once: it stops work that no longer calls
+    `raise_if_pending`. The block has no effect in other threads than the main one, inside another such block, or if
+    Ctrl-C is ignored or handled by the caller.
+
+    Args:
+        then: the handler after the block; default the one before it.
     """
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
         yield
         return
-    signal.signal(signal.SIGINT, _note)
+    signal.signal(signal.SIGINT, _record)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, then or before)
-        pressed = _taken()
+        pressed = _take_pending()
     if pressed is not None:
         raise pressed
 
 
 @contextmanager
-def sigterm_too() -> Iterator[None]:
-    """SIGTERM counts as Ctrl-C in the block, but raises Terminated: batch systems send it seconds before they kill.
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Handle SIGTERM as Ctrl-C in the block, but raise Terminated: batch systems send it seconds before SIGKILL.
 
-    In a block of `held` it is noted as Ctrl-C is; elsewhere it raises at once.
-
-    Nothing changes in other threads than the main one, or if it is ignored or handled by the caller.
+    In a block of `deferred` SIGTERM is recorded as Ctrl-C is; elsewhere it raises at once. The block has no effect in
+    other threads than the main one, or if SIGTERM is ignored or handled by the caller.
     """
     before = signal.getsignal(signal.SIGTERM)
     if before is not signal.SIG_DFL or threading.current_thread() is not threading.main_thread():
@@ -57,31 +59,31 @@ def sigterm_too() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def check() -> None:
-    """Raise KeyboardInterrupt, once, if Ctrl-C was noted."""
-    pressed = _taken()
+def raise_if_pending() -> None:
+    """Raise KeyboardInterrupt, once, if Ctrl-C was recorded."""
+    pressed = _take_pending()
     if pressed is not None:
         raise pressed
 
 
-def _taken() -> type[KeyboardInterrupt] | None:
-    """What was noted, if anything was; it is not any more."""
+def _take_pending() -> type[KeyboardInterrupt] | None:
+    """Return the exception of the recorded signal, if there is one, and forget it."""
     global _pressed_at, _kind
-    noted = None if _pressed_at is None else _kind
+    pending = None if _pressed_at is None else _kind
     _pressed_at, _kind = None, KeyboardInterrupt
-    return noted
+    return pending
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     global _kind
-    if signal.getsignal(signal.SIGINT) is not _note:  # nobody would ask
+    if signal.getsignal(signal.SIGINT) is not _record:  # outside of `deferred` no code checks for it
         raise Terminated
     _kind = Terminated
-    _note(number, frame)
+    _record(number, frame)
 
 
-def _note(number: int, frame: FrameType | None) -> None:
-    """Of both: SIGTERM stays what it was, whatever is pressed after it."""
+def _record(number: int, frame: FrameType | None) -> None:
+    """Record the first of the signals; a recorded SIGTERM stays one, whatever comes after it."""
     global _pressed_at
     now = time.monotonic()
     if _pressed_at is None:

@@ -11,32 +11,39 @@ from afflux.ops import Combine, Pass, apply
 from afflux.store import MemoryRows
 
 
-class Controls:
+class ControlVariates:
     """SCAFFOLD's control variates (option II): c_i of every client, and c of the server; all start at 0.
 
         client     y <- y - client_lr * (g - c_i + c), with the c that it pulled with the model x
                    c_i+ = c_i - c + (x - y) / (K * client_lr) = gradient - (c - c_i), `gradient` the kind of that name
         server     at its step: c <- c + 1/N sum_i (c_i+ - c_i), in the order of client ids
 
-    The server's c_i are rows of a cache and c is their mean, kept by the engine's float64 sum. A client that comes
-    twice between two steps moves its own c_i twice, and c by the whole way: the terms telescope.
+    The c_i are rows of a cache, and c is their mean, from the engine's float64 sum. A client that finishes twice
+    between two steps updates its own c_i twice, and c by the sum of both differences.
 
-    With a codec that rounds, the server's step makes c_i = Q(c_i+), and that is what the client gets from then on: the
+    With a codec that rounds, the server's step makes c_i = Q(c_i+). The client uses this rounded c_i from then on: the
     server sends c_i along with c, and the mean of all shifts c - c_i stays 0.
     """
 
     def __init__(self, size: int, num_clients: int, codec: Codec = codecs.float32, seed: int = 0) -> None:
-        """Zeros for N = `num_clients` clients and models of `size` elements; `seed` of the codec's random bits."""
-        # The complement, as a rule's own rows have keys of this seed, too.
+        """Start at zero.
+
+        Args:
+            size: elements of the model, d.
+            num_clients: all clients, N.
+            codec: how the c_i are stored.
+            seed: of the codec's random bits.
+        """
+        # The complement of the seed: the rows of a rule's own cache have keys of the seed itself.
         self._rows = MemoryRows(size, num_clients, codec, ~seed)
         self._zeros = np.zeros(size, np.float32)
         self._steps = 0
         self._waiting: dict[int, np.ndarray] = {}
         self.server = self._zeros
-        """c (d,) as of the last step; a step makes a new array, so that who pulled this one keeps it."""
+        """c (d,) as of the last step; a step makes a new array, and arrays returned before stay as they are."""
 
     def client(self, client: int) -> np.ndarray:
-        """c_i (d,), the client's own: also what has not entered c yet."""
+        """Return c_i (d,), with the updates that are not yet part of c."""
         if client in self._waiting:
             return self._waiting[client]
         row = self._rows.row(client)
@@ -46,12 +53,12 @@ class Controls:
         """Return c - c_i (d,), for `pulled` the c of the client's dispatch."""
         return np.asarray(pulled - self.client(client))
 
-    def arrived(self, client: int, gradient: np.ndarray, shift: np.ndarray) -> None:
-        """The client finished with `gradient` (d,), -update / (K client_lr), having trained with `shift`."""
+    def record_gradient(self, client: int, gradient: np.ndarray, shift: np.ndarray) -> None:
+        """Update c_i from `gradient` (d,), -update / (K client_lr), of a client that trained with `shift`."""
         self._waiting[client] = gradient - shift
 
     def step(self) -> None:
-        """Moves c by all who have arrived since the last step."""
+        """Update c with all gradients since the last step."""
         clients = sorted(self._waiting)
         moved: Sequence[np.ndarray] = [self._waiting[client] for client in clients]
         self._steps += 1
@@ -64,8 +71,8 @@ class Controls:
         self.server = server
         self._waiting = {}
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """All of it; `load` reads them. A row for each client that has finished once, 4 d bytes if nothing rounds."""
+    def state_arrays(self) -> dict[str, np.ndarray]:
+        """Return the state for `restore`: a row for each client that has finished once, 4 d bytes without rounding."""
         rows, waiting, size = self._rows, self._waiting, self._zeros.size
         return {
             "server": self.server,
@@ -77,8 +84,8 @@ class Controls:
             "waiting": np.array([*waiting.values()], np.float32).reshape(-1, size),
         }
 
-    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Go on from there."""
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Continue from `state_arrays`."""
         rows = dict(zip(arrays["clients"].tolist(), arrays["controls"], strict=True))
         self._rows = self._rows.loaded(rows, arrays["sum"])
         self._steps = int(arrays["steps"])

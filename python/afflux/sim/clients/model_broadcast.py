@@ -1,4 +1,4 @@
-"""What clients pull at a dispatch: one of the last few models, and with it what their optimizer needs."""
+"""The models that clients pull at a dispatch: one of the last few versions, with SCAFFOLD's shift where needed."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -9,13 +9,13 @@ import numpy as np
 from afflux.codecs import Codec
 from afflux.receipts import Pulled
 from afflux.server import Server
-from afflux.sim.clients.control_variates import Controls
-from afflux.sim.clients.training import Trained, as_kind
+from afflux.sim.clients.control_variates import ControlVariates
+from afflux.sim.clients.training import TrainingResult, convert_update
 from afflux.sim.workload.config import SimConfig
 
 
-class Sent(NamedTuple):
-    """What one client got."""
+class SentModel(NamedTuple):
+    """The model that one client pulled."""
 
     client: int
     model: Pulled
@@ -25,11 +25,11 @@ class Sent(NamedTuple):
     """Arrivals that were handled when that model was the newest."""
 
 
-class Broadcast:
-    """The models that clients may still start from, and SCAFFOLD's control variates where they are asked for."""
+class ModelBroadcast:
+    """The models that clients may still start from, and SCAFFOLD's control variates if it is the client optimizer."""
 
     def __init__(self, server: Server, config: SimConfig, num_clients: int, seed: int) -> None:
-        """Models are kept for the protocol of rounds only: elsewhere all clients get the newest one."""
+        """Make an empty broadcast; older models are held for the protocol of rounds only."""
         self._server = server
         self._client_lr = config.client_lr
         #: Each with the server's control variate and the arrivals that were handled when it was the newest.
@@ -38,18 +38,24 @@ class Broadcast:
         )
         self._controls = None
         if config.client_optimizer == "scaffold":
-            self._controls = Controls(server.params.size, num_clients, Codec(config.control_codec), seed)
+            self._controls = ControlVariates(server.params.size, num_clients, Codec(config.control_codec), seed)
         self._version = server.version
 
     @property
     def oldest(self) -> int:
-        """Arrivals that were handled when the oldest model was the newest that may still be sent."""
+        """Arrivals that were handled when the oldest of the held models was the newest."""
         return self.models[0][2]
 
-    def pull(self, client: int, age: int = 0, arrivals: int = 0) -> Sent:
-        """Send the newest model (age 0), the one sent before it (1), ...; at most the oldest that is kept.
+    def pull(self, client: int, age: int = 0, arrivals: int = 0) -> SentModel:
+        """Send a model to a client.
 
-        `arrivals` says how many have been handled so far.
+        Args:
+            client: the client.
+            age: 0: the newest model, 1: the one sent before it, ...; at most the oldest that is held.
+            arrivals: number of arrivals that have been handled so far.
+
+        Returns:
+            The model, and SCAFFOLD's shift.
         """
         model = self._server.pull()
         if self.models and self.models[-1][0].version == model.version:
@@ -57,29 +63,29 @@ class Broadcast:
         self.models.append((model, None if self._controls is None else self._controls.server, arrivals))
         model, control, after = self.models[-1 - min(age, len(self.models) - 1)]
         if self._controls is None or control is None:
-            return Sent(client, model, None, after)
-        return Sent(client, model, self._controls.shift(client, control), after)
+            return SentModel(client, model, None, after)
+        return SentModel(client, model, self._controls.shift(client, control), after)
 
-    def finished(self, sent: Sent, trained: Trained) -> None:
-        """Take in a client's new control variate, after its push; the server's moves when the server has stepped."""
+    def record_result(self, sent: SentModel, trained: TrainingResult) -> None:
+        """Update the client's control variate, after its push; and the server's, if the server has stepped."""
         if self._controls is None or sent.shift is None:
             return
-        gradient = as_kind(trained.update, "gradient", sent.model.params, self._client_lr, trained.steps)
-        self._controls.arrived(sent.client, gradient, sent.shift)
+        gradient = convert_update(trained.update, "gradient", sent.model.params, self._client_lr, trained.steps)
+        self._controls.record_gradient(sent.client, gradient, sent.shift)
         if self._server.version != self._version:
             self._version = self._server.version
             self._controls.step()
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The control variates, between two events; `load` reads them. Empty where there are none."""
+    def state_arrays(self) -> dict[str, np.ndarray]:
+        """Return the control variates, between two events, for `restore`; empty for other client optimizers."""
         if self._controls is None:
             return {}
         sent = [control for _, control, _ in self.models if control is not None]
-        return self._controls.arrays() | ({"sent": np.stack(sent)} if sent else {})
+        return self._controls.state_arrays() | ({"sent": np.stack(sent)} if sent else {})
 
-    def load(self, models: Sequence[tuple[Pulled, int]], arrays: Mapping[str, np.ndarray]) -> None:
-        """Go on with these models, each with the arrivals before it, oldest first, and with such control variates."""
+    def restore(self, models: Sequence[tuple[Pulled, int]], arrays: Mapping[str, np.ndarray]) -> None:
+        """Continue with these models, oldest first, each with the arrivals before it, and with `state_arrays`."""
         sent = iter(arrays.get("sent", ()))
         self.models.extend((model, next(sent, None), after) for model, after in models)
         if self._controls is not None:
-            self._controls.load(arrays)
+            self._controls.restore(arrays)

@@ -1,6 +1,6 @@
-"""The discrete-event loop: who starts training when, and who finishes when.
+"""The discrete-event loop: which client starts training when, and which one finishes when.
 
-The schedule does not look at models, so one seed gives every rule the same dispatches and delays.
+The schedule does not depend on models: one seed gives every rule the same dispatches and delays.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from afflux.rules import SYNCHRONOUS
 from afflux.sim.errors import ConfigError
 from afflux.sim.workload.config import SAMPLING, SimConfig
 from afflux.sim.workload.delays import DELAYS, Delay
-from afflux.sim.workload.random_streams import Purpose, stream
+from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.rule_specs import RuleSpec
 
 
@@ -25,7 +25,7 @@ class Dispatch:
     sequence: int
     client: int
     age: int = 0
-    """Which model it pulls: 0 is the newest, 1 the one before it, ..."""
+    """Of the model that it pulls: 0 is the newest, 1 the one before it, ..."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Arrival:
     client: int
 
 
-def schedule(
+def schedule_events(
     clients: Sequence[int],
     *,
     concurrency: int,
@@ -49,12 +49,25 @@ def schedule(
 ) -> Iterator[Dispatch | Arrival]:
     """Yield dispatches and arrivals in the order of virtual time, until `arrivals` arrivals.
 
-    `concurrency` clients train at once. A client that finishes is replaced by one drawn uniformly
-    from the idle ones (itself included), equal finish times arrive in the order of dispatch.
-    Replacements start when `refill` clients have finished: 1 is at once, the buffer size is the
-    loop that CA2FL and FADAS were run with, and all of `concurrency` are FedAvg's rounds.
-    WKAFL's K-async law is `refill` K with all P clients at once: nobody else is idle, so that
-    the new model goes to just those K who finished.
+    A client that finishes is replaced by one drawn uniformly from the idle clients, itself included. Arrivals with
+    equal finish times come in the order of dispatch.
+
+    Args:
+        clients: those that hold data.
+        concurrency: clients that train at once.
+        arrivals: number of arrivals after which the schedule ends.
+        delay: law of the running times.
+        selection: stream for the choice of clients.
+        times: stream for the running times.
+        refill: replacements start when so many clients have finished. 1: at once; the buffer size: the loop of CA2FL
+            and FADAS; `concurrency`: FedAvg's rounds. WKAFL's K-async law is K with all P clients at once: no other
+            client is idle, so that the new model goes to the K clients that finished.
+
+    Yields:
+        Dispatches and arrivals, `Dispatch` before the `Arrival` with the same sequence number.
+
+    Raises:
+        ValueError: `concurrency` or `refill` is out of range.
     """
     if not 1 <= concurrency <= len(clients):
         raise ValueError(f"[schedule] concurrency {concurrency} is not in 1..{len(clients)}")
@@ -82,7 +95,7 @@ def schedule(
         vacant = refill if done % refill == 0 else 0
 
 
-def rounds(
+def schedule_rounds(
     clients: Sequence[int],
     *,
     cohort: int,
@@ -94,11 +107,26 @@ def rounds(
     times: np.random.Generator,
     probabilities: Sequence[float] | None = None,
 ) -> Iterator[Dispatch | Arrival]:
-    """Anarchic FL's protocol: in each round `cohort` clients, each on one of the last few models.
+    """Yield the events of Anarchic FL's protocol: in each round `cohort` clients, each on one of the last few models.
 
-    The clients are drawn without replacement, uniformly or one after the other in proportion to `probabilities`.
-    Each starts from one of the last `stale_models` models, uniformly; 1 is synchronous. In the first rounds there are
-    fewer models to choose from. A round lasts until its slowest client has finished.
+    A round lasts until its slowest client has finished. In the first rounds there are fewer models to choose from.
+
+    Args:
+        clients: those that hold data.
+        cohort: clients of a round, drawn without replacement.
+        arrivals: number of arrivals after which the schedule ends.
+        stale_models: a client starts from one of so many last models, drawn uniformly; 1: synchronous.
+        delay: law of the running times.
+        selection: stream for the choice of clients.
+        ages: stream for the choice of models.
+        times: stream for the running times.
+        probabilities: of each client, for drawing one after the other in proportion; default uniform.
+
+    Yields:
+        Dispatches and arrivals.
+
+    Raises:
+        ValueError: `cohort` is out of range, or `probabilities` has another length than `clients`.
     """
     if not 1 <= cohort <= len(clients):
         raise ValueError(f"[rounds] cohort {cohort} is not in 1..{len(clients)}")
@@ -108,10 +136,10 @@ def rounds(
     sequence = 0
     now = 0.0
     for number in range(-(-arrivals // cohort)):
-        # The first of exponential clocks that ring at these rates: drawing in proportion, without replacement.
-        clocks = selection.standard_exponential(len(clients)) / rates
+        # Exponential times with these rates: the order of the smallest is a draw in proportion, without replacement.
+        exponentials = selection.standard_exponential(len(clients)) / rates
         started = []
-        for place in np.argsort(clocks, kind="stable")[:cohort]:
+        for place in np.argsort(exponentials, kind="stable")[:cohort]:
             client = clients[place]
             yield Dispatch(now, sequence, client, int(ages.integers(min(stale_models, number + 1))))
             started.append(Arrival(now + delay(client, times), sequence, client))
@@ -124,7 +152,21 @@ def rounds(
 def make_schedule(
     spec: RuleSpec, buffer_size: int, seed: int, config: SimConfig, clients: Sequence[int]
 ) -> Iterator[Dispatch | Arrival]:
-    """The schedule of a run; raises ConfigError if it cannot be. A synchronous rule's cohort is waited for."""
+    """Return the schedule of a run. With a synchronous rule a new cohort starts when the last one has finished.
+
+    Args:
+        spec: the rule.
+        buffer_size: of the rule; its cohort if it is synchronous.
+        seed: of the run.
+        config: the settings.
+        clients: those that hold data.
+
+    Returns:
+        Dispatches and arrivals in the order of virtual time.
+
+    Raises:
+        ConfigError: there are too few clients with data.
+    """
     synchronous = spec.name in SYNCHRONOUS
     cohort = synchronous or config.protocol == "rounds"
     concurrency, refill = (buffer_size,) * 2 if cohort else (config.concurrency, config.refill)
@@ -133,24 +175,24 @@ def make_schedule(
             f"concurrency is {concurrency}, but only {len(clients)} of {config.num_clients} "
             f"clients hold data with seed {seed}"
         )
-    delay = DELAYS[config.delays](config.num_clients, stream(seed, Purpose.DELAY_CLIENTS))
-    selection, times = stream(seed, Purpose.SELECTION), stream(seed, Purpose.DELAY_TIMES)
+    delay = DELAYS[config.delays](config.num_clients, random_stream(seed, StreamPurpose.DELAY_CLIENTS))
+    selection, times = random_stream(seed, StreamPurpose.SELECTION), random_stream(seed, StreamPurpose.DELAY_TIMES)
     if config.protocol == "rounds":
         probabilities = SAMPLING[config.sampling]
         if probabilities is not None and len(probabilities) != len(clients):
             raise ConfigError(f"sampling '{config.sampling}' is for {len(probabilities)} clients, not {len(clients)}")
-        return rounds(
+        return schedule_rounds(
             clients,
             cohort=concurrency,
             arrivals=config.arrivals,
             stale_models=1 if synchronous else config.stale_models,
             delay=delay,
             selection=selection,
-            ages=stream(seed, Purpose.STALE_MODELS),
+            ages=random_stream(seed, StreamPurpose.STALE_MODELS),
             times=times,
             probabilities=probabilities,
         )
-    return schedule(
+    return schedule_events(
         clients,
         concurrency=concurrency,
         arrivals=config.arrivals,

@@ -1,4 +1,4 @@
-"""A client's work: local training from a pulled model, on one torch module that all clients share."""
+"""Local training from a pulled model, on one torch module that all clients share."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -12,15 +12,15 @@ from torch.nn.functional import cross_entropy
 from afflux.layout import Layout
 from afflux.sim.clients import optimizers
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.data_sets import Task
+from afflux.sim.workload.data_sets import DataSet
 
-#: Examples that are evaluated at once: more only need more memory.
-EVALUATED = 1000
+#: Examples that are evaluated at once; limits the memory.
+EVALUATION_BATCH = 1000
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch on one thread, as the bits of a sum may depend on how many there are."""
+def single_torch_thread() -> Iterator[None]:
+    """Run torch on one thread in the block: the bits of a sum may depend on the number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -29,7 +29,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def batches(num_examples: int, batch_size: int, steps: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+def batch_indices(num_examples: int, batch_size: int, steps: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
     """Yield `steps` mini-batches of indices: shuffled epochs, one after the other.
 
     The last batch of an epoch may be smaller, so that each sample is seen once an epoch.
@@ -46,8 +46,8 @@ def batches(num_examples: int, batch_size: int, steps: int, rng: np.random.Gener
             done += 1
 
 
-def as_kind(update: np.ndarray, kind: str, pulled: np.ndarray, client_lr: float, steps: int) -> np.ndarray:
-    """Return an update (d,) as what a rule of `kind` takes; float32, as the update is.
+def convert_update(update: np.ndarray, kind: str, pulled: np.ndarray, client_lr: float, steps: int) -> np.ndarray:
+    """Return an update (d,) as a vector of `kind`; float32, as the update is.
 
     update    update itself, not a copy
     gradient  -update / (client_lr * steps)
@@ -66,20 +66,20 @@ def as_kind(update: np.ndarray, kind: str, pulled: np.ndarray, client_lr: float,
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
-    """What a client sends: `vector` (d,) is of the kind that the rule takes."""
+class TrainingResult:
+    """The result of one local training: `vector` (d,) is of the kind that the rule takes."""
 
     vector: np.ndarray
     num_examples: int
     loss: float
     steps: int
-    """Local steps that were done, K."""
+    """Number of local steps, K."""
     update: np.ndarray
     """(d,) local - pulled model, from which `vector` was made."""
 
 
 class Trainer:
-    """Trains and evaluates on behalf of all clients.
+    """Trains for all clients, and evaluates.
 
     Parameters and gradients of the module are views into two flat buffers, so a pull is one copy
     and a local step is one axpy, whatever the number of layers.
@@ -89,7 +89,7 @@ class Trainer:
         self,
         module: torch.nn.Module,
         layout: Layout,
-        task: Task,
+        data: DataSet,
         shards: Sequence[np.ndarray],
         config: SimConfig,
     ) -> None:
@@ -99,14 +99,14 @@ class Trainer:
         self._local = np.zeros(layout.size, dtype=np.float32)
         gradient = np.zeros(layout.size, dtype=np.float32)
         views = (layout.views(flat).values() for flat in (self._local, gradient))
-        for parameter, own, slope in zip(module.parameters(), *views, strict=True):
+        for parameter, own, gradient_view in zip(module.parameters(), *views, strict=True):
             parameter.data = torch.from_numpy(own)
-            parameter.grad = torch.from_numpy(slope)
+            parameter.grad = torch.from_numpy(gradient_view)
         self._flat = torch.from_numpy(self._local)
         self._gradient = torch.from_numpy(gradient)
-        self._train = x, y = torch.tensor(task.x_train), torch.tensor(task.y_train)
+        self._train = x, y = torch.tensor(data.x_train), torch.tensor(data.y_train)
         self._data = [(x[shard], y[shard]) for shard in map(torch.from_numpy, shards)]
-        self._test = torch.tensor(task.x_test), torch.tensor(task.y_test)
+        self._test = torch.tensor(data.x_test), torch.tensor(data.y_test)
 
     def train(
         self,
@@ -115,35 +115,42 @@ class Trainer:
         kind: str,
         rng: np.random.Generator,
         shift: np.ndarray | None = None,
-    ) -> Trained:
-        """Run the client's local steps from `pulled` (d,) and return its result of `kind`.
+    ) -> TrainingResult:
+        """Run the local steps of a client.
 
-        `rng` is the dispatch's own stream: of the number of steps, where that is drawn, and then of the batches.
-        `shift` (d,) is SCAFFOLD's c - c_i.
+        Args:
+            client: the client.
+            pulled: (d,) float32, the params from which it starts.
+            kind: of the result: update, gradient or model.
+            rng: the dispatch's own stream, for the number of steps, if that is random, and then for the batches.
+            shift: (d,) SCAFFOLD's c - c_i.
+
+        Returns:
+            The result.
         """
         config = self._config
         x, y = self._data[client]
         steps = self._steps(len(y), rng)
-        parts = self._parts(pulled, shift)
+        terms = self._gradient_terms(pulled, shift)
         np.copyto(self._local, pulled)
         losses = 0.0
         seen = 0
-        for batch in map(torch.from_numpy, batches(len(y), config.batch_size, steps, rng)):
-            losses += self._slope(x[batch], y[batch]) * len(batch)
+        for batch in map(torch.from_numpy, batch_indices(len(y), config.batch_size, steps, rng)):
+            losses += self._backward(x[batch], y[batch]) * len(batch)
             seen += len(batch)
-            for part in parts:
-                part(self._gradient, self._flat)
+            for term in terms:
+                term(self._gradient, self._flat)
             self._flat.add_(self._gradient, alpha=-config.client_lr)
         update: np.ndarray = self._local - pulled
-        vector = as_kind(update, kind, pulled, config.client_lr, steps)
+        vector = convert_update(update, kind, pulled, config.client_lr, steps)
         examples = min(len(y), config.batch_size) if config.examples == "batch" else len(y)
-        return Trained(vector, examples, losses / seen, steps, update)
+        return TrainingResult(vector, examples, losses / seen, steps, update)
 
     def gradient(self, params: np.ndarray, examples: np.ndarray) -> np.ndarray:
         """Return the mean gradient (d,) at `params` (d,) over these examples of the whole training part."""
         np.copyto(self._local, params)
         index = torch.from_numpy(examples)
-        self._slope(self._train[0][index], self._train[1][index])
+        self._backward(self._train[0][index], self._train[1][index])
         return self._gradient.numpy().copy()
 
     def _steps(self, num_examples: int, rng: np.random.Generator) -> int:
@@ -154,16 +161,16 @@ class Trainer:
             return int(rng.integers(1, 2 * config.local_steps, endpoint=True))
         return config.local_steps
 
-    def _parts(self, pulled: np.ndarray, shift: np.ndarray | None) -> list[optimizers.Part]:
+    def _gradient_terms(self, pulled: np.ndarray, shift: np.ndarray | None) -> list[optimizers.GradientTerm]:
         config = self._config
-        parts = [optimizers.decay(config.weight_decay)] if config.weight_decay else []
+        terms = [optimizers.weight_decay_term(config.weight_decay)] if config.weight_decay else []
         if config.client_optimizer in optimizers.PROXIMAL:
-            parts.append(optimizers.proximal(config.mu, torch.tensor(pulled)))
+            terms.append(optimizers.proximal_term(config.mu, torch.tensor(pulled)))
         if shift is not None:
-            parts.append(optimizers.shifted(torch.from_numpy(shift)))
-        return parts
+            terms.append(optimizers.shift_term(torch.from_numpy(shift)))
+        return terms
 
-    def _slope(self, x: torch.Tensor, y: torch.Tensor) -> float:
+    def _backward(self, x: torch.Tensor, y: torch.Tensor) -> float:
         """Fill the flat gradient with that of the mean loss over (x, y) at the local model; return the loss."""
         self._gradient.zero_()
         loss = cross_entropy(self._module(x), y)
@@ -175,8 +182,8 @@ class Trainer:
         np.copyto(self._local, params)
         x, y = self._test
         with torch.inference_mode():
-            starts = range(0, len(y), EVALUATED)
-            logits = torch.cat([self._module(x[start : start + EVALUATED]) for start in starts])
+            starts = range(0, len(y), EVALUATION_BATCH)
+            logits = torch.cat([self._module(x[start : start + EVALUATION_BATCH]) for start in starts])
             loss = cross_entropy(logits, y).item()
             correct = int((logits.argmax(dim=1) == y).sum())
         return correct / len(y), loss

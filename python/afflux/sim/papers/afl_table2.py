@@ -6,11 +6,11 @@ from typing import NamedTuple
 from afflux import __version__
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers.finished_runs import Outcome
-from afflux.sim.papers.publishing import Measure, Page, accuracy, rows
-from afflux.sim.results.run_result import Spread, spread
+from afflux.sim.papers.publishing import Measure, Page, final_accuracy, markdown_table
+from afflux.sim.results.run_result import SeedStatistics, seed_statistics
 from afflux.sim.runs.compare import Job
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import parse
+from afflux.sim.workload.rule_specs import parse_rule
 
 #: Appendix E.1: rounds and batch size; eta = 1 and eta_L = .1. The rule's server_lr is eta * eta_L, the step of the
 #: paper's proofs: its Algorithm 2 prints eta alone, with which the table is not met.
@@ -59,13 +59,13 @@ PAPER: dict[tuple[str, int], dict[int, tuple[float, float, float, float]]] = {
 
 
 class Cell(NamedTuple):
-    """One number of the table, and ours over seeds."""
+    """One number of the table, and our result over seeds."""
 
     classes: int
     column: str
     paper: float
-    ours: Spread
-    best: Spread
+    ours: SeedStatistics
+    best: SeedStatistics
     """The best evaluation of a run, at every tenth round."""
 
     @property
@@ -74,13 +74,13 @@ class Cell(NamedTuple):
         return self.ours.mean - self.paper
 
 
-def plan(workers: str, steps: int, seeds: Sequence[int], data_dir: str | None = None) -> list[Job]:
-    """Return the runs, seed by seed, row by row; raises ConfigError for what the table does not have."""
+def make_jobs(workers: str, steps: int, seeds: Sequence[int], data_dir: str | None = None) -> list[Job]:
+    """Return the runs, seed by seed, row by row; raises ConfigError if the table has no such row."""
     if (workers, steps) not in PAPER:
         known = ", ".join(f"{m} with {c}" for m, c in PAPER)
         raise ConfigError(f"the table has no row {workers} with {steps} steps; it has {known}")
     cohort, num_clients = map(int, workers.split("/"))
-    rule = parse(f"afa_cd:buffer_size={cohort}:server_lr={SERVER_LR}")
+    rule = parse_rule(f"afa_cd:buffer_size={cohort}:server_lr={SERVER_LR}")
     return [
         Job(
             rule,
@@ -109,20 +109,20 @@ def plan(workers: str, steps: int, seeds: Sequence[int], data_dir: str | None = 
     ]
 
 
-def cells(workers: str, steps: int, results: Sequence[Outcome]) -> list[Cell]:
-    """Return the table's cells, row by row, from the results of `plan`."""
+def table_cells(workers: str, steps: int, results: Sequence[Outcome]) -> list[Cell]:
+    """Return the table's cells, row by row, from the results of `make_jobs`."""
     places = [(p, i) for p in PAPER[workers, steps] for i in range(len(COLUMNS))]
     table = []
     for place, (p, i) in enumerate(places):
         runs = results[place :: len(places)]
-        best = spread([run.best_accuracy for run in runs])
-        table.append(Cell(p, COLUMNS[i].title, PAPER[workers, steps][p][i], accuracy(runs), best))
+        best = seed_statistics([run.best_accuracy for run in runs])
+        table.append(Cell(p, COLUMNS[i].title, PAPER[workers, steps][p][i], final_accuracy(runs), best))
     return table
 
 
-def page(workers: str, steps: int, seeds: Sequence[int], results: Sequence[Outcome]) -> Page:
-    """Set ours beside the paper's."""
-    table = cells(workers, steps, results)
+def make_page(workers: str, steps: int, seeds: Sequence[int], results: Sequence[Outcome]) -> Page:
+    """Make the page: our results beside those of the paper."""
+    table = table_cells(workers, steps, results)
     lines = [
         [f"{cell.classes}", cell.column, f"{cell.paper:.4f}", _shown(cell.ours), f"{cell.difference:+.4f}"]
         for cell in table
@@ -132,7 +132,7 @@ def page(workers: str, steps: int, seeds: Sequence[int], results: Sequence[Outco
     markdown = (
         f"Anarchic FL, Table 2: logistic regression on MNIST, {workers} workers, {steps} local steps, {ROUNDS} rounds; "
         f"accuracy on the test part after the last round, seeds {', '.join(map(str, seeds))}.\n\n"
-        + rows(("p", "setting", "paper", "ours", "difference"), lines)
+        + markdown_table(("p", "setting", "paper", "ours", "difference"), lines)
         + f"\nMean absolute difference {mean:.4f}, largest {largest.difference:+.4f} "
         f"(p = {largest.classes}, {largest.column}).\n"
     )
@@ -155,8 +155,8 @@ def page(workers: str, steps: int, seeds: Sequence[int], results: Sequence[Outco
 
 def reproduce(workers: str, steps: int, seeds: Sequence[int], data_dir: str | None, measure: Measure) -> Page:
     """Run the part of the table with these workers and local steps."""
-    return page(workers, steps, seeds, measure(plan(workers, steps, seeds, data_dir)))
+    return make_page(workers, steps, seeds, measure(make_jobs(workers, steps, seeds, data_dir)))
 
 
-def _shown(value: Spread) -> str:
+def _shown(value: SeedStatistics) -> str:
     return f"{value.mean:.4f}" + (f" ± {value.std:.4f}" if value.seeds > 1 else "")

@@ -1,9 +1,9 @@
-"""How far each codec's rows are from the vectors, on drawn vectors and on updates that a run has kept.
+"""The errors of each codec's rows, on random vectors and on the kept updates of a run.
 
 error     E|Q(x) - x|^2 / |x|^2
 mean      N |mean_i (Q_i(x_i) - x_i)|^2 / mean_i |Q_i(x_i) - x_i|^2 over N = 100 rows: 1 where errors are unbiased and
-          independent, so that the mean's squared error is 1/100 of a row's; 100 where it does not fall at all. With one
-          vector x in all rows (keys differ), the hardest case; and with the updates of a run, the usual one.
+          independent, so that the mean's squared error is 1/100 of a row's; 100 where it does not fall at all. Measured
+          with one vector x in all rows (keys differ), the hardest case, and with the updates of a run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ import numpy as np
 from afflux import __version__, codecs, ops
 from afflux.codecs import Codec
 from afflux.sim.errors import ConfigError, require
-from afflux.sim.papers.publishing import Page, rows
+from afflux.sim.papers.publishing import Page, markdown_table
 from afflux.store import row_key
 
 SIZE, DRAWS, ROWS = 200_000, 5, 100
@@ -23,8 +23,8 @@ CODECS = tuple(Codec(name) for name in get_args(codecs.Name) if not Codec(name).
 SAME = "{}, one vector"
 
 
-class Line(NamedTuple):
-    """One codec."""
+class CodecErrors(NamedTuple):
+    """The errors of one codec."""
 
     codec: str
     bits: float
@@ -32,10 +32,10 @@ class Line(NamedTuple):
     error: dict[str, float]
     """By the name of the vectors."""
     mean: dict[str, float]
-    """The same; the vector of all rows is one where the name says so."""
+    """By the name of the vectors; "one vector" in the name: all rows are of one vector."""
 
 
-def drawn(seed: int) -> dict[str, np.ndarray]:
+def random_vectors(seed: int) -> dict[str, np.ndarray]:
     """Vectors (DRAWS, SIZE) float32 by law: normal, Laplace, and normal where one element in a hundred is not 0."""
     rng = np.random.Generator(np.random.PCG64(seed))
     shape = (DRAWS, SIZE)
@@ -47,28 +47,28 @@ def drawn(seed: int) -> dict[str, np.ndarray]:
     return {name: vector.astype(np.float32) for name, vector in vectors.items()}
 
 
-def recorded(text: str) -> tuple[str, np.ndarray]:
+def read_named_updates(text: str) -> tuple[str, np.ndarray]:
     """Read `NAME=FILE`: at most ROWS updates (n, d) of a file of `--keep-updates`, evenly over the run.
 
     Raises:
-        ConfigError: no such file, or one that holds anything else than float32 rows which are finite and not 0.
+        ConfigError: there is no such file, or it does not hold float32 rows that are finite and not 0.
     """
     name, equals, path = text.partition("=")
     if not (name and equals and path):
         raise ConfigError(f"updates are given as NAME=FILE, not {text!r}")
     try:
-        kept = np.load(path, mmap_mode="r", allow_pickle=False)
+        updates = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
-    if kept.ndim != 2 or kept.dtype != np.float32 or not kept.size:
-        raise ConfigError(f"{path} holds {kept.dtype} of shape {kept.shape}, not float32 updates of shape (n, d)")
-    chosen = np.array(kept[np.unique(np.linspace(0, len(kept) - 1, ROWS).astype(int))])
+    if updates.ndim != 2 or updates.dtype != np.float32 or not updates.size:
+        raise ConfigError(f"{path} holds {updates.dtype} of shape {updates.shape}, not float32 updates of shape (n, d)")
+    chosen = np.array(updates[np.unique(np.linspace(0, len(updates) - 1, ROWS).astype(int))])
     if not np.isfinite(chosen).all() or not chosen.any(axis=1).all():
         raise ConfigError(f"{path} holds updates that are 0 or not finite")
     return name, chosen
 
 
-def there_and_back(codec: Codec, vectors: Sequence[np.ndarray], seed: int) -> Iterator[np.ndarray]:
+def encode_and_decode(codec: Codec, vectors: Sequence[np.ndarray], seed: int) -> Iterator[np.ndarray]:
     """Yield each vector (d,) float32 encoded, with a key of its own, and decoded: one buffer, used again."""
     size = vectors[0].size
     row = np.empty(codec.row_size(size), codec.row_dtype)
@@ -80,11 +80,11 @@ def there_and_back(codec: Codec, vectors: Sequence[np.ndarray], seed: int) -> It
         yield out
 
 
-def error(codec: Codec, vectors: Sequence[np.ndarray], seed: int) -> tuple[float, float]:
+def measure_error(codec: Codec, vectors: Sequence[np.ndarray], seed: int) -> tuple[float, float]:
     """Return the module's `error`, the mean over the vectors, and its `mean` with N the number of vectors."""
     off, total = np.empty(vectors[0].size), np.zeros(vectors[0].size)
     squares, relative = 0.0, 0.0
-    for x, back in zip(vectors, there_and_back(codec, vectors, seed), strict=True):
+    for x, back in zip(vectors, encode_and_decode(codec, vectors, seed), strict=True):
         length = float(np.square(x, out=off, dtype=np.float64).sum())
         np.subtract(back, x, out=off, dtype=np.float64)
         square = float(off @ off)
@@ -95,26 +95,26 @@ def error(codec: Codec, vectors: Sequence[np.ndarray], seed: int) -> tuple[float
     return relative / count, float(total @ total) / squares if squares else 0.0
 
 
-def line(codec: Codec, kinds: Mapping[str, np.ndarray], seed: int) -> Line:
+def measure_codec(codec: Codec, kinds: Mapping[str, np.ndarray], seed: int) -> CodecErrors:
     """Measure one codec on vectors (n, d) of all kinds."""
     errors, means = {}, {}
     for name, vectors in kinds.items():
-        errors[name], falls = error(codec, list(vectors), seed)
+        errors[name], mean_error = measure_error(codec, list(vectors), seed)
         if len(vectors) == ROWS:
-            means[name] = falls
-        means[SAME.format(name)] = error(codec, [vectors[len(vectors) // 2]] * ROWS, seed)[1]
-    return Line(codec.name, 8 * codec.row_bytes(2**20) / 2**20, errors, means)
+            means[name] = mean_error
+        means[SAME.format(name)] = measure_error(codec, [vectors[len(vectors) // 2]] * ROWS, seed)[1]
+    return CodecErrors(codec.name, 8 * codec.row_bytes(2**20) / 2**20, errors, means)
 
 
-def page(updates: Sequence[str] = (), seed: int = 0) -> Page:
+def make_page(updates: Sequence[str] = (), seed: int = 0) -> Page:
     """Measure all codecs on drawn vectors and on the updates of `NAME=FILE`s."""
     require("matplotlib")
-    kinds = drawn(seed)
-    for name, vectors in map(recorded, updates):
+    kinds = random_vectors(seed)
+    for name, vectors in map(read_named_updates, updates):
         if name in kinds:
             raise ConfigError(f"there are two kinds of vectors named {name}")
         kinds[name] = vectors
-    table = [line(codec, kinds, seed) for codec in CODECS]
+    table = [measure_codec(codec, kinds, seed) for codec in CODECS]
     content = {
         "source": __doc__,
         "afflux": __version__,
@@ -122,12 +122,12 @@ def page(updates: Sequence[str] = (), seed: int = 0) -> Page:
         "vectors": {name: list(vectors.shape) for name, vectors in kinds.items()},
         "codecs": [codec._asdict() for codec in table],
     }
-    return Page("codecs", markdown(content), content, lambda path: _draw(table, list(kinds), path))
+    return Page("codecs", page_markdown(content), content, lambda path: _draw(table, list(kinds), path))
 
 
-def markdown(content: dict[str, Any]) -> str:
+def page_markdown(content: dict[str, Any]) -> str:
     """Return the page's two tables."""
-    table = [Line(**codec) for codec in content["codecs"]]
+    table = [CodecErrors(**codec) for codec in content["codecs"]]
     return (
         "E|Q(x) - x|^2 / |x|^2:\n\n"
         + _table(table, "error")
@@ -136,14 +136,14 @@ def markdown(content: dict[str, Any]) -> str:
     )
 
 
-def _table(table: Sequence[Line], what: str) -> str:
+def _table(table: Sequence[CodecErrors], what: str) -> str:
     names = list(getattr(table[0], what))
-    cells = [[f"`{x.codec}`", f"{x.bits:.3g}", *(shown(getattr(x, what)[name]) for name in names)] for x in table]
-    return rows(("codec", "bits per element", *names), cells)
+    cells = [[f"`{x.codec}`", f"{x.bits:.3g}", *(two_digits(getattr(x, what)[name]) for name in names)] for x in table]
+    return markdown_table(("codec", "bits per element", *names), cells)
 
 
-def shown(value: float) -> str:
-    """Two digits.
+def two_digits(value: float) -> str:
+    """Return a number with two significant digits.
 
     >>> shown(0.00021), shown(1345.6), shown(3.4e-06)
     ('0.00021', '1300', '3.4e-06')
@@ -151,18 +151,18 @@ def shown(value: float) -> str:
     return f"{float(f'{value:.2g}'):g}"
 
 
-def _draw(table: Sequence[Line], names: Sequence[str], path: Path) -> None:
+def _draw(table: Sequence[CodecErrors], names: Sequence[str], path: Path) -> None:
     """Write a PNG: a panel for each kind of vectors, errors over bits, a line for each kind of codec."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from afflux.sim.results.figures import CODECS, plain
+    from afflux.sim.results.figures import CODEC_MARKERS, style_axes
 
     figure = Figure(figsize=(1 + 2.6 * len(names), 3.8), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axes, name in zip(panels, names, strict=True):
-        for kind, (marker, colour) in CODECS.items():
+        for kind, (marker, colour) in CODEC_MARKERS.items():
             some = [x for x in table if (x.codec.rpartition("-")[0] or x.codec) == kind]
             bits, errors = [x.bits for x in some], [x.error[name] for x in some]
             axes.loglog(bits, errors, marker=marker, color=colour, label=kind)
@@ -170,8 +170,10 @@ def _draw(table: Sequence[Line], names: Sequence[str], path: Path) -> None:
         axes.set_xticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
         axes.set_xlabel("bits per element")
         axes.set_title(name, fontsize=10)
-        plain(axes)
+        style_axes(axes)
         axes.minorticks_off()
     panels[0].set_ylabel("E|Q(x) - x|$^2$ / |x|$^2$")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(CODECS), frameon=False)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(CODEC_MARKERS), frameon=False
+    )
     figure.savefig(path, dpi=150)

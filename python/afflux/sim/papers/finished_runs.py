@@ -1,4 +1,4 @@
-"""Runs of a reproduction that have ended, one JSON line each as it ends: the same command goes on after the last."""
+"""The finished runs of a reproduction, one JSON line each: the same command continues after the last one."""
 
 import json
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from afflux import __version__
 from afflux.sim.errors import ConfigError
-from afflux.sim.results.run_result import Row, RunResult
+from afflux.sim.results.run_result import Evaluation, RunResult
 from afflux.sim.runs.compare import Job
 from afflux.sim.workload.config import SimConfig
 
@@ -16,55 +16,55 @@ FILE = "finished.jsonl"
 
 
 class Outcome(NamedTuple):
-    """What a table needs of a run."""
+    """The facts about a run that tables show."""
 
     rule: str
     """The rule's label."""
     seed: int
-    rows: tuple[Row, ...]
+    evaluations: tuple[Evaluation, ...]
     max_staleness: int
 
     @classmethod
     def of(cls, result: RunResult) -> "Outcome":
-        """The outcome of a run that has just ended."""
-        return cls(result.spec.label, result.seed, result.rows, result.max_staleness)
+        """Return the outcome of a finished run."""
+        return cls(result.spec.label, result.seed, result.evaluations, result.max_staleness)
 
     @property
     def final_accuracy(self) -> float:
         """Accuracy after the last arrival."""
-        return self.rows[-1].accuracy
+        return self.evaluations[-1].accuracy
 
     @property
     def best_accuracy(self) -> float:
         """Largest accuracy of all evaluations."""
-        return max(row.accuracy for row in self.rows)
+        return max(one.accuracy for one in self.evaluations)
 
     def late_accuracy(self, share: float = 0.25) -> float:
-        """Mean accuracy of the evaluations in the last `share` of the arrivals: less noise than one of them has."""
-        late = [row.accuracy for row in self.rows if row.arrivals > (1 - share) * self.rows[-1].arrivals]
+        """Return the mean accuracy of the evaluations in the last `share` of the arrivals: less noise."""
+        late = [one.accuracy for one in self.evaluations if one.arrivals > (1 - share) * self.evaluations[-1].arrivals]
         return sum(late) / len(late)
 
 
-class Finished(dict[int, list[RunResult]]):
-    """What `compare` fills, by index into `jobs`: an entry is a line in the file before it is one here."""
+class FinishedRuns(dict[int, list[RunResult]]):
+    """Results by index into `jobs`, for `compare` to fill; an entry is first written to the file, then set."""
 
     def __init__(self, path: Path, jobs: Sequence[Job]) -> None:
         self._path, self._jobs = path, jobs
         if path.exists():
-            # A line that an interrupt cut off must not run on into the next one.
+            # Remove a line that an interrupt cut off, so that the next line does not continue it.
             whole, newline, _ = path.read_bytes().rpartition(b"\n")
             path.write_bytes(whole + newline)
 
     def __setitem__(self, index: int, results: list[RunResult]) -> None:
-        """Writes the runs of job `index`."""
+        """Write the results of job `index`."""
         with self._path.open("a", encoding="utf-8") as file:
             for result in results:
                 file.write(json.dumps(_identity(self._jobs[index]) | Outcome.of(result)._asdict()) + "\n")
         super().__setitem__(index, results)
 
 
-def load(path: Path, jobs: Sequence[Job]) -> dict[int, Outcome]:
-    """The outcomes of those jobs that have ended before, by their index; what an interrupt cut off has not ended.
+def load_outcomes(path: Path, jobs: Sequence[Job]) -> dict[int, Outcome]:
+    """Return the outcomes of the finished jobs, by index; a line that was cut off is no finished job.
 
     Raises:
         ConfigError: the file holds something else.
@@ -74,7 +74,10 @@ def load(path: Path, jobs: Sequence[Job]) -> dict[int, Outcome]:
         kept = [json.loads(line) for line in lines]
         found = {
             _key(line): Outcome(
-                line["rule"], line["seed"], tuple(Row(*row) for row in line["rows"]), line["max_staleness"]
+                line["rule"],
+                line["seed"],
+                tuple(Evaluation(*row) for row in line["evaluations"]),
+                line["max_staleness"],
             )
             for line in kept
         }
@@ -85,7 +88,7 @@ def load(path: Path, jobs: Sequence[Job]) -> dict[int, Outcome]:
 
 
 def _identity(job: Job) -> dict[str, Any]:
-    """What a run depends on; where the data lie is not part of it."""
+    """Return everything on which a run depends; the folder of the data is not part of it."""
     config = asdict(job.config or SimConfig())
     del config["data_dir"]
     options = job.spec.plain_options()

@@ -1,10 +1,10 @@
 """Every preset under FADAS's mild and large delays, on one task, with the clients of `SimConfig`'s defaults.
 
-The options stand in `TUNED`, and are the same for both delays. The learning rates were picked from two to five values
+The options are in `TUNED`, and are the same for both delays. The learning rates were picked from two to five values
 by the mean accuracy under both delays after 400 arrivals on the digits, with seed 9, which no table uses; the rest are
-the presets' defaults. That is coarse and uneven, some of the best values lie at an edge of what was tried: the table
-shows how rules behave, it does not rank them.
-A synchronous rule has the same accuracy under both delays: what its waiting costs is the virtual time.
+the presets' defaults. That is a coarse and uneven search; some of the best values lie at an edge of the values tried.
+The table shows how rules behave, it does not rank them.
+A synchronous rule has the same accuracy under both delays: its waiting costs virtual time.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from afflux import __version__
 from afflux.rules import RULES
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers.finished_runs import Outcome
-from afflux.sim.papers.publishing import Measure, Page, accuracy, rows, setting
-from afflux.sim.results.run_result import Spread, spread
+from afflux.sim.papers.publishing import Measure, Page, final_accuracy, job_config, markdown_table
+from afflux.sim.results.run_result import SeedStatistics, seed_statistics
 from afflux.sim.runs.compare import Job
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import parse
+from afflux.sim.workload.rule_specs import parse_rule
 
 DELAYS = ("fadas-mild", "fadas-large")
 
@@ -49,36 +49,36 @@ TUNED = (
 
 BUFFER_SIZE = 10
 
-#: Model and arrivals for each data set: what ten minutes on two cores allow.
-TASKS = {"digits": ("cnn", 800), "mnist": ("logreg", 600)}
+#: Model and arrivals for each data set: about ten minutes on two cores.
+SETTINGS = {"digits": ("cnn", 800), "mnist": ("logreg", 600)}
 
 
-class Line(NamedTuple):
+class RuleResult(NamedTuple):
     """One rule, by delays: final accuracy and virtual time over seeds, and the largest staleness of all."""
 
     rule: str
     options: str
-    accuracy: dict[str, Spread]
-    time: dict[str, Spread]
+    accuracy: dict[str, SeedStatistics]
+    time: dict[str, SeedStatistics]
     max_staleness: dict[str, int]
 
 
-def plan(data: str, seeds: Sequence[int], data_dir: str | None = None) -> list[Job]:
-    """Return the runs, seed by seed; raises ConfigError for a data set that is not in `TASKS`."""
-    if data not in TASKS:
-        raise ConfigError(f"data is {data!r}; the rules are compared on {', '.join(TASKS)}")
-    model, arrivals = TASKS[data]
+def make_jobs(data: str, seeds: Sequence[int], data_dir: str | None = None) -> list[Job]:
+    """Return the runs, seed by seed; raises ConfigError for a data set that is not in `SETTINGS`."""
+    if data not in SETTINGS:
+        raise ConfigError(f"data is {data!r}; the rules are compared on {', '.join(SETTINGS)}")
+    model, arrivals = SETTINGS[data]
     common = SimConfig(
         data=data, data_dir=data_dir, model=model, arrivals=arrivals, eval_every=arrivals // 10, examples="batch"
     )
     settings = [replace(common, delays=delays) for delays in DELAYS]
     tuned = {text.partition(":")[0] for text in TUNED}
     texts = [*TUNED, *(name for name in RULES if name not in tuned)]
-    specs = [parse(text, {"buffer_size": BUFFER_SIZE}) for text in texts]
+    specs = [parse_rule(text, {"buffer_size": BUFFER_SIZE}) for text in texts]
     return [Job(spec, seed, config=config) for seed in seeds for config in settings for spec in specs]
 
 
-def lines(jobs: Sequence[Job], results: Sequence[Outcome]) -> list[Line]:
+def rule_results(jobs: Sequence[Job], results: Sequence[Outcome]) -> list[RuleResult]:
     """Return the table, best mean accuracy under large delays first."""
     table = []
     for label in dict.fromkeys(job.spec.label for job in jobs):
@@ -86,27 +86,30 @@ def lines(jobs: Sequence[Job], results: Sequence[Outcome]) -> list[Line]:
             delays: [
                 result
                 for job, result in zip(jobs, results, strict=True)
-                if job.spec.label == label and setting(job).delays == delays
+                if job.spec.label == label and job_config(job).delays == delays
             ]
             for delays in DELAYS
         }
         name, _, options = label.partition(":")
         table.append(
-            Line(
+            RuleResult(
                 name,
                 options.replace(":", ", "),
-                {delays: accuracy(some) for delays, some in runs.items()},
-                {delays: spread([run.rows[-1].virtual_time for run in some]) for delays, some in runs.items()},
+                {delays: final_accuracy(some) for delays, some in runs.items()},
+                {
+                    delays: seed_statistics([run.evaluations[-1].virtual_time for run in some])
+                    for delays, some in runs.items()
+                },
                 {delays: max(run.max_staleness for run in some) for delays, some in runs.items()},
             )
         )
     return sorted(table, key=lambda line: -line.accuracy[DELAYS[-1]].mean)
 
 
-def page(data: str, seeds: Sequence[int], jobs: Sequence[Job], results: Sequence[Outcome]) -> Page:
-    """Set the rules below each other."""
-    config = setting(jobs[0])
-    table = lines(jobs, results)
+def make_page(data: str, seeds: Sequence[int], jobs: Sequence[Job], results: Sequence[Outcome]) -> Page:
+    """Make the page: one row per rule."""
+    config = job_config(jobs[0])
+    table = rule_results(jobs, results)
     laws = [delays.removeprefix("fadas-") for delays in DELAYS]
     header = ["rule", "options", *(f"{what}, {law}" for what in ("accuracy, %", "time", "staleness") for law in laws)]
     cells = [
@@ -126,7 +129,7 @@ def page(data: str, seeds: Sequence[int], jobs: Sequence[Job], results: Sequence
     markdown = (
         f"{title}, {config.local_steps} local steps of {config.client_lr:g}; FADAS's mild and large delays.\n"
         f"Accuracy and virtual time (in units of 10 s) after the last arrival, mean and standard deviation over seeds "
-        f"{', '.join(map(str, seeds))}; largest staleness of an arrival.\n\n" + rows(header, cells)
+        f"{', '.join(map(str, seeds))}; largest staleness of an arrival.\n\n" + markdown_table(header, cells)
     )
     content = {
         "setting": title,
@@ -144,11 +147,11 @@ def page(data: str, seeds: Sequence[int], jobs: Sequence[Job], results: Sequence
 
 def reproduce(data: str, seeds: Sequence[int], data_dir: str | None, measure: Measure) -> Page:
     """Run all rules under both delays."""
-    jobs = plan(data, seeds, data_dir)
-    return page(data, seeds, jobs, measure(jobs))
+    jobs = make_jobs(data, seeds, data_dir)
+    return make_page(data, seeds, jobs, measure(jobs))
 
 
-def _draw(table: Sequence[Line], title: str, path: Path) -> None:
+def _draw(table: Sequence[RuleResult], title: str, path: Path) -> None:
     """Write a PNG: a row per rule, a dot and one standard deviation per delay law."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -182,7 +185,7 @@ def _draw(table: Sequence[Line], title: str, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _mark(line: Line) -> str:
+def _mark(line: RuleResult) -> str:
     """Tell apart two lines of one rule: by the options that are words."""
     words = [part.partition("=")[2] for part in line.options.split(", ") if not part[-1:].isdigit()]
     return f" ({', '.join(words)})" if any(words) else ""

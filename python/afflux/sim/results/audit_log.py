@@ -1,7 +1,7 @@
-"""The audit log of one run: JSON lines that people grep and `read` checks.
+"""The audit log of one run: JSON lines.
 
-One header, one line per arrival, one per round after the arrival that completed it, and an end line, which a run that
-was interrupted does not have. What is no finite number is null.
+One header, one line per arrival, one line per round after the arrival that completed it, and an end line, which the log
+of an interrupted run does not have. Numbers that are not finite are null.
 """
 
 import json
@@ -19,9 +19,9 @@ import numpy as np
 
 from afflux.receipts import Report
 from afflux.sim.errors import ConfigError
-from afflux.sim.results.updates_file import cut_off, read_updates
+from afflux.sim.results.updates_file import read_updates, truncate_file
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import Plain, RuleSpec, parse, written
+from afflux.sim.workload.rule_specs import JsonScalar, RuleSpec, format_option, parse_rule
 
 FORMAT, FORMAT_VERSION = "afflux-audit", 1
 FOLDER = "audit"  #: in a run folder
@@ -36,7 +36,7 @@ class Header(NamedTuple):
     afflux: str  #: version of the package
     label: str  #: the rule as tables call it
     rule: str
-    options: dict[str, Plain]
+    options: dict[str, JsonScalar]
     kind: str  #: what the rule's clients push: update, gradient or model
     buffer_size: int
     d: int
@@ -46,7 +46,7 @@ class Header(NamedTuple):
     leader: str  #: label of the rule from whose params the clients trained
     updates: str | None  #: file of the kept updates, beside the log
     first_params_sha256: str
-    config: dict[str, Plain]  #: the fields of SimConfig
+    config: dict[str, JsonScalar]  #: the fields of SimConfig
 
 
 class ArrivalLine(NamedTuple):
@@ -96,7 +96,7 @@ NAMES = {line: name for name, line in TYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class AuditLog:
     """A log that was read."""
 
     path: Path
@@ -125,6 +125,13 @@ class Log:
         return read_updates(self.path.parent / self.header.updates, self.header.d)
 
 
+class AuditOutput(NamedTuple):
+    """Where a run writes its audit log, and whether it writes the updates too."""
+
+    folder: Path  #: must exist
+    updates: bool = False  #: write the update vectors beside the log, 4 d bytes an arrival
+
+
 def config_of(header: Header, path: Path) -> SimConfig:
     """The settings in a header, which was read from `path`."""
     try:
@@ -135,11 +142,11 @@ def config_of(header: Header, path: Path) -> SimConfig:
 
 def spec_of(header: Header) -> RuleSpec:
     """The rule in a header."""
-    options = (f":{name}={written(value)}" for name, value in header.options.items())
-    return RuleSpec(header.rule, parse(header.rule + "".join(options)).options, header.label)
+    options = (f":{name}={format_option(value)}" for name, value in header.options.items())
+    return RuleSpec(header.rule, parse_rule(header.rule + "".join(options)).options, header.label)
 
 
-def file_name(label: str, seed: int) -> str:
+def file_stem(label: str, seed: int) -> str:
     """Return the name, without suffix, under which a rule's files lie in a run folder.
 
     >>> file_name("fedbuff:staleness=hinge(10,4)", 3)
@@ -151,30 +158,30 @@ def file_name(label: str, seed: int) -> str:
     return f"{safe}-seed{seed}"
 
 
-def plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """Return what JSON has for `value`: null for nan and infinities, lists for arrays."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {str(key): plain(part) for key, part in value.items()}
+        return {str(key): json_value(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
+        return [json_value(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def as_text(line: Line) -> str:
+def encode_line(line: Line) -> str:
     """Return what stands in the file for `line`."""
-    return json.dumps(plain({"type": NAMES[type(line)], **line._asdict()}), allow_nan=False) + "\n"
+    return json.dumps(json_value({"type": NAMES[type(line)], **line._asdict()}), allow_nan=False) + "\n"
 
 
-class Writer:
+class AuditLogWriter:
     """Writes a log, each line at once, so that an interrupted run leaves whole lines."""
 
     def __init__(self, path: Path, header: Header, size: int = 0) -> None:
         """Make the file `path`, which must not exist yet, and write its header; or go on after `size` bytes of it."""
         self._sha256 = sha256()
         if size:
-            cut_off(path, size)
+            truncate_file(path, size)
             self._sha256.update(path.read_bytes())
         self._file = path.open("a" if size else "x", buffering=1, encoding="utf-8", newline="\n")
         self.header = header
@@ -193,15 +200,15 @@ class Writer:
 
     def write(self, line: Line) -> None:
         """Write any line."""
-        row = as_text(line)
+        row = encode_line(line)
         self._file.write(row)
         self._sha256.update(row.encode())
 
-    def report(self, report: Report) -> None:
+    def write_round(self, report: Report) -> None:
         """Write the line of a round."""
         self.write(RoundLine(**{name: getattr(report, name) for name in RoundLine._fields}))
 
-    def __enter__(self) -> "Writer":
+    def __enter__(self) -> "AuditLogWriter":
         """See contextlib."""
         return self
 
@@ -212,7 +219,7 @@ class Writer:
         self._file.close()
 
 
-def read(path: Path | str) -> Log:
+def read_audit_log(path: Path | str) -> AuditLog:
     """Read a log and check every line; the end may be missing, even in the middle of the last line.
 
     Raises:
@@ -255,7 +262,7 @@ def read(path: Path | str) -> Log:
             raise ConfigError(f"{path}, line {number}: {error}") from None
     if header is None:
         raise ConfigError(f"{path}, line 1: no header of an audit log")
-    return Log(path, header, tuple(arrivals), tuple(rounds), end)
+    return AuditLog(path, header, tuple(arrivals), tuple(rounds), end)
 
 
 def _check(line: ArrivalLine, expected: int) -> None:

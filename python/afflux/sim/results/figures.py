@@ -1,4 +1,4 @@
-"""The picture of a comparison: accuracy over rounds and over virtual time, and the staleness."""
+"""The figure of a comparison: accuracy over rounds and over virtual time, and the staleness."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,13 +10,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from afflux.sim.results.run_result import RunResult, by_rule
+from afflux.sim.results.run_result import RunResult, group_by_rule
 
 # Okabe and Ito's colours, which the colour-blind can tell apart, darkest first.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MANY_TIMES = 3
 #: Marker and colour of each kind of codec.
-CODECS = {
+CODEC_MARKERS = {
     "float16": ("x", COLOURS[0]),
     "bfloat16": ("P", COLOURS[1]),
     "affine": ("o", COLOURS[2]),
@@ -25,16 +25,16 @@ CODECS = {
 }
 
 
-def draw(results: Sequence[RunResult], title: str, target: float, path: Path) -> None:
+def draw_comparison(results: Sequence[RunResult], title: str, target: float, path: Path) -> None:
     """Write a PNG: lines are means over seeds, bands one standard deviation."""
     figure = Figure(figsize=(13.5, 4.7), layout="constrained")
     FigureCanvasAgg(figure)
     left, middle, right = figure.subplots(1, 3)
-    groups = by_rule(results)
+    groups = group_by_rule(results)
     for (label, runs), colour in zip(groups.items(), _colours(len(groups)), strict=True):
-        accuracy = np.array([[row.accuracy for row in run.rows] for run in runs])
-        rounds = np.mean([[row.version for row in run.rows] for run in runs], axis=0)
-        times = np.mean([[row.virtual_time for row in run.rows] for run in runs], axis=0)
+        accuracy = np.array([[row.accuracy for row in run.evaluations] for run in runs])
+        rounds = np.mean([[row.version for row in run.evaluations] for run in runs], axis=0)
+        times = np.mean([[row.virtual_time for row in run.evaluations] for run in runs], axis=0)
         for axes, x in ((left, rounds), (middle, times)):
             _curve(axes, x, accuracy, label, colour)
     _accuracy_axes(left, target)
@@ -42,7 +42,7 @@ def draw(results: Sequence[RunResult], title: str, target: float, path: Path) ->
     middle.set_ylim(left.get_ylim())
     left.set_title("accuracy over rounds (server steps)")
     left.set_xlabel("rounds")
-    ends = [float(np.mean([run.rows[-1].version for run in runs])) for runs in groups.values()]
+    ends = [float(np.mean([run.evaluations[-1].version for run in runs])) for runs in groups.values()]
     if max(ends) > MANY_TIMES * min(ends):
         # A round is one arrival for some rules and a bufferful for others.
         left.set_xscale("symlog", linthresh=10)
@@ -72,15 +72,15 @@ def _curve(axes: Axes, x: np.ndarray, accuracy: np.ndarray, label: str, colour: 
     axes.plot(x, mean, color=colour, linewidth=1.6, label=label)
 
 
-def plain(axes: Axes) -> None:
-    """Take away the frame but for two axes, and put a grid behind."""
+def style_axes(axes: Axes) -> None:
+    """Remove the frame but for two axes, and draw a grid behind the data."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(True, color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
 
 
 def _accuracy_axes(axes: Axes, target: float) -> None:
-    plain(axes)
+    style_axes(axes)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_ylim(0, 1)
     axes.set_xlim(left=0)
@@ -99,7 +99,7 @@ def _staleness(axes: Axes, groups: dict[str, list[RunResult]]) -> None:
         counts, _ = np.histogram(staleness, bins=edges)
         place = np.arange(len(starts)) + (index - (len(groups) - 1) / 2) * width
         axes.bar(place, counts / len(staleness), width, color=colour, label=label)
-    plain(axes)
+    style_axes(axes)
     axes.grid(False, axis="x")
     axes.set_xticks(np.arange(len(starts)), [_interval(*pair) for pair in _pairs(edges)])
     axes.tick_params(axis="x", labelsize=8, labelrotation=40)

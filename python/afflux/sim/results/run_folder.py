@@ -17,17 +17,16 @@ import numpy as np
 
 from afflux import __version__
 from afflux.sim.errors import ConfigError, require
-from afflux.sim.results.audit_log import FOLDER, plain
-from afflux.sim.results.run_result import Row, RunResult, by_rule, summarise
-from afflux.sim.results.updates_file import Keep
+from afflux.sim.results.audit_log import FOLDER, AuditOutput, json_value
+from afflux.sim.results.run_result import Evaluation, RunResult, group_by_rule, summarise
 from afflux.sim.workload.config import SimConfig
 from afflux.units import in_bytes
 
-TELL_ABOVE = 1e9  #: bytes of kept updates
+ANNOUNCE_ABOVE = 1e9  #: bytes of kept updates from which their size is announced
 
 
-def new_folder(out: Path | None) -> Path:
-    """Make the run folder: `out`, or runs/<date and time>; an existing folder must be empty."""
+def create_run_folder(out: Path | None) -> Path:
+    """Create the run folder: `out`, or runs/<date and time>; an existing folder must be empty."""
     folder = out or Path("runs") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not an empty folder; choose another --out")
@@ -38,47 +37,61 @@ def new_folder(out: Path | None) -> Path:
     return folder
 
 
-def audit_folder(
+def create_audit_folder(
     folder: Path,
     config: SimConfig,
     runs: int,
     updates: bool = False,
-    say: Callable[[str], None] = print,
-) -> Keep:
-    """Make the folder of the audit logs; says how much the kept updates will take if it is more than a gigabyte."""
+    announce: Callable[[str], None] = print,
+) -> AuditOutput:
+    """Create the folder of the audit logs.
+
+    Args:
+        folder: the run folder.
+        config: the settings of each run.
+        runs: number of runs.
+        updates: whether the runs keep their updates.
+        announce: called with the size of the kept updates if it is more than a gigabyte.
+
+    Returns:
+        The output for the runs.
+
+    Raises:
+        ConfigError: the disk has too little space for the updates.
+    """
     if updates:
         size = 4 * config.num_parameters() * config.arrivals * runs
         free = shutil.disk_usage(folder).free
         if size > free:
             raise ConfigError(f"the updates take {in_bytes(size)}, but {folder} has {in_bytes(free)} free")
-        if size > TELL_ABOVE:
-            say(f"the updates will take {in_bytes(size)} in {folder}/{FOLDER}")
+        if size > ANNOUNCE_ABOVE:
+            announce(f"the updates will take {in_bytes(size)} in {folder}/{FOLDER}")
     (folder / FOLDER).mkdir()
-    return Keep(folder / FOLDER, updates)
+    return AuditOutput(folder / FOLDER, updates)
 
 
-def tidied(folder: Path) -> bool:
-    """Remove logs in which nothing has arrived, and empty folders; return whether anything is left."""
+def remove_empty_logs(folder: Path) -> bool:
+    """Remove logs without an arrival, then empty folders; return whether the run folder still exists."""
     for log in (folder / FOLDER).glob("*.jsonl"):
         with log.open("rb") as file:
-            nothing = len(list(islice(file, 2))) < 2
-        if nothing:
+            empty = len(list(islice(file, 2))) < 2
+        if empty:
             log.unlink()
             log.with_suffix(".updates.npy").unlink(missing_ok=True)
-    for empty in (folder / FOLDER, folder):
-        # Something in it is what is left; an empty folder would stand in the way of the next try.
+    for path in (folder / FOLDER, folder):
+        # Fails for a folder that is not empty. An empty one is removed, so that the next run can use the same --out.
         with suppress(OSError):
-            empty.rmdir()
+            path.rmdir()
     return folder.exists()
 
 
-def write(folder: Path, results: Sequence[RunResult], config: SimConfig) -> None:
+def write_results(folder: Path, results: Sequence[RunResult], config: SimConfig) -> None:
     """Write all files of a comparison into `folder`."""
     require("matplotlib")
-    from afflux.sim.results.figures import draw
+    from afflux.sim.results.figures import draw_comparison
 
     _json(folder / "config.json", _configuration(results, config))
-    _csv(folder / "metrics.csv", ("rule", "seed", *Row._fields), _metrics(results))
+    _csv(folder / "metrics.csv", ("rule", "seed", *Evaluation._fields), _metrics(results))
     _csv(folder / "staleness.csv", ("rule", "seed", "staleness", "arrivals"), _staleness(results))
     table = summarise(results, config.target)
     names = list(next(iter(table.values())))
@@ -87,7 +100,7 @@ def write(folder: Path, results: Sequence[RunResult], config: SimConfig) -> None
         ("rule", "seeds", *(f"{name}{part}" for name in names for part in ("", "_std"))),
         (
             (label, len(runs), *(x for name in names for x in table[label][name][:2]))
-            for label, runs in by_rule(results).items()
+            for label, runs in group_by_rule(results).items()
         ),
     )
     _json(
@@ -108,11 +121,11 @@ def write(folder: Path, results: Sequence[RunResult], config: SimConfig) -> None
             ],
         },
     )
-    draw(results, headline(config, results), config.target, folder / "curves.png")
+    draw_comparison(results, describe_setting(config, results), config.target, folder / "curves.png")
 
 
-def headline(config: SimConfig, results: Sequence[RunResult]) -> str:
-    """Describe the setting in one line."""
+def describe_setting(config: SimConfig, results: Sequence[RunResult]) -> str:
+    """Return one line that describes the settings."""
     partition = config.partition
     if partition == "dirichlet":
         partition = f"Dirichlet({config.alpha:g})"
@@ -136,7 +149,7 @@ def _configuration(results: Sequence[RunResult], config: SimConfig) -> dict[str,
                 "options": runs[0].spec.plain_options(),
                 "updates_of": runs[0].leader or label,
             }
-            for label, runs in by_rule(results).items()
+            for label, runs in group_by_rule(results).items()
         ],
         "seeds": sorted({run.seed for run in results}),
         "versions": {
@@ -149,7 +162,7 @@ def _configuration(results: Sequence[RunResult], config: SimConfig) -> dict[str,
 
 
 def _metrics(results: Sequence[RunResult]) -> Iterable[tuple[Any, ...]]:
-    return ((run.spec.label, run.seed, *row) for run in results for row in run.rows)
+    return ((run.spec.label, run.seed, *row) for run in results for row in run.evaluations)
 
 
 def _staleness(results: Sequence[RunResult]) -> Iterable[tuple[Any, ...]]:
@@ -168,4 +181,4 @@ def _csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> No
 
 def _json(path: Path, content: dict[str, Any]) -> None:
     # JSON has no nan: a target that was not reached is null.
-    path.write_text(json.dumps(plain(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(json_value(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")

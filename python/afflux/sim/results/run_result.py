@@ -1,4 +1,4 @@
-"""What one run leaves behind, and the numbers that summarise it."""
+"""The result of one run, and statistics over seeds."""
 
 import hashlib
 import math
@@ -11,7 +11,7 @@ import numpy as np
 from afflux.sim.workload.rule_specs import RuleSpec
 
 
-class Row(NamedTuple):
+class Evaluation(NamedTuple):
     """One evaluation of the server's model on the test part."""
 
     arrivals: int
@@ -21,18 +21,18 @@ class Row(NamedTuple):
     loss: float
 
 
-def sha256(params: np.ndarray) -> str:
+def params_sha256(params: np.ndarray) -> str:
     """Return the SHA-256, in hexadecimal, of params (d,) as little-endian float32."""
     return hashlib.sha256(params.astype("<f4").tobytes()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
 class RunResult:
-    """One rule with one seed."""
+    """The result of one rule with one seed."""
 
     spec: RuleSpec
     seed: int
-    rows: tuple[Row, ...]
+    evaluations: tuple[Evaluation, ...]
     staleness: np.ndarray
     """Of each arrival, in the order of arrival; int64."""
     round_staleness: np.ndarray
@@ -49,12 +49,12 @@ class RunResult:
     @property
     def final_accuracy(self) -> float:
         """Accuracy after the last arrival."""
-        return self.rows[-1].accuracy
+        return self.evaluations[-1].accuracy
 
     @property
     def best_accuracy(self) -> float:
         """Largest accuracy of all evaluations."""
-        return max(row.accuracy for row in self.rows)
+        return max(evaluation.accuracy for evaluation in self.evaluations)
 
     @property
     def max_staleness(self) -> int:
@@ -79,15 +79,15 @@ class RunResult:
     @property
     def digest(self) -> str:
         """SHA-256 of the final params' bytes: equal digests are equal bits."""
-        return sha256(self.params)
+        return params_sha256(self.params)
 
-    def reached(self, target: float) -> Row | None:
-        """Return the first evaluation with at least the accuracy `target`, if there is one."""
-        return next((row for row in self.rows if row.accuracy >= target), None)
+    def first_to_reach(self, target: float) -> Evaluation | None:
+        """Return the first evaluation with an accuracy of at least `target`, or None."""
+        return next((evaluation for evaluation in self.evaluations if evaluation.accuracy >= target), None)
 
     def summary(self, target: float) -> dict[str, float]:
         """Return the summary's numbers by name; nan where the target was not reached."""
-        hit = self.reached(target)
+        hit = self.first_to_reach(target)
         return {
             "final_accuracy": self.final_accuracy,
             "best_accuracy": self.best_accuracy,
@@ -101,7 +101,7 @@ class RunResult:
         }
 
 
-class Spread(NamedTuple):
+class SeedStatistics(NamedTuple):
     """Mean and standard deviation over seeds (n - 1 in the denominator) of the finite values."""
 
     mean: float
@@ -109,16 +109,16 @@ class Spread(NamedTuple):
     seeds: int
 
 
-def spread(values: Sequence[float]) -> Spread:
-    """Summarise over seeds; nan values (target not reached) are left out and not counted."""
+def seed_statistics(values: Sequence[float]) -> SeedStatistics:
+    """Return mean and standard deviation over seeds; nan values (target not reached) are left out and not counted."""
     finite = [value for value in values if not math.isnan(value)]
     if not finite:
-        return Spread(math.nan, math.nan, 0)
+        return SeedStatistics(math.nan, math.nan, 0)
     std = float(np.std(finite, ddof=1)) if len(finite) > 1 else 0.0
-    return Spread(float(np.mean(finite)), std, len(finite))
+    return SeedStatistics(float(np.mean(finite)), std, len(finite))
 
 
-def by_rule(results: Sequence[RunResult]) -> dict[str, list[RunResult]]:
+def group_by_rule(results: Sequence[RunResult]) -> dict[str, list[RunResult]]:
     """Group by the rule's label, in the order of first appearance."""
     groups: dict[str, list[RunResult]] = {}
     for result in results:
@@ -126,10 +126,10 @@ def by_rule(results: Sequence[RunResult]) -> dict[str, list[RunResult]]:
     return groups
 
 
-def summarise(results: Sequence[RunResult], target: float) -> dict[str, dict[str, Spread]]:
+def summarise(results: Sequence[RunResult], target: float) -> dict[str, dict[str, SeedStatistics]]:
     """Return {rule: {number: Spread over seeds}}."""
     table = {}
-    for label, runs in by_rule(results).items():
+    for label, runs in group_by_rule(results).items():
         rows = [run.summary(target) for run in runs]
-        table[label] = {name: spread([row[name] for row in rows]) for name in rows[0]}
+        table[label] = {name: seed_statistics([row[name] for row in rows]) for name in rows[0]}
     return table

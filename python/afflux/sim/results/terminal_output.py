@@ -1,4 +1,4 @@
-"""What a person sees while and after it runs: progress bars and the table, by rich."""
+"""Output of a run on the terminal: progress bars and the table of results, by rich."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -7,13 +7,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from afflux.sim.results.run_result import RunResult, Spread, by_rule, summarise
+from afflux.sim.results.run_result import RunResult, SeedStatistics, group_by_rule, summarise
 from afflux.sim.workload.config import SimConfig
 from afflux.units import in_bytes
 
 
 @contextmanager
-def progress(
+def progress_bars(
     labels: Sequence[str], arrivals: int, console: Console, done: int = 0
 ) -> Iterator[Callable[[int, int], None]]:
     """Show one progress bar per rule, over all its seeds; nothing if the output is no terminal.
@@ -49,10 +49,10 @@ def progress(
         yield watch
 
 
-def table(results: Sequence[RunResult], config: SimConfig) -> Table:
-    """Return the summary, one column per rule; mean ± standard deviation if there are seeds."""
+def results_table(results: Sequence[RunResult], config: SimConfig) -> Table:
+    """Return the summary, one column per rule; mean ± standard deviation if there are several seeds."""
     goal = f"{100 * config.target:g}%"
-    groups = by_rule(results)
+    groups = group_by_rule(results)
     summary = summarise(results, config.target)
     shown = Table(Column("", style="bold"), *(Column(label, justify="right") for label in groups))
 
@@ -74,11 +74,11 @@ def table(results: Sequence[RunResult], config: SimConfig) -> Table:
     return shown
 
 
-def _number(value: Spread, runs: int, digits: int, scale: float = 1) -> str:
+def _number(value: SeedStatistics, runs: int, digits: int, scale: float = 1) -> str:
     if not value.seeds:
         return "-"
     text = f"{scale * value.mean:.{digits}f}"
     if value.seeds > 1:
         text += f" ± {scale * value.std:.{digits}f}"
-    # The mean of those seeds that got there says little without how many did.
+    # Seeds that did not reach the target are left out of the mean: show how many did.
     return text if value.seeds == runs else f"{text} ({value.seeds} of {runs})"

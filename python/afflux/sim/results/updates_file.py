@@ -1,34 +1,24 @@
-"""Updates kept on disk: a .npy file of float32 rows that any NumPy reads, whole after every row."""
+"""The kept updates of a run: a .npy file of float32 rows, valid after every row."""
 
 import os
 from io import BytesIO
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
 
 import numpy as np
 
 from afflux.sim.errors import ConfigError
 
-Header = np.lib.format.write_array_header_1_0
 
-
-class Keep(NamedTuple):
-    """What a run writes while it goes on."""
-
-    folder: Path  #: of the audit logs; exists
-    updates: bool = False  #: the update vectors too, 4 d bytes an arrival
-
-
-class KeptUpdates:
-    """Appends rows (d,) to a file. Each is on its way before the header counts it: np.load works at any moment."""
+class UpdatesFile:
+    """Appends rows (d,) to a .npy file. The header counts a row only when it is written, so np.load always works."""
 
     def __init__(self, path: Path, d: int, count: int = 0) -> None:
-        """Make the file `path`, which must not exist yet; or go on after `count` rows of it."""
+        """Create the file `path`, which must not exist yet; with `count`, continue it after so many rows."""
         self._d = d
         self._count = count
         if count:
-            cut_off(path, len(self._header()) + 4 * d * count)
+            truncate_file(path, len(self._header()) + 4 * d * count)
         self._file = path.open("r+b" if count else "xb", buffering=0)
         self._file.write(self._header())
 
@@ -47,10 +37,12 @@ class KeptUpdates:
     def _header(self) -> bytes:
         # NumPy pads the header so that its length stays the same while the first axis grows.
         header = BytesIO()
-        Header(header, {"descr": "<f4", "fortran_order": False, "shape": (self._count, self._d)})
+        np.lib.format.write_array_header_1_0(
+            header, {"descr": "<f4", "fortran_order": False, "shape": (self._count, self._d)}
+        )
         return header.getvalue()
 
-    def __enter__(self) -> "KeptUpdates":
+    def __enter__(self) -> "UpdatesFile":
         """See contextlib."""
         return self
 
@@ -61,11 +53,11 @@ class KeptUpdates:
         self._file.close()
 
 
-def cut_off(path: Path, size: int) -> None:
-    """Let go of what follows the first `size` bytes of a file.
+def truncate_file(path: Path, size: int) -> None:
+    """Truncate a file to its first `size` bytes.
 
     Raises:
-        ConfigError: it has fewer.
+        ConfigError: the file has fewer bytes.
     """
     try:
         if path.stat().st_size < size:
@@ -76,10 +68,10 @@ def cut_off(path: Path, size: int) -> None:
 
 
 def read_updates(path: Path, d: int) -> np.ndarray:
-    """Map the complete rows of `path`, (n, d) float32, read-only; a file that was cut off has fewer than it says.
+    """Map the complete rows of `path`, (n, d) float32, read-only; of a truncated file, fewer rows than its header says.
 
     Raises:
-        ConfigError: no such file, or another array than kept updates of length d.
+        ConfigError: there is no such file, or it does not hold float32 updates of length d.
     """
     try:
         with path.open("rb") as file:

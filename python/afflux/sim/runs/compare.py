@@ -1,4 +1,4 @@
-"""Several rules and seeds, in this process or several; the results do not depend on which."""
+"""Runs of several rules and seeds, in this process or in several; the results are the same."""
 
 import multiprocessing
 import os
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from afflux.sim import interrupts
 from afflux.sim.errors import require
+from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.run_result import RunResult
-from afflux.sim.results.updates_file import Keep
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 
@@ -21,27 +21,27 @@ POLL_SECONDS = 0.1
 
 
 class Job(NamedTuple):
-    """One run to do."""
+    """One run: a rule and a seed."""
 
     spec: RuleSpec
     seed: int
     followers: tuple[RuleSpec, ...] = ()
-    """Rules that get the same updates: clients train from the params of `spec`."""
+    """Rules that get the same updates; the clients train from the params of `spec`."""
     config: SimConfig | None = None
-    """Its own setting, where it is not the one of all jobs."""
+    """Settings of this job; None: those of all jobs."""
 
     @property
     def label(self) -> str:
-        """What a person calls it."""
+        """Name of the job in tables and progress bars."""
         return self.spec.label + "".join(f" + {follower.label}" for follower in self.followers)
 
 
-Watch = Callable[[int, int], None]
+JobProgress = Callable[[int, int], None]
 """Called with (index of the job, its arrivals so far)."""
 
 
-def jobs_of(specs: Sequence[RuleSpec], seeds: Sequence[int], *, paired: bool = False) -> list[Job]:
-    """Return all runs, seed by seed, so that an early look sees every rule; paired: one run a seed, the first leads."""
+def make_jobs(specs: Sequence[RuleSpec], seeds: Sequence[int], *, paired: bool = False) -> list[Job]:
+    """Return all jobs, seed by seed; `paired`: one job per seed, in which the first rule is the leader."""
     if paired:
         return [Job(specs[0], seed, tuple(specs[1:])) for seed in seeds]
     return [Job(spec, seed) for seed in seeds for spec in specs]
@@ -57,16 +57,25 @@ def compare(
     config: SimConfig,
     *,
     processes: int = 1,
-    watch: Watch | None = None,
-    keep: Keep | None = None,
+    watch: JobProgress | None = None,
+    output: AuditOutput | None = None,
     finished: dict[int, list[RunResult]] | None = None,
 ) -> list[RunResult]:
     """Run all jobs and return their results in the order of `jobs`, the leader's before its followers'.
 
-    `processes` > 1 starts that many fresh interpreters (spawned: no inherited torch threads).
-    Ctrl-C stops them and raises KeyboardInterrupt, after the arrival at hand (see `interrupts.held`). A failing run
-    stops the others. What was done by then is in `finished`, by the index of the job. `keep` says what the runs write
-    while they go on.
+    Ctrl-C stops all jobs after the arrival at hand and raises KeyboardInterrupt (see `interrupts.deferred`). A failing
+    job stops the others.
+
+    Args:
+        jobs: the jobs.
+        config: settings of the jobs that have none of their own.
+        processes: more than 1 starts so many fresh interpreters (spawned: without torch threads of the parent).
+        watch: called with (index of the job, its arrivals so far).
+        output: where the audit logs are written; default nowhere.
+        finished: filled with the results of each finished job, by its index; read it after an error.
+
+    Returns:
+        The results in the order of `jobs`; within a job, in the order of its rules.
     """
     require("torch", *(["sklearn"] if config.data == "digits" else []))
     watch = watch or (lambda index, arrivals: None)
@@ -74,40 +83,42 @@ def compare(
     for job in jobs:
         for spec in (job.spec, *job.followers):
             spec.build()
-    with interrupts.held():
+    with interrupts.deferred():
         if processes == 1 or len(jobs) <= 1:
             for index, job in enumerate(jobs):
-                finished[index] = _here(index, job, config, keep, watch)
+                finished[index] = _run_job(index, job, config, output, watch)
         else:
-            _spread_out(jobs, config, keep, min(processes, len(jobs)), watch, finished)
+            _run_in_processes(jobs, config, output, min(processes, len(jobs)), watch, finished)
     return [result for index in range(len(jobs)) for result in finished[index]]
 
 
-def _here(index: int, job: Job, config: SimConfig, keep: Keep | None, watch: Watch) -> list[RunResult]:
+def _run_job(
+    index: int, job: Job, config: SimConfig, output: AuditOutput | None, watch: JobProgress
+) -> list[RunResult]:
     from afflux.sim.runs.simulation import run_paired
 
     specs = (job.spec, *job.followers)
-    return run_paired(specs, job.seed, job.config or config, lambda arrivals: watch(index, arrivals), keep)
+    return run_paired(specs, job.seed, job.config or config, lambda arrivals: watch(index, arrivals), output)
 
 
-def _spread_out(
+def _run_in_processes(
     jobs: Sequence[Job],
     config: SimConfig,
-    keep: Keep | None,
+    output: AuditOutput | None,
     processes: int,
-    watch: Watch,
+    watch: JobProgress,
     finished: dict[int, list[RunResult]],
 ) -> None:
     context = multiprocessing.get_context("spawn")
-    # Each run writes its own entry, so plain shared memory is enough; the last one says "stop".
+    # Each job writes its own entry, so that no lock is needed; a 1 in the last entry stops all workers.
     shared = context.RawArray("q", len(jobs) + 1)
     with ProcessPoolExecutor(processes, context, _start_worker, (shared,)) as pool:
         try:
-            with _masked():
-                futures = {pool.submit(_there, i, job, config, keep): i for i, job in enumerate(jobs)}
+            with _sigint_blocked():
+                futures = {pool.submit(_run_job_in_worker, i, job, config, output): i for i, job in enumerate(jobs)}
             pending = set(futures)
             while pending:
-                interrupts.check()
+                interrupts.raise_if_pending()
                 done, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
                 for index in range(len(jobs)):
                     watch(index, shared[index])
@@ -120,8 +131,8 @@ def _spread_out(
 
 
 @contextmanager
-def _masked() -> Iterator[None]:
-    # Processes inherit the mask, so Ctrl-C, which goes to all of them, is the parent's alone.
+def _sigint_blocked() -> Iterator[None]:
+    # Ctrl-C signals all processes. The workers inherit the mask, so that only the parent handles it.
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -137,29 +148,29 @@ _outside_jobs = threading.Lock()
 
 
 def _start_worker(shared: Any) -> None:
-    # The parent decides, and tells through `shared`; this line is for systems without masks.
+    # The parent stops workers through `shared`; this line is for systems without signal masks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     global _shared
     _shared = shared
     _outside_jobs.acquire()
-    threading.Thread(target=_end_when_told, daemon=True).start()
+    threading.Thread(target=_exit_when_stopped, daemon=True).start()
 
 
-def _end_when_told() -> None:
-    # At once, in the middle of an import or of a long arrival: what a run keeps is whole after every line. But not
-    # amid the sending of a result: the parent would wait for the rest of it.
+def _exit_when_stopped() -> None:
+    # Exit at once, even in the middle of an import or of a long arrival: the files of a run are valid after every line.
+    # But not while a result is sent: the parent would wait for the rest of it.
     while not _shared[-1]:
         time.sleep(POLL_SECONDS)
     with _outside_jobs:
         os._exit(1)
 
 
-def _there(index: int, job: Job, config: SimConfig, keep: Keep | None) -> list[RunResult]:
+def _run_job_in_worker(index: int, job: Job, config: SimConfig, output: AuditOutput | None) -> list[RunResult]:
     def watch(index: int, arrivals: int) -> None:
         _shared[index] = arrivals
 
     _outside_jobs.release()
     try:
-        return _here(index, job, config, keep, watch)
+        return _run_job(index, job, config, output, watch)
     finally:
         _outside_jobs.acquire()

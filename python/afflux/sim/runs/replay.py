@@ -1,4 +1,4 @@
-"""A kept stream of updates fed to other rules: only the aggregation differs."""
+"""Replay of the kept updates of a run with other rules: only the aggregation differs."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -10,19 +10,19 @@ from pathlib import Path
 import numpy as np
 
 from afflux.sim import interrupts
-from afflux.sim.clients.training import one_thread
+from afflux.sim.clients.training import single_torch_thread
 from afflux.sim.errors import ConfigError
-from afflux.sim.results.audit_log import ArrivalLine, Log
-from afflux.sim.results.run_result import RunResult, sha256
-from afflux.sim.runs.setup import World
-from afflux.sim.runs.simulated_server import Finished, Follower, Progress, Pull, follow
-from afflux.sim.runs.simulation import write_logs
+from afflux.sim.results.audit_log import ArrivalLine, AuditLog
+from afflux.sim.results.run_result import RunResult, params_sha256
+from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.runs.simulated_server import Progress, PullEvent, SimulatedServer, UpdateEvent, feed_servers
+from afflux.sim.runs.simulation import open_logs
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 
 
-def complete(log: Log) -> tuple[ArrivalLine, ...]:
-    """Return the arrivals whose updates are there; raises ConfigError if none were kept."""
+def complete_arrivals(log: AuditLog) -> tuple[ArrivalLine, ...]:
+    """Return the arrivals whose updates are in the file of updates; raises ConfigError if no updates were kept."""
     rows = len(log.updates())
     for number, line in enumerate(log.arrivals):
         if line.update is None or line.update >= rows:
@@ -30,16 +30,16 @@ def complete(log: Log) -> tuple[ArrivalLine, ...]:
     return log.arrivals
 
 
-def config_of(log: Log, data_dir: str | None = None) -> SimConfig:
-    """Return the config that the log was made with, for as many arrivals as can be replayed."""
+def replay_config(log: AuditLog, data_dir: str | None = None) -> SimConfig:
+    """Return the config with which the log was made, for as many arrivals as can be replayed."""
     config = log.config()
-    if not (arrivals := len(complete(log))):
+    if not (arrivals := len(complete_arrivals(log))):
         raise ConfigError(f"{log.path} has no complete arrival")
     return replace(config, arrivals=arrivals, data_dir=data_dir or config.data_dir)
 
 
 def replay(
-    log: Log,
+    log: AuditLog,
     specs: Sequence[RuleSpec],
     config: SimConfig,
     progress: Progress | None = None,
@@ -53,33 +53,41 @@ def replay(
     Args:
         log: of a run that kept its updates.
         specs: the rules.
-        config: `config_of(log)`.
+        config: `replay_config(log)`.
         progress: see `run`.
-        folder: where the rules' own audit logs go; exists.
+        folder: where the rules' own audit logs are written; must exist.
+
+    Returns:
+        One result for each of `specs`.
+
+    Raises:
+        ConfigError: data or initial params are not those of the log.
     """
-    with one_thread(), ExitStack() as files:
-        world = World.of(config, log.header.seed)
-        if (len(world.clients), sha256(world.first)) != (log.header.num_clients, log.header.first_params_sha256):
+    with single_torch_thread(), ExitStack() as files:
+        setup = SimulationSetup.of(config, log.header.seed)
+        rebuilt = len(setup.clients), params_sha256(setup.initial_params)
+        if rebuilt != (log.header.num_clients, log.header.first_params_sha256):
             raise ConfigError(
                 f"{log.path}: the clients or first params rebuilt from its header are others; made by afflux "
                 f"{log.header.afflux}, perhaps with other data"
             )
-        followers = [Follower(spec, world, config.arrivals, log.header.leader) for spec in specs]
+        servers = [SimulatedServer(spec, setup, config.arrivals, log.header.leader) for spec in specs]
         if folder is not None:
-            write_logs(followers, folder, log.header.seed, None, files)
-        follow(recorded(complete(log), log.updates()), followers, progress or (lambda arrivals: None))
-        return [follower.result() for follower in followers]
+            open_logs(servers, folder, log.header.seed, None, files)
+        events = recorded_events(complete_arrivals(log), log.updates())
+        feed_servers(events, servers, progress or (lambda arrivals: None))
+        return [server.result() for server in servers]
 
 
-def recorded(arrivals: Sequence[ArrivalLine], updates: np.ndarray) -> Iterator[Pull | Finished]:
-    """Yield the stream of a log; dispatches go by the number of their arrival."""
+def recorded_events(arrivals: Sequence[ArrivalLine], updates: np.ndarray) -> Iterator[PullEvent | UpdateEvent]:
+    """Yield the events of a log; a dispatch has the number of its arrival."""
     starts: defaultdict[int, list[int]] = defaultdict(list)
     for line in arrivals:
         starts[line.dispatched_after].append(line.number)
     for line in arrivals:
-        yield from (Pull(sequence, line.number, line.number) for sequence in starts.pop(line.number, ()))
+        yield from (PullEvent(sequence, line.number, line.number) for sequence in starts.pop(line.number, ()))
         loss = nan if line.loss is None else line.loss
         update = np.array(updates[line.update], np.float32)
         facts = (line.client, line.time, update, line.examples, loss, line.steps)
-        yield Finished(line.number, line.number, line.dispatched_after, *facts)
-        interrupts.check()
+        yield UpdateEvent(line.number, line.number, line.dispatched_after, *facts)
+        interrupts.raise_if_pending()

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from hashlib import sha256 as sha256_of
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -15,11 +15,11 @@ from afflux.server import Server
 from afflux.sim import interrupts
 from afflux.sim.errors import ConfigError
 from afflux.sim.results import audit_log
-from afflux.sim.results.run_result import sha256
-from afflux.sim.results.updates_file import Keep
-from afflux.sim.runs.setup import World
-from afflux.sim.runs.simulated_server import Follower, History
-from afflux.sim.runs.training_stream import Live
+from afflux.sim.results.audit_log import AuditLogWriter, AuditOutput
+from afflux.sim.results.run_result import params_sha256
+from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.runs.simulated_server import RunHistory, SimulatedServer
+from afflux.sim.runs.training_stream import TrainingStream
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.store import info
@@ -28,25 +28,29 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Paused:
-    """A run as the last checkpoint in its store has it."""
+class InterruptedRun:
+    """A run as of the last checkpoint in its store."""
 
     path: Path  #: the store
-    keep: Keep  #: its files
+    output: AuditOutput  #: where its log and updates are
     header: audit_log.Header  #: of its log
     log_bytes: int  #: of the log's file, when the checkpoint was made
-    log_sha256: str | None  #: of these bytes; None: made by an afflux that did not keep it
-    server: Mapping[str, int]  #: what the server counted then
-    live: Mapping[str, Any]  #: `Live.facts`
-    arrays: str | None  #: a file in the store with `Live.arrays`
-    history: History
+    log_sha256: str  #: of these bytes
+    server: Mapping[str, int]  #: counts of the server at the checkpoint
+    stream: Mapping[str, Any]  #: `TrainingStream.state`
+    arrays: str | None  #: a file in the store with `TrainingStream.state_arrays`
+    history: RunHistory
 
     @classmethod
-    def of(cls, path: Path, folder: Path | None = None) -> "Paused":
-        """Read what is in a store; `folder` is the run folder, if it is no longer where it was.
+    def of(cls, path: Path, folder: Path | None = None) -> "InterruptedRun":
+        """Read the last checkpoint in a store; writes nothing.
+
+        Args:
+            path: the store.
+            folder: the run folder, if it has moved.
 
         Raises:
-            ConfigError: there is no run in the store, or one of another format; or the run folder is another one's.
+            ConfigError: there is no run in the store, or one of another format; or `folder` belongs to another run.
             StoreError: there is no store, or it is damaged.
         """
         notes = info(path).notes
@@ -55,106 +59,105 @@ class Paused:
         if notes["afflux_run"] != FORMAT:
             raise ConfigError(f"{path} holds a run of format {notes['afflux_run']}, this afflux reads {FORMAT}")
         header = audit_log.Header(**notes["header"])
-        own = Path(notes["audit"]) if folder is None else folder / audit_log.FOLDER
-        paused = cls(
+        audit = Path(notes["audit"]) if folder is None else folder / audit_log.FOLDER
+        interrupted = cls(
             path,
-            Keep(own, header.updates is not None),
+            AuditOutput(audit, header.updates is not None),
             header,
             notes["log_bytes"],
-            notes.get("log_sha256"),
-            notes.get("server", {"joins": notes["live"]["arrivals"]}),
-            notes["live"],
+            notes["log_sha256"],
+            notes["server"],
+            notes["stream"],
             notes["arrays"],
-            History.of(notes["history"]),
+            RunHistory.of(notes["history"]),
         )
-        if paused.arrivals and not paused.log.is_file():
+        if interrupted.arrivals and not interrupted.log.is_file():
             raise ConfigError(
-                f"there is no {paused.log}: a run goes on in its run folder, which was {Path(notes['audit']).parent}; "
-                "--out says where that is now"
+                f"there is no {interrupted.log}: a run goes on in its run folder, which was "
+                f"{Path(notes['audit']).parent}; --out says where that is now"
             )
-        paused.refuse_other_files()
-        return paused
+        interrupted.check_run_folder()
+        return interrupted
 
     @property
     def arrivals(self) -> int:
-        """Those that are over."""
-        return int(self.live["arrivals"])
+        """Number of arrivals before the checkpoint."""
+        return int(self.stream["arrivals"])
 
     @property
     def log(self) -> Path:
-        """The file that it goes on with."""
+        """File of the audit log."""
         return self._file(".jsonl")
 
     @property
     def updates(self) -> Path:
-        """The file of the kept updates, if they are kept."""
+        """File of the kept updates; exists only if the run keeps them."""
         return self._file(".updates.npy")
 
     def _file(self, suffix: str) -> Path:
-        return self.keep.folder / f"{audit_log.file_name(self.spec.label, self.header.seed)}{suffix}"
+        return self.output.folder / f"{audit_log.file_stem(self.spec.label, self.header.seed)}{suffix}"
 
     @property
     def finished(self) -> bool:
-        """Whether all its arrivals are over."""
+        """Whether the checkpoint is the one after the last arrival."""
         return self.arrivals == self.config.arrivals
 
     @property
     def spec(self) -> RuleSpec:
-        """The rule; raises ConfigError if this afflux does not know it."""
+        """The rule; raises ConfigError if this afflux does not have it."""
         return audit_log.spec_of(self.header)
 
     @property
     def config(self) -> SimConfig:
-        """The settings; raises ConfigError if this afflux does not know them."""
+        """The settings; raises ConfigError if this afflux does not have them."""
         return audit_log.config_of(self.header, self.path)
 
-    def refuse_other_files(self) -> None:
-        """Refuse a run folder that holds what is not of this run, which would be overwritten."""
-        folder = self.keep.folder.parent
-        if not self.log.is_file():  # nothing had arrived
+    def check_run_folder(self) -> None:
+        """Raise ConfigError if the run folder holds files of anything but this run: they would be overwritten."""
+        folder = self.output.folder.parent
+        if not self.log.is_file():  # before the first arrival
             store = self.path.resolve()
-            own = {store, *store.parents, self.keep.folder.resolve(), self.updates.resolve()}
-            found = (*folder.glob("*"), *self.keep.folder.glob("*"))
+            own = {store, *store.parents, self.output.folder.resolve(), self.updates.resolve()}
+            found = (*folder.glob("*"), *self.output.folder.glob("*"))
             if folder.is_file() or any(path.resolve() not in own for path in found):
                 raise ConfigError(f"{folder} holds other things than the run of {self.path}; choose another --out")
             return
-        if others := sorted(log.name for log in self.keep.folder.glob("*.jsonl") if log != self.log):
-            raise ConfigError(f"{self.keep.folder} holds other runs' logs: {', '.join(others)}; choose another --out")
+        if others := sorted(log.name for log in self.output.folder.glob("*.jsonl") if log != self.log):
+            raise ConfigError(f"{self.output.folder} holds other runs' logs: {', '.join(others)}; choose another --out")
         try:
             content = self.log.read_bytes()
         except OSError as error:
             raise ConfigError(f"cannot read {self.log}: {error.strerror}") from error
-        header = audit_log.as_text(self.header).encode()
-        if not self.arrivals:  # it is begun again, and may have been cut off amid its header
+        if not self.arrivals:  # the run starts again; the log may end in the middle of its header
+            header = audit_log.encode_line(self.header).encode()
             same = header.startswith(content[: len(header)])
         elif len(content) < self.log_bytes:
-            return  # who goes on with it says so
-        elif self.log_sha256 is None:
-            same = content.startswith(header)
+            return  # AuditLogWriter raises for it
         else:
-            same = sha256_of(content[: self.log_bytes]).hexdigest() == self.log_sha256
+            same = sha256(content[: self.log_bytes]).hexdigest() == self.log_sha256
         if not same:
             raise ConfigError(
                 f"{self.log} is not what the run of {self.path} has written: it is another run's log, or was changed"
             )
 
-    def refuse_pushed(self, server: Server) -> None:
-        """Refuse a server that was used after the run's last checkpoint."""
-        now = _counted(server)
+    def check_server(self, server: Server) -> None:
+        """Raise ConfigError if `server` was used after the last checkpoint."""
+        now = _counts(server)
         for name, then in self.server.items():
             if now[name] != then:
                 raise ConfigError(
-                    f"{self.path}: {name} is {now[name]}, but was {then} when the run was interrupted; somebody has "
-                    "used its server since, and the run cannot go on to the same results"
+                    f"{self.path}: {name} is {now[name]}, but was {then} when the run was interrupted; the server was "
+                    "used since, and the run cannot go on to the same results"
                 )
 
-    def refuse_other(self, world: World) -> None:
-        """Refuse to go on with other data or another first model."""
-        if (len(world.clients), sha256(world.first)) != (self.header.num_clients, self.header.first_params_sha256):
+    def check_setup(self, setup: SimulationSetup) -> None:
+        """Raise ConfigError if data or initial params are not those of the run."""
+        rebuilt = len(setup.clients), params_sha256(setup.initial_params)
+        if rebuilt != (self.header.num_clients, self.header.first_params_sha256):
             raise ConfigError(f"{self.path}: the clients or first params are others than in the run, perhaps the data")
 
     def read_arrays(self) -> dict[str, np.ndarray]:
-        """What SCAFFOLD needs."""
+        """Read `TrainingStream.state_arrays`; raises StoreError if their file is damaged."""
         if self.arrays is None:
             return {}
         try:
@@ -164,24 +167,30 @@ class Paused:
             raise StoreError(f"[store] cannot read {self.path / self.arrays}: {error}") from None
 
 
-class Checkpoints:
-    """Saves a run between two events: now and then, and when Ctrl-C was pressed."""
+class RunCheckpoints:
+    """Saves a run between two events: at intervals, and on Ctrl-C."""
 
     def __init__(
-        self, path: Path, live: Live, lead: Follower, log: audit_log.Writer, keep: Keep, seconds: float
+        self,
+        path: Path,
+        stream: TrainingStream,
+        leader: SimulatedServer,
+        log: AuditLogWriter,
+        output: AuditOutput,
+        seconds: float,
     ) -> None:
         self._path = path
-        self._live = live
-        self._lead = lead
+        self._stream = stream
+        self._leader = leader
         self._log = log
-        self._keep = keep
+        self._output = output
         self._seconds = seconds
         self._due = 0.0
 
     def __call__(self) -> None:
-        """Save if it is time; raises KeyboardInterrupt if Ctrl-C was pressed."""
+        """Save if the interval is over; on Ctrl-C, save and raise KeyboardInterrupt."""
         try:
-            interrupts.check()
+            interrupts.raise_if_pending()
         except KeyboardInterrupt:
             self.save()
             raise
@@ -189,8 +198,8 @@ class Checkpoints:
             self.save()
 
     def save(self) -> None:
-        """Commit the server and what `Paused` reads: all or nothing."""
-        state, arrays = self._live.facts(), self._live.arrays()
+        """Commit the server, and with it, in one transaction, the notes that `InterruptedRun` reads."""
+        state, arrays = self._stream.state(), self._stream.state_arrays()
         name = f"clients-{state['events']}.npz" if arrays else None
         if name is not None:
             new = self._path / f"{name}.new"
@@ -202,28 +211,28 @@ class Checkpoints:
                 raise StoreError(f"[store] cannot write {new}: {error.strerror}") from None
         notes = {
             "afflux_run": FORMAT,
-            "audit": str(self._keep.folder.resolve()),
+            "audit": str(self._output.folder.resolve()),
             "header": self._log.header._asdict(),
             "log_bytes": self._log.size,
             "log_sha256": self._log.digest,
-            "server": _counted(self._lead.server),
-            "live": state,
+            "server": _counts(self._leader.server),
+            "stream": state,
             "arrays": name,
-            "history": asdict(self._lead.history),
+            "history": asdict(self._leader.history),
         }
-        self._lead.server.checkpoint(notes, keep=self._live.older())
+        self._leader.server.checkpoint(notes, keep=self._stream.older_versions())
         for old in self._path.glob("clients-*.npz*"):
             if old.name != name:
                 old.unlink()
         self._due = time.monotonic() + self._seconds
 
 
-def _counted(server: Server) -> dict[str, int]:
+def _counts(server: Server) -> dict[str, int]:
     return {"version": server.version, "joins": server.joins, "arrivals_waiting": server.arrivals_waiting}
 
 
-def refuse_taken(path: Path) -> None:
-    """Refuse a place for a new store where something is; ConfigError says what."""
+def require_unused_store(path: Path) -> None:
+    """Raise ConfigError if `path`, the place for a new store, is not free; the error says what is there."""
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not path.is_dir():

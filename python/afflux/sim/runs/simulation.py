@@ -1,29 +1,43 @@
-"""One run: one seed, and one rule from whose params the clients train; others may follow beside it."""
+"""One run: one seed, and one rule from whose params the clients train; other rules may get the same updates."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from afflux.sim.clients.training import one_thread
-from afflux.sim.results.audit_log import Writer, file_name
+from afflux.sim.clients.training import single_torch_thread
+from afflux.sim.results.audit_log import AuditLogWriter, AuditOutput, file_stem
 from afflux.sim.results.run_result import RunResult
-from afflux.sim.results.updates_file import Keep, KeptUpdates
-from afflux.sim.runs.setup import World
-from afflux.sim.runs.simulated_server import Finished, Follower, Progress, Pull, follow
-from afflux.sim.runs.training_stream import Live
+from afflux.sim.results.updates_file import UpdatesFile
+from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.runs.simulated_server import Progress, PullEvent, SimulatedServer, UpdateEvent, feed_servers
+from afflux.sim.runs.training_stream import TrainingStream
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 
 
 def run(
-    spec: RuleSpec, seed: int, config: SimConfig, progress: Progress | None = None, keep: Keep | None = None
+    spec: RuleSpec, seed: int, config: SimConfig, progress: Progress | None = None, output: AuditOutput | None = None
 ) -> RunResult:
-    """Simulate `spec` with `seed`.
+    """Simulate one rule with one seed.
 
-    The same arguments give the same bits, in this process or another; runs with one seed share
-    partition, first model, dispatches, delays and batches, whatever the rule.
+    The same arguments give the same bits, in this process or another. Runs with one seed share partition, initial
+    params, dispatches, delays and batches, whatever the rule.
+
+    Args:
+        spec: the rule.
+        seed: of all random numbers.
+        config: the settings.
+        progress: called after each arrival with the number of arrivals so far; may raise to stop the run.
+        output: where the audit log is written; default nowhere.
+
+    Returns:
+        The result of the run.
+
+    Raises:
+        ConfigError: the settings are impossible for this rule and seed, or data are missing.
+        DivergedError: a client's loss or model is no longer finite.
     """
-    return run_paired([spec], seed, config, progress, keep)[0]
+    return run_paired([spec], seed, config, progress, output)[0]
 
 
 def run_paired(
@@ -31,37 +45,42 @@ def run_paired(
     seed: int,
     config: SimConfig,
     progress: Progress | None = None,
-    keep: Keep | None = None,
+    output: AuditOutput | None = None,
 ) -> list[RunResult]:
     """Simulate several rules over one stream of updates: clients train from the params of the first rule.
 
     The first result has the bits of `run(specs[0], ...)`. The others get the same updates at the same times; the
-    staleness of an arrival is each rule's own.
+    staleness of an arrival is each rule's own. Arguments and errors are those of `run`.
     """
-    with one_thread(), ExitStack() as files:
-        world = World.of(config, seed)
-        lead = Follower(specs[0], world, config.arrivals)
-        followers = [lead, *(Follower(spec, world, config.arrivals, specs[0].label) for spec in specs[1:])]
-        events = Live(world, lead).stream()
-        if keep is not None:
-            name = f"{file_name(lead.spec.label, seed)}.updates.npy" if keep.updates else None
+    with single_torch_thread(), ExitStack() as files:
+        setup = SimulationSetup.of(config, seed)
+        leader = SimulatedServer(specs[0], setup, config.arrivals)
+        servers = [leader, *(SimulatedServer(spec, setup, config.arrivals, specs[0].label) for spec in specs[1:])]
+        events = TrainingStream(setup, leader).events()
+        if output is not None:
+            name = f"{file_stem(leader.spec.label, seed)}.updates.npy" if output.updates else None
             if name is not None:
-                events = kept(events, files.enter_context(KeptUpdates(keep.folder / name, len(world.first))))
-            write_logs(followers, keep.folder, seed, name, files)
-        follow(events, followers, progress or (lambda arrivals: None))
-        return [follower.result() for follower in followers]
+                updates = files.enter_context(UpdatesFile(output.folder / name, len(setup.initial_params)))
+                events = record_updates(events, updates)
+            open_logs(servers, output.folder, seed, name, files)
+        feed_servers(events, servers, progress or (lambda arrivals: None))
+        return [server.result() for server in servers]
 
 
-def kept(events: Iterator[Pull | Finished], updates: KeptUpdates) -> Iterator[Pull | Finished]:
-    """Yield `events`, with each update written before the rules, and so their logs, see it."""
+def record_updates(
+    events: Iterator[PullEvent | UpdateEvent], updates: UpdatesFile
+) -> Iterator[PullEvent | UpdateEvent]:
+    """Yield `events`; each update is written before a server, and with it the audit log, handles it."""
     for event in events:
-        if isinstance(event, Finished):
+        if isinstance(event, UpdateEvent):
             updates.append(event.update)
         yield event
 
 
-def write_logs(followers: Sequence[Follower], folder: Path, seed: int, updates: str | None, files: ExitStack) -> None:
-    """Give each follower a log in `folder`, which `files` closes."""
-    for follower in followers:
-        path = folder / f"{file_name(follower.spec.label, seed)}.jsonl"
-        follower.log = files.enter_context(Writer(path, follower.header(updates)))
+def open_logs(
+    servers: Sequence[SimulatedServer], folder: Path, seed: int, updates: str | None, files: ExitStack
+) -> None:
+    """Open a log in `folder` for each server; `files` closes them."""
+    for server in servers:
+        path = folder / f"{file_stem(server.spec.label, seed)}.jsonl"
+        server.log = files.enter_context(AuditLogWriter(path, server.log_header(updates)))

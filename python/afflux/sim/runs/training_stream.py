@@ -1,4 +1,4 @@
-"""The stream of clients that train from the params of one rule, and its state between two events."""
+"""The events of clients that train from the params of one rule, and their state between two events."""
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
@@ -8,46 +8,46 @@ import numpy as np
 
 from afflux.receipts import Pulled
 from afflux.sim import interrupts
-from afflux.sim.clients.model_broadcast import Broadcast, Sent
+from afflux.sim.clients.model_broadcast import ModelBroadcast, SentModel
 from afflux.sim.clients.schedule import Arrival, Dispatch
 from afflux.sim.errors import ConfigError
-from afflux.sim.runs.setup import World
-from afflux.sim.runs.simulated_server import Finished, Follower, Pull
-from afflux.sim.workload.random_streams import Purpose, stream
+from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.runs.simulated_server import PullEvent, SimulatedServer, UpdateEvent
+from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 
 
-class Live:
-    """Clients train from the params of `lead`, which follows the stream."""
+class TrainingStream:
+    """Clients train from the params of `leader`, which must handle the events."""
 
-    def __init__(self, world: World, lead: Follower) -> None:
-        self._world = world
-        self._lead = lead
-        self._broadcast = Broadcast(lead.server, world.config, len(world.clients), world.seed)
-        self._training: dict[int, Sent] = {}
+    def __init__(self, setup: SimulationSetup, leader: SimulatedServer) -> None:
+        self._setup = setup
+        self._leader = leader
+        self._broadcast = ModelBroadcast(leader.server, setup.config, len(setup.clients), setup.seed)
+        self._training: dict[int, SentModel] = {}
         self._events = 0
         self._arrivals = 0
 
-    def stream(self, between: Callable[[], None] = interrupts.check) -> Iterator[Pull | Finished]:
-        """Yield what happens from now on; `between` is called after each event that was dealt with."""
+    def events(self, after_each: Callable[[], None] = interrupts.raise_if_pending) -> Iterator[PullEvent | UpdateEvent]:
+        """Yield the remaining events; `after_each` is called when an event has been handled."""
         for event in self._schedule():
             client, sequence, number = event.client, event.sequence, self._arrivals
             if isinstance(event, Dispatch):
-                start = self._training[sequence] = self._broadcast.pull(client, event.age, number)
-                yield Pull(sequence, start.after, self._broadcast.oldest)
+                sent = self._training[sequence] = self._broadcast.pull(client, event.age, number)
+                yield PullEvent(sequence, sent.after, self._broadcast.oldest)
             else:
-                start = self._training.pop(sequence)
-                batches = stream(self._world.seed, Purpose.BATCHES, sequence)
-                trained = self._world.trainer.train(client, start.model.params, "update", batches, start.shift)
+                sent = self._training.pop(sequence)
+                batches = random_stream(self._setup.seed, StreamPurpose.BATCHES, sequence)
+                trained = self._setup.trainer.train(client, sent.model.params, "update", batches, sent.shift)
                 facts = (trained.update, trained.num_examples, trained.loss, trained.steps)
-                yield Finished(number, sequence, start.after, client, event.time, *facts)
-                self._broadcast.finished(start, trained)
+                yield UpdateEvent(number, sequence, sent.after, client, event.time, *facts)
+                self._broadcast.record_result(sent, trained)
                 self._arrivals += 1
             self._events += 1
-            between()
+            after_each()
 
     def _schedule(self) -> Iterator[Dispatch | Arrival]:
-        """The events from now on. Those before are drawn again: they depend on the seed alone, not on models."""
-        events = self._world.events(self._lead.spec)
+        """Return the remaining events. Those before are drawn again: they depend on the seed alone, not on models."""
+        events = self._setup.schedule(self._leader.spec)
         training: dict[int, int] = {}
         for event in islice(events, self._events):
             if isinstance(event, Dispatch):
@@ -58,8 +58,8 @@ class Live:
             raise ConfigError("other clients train than in the run that was interrupted: another NumPy has made it")
         return events
 
-    def facts(self) -> dict[str, Any]:
-        """The state, as JSON has it, but for `arrays`; a version of params is named by its number."""
+    def state(self) -> dict[str, Any]:
+        """Return the state, but for `state_arrays`, in types that JSON has; params are named by their version."""
         training = [
             (sequence, sent.client, sent.model.version, sent.after) for sequence, sent in self._training.items()
         ]
@@ -70,28 +70,39 @@ class Live:
             "models": [(model.version, after) for model, _, after in self._broadcast.models],
         }
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """What SCAFFOLD adds to the state; nothing with other client optimizers."""
+    def state_arrays(self) -> dict[str, np.ndarray]:
+        """Return SCAFFOLD's part of the state; empty for other client optimizers."""
         shifts = [sent.shift for sent in self._training.values() if sent.shift is not None]
-        arrays = self._broadcast.arrays()
+        arrays = self._broadcast.state_arrays()
         return arrays | {"shifts": np.stack(shifts)} if shifts else arrays
 
-    def older(self) -> list[Pulled]:
-        """The versions of params that the state names, but for the newest one."""
+    def older_versions(self) -> list[Pulled]:
+        """Return the versions of params that the state names, but for the newest one."""
         models = [sent.model for sent in self._training.values()]
         models += [model for model, _, _ in self._broadcast.models]
-        held = {model.version: model for model in models if model.version != self._lead.server.version}
+        held = {model.version: model for model in models if model.version != self._leader.server.version}
         return list(held.values())
 
-    def load(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray], versions: Mapping[int, Pulled]) -> None:
-        """Go on from a state, with the versions that it names; `lead` then holds what its clients have pulled."""
-        named = {version for _, _, version, _ in facts["training"]} | {version for version, _ in facts["models"]}
+    def restore(
+        self, state: Mapping[str, Any], arrays: Mapping[str, np.ndarray], versions: Mapping[int, Pulled]
+    ) -> None:
+        """Continue from `state` and `state_arrays`; `leader` then holds the models that its clients have pulled.
+
+        Args:
+            state: see `state`.
+            arrays: see `state_arrays`.
+            versions: the params that the state names, by version.
+
+        Raises:
+            ConfigError: a version is missing.
+        """
+        named = {version for _, _, version, _ in state["training"]} | {version for version, _ in state["models"]}
         if lost := sorted(named - versions.keys()):
             raise ConfigError(f"the store no longer keeps version {lost[0]} of params, from which clients train")
-        self._events, self._arrivals = facts["events"], facts["arrivals"]
+        self._events, self._arrivals = state["events"], state["arrivals"]
         shifts = iter(arrays.get("shifts", ()))
-        for sequence, client, version, after in facts["training"]:
-            self._training[sequence] = Sent(client, versions[version], next(shifts, None), after)
-        self._broadcast.load([(versions[version], after) for version, after in facts["models"]], arrays)
+        for sequence, client, version, after in state["training"]:
+            self._training[sequence] = SentModel(client, versions[version], next(shifts, None), after)
+        self._broadcast.restore([(versions[version], after) for version, after in state["models"]], arrays)
         models = {after: model for model, _, after in self._broadcast.models}
-        self._lead.hold(models, {sequence: sent.model for sequence, sent in self._training.items()})
+        self._leader.restore_models(models, {sequence: sent.model for sequence, sent in self._training.items()})

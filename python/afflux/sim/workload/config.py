@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from afflux import codecs
 from afflux.sim.errors import ConfigError, known
-from afflux.sim.workload.data_sets import DATASETS, Task, load
+from afflux.sim.workload.data_sets import DATASETS, DataSet, load_data_set
 from afflux.sim.workload.delays import DELAYS
-from afflux.sim.workload.models import MODELS, build
+from afflux.sim.workload.models import MODELS, build_model
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS
-from afflux.sim.workload.random_streams import Purpose, stream
+from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 
 if TYPE_CHECKING:
     from torch import nn
@@ -130,13 +130,13 @@ class SimConfig:
         """The number that the partition takes: alpha, or the classes of a client."""
         return self.classes if self.partition in BY_CLASSES else self.alpha
 
-    def load_data(self) -> Task:
+    def load_data(self) -> DataSet:
         """Load the data set; raises ConfigError if its file is missing."""
-        return load(self.data, Path(self.data_dir) if self.data_dir else None)
+        return load_data_set(self.data, Path(self.data_dir) if self.data_dir else None)
 
-    def new_model(self, data: Task, seed: int) -> "nn.Module":
+    def new_model(self, data: DataSet, seed: int) -> "nn.Module":
         """Build the model for `data` with the initial params of `seed`."""
-        return build(self.model, data.shape, data.num_classes, stream(seed, Purpose.MODEL))
+        return build_model(self.model, data.shape, data.num_classes, random_stream(seed, StreamPurpose.MODEL))
 
     def num_parameters(self) -> int:
         """Return d of the model; loads the data set for the shape of its images."""

@@ -15,7 +15,7 @@ SPLIT_SEED = 20240
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class DataSet:
     """One data set: float32 images (n, channels, height, width) and int64 labels (n,)."""
 
     name: str
@@ -32,7 +32,7 @@ class Task:
         return channels, height, width
 
 
-def stratified(labels: np.ndarray, test_share: float) -> tuple[np.ndarray, np.ndarray]:
+def stratified_split(labels: np.ndarray, test_share: float) -> tuple[np.ndarray, np.ndarray]:
     """Return (train, test) indices with `test_share` of every class in the test part."""
     rng = np.random.Generator(np.random.PCG64(SPLIT_SEED))
     test = np.zeros(len(labels), dtype=bool)
@@ -53,18 +53,18 @@ def standardised(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.nd
     return scaled[0], scaled[1]
 
 
-def digits(data_dir: Path | None) -> Task:
+def digits(data_dir: Path | None) -> DataSet:
     """Load scikit-learn's 1797 handwritten digits of 8x8 pixels; one third is the test part."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
-    train, test = stratified(labels, 1 / 3)
+    train, test = stratified_split(labels, 1 / 3)
     x_train, x_test = standardised(images[train].reshape(-1, 8, 8), images[test].reshape(-1, 8, 8))
     y = labels.astype(np.int64)
-    return Task("digits", x_train, y[train], x_test, y[test], 10)
+    return DataSet("digits", x_train, y[train], x_test, y[test], 10)
 
 
-def mnist(data_dir: Path | None) -> Task:
+def mnist(data_dir: Path | None) -> DataSet:
     """Load mnist.npz: x_train (60000, 28, 28) uint8, y_train, x_test, y_test."""
     if data_dir is None:
         raise ConfigError(
@@ -80,13 +80,13 @@ def mnist(data_dir: Path | None) -> Task:
             raise ConfigError(f"{path} has no array {', '.join(absent)}")
         x_train, y_train, x_test, y_test = (archive[key] for key in keys)
     x_train, x_test = standardised(x_train, x_test)
-    return Task("mnist", x_train, y_train.astype(np.int64), x_test, y_test.astype(np.int64), 10)
+    return DataSet("mnist", x_train, y_train.astype(np.int64), x_test, y_test.astype(np.int64), 10)
 
 
-DATASETS: dict[str, Callable[[Path | None], Task]] = {"digits": digits, "mnist": mnist}
+DATASETS: dict[str, Callable[[Path | None], DataSet]] = {"digits": digits, "mnist": mnist}
 
 
-def load(name: str, data_dir: Path | None = None) -> Task:
+def load_data_set(name: str, data_dir: Path | None = None) -> DataSet:
     """Load the data set `name`, once per process; the folder is `data_dir` or AFFLUX_DATA."""
     known("data", name, DATASETS)
     if data_dir is None and (folder := os.environ.get("AFFLUX_DATA")):
@@ -95,7 +95,7 @@ def load(name: str, data_dir: Path | None = None) -> Task:
 
 
 @lru_cache(maxsize=2)
-def _load(name: str, data_dir: Path | None) -> Task:
+def _load(name: str, data_dir: Path | None) -> DataSet:
     task = DATASETS[name](data_dir)
     for array in (task.x_train, task.y_train, task.x_test, task.y_test):
         array.flags.writeable = False

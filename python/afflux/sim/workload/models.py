@@ -75,7 +75,7 @@ def wkafl_cnn(shape: Shape, num_classes: int) -> "nn.Module":
 MODELS: dict[str, Callable[[Shape, int], "nn.Module"]] = {"logreg": logreg, "cnn": cnn, "wkafl-cnn": wkafl_cnn}
 
 
-def build(name: str, shape: Shape, num_classes: int, rng: np.random.Generator) -> "nn.Module":
+def build_model(name: str, shape: Shape, num_classes: int, rng: np.random.Generator) -> "nn.Module":
     """Build model `name`; weights and biases ~ U(-b, b), b = 1/sqrt(fan in), as in torch."""
     import torch
 

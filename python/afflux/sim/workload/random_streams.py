@@ -5,7 +5,7 @@ from enum import IntEnum
 import numpy as np
 
 
-class Purpose(IntEnum):
+class StreamPurpose(IntEnum):
     """What a stream is for; the numbers are part of a result's identity and are never reused."""
 
     PARTITION = 0
@@ -18,7 +18,7 @@ class Purpose(IntEnum):
     VALIDATION = 7
 
 
-def stream(seed: int, purpose: Purpose, *key: int) -> np.random.Generator:
+def random_stream(seed: int, purpose: StreamPurpose, *key: int) -> np.random.Generator:
     """Return the generator of `purpose` under `seed`; `key` tells e.g. dispatches apart.
 
     No stream depends on how much another one was used, and none on the aggregation rule.

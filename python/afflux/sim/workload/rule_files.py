@@ -11,7 +11,7 @@ from afflux.rules import RULES
 from afflux.sim.errors import ConfigError, known
 
 
-def split_name(label: str) -> tuple[str, list[str]]:
+def split_rule_name(label: str) -> tuple[str, list[str]]:
     """Return the name in `name[:option=value...]`, and the rest in parts.
 
     >>> split_name("fedbuff:server_lr=0.5"), split_name("my/rules.py:clipped:clip=1")
@@ -23,7 +23,7 @@ def split_name(label: str) -> tuple[str, list[str]]:
     return name, rest
 
 
-def maker(name: str) -> Callable[..., Rule]:
+def rule_function(name: str) -> Callable[..., Rule]:
     """Return the function that makes the rule; raises ConfigError for an unknown preset, file or function."""
     path, colon, function = name.partition(":")
     if not path.endswith(".py"):

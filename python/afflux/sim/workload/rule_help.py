@@ -6,40 +6,40 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 from afflux.rules import RULES
-from afflux.sim.workload.rule_files import maker
-from afflux.sim.workload.rule_specs import LAWS, choices, parameters, written
+from afflux.sim.workload.rule_files import rule_function
+from afflux.sim.workload.rule_specs import STALENESS_LAWS, format_option, literal_choices, rule_parameters
 from afflux.weigh import StalenessLaw
 
 
-def overview() -> Iterator[str]:
+def describe_all_rules() -> Iterator[str]:
     """Yield three lines a preset: its name and formula, its options with their defaults, and an empty one."""
     for name in RULES:
         formula, _ = _docstring(name)
-        options = (f"{option}={written(p.default)}" for option, p in parameters(name).items())
+        options = (f"{option}={format_option(p.default)}" for option, p in rule_parameters(name).items())
         yield f"{name:<12}{formula}"
         yield f"{'':<12}{' '.join(options)}"
         yield ""
 
 
-def details(name: str) -> Iterator[str]:
+def describe_rule(name: str) -> Iterator[str]:
     """Yield all there is to say about one rule; raises ConfigError for an unknown one."""
-    taken = parameters(name)
+    taken = rule_parameters(name)
     formula, more = _docstring(name)
-    paper = (sys.modules[maker(name).__module__].__doc__ or "").partition("\n")[0]
+    paper = (sys.modules[rule_function(name).__module__].__doc__ or "").partition("\n")[0]
     yield from (f"{name}    {paper}".rstrip(), "", formula, *(["", more] if more else []), "", "options:")
     for option, parameter in taken.items():
-        default = "" if parameter.default is parameter.empty else written(parameter.default)
+        default = "" if parameter.default is parameter.empty else format_option(parameter.default)
         yield f"  {option:<18}{default:<18}{_kind(parameter.annotation)}".rstrip()
 
 
 def _docstring(name: str) -> tuple[str, str]:
-    formula, _, more = (inspect.getdoc(maker(name)) or "").partition("\n")
+    formula, _, more = (inspect.getdoc(rule_function(name)) or "").partition("\n")
     return formula, more.strip()
 
 
 def _kind(annotation: Any) -> str:
     """What a person may type."""
     kinds = (annotation, *get_args(annotation))
-    laws = [f"{' | '.join(LAWS)}, with numbers as in hinge(10,4)"] if StalenessLaw in kinds else []
+    laws = [f"{' | '.join(STALENESS_LAWS)}, with numbers as in hinge(10,4)"] if StalenessLaw in kinds else []
     numbers = [kind.__name__ for kind in (int, float) if kind in kinds]
-    return " | ".join([*numbers, *map(written, choices(annotation)), *laws])
+    return " | ".join([*numbers, *map(format_option, literal_choices(annotation)), *laws])

@@ -10,10 +10,10 @@ from typing import Any, Literal, get_args, get_origin
 
 from afflux.rule import Rule
 from afflux.sim.errors import ConfigError, known
-from afflux.sim.workload.rule_files import maker, split_name
+from afflux.sim.workload.rule_files import rule_function, split_rule_name
 from afflux.weigh import Constant, Exponential, Hinge, Inverse, Polynomial, StalenessLaw
 
-LAWS: dict[str, Callable[..., StalenessLaw]] = {
+STALENESS_LAWS: dict[str, Callable[..., StalenessLaw]] = {
     "constant": Constant,
     "polynomial": Polynomial,
     "hinge": Hinge,
@@ -21,7 +21,7 @@ LAWS: dict[str, Callable[..., StalenessLaw]] = {
     "inverse": Inverse,
 }
 
-Plain = int | float | str | bool | None
+JsonScalar = int | float | str | bool | None
 
 
 @dataclass(frozen=True)
@@ -37,26 +37,26 @@ class RuleSpec:
         """Make the rule; raises ConfigError for an unknown name, option or impossible value."""
         options = dict(self.options)
         for option in options:
-            known(f"option of {self.name}:", option, parameters(self.name))
+            known(f"option of {self.name}:", option, rule_parameters(self.name))
         try:
-            rule = maker(self.name)(**options)
+            rule = rule_function(self.name)(**options)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"rule {self.label or self.name}: {error}") from error
         if not isinstance(rule, Rule):
             raise ConfigError(f"rule {self.label or self.name}: it returns {rule!r}, not an afflux.Rule")
         return rule
 
-    def plain_options(self) -> dict[str, Plain]:
-        """The options as JSON has them: a law, or inf, as the text that `parse` reads."""
-        return {name: value if _in_json(value) else written(value) for name, value in self.options}
+    def plain_options(self) -> dict[str, JsonScalar]:
+        """The options as JSON has them: a law, or inf, as the text that `parse_rule` reads."""
+        return {name: value if _in_json(value) else format_option(value) for name, value in self.options}
 
 
-def parameters(rule: str) -> Mapping[str, inspect.Parameter]:
+def rule_parameters(rule: str) -> Mapping[str, inspect.Parameter]:
     """Return the options that a rule takes; raises ConfigError for an unknown rule."""
-    return inspect.signature(maker(rule), eval_str=True).parameters
+    return inspect.signature(rule_function(rule), eval_str=True).parameters
 
 
-def parse(text: str, common: Mapping[str, Any] | None = None) -> RuleSpec:
+def parse_rule(text: str, common: Mapping[str, Any] | None = None) -> RuleSpec:
     """Read `name[:option=value...]`; options in `common` apply where the rule takes them.
 
     The name is a preset's, or `path/to/file.py:function`: then that file is executed.
@@ -65,9 +65,9 @@ def parse(text: str, common: Mapping[str, Any] | None = None) -> RuleSpec:
     (('buffer_size', 4), ('server_lr', 0.5))
     """
     label = text.strip()
-    name, assignments = split_name(label)
+    name, assignments = split_rule_name(label)
     _refuse_commas(label, name)
-    taken = parameters(name)
+    taken = rule_parameters(name)
     options = {key: value for key, value in (common or {}).items() if key in taken}
     for assignment in assignments:
         option, equals, value = assignment.partition("=")
@@ -91,13 +91,13 @@ def _refuse_commas(label: str, name: str) -> None:
         raise ConfigError(f"rule {label}: options are separated by ':', as in {meant}")
 
 
-def written(value: Any) -> str:
-    """Return the text from which `parse` reads this value of an option.
+def format_option(value: Any) -> str:
+    """Return the text from which `parse_rule` reads this value of an option.
 
     >>> written(Hinge(10.0, 4.0)), written(None), written(0.5)
     ('hinge(10.0,4.0)', 'none', '0.5')
     """
-    for name, law in LAWS.items():
+    for name, law in STALENESS_LAWS.items():
         if type(value) is law:
             arguments = ",".join(map(repr, astuple(value)))
             return f"{name}({arguments})" if arguments else name
@@ -105,11 +105,11 @@ def written(value: Any) -> str:
 
 
 def _in_json(value: Any) -> bool:
-    return isinstance(value, Plain) and not (isinstance(value, float) and not isfinite(value))
+    return isinstance(value, JsonScalar) and not (isinstance(value, float) and not isfinite(value))
 
 
 def _value(text: str, annotation: Any) -> Any:
-    named = {written(choice): choice for choice in choices(annotation)}
+    named = {format_option(choice): choice for choice in literal_choices(annotation)}
     if text in named:
         return named[text]
     if StalenessLaw in (annotation, *get_args(annotation)):
@@ -120,7 +120,7 @@ def _value(text: str, annotation: Any) -> Any:
     raise ValueError(f"{text!r} is not one of {', '.join(named)}")
 
 
-def choices(annotation: Any) -> list[Any]:
+def literal_choices(annotation: Any) -> list[Any]:
     """Return the values that an annotation lists: ["a", "b", None] of Literal["a", "b"] | None."""
     if annotation in (None, NoneType):
         return [None]
@@ -128,11 +128,11 @@ def choices(annotation: Any) -> list[Any]:
         return [False, True]
     if get_origin(annotation) is Literal:
         return list(get_args(annotation))
-    return [choice for part in get_args(annotation) for choice in choices(part)]
+    return [choice for part in get_args(annotation) for choice in literal_choices(part)]
 
 
 def _law(text: str) -> StalenessLaw:
     name, _, rest = text.removesuffix(")").partition("(")
-    known("staleness law", name, LAWS)
-    law: StalenessLaw = LAWS[name](*(float(number) for number in rest.split(",") if number))
+    known("staleness law", name, STALENESS_LAWS)
+    law: StalenessLaw = STALENESS_LAWS[name](*(float(number) for number in rest.split(",") if number))
     return law
