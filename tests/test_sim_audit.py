@@ -81,10 +81,10 @@ def test_the_same_run_writes_the_same_bytes(made, tmp_path):
 def test_every_line_is_json_without_nan(tmp_path):
     stream = [
         simulated_server.PullEvent(0, 0, 0),
-        simulated_server.Finished(0, 0, 0, 7, 1.0, np.ones(650, np.float32), 5, float("inf"), 2),
+        simulated_server.UpdateEvent(0, 0, 0, 7, 1.0, np.ones(650, np.float32), 5, float("inf"), 2),
     ]
-    world = simulated_server.World.of(SMALL, 0)
-    follower = simulated_server.SimulatedServer(parse_rule("fedasync"), world, 1)
+    setup = simulated_server.SimulationSetup.of(SMALL, 0)
+    follower = simulated_server.SimulatedServer(parse_rule("fedasync"), setup, 1)
     with audit_log.AuditLogWriter(tmp_path / "log.jsonl", follower.log_header(None)) as follower.log:
         follower.log.write(audit_log.ArrivalLine(0, 7, 0, 0, 0, 5, float("nan"), 2, "joined", 1.0, None))
         with pytest.raises(DivergedError, match="client 7 diverged at arrival 1"):

@@ -341,18 +341,18 @@ def test_the_command_is_killed_interrupted_and_resumed(tmp_path):
     status, *_ = stopped(on, signal.SIGKILL, 150, *SETTINGS.split(), "--out", on, *keep)
     assert status == -signal.SIGKILL
     status, out, told = stopped(on, signal.SIGINT, 150, "--resume", store)
-    assert (status, out, told) == (130, "", f"go on with: afflux run --resume {store}\nstopped\n")
+    assert (status, out, told) == (130, "", f"continue with: afflux run --resume {store}\nstopped\n")
     interrupted = InterruptedRun.of(store).arrivals
     assert 0 < interrupted < 900
     status, out, told = stopped(on, signal.SIGTERM, 100, "--resume", store)
-    assert (status, out, told) == (143, "", f"go on with: afflux run --resume {store}\nstopped\n")
+    assert (status, out, told) == (143, "", f"continue with: afflux run --resume {store}\nstopped\n")
     assert interrupted < InterruptedRun.of(store).arrivals < 900
     result = called("--resume", store)
     assert (result.exit_code, result.stderr) == (0, "")
     assert "wrote " in result.stdout
     bits = (on / LOG).read_bytes()
     result = called("--resume", store)
-    said = f"the run in {store} is finished: nothing to go on with; its results are written again\n"
+    said = f"the run in {store} is finished; its results are written again\n"
     assert (result.exit_code, result.stderr, (on / LOG).read_bytes()) == (0, said, bits)
     assert called(*SETTINGS.split(), "--out", off).exit_code == 0
     for name in ("config.json", "metrics.csv", "staleness.csv", LOG):
@@ -376,7 +376,7 @@ def test_the_commands_mistakes(tmp_path):
         assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
         return result.stderr
 
-    assert error("--seed", "3") == "error: give --rule, or --resume to go on with a run\n"
+    assert error("--seed", "3") == "error: give --rule, or --resume to continue a run\n"
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "file").touch()
     there = str(tmp_path / "there")
@@ -391,7 +391,7 @@ def test_the_commands_mistakes(tmp_path):
         begin("fedbuff", tmp_path, stop_at(2))
     run_in = tmp_path / "store"
     assert error(*new, run_in) == f"error: {run_in} holds a run; --resume {run_in} goes on with it\n"
-    said = "error: --checkpoint-every was given, but without --store nothing is kept to go on with\n"
+    said = "error: --checkpoint-every was given, but without --store there are no checkpoints\n"
     assert error("--rule", "fedbuff", "--checkpoint-every", "10") == said
     assert "index.sqlite is missing" in error("--resume", there)
     for option in ("--rule=fedbuff", "--arrivals=7", "--client-lr=0.1", "--keep-updates", f"--store={there}"):

@@ -1,11 +1,11 @@
-"""`afflux rules` and `afflux backends`: what there is."""
+"""`afflux rules` and `afflux backends`: the presets, and the engine's instruction sets and devices."""
 
 from typing import Annotated
 
 import typer
 
 from afflux import ops
-from afflux.cli.common import friendly
+from afflux.cli.common import report_errors
 
 RULES_HELP = """Print the presets: their formulas, options and defaults.
 
@@ -15,7 +15,7 @@ RULES_HELP = """Print the presets: their formulas, options and defaults.
 
   afflux rules wkafl
 """
-BACKENDS_HELP = """Print what the engine was compiled for, what runs here and what is chosen.
+BACKENDS_HELP = """Print the instruction sets and devices that the engine was compiled for, and which of them run here.
 
 [bold]Examples[/bold]
 
@@ -25,18 +25,18 @@ BACKENDS_HELP = """Print what the engine was compiled for, what runs here and wh
 """
 
 
-def rules(name: Annotated[str | None, typer.Argument(help="A rule; default all, in short.")] = None) -> None:
+def rules(name: Annotated[str | None, typer.Argument(help="A rule; default: all, two lines each.")] = None) -> None:
     """Print presets (see RULES_HELP)."""
     from afflux.sim.workload.rule_help import describe_all_rules, describe_rule
 
-    with friendly():
+    with report_errors():
         for line in describe_all_rules() if name is None else describe_rule(name):
             typer.echo(line)
 
 
 def backends() -> None:
     """Print instruction sets (see BACKENDS_HELP)."""
-    with friendly():
+    with report_errors():
         for backend in ops.backends():
             state = "chosen" if backend.chosen else "runs here" if backend.runs else backend.why_not
             typer.echo(f"{backend.name:<10}{backend.device:<6}{state}")
