@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -61,7 +62,7 @@ def test_the_log_says_what_happened(made, log):
     assert [log.arrivals[number].client for number in first.joins] == list(first.client_ids)
     norms = [float(np.linalg.norm(log.updates()[number].astype(np.float64))) for number in first.joins]
     np.testing.assert_allclose(norms, first.norms, rtol=1e-12)
-    assert log.end == (40, 13, result.digest)
+    assert log.end == audit_log.EndLine(40, 13, result.digest)
     assert log.updates().shape == (40, 650)
 
 
@@ -107,7 +108,7 @@ def test_a_log_fed_to_its_own_rule_gives_its_bits(rule, tmp_path):
     assert (again.evaluations, again.staleness.tolist()) == (made.evaluations, made.staleness.tolist())
     twin = audit_log.read_audit_log(tmp_path / "again" / path.name)
     assert (twin.rounds, twin.end) == (log.rounds, log.end)
-    assert [line._replace(update=None) for line in log.arrivals] == list(twin.arrivals)
+    assert [msgspec.structs.replace(line, update=None) for line in log.arrivals] == list(twin.arrivals)
 
 
 def test_a_log_can_be_fed_to_every_rule(log):
@@ -290,16 +291,31 @@ def changed(line, **changes):
         (1, lambda line: "[]", "line 1: no object whose type is one of header, arrival, round, end"),
         (1, lambda line: changed(line, format="x"), "line 1: format is x 1"),
         (1, lambda line: changed(line, format_version=2), "line 1: format is afflux-audit 2"),
-        (1, lambda line: changed(line, seed=None), "line 1: seed is None, must be int"),
+        (1, lambda line: changed(line, seed=None), "line 1: seed is None: Expected `int`, got `null`"),
         (2, lambda line: changed(line, number=5), "line 2: number is 5, must be 0"),
-        (2, lambda line: changed(line, client="7"), "line 2: client is '7', must be int"),
-        (2, lambda line: changed(line, steps=0), "line 2: steps is 0, must be at least 1"),
+        (2, lambda line: changed(line, client="7"), "line 2: client is '7': Expected `int`, got `str`"),
+        (2, lambda line: changed(line, steps=0), "line 2: steps is 0: Expected `int` >= 1"),
         (2, lambda line: changed(line, dispatched_after=1), "line 2: dispatched_after is 1"),
-        (2, lambda line: changed(line, more=1), "line 2: missing or unknown: more"),
-        (2, lambda line: line.replace('"loss": ', '"loss": NaN, "x": '), "line 2: NaN is no JSON"),
+        (2, lambda line: changed(line, staleness=-1), "line 2: staleness is -1: Expected `int` >= 0"),
+        (2, lambda line: line.replace('"steps": ', '"step": '), "line 2: Object "),
+        (2, lambda line: changed(line, more=1), "line 2: Object contains unknown field `more`"),
+        (
+            2,
+            lambda line: line.replace('"loss": ', '"loss": NaN, "x": '),
+            r"line 2: no JSON: JSON is malformed: invalid character \(byte [0-9]+\)",
+        ),
         (2, lambda line: line[:40], "line 2: no JSON"),
-        (5, lambda line: changed(line, weights=["a"]), "line 5: weights is 'a', must be float"),
-        (5, lambda line: changed(line, stepped=1), "line 5: stepped is 1, must be bool"),
+        (
+            5,
+            lambda line: changed(line, weights=["a"]),
+            r"line 5: weights\[0\] is 'a': Expected `float.*, got `str`",
+        ),
+        (
+            5,
+            lambda line: changed(line, scalars={"x": "y"}),
+            r"line 5: scalars.* is {'x': 'y'}: Expected `float",
+        ),
+        (5, lambda line: changed(line, stepped=1), "line 5: stepped is 1: Expected `bool`, got `int`"),
         (-1, lambda line: changed(line, arrivals=7), "arrivals is 7, but 40 lines"),
         (-1, lambda line: line + "\n" + line, "something follows the end"),
     ],
@@ -326,10 +342,10 @@ def test_what_is_no_log_is_refused(log, tmp_path):
 
 def test_a_log_from_another_world_is_refused(log):
     for header in ({"num_clients": 7}, {"first_params_sha256": "0" * 64}):
-        other = replace(log, header=log.header._replace(**header))
+        other = replace(log, header=msgspec.structs.replace(log.header, **header))
         with pytest.raises(ConfigError, match="rebuilt from its header are others"):
             replay(other, [log.spec()], replay_config(log))
-    newer = replace(log, header=log.header._replace(config=log.header.config | {"warp": 9}))
+    newer = replace(log, header=msgspec.structs.replace(log.header, config=log.header.config | {"warp": 9}))
     with pytest.raises(ConfigError, match="made by afflux"):
         newer.config()
 

@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from rich.console import Console
@@ -289,7 +290,7 @@ def test_what_is_no_run_is_refused(tmp_path, monkeypatch):
     with pytest.raises(Stopped):
         begin("fedbuff", tmp_path, stop_at(10))
     paused = InterruptedRun.of(tmp_path / "store")
-    other = replace(paused, header=paused.header._replace(first_params_sha256="0"))
+    other = replace(paused, header=msgspec.structs.replace(paused.header, first_params_sha256="0"))
     with pytest.raises(ConfigError, match="the clients or first params are others"):
         resume(other)
     (sequence, client, *rest), *others = paused.stream["training"]

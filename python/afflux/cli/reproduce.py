@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from afflux.cli.common import OutFolder, Processes, parse_seeds, report_errors
+from afflux.sim.errors import EXTRA, require
 
 if TYPE_CHECKING:
     from afflux.sim.papers.publishing import Measure, Page
@@ -71,6 +72,7 @@ def afl_table2(
 ) -> None:
     """Run Table 2 (see AFL_HELP)."""
     with report_errors():
+        require(*EXTRA)
         from afflux.sim.papers import afl_table2
 
         _publish(
@@ -92,6 +94,7 @@ def rules_under_delays(
 ) -> None:
     """Run all presets (see RULES_HELP)."""
     with report_errors():
+        require(*EXTRA)
         from afflux.sim.papers import rules_under_delays
 
         _publish(
@@ -113,6 +116,7 @@ def mf_ca2fl_in_few_bits(
 ) -> None:
     """Run all codecs (see MF_CA2FL_HELP)."""
     with report_errors():
+        require(*EXTRA)
         from afflux.sim.papers import mf_ca2fl
 
         _publish(out, partial(mf_ca2fl.reproduce, data, parse_seeds(seeds), data_dir), jobs, at_most)
@@ -127,6 +131,7 @@ def codecs(
 ) -> None:
     """Measure errors (see CODECS_HELP)."""
     with report_errors():
+        require(*EXTRA)
         from afflux.sim.papers import codec_errors
 
         _publish(out, lambda measure: codec_errors.make_page(updates or [], seed))

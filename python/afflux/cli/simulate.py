@@ -23,7 +23,7 @@ from afflux.cli.common import (
 )
 from afflux.rules import RULES
 from afflux.sim import interrupts
-from afflux.sim.errors import ConfigError, require
+from afflux.sim.errors import EXTRA, ConfigError, require
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 
@@ -162,7 +162,7 @@ def _simulate(
     *,
     paired: bool = False,
 ) -> None:
-    require("torch", "sklearn", "matplotlib", "rich")
+    require(*EXTRA)
     from rich.console import Console
 
     from afflux.sim.results import run_folder, terminal_output
@@ -183,7 +183,7 @@ def _simulate(
 def _start_in_store(
     store: Path, spec: RuleSpec, seed: int, config: SimConfig, seconds: float, out: Path | None, keep_updates: bool
 ) -> None:
-    require("torch", "sklearn", "matplotlib", "rich")
+    require(*EXTRA)
     from afflux.sim.results import run_folder
     from afflux.sim.runs.compare import Job
     from afflux.sim.runs.resume import run_in_store
@@ -198,7 +198,7 @@ def _start_in_store(
 
 
 def _resume(store: Path, seconds: float, out: Path | None) -> None:
-    require("torch", "sklearn", "matplotlib", "rich")
+    require(*EXTRA)
     from afflux.sim.runs.compare import Job
     from afflux.sim.runs.resume import resume
     from afflux.sim.runs.run_checkpoint import InterruptedRun
@@ -240,7 +240,7 @@ def _run_with_store(
 def _replay(
     path: Path, rules: list[str] | None, common: dict[str, Any], data_dir: str | None, out: Path | None
 ) -> None:
-    require("torch", "matplotlib", "rich")
+    require(*EXTRA)
     from rich.console import Console
 
     from afflux.sim.results import audit_log, run_folder, terminal_output

@@ -4,18 +4,18 @@ One header, one line per arrival, one line per round after the arrival that comp
 of an interrupted run does not have. Numbers that are not finite are null.
 """
 
-import json
-import math
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from hashlib import sha256
 from pathlib import Path
-from types import TracebackType, UnionType
-from typing import Any, NamedTuple, get_args, get_origin
+from types import TracebackType
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
 from afflux.receipts import Report
 from afflux.sim.errors import ConfigError
@@ -27,9 +27,16 @@ FORMAT, FORMAT_VERSION = "afflux-audit", 1
 FOLDER = "audit"  #: in a run folder
 LONGEST_NAME = 80
 
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
 
-class Header(NamedTuple):
-    """What was run."""
+
+class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+    """Any line; its type is named by the field `type`."""
+
+
+class Header(_Line, frozen=True, tag="header"):
+    """The rule and the settings of the run."""
 
     format: str
     format_version: int
@@ -37,7 +44,7 @@ class Header(NamedTuple):
     label: str  #: the rule as tables call it
     rule: str
     options: dict[str, JsonScalar]
-    kind: str  #: what the rule's clients push: update, gradient or model
+    kind: str  #: of the vectors that clients push: update, gradient or model
     buffer_size: int
     d: int
     seed: int
@@ -48,24 +55,36 @@ class Header(NamedTuple):
     first_params_sha256: str
     config: dict[str, JsonScalar]  #: the fields of SimConfig
 
+    def sim_config(self, path: Path) -> SimConfig:
+        """Return the settings; raises ConfigError, which names `path`, if this afflux does not have them."""
+        try:
+            return SimConfig(**self.config)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise ConfigError(f"{path} was made by afflux {self.afflux}: {error}") from error
 
-class ArrivalLine(NamedTuple):
-    """One client result, and what the server did with it."""
+    def rule_spec(self) -> RuleSpec:
+        """Return the rule with its options; raises ConfigError if this afflux does not have them."""
+        options = (f":{name}={format_option(value)}" for name, value in self.options.items())
+        return RuleSpec(self.rule, parse_rule(self.rule + "".join(options)).options, self.label)
+
+
+class ArrivalLine(_Line, frozen=True, tag="arrival"):
+    """One client result, and the server's decision about it."""
 
     number: int  #: arrivals before it
     client: int
     dispatched_after: int  #: arrivals that were handled when the client pulled
-    version: int  #: that it pulled from this rule's server
-    staleness: int
-    examples: int
+    version: Count  #: that it pulled from this rule's server
+    staleness: Count
+    examples: Positive
     loss: float | None
-    steps: int
+    steps: Positive
     status: str
     time: float  #: virtual
-    update: int | None  #: row in the kept updates
+    update: Annotated[int, Meta(ge=0)] | None  #: row in the kept updates
 
 
-class RoundLine(NamedTuple):
+class RoundLine(_Line, frozen=True, tag="round"):
     """One server step: `Report` without the seconds. Tuples are in canonical order, (M,)."""
 
     version: int  #: the server's version after it
@@ -76,14 +95,14 @@ class RoundLine(NamedTuple):
     weights: tuple[float | None, ...]
     norms: tuple[float | None, ...]
     cosines: tuple[float | None, ...] | None
-    rejected: tuple[str, ...]  #: why; empty: it was accepted
+    rejected: tuple[str, ...]  #: the reason; empty: the arrival was accepted
     server_lr: float | None
     scalars: dict[str, float | None]
     stepped: bool
 
 
-class EndLine(NamedTuple):
-    """The run is complete."""
+class EndLine(_Line, frozen=True, tag="end"):
+    """The end of a complete run."""
 
     arrivals: int
     version: int
@@ -91,13 +110,14 @@ class EndLine(NamedTuple):
 
 
 Line = Header | ArrivalLine | RoundLine | EndLine
-TYPES: dict[str, type[Line]] = {"header": Header, "arrival": ArrivalLine, "round": RoundLine, "end": EndLine}
-NAMES = {line: name for name, line in TYPES.items()}
+TYPES = ("header", "arrival", "round", "end")
+_ENCODER = msgspec.json.Encoder(enc_hook=lambda value: value.tolist())  # of NumPy arrays and scalars
+_DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 
 @dataclass(frozen=True, slots=True)
 class AuditLog:
-    """A log that was read."""
+    """The content of a log file."""
 
     path: Path
     header: Header
@@ -107,19 +127,19 @@ class AuditLog:
 
     @property
     def planned(self) -> int:
-        """The arrivals that the run was to have."""
+        """The number of arrivals of the complete run."""
         return self.config().arrivals
 
     def config(self) -> SimConfig:
-        """The settings of the run; raises ConfigError if this afflux does not know them."""
-        return config_of(self.header, self.path)
+        """Return the settings of the run; raises ConfigError if this afflux does not have them."""
+        return self.header.sim_config(self.path)
 
     def spec(self) -> RuleSpec:
-        """The rule with its options; raises ConfigError if this afflux does not know them."""
-        return spec_of(self.header)
+        """Return the rule with its options; raises ConfigError if this afflux does not have them."""
+        return self.header.rule_spec()
 
     def updates(self) -> np.ndarray:
-        """The kept updates that are complete, (n, d) float32, mapped; raises ConfigError if none were kept."""
+        """Return the complete kept updates, (n, d) float32, mapped; raises ConfigError if the run kept none."""
         if self.header.updates is None:
             raise ConfigError(f"{self.path} has no updates: make the run with --keep-updates")
         return read_updates(self.path.parent / self.header.updates, self.header.d)
@@ -132,24 +152,10 @@ class AuditOutput(NamedTuple):
     updates: bool = False  #: write the update vectors beside the log, 4 d bytes an arrival
 
 
-def config_of(header: Header, path: Path) -> SimConfig:
-    """The settings in a header, which was read from `path`."""
-    try:
-        return SimConfig(**header.config)  # type: ignore[arg-type]
-    except TypeError as error:
-        raise ConfigError(f"{path} was made by afflux {header.afflux}: {error}") from error
-
-
-def spec_of(header: Header) -> RuleSpec:
-    """The rule in a header."""
-    options = (f":{name}={format_option(value)}" for name, value in header.options.items())
-    return RuleSpec(header.rule, parse_rule(header.rule + "".join(options)).options, header.label)
-
-
 def file_stem(label: str, seed: int) -> str:
-    """Return the name, without suffix, under which a rule's files lie in a run folder.
+    """Return the name, without suffix, of a rule's files in a run folder.
 
-    >>> file_name("fedbuff:staleness=hinge(10,4)", 3)
+    >>> file_stem("fedbuff:staleness=hinge(10,4)", 3)
     'fedbuff_staleness=hinge_10_4-seed3'
     """
     safe = re.sub(r"[^\w.=+-]+", "_", label, flags=re.ASCII).strip("_.")
@@ -158,55 +164,51 @@ def file_stem(label: str, seed: int) -> str:
     return f"{safe}-seed{seed}"
 
 
-def json_value(value: Any) -> Any:
-    """Return what JSON has for `value`: null for nan and infinities, lists for arrays."""
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if isinstance(value, Mapping):
-        return {str(key): json_value(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_value(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def encode_line(line: Line) -> str:
-    """Return what stands in the file for `line`."""
-    return json.dumps(json_value({"type": NAMES[type(line)], **line._asdict()}), allow_nan=False) + "\n"
+def encode_json(value: Any, indent: int = 0) -> bytes:
+    """Return `value` as JSON: one line, or indented; nan and infinities are null, NumPy arrays are lists."""
+    return msgspec.json.format(_ENCODER.encode(value), indent=indent) + b"\n"
 
 
 class AuditLogWriter:
     """Writes a log, each line at once, so that an interrupted run leaves whole lines."""
 
     def __init__(self, path: Path, header: Header, size: int = 0) -> None:
-        """Make the file `path`, which must not exist yet, and write its header; or go on after `size` bytes of it."""
+        """Create the file `path`, which must not exist yet, and write the header; with `size`, continue the file.
+
+        Args:
+            path: the file.
+            header: its first line.
+            size: bytes after which the file is continued; what follows them is removed.
+        """
         self._sha256 = sha256()
         if size:
             truncate_file(path, size)
             self._sha256.update(path.read_bytes())
-        self._file = path.open("a" if size else "x", buffering=1, encoding="utf-8", newline="\n")
+        self._file = path.open("ab" if size else "xb")
         self.header = header
         if not size:
             self.write(header)
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """Size of the file in bytes."""
         return os.fstat(self._file.fileno()).st_size
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of these bytes."""
+        """SHA-256 of the file."""
         return self._sha256.hexdigest()
 
     def write(self, line: Line) -> None:
         """Write any line."""
-        row = encode_line(line)
+        row = encode_json(line)
         self._file.write(row)
-        self._sha256.update(row.encode())
+        self._file.flush()
+        self._sha256.update(row)
 
     def write_round(self, report: Report) -> None:
         """Write the line of a round."""
-        self.write(RoundLine(**{name: getattr(report, name) for name in RoundLine._fields}))
+        self.write(RoundLine(**{name: getattr(report, name) for name in RoundLine.__struct_fields__}))
 
     def __enter__(self) -> "AuditLogWriter":
         """See contextlib."""
@@ -227,17 +229,16 @@ def read_audit_log(path: Path | str) -> AuditLog:
     """
     path = Path(path)
     try:
-        text = path.read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        *rows, _cut_off = path.read_bytes().split(b"\n")
+    except OSError as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
-    *whole, _cut_off = text.split("\n")
     arrivals: list[ArrivalLine] = []
     rounds: list[RoundLine] = []
     header: Header | None = None
     end: EndLine | None = None
-    for number, row in enumerate(whole, 1):
+    for number, row in enumerate(rows, 1):
         try:
-            line = _line(row)
+            line = _decode(row)
             if (number == 1) != isinstance(line, Header):
                 raise ValueError("the header must be the first line, and is the only one of its kind")
             if end is not None:
@@ -250,7 +251,12 @@ def read_audit_log(path: Path | str) -> AuditLog:
                             f"format is {line.format} {line.format_version}, not {FORMAT} {FORMAT_VERSION}"
                         )
                 case ArrivalLine():
-                    _check(line, len(arrivals))
+                    if line.number != len(arrivals):
+                        raise ValueError(
+                            f"number is {line.number}, must be {len(arrivals)}: a line is missing or twice"
+                        )
+                    if not 0 <= line.dispatched_after <= line.number:
+                        raise ValueError(f"dispatched_after is {line.dispatched_after}, must be 0 to {line.number}")
                     arrivals.append(line)
                 case RoundLine():
                     rounds.append(line)
@@ -265,46 +271,23 @@ def read_audit_log(path: Path | str) -> AuditLog:
     return AuditLog(path, header, tuple(arrivals), tuple(rounds), end)
 
 
-def _check(line: ArrivalLine, expected: int) -> None:
-    if line.number != expected:
-        raise ValueError(f"number is {line.number}, must be {expected}: a line is missing or twice")
-    if not 0 <= line.dispatched_after <= line.number:
-        raise ValueError(f"dispatched_after is {line.dispatched_after}, must be 0 to {line.number}")
-    for name, least in (("version", 0), ("staleness", 0), ("examples", 1), ("steps", 1), ("update", 0)):
-        if (value := getattr(line, name)) is not None and value < least:
-            raise ValueError(f"{name} is {value}, must be at least {least}")
-
-
-def _line(row: str) -> Line:
+def _decode(row: bytes) -> Line:
     try:
-        content = json.loads(row, parse_constant=_no_constant)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"no JSON: {error}") from None
+        return _DECODER.decode(row)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(_explain(str(error), row)) from None
+
+
+def _explain(error: str, row: bytes) -> str:
+    """Add the value to an error such as "Expected `int`, got `str` - at `$.joins[0]`"."""
+    try:
+        content = msgspec.json.decode(row)
+    except (msgspec.DecodeError, UnicodeDecodeError) as malformed:
+        return f"no JSON: {malformed}"
     if not isinstance(content, dict) or content.get("type") not in TYPES:
-        raise ValueError(f"no object whose type is one of {', '.join(TYPES)}")
-    line = TYPES[content.pop("type")]
-    wanted = line.__annotations__
-    if content.keys() != wanted.keys():
-        odd = ", ".join(sorted(content.keys() ^ wanted.keys()))
-        raise ValueError(f"missing or unknown: {odd}")
-    return line(**{name: _typed(name, content[name], annotation) for name, annotation in wanted.items()})
-
-
-def _no_constant(text: str) -> None:
-    raise ValueError(f"{text} is no JSON: null is meant")
-
-
-def _typed(name: str, value: Any, annotation: Any) -> Any:
-    """Return `value` as the annotation says; a list becomes a tuple, and an int a float where one is wanted."""
-    options = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-    for option in options:
-        origin, parts = get_origin(option), get_args(option)
-        if origin is tuple and isinstance(value, list):
-            return tuple(_typed(name, part, parts[0]) for part in value)
-        if origin is dict and isinstance(value, dict):
-            return {key: _typed(f"{name}.{key}", part, parts[1]) for key, part in value.items()}
-        if type(value) is option:
-            return value
-    if float in options and type(value) is int:
-        return float(value)
-    raise ValueError(f"{name} is {value!r}, must be {getattr(annotation, '__name__', annotation)}")
+        return f"no object whose type is one of {', '.join(TYPES)}"
+    message, _, path = error.partition(" - at `$.")
+    if not path:
+        return message
+    steps = [int(index) if index else name for name, index in re.findall(r"(\w+)|\[(\d+)\]", path)]
+    return f"{path.rstrip('`')} is {reduce(lambda part, step: part[step], steps, content)!r}: {message}"

@@ -1,7 +1,6 @@
 """The run folder: config.json, metrics.csv, staleness.csv, summary.csv and .json, curves.png; audit/ beside them."""
 
 import csv
-import json
 import platform
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +16,7 @@ import numpy as np
 
 from afflux import __version__
 from afflux.sim.errors import ConfigError, require
-from afflux.sim.results.audit_log import FOLDER, AuditOutput, json_value
+from afflux.sim.results.audit_log import FOLDER, AuditOutput, encode_json
 from afflux.sim.results.run_result import Evaluation, RunResult, group_by_rule, summarise
 from afflux.sim.workload.config import SimConfig
 from afflux.units import in_bytes
@@ -180,5 +179,4 @@ def _csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> No
 
 
 def _json(path: Path, content: dict[str, Any]) -> None:
-    # JSON has no nan: a target that was not reached is null.
-    path.write_text(json.dumps(json_value(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    path.write_bytes(encode_json(content, indent=2))

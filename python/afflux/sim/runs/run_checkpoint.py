@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
+import msgspec
 import numpy as np
 
 from afflux.errors import StoreError
@@ -58,7 +59,7 @@ class InterruptedRun:
             raise ConfigError(f"{path} holds no run that could go on")
         if notes["afflux_run"] != FORMAT:
             raise ConfigError(f"{path} holds a run of format {notes['afflux_run']}, this afflux reads {FORMAT}")
-        header = audit_log.Header(**notes["header"])
+        header = msgspec.convert(notes["header"], audit_log.Header)
         audit = Path(notes["audit"]) if folder is None else folder / audit_log.FOLDER
         interrupted = cls(
             path,
@@ -105,12 +106,12 @@ class InterruptedRun:
     @property
     def spec(self) -> RuleSpec:
         """The rule; raises ConfigError if this afflux does not have it."""
-        return audit_log.spec_of(self.header)
+        return self.header.rule_spec()
 
     @property
     def config(self) -> SimConfig:
         """The settings; raises ConfigError if this afflux does not have them."""
-        return audit_log.config_of(self.header, self.path)
+        return self.header.sim_config(self.path)
 
     def check_run_folder(self) -> None:
         """Raise ConfigError if the run folder holds files of anything but this run: they would be overwritten."""
@@ -129,7 +130,7 @@ class InterruptedRun:
         except OSError as error:
             raise ConfigError(f"cannot read {self.log}: {error.strerror}") from error
         if not self.arrivals:  # the run starts again; the log may end in the middle of its header
-            header = audit_log.encode_line(self.header).encode()
+            header = audit_log.encode_json(self.header)
             same = header.startswith(content[: len(header)])
         elif len(content) < self.log_bytes:
             return  # AuditLogWriter raises for it
@@ -212,7 +213,7 @@ class RunCheckpoints:
         notes = {
             "afflux_run": FORMAT,
             "audit": str(self._output.folder.resolve()),
-            "header": self._log.header._asdict(),
+            "header": msgspec.to_builtins(self._log.header),
             "log_bytes": self._log.size,
             "log_sha256": self._log.digest,
             "server": _counts(self._leader.server),
