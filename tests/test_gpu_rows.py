@@ -6,13 +6,13 @@ import threading
 import numpy as np
 import pytest
 
-import afflux.staging
+import afflux.aggregation.cache.staging
 from afflux import AffluxError, BusyError, Server, StoreError, UnavailableError
-from afflux._arrays import on_host as to_numpy
-from afflux.devices import device_of
-from afflux.intake import Intake
-from afflux.plan import plan
+from afflux.arrays.gpu import device_of
+from afflux.arrays.interop import on_host as to_numpy
 from afflux.rules import afa_cs, ca2fl, fadas, fedbuff, mf_ca2fl, wkafl
+from afflux.server.inputs import InputAdapter
+from afflux.server.plan import plan
 from afflux.store import check
 from afflux.store.segments import Segments
 from conftest import bits
@@ -194,7 +194,7 @@ def run(*call):
 def test_a_row_that_a_round_replaces_while_its_client_pushes(kept, moved, monkeypatch):
     """The copy that was begun before is of an older version."""
     here, there = made(ca2fl(buffer_size=M), np.array), made(ca2fl(buffer_size=M), moved, **kept)
-    ingest, late = Intake.ingest, []
+    ingest, late = InputAdapter.ingest, []
 
     def pushes(server, start, *clients):
         for client in clients:
@@ -208,7 +208,7 @@ def test_a_row_that_a_round_replaces_while_its_client_pushes(kept, moved, monkey
     for server in (here, there):
         pushes_at = [server.push(client, vector(client), version=0) for client in range(M)]
         assert pushes_at[-1].version == 1
-    monkeypatch.setattr(Intake, "ingest", held_up)
+    monkeypatch.setattr(InputAdapter, "ingest", held_up)
     late.append((10, 0, 1, 2))
     pushes(there, 20, 1)
     for order in ((10, 0, 1, 2), (20, 1)):
@@ -229,7 +229,7 @@ def test_who_pushes_while_its_row_is_written_gets_it_from_the_round(kept, moment
             server.push(client, vector(10 + client), version=1)
     sent = uploads(monkeypatch, there)
     late, name = [True], {"sweep": "sweeping", "bring": "collect"}[moment]
-    act = getattr(afflux.staging.Stages, name)
+    act = getattr(afflux.aggregation.cache.staging.Stages, name)
 
     def amid(self, rows):
         if late and moment == "sweep":
@@ -239,7 +239,7 @@ def test_who_pushes_while_its_row_is_written_gets_it_from_the_round(kept, moment
             run(lambda: there.push(1, vector(20), version=1))
         act(self, rows)
 
-    monkeypatch.setattr(afflux.staging.Stages, name, amid)
+    monkeypatch.setattr(afflux.aggregation.cache.staging.Stages, name, amid)
     there.push(4, vector(14), version=1)
     assert (there.version, there.arrivals_waiting, sent) == (2, 1, [])
     here.push(4, vector(14), version=1)
@@ -420,7 +420,7 @@ def test_what_is_refused(moved, path):
     ]:
         with pytest.raises(AffluxError, match=rf"\[Server\] {message}"):
             Server(*arguments, num_clients=CLIENTS, rows_on="host", **options)
-    with pytest.raises(AffluxError, match="rows_on is 'disk', must be one of device, host"):
+    with pytest.raises(AffluxError, match="rows_on is 'disk', must be 'device' or 'host'"):
         Server(rule, moved(x), num_clients=CLIENTS, rows_on="disk")
     assert not (path).exists()
     Server(rule, x, num_clients=CLIENTS, store=path, check_versions=True).close()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from afflux.layout import Layout
+from afflux.arrays.layout import Layout
 from afflux.sim.clients.training import Trainer, batch_indices, single_torch_thread
 from afflux.sim.workload import data_sets, models
 from afflux.sim.workload.config import SimConfig

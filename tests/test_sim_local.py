@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import rows
-from afflux import codecs
-from afflux.layout import Layout
+from afflux.arrays.layout import Layout
+from afflux.ops import codecs
 from afflux.sim.clients.control_variates import ControlVariates
 from afflux.sim.clients.model_broadcast import ModelBroadcast
 from afflux.sim.clients.schedule import Dispatch, make_schedule

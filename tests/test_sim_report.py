@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from afflux.ops.units import in_bytes
 from afflux.sim.errors import ConfigError
 from afflux.sim.results import run_folder, terminal_output
 from afflux.sim.runs.compare import compare, make_jobs
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
-from afflux.units import in_bytes
 
 CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=30, eval_every=10, target=0.999)
 SPECS = [parse_rule("fedbuff:buffer_size=3:staleness=polynomial(1)"), parse_rule("fedasync")]

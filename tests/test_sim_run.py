@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from afflux.server import Server
+from afflux.rules.staleness import Constant, Hinge
+from afflux.server.server import Server
 from afflux.sim.clients.training import Trainer
 from afflux.sim.errors import ConfigError, DivergedError, MissingExtraError
 from afflux.sim.results.run_result import Evaluation, RunResult, group_by_rule, seed_statistics, summarise
@@ -16,7 +17,6 @@ from afflux.sim.runs.simulation import run
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import DELAYS
 from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
-from afflux.weigh import Constant, Hinge
 from conftest import reproducible
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, eval_every=7, local_steps=2)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from afflux.errors import AffluxError, UnavailableError
+from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.sim.errors import ConfigError
 from afflux.sim.interrupts import Terminated
 from afflux.sim.workload.config import SimConfig

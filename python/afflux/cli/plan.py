@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from afflux.cli.common import flag_names_in_errors, parse_rules, report_errors
-from afflux.units import in_bytes
+from afflux.ops.units import in_bytes
 
 HELP = """Estimate the memory and disk use of a server, part by part. Nothing is run or written.
 
@@ -50,7 +50,7 @@ def plan(
 ) -> None:
     """Print bytes by part (see HELP)."""
     with report_errors():
-        from afflux import plan as planned
+        from afflux.server import plan as planned
 
         (spec,) = parse_rules([rule], buffer_size=buffer, codec=codec)
         built, limits = spec.build(), dict[str, Any]()

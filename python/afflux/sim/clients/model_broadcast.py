@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from afflux.codecs import Codec
-from afflux.receipts import Pulled
-from afflux.server import Server
+from afflux.aggregation.reports import Pulled
+from afflux.ops.codecs import Codec
+from afflux.server.server import Server
 from afflux.sim.clients.control_variates import ControlVariates
 from afflux.sim.clients.training import TrainingResult, convert_update
 from afflux.sim.workload.config import SimConfig

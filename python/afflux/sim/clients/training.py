@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from afflux.layout import Layout
+from afflux.arrays.layout import Layout
 from afflux.sim.clients import optimizers
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.data_sets import DataSet

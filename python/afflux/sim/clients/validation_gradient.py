@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from afflux.rule import Rule
-from afflux.server import Server
+from afflux.rules.rule import Rule
+from afflux.server.server import Server
 from afflux.sim.clients.training import Trainer
 
 VECTOR = "validation"

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from afflux.receipts import Report
+from afflux.aggregation.reports import Report
 from afflux.sim.errors import ConfigError
 from afflux.sim.results.updates_file import read_updates, truncate_file
 from afflux.sim.workload.config import SimConfig

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from afflux import __version__
+from afflux.ops.units import in_bytes
 from afflux.sim.errors import ConfigError, require
 from afflux.sim.results.audit_log import FOLDER, AuditOutput, encode_json
 from afflux.sim.results.run_result import Evaluation, RunResult, group_by_rule, summarise
 from afflux.sim.workload.config import SimConfig
-from afflux.units import in_bytes
 
 ANNOUNCE_ABOVE = 1e9  #: bytes of kept updates from which their size is announced
 

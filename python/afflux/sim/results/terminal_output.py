@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from afflux.ops.units import in_bytes
 from afflux.sim.results.run_result import RunResult, SeedStatistics, group_by_rule, summarise
 from afflux.sim.workload.config import SimConfig
-from afflux.units import in_bytes
 
 
 @contextmanager

@@ -3,8 +3,8 @@
 from contextlib import ExitStack
 from pathlib import Path
 
-from afflux.rule import Rule
-from afflux.server import Server
+from afflux.rules.rule import Rule
+from afflux.server.server import Server
 from afflux.sim.clients.training import single_torch_thread
 from afflux.sim.results.audit_log import AuditLogWriter, AuditOutput, file_stem
 from afflux.sim.results.run_result import RunResult

@@ -11,8 +11,8 @@ from zipfile import BadZipFile
 import msgspec
 import numpy as np
 
-from afflux.errors import StoreError
-from afflux.server import Server
+from afflux.ops.errors import StoreError
+from afflux.server.server import Server
 from afflux.sim import interrupts
 from afflux.sim.errors import ConfigError
 from afflux.sim.results import audit_log

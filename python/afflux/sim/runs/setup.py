@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from afflux.layout import Layout
-from afflux.rule import Rule
-from afflux.server import Server
+from afflux.arrays.layout import Layout
+from afflux.rules.rule import Rule
+from afflux.server.server import Server
 from afflux.sim.clients.schedule import Arrival, Dispatch, make_schedule
 from afflux.sim.clients.training import Trainer
 from afflux.sim.errors import ConfigError

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from afflux import __version__
-from afflux.receipts import Pulled, Receipt
-from afflux.rule import Rule
-from afflux.server import Server
+from afflux.aggregation.reports import Pulled, Receipt
+from afflux.rules.rule import Rule
+from afflux.server.server import Server
 from afflux.sim.clients.training import convert_update
 from afflux.sim.clients.validation_gradient import ValidationGradient, needs_validation_gradient
 from afflux.sim.errors import ConfigError, DivergedError

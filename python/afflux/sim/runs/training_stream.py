@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from afflux.receipts import Pulled
+from afflux.aggregation.reports import Pulled
 from afflux.sim import interrupts
 from afflux.sim.clients.model_broadcast import ModelBroadcast, SentModel
 from afflux.sim.clients.schedule import Arrival, Dispatch

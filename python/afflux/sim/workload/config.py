@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from afflux import codecs
+from afflux.ops import codecs
 from afflux.sim.errors import ConfigError, known
 from afflux.sim.workload.data_sets import DATASETS, DataSet, load_data_set
 from afflux.sim.workload.delays import DELAYS

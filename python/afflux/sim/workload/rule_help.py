@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 from afflux.rules import RULES
+from afflux.rules.staleness import StalenessLaw
 from afflux.sim.workload.rule_files import rule_function
 from afflux.sim.workload.rule_specs import STALENESS_LAWS, format_option, literal_choices, rule_parameters
-from afflux.weigh import StalenessLaw
 
 
 def describe_all_rules() -> Iterator[str]:

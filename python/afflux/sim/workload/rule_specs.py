@@ -8,10 +8,10 @@ from math import isfinite
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from afflux.rule import Rule
+from afflux.rules.rule import Rule
+from afflux.rules.staleness import Constant, Exponential, Hinge, Inverse, Polynomial, StalenessLaw
 from afflux.sim.errors import ConfigError, known
 from afflux.sim.workload.rule_files import rule_function, split_rule_name
-from afflux.weigh import Constant, Exponential, Hinge, Inverse, Polynomial, StalenessLaw
 
 STALENESS_LAWS: dict[str, Callable[..., StalenessLaw]] = {
     "constant": Constant,
