@@ -27,6 +27,8 @@ and its largest error against float64.
 
   afflux bench --rows all --compile --repeats 40 --out results
 
+  afflux bench --against ../afflux-main
+
   afflux bench --quick
 """
 
@@ -48,12 +50,25 @@ def bench(
     picture_path: Annotated[Path | None, typer.Option("--picture", dir_okay=False, help="The bars, as a PNG.")] = None,
     folder: Annotated[Path | None, typer.Option("--out", file_okay=False, help="All three, into this folder.")] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda: its own rows, of which -d and --repeats count.")] = "cpu",
+    against: Annotated[
+        Path | None, typer.Option(exists=True, help="An older build to compare with: _engine*.so, or its checkout.")
+    ] = None,
     list_only: Annotated[bool, typer.Option("--list", help="List rows, contenders and probes, and stop.")] = False,
 ) -> None:
     """Time the engine's operations (see HELP)."""
     from afflux.bench.files import Files
 
     files = Files(json_path, markdown_path, picture_path, folder)
+    if against:
+        if refused := [name for name, given in (("--compile", compiled), ("--picture", picture_path)) if given]:
+            raise typer.BadParameter(f"does not go with {', '.join(refused)}", param_hint="--against")
+        if device != "cpu":
+            raise typer.BadParameter("compares on the CPU", param_hint="--against")
+        from afflux.bench import against as comparison
+
+        names = comparison.DEFAULT_ROWS if rows == DEFAULT_ROWS else rows
+        comparison.run(against, names, d, m, threads, isa, repeats, sets, quick, files)
+        return
     if device != "cpu":
         on_gpu(device, rows, d, repeats, compiled, files)
         return
@@ -65,6 +80,7 @@ def bench(
 def on_gpu(device: str, rows: str, d: int | None, repeats: int | None, compiled: bool, files: "Files") -> None:
     """The rows of cuda.py."""
     from afflux.bench import cuda, tables
+    from afflux.bench.files import write_run
 
     if reason := cuda.why_not() if device == "cuda" else "known: cpu, cuda":
         raise typer.BadParameter(reason, param_hint="--device")
@@ -77,4 +93,4 @@ def on_gpu(device: str, rows: str, d: int | None, repeats: int | None, compiled:
     out = cuda.run(sizes, cuda.here(), repeats or cuda.REPEATS, names, compiled)
     chosen = [cuda.ROWS[name] for name in names]
     tables.show(out, chosen)
-    files.write(out, chosen)
+    write_run(files, out, chosen)

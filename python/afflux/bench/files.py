@@ -1,6 +1,7 @@
 """Where the results of a run go: JSON, Markdown and pictures, each to its own file or all into one folder."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,26 @@ class Files:
             except ModuleNotFoundError:
                 raise typer.BadParameter("a picture needs matplotlib: pip install 'afflux[sim]'") from None
 
-    def write(self, out: dict[str, Any], rows: list[Row]) -> None:
+    def write(self, out: dict[str, Any], markdown: str, draw: Callable[[Path], None] | None = None) -> None:
+        """Writes the results, their tables and, with `draw`, their picture to the files that were asked for."""
         if self.folder:
             self.folder.mkdir(exist_ok=True)
             inside = (self.folder / name for name in ("bench.json", "bench.md", "bench.png"))
-            Files(*inside).write(out, rows)
+            Files(*inside).write(out, markdown, draw)
         if self.json:
             self.json.write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
         if self.markdown:
-            self.markdown.write_text(tables.to_markdown(out, rows), encoding="utf-8")
-        if self.picture:
-            from afflux.bench import picture
+            self.markdown.write_text(markdown, encoding="utf-8")
+        if self.picture and draw:
+            draw(self.picture)
 
-            picture.write(self.picture, out, rows)
+
+def write_run(files: Files, out: dict[str, Any], rows: list[Row]) -> None:
+    """Everything about a run of these rows."""
+
+    def draw(path: Path) -> None:
+        from afflux.bench import picture
+
+        picture.write(path, out, rows)
+
+    files.write(out, tables.to_markdown(out, rows), draw)

@@ -81,16 +81,16 @@ def huge_pages() -> str | None:
     return found.group(1) if found else None
 
 
-def compiler() -> str | None:
+def compiler(extension: Path = Path(_engine.__file__)) -> str | None:
     """The compilers named in the extension's comment section, where the format has one."""
-    data = Path(_engine.__file__).read_bytes()
+    data = extension.read_bytes()
     found = re.findall(rb"(?:GCC: \([^()\0]*\)|clang version) [0-9][0-9.]*", data)
     return ", ".join(sorted({f.decode("ascii", "replace") for f in found})) or None
 
 
-def commit() -> str | None:
-    """The git commit of this tree, with "+" if tracked files differ from it."""
-    git = ["git", "-C", str(Path(__file__).parent)]
+def commit(folder: Path = Path(__file__).parent) -> str | None:
+    """The git commit of the tree with this folder, with "+" if tracked files differ from it."""
+    git = ["git", "-C", str(folder)]
     try:
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
         changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True)

@@ -5,7 +5,9 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +36,8 @@ class Timed:
     by: Contender | None = None  #: likewise None
     prepare: Callable[[int], object] = unprepared  #: comes before a sample, and is not timed
     rest: float = REST  #: seconds before the next has its turn
+    around: Callable[[], AbstractContextManager[object]] = nullcontext  #: entered before `prepare`, left after a sample
+    after: Callable[[Any], Arrays] = lambda result: {}  #: the outputs, given what the last run of a sample returned
     first: float = 0  #: seconds of its very first run
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
@@ -64,19 +68,33 @@ def measure(
     clock: Clock = wall_clock,
 ) -> None:
     """Adds `repeats` samples to everyone; `turn` is called after each sample."""
-    order = list(everyone)
+    measure_groups([[timed] for timed in everyone], repeats, turn, clock)
+
+
+def measure_groups(
+    groups: Sequence[Sequence[Timed]],
+    repeats: int,
+    turn: Callable[[], object] = lambda: None,
+    clock: Clock = wall_clock,
+) -> None:
+    """The same where the members of a group are compared: they follow each other, in either order equally often.
+
+    The order changes every two repeats, because two input sets alternate: each order meets each set.
+    """
+    order = list(groups)
     shuffle = random.Random(0).shuffle
     gc.collect()
     gc.disable()
     try:
         for repeat in range(repeats):
             shuffle(order)
-            for timed in order:
-                timed.prepare(repeat)
-                stop = clock()
-                result = timed.sample(repeat)
-                timed.seconds.append(stop() / timed.laps)
-                del result  # freeing it is not part of the round
+            for timed in (timed for group in order for timed in group[:: -1 if repeat // 2 % 2 else 1]):
+                with timed.around():
+                    timed.prepare(repeat)
+                    stop = clock()
+                    result = timed.sample(repeat)
+                    timed.seconds.append(stop() / timed.laps)
+                    del result  # freeing it is not part of the round
                 time.sleep(timed.rest)
                 turn()
     finally:
@@ -102,7 +120,7 @@ def entrant(case: Case, row: Row, by: Contender, shared: Inputs, checked: bool =
         if case.warm:
             ready.run(number % case.sets)
 
-    timed.prepare = prepare
+    timed.prepare, timed.after = prepare, ready.after
     if checked:
         timed.errors, timed.first = check(row, shared, ready)
     else:

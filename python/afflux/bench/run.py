@@ -7,7 +7,7 @@ import typer
 
 from afflux import ops
 from afflux.bench import baselines, machine, report, tables
-from afflux.bench.files import Files
+from afflux.bench.files import Files, write_run
 from afflux.bench.inputs import Case
 from afflux.bench.neighbours import SHARED
 from afflux.bench.probes import PROBES
@@ -68,12 +68,9 @@ def left_out(rows: list[Row]) -> list[str]:
     return [f"left out: {'; '.join(names)}: {why}" for why, names in found.items()]
 
 
-def notes(rows: list[Row], cases: Iterable[Case], results: list[dict[str, Any]], repeats: int) -> list[str]:
-    """What keeps this run's figures from being what they look like."""
-    small = [str(c) for c in cases if not c.warm and 4 * c.d * (c.m + 1) * c.sets < 4 * machine.last_level()]
-    found = left_out(rows)
-    if small:
-        found.append(f"the input sets are smaller than 4 last-level caches, so not memory speed: {'; '.join(small)}")
+def notes_on_load(results: list[dict[str, Any]]) -> list[str]:
+    """What other programs took of the machine while these results were found."""
+    found = []
     busy = max(result["cores_of_others"] or 0 for result in results)
     if busy > QUIET:
         found.append(f"the machine was not idle: other processes took up to {busy:.1f} cores while everyone was timed")
@@ -83,6 +80,16 @@ def notes(rows: list[Row], cases: Iterable[Case], results: list[dict[str, Any]],
             f"the cores were shared, maybe with programs that this system cannot see: between samples, additions took "
             f"{slowdown:.1f} times their best time at the median; so does what is bound by computing"
         )
+    return found
+
+
+def notes(rows: list[Row], cases: Iterable[Case], results: list[dict[str, Any]], repeats: int) -> list[str]:
+    """What keeps this run's figures from being what they look like."""
+    small = [str(c) for c in cases if not c.warm and 4 * c.d * (c.m + 1) * c.sets < 4 * machine.last_level()]
+    found = left_out(rows)
+    if small:
+        found.append(f"the input sets are smaller than 4 last-level caches, so not memory speed: {'; '.join(small)}")
+    found += notes_on_load(results)
     if repeats < REPEATS:
         found.append(f"fewer than {REPEATS} repeats")
     if missing := native_here():
@@ -133,4 +140,4 @@ def run(
     }
     out = report.results(box, selected, cases, settings)
     tables.show(out, selected)
-    files.write(out, selected)
+    write_run(files, out, selected)

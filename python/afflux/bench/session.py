@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from afflux.bench import baselines, families, machine, native, report
 from afflux.bench import inputs as data
 from afflux.bench.contender import REST_OF_OPENBLAS, Contender
 from afflux.bench.inputs import Case, Inputs
-from afflux.bench.measure import Timed, entrant, measure
+from afflux.bench.measure import Timed, entrant, measure_groups
 from afflux.bench.neighbours import Neighbours
 from afflux.bench.probes import COPIED, PROBES
 from afflux.bench.row import Row
@@ -50,10 +50,13 @@ def scratch(case: Case, rows: list[Row]) -> int:
 
 def check_memory(case: Case, rows: list[Row], compiled: bool) -> None:
     """The peak: what is shared, everyone's own state, and the largest temporaries."""
-    contenders = [contender for _, contender in entrants(rows, compiled)]
+    check_room(case, [contender for _, contender in entrants(rows, compiled)], scratch(case, rows))
+
+
+def check_room(case: Case, contenders: Sequence[Contender], scratch_vectors: int) -> None:
     kept = sum(c.kept(case.d, case.m) for c in contenders)
     temporary = max(c.temporary(case.d, case.m) for c in contenders)
-    needed = int(1.05 * (data.shared_bytes(case, scratch(case, rows)) + kept + temporary)) + data.LIBRARIES
+    needed = int(1.05 * (data.shared_bytes(case, scratch_vectors) + kept + temporary)) + data.LIBRARIES
     available = data.available_bytes()
     if available is not None and needed > available:
         raise typer.BadParameter(data.does_not_fit(needed, available, case), param_hint="-d")
@@ -109,17 +112,21 @@ def execute(case: Case, rows: list[Row], repeats: int, compiled: bool, quick: bo
             step(f"checking {by.name}")
             contenders.append(entrant(case, row, by, shared))
         found = probes(case, rows, shared, step, quick)
-        everyone = [*found, *contenders]
-        step("timing", total=repeats * len(everyone))
-        neighbours = Neighbours()
+        load = measure_all([[timed] for timed in (*found, *contenders)], repeats, step)
+    return report.of_case(case, rows, found, contenders) | load
 
-        def turn() -> None:
-            neighbours.look()
-            step()
 
-        start, before = time.perf_counter(), machine.others_cpu()
-        measure(everyone, repeats, turn)
-        seconds, after = time.perf_counter() - start, machine.others_cpu()
+def measure_all(groups: Sequence[Sequence[Timed]], repeats: int, step: Step) -> dict[str, float | None]:
+    """Times these groups, and returns what other programs took of the machine meanwhile."""
+    step("timing", total=repeats * sum(map(len, groups)))
+    neighbours = Neighbours()
+
+    def turn() -> None:
+        neighbours.look()
+        step()
+
+    start, before = time.perf_counter(), machine.others_cpu()
+    measure_groups(groups, repeats, turn)
+    seconds, after = time.perf_counter() - start, machine.others_cpu()
     others = None if before is None or after is None else (after - before) / seconds
-    shared_cores = {"cores_of_others": others, "additions_slowdown": neighbours.slowdown}
-    return report.of_case(case, rows, found, contenders) | shared_cores
+    return {"cores_of_others": others, "additions_slowdown": neighbours.slowdown}

@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from afflux.bench.columns import LIMIT, PROBE, SPAN, SUMMARY, Column, Line
 from afflux.bench.report import lines_of
 from afflux.bench.row import Row
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclass(frozen=True)
@@ -104,38 +107,50 @@ def to_markdown(out: dict[str, Any], rows: list[Row]) -> str:
     lines = [conditions(out) + ".", ""]
     lines += [line for note in out["settings"]["notes"] for line in (f"Note: {note}.", "")]
     for printed in tables(out, rows):
-        columns = printed.used()
-        lines += [f"**{printed.title}**" + (f": `{printed.formula}`" if printed.formula else ""), ""]
-        lines += ["| " + " | ".join(["", *(c.head for c in columns)]) + " |", "|---|" + "---:|" * len(columns)]
-        for entry in printed.lines:
-            what = f": `{entry['what']}`" if entry["what"] else ""
-            cells = [entry["name"] + what, *(c.cell(entry) for c in columns)]
-            lines.append("| " + " | ".join(cells) + " |")
-        lines.append("")
+        lines += as_markdown(printed)
     lines += ["**Where we lose**", "", *(f"- {loss}" for loss in where_we_lose(out)), ""]
     return "\n".join(lines)
 
 
-def show(out: dict[str, Any], rows: list[Row]) -> None:
+def as_markdown(printed: Printed) -> list[str]:
+    columns = printed.used()
+    lines = [f"**{printed.title}**" + (f": `{printed.formula}`" if printed.formula else ""), ""]
+    lines += ["| " + " | ".join(["", *(c.head for c in columns)]) + " |", "|---|" + "---:|" * len(columns)]
+    for entry in printed.lines:
+        what = f": `{entry['what']}`" if entry["what"] else ""
+        cells = [entry["name"] + what, *(c.cell(entry) for c in columns)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def terminal() -> "Console":
     from rich.console import Console
-    from rich.table import Table
 
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=200)  # a pipe has no width: do not fold at 80
+    return console if console.is_terminal else Console(width=200)  # a pipe has no width: do not fold at 80
+
+
+def print_table(console: "Console", printed: Printed) -> None:
+    from rich.table import Table
+
+    heading = f"{printed.title}: {printed.formula}" if printed.formula else printed.title
+    table = Table(title=heading, title_justify="left", title_style="bold", box=None)
+    table.add_column("", no_wrap=True)
+    columns = printed.used()
+    for column in columns:
+        table.add_column(column.head, justify="right", no_wrap=True)
+    for entry in printed.lines:
+        cells = (entry["name"], *(column.cell(entry) for column in columns))
+        table.add_row(*cells, style="bold" if entry["name"] == "afflux" else None)
+    console.print()
+    console.print(table)
+
+
+def show(out: dict[str, Any], rows: list[Row]) -> None:
+    console = terminal()
     console.print(conditions(out), style="dim", highlight=False, markup=False)
     for printed in tables(out, rows):
-        heading = f"{printed.title}: {printed.formula}" if printed.formula else printed.title
-        table = Table(title=heading, title_justify="left", title_style="bold", box=None)
-        table.add_column("", no_wrap=True)
-        columns = printed.used()
-        for column in columns:
-            table.add_column(column.head, justify="right", no_wrap=True)
-        for entry in printed.lines:
-            cells = (entry["name"], *(column.cell(entry) for column in columns))
-            table.add_row(*cells, style="bold" if entry["name"] == "afflux" else None)
-        console.print()
-        console.print(table)
+        print_table(console, printed)
     console.print("\nWhere we lose", style="bold")
     for loss in where_we_lose(out):
         console.print(f"  {loss}", highlight=False, markup=False, soft_wrap=True)
