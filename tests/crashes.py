@@ -23,7 +23,8 @@ from pathlib import Path
 import numpy as np
 
 import afflux
-from afflux import Server, StoreError, codecs
+from afflux import Server, StoreError
+from afflux.ops import codecs
 from afflux.rules import RULES
 
 CLIENTS, M = 9, 3

@@ -27,7 +27,7 @@ import afflux
 import afflux.server
 import crashes
 from afflux import UnavailableError
-from afflux._arrays import on_host
+from afflux.arrays.interop import on_host
 from afflux.rules import RULES
 from device import libraries
 
@@ -99,7 +99,7 @@ class GpuServer(afflux.Server):
 
     @property
     def elsewhere(self):
-        return self._device is not afflux.devices.HOST
+        return self._device is not afflux.arrays.devices.HOST
 
     def push(self, client_id, vector, *, copy=True, **facts):
         moves = self.elsewhere and (not copy or next(self._pushes) % 2 == 0)

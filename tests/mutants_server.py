@@ -2,19 +2,19 @@
 
 SERVER = {
     "round: no canonical order": (
-        "python/afflux/round.py",
+        "python/afflux/aggregation/round.py",
         "return sorted(waiting, key=lambda w: (w.client_id, w.version, w.join))",
         "return list(waiting)",
         "test_rules.py",
     ),
     "round: the canonical order forgets the version": (
-        "python/afflux/round.py",
+        "python/afflux/aggregation/round.py",
         "key=lambda w: (w.client_id, w.version, w.join)",
         "key=lambda w: (w.client_id, w.join)",
         "test_rules_contract.py",
     ),
     "round: buffers are weighted": (
-        "python/afflux/round.py",
+        "python/afflux/aggregation/round.py",
         "ones = np.array([float(yes) for yes in accepted(weights)])",
         "ones = weights.vectors",
         "test_models.py",
@@ -44,7 +44,7 @@ SERVER = {
         "test_store_crashes.py",
     ),
     "store: the version is told before it is saved": (
-        "python/afflux/round.py",
+        "python/afflux/aggregation/round.py",
         "return self.saved and bool(self.done)",
         "return bool(self.done)",
         "test_store_errors.py",
@@ -68,31 +68,31 @@ SERVER = {
         "test_store_errors.py",
     ),
     "joins: a round that is being made is not counted": (
-        "python/afflux/joins.py",
+        "python/afflux/aggregation/admission.py",
         "staleness = book.current.version + (book.round is not None) - version",
         "staleness = book.current.version - version",
         "test_concurrency.py",
     ),
     "checkpoint: joins start again": (
-        "python/afflux/checkpoint.py",
+        "python/afflux/aggregation/checkpoint.py",
         '"joins": book.number,',
         '"joins": 0,',
         "test_log.py",
     ),
     "round: weights with rows are not normalised": (
-        "python/afflux/round.py",
+        "python/afflux/aggregation/round.py",
         "vectors, memories = frozen(vectors / total, np.float64), memories / total",
         "pass",
         "test_composed.py",
     ),
     "store: those seen do not count the new ones": (
-        "python/afflux/store/memory.py",
+        "python/afflux/aggregation/cache/memory.py",
         "len(self.arrays) + sum(old[client_id] is None for client_id in new)",
         "len(self.arrays)",
         "test_identities.py",
     ),
     "store: of a client's arrivals the first stays": (
-        "python/afflux/store/rows.py",
+        "python/afflux/aggregation/cache/rows.py",
         "for i, client_id in enumerate(client_ids) if accepted[i]}",
         "for i, client_id in reversed([*enumerate(client_ids)]) if accepted[i]}",
         "test_rules.py",
@@ -116,13 +116,13 @@ SERVER = {
         "test_store_commits.py",
     ),
     "streaming: a term that an interrupt has left is added again": (
-        "python/afflux/streaming.py",
+        "python/afflux/aggregation/streaming.py",
         "if not self.done:",
         "if self.slot is not None:",
         "test_streaming_threads.py",
     ),
     "streaming: a total starts with what its memory holds": (
-        "python/afflux/streaming.py",
+        "python/afflux/aggregation/streaming.py",
         "vector if self.place else total.zeros",
         "vector",
         "test_streaming.py",
@@ -134,13 +134,13 @@ SERVER = {
         "test_streaming_threads.py",
     ),
     "codec: all versions draw the same": (
-        "python/afflux/store/rows.py",
+        "python/afflux/aggregation/cache/rows.py",
         "row_key(self.seed, version, client_id)",
         "row_key(self.seed, 0, client_id)",
         "test_coded_rounds.py",
     ),
     "codec: one scale for a vector, without its extremes": (
-        "python/afflux/store/rows.py",
+        "python/afflux/aggregation/cache/rows.py",
         "extremes if self.codec.ranged else",
         "extremes if not self.codec.keyed else",
         "test_coded_rounds.py",

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from afflux import Server, codecs
+from afflux import Server
+from afflux.ops import codecs
 from afflux.rules import RULES
 from conftest import bits, ready
 

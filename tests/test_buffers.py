@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from afflux import AffluxError, _engine, ops
-from afflux.versions import Versions
+from afflux.arrays.pools import Versions
 from conftest import bits
 
 D = 8

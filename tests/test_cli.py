@@ -198,7 +198,7 @@ def test_updates_that_do_not_fit_are_refused_and_many_are_announced(tmp_path, mo
 RULE_FILE = """
 from dataclasses import dataclass
 from afflux.rules import fedbuff
-from afflux.weigh import Constant
+from afflux.rules.weights import Constant
 
 @dataclass(frozen=True)
 class Half:

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 import rows
-from afflux import codecs
 from afflux.cli import app
+from afflux.ops import codecs
 from afflux.sim import codec_errors
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers import mf_ca2fl

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import rows
-from afflux import AffluxError, codecs, ops
-from afflux.store import row_key
+from afflux import AffluxError, ops
+from afflux.aggregation.cache.rows import row_key
+from afflux.ops import codecs
 from conftest import THREADS, awkward, bits
 
 AFFINE = [codecs.affine(b, scope=scope) for scope in ("block", "vector") for b in (8, 4, 2, 1)]

@@ -9,7 +9,7 @@ import pytest
 from afflux import AffluxError, BusyError, Calibrate, Rule, Server, ops, replay
 from afflux.ops import Sgd
 from afflux.rules import ca2fl, fedbuff
-from afflux.weigh import Uniform
+from afflux.rules.weights import Uniform
 from conftest import bits
 
 D = 5

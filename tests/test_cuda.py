@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from afflux import AffluxError, UnavailableError, _engine, codecs, ops
+from afflux import AffluxError, UnavailableError, _engine, ops
+from afflux.ops import codecs
 from afflux.rules import RULES
 from conftest import bits
 from device import BACKEND, emulated, get, needs_device, on_host, put

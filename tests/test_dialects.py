@@ -7,11 +7,11 @@ import pytest
 
 import oracle
 from afflux import Server
-from afflux.errors import AffluxError
+from afflux.ops.errors import AffluxError
 from afflux.rules import fedbuff
-from afflux.rules.dialects import DIALECTS, appfl, flsim, nvflare
+from afflux.rules.presets.dialects import DIALECTS, appfl, flsim, nvflare
+from afflux.rules.staleness import Constant, Hinge, Polynomial
 from afflux.sim.config import parse
-from afflux.weigh import Constant, Hinge, Polynomial
 
 DOCS = Path(__file__).parent.parent / "docs" / "dialects.md"
 CHOICES = {

@@ -6,10 +6,10 @@ import threading
 import numpy as np
 import pytest
 
-import afflux.staging
+import afflux.aggregation.cache.staging
 from afflux import AffluxError, BusyError, Server, StoreError, UnavailableError
-from afflux._arrays import on_host as to_numpy
-from afflux.devices import device_of
+from afflux.arrays.gpu import device_of
+from afflux.arrays.interop import on_host as to_numpy
 from afflux.intake import Intake
 from afflux.plan import plan
 from afflux.rules import afa_cs, ca2fl, fadas, fedbuff, mf_ca2fl, wkafl
@@ -229,7 +229,7 @@ def test_who_pushes_while_its_row_is_written_gets_it_from_the_round(kept, moment
             server.push(client, vector(10 + client), version=1)
     sent = uploads(monkeypatch, there)
     late, name = [True], {"sweep": "sweeping", "bring": "collect"}[moment]
-    act = getattr(afflux.staging.Stages, name)
+    act = getattr(afflux.aggregation.cache.staging.Stages, name)
 
     def amid(self, rows):
         if late and moment == "sweep":
@@ -239,7 +239,7 @@ def test_who_pushes_while_its_row_is_written_gets_it_from_the_round(kept, moment
             run(lambda: there.push(1, vector(20), version=1))
         act(self, rows)
 
-    monkeypatch.setattr(afflux.staging.Stages, name, amid)
+    monkeypatch.setattr(afflux.aggregation.cache.staging.Stages, name, amid)
     there.push(4, vector(14), version=1)
     assert (there.version, there.arrivals_waiting, sent) == (2, 1, [])
     here.push(4, vector(14), version=1)
@@ -420,7 +420,7 @@ def test_what_is_refused(moved, path):
     ]:
         with pytest.raises(AffluxError, match=rf"\[Server\] {message}"):
             Server(*arguments, num_clients=CLIENTS, rows_on="host", **options)
-    with pytest.raises(AffluxError, match="rows_on is 'disk', must be one of device, host"):
+    with pytest.raises(AffluxError, match="rows_on is 'disk', must be 'device' or 'host'"):
         Server(rule, moved(x), num_clients=CLIENTS, rows_on="disk")
     assert not (path).exists()
     Server(rule, x, num_clients=CLIENTS, store=path, check_versions=True).close()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from afflux import AffluxError, BusyError, Server, UnavailableError, ops
-from afflux._arrays import on_host as to_numpy
+from afflux.arrays.interop import on_host as to_numpy
 from afflux.rules import RULES, ca2fl, fadas, fedbuff, mf_ca2fl, wkafl, zenopp
 from conftest import FORKS, bits
 from device import emulated, libraries, needs_device, on_host
@@ -279,7 +279,7 @@ class TestStreams:
     def test_a_tree_of_another_library_is_waited_for(self, monkeypatch, vectors):
         """CuPy's memory may be used again on CuPy's stream, while torch still reads it on its own."""
         in_cupy, in_torch = libraries()["cupy"], libraries()["torch"]
-        monkeypatch.setattr("afflux._arrays.as_torch", lambda array: in_torch(array.host))
+        monkeypatch.setattr("afflux.arrays.interop.as_torch", lambda array: in_torch(array.host))
         with on_host():
             server = Server(fedbuff(), {"a": in_cupy(vectors[0]), "b": in_cupy(vectors[1])})
             out = {name: in_torch(vectors[2]) for name in ("a", "b")}
@@ -306,7 +306,7 @@ def test_a_streaming_server_keeps_nothing_on_the_host(moved, vectors, monkeypatc
     def zeros(*_):
         raise AssertionError("zeros on the host")
 
-    monkeypatch.setattr("afflux.streaming.np.zeros", zeros)
+    monkeypatch.setattr("afflux.aggregation.streaming.np.zeros", zeros)
     server = Server(fedbuff(buffer_size=2), moved(vectors[0]), memory="streaming")
     monkeypatch.undo()
     assert pushes(server, vectors[:2])[-1].version == 1

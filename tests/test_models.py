@@ -5,7 +5,8 @@ import warnings
 import numpy as np
 import pytest
 
-from afflux import AffluxError, Server, UnavailableError, _arrays
+from afflux import AffluxError, Server, UnavailableError
+from afflux.arrays import interop
 from afflux.rules import RULES, ca2fl, fedasync, fedavg, fedbuff
 from conftest import FakeCuda, awkward, bits, ready
 
@@ -321,10 +322,10 @@ def test_checkpoints_hold_buffers_and_layout():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(dtype="float16"), "dtype is 'float16', must be one of float32, float64"),
-        (dict(slot_dtype="float64"), "slot_dtype is 'float64', must be one of float32, bfloat16"),
-        (dict(dtype="float64", slot_dtype="float32"), "slot_dtype is 'float32', must be one of float64, bfloat16"),
-        (dict(duplicates="newest"), "duplicates is 'newest', must be one of latest, both, reject"),
+        (dict(dtype="float16"), "dtype is 'float16', must be 'float32' or 'float64'"),
+        (dict(slot_dtype="float64"), "slot_dtype is 'float64', must be 'float32' or 'bfloat16'"),
+        (dict(dtype="float64", slot_dtype="float32"), "slot_dtype is 'float32', must be 'float64' or 'bfloat16'"),
+        (dict(duplicates="newest"), "duplicates is 'newest', must be 'latest', 'both' or 'reject'"),
         (dict(max_slots=2), "max_slots is 2, must be an int of at least 10"),
         (dict(push_threads=0), "push_threads is 0"),
     ],
@@ -413,8 +414,8 @@ def test_a_server_says_what_it_is():
 
 
 def test_params_that_must_be_converted_are_so_once(monkeypatch):
-    converted, ready = [], _arrays.ready
-    monkeypatch.setattr(_arrays, "ready", lambda name, array: converted.append(name) or ready(name, array))
+    converted, ready = [], interop.ready
+    monkeypatch.setattr(interop, "ready", lambda name, array: converted.append(name) or ready(name, array))
     server = Server(fedbuff(), {"strided": np.ones((4, 3)).T, "plain": np.ones(2)})
     assert server.layout.size == 14
     assert converted == ["strided", "plain"]

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from afflux import AffluxError, codecs, ops
+from afflux import AffluxError, ops
+from afflux.ops import codecs
 from conftest import awkward, bits
 
 STEPS = {

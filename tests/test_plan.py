@@ -99,8 +99,8 @@ def test_what_cannot_be_is_refused():
         with pytest.raises(AffluxError, match=message):
             plan(*arguments)
     for options, message in [
-        ({"dtype": "float16"}, "dtype is 'float16', must be one of float32, float64"),
-        ({"slot_dtype": "float64"}, "slot_dtype is 'float64', must be one of float32, bfloat16"),
+        ({"dtype": "float16"}, "dtype is 'float16', must be 'float32' or 'float64'"),
+        ({"slot_dtype": "float64"}, "slot_dtype is 'float64', must be 'float32' or 'bfloat16'"),
         ({"memory": "none"}, "memory is 'none'"),
         ({"num_clients": 0}, "num_clients is 0"),
     ]:
@@ -263,7 +263,7 @@ def test_the_commands_help_and_mistakes():
         (["--rule", "ca2fl", "--params", "10"], "error: ca2fl caches a row per client: give --clients"),
         (
             ["--rule", "fedbuff", "--params", "10", "--dtype", "int8"],
-            "error: --dtype is 'int8', must be one of float32",
+            "error: --dtype is 'int8', must be 'float32' or 'float64'",
         ),
         (["--rule", "fedbuff", "--params", "10", "--slot-dtype", "int8"], "error: --slot-dtype is 'int8'"),
         (["--rule", "fedbuff:buffer_size=3", "--params", "10", "--buffer", "7"], "--buffer-size is 7, but fedbuff:buf"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from afflux.layout import Layout
+from afflux.arrays.layout import Layout
 from afflux.sim import models, tasks
 from afflux.sim.clients import Trainer, batches, one_thread
 from afflux.sim.config import SimConfig

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import rows
-from afflux import codecs
-from afflux.layout import Layout
+from afflux.arrays.layout import Layout
+from afflux.ops import codecs
 from afflux.sim import models, tasks
 from afflux.sim.broadcast import Broadcast
 from afflux.sim.clients import Trainer, batches, one_thread

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from afflux.ops.units import in_bytes
 from afflux.sim import report, terminal
 from afflux.sim.compare import compare, jobs_of
 from afflux.sim.config import SimConfig, parse
 from afflux.sim.errors import ConfigError
-from afflux.units import in_bytes
 
 CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=30, eval_every=10, target=0.999)
 SPECS = [parse("fedbuff:buffer_size=3:staleness=polynomial(1)"), parse("fedasync")]

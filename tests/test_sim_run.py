@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from afflux.rules.staleness import Constant, Hinge
 from afflux.server import Server
 from afflux.sim import run as run_module
 from afflux.sim.clients import Trainer
@@ -15,7 +16,6 @@ from afflux.sim.delays import DELAYS
 from afflux.sim.errors import ConfigError, DivergedError, MissingExtraError
 from afflux.sim.result import Row, RunResult, by_rule, spread, summarise
 from afflux.sim.run import run
-from afflux.weigh import Constant, Hinge
 from conftest import reproducible
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, eval_every=7, local_steps=2)

@@ -233,7 +233,7 @@ def test_other_rules_and_no_stores(path, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"durability": "fsync"}, "durability is 'fsync', must be one of process, power"),
+        ({"durability": "fsync"}, "durability is 'fsync', must be 'process' or 'power'"),
         ({"commit_every": 0}, "commit_every is 0, must be an int of at least 1"),
     ],
 )

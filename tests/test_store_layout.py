@@ -10,7 +10,8 @@ import zarr
 import afflux.store.metadata
 import afflux.store.segments
 import rows as reference
-from afflux import Server, codecs
+from afflux import Server
+from afflux.ops import codecs
 from afflux.rules import fedbuff
 from afflux.store.disk import DiskRows
 from afflux.store.metadata import shape_of

@@ -14,10 +14,11 @@ import bounds
 import oracle
 from afflux import AffluxError, Calibrate, Rule, Server, ops, replay
 from afflux.ops import Sgd
-from afflux.rule import Needs
 from afflux.rules import RULES, fedasync, fedavg, fedbuff, twafl
-from afflux.rules.dialects import DIALECTS, nvflare
-from afflux.weigh import Polynomial, Uniform
+from afflux.rules.presets.dialects import DIALECTS, nvflare
+from afflux.rules.rule import Needs
+from afflux.rules.staleness import Polynomial
+from afflux.rules.weights import Uniform
 from conftest import ISAS, THREADS, awkward, bits
 from variants import CLIENTS, SIZE, TYPES, VARIANTS, make, push, round_options, serve, state, trace
 
@@ -85,7 +86,7 @@ def test_every_dialect_streams_or_says_why_not(dialect):
 
 
 def test_what_else_is_refused():
-    with pytest.raises(AffluxError, match="memory is 'stream', must be one of buffered, streaming"):
+    with pytest.raises(AffluxError, match="memory is 'stream', must be 'buffered' or 'streaming'"):
         Server(fedbuff(), vector(), memory="stream")
     with pytest.raises(AffluxError, match="duplicates='latest' replaces arrivals, and memory='streaming' cannot"):
         streaming(duplicates="latest")

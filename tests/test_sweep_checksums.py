@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from afflux import AffluxError, codecs, ops
-from afflux.store.rows import row_crc
+from afflux import AffluxError, ops
+from afflux.aggregation.cache.rows import row_crc
+from afflux.ops import codecs
 from afflux.store.vectors import crc
 from conftest import SIZES, THREADS, bits
 

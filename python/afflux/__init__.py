@@ -1,13 +1,14 @@
 """afflux: the server side of asynchronous federated learning as a fast, exact, embeddable engine."""
 
-from afflux import codecs, ops, rules
+from afflux import ops, rules
 from afflux._engine import __version__
-from afflux.elementary import exp, log, pow
-from afflux.errors import AffluxError, BusyError, StoreError, UnavailableError
+from afflux.aggregation.reports import Cut, Handed, Join, Pulled, Quarantined, Receipt, Report
+from afflux.arrays.layout import Layout
 from afflux.history import replay
-from afflux.layout import Layout
-from afflux.receipts import Cut, Handed, Join, Pulled, Quarantined, Receipt, Report
-from afflux.rule import Arrivals, Calibrate, Needs, Rule, Weights
+from afflux.ops import codecs
+from afflux.ops.errors import AffluxError, BusyError, StoreError, UnavailableError
+from afflux.ops.exact import exp, log, pow
+from afflux.rules.rule import Arrivals, Calibrate, Needs, Rule, Weights
 from afflux.server import Server
 
 __all__ = [

@@ -8,11 +8,11 @@ from time import monotonic
 from typing import TypeVar
 from weakref import ref
 
-from afflux.errors import AffluxError, StoreError, UnavailableError
-from afflux.joins import Joins
-from afflux.round import Round
-from afflux.slots import Slot, Slots
-from afflux.streaming import Term, Total
+from afflux.aggregation.admission import Admission
+from afflux.aggregation.round import Round
+from afflux.aggregation.streaming import Term, Total
+from afflux.arrays.pools import Slot, Slots
+from afflux.ops.errors import AffluxError, StoreError, UnavailableError
 
 _Found = TypeVar("_Found")
 
@@ -26,7 +26,7 @@ class Gate:
 
     def __init__(
         self,
-        joins: Joins,
+        joins: Admission,
         slots: Slots,
         make: Callable[[Round | Total], None],
         commit: Callable[[Round], None],

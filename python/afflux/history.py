@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable
 
 from afflux import ops
-from afflux._arrays import private_copy
-from afflux.errors import AffluxError
+from afflux.aggregation.reports import Cut, Entry, Handed, Join
+from afflux.arrays.interop import private_copy
+from afflux.arrays.layout import Tree
 from afflux.intake import is_tree
-from afflux.layout import Tree
-from afflux.receipts import Cut, Entry, Handed, Join
+from afflux.ops.errors import AffluxError
 from afflux.server import Server
 
 

@@ -1,22 +1,20 @@
 """From a caller's arguments to plain ids and flat vectors, and back; messages name the client and the array."""
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TypeGuard
 
 import numpy as np
 
 from afflux import ops
-from afflux._arrays import forbid_resizing, gpu_of, is_torch, on_gpu, on_host, with_names
 from afflux._engine import Buffer
-from afflux.devices import HOST, Device, device_of
-from afflux.errors import AffluxError, UnavailableError
-from afflux.layout import Field, Layout, Tree
-from afflux.receipts import Pulled, sealed
-from afflux.rule import ClientId, Float64, Kind
-from afflux.slots import Slot
+from afflux.aggregation.reports import Pulled
+from afflux.arrays.devices import HOST, Device
+from afflux.arrays.gpu import device_of
+from afflux.arrays.interop import forbid_resizing, gpu_of, immutable_copy, is_torch, on_gpu, on_host, with_names
+from afflux.arrays.layout import Field, Layout, Tree
+from afflux.arrays.pools import Slot
+from afflux.ops.errors import AffluxError, UnavailableError
+from afflux.rules.rule import Float64, Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +109,7 @@ class Intake:
         what = f"{whose} buffers"
         try:
             values = self.layout.flatten_buffers(buffers) if is_tree(buffers) else np.asarray(buffers, np.float64)
-            flat = sealed(values)
+            flat = immutable_copy(values)
         except (AffluxError, TypeError, ValueError) as error:
             raise AffluxError(f"{what}: {error}") from None
         if flat.shape != (self.layout.buffers_size,):
@@ -162,52 +160,3 @@ def length(what: str, array: ops.Array) -> int:
     if len(shape) != 1:
         raise AffluxError(f"{what} has shape {tuple(shape)}, expected (d,)")
     return int(shape[0])
-
-
-_INTS = (int, np.integer)
-NUMBERS = (float, int, np.integer, np.floating)
-
-
-def is_int(value: object) -> TypeGuard[int]:
-    """Python's or NumPy's, and no bool."""
-    return type(value) is int or (isinstance(value, _INTS) and not isinstance(value, bool))
-
-
-def brief(value: object) -> str:
-    """For an error: the value, or its type where that would take lines."""
-    text = repr(value)
-    return text if len(text) <= 80 and "\n" not in text else f"of type {type(value).__name__}"
-
-
-def plain_id(client_id: object, op: str = "push") -> ClientId:
-    """A Python int or str, also from NumPy's."""
-    if isinstance(client_id, str):
-        return str(client_id)
-    if is_int(client_id):
-        if not -(2**63) <= client_id < 2**63:
-            raise AffluxError(f"[{op}] client_id {client_id} does not fit into 64 bits")
-        return int(client_id)
-    raise AffluxError(f"[{op}] client_id is {brief(client_id)}, must be an int or a str")
-
-
-def at_least(name: str, value: object, least: int, op: str = "Server") -> None:
-    """Refuses an optional setting that is no int, or too small."""
-    if value is not None and not (is_int(value) and value >= least):
-        raise AffluxError(f"[{op}] {name} is {value!r}, must be an int of at least {least}")
-
-
-def path_of(op: str, name: str, value: object) -> Path:
-    """A path that a caller gave."""
-    try:
-        path = Path(value)  # type: ignore[arg-type]
-        if b"\0" not in os.fsencode(path):
-            return path
-    except (TypeError, UnicodeEncodeError):
-        pass
-    raise AffluxError(f"[{op}] {name} is {brief(value)}, must be a folder's path: a str or a Path")
-
-
-def one_of(name: str, value: object, known: tuple[str, ...], op: str = "Server") -> None:
-    """Refuses a setting that is unknown."""
-    if value not in known:
-        raise AffluxError(f"[{op}] {name} is {value!r}, must be one of {', '.join(dict.fromkeys(known))}")

@@ -10,12 +10,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from afflux import checkpoint
-from afflux.devices import HOST
-from afflux.errors import AffluxError, StoreError
-from afflux.receipts import Pulled
+from afflux.aggregation import checkpoint
+from afflux.aggregation.reports import Pulled
+from afflux.arrays.devices import HOST
+from afflux.arrays.pools import Versions
+from afflux.ops.errors import AffluxError, StoreError
 from afflux.store.folder import Durability, Store
-from afflux.versions import Versions
 from afflux.view import View
 
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from afflux._engine import SUPERBLOCK
-from afflux.errors import AffluxError
-from afflux.fitting import RowsOn, clients_of, codec_of, slots_of
-from afflux.intake import at_least, one_of
-from afflux.rule import Rule
+from afflux.aggregation.options import RowsOn, clients_of, codec_of, slots_of
+from afflux.aggregation.streaming import MemoryMode
+from afflux.ops.errors import AffluxError
+from afflux.ops.units import in_bytes
+from afflux.ops.validation import integer, one_of, optional
+from afflux.rules.rule import Rule
 from afflux.store.metadata import Shape
 from afflux.store.shapes import shapes_of
-from afflux.streaming import MemoryMode
-from afflux.units import in_bytes
 
 _BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
 
@@ -83,13 +83,13 @@ def plan(
     >>> {name: part.size for name, part in found.memory.items()}
     {'params': 4000, 'buffer': 40000, 'sum': 8000, 'rows': 200000}
     """
-    at_least("d", d, 0)
-    at_least("num_clients", num_clients, 1)
-    one_of("dtype", dtype, ("float32", "float64"))
+    optional(integer(0))("Server", "d", d)
+    optional(integer(1))("Server", "num_clients", num_clients)
+    one_of("float32", "float64")("Server", "dtype", dtype)
     slot_dtype = slot_dtype or dtype
-    one_of("slot_dtype", slot_dtype, (dtype, "bfloat16"))
-    one_of("memory", memory, ("buffered", "streaming"))
-    one_of("rows_on", rows_on, ("device", "host"))
+    one_of(dtype, "bfloat16")("Server", "slot_dtype", slot_dtype)
+    one_of("buffered", "streaming")("Server", "memory", memory)
+    one_of("device", "host")("Server", "rows_on", rows_on)
     size, slot = _BYTES[dtype] * d, _BYTES[slot_dtype] * d
     codec = codec_of(rule, slot_dtype)
     clients = 0
@@ -167,7 +167,7 @@ def fitted(
     Raises:
         AffluxError: it cannot be kept.
     """
-    at_least("memory_budget", budget, 1)
+    optional(integer(1))("Server", "memory_budget", budget)
     if rule.needs.passes:
         raise AffluxError(f"[Server] memory_budget: any number of arrivals may wait for the next pass of {rule.name}")
     least = 1 if more["memory"] == "streaming" else rule.buffer_size

@@ -4,19 +4,19 @@ from contextlib import suppress
 
 import numpy as np
 
-from afflux.checkpoint import Saved
-from afflux.devices import HOST, Device
-from afflux.errors import AffluxError, StoreError
+from afflux.aggregation.admission import Admission
+from afflux.aggregation.arrivals import PendingArrival, Pushed
+from afflux.aggregation.cache.staging import Stage
+from afflux.aggregation.checkpoint import Saved
+from afflux.aggregation.reports import Pulled, Receipt, Report
+from afflux.aggregation.round import Round, prepare
+from afflux.aggregation.streaming import MOST_SQUARES, Streaming, Term, Total
+from afflux.arrays.devices import HOST, Device
+from afflux.arrays.pools import Slot, Slots, Versions
 from afflux.gate import Gate
-from afflux.joins import Joins
-from afflux.receipts import Pulled, Receipt, Report
-from afflux.round import Pushed, Round, Waiting, prepare
-from afflux.rule import Rule
-from afflux.slots import Slot, Slots
-from afflux.staging import Stage
+from afflux.ops.errors import AffluxError, StoreError
+from afflux.rules.rule import Rule
 from afflux.store.folder import Store
-from afflux.streaming import MOST_SQUARES, Streaming, Term, Total
-from afflux.versions import Versions
 
 
 class Ticket:
@@ -39,7 +39,7 @@ class Rounds:
         num_threads: int,
         versions: Versions,
         slots: Slots,
-        joins: Joins,
+        joins: Admission,
         streaming: Streaming | None,
         device: Device,
     ) -> None:
@@ -70,7 +70,7 @@ class Rounds:
             more += self.make_overdue()
             status, staleness = joins.status(client_id, version, bad)
         join = joins.book.number
-        arrival = Waiting(*pushed, join, staleness, ticket.stage)
+        arrival = PendingArrival(*pushed, join, staleness, ticket.stage)
         if self._streaming is not None and status == "joined":
             total = joins.book.total or self._streaming.total()
             term = self._streaming.term(total, joins.book.filled, _facts(arrival), ticket.slot)
@@ -90,7 +90,7 @@ class Rounds:
         durable = None if self._store is None else self._store.durable(version + staleness + 1)
         return Receipt(status, staleness, joins.book.current.version, join, step, report, tuple(more), durable)
 
-    def loaded(self, saved: Saved) -> list[Waiting]:
+    def loaded(self, saved: Saved) -> list[PendingArrival]:
         """The arrivals of a saved state, their vectors in this server's own memory; whatever raises leaves no trace."""
         op, streaming, arrivals = "load_state_dict", self._streaming, list(saved.arrivals)
         if saved.added and streaming is None:
@@ -104,7 +104,7 @@ class Rounds:
             arrivals[place] = arrival._replace(slot=self._copied(op, arrival, self._slots.take()))
         return arrivals
 
-    def _added(self, op: str, streaming: Streaming, saved: Saved) -> list[Waiting]:
+    def _added(self, op: str, streaming: Streaming, saved: Saved) -> list[PendingArrival]:
         """The same for a streaming server: vectors of a buffered state are added up here, through one slot."""
         total, arrivals, slot = streaming.total(saved.added, saved.total), list(saved.arrivals), None
         for place, arrival in enumerate(arrivals):
@@ -125,7 +125,7 @@ class Rounds:
             arrivals[place] = arrival._replace(slot=term)
         return arrivals
 
-    def _copied(self, op: str, arrival: Waiting, slot: Slot | None) -> Slot:
+    def _copied(self, op: str, arrival: PendingArrival, slot: Slot | None) -> Slot:
         """A slot of this server that holds the vector of a saved arrival."""
         slot = self._slots.checked(op, slot)
         self._device.fill(slot, np.asarray(arrival.slot))
@@ -149,7 +149,7 @@ class Rounds:
             reports.append(sealed.report)
         return reports
 
-    def prepared(self, op: str, waiting: list[Waiting]) -> Round:
+    def prepared(self, op: str, waiting: list[PendingArrival]) -> Round:
         """The round of these arrivals; whatever raises leaves no trace."""
         self._versions.refuse_damaged_newest(op, self._joins.book.current.version)
         try:
@@ -195,6 +195,6 @@ class Rounds:
         sealed.release()
 
 
-def _facts(arrival: Waiting) -> tuple[int, int, float]:
+def _facts(arrival: PendingArrival) -> tuple[int, int, float]:
     """What its raw weight comes from."""
     return arrival.staleness, arrival.num_examples, arrival.norm

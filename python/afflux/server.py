@@ -9,26 +9,35 @@ from typing import Literal
 import numpy as np
 
 from afflux import ops
-from afflux.devices import HOST, device_of
-from afflux.errors import AffluxError
-from afflux.fitting import RowsOn, clients_of, codec_of, refuse_commits, refuse_places, refuse_starts, slots_of
-from afflux.intake import NUMBERS, Intake, at_least, brief, is_int, one_of, path_of, plain_id
-from afflux.joins import Book, Duplicates, Joins
+from afflux.aggregation.admission import Admission, Duplicates, ServerState
+from afflux.aggregation.arrivals import Pushed
+from afflux.aggregation.cache.memory import MemoryRows
+from afflux.aggregation.options import (
+    RowsOn,
+    clients_of,
+    codec_of,
+    refuse_commits,
+    refuse_places,
+    refuse_starts,
+    slots_of,
+    why_not,
+)
+from afflux.aggregation.participation import Participation
+from afflux.aggregation.reports import Pulled, Receipt, Report
+from afflux.aggregation.streaming import MOST_SQUARES, MemoryMode, Streaming
+from afflux.arrays.devices import HOST
+from afflux.arrays.gpu import device_of
+from afflux.arrays.layout import Tree
+from afflux.arrays.pools import Slot, Slots, Versions
+from afflux.intake import Intake
 from afflux.keep import Keep
-from afflux.layout import Tree
-from afflux.lent import why_not
-from afflux.passes import Passes
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import NUMBERS, brief, integer, is_int, one_of, optional, path_of, plain_id
 from afflux.plan import fitted
-from afflux.receipts import Pulled, Receipt, Report
-from afflux.round import Pushed
 from afflux.rounds import Rounds, Ticket
-from afflux.rule import ClientId, Rule
-from afflux.slots import Slot, Slots
-from afflux.store import MemoryRows
+from afflux.rules.rule import ClientId, Rule
 from afflux.store.folder import Durability, Every, Store
 from afflux.store.lock import promises_space
-from afflux.streaming import MOST_SQUARES, MemoryMode, Streaming
-from afflux.versions import Versions
 
 
 class Server(Keep):
@@ -142,26 +151,26 @@ class Server(Keep):
     ) -> None:
         if not isinstance(rule, Rule):
             raise AffluxError(f"[Server] rule is {brief(rule)}, must be a Rule such as afflux.rules.fedbuff()")
-        at_least("num_clients", num_clients, 1)
-        at_least("num_threads", num_threads, 1)
-        at_least("push_threads", push_threads, 1)
-        at_least("max_staleness", max_staleness, 0)
-        one_of("memory", memory, ("buffered", "streaming"))
-        at_least("max_slots", max_slots, rule.buffer_size if memory == "buffered" else 1)
-        at_least("max_versions", max_versions, 2)
-        at_least("seed", seed, 0)
+        optional(integer(1))("Server", "num_clients", num_clients)
+        optional(integer(1))("Server", "num_threads", num_threads)
+        optional(integer(1))("Server", "push_threads", push_threads)
+        optional(integer(0))("Server", "max_staleness", max_staleness)
+        one_of("buffered", "streaming")("Server", "memory", memory)
+        optional(integer(rule.buffer_size if memory == "buffered" else 1))("Server", "max_slots", max_slots)
+        optional(integer(2))("Server", "max_versions", max_versions)
+        optional(integer(0))("Server", "seed", seed)
         refuse_commits("Server", durability, commit_every)
         if store is None and (durability is not None or commit_every != 1):
             what = "commit_every" if durability is None else "durability"
             raise AffluxError(f"[Server] {what}: without a store nothing is committed; give store=PATH")
         folder = None if store is None else path_of("Server", "store", store)
-        one_of("dtype", dtype, ("float32", "float64"))
+        one_of("float32", "float64")("Server", "dtype", dtype)
         self._dtype = dtype
         slot_dtype = slot_dtype or dtype
-        one_of("slot_dtype", slot_dtype, (dtype, "bfloat16"))
+        one_of(dtype, "bfloat16")("Server", "slot_dtype", slot_dtype)
         refuse_starts(rule, dtype)
         duplicates = duplicates or ("latest" if rule.calibrate.cached else "both")
-        one_of("duplicates", duplicates, ("latest", "both", "reject"))
+        one_of("latest", "both", "reject")("Server", "duplicates", duplicates)
         self.rule = rule
         self.num_threads = ops.threads(num_threads)
         self._quarantine = quarantine
@@ -201,16 +210,16 @@ class Server(Keep):
         if bad is not None:
             raise AffluxError(f"[Server] params has a non-finite value at index {bad}{self._intake.place(bad)}")
         buffers = self._intake.buffers("[Server] params", params, params)
-        book = Book(
+        book = ServerState(
             current=Pulled(self._versions.finished(draft, 0), 0, buffers),
             rows=rows,
             waiting=[],
             memories={name: self._device.full(size, first, dtype) for name, first in rule.memories.items()},
             scalars=MappingProxyType(dict(rule.needs.scalars)),
-            passes=Passes.of(num_clients, [], []) if rule.needs.passes and num_clients else None,
+            passes=Participation.of(num_clients, [], []) if rule.needs.passes and num_clients else None,
         )
         copies = why_not(rule, inplace=inplace, streaming=self._streaming is not None)
-        self._joins = Joins(rule, duplicates, max_staleness, log, book, copies)
+        self._joins = Admission(rule, duplicates, max_staleness, log, book, copies)
         self._rounds = Rounds(
             rule, self.num_threads, self._versions, self._slots, self._joins, self._streaming, self._device
         )

@@ -4,19 +4,18 @@ from dataclasses import replace
 from typing import Any, NoReturn, overload
 
 from afflux import ops
-from afflux.devices import HOST, Device
-from afflux.errors import AffluxError
+from afflux.aggregation.admission import Admission
+from afflux.aggregation.cache.rows import RowCache
+from afflux.aggregation.reports import Entry, Params, Pulled, Quarantined
+from afflux.aggregation.streaming import Streaming
+from afflux.arrays.devices import HOST, Device
+from afflux.arrays.layout import Layout, Tree
+from afflux.arrays.pools import Slots, Vector, Versions
 from afflux.gate import Gate
 from afflux.intake import Intake
-from afflux.joins import Joins
-from afflux.layout import Layout, Tree
-from afflux.receipts import Entry, Params, Pulled, Quarantined
+from afflux.ops.errors import AffluxError
 from afflux.rounds import Rounds
-from afflux.rule import Rule
-from afflux.slots import Slots
-from afflux.store import CachedRows
-from afflux.streaming import Streaming
-from afflux.versions import Vector, Versions
+from afflux.rules.rule import Rule
 
 
 class View:
@@ -27,7 +26,7 @@ class View:
     _dtype: str
     _gate: Gate
     _intake: Intake
-    _joins: Joins
+    _joins: Admission
     _rounds: Rounds
     _slots: Slots
     _streaming: Streaming | None
@@ -82,7 +81,7 @@ class View:
         return self._versions.held
 
     @property
-    def rows(self) -> CachedRows | None:
+    def rows(self) -> RowCache | None:
         """The cached rows, for rules that have them. Waits for a step that is being made."""
         self._gate.enter("rows")
         with self._gate.mutex:
@@ -151,7 +150,7 @@ class View:
             now = self._joins.book.current
             if out is not None:
                 return self._intake.copy_out(now, out)
-            return Pulled(self._device.sealed(now.params), now.version, now.buffers)
+            return Pulled(self._device.immutable_copy(now.params), now.version, now.buffers)
 
     def __repr__(self) -> str:
         return (

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from afflux._arrays import on_host
+from afflux.arrays.interop import on_host
 from afflux.bench.inputs import Inputs
 from afflux.bench.place import Vector
 from afflux.bench.streams import Traffic

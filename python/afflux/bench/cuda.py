@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from afflux import ops
-from afflux._arrays import on_host
+from afflux.arrays.interop import on_host
 from afflux.bench import in_cupy, inputs, machine, report, tables
 from afflux.bench.baselines import torch
 from afflux.bench.ca2fl import CA2FL

@@ -16,7 +16,7 @@ from afflux.bench.inputs import LR, Inputs
 from afflux.bench.place import Vector, as_tensor
 from afflux.bench.row import Exact, Row, one_case
 from afflux.bench.streams import Streams
-from afflux.rules.fadas import BETA1, BETA2, EPSILON
+from afflux.rules.presets.fadas import BETA1, BETA2, EPSILON
 
 #: What a round reads beside the updates, and what it gives.
 NAMES = ("params", "m", "v", "v_hat")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from afflux import ops
-from afflux._arrays import on_host
+from afflux.arrays.interop import on_host
 from afflux.bench.baselines import Hand, Tensor, torch, vectors
 from afflux.bench.columns import ROLE, TIME, TIMES_OURS, Column
 from afflux.bench.contender import REST_OF_OPENBLAS, Arrays, Contender, Round

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from afflux._arrays import on_host
+from afflux.arrays.interop import on_host
 from afflux.bench.contender import REST, Arrays, Contender, Round, ends, unprepared
 from afflux.bench.inputs import Case, Inputs
 from afflux.bench.place import Vector

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from afflux import codecs, ops
+from afflux import ops
 from afflux.bench.baselines import Hand, Tensor, torch, vectors
 from afflux.bench.columns import TIMED, Column
 from afflux.bench.contender import Arrays, Contender, Round, ends
@@ -15,7 +15,8 @@ from afflux.bench.measure import CHECKED
 from afflux.bench.place import as_tensor
 from afflux.bench.row import Exact, Row, one_case
 from afflux.bench.streams import Streams, Traffic
-from afflux.codecs import Codec
+from afflux.ops import codecs
+from afflux.ops.codecs import Codec
 
 
 def row_bytes(codec: Codec) -> float:

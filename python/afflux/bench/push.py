@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from afflux import Server, ops
-from afflux._arrays import on_host
+from afflux.arrays.interop import on_host
 from afflux.bench import baselines, machine
 from afflux.bench.baselines import Hand
 from afflux.bench.columns import SPEED, Column, Line, number
@@ -20,7 +20,7 @@ from afflux.bench.inputs import Case, Float32, Float64, Inputs
 from afflux.bench.place import Vector, as_numpy, as_tensor
 from afflux.bench.row import Asked, Exact, Row
 from afflux.bench.streams import Streams
-from afflux.rules.fedbuff import fedbuff
+from afflux.rules.presets.fedbuff import fedbuff
 
 FEW, MANY = 64, 4096  #: pushes a sample, when everything lies in the cache and at most
 

@@ -14,7 +14,7 @@ from afflux.bench.probes import PROBES
 from afflux.bench.row import Asked, Row
 from afflux.bench.rows import GROUPS, ROWS
 from afflux.bench.session import check_memory, execute, native_here
-from afflux.errors import UnavailableError
+from afflux.ops.errors import UnavailableError
 
 REPEATS, QUICK_REPEATS = 20, 3
 QUIET = 0.1  #: cores that others may take

@@ -13,7 +13,7 @@ from afflux.bench.contender import Arrays, Contender, Round
 from afflux.bench.inputs import LR, Case, Inputs
 from afflux.bench.row import Asked, Row
 from afflux.bench.streams import Streams, Traffic, moved
-from afflux.rules.ca2fl import ca2fl as ca2fl_rule
+from afflux.rules.presets.ca2fl import ca2fl as ca2fl_rule
 
 LENGTHS = [10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000]
 COUNTS = [1, 3, 10, 30, 100, 300, 1000]

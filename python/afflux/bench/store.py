@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from afflux import Server, codecs
+from afflux import Server
 from afflux.bench import mf_ca2fl
 from afflux.bench.columns import BY_D, ERROR, SPAN, ULP, Line, number
 from afflux.bench.contender import Arrays, Contender, Round
 from afflux.bench.inputs import LR, Case, Inputs
 from afflux.bench.row import QUICK_D, Asked, Row, one_case
 from afflux.bench.streams import Streams, Traffic
-from afflux.rules.ca2fl import mf_ca2fl as mf_ca2fl_rule
+from afflux.ops import codecs
+from afflux.rules.presets.ca2fl import mf_ca2fl as mf_ca2fl_rule
 
 BITS = 4
 CODEC = codecs.affine(BITS)

@@ -16,7 +16,7 @@ from afflux.bench.fedbuff import FEDBUFF
 from afflux.bench.inputs import LR, Case, Float32, Inputs
 from afflux.bench.place import HOST
 from afflux.bench.row import QUICK_D, Asked, D, Row
-from afflux.rules.fedbuff import fedbuff
+from afflux.rules.presets.fedbuff import fedbuff
 
 SMALL = 100_000  #: where fixed costs show
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from afflux import ops
-from afflux._arrays import on_host
+from afflux.arrays.interop import on_host
 from afflux.bench import gram
 from afflux.bench.baselines import Hand, Tensor, torch, vectors
 from afflux.bench.contender import Arrays, Contender, Round
@@ -20,8 +20,8 @@ from afflux.bench.inputs import LR, Float64, Inputs, Int64
 from afflux.bench.place import Vector, as_cupy, as_tensor
 from afflux.bench.row import Exact, Row, one_case
 from afflux.bench.streams import Streams, Traffic
-from afflux.rule import Arrivals, Weights
-from afflux.selection import CosineSelection
+from afflux.rules.presets.wkafl import CosineSelection
+from afflux.rules.rule import Arrivals, Weights
 
 SELECTION = CosineSelection()
 ALPHA, SIM_MIN, BETA, CLIP = SELECTION.alpha, SELECTION.sim_min, SELECTION.beta, SELECTION.clip or inf

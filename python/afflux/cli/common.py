@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from afflux.errors import AffluxError, UnavailableError
+from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.sim.config import RuleSpec, SimConfig, parameters, parse
 from afflux.sim.ctrl_c import Terminated
 from afflux.sim.errors import ConfigError

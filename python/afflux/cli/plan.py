@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from afflux.cli.common import friendly, specs_of, told_by_flags
-from afflux.units import in_bytes
+from afflux.ops.units import in_bytes
 
 HELP = """Print what a server will take, in memory and on disk, part by part. Nothing is run or written.
 

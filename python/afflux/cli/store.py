@@ -12,10 +12,10 @@ import typer
 
 from afflux import store
 from afflux.cli.common import friendly
-from afflux.errors import AffluxError
+from afflux.ops.errors import AffluxError
+from afflux.ops.units import in_bytes
 from afflux.store import Health, Info
 from afflux.store.remedy import BACKUP
-from afflux.units import in_bytes
 
 INFO_HELP = """Print what a store says of itself: clients, rows, version, sizes, health.
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from afflux.codecs import Codec
-from afflux.receipts import Pulled
+from afflux.aggregation.reports import Pulled
+from afflux.ops.codecs import Codec
 from afflux.server import Server
 from afflux.sim.clients import Trained, as_kind
 from afflux.sim.config import SimConfig

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from afflux.layout import Layout
+from afflux.arrays.layout import Layout
 from afflux.sim import local
 from afflux.sim.config import SimConfig
 from afflux.sim.tasks import Task

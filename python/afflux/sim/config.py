@@ -8,8 +8,9 @@ from math import isfinite
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from afflux import codecs
-from afflux.rule import Rule
+from afflux.ops import codecs
+from afflux.rules.rule import Rule
+from afflux.rules.staleness import Constant, Exponential, Hinge, Inverse, Polynomial, StalenessLaw
 from afflux.sim.delays import DELAYS
 from afflux.sim.errors import ConfigError, known
 from afflux.sim.events import PROTOCOLS, SAMPLING
@@ -18,7 +19,6 @@ from afflux.sim.models import MODELS
 from afflux.sim.partitions import BY_CLASSES, PARTITIONS
 from afflux.sim.rulefile import maker, split_name
 from afflux.sim.tasks import DATASETS
-from afflux.weigh import Constant, Exponential, Hinge, Inverse, Polynomial, StalenessLaw
 
 LAWS: dict[str, Callable[..., StalenessLaw]] = {
     "constant": Constant,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from importlib.util import find_spec
 
-from afflux.errors import AffluxError
+from afflux.ops.errors import AffluxError
 
 EXTRA = {
     "torch": "torch",

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from afflux import codecs
-from afflux.calibrate import CACHED_MEAN
-from afflux.codecs import Codec
-from afflux.ops import Combine, Pass, apply
-from afflux.store import MemoryRows
+from afflux.aggregation.cache.memory import MemoryRows
+from afflux.ops import Combine, Pass, apply, codecs
+from afflux.ops.codecs import Codec
+from afflux.rules.calibration import CACHED_MEAN
 
 if TYPE_CHECKING:
     from torch import Tensor

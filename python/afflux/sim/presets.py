@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 from afflux.rules import RULES
+from afflux.rules.staleness import StalenessLaw
 from afflux.sim.config import LAWS, choices, parameters, written
 from afflux.sim.rulefile import maker
-from afflux.weigh import StalenessLaw
 
 
 def overview() -> Iterator[str]:

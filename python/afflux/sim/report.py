@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from afflux import __version__
+from afflux.ops.units import in_bytes
 from afflux.sim.audit import FOLDER, plain
 from afflux.sim.config import SimConfig
 from afflux.sim.errors import ConfigError, require
 from afflux.sim.kept import Keep
 from afflux.sim.result import Row, RunResult, by_rule, summarise
-from afflux.units import in_bytes
 
 TELL_ABOVE = 1e9  #: bytes of kept updates
 

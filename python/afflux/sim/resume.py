@@ -11,8 +11,8 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from afflux.errors import StoreError
-from afflux.rule import Rule
+from afflux.ops.errors import StoreError
+from afflux.rules.rule import Rule
 from afflux.server import Server
 from afflux.sim import audit, ctrl_c
 from afflux.sim.clients import one_thread

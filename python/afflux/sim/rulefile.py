@@ -6,8 +6,8 @@ from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-from afflux.rule import Rule
 from afflux.rules import RULES
+from afflux.rules.rule import Rule
 from afflux.sim.errors import ConfigError, known
 
 

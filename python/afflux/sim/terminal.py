@@ -7,10 +7,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from afflux.ops.units import in_bytes
 from afflux.sim.compare import Job, Watch
 from afflux.sim.config import SimConfig
 from afflux.sim.result import RunResult, Spread, by_rule, summarise
-from afflux.units import in_bytes
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from afflux.rule import Rule
+from afflux.rules.rule import Rule
 from afflux.server import Server
 from afflux.sim.clients import Trainer
 

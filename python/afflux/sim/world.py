@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from afflux.layout import Layout
-from afflux.rule import Rule
+from afflux.arrays.layout import Layout
+from afflux.rules.rule import Rule
 from afflux.server import Server
 from afflux.sim import models
 from afflux.sim.clients import Trainer

@@ -17,20 +17,21 @@ from typing import Any, Literal
 
 import numpy as np
 
-from afflux import checkpoint
-from afflux._arrays import bring, on_gpu
 from afflux._engine import ORDER_VERSION
-from afflux.checkpoint import Saved
-from afflux.codecs import Codec, named
-from afflux.devices import HOST, Device
-from afflux.errors import AffluxError, StoreError, UnavailableError
-from afflux.fitting import codec_of
-from afflux.joins import Book, Joins, after
-from afflux.layout import Layout
-from afflux.receipts import Pulled, frozen
-from afflux.recipe import recipe_of, rule_of
-from afflux.round import Memories, Round
-from afflux.rule import Float64, Rule
+from afflux.aggregation import checkpoint
+from afflux.aggregation.admission import Admission, ServerState, after
+from afflux.aggregation.checkpoint import Saved
+from afflux.aggregation.options import codec_of
+from afflux.aggregation.reports import Pulled
+from afflux.aggregation.round import Memories, Round
+from afflux.arrays.devices import HOST, Device
+from afflux.arrays.interop import bring, frozen, on_gpu
+from afflux.arrays.layout import Layout
+from afflux.arrays.pools import Draft, Vector, Versions
+from afflux.ops.codecs import Codec, named
+from afflux.ops.errors import AffluxError, StoreError, UnavailableError
+from afflux.rules.rule import Float64, Rule
+from afflux.rules.serialization import recipe_of, rule_of
 from afflux.store.arrivals import Arrivals
 from afflux.store.disk import DiskRows, Staged, Table
 from afflux.store.index import INDEX, Change, Committed, Index, Place, folder_of
@@ -42,7 +43,6 @@ from afflux.store.segments import Row, Segments
 from afflux.store.shapes import shapes_of
 from afflux.store.state import Lists, state_of
 from afflux.store.vectors import NOTHING, Fresh, Vectors, crc, fresh, refuse_damage
-from afflux.versions import Draft, Vector, Versions
 
 Durability = Literal["process", "power"]
 Every = int | Literal["as before"] | None
@@ -263,7 +263,7 @@ class Store:
         if self.rows is not None and isinstance(sealed.rows, Staged):
             self.rows.present(sealed.rows)
 
-    def save(self, sealed: Round, joins: Joins) -> None:
+    def save(self, sealed: Round, joins: Admission) -> None:
         """Takes note of a round whose sweep was made, and commits it if it is its turn. May be repeated."""
         if sealed.saved:  # its maker has not told the book yet
             return
@@ -283,7 +283,7 @@ class Store:
                 staged.table = table
         sealed.saved = True
 
-    def checkpoint(self, joins: Joins, notes: str | None = None, keep: Sequence[Pulled] = ()) -> None:
+    def checkpoint(self, joins: Admission, notes: str | None = None, keep: Sequence[Pulled] = ()) -> None:
         """Commits all that was decided, the arrivals that wait included. All of it has been made.
 
         `notes` and `keep`, older versions, stay until the next checkpoint.
@@ -324,7 +324,7 @@ class Store:
                 self.rows.settle(table.committed())
         self._begun = None
 
-    def _commit(self, book: Book, table: Table | None, joins: Joins, known: Fresh = NOTHING) -> Table | None:
+    def _commit(self, book: ServerState, table: Table | None, joins: Admission, known: Fresh = NOTHING) -> Table | None:
         """The transaction, and the table after it."""
         newest = book.current.version
         now = next((held for held in self.held if held.version == newest), None) or self._placed(book.current)
@@ -374,7 +374,7 @@ class Store:
         took_note()
         return None if table is None else table.committed()
 
-    def checked(self, facts: Mapping[str, Any], joins: Joins) -> Saved:
+    def checked(self, facts: Mapping[str, Any], joins: Admission) -> Saved:
         """The last commit, for a server with these facts."""
         try:
             return checkpoint.load(self._state(), facts, joins)
@@ -388,7 +388,7 @@ class Store:
         vectors["params"] = self._arrays["params"].array(last.vectors["params"].slot)
         return state_of(self.facts, last, vectors, self._arrivals.stacked(last.arrivals), log=self.options["log"])
 
-    def adopt(self, book: Book, params: Row, kept: Sequence[Pulled]) -> Book:
+    def adopt(self, book: ServerState, params: Row, kept: Sequence[Pulled]) -> ServerState:
         """The book of a server that goes on from the last commit; `params` and those of `kept` lie where they are on
         disk.
         """

@@ -9,8 +9,8 @@ from os import PathLike
 import numpy as np
 import numpy.typing as npt
 
-from afflux.errors import StoreError
-from afflux.rule import ClientId
+from afflux.ops.errors import StoreError
+from afflux.rules.rule import ClientId
 from afflux.store.index import INDEX, Change, Index, Place
 from afflux.store.metadata import write_again
 from afflux.store.reading import Reading, reading

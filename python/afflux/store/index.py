@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from afflux._engine import ORDER_VERSION
-from afflux.errors import StoreError
-from afflux.intake import plain_id
-from afflux.rule import ClientId
+from afflux.ops.errors import StoreError
+from afflux.ops.validation import plain_id
+from afflux.rules.rule import ClientId
 from afflux.store.remedy import BACKUP
 
 FORMAT = 3

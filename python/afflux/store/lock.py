@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from time import monotonic, sleep
 
-from afflux.errors import StoreError, UnavailableError
+from afflux.ops.errors import StoreError, UnavailableError
 
 #: File systems on which allocated space stays allocated, also for pages that are written through a map.
 PROMISING = frozenset({"ext2", "ext3", "ext4", "xfs", "tmpfs"})

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from afflux._engine import ORDER_VERSION
-from afflux.errors import StoreError
+from afflux.ops.errors import StoreError
 from afflux.store.remedy import BACKUP
 
 METADATA = "zarr.json"  #: in the folder of an array, and in that of them all

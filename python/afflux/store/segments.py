@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from afflux import _engine
 from afflux._engine import PIECE
-from afflux.errors import StoreError
+from afflux.ops.errors import StoreError
 from afflux.store.metadata import METADATA, Shape, read_shape, sync, write_slots
 from afflux.store.remedy import BACKUP, remedy
 

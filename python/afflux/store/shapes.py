@@ -1,8 +1,8 @@
 """Which arrays a store has."""
 
-from afflux.checkpoint import STORED
-from afflux.fitting import codec_of
-from afflux.rule import Rule
+from afflux.aggregation.checkpoint import STORED
+from afflux.aggregation.options import codec_of
+from afflux.rules.rule import Rule
 from afflux.store.metadata import Shape, shape_of
 
 

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-from afflux.errors import StoreError
+from afflux.ops.errors import StoreError
 from afflux.store.reading import Reading, reading
 
 

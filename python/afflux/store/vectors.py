@@ -8,12 +8,12 @@ from types import MappingProxyType
 import numpy as np
 
 from afflux import ops
-from afflux._arrays import bring, on_gpu
 from afflux._engine import SUPERBLOCK
-from afflux.errors import StoreError
+from afflux.arrays.interop import bring, on_gpu
+from afflux.arrays.pools import Vector
+from afflux.ops.errors import StoreError
 from afflux.store.index import Place
 from afflux.store.segments import Row, Segments
-from afflux.versions import Vector
 
 #: Checksums of what a sweep has just written, by address.
 Fresh = Mapping[int, bytes]

@@ -21,7 +21,7 @@ from afflux.bench.peers.means import FlowerRecords, NVFlare, Pfl, module
 from afflux.bench.peers.rounds import containers, examples, weights
 from afflux.bench.place import HOST
 from afflux.bench.row import Exact
-from afflux.rules.fedopt import BETA1, BETA2, EPSILON
+from afflux.rules.presets.fedopt import BETA1, BETA2, EPSILON
 
 FAR = 10**6  #: steps after which no bias correction is left
 NAMES = ("params", "m", "v")

@@ -1,0 +1,134 @@
+"""Where a server's vectors live: in the host's memory, or on a GPU in arrays of the library that its params came from.
+
+On a GPU every vector comes from that library's own allocator, and goes back to it as soon as nobody holds it.
+"""
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from afflux import _engine, ops
+from afflux.arrays.interop import Array, frozen
+
+if TYPE_CHECKING:
+    pass
+
+
+class Device(ABC):
+    """Makes vectors (d,), and moves what callers have. `dtype` is a name, bfloat16 and uint8 among them.
+
+    What is written here is there when a method returns, for any stream of a GPU's.
+    """
+
+    name: str
+    index = -1  #: of a GPU
+    alone: str | None = None  #: what a forked child cannot use; None: it has a copy of its own
+
+    @abstractmethod
+    def pool(self, size: int, dtype: str, limit: int, checked: bool = False) -> Any:
+        """Gives vectors one by one, at most so many at once; 0: any number.
+
+        Raises:
+            UnavailableError: the library has no such type.
+        """
+
+    @abstractmethod
+    def take(self, pool: Any) -> Any:
+        """The next vector of a pool, for the engine. Raises AffluxError if there is none."""
+
+    @abstractmethod
+    def empty(self, size: int, dtype: str) -> Any:
+        """A new vector, on a cache line."""
+
+    @abstractmethod
+    def full(self, size: int, value: float, dtype: str) -> Any:
+        """A new vector of equal elements."""
+
+    @abstractmethod
+    def fill(self, vector: Any, values: npt.NDArray[Any]) -> None:
+        """Writes NumPy's values, of the same type (uint16 for bfloat16), into a vector of this device."""
+
+    @abstractmethod
+    def copy(self, vector: Any) -> Any:
+        """A copy."""
+
+    def owns(self, array: Array) -> bool:
+        """Whether it is of the library that this device's arrays come from."""
+        return True
+
+    def alias(self, vector: Any) -> Any:
+        """The same memory for a caller, whose changes of the object (requires_grad_, resize_) do not reach ours."""
+        return vector
+
+    @abstractmethod
+    def read_only(self, vector: Any) -> Any:
+        """What cannot be used to write to it: a read-only view, or a copy where there is none."""
+
+    @abstractmethod
+    def immutable_copy(self, vector: Any) -> Any:
+        """A copy, as read-only as its library makes it."""
+
+    @abstractmethod
+    def ingest(self, parts: "Array | list[Array]", slot: Any, num_threads: int) -> ops.Ingested:
+        """The sweep from a caller's arrays into a slot of this device."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Returns when the work is done that this thread has given to the library."""
+
+    def moved(self, values: npt.NDArray[Any]) -> Any:
+        """A new vector with NumPy's values."""
+        vector = self.empty(values.size, values.dtype.name)
+        self.fill(vector, values)
+        return vector
+
+
+class Host(Device):
+    """NumPy's arrays, and the engine's buffers."""
+
+    name = "the CPU"
+
+    def pool(self, size: int, dtype: str, limit: int, checked: bool = False) -> _engine.Pool:
+        return _engine.Pool(size, dtype, limit, checked)
+
+    def take(self, pool: Any) -> _engine.Buffer:
+        return _engine.Buffer(pool)
+
+    def empty(self, size: int, dtype: str) -> Any:
+        room = np.empty(size * np.dtype(dtype).itemsize + 64, np.uint8)
+        start = -room.ctypes.data % 64
+        return room[start : start + room.size - 64].view(dtype)
+
+    def full(self, size: int, value: float, dtype: str) -> Any:
+        return np.full(size, value, dtype) if value else np.zeros(size, dtype)  # no memory before they are used
+
+    def fill(self, vector: Any, values: npt.NDArray[Any]) -> None:
+        np.copyto(np.asarray(vector), values)
+
+    def copy(self, vector: Any) -> Any:
+        return vector.copy()
+
+    def read_only(self, vector: Any) -> Any:
+        view = vector.view()
+        view.flags.writeable = False
+        return view
+
+    def immutable_copy(self, vector: Any) -> Any:
+        return frozen(vector, vector.dtype)
+
+    def ingest(self, parts: "Array | list[Array]", slot: Any, num_threads: int) -> ops.Ingested:
+        return ops.ingest(parts, slot, num_threads=num_threads)
+
+    def wait(self) -> None:
+        pass
+
+
+#: The host is the same for all servers.
+HOST = Host()
+
+
+def as_list(arrays: "Array | list[Array]") -> list[Array]:
+    """An array alone is a list of one."""
+    return arrays if isinstance(arrays, list) else [arrays]

@@ -1,0 +1,245 @@
+"""Single arrays of whatever library: their dtypes, handed to the engine without a copy, and written to."""
+
+import re
+import sys
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import numpy as np
+import numpy.typing as npt
+
+from afflux import ops
+from afflux._engine import Buffer
+from afflux.ops.errors import AffluxError, UnavailableError
+
+if TYPE_CHECKING:
+    import torch
+
+#: Any array with a shape and the buffer protocol or DLPack.
+Array = Any
+
+#: Devices of DLPack: CUDA, and its managed memory.
+_GPUS = (2, 13)
+
+#: The types that the engine reads as they are.
+FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+_INTEGERS = frozenset({"bool"} | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)})
+REAL = FLOATS | _INTEGERS
+
+
+def label(name: str) -> str:
+    """A name for messages; the array of a tree that is a single array has none."""
+    return name or "the tree"
+
+
+def kind_of(name: str, array: Array) -> str:
+    """The name of the array's dtype.
+
+    Raises:
+        AffluxError: it is neither float, integer nor bool, or a torch tensor that is sparse or holds no data.
+    """
+    dtype = array.dtype if hasattr(array, "dtype") else _as_numpy(name, array).dtype
+    kind = _dtype_name(dtype)
+    if kind not in REAL:
+        raise AffluxError(f"[layout] {label(name)} is {kind}, expected floats of 16, 32 or 64 bits, integers or bools")
+    if is_torch(array) and (str(array.layout) != "torch.strided" or array.is_meta):
+        raise AffluxError(f"[layout] {label(name)} is {array.layout} on {array.device}, expected a dense tensor")
+    return kind
+
+
+@cache
+def _dtype_name(dtype: Any) -> str:
+    return str(getattr(dtype, "name", dtype)).removeprefix("torch.")
+
+
+def is_torch(array: Array) -> TypeGuard["torch.Tensor"]:
+    """Whether it is a torch tensor; does not import torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def is_cupy(array: Array) -> bool:
+    """Whether it is a CuPy array; does not import CuPy."""
+    cupy = sys.modules.get("cupy")
+    return cupy is not None and isinstance(array, cupy.ndarray)
+
+
+def gpu_of(array: Array) -> int | None:
+    """The index of the GPU that it is on; None for what is on none."""
+    if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack_device__"):
+        return None
+    try:
+        kind, index = array.__dlpack_device__()
+        return int(index) if kind in _GPUS else None
+    except Exception:  # the engine asks again, and says what is wrong
+        return None
+
+
+def on_gpu(array: Array) -> bool:
+    """Whether it is torch's or CuPy's, on a GPU."""
+    return (is_torch(array) or is_cupy(array)) and gpu_of(array) is not None
+
+
+def on_host(vector: Array, *, copy: bool = False) -> npt.NDArray[Any]:
+    """What NumPy can read of it, or a copy, which a GPU's always is; bfloat16, which NumPy lacks, comes as uint16."""
+    if isinstance(vector, Buffer) and vector.is_lent and on_gpu(vector.vector):
+        vector = vector.vector  # on the host the buffer itself gives the bytes, whatever library's they are
+    if is_torch(vector):
+        import torch
+
+        own = vector.detach().to("cpu", copy=copy)
+        return own.view(torch.int16).numpy().view(np.uint16) if own.dtype == torch.bfloat16 else own.numpy()
+    if is_cupy(vector):
+        taken: npt.NDArray[Any] = vector.get()
+        return taken
+    return np.array(vector) if copy else np.asarray(vector)
+
+
+def bring(vector: Array, out: npt.NDArray[Any]) -> None:
+    """Writes torch's or CuPy's vector into the host's memory, of the same type; it is there when this returns."""
+    if is_torch(vector):
+        as_torch(out).copy_(vector.detach())
+    else:
+        vector.get(out=out)
+
+
+def forbid_resizing(tensor: "torch.Tensor") -> None:
+    """From here on torch refuses to resize the memory of this vector on the CPU, as of all that NumPy has seen."""
+    import torch
+
+    if tensor.device.type == "cpu" and tensor.numel():
+        tensor.view(torch.uint8).numpy()  # NumPy lacks bfloat16
+
+
+def private_copy(array: Array) -> Array:
+    """What nobody else writes to, of the same values and dtype."""
+    if is_torch(array):
+        return array.clone()
+    if is_cupy(array):
+        return array.copy()
+    # What has DLPack but no buffer protocol of NumPy's is JAX's, and immutable.
+    return array if hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray) else np.array(array)
+
+
+def _as_numpy(name: str, array: Array) -> npt.NDArray[Any]:
+    try:
+        return on_host(array)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        raise AffluxError(f"[layout] {label(name)} does not give its memory to NumPy: {error}") from None
+
+
+def ready(name: str, array: Array) -> Array:
+    """The array as the engine reads it: C-contiguous and of one of FLOATS; a copy only where it is not so already."""
+    kind = kind_of(name, array)
+    if is_torch(array):
+        tensor = array.detach().resolve_neg()
+        return (tensor if kind in FLOATS else tensor.double()).contiguous()
+    if is_cupy(array):
+        return array.astype(kind if kind in FLOATS else "float64", order="C", copy=False)
+    if not isinstance(array, np.ndarray) and kind in FLOATS and hasattr(array, "__dlpack__"):
+        return array  # JAX: contiguous, on whatever device
+    # Outside of torch and JAX, bfloat16 has neither buffer protocol nor DLPack.
+    dtype = "float64" if kind not in FLOATS else "float32" if kind == "bfloat16" else kind
+    values = np.asarray(_as_numpy(name, array), dtype, order="C")
+    return values if values.flags.aligned else values.copy()
+
+
+def fill(out: Array, names: Sequence[str], parts: Sequence[Array]) -> None:
+    """Writes arrays that are `ready` one after the other into a flat vector, converting to its dtype."""
+    if not on_gpu(out):
+        parts = [part.cpu() if is_torch(part) else part.get() if is_cupy(part) else part for part in parts]
+    try:
+        ops.ingest(parts, out)
+    except (AffluxError, UnavailableError) as error:
+        raise type(error)(f"[layout] {with_names(error, names)}") from None
+
+
+def with_names(error: Exception, names: Sequence[str]) -> str:
+    """What went wrong with one of many parts, with its name in the place of its number."""
+    return re.sub(r"\bupdate\[(\d+)\]", lambda found: label(names[int(found[1])]), str(error))
+
+
+def prepare(name: str, array: Array, values: Array) -> Array:
+    """What `put` may write into `array`: `values`, rounded half to even for integers.
+
+    Raises:
+        AffluxError: the array cannot be written, or is of integers that cannot hold the values.
+    """
+    kind = kind_of(name, array)
+    if is_torch(array):
+        expanded = any(stride == 0 and size > 1 for stride, size in zip(array.stride(), array.shape, strict=True))
+        if expanded and array.numel():
+            raise AffluxError(f"[layout] {label(name)} is expanded: several elements share their memory")
+    elif not isinstance(array, np.ndarray) and not is_cupy(array):
+        raise AffluxError(
+            f"[layout] {label(name)} is a {type(array).__name__}, expected a NumPy array or torch tensor to write to; "
+            "where arrays cannot be written, as JAX's, Layout.views gives new ones"
+        )
+    elif isinstance(array, np.ndarray) and not array.flags.writeable:
+        raise AffluxError(f"[layout] {label(name)} is read-only")
+    if kind in FLOATS:
+        return values
+    low, high = (0, 1) if kind == "bool" else (int(np.iinfo(kind).min), int(np.iinfo(kind).max))
+    values = np.asarray(np.rint(on_host(values)))
+    # high + 1 is a power of two, hence exact; a NaN fails both comparisons.
+    bad = ~((values >= float(low)) & (values < float(high + 1)))
+    if bad.any():
+        raise AffluxError(f"[layout] {label(name)} is {kind}, which cannot hold {values[bad][0]}")
+    return values
+
+
+def put(array: Array, values: Array) -> None:
+    """Writes `values` into the array, converting to its dtype; for integers they are what `prepare` gave."""
+    if is_torch(array):
+        # Not through NumPy: autograd must see that the tensor has changed.
+        import torch
+
+        array.detach().copy_(as_torch(values))
+        if is_cupy(values):  # whose memory CuPy may use again, on a stream that knows nothing of torch's
+            torch.cuda.current_stream(gpu_of(values)).synchronize()
+        return
+    if is_cupy(array):
+        cupy = sys.modules["cupy"]
+        with cupy.cuda.Device(gpu_of(array)):
+            array[...] = cupy.asarray(values if is_cupy(values) else on_host(values))
+        return
+    # Beyond the range is infinity, as in torch; the engine looks for it in its own sweep.
+    with np.errstate(over="ignore"):
+        np.copyto(array, on_host(values), casting="unsafe")
+
+
+def as_torch(array: Array) -> "torch.Tensor":
+    """The array's memory, which may be read-only: from_numpy would warn."""
+    import torch
+
+    if is_torch(array):
+        return array
+    try:
+        return torch.utils.dlpack.from_dlpack(array)
+    except BufferError:  # NumPy or torch too old for read-only memory
+        return torch.tensor(array)
+
+
+def immutable_copy(array: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """A copy whose memory is a bytes object, so that NumPy refuses to make it writable again."""
+    return np.frombuffer(array.tobytes(), np.float64).reshape(array.shape)
+
+
+def frozen(values: npt.ArrayLike, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """A read-only copy, in C order."""
+    array = np.array(values, dtype, order="C")
+    array.setflags(write=False)
+    return array
+
+
+def first_nonfinite(vector: Array) -> int | None:
+    """The index of the first NaN or infinity; None if there is none."""
+    good = finite(on_host(vector))
+    return None if good.all() else int(np.argmin(good))
+
+
+def finite(array: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which elements are finite; uint16 holds the bits of bfloat16, whose exponent tells."""
+    good: npt.NDArray[np.bool_] = np.isfinite(array) if array.dtype != np.uint16 else (array & 0x7F80) != 0x7F80
+    return good

@@ -1,0 +1,299 @@
+"""A model's many arrays as one flat vector, and back; what is no parameter, such as BatchNorm statistics, apart."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from afflux.arrays import interop, trees
+from afflux.arrays.interop import Array
+from afflux.ops.errors import AffluxError
+
+Float64 = npt.NDArray[np.float64]
+#: A flat vector of parameters: NumPy's float32 or float64, or torch's or CuPy's on a GPU.
+Flat = Any
+
+#: A torch module, or any nesting of mappings and sequences that ends in modules and arrays, or a single array.
+Tree = Any
+
+#: What torch's normalisation layers call the arrays that are no parameters.
+_STATISTICS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Where one array lies in its flat vector: the parameters' or the buffers'."""
+
+    name: str  #: dotted path, as "encoder.0.weight"; empty if the tree is a single array
+    shape: tuple[int, ...]
+    start: int
+    dtype: str | None = None  #: of a buffer, so that a counter becomes an integer again; None for parameters
+
+    @property
+    def stop(self) -> int:
+        """One past the last element."""
+        return self.start + prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Names, shapes and places of a model's arrays: parameters in one flat vector, buffers in another, without gaps.
+
+    The arrays may be NumPy's, torch's, JAX's or any with a `shape` and the buffer protocol or DLPack, of float16,
+    bfloat16, float32, float64, integers or bools. Their order is the tree's own. A tree that is handed in later is
+    matched by name, so a mapping may be in any order, and a module, its state_dict and a nested dict with the same
+    dotted names are the same to a layout.
+
+    Every method checks names and shapes first and raises `AffluxError`, "[layout] ...", which names the array; then
+    nothing has been written.
+
+    >>> model = {"dense": {"w": np.ones((2, 2)), "b": np.zeros(1)}, "steps": np.array(7)}
+    >>> layout = Layout.of(model)
+    >>> [field.name for field in layout.fields], [field.name for field in layout.buffers]
+    (['dense.w', 'dense.b'], ['steps'])
+    >>> flat = layout.flatten(model)
+    >>> flat.tolist(), layout.flatten_buffers(model).tolist()
+    ([1.0, 1.0, 1.0, 1.0, 0.0], [7.0])
+    >>> layout.views(flat)
+    {'dense': {'w': array([[1., 1.],
+           [1., 1.]], dtype=float32), 'b': array([0.], dtype=float32)}}
+    """
+
+    fields: tuple[Field, ...]  #: the parameters, in the order of the flat vector (size,), float32 or float64
+    buffers: tuple[Field, ...]  #: the rest, in the order of a flat vector (buffers_size,), float64 for exact counters
+    nesting: trees.Node  #: how `views` nests
+
+    @classmethod
+    def of(cls, tree: Tree, *, buffers: Collection[str] | None = None) -> "Layout":
+        """The layout of a tree.
+
+        Args:
+            tree: tied parameters of a torch module count once, and its non-persistent buffers not at all.
+            buffers: the names of all arrays that are buffers. By default a torch module says so itself; elsewhere
+                they are integers and bools, arrays whose last name is running_mean, running_var or
+                num_batches_tracked, and whatever lies under a key "batch_stats".
+
+        Raises:
+            AffluxError: something that is no array, two arrays with one name, a dtype that is not listed above, an
+                unknown name in `buffers`.
+
+        Cost: no array is read.
+
+        >>> Layout.of([np.ones(3), np.ones(2)], buffers=["1"]).size
+        3
+        """
+        walk = trees.Walk(tree)
+        if buffers is not None:
+            unknown = [buffers] if isinstance(buffers, str) else [name for name in buffers if name not in walk.leaves]
+            if unknown:
+                raise AffluxError(f"[layout] buffers must be names of the tree's arrays, not {_listed(unknown)}")
+        kept: tuple[list[tuple[str, Any, str | None]], ...] = ([], [])
+        for name, array in walk.leaves.items():
+            kind = interop.kind_of(name, array)
+            if buffers is not None:
+                is_buffer = name in buffers
+            else:
+                is_buffer = walk.declared.get(name, _looks_like_buffer(name, kind))
+            kept[is_buffer].append((name, map(int, array.shape), kind if is_buffer else None))
+        return cls(_placed(kept[False]), _placed(kept[True]), walk.node)
+
+    @property
+    def size(self) -> int:
+        """Elements of the flat vector of parameters, d."""
+        return self.fields[-1].stop if self.fields else 0
+
+    @property
+    def buffers_size(self) -> int:
+        """Elements of the flat vector of buffers."""
+        return self.buffers[-1].stop if self.buffers else 0
+
+    def parts(self, tree: Tree) -> list[Array]:
+        """The parameters in the layout's order, each C-contiguous and of a type that the engine reads.
+
+        Nothing is copied but what the engine could not read where it lies: a strided array (as in channels_last), an
+        unaligned or byte-swapped one, integers (to float64), and bfloat16 held by NumPy (to float32; torch's and
+        JAX's stay). torch tensors come detached, on their own device.
+
+        Args:
+            tree: may lack buffers.
+
+        Raises:
+            AffluxError: missing or unknown names, other shapes, dtypes that are no real numbers, sparse tensors.
+
+        >>> gradients = {"b": np.ones(1), "w": np.ones((2, 2))}
+        >>> w, b = Layout.of({"w": np.ones((2, 2)), "b": np.ones(1)}).parts(gradients)
+        >>> w is gradients["w"] and b is gradients["b"]
+        True
+        """
+        return [interop.ready(field.name, array) for field, array in self._find(tree, self.fields)]
+
+    def buffer_parts(self, tree: Tree) -> list[Array]:
+        """The buffers in the layout's order, like `parts`; the tree may lack parameters."""
+        return [interop.ready(field.name, array) for field, array in self._find(tree, self.buffers)]
+
+    def flatten(self, tree: Tree, out: Flat | None = None, dtype: Literal["float32", "float64"] = "float32") -> Flat:
+        """Copies the parameters into one flat vector (size,): `out`, or a new one of `dtype`, float32 or float64.
+
+        A new one is NumPy's, wherever the tree is; `out` may be on the GPU that all of the tree is on. A value beyond
+        the range of float32 becomes infinite, which a server refuses.
+
+        Raises:
+            AffluxError: as `parts`; a wrong `out` or `dtype`; nothing is written.
+
+        Cost: one copy; two of the arrays that `parts` has to copy.
+        """
+        if out is None:
+            if dtype not in ("float32", "float64"):
+                raise AffluxError(f"[layout] dtype is {dtype!r}, expected 'float32' or 'float64'")
+            out = np.empty(self.size, dtype)
+        _check("out", out, self.size)
+        if isinstance(out, np.ndarray) and not out.flags.writeable:
+            raise AffluxError("[layout] out is read-only")
+        interop.fill(out, [field.name for field in self.fields], self.parts(tree))
+        return out
+
+    def flatten_buffers(self, tree: Tree) -> Float64:
+        """Copies the buffers into one flat float64 vector (buffers_size,); counters are exact up to 2**53."""
+        out = np.empty(self.buffers_size, np.float64)
+        interop.fill(out, [field.name for field in self.buffers], self.buffer_parts(tree))
+        return out
+
+    def views(self, flat: Flat, buffers: Float64 | None = None) -> Tree:
+        """The tree of parameters again, nested as it was, of views into `flat`. Copies nothing.
+
+        A module comes back as a dict by dotted name, any mapping as a dict, a named tuple as a tuple. Where a buffer
+        was, a dict has no key and a sequence holds None, unless the vector `buffers` is given to make views into.
+        """
+        _check("flat", flat, self.size)
+        views = _pieces(self.fields, flat)
+        if buffers is not None:
+            _check("buffers", buffers, self.buffers_size, np.float64)
+            views = chain(views, _pieces(self.buffers, buffers))
+        return trees.build(self.nesting, {field.name: view for field, view in views})
+
+    def load(self, target: Tree, flat: Flat, buffers: Float64 | None = None) -> None:
+        """Copies `flat` and `buffers` into a torch module or a tree of writable NumPy or CuPy arrays and torch tensors.
+
+        Converts to each array's dtype and device; integers are rounded half to even.
+
+        Args:
+            target: overwritten; may lack buffers if none are given.
+            flat: (size,) float32 or float64; NumPy's, or torch's or CuPy's on a GPU.
+            buffers: (buffers_size,) float64. None leaves the target's buffers alone.
+
+        Raises:
+            AffluxError: missing or unknown names, other shapes, arrays that cannot be written (read-only, JAX's), a
+                value that an integer cannot hold; nothing is written.
+
+        Cost: one copy.
+
+        >>> target = [np.zeros(2), np.array(0)]
+        >>> Layout.of(target).load(target, np.ones(2, np.float32), np.array([2.5]))
+        >>> target
+        [array([1., 1.]), array(2)]
+        """
+        _check("flat", flat, self.size)
+        pieces = list(_pieces(self.fields, flat))
+        if buffers is not None:
+            _check("buffers", buffers, self.buffers_size, np.float64)
+            pieces += _pieces(self.buffers, buffers)
+        found = self._find(target, [field for field, _ in pieces])
+        writes = [
+            (array, interop.prepare(field.name, array, values))
+            for (field, array), (_, values) in zip(found, pieces, strict=True)
+        ]
+        for array, values in writes:
+            interop.put(array, values)
+
+    def to_json(self) -> dict[str, Any]:
+        """The layout as plain dicts and lists, for a checkpoint.
+
+        >>> Layout.of({"w": np.ones((2, 3)), "n": np.array(1)}).to_json()
+        {'fields': [['w', [2, 3]]], 'buffers': [['n', [], 'int64']], 'nesting': {'dict': [['w', 'w'], ['n', 'n']]}}
+        """
+        return {
+            "fields": [[field.name, list(field.shape)] for field in self.fields],
+            "buffers": [[field.name, list(field.shape), field.dtype] for field in self.buffers],
+            "nesting": trees.to_json(self.nesting),
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> "Layout":
+        """The inverse of `to_json`. Raises AffluxError if `data` is something else."""
+        try:
+            fields = _placed((*field, None) for field in data["fields"])
+            buffers = _placed(data["buffers"])
+            nesting = trees.from_json(data["nesting"])
+            named = [field.name for field in (*fields, *buffers)]
+            sound = (
+                all(type(n) is int and n >= 0 for field in (*fields, *buffers) for n in field.shape)
+                and all(field.dtype in interop.REAL for field in buffers)
+                and len(set(named)) == len(named)
+                and sorted(named) == sorted(trees.names(nesting))
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise AffluxError(f"[layout] the data describes no layout: {error!r}") from None
+        if not sound:
+            raise AffluxError("[layout] the data describes no layout: a shape, dtype or name is wrong")
+        return cls(fields, buffers, nesting)
+
+    def _find(self, tree: Tree, fields: Sequence[Field]) -> list[tuple[Field, Any]]:
+        """The fields' arrays in the tree, which may hold others of the layout, but no unknown ones."""
+        leaves = trees.Walk(tree).leaves
+        missing = [field.name for field in fields if field.name not in leaves]
+        if missing:
+            raise AffluxError(f"[layout] the tree lacks {_listed(missing)}")
+        unknown = leaves.keys() - {field.name for field in chain(self.fields, self.buffers)}
+        if unknown:
+            raise AffluxError(f"[layout] the tree holds {_listed(sorted(unknown))}, which the layout does not")
+        for field in fields:
+            shape = tuple(leaves[field.name].shape)
+            if shape != field.shape:
+                name = interop.label(field.name)
+                raise AffluxError(f"[layout] {name} has shape {shape}, the layout says {field.shape}")
+        return [(field, leaves[field.name]) for field in fields]
+
+
+def _placed(arrays: Iterable[tuple[str, Iterable[int], str | None]]) -> tuple[Field, ...]:
+    """Fields one after the other."""
+    fields = []
+    start = 0
+    for name, shape, dtype in arrays:
+        fields.append(Field(name, tuple(shape), start, dtype))
+        start = fields[-1].stop
+    return tuple(fields)
+
+
+def _pieces(fields: Iterable[Field], vector: Flat) -> Iterable[tuple[Field, Flat]]:
+    return ((field, vector[field.start : field.stop].reshape(field.shape)) for field in fields)
+
+
+def _check(name: str, vector: Any, size: int, *dtypes: type[np.floating[Any]]) -> None:
+    """A flat vector that is handed in; of float32 or float64 if no dtype is said."""
+    dtypes = dtypes or (np.float32, np.float64)
+    expected = f"{' or '.join(dtype.__name__ for dtype in dtypes)} of shape ({size},), contiguous"
+    if interop.on_gpu(vector):
+        kind, shape = interop.kind_of(name, vector), tuple(vector.shape)
+        if shape != (size,) or kind not in [dtype.__name__ for dtype in dtypes]:
+            raise AffluxError(f"[layout] {name} is {kind} of shape {shape}, expected {expected}")
+        return
+    if not isinstance(vector, np.ndarray):
+        raise AffluxError(f"[layout] {name} is a {type(vector).__name__}, expected a NumPy array of {expected}")
+    if vector.shape != (size,) or vector.dtype not in dtypes or not vector.flags.c_contiguous:
+        strided = "" if vector.flags.c_contiguous else "strided "
+        raise AffluxError(f"[layout] {name} is {strided}{vector.dtype} of shape {vector.shape}, expected {expected}")
+
+
+def _looks_like_buffer(name: str, kind: str) -> bool:
+    """Whether an array of no module is a buffer."""
+    path = name.split(".")
+    return kind not in interop.FLOATS or path[-1] in _STATISTICS or "batch_stats" in path
+
+
+def _listed(names: Sequence[str]) -> str:
+    """A few of the names."""
+    return ", ".join(map(interop.label, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

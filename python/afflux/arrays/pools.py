@@ -1,0 +1,205 @@
+"""Memory that is used again: versions of params, and slots for pushed vectors.
+
+Each version has a buffer of its own, which returns to its pool when nobody holds a view of it. Slots are made when
+first needed, at most a given number of them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from afflux import _engine
+from afflux.arrays.devices import HOST, Device
+from afflux.ops.errors import AffluxError, BusyError
+
+#: (d,), NumPy's, or on a GPU that of the library that params came from.
+Vector = Any
+
+
+class Versions:
+    """Writable buffers for new versions, read-only views for everybody else.
+
+    A view keeps its version's memory through NumPy's own base reference; when the last one goes, the buffer returns to
+    the pool, from whatever thread. Memory stays at the number of distinct versions held. On a GPU the library keeps its
+    arrays, and the pool counts.
+
+    Args:
+        size: d.
+        max_versions: at most so many are held at once; None: no limit.
+        dtype: "float32", "float64" or "bfloat16", whose arrays are uint16.
+        checked: compare each version with its checksum when it comes back, and count those that somebody wrote to
+            although they are read-only. Reads every version twice.
+        inplace: there is one buffer, which every version is written into.
+        memory: where the memory of a version comes from; the pool's own if None.
+        device: where they live.
+
+    >>> versions = Versions(3, max_versions=2)
+    >>> old, new = versions.take(), versions.take()
+    >>> del old
+    >>> versions.held
+    1
+    """
+
+    def __init__(
+        self,
+        size: int,
+        max_versions: int | None = None,
+        *,
+        dtype: str = "float32",
+        checked: bool = False,
+        inplace: bool = False,
+        memory: Callable[[], Vector] | None = None,
+        device: Device = HOST,
+    ) -> None:
+        self.inplace = inplace
+        self._live: Draft | None = None
+        self._newest: Draft | None = None
+        self._damage_told = 0
+        self.checked = checked
+        self.max_versions = max_versions
+        self._memory = memory
+        self._device = device
+        self._pool: Any = device.pool(size, dtype, max_versions or 0, checked)
+
+    def take(self) -> "Draft":
+        """A buffer to write a new version into.
+
+        Raises:
+            AffluxError: max_versions are held.
+        """
+        if self._live is not None:
+            return self._live
+        if self._memory is not None and self.held == self.allocated and self.allocated != self.max_versions:
+            self._pool.lend(self._memory())
+        try:
+            draft = Draft(self._device.take(self._pool))
+        except AffluxError:
+            raise AffluxError(
+                f"all {self.max_versions} versions of max_versions are held: release pulled params, or raise "
+                "max_versions"
+            ) from None
+        if self.inplace:
+            self._live = draft
+        return draft
+
+    def finished(self, draft: "Draft", version: int) -> Vector:
+        """The params in a draft, the newest from now on, read-only for others; if inplace they are never handed out."""
+        if self.inplace:
+            return draft.array
+        self._newest = draft
+        return draft.publish(version)
+
+    @property
+    def held(self) -> int:
+        """Versions that somebody still holds."""
+        return int(self._pool.held)
+
+    def has(self, params: Vector) -> bool:
+        """Whether it is one of these, on a GPU."""
+        return bool(self._pool.has(params))
+
+    @property
+    def allocated(self) -> int:
+        """Buffers that exist, held or free."""
+        return int(self._pool.allocated)
+
+    @property
+    def free(self) -> list[int]:
+        """The addresses of buffers that nobody holds."""
+        return list(self._pool.free)
+
+    @property
+    def damaged(self) -> list[int]:
+        """The versions that came back with other bytes than they were published with; none unless checked."""
+        return list(self._pool.damaged)
+
+    def refuse_damage(self, op: str) -> None:
+        """Raises once for each version that was written to, as soon as nobody holds it any more."""
+        if not self.checked:
+            return
+        damaged = self.damaged
+        if len(damaged) > self._damage_told:
+            versions = ", ".join(map(str, damaged[self._damage_told :]))
+            self._damage_told = len(damaged)
+            raise AffluxError(
+                f"[{op}] version {versions} of params was written to by somebody who had pulled it; the server itself "
+                "is sound, and goes on: pull(out=...) gives a client an array of its own"
+            )
+
+    def refuse_damaged_newest(self, op: str, version: int) -> None:
+        """The newest version is what a step or a state is made of."""
+        if self._newest is not None and not self._newest.intact:
+            raise AffluxError(
+                f"[{op}] version {version} of params, the newest, was written to by somebody who had pulled it: "
+                "load_state_dict() of an earlier state is the way back"
+            )
+
+
+class Draft:
+    """A version that is being written."""
+
+    def __init__(self, buffer: Any) -> None:
+        #: For the engine, which knows its type: (d,), writable until it is published.
+        self.buffer = buffer
+        #: The same for callers: on the host for NumPy.
+        self.array: Vector = np.asarray(buffer) if isinstance(buffer, _engine.Buffer) else buffer
+
+    def publish(self, version: int) -> Vector:
+        """The finished version, read-only for good: NumPy refuses to make it writable again, other libraries do not."""
+        if not isinstance(self.buffer, _engine.Buffer):
+            return self.array
+        self.buffer.freeze(version)
+        return np.asarray(self.buffer)
+
+    @property
+    def intact(self) -> bool:
+        """Whether nobody has written to it since, as far as anybody looks."""
+        return not isinstance(self.buffer, _engine.Buffer) or self.buffer.intact()
+
+
+#: Memory of one pushed vector, whose type the engine knows: its own buffer, which NumPy sees, bfloat16 as uint16; on a
+#: GPU an array of the device's library. It is free again as soon as nobody refers to it, however that comes about.
+Slot = Any
+
+
+def is_lent(slot: Slot) -> bool:
+    """Whether it is a caller's own vector."""
+    return getattr(slot, "is_lent", False)
+
+
+class Slots:
+    """At most `limit` slots of `size` elements."""
+
+    def __init__(self, size: int, dtype: str, limit: int, device: Device = HOST) -> None:
+        self.size = size
+        self.dtype = dtype
+        self.limit = limit
+        self._device = device
+        self._pool: Any = device.pool(size, dtype, limit)
+
+    def take(self) -> Slot | None:
+        """A slot; None if all are taken."""
+        try:
+            return self._device.take(self._pool)
+        except AffluxError:
+            return None
+
+    def checked(self, op: str, slot: Slot | None) -> Slot:
+        """The slot, or a BusyError if there was none."""
+        if slot is None:
+            raise BusyError(
+                f"[{op}] all {self.limit} slots of max_slots are taken: by arrivals that wait, that are being pushed, "
+                "or that are in the round being made"
+            )
+        return slot
+
+    @property
+    def taken(self) -> int:
+        """Slots that somebody holds."""
+        return int(self._pool.held)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot."""
+        return int(self._pool.buffer_bytes)

@@ -1,0 +1,123 @@
+"""Trees of arrays: any nesting of modules, mappings and sequences taken apart, put together, and as JSON."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from afflux.arrays.interop import label
+from afflux.ops.errors import AffluxError
+
+_GONE = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One level of nesting; the keys of a list or tuple are its indices."""
+
+    kind: Literal["dict", "list", "tuple"]
+    keys: tuple[str | int, ...]
+    nodes: tuple["Node", ...]
+
+
+#: A branch, an array's full name, or None where the tree itself holds None.
+Node = Branch | str | None
+
+
+class Walk:
+    """A tree taken apart: its arrays by dotted name, in the tree's own order, and its nesting."""
+
+    def __init__(self, tree: Any) -> None:
+        self.leaves: dict[str, Any] = {}
+        self.declared: dict[str, bool] = {}  # what torch modules say: is it a buffer?
+        self.node = self._visit(tree, ())
+
+    def _visit(self, tree: Any, path: tuple[str, ...]) -> Node:
+        if tree is None and path:
+            return None  # as in JAX, a place without an array
+        # A module is known by its method, so that torch stays optional.
+        if hasattr(tree, "named_parameters"):
+            return self._module(tree, path)
+        if hasattr(tree, "shape"):
+            return self._leaf(tree, path)
+        if isinstance(tree, Mapping):
+            return self._branch("dict", tree.items(), path)
+        if isinstance(tree, Sequence) and not isinstance(tree, str | bytes | bytearray):
+            return self._branch("tuple" if isinstance(tree, tuple) else "list", enumerate(tree), path)
+        raise AffluxError(
+            f"[layout] {label('.'.join(path))} is a {type(tree).__name__}, expected an array, a torch module, or a "
+            "mapping or sequence of these"
+        )
+
+    def _branch(
+        self, kind: Literal["dict", "list", "tuple"], items: Iterable[tuple[Any, Any]], path: tuple[str, ...]
+    ) -> Branch:
+        keys, nodes = [], []
+        for key, child in items:
+            if not isinstance(key, str | int) or isinstance(key, bool):
+                raise AffluxError(f"[layout] {label('.'.join(path))} has the key {key!r}, expected a str or an int")
+            keys.append(key)
+            nodes.append(self._visit(child, (*path, str(key))))
+        return Branch(kind, tuple(keys), tuple(nodes))
+
+    def _module(self, module: Any, path: tuple[str, ...]) -> Branch:
+        parameters = dict(module.named_parameters())
+        buffers = dict(module.named_buffers())
+        if buffers:
+            persistent = module.state_dict(keep_vars=True)
+            buffers = {name: array for name, array in buffers.items() if name in persistent}
+        for name in parameters | buffers:
+            self.declared[".".join((*path, name))] = name in buffers
+        return self._branch("dict", (parameters | buffers).items(), path)
+
+    def _leaf(self, array: Any, path: tuple[str, ...]) -> str:
+        name = ".".join(path)
+        if name in self.leaves:
+            raise AffluxError(f"[layout] two arrays are called {label(name)}")
+        self.leaves[name] = array
+        return name
+
+
+def build(node: Node, arrays: Mapping[str, Any]) -> Any:
+    """The tree again, holding `arrays`. A name that is not among them leaves no key in a dict, and None in a list."""
+    tree = _build(node, arrays)
+    return {} if tree is _GONE else tree
+
+
+def _build(node: Node, arrays: Mapping[str, Any]) -> Any:
+    if not isinstance(node, Branch):
+        return None if node is None else arrays.get(node, _GONE)
+    children = [_build(child, arrays) for child in node.nodes]
+    if children and all(child is _GONE for child in children):
+        return _GONE
+    if node.kind == "dict":
+        return {key: child for key, child in zip(node.keys, children, strict=True) if child is not _GONE}
+    filled = [None if child is _GONE else child for child in children]
+    return filled if node.kind == "list" else tuple(filled)
+
+
+def to_json(node: Node) -> Any:
+    """A node as plain lists and dicts."""
+    if not isinstance(node, Branch):
+        return node
+    nodes = [to_json(child) for child in node.nodes]
+    return {node.kind: [list(pair) for pair in zip(node.keys, nodes, strict=True)] if node.kind == "dict" else nodes}
+
+
+def from_json(data: Any) -> Node:
+    """The inverse of to_json. Raises ValueError, TypeError or KeyError if that is not what made `data`."""
+    if data is None or isinstance(data, str):
+        return data
+    ((kind, children),) = data.items()
+    if kind not in ("dict", "list", "tuple"):
+        raise ValueError(f"unknown kind of branch {kind!r}")
+    pairs = list(children) if kind == "dict" else list(enumerate(children))
+    if not all(isinstance(key, str | int) and not isinstance(key, bool) for key, _ in pairs):
+        raise ValueError("a key is neither a str nor an int")
+    return Branch(kind, tuple(key for key, _ in pairs), tuple(from_json(child) for _, child in pairs))
+
+
+def names(node: Node) -> list[str]:
+    """The arrays' names in order."""
+    if isinstance(node, Branch):
+        return [name for child in node.nodes for name in names(child)]
+    return [] if node is None else [node]

@@ -1,0 +1,58 @@
+"""The engine's operations over arrays of any library: NumPy, torch, CuPy, JAX (buffer protocol or DLPack).
+
+Nothing is copied: the engine works on the caller's memory. Every vector is flat and contiguous, and float32, float64 or
+bfloat16 (from torch or JAX, or an `_engine.Buffer`: NumPy has none); float64 is used inside. Results are the same bit
+for bit on any number of threads and any instruction set.
+
+All vectors of a call lie on one device, the CPU or a GPU (torch, CuPy), and it runs there: on a GPU on the current
+stream of the library that the first of them comes from, which is waited for where something is returned. Weights,
+coefficients and the products of `gram` lie on the CPU.
+"""
+
+from afflux.ops.backends import Backend, backends, choose_isa, default_threads, threads
+from afflux.ops.operations import Ingested, apply, check, crc32c, decode, encode, gram, ingest, row_bytes
+from afflux.ops.stages import (
+    Adaptive,
+    Array,
+    CachedDifference,
+    CachedMean,
+    Checksums,
+    Combine,
+    Float64,
+    Memory,
+    Momentum,
+    Pass,
+    RowFacts,
+    Sgd,
+    Step,
+)
+
+__all__ = [
+    "Adaptive",
+    "Array",
+    "Backend",
+    "CachedDifference",
+    "CachedMean",
+    "Checksums",
+    "Combine",
+    "Float64",
+    "Ingested",
+    "Memory",
+    "Momentum",
+    "Pass",
+    "RowFacts",
+    "Sgd",
+    "Step",
+    "apply",
+    "backends",
+    "check",
+    "choose_isa",
+    "crc32c",
+    "decode",
+    "default_threads",
+    "encode",
+    "gram",
+    "ingest",
+    "row_bytes",
+    "threads",
+]

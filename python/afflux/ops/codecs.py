@@ -1,0 +1,129 @@
+"""How one client's cached vector is stored: what `Calibrate.codec` and `ops.encode` take. The bytes: docs/codecs.md.
+
+| codec                        | bytes per element | a value becomes                                                  |
+|------------------------------|-------------------|------------------------------------------------------------------|
+| float32, float64             | 4, 8              | itself                                                           |
+| float16, bfloat16            | 2                 | the nearest; beyond the largest finite value, that               |
+| affine(8, 4, 2 or 1)         | bits/8 + 1/16     | one of 2^bits points from min to max of its block of 128, drawn  |
+|                              |                   | so that the mean is right                                        |
+| affine(bits, scope="vector") | bits/8            | the same with min and max of the whole vector                    |
+| rotated(4, 2 or 1)           | bits/8 + 1/32     | the nearest level of a random rotation of 128 values, scaled so  |
+|                              |                   | that the mean over rotations is right                            |
+
+>>> affine(4)
+codecs.affine(4)
+>>> affine(2, scope="vector").row_bytes(1_000_000)
+250112
+"""
+
+from dataclasses import dataclass
+from typing import Literal, overload
+
+import numpy as np
+
+from afflux import _engine
+from afflux.ops.errors import AffluxError
+
+Scope = Literal["block", "vector"]
+#: As rules and the command line spell them: a codec's `name`.
+Name = Literal[
+    "float32", "float64", "float16", "bfloat16", "affine-8", "affine-4", "affine-2", "affine-1", "affine-vector-8",
+    "affine-vector-4", "affine-vector-2", "affine-vector-1", "rotated-4", "rotated-2", "rotated-1",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """One way to store a row; its name is the engine's."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise AffluxError(f"[Codec] name is {self.name!r}, must be a str")
+        _engine.row_bytes(self.name, 0)
+
+    @property
+    def exact(self) -> bool:
+        """Whether rows are the vectors themselves."""
+        return self in (float32, float64)
+
+    @property
+    def keyed(self) -> bool:
+        """Whether rows are encoded with random bits: they are uint8, and begin with a head."""
+        return "-" in self.name
+
+    @property
+    def ranged(self) -> bool:
+        """Whether the encoder must be told the least and the largest element."""
+        return self.name.startswith("affine-vector")
+
+    @property
+    def bits(self) -> int:
+        """Of a stored element, scales apart."""
+        return int(self.name.rpartition("-")[2].removeprefix("b").removeprefix("float"))
+
+    @property
+    def row_dtype(self) -> str:
+        """Of rows in NumPy; bfloat16, which it lacks, and what has a head are bytes."""
+        return self.name if self.name in ("float32", "float64", "float16") else "uint8"
+
+    def row_bytes(self, size: int) -> int:
+        """Bytes of a row of `size` elements."""
+        return _engine.row_bytes(self.name, size)
+
+    def row_size(self, size: int) -> int:
+        """Elements of a row of `size` elements, of the type `row_dtype`."""
+        return self.row_bytes(size) // np.dtype(self.row_dtype).itemsize
+
+    def __repr__(self) -> str:
+        kind, *_, bits = self.name.split("-") if self.keyed else (self.name, "")
+        scope = ", scope='vector'" if self.ranged else ""
+        return f"codecs.{kind}({bits}{scope})" if bits else f"codecs.{kind}"
+
+
+float32 = Codec("float32")
+float64 = Codec("float64")
+float16 = Codec("float16")
+bfloat16 = Codec("bfloat16")
+
+
+def affine(bits: int, *, scope: Scope = "block") -> Codec:
+    """2^bits points from min to max, with stochastic rounding: unbiased, each element on its own.
+
+    Args:
+        bits: 8, 4, 2 or 1.
+        scope: whose min and max: of each block of 128 elements, or of the whole vector, as in the literature.
+    """
+    if scope not in ("block", "vector"):
+        raise AffluxError(f"[affine] scope is {scope!r}, must be 'block' or 'vector'")
+    return Codec(f"affine-{'vector-' if scope == 'vector' else ''}{_bits('affine', bits, (8, 4, 2, 1))}")
+
+
+def rotated(bits: int) -> Codec:
+    """Random signs and a Hadamard transform of 128 values at a time, then 2^bits levels of a normal variable (in the
+    manner of DRIVE and EDEN, Vargaftik et al. 2021, 2022): the smallest error for few bits.
+
+    Args:
+        bits: 4, 2 or 1.
+    """
+    return Codec(f"rotated-{_bits('rotated', bits, (4, 2, 1))}")
+
+
+@overload
+def named(codec: Codec | Name) -> Codec: ...
+@overload
+def named(codec: Codec | Name | None) -> Codec | None: ...
+def named(codec: Codec | Name | None) -> Codec | None:
+    """The codec of a name; a codec, or None, as it is.
+
+    >>> named("rotated-2"), named(None)
+    (codecs.rotated(2), None)
+    """
+    return Codec(codec) if isinstance(codec, str) else codec
+
+
+def _bits(name: str, bits: int, known: tuple[int, ...]) -> int:
+    if isinstance(bits, bool) or bits not in known:
+        raise AffluxError(f"[{name}] bits is {bits!r}, must be one of {', '.join(map(str, known))}")
+    return int(bits)

@@ -1,0 +1,94 @@
+"""Arithmetic with the same bits on every CPU: exp, log, pow, and small sums and products.
+
+`exp`, `log` and `pow` replace those of `math`. They use + - * / and integer operations only, on numbers of 106 bits.
+The error is below 0.51 ulp (measured in tests/test_elementary.py), below 1 ulp where the result is subnormal. Special
+values are those of C99's functions. Nothing raises: an undefined value is NaN, a value that is too large is infinite.
+A call takes one or two microseconds.
+
+`ordered_sum`, `inner`, `times` and `quadratic` add from the first element to the last. np.sum, np.dot and @ add in an
+order of their own that differs between CPUs.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from afflux import _engine
+
+Float64 = npt.NDArray[np.float64]
+
+
+def exp(x: float) -> float:
+    """e**x.
+
+    >>> exp(1.0)
+    2.718281828459045
+    >>> exp(float("-inf"))
+    0.0
+    """
+    return _engine.exp(x)
+
+
+def log(x: float) -> float:
+    """The natural logarithm; -inf at 0, NaN below.
+
+    >>> log(10.0)
+    2.302585092994046
+    >>> log(0.0)
+    -inf
+    """
+    return _engine.log(x)
+
+
+def pow(x: float, y: float) -> float:
+    """x**y: 1 where y is 0 or x is 1, even beside NaN; NaN for a negative x and a y that is no integer.
+
+    >>> pow(2.0, 0.5)
+    1.4142135623730951
+    >>> pow(0.0, -1.0)
+    inf
+    """
+    return _engine.pow(x, y)
+
+
+def ordered_sum(values: Iterable[float]) -> float:
+    """The sum in the given order.
+
+    >>> ordered_sum([0.1, 0.2, 0.3])
+    0.6000000000000001
+    """
+    total = 0.0
+    for value in values:
+        total = total + float(value)
+    return total
+
+
+def inner(a: Float64, b: Float64) -> float:
+    """<a, b> of two vectors (M,).
+
+    >>> inner(np.array([1.0, 2.0]), np.array([3.0, 4.0]))
+    11.0
+    """
+    return ordered_sum(a * b)
+
+
+def times(matrix: Float64, vector: Float64) -> Float64:
+    """The product of a matrix (K, M) and a vector (M,), each entry summed from the first column to the last.
+
+    >>> times(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([10.0, 1.0])).tolist()
+    [12.0, 34.0]
+    """
+    total = np.zeros(len(matrix))
+    for column, factor in zip(matrix.T, vector, strict=True):
+        total = total + column * factor
+    return total
+
+
+def quadratic(matrix: Float64, vector: Float64) -> float:
+    """<v, G v>: with a Gram matrix G, the squared norm of a linear combination; at least 0, whatever rounding does.
+
+    >>> quadratic(np.array([[2.0, 0.0], [0.0, 3.0]]), np.array([1.0, 2.0]))
+    14.0
+    """
+    return max(inner(vector, times(matrix, vector)), 0.0)

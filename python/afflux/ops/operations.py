@@ -1,0 +1,259 @@
+"""The engine's calls: ingest, gram, apply, encode, decode and checksums."""
+
+from collections.abc import Sequence
+from math import sqrt
+from typing import NamedTuple
+
+import numpy as np
+
+from afflux import _engine
+from afflux.ops import codecs
+from afflux.ops.backends import threads
+from afflux.ops.codecs import Codec
+from afflux.ops.errors import AffluxError
+from afflux.ops.stages import (
+    Adaptive,
+    Array,
+    CachedDifference,
+    CachedMean,
+    Checksums,
+    Float64,
+    Memory,
+    Momentum,
+    Pass,
+    RowFacts,
+    Sgd,
+    Step,
+)
+
+
+class Ingested(NamedTuple):
+    """What one sweep over an update found."""
+
+    first_nonfinite: int | None  #: index of the first NaN or infinity; None if all values are finite
+    sum_of_squares: float  #: of the values written, in float64; a float64 slot's may overflow to +inf
+    min: float  #: over all values that are not NaN; +inf when there is none
+    max: float  #: likewise; -inf when there is none
+
+    @property
+    def norm(self) -> float:
+        """The Euclidean norm (IEEE square root, hence the same bits everywhere)."""
+        return sqrt(self.sum_of_squares)
+
+
+_NO_FACTS = RowFacts()
+
+
+def ingest(update: Array | Sequence[Array], slot: Array, *, num_threads: int = 1) -> Ingested:
+    """Slot = update; finds the first non-finite value, the sum of squares, min and max in the same sweep.
+
+    The parts of a list are laid one after the other, without a copy between, and the result is that of one long vector.
+    The slot is written even when values are not finite: whether to use it is the caller's decision. A value beyond the
+    slot's range counts as non-finite. bfloat16 is rounded from float32, and float64 to float32 before.
+
+    Args:
+        update: (d,), or a list or tuple of C-contiguous arrays of any shapes with d elements in all; float32, float64,
+            float16 or bfloat16, mixed as you like.
+        slot: (d,) float32, float64 or bfloat16, overwritten.
+        num_threads: at least 1; one by default, because many pushes may run at once.
+
+    Raises:
+        AffluxError: wrong shape, dtype or layout, read-only slot, or overlapping memory; nothing was written.
+        UnavailableError: an array on a device that this build does not serve.
+
+    Cost: each byte of the update read once, each of the slot written once.
+
+    >>> slot = np.empty(3, np.float32)
+    >>> ingest(np.array([3.0, -4.0, 0.0]), slot).norm
+    5.0
+    >>> ingest([np.array([[1, 2]], np.float16), np.array(7.0)], slot).max
+    7.0
+    >>> slot.tolist()
+    [1.0, 2.0, 7.0]
+    """
+    first, squares, low, high = _engine.ingest(update, slot, threads(num_threads))
+    return Ingested(None if first < 0 else first, squares, low, high)
+
+
+def gram(vectors: Sequence[Array], *, num_threads: int | None = None) -> Float64:
+    """G[i, j] = <vectors[i], vectors[j]> in float64: all that cosines, norms and clips need.
+
+    Args:
+        vectors: K vectors (d,), each float32, float64 or bfloat16; fastest where equal types are neighbours.
+        num_threads: at most so many; all CPUs of this process by default.
+
+    Returns:
+        (K, K) float64, symmetric.
+
+    Raises:
+        AffluxError: wrong shape, dtype or layout.
+
+    Cost: each vector is read once for K <= 64; larger K are done in panels of 64.
+
+    >>> gram([np.array([1, 2], np.float32), np.array([3, 4], np.float32)]).tolist()
+    [[5.0, 11.0], [11.0, 25.0]]
+    """
+    out = np.empty(len(vectors) ** 2, np.float64)
+    _engine.gram(vectors, out, threads(num_threads))
+    return out.reshape(len(vectors), len(vectors))
+
+
+def apply(
+    round: Pass,
+    *,
+    num_threads: int | None = None,
+    done: list[bool] | None = None,
+    checksums: list[Checksums] | None = None,
+) -> None:
+    """One server round in one sweep: combine -> calibrate -> step, tile by tile.
+
+    Everything is checked before anything is written.
+
+    Args:
+        round: what to do.
+        num_threads: at most so many; all CPUs of this process by default.
+        done: once the sweep was made, it is appended whether the direction was finite, which it is not where an update
+            that was read holds an infinity or a NaN, or where the sum overflows. A KeyboardInterrupt may be raised
+            between the sweep and the return of this function; the list then tells whether `out` was written.
+        checksums: likewise those of what was written are appended, taken in the same sweep.
+
+    Raises:
+        AffluxError: arguments that do not fit together, named in the message; nothing was written.
+        UnavailableError: an array on a device that this build does not serve.
+
+    Cost: reads M + 1 vectors and writes one. A cache adds M row reads, M row writes, and 8 d bytes read and written for
+    the sum; each state of the step and each memory adds one read and one write.
+
+    >>> from afflux.ops import Combine
+    >>> params = np.zeros(2, np.float32)
+    >>> updates = [np.array([1, 2], np.float32), np.array([3, 4], np.float32)]
+    >>> apply(Pass(params, params, Combine(updates, np.array([0.5, 0.5]))))
+    >>> params.tolist()
+    [2.0, 3.0]
+    """
+    _apply(round, threads(num_threads), done, checksums, dry=False)
+
+
+def check(round: Pass) -> None:
+    """Raises what `apply` would raise for this round; writes nothing.
+
+    >>> from afflux.ops import Combine
+    >>> check(Pass(np.zeros(2), np.zeros(3), Combine([], np.array([]))))
+    Traceback (most recent call last):
+    afflux._engine.AffluxError: [apply] out has 3 elements, expected 2
+    """
+    _apply(round, 1, None, None, dry=True)
+
+
+def _apply(
+    round: Pass, num_threads: int, done: list[bool] | None, checksums: list[Checksums] | None, *, dry: bool
+) -> None:
+    combine = round.combine
+    _engine.apply(
+        round.params,
+        round.out,
+        (combine.updates, combine.weights, combine.params_weight),
+        None if round.calibrate is None else _calibrate(round.calibrate),
+        _step(round.step, round.states, round.states_out),
+        None if round.memory is None else _memory(round.memory, len(combine.updates)),
+        num_threads,
+        done,
+        checksums,
+        dry,
+    )
+
+
+def _calibrate(
+    cache: CachedDifference | CachedMean,
+) -> tuple[
+    str,
+    Array,
+    Array | None,
+    int,
+    Sequence[Array | None],
+    Sequence[Array | None],
+    str | None,
+    Sequence[tuple[int, float, float]],
+    bool,
+]:
+    kind = "cached_mean" if isinstance(cache, CachedMean) else "cached_difference"
+    codec = None if cache.codec is None else cache.codec.name
+    places, rows = (cache.sum, cache.sum_out), (cache.rows, cache.new_rows)
+    return kind, *places, cache.num_clients, *rows, codec, cache.facts, cache.quantize_direction
+
+
+def _step(
+    step: Step, states: Sequence[Array], outs: Sequence[Array]
+) -> tuple[str, float, float, float, float, float, Sequence[Array], Sequence[Array]]:
+    match step:
+        case Sgd(lr):
+            return "sgd", lr, 0.0, 0.0, 0.0, 1.0, states, outs
+        case Momentum(lr, beta):
+            return "momentum", lr, beta, 0.0, 0.0, 1.0, states, outs
+        case Adaptive(kind, lr, beta1, beta2, epsilon, root_scale):
+            return kind, lr, beta1, beta2, epsilon, root_scale, states, outs
+
+
+def _memory(memory: Memory, count: int) -> tuple[Sequence[Array], Sequence[Array], Float64, Float64 | None]:
+    expected = len(memory.vectors), len(memory.vectors) + count
+    if memory.next is not None and memory.next.shape != expected:
+        raise AffluxError(f"[apply] memory.next has shape {memory.next.shape}, expected {expected}")
+    return memory.vectors, memory.outs, memory.weights, memory.next
+
+
+def row_bytes(size: int, *, codec: Codec | codecs.Name = codecs.float32) -> int:
+    """Bytes of one encoded row of `size` elements."""
+    return codecs.named(codec).row_bytes(size)
+
+
+def encode(
+    vector: Array,
+    row: Array,
+    *,
+    codec: Codec | codecs.Name = codecs.float32,
+    facts: RowFacts = _NO_FACTS,
+    num_threads: int = 1,
+) -> None:
+    """Row = vector, encoded; every byte of the row is written.
+
+    Args:
+        vector: (d,) float32, or float64 for codecs.float64; finite.
+        row: (row_bytes(d),) uint8, at an address that is a multiple of 8, or (d,) of the codec's type; overwritten.
+        codec: one of `afflux.codecs`.
+        facts: key, and for affine(scope="vector") the least and the largest element, such as `ingest` finds; what lies
+            beyond them becomes them.
+        num_threads: at least 1.
+
+    >>> vector, row = np.linspace(-1, 1, 5, dtype=np.float32), np.empty(row_bytes(5, codec=codecs.affine(8)), np.uint8)
+    >>> encode(vector, row, codec=codecs.affine(8), facts=RowFacts(key=7))
+    >>> decode(row, vector, codec=codecs.affine(8))
+    >>> bool(np.all(np.abs(vector - np.linspace(-1, 1, 5)) < 2 / 255))
+    True
+    """
+    _engine.encode(codecs.named(codec).name, vector, row, *facts, threads(num_threads))
+
+
+def decode(row: Array, vector: Array, *, codec: Codec | codecs.Name = codecs.float32, num_threads: int = 1) -> None:
+    """Vector = row, decoded. The vector, of the type that `encode` takes, is overwritten.
+
+    Raises:
+        AffluxError: also for a row whose head says another codec or size.
+    """
+    _engine.decode(codecs.named(codec).name, row, vector, threads(num_threads))
+
+
+def crc32c(data: Array, block: int, *, head: int = 0, num_threads: int = 1) -> bytes:
+    """The CRC-32C of each block of `block` bytes, the last one perhaps shorter: uint32 in native order.
+
+    Args:
+        data: any C-contiguous array with the buffer protocol.
+        block: bytes, at least 1.
+        head: bytes that come before the first block, as a block of their own, if there are some.
+        num_threads: at least 1.
+
+    Cost: each byte read once.
+
+    >>> crc32c(b"123456789", 9).hex(), len(crc32c(np.zeros(5, np.float32), 16))
+    ('839206e3', 8)
+    """
+    return _engine.crc32c(data, block, head, threads(num_threads))

@@ -1,0 +1,151 @@
+"""One server round as data: its stages combine, calibrate and step, and the `Pass` that `apply` carries out.
+
+Every vector is flat and contiguous; float64 is used inside.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from afflux.ops.codecs import Codec
+
+Array = object  # anything with the buffer protocol or __dlpack__; the engine checks it
+
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Combine:
+    """Stage 1: v = params_weight * params + sum_i weights[i] * updates[i].
+
+    The sum runs in the given order in float64. An update whose weight is 0 is not read.
+    """
+
+    updates: Sequence[Array]  #: M vectors (d,), all float32, all float64 or all bfloat16
+    weights: Float64  #: (M,) float64
+    params_weight: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Up to 4 vectors that the server keeps: their part in stage 1, and what becomes of them in the same sweep.
+
+    v = params_weight * params + sum_s weights[s] * vectors[s] + sum_i combine.weights[i] * updates[i], in this order.
+    Then, with the old values on the right, vectors[s] = sum_t next[s, t] * vectors[t] + sum_i next[s, R+i] *
+    updates[i], rounded once; the updates are the raw ones whatever the calibration. A vector whose coefficient in a
+    sum is 0 is not read for it. A vector whose row of `next` is 1 at itself and 0 elsewhere is not written.
+    """
+
+    vectors: Sequence[Array]  #: R vectors (d,) of the type of params, overwritten
+    weights: Float64  #: (R,) float64
+    next: Float64 | None = None  #: (R, R+M) float64, C-contiguous; None: the vectors stay
+    #: R vectors that take the new values, if `next` is given; each is vectors[s] itself or lies apart. Empty: in place
+    outs: Sequence[Array] = ()
+
+
+class RowFacts(NamedTuple):
+    """What a vector is encoded with."""
+
+    key: int = 0  #: of the random bits, 64 of them: another one for every row that is ever stored
+    low: float = 0.0  #: the least element, for affine(scope="vector")
+    high: float = 0.0  #: the largest
+
+
+@dataclass(frozen=True, slots=True)
+class _Cached:
+    """The clients' cached rows and their sum."""
+
+    sum: Array  #: (d,) float64, overwritten
+    num_clients: int
+    #: M rows, encoded: as (d,) of the codec's type if it has one, or their bytes as uint8; None: all zeros, not read
+    rows: Sequence[Array | None]
+    new_rows: Sequence[Array | None]  #: M rows, overwritten; None: the row is kept. May be rows[i] itself
+    codec: Codec | None = None  #: of all rows; None: float64 where the updates are float64, else float32
+    facts: "Sequence[RowFacts]" = ()  #: M, for codecs that are keyed: what each new row is encoded with
+    quantize_direction: bool = False  #: v uses the new row decoded in the place of the update
+    sum_out: Array | None = None  #: (d,) float64, takes the new sum, while `sum` is only read; None: in place
+
+
+@dataclass(frozen=True, slots=True)
+class CachedDifference(_Cached):
+    """Stage 2 of CA2FL (Algorithm 2): v += sum/num_clients + sum_i weights[i] * (updates[i] - rows[i]).
+
+    Replaces the weighted sum of stage 1; rows[i] is meant decoded. For each i with a new row: new_rows[i] = updates[i]
+    encoded, sum += new_rows[i] - rows[i], both decoded. `sum` is the float64 sum of all clients' rows, kept exact to
+    rounding; `sum` (or `sum_out`) and `new_rows` are overwritten.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class CachedMean(_Cached):
+    """Stage 2 of AFA-CS: first rows and sum as in CachedDifference, then v += sum/num_clients.
+
+    Replaces the weighted sum of stage 1, whose weights play no role; an update without a new row is not read. `sum`
+    and `new_rows` are overwritten.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Sgd:
+    """Stage 3: out = params + lr * v, rounded once to the type of out."""
+
+    lr: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Momentum:
+    """Stage 3: m = beta * m + v, out = params + lr * m. One state: m.
+
+    The step uses the float64 m, which is then rounded once to its type.
+    """
+
+    lr: float
+    beta: float = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptive:
+    """Stage 3: m = beta1 * m + (1-beta1) * d, out = params + lr * m / (sqrt(V) * root_scale + epsilon), d = direction.
+
+    | kind      | second moment                                    | V     | states      |
+    |-----------|--------------------------------------------------|-------|-------------|
+    | "adam"    | v = beta2 * v + (1-beta2) * d * d                | v     | m, v        |
+    | "amsgrad" | as adam; v_hat = max(v_hat, v)                   | v_hat | m, v, v_hat |
+    | "adagrad" | v = v + d * d                                    | v     | m, v        |
+    | "yogi"    | v = v - (1-beta2) * d * d * sign(v - d * d)      | v     | m, v        |
+
+    All in float64, from the states as they are stored; the step uses the unrounded m and V, then each is rounded once.
+    """
+
+    kind: Literal["adam", "amsgrad", "adagrad", "yogi"]
+    lr: float
+    beta1: float  #: 0 <= beta1 < 1
+    beta2: float  #: likewise; of no use to adagrad
+    epsilon: float  #: at least 0
+    root_scale: float = 1.0
+
+
+Step = Sgd | Momentum | Adaptive
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One server round as data. `out` may be `params` itself; other overlaps with what is written are refused."""
+
+    params: Array  #: (d,) float32 or float64, read
+    out: Array  #: (d,) of the same type, overwritten
+    combine: Combine
+    calibrate: CachedDifference | CachedMean | None = None
+    step: Step = field(default_factory=Sgd)
+    states: Sequence[Array] = ()  #: the step's vectors (d,) of the type of params, overwritten
+    memory: Memory | None = None
+    #: as many vectors that take the new states; each is states[i] itself or lies apart. Empty: in place
+    states_out: Sequence[Array] = ()
+
+
+#: CRC-32C of what a sweep has written, of each superblock as by `crc32c`: out, sum, each row (of its head first; empty:
+#: it was kept), the step's states, memories (none where they stay).
+Checksums = tuple[bytes, bytes, list[bytes], list[bytes], list[bytes]]

@@ -1,0 +1,126 @@
+"""Checks of arguments, for options, hyper-parameters and calls.
+
+A `Check` takes the operation or class that has the argument, the name of the argument, and the value. It returns the
+value as a plain Python object, also from NumPy's scalars, or raises `[operation] name is VALUE, must be ...`.
+"""
+
+import os
+from collections.abc import Callable
+from math import inf, nan
+from numbers import Integral, Real
+from pathlib import Path
+from typing import TypeGuard, TypeVar
+
+import numpy as np
+
+from afflux.ops.errors import AffluxError
+
+T = TypeVar("T")
+Check = Callable[[str, str, object], T]
+
+_INTS = (int, np.integer)
+#: Types of numbers that are arguments, Python's and NumPy's; bool is an int.
+NUMBERS = (float, int, np.integer, np.floating)
+
+
+def check_fields(part: object, check: Check[object], *names: str) -> None:
+    """In the __post_init__ of a frozen dataclass: replaces these fields by what the check returns."""
+    for name in names:
+        object.__setattr__(part, name, check(type(part).__name__, name, getattr(part, name)))
+
+
+def _number(words: str, fits: Callable[[float], bool]) -> Check[float]:
+    def check(part: str, name: str, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise AffluxError(f"[{part}] {name} is {value!r}, must be a number, {words}")
+        try:
+            number = float(value)
+        except OverflowError:
+            number = nan  # which fits nowhere
+        if not fits(number):
+            raise AffluxError(f"[{part}] {name} is {value!r}, must be {words}")
+        return number
+
+    return check
+
+
+finite = _number("finite", lambda x: -inf < x < inf)
+not_negative = _number("finite and not negative", lambda x: 0 <= x < inf)
+positive = _number("finite and positive", lambda x: 0 < x < inf)
+positive_or_inf = _number("positive", lambda x: x > 0)
+one_or_more = _number("at least 1 and finite", lambda x: 1 <= x < inf)
+less_than_one = _number("at least 0 and less than 1", lambda x: 0 <= x < 1)
+one_or_less = _number("between 0 and 1", lambda x: 0 <= x <= 1)
+
+
+def integer(least: int) -> Check[int]:
+    """An int of at least `least`."""
+
+    def check(part: str, name: str, value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+            raise AffluxError(f"[{part}] {name} is {value!r}, must be an int of at least {least}")
+        return int(value)
+
+    return check
+
+
+def flag(part: str, name: str, value: object) -> bool:
+    """True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise AffluxError(f"[{part}] {name} is {value!r}, must be True or False")
+    return bool(value)
+
+
+def one_of(*known: str | None) -> Check[str | None]:
+    """One of several words, at least two; None may be among them."""
+    *most, last = map(repr, known)
+
+    def check(part: str, name: str, value: object) -> str | None:
+        if not (value is None or isinstance(value, str)) or value not in known:
+            raise AffluxError(f"[{part}] {name} is {value!r}, must be {', '.join(most)} or {last}")
+        return value
+
+    return check
+
+
+def optional(check: Check[T]) -> Check[T | None]:
+    """None, or what the check allows."""
+    return lambda part, name, value: None if value is None else check(part, name, value)
+
+
+def is_function(value: object) -> bool:
+    """Something to call with facts: an object that can be called, and not the class of such objects."""
+    return callable(value) and not isinstance(value, type)
+
+
+def is_int(value: object) -> TypeGuard[int]:
+    """Python's or NumPy's, and no bool."""
+    return type(value) is int or (isinstance(value, _INTS) and not isinstance(value, bool))
+
+
+def brief(value: object) -> str:
+    """For an error: the value, or its type where that would take lines."""
+    text = repr(value)
+    return text if len(text) <= 80 and "\n" not in text else f"of type {type(value).__name__}"
+
+
+def path_of(op: str, name: str, value: object) -> Path:
+    """A path that a caller gave."""
+    try:
+        path = Path(value)  # type: ignore[arg-type]
+        if b"\0" not in os.fsencode(path):
+            return path
+    except (TypeError, UnicodeEncodeError):
+        pass
+    raise AffluxError(f"[{op}] {name} is {brief(value)}, must be a folder's path: a str or a Path")
+
+
+def plain_id(client_id: object, op: str = "push") -> int | str:
+    """The client id as Python's int or str, also from NumPy's."""
+    if isinstance(client_id, str):
+        return str(client_id)
+    if is_int(client_id):
+        if not -(2**63) <= client_id < 2**63:
+            raise AffluxError(f"[{op}] client_id {client_id} does not fit into 64 bits")
+        return int(client_id)
+    raise AffluxError(f"[{op}] client_id is {brief(client_id)}, must be an int or a str")
