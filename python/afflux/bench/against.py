@@ -28,7 +28,7 @@ from afflux.bench.row import Asked, Row
 from afflux.bench.run import QUICK_REPEATS, choose, chosen_rows, notes_on_load, planned
 from afflux.bench.session import check_room, measure_all, progress
 from afflux.bench.tables import Printed
-from afflux.errors import UnavailableError
+from afflux.ops.errors import UnavailableError
 
 DEFAULT_ROWS = "ingest,gram,fedbuff,fedbuff-bf16,ca2fl,fadas,wkafl,mf-ca2fl,push,streaming"
 REPEATS = 30
