@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import comb
 from pathlib import Path
-from statistics import median, quantiles
 from typing import Any
 
 import numpy as np
@@ -72,7 +71,6 @@ def verdict(interval: tuple[float, float] | None) -> str:
 def line_of(case: Case, row: Row, pair: Pair) -> dict[str, Any]:
     """The figures of a pair, ready for JSON and tables."""
     ratios, interval = pair.ratios, interval_of_median(pair.ratios)
-    low, _, high = quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
     by = pair.new.by
     return {
         "operation": row.name,
@@ -81,18 +79,17 @@ def line_of(case: Case, row: Row, pair: Pair) -> dict[str, Any]:
         **asdict(case),
         "old": report.figures(pair.old),
         "new": report.figures(pair.new),
-        "ratio": median(ratios),
-        "ratio_quartiles": [low, high],
-        "ratio_of_minima": min(pair.new.seconds) / min(pair.old.seconds),
-        "ratio_interval": interval,
+        "ratio": report.summary(ratios)
+        | {"interval": interval and dict(zip(("low", "high"), interval, strict=True))}
+        | {"of_minima": min(pair.new.seconds) / min(pair.old.seconds)},
         "verdict": verdict(interval),
         "same_bits": pair.same_bits,
         "errors": {"old": pair.old.errors, "new": pair.new.errors},
     }
 
 
-def spread(low_and_high: Sequence[float] | None) -> str:
-    return "" if low_and_high is None else " .. ".join(f"{value:.3f}" for value in low_and_high)
+def spread(low: float, high: float) -> str:
+    return f"{low:.3f} .. {high:.3f}"
 
 
 COLUMNS = (
@@ -100,10 +97,13 @@ COLUMNS = (
     number("M", "m", "_d"),
     Column("old ms", lambda line: milliseconds(line["old"]["median"])),
     Column("new ms", lambda line: milliseconds(line["new"]["median"])),
-    number("new / old", "ratio", ".3f"),
-    Column("its quartiles", lambda line: spread(line["ratio_quartiles"])),
-    Column(f"{100 * CONFIDENCE:.0f} % interval", lambda line: spread(line["ratio_interval"])),
-    number("of the minima", "ratio_of_minima", ".3f"),
+    Column("new / old", lambda line: f"{line['ratio']['median']:.3f}"),
+    Column("its quartiles", lambda line: spread(line["ratio"]["lower_quartile"], line["ratio"]["upper_quartile"])),
+    Column(
+        f"{100 * CONFIDENCE:.0f} % interval",
+        lambda line: spread(**line["ratio"]["interval"]) if line["ratio"]["interval"] else "",
+    ),
+    Column("of the minima", lambda line: f"{line['ratio']['of_minima']:.3f}"),
     Column("new is", lambda line: line["verdict"]),
     Column("bits", lambda line: "same" if line["same_bits"] else "DIFFERENT"),
 )

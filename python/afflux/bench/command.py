@@ -43,12 +43,15 @@ def bench(
     sets: Annotated[int, typer.Option(min=2, help="Input sets that take turns.")] = 2,
     compiled: Annotated[bool, typer.Option("--compile", help="Also torch.compile; it needs a C++ compiler.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Small vectors, 3 repeats: a trial.")] = False,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", dir_okay=False, help="Everything, samples included.")
-    ] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="All figures.")] = None,
     markdown_path: Annotated[Path | None, typer.Option("--markdown", dir_okay=False, help="The tables.")] = None,
     picture_path: Annotated[Path | None, typer.Option("--picture", dir_okay=False, help="The bars, as a PNG.")] = None,
-    folder: Annotated[Path | None, typer.Option("--out", file_okay=False, help="All three, into this folder.")] = None,
+    samples: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="The JSON with every sample; compressed as FILE.json.gz.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", file_okay=False, help="JSON, tables and bars, into this folder.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda: its own rows, of which -d and --repeats count.")] = "cpu",
     against: Annotated[
         Path | None, typer.Option(exists=True, help="An older build to compare with: _engine*.so, or its checkout.")
@@ -58,7 +61,7 @@ def bench(
     """Time the engine's operations (see HELP)."""
     from afflux.bench.files import Files
 
-    files = Files(json_path, markdown_path, picture_path, folder)
+    files = Files(json_path, markdown_path, picture_path, samples, folder)
     if against:
         if refused := [name for name, given in (("--compile", compiled), ("--picture", picture_path)) if given]:
             raise typer.BadParameter(f"does not go with {', '.join(refused)}", param_hint="--against")

@@ -5,7 +5,6 @@ python -m afflux.bench.cuda [-h] [--out FOLDER] [d ...]      without typer and r
 """
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -25,6 +24,7 @@ from afflux.bench.fedbuff import FEDBUFF
 from afflux.bench.gram import GRAM
 from afflux.bench.ingest import INGEST
 from afflux.bench.inputs import Case, Inputs
+from afflux.bench.json_text import to_json, without_samples
 from afflux.bench.measure import Timed, entrant, measure
 from afflux.bench.mf_ca2fl import MF_CA2FL
 from afflux.bench.place import Gpu
@@ -231,7 +231,7 @@ def main() -> None:
     if asked.out:
         asked.out.mkdir(exist_ok=True, parents=True)
         (asked.out / "bench.md").write_text(text, encoding="utf-8")
-        (asked.out / "bench.json").write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
+        (asked.out / "bench.json").write_text(to_json(without_samples(out)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Where the results of a run go: JSON, Markdown and pictures, each to its own file or all into one folder."""
 
+import gzip
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 import typer
 
 from afflux.bench import tables
+from afflux.bench.json_text import to_json, without_samples
 from afflux.bench.row import Row
 
 
@@ -17,11 +19,12 @@ class Files:
     json: Path | None = None
     markdown: Path | None = None
     picture: Path | None = None
-    folder: Path | None = None  #: all of them, under names of their own; made if it is not there
+    samples: Path | None = None  #: the JSON with every sample in it
+    folder: Path | None = None  #: the first three, under names of their own; made if it is not there
 
     def check(self) -> None:
         """Before the run, not after it."""
-        for path in (self.json, self.markdown, self.picture, self.folder):
+        for path in (self.json, self.markdown, self.picture, self.samples, self.folder):
             if path and not path.absolute().parent.is_dir():
                 raise typer.BadParameter(f"there is no folder for {path}")
         if self.picture or self.folder:
@@ -37,7 +40,10 @@ class Files:
             inside = (self.folder / name for name in ("bench.json", "bench.md", "bench.png"))
             Files(*inside).write(out, markdown, draw)
         if self.json:
-            self.json.write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
+            self.json.write_text(to_json(without_samples(out)), encoding="utf-8")
+        if self.samples:
+            text = json.dumps(out).encode()
+            self.samples.write_bytes(gzip.compress(text) if self.samples.suffix == ".gz" else text)
         if self.markdown:
             self.markdown.write_text(markdown, encoding="utf-8")
         if self.picture and draw:

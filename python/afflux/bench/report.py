@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict
+from statistics import quantiles
 from typing import Any
 
 from afflux.bench import limit, machine
@@ -12,8 +13,20 @@ from afflux.bench.measure import Timed
 from afflux.bench.row import Row
 from afflux.bench.streams import kind, spoken
 
-FORMAT = 3
+FORMAT = 4
 LEVEL = 0.99  #: of our time: less is faster
+
+
+def summary(seconds: list[float]) -> dict[str, float]:
+    lower, median, upper = quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else seconds * 3
+    return {
+        "median": median,
+        "min": min(seconds),
+        "lower_quartile": lower,
+        "upper_quartile": upper,
+        "max": max(seconds),
+        "samples": len(seconds),
+    }
 
 
 def figures(timed: Timed) -> Line:
@@ -21,9 +34,7 @@ def figures(timed: Timed) -> Line:
         "name": timed.name,
         "what": timed.what,
         "bytes": timed.bytes,
-        "median": timed.median,
-        "min": min(timed.seconds),
-        "max": max(timed.seconds),
+        **summary(timed.seconds),
         "gbps": timed.gbps,
         "laps": timed.laps,
         "seconds": timed.seconds,
