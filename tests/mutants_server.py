@@ -20,7 +20,7 @@ SERVER = {
         "test_models.py",
     ),
     "server: a failing rule loses the buffer": (
-        "python/afflux/rounds.py",
+        "python/afflux/server/aggregator.py",
         "        sealed = prepare(self._rule",
         "        self._joins.book = self._joins.book._replace(filled=0)\n        sealed = prepare(self._rule",
         "test_server.py",
@@ -62,7 +62,7 @@ SERVER = {
         "test_store_commits.py",
     ),
     "store: a push does not wait for its row": (
-        "python/afflux/server.py",
+        "python/afflux/server/server.py",
         "                ticket.stage = fetch()\n",
         "                pass\n",
         "test_store_errors.py",
@@ -128,7 +128,7 @@ SERVER = {
         "test_streaming.py",
     ),
     "streaming: a round does not wait for the terms before it": (
-        "python/afflux/rounds.py",
+        "python/afflux/server/aggregator.py",
         "joins.book.unfinished:",
         "joins.book.round is not None:",
         "test_streaming_threads.py",

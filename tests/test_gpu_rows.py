@@ -10,9 +10,9 @@ import afflux.aggregation.cache.staging
 from afflux import AffluxError, BusyError, Server, StoreError, UnavailableError
 from afflux.arrays.gpu import device_of
 from afflux.arrays.interop import on_host as to_numpy
-from afflux.intake import Intake
-from afflux.plan import plan
 from afflux.rules import afa_cs, ca2fl, fadas, fedbuff, mf_ca2fl, wkafl
+from afflux.server.inputs import InputAdapter
+from afflux.server.plan import plan
 from afflux.store import check
 from afflux.store.segments import Segments
 from conftest import bits
@@ -194,7 +194,7 @@ def run(*call):
 def test_a_row_that_a_round_replaces_while_its_client_pushes(kept, moved, monkeypatch):
     """The copy that was begun before is of an older version."""
     here, there = made(ca2fl(buffer_size=M), np.array), made(ca2fl(buffer_size=M), moved, **kept)
-    ingest, late = Intake.ingest, []
+    ingest, late = InputAdapter.ingest, []
 
     def pushes(server, start, *clients):
         for client in clients:
@@ -208,7 +208,7 @@ def test_a_row_that_a_round_replaces_while_its_client_pushes(kept, moved, monkey
     for server in (here, there):
         pushes_at = [server.push(client, vector(client), version=0) for client in range(M)]
         assert pushes_at[-1].version == 1
-    monkeypatch.setattr(Intake, "ingest", held_up)
+    monkeypatch.setattr(InputAdapter, "ingest", held_up)
     late.append((10, 0, 1, 2))
     pushes(there, 20, 1)
     for order in ((10, 0, 1, 2), (20, 1)):

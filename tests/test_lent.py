@@ -303,8 +303,8 @@ def test_a_tensor_whose_memory_is_exchanged(change, refused, name):
 
 def test_a_round_that_somebody_keeps_holds_no_vectors(monkeypatch):
     kept, server = [], made()
-    prepare = afflux.rounds.prepare
-    monkeypatch.setattr(afflux.rounds, "prepare", lambda *args: kept.append(prepare(*args)) or kept[-1])
+    prepare = afflux.server.aggregator.prepare
+    monkeypatch.setattr(afflux.server.aggregator, "prepare", lambda *args: kept.append(prepare(*args)) or kept[-1])
     vector, alive = watched()
     server.push(0, vector, version=0, copy=False)
     del vector

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from afflux import AffluxError, Server, store
 from afflux.cli import app
-from afflux.plan import fitted, plan
 from afflux.rules import RULES, ca2fl, fadas, fedbuff, gsgm
+from afflux.server.plan import fitted, plan
 from afflux.store.lock import promises_space
 from conftest import ready
 from variants import VARIANTS, make

@@ -50,7 +50,7 @@ def plan(
 ) -> None:
     """Print bytes by part (see HELP)."""
     with friendly():
-        from afflux import plan as planned
+        from afflux.server import plan as planned
 
         (spec,) = specs_of([rule], buffer_size=buffer, codec=codec)
         built, limits = spec.build(), dict[str, Any]()

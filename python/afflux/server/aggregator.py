@@ -13,9 +13,9 @@ from afflux.aggregation.round import Round, prepare
 from afflux.aggregation.streaming import MOST_SQUARES, Streaming, Term, Total
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.pools import Slot, Slots, Versions
-from afflux.gate import Gate
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Rule
+from afflux.server.concurrency import Gate
 from afflux.store.folder import Store
 
 

@@ -18,7 +18,7 @@ from afflux.rules.rule import Float64, Kind
 
 
 @dataclass(frozen=True, slots=True)
-class Intake:
+class InputAdapter:
     """How one server takes vectors in."""
 
     kind: Kind
@@ -30,7 +30,7 @@ class Intake:
     @classmethod
     def of(
         cls, params: "ops.Array | Tree", kind: Kind, num_threads: int
-    ) -> "tuple[Intake, ops.Array | list[ops.Array]]":
+    ) -> "tuple[InputAdapter, ops.Array | list[ops.Array]]":
         """For vectors like `params`, where these lie; and the parts of params."""
         if is_tree(params):
             layout = Layout.of(params)

@@ -15,8 +15,8 @@ from afflux.aggregation.reports import Pulled
 from afflux.arrays.devices import HOST
 from afflux.arrays.pools import Versions
 from afflux.ops.errors import AffluxError, StoreError
+from afflux.server.view import View
 from afflux.store.folder import Durability, Store
-from afflux.view import View
 
 
 class Keep(View):

@@ -11,11 +11,11 @@ from afflux.aggregation.streaming import Streaming
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.layout import Layout, Tree
 from afflux.arrays.pools import Slots, Vector, Versions
-from afflux.gate import Gate
-from afflux.intake import Intake
 from afflux.ops.errors import AffluxError
-from afflux.rounds import Rounds
 from afflux.rules.rule import Rule
+from afflux.server.aggregator import Rounds
+from afflux.server.concurrency import Gate
+from afflux.server.inputs import InputAdapter
 
 
 class View:
@@ -25,7 +25,7 @@ class View:
     _device: Device
     _dtype: str
     _gate: Gate
-    _intake: Intake
+    _intake: InputAdapter
     _joins: Admission
     _rounds: Rounds
     _slots: Slots

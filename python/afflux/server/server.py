@@ -29,13 +29,13 @@ from afflux.arrays.devices import HOST
 from afflux.arrays.gpu import device_of
 from afflux.arrays.layout import Tree
 from afflux.arrays.pools import Slot, Slots, Versions
-from afflux.intake import Intake
-from afflux.keep import Keep
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import NUMBERS, brief, integer, is_int, one_of, optional, path_of, plain_id
-from afflux.plan import fitted
-from afflux.rounds import Rounds, Ticket
 from afflux.rules.rule import ClientId, Rule
+from afflux.server.aggregator import Rounds, Ticket
+from afflux.server.inputs import InputAdapter
+from afflux.server.persistence import Keep
+from afflux.server.plan import fitted
 from afflux.store.folder import Durability, Every, Store
 from afflux.store.lock import promises_space
 
@@ -174,7 +174,7 @@ class Server(Keep):
         self.rule = rule
         self.num_threads = ops.threads(num_threads)
         self._quarantine = quarantine
-        self._intake, parts = Intake.of(params, rule.kind, push_threads)
+        self._intake, parts = InputAdapter.of(params, rule.kind, push_threads)
         self._device = self._intake.device
         size = self._intake.size
         refuse_places(rule, rows_on, self._device, store=store is not None, check_versions=check_versions)
