@@ -17,9 +17,10 @@ pytest.importorskip("rich")
 typer = pytest.importorskip("typer")
 pytest.importorskip("torch")
 
-from afflux.bench import against, builds, command, inputs, row  # noqa: E402
+from afflux.bench import against, builds, command  # noqa: E402
 from afflux.bench.fedbuff import FEDBUFF  # noqa: E402
 from afflux.bench.measure import Timed, measure_groups  # noqa: E402
+from afflux.bench.spec import inputs, row  # noqa: E402
 from afflux.bench.streaming import STREAMING  # noqa: E402
 
 ENGINE = Path(_engine.__file__)
@@ -84,14 +85,14 @@ def test_two_builds_in_one_process(checkout):
 
 def test_what_a_function_imports_later_is_of_its_own_build(checkout):
     with in_copy(checkout, rules).open("a", encoding="utf-8") as file:
-        file.write("\n\ndef late():\n    from afflux.bench import row\n    return row\n")
+        file.write("\n\ndef late():\n    from afflux.bench.spec import row\n    return row\n")
     old = builds.load(checkout)
-    assert "afflux.bench.row" not in old.modules
+    assert "afflux.bench.spec.row" not in old.modules
     with old.active():
         late = old.module("rules").late()
     assert Path(late.__file__) == in_copy(checkout, row)
-    assert late is old.module("bench.row")
-    assert sys.modules["afflux.bench.row"] is row
+    assert late is old.module("bench.spec.row")
+    assert sys.modules["afflux.bench.spec.row"] is row
 
 
 def test_a_build_that_cannot_be_loaded_says_why(checkout):

@@ -16,16 +16,17 @@ import numpy as np
 import typer
 
 from afflux import ops
-from afflux.bench import baselines, builds, inputs, machine, report, tables
+from afflux.bench import baselines, builds, machine, report, tables
 from afflux.bench.builds import Build
-from afflux.bench.columns import Column, milliseconds, number
-from afflux.bench.contender import Contender
 from afflux.bench.files import Files
-from afflux.bench.inputs import Case
 from afflux.bench.measure import Timed, entrant
-from afflux.bench.row import Asked, Row
 from afflux.bench.run import QUICK_REPEATS, choose, chosen_rows, notes_on_load, planned
 from afflux.bench.session import check_room, measure_all, progress
+from afflux.bench.spec import inputs
+from afflux.bench.spec.columns import Column, milliseconds, number
+from afflux.bench.spec.contender import Contender
+from afflux.bench.spec.inputs import Case
+from afflux.bench.spec.row import Asked, Row
 from afflux.bench.tables import Printed
 from afflux.ops.errors import UnavailableError
 

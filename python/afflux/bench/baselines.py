@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from afflux.bench.contender import Arrays, Contender, Round, nothing
-from afflux.bench.inputs import LR, Inputs
-from afflux.bench.place import Host, Vector, as_tensor
+from afflux.bench.spec.arrays import Host, Vector, as_tensor
+from afflux.bench.spec.contender import Arrays, Contender, Round, nothing
+from afflux.bench.spec.inputs import LR, Inputs
 
 torch: Any  # a baseline, not a dependency: None where it is not installed
 try:

@@ -9,13 +9,13 @@ import numpy.typing as npt
 from afflux import _engine, ops
 from afflux.bench import fedbuff
 from afflux.bench.baselines import Tensor, torch
-from afflux.bench.columns import ERROR, ROLE, TIME, TIMES_OURS, ULP, Line, number
-from afflux.bench.contender import Arrays, Contender, Round, ends
-from afflux.bench.inputs import LR, Float32, Inputs
 from afflux.bench.measure import CHECKED
-from afflux.bench.place import HOST
-from afflux.bench.row import Exact, Row, one_case
-from afflux.bench.streams import Streams, Traffic
+from afflux.bench.spec.arrays import HOST
+from afflux.bench.spec.columns import ERROR, ROLE, TIME, TIMES_OURS, ULP, Line, number
+from afflux.bench.spec.contender import Arrays, Contender, Round, ends
+from afflux.bench.spec.inputs import LR, Float32, Inputs
+from afflux.bench.spec.row import Exact, Row, one_case
+from afflux.bench.spec.streams import Streams, Traffic
 
 Bits = npt.NDArray[np.uint16]  # NumPy has no bfloat16
 

@@ -4,10 +4,10 @@ import numpy as np
 
 from afflux import ops
 from afflux.bench import baselines
-from afflux.bench.contender import Arrays, Contender, Round
-from afflux.bench.inputs import LR, Inputs
-from afflux.bench.row import Exact, Row, one_case
-from afflux.bench.streams import Streams, Traffic
+from afflux.bench.spec.contender import Arrays, Contender, Round
+from afflux.bench.spec.inputs import LR, Inputs
+from afflux.bench.spec.row import Exact, Row, one_case
+from afflux.bench.spec.streams import Streams, Traffic
 
 
 def traffic(m: int) -> Traffic:

@@ -15,22 +15,23 @@ import numpy as np
 
 from afflux import ops
 from afflux.arrays.interop import on_host
-from afflux.bench import in_cupy, inputs, machine, report, tables
+from afflux.bench import in_cupy, machine, report, tables
 from afflux.bench.baselines import torch
 from afflux.bench.ca2fl import CA2FL
-from afflux.bench.contender import Contender, Round
 from afflux.bench.fadas import FADAS
 from afflux.bench.fedbuff import FEDBUFF
 from afflux.bench.gram import GRAM
 from afflux.bench.ingest import INGEST
-from afflux.bench.inputs import Case, Inputs
 from afflux.bench.json_text import to_json, without_samples
 from afflux.bench.measure import Timed, entrant, measure
 from afflux.bench.mf_ca2fl import MF_CA2FL
-from afflux.bench.place import Gpu
 from afflux.bench.probes import COPIED, TORCH
-from afflux.bench.row import Row
-from afflux.bench.streams import moved
+from afflux.bench.spec import inputs
+from afflux.bench.spec.arrays import Gpu
+from afflux.bench.spec.contender import Contender, Round
+from afflux.bench.spec.inputs import Case, Inputs
+from afflux.bench.spec.row import Row
+from afflux.bench.spec.streams import moved
 from afflux.bench.wkafl import WKAFL
 
 D, SMALL, M = 100_000_000, 10_000, 10

@@ -11,11 +11,11 @@ import numpy as np
 
 from afflux import ops
 from afflux.bench.baselines import Formula, Hand, Tensor, torch, vectors
-from afflux.bench.contender import Arrays, Contender, Round
-from afflux.bench.inputs import LR, Inputs
-from afflux.bench.place import Vector, as_tensor
-from afflux.bench.row import Exact, Row, one_case
-from afflux.bench.streams import Streams
+from afflux.bench.spec.arrays import Vector, as_tensor
+from afflux.bench.spec.contender import Arrays, Contender, Round
+from afflux.bench.spec.inputs import LR, Inputs
+from afflux.bench.spec.row import Exact, Row, one_case
+from afflux.bench.spec.streams import Streams
 from afflux.rules.presets.fadas import BETA1, BETA2, EPSILON
 
 #: What a round reads beside the updates, and what it gives.

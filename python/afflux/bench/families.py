@@ -8,10 +8,10 @@ from itertools import count, islice, product
 from math import ceil
 
 from afflux.bench import machine, native
-from afflux.bench.inputs import Case, Float32, Inputs
 from afflux.bench.measure import Timed
 from afflux.bench.native import MOST_GROUP, Placed, Variant
-from afflux.bench.streams import Streams, Traffic, moved, spoken
+from afflux.bench.spec.inputs import Case, Float32, Inputs
+from afflux.bench.spec.streams import Streams, Traffic, moved, spoken
 
 AHEAD = (0, 256, 512, 1024, 2048, 4096)
 TILES = (256, 1024, 4096)

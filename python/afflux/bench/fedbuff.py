@@ -7,11 +7,11 @@ import numpy as np
 
 from afflux import ops
 from afflux.bench import baselines, machine
-from afflux.bench.columns import BY_D, BY_M, ERROR, ROLE, TIME, TIMES_OURS, ULP, Column, Line, number
-from afflux.bench.contender import Arrays, Contender, Round
-from afflux.bench.inputs import LR, Case, Float32, Inputs
-from afflux.bench.row import QUICK_D, Asked, D, Exact, Row, one_case
-from afflux.bench.streams import Streams, Traffic, moved
+from afflux.bench.spec.columns import BY_D, BY_M, ERROR, ROLE, TIME, TIMES_OURS, ULP, Column, Line, number
+from afflux.bench.spec.contender import Arrays, Contender, Round
+from afflux.bench.spec.inputs import LR, Case, Float32, Inputs
+from afflux.bench.spec.row import QUICK_D, Asked, D, Exact, Row, one_case
+from afflux.bench.spec.streams import Streams, Traffic, moved
 
 
 def traffic(m: int) -> Traffic:

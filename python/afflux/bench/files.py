@@ -11,7 +11,7 @@ import typer
 
 from afflux.bench import tables
 from afflux.bench.json_text import to_json, without_samples
-from afflux.bench.row import Row
+from afflux.bench.spec.row import Row
 
 
 @dataclass(frozen=True)

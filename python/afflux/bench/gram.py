@@ -8,12 +8,12 @@ import numpy as np
 from afflux import ops
 from afflux.arrays.interop import on_host
 from afflux.bench.baselines import Hand, Tensor, torch, vectors
-from afflux.bench.columns import ROLE, TIME, TIMES_OURS, Column
-from afflux.bench.contender import REST_OF_OPENBLAS, Arrays, Contender, Round
-from afflux.bench.inputs import Inputs
-from afflux.bench.place import Vector, as_numpy, as_tensor
-from afflux.bench.row import Exact, Row, one_case
-from afflux.bench.streams import Streams
+from afflux.bench.spec.arrays import Vector, as_numpy, as_tensor
+from afflux.bench.spec.columns import ROLE, TIME, TIMES_OURS, Column
+from afflux.bench.spec.contender import REST_OF_OPENBLAS, Arrays, Contender, Round
+from afflux.bench.spec.inputs import Inputs
+from afflux.bench.spec.row import Exact, Row, one_case
+from afflux.bench.spec.streams import Streams
 
 
 def slices(d: int, m: int) -> list[slice]:

@@ -5,9 +5,9 @@ from functools import partial
 
 from afflux.bench import baselines, fadas, gram, mf_ca2fl, wkafl
 from afflux.bench.baselines import Tensor, vectors
-from afflux.bench.contender import Contender, Round
-from afflux.bench.inputs import Inputs
-from afflux.bench.place import as_cupy
+from afflux.bench.spec.arrays import as_cupy
+from afflux.bench.spec.contender import Contender, Round
+from afflux.bench.spec.inputs import Inputs
 
 
 def adaptive(params: Tensor, updates: list[Tensor], *states: Tensor) -> list[Tensor]:

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 
 from afflux.bench import baselines, push
-from afflux.bench.columns import ROLE, TIME, TIMES_OURS
-from afflux.bench.contender import REST_OF_OPENBLAS, Contender, Round
-from afflux.bench.inputs import Case, Float32, Inputs
-from afflux.bench.place import as_tensor
 from afflux.bench.probes import threaded
-from afflux.bench.row import Asked, Row, one_case
-from afflux.bench.streams import Streams
+from afflux.bench.spec.arrays import as_tensor
+from afflux.bench.spec.columns import ROLE, TIME, TIMES_OURS
+from afflux.bench.spec.contender import REST_OF_OPENBLAS, Contender, Round
+from afflux.bench.spec.inputs import Case, Float32, Inputs
+from afflux.bench.spec.row import Asked, Row, one_case
+from afflux.bench.spec.streams import Streams
 
 
 def one_vector(asked: Asked) -> list[Case]:

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from afflux.bench.measure import Timed
-from afflux.bench.row import Row
-from afflux.bench.streams import Traffic, kind
+from afflux.bench.spec.row import Row
+from afflux.bench.spec.streams import Traffic, kind
 
 
 @dataclass(frozen=True)

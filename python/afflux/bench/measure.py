@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from afflux.arrays.interop import on_host
-from afflux.bench.contender import REST, Arrays, Contender, Round, ends, unprepared
-from afflux.bench.inputs import Case, Inputs
-from afflux.bench.place import Vector
-from afflux.bench.row import Row
-from afflux.bench.streams import Traffic, moved
+from afflux.bench.spec.arrays import Vector
+from afflux.bench.spec.contender import REST, Arrays, Contender, Round, ends, unprepared
+from afflux.bench.spec.inputs import Case, Inputs
+from afflux.bench.spec.row import Row
+from afflux.bench.spec.streams import Traffic, moved
 
 #: Elements at each end of the vectors that are compared with float64, and the most of all M together.
 CHECKED, CHECKED_OF_ALL = 2**19, 2**23

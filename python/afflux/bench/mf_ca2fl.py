@@ -8,13 +8,13 @@ import numpy as np
 
 from afflux import ops
 from afflux.bench.baselines import Hand, Tensor, torch, vectors
-from afflux.bench.columns import TIMED, Column
-from afflux.bench.contender import Arrays, Contender, Round, ends
-from afflux.bench.inputs import LR, Inputs
 from afflux.bench.measure import CHECKED
-from afflux.bench.place import as_tensor
-from afflux.bench.row import Exact, Row, one_case
-from afflux.bench.streams import Streams, Traffic
+from afflux.bench.spec.arrays import as_tensor
+from afflux.bench.spec.columns import TIMED, Column
+from afflux.bench.spec.contender import Arrays, Contender, Round, ends
+from afflux.bench.spec.inputs import LR, Inputs
+from afflux.bench.spec.row import Exact, Row, one_case
+from afflux.bench.spec.streams import Streams, Traffic
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec
 

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from afflux.bench.columns import Line
 from afflux.bench.report import lines_of
-from afflux.bench.row import Row
+from afflux.bench.spec.columns import Line
+from afflux.bench.spec.row import Row
 
 COLOURS = {"afflux": "#0b6e4f", "torch best": "#e08e45", "torch plain": "#a9a296", "best peer": "#7a6ff0"}
 ROLES = {"torch best": "best", "torch plain": "plain", "best peer": "peer"}

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from afflux.bench import baselines
-from afflux.bench.inputs import Inputs
-from afflux.bench.streams import Streams, Traffic
+from afflux.bench.spec.inputs import Inputs
+from afflux.bench.spec.streams import Streams, Traffic
 
 #: Vectors that the copying probes write, at most: enough that they are not in the cache.
 COPIED = 4

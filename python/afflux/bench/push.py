@@ -14,12 +14,12 @@ from afflux import Server, ops
 from afflux.arrays.interop import on_host
 from afflux.bench import baselines, machine
 from afflux.bench.baselines import Hand
-from afflux.bench.columns import SPEED, Column, Line, number
-from afflux.bench.contender import REST_OF_OPENBLAS, Arrays, Contender, Round
-from afflux.bench.inputs import Case, Float32, Float64, Inputs
-from afflux.bench.place import Vector, as_numpy, as_tensor
-from afflux.bench.row import Asked, Exact, Row
-from afflux.bench.streams import Streams
+from afflux.bench.spec.arrays import Vector, as_numpy, as_tensor
+from afflux.bench.spec.columns import SPEED, Column, Line, number
+from afflux.bench.spec.contender import REST_OF_OPENBLAS, Arrays, Contender, Round
+from afflux.bench.spec.inputs import Case, Float32, Float64, Inputs
+from afflux.bench.spec.row import Asked, Exact, Row
+from afflux.bench.spec.streams import Streams
 from afflux.rules.presets.fedbuff import fedbuff
 
 FEW, MANY = 64, 4096  #: pushes a sample, when everything lies in the cache and at most

@@ -6,12 +6,12 @@ from statistics import quantiles
 from typing import Any
 
 from afflux.bench import limit, machine
-from afflux.bench.columns import Line
-from afflux.bench.inputs import Case
 from afflux.bench.limit import Limit
 from afflux.bench.measure import Timed
-from afflux.bench.row import Row
-from afflux.bench.streams import kind, spoken
+from afflux.bench.spec.columns import Line
+from afflux.bench.spec.inputs import Case
+from afflux.bench.spec.row import Row
+from afflux.bench.spec.streams import kind, spoken
 
 FORMAT = 4
 LEVEL = 0.99  #: of our time: less is faster

@@ -9,8 +9,8 @@ from afflux.bench.ingest import INGEST
 from afflux.bench.mf_ca2fl import MF_CA2FL
 from afflux.bench.peers.rows import PEERS
 from afflux.bench.push import PUSH
-from afflux.bench.row import Row
 from afflux.bench.scaling import SCALING
+from afflux.bench.spec.row import Row
 from afflux.bench.store import POWER, STORE
 from afflux.bench.store_cold import COLD
 from afflux.bench.streaming import STREAMING

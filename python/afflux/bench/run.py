@@ -8,12 +8,12 @@ import typer
 from afflux import ops
 from afflux.bench import baselines, machine, report, tables
 from afflux.bench.files import Files, write_run
-from afflux.bench.inputs import Case
 from afflux.bench.neighbours import SHARED
 from afflux.bench.probes import PROBES
-from afflux.bench.row import Asked, Row
 from afflux.bench.rows import GROUPS, ROWS
 from afflux.bench.session import check_memory, execute, native_here
+from afflux.bench.spec.inputs import Case
+from afflux.bench.spec.row import Asked, Row
 from afflux.ops.errors import UnavailableError
 
 REPEATS, QUICK_REPEATS = 20, 3

@@ -8,11 +8,11 @@ import numpy as np
 
 from afflux import Server
 from afflux.bench import baselines, ca2fl, fedbuff, machine
-from afflux.bench.columns import BY_D, BY_M, BY_N, ERROR, ROLE, TIME, TIMES_OURS
-from afflux.bench.contender import Arrays, Contender, Round
-from afflux.bench.inputs import LR, Case, Inputs
-from afflux.bench.row import Asked, Row
-from afflux.bench.streams import Streams, Traffic, moved
+from afflux.bench.spec.columns import BY_D, BY_M, BY_N, ERROR, ROLE, TIME, TIMES_OURS
+from afflux.bench.spec.contender import Arrays, Contender, Round
+from afflux.bench.spec.inputs import LR, Case, Inputs
+from afflux.bench.spec.row import Asked, Row
+from afflux.bench.spec.streams import Streams, Traffic, moved
 from afflux.rules.presets.ca2fl import ca2fl as ca2fl_rule
 
 LENGTHS = [10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000]

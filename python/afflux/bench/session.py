@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from afflux.bench import baselines, families, machine, native, report
-from afflux.bench import inputs as data
-from afflux.bench.contender import REST_OF_OPENBLAS, Contender
-from afflux.bench.inputs import Case, Inputs
 from afflux.bench.measure import Timed, entrant, measure_groups
 from afflux.bench.neighbours import Neighbours
 from afflux.bench.probes import COPIED, PROBES
-from afflux.bench.row import Row
-from afflux.bench.streams import Traffic, moved
+from afflux.bench.spec import inputs as data
+from afflux.bench.spec.contender import REST_OF_OPENBLAS, Contender
+from afflux.bench.spec.inputs import Case, Inputs
+from afflux.bench.spec.row import Row
+from afflux.bench.spec.streams import Traffic, moved
 
 #: (what is being done, steps of it); without a number, one step of it was done
 Step = Callable[..., None]

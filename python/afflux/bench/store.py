@@ -12,11 +12,11 @@ import numpy as np
 
 from afflux import Server
 from afflux.bench import mf_ca2fl
-from afflux.bench.columns import BY_D, ERROR, SPAN, ULP, Line, number
-from afflux.bench.contender import Arrays, Contender, Round
-from afflux.bench.inputs import LR, Case, Inputs
-from afflux.bench.row import QUICK_D, Asked, Row, one_case
-from afflux.bench.streams import Streams, Traffic
+from afflux.bench.spec.columns import BY_D, ERROR, SPAN, ULP, Line, number
+from afflux.bench.spec.contender import Arrays, Contender, Round
+from afflux.bench.spec.inputs import LR, Case, Inputs
+from afflux.bench.spec.row import QUICK_D, Asked, Row, one_case
+from afflux.bench.spec.streams import Streams, Traffic
 from afflux.ops import codecs
 from afflux.rules.presets.ca2fl import mf_ca2fl as mf_ca2fl_rule
 

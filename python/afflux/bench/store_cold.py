@@ -11,12 +11,12 @@ import numpy as np
 
 from afflux import Server
 from afflux.bench import mf_ca2fl
-from afflux.bench.columns import BY_D, ROLE, SPAN, Line, number
-from afflux.bench.contender import Arrays, Contender, Round
-from afflux.bench.inputs import Inputs
-from afflux.bench.row import Exact, Row, one_case
+from afflux.bench.spec.columns import BY_D, ROLE, SPAN, Line, number
+from afflux.bench.spec.contender import Arrays, Contender, Round
+from afflux.bench.spec.inputs import Inputs
+from afflux.bench.spec.row import Exact, Row, one_case
+from afflux.bench.spec.streams import Streams, Traffic
 from afflux.bench.store import BITS, CODEC, new_server
-from afflux.bench.streams import Streams, Traffic
 
 BLOCK = 2**20  #: bytes that are read at once by who only reads
 

@@ -10,12 +10,12 @@ import numpy as np
 
 from afflux import Server
 from afflux.bench import baselines
-from afflux.bench.columns import BY_D, ERROR, ROLE, SPEED, TIMES_OURS, ULP, UPDATE, Line, number
-from afflux.bench.contender import Arrays, Contender, Round
 from afflux.bench.fedbuff import FEDBUFF
-from afflux.bench.inputs import LR, Case, Float32, Inputs
-from afflux.bench.place import HOST
-from afflux.bench.row import QUICK_D, Asked, D, Row
+from afflux.bench.spec.arrays import HOST
+from afflux.bench.spec.columns import BY_D, ERROR, ROLE, SPEED, TIMES_OURS, ULP, UPDATE, Line, number
+from afflux.bench.spec.contender import Arrays, Contender, Round
+from afflux.bench.spec.inputs import LR, Case, Float32, Inputs
+from afflux.bench.spec.row import QUICK_D, Asked, D, Row
 from afflux.rules.presets.fedbuff import fedbuff
 
 SMALL = 100_000  #: where fixed costs show

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from afflux.bench.columns import LIMIT, PROBE, SPAN, SUMMARY, Column, Line
 from afflux.bench.report import lines_of
-from afflux.bench.row import Row
+from afflux.bench.spec.columns import LIMIT, PROBE, SPAN, SUMMARY, Column, Line
+from afflux.bench.spec.row import Row
 
 if TYPE_CHECKING:
     from rich.console import Console

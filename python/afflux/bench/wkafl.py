@@ -15,11 +15,11 @@ from afflux import ops
 from afflux.arrays.interop import on_host
 from afflux.bench import gram
 from afflux.bench.baselines import Hand, Tensor, torch, vectors
-from afflux.bench.contender import Arrays, Contender, Round
-from afflux.bench.inputs import LR, Float64, Inputs, Int64
-from afflux.bench.place import Vector, as_cupy, as_tensor
-from afflux.bench.row import Exact, Row, one_case
-from afflux.bench.streams import Streams, Traffic
+from afflux.bench.spec.arrays import Vector, as_cupy, as_tensor
+from afflux.bench.spec.contender import Arrays, Contender, Round
+from afflux.bench.spec.inputs import LR, Float64, Inputs, Int64
+from afflux.bench.spec.row import Exact, Row, one_case
+from afflux.bench.spec.streams import Streams, Traffic
 from afflux.rules.presets.wkafl import CosineSelection
 from afflux.rules.rule import Arrivals, Weights
 

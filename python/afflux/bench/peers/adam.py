@@ -14,13 +14,13 @@ import numpy as np
 
 from afflux import ops
 from afflux.bench.baselines import torch, vectors
-from afflux.bench.contender import Arrays, Contender, Round
-from afflux.bench.inputs import LR, Float32, Inputs
 from afflux.bench.peers.find import absent, find
 from afflux.bench.peers.means import FlowerRecords, NVFlare, Pfl, module
 from afflux.bench.peers.rounds import containers, examples, weights
-from afflux.bench.place import HOST
-from afflux.bench.row import Exact
+from afflux.bench.spec.arrays import HOST
+from afflux.bench.spec.contender import Arrays, Contender, Round
+from afflux.bench.spec.inputs import LR, Float32, Inputs
+from afflux.bench.spec.row import Exact
 from afflux.rules.presets.fedopt import BETA1, BETA2, EPSILON
 
 FAR = 10**6  #: steps after which no bias correction is left

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 from unittest import mock
 
 from afflux.bench.baselines import torch, vectors
-from afflux.bench.contender import nothing
-from afflux.bench.inputs import Float32
 from afflux.bench.peers.find import find
-from afflux.bench.place import HOST
+from afflux.bench.spec.arrays import HOST
+from afflux.bench.spec.contender import nothing
+from afflux.bench.spec.inputs import Float32
 
 Containers = list[Any]
 Bytes = Callable[[int, int], int]

@@ -8,12 +8,12 @@ import numpy as np
 from afflux import ops
 from afflux.bench import fedbuff, streaming
 from afflux.bench.baselines import torch, vectors
-from afflux.bench.contender import Arrays, Contender, Round
-from afflux.bench.inputs import LR, Float32, Float64, Inputs
 from afflux.bench.peers.find import absent
 from afflux.bench.peers.means import COLLECTING, PEERS, Mean, Peer
-from afflux.bench.place import HOST
-from afflux.bench.row import Exact
+from afflux.bench.spec.arrays import HOST
+from afflux.bench.spec.contender import Arrays, Contender, Round
+from afflux.bench.spec.inputs import LR, Float32, Float64, Inputs
+from afflux.bench.spec.row import Exact
 
 
 def examples(m: int) -> list[int]:

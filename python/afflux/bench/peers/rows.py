@@ -1,11 +1,11 @@
 """The four rows against peers: native containers, flat vectors, a server's Adam, and a small model."""
 
-from afflux.bench.columns import BY_D, ERROR, ROLE, SPEED, TIMES_OURS, ULP, UPDATE, Line
 from afflux.bench.fedbuff import FEDBUFF
-from afflux.bench.inputs import Case
 from afflux.bench.peers import adam, rounds
-from afflux.bench.row import Asked, Row, one_case
-from afflux.bench.streams import Streams
+from afflux.bench.spec.columns import BY_D, ERROR, ROLE, SPEED, TIMES_OURS, ULP, UPDATE, Line
+from afflux.bench.spec.inputs import Case
+from afflux.bench.spec.row import Asked, Row, one_case
+from afflux.bench.spec.streams import Streams
 
 SMALL, QUICK_SMALL = 100_000, 10_000
 

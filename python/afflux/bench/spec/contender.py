@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux.arrays.interop import on_host
-from afflux.bench.inputs import Inputs
-from afflux.bench.place import Vector
-from afflux.bench.streams import Traffic
+from afflux.bench.spec.arrays import Vector
+from afflux.bench.spec.inputs import Inputs
+from afflux.bench.spec.streams import Traffic
 
 #: ours; the formula as papers' authors write it in torch; as well as torch can; another library's; or none of these
 Role = Literal["ours", "plain", "best", "peer", ""]

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from afflux.bench.columns import TIMED, Column, Line
-from afflux.bench.contender import Arrays, Contender
-from afflux.bench.inputs import Case, Float64
-from afflux.bench.streams import Traffic, moved
+from afflux.bench.spec.columns import TIMED, Column, Line
+from afflux.bench.spec.contender import Arrays, Contender
+from afflux.bench.spec.inputs import Case, Float64
+from afflux.bench.spec.streams import Traffic, moved
 
 #: name of an output -> (exact value, sum of the magnitudes of the terms it is made of)
 Exact = dict[str, tuple[Float64, Float64]]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from afflux.bench.place import HOST, Host, Vector
+from afflux.bench.spec.arrays import HOST, Host, Vector
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
