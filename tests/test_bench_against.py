@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 
 from afflux.bench import against, builds, command  # noqa: E402
 from afflux.bench.fedbuff import FEDBUFF  # noqa: E402
-from afflux.bench.measure import Timed, measure_groups  # noqa: E402
+from afflux.bench.measure.timing import Timed, measure_groups  # noqa: E402
 from afflux.bench.spec import inputs, row  # noqa: E402
 from afflux.bench.streaming import STREAMING  # noqa: E402
 

@@ -16,10 +16,11 @@ import numpy as np
 import typer
 
 from afflux import ops
-from afflux.bench import baselines, builds, machine, report, tables
+from afflux.bench import baselines, builds, report, tables
 from afflux.bench.builds import Build
 from afflux.bench.files import Files
-from afflux.bench.measure import Timed, entrant
+from afflux.bench.measure import machine
+from afflux.bench.measure.timing import Timed, entrant
 from afflux.bench.run import QUICK_REPEATS, choose, chosen_rows, notes_on_load, planned
 from afflux.bench.session import check_room, measure_all, progress
 from afflux.bench.spec import inputs

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from afflux import _engine, ops
 from afflux.bench import fedbuff
 from afflux.bench.baselines import Tensor, torch
-from afflux.bench.measure import CHECKED
+from afflux.bench.measure.timing import CHECKED
 from afflux.bench.spec.arrays import HOST
 from afflux.bench.spec.columns import ERROR, ROLE, TIME, TIMES_OURS, ULP, Line, number
 from afflux.bench.spec.contender import Arrays, Contender, Round, ends

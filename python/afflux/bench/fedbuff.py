@@ -6,7 +6,8 @@ from math import ceil
 import numpy as np
 
 from afflux import ops
-from afflux.bench import baselines, machine
+from afflux.bench import baselines
+from afflux.bench.measure import machine
 from afflux.bench.spec.columns import BY_D, BY_M, ERROR, ROLE, TIME, TIMES_OURS, ULP, Column, Line, number
 from afflux.bench.spec.contender import Arrays, Contender, Round
 from afflux.bench.spec.inputs import LR, Case, Float32, Inputs

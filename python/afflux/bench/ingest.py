@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from afflux.bench import baselines, push
-from afflux.bench.probes import threaded
+from afflux.bench.measure.library_probes import threaded
 from afflux.bench.spec.arrays import as_tensor
 from afflux.bench.spec.columns import ROLE, TIME, TIMES_OURS
 from afflux.bench.spec.contender import REST_OF_OPENBLAS, Contender, Round

@@ -8,7 +8,7 @@ import numpy as np
 
 from afflux import ops
 from afflux.bench.baselines import Hand, Tensor, torch, vectors
-from afflux.bench.measure import CHECKED
+from afflux.bench.measure.timing import CHECKED
 from afflux.bench.spec.arrays import as_tensor
 from afflux.bench.spec.columns import TIMED, Column
 from afflux.bench.spec.contender import Arrays, Contender, Round, ends

@@ -12,8 +12,9 @@ import numpy as np
 
 from afflux import Server, ops
 from afflux.arrays.interop import on_host
-from afflux.bench import baselines, machine
+from afflux.bench import baselines
 from afflux.bench.baselines import Hand
+from afflux.bench.measure import machine
 from afflux.bench.spec.arrays import Vector, as_numpy, as_tensor
 from afflux.bench.spec.columns import SPEED, Column, Line, number
 from afflux.bench.spec.contender import REST_OF_OPENBLAS, Arrays, Contender, Round

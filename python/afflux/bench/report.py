@@ -5,9 +5,9 @@ from dataclasses import asdict
 from statistics import quantiles
 from typing import Any
 
-from afflux.bench import limit, machine
-from afflux.bench.limit import Limit
-from afflux.bench.measure import Timed
+from afflux.bench.measure import limit, machine
+from afflux.bench.measure.limit import Limit
+from afflux.bench.measure.timing import Timed
 from afflux.bench.spec.columns import Line
 from afflux.bench.spec.inputs import Case
 from afflux.bench.spec.row import Row

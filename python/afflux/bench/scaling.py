@@ -7,7 +7,8 @@ from math import ceil
 import numpy as np
 
 from afflux import Server
-from afflux.bench import baselines, ca2fl, fedbuff, machine
+from afflux.bench import baselines, ca2fl, fedbuff
+from afflux.bench.measure import machine
 from afflux.bench.spec.columns import BY_D, BY_M, BY_N, ERROR, ROLE, TIME, TIMES_OURS
 from afflux.bench.spec.contender import Arrays, Contender, Round
 from afflux.bench.spec.inputs import LR, Case, Inputs

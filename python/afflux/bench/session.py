@@ -10,10 +10,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from afflux.bench import baselines, families, machine, native, report
-from afflux.bench.measure import Timed, entrant, measure_groups
-from afflux.bench.neighbours import Neighbours
-from afflux.bench.probes import COPIED, PROBES
+from afflux.bench import baselines, report
+from afflux.bench.measure import machine, native_probes, probe_variants
+from afflux.bench.measure.library_probes import COPIED, PROBES
+from afflux.bench.measure.shared_cores import Neighbours
+from afflux.bench.measure.timing import Timed, entrant, measure_groups
 from afflux.bench.spec import inputs as data
 from afflux.bench.spec.contender import REST_OF_OPENBLAS, Contender
 from afflux.bench.spec.inputs import Case, Inputs
@@ -27,8 +28,8 @@ Step = Callable[..., None]
 def native_here() -> str:
     """Empty, or why there are no native probes on this machine."""
     try:
-        native.library()
-    except native.MissingCompiler as missing:
+        native_probes.library()
+    except native_probes.MissingCompiler as missing:
         return str(missing)
     return ""
 
@@ -40,12 +41,12 @@ def entrants(rows: list[Row], compiled: bool) -> list[tuple[Row, Contender]]:
 
 def mixes(case: Case, rows: list[Row]) -> dict[Traffic, int]:
     """The families of native probes of a case, with how many of each are kept."""
-    return families.wanted(case, [row.traffic(case.m) for row in rows])
+    return probe_variants.wanted(case, [row.traffic(case.m) for row in rows])
 
 
 def scratch(case: Case, rows: list[Row]) -> int:
     """How many vectors the probes write."""
-    return max(COPIED, families.scratch(mixes(case, rows)))
+    return max(COPIED, probe_variants.scratch(mixes(case, rows)))
 
 
 def check_memory(case: Case, rows: list[Row], compiled: bool) -> None:
@@ -90,7 +91,7 @@ def probes(case: Case, rows: list[Row], shared: Inputs, step: Step, quick: bool)
     found = []
     for traffic, keep in {} if native_here() else mixes(case, rows).items():
         step("trying native probes")
-        found += families.tried(shared, case, traffic, keep, quick=quick)
+        found += probe_variants.tried(shared, case, traffic, keep, quick=quick)
     for probe in PROBES:
         step("trying probes")
         run, traffic = probe.make(shared), probe.traffic(case.m)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from afflux.bench.measure import Timed
+from afflux.bench.measure.timing import Timed
 from afflux.bench.spec.row import Row
 from afflux.bench.spec.streams import Traffic, kind
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 
-from afflux.bench import native
+from afflux.bench.measure import native_probes
 
 #: Rounds of twelve additions of a look: some 50 us.
 ROUNDS = 40_000
@@ -17,8 +17,8 @@ SHARED = 1.15
 
 def _additions() -> Callable[[int], float] | None:
     try:
-        found: Callable[[int], float] = native.library().afflux_additions
-    except native.MissingCompiler:
+        found: Callable[[int], float] = native_probes.library().afflux_additions
+    except native_probes.MissingCompiler:
         return None  # a note of the run says so
     return found
 

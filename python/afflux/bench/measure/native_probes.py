@@ -1,4 +1,4 @@
-"""The native probes, `probes.cpp`: compiled at the first use with the compiler found, and kept for the next."""
+"""The native probes, `native_probes.cpp`: compiled at the first use with the compiler found, and kept for the next."""
 
 import ctypes
 import functools
@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from afflux.bench import machine
+from afflux.bench.measure import machine
 
-SOURCE = Path(__file__).with_name("probes.cpp")
+SOURCE = Path(__file__).with_name("native_probes.cpp")
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-pthread"]
-#: As probes.cpp has them.
+#: As native_probes.cpp has them.
 MOST_TILE, MOST_GROUP = 4096, 16
 
 #: words of memory, and the bytes an element of the vector that lies there

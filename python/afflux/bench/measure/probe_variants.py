@@ -7,9 +7,9 @@ from functools import cached_property
 from itertools import count, islice, product
 from math import ceil
 
-from afflux.bench import machine, native
-from afflux.bench.measure import Timed
-from afflux.bench.native import MOST_GROUP, Placed, Variant
+from afflux.bench.measure import machine, native_probes
+from afflux.bench.measure.native_probes import MOST_GROUP, Placed, Variant
+from afflux.bench.measure.timing import Timed
 from afflux.bench.spec.inputs import Case, Float32, Inputs
 from afflux.bench.spec.streams import Streams, Traffic, moved, spoken
 
@@ -51,7 +51,7 @@ def sweep(inputs: Inputs, k: int, streams: Streams, variant: Variant, elements: 
     """Reads the vectors of set k; writes the scratch vectors."""
     elements *= streams.times
     written = list(placed([inputs.scratch.reshape(-1)], streams.writes + streams.in_place, elements))
-    return native.sweep(
+    return native_probes.sweep(
         list(placed([inputs.updates[k].reshape(-1), inputs.params[k]], streams.reads, elements)),
         written[: len(streams.writes)],
         written[len(streams.writes) :],
