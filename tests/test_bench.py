@@ -18,8 +18,8 @@ pytest.importorskip("rich")
 pytest.importorskip("typer")
 torch = pytest.importorskip("torch")
 
-from afflux.bench import picture, report, tables  # noqa: E402
-from afflux.bench.json_text import to_json, without_samples  # noqa: E402
+from afflux.bench.output import picture, report, tables  # noqa: E402
+from afflux.bench.output.json_text import to_json, without_samples  # noqa: E402
 from afflux.bench.rows import ROWS  # noqa: E402
 
 ROOT = Path(__file__).parents[1]

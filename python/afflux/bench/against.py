@@ -16,11 +16,13 @@ import numpy as np
 import typer
 
 from afflux import ops
-from afflux.bench import baselines, builds, report, tables
+from afflux.bench import baselines, builds
 from afflux.bench.builds import Build
-from afflux.bench.files import Files
 from afflux.bench.measure import machine
 from afflux.bench.measure.timing import Timed, entrant
+from afflux.bench.output import report, tables
+from afflux.bench.output.files import Files
+from afflux.bench.output.tables import Printed
 from afflux.bench.run import QUICK_REPEATS, choose, chosen_rows, notes_on_load, planned
 from afflux.bench.session import check_room, measure_all, progress
 from afflux.bench.spec import inputs
@@ -28,7 +30,6 @@ from afflux.bench.spec.columns import Column, milliseconds, number
 from afflux.bench.spec.contender import Contender
 from afflux.bench.spec.inputs import Case
 from afflux.bench.spec.row import Asked, Row
-from afflux.bench.tables import Printed
 from afflux.ops.errors import UnavailableError
 
 DEFAULT_ROWS = "ingest,gram,fedbuff,fedbuff-bf16,ca2fl,fadas,wkafl,mf-ca2fl,push,streaming"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from afflux.bench.files import Files
+    from afflux.bench.output.files import Files
 
 DEFAULT_ROWS = "ingest,gram,fedbuff,fedbuff-bf16,ca2fl,fadas,wkafl"
 
@@ -59,7 +59,7 @@ def bench(
     list_only: Annotated[bool, typer.Option("--list", help="List rows, contenders and probes, and stop.")] = False,
 ) -> None:
     """Time the engine's operations (see HELP)."""
-    from afflux.bench.files import Files
+    from afflux.bench.output.files import Files
 
     files = Files(json_path, markdown_path, picture_path, samples, folder)
     if against:
@@ -82,8 +82,9 @@ def bench(
 
 def on_gpu(device: str, rows: str, d: int | None, repeats: int | None, compiled: bool, files: "Files") -> None:
     """The rows of cuda.py."""
-    from afflux.bench import cuda, tables
-    from afflux.bench.files import write_run
+    from afflux.bench import cuda
+    from afflux.bench.output import tables
+    from afflux.bench.output.files import write_run
 
     if reason := cuda.why_not() if device == "cuda" else "known: cpu, cuda":
         raise typer.BadParameter(reason, param_hint="--device")

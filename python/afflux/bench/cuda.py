@@ -15,18 +15,19 @@ import numpy as np
 
 from afflux import ops
 from afflux.arrays.interop import on_host
-from afflux.bench import in_cupy, report, tables
+from afflux.bench import in_cupy
 from afflux.bench.baselines import torch
 from afflux.bench.ca2fl import CA2FL
 from afflux.bench.fadas import FADAS
 from afflux.bench.fedbuff import FEDBUFF
 from afflux.bench.gram import GRAM
 from afflux.bench.ingest import INGEST
-from afflux.bench.json_text import to_json, without_samples
 from afflux.bench.measure import machine
 from afflux.bench.measure.library_probes import COPIED, TORCH
 from afflux.bench.measure.timing import Timed, entrant, measure
 from afflux.bench.mf_ca2fl import MF_CA2FL
+from afflux.bench.output import report, tables
+from afflux.bench.output.json_text import to_json, without_samples
 from afflux.bench.spec import inputs
 from afflux.bench.spec.arrays import Gpu
 from afflux.bench.spec.contender import Contender, Round

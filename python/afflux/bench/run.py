@@ -6,11 +6,12 @@ from typing import Any
 import typer
 
 from afflux import ops
-from afflux.bench import baselines, report, tables
-from afflux.bench.files import Files, write_run
+from afflux.bench import baselines
 from afflux.bench.measure import machine
 from afflux.bench.measure.library_probes import PROBES
 from afflux.bench.measure.shared_cores import SHARED
+from afflux.bench.output import report, tables
+from afflux.bench.output.files import Files, write_run
 from afflux.bench.rows import GROUPS, ROWS
 from afflux.bench.session import check_memory, execute, native_here
 from afflux.bench.spec.inputs import Case

@@ -10,11 +10,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from afflux.bench import baselines, report
+from afflux.bench import baselines
 from afflux.bench.measure import machine, native_probes, probe_variants
 from afflux.bench.measure.library_probes import COPIED, PROBES
 from afflux.bench.measure.shared_cores import Neighbours
 from afflux.bench.measure.timing import Timed, entrant, measure_groups
+from afflux.bench.output import report
 from afflux.bench.spec import inputs as data
 from afflux.bench.spec.contender import REST_OF_OPENBLAS, Contender
 from afflux.bench.spec.inputs import Case, Inputs

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from afflux.bench.report import lines_of
+from afflux.bench.output.report import lines_of
 from afflux.bench.spec.columns import LIMIT, PROBE, SPAN, SUMMARY, Column, Line
 from afflux.bench.spec.row import Row
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import typer
 
-from afflux.bench import tables
-from afflux.bench.json_text import to_json, without_samples
+from afflux.bench.output import tables
+from afflux.bench.output.json_text import to_json, without_samples
 from afflux.bench.spec.row import Row
 
 
@@ -54,7 +54,7 @@ def write_run(files: Files, out: dict[str, Any], rows: list[Row]) -> None:
     """Everything about a run of these rows."""
 
     def draw(path: Path) -> None:
-        from afflux.bench import picture
+        from afflux.bench.output import picture
 
         picture.write(path, out, rows)
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from afflux.bench.report import lines_of
+from afflux.bench.output.report import lines_of
 from afflux.bench.spec.columns import Line
 from afflux.bench.spec.row import Row
 
