@@ -16,7 +16,7 @@ import numpy as np
 import typer
 
 from afflux import ops
-from afflux.bench import baselines, builds
+from afflux.bench import builds
 from afflux.bench.builds import Build
 from afflux.bench.measure import machine
 from afflux.bench.measure.timing import Timed, entrant
@@ -29,6 +29,7 @@ from afflux.bench.spec import inputs
 from afflux.bench.spec.columns import Column, milliseconds, number
 from afflux.bench.spec.contender import Contender
 from afflux.bench.spec.inputs import Case
+from afflux.bench.spec.optional_torch import set_threads
 from afflux.bench.spec.row import Asked, Row
 from afflux.ops.errors import UnavailableError
 
@@ -131,7 +132,7 @@ def outputs(timed: Timed, number: int) -> dict[str, str]:
 
 def execute(case: Case, rows: list[Row], old: Build, old_rows: dict[str, Row], repeats: int) -> list[dict[str, Any]]:
     """All pairs of these rows in this case, row by row, so that only one row's vectors are in memory."""
-    baselines.set_threads(case.threads)
+    set_threads(case.threads)
     found = []
     with progress(case) as step:
         shared = inputs.make(case, 0)

@@ -4,31 +4,14 @@ Every formula works on prebuilt tensors over the memory that afflux gets, on the
 or name no library, on CuPy's arrays too. Without torch the lists are empty.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from afflux.bench.spec.arrays import Host, Vector, as_tensor
-from afflux.bench.spec.contender import Arrays, Contender, Round, nothing
+from afflux.bench.spec.arrays import Hand, Vector, as_tensor
+from afflux.bench.spec.contender import Arrays, Contender, Round, nothing, vector_bytes
 from afflux.bench.spec.inputs import LR, Inputs
-
-torch: Any  # a baseline, not a dependency: None where it is not installed
-try:
-    import torch
-except ModuleNotFoundError:
-    torch = None
-
-Tensor = Any  # torch.Tensor; torch may be absent
-Formula = Callable[..., Tensor]
-#: Gives an array of the place to a library, as those of place.py do.
-Hand = Callable[[Host, Vector], Tensor]
-
-
-def set_threads(num_threads: int) -> None:
-    if torch is not None:
-        torch.set_num_threads(num_threads)
-
+from afflux.bench.spec.optional_torch import Formula, Tensor, torch
 
 # FedBuff
 
@@ -194,37 +177,32 @@ def cached(formula: Formula | None = None, *, compiled: bool = False, hand: Hand
     return make
 
 
-def vectors(count: Callable[[int], int]) -> Callable[[int, int], int]:
-    """The bytes of count(M) float32 vectors, as a function of (d, M)."""
-    return lambda d, m: 4 * d * count(m)
-
-
 STACK_MEAN = Contender(
     "torch stack().mean",
     "params + lr * torch.stack(updates).mean(0)",
     functional(stack_mean, weighted=False),
-    temporary=vectors(lambda m: m + 2),
+    temporary=vector_bytes(lambda m: m + 2),
     role="plain",
 )
 ADDMV = Contender(
     "torch addmv_",
     "params.addmv_(U.T, lr * w), contiguous U",
     in_place(addmv),
-    vectors(lambda m: 1),
+    vector_bytes(lambda m: 1),
     role="best",
     but="needs one contiguous matrix; float32 sums; overwrites params",
 )
 
 
 def fedbuff() -> list[Contender]:
-    own = vectors(lambda m: 1)
+    own = vector_bytes(lambda m: 1)
     return [
         STACK_MEAN,
         Contender(
             "torch stack, weighted",
             "params + lr * (w[:, None] * torch.stack(updates)).sum(0)",
             functional(stack_weighted, weighted=True),
-            temporary=vectors(lambda m: 2 * m + 2),
+            temporary=vector_bytes(lambda m: 2 * m + 2),
         ),
         Contender("torch add_ loop", "params.add_(u, alpha=lr * w) for each u", in_place(add_loop), own),
         ADDMV,
@@ -242,28 +220,28 @@ def fedbuff() -> list[Contender]:
 
 
 def ca2fl() -> list[Contender]:
-    own = vectors(lambda m: m + 1)
+    own = vector_bytes(lambda m: m + 1)
     return [
         Contender(
             "torch stack",
             "h + (stack(u) - stack(rows)).mean(0), eager; float32 h",
             cached(difference_stack),
             own,
-            vectors(lambda m: 3 * m + 2),
+            vector_bytes(lambda m: 3 * m + 2),
         ),
         Contender(
             "torch loop",
             "total += u - row for each client, eager; float32 h",
             cached(difference_loop),
             own,
-            vectors(lambda m: 4),
+            vector_bytes(lambda m: 4),
             role="plain",  # the faster of the two
         ),
         Contender(
             "torch mv, addmv_",
             "contiguous buffers, nothing allocated; float32 h",
             cached(),
-            vectors(lambda m: m + 2),
+            vector_bytes(lambda m: m + 2),
             role="best",
             but="needs contiguous matrices; float32 sums",
         ),
@@ -272,7 +250,7 @@ def ca2fl() -> list[Contender]:
             "the formula, compiled; float32 h",
             cached(difference_sum, compiled=True),
             own,
-            vectors(lambda m: 2),
+            vector_bytes(lambda m: 2),
             role="best",
             but="float32 sums; compiles for each M",
             compiles=True,

@@ -8,12 +8,12 @@ import numpy.typing as npt
 
 from afflux import _engine, ops
 from afflux.bench import fedbuff
-from afflux.bench.baselines import Tensor, torch
 from afflux.bench.measure.timing import CHECKED
 from afflux.bench.spec.arrays import HOST
 from afflux.bench.spec.columns import ERROR, ROLE, TIME, TIMES_OURS, ULP, Line, number
 from afflux.bench.spec.contender import Arrays, Contender, Round, ends
 from afflux.bench.spec.inputs import LR, Float32, Inputs
+from afflux.bench.spec.optional_torch import Tensor, torch
 from afflux.bench.spec.row import Exact, Row, one_case
 from afflux.bench.spec.streams import Streams, Traffic
 

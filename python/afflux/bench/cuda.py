@@ -16,7 +16,6 @@ import numpy as np
 from afflux import ops
 from afflux.arrays.interop import on_host
 from afflux.bench import in_cupy
-from afflux.bench.baselines import torch
 from afflux.bench.ca2fl import CA2FL
 from afflux.bench.fadas import FADAS
 from afflux.bench.fedbuff import FEDBUFF
@@ -32,6 +31,7 @@ from afflux.bench.spec import inputs
 from afflux.bench.spec.arrays import Gpu
 from afflux.bench.spec.contender import Contender, Round
 from afflux.bench.spec.inputs import Case, Inputs
+from afflux.bench.spec.optional_torch import torch
 from afflux.bench.spec.row import Row
 from afflux.bench.spec.streams import moved
 from afflux.bench.wkafl import WKAFL

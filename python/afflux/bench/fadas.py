@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from afflux import ops
-from afflux.bench.baselines import Formula, Hand, Tensor, torch, vectors
-from afflux.bench.spec.arrays import Vector, as_tensor
-from afflux.bench.spec.contender import Arrays, Contender, Round
+from afflux.bench.spec.arrays import Hand, Vector, as_tensor
+from afflux.bench.spec.contender import Arrays, Contender, Round, vector_bytes
 from afflux.bench.spec.inputs import LR, Inputs
+from afflux.bench.spec.optional_torch import Formula, Tensor, torch
 from afflux.bench.spec.row import Exact, Row, one_case
 from afflux.bench.spec.streams import Streams
 from afflux.rules.presets.fadas import BETA1, BETA2, EPSILON
@@ -182,7 +182,9 @@ def in_place(make_step: Formula, *, sign: int = 1) -> Callable[[Inputs], Round]:
 
 IN_FLOAT32 = "needs one contiguous matrix; float32 throughout; overwrites params"
 
-CONTENDERS = [Contender("afflux", "ops.apply, moments in place", afflux_round, kept=vectors(lambda m: 3), role="ours")]
+CONTENDERS = [
+    Contender("afflux", "ops.apply, moments in place", afflux_round, kept=vector_bytes(lambda m: 3), role="ours"),
+]
 
 if torch is not None:
     CONTENDERS += [
@@ -190,15 +192,15 @@ if torch is not None:
             "torch stack().mean",
             "m, v, v_hat = ..., params + lr * m / (sqrt(v_hat) + eps), eager",
             functional(stack_mean),
-            vectors(lambda m: 3),
-            vectors(lambda m: m + 8),
+            vector_bytes(lambda m: 3),
+            vector_bytes(lambda m: m + 8),
             role="plain",
         ),
         Contender(
             "torch mv, addcdiv_",
             "mv, lerp_, addcmul_, maximum, sqrt, addcdiv_; nothing allocated",
             in_place(eager_step),
-            vectors(lambda m: 5),
+            vector_bytes(lambda m: 5),
             role="best",
             but=IN_FLOAT32,
         ),
@@ -206,7 +208,7 @@ if torch is not None:
             "torch fused Adam",
             "mv, then torch.optim.Adam(amsgrad=True, fused=True) far from its first step",
             in_place(fused_step, sign=-1),
-            vectors(lambda m: 5),
+            vector_bytes(lambda m: 5),
             role="best",
             but=IN_FLOAT32,
         ),
@@ -214,8 +216,8 @@ if torch is not None:
             "torch.compile",
             "the formula, compiled; moments in place",
             functional(summed, compiled=True),
-            vectors(lambda m: 3),
-            vectors(lambda m: 1),
+            vector_bytes(lambda m: 3),
+            vector_bytes(lambda m: 1),
             role="best",
             but="float32 throughout; compiles for each M",
             compiles=True,

@@ -7,11 +7,11 @@ import numpy as np
 
 from afflux import ops
 from afflux.arrays.interop import on_host
-from afflux.bench.baselines import Hand, Tensor, torch, vectors
-from afflux.bench.spec.arrays import Vector, as_numpy, as_tensor
+from afflux.bench.spec.arrays import Hand, Vector, as_numpy, as_tensor
 from afflux.bench.spec.columns import ROLE, TIME, TIMES_OURS, Column
-from afflux.bench.spec.contender import REST_OF_OPENBLAS, Arrays, Contender, Round
+from afflux.bench.spec.contender import REST_OF_OPENBLAS, Arrays, Contender, Round, vector_bytes
 from afflux.bench.spec.inputs import Inputs
+from afflux.bench.spec.optional_torch import Tensor, torch
 from afflux.bench.spec.row import Exact, Row, one_case
 from afflux.bench.spec.streams import Streams
 
@@ -110,7 +110,7 @@ if torch is not None:
             "torch U @ U.T, float64",
             "U.double() @ U.double().T",
             product(lambda u: whole(u.double())),
-            temporary=vectors(lambda m: 2 * m),
+            temporary=vector_bytes(lambda m: 2 * m),
         ),
     ]
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from functools import partial
 
 from afflux.bench import baselines, fadas, gram, mf_ca2fl, wkafl
-from afflux.bench.baselines import Tensor, vectors
 from afflux.bench.spec.arrays import as_cupy
-from afflux.bench.spec.contender import Contender, Round
+from afflux.bench.spec.contender import Contender, Round, vector_bytes
 from afflux.bench.spec.inputs import Inputs
+from afflux.bench.spec.optional_torch import Tensor
 
 
 def adaptive(params: Tensor, updates: list[Tensor], *states: Tensor) -> list[Tensor]:
@@ -17,7 +17,7 @@ def adaptive(params: Tensor, updates: list[Tensor], *states: Tensor) -> list[Ten
 
 
 def contender(what: str, make: Callable[[Inputs], Round], kept: int = 0) -> Contender:
-    return Contender("CuPy", what, make, vectors(lambda m: kept), vectors(lambda m: 4))
+    return Contender("CuPy", what, make, vector_bytes(lambda m: kept), vector_bytes(lambda m: 4))
 
 
 def coded(bits: int) -> Contender:

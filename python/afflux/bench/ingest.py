@@ -1,16 +1,16 @@
 """Taking one vector in, on all threads: a copy, whether all of it is finite, and its norm."""
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from afflux.bench import baselines, push
+from afflux.bench import push
 from afflux.bench.measure.library_probes import threaded
 from afflux.bench.spec.arrays import as_tensor
 from afflux.bench.spec.columns import ROLE, TIME, TIMES_OURS
 from afflux.bench.spec.contender import REST_OF_OPENBLAS, Contender, Round
 from afflux.bench.spec.inputs import Case, Float32, Inputs
+from afflux.bench.spec.optional_torch import torch
 from afflux.bench.spec.row import Asked, Row, one_case
 from afflux.bench.spec.streams import Streams
 
@@ -56,8 +56,7 @@ CONTENDERS = [
     ),
 ]
 
-if baselines.torch is not None:
-    torch: Any = baselines.torch
+if torch is not None:
     CONTENDERS += [
         Contender(
             "torch, careful",

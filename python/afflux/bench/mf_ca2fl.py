@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from afflux import ops
-from afflux.bench.baselines import Hand, Tensor, torch, vectors
 from afflux.bench.measure.timing import CHECKED
-from afflux.bench.spec.arrays import as_tensor
+from afflux.bench.spec.arrays import Hand, as_tensor
 from afflux.bench.spec.columns import TIMED, Column
-from afflux.bench.spec.contender import Arrays, Contender, Round, ends
+from afflux.bench.spec.contender import Arrays, Contender, Round, ends, vector_bytes
 from afflux.bench.spec.inputs import LR, Inputs
+from afflux.bench.spec.optional_torch import Tensor, torch
 from afflux.bench.spec.row import Exact, Row, one_case
 from afflux.bench.spec.streams import Streams, Traffic
 from afflux.ops import codecs
@@ -201,7 +201,7 @@ def baselines(bits: int) -> list[Contender]:
             f"min, max, stochastic rounding, total += u - row, eager; {one_scale}",
             cached(partial(Coder, bits)),
             kept,
-            vectors(lambda m: 9),
+            vector_bytes(lambda m: 9),
             role="plain",
         ),
         Contender(
@@ -209,7 +209,7 @@ def baselines(bits: int) -> list[Contender]:
             f"the same, compiled; {one_scale}",
             cached(partial(Coder, bits), compiled=True),
             kept,
-            vectors(lambda m: 3),
+            vector_bytes(lambda m: 3),
             role="best",
             but="float32 sums; compiles for each M",
             compiles=True,
@@ -222,7 +222,7 @@ def baselines(bits: int) -> list[Contender]:
                 f"without random numbers, compiled; {one_scale}",
                 cached(partial(Coder, bits, nearest=True), compiled=True),
                 kept,
-                vectors(lambda m: 3),
+                vector_bytes(lambda m: 3),
                 role="best",
                 but="biased rows; float32 sums; compiles for each M",
                 compiles=True,

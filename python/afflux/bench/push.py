@@ -12,13 +12,12 @@ import numpy as np
 
 from afflux import Server, ops
 from afflux.arrays.interop import on_host
-from afflux.bench import baselines
-from afflux.bench.baselines import Hand
 from afflux.bench.measure import machine
-from afflux.bench.spec.arrays import Vector, as_numpy, as_tensor
+from afflux.bench.spec.arrays import Hand, Vector, as_numpy, as_tensor
 from afflux.bench.spec.columns import SPEED, Column, Line, number
 from afflux.bench.spec.contender import REST_OF_OPENBLAS, Arrays, Contender, Round
 from afflux.bench.spec.inputs import Case, Float32, Float64, Inputs
+from afflux.bench.spec.optional_torch import torch
 from afflux.bench.spec.row import Asked, Exact, Row
 from afflux.bench.spec.streams import Streams
 from afflux.rules.presets.fedbuff import fedbuff
@@ -152,8 +151,7 @@ CONTENDERS = [
     ),
 ]
 
-if baselines.torch is not None:
-    torch = baselines.torch
+if torch is not None:
 
     def torch_careful(slot: Any, vector: Any) -> float:
         slot.copy_(vector)

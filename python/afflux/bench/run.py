@@ -6,7 +6,6 @@ from typing import Any
 import typer
 
 from afflux import ops
-from afflux.bench import baselines
 from afflux.bench.measure import machine
 from afflux.bench.measure.library_probes import PROBES
 from afflux.bench.measure.shared_cores import SHARED
@@ -15,6 +14,7 @@ from afflux.bench.output.files import Files, write_run
 from afflux.bench.rows import GROUPS, ROWS
 from afflux.bench.session import check_memory, execute, native_here
 from afflux.bench.spec.inputs import Case
+from afflux.bench.spec.optional_torch import torch
 from afflux.bench.spec.row import Asked, Row
 from afflux.ops.errors import UnavailableError
 
@@ -96,7 +96,7 @@ def notes(rows: list[Row], cases: Iterable[Case], results: list[dict[str, Any]],
         found.append(f"fewer than {REPEATS} repeats")
     if missing := native_here():
         found.append(f"no native probes, so the limit may be too low: {missing}")
-    if baselines.torch is None:
+    if torch is None:
         found.append("torch is not installed: no baselines, fewer probes")
     return found
 

@@ -10,7 +10,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from afflux.bench import baselines
 from afflux.bench.measure import machine, native_probes, probe_variants
 from afflux.bench.measure.library_probes import COPIED, PROBES
 from afflux.bench.measure.shared_cores import Neighbours
@@ -19,6 +18,7 @@ from afflux.bench.output import report
 from afflux.bench.spec import inputs as data
 from afflux.bench.spec.contender import REST_OF_OPENBLAS, Contender
 from afflux.bench.spec.inputs import Case, Inputs
+from afflux.bench.spec.optional_torch import set_threads
 from afflux.bench.spec.row import Row
 from afflux.bench.spec.streams import Traffic, moved
 
@@ -104,7 +104,7 @@ def probes(case: Case, rows: list[Row], shared: Inputs, step: Step, quick: bool)
 
 def execute(case: Case, rows: list[Row], repeats: int, compiled: bool, quick: bool) -> dict[str, Any]:
     """All figures of these rows in this case."""
-    baselines.set_threads(case.threads)
+    set_threads(case.threads)
     with progress(case) as step:
         shared = data.make(case, scratch(case, rows))
         everybody = entrants(rows, compiled)

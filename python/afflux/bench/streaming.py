@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from afflux import Server
-from afflux.bench import baselines
 from afflux.bench.fedbuff import FEDBUFF
 from afflux.bench.spec.arrays import HOST
 from afflux.bench.spec.columns import BY_D, ERROR, ROLE, SPEED, TIMES_OURS, ULP, UPDATE, Line, number
 from afflux.bench.spec.contender import Arrays, Contender, Round
 from afflux.bench.spec.inputs import LR, Case, Float32, Inputs
+from afflux.bench.spec.optional_torch import torch
 from afflux.bench.spec.row import QUICK_D, Asked, D, Row
 from afflux.rules.presets.fedbuff import fedbuff
 
@@ -111,7 +111,7 @@ CONTENDERS = [
     ),
 ]
 
-if baselines.torch is not None:
+if torch is not None:
 
     def torch_add(total: Any, vector: Any, weight: float) -> object:
         return total.add_(vector, alpha=weight)
@@ -120,7 +120,7 @@ if baselines.torch is not None:
         Contender(
             "torch add_",
             "total.add_(u, alpha=w), no copy and no check",
-            added(baselines.torch.from_numpy, torch_add),
+            added(torch.from_numpy, torch_add),
             sum_bytes,
             role="best",
             but="checks nothing, float32 sums",

@@ -14,10 +14,10 @@ import numpy as np
 from afflux import ops
 from afflux.arrays.interop import on_host
 from afflux.bench import gram
-from afflux.bench.baselines import Hand, Tensor, torch, vectors
-from afflux.bench.spec.arrays import Vector, as_cupy, as_tensor
-from afflux.bench.spec.contender import Arrays, Contender, Round
+from afflux.bench.spec.arrays import Hand, Vector, as_cupy, as_tensor
+from afflux.bench.spec.contender import Arrays, Contender, Round, vector_bytes
 from afflux.bench.spec.inputs import LR, Float64, Inputs, Int64
+from afflux.bench.spec.optional_torch import Tensor, torch
 from afflux.bench.spec.row import Exact, Row, one_case
 from afflux.bench.spec.streams import Streams, Traffic
 from afflux.rules.presets.wkafl import CosineSelection
@@ -242,12 +242,12 @@ def traffic(m: int) -> Traffic:
 IN_FLOAT32 = "needs one contiguous matrix; float32 products and sums; uses our weights"
 
 CONTENDERS = [
-    Contender("afflux", "ops.gram, CosineSelection, ops.apply", two_sweeps, vectors(lambda m: 1), role="ours"),
+    Contender("afflux", "ops.gram, CosineSelection, ops.apply", two_sweeps, vector_bytes(lambda m: 1), role="ours"),
     Contender(
         "afflux gram",
         "the first sweep alone",
         gram.afflux_round(beside_estimate),
-        vectors(lambda m: 1),
+        vector_bytes(lambda m: 1),
         role="ours",
         traffic=lambda m: traffic(m)[:1],
     ),
@@ -259,15 +259,15 @@ if torch is not None:
             "torch, client by client",
             "g + alpha e, norm, clip, cosine_similarity, softmax, sum(p * g), eager",
             plain,
-            vectors(lambda m: 1),
-            vectors(lambda m: m + 6),
+            vector_bytes(lambda m: 1),
+            vector_bytes(lambda m: m + 6),
             role="plain",
         ),
         Contender(
             "torch bmm, mm",
             "U U^T in batches, our weights, one mm for estimate and step; contiguous U",
             products(in_torch),
-            vectors(lambda m: 3),
+            vector_bytes(lambda m: 3),
             role="best",
             but=IN_FLOAT32,
         ),
@@ -275,7 +275,7 @@ if torch is not None:
             "torch.compile",
             "each product and both sums elementwise, compiled; our weights",
             products(compiled),
-            vectors(lambda m: 3),
+            vector_bytes(lambda m: 3),
             role="best",
             but=f"{IN_FLOAT32}; compiles for each M",
             compiles=True,

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from afflux.bench import baselines
 from afflux.bench.spec.inputs import Inputs
+from afflux.bench.spec.optional_torch import torch
 from afflux.bench.spec.streams import Streams, Traffic
 
 #: Vectors that the copying probes write, at most: enough that they are not in the cache.
@@ -63,8 +63,7 @@ NUMPY = [
 ]
 TORCH: list[Probe] = []
 
-if baselines.torch is not None:
-    torch = baselines.torch
+if torch is not None:
 
     def torch_copy(inputs: Inputs) -> Callable[[int], object]:
         count = copied(inputs.m)

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from afflux import ops
-from afflux.bench.baselines import torch, vectors
 from afflux.bench.peers.find import absent, find
 from afflux.bench.peers.means import FlowerRecords, NVFlare, Pfl, module
 from afflux.bench.peers.rounds import containers, examples, weights
 from afflux.bench.spec.arrays import HOST
-from afflux.bench.spec.contender import Arrays, Contender, Round
+from afflux.bench.spec.contender import Arrays, Contender, Round, vector_bytes
 from afflux.bench.spec.inputs import LR, Float32, Inputs
+from afflux.bench.spec.optional_torch import torch
 from afflux.bench.spec.row import Exact
 from afflux.rules.presets.fedopt import BETA1, BETA2, EPSILON
 
@@ -208,30 +208,32 @@ def entrant(
         name,
         what,
         stepping(make, models=models),
-        vectors(lambda m: kept + 2 * m * contained),
-        vectors(lambda m: temporary),
+        vector_bytes(lambda m: kept + 2 * m * contained),
+        vector_bytes(lambda m: temporary),
         role="peer",
         but="float32 sums",
         absent=lambda: absent(*modules),
     )
 
 
-CONTENDERS = [Contender("afflux", "ops.apply, all in place", stepping(afflux_step), vectors(lambda m: 3), role="ours")]
+CONTENDERS = [
+    Contender("afflux", "ops.apply, all in place", stepping(afflux_step), vector_bytes(lambda m: 3), role="ours"),
+]
 if torch is not None:
     CONTENDERS += [
         Contender(
             "torch stack().mean",
             "m, v = ..., params + lr * m / (sqrt(v) + eps), eager, unweighted",
             stepping(eager, weighted=False),
-            vectors(lambda m: 3),
-            vectors(lambda m: m + 6),
+            vector_bytes(lambda m: 3),
+            vector_bytes(lambda m: m + 6),
             role="plain",
         ),
         Contender(
             "torch fused Adam",
             "mv, then torch.optim.Adam(fused=True)",
             stepping(fused),
-            vectors(lambda m: 4),
+            vector_bytes(lambda m: 4),
             role="best",
             but="needs one contiguous matrix; float32 throughout",
         ),

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from unittest import mock
 
-from afflux.bench.baselines import torch, vectors
 from afflux.bench.peers.find import find
 from afflux.bench.spec.arrays import HOST
-from afflux.bench.spec.contender import nothing
+from afflux.bench.spec.contender import nothing, vector_bytes
 from afflux.bench.spec.inputs import Float32
+from afflux.bench.spec.optional_torch import torch
 
 Containers = list[Any]
 Bytes = Callable[[int, int], int]
@@ -220,7 +220,7 @@ class Peer:
 
 
 APPFL_MODULES = ("torch", "omegaconf", "appfl.algorithm.aggregator")
-APPFL_KEPT, APPFL_TEMPORARY = vectors(lambda m: 4), vectors(lambda m: 3)
+APPFL_KEPT, APPFL_TEMPORARY = vector_bytes(lambda m: 4), vector_bytes(lambda m: 3)
 
 #: Its time is that of twelve walks over the whole heap, whatever d is: it takes part once, in `peers`.
 COLLECTING = Peer(
@@ -238,59 +238,59 @@ PEERS = [
         "WeightedAggregationHelper.add each, get_result",
         ("torch", "nvflare.app_common.aggregators.weighted_aggregation_helper"),
         lambda d, m: NVFlare(d, m, tensors=True),
-        temporary=vectors(lambda m: 1),
+        temporary=vector_bytes(lambda m: 1),
     ),
     Peer(
         "nvflare, ndarrays",
         "the same on NumPy arrays",
         ("torch", "nvflare.app_common.aggregators.weighted_aggregation_helper"),
         lambda d, m: NVFlare(d, m, tensors=False),
-        temporary=vectors(lambda m: 3),
+        temporary=vector_bytes(lambda m: 3),
     ),
     Peer(
         "pfl",
         "SumAggregator.accumulate each, average()",
         ("torch", "pfl.model.pytorch", "pfl.stats", "pfl.aggregate.base"),
         Pfl,
-        contained=vectors(lambda m: 2 * m),
-        temporary=vectors(lambda m: 2),
+        contained=vector_bytes(lambda m: 2 * m),
+        temporary=vector_bytes(lambda m: 2),
     ),
     Peer(
         "flower",
         "flwr.server.strategy.aggregate.aggregate",
         ("torch", "flwr.server.strategy.aggregate"),
         Flower,
-        temporary=vectors(lambda m: m + 3),
+        temporary=vector_bytes(lambda m: m + 3),
     ),
     Peer(
         "flower, records",
         "aggregate_arrayrecords",
         ("torch", "flwr.app", "flwr.serverapp.strategy.strategy_utils"),
         FlowerRecords,
-        contained=vectors(lambda m: 2 * m),
-        temporary=vectors(lambda m: 4),
+        contained=vector_bytes(lambda m: 2 * m),
+        temporary=vector_bytes(lambda m: 4),
     ),
     Peer(
         "flgo",
         "fmodule._modeldict_weighted_average",
         ("torch", "flgo.utils.fmodule"),
         FLGo,
-        temporary=vectors(lambda m: 3),
+        temporary=vector_bytes(lambda m: 3),
     ),
     Peer(
         "fedlab",
         "Aggregators.fedavg_aggregate",
         ("torch", "fedlab.utils.aggregator"),
         FedLab,
-        temporary=vectors(lambda m: 2 * m + 1),
+        temporary=vector_bytes(lambda m: 2 * m + 1),
     ),
     Peer(
         "fluke",
         "aggregate_models, in place",
         ("torch", "fluke.utils.model"),
         Fluke,
-        kept=vectors(lambda m: 1),
-        temporary=vectors(lambda m: 1),
+        kept=vector_bytes(lambda m: 1),
+        temporary=vector_bytes(lambda m: 1),
     ),
     Peer("appfl", "FedBuffAggregator.aggregate each", APPFL_MODULES, APPFL, kept=APPFL_KEPT, temporary=APPFL_TEMPORARY),
     Peer(

@@ -7,12 +7,12 @@ import numpy as np
 
 from afflux import ops
 from afflux.bench import fedbuff, streaming
-from afflux.bench.baselines import torch, vectors
 from afflux.bench.peers.find import absent
 from afflux.bench.peers.means import COLLECTING, PEERS, Mean, Peer
 from afflux.bench.spec.arrays import HOST
-from afflux.bench.spec.contender import Arrays, Contender, Round
+from afflux.bench.spec.contender import Arrays, Contender, Round, vector_bytes
 from afflux.bench.spec.inputs import LR, Float32, Float64, Inputs
+from afflux.bench.spec.optional_torch import torch
 from afflux.bench.spec.row import Exact
 
 
@@ -109,14 +109,14 @@ if torch is not None:
             "torch stack().mean",
             "torch.stack(vectors).mean(0), unweighted",
             torch_mean,
-            temporary=vectors(lambda m: m + 1),
+            temporary=vector_bytes(lambda m: m + 1),
             role="plain",
         ),
         Contender(
             "torch mv",
             "torch.mv(U.T, w, out=mean), contiguous U",
             torch_product,
-            vectors(lambda m: 1),
+            vector_bytes(lambda m: 1),
             role="best",
             but=f"needs one contiguous matrix; {MEAN_ALONE}",
         ),
@@ -192,21 +192,21 @@ FLAT = [
         "afflux",
         "Server.push each, the last with the round",
         streaming.a_round(),
-        vectors(lambda m: m + 4),
+        vector_bytes(lambda m: m + 4),
         role="ours",
     ),
     Contender(
         "afflux, lent",
         "the same with copy=False: the round reads each vector where it lies",
         streaming.a_round(copy=False),
-        vectors(lambda m: 2),
+        vector_bytes(lambda m: 2),
         role="ours",
     ),
     Contender(
         "afflux, streaming",
         'the same of Server(memory="streaming")',
         streaming.a_round(memory="streaming"),
-        vectors(lambda m: 6),
+        vector_bytes(lambda m: 6),
         role="ours",
     ),
     Contender(
@@ -223,15 +223,15 @@ if torch is not None:
             "torch stack().mean",
             "params.add_(torch.stack(vectors).mean(0), alpha=lr)",
             flat(stack_mean),
-            vectors(lambda m: 1),
-            vectors(lambda m: m + 1),
+            vector_bytes(lambda m: 1),
+            vector_bytes(lambda m: m + 1),
             role="plain",
         ),
         Contender(
             "torch copy_, addmv_",
             "each into its row of a buffer, params.addmv_(buffer.T, lr / M)",
             flat(into_buffer),
-            vectors(lambda m: m + 2),
+            vector_bytes(lambda m: m + 2),
             role="best",
             but=CHECKS_NOTHING,
         ),

@@ -95,7 +95,8 @@ class Gpu(Host):
 HOST = Host()
 
 
-# To be handed on: one of them for each library.
+#: Gives an array of a place to a library; one of the functions below.
+Hand = Callable[[Host, Vector], Any]
 
 
 def as_numpy(place: Host, array: Vector) -> Any:

@@ -39,6 +39,11 @@ def nothing(d: int, m: int) -> int:
     return 0
 
 
+def vector_bytes(count: Callable[[int], int]) -> Callable[[int, int], int]:
+    """The bytes of count(M) float32 vectors, as a function of (d, M)."""
+    return lambda d, m: 4 * d * count(m)
+
+
 def here() -> None:
     return None
 
