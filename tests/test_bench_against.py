@@ -18,10 +18,10 @@ typer = pytest.importorskip("typer")
 pytest.importorskip("torch")
 
 from afflux.bench import against, builds, command  # noqa: E402
-from afflux.bench.fedbuff import FEDBUFF  # noqa: E402
 from afflux.bench.measure.timing import Timed, measure_groups  # noqa: E402
+from afflux.bench.rows.fedbuff import FEDBUFF  # noqa: E402
+from afflux.bench.rows.server.streaming import STREAMING  # noqa: E402
 from afflux.bench.spec import inputs, row  # noqa: E402
-from afflux.bench.streaming import STREAMING  # noqa: E402
 
 ENGINE = Path(_engine.__file__)
 REPEATS = 6  # so many that the median's interval exists

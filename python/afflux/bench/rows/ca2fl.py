@@ -3,7 +3,7 @@
 import numpy as np
 
 from afflux import ops
-from afflux.bench import baselines
+from afflux.bench.rows import torch_contenders
 from afflux.bench.spec.contender import Arrays, Contender, Round
 from afflux.bench.spec.inputs import LR, Inputs
 from afflux.bench.spec.row import Exact, Row, one_case
@@ -33,7 +33,7 @@ def reference(before: Arrays) -> Exact:
 
 def afflux_round(inputs: Inputs) -> Round:
     rows = inputs.last_rows()
-    total = baselines.summed(inputs, rows)
+    total = torch_contenders.summed(inputs, rows)
     passes = [
         ops.Pass(
             params,
@@ -81,6 +81,6 @@ CA2FL = Row(
             kept=lambda d, m: 4 * d * m + 8 * d,
             role="ours",
         ),
-        *baselines.CA2FL,
+        *torch_contenders.CA2FL,
     ],
 )

@@ -7,8 +7,8 @@ from math import ceil
 import numpy as np
 
 from afflux import Server
-from afflux.bench import baselines, ca2fl, fedbuff
 from afflux.bench.measure import machine
+from afflux.bench.rows import ca2fl, fedbuff, torch_contenders
 from afflux.bench.spec.columns import BY_D, BY_M, BY_N, ERROR, ROLE, TIME, TIMES_OURS
 from afflux.bench.spec.contender import Arrays, Contender, Round
 from afflux.bench.spec.inputs import LR, Case, Inputs
@@ -91,7 +91,7 @@ SCALING = [
         reference=fedbuff.reference,
         cases=over_d,
         along="d",
-        contenders=[Contender("afflux", "ops.apply", fedbuff.afflux_round(), role="ours"), *baselines.ROUNDS],
+        contenders=[Contender("afflux", "ops.apply", fedbuff.afflux_round(), role="ours"), *torch_contenders.ROUNDS],
         columns=(BY_D, ROLE, *TIME, TIMES_OURS, ERROR),
     ),
     Row(
@@ -102,7 +102,7 @@ SCALING = [
         reference=fedbuff.reference,
         cases=over_m,
         along="m",
-        contenders=[Contender("afflux", "ops.apply", fedbuff.afflux_round(), role="ours"), *baselines.ROUNDS],
+        contenders=[Contender("afflux", "ops.apply", fedbuff.afflux_round(), role="ours"), *torch_contenders.ROUNDS],
         columns=(BY_M, ROLE, *TIME, TIMES_OURS, ERROR),
     ),
     Row(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from unittest import mock
 
-from afflux.bench.peers.find import find
+from afflux.bench.rows.peers.find import find
 from afflux.bench.spec.arrays import HOST
 from afflux.bench.spec.contender import nothing, vector_bytes
 from afflux.bench.spec.inputs import Float32

@@ -13,7 +13,7 @@ import numpy as np
 
 from afflux import ops
 from afflux.arrays.interop import on_host
-from afflux.bench import gram
+from afflux.bench.rows import gram
 from afflux.bench.spec.arrays import Hand, Vector, as_cupy, as_tensor
 from afflux.bench.spec.contender import Arrays, Contender, Round, vector_bytes
 from afflux.bench.spec.inputs import LR, Float64, Inputs, Int64

@@ -4,8 +4,8 @@ from functools import partial
 
 import numpy as np
 
-from afflux.bench import push
 from afflux.bench.measure.library_probes import threaded
+from afflux.bench.rows.server import push
 from afflux.bench.spec.arrays import as_tensor
 from afflux.bench.spec.columns import ROLE, TIME, TIMES_OURS
 from afflux.bench.spec.contender import REST_OF_OPENBLAS, Contender, Round

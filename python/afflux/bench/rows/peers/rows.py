@@ -1,7 +1,7 @@
 """The four rows against peers: native containers, flat vectors, a server's Adam, and a small model."""
 
-from afflux.bench.fedbuff import FEDBUFF
-from afflux.bench.peers import adam, rounds
+from afflux.bench.rows.fedbuff import FEDBUFF
+from afflux.bench.rows.peers import adam, rounds
 from afflux.bench.spec.columns import BY_D, ERROR, ROLE, SPEED, TIMES_OURS, ULP, UPDATE, Line
 from afflux.bench.spec.inputs import Case
 from afflux.bench.spec.row import Asked, Row, one_case

@@ -6,8 +6,8 @@ from math import ceil
 import numpy as np
 
 from afflux import ops
-from afflux.bench import baselines
 from afflux.bench.measure import machine
+from afflux.bench.rows import torch_contenders
 from afflux.bench.spec.columns import BY_D, BY_M, ERROR, ROLE, TIME, TIMES_OURS, ULP, Column, Line, number
 from afflux.bench.spec.contender import Arrays, Contender, Round
 from afflux.bench.spec.inputs import LR, Case, Float32, Inputs
@@ -114,7 +114,7 @@ FEDBUFF = Row(
     cases=one_case,
     contenders=[
         Contender("afflux", "ops.apply, weighted", afflux_round(), role="ours"),
-        *baselines.FEDBUFF,
+        *torch_contenders.FEDBUFF,
     ],
 )
 
@@ -128,7 +128,7 @@ ROUNDS = Row(
     contenders=[
         Contender("afflux", "ops.apply, M separate updates", afflux_round(), role="ours"),
         Contender("afflux, one block", "ops.apply, updates side by side", afflux_round(as_rows), role="ours"),
-        *baselines.ROUNDS,
+        *torch_contenders.ROUNDS,
     ],
     columns=(
         BY_M,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from afflux import Server
-from afflux.bench.fedbuff import FEDBUFF
+from afflux.bench.rows.fedbuff import FEDBUFF
 from afflux.bench.spec.arrays import HOST
 from afflux.bench.spec.columns import BY_D, ERROR, ROLE, SPEED, TIMES_OURS, ULP, UPDATE, Line, number
 from afflux.bench.spec.contender import Arrays, Contender, Round

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from afflux import ops
-from afflux.bench.peers.find import absent, find
-from afflux.bench.peers.means import FlowerRecords, NVFlare, Pfl, module
-from afflux.bench.peers.rounds import containers, examples, weights
+from afflux.bench.rows.peers.find import absent, find
+from afflux.bench.rows.peers.means import FlowerRecords, NVFlare, Pfl, module
+from afflux.bench.rows.peers.rounds import containers, examples, weights
 from afflux.bench.spec.arrays import HOST
 from afflux.bench.spec.contender import Arrays, Contender, Round, vector_bytes
 from afflux.bench.spec.inputs import LR, Float32, Inputs

@@ -10,13 +10,13 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from afflux import Server
-from afflux.bench import mf_ca2fl
+from afflux.bench.rows import mf_ca2fl
+from afflux.bench.rows.server.store import BITS, CODEC, new_server
 from afflux.bench.spec.columns import BY_D, ROLE, SPAN, Line, number
 from afflux.bench.spec.contender import Arrays, Contender, Round
 from afflux.bench.spec.inputs import Inputs
 from afflux.bench.spec.row import Exact, Row, one_case
 from afflux.bench.spec.streams import Streams, Traffic
-from afflux.bench.store import BITS, CODEC, new_server
 
 BLOCK = 2**20  #: bytes that are read at once by who only reads
 

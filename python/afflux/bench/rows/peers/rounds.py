@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 
 from afflux import ops
-from afflux.bench import fedbuff, streaming
-from afflux.bench.peers.find import absent
-from afflux.bench.peers.means import COLLECTING, PEERS, Mean, Peer
+from afflux.bench.rows import fedbuff
+from afflux.bench.rows.peers.find import absent
+from afflux.bench.rows.peers.means import COLLECTING, PEERS, Mean, Peer
+from afflux.bench.rows.server import streaming
 from afflux.bench.spec.arrays import HOST
 from afflux.bench.spec.contender import Arrays, Contender, Round, vector_bytes
 from afflux.bench.spec.inputs import LR, Float32, Float64, Inputs

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux import _engine, ops
-from afflux.bench import fedbuff
 from afflux.bench.measure.timing import CHECKED
+from afflux.bench.rows import fedbuff
 from afflux.bench.spec.arrays import HOST
 from afflux.bench.spec.columns import ERROR, ROLE, TIME, TIMES_OURS, ULP, Line, number
 from afflux.bench.spec.contender import Arrays, Contender, Round, ends

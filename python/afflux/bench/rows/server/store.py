@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from afflux import Server
-from afflux.bench import mf_ca2fl
+from afflux.bench.rows import mf_ca2fl
 from afflux.bench.spec.columns import BY_D, ERROR, SPAN, ULP, Line, number
 from afflux.bench.spec.contender import Arrays, Contender, Round
 from afflux.bench.spec.inputs import LR, Case, Inputs
