@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from afflux.bench.measure import machine, native_probes, probe_variants
 from afflux.bench.measure.library_probes import COPIED, PROBES
-from afflux.bench.measure.shared_cores import Neighbours
+from afflux.bench.measure.shared_cores import AdditionTimer
 from afflux.bench.measure.timing import Timed, entrant, measure_groups
 from afflux.bench.output import report
 from afflux.bench.spec import inputs as data
@@ -121,14 +121,14 @@ def execute(case: Case, rows: list[Row], repeats: int, compiled: bool, quick: bo
 def measure_all(groups: Sequence[Sequence[Timed]], repeats: int, step: Step) -> dict[str, float | None]:
     """Times these groups, and returns what other programs took of the machine meanwhile."""
     step("timing", total=repeats * sum(map(len, groups)))
-    neighbours = Neighbours()
+    additions = AdditionTimer()
 
     def turn() -> None:
-        neighbours.look()
+        additions.sample()
         step()
 
     start, before = time.perf_counter(), machine.others_cpu()
     measure_groups(groups, repeats, turn)
     seconds, after = time.perf_counter() - start, machine.others_cpu()
     others = None if before is None or after is None else (after - before) / seconds
-    return {"cores_of_others": others, "additions_slowdown": neighbours.slowdown}
+    return {"cores_of_others": others, "additions_slowdown": additions.slowdown}

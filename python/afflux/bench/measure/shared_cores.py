@@ -1,6 +1,6 @@
-"""How much of its core a thread has: a core's other hardware thread may be another program's, of a virtual machine too.
+"""Whether the cores are shared: a core's other hardware thread may run another program, of another virtual machine too.
 
-Then additions in registers take up to twice as long, and so does work that is bound by computing; memory hardly does.
+Additions in registers then take up to twice as long, and so does work that is bound by computing; memory hardly does.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from statistics import median
 
 from afflux.bench.measure import native_probes
 
-#: Rounds of twelve additions of a look: some 50 us.
+#: Rounds of twelve additions in one sample: some 50 us.
 ROUNDS = 40_000
 #: From how many times its best time on the median is worth saying.
 SHARED = 1.15
@@ -24,17 +24,17 @@ def _additions() -> Callable[[int], float] | None:
 
 
 @dataclass
-class Neighbours:
-    """Looks between samples, where there are native probes."""
+class AdditionTimer:
+    """Times additions between the samples of a run, where there are native probes."""
 
     seconds: list[float] = field(default_factory=list)
     additions: Callable[[int], float] | None = field(default_factory=_additions)
 
-    def look(self) -> None:
+    def sample(self) -> None:
         if self.additions is not None:
             self.seconds.append(self.additions(ROUNDS))
 
     @property
     def slowdown(self) -> float | None:
-        """Median over best; None without a look."""
+        """Median over best; None without a sample."""
         return median(self.seconds) / min(self.seconds) if self.seconds else None

@@ -183,7 +183,7 @@ def in_place(make_step: Formula, *, sign: int = 1) -> Callable[[Inputs], Round]:
 IN_FLOAT32 = "needs one contiguous matrix; float32 throughout; overwrites params"
 
 CONTENDERS = [
-    Contender("afflux", "ops.apply, moments in place", afflux_round, kept=vector_bytes(lambda m: 3), role="ours"),
+    Contender("afflux", "ops.apply, moments in place", afflux_round, kept=vector_bytes(lambda m: 3), role="ours")
 ]
 
 if torch is not None:

@@ -217,7 +217,7 @@ def entrant(
 
 
 CONTENDERS = [
-    Contender("afflux", "ops.apply, all in place", stepping(afflux_step), vector_bytes(lambda m: 3), role="ours"),
+    Contender("afflux", "ops.apply, all in place", stepping(afflux_step), vector_bytes(lambda m: 3), role="ours")
 ]
 if torch is not None:
     CONTENDERS += [
