@@ -8,7 +8,7 @@ import pytest
 import afflux
 
 PACKAGE = Path(afflux.__file__).parent
-FILES = [PACKAGE / "ops" / "exact.py", PACKAGE / "round.py", *sorted((PACKAGE / "rules").rglob("*.py"))]
+FILES = [PACKAGE / "ops" / "exact.py", PACKAGE / "aggregation" / "round.py", *sorted((PACKAGE / "rules").rglob("*.py"))]
 
 #: Functions of NumPy and math that IEEE 754 fixes to the bit, or that do not compute.
 NUMPY = {

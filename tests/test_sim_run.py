@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from afflux.rules.staleness import Constant, Hinge
-from afflux.server import Server
+from afflux.server.server import Server
 from afflux.sim import run as run_module
 from afflux.sim.clients import Trainer
 from afflux.sim.compare import compare, jobs_of

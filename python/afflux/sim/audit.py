@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 import numpy as np
 
-from afflux.receipts import Report
+from afflux.aggregation.reports import Report
 from afflux.sim.config import Plain, RuleSpec, SimConfig, parse, written
 from afflux.sim.errors import ConfigError
 from afflux.sim.kept import cut_off, read_updates

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from afflux import __version__, ops
+from afflux.aggregation.cache.rows import row_key
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec
 from afflux.sim.errors import ConfigError, require
 from afflux.sim.papers.common import Page, rows
-from afflux.store import row_key
 
 SIZE, DRAWS, ROWS = 200_000, 5, 100
 CODECS = tuple(Codec(name) for name in get_args(codecs.Name) if not Codec(name).exact)

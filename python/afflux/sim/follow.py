@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from afflux import __version__
-from afflux.receipts import Pulled, Receipt
+from afflux.aggregation.reports import Pulled, Receipt
 from afflux.rules.rule import Rule
-from afflux.server import Server
+from afflux.server.server import Server
 from afflux.sim import audit
 from afflux.sim.clients import as_kind
 from afflux.sim.config import RuleSpec

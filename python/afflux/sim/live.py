@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from afflux.receipts import Pulled
+from afflux.aggregation.reports import Pulled
 from afflux.sim import ctrl_c
 from afflux.sim.broadcast import Broadcast, Sent
 from afflux.sim.errors import ConfigError

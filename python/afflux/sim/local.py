@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from afflux.aggregation.cache.memory import MemoryRows
 from afflux.ops import Combine, Pass, apply, codecs
 from afflux.ops.codecs import Codec
 from afflux.rules.calibration import CACHED_MEAN
-from afflux.store import MemoryRows
 
 if TYPE_CHECKING:
     from torch import Tensor

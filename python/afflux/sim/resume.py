@@ -13,7 +13,7 @@ import numpy as np
 
 from afflux.ops.errors import StoreError
 from afflux.rules.rule import Rule
-from afflux.server import Server
+from afflux.server.server import Server
 from afflux.sim import audit, ctrl_c
 from afflux.sim.clients import one_thread
 from afflux.sim.config import RuleSpec, SimConfig

@@ -3,7 +3,7 @@
 import numpy as np
 
 from afflux.rules.rule import Rule
-from afflux.server import Server
+from afflux.server.server import Server
 from afflux.sim.clients import Trainer
 
 MEMORY = "validation"

@@ -9,7 +9,7 @@ import numpy as np
 
 from afflux.arrays.layout import Layout
 from afflux.rules.rule import Rule
-from afflux.server import Server
+from afflux.server.server import Server
 from afflux.sim import models
 from afflux.sim.clients import Trainer
 from afflux.sim.config import RuleSpec, SimConfig

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from afflux.aggregation.arrivals import PendingArrival
+from afflux.aggregation.checkpoint import waiting_entry
+from afflux.aggregation.streaming import Term
 from afflux.arrays.interop import on_host
-from afflux.checkpoint import waiting_entry
-from afflux.round import Waiting
 from afflux.store.index import Kept, Place
 from afflux.store.segments import Segments
 from afflux.store.vectors import crc, refuse_damage
-from afflux.streaming import Term
 
 
 class Arrivals:
@@ -23,7 +23,7 @@ class Arrivals:
         for place in self._places.values():
             refuse_damage(segments, place, num_threads)
 
-    def put(self, waiting: Sequence[Waiting]) -> list[Kept]:
+    def put(self, waiting: Sequence[PendingArrival]) -> list[Kept]:
         """Writes those that are not on disk yet; what a commit has to say about all of them."""
         taken = {place.slot for place in self._places.values()}
         kept, new = [], dict(self._places)

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
+from afflux.aggregation.cache.rows import Row, RowCache, Rows, row_crc
+from afflux.aggregation.cache.staging import Stage, Stages
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.gpu import Gpu
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import StoreError
 from afflux.rules.rule import ClientId
-from afflux.staging import Stage, Stages
 from afflux.store.index import Index, Place
-from afflux.store.rows import CachedRows, Row, Rows, row_crc
 from afflux.store.segments import Segments
 from afflux.store.vectors import Fresh, Vectors
 
@@ -40,7 +40,7 @@ class Staged(Rows):
     slots: dict[ClientId, int]
 
 
-class DiskRows(CachedRows):
+class DiskRows(RowCache):
     """Rows in slots of a Zarr array; a round writes new ones to slots that no commit refers to.
 
     Between two commits a row has one slot of its own, which later rounds update in place.

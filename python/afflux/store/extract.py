@@ -8,11 +8,11 @@ from zipfile import ZipFile
 
 import numpy as np
 
+from afflux.aggregation.cache.rows import Row, decoded_dtype
 from afflux.ops.errors import StoreError
 from afflux.rules.rule import ClientId
 from afflux.store.index import Place
 from afflux.store.reading import Reading, reading
-from afflux.store.rows import Row, decoded_dtype
 
 
 def export(

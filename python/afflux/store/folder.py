@@ -17,19 +17,19 @@ from typing import Any, Literal
 
 import numpy as np
 
-from afflux import checkpoint
 from afflux._engine import ORDER_VERSION
+from afflux.aggregation import checkpoint
+from afflux.aggregation.admission import Admission, ServerState, after
+from afflux.aggregation.checkpoint import Saved
+from afflux.aggregation.options import Durability, codec_of
+from afflux.aggregation.reports import Pulled
+from afflux.aggregation.round import Memories, Round
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.interop import bring, frozen, on_gpu
 from afflux.arrays.layout import Layout
 from afflux.arrays.pools import Draft, Vector, Versions
-from afflux.checkpoint import Saved
-from afflux.fitting import codec_of
-from afflux.joins import Book, Joins, after
 from afflux.ops.codecs import Codec, named
 from afflux.ops.errors import AffluxError, StoreError, UnavailableError
-from afflux.receipts import Pulled
-from afflux.round import Memories, Round
 from afflux.rules.rule import Float64, Rule
 from afflux.rules.serialization import recipe_of, rule_of
 from afflux.store.arrivals import Arrivals
@@ -44,7 +44,6 @@ from afflux.store.shapes import shapes_of
 from afflux.store.state import Lists, state_of
 from afflux.store.vectors import NOTHING, Fresh, Vectors, crc, fresh, refuse_damage
 
-Durability = Literal["process", "power"]
 Every = int | Literal["as before"] | None
 
 
@@ -68,7 +67,7 @@ class Store:
         """
         self.path = folder_of(path)
         self._num_threads = num_threads
-        self._device = device
+        self.device = device
         with ExitStack() as undo:
             self._lock = Lock(path)
             undo.callback(self._lock.release)
@@ -147,7 +146,7 @@ class Store:
         if sys.byteorder != "little":
             raise UnavailableError("[store] rows are kept in little-endian order, and this machine is big-endian")
         own = {name: server[name] for name in ("num_clients", "dtype", "slot_dtype")}
-        shapes = shapes_of(rule, server["d"], **own, memory=options["memory"])
+        shapes = shapes_of(rule, server["d"], **own, accumulate=options["accumulate"])
         codec = codec_of(rule, server["slot_dtype"])
         server = {**server, "codec": None if codec is None else codec.name}
         layout = {"order_version": ORDER_VERSION, "arrays": list(shapes), "shapes": shapes}
@@ -182,13 +181,13 @@ class Store:
             num_clients=self.facts["num_clients"],
             codec=codec,
             seed=self.options["seed"],
-            device=self._device,
+            device=self.device,
         )
 
     def _living(self, name: str) -> Vector:
         """A vector of the last commit, where the server's vectors live."""
         now = self._vectors.now(name)
-        return now if self._device is HOST else self._device.moved(now)
+        return now if self.device is HOST else self.device.moved(now)
 
     @property
     def _durability(self) -> Durability:
@@ -263,7 +262,7 @@ class Store:
         if self.rows is not None and isinstance(sealed.rows, Staged):
             self.rows.present(sealed.rows)
 
-    def save(self, sealed: Round, joins: Joins) -> None:
+    def save(self, sealed: Round, joins: Admission) -> None:
         """Takes note of a round whose sweep was made, and commits it if it is its turn. May be repeated."""
         if sealed.saved:  # its maker has not told the book yet
             return
@@ -275,7 +274,7 @@ class Store:
                 norm for norm, why in zip(sealed.report.norms.tolist(), sealed.report.rejected, strict=True) if not why
             ]
             self._largest_row = max([self._largest_row, *norms])
-        version, book = sealed.report.version, joins.book.sealed
+        version, book = sealed.report.version, joins.state.sealed
         if book is not None and self.commit_every is not None and version % self.commit_every == 0:
             current = Pulled(sealed.draft.array, version, sealed.buffers)
             table = self._commit(after(book, current, sealed), None if staged is None else staged.table, joins, known)
@@ -283,7 +282,7 @@ class Store:
                 staged.table = table
         sealed.saved = True
 
-    def checkpoint(self, joins: Joins, notes: str | None = None, keep: Sequence[Pulled] = ()) -> None:
+    def checkpoint(self, joins: Admission, notes: str | None = None, keep: Sequence[Pulled] = ()) -> None:
         """Commits all that was decided, the arrivals that wait included. All of it has been made.
 
         `notes` and `keep`, older versions, stay until the next checkpoint.
@@ -299,7 +298,7 @@ class Store:
                 held.version: Place(self.params.put(held.params), crc(held.params, self._num_threads))
                 for held in self.held
             }
-            self._commit(joins.book, table, joins)
+            self._commit(joins.state, table, joins)
         finally:
             self._conclude()
 
@@ -324,7 +323,7 @@ class Store:
                 self.rows.settle(table.committed())
         self._begun = None
 
-    def _commit(self, book: Book, table: Table | None, joins: Joins, known: Fresh = NOTHING) -> Table | None:
+    def _commit(self, book: ServerState, table: Table | None, joins: Admission, known: Fresh = NOTHING) -> Table | None:
         """The transaction, and the table after it."""
         newest = book.current.version
         now = next((held for held in self.held if held.version == newest), None) or self._placed(book.current)
@@ -374,7 +373,7 @@ class Store:
         took_note()
         return None if table is None else table.committed()
 
-    def checked(self, facts: Mapping[str, Any], joins: Joins) -> Saved:
+    def checked(self, facts: Mapping[str, Any], joins: Admission) -> Saved:
         """The last commit, for a server with these facts."""
         try:
             return checkpoint.load(self._state(), facts, joins)
@@ -388,7 +387,7 @@ class Store:
         vectors["params"] = self._arrays["params"].array(last.vectors["params"].slot)
         return state_of(self.facts, last, vectors, self._arrivals.stacked(last.arrivals), log=self.options["log"])
 
-    def adopt(self, book: Book, params: Row, kept: Sequence[Pulled]) -> Book:
+    def adopt(self, book: ServerState, params: Row, kept: Sequence[Pulled]) -> ServerState:
         """The book of a server that goes on from the last commit; `params` and those of `kept` lie where they are on
         disk.
         """

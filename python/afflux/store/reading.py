@@ -7,13 +7,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from afflux.aggregation.cache.rows import Row, decoded, row_crc
 from afflux.ops.codecs import named
 from afflux.ops.errors import StoreError
 from afflux.rules.rule import ClientId
 from afflux.store.index import INDEX, Index, Place, folder_of
 from afflux.store.lock import Lock
 from afflux.store.metadata import LostError, Shape, check_group
-from afflux.store.rows import Row, decoded, row_crc
 from afflux.store.segments import Segments
 
 

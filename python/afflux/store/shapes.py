@@ -1,13 +1,13 @@
 """Which arrays a store has."""
 
-from afflux.checkpoint import STORED
-from afflux.fitting import codec_of
+from afflux.aggregation.checkpoint import STORED
+from afflux.aggregation.options import codec_of
 from afflux.rules.rule import Rule
 from afflux.store.metadata import Shape, shape_of
 
 
 def shapes_of(
-    rule: Rule, d: int, *, num_clients: int | None, dtype: str, slot_dtype: str, memory: str
+    rule: Rule, d: int, *, num_clients: int | None, dtype: str, slot_dtype: str, accumulate: bool
 ) -> dict[str, Shape]:
     """By name, for a server with these arguments."""
     shapes = {
@@ -15,7 +15,7 @@ def shapes_of(
         "arrivals": shape_of(STORED[slot_dtype], d, rule.buffer_size),
         **{f"memory.{name}": shape_of(dtype, d, 2) for name in rule.memories},
     }
-    if memory == "streaming":
+    if accumulate:
         shapes["total"] = shape_of("float64", d, 2)
     codec = codec_of(rule, slot_dtype)
     if codec is not None:

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from afflux import checkpoint
-from afflux.joins import Book, Joins
-from afflux.receipts import Join, Quarantined
+from afflux.aggregation import checkpoint
+from afflux.aggregation.admission import Admission, ServerState
+from afflux.aggregation.reports import Join, Quarantined
 from afflux.store.index import Committed, Tail
 
 
@@ -25,7 +25,7 @@ class Lists:
     def __init__(self) -> None:
         self._written: dict[str, Written] = {}
 
-    def put(self, book: Book, joins: Joins) -> tuple[dict[str, Tail], dict[str, Written]]:
+    def put(self, book: ServerState, joins: Admission) -> tuple[dict[str, Tail], dict[str, Written]]:
         """What a commit has to write, and what is to be settled after it."""
         quarantined, log = joins.growing
         lists: dict[str, tuple[list[Any], int, int]] = {"quarantined": (quarantined, book.quarantined, 0)}

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable
 
 from afflux import ops
+from afflux.aggregation.reports import Cut, Entry, Handed, Join
 from afflux.arrays.interop import private_copy
 from afflux.arrays.layout import Tree
-from afflux.intake import is_tree
 from afflux.ops.errors import AffluxError
-from afflux.receipts import Cut, Entry, Handed, Join
-from afflux.server import Server
+from afflux.server.inputs import is_tree
+from afflux.server.server import Server
 
 
 def replay(

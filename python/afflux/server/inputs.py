@@ -7,18 +7,18 @@ import numpy as np
 
 from afflux import ops
 from afflux._engine import Buffer
+from afflux.aggregation.reports import Pulled
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.gpu import device_of
 from afflux.arrays.interop import forbid_resizing, gpu_of, immutable_copy, is_torch, on_gpu, on_host, with_names
 from afflux.arrays.layout import Field, Layout, Tree
 from afflux.arrays.pools import Slot
 from afflux.ops.errors import AffluxError, UnavailableError
-from afflux.receipts import Pulled
 from afflux.rules.rule import Float64, Kind
 
 
 @dataclass(frozen=True, slots=True)
-class Intake:
+class InputAdapter:
     """How one server takes vectors in."""
 
     kind: Kind
@@ -30,7 +30,7 @@ class Intake:
     @classmethod
     def of(
         cls, params: "ops.Array | Tree", kind: Kind, num_threads: int
-    ) -> "tuple[Intake, ops.Array | list[ops.Array]]":
+    ) -> "tuple[InputAdapter, ops.Array | list[ops.Array]]":
         """For vectors like `params`, where these lie; and the parts of params."""
         if is_tree(params):
             layout = Layout.of(params)

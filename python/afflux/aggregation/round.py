@@ -12,43 +12,25 @@ import numpy as np
 
 from afflux import ops
 from afflux._engine import exactly
+from afflux.aggregation.arrivals import PendingArrival, canonical
+from afflux.aggregation.cache.rows import RowCache, Rows
+from afflux.aggregation.reports import Pulled, Report
+from afflux.aggregation.streaming import Term, combine
 from afflux.arrays.interop import first_nonfinite, frozen, immutable_copy
 from afflux.arrays.pools import Draft, Slot, Vector
 from afflux.ops.errors import AffluxError
 from afflux.ops.exact import ordered_sum
-from afflux.receipts import Pulled, Report
-from afflux.rules.rule import Arrivals, ClientId, Float64, Kind, Rule, Scalars, Weights
-from afflux.staging import Stage
-from afflux.store import CachedRows, Rows
-from afflux.streaming import Term, Work, combine
+from afflux.rules.rule import Arrivals, Float64, Kind, Rule, Scalars, Weights
 
-#: What is known of an arrival before it joins: the first fields of Waiting.
-Pushed = tuple[ClientId, int, int, float, float, Slot, Float64 | None, tuple[float, float]]
 #: The vectors that a server keeps for its rule, by name, in the order of Rule.memories.
 Memories = Mapping[str, Vector]
-
-
-class Waiting(NamedTuple):
-    """An arrival in the buffer."""
-
-    client_id: ClientId
-    version: int
-    num_examples: int
-    loss: float
-    norm: float  #: NaN: nobody has looked at the vector
-    slot: Slot | Term  #: a term if the server streams
-    buffers: Float64 | None
-    extremes: tuple[float, float]  #: the vector's least and largest element; NaN if nobody has looked
-    join: int
-    staleness: int
-    stage: Stage | None = None  #: of its client's row, if that is kept elsewhere than where rounds are made
 
 
 class Before(NamedTuple):
     """What a round starts from, beside its arrivals."""
 
     current: Pulled
-    rows: CachedRows | None
+    rows: RowCache | None
     memories: Memories
     outs: Memories  #: where the sweep may write them; themselves if in place
     scalars: Scalars
@@ -61,7 +43,7 @@ class Unseen(NamedTuple):
     places: tuple[int, ...]
     rule: Rule
     current: Pulled
-    ordered: list[Waiting]
+    ordered: list[PendingArrival]
     weights: Weights
 
     def bad(self, slots: Sequence[Slot]) -> dict[int, int]:
@@ -78,7 +60,7 @@ class Unseen(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Round(Work):
+class Round:
     """A step that was decided: everything that can fail has been done, only the sweep remains."""
 
     slots: list[Slot]
@@ -94,10 +76,11 @@ class Round(Work):
     unseen: Unseen | None = None  #: vectors that nobody has looked at
     saved: bool = True  #: whether its rows are where they are kept, and a store has taken note of it, if there is one
     checksums: list[ops.Checksums] | None = None  #: of what the sweep has written, for a store
+    driver: int | None = None  #: the thread that makes it; None: no thread does
 
     @property
     def finished(self) -> bool:
-        """Whether only the book remains to be told."""
+        """Swept and saved; only publication remains."""
         return self.saved and bool(self.done)
 
     def release(self) -> None:
@@ -139,7 +122,7 @@ class Round(Work):
             object.__setattr__(self.report, "rejected", reasons(weights))
 
 
-def prepare(rule: Rule, before: Before, waiting: Sequence[Waiting], draft: Draft, num_threads: int) -> Round:
+def prepare(rule: Rule, before: Before, waiting: Sequence[PendingArrival], draft: Draft, num_threads: int) -> Round:
     """Decides a round. Writes nothing but memory of its own, so that whatever raises here leaves no trace.
 
     All of it in the engine's floating-point mode: a weight that is subnormal must not vanish by the caller's.
@@ -147,12 +130,7 @@ def prepare(rule: Rule, before: Before, waiting: Sequence[Waiting], draft: Draft
     return exactly(lambda ordered: _prepare(rule, before, ordered, draft, num_threads), canonical(waiting))
 
 
-def canonical(waiting: Sequence[Waiting]) -> list[Waiting]:
-    """By client, version pulled, and join."""
-    return sorted(waiting, key=lambda w: (w.client_id, w.version, w.join))
-
-
-def _prepare(rule: Rule, before: Before, ordered: list[Waiting], draft: Draft, num_threads: int) -> Round:
+def _prepare(rule: Rule, before: Before, ordered: list[PendingArrival], draft: Draft, num_threads: int) -> Round:
     start = perf_counter()
     slots = [w.slot for w in ordered if not isinstance(w.slot, Term)]
     terms = [w.slot for w in ordered if isinstance(w.slot, Term)]
@@ -255,7 +233,7 @@ def accepted(weights: Weights) -> list[bool]:
     return [w != 0 and i not in weights.rejected for i, w in enumerate(weights.vectors.tolist())]
 
 
-def freeze(before: Before, ordered: list[Waiting], gram: Float64 | None) -> Arrivals:
+def freeze(before: Before, ordered: list[PendingArrival], gram: Float64 | None) -> Arrivals:
     """The rule's view of a buffer in canonical order."""
     version = before.current.version
     client_ids, versions, num_examples, losses, norms, *_ = zip(*ordered, strict=True)
@@ -330,7 +308,7 @@ _NO_NUMBERS = np.empty(0)
 
 
 def mixed_buffers(
-    rule: Rule, current: Pulled, ordered: list[Waiting], sweep: ops.Pass, weights: Weights
+    rule: Rule, current: Pulled, ordered: list[PendingArrival], sweep: ops.Pass, weights: Weights
 ) -> Float64 | None:
     """The model's buffers after the round: mixed like the params for rules of kind `model` (FedAsync's authors), else
     the plain mean over the accepted arrivals (FADAS's authors); as they were if all are rejected.

@@ -19,7 +19,7 @@ from afflux.arrays.interop import bring
 from afflux.rules.rule import ClientId
 
 if TYPE_CHECKING:
-    from afflux.store.rows import Row, Rows
+    from afflux.aggregation.cache.rows import Row, Rows
 
 
 class Stage:

@@ -10,16 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux._engine import ORDER_VERSION
+from afflux.aggregation.admission import Admission, ServerState
+from afflux.aggregation.arrivals import PendingArrival
+from afflux.aggregation.cache.memory import MemoryRows
+from afflux.aggregation.cache.rows import RowCache
+from afflux.aggregation.participation import Participation
+from afflux.aggregation.reports import STATUSES, Cut, Entry, Handed, Join, Pulled, Quarantined, no_counts
+from afflux.aggregation.round import Memories
+from afflux.aggregation.streaming import Term
 from afflux.arrays.interop import finite, immutable_copy, on_host
-from afflux.joins import Book, Joins
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import is_int, plain_id
-from afflux.passes import Passes
-from afflux.receipts import STATUSES, Cut, Entry, Handed, Join, Pulled, Quarantined, no_counts
-from afflux.round import Memories, Waiting
 from afflux.rules.rule import ClientId, Float64, Rule, Scalars
-from afflux.store import CachedRows, MemoryRows
-from afflux.streaming import Term
 
 FORMAT = 2
 #: How the elements of a slot are saved; bfloat16, which NumPy lacks, as its 16 bits.
@@ -35,12 +37,14 @@ class Saved:
     version: int
     params: Array  #: the state's array
     buffers: Float64 | None
-    arrivals: list[Waiting]  #: those in the buffer, then those that wait for the next pass; slots are the state's rows
+    arrivals: list[
+        PendingArrival
+    ]  #: those in the buffer, then those that wait for the next pass; slots are the state's rows
     filled: int  #: arrivals in the buffer
     added: int  #: arrivals in the total, the first ones in the buffer; they have no slots
     raw: list[float]  #: their raw weights
     total: Float64 | None  #: the state's array, if there are some
-    rows: CachedRows | None
+    rows: RowCache | None
     number: int
     counts: dict[str, int]
     id_type: type | None
@@ -51,9 +55,9 @@ class Saved:
     scalars: Scalars
     passed: tuple[int, list[ClientId]] | None  #: N, and who has entered in this pass
 
-    def book(self, current: Pulled, arrivals: list[Waiting]) -> Book:
+    def book(self, current: Pulled, arrivals: list[PendingArrival]) -> ServerState:
         """The book that goes with it, once params and slots are in the server's own memory."""
-        return Book(
+        return ServerState(
             current=current,
             rows=self.rows,
             waiting=arrivals[: self.filled],
@@ -66,11 +70,11 @@ class Saved:
             memories=self.memories,
             handed=self.handed,
             scalars=self.scalars,
-            passes=None if self.passed is None else Passes.of(*self.passed, arrivals[self.filled :]),
+            passes=None if self.passed is None else Participation.of(*self.passed, arrivals[self.filled :]),
         )
 
 
-def short(facts: Mapping[str, Any], book: Book) -> dict[str, Any]:
+def short(facts: Mapping[str, Any], book: ServerState) -> dict[str, Any]:
     """The facts that do not grow with the number of clients or of joins."""
     total, arrivals = book.total, book.arrivals()
     added = 0 if total is None else total.added
@@ -91,7 +95,7 @@ def short(facts: Mapping[str, Any], book: Book) -> dict[str, Any]:
 
 
 def save(
-    facts: Mapping[str, Any], book: Book, quarantined: Sequence[Quarantined], log: Sequence[Entry] | None
+    facts: Mapping[str, Any], book: ServerState, quarantined: Sequence[Quarantined], log: Sequence[Entry] | None
 ) -> dict[str, Any]:
     """`facts` say what kind of server it is. All that is decided has been made."""
     rows, current, d, total = book.rows, book.current, facts["d"], book.total
@@ -127,7 +131,7 @@ def save(
     return {"meta": meta, "arrays": arrays}
 
 
-def waiting_entry(w: Waiting) -> list[Any]:
+def waiting_entry(w: PendingArrival) -> list[Any]:
     """An arrival without its arrays."""
     return [w.client_id, w.version, w.num_examples, w.join, w.staleness]
 
@@ -144,7 +148,7 @@ def log_entry(entry: Entry) -> list[Any]:
     return [entry.kind] if isinstance(entry, Cut) else ["set_memory", entry.name]
 
 
-def load(state: Mapping[str, Any], facts: Mapping[str, Any], joins: Joins) -> Saved:
+def load(state: Mapping[str, Any], facts: Mapping[str, Any], joins: Admission) -> Saved:
     """Checks a state against the server that is to take it over, which stays as it is."""
     try:
         meta, arrays = state["meta"], state["arrays"]
@@ -158,8 +162,8 @@ def load(state: Mapping[str, Any], facts: Mapping[str, Any], joins: Joins) -> Sa
         raise AffluxError(f"[load_state_dict] the state is damaged: {type(error).__name__}: {error}") from None
 
 
-def _load(meta: Mapping[str, Any], arrays: "_Arrays", facts: Mapping[str, Any], joins: Joins) -> Saved:
-    current, d = joins.book.current, facts["d"]
+def _load(meta: Mapping[str, Any], arrays: "_Arrays", facts: Mapping[str, Any], joins: Admission) -> Saved:
+    current, d = joins.state.current, facts["d"]
     version, number, rule = _int(meta["version"]), _int(meta["joins"]), joins.rule
     ids = _Ids(meta["id_type"])
     buffers: Float64 | None = None
@@ -202,9 +206,9 @@ def _scalars(meta: Mapping[str, Any], rule: Rule) -> Scalars:
     return MappingProxyType(scalars)
 
 
-def _passed(meta: Mapping[str, Any], joins: Joins, ids: "_Ids") -> tuple[int, list[ClientId]] | None:
+def _passed(meta: Mapping[str, Any], joins: Admission, ids: "_Ids") -> tuple[int, list[ClientId]] | None:
     """Who has entered in this pass, the buffer's clients last."""
-    order, ours = [ids.joined(who) for who in meta["passed"]], joins.book.passes
+    order, ours = [ids.joined(who) for who in meta["passed"]], joins.state.passes
     waiting = [ids.joined(who) for who, *_ in meta["waiting"][: _int(meta["filled"])]]
     most, last = (0, []) if ours is None else (ours.num_clients, order[len(order) - len(waiting) :])
     if len(set(order)) < len(order) or len(order) > most or (ours is not None and last != waiting):
@@ -216,10 +220,10 @@ def _waiting(
     meta: Mapping[str, Any],
     arrays: "_Arrays",
     facts: Mapping[str, Any],
-    joins: Joins,
+    joins: Admission,
     ids: "_Ids",
     own: Sequence[Float64 | None],
-) -> list[Waiting]:
+) -> list[PendingArrival]:
     count, filled = len(meta["waiting"]), _int(meta["filled"])
     if not filled <= count or (filled < count and not joins.rule.needs.passes):
         _fail(f"{filled} of {count} arrivals are in the buffer, which cannot be")
@@ -231,7 +235,7 @@ def _waiting(
     losses, norms = (arrays.get(name, "float64", (count,)) for name in ("losses", "norms"))
     seen = ~np.isnan(norms[added:])
     slots += list(arrays.get("slots", STORED[facts["slot_dtype"]], (count - added, facts["d"]), seen))
-    rows, extremes = joins.book.rows, [(nan, nan)] * count
+    rows, extremes = joins.state.rows, [(nan, nan)] * count
     if rows is not None and rows.codec.ranged:
         extremes = [(low, high) for low, high in arrays.get("extremes", "float64", (count, 2)).tolist()]
     waiting = []
@@ -245,7 +249,7 @@ def _waiting(
         if not (norms[i] >= 0 or np.isnan(norms[i])):
             _fail(f"arrival {i} has norm {norms[i]}")
         waiting.append(
-            Waiting(
+            PendingArrival(
                 ids.joined(who),
                 _int(version),
                 _int(examples),
@@ -277,8 +281,8 @@ def _raw(meta: Mapping[str, Any]) -> list[float]:
     return raw
 
 
-def _rows(meta: Mapping[str, Any], arrays: "_Arrays", d: int, joins: Joins, ids: "_Ids") -> CachedRows | None:
-    rows = joins.book.rows
+def _rows(meta: Mapping[str, Any], arrays: "_Arrays", d: int, joins: Admission, ids: "_Ids") -> RowCache | None:
+    rows = joins.state.rows
     if not isinstance(rows, MemoryRows):  # none, or on disk, and not in the state
         return rows
     clients = [ids.joined(who) for who in meta["row_ids"]]

@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from afflux import ops
 from afflux._engine import SUPERBLOCK
+from afflux.aggregation.cache.staging import Stage, Stages
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.interop import on_host
 from afflux.ops import CachedDifference, CachedMean, RowFacts, codecs
 from afflux.ops.codecs import Codec
 from afflux.rules.rule import Calibrate, ClientId
-from afflux.staging import Stage, Stages
 
 #: NumPy's, or on a GPU that of its library.
 Row = Any
@@ -33,7 +33,7 @@ class Rows(dict[ClientId, Row]):
         self.staged: dict[ClientId, Row] = {}
 
 
-class CachedRows(ABC):
+class RowCache(ABC):
     """Each client's last vector, encoded, and the float64 sum of all; clients never seen take nothing, and count as
     zeros.
     """

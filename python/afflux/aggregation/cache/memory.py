@@ -4,6 +4,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
+from afflux.aggregation.cache.rows import Row, RowCache, Rows, decoded
+from afflux.aggregation.cache.staging import Stages
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.gpu import Gpu
 from afflux.arrays.interop import on_host
@@ -11,11 +13,9 @@ from afflux.ops import codecs
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError
 from afflux.rules.rule import ClientId
-from afflux.staging import Stages
-from afflux.store.rows import CachedRows, Row, Rows, decoded
 
 
-class MemoryRows(CachedRows):
+class MemoryRows(RowCache):
     """Rows in memory, one per client seen: the device's, or, `apart` from a GPU, pinned memory of the host."""
 
     def __init__(
