@@ -7,9 +7,9 @@ namespace afflux::AFFLUX_ISA {
 namespace {
 
 // An out may be the vector that its new values come from: each element is read before it is written.
-template <StepKind kKind, class T>
+template <StepKind kKind, int kStates, class T>
 AFFLUX_FN void step_of(const Pass& pass, Tile tile, const double* d) {
-  constexpr int kStates = static_cast<int>(state_count(kKind)), kRoom = kStates > 0 ? kStates : 1;
+  constexpr int kRoom = kStates > 0 ? kStates : 1;
   const Step& stage = pass.step;
   const T *const params = tile_of<T>(pass.params, tile), *states[kRoom] = {};
   T *const out = tile_of<T>(pass.out, tile), *outs[kRoom] = {};
@@ -25,7 +25,7 @@ AFFLUX_FN void step_of(const Pass& pass, Tile tile, const double* d) {
       values[k] = lanes.load(states[k] + i);
     }
     lanes.ahead(params + i);
-    const auto moved = formula::step<kKind>(lanes, stage, lanes.load(params + i), lanes.load(d + i), values);
+    const auto moved = formula::step(kKind, lanes, stage, lanes.load(params + i), lanes.load(d + i), values);
     AFFLUX_UNROLL
     for (int k = 0; k < kStates; ++k) lanes.store(outs[k] + i, values[k]);
     lanes.store(out + i, moved);
@@ -37,7 +37,7 @@ AFFLUX_FN void step(const Pass& pass, Tile tile, const double* d) {
   switch (pass.step.kind) {
 #define AFFLUX_KIND(kind, states) \
   case StepKind::kind:            \
-    return step_of<StepKind::kind, T>(pass, tile, d);
+    return step_of<StepKind::kind, states, T>(pass, tile, d);
     AFFLUX_STEP_KINDS(AFFLUX_KIND)
 #undef AFFLUX_KIND
   }

@@ -8,23 +8,12 @@ namespace afflux::cuda {
 
 // v += S / N
 AFFLUX_DEVICE void add_mean(const Doubles& sum, std::int64_t num_clients, Doubles& v) {
-  const double inverse = formula::inverse_of(num_clients);
-  AFFLUX_UNROLL_ON_DEVICE
-  for (int j = 0; j < kFour; ++j) v.at[j] = formula::add_cached_mean(v.at[j], sum.at[j], inverse);
+  v = formula::add_cached_mean(v, sum, FourLanes::fill(formula::inverse_of(num_clients)));
 }
 
 // What arrival k adds to the direction's differences: its weight, or 0 where the direction has none.
 AFFLUX_DEVICE double direction_weight(const Pass& pass, std::int64_t k) {
   return formula::weighs_differences(pass.calibrate.kind) ? pass.combine.weights.data[k] : 0.0;
-}
-
-// v += w (u - h);  S += q - h where the row is replaced. A weight of 0 adds nothing.
-AFFLUX_DEVICE void add_difference(const Doubles& update, const Doubles& row, const Doubles& new_row, double weight,
-                                  bool replaced, Doubles& v, Doubles& sum) {
-  AFFLUX_UNROLL_ON_DEVICE
-  for (int j = 0; j < kFour; ++j)
-    formula::accumulate_difference(update.at[j], row.at[j], new_row.at[j], weight != 0.0, weight, replaced, v.at[j],
-                                   sum.at[j]);
 }
 
 // The differences of all arrivals, where the new row is the update itself.
@@ -47,7 +36,9 @@ AFFLUX_DEVICE void add_differences(const Pass& pass, const Span& span, Doubles& 
       [&](std::int64_t k, const Read& read) {
         const Doubles update = doubles(read.update);
         void* const new_row = stage.new_rows.data[k].data;
-        add_difference(update, doubles(read.old), update, direction_weight(pass, k), new_row != nullptr, v, sum);
+        const double weight = direction_weight(pass, k);
+        formula::accumulate_difference(update, doubles(read.old), update, weight != 0.0, FourLanes::fill(weight),
+                                       new_row != nullptr, v, sum);
         if (new_row != nullptr) span.store(new_row, converted<Row>(read.update));
       });
 }

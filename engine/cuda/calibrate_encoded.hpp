@@ -83,7 +83,8 @@ struct EncodedBody {
     block.each_in_warp([&](int thread) {
       const Doubles h = doubles(old[thread]);
       const Doubles now = stage.quantize_direction ? doubles(renewed[thread]) : doubles(arrivals[thread].update);
-      add_difference(now, h, doubles(renewed[thread]), weight, new_row != nullptr, v[thread], sum[thread]);
+      formula::accumulate_difference(now, h, doubles(renewed[thread]), weight != 0.0, FourLanes::fill(weight),
+                                     new_row != nullptr, v[thread], sum[thread]);
     });
   }
 

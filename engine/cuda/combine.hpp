@@ -7,8 +7,7 @@
 namespace afflux::cuda {
 
 AFFLUX_DEVICE void add_weighted(Doubles& sum, double weight, const Doubles& values) {
-  AFFLUX_UNROLL_ON_DEVICE
-  for (int j = 0; j < kFour; ++j) sum.at[j] = formula::weighted(sum.at[j], weight, values.at[j]);
+  sum = formula::weighted(sum, FourLanes::fill(weight), values);
 }
 
 // load(k) and then use(k, loaded) for k = 0, 1, ... count - 1 where wanted(k), some loads under way at once.

@@ -2,43 +2,28 @@
 // states. An out may be the vector that its new values come from: a thread reads its elements before it writes.
 #pragma once
 #include "cuda/combine.hpp"
-#include "formula/lanes.hpp"
 #include "formula/step.hpp"
 
 namespace afflux::cuda {
 
-// P: the type of params.
-template <StepKind kKind, class P, class Span>
-AFFLUX_DEVICE void step_of(const Pass& pass, const Span& span, const Doubles& d) {
-  constexpr int kStates = static_cast<int>(state_count(kKind)), kRoom = kStates > 0 ? kStates : 1;
-  const Step& stage = pass.step;
-  const Doubles params = doubles(span.template load<P>(pass.params.data));
-  Doubles states[kRoom], out;
-  AFFLUX_UNROLL_ON_DEVICE
-  for (int k = 0; k < kStates; ++k) states[k] = doubles(span.template load<P>(stage.states.data[k].data));
-  AFFLUX_UNROLL_ON_DEVICE
-  for (int j = 0; j < kFour; ++j) {
-    double values[kRoom];
-    AFFLUX_UNROLL_ON_DEVICE
-    for (int k = 0; k < kStates; ++k) values[k] = states[k].at[j];
-    out.at[j] = formula::step<kKind>(formula::OneLane{}, stage, params.at[j], d.at[j], values);
-    AFFLUX_UNROLL_ON_DEVICE
-    for (int k = 0; k < kStates; ++k) states[k].at[j] = values[k];
-  }
-  AFFLUX_UNROLL_ON_DEVICE
-  for (int k = 0; k < kStates; ++k) span.store(stage.outs.data[k].data, converted<P>(states[k]));
-  span.store(pass.out.data, converted<P>(out));
+AFFLUX_FN Doubles sign(const Doubles& x) {
+  return {{formula::sign(x.at[0]), formula::sign(x.at[1]), formula::sign(x.at[2]), formula::sign(x.at[3])}};
 }
 
+// P: the type of params.
 template <class P, class Span>
 AFFLUX_DEVICE void step(const Pass& pass, const Span& span, const Doubles& d) {
-  switch (pass.step.kind) {
-#define AFFLUX_KIND(kind, states) \
-  case StepKind::kind:            \
-    return step_of<StepKind::kind, P>(pass, span, d);
-    AFFLUX_STEP_KINDS(AFFLUX_KIND)
-#undef AFFLUX_KIND
-  }
+  const Step& stage = pass.step;
+  Doubles states[kMostStates];
+  AFFLUX_UNROLL_ON_DEVICE
+  for (int k = 0; k < kMostStates; ++k)
+    if (k < stage.states.size) states[k] = doubles(span.template load<P>(stage.states.data[k].data));
+  const Doubles params = doubles(span.template load<P>(pass.params.data));
+  const Doubles out = formula::step(stage.kind, FourLanes{}, stage, params, d, states);
+  AFFLUX_UNROLL_ON_DEVICE
+  for (int k = 0; k < kMostStates; ++k)
+    if (k < stage.states.size) span.store(stage.outs.data[k].data, converted<P>(states[k]));
+  span.store(pass.out.data, converted<P>(out));
 }
 
 }  // namespace afflux::cuda

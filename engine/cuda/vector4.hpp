@@ -3,6 +3,8 @@
 #include "afflux/view.hpp"
 #include "cuda/block.hpp"
 #include "formula/half.hpp"
+#include "formula/lanes.hpp"
+#include "formula/reduce.hpp"
 
 namespace afflux::cuda {
 
@@ -35,6 +37,32 @@ AFFLUX_DEVICE Doubles doubles(const Vector4<T>& from) {
   for (int j = 0; j < kFour; ++j) to.at[j] = static_cast<double>(formula::widened(from.at[j]));
   return to;
 }
+
+// For formulas over T, as a vector of the CPU's lanes is.
+AFFLUX_FN Doubles operator+(const Doubles& a, const Doubles& b) {
+  return {{a.at[0] + b.at[0], a.at[1] + b.at[1], a.at[2] + b.at[2], a.at[3] + b.at[3]}};
+}
+AFFLUX_FN Doubles operator-(const Doubles& a, const Doubles& b) {
+  return {{a.at[0] - b.at[0], a.at[1] - b.at[1], a.at[2] - b.at[2], a.at[3] - b.at[3]}};
+}
+AFFLUX_FN Doubles operator*(const Doubles& a, const Doubles& b) {
+  return {{a.at[0] * b.at[0], a.at[1] * b.at[1], a.at[2] * b.at[2], a.at[3] * b.at[3]}};
+}
+AFFLUX_FN Doubles operator/(const Doubles& a, const Doubles& b) {
+  return {{a.at[0] / b.at[0], a.at[1] / b.at[1], a.at[2] / b.at[2], a.at[3] / b.at[3]}};
+}
+AFFLUX_FN Doubles greater(const Doubles& acc, const Doubles& x) {
+  return {{formula::greater(acc.at[0], x.at[0]), formula::greater(acc.at[1], x.at[1]),
+           formula::greater(acc.at[2], x.at[2]), formula::greater(acc.at[3], x.at[3])}};
+}
+struct FourLanes {
+  AFFLUX_FN Doubles fill(double value) { return {{value, value, value, value}}; }
+  AFFLUX_FN Doubles root(const Doubles& values) {
+    using formula::OneLane;
+    return {{OneLane::root(values.at[0]), OneLane::root(values.at[1]), OneLane::root(values.at[2]),
+             OneLane::root(values.at[3])}};
+  }
+};
 
 // Elements [begin, begin + count) of every vector that a kernel reads or writes. kWhole: four of them, and all vectors
 // are aligned to 16 bytes. What is beyond the end is read as 0 and not written.

@@ -35,42 +35,52 @@ AFFLUX_FN T yogi_square(T v, T direction, T rest) {
 }
 
 // The new v of the adaptive steps.
-template <StepKind kKind, class Lanes, class T>
-AFFLUX_FN T second_moment(Lanes lanes, const Step& step, T v, T direction) {
-  static_assert(
-      kKind == StepKind::adam || kKind == StepKind::amsgrad || kKind == StepKind::adagrad || kKind == StepKind::yogi,
-      "a kind of step needs its formula");
+template <class Lanes, class T>
+AFFLUX_FN T second_moment(StepKind kind, Lanes lanes, const Step& step, T v, T direction) {
   const T rest = lanes.fill(1.0 - step.beta2);
-  if constexpr (kKind == StepKind::adagrad)
-    return sum_of_squares(v, direction);
-  else if constexpr (kKind == StepKind::yogi)
-    return yogi_square(v, direction, rest);
-  else
-    return moving_square(v, direction, lanes.fill(step.beta2), rest);
+  switch (kind) {
+    case StepKind::adam:
+    case StepKind::amsgrad:
+      return moving_square(v, direction, lanes.fill(step.beta2), rest);
+    case StepKind::adagrad:
+      return sum_of_squares(v, direction);
+    case StepKind::yogi:
+      return yogi_square(v, direction, rest);
+    case StepKind::sgd:
+    case StepKind::momentum:
+      break;  // have none
+  }
+  return v;
 }
 
 // The states are m, v and, of AMSGrad, v_hat.
-template <StepKind kKind, class Lanes, class T>
-AFFLUX_FN T adaptive_step(Lanes lanes, const Step& step, T params, T direction, T* states) {
+template <class Lanes, class T>
+AFFLUX_FN T adaptive_step(StepKind kind, Lanes lanes, const Step& step, T params, T direction, T* states) {
   states[0] = moving_mean(states[0], direction, lanes.fill(step.beta1), lanes.fill(1.0 - step.beta1));
-  states[1] = second_moment<kKind>(lanes, step, states[1], direction);
+  states[1] = second_moment(kind, lanes, step, states[1], direction);
   T square = states[1];
-  if constexpr (kKind == StepKind::amsgrad) square = states[2] = greater(states[2], square);
+  if (kind == StepKind::amsgrad) square = states[2] = greater(states[2], square);
   const T root = lanes.root(square);
   return params + lanes.fill(step.lr) * states[0] / (root * lanes.fill(step.root_scale) + lanes.fill(step.epsilon));
 }
 
-// Returns the new params; `states`, state_count(kKind) of them, are replaced by the new ones.
-template <StepKind kKind, class Lanes, class T>
-AFFLUX_FN T step(Lanes lanes, const Step& step, T params, T direction, T* states) {
-  if constexpr (kKind == StepKind::sgd) {
-    return params + lanes.fill(step.lr) * direction;
-  } else if constexpr (kKind == StepKind::momentum) {
-    states[0] = lanes.fill(step.beta1) * states[0] + direction;
-    return params + lanes.fill(step.lr) * states[0];
-  } else {
-    return adaptive_step<kKind>(lanes, step, params, direction, states);
+// Returns the new params; the kind's states are replaced by the new ones. The CPU's drivers say the kind at compile
+// time, and the device's at run time: one kernel serves all.
+template <class Lanes, class T>
+AFFLUX_FN T step(StepKind kind, Lanes lanes, const Step& step, T params, T direction, T* states) {
+  switch (kind) {
+    case StepKind::sgd:
+      return params + lanes.fill(step.lr) * direction;
+    case StepKind::momentum:
+      states[0] = lanes.fill(step.beta1) * states[0] + direction;
+      return params + lanes.fill(step.lr) * states[0];
+    case StepKind::adam:
+    case StepKind::amsgrad:
+    case StepKind::adagrad:
+    case StepKind::yogi:
+      return adaptive_step(kind, lanes, step, params, direction, states);
   }
+  return params;
 }
 
 }  // namespace afflux::formula

@@ -34,6 +34,13 @@ constexpr StepInfo kStepKinds[] = {
 #undef AFFLUX_KIND
 };
 
+// The largest number of vectors that a kind keeps.
+constexpr int kMostStates = [] {
+  std::int64_t most = 0;
+  for (const StepInfo& kind : kStepKinds) most = most < kind.states ? kind.states : most;
+  return static_cast<int>(most);
+}();
+
 constexpr const char* name(StepKind kind) { return kStepKinds[static_cast<int>(kind)].name; }
 constexpr std::int64_t state_count(StepKind kind) { return kStepKinds[static_cast<int>(kind)].states; }
 
