@@ -46,7 +46,7 @@ class Case:
     pushes: int = 400
     durability: str = "process"
     commit_every: int | None = 1
-    memory: str = "buffered"
+    accumulate: bool = False
     checkpoints: float = 0.05  #: the share of pushes that are followed by one
     codec: str | None = None
 
@@ -58,7 +58,7 @@ class Case:
 
     def server(self, path=None):
         store = {} if path is None else {"store": path, **self.settings()}
-        options = {"num_clients": CLIENTS, "max_staleness": 6, "log": True, "memory": self.memory}
+        options = {"num_clients": CLIENTS, "max_staleness": 6, "log": True, "accumulate": self.accumulate}
         return Server(self.make_rule(), np.ones(self.d, np.float32), num_threads=1, **options, **store)
 
     def open(self, path):
@@ -305,7 +305,7 @@ CASES = [
     Case("fadas", commit_every=2),
     Case("wkafl"),
     Case("gsgm", pushes=150),
-    Case("fedbuff", memory="streaming"),
+    Case("fedbuff", accumulate=True),
     Case("fedams", commit_every=None, checkpoints=0.2),
 ]
 PIECE = 10

@@ -12,9 +12,9 @@ from typing import get_args
 
 import numpy as np
 
-from afflux import Server, _engine, exp, log, ops, pow, weigh
+from afflux import Server, _engine, exp, log, ops, pow
 from afflux.ops import codecs
-from afflux.rules import RULES
+from afflux.rules import RULES, staleness
 from order import SIZES
 
 
@@ -226,7 +226,7 @@ def rule(name, num_threads):
 
 def weights():
     """The weighing laws over many stalenesses."""
-    laws = [weigh.Polynomial(a / 2) for a in range(6)] + [weigh.Hinge(), weigh.Hinge(0.3, 2.5)]
+    laws = [staleness.Polynomial(a / 2) for a in range(6)] + [staleness.Hinge(), staleness.Hinge(0.3, 2.5)]
     values = np.array([[law(t) for t in range(2000)] for law in laws])
     return hashlib.sha256(values.tobytes()).hexdigest()
 

@@ -17,8 +17,8 @@ SERVER = {
         "test_models.py",
     ),
     "server: a failing rule loses the buffer": (
-        "        sealed = prepare(self._rule",
-        "        self._joins.book = self._joins.book._replace(filled=0)\n        sealed = prepare(self._rule",
+        "        prepared = prepare(self.rule",
+        "        self.admission.state = self.admission.state._replace(filled=0)\n        prepared = prepare(self.rule",
         "test_server.py",
     ),
     "store: a round writes over the committed sum": (
@@ -52,8 +52,8 @@ SERVER = {
         "test_store_commits.py",
     ),
     "store: a push does not wait for its row": (
-        "                ticket.stage = fetch()\n",
-        "                pass\n",
+        "            ticket.stage = fetch()\n",
+        "            pass\n",
         "test_store_errors.py",
     ),
     "joins: a round that is being made is not counted": (
@@ -107,8 +107,8 @@ SERVER = {
         "test_streaming.py",
     ),
     "streaming: a round does not wait for the terms before it": (
-        "while joins.completes(status) and joins.book.unfinished:",
-        "while joins.completes(status) and joins.book.round is not None:",
+        "if completes and state.unfinished:",
+        "if completes and state.round is not None:",
         "test_streaming_threads.py",
     ),
     "codec: all versions draw the same": (

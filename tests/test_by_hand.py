@@ -5,12 +5,12 @@ import pytest
 
 import oracle
 from afflux import Rule, Server
-from afflux.calibrate import NONE
 from afflux.rules import RULES
-from afflux.score import ScoreTest
-from afflux.selection import CosineSelection
-from afflux.step import Sgd
-from afflux.weigh import Polynomial
+from afflux.rules.calibration import NONE
+from afflux.rules.optimizers import Sgd
+from afflux.rules.presets.wkafl import CosineSelection
+from afflux.rules.presets.zenopp import ScoreTest
+from afflux.rules.staleness import Polynomial
 
 #: Ten decimals are written.
 HALF_A_DIGIT = 6e-11

@@ -8,8 +8,8 @@ from hypothesis.extra.numpy import arrays
 
 import rows
 from afflux import AffluxError, ops
+from afflux.aggregation.cache.rows import row_key
 from afflux.ops import codecs
-from afflux.store import row_key
 from conftest import THREADS, awkward, bits
 
 AFFINE = [codecs.affine(b, scope=scope) for scope in ("block", "vector") for b in (8, 4, 2, 1)]

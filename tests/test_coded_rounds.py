@@ -10,9 +10,9 @@ import pytest
 import oracle
 import rows
 from afflux import AffluxError, Server, ops
+from afflux.aggregation.cache.rows import row_key
 from afflux.ops import codecs
 from afflux.rules import afa_cs, ca2fl, mf_ca2fl
-from afflux.store import row_key
 from conftest import THREADS, bits
 from test_types import buffer, values
 

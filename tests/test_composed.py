@@ -6,39 +6,40 @@ import numpy as np
 import pytest
 
 import oracle
-from afflux import AffluxError, Rule, Server, rates, step, weigh
-from afflux.calibrate import CACHED_DIFFERENCE, CACHED_MEAN, CACHED_MEAN_OF_SEEN, NONE
-from afflux.rule import Needs, Weights
-from afflux.scheduling import GradientScheduling
-from afflux.score import ScoreTest
-from afflux.selection import CosineSelection
+from afflux import AffluxError, Rule, Server
+from afflux.rules import optimizers, schedules, staleness, weights
+from afflux.rules.calibration import CACHED_DIFFERENCE, CACHED_MEAN, CACHED_MEAN_OF_SEEN, NONE
+from afflux.rules.presets.gsgm import GradientScheduling
+from afflux.rules.presets.wkafl import CosineSelection
+from afflux.rules.presets.zenopp import ScoreTest
+from afflux.rules.rule import Needs, Weights
 from conftest import bits
 
 SIZE, CLIENTS, BUFFER = 37, 6, 4
 WEIGH = {
-    "uniform": weigh.Uniform(),
-    "examples": weigh.Examples(),
-    "staleness": weigh.Staleness(weigh.Polynomial(0.5)),
-    "exponential": weigh.Staleness(weigh.Exponential(), "weights", by_examples=True),
-    "hinge": weigh.Staleness(weigh.Hinge(1.0, 0.0), None, scale=0.5),
-    "inverse": weigh.Staleness(weigh.Inverse()),
+    "uniform": weights.Uniform(),
+    "examples": weights.Examples(),
+    "staleness": weights.Staleness(staleness.Polynomial(0.5)),
+    "exponential": weights.Staleness(staleness.Exponential(), "weights", by_examples=True),
+    "hinge": weights.Staleness(staleness.Hinge(1.0, 0.0), None, scale=0.5),
+    "inverse": weights.Staleness(staleness.Inverse()),
     "selection": CosineSelection(clip=5.0),
     "aggregate": CosineSelection(clip=5.0, memory="aggregate", stage_two_version=1),
     "scheduling": GradientScheduling(),
     "score": ScoreTest(rho=0.01),
 }
 CALIBRATE = {"none": NONE, "difference": CACHED_DIFFERENCE, "mean": CACHED_MEAN, "seen": CACHED_MEAN_OF_SEEN}
-LR = {"number": 0.25, "delay": rates.DelayAdaptive(0.5, 0), "minimum": rates.MinimumStaleness(0.25),
-      "version": rates.ByVersion({0: 0.5, 1: 0.125})}  # fmt: skip
+LR = {"number": 0.25, "delay": schedules.DelayAdaptive(0.5, 0), "minimum": schedules.MinimumStaleness(0.25),
+      "version": schedules.ByVersion({0: 0.5, 1: 0.125})}  # fmt: skip
 STEP = {
-    "sgd": lambda lr: step.Sgd(lr),
-    "momentum": lambda lr: step.Momentum(lr, 0.75),
-    "adam": lambda lr: step.Adam(lr, initial_v=0.5),
-    "amsgrad": lambda lr: step.AmsGrad(lr),
-    "yogi": lambda lr: step.Yogi(lr, epsilon=1e-3),
-    "adagrad": lambda lr: step.Adagrad(lr, 0.5),
+    "sgd": lambda lr: optimizers.Sgd(lr),
+    "momentum": lambda lr: optimizers.Momentum(lr, 0.75),
+    "adam": lambda lr: optimizers.Adam(lr, initial_v=0.5),
+    "amsgrad": lambda lr: optimizers.AmsGrad(lr),
+    "yogi": lambda lr: optimizers.Yogi(lr, epsilon=1e-3),
+    "adagrad": lambda lr: optimizers.Adagrad(lr, 0.5),
 }
-#: The engine's word for a step, and its numbers after lr.
+#: The engine's word for an optimizer, and its numbers after lr.
 NUMBERS = {"sgd": (), "momentum": (0.75,), "adam": (0.9, 0.99, 1e-8), "amsgrad": (0.9, 0.99, 1e-8),
            "yogi": (0.9, 0.99, 1e-3), "adagrad": (0.5, 0.99, 1e-8)}  # fmt: skip
 
@@ -119,8 +120,8 @@ def test_every_composition(weigher, dtype, rng):
             for name in rule.needs.handed_in:
                 server.set_memory(name, buffer[1][-1] + buffer[0][-1])
             before, version = now(server), server.version
-            for client, staleness, vector in buffer:
-                pushed = server.push(client, vector, version=version - staleness, num_examples=client + 1)
+            for client, age, vector in buffer:
+                pushed = server.push(client, vector, version=version - age, num_examples=client + 1)
             report = pushed.report
             assert report.stepped
             assert same(now(server), composed(rule, calibrate, stepper, before, buffer, report)), what
@@ -136,7 +137,7 @@ def test_every_composition(weigher, dtype, rng):
 @pytest.mark.parametrize("weigher", ["selection", "scheduling", "score"])
 def test_models_have_no_memory(weigher):
     with pytest.raises(AffluxError, match="are of updates or gradients, not of models"):
-        Rule("own", "model", BUFFER, WEIGH[weigher], CALIBRATE["none"], step.Sgd(1.0))
+        Rule("own", "model", BUFFER, WEIGH[weigher], CALIBRATE["none"], optimizers.Sgd(1.0))
 
 
 def check_weights(used, said, calibrate):
@@ -150,7 +151,7 @@ def check_weights(used, said, calibrate):
 
 def test_a_rejected_arrival_leaves_its_row_and_the_sum_alone():
     """WKAFL's selection over CA2FL's rows: client 2 comes back with the opposite of what all others say."""
-    rule = Rule("own", "gradient", 3, CosineSelection(), CACHED_DIFFERENCE, step.Sgd(0.5))
+    rule = Rule("own", "gradient", 3, CosineSelection(), CACHED_DIFFERENCE, optimizers.Sgd(0.5))
     server = Server(rule, np.zeros(2, np.float32), num_clients=3)
     for client, vector in enumerate([(1, 0), (1, 0.5), (1, 0.25)]):
         server.push(client, np.array(vector, float), version=0)

@@ -9,7 +9,7 @@ import pytest
 from afflux import AffluxError, BusyError, Calibrate, Rule, Server, ops, replay
 from afflux.ops import Sgd
 from afflux.rules import ca2fl, fedbuff
-from afflux.weigh import Uniform
+from afflux.rules.weights import Uniform
 from conftest import bits
 
 D = 5
@@ -198,7 +198,7 @@ def test_weights_are_decided_before_others_join():
     seen = []
 
     def weigh(arrivals):
-        seen.append(server._gate.mutex._is_owned())
+        seen.append(server._aggregator._monitor.held_here)
         return Uniform()(arrivals)
 
     server = Server(Rule("mine", "update", 2, weigh, Calibrate(False), lambda arrivals: Sgd(1.0)), vector())

@@ -8,9 +8,7 @@ import pytest
 import afflux
 
 PACKAGE = Path(afflux.__file__).parent
-PARTS = ("weigh", "selection", "score", "scheduling", "ops/exact", "rates", "step", "calibrate", "rule", "round")
-FILES = [PACKAGE / f"{name}.py" for name in PARTS]
-FILES += sorted((PACKAGE / "rules").glob("*.py"))
+FILES = [PACKAGE / "ops" / "exact.py", PACKAGE / "aggregation" / "round.py", *sorted((PACKAGE / "rules").rglob("*.py"))]
 
 #: Functions of NumPy and math that IEEE 754 fixes to the bit, or that do not compute.
 NUMPY = {

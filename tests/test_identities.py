@@ -9,7 +9,7 @@ import pytest
 
 import oracle
 from afflux import Server, rules
-from afflux.weigh import Constant, Hinge
+from afflux.rules.staleness import Constant, Hinge
 from conftest import bits
 from variants import CLIENTS, SIZE
 

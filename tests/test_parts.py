@@ -9,15 +9,16 @@ import pytest
 
 import afflux
 from afflux import AffluxError, Rule, Server
-from afflux.calibrate import CACHED_DIFFERENCE, CACHED_MEAN, CACHED_MEAN_OF_SEEN
-from afflux.rates import ByVersion, DelayAdaptive, MinimumStaleness
 from afflux.rules import afa_cs, fadas, fedadagrad, fedadam, fedasync, fedbuff, gsgm, twafl, wkafl, zenopp
-from afflux.rules.dialects import VersionMeans, appfl, flsim, nvflare, paper
-from afflux.scheduling import GradientScheduling
-from afflux.score import ScoreTest
-from afflux.selection import CosineSelection
-from afflux.step import Adagrad, Adam, AmsGrad, Momentum, Sgd, Yogi
-from afflux.weigh import Constant, Exponential, Hinge, Polynomial, Staleness
+from afflux.rules.calibration import CACHED_DIFFERENCE, CACHED_MEAN, CACHED_MEAN_OF_SEEN
+from afflux.rules.optimizers import Adagrad, Adam, AmsGrad, Momentum, Sgd, Yogi
+from afflux.rules.presets.dialects import VersionMeans, appfl, flsim, nvflare, paper
+from afflux.rules.presets.gsgm import GradientScheduling
+from afflux.rules.presets.wkafl import CosineSelection
+from afflux.rules.presets.zenopp import ScoreTest
+from afflux.rules.schedules import ByVersion, DelayAdaptive, MinimumStaleness
+from afflux.rules.staleness import Constant, Exponential, Hinge, Polynomial
+from afflux.rules.weights import Staleness
 
 NOT_NEGATIVE = "finite and not negative"
 RATE = "a finite number or a law such as DelayAdaptive(0.1)"

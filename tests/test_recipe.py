@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from afflux import AffluxError, Rule, Server, StoreError, rates, store, weigh
-from afflux.calibrate import NONE
-from afflux.recipe import MODULES, recipe_of, rule_of
-from afflux.rules import RULES, ca2fl, fadas, fedbuff
-from afflux.rules.dialects import DIALECTS
-from afflux.step import Sgd
+from afflux import AffluxError, Rule, Server, StoreError, store
+from afflux.rules import RULES, ca2fl, fadas, fedbuff, schedules, weights
+from afflux.rules.calibration import NONE
+from afflux.rules.optimizers import Sgd
+from afflux.rules.presets.dialects import DIALECTS
+from afflux.rules.serialization import MODULES, recipe_of, rule_of
 from conftest import bits, ready
 from variants import VARIANTS, make
 
@@ -28,7 +28,7 @@ class Mine:
         return np.full(len(arrivals), self.clip / len(arrivals))
 
 
-class Uniform(weigh.Uniform):
+class Uniform(weights.Uniform):
     """One that has."""
 
 
@@ -51,7 +51,7 @@ def test_so_does_every_dialect(dialect):
 
 
 def test_parts_may_be_put_together_anew():
-    rule = replace(ca2fl(codec="rotated-2"), name="mine", step=fadas(server_lr=rates.DelayAdaptive(0.5, 3)).step)
+    rule = replace(ca2fl(codec="rotated-2"), name="mine", step=fadas(server_lr=schedules.DelayAdaptive(0.5, 3)).step)
     assert rule_of(recipe_of(rule)) == rule
 
 
@@ -64,7 +64,15 @@ def test_a_part_of_ones_own_leaves_its_name(part, name):
 
 
 @pytest.mark.parametrize(
-    "part", ["weigh.Nothing", "os.system", "server.Server", "weigh.np", "elementary.exp", "rule.Arrivals.nothing"]
+    "part",
+    [
+        "rules.weights.Nothing",
+        "os.system",
+        "server.Server",
+        "rules.weights.np",
+        "ops.exact.exp",
+        "rules.rule.Arrivals.nothing",
+    ],
 )
 def test_nothing_else_is_looked_up(part):
     content = recipe_of(fedbuff())
@@ -76,10 +84,10 @@ def test_values_are_checked_as_ever():
     content = recipe_of(fedbuff())
     with pytest.raises(AffluxError, match="buffer_size is 0"):
         rule_of({**content, "buffer_size": 0})
-    with pytest.raises(AffluxError, match=r"its part weigh.Staleness is another one in this afflux: .*'more'"):
+    with pytest.raises(AffluxError, match=r"its part rules.weights.Staleness is another one in this afflux: .*'more'"):
         rule_of({**content, "weigh": {**content["weigh"], "more": 1}})
     with pytest.raises(AffluxError, match=r"makes Constant\(\), not a Rule"):
-        rule_of({"part": "weigh.Constant"})
+        rule_of({"part": "rules.staleness.Constant"})
     assert "server" not in MODULES
 
 

@@ -6,11 +6,11 @@ import pickle
 import numpy as np
 import pytest
 
-from afflux import AffluxError, Needs, Rule, Server, Weights, ops, step
-from afflux.calibrate import CACHED_DIFFERENCE, NONE
-from afflux.rules import gsgm, twafl, wkafl
-from afflux.selection import CosineSelection
-from afflux.weigh import Uniform
+from afflux import AffluxError, Needs, Rule, Server, Weights, ops
+from afflux.rules import gsgm, optimizers, twafl, wkafl
+from afflux.rules.calibration import CACHED_DIFFERENCE, NONE
+from afflux.rules.presets.wkafl import CosineSelection
+from afflux.rules.weights import Uniform
 from conftest import bits
 
 HALVES = np.full(2, 0.5)
@@ -27,7 +27,7 @@ class Says:
         return self.said
 
 
-def server(weigh, stepper=step.Sgd(1.0), calibrate=NONE):  # noqa: B008 - frozen
+def server(weigh, stepper=optimizers.Sgd(1.0), calibrate=NONE):  # noqa: B008 - frozen
     return Server(Rule("own", "update", 2, weigh, calibrate, stepper), np.zeros(3), num_clients=4)
 
 
@@ -52,7 +52,10 @@ WRONG = {
         lambda: server(Says(np.array([0.5, -0.5])), calibrate=CACHED_DIFFERENCE),
         "sum to 0.0, which is no divisor",
     ),
-    "a part for a step": (lambda: server(Uniform(), lambda arrivals: step.Sgd(0.1)), "must be an afflux.ops step"),
+    "a part for a step": (
+        lambda: server(Uniform(), lambda arrivals: optimizers.Sgd(0.1)),
+        "must be an afflux.ops step",
+    ),
     "a step that the engine refuses": (
         lambda: server(Uniform(), lambda arrivals: ops.Momentum(0.1, 1.5)),
         "beta1 is 1.5",
@@ -95,15 +98,21 @@ def test_columns_first_is_as_good_as_rows_first():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Rule("own", "update", 2, Says(HALVES, memories=tuple("abcde")), NONE, step.Sgd()), "at most 4"),
+        (lambda: Rule("own", "update", 2, Says(HALVES, memories=tuple("abcde")), NONE, optimizers.Sgd()), "at most 4"),
         (
-            lambda: Rule("own", "update", 2, Says(HALVES, handed_in=("a",)), NONE, step.Sgd()),
+            lambda: Rule("own", "update", 2, Says(HALVES, handed_in=("a",)), NONE, optimizers.Sgd()),
             "no others can be handed in",
         ),
-        (lambda: Rule("own", "update", 2, Says(HALVES, memories=("m",)), NONE, step.Adam()), "a vector of one name"),
-        (lambda: Rule("own", "update", 2, Says(HALVES, scalars={"a": np.nan}), NONE, step.Sgd()), "a starts at nan"),
-        (lambda: Rule("own", "update", 2, Uniform(), None, step.Sgd()), "calibrate is None, must be a Calibrate"),
-        (lambda: Rule("own", "update", 2, None, NONE, step.Sgd()), "weigh is None, must be a part"),
+        (
+            lambda: Rule("own", "update", 2, Says(HALVES, memories=("m",)), NONE, optimizers.Adam()),
+            "a vector of one name",
+        ),
+        (
+            lambda: Rule("own", "update", 2, Says(HALVES, scalars={"a": np.nan}), NONE, optimizers.Sgd()),
+            "a starts at nan",
+        ),
+        (lambda: Rule("own", "update", 2, Uniform(), None, optimizers.Sgd()), "calibrate is None, must be a Calibrate"),
+        (lambda: Rule("own", "update", 2, None, NONE, optimizers.Sgd()), "weigh is None, must be a part"),
         (lambda: Server(gsgm(), np.zeros(2), num_clients=3, max_slots=20), "wait for the next pass need slots too"),
     ],
 )
@@ -123,7 +132,7 @@ def test_a_report_can_be_copied_and_sent():
 
 def test_rows_of_rejected_arrivals_stay_when_all_are_rejected():
     """WKAFL's step is then its estimate, but nobody was accepted."""
-    rule = Rule("own", "gradient", 2, CosineSelection(sim_min=0.99), CACHED_DIFFERENCE, step.Sgd(1.0))
+    rule = Rule("own", "gradient", 2, CosineSelection(sim_min=0.99), CACHED_DIFFERENCE, optimizers.Sgd(1.0))
     ours = Server(rule, np.zeros(2), num_clients=2)
     ours.push(0, np.array([1.0, 0.0]), version=0)
     report = ours.push(1, np.array([0.0, 1.0]), version=0).report
@@ -162,7 +171,7 @@ def test_weights_do_not_depend_on_the_callers_floating_point_mode():
 @pytest.mark.parametrize("store", [None, 1, 100], ids=["in memory", "each round committed", "rarely committed"])
 def test_a_rejected_second_arrival_of_a_client(store, tmp_path):
     """The first one's row is not written where the second one's old row is read."""
-    rule = Rule("own", "update", 2, Says(np.array([1.0, 0.0])), CACHED_DIFFERENCE, step.Sgd(1.0))
+    rule = Rule("own", "update", 2, Says(np.array([1.0, 0.0])), CACHED_DIFFERENCE, optimizers.Sgd(1.0))
     kept = {} if store is None else {"store": tmp_path / "store", "commit_every": store}
     with Server(rule, np.zeros(3), num_clients=4, duplicates="both", **kept) as ours:
         for accepted, params in [(8.0, 8.0), (2.0, 4.0), (4.0, 6.5), (6.0, 9.5)]:  # x += h / 4 + u - h

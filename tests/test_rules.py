@@ -7,9 +7,10 @@ import bounds
 import oracle
 from afflux import Server
 from afflux.ops.errors import AffluxError
-from afflux.rule import Arrivals, Weights
 from afflux.rules import RULES, fadas, fedbuff, sasgd, twafl, wkafl, zenopp
-from afflux.weigh import Constant, Exponential, Hinge, Polynomial, Staleness
+from afflux.rules.rule import Arrivals, Weights
+from afflux.rules.staleness import Constant, Exponential, Hinge, Polynomial
+from afflux.rules.weights import Staleness
 from variants import CLIENTS, FIRES, SIZE, TYPES, VARIANTS, push, round_options, serve, state, trace
 
 ROUNDS = 60

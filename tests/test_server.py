@@ -9,7 +9,8 @@ import pytest
 from afflux import AffluxError, Calibrate, Rule, Server, UnavailableError
 from afflux.ops import Sgd
 from afflux.rules import RULES, ca2fl, fedasync, fedavg, fedbuff
-from afflux.weigh import Constant, Hinge, Polynomial, Staleness
+from afflux.rules.staleness import Constant, Hinge, Polynomial
+from afflux.rules.weights import Staleness
 from conftest import FakeCuda, bits, ready
 
 D = 5

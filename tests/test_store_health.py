@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from afflux import Rule, Server, StoreError, store
-from afflux.calibrate import CACHED_DIFFERENCE
 from afflux.rules import afa_cs, ca2fl, fedbuff
-from afflux.step import Sgd
+from afflux.rules.calibration import CACHED_DIFFERENCE
+from afflux.rules.optimizers import Sgd
 from afflux.store.index import Index, Place, sealed
 from conftest import bits
 from damage import damage, place

@@ -5,7 +5,7 @@ import numpy as np
 import oracle
 from afflux import Server
 from afflux.rules import RULES
-from afflux.weigh import Constant, Exponential, Hinge, Polynomial
+from afflux.rules.staleness import Constant, Exponential, Hinge, Polynomial
 
 SIZE, CLIENTS, BUFFER = 300, 12, 5
 LAWS = {"constant": Constant, "polynomial": Polynomial, "hinge": Hinge, "exponential": Exponential}

@@ -2,14 +2,15 @@
 
 from afflux import ops, rules
 from afflux._engine import __version__
+from afflux.aggregation.reports import Cut, Handed, Join, Pulled, Quarantined, Receipt, Report
 from afflux.arrays.layout import Layout
-from afflux.history import replay
 from afflux.ops import codecs
 from afflux.ops.errors import AffluxError, BusyError, StoreError, UnavailableError
 from afflux.ops.exact import exp, log, pow
-from afflux.receipts import Cut, Handed, Join, Pulled, Quarantined, Receipt, Report
-from afflux.rule import Arrivals, Calibrate, Needs, Rule, Weights
-from afflux.server import Server
+from afflux.rules.rule import Arrivals, Calibrate, Needs, Rule, Weights
+from afflux.server.plan import Plan, plan
+from afflux.server.replay import replay
+from afflux.server.server import Server
 
 __all__ = [
     "AffluxError",
@@ -21,6 +22,7 @@ __all__ = [
     "Join",
     "Layout",
     "Needs",
+    "Plan",
     "Pulled",
     "Quarantined",
     "Receipt",
@@ -35,6 +37,7 @@ __all__ = [
     "exp",
     "log",
     "ops",
+    "plan",
     "pow",
     "replay",
     "rules",

@@ -9,8 +9,8 @@ import pytest
 import oracle
 from afflux import Server
 from afflux.rules import fedbuff
-from afflux.rules.dialects import appfl, nvflare
-from afflux.weigh import Constant, Hinge, Polynomial
+from afflux.rules.presets.dialects import appfl, nvflare
+from afflux.rules.staleness import Constant, Hinge, Polynomial
 
 SIZE, BUFFER, ROUNDS, CLIENTS = 300, 4, 8, 9
 

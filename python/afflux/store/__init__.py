@@ -1,23 +1,6 @@
-"""What a server keeps per client, in memory or in a folder that survives it."""
+"""A server's state in a folder that survives the process: plain Zarr arrays, and an index in SQLite."""
 
-from afflux.store.disk import DiskRows
-from afflux.store.extract import export
-from afflux.store.health import Health, Repair, check, repair
-from afflux.store.memory import MemoryRows
-from afflux.store.rows import CachedRows, Rows, row_key
-from afflux.store.tools import Info, info
+from afflux.store.inspect import Info, export, info
+from afflux.store.repair import Health, Repair, check, repair
 
-__all__ = [
-    "CachedRows",
-    "DiskRows",
-    "Health",
-    "Info",
-    "MemoryRows",
-    "Repair",
-    "Rows",
-    "check",
-    "export",
-    "info",
-    "repair",
-    "row_key",
-]
+__all__ = ["Health", "Info", "Repair", "check", "export", "info", "repair"]

@@ -1,0 +1,319 @@
+"""What is decided about each arrival, and the buffer that is filling. Knows nothing of threads: callers take turns."""
+
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+from afflux.aggregation.arrivals import PendingArrival
+from afflux.aggregation.cache.rows import RowCache
+from afflux.aggregation.options import Duplicates
+from afflux.aggregation.participation import Participation
+from afflux.aggregation.reports import Cut, Entry, Handed, Join, Pulled, Quarantined, Status, no_counts
+from afflux.aggregation.round import Before, Memories, Round
+from afflux.aggregation.streaming import Term, Total
+from afflux.arrays.pools import is_lent
+from afflux.ops.errors import AffluxError
+from afflux.rules.rule import ClientId, Rule, Scalars
+
+
+class ServerState(NamedTuple):
+    """All that is decided so far. It is never changed but replaced, by one assignment: an interrupt, wherever it hits,
+    leaves the old book or the new one. Of lists that grow it says how many entries count; an interrupt may leave more.
+    """
+
+    current: Pulled  #: the newest version
+    rows: RowCache | None
+    waiting: list[PendingArrival]
+    filled: int = 0  #: entries of `waiting` that count
+    round: Round | None = None  #: decided, and not yet committed
+    number: int = 0  #: of the next decision
+    counts: dict[str, int] = no_counts()
+    quarantined: int = 0  #: entries of the list that count
+    logged: int = 0  #: entries of the log that count
+    id_type: type | None = None  #: of client ids: int or str; None before the first join
+    memories: Memories = MappingProxyType({})  #: the rule's vectors; without a store a sweep changes them in place
+    handed: frozenset[str] = frozenset()  #: those memories that the user has handed in
+    scalars: Scalars = MappingProxyType({})  #: the rule's own numbers
+    passes: Participation | None = None  #: of rules that take every client once per pass
+    sealed: "ServerState | None" = None  #: this book as `round` was decided: what a store keeps of it
+
+    def arrivals(self) -> list[PendingArrival]:
+        """Those in the buffer."""
+        return self.waiting[: self.filled]
+
+    def deferred(self) -> list[PendingArrival]:
+        """Those that wait for the next pass."""
+        return [] if self.passes is None else self.passes.waiting()
+
+    @property
+    def total(self) -> Total | None:
+        """What the arrivals in the buffer are added up in, if the server streams."""
+        held = self.waiting[0].slot if self.filled else None
+        return held.total if isinstance(held, Term) else None
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a round, or a term of the buffer, is decided and not made yet."""
+        total = self.total
+        return self.round is not None or (total is not None and total.added < self.filled)
+
+    @property
+    def slots_held(self) -> int:
+        """Slots of the server that the arrivals need, those of the round apart."""
+        total = self.total
+        if total is not None:
+            return self.filled - total.added
+        return sum(not is_lent(w.slot) for w in [*self.arrivals(), *self.deferred()])
+
+
+def after(book: ServerState, current: Pulled, done: Round) -> ServerState:
+    """The book as soon as a round is over, and its version the newest one."""
+    return book._replace(current=current, round=None, sealed=None, scalars=done.scalars, memories=done.memories)
+
+
+class Admission:
+    """Decides by the rules of `Server`'s docstring, counts, and keeps the log."""
+
+    def __init__(
+        self,
+        rule: Rule,
+        duplicates: Duplicates,
+        max_staleness: int | None,
+        log: bool,
+        first: ServerState,
+        copies: str | None,
+    ) -> None:
+        self.rule = rule
+        self.duplicates = duplicates
+        self.max_staleness = max_staleness
+        self.state = first
+        self.copies = copies  #: why vectors are always copied; None: they may be lent
+        self._quarantined: list[Quarantined] = []
+        self._log: list[Entry] | None = [] if log else None
+        # Where a client waits, unless both count. Entries may be out of date: the book says who waits there.
+        self._places: dict[ClientId, int] = {}
+
+    @property
+    def quarantined(self) -> list[Quarantined]:
+        """What was kept out."""
+        return self._quarantined[: self.state.quarantined]
+
+    @property
+    def growing(self) -> tuple[list[Quarantined], list[Entry] | None]:
+        """What was kept out, and the log: the lists themselves, of which the book says how many entries count."""
+        return self._quarantined, self._log
+
+    @property
+    def log(self) -> list[Entry] | None:
+        """All decisions; None if they are not kept."""
+        return None if self._log is None else self._log[: self.state.logged]
+
+    def status(self, client_id: ClientId, version: int, bad: int | None) -> tuple[Status, int]:
+        """What becomes of an arrival, if it joins now, and its staleness; nothing changes.
+
+        Raises:
+            AffluxError: the id's type differs from the earlier ones', the client is one too many, or the version is
+                not made.
+        """
+        book = self.state
+        # A round that is decided counts, whether its sweep is made or not: so the log of joins says all.
+        staleness = book.current.version + (book.round is not None) - version
+        if book.id_type is not None and book.id_type is not type(client_id):
+            raise AffluxError(f"[push] client_id {client_id!r} is not of the same type as the earlier ones")
+        if staleness < 0:
+            raise AffluxError(
+                f"[push] client {client_id!r} says that it pulled version {version}, which an older state that was "
+                "loaded meanwhile has not made"
+            )
+        if bad is not None:
+            return "quarantined", staleness
+        if self.max_staleness is not None and staleness > self.max_staleness:
+            return "dropped", staleness
+        if book.passes is not None and book.passes.has(client_id):
+            return "deferred", staleness
+        place = self._place(client_id)
+        if place is None:
+            self._check_clients(client_id)
+            return "joined", staleness
+        if self.duplicates == "reject":
+            return "rejected", staleness
+        return "superseded" if book.waiting[place].version > version else "replaced", staleness
+
+    def completes(self, status: Status) -> bool:
+        """Whether an arrival of this status makes the buffer full."""
+        return status == "joined" and self.state.filled + 1 == self._target()
+
+    @property
+    def overdue(self) -> bool:
+        """Whether those that had waited for this pass fill a buffer."""
+        book = self.state
+        return book.passes is not None and book.filled > 0 and book.filled == self._target()
+
+    def _target(self) -> int:
+        """Arrivals that make the buffer full: M, or those that are left of the pass."""
+        book, size = self.state, self.rule.buffer_size
+        return size if book.passes is None else min(size, book.passes.left + book.filled)
+
+    def before(self, arrivals: int, outs: Callable[[Memories], Memories]) -> Before:
+        """What the round of so many arrivals starts from; `outs` says where its memories may be written.
+
+        Raises:
+            AffluxError: a memory that the rule reads was never handed in.
+        """
+        book = self.state
+        for name in self.rule.needs.handed_in:
+            if name not in book.handed:
+                raise AffluxError(
+                    f"[{self.rule.name}] the memory {name!r} was never handed in: set_memory({name!r}, vector)"
+                )
+        ends_pass = book.passes is not None and book.passes.left == arrivals - book.filled
+        return Before(book.current, book.rows, book.memories, outs(book.memories), book.scalars, ends_pass)
+
+    def record(self, status: Status, arrival: PendingArrival, bad: int | None, sealed: Round | None) -> None:
+        """Carries a decision out; `sealed` is the round that the arrival completes."""
+        book = self.state
+        passes, scalars, counts = book.passes, book.scalars, book.counts
+        waiting, filled, id_type = book.waiting, book.filled, book.id_type
+        quarantined, logged = book.quarantined, book.logged
+        if passes is not None and status == "joined":
+            passes = passes.enter(arrival.client_id)
+        elif passes is not None and status == "deferred":
+            passes = passes.defer(arrival)
+        if sealed is not None:
+            waiting, passes, counts = self._opened(passes, sealed)
+            filled, id_type = len(waiting), type(arrival.client_id)
+            scalars = scalars if sealed.report.stepped else sealed.scalars
+        elif status == "joined":
+            if self.duplicates != "both":
+                self._places[arrival.client_id] = filled
+            waiting[filled:] = [arrival]
+            filled, id_type = filled + 1, type(arrival.client_id)
+        elif status == "replaced":
+            waiting = book.arrivals()
+            waiting[self._places[arrival.client_id]] = arrival
+        elif bad is not None:
+            kept_out = Quarantined(arrival.join, arrival.client_id, arrival.version, bad)
+            self._quarantined[quarantined:] = [kept_out]
+            quarantined += 1
+        if self._log is not None:
+            client_id, version, num_examples, loss, _, slot, *_ = arrival
+            entry = Join(arrival.join, status, client_id, version, arrival.staleness, num_examples, loss, is_lent(slot))
+            self._log[logged:] = [entry]
+            logged += 1
+        counts = {**counts, status: counts[status] + 1}
+        # A round that makes no step is over as soon as it is decided.
+        decided = sealed if sealed is not None and sealed.report.stepped else book.round
+        # By position: half the time of keywords, and it is on the way of every push.
+        new = ServerState(
+            book.current,
+            book.rows,
+            waiting,
+            filled,
+            decided,
+            book.number + 1,
+            counts,
+            quarantined,
+            logged,
+            id_type,
+            book.memories,
+            book.handed,
+            scalars,
+            passes,
+            book.sealed,
+        )
+        self.state = new if decided is book.round else new._replace(sealed=new._replace(sealed=None))
+        if sealed is not None:
+            self._places = {}
+
+    def _opened(
+        self, passes: Participation | None, sealed: Round
+    ) -> tuple[list[PendingArrival], Participation | None, dict[str, int]]:
+        """The buffer after a round: empty, but for those who have waited for this pass."""
+        counts = self.state.counts
+        if passes is None:
+            return [], None, counts
+        oldest = 0 if self.max_staleness is None else sealed.report.version - self.max_staleness
+        entering, dropped, passes = passes.opened(self.rule.buffer_size, oldest)
+        if dropped:
+            moved = {"deferred": counts["deferred"] - dropped, "dropped": counts["dropped"] + dropped}
+            counts = {**counts, **moved}
+        return entering, passes, counts
+
+    def refuse(self) -> None:
+        """Counts a push that raised."""
+        counts = self.state.counts
+        self.state = self.state._replace(counts={**counts, "refused": counts["refused"] + 1})
+
+    def hand_in(self, memories: Memories, name: str) -> None:
+        """Replaces the memories; one of them was handed in."""
+        book = self.state
+        logged = book.logged
+        if self._log is not None:
+            self._log[logged:] = [Handed(name)]
+            logged += 1
+        self.state = book._replace(memories=memories, handed=book.handed | {name}, logged=logged)
+
+    def cut(self, kind: Literal["flush", "discard", "overdue"], sealed: Round | None) -> None:
+        """Empties the buffer without a push, into a round or into nothing. What is overdue needs no word in the log."""
+        book = self.state
+        logged = book.logged
+        if self._log is not None and kind != "overdue":
+            self._log[logged:] = [Cut(kind)]
+            logged += 1
+        waiting: list[PendingArrival] = []
+        passes, scalars, counts = book.passes, book.scalars, book.counts
+        if sealed is None:
+            passes = passes and passes.emptied(book.filled)
+        else:
+            waiting, passes, counts = self._opened(passes, sealed)
+            if not sealed.report.stepped:
+                scalars, sealed = sealed.scalars, None
+        new = book._replace(
+            waiting=waiting,
+            filled=len(waiting),
+            round=sealed,
+            logged=logged,
+            scalars=scalars,
+            counts=counts,
+            passes=passes,
+        )
+        self.state = new if sealed is None else new._replace(sealed=new)
+        self._places = {}
+
+    def discard_leftovers(self) -> None:
+        """Removes entries beyond the counts, which an interrupt may have left."""
+        del self.state.waiting[self.state.filled :]
+        if self.state.passes is not None:
+            self.state.passes.discard_leftovers()
+
+    def commit(self, current: Pulled, done: Round) -> None:
+        """The round is over: its version is the newest one."""
+        self.state = after(self.state, current, done)
+
+    def load(self, book: ServerState, quarantined: list[Quarantined], log: list[Entry] | None) -> None:
+        """Takes over a saved state. A log that was not kept so far is not begun in the middle."""
+        places = {} if self.duplicates == "both" else {w.client_id: i for i, w in enumerate(book.arrivals())}
+        log = None if self._log is None else log
+        # One statement without a call in it: an interrupt comes before or after.
+        self._quarantined, self._log, self._places, self.state = quarantined, log, places, book
+
+    def _place(self, client_id: ClientId) -> int | None:
+        place, book = self._places.get(client_id), self.state
+        if place is None or place >= book.filled or book.waiting[place].client_id != client_id:
+            return None
+        return place
+
+    def _check_clients(self, client_id: ClientId) -> None:
+        rows, making = self.state.rows, self.state.round
+        if rows is None:
+            return
+        coming = {} if making is None else making.rows
+        if client_id in rows or len(rows) + len(coming) + self.state.filled < rows.num_clients:
+            return  # even if all that wait are new; counting them at each push would be quadratic in M
+        new = {w.client_id for w in self.state.arrivals() if w.client_id not in rows}
+        new.update(other for other in coming if other not in rows)
+        if client_id not in new and len(rows) + len(new) >= rows.num_clients:
+            raise AffluxError(
+                f"[push] client {client_id!r} would be number {len(rows) + len(new) + 1}, but num_clients is "
+                f"{rows.num_clients}"
+            )

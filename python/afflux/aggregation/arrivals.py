@@ -1,0 +1,33 @@
+"""Arrivals that wait for their round, and their canonical order."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from afflux.aggregation.cache.staging import Stage
+from afflux.aggregation.streaming import Term
+from afflux.arrays.pools import Slot
+from afflux.rules.rule import ClientId, Float64
+
+#: What is known of an arrival before it joins: the first fields of PendingArrival.
+Pushed = tuple[ClientId, int, int, float, float, Slot, Float64 | None, tuple[float, float]]
+
+
+class PendingArrival(NamedTuple):
+    """An arrival in the buffer."""
+
+    client_id: ClientId
+    version: int
+    num_examples: int
+    loss: float
+    norm: float  #: NaN: nobody has looked at the vector
+    slot: Slot | Term  #: a term if the server streams
+    buffers: Float64 | None
+    extremes: tuple[float, float]  #: the vector's least and largest element; NaN if nobody has looked
+    join: int
+    staleness: int
+    stage: Stage | None = None  #: of its client's row, if that is kept elsewhere than where rounds are made
+
+
+def canonical(waiting: Sequence[PendingArrival]) -> list[PendingArrival]:
+    """By client, version pulled, and join."""
+    return sorted(waiting, key=lambda w: (w.client_id, w.version, w.join))

@@ -1,0 +1,215 @@
+"""Per-client rows and their sum: what is the same in memory and on disk."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from afflux import ops
+from afflux._engine import SUPERBLOCK
+from afflux.aggregation.cache.staging import Stage, Stages
+from afflux.arrays.devices import HOST, Device
+from afflux.arrays.interop import on_host
+from afflux.ops import CachedDifference, CachedMean, RowFacts, codecs
+from afflux.ops.codecs import Codec
+from afflux.rules.rule import Calibrate, ClientId
+
+#: NumPy's, or on a GPU that of its library.
+Row = Any
+
+
+class Rows(dict[ClientId, Row]):
+    """A round's accepted clients, and their rows after it."""
+
+    clients = 0  #: those that have a row after it
+    sum_out: Row | None = None  #: where the sum goes; None: it is changed in place
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Where the sweep writes these rows, if they are kept on the host and the sweep is on a GPU.
+        self.staged: dict[ClientId, Row] = {}
+
+
+class RowCache(ABC):
+    """Each client's last vector, encoded, and the float64 sum of all; clients never seen take nothing, and count as
+    zeros.
+    """
+
+    def __init__(
+        self, size: int, num_clients: int, codec: Codec, seed: int, device: Device = HOST, stages: Stages | None = None
+    ) -> None:
+        self.size = size  #: d
+        self.device = device  #: where the sum lives, and the rounds are made
+        self.stages = stages  #: of rows that are kept on the host, if the device is a GPU
+        self.num_clients = num_clients
+        self.codec = codec
+        self.seed = seed
+
+    @abstractmethod
+    def __contains__(self, client_id: ClientId) -> bool: ...
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def client_ids(self) -> list[ClientId]:
+        """The clients that have a row, in the order in which they came."""
+
+    @abstractmethod
+    def values(self) -> Iterable[Row]:
+        """All rows, encoded, in the order of `client_ids`."""
+
+    @abstractmethod
+    def _count(self, rows: Rows) -> None:
+        """Makes these rows count."""
+
+    @property
+    @abstractmethod
+    def _total(self) -> Row:
+        """The sum of all rows, (d,)."""
+
+    @abstractmethod
+    def _encoded(self, client_id: ClientId) -> Row | None: ...
+
+    @abstractmethod
+    def _places(
+        self, client_ids: Collection[ClientId], accepted: Collection[ClientId], apart: Collection[ClientId]
+    ) -> tuple[Mapping[ClientId, Row | None], Rows]:
+        """The rows of these clients, and memory for what becomes of those of the accepted ones: memory of its own for
+        those that are read after they are written.
+        """
+
+    @property
+    def sum(self) -> Row:
+        """The sum of all rows, (d,) float64, read-only; the next step changes it. On a GPU a copy."""
+        return self.device.read_only(self._total)
+
+    def saved_sum(self) -> npt.NDArray[np.float64]:
+        """A copy of the sum for NumPy, of which a GPU keeps none."""
+        return on_host(self._total, copy=True)
+
+    @property
+    def row_size(self) -> int:
+        """Elements of an encoded row, of the codec's `row_dtype`."""
+        return self.codec.row_size(self.size)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in use: a row for each client seen and 8 d for the sum."""
+        return 8 * self.size + len(self) * self.codec.row_bytes(self.size)
+
+    def row(self, client_id: ClientId) -> Row | None:
+        """The client's row decoded, (d,) float32 or float64, or None if it was never seen.
+
+        Raises:
+            StoreError: it is on disk, and does not agree with its checksum.
+        """
+        row = self._encoded(client_id)
+        if row is None:
+            return None
+        return decoded(row if self.stages is None else self.device.moved(row), self.size, self.codec, self.device)
+
+    def prefetch(self, client_id: ClientId) -> Callable[[], Stage | None] | None:
+        """Begins to bring in what a push of this client will need; what is returned waits for it, and checks it. None:
+        nothing.
+        """
+        if self.stages is None:
+            return None
+        stage = self.stages.begin(client_id, self._encoded)
+        return lambda: stage
+
+    def facts(self) -> dict[str, Any]:
+        """What the next bits depend on, beside rows and sum."""
+        return {"codec": self.codec.name, "seed": self.seed} if self.codec.keyed else {}
+
+    def stage(
+        self,
+        how: Calibrate,
+        client_ids: Sequence[ClientId],
+        accepted: Sequence[bool],
+        version: int,
+        extremes: Sequence[tuple[float, float]] = (),
+    ) -> tuple[CachedDifference | CachedMean, Rows]:
+        """The calibration of the round that makes `version`, and the rows of the accepted clients after it.
+
+        A rejected arrival leaves its client's row as it is; of a client's accepted arrivals the last one stays. Rows
+        of new clients get their place here, so that a lack of memory, or of space on the disk, shows before anything
+        is written. Nothing counts until `commit`. `extremes`, (min, max) of each arrival, are for codecs that are
+        ranged.
+
+        Raises:
+            StoreError: the disk is full.
+        """
+        last = {client_id: i for i, client_id in enumerate(client_ids) if accepted[i]}
+        read = {client_id: i for i, client_id in enumerate(client_ids)}  # for the last time
+        apart = {client_id for client_id, i in last.items() if read[client_id] > i}
+        old, new = self._places(client_ids, last, apart)
+        here, there = (old, new) if self.stages is None else (self.stages.places(old, new, apart), new.staged)
+        rows = [here[client_id] for client_id in client_ids]
+        replaced = [there[client_id] if last.get(client_id) == i else None for i, client_id in enumerate(client_ids)]
+        counted = self.num_clients if how.divide_by == "all" else max(new.clients, 1)
+        ranges = extremes if self.codec.ranged else [(0.0, 0.0)] * len(client_ids)
+        facts = [
+            RowFacts(row_key(self.seed, version, client_id), *both)
+            for client_id, both in zip(client_ids, ranges, strict=True)
+            if self.codec.keyed
+        ]
+        stage = CachedDifference if how.direction == "difference" else CachedMean
+        how_rows = self.codec, facts, how.quantize_direction
+        return stage(self._total, counted, rows, replaced, *how_rows, new.sum_out), new
+
+    def sweeping(self, rows: Rows) -> None:
+        """The sweep begins that writes these rows. May be repeated."""
+        if self.stages is not None:
+            self.stages.sweeping(rows)
+
+    def collect(self, rows: Rows) -> None:
+        """Brings what the sweep has written to where the rows are kept. May be repeated."""
+        if self.stages is not None:
+            self.stages.collect(rows)
+
+    def commit(self, rows: Rows) -> None:
+        """Makes the staged rows count. May be repeated."""
+        self._count(rows)
+        if self.stages is not None:  # last: from here on who pushes looks at the host again
+            self.stages.settle(rows)
+
+
+def decoded(row: Row, size: int, codec: Codec, device: Device = HOST) -> Row:
+    """(d,) float64 if that is the codec, else float32; on the row's device."""
+    vector = device.empty(size, decoded_dtype(codec))
+    ops.decode(row, vector, codec=codec)
+    device.wait()  # the next step may write the row
+    return vector
+
+
+def decoded_dtype(codec: Codec) -> str:
+    """Of rows that are decoded."""
+    return "float64" if codec == codecs.float64 else "float32"
+
+
+def row_crc(row: Row, codec: Codec, num_threads: int = 1) -> bytes:
+    """Of the head, if there is one, and of what encodes each superblock."""
+    head = codec.row_bytes(0)
+    return ops.crc32c(row, codec.row_bytes(SUPERBLOCK) - head, head=head, num_threads=num_threads)
+
+
+def row_key(seed: int, version: int, client_id: ClientId) -> int:
+    """The 64 bits that key a row's random bits: BLAKE2b of the seed, the version that the row is committed with, and
+    the client, as in docs/codecs.md.
+
+    >>> row_key(0, 1, 7) == row_key(0, 1, "7"), row_key(0, 1, 7) == row_key(0, 2, 7)
+    (False, False)
+    """
+    who = (
+        client_id.to_bytes(8, "little", signed=True)
+        if isinstance(client_id, int)
+        else client_id.encode("utf-8", "surrogatepass")
+    )
+    kind = b"i" if isinstance(client_id, int) else b"s"
+    numbers = (seed % 2**64).to_bytes(8, "little") + version.to_bytes(8, "little")
+    return int.from_bytes(blake2b(numbers + kind + who, digest_size=8).digest(), "little")

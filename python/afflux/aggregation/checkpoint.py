@@ -1,0 +1,348 @@
+"""A server's state as plain arrays and JSON-able facts, and back. What is read is checked before it is used."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite, nan
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from afflux._engine import ORDER_VERSION
+from afflux.aggregation.admission import Admission, ServerState
+from afflux.aggregation.arrivals import PendingArrival
+from afflux.aggregation.cache.memory import MemoryRows
+from afflux.aggregation.cache.rows import RowCache
+from afflux.aggregation.participation import Participation
+from afflux.aggregation.reports import STATUSES, Cut, Entry, Handed, Join, Pulled, Quarantined, no_counts
+from afflux.aggregation.round import Memories
+from afflux.aggregation.streaming import Term
+from afflux.arrays.interop import finite, immutable_copy, on_host
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import NUMBERS, is_int, plain_id
+from afflux.rules.rule import ClientId, Float64, Scalars
+
+FORMAT = 3
+#: How the elements of a slot are saved; bfloat16, which NumPy lacks, as its 16 bits.
+STORED = {"float32": "float32", "float64": "float64", "bfloat16": "uint16"}
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Saved:
+    """A state that has been checked."""
+
+    version: int
+    params: Array  #: the state's array
+    buffers: Float64 | None
+    arrivals: list[PendingArrival]  #: the buffer, then those deferred to the next pass; slots are the state's arrays
+    filled: int  #: arrivals in the buffer
+    added: int  #: arrivals in the total, the first ones in the buffer; they have no slots
+    raw: list[float]  #: their raw weights
+    total: Float64 | None  #: the state's array, if there are some
+    rows: RowCache | None
+    number: int
+    counts: dict[str, int]
+    id_type: type | None
+    quarantined: list[Quarantined]
+    log: list[Entry] | None
+    memories: Memories
+    handed: frozenset[str]
+    scalars: Scalars
+    passed: tuple[int, list[ClientId]] | None  #: N, and the clients that have entered in this pass
+
+    def book(self, current: Pulled, arrivals: list[PendingArrival]) -> ServerState:
+        """The server's state, once params and slots are in the server's own memory."""
+        return ServerState(
+            current=current,
+            rows=self.rows,
+            waiting=arrivals[: self.filled],
+            filled=self.filled,
+            number=self.number,
+            counts=self.counts,
+            quarantined=len(self.quarantined),
+            logged=len(self.log or []),
+            id_type=self.id_type,
+            memories=self.memories,
+            handed=self.handed,
+            scalars=self.scalars,
+            passes=None if self.passed is None else Participation.of(*self.passed, arrivals[self.filled :]),
+        )
+
+
+def scalar_facts(facts: Mapping[str, Any], book: ServerState) -> dict[str, Any]:
+    """`facts`, and those of the state whose size grows neither with the clients nor with the joins."""
+    total, arrivals = book.total, book.arrivals()
+    added = 0 if total is None else total.added
+    return {
+        **facts,
+        "format": FORMAT,
+        "order_version": ORDER_VERSION,
+        "version": book.current.version,
+        "joins": book.number,
+        "counts": dict(book.counts),
+        "id_type": None if book.id_type is None else book.id_type.__name__,
+        "filled": book.filled,
+        "added": added,
+        "raw": [w.slot.weight for w in arrivals[:added] if isinstance(w.slot, Term)],
+        "scalars": dict(book.scalars),
+        "handed": sorted(book.handed),
+    }
+
+
+def arrival_record(w: PendingArrival) -> list[Any]:
+    """[client_id, version, num_examples, loss, norm, min, max, join, staleness], JSON-able."""
+    return [*w[:3], *map(_without_nan, (w.loss, w.norm, *w.extremes)), w.join, w.staleness]
+
+
+def quarantined_record(q: Quarantined) -> list[Any]:
+    """[join, client_id, version, index], JSON-able."""
+    return [q.join, q.client_id, q.version, q.index]
+
+
+def log_record(entry: Entry) -> list[Any]:
+    """The fields of a Join, ["flush"], ["discard"] or ["set_memory", name]; JSON-able."""
+    if isinstance(entry, Join):
+        return [*entry[:6], _without_nan(entry.loss), entry.lent]
+    return [entry.kind] if isinstance(entry, Cut) else ["set_memory", entry.name]
+
+
+def _without_nan(number: float) -> float | None:
+    """JSON has no NaN, and a NaN does not equal itself."""
+    return None if number != number else number
+
+
+def save(
+    facts: Mapping[str, Any], book: ServerState, quarantined: Iterable[Quarantined], log: Iterable[Entry] | None
+) -> dict[str, Any]:
+    """The state as {"meta": facts, "arrays": {name: array}}; `facts` identify the kind of server. Nothing decided is
+    still to be made.
+    """
+    rows, current, d, total = book.rows, book.current, facts["d"], book.total
+    waiting = [*book.arrivals(), *book.deferred()]
+    added = 0 if total is None else total.added
+    meta = {
+        **scalar_facts(facts, book),
+        "passed": [] if book.passes is None else book.passes.order[: book.passes.entered],
+        "waiting": [arrival_record(w) for w in waiting],
+        "quarantined": [quarantined_record(q) for q in quarantined],
+        "log": None if log is None else [log_record(entry) for entry in log],
+        "row_ids": [] if rows is None else rows.client_ids,
+    }
+    arrays = {
+        "params": on_host(current.params, copy=True),
+        "slots": _stacked([w.slot for w in waiting[added:]], STORED[facts["slot_dtype"]], d),
+    }
+    if current.buffers is not None:
+        own = [w.buffers for w in waiting if w.buffers is not None]
+        arrays["buffers"] = np.array(current.buffers)
+        arrays["slot_buffers"] = _stacked(own, "float64", current.buffers.size)
+    if rows is not None:
+        arrays["rows"] = _stacked([*rows.values()], rows.codec.row_dtype, rows.row_size)
+        arrays["sum"] = rows.saved_sum()
+    if total is not None:
+        arrays["total"] = on_host(total.vectors[0], copy=True)
+    arrays |= {f"memory.{name}": on_host(vector, copy=True) for name, vector in book.memories.items()}
+    return {"meta": meta, "arrays": arrays}
+
+
+def _stacked(rows: Sequence[Any], dtype: str, size: int) -> Array:
+    out = np.empty((len(rows), size), dtype)
+    for i, row in enumerate(rows):
+        out[i] = on_host(row)
+    return out
+
+
+def load(state: Mapping[str, Any], facts: Mapping[str, Any], joins: Admission) -> Saved:
+    """Checks a state against the server that is to load it, which stays as it is.
+
+    Raises:
+        AffluxError: the state is damaged, or of another kind of server.
+    """
+    try:
+        return _Loader(state, facts, joins).saved()
+    except AffluxError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, OverflowError) as error:
+        raise AffluxError(f"[load_state_dict] the state is damaged: {type(error).__name__}: {error}") from None
+
+
+class _Loader:
+    """Reads the parts of one state, each of which is checked against the others and against the server."""
+
+    def __init__(self, state: Mapping[str, Any], facts: Mapping[str, Any], joins: Admission) -> None:
+        meta, self._arrays = state["meta"], state["arrays"]
+        for name, ours in {"format": FORMAT, "order_version": ORDER_VERSION, **facts}.items():
+            if meta[name] != ours:
+                _fail(f"{name} is {meta[name]!r} in the state, {ours!r} here")
+        self._meta, self._facts, self._joins = meta, facts, joins
+        self._book, self._rule, self._d = joins.state, joins.rule, facts["d"]
+        self._version, self._number = _count(meta["version"]), _count(meta["joins"])
+        self._filled, self._added = _count(meta["filled"]), _count(meta["added"])
+        self._id_type: type | None = {None: None, "int": int, "str": str}[meta["id_type"]]
+
+    def saved(self) -> Saved:
+        """All of it."""
+        meta, rule = self._meta, self._rule
+        buffers: Float64 | None = None
+        own: Sequence[Float64 | None] = [None] * len(meta["waiting"])
+        if self._book.current.buffers is not None:
+            buffers = immutable_copy(self._array("buffers", "float64", (self._book.current.buffers.size,)))
+            own = [immutable_copy(row) for row in self._array("slot_buffers", "float64", (len(own), buffers.size))]
+        return Saved(
+            version=self._version,
+            params=self._array("params", self._facts["dtype"], (self._d,), check_finite=False),
+            buffers=buffers,
+            arrivals=self._waiting(own),
+            filled=self._filled,
+            added=self._added,
+            raw=self._raw(),
+            total=self._array("total", "float64", (self._d,)) if self._added else None,
+            rows=self._rows(),
+            number=self._number,
+            counts={name: _count(meta["counts"][name]) for name in no_counts()},
+            id_type=self._id_type,
+            quarantined=[
+                Quarantined(_count(join), _id(client_id), _count(version), _count(index))
+                for join, client_id, version, index in meta["quarantined"]
+            ],
+            log=None if meta["log"] is None else [_log_entry(record) for record in meta["log"]],
+            memories={
+                name: self._array(f"memory.{name}", self._facts["dtype"], (self._d,), check_finite=False)
+                for name in rule.memories
+            },
+            handed=frozenset(name for name in meta["handed"] if name in rule.needs.handed_in),
+            scalars=self._scalars(),
+            passed=self._passed(),
+        )
+
+    def _array(
+        self, name: str, dtype: str, shape: tuple[int, ...], seen: Array | None = None, *, check_finite: bool = True
+    ) -> Array:
+        """The array of this name. Its values must be finite, in the rows that `seen` marks if that is given."""
+        array = np.asarray(self._arrays[name])
+        if array.dtype != dtype or array.shape != shape:
+            _fail(f"{name} is {array.dtype} of shape {array.shape}, expected {dtype} of shape {shape}")
+        if check_finite:
+            bad = ~finite(array)
+            if seen is not None:
+                bad &= seen[:, np.newaxis]
+            if bad.any():
+                _fail(f"{name} has a non-finite value at index {np.argwhere(bad)[0].tolist()}")
+        return array
+
+    def _joined(self, client_id: Any) -> ClientId:
+        """The id of a client that has joined; all of these are of one type."""
+        if type(client_id) is not self._id_type:
+            _fail(f"client_id {client_id!r} has joined, the others are {self._id_type and self._id_type.__name__}")
+        return _id(client_id)
+
+    def _waiting(self, buffers: Sequence[Float64 | None]) -> list[PendingArrival]:
+        records, filled, added, passes = self._meta["waiting"], self._filled, self._added, self._rule.needs.passes
+        count = len(records)
+        if not filled <= count or (filled < count and not passes):
+            _fail(f"{filled} of {count} arrivals are in the buffer, which cannot be")
+        if filled >= self._rule.buffer_size + passes:  # a pass may begin with a full buffer
+            _fail(f"{filled} arrivals wait in the state, the buffer holds {self._rule.buffer_size}")
+        if added > filled:
+            _fail(f"{added} arrivals are in the total, {filled} in the buffer")
+        waiting = [self._arrival(i, record, own) for i, (record, own) in enumerate(zip(records, buffers, strict=True))]
+        if len({w.join for w in waiting}) < count:
+            _fail("two arrivals have one join")
+        if self._joins.duplicates != "both" and len({w.client_id for w in waiting[:filled]}) < filled:
+            _fail("a client waits twice")
+        seen = np.array([w.norm == w.norm for w in waiting[added:]], bool)
+        slots = self._array("slots", STORED[self._facts["slot_dtype"]], (count - added, self._d), seen)
+        return [*waiting[:added], *(w._replace(slot=slot) for w, slot in zip(waiting[added:], slots, strict=True))]
+
+    def _arrival(self, i: int, record: Sequence[Any], buffers: Float64 | None) -> PendingArrival:
+        """Without its slot."""
+        client_id, version, examples, loss, norm, low, high, join, staleness = record
+        version, examples, join, staleness = map(_count, (version, examples, join, staleness))
+        if version > self._version or join >= self._number or examples < 1:
+            _fail(f"arrival {i} has version {version}, join {join} and {examples} examples, which cannot be")
+        if i < self._filled and not self._rule.needs.passes and staleness != self._version - version:
+            _fail(f"arrival {i} has staleness {staleness} and version {version}, at version {self._version}")
+        if norm is None and self._joins.copies is not None:
+            _fail(
+                f"arrival {i} was lent (copy=False), and here {self._joins.copies}: save after a flush() or discard()"
+            )
+        if norm is not None and not _number(norm) >= 0:
+            _fail(f"arrival {i} has norm {norm}")
+        extremes, slot = (_number(low), _number(high)), None
+        if self._book.rows is not None and self._book.rows.codec.ranged and not all(map(isfinite, extremes)):
+            _fail(f"arrival {i} has least and largest elements {low} and {high}")
+        facts: Any = version, examples, _number(loss), _number(norm), slot, buffers, extremes, join, staleness
+        return PendingArrival(self._joined(client_id), *facts)
+
+    def _raw(self) -> list[float]:
+        raw = [float(weight) for weight in self._meta["raw"]]
+        if len(raw) != self._added:
+            _fail(f"{len(raw)} raw weights belong to {self._added} arrivals in the total")
+        return raw
+
+    def _rows(self) -> RowCache | None:
+        rows = self._book.rows
+        if not isinstance(rows, MemoryRows):  # none, or on disk, and not in the state
+            return rows
+        clients = [self._joined(client_id) for client_id in self._meta["row_ids"]]
+        if len(set(clients)) < len(clients):
+            _fail("a client has two rows")
+        if len(clients) > rows.num_clients:
+            _fail(f"the state has rows of {len(clients)} clients, num_clients is {rows.num_clients}")
+        values = self._array("rows", rows.codec.row_dtype, (len(clients), rows.row_size))
+        return rows.loaded(dict(zip(clients, values, strict=True)), self._array("sum", "float64", (self._d,)))
+
+    def _scalars(self) -> Scalars:
+        scalars = {name: float(value) for name, value in self._meta["scalars"].items()}
+        ours = self._rule.needs.scalars
+        if set(scalars) != set(ours):
+            _fail(f"the rule's numbers are {sorted(scalars)} in the state, {sorted(ours)} here")
+        for name, value in scalars.items():
+            if not isfinite(value):
+                _fail(f"{name} is {value}")
+        return MappingProxyType(scalars)
+
+    def _passed(self) -> tuple[int, list[ClientId]] | None:
+        """The clients that have entered in this pass, the buffer's clients last."""
+        order, ours = [self._joined(client_id) for client_id in self._meta["passed"]], self._book.passes
+        waiting = [self._joined(client_id) for client_id, *_ in self._meta["waiting"][: self._filled]]
+        most, last = (0, []) if ours is None else (ours.num_clients, order[len(order) - len(waiting) :])
+        if len(set(order)) < len(order) or len(order) > most or (ours is not None and last != waiting):
+            _fail(f"{len(order)} clients have entered in this pass, which cannot be")
+        return None if ours is None else (ours.num_clients, order)
+
+
+def _log_entry(record: Sequence[Any]) -> Entry:
+    match record:
+        case ["flush" | "discard" as kind]:
+            return Cut(kind)
+        case ["set_memory", str(name)]:
+            return Handed(name)
+        case [number, status, client_id, version, staleness, examples, loss, bool(lent)] if status in STATUSES:
+            counts = _count(version), _count(staleness), _count(examples)
+            return Join(_count(number), status, _id(client_id), *counts, _number(loss), lent)
+    raise AffluxError(f"[load_state_dict] the log has an unknown entry {record!r}")
+
+
+def _id(value: Any) -> ClientId:
+    return plain_id(value, "load_state_dict")
+
+
+def _count(value: Any) -> int:
+    if not is_int(value) or not 0 <= value < 2**63:
+        _fail(f"{value!r} stands where a count belongs")
+    return int(value)
+
+
+def _number(value: Any) -> float:
+    """NaN for None, as JSON has none."""
+    if value is not None and not isinstance(value, NUMBERS):
+        _fail(f"{value!r} stands where a number belongs")
+    return nan if value is None else float(value)
+
+
+def _fail(what: str) -> NoReturn:
+    raise AffluxError(f"[load_state_dict] {what}")

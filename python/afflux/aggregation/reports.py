@@ -1,0 +1,113 @@
+"""What a server answers: the versions it hands out, what became of a push, what a step did, and the log of it all."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+from afflux.rules.rule import ClientId, Float64, Int64, Scalars
+
+#: (d,) float32, or float64 if the server was asked for it: NumPy's; of a server on a GPU torch's or CuPy's, on it.
+Params = Any
+
+#: What the server decides about an arrival, at its join.
+#:
+#:     joined       it is in the buffer, or in the round of `report`
+#:     replaced     likewise, in the place of an earlier arrival of the same client (duplicates="latest")
+#:     superseded   the buffer holds an arrival of this client from a newer version (duplicates="latest")
+#:     rejected     the buffer holds an arrival of this client (duplicates="reject")
+#:     dropped      older than max_staleness
+#:     quarantined  a non-finite value (quarantine=True)
+#:     deferred     it waits for the next pass over all clients (gradient scheduling); if it is too old by then, it is
+#:                  dropped, and counts as such
+Status = Literal["joined", "replaced", "superseded", "rejected", "dropped", "quarantined", "deferred"]
+STATUSES: tuple[Status, ...] = get_args(Status)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pulled:
+    """One version of the model. The arrays are read-only and never change, however long they are held.
+
+    NumPy refuses to write to them, torch and CuPy do not: torch.from_numpy(params), and the tensor that a server on a
+    GPU gives, share the server's own memory. Train in a copy: pull(out=...), Layout.load or torch.tensor(params).
+    """
+
+    params: Params  #: (d,)
+    version: int
+    buffers: Float64 | None = None  #: the model's non-parameter arrays (BatchNorm statistics), flat; None: it has none
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Report:
+    """One server step: what went in and with which weight."""
+
+    version: int  #: the server's version after it
+    client_ids: tuple[ClientId, ...]
+    joins: Int64  #: (M,) the numbers of their joins: Receipt.join, and Join.number of the log
+    versions: Int64  #: (M,) that they pulled
+    staleness: Int64  #: (M,)
+    weights: Float64  #: (M,) in the direction
+    norms: Float64  #: (M,); NaN for vectors that were pushed with copy=False
+    cosines: Float64 | None  #: (M,) with the rule's estimate; None if it has none
+    rejected: tuple[str, ...]  #: (M,) why the rule rejected an arrival; empty: it did not
+    server_lr: float  #: of this round; bias correction, if any, included
+    scalars: Scalars  #: the rule's own numbers after the round, such as WKAFL's stage
+    stepped: bool  #: False: the rule rejected all, and the version stays
+    seconds: float  #: weigh and apply
+
+
+class Receipt(NamedTuple):
+    """What became of a push."""
+
+    status: Status
+    staleness: int  #: server steps between the version that the client pulled and the step it would join, less one
+    version: int  #: the server's version after this push
+    join: int  #: the number of this decision, from 0: its place in the log
+    step: int | None  #: the version that its step makes, unless the rule skips it; None if it is in no buffer
+    report: Report | None  #: not None if this push completed a round
+    more: tuple[Report, ...] = ()  #: of rounds that were full as soon as their pass began (gradient scheduling)
+    durable: int | None = None  #: the version that makes this decision safe, at the latest; None without a store, or
+    #: where only checkpoint() and close() commit
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """An update that was kept out because of a non-finite value. The vector itself is not kept."""
+
+    join: int
+    client_id: ClientId
+    version: int  #: that the client pulled
+    index: int  #: of the first value that is not finite
+
+
+class Join(NamedTuple):
+    """One push, and what was decided about it."""
+
+    number: int  #: Receipt.join
+    status: Status
+    client_id: ClientId
+    version: int  #: that the client pulled
+    staleness: int
+    num_examples: int
+    loss: float  #: NaN if unknown
+    lent: bool = False  #: pushed with copy=False
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """A memory of the rule was replaced by `Server.set_memory`. The vector itself is not kept."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The buffer was emptied before it was full: by `flush` (a step with what was there) or by `discard`."""
+
+    kind: Literal["flush", "discard"]
+
+
+Entry = Join | Cut | Handed
+
+
+def no_counts() -> dict[str, int]:
+    """How many pushes ended in each way; `refused` counts those that raised."""
+    return dict.fromkeys((*STATUSES, "refused"), 0)

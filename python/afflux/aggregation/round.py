@@ -1,0 +1,332 @@
+"""One server step: a full buffer in canonical order, its weights, and the sweep that makes the next version."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from time import perf_counter
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from afflux import ops
+from afflux._engine import exactly
+from afflux.aggregation.arrivals import PendingArrival, canonical
+from afflux.aggregation.cache.rows import RowCache, Rows
+from afflux.aggregation.reports import Pulled, Report
+from afflux.aggregation.streaming import Term, combine
+from afflux.arrays.interop import first_nonfinite, frozen, immutable_copy
+from afflux.arrays.pools import Draft, Slot, Vector
+from afflux.ops.errors import AffluxError
+from afflux.ops.exact import ordered_sum
+from afflux.rules.rule import Arrivals, Float64, Kind, Rule, Scalars, Weights
+
+#: The vectors that a server keeps for its rule, by name, in the order of Rule.memories.
+Memories = Mapping[str, Vector]
+
+
+class Before(NamedTuple):
+    """What a round starts from, beside its arrivals."""
+
+    current: Pulled
+    rows: RowCache | None
+    memories: Memories
+    outs: Memories  #: where the sweep may write them; themselves if in place
+    scalars: Scalars
+    ends_pass: bool
+
+
+class Unseen(NamedTuple):
+    """Vectors of a round that were lent, and nobody has looked at; and what it takes to make the round without them."""
+
+    places: tuple[int, ...]
+    rule: Rule
+    current: Pulled
+    ordered: list[PendingArrival]
+    weights: Weights
+
+    def bad(self, slots: Sequence[Slot]) -> dict[int, int]:
+        """The first value that is not finite of each that was read; what only overflows in the sum has none."""
+        found = {i: first_nonfinite(slots[i]) for i in self.places if self.weights.vectors[i] != 0}
+        return {i: index for i, index in found.items() if index is not None}
+
+    def without(self, bad: Mapping[int, int]) -> Weights:
+        """The weights with these rejected; those of the others stay."""
+        vectors = np.array(self.weights.vectors)
+        vectors[list(bad)] = 0.0
+        why = {i: f"non-finite value at index {index}" for i, index in bad.items()}
+        return replace(self.weights, vectors=frozen(vectors, np.float64), rejected={**self.weights.rejected, **why})
+
+
+@dataclass(slots=True, eq=False)
+class Round:
+    """A step that was decided: everything that can fail has been done, only the sweep remains."""
+
+    slots: list[Slot]
+    draft: Draft
+    sweep: ops.Pass
+    rows: Rows  #: as they are after the sweep
+    memories: Memories  #: as they are after the round
+    buffers: Float64 | None  #: as they are after the round
+    scalars: Scalars  #: likewise
+    report: Report  #: its seconds grow with the sweep
+    done: list[bool] = field(default_factory=list)  #: not empty once the sweep has been made
+    terms: list[Term] = field(default_factory=list)  #: that are to be added before the sweep
+    unseen: Unseen | None = None  #: vectors that nobody has looked at
+    saved: bool = True  #: whether its rows are where they are kept, and a store has taken note of it, if there is one
+    checksums: list[ops.Checksums] | None = None  #: of what the sweep has written, for a store
+    driver: int | None = None  #: the thread that makes it; None: no thread does
+
+    @property
+    def finished(self) -> bool:
+        """Swept and saved; only publication remains."""
+        return self.saved and bool(self.done)
+
+    def release(self) -> None:
+        """Lets go of the slots, once the sweep has been made."""
+        self.slots.clear()  # the sweep's own list
+        self.unseen = None
+
+    def make(self, num_threads: int) -> None:
+        """The sweep; nothing if it has been made."""
+        if not self.done:
+            start = perf_counter()
+            for term in self.terms:
+                term.add(num_threads)
+            if self.unseen is None:
+                ops.apply(self.sweep, num_threads=num_threads, done=self.done, checksums=self.checksums)
+            else:
+                self._make_unseen(self.unseen, num_threads)
+            # Nobody has seen the report yet.
+            object.__setattr__(self.report, "seconds", self.report.seconds + perf_counter() - start)
+
+    def _make_unseen(self, unseen: Unseen, num_threads: int) -> None:
+        """The sweep, and once more without what is found not to be finite; all may be repeated after an interrupt."""
+        finite: list[bool] = []
+        ops.apply(self.sweep, num_threads=num_threads, done=finite, checksums=self.checksums)
+        if not finite[0]:
+            # In the engine's floating-point mode, as prepare.
+            exactly(lambda known: self._make_without(known, num_threads), unseen)
+        self.done.append(True)
+
+    def _make_without(self, unseen: Unseen, num_threads: int) -> None:
+        """Once more without what is not finite; as it is if all that was lent is."""
+        if bad := unseen.bad(self.slots):
+            weights = unseen.without(bad)
+            mix = ops.Combine(self.slots, weights.vectors, params_weight(unseen.rule.kind, weights.vectors))
+            sweep = replace(self.sweep, combine=mix)
+            ops.apply(sweep, num_threads=num_threads, checksums=self.checksums)
+            self.buffers = mixed_buffers(unseen.rule, unseen.current, unseen.ordered, sweep, weights)
+            object.__setattr__(self.report, "weights", weights.vectors)
+            object.__setattr__(self.report, "rejected", reasons(weights))
+
+
+def prepare(rule: Rule, before: Before, waiting: Sequence[PendingArrival], draft: Draft, num_threads: int) -> Round:
+    """Decides a round. Writes nothing but memory of its own, so that whatever raises here leaves no trace.
+
+    All of it in the engine's floating-point mode: a weight that is subnormal must not vanish by the caller's.
+    """
+    return exactly(lambda ordered: _prepare(rule, before, ordered, draft, num_threads), canonical(waiting))
+
+
+def _prepare(rule: Rule, before: Before, ordered: list[PendingArrival], draft: Draft, num_threads: int) -> Round:
+    start = perf_counter()
+    slots = [w.slot for w in ordered if not isinstance(w.slot, Term)]
+    terms = [w.slot for w in ordered if isinstance(w.slot, Term)]
+    held = [before.memories[name] for name in rule.needs.memories]
+    gram = frozen(ops.gram([*held, *slots], num_threads=num_threads), np.float64) if rule.needs.gram else None
+    arrivals = freeze(before, ordered, gram)
+    weights = checked_weights(rule, arrivals)
+    step = rule.step(arrivals)
+    if not isinstance(step, ops.Step):
+        raise AffluxError(f"[{rule.name}] step gave {step!r}, must be an afflux.ops step")
+    lr = float(step.lr)
+    if not -inf < lr < inf:
+        raise AffluxError(f"[{rule.name}] step gave lr {lr}, must be finite")
+    if rule.kind == "gradient":
+        step = replace(step, lr=-lr)
+    elif type(step.lr) is not float:  # the round's own number, whatever becomes of the rule's
+        step = replace(step, lr=lr)
+    own = params_weight(rule.kind, weights.vectors)
+    if terms:
+        slots = terms[0].total.vectors
+        mix = combine(rule, arrivals, weights.vectors, terms, own)
+    else:
+        mix = ops.Combine(slots, weights.vectors, own)
+    rows = Rows()
+    cache, memory = None, None
+    if before.rows is not None:
+        version, extremes = before.current.version + 1, [w.extremes for w in ordered]
+        cache, rows = before.rows.stage(rule.calibrate, arrivals.client_ids, accepted(weights), version, extremes)
+    memories = before.memories
+    if apart := before.outs is not memories:
+        memories = renewed(rule, before, weights)
+    outs = [[memories[name] for name in names] if apart else [] for names in (rule.needs.memories, rule.states)]
+    if held:
+        memory = ops.Memory(held, np.array(weights.memories or [0.0] * len(held)), weights.next, outs[0])
+    sweep = ops.Pass(
+        before.current.params,
+        draft.buffer,
+        mix,
+        cache,
+        step,
+        [before.memories[name] for name in rule.states],
+        memory,
+        outs[1],
+    )
+    ops.check(sweep)
+    scalars = before.scalars if weights.scalars is None else weights.scalars
+    report = Report(
+        before.current.version + (not weights.skip),
+        arrivals.client_ids,
+        frozen([w.join for w in ordered], np.int64),
+        arrivals.versions,
+        arrivals.staleness,
+        weights.vectors,
+        arrivals.norms,
+        weights.cosines,
+        reasons(weights),
+        lr,
+        dict(scalars),
+        not weights.skip,
+        perf_counter() - start,
+    )
+    buffers = mixed_buffers(rule, before.current, ordered, sweep, weights)
+    last = sorted((term for term in terms if not term.done), key=lambda term: term.place)
+    made = Round(slots, draft, sweep, rows, memories, buffers, scalars, report, terms=last)
+    unseen = tuple(i for i, w in enumerate(ordered) if w.norm != w.norm)
+    if unseen:
+        made.unseen = Unseen(unseen, rule, before.current, ordered, weights)
+    return made
+
+
+def params_weight(kind: Kind, weights: Float64) -> float:
+    """Of params in the direction: v = sum_i w_i (y_i - params) for rules of kind `model`."""
+    own = 0.0
+    if kind == "model":
+        for weight in weights.tolist():
+            own = own - weight
+    return own
+
+
+def reasons(weights: Weights) -> tuple[str, ...]:
+    """Why each arrival was rejected; empty: it was not."""
+    vectors = weights.vectors.tolist()
+    if not weights.rejected and all(vectors):
+        return ("",) * len(vectors)
+    return tuple([weights.rejected.get(i, "" if w else "weight 0") for i, w in enumerate(vectors)])
+
+
+def renewed(rule: Rule, before: Before, weights: Weights) -> Memories:
+    """The memories after a sweep that does not write in place: those that keep their value stay where they lie."""
+    memories = {**before.memories, **{name: before.outs[name] for name in rule.states}}
+    rows = [] if weights.next is None else weights.next.tolist()
+    for s, (name, row) in enumerate(zip(rule.needs.memories, rows, strict=False)):
+        if any(value != (k == s) for k, value in enumerate(row)):
+            memories[name] = before.outs[name]
+    return memories
+
+
+def accepted(weights: Weights) -> list[bool]:
+    """Which arrivals the rule has not rejected. Those that WKAFL steps with although it rejects all are rejected."""
+    return [w != 0 and i not in weights.rejected for i, w in enumerate(weights.vectors.tolist())]
+
+
+def freeze(before: Before, ordered: list[PendingArrival], gram: Float64 | None) -> Arrivals:
+    """The rule's view of a buffer in canonical order."""
+    version = before.current.version
+    client_ids, versions, num_examples, losses, norms, *_ = zip(*ordered, strict=True)
+    return Arrivals(
+        version,
+        client_ids,
+        frozen(versions, np.int64),
+        # That of the join, but for those that have waited for the next pass.
+        frozen([version - pulled for pulled in versions], np.int64),
+        frozen(num_examples, np.int64),
+        frozen(losses, np.float64),
+        frozen(norms, np.float64),
+        gram,
+        before.scalars,
+        before.ends_pass,
+    )
+
+
+def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
+    """The rule's weights; for cached rules their sum is 1 over the arrivals that are not rejected."""
+    given, name, needs = rule.weigh(arrivals), rule.name, rule.needs
+    weights = given if isinstance(given, Weights) else Weights(given)
+    count, held = len(arrivals), len(needs.memories)
+    vectors = numbers(name, "weights", weights.vectors, (count,))
+    for client_id, weight in zip(arrivals.client_ids, vectors.tolist(), strict=True):
+        if not -inf < weight < inf:
+            raise AffluxError(f"[{name}] weigh gave client {client_id!r} the weight {weight}, must be finite")
+    memories = numbers(name, "memories", weights.memories, (held,)) if len(weights.memories) else _NO_NUMBERS
+    if rule.calibrate.cached:
+        total = ordered_sum(vectors)
+        if not -inf < total < inf or (total == 0 and vectors.any()):
+            raise AffluxError(f"[{name}] the weights that weigh gave sum to {total}, which is no divisor")
+        # Weights that were divided by their sum already are one to rounding, and stay as they are.
+        if total != 0 and abs(total - 1.0) > count * sys.float_info.epsilon:
+            vectors, memories = frozen(vectors / total, np.float64), memories / total
+    if weights.rejected and not set(weights.rejected) <= set(range(count)):
+        raise AffluxError(f"[{name}] weigh rejects {sorted(weights.rejected)}, the buffer holds {count} arrivals")
+    scalars = weights.scalars
+    if scalars is not None:
+        if set(scalars) != set(needs.scalars):
+            raise AffluxError(f"[{name}] weigh gave scalars {sorted(scalars)}, must be {sorted(needs.scalars)}")
+        values = numbers(name, "scalars", list(scalars.values()), (len(scalars),))
+        scalars = MappingProxyType(dict(zip(scalars, values.tolist(), strict=True)))
+    return Weights(
+        vectors,
+        tuple(memories.tolist()),
+        None if weights.next is None else numbers(name, "next", weights.next, (held, held + count)),
+        scalars,
+        weights.rejected,
+        None if weights.cosines is None else numbers(name, "cosines", weights.cosines, (count,)),
+        weights.skip,
+    )
+
+
+def numbers(name: str, what: str, given: object, shape: tuple[int, ...]) -> Float64:
+    """A read-only copy of what weigh gave: finite numbers of a shape, in C order. Weights are looked at one by one."""
+    try:
+        array = np.asarray(given)
+        if array.dtype.kind not in "fiub":
+            raise TypeError(f"of {array.dtype}")
+    except (TypeError, ValueError) as error:
+        raise AffluxError(f"[{name}] weigh gave {what} {given!r}, must be numbers ({error})") from None
+    if array.shape != shape:
+        raise AffluxError(f"[{name}] weigh gave {what} of shape {array.shape}, expected {shape}")
+    if what != "weights" and not np.isfinite(array).all():
+        raise AffluxError(f"[{name}] weigh gave {what} {given!r}, must be finite")
+    copy: Float64 = frozen(array, np.float64)
+    return copy
+
+
+_NO_NUMBERS = np.empty(0)
+
+
+def mixed_buffers(
+    rule: Rule, current: Pulled, ordered: list[PendingArrival], sweep: ops.Pass, weights: Weights
+) -> Float64 | None:
+    """The model's buffers after the round: mixed like the params for rules of kind `model` (FedAsync's authors), else
+    the plain mean over the accepted arrivals (FADAS's authors); as they were if all are rejected.
+    """
+    if current.buffers is None:
+        return None
+    vectors = [w.buffers for w in ordered]
+    out = np.empty_like(current.buffers)
+    if rule.kind == "model":
+        mix = ops.Combine(vectors, weights.vectors, sweep.combine.params_weight)
+        # Never through an optimizer.
+        step = sweep.step if isinstance(sweep.step, ops.Sgd) else ops.Sgd()
+        ops.apply(ops.Pass(current.buffers, out, mix, step=step), num_threads=1)
+    else:
+        ones = np.array([float(yes) for yes in accepted(weights)])
+        count = ordered_sum(ones)
+        if count == 0:
+            return current.buffers
+        zeros = np.zeros(out.size)
+        ops.apply(ops.Pass(zeros, out, ops.Combine(vectors, ones), step=ops.Sgd(1.0 / count)), num_threads=1)
+    return immutable_copy(out)

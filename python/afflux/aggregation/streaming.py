@@ -1,0 +1,137 @@
+"""Streaming (accumulate=True): each arrival is added to one sum when it joins, so that a server holds no M vectors.
+
+    sum = sum + raw_i u_i    for each arrival, in the order of the joins, in float64
+    v = factor * sum         for the round: sum_i w_i u_i with w_i = factor * raw_i, but for rounding
+
+A join puts a term into the server's state. The term needs its slot until it is added. Like the sweep of a round, that
+is done without the mutex, by one thread at a time, and by another one if that one is interrupted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from afflux import ops
+from afflux._engine import Buffer, Pool, exactly
+from afflux.aggregation.options import known_on_arrival
+from afflux.arrays.devices import HOST, Device
+from afflux.arrays.pools import Slot
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import NUMBERS
+from afflux.rules.rule import Arrivals, Float64, Rule
+
+#: Neither a raw weight nor the factor is larger, and no vector's norm is: so no sum of what Server lets in overflows.
+MOST = 1e150
+MOST_SQUARES = MOST * MOST
+
+
+@dataclass(slots=True, eq=False)
+class Total:
+    """The sum of a buffer's terms."""
+
+    vectors: list[Slot]  #: the sum, (d,) float64, and nothing else; the round's own list, which is emptied at its end
+    zeros: ops.Array  #: (d,), what it starts from; on a GPU the sum itself, as it is made
+    added: int = 0  #: of how many arrivals
+    due: Sequence["Term"] = ()  #: the next ones, in the order of their joins
+    driver: int | None = None  #: the thread that adds them; None: no thread does
+
+    def make(self, num_threads: int) -> None:
+        """Adds those that are due."""
+        for term in self.due:
+            term.add(num_threads)
+
+
+class Term:
+    """What an arrival adds to the total."""
+
+    __slots__ = ("done", "place", "slot", "total", "weight")
+
+    def __init__(self, total: Total, place: int, weight: float, slot: Slot | None) -> None:
+        self.total = total
+        self.place = place  #: in the buffer, from 0
+        self.weight = weight
+        self.slot = slot  #: None once it is added
+        self.done: list[bool] = []  #: not empty once it is added
+
+    def add(self, num_threads: int) -> None:
+        """The sweep, if it has not been made; an interrupt leaves what the next call goes on with."""
+        total = self.total
+        if not self.done:
+            (vector,) = total.vectors
+            before = vector if self.place else total.zeros
+            sweep = ops.Pass(before, vector, ops.Combine([self.slot], np.array([self.weight])))
+            ops.apply(sweep, num_threads=num_threads, done=self.done)
+        self.slot = None
+        total.added = self.place + 1
+
+
+class Streaming:
+    """Makes the terms of one server's arrivals."""
+
+    def __init__(self, rule: Rule, size: int, device: Device = HOST) -> None:
+        """For vectors of `size` elements.
+
+        Raises:
+            AffluxError: the rule's weights are not known on arrival.
+        """
+        self._name = rule.name
+        self._weigh = known_on_arrival(rule)
+        self._size = size
+        self._device = device
+        if device is HOST:  # on a GPU a sum is made of zeros
+            self._pool = Pool(size, "float64", 0)
+            self._zeros = np.zeros(size)  # never written: a system that maps all zeros to one page keeps no more
+
+    def total(self, added: int = 0, values: Float64 | None = None) -> Total:
+        """Of so many arrivals, whose sum is `values` (d,), copied; an empty one."""
+        if self._device is HOST:
+            total = Total([Buffer(self._pool)], self._zeros, added)
+        else:
+            vector = self._device.full(self._size, 0.0, "float64")
+            total = Total([vector], vector, added)
+        if values is not None:
+            self._device.fill(total.vectors[0], values)
+        return total
+
+    def term(self, total: Total, place: int, facts: tuple[int, int, float], slot: Slot | None) -> Term:
+        """The term of the arrival at `place` in the buffer; `facts` are its staleness, num_examples and norm.
+
+        Raises:
+            AffluxError: its raw weight is no number, or too large.
+        """
+        # In the engine's floating-point mode, as all weights.
+        raw = exactly(lambda known: self._weigh.on_arrival(*known), facts)
+        term = Term(total, place, bounded(self._name, "on_arrival", raw), slot)
+        if place < total.added:
+            term.slot, term.done = None, [True]
+        return term
+
+
+def combine(
+    rule: Rule, arrivals: Arrivals, weights: Float64, terms: Sequence[Term], params_weight: float
+) -> ops.Combine:
+    """Stage 1 of the round of these terms, once they are all added; `weights` are the rule's, in canonical order, as
+    the terms are.
+
+    Raises:
+        AffluxError: the rule's raw weights and its factor do not give its weights.
+    """
+    factor = bounded(rule.name, "factor", known_on_arrival(rule).factor(arrivals))
+    # What rounding explains; more would not be within the bound that Server states.
+    near = (len(terms) + 5) * 2.0**-52
+    for client_id, term, weight in zip(arrivals.client_ids, terms, weights, strict=True):
+        if not abs(factor * term.weight - weight) <= near * abs(weight) + 1 / MOST:
+            raise AffluxError(
+                f"[{rule.name}] weigh gave client {client_id!r} the weight {weight}, on_arrival and factor gave "
+                f"{term.weight} * {factor}"
+            )
+    return ops.Combine(terms[0].total.vectors, np.array([factor]), params_weight)
+
+
+def bounded(name: str, what: str, given: float) -> float:
+    """What weigh's `what` gave, if it is a number of at most MOST."""
+    # As Python's float first: NumPy would round MOST to the type of a float32.
+    if not isinstance(given, NUMBERS) or not abs(value := float(given)) <= MOST:
+        raise AffluxError(f"[{name}] weigh's {what} gave {given!r}, must be a number of at most {MOST} in magnitude")
+    return value

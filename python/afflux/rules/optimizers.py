@@ -1,0 +1,123 @@
+"""Server optimizers, the step of a rule. `lr` is a number or a law of afflux.rules.schedules; v is the direction.
+
+The adaptive ones (FedOpt, Reddi et al. 2021, Algorithm 2; FedAMS, Wang et al. 2022; FADAS, Wang et al. 2024):
+
+    m = beta1 m + (1 - beta1) v,    params += lr m / (sqrt(V) + epsilon)
+
+with `bias_correction` (the code of FADAS's authors), t' = version + 1:
+
+    params += lr / (1 - beta1^t') m / (sqrt(V) / sqrt(1 - beta2^t') + epsilon)
+
+Each keeps vectors (d,) of the type of params, which the same sweep updates.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+from types import MappingProxyType
+from typing import ClassVar
+
+from afflux import ops
+from afflux.ops import exact
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import check_fields, flag, less_than_one, not_negative
+from afflux.rules.rule import Arrivals
+from afflux.rules.schedules import Rate, a_rate, rate
+
+
+@dataclass(frozen=True, slots=True)
+class Sgd:
+    """params += lr v. Keeps nothing."""
+
+    lr: Rate = 1.0
+    states: ClassVar[Mapping[str, float]] = MappingProxyType({})
+
+    def __post_init__(self) -> None:
+        check_fields(self, a_rate, "lr")
+
+    def __call__(self, arrivals: Arrivals, /) -> ops.Sgd:
+        """See the class."""
+        return ops.Sgd(rate(self.lr, arrivals))
+
+
+@dataclass(frozen=True, slots=True)
+class Momentum:
+    """velocity = beta velocity + v, params += lr velocity. Keeps one vector."""
+
+    lr: Rate = 1.0
+    beta: float = 0.9
+    states: ClassVar[Mapping[str, float]] = MappingProxyType({"velocity": 0.0})
+
+    def __post_init__(self) -> None:
+        check_fields(self, a_rate, "lr")
+        check_fields(self, less_than_one, "beta")
+
+    def __call__(self, arrivals: Arrivals, /) -> ops.Momentum:
+        """See the class."""
+        return ops.Momentum(rate(self.lr, arrivals), self.beta)
+
+
+@dataclass(frozen=True, slots=True)
+class Adam:
+    """v = beta2 v + (1 - beta2) direction^2, V = v. Keeps m and v, which begin at 0 and `initial_v`."""
+
+    lr: Rate = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    epsilon: float = 1e-8
+    initial_v: float = 0.0
+    bias_correction: bool = False
+    kind: ClassVar[str] = "adam"
+
+    def __post_init__(self) -> None:
+        check_fields(self, a_rate, "lr")
+        check_fields(self, less_than_one, "beta1", "beta2")
+        check_fields(self, not_negative, "epsilon", "initial_v")
+        if self.epsilon == 0 and self.initial_v == 0:
+            raise AffluxError(f"[{type(self).__name__}] epsilon and initial_v are 0: what has not moved would be 0 / 0")
+        check_fields(self, flag, "bias_correction")
+
+    @property
+    def states(self) -> Mapping[str, float]:
+        """First and second moment."""
+        return {"m": 0.0, "v": self.initial_v}
+
+    def __call__(self, arrivals: Arrivals, /) -> ops.Adaptive:
+        """See the module."""
+        lr, root_scale = rate(self.lr, arrivals), 1.0
+        if self.bias_correction:
+            steps = arrivals.version + 1.0
+            lr = lr / (1.0 - exact.pow(self.beta1, steps))
+            root_scale = 1.0 / sqrt(1.0 - exact.pow(self.beta2, steps))
+        return ops.Adaptive(self.kind, lr, self.beta1, self.beta2, self.epsilon, root_scale)
+
+
+class AmsGrad(Adam):
+    """As Adam, and v_hat = max(v_hat, v), V = v_hat (FedAMS, FADAS). Keeps m, v and v_hat."""
+
+    __slots__ = ()
+    kind = "amsgrad"
+
+    @property
+    def states(self) -> Mapping[str, float]:
+        """First and second moment, and the largest second moment so far."""
+        return {"m": 0.0, "v": self.initial_v, "v_hat": self.initial_v}
+
+
+class Yogi(Adam):
+    """v = v - (1 - beta2) direction^2 sign(v - direction^2), V = v. Keeps m and v."""
+
+    __slots__ = ()
+    kind = "yogi"
+
+
+class Adagrad(Adam):
+    """v = v + direction^2, V = v; beta2 has no meaning, hence no bias to correct either. Keeps m and v."""
+
+    __slots__ = ()
+    kind = "adagrad"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bias_correction:
+            raise AffluxError("[Adagrad] bias_correction is True, must be False: v is no mean, beta2 has no meaning")

@@ -1,0 +1,64 @@
+"""The presets: the papers' rules as compositions of parts, one paper a file."""
+
+from collections.abc import Callable
+
+from afflux.rules.presets.anarchic import afa_cd, afa_cs
+from afflux.rules.presets.ca2fl import ca2fl, mf_ca2fl
+from afflux.rules.presets.fadas import fadas
+from afflux.rules.presets.fedams import fedams
+from afflux.rules.presets.fedasync import fedasync
+from afflux.rules.presets.fedavg import fedavg
+from afflux.rules.presets.fedbuff import fedbuff
+from afflux.rules.presets.fedopt import fedadagrad, fedadam, fedyogi
+from afflux.rules.presets.gsgm import gsgm
+from afflux.rules.presets.sasgd import sasgd
+from afflux.rules.presets.twafl import twafl
+from afflux.rules.presets.wkafl import wkafl
+from afflux.rules.presets.zenopp import zenopp
+from afflux.rules.rule import Rule
+
+#: Every preset by name; the contract tests walk it. Each can be called without arguments.
+RULES: dict[str, Callable[..., Rule]] = {
+    "fedavg": fedavg,
+    "fedbuff": fedbuff,
+    "fedasync": fedasync,
+    "fedadam": fedadam,
+    "fedyogi": fedyogi,
+    "fedadagrad": fedadagrad,
+    "fedams": fedams,
+    "fadas": fadas,
+    "afa_cd": afa_cd,
+    "afa_cs": afa_cs,
+    "ca2fl": ca2fl,
+    "mf_ca2fl": mf_ca2fl,
+    "wkafl": wkafl,
+    "twafl": twafl,
+    "sasgd": sasgd,
+    "gsgm": gsgm,
+    "zenopp": zenopp,
+}
+
+#: The synchronous ones: they are exact there when M is a cohort that starts together and is waited for.
+SYNCHRONOUS = ("fedavg", "fedadam", "fedyogi", "fedadagrad", "fedams")
+
+__all__ = [
+    "RULES",
+    "SYNCHRONOUS",
+    "afa_cd",
+    "afa_cs",
+    "ca2fl",
+    "fadas",
+    "fedadagrad",
+    "fedadam",
+    "fedams",
+    "fedasync",
+    "fedavg",
+    "fedbuff",
+    "fedyogi",
+    "gsgm",
+    "mf_ca2fl",
+    "sasgd",
+    "twafl",
+    "wkafl",
+    "zenopp",
+]

@@ -1,0 +1,38 @@
+"""AFA-CD and AFA-CS: Yang, Zhang, Khanduri and Liu, Anarchic Federated Learning, ICML 2022."""
+
+from typing import Literal
+
+from afflux.ops.codecs import Codec, Name, named
+from afflux.rules.calibration import NONE
+from afflux.rules.optimizers import Sgd
+from afflux.rules.rule import Calibrate, Rule
+from afflux.rules.weights import Uniform
+
+#: Appendix E: the global and the local learning rate on MNIST and CIFAR-10; server_lr here is their product.
+GLOBAL_LR, LOCAL_LR = 1.0, 0.1
+SERVER_LR = GLOBAL_LR * LOCAL_LR
+
+
+def afa_cd(*, buffer_size: int = 10, server_lr: float = SERVER_LR) -> Rule:
+    """x -= server_lr * mean(G_i) (Algorithm 2, cross-device).
+
+    Clients push G_i, the mean of their stochastic gradients. The paper's algorithm prints eta where its proofs use
+    eta * eta_L: server_lr is the whole factor. State on the server: nothing but params and the buffer. Sweeps: one.
+    """
+    return Rule("afa_cd", "gradient", buffer_size, Uniform(), NONE, Sgd(server_lr))
+
+
+def afa_cs(
+    *,
+    buffer_size: int = 10,
+    server_lr: float = SERVER_LR,
+    divide_by: Literal["all", "seen"] = "all",
+    codec: Codec | Name | None = None,
+) -> Rule:
+    """x -= server_lr / N * sum of all N clients' last G_i, those of this round included (Algorithm 3, cross-silo).
+
+    Clients never seen count as 0; `divide_by="seen"` takes the mean over those that were. State on the server: 4 d
+    bytes per client seen, or what the codec takes, and 8 d for the float64 sum, kept incrementally. Sweeps: one.
+    """
+    rows = Calibrate(cached=True, direction="mean", divide_by=divide_by, codec=named(codec))
+    return Rule("afa_cs", "gradient", buffer_size, Uniform(), rows, Sgd(server_lr))

@@ -1,0 +1,24 @@
+"""FedAMS: Wang, Lin and Chen, Communication-Efficient Adaptive Federated Learning, ICML 2022."""
+
+from afflux.rules.calibration import NONE
+from afflux.rules.optimizers import AmsGrad
+from afflux.rules.rule import Rule
+from afflux.rules.weights import Uniform
+
+
+def fedams(
+    *,
+    buffer_size: int = 10,
+    server_lr: float = 0.01,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    epsilon: float = 1e-8,
+    initial_v: float = 0.0,
+) -> Rule:
+    """As fedadam, with v_hat = max(v_hat, v) under the root and epsilon outside it, as in FADAS.
+
+    Its authors' code starts v and v_hat at 1e-3 (`initial_v`). State on the server: m, v and v_hat, 12 d bytes.
+    Sweeps: one.
+    """
+    step = AmsGrad(server_lr, beta1, beta2, epsilon, initial_v)
+    return Rule("fedams", "update", buffer_size, Uniform(), NONE, step)

@@ -1,0 +1,14 @@
+"""FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017."""
+
+from afflux.rules.calibration import NONE
+from afflux.rules.optimizers import Sgd
+from afflux.rules.rule import Rule
+from afflux.rules.weights import Examples
+
+
+def fedavg(*, buffer_size: int = 10, server_lr: float = 1.0) -> Rule:
+    """x += server_lr * sum_i (n_i / sum n) u_i (Algorithm 1); the synchronous baseline when M is the cohort.
+
+    State on the server: nothing but params and the buffer. Sweeps: one.
+    """
+    return Rule("fedavg", "update", buffer_size, Examples(), NONE, Sgd(server_lr))

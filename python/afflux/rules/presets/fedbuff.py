@@ -1,0 +1,47 @@
+"""FedBuff: Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, 2022."""
+
+from dataclasses import replace
+
+from afflux.ops.errors import AffluxError
+from afflux.rules.calibration import NONE
+from afflux.rules.optimizers import Sgd
+from afflux.rules.presets.dialects import DIALECTS, Dialect, Name
+from afflux.rules.rule import Rule
+from afflux.rules.staleness import StalenessLaw
+from afflux.rules.weights import Normalise, Staleness
+
+
+def fedbuff(
+    *,
+    buffer_size: int = 10,
+    server_lr: float = 1.0,
+    staleness: StalenessLaw | None = None,
+    normalise: Normalise = "count",
+    dialect: Name | Dialect = "paper",
+) -> Rule:
+    """x += server_lr / M * sum_i s(staleness_i) u_i (Algorithm 1), s(t) = (1 + t)^-1/2 by default (section 5).
+
+    `normalise="weights"` divides by sum s instead of M. With `staleness=Constant()` this is the Async FL baseline of
+    CA2FL and FADAS; `staleness=None` is the dialect's own law, and not none. State on the server: nothing but params
+    and the buffer. Sweeps: one.
+
+    `dialect` names a framework whose FedBuff is computed instead, or is one of `afflux.rules.presets.dialects` with its
+    options, such as `appfl(num_clients=100)`. It brings its own law of staleness, which `staleness` replaces where the
+    framework leaves the choice, and decides the rule's kind: in appfl, fedscale and plato clients push models, since
+    these take the difference to the current params and not to what the client pulled.
+    """
+    if isinstance(dialect, Dialect):
+        chosen = dialect
+    elif isinstance(dialect, str) and dialect in DIALECTS:
+        chosen = DIALECTS[dialect]()
+    else:
+        raise AffluxError(f"[fedbuff] dialect is {dialect!r}, must be one of {', '.join(DIALECTS)}")
+    if staleness is not None and chosen.law_is_fixed:
+        raise AffluxError(f"[fedbuff] staleness is {staleness}, but this dialect has no law other than {chosen.law}")
+    law = chosen.law if staleness is None else staleness
+    rule = Rule("fedbuff", chosen.kind, buffer_size, Staleness(law, normalise), NONE, Sgd(server_lr))
+    if chosen.part is None:
+        return rule
+    if normalise != "count":
+        raise AffluxError(f"[fedbuff] normalise is {normalise!r}, but only the paper's dialect leaves the choice")
+    return replace(rule, weigh=chosen.part(law, buffer_size))

@@ -1,0 +1,63 @@
+"""FedAdagrad, FedAdam and FedYogi: Reddi et al., Adaptive Federated Optimization, ICLR 2021 (FedOpt, Algorithm 2)."""
+
+from afflux.rules.calibration import NONE
+from afflux.rules.optimizers import Adagrad, Adam, Yogi
+from afflux.rules.rule import Rule, Step
+from afflux.rules.weights import Uniform
+
+#: Section 5.3: beta1 and beta2 of FedAdam and FedYogi; FedAdagrad takes beta1 = 0. tau, here epsilon, is 1e-3 where it
+#: is not tuned, and v starts at tau^2 (here at 0 unless initial_v is given).
+BETA1, BETA2, EPSILON = 0.9, 0.99, 1e-3
+
+
+def fedadam(
+    *,
+    buffer_size: int = 10,
+    server_lr: float = 0.01,
+    beta1: float = BETA1,
+    beta2: float = BETA2,
+    epsilon: float = EPSILON,
+    initial_v: float = 0.0,
+) -> Rule:
+    """x += server_lr m / (sqrt(v) + epsilon), of the moments of D = mean(u).
+
+    m = beta1 m + (1 - beta1) D, v = beta2 v + (1 - beta2) D^2.
+
+    State on the server: m and v, 8 d bytes. Sweeps: one.
+    """
+    return _fedopt("fedadam", buffer_size, Adam(server_lr, beta1, beta2, epsilon, initial_v))
+
+
+def fedyogi(
+    *,
+    buffer_size: int = 10,
+    server_lr: float = 0.01,
+    beta1: float = BETA1,
+    beta2: float = BETA2,
+    epsilon: float = EPSILON,
+    initial_v: float = 0.0,
+) -> Rule:
+    """As fedadam, with v = v - (1 - beta2) D^2 sign(v - D^2).
+
+    State on the server: m and v, 8 d bytes. Sweeps: one.
+    """
+    return _fedopt("fedyogi", buffer_size, Yogi(server_lr, beta1, beta2, epsilon, initial_v))
+
+
+def fedadagrad(
+    *,
+    buffer_size: int = 10,
+    server_lr: float = 0.01,
+    beta1: float = 0.0,
+    epsilon: float = EPSILON,
+    initial_v: float = 0.0,
+) -> Rule:
+    """As fedadam, with v = v + D^2.
+
+    State on the server: m and v, 8 d bytes. Sweeps: one.
+    """
+    return _fedopt("fedadagrad", buffer_size, Adagrad(server_lr, beta1, epsilon=epsilon, initial_v=initial_v))
+
+
+def _fedopt(name: str, buffer_size: int, step: Step) -> Rule:
+    return Rule(name, "update", buffer_size, Uniform(), NONE, step)

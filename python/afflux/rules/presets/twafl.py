@@ -1,0 +1,21 @@
+"""TWAFL: Chen, Sun and Jin, Communication-Efficient Federated Deep Learning ..., 2019, as a baseline of WKAFL."""
+
+from typing import Literal
+
+from afflux.ops.validation import one_of
+from afflux.rules.calibration import NONE
+from afflux.rules.optimizers import Sgd
+from afflux.rules.rule import Rule
+from afflux.rules.staleness import Exponential
+from afflux.rules.weights import Staleness
+
+
+def twafl(*, buffer_size: int = 10, server_lr: float = 0.005, normalise: Literal["count", "weights"] = "count") -> Rule:
+    """x -= server_lr * sum_i (n_i / n) (e/2)^-staleness_i g_i, n = sum n_i (WKAFL section 6.1.2).
+
+    n_i is the client's mini-batch size. `normalise="weights"` divides by the sum of the weights, as WKAFL's authors'
+    code does. State on the server: nothing but params and the buffer. Sweeps: one.
+    """
+    one_of("count", "weights")("twafl", "normalise", normalise)  # undivided, a step would be n times too long
+    weigh = Staleness(Exponential(), normalise, by_examples=True)
+    return Rule("twafl", "gradient", buffer_size, weigh, NONE, Sgd(server_lr))

@@ -1,0 +1,78 @@
+"""Zeno++: Xie, Koyejo and Gupta, Zeno++: Robust Fully Asynchronous SGD, ICML 2020."""
+
+from dataclasses import dataclass
+from math import sqrt
+from typing import ClassVar
+
+import numpy as np
+
+from afflux.ops.validation import check_fields, flag, not_negative
+from afflux.rules.calibration import NONE
+from afflux.rules.optimizers import Sgd
+from afflux.rules.rule import Arrivals, Needs, Rule, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreTest:
+    """Zeno++'s weights (Xie, Koyejo and Gupta 2020, Algorithm 1).
+
+    With the validation gradient v and g' = g |v| / |g|:
+
+        accept iff gamma <v, g'> - rho |g'|^2 >= -gamma epsilon
+
+    The direction is the mean of the accepted g'. A zero gradient is rejected. If none is accepted, no step is made and
+    the version stays. v is the memory "validation": hand it in with Server.set_memory, every few versions.
+
+    Args:
+        scaled: False takes |g|^2 for |g'|^2, as the authors' code does.
+    """
+
+    gamma: float = 0.1
+    rho: float = 0.02
+    epsilon: float = 0.1
+    scaled: bool = True
+    needs: ClassVar[Needs] = Needs(gram=True, memories=("validation",), handed_in=("validation",))
+
+    def __post_init__(self) -> None:
+        check_fields(self, not_negative, "gamma", "rho", "epsilon")
+        check_fields(self, flag, "scaled")
+
+    def __call__(self, arrivals: Arrivals, /) -> Weights:
+        """See the class."""
+        gram = arrivals.gram
+        assert gram is not None  # the rule needs it
+        goal = float(gram[0, 0])
+        weights, rejected = np.zeros(len(arrivals)), {}
+        for i in range(len(arrivals)):
+            square = float(gram[i + 1, i + 1])
+            if square == 0:
+                rejected[i] = "a zero gradient"
+                continue
+            weights[i] = sqrt(goal) / sqrt(square)
+            score = self.gamma * weights[i] * float(gram[0, i + 1]) - self.rho * (goal if self.scaled else square)
+            if score < -self.gamma * self.epsilon:
+                rejected[i] = f"score {score:.3g} below {-self.gamma * self.epsilon:.3g}"
+                weights[i] = 0.0
+        accepted = len(arrivals) - len(rejected)
+        return Weights(weights / max(accepted, 1), (0.0,), rejected=rejected, skip=accepted == 0)
+
+
+#: Table 4 of WKAFL: gamma, rho and epsilon of the score; the validation gradient is refreshed every 2 or 5 steps.
+GAMMA, RHO, EPSILON = 0.1, 0.02, 0.1
+
+
+def zenopp(
+    *,
+    server_lr: float = 0.005,
+    gamma: float = GAMMA,
+    rho: float = RHO,
+    epsilon: float = EPSILON,
+    scaled: bool = True,
+) -> Rule:
+    """x -= server_lr * g', g' = g |v| / |g|, iff gamma <v, g'> - rho |g'|^2 >= -gamma epsilon (Algorithm 1), M = 1.
+
+    v is a validation gradient: `server.set_memory("validation", v)`, again every few versions. `scaled=False` takes
+    |g|^2 in the second term, as the authors' code does. A rejected arrival does not advance the version. State on the
+    server: v, 4 d bytes. Sweeps: two, the inner products and the step.
+    """
+    return Rule("zenopp", "gradient", 1, ScoreTest(gamma, rho, epsilon, scaled), NONE, Sgd(server_lr))

@@ -1,0 +1,197 @@
+"""The whole vocabulary of an aggregation rule: facts about a round, and three slots.
+
+    weigh      one float64 weight per buffered arrival, and for some rules one per server-held vector (memory)
+    calibrate  whether per-client cached rows enter the direction
+    step       how the direction moves params
+
+Functions in the first and third slot are part of the exact path: they may use + - * / sqrt, comparisons, afflux.exp,
+log and pow, and the helpers of afflux.ops.exact; nothing whose last bit differs between CPUs (np.exp, np.power, np.dot,
+@, np.sum; tests/test_exact_path.py).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from afflux import ops
+from afflux._engine import MOST_MEMORIES
+from afflux.ops.codecs import Codec
+from afflux.ops.errors import AffluxError
+
+ClientId = int | str
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+Scalars = Mapping[str, float]
+Kind = Literal["update", "gradient", "model"]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """A full buffer, frozen, in canonical order: by (client_id, version pulled, join number)."""
+
+    version: int  #: the server's version t before this step
+    client_ids: tuple[ClientId, ...]
+    versions: Int64  #: (M,) the version that each client pulled
+    staleness: Int64  #: (M,) version - version pulled, >= 0
+    num_examples: Int64  #: (M,)
+    losses: Float64  #: (M,) as reported by the clients; NaN if not
+    #: (M,) Euclidean norms of what was pushed. NaN where it was lent (push(copy=False)), and comparisons with NaN are
+    #: false: a rule that reads norms must look for it.
+    norms: Float64
+    gram: Float64 | None = None  #: (R + M, R + M) inner products of [memories..., vectors...], if the rule needs them
+    scalars: Scalars = field(default_factory=dict)  #: the rule's own numbers, as the last round left them
+    ends_pass: bool = False  #: under gradient scheduling: this round is the last one of its pass over all clients
+
+    def __len__(self) -> int:
+        """The number of arrivals M."""
+        return len(self.client_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a weigh part needs beyond the facts above: its attribute `needs`."""
+
+    gram: bool = False  #: the inner products; one more sweep over the buffer
+    memories: tuple[str, ...] = ()  #: names of vectors (d,) that the server holds for it: R of them, zeros at first
+    handed_in: tuple[str, ...] = ()  #: those memories that the user sets, with Server.set_memory
+    scalars: Scalars = field(default_factory=dict)  #: names of the rule's own numbers, and their first values
+    passes: bool = False  #: gradient scheduling: a client enters once per pass over all N clients, later arrivals wait
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weights:
+    """A round's weights, with what else a rule may decide.
+
+    The direction is v = sum_s memories[s] m_s + sum_i vectors[i] u_i, and the same sweep replaces the memories by
+    m_r = sum_s next[r, s] m_s + sum_i next[r, R + i] u_i.
+    """
+
+    vectors: Float64  #: (M,); 0 rejects an arrival: its vector is not read, and a cached row stays as it is
+    memories: tuple[float, ...] = ()  #: (R,); empty: they do not enter the direction
+    next: Float64 | None = None  #: (R, R + M); None: they stay as they are
+    scalars: Scalars | None = None  #: after this round; None: as they were
+    rejected: Mapping[int, str] = field(default_factory=dict)  #: index of an arrival -> why its weight is 0
+    cosines: Float64 | None = None  #: (M,) for the report
+    skip: bool = False  #: no step is made: the buffer is emptied, version and memories stay
+
+
+class Weigh(Protocol):
+    """(M,) float64 weights, or Weights. What it needs beyond plain facts stands in its attribute `needs`, if any."""
+
+    def __call__(self, arrivals: Arrivals, /) -> Float64 | Weights:
+        """The weights, in the order of the arrivals."""
+        ...
+
+
+@runtime_checkable
+class OnArrival(Weigh, Protocol):
+    """A weigh part whose weights are known on arrival but for a factor, as accumulate=True needs them:
+    w_i = factor * on_arrival_i, but for rounding.
+    """
+
+    def on_arrival(self, staleness: int, num_examples: int, norm: float, /) -> float:
+        """The raw weight of an arrival, from facts about it alone. What is added up was copied, so `norm` is no NaN; in
+        `arrivals.norms`, which a buffering server weighs with, it is one where a vector was lent.
+        """
+        ...
+
+    def factor(self, arrivals: Arrivals, /) -> float:
+        """What the raw weights of these arrivals are multiplied with."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrate:
+    """What per-client memory enters the direction. Facts only: the engine does the arithmetic."""
+
+    cached: bool  #: every client's last vector is kept as a row
+    direction: Literal["difference", "mean"] = "difference"  #: h + sum_i w_i (u_i - h_i), or the new mean of all rows
+    divide_by: Literal["all", "seen"] = "all"  #: the mean is over all N clients, or over those that have a row
+    codec: Codec | None = None  #: how rows are stored; None: every bit is kept
+    quantize_direction: bool = False  #: the difference is of what is stored, not of what was pushed
+
+    def __post_init__(self) -> None:
+        if not (self.codec is None or isinstance(self.codec, Codec)):
+            raise AffluxError(f"[Calibrate] codec is {self.codec!r}, must be one of afflux.codecs")
+        if self.quantize_direction and (self.codec is None or self.codec.exact or self.direction == "mean"):
+            raise AffluxError("[Calibrate] quantize_direction is for differences and codecs that round")
+        for name, choices in (("direction", ("difference", "mean")), ("divide_by", ("all", "seen"))):
+            if (value := getattr(self, name)) not in choices:
+                raise AffluxError(f"[Calibrate] {name} is {value!r}, must be {' or '.join(map(repr, choices))}")
+
+
+class Step(Protocol):
+    """A server optimizer. The vectors (d,) that it keeps stand in its attribute `states`, if any: names in the order of
+    the engine's step, with their first values.
+    """
+
+    def __call__(self, arrivals: Arrivals, /) -> ops.Step:
+        """The step of this round."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """An aggregation rule. `kind` is what clients push, and gives the direction its sign.
+
+    update    u_i = local - pulled params:    v = sum w_i u_i
+    gradient  G_i = -u_i/(client_lr * steps): v = sum w_i G_i, and the step goes against it
+    model     y_i = local params:             v = sum w_i (y_i - params)
+    """
+
+    name: str
+    kind: Kind
+    buffer_size: int  #: M, arrivals per server step
+    weigh: Weigh
+    calibrate: Calibrate
+    step: Step
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("update", "gradient", "model"):
+            raise AffluxError(f"[Rule] kind is {self.kind!r}, must be update, gradient or model")
+        if isinstance(self.buffer_size, bool) or not isinstance(self.buffer_size, int) or self.buffer_size < 1:
+            raise AffluxError(f"[Rule] buffer_size is {self.buffer_size!r}, must be an int of at least 1")
+        for what in ("weigh", "step"):
+            part = getattr(self, what)
+            if isinstance(part, type) or not callable(part):
+                raise AffluxError(f"[Rule] {what} is {part!r}, must be a part that can be called, such as Uniform()")
+        if not isinstance(self.calibrate, Calibrate):
+            raise AffluxError(f"[Rule] calibrate is {self.calibrate!r}, must be a Calibrate")
+        needs = self.needs
+        if self.kind == "model" and (self.calibrate.cached or needs.gram or needs.memories):
+            raise AffluxError("[Rule] rows, inner products and memories are of updates or gradients, not of models")
+        if len(needs.memories) > MOST_MEMORIES or not set(needs.handed_in) <= set(needs.memories):
+            raise AffluxError(
+                f"[Rule] weigh needs the memories {needs.memories} and is handed {needs.handed_in}: at most "
+                f"{MOST_MEMORIES}, and no others can be handed in"
+            )
+        for name, first in (*needs.scalars.items(), *self.states.items()):
+            if not -inf < first < inf:
+                raise AffluxError(f"[Rule] {name} starts at {first}, must be finite")
+        names = list(self.memories)
+        if len(set(names)) != len(self.needs.memories) + len(self.states):
+            raise AffluxError(f"[Rule] weigh and step both keep a vector of one name: {', '.join(names)}")
+
+    @property
+    def needs(self) -> Needs:
+        """What weigh needs beyond facts."""
+        needs: Needs = getattr(self.weigh, "needs", _NOTHING)
+        return needs
+
+    @property
+    def states(self) -> Mapping[str, float]:
+        """The vectors that step keeps, and their first values."""
+        states: Mapping[str, float] = getattr(self.step, "states", {})
+        return states
+
+    @property
+    def memories(self) -> dict[str, float]:
+        """The vectors that a server keeps for this rule, weigh's first, and their first values."""
+        return {**dict.fromkeys(self.needs.memories, 0.0), **self.states}
+
+
+_NOTHING = Needs()

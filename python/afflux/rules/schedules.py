@@ -1,0 +1,108 @@
+"""The laws of a server's learning rate: one number per round, from facts about its arrivals; on the exact path."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol, cast
+
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import check_fields, finite, integer, is_function, not_negative, one_of
+from afflux.rules.rule import Arrivals
+
+
+class LearningRate(Protocol):
+    """The learning rate of one round."""
+
+    def __call__(self, arrivals: Arrivals, /) -> float:
+        """The rate for these arrivals."""
+        ...
+
+
+#: What step parts take: a constant, or a law.
+Rate = float | LearningRate
+
+
+def rate(lr: Rate, arrivals: Arrivals) -> float:
+    """The learning rate of this round."""
+    return lr(arrivals) if callable(lr) else lr
+
+
+def a_rate(part: str, name: str, value: object) -> Rate:
+    """Refuses what is neither a law nor a finite number."""
+    if is_function(value):
+        return cast(LearningRate, value)
+    try:
+        return finite(part, name, value)
+    except AffluxError:
+        raise AffluxError(
+            f"[{part}] {name} is {value!r}, must be a finite number or a law such as DelayAdaptive(0.1)"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class DelayAdaptive:
+    """Smaller where the stalest arrival of the buffer, tau_max, exceeds a threshold; else lr (FADAS).
+
+    inverse    lr / tau_max         (eq. 77, what the paper's experiments ran)
+    minimum    min(lr, 1 / tau_max) (eq. 4)
+    """
+
+    lr: Rate
+    threshold: int = 1  #: tau_c
+    mode: Literal["inverse", "minimum"] = "inverse"
+
+    def __post_init__(self) -> None:
+        check_fields(self, a_rate, "lr")
+        check_fields(self, integer(0), "threshold")
+        check_fields(self, one_of("inverse", "minimum"), "mode")
+
+    def __call__(self, arrivals: Arrivals, /) -> float:
+        """See the class."""
+        lr = rate(self.lr, arrivals)
+        tau_max = int(max(arrivals.staleness.tolist()))
+        if tau_max <= self.threshold:
+            return lr
+        return lr / tau_max if self.mode == "inverse" else min(lr, 1.0 / tau_max)
+
+
+@dataclass(frozen=True, slots=True)
+class MinimumStaleness:
+    """lr / (1 + gamma * tau_min), with the freshest arrival's staleness tau_min (WKAFL, eq. 10)."""
+
+    lr: Rate
+    gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_fields(self, a_rate, "lr")
+        check_fields(self, not_negative, "gamma")
+
+    def __call__(self, arrivals: Arrivals, /) -> float:
+        """See the class."""
+        tau_min = int(min(arrivals.staleness.tolist()))
+        return rate(self.lr, arrivals) / (1.0 + self.gamma * tau_min)
+
+
+@dataclass(frozen=True, slots=True)
+class ByVersion:
+    """The rate that stands at the greatest key not above the server's version.
+
+    >>> law = ByVersion({0: 0.1, 100: 0.01})
+    """
+
+    rates: Mapping[int, float]
+
+    def __post_init__(self) -> None:
+        check_fields(self, _schedule, "rates")
+
+    def __call__(self, arrivals: Arrivals, /) -> float:
+        """See the class."""
+        return self.rates[max(first for first in self.rates if first <= arrivals.version)]
+
+
+def _schedule(part: str, name: str, value: object) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise AffluxError(f"[{part}] {name} is {value!r}, must be a mapping such as {{0: 0.1, 100: 0.01}}")
+    version = integer(0)
+    rates = {version(part, "a version", key): finite(part, f"{name}[{key!r}]", lr) for key, lr in value.items()}
+    if 0 not in rates:
+        raise AffluxError(f"[{part}] {name} begins at version {min(rates, default=None)}, must begin at 0")
+    return rates

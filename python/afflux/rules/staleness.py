@@ -1,0 +1,98 @@
+"""Laws of staleness: the factor of an arrival that is so many server steps old.
+
+On the exact path: + - * / sqrt and afflux.pow on single numbers (see rule.py).
+"""
+
+from dataclasses import dataclass
+from math import sqrt
+from typing import Protocol, cast
+
+from afflux.ops import exact
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import check_fields, is_function, not_negative, one_or_more
+
+#: e/2, the base of WKAFL's and TWAFL's staleness law.
+HALF_E = 1.3591409142295225
+
+
+class StalenessLaw(Protocol):
+    """s(staleness), 1 for a fresh arrival."""
+
+    def __call__(self, staleness: int, /) -> float:
+        """The factor for one staleness >= 0."""
+        ...
+
+
+def a_law(part: str, name: str, value: object) -> StalenessLaw:
+    """Refuses what is no law of staleness."""
+    if not is_function(value):
+        raise AffluxError(f"[{part}] the {name} is {value!r}, must be one such as Polynomial(0.5)")
+    return cast(StalenessLaw, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """s = 1."""
+
+    def __call__(self, staleness: int, /) -> float:
+        """See the class."""
+        return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Polynomial:
+    """s = (1 + staleness)^-a (FedAsync section 5.2; FedBuff uses a = 1/2)."""
+
+    a: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_fields(self, not_negative, "a")
+
+    def __call__(self, staleness: int, /) -> float:
+        """See the class."""
+        base = 1.0 + staleness
+        if self.a > 8 or 2 * self.a != int(2 * self.a):
+            return exact.pow(base, -self.a)
+        # Up to 8 products and a square root: faster, and the bits of the first versions.
+        power = sqrt(base) if int(2 * self.a) % 2 else 1.0
+        for _ in range(int(self.a)):
+            power = power * base
+        return 1.0 / power
+
+
+@dataclass(frozen=True, slots=True)
+class Hinge:
+    """s = 1 up to staleness b, then 1 / (a (staleness - b) + 1) (FedAsync section 5.2)."""
+
+    a: float = 10.0
+    b: float = 4.0
+
+    def __post_init__(self) -> None:
+        check_fields(self, not_negative, "a", "b")
+
+    def __call__(self, staleness: int, /) -> float:
+        """See the class."""
+        return 1.0 if staleness <= self.b else 1.0 / (self.a * (staleness - self.b) + 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """s = base^-staleness, with base e/2 (TWAFL, Chen et al. 2019; WKAFL section 4.3.2)."""
+
+    base: float = HALF_E
+
+    def __post_init__(self) -> None:
+        check_fields(self, one_or_more, "base")
+
+    def __call__(self, staleness: int, /) -> float:
+        """See the class."""
+        return exact.pow(self.base, -float(staleness))
+
+
+@dataclass(frozen=True, slots=True)
+class Inverse:
+    """s = 1 / max(staleness, 1) (SASGD, Zhang et al. 2016)."""
+
+    def __call__(self, staleness: int, /) -> float:
+        """See the class."""
+        return 1.0 / max(staleness, 1)

@@ -1,0 +1,162 @@
+"""From a caller's arguments to plain ids and flat vectors, and back; messages name the client and the array."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from afflux import ops
+from afflux._engine import Buffer
+from afflux.aggregation.reports import Pulled
+from afflux.arrays.devices import HOST, Device
+from afflux.arrays.gpu import device_of
+from afflux.arrays.interop import forbid_resizing, gpu_of, immutable_copy, is_torch, on_gpu, on_host, with_names
+from afflux.arrays.layout import Field, Layout, Tree
+from afflux.arrays.pools import Slot
+from afflux.ops.errors import AffluxError, UnavailableError
+from afflux.rules.rule import Float64, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class InputAdapter:
+    """How one server takes vectors in."""
+
+    kind: Kind
+    layout: Layout | None  #: of servers that were made with a tree
+    size: int  #: d
+    num_threads: int
+    device: Device = HOST  #: that the vectors go to
+
+    @classmethod
+    def of(
+        cls, params: "ops.Array | Tree", kind: Kind, num_threads: int
+    ) -> "tuple[InputAdapter, ops.Array | list[ops.Array]]":
+        """For vectors like `params`, where these lie; and the parts of params."""
+        if is_tree(params):
+            layout = Layout.of(params)
+            intake = cls(kind, layout, layout.size, num_threads)
+        else:
+            intake = cls(kind, None, length("[Server] params", params), num_threads)
+        parts = intake.parts("[Server] params", params)
+        return replace(intake, device=device_of("[Server] params", parts, intake.names)), parts
+
+    def pushed(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
+        """The parts of what a client hands in."""
+        if self.kind != "model" and hasattr(vector, "named_parameters"):
+            raise AffluxError(
+                f"{what} is a module, which holds the client's params, but the rule takes its {self.kind}: for an "
+                "update, layout.flatten(module) - pulled.params"
+            )
+        return self.parts(what, vector)
+
+    def parts(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
+        """The array, or the tree's arrays (see Layout.parts), that make up the flat vector."""
+        if self.layout is not None and is_tree(vector):
+            try:
+                return self.layout.parts(vector)
+            except AffluxError as error:
+                raise AffluxError(f"{what}: {error}") from None
+        size = length(what, vector)
+        if size != self.size:
+            raise AffluxError(f"{what} has {size} elements, params has {self.size}")
+        return vector
+
+    def ingest(self, what: str, parts: "ops.Array | list[ops.Array]", slot: ops.Array) -> ops.Ingested:
+        """The sweep from the caller's memory into a slot."""
+        try:
+            return self.device.ingest(parts, slot, self.num_threads)
+        except (AffluxError, UnavailableError) as error:
+            raise type(error)(f"{what}: {with_names(error, self.names)}") from None
+
+    @property
+    def names(self) -> list[str]:
+        """Of the arrays of a tree."""
+        return [] if self.layout is None else [field.name for field in self.layout.fields]
+
+    def lent(self, what: str, parts: "ops.Array | list[ops.Array]", dtype: str) -> Slot:
+        """The caller's own vector, to be read in place."""
+        try:
+            if isinstance(parts, list):
+                raise AffluxError("is a tree, whose arrays lie apart")
+            if not is_torch(parts) or parts.requires_grad:
+                return self._lent(parts, dtype)
+            # An alias holds the memory whatever becomes of the tensor (set_, .data =).
+            alias = parts.detach()
+            slot = self._lent(alias, dtype)
+            forbid_resizing(alias)
+            return slot
+        except (AffluxError, UnavailableError) as error:
+            why = str(error).removeprefix("[push] vector ")
+            raise type(error)(f"{what} cannot be read in place (copy=False): it {why}") from None
+
+    def _lent(self, vector: ops.Array, dtype: str) -> Slot:
+        if gpu_of(vector) is not None and not self.device.owns(vector):
+            raise AffluxError("is of another library than params, whose work a round does not wait for")
+        slot = Buffer.lent(vector, self.size, dtype, self.device.index)
+        self.device.wait()  # a round on another stream than this thread's may read it
+        return slot
+
+    def buffers(self, whose: str, vector: "ops.Array | Tree", buffers: "Tree | None") -> Float64 | None:
+        """The client's own values of the model's buffers, (d_b,); None if the model has none."""
+        if self.layout is None or not self.layout.buffers:
+            return None
+        if buffers is None and self.kind == "model" and is_tree(vector):
+            buffers = vector
+        if buffers is None:
+            names = ", ".join(field.name for field in self.layout.buffers[:3])
+            more = ", ..." if len(self.layout.buffers) > 3 else ""
+            raise AffluxError(f"{whose} push lacks the model's buffers ({names}{more}): hand them in with buffers=")
+        what = f"{whose} buffers"
+        try:
+            values = self.layout.flatten_buffers(buffers) if is_tree(buffers) else np.asarray(buffers, np.float64)
+            flat = immutable_copy(values)
+        except (AffluxError, TypeError, ValueError) as error:
+            raise AffluxError(f"{what}: {error}") from None
+        if flat.shape != (self.layout.buffers_size,):
+            raise AffluxError(f"{what} has shape {flat.shape}, expected ({self.layout.buffers_size},)")
+        finite = np.isfinite(flat)
+        if not finite.all():
+            index = int(np.argmin(finite))
+            raise AffluxError(f"{what} has a non-finite value at index {index}{within(self.layout.buffers, index)}")
+        return flat
+
+    def place(self, index: int) -> str:
+        """In which of the model's arrays an element of the flat vector lies."""
+        return "" if self.layout is None else within(self.layout.fields, index)
+
+    def copy_out(self, now: Pulled, out: "ops.Array | Tree") -> int:
+        """Copies a version into the caller's memory, and says which it is."""
+        try:
+            if not is_tree(out):
+                if length("out", out) != self.size:
+                    raise AffluxError(f"it has {length('out', out)} elements, params has {self.size}")
+                params = now.params if on_gpu(out) or not on_gpu(now.params) else on_host(now.params)
+                ops.ingest(params, out, num_threads=self.num_threads)
+            elif self.layout is None:
+                raise AffluxError("this server was made with a flat vector: pull into one")
+            else:
+                self.layout.load(out, now.params, now.buffers)
+                self.device.wait()  # this version's memory may be used again
+        except (AffluxError, UnavailableError) as error:
+            raise type(error)(f"[pull] out: {error}") from None
+        return now.version
+
+
+def is_tree(model: object) -> bool:
+    """Whether it is a torch module, a mapping or a sequence of arrays, rather than one flat vector."""
+    return hasattr(model, "named_parameters") or (isinstance(model, Mapping | Sequence) and not isinstance(model, str))
+
+
+def within(fields: Iterable[Field], index: int) -> str:
+    """For messages: the name of the field that an index of the flat vector lies in."""
+    return next((f" (in {field.name})" for field in fields if field.start <= index < field.stop), "")
+
+
+def length(what: str, array: ops.Array) -> int:
+    """Elements of a flat vector, of any library."""
+    shape = getattr(array, "shape", None)
+    if shape is None:
+        raise AffluxError(f"{what} is a {type(array).__name__}, expected an array")
+    if len(shape) != 1:
+        raise AffluxError(f"{what} has shape {tuple(shape)}, expected (d,)")
+    return int(shape[0])

@@ -1,0 +1,228 @@
+"""How a server's state outlives it: as plain arrays and JSON, or in a store on disk."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from afflux import ops
+from afflux.aggregation import checkpoint
+from afflux.aggregation.arrivals import PendingArrival
+from afflux.aggregation.checkpoint import Saved
+from afflux.aggregation.options import Durability, ServerOptions
+from afflux.aggregation.reports import Pulled
+from afflux.aggregation.streaming import MOST_SQUARES, Streaming
+from afflux.arrays.devices import HOST
+from afflux.arrays.gpu import device_of
+from afflux.arrays.layout import Layout
+from afflux.arrays.pools import Slot, Versions
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import integer, one_of, optional
+from afflux.server.aggregator import Aggregator
+from afflux.store.store import Every, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """What a server takes over from a store that was there before."""
+
+    layout: Layout | None
+    retained_versions: Mapping[int, Pulled]  #: older versions that the last checkpoint has kept, by number
+
+
+def facts_of(aggregator: Aggregator, layout: Layout | None, options: ServerOptions) -> dict[str, Any]:
+    """What a saved state must agree with."""
+    rule, state = aggregator.rule, aggregator.admission.state
+    return {
+        "rule": rule.name,
+        "kind": rule.kind,
+        "d": aggregator.slots.size,
+        "dtype": options.dtype,
+        "slot_dtype": options.slots_as,
+        "num_clients": next((kept.num_clients for kept in (state.rows, state.passes) if kept is not None), None),
+        "memories": list(rule.memories),
+        "layout": None if layout is None else layout.to_json(),
+    } | ({} if state.rows is None else state.rows.facts())
+
+
+def open_store(
+    path: Path,
+    num_threads: int | None,
+    durability: Durability | None,
+    commit_every: Every,
+    like: object,
+) -> Store:
+    """The store of `Server.open`, whose arguments are checked; of a server on the GPU of `like`, if that is given."""
+    optional(one_of("process", "power"))("open", "durability", durability)
+    if commit_every != "as before":
+        optional(integer(1))("open", "commit_every", commit_every)
+    if not (like is None or hasattr(like, "__dlpack__")):
+        raise AffluxError(f"[open] like is of type {type(like).__name__}, must be an array of torch or CuPy")
+    device = HOST if like is None else device_of("[open] like", like, ["like"])
+    return Store(path, ops.threads(num_threads), durability, commit_every, device)
+
+
+def options_of(store: Store) -> ServerOptions:
+    """The options that the server of a store was made with."""
+    return ServerOptions(
+        **{name: store.facts[name] for name in ("num_clients", "dtype", "slot_dtype")}, **store.options
+    )
+
+
+def make_store(aggregator: Aggregator, path: Path, layout: Layout | None, options: ServerOptions) -> Store:
+    """Makes a store for a server that is new, and moves its state there."""
+    facts = facts_of(aggregator, layout, options)
+    durability = options.durability or "process"
+    Store.make(path, aggregator.rule, facts, options.stored(), durability, options.commit_every)
+    store = Store(path, aggregator.num_threads, device=aggregator.device)
+    try:
+        _move_to(store, aggregator, options)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _store_versions(store: Store, aggregator: Aggregator, options: ServerOptions) -> Versions:
+    """Versions in the slots of a store: the server's own on the CPU; of a server on a GPU, copies of some."""
+    old, size, dtype = aggregator.versions, aggregator.slots.size, options.dtype
+    if aggregator.device is HOST:
+        limit, checked = old.max_versions, old.checked
+        aggregator.versions = Versions(size, limit, dtype=dtype, checked=checked, memory=store.params.more)
+        return aggregator.versions
+    store.copies = Versions(size, None, dtype=dtype, memory=store.params.more)
+    return store.copies
+
+
+def _move_to(store: Store, aggregator: Aggregator, options: ServerOptions) -> None:
+    """Moves the state of a new server into a new store."""
+    admission, versions = aggregator.admission, _store_versions(store, aggregator, options)
+    state = admission.state
+    now = state.current
+    if aggregator.device is HOST:
+        draft = versions.take()
+        draft.array[:] = now.params
+        now = replace(now, params=versions.finished(draft, 0))
+    admission.load(state._replace(current=now, rows=store.rows), [], [])
+    store.checkpoint(admission)
+    aggregator.attach(store)
+
+
+def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> Attached:
+    """Loads the last commit of a store into a server that was made with the store's options."""
+    admission, device = aggregator.admission, aggregator.device
+    in_store = _store_versions(store, aggregator, options)
+    if device is not HOST:  # without the version that this server was made with
+        limit = aggregator.versions.max_versions
+        aggregator.versions = Versions(aggregator.slots.size, limit, dtype=options.dtype, device=device)
+    last = Pulled(in_store.finished(in_store.take(), store.version), store.version, store.buffers)
+    now = _on_device(last, aggregator)
+    admission.load(admission.state._replace(current=now, rows=store.rows), [], [])
+    saved = store.checked(facts_of(aggregator, store.layout, options), admission)
+    arrivals = arrivals_of(saved, aggregator)
+    older = [
+        last if store.is_newest(version) else Pulled(in_store.take().publish(version), version, buffers)
+        for version, buffers in store.kept.items()
+    ]
+    retained = {held.version: now if held is last else _on_device(held, aggregator) for held in older}
+    state = store.adopt(saved.book(now, arrivals), last.params, older)
+    admission.load(state, saved.quarantined, saved.log)
+    aggregator.attach(store)
+    return Attached(store.layout, retained)
+
+
+def _on_device(version: Pulled, aggregator: Aggregator) -> Pulled:
+    """A version that lies in a store, on the server's device."""
+    if aggregator.device is HOST:
+        return version
+    draft = aggregator.versions.take()
+    aggregator.device.fill(draft.buffer, version.params)
+    return replace(version, params=draft.publish(version.version))
+
+
+def load_state(aggregator: Aggregator, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Loads a state_dict. Everything is made before anything is replaced."""
+    admission, device, versions = aggregator.admission, aggregator.device, aggregator.versions
+    saved = checkpoint.load(state, facts, admission)
+    arrivals = arrivals_of(saved, aggregator)
+    memories = {name: device.moved(vector) for name, vector in saved.memories.items()}
+    draft = versions.take()
+    device.fill(draft.buffer, saved.params)
+    now = Pulled(versions.finished(draft, saved.version), saved.version, saved.buffers)
+    admission.load(saved.book(now, arrivals)._replace(memories=memories), saved.quarantined, saved.log)
+
+
+def arrivals_of(saved: Saved, aggregator: Aggregator) -> list[PendingArrival]:
+    """The arrivals of a saved state, their vectors in the server's own memory; an error leaves no trace."""
+    if saved.added and aggregator.streaming is None:
+        raise AffluxError(
+            f"[load_state_dict] {saved.added} arrivals wait as one sum in the state, and accumulate=False needs the "
+            "vectors: load it with accumulate=True, or save it after a flush() or discard()"
+        )
+    if aggregator.streaming is not None:
+        return _accumulated(saved, aggregator, aggregator.streaming)
+    take = aggregator.slots.take
+    return [arrival._replace(slot=_filled(take(), arrival, aggregator)) for arrival in saved.arrivals]
+
+
+def _accumulated(saved: Saved, aggregator: Aggregator, streaming: Streaming) -> list[PendingArrival]:
+    """The same for a server that accumulates: vectors of a buffered state are added up here, through one slot."""
+    total, arrivals, slot = streaming.total(saved.added, saved.total), list(saved.arrivals), None
+    for place, arrival in enumerate(arrivals):
+        if place >= saved.added:
+            if arrival.norm * arrival.norm > MOST_SQUARES:
+                raise AffluxError(
+                    f"[load_state_dict] client {arrival.client_id!r} waits with the norm {arrival.norm}, too large for "
+                    "a sum"
+                )
+            slot = _filled(aggregator.slots.take() if slot is None else slot, arrival, aggregator)
+        term = streaming.term(total, place, (arrival.staleness, arrival.num_examples, arrival.norm), slot)
+        if place < saved.added and term.weight != saved.raw[place]:
+            raise AffluxError(
+                f"[load_state_dict] client {arrival.client_id!r} is in the sum with the raw weight {saved.raw[place]}, "
+                f"and this rule gives it {term.weight}: save the state after a flush() or discard()"
+            )
+        if place >= saved.added:
+            term.add(aggregator.num_threads)
+        arrivals[place] = arrival._replace(slot=term)
+    return arrivals
+
+
+def _filled(slot: Slot | None, arrival: PendingArrival, aggregator: Aggregator) -> Slot:
+    """A slot of the server that holds the vector of a saved arrival."""
+    slot = aggregator.slots.checked("load_state_dict", slot)
+    aggregator.device.fill(slot, np.asarray(arrival.slot))
+    return slot
+
+
+def retained(keep: Iterable[Pulled], aggregator: Aggregator) -> dict[int, Pulled]:
+    """The versions of checkpoint(keep=...), by number.
+
+    Raises:
+        AffluxError: one is not a version that this server handed out.
+    """
+    try:
+        held = list(keep)
+    except TypeError:
+        raise AffluxError(
+            f"[checkpoint] keep is of type {type(keep).__name__}, must be a list of pulled versions"
+        ) from None
+    here = aggregator.device is HOST
+    for i, one in enumerate(held):
+        if not isinstance(one, Pulled):
+            raise AffluxError(f"[checkpoint] keep[{i}] is of type {type(one).__name__}, must be one that pull() gave")
+        own = isinstance(one.params, np.ndarray) if here else aggregator.device.owns(one.params)
+        if not (own and (here or aggregator.versions.has(one.params))):
+            raise AffluxError(f"[checkpoint] keep: version {one.version} is not one that this server handed out")
+    return {one.version: one for one in held}
+
+
+def notes_as_json(notes: object) -> str:
+    """The notes of a checkpoint as they are stored."""
+    try:
+        return json.dumps(notes)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise AffluxError(f"[checkpoint] notes cannot be kept as JSON: {error}") from None

@@ -1,0 +1,192 @@
+"""What a server will take, in memory and on disk, part by part, before anything runs."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Unpack
+
+from afflux._engine import SUPERBLOCK
+from afflux.aggregation.options import Options, ServerOptions, clients_of, codec_of, slots_of
+from afflux.ops.errors import AffluxError
+from afflux.ops.units import in_bytes
+from afflux.ops.validation import integer
+from afflux.rules.rule import Rule
+from afflux.store.metadata import Shape, shapes_of
+
+_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
+
+
+class Part(NamedTuple):
+    """Bytes of one part, and what it is."""
+
+    size: int
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Bytes by part, when every client has pushed. What grows without a bound is not in it: the log, what is
+    quarantined, and Python's own objects, some 100 bytes for each client.
+
+    Memory, in bytes, with p and s the sizes of an element of params and of a slot (4 by default):
+
+        2 p d    params and the version being written (p d if inplace), and p d for each older version that a caller
+                 still holds; the memory of those that nobody holds is used again
+        s M d    the buffer, if one thread pushes; at most s max_slots d; s d for each arrival that is deferred
+        8 d      the sum of the rows, for rules that cache them, and for each client seen 4 d more (8 d, if slots are
+                 float64), or what the rule's codec takes (`afflux.codecs`)
+        p d      for each of `Server.memories`
+        8 d      the sum, if accumulating, in place of the buffer, with s d for each push that is under way; 8 d more
+                 while a round is applied, if other threads push
+    """
+
+    memory: dict[str, Part]  #: between two rounds: `Server.state_bytes`; of a server on a GPU, there
+    working: dict[str, Part]  #: more, amid a round and while others push
+    disk: dict[str, Part]  #: in a store, allocated
+    host: dict[str, Part] = field(default_factory=dict)  #: of a server on a GPU, pinned
+
+    @property
+    def memory_bytes(self) -> int:
+        """The most that is in memory at once."""
+        return sum(part.size for part in (*self.memory.values(), *self.working.values()))
+
+    @property
+    def host_bytes(self) -> int:
+        """The most that is pinned on the host at once, if one thread pushes."""
+        return sum(part.size for part in self.host.values())
+
+    @property
+    def disk_bytes(self) -> int:
+        """The most that is on disk."""
+        return sum(part.size for part in self.disk.values())
+
+
+def plan(
+    rule: Rule,
+    d: int,
+    options: ServerOptions | None = None,
+    *,
+    store: bool = False,
+    gpu: bool = False,
+    **fields: Unpack[Options],
+) -> Plan:
+    """Estimates memory and disk use of `Server(rule, params, options, ...)`.
+
+    Without `max_versions` no versions are counted that clients hold, beside the newest and the one being made. In a
+    store, params, rows and the rule's vectors lie in files, which are in memory as long as the system has room.
+
+    Args:
+        rule: the aggregation rule.
+        d: the number of elements of params.
+        options: as for `Server`.
+        store: whether the server has one.
+        gpu: whether params are on a GPU.
+        fields: fields of `ServerOptions`, in the place of those in `options`.
+
+    Raises:
+        AffluxError: as of `Server`.
+
+    >>> from afflux.rules import ca2fl
+    >>> found = plan(ca2fl(buffer_size=10), 1000, num_clients=50)
+    >>> {name: part.size for name, part in found.memory.items()}
+    {'params': 4000, 'buffer': 40000, 'sum': 8000, 'rows': 200000}
+    """
+    integer(0)("plan", "d", d)
+    chosen = replace(options or ServerOptions(), **fields).for_rule(rule)
+    dtype, slot_dtype, accumulate = chosen.dtype, chosen.slots_as, chosen.accumulate
+    max_slots, max_versions, commit_every = chosen.max_slots, chosen.max_versions, chosen.commit_every
+    size, slot = _BYTES[dtype] * d, _BYTES[slot_dtype] * d
+    codec = codec_of(rule, slot_dtype)
+    clients = 0
+    if codec is not None or rule.needs.passes:
+        clients = clients_of(rule, chosen.num_clients, "both")
+    held, most = rule.buffer_size, slots_of(rule, max_slots, accumulate=accumulate)
+    rest, working = {"params": Part(size, f"the newest version, d {dtype}")}, dict[str, Part]()
+    if accumulate:
+        held = 1
+        buffer = {"buffer": Part(slot + 8 * d, f"a slot, d {slot_dtype}, and the sum, d float64")}
+        working["next sum"] = Part(8 * d, "of those who push while a round is applied, d float64")
+    else:
+        buffer = {"buffer": Part(held * slot, f"M = {held} slots, d {slot_dtype} each")}
+    if most < sys.maxsize and most > held:
+        others = most - held
+        working["other slots"] = Part(others * slot, f"at most {others} (max_slots), if others push meanwhile")
+    if not chosen.inplace:
+        versions = (max_versions or 2) - 1
+        working["next params"] = Part(versions * size, f"the version being made, at most {versions} (max_versions)")
+    host = dict[str, Part]()
+    if codec is not None:
+        rest["sum"] = Part(8 * d, "of the rows, d float64")
+        each = codec.row_bytes(d)
+        rows = Part(clients * each, f"N = {clients:,} clients, {in_bytes(each)} each as {codec.name}")
+        if gpu and (store or chosen.rows_on == "host"):
+            working["staged rows"] = Part(most * each, f"of those who push or wait, at most {most} (max_slots)")
+            host["uploads" if store else "rows"] = Part(each, "for each push at once") if store else rows
+        elif not store:
+            rest["rows"] = rows
+    rest |= {name: Part(size, f"of the rule, d {dtype}") for name in rule.memories}
+    whole = {"params": rest.pop("params"), **buffer, **rest}
+    if not store:
+        return Plan(whole, working, {}, host)
+    shapes = shapes_of(rule, d, num_clients=clients, dtype=dtype, slot_dtype=slot_dtype, accumulate=accumulate)
+    if gpu:
+        return Plan(whole, working, _disk(rule, d, shapes, clients, 2, commit_every, "a checkpoint keeps"), host)
+    working.pop("next params", None)
+    versions = max_versions or (2 if commit_every == 1 else 3)
+    return Plan(buffer, working, _disk(rule, d, shapes, clients, versions, commit_every))
+
+
+def _disk(
+    rule: Rule,
+    d: int,
+    shapes: Mapping[str, Shape],
+    clients: int,
+    versions: int,
+    commit_every: int | None,
+    holder: str = "a client holds",
+) -> dict[str, Part]:
+    """Each array has as many segments as its slots need."""
+    spare = clients if commit_every is None else min(clients, rule.buffer_size * commit_every)
+    slots = {"params": versions, "rows": clients + spare, "arrivals": 2 * (rule.buffer_size - 1)}
+    if "total" in shapes:
+        slots["arrivals"] = 0
+    what = {
+        "params": f"{versions} versions, and one for each older one that {holder}",
+        "rows": f"N = {clients:,} clients, and {spare:,} spare",
+        "arrivals": "at most, by checkpoints amid a buffer",
+    }
+    disk = {}
+    for name, shape in shapes.items():
+        segments = -(-slots.get(name, 2) // shape.per_segment)
+        disk[name] = Part(segments * shape.segment_bytes, what.get(name, "what is committed, and what comes next"))
+    blocks = 1 + -(-d // SUPERBLOCK) if "rows" in shapes else 0
+    disk["index"] = Part(65536 + clients * (32 + 4 * blocks), "about; and a journal of up to 41 MB while it is open")
+    return disk
+
+
+def fitted(rule: Rule, d: int, options: ServerOptions, *, store: bool = False, gpu: bool = False) -> ServerOptions:
+    """The options with max_slots and max_versions that keep memory_budget; what is given of them stays.
+
+    Raises:
+        AffluxError: the budget cannot be kept.
+    """
+    budget = options.memory_budget
+    if budget is None:
+        return options
+    least = 1 if options.accumulate else rule.buffer_size
+    max_slots, max_versions = options.max_slots, options.max_versions
+    found = plan(rule, d, options, store=store, gpu=gpu, max_slots=max_slots or least)
+    room = budget - found.memory_bytes
+    if room < 0:
+        parts = ", ".join(f"{name} {in_bytes(part.size)}" for name, part in (found.memory | found.working).items())
+        raise AffluxError(
+            f"[Server] memory_budget is {in_bytes(budget)}, but {in_bytes(found.memory_bytes)} may be needed: {parts}"
+        )
+    if max_slots is None:
+        larger = plan(rule, d, options, store=store, gpu=gpu, max_slots=least + 1)
+        slot = max(1, larger.memory_bytes - found.memory_bytes)
+        max_slots = min(slots_of(rule, None, accumulate=options.accumulate), least + room // slot)
+        room -= (max_slots - least) * slot
+    if max_versions is None and "next params" in found.working:
+        max_versions = 2 + room // max(1, found.working["next params"].size)
+    return replace(options, max_slots=max_slots, max_versions=max_versions)

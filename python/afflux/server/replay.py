@@ -1,0 +1,69 @@
+"""The log of joins: every decision of a server in its order, which is all that a replay needs beside the vectors."""
+
+from collections.abc import Callable, Iterable
+
+from afflux import ops
+from afflux.aggregation.reports import Cut, Entry, Handed, Join
+from afflux.arrays.interop import private_copy
+from afflux.arrays.layout import Tree
+from afflux.ops.errors import AffluxError
+from afflux.server.inputs import is_tree
+from afflux.server.server import Server
+
+
+def replay(
+    log: Iterable[Entry],
+    server: Server,
+    vector: Callable[[Join], ops.Array | Tree],
+    *,
+    buffers: Callable[[Join], Tree] | None = None,
+    memory: Callable[[Handed], ops.Array] | None = None,
+) -> Server:
+    """Repeats the decisions of `log` on `server`, one after the other: the same joins give the same bits.
+
+    Args:
+        log: `server.log` of a server that was made with log=True.
+        server: a fresh server with the same rule, params and options; returned.
+        vector: gives the vector that was pushed, for each Join; the log does not keep it. It may be one array, filled
+            anew each time: those that were lent (copy=False) are copied here.
+        buffers: likewise for the buffers of models that have them.
+        memory: likewise for the vectors that were handed in with `Server.set_memory`.
+
+    Raises:
+        AffluxError: a decision comes out differently: the server or a vector is not the one of the log.
+
+    >>> import numpy as np
+    >>> from afflux.rules import fedbuff
+    >>> first, second = (Server(fedbuff(buffer_size=2), np.zeros(3), log=True) for _ in range(2))
+    >>> for client in (7, 5, 7):
+    ...     _ = first.push(client, np.full(3, float(client)), version=first.version)
+    >>> again = replay(first.log, second, lambda join: np.full(3, float(join.client_id)))
+    >>> again.params.tobytes() == first.params.tobytes(), again.arrivals_waiting
+    (True, 1)
+    """
+    for entry in log:
+        if isinstance(entry, Cut):
+            (server.flush if entry.kind == "flush" else server.discard)()
+            continue
+        if isinstance(entry, Handed):
+            if memory is None:
+                raise AffluxError(f"[replay] the log has a set_memory({entry.name!r}): give memory=")
+            server.set_memory(entry.name, memory(entry))
+            continue
+        given = vector(entry)
+        receipt = server.push(
+            entry.client_id,
+            private_copy(given) if entry.lent and not is_tree(given) else given,
+            version=entry.version,
+            num_examples=entry.num_examples,
+            loss=entry.loss,
+            copy=not entry.lent,
+            buffers=None if buffers is None else buffers(entry),
+        )
+        got = (receipt.join, receipt.status, receipt.staleness)
+        if got != (entry.number, entry.status, entry.staleness):
+            raise AffluxError(
+                f"[replay] join {entry.number} of client {entry.client_id!r} was {entry.status} with staleness "
+                f"{entry.staleness}; now join {got[0]} is {got[1]} with staleness {got[2]}"
+            )
+    return server

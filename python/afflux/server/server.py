@@ -1,0 +1,485 @@
+"""The server: pull a version of params, push what was learned from it, and every M arrivals it takes one step."""
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from os import PathLike
+from types import MappingProxyType, TracebackType
+from typing import Any, Literal, NoReturn, Self, Unpack, overload
+
+from afflux import ops
+from afflux.aggregation.admission import ServerState
+from afflux.aggregation.cache.rows import RowCache
+from afflux.aggregation.checkpoint import save as save_state
+from afflux.aggregation.options import Durability, Options, ServerOptions
+from afflux.aggregation.reports import Entry, Params, Pulled, Quarantined, Receipt, Report
+from afflux.arrays.devices import HOST
+from afflux.arrays.layout import Layout, Tree
+from afflux.arrays.pools import Vector
+from afflux.ops.errors import AffluxError, StoreError
+from afflux.ops.validation import brief, integer, optional, path_of
+from afflux.rules.rule import ClientId, Rule
+from afflux.server import persistence, pushing
+from afflux.server.assembly import assemble
+from afflux.server.inputs import InputAdapter
+from afflux.server.plan import fitted
+from afflux.store.lock import promises_space
+from afflux.store.store import Store
+
+
+class Server:
+    """The main entry point: params, versions, and a rule applied to every M arrivals.
+
+    Args:
+        rule: an aggregation rule, for example `afflux.rules.fedbuff(buffer_size=10)`.
+        params: the initial model; copied. A flat vector (d,), or a torch module, state_dict, nested dict or list of
+            arrays, which may then be pushed and pulled as such (see `Layout`). If all of it is on one GPU (torch's or
+            CuPy's arrays), so is whatever the server keeps that grows with d, and what `pull` gives: docs/gpu.md.
+        options: see `ServerOptions`.
+        store: a new folder, which holds all of the server's state from now on; `open` goes on with it. See
+            docs/store.md.
+        num_threads: threads of a server step, fewer for short vectors; all CPUs of this process by default.
+        push_threads: threads of the sweep that takes a pushed vector in.
+        fields: fields of `ServerOptions`, in the place of those in `options`: `Server(rule, params, log=True)`.
+
+    Raises:
+        AffluxError: an argument has a wrong type or value, or does not go with another one or with the rule; nothing
+            was allocated or written.
+
+    Threads may push and pull at the same time. A push takes its vector in without any lock; under a short one it then
+    joins, or fails without a trace. While a round is applied the next buffer fills; only the arrival that would
+    complete it waits. Staleness counts the rounds that were complete at the join, applied or not: the log of joins
+    determines every bit.
+
+    In a forked child the server is a copy of its own, if no other thread was pushing at the fork; else it raises, and
+    on a GPU always.
+
+    >>> from afflux.rules import fedbuff
+    >>> server = Server(fedbuff(buffer_size=2), np.zeros(3, np.float32))
+    >>> pulled = server.pull()
+    >>> server.push("ann", np.full(3, 1.0, np.float32), version=pulled.version).status
+    'joined'
+    >>> server.push("bob", np.full(3, 3.0, np.float32), version=pulled.version).report.version
+    1
+    >>> server.params.tolist()
+    [2.0, 2.0, 2.0]
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        params: "ops.Array | Tree",
+        options: ServerOptions | None = None,
+        *,
+        store: "str | PathLike[str] | None" = None,
+        num_threads: int | None = None,
+        push_threads: int = 1,
+        **fields: Unpack[Options],
+    ) -> None:
+        if not isinstance(rule, Rule):
+            raise AffluxError(f"[Server] rule is {brief(rule)}, must be a Rule such as afflux.rules.fedbuff()")
+        optional(integer(1))("Server", "num_threads", num_threads)
+        integer(1)("Server", "push_threads", push_threads)
+        chosen = replace(options or ServerOptions(), **fields).for_rule(rule)
+        folder = None if store is None else path_of("Server", "store", store)
+        self._adapter, parts = InputAdapter.of(params, rule.kind, push_threads)
+        size, device = self._adapter.size, self._adapter.device
+        chosen.for_place(rule, device, store=store is not None)
+        on_disk = folder is not None and promises_space(folder)
+        chosen = fitted(rule, size, chosen, store=on_disk, gpu=device is not HOST)
+        self.rule = rule
+        #: The options, with what depends on the rule and the memory budget filled in.
+        self.options = chosen
+        #: Older versions that the last checkpoint has kept, by number.
+        self.kept: Mapping[int, Pulled] = MappingProxyType({})
+        self._aggregator = assemble(rule, params, parts, self._adapter, chosen, num_threads)
+        self._store: Store | None = None
+        if folder is not None:
+            self._store = persistence.make_store(self._aggregator, folder, self._adapter.layout, chosen)
+
+    @classmethod
+    def open(
+        cls,
+        path: "str | PathLike[str]",
+        rule: Rule | None = None,
+        *,
+        num_threads: int | None = None,
+        push_threads: int = 1,
+        durability: Durability | None = None,
+        commit_every: int | Literal["as before"] | None = "as before",
+        like: "ops.Array | None" = None,
+    ) -> "Server":
+        """A server that goes on from the last commit of a store, with the same bits.
+
+        Args:
+            path: the store's folder.
+            rule: that of the server that was kept there; what else is changed, such as server_lr, changes the next
+                bits. None: the one that it had last; one with a part of your own must be given.
+            num_threads: see the class.
+            push_threads: likewise.
+            durability: see `ServerOptions`; None: as it was last.
+            commit_every: likewise; "as before": as it was last. All other options are as they were.
+            like: an array of torch or CuPy on the GPU where the server shall be; None: on the CPU. Wherever it was
+                before, the bits that follow are the same.
+
+        Raises:
+            UnavailableError: `like` is on a GPU that is not served, or the server was made with check_versions.
+            StoreError: no store, another rule or none where one must be given, another process has it, or it is
+                damaged; it stays as it is.
+
+        >>> from tempfile import TemporaryDirectory
+        >>> from afflux.rules import fedbuff
+        >>> folder = TemporaryDirectory()
+        >>> with Server(fedbuff(buffer_size=2), np.zeros(3), store=f"{folder.name}/store") as server:
+        ...     server.push("ann", np.ones(3), version=0).durable
+        1
+        >>> with Server.open(f"{folder.name}/store") as server:
+        ...     server.arrivals_waiting, server.push("bob", np.ones(3), version=0).version
+        (1, 1)
+        >>> folder.cleanup()
+        """
+        folder = path_of("open", "path", path)
+        if not isinstance(rule, Rule | None):
+            raise AffluxError(f"[open] rule is {brief(rule)}, must be a Rule such as afflux.rules.fedbuff()")
+        store = persistence.open_store(folder, num_threads, durability, commit_every, like)
+        try:
+            options, d = persistence.options_of(store), store.facts["d"]
+            zeros = store.device.full(d, 0.0, options.dtype)
+            server = cls(store.going_on(rule), zeros, options, num_threads=num_threads, push_threads=push_threads)
+            attached = persistence.load_store(store, server._aggregator, options)
+        except BaseException:
+            store.close()
+            raise
+        server._adapter = replace(server._adapter, layout=attached.layout)
+        server.kept, server._store = MappingProxyType(dict(attached.retained_versions)), store
+        return server
+
+    def push(
+        self,
+        client_id: ClientId,
+        vector: "ops.Array | Tree",
+        *,
+        version: int,
+        num_examples: int = 1,
+        loss: float = float("nan"),
+        buffers: "Tree | None" = None,
+        timeout: float | None = None,
+        copy: bool = True,
+    ) -> Receipt:
+        """Hands in what a client learned; the M-th arrival makes the server step.
+
+        Args:
+            client_id: an int64 (NumPy's or Python's) or a str, not mixed in one server.
+            vector: an update, a gradient or a model, as the rule's kind says: (d,) float32, float64, float16 or
+                bfloat16, or a tree like the server's, whose arrays go straight into one slot.
+            version: the version that the client pulled.
+            num_examples: the client's number of training examples, at least 1.
+            loss: its mean training loss, if known.
+            buffers: the client's own values of the model's buffers, if it has some: a tree that holds them, or a flat
+                float64 vector. Rules of kind `model` find them in `vector` if that is a tree.
+            timeout: seconds to wait while all slots are taken; None: as long as it takes, 0: not at all. A push waits
+                for the rule's own code (weigh, step) in any case.
+            copy: False lends the vector: the round reads it in place, without a copy and a slot. Until then (`version`
+                has reached Receipt.step, or the buffer was discarded) the vector must not be changed, nor its memory
+                resized, freed or moved (torch refuses to resize it; share_memory_ and torch's queues move it). A vector
+                with a non-finite value is rejected by its round (weight 0, the others' weights stay). Its norm is NaN
+                in reports and for the rule: lend nothing to a rule of your own that reads `arrivals.norms`. For one
+                contiguous vector of the slots' dtype, and rules that keep no vectors between rounds (FedBuff, ...).
+
+        Raises:
+            AffluxError: a wrong id, version, length, dtype or layout, or a non-finite value; nothing has changed.
+            BusyError: all slots were taken for `timeout` seconds; nothing has changed.
+            UnavailableError: a vector on a device that this build does not serve, or lent from another one than the
+                server's; nothing has changed.
+
+        A KeyboardInterrupt that comes during a step, or while an arrival is added up, is raised although the arrival
+        has joined; the next call that needs the result finishes it. `counts` tells.
+        """
+        self._enter("push")
+        more = num_examples, loss, buffers, timeout, copy
+        return pushing.push(self._aggregator, self._adapter, self.options, client_id, vector, version, *more)
+
+    def set_memory(self, name: str, vector: ops.Array) -> None:
+        """Hands in a vector that the rule reads but does not make, such as Zeno++'s validation gradient.
+
+        Args:
+            name: one of `rule.needs.handed_in`.
+            vector: (d,), as for `push`; copied.
+
+        Raises:
+            AffluxError: another name, a wrong length, dtype or layout, or a non-finite value; nothing has changed.
+
+        >>> from afflux.rules import zenopp
+        >>> server = Server(zenopp(server_lr=0.5), np.zeros(2))
+        >>> server.set_memory("validation", np.array([3.0, 4.0]))
+        >>> server.push(7, np.array([6.0, 8.0]), version=0).report.weights.tolist(), server.params.tolist()
+        ([0.5], [-1.5, -2.0])
+        """
+        self._enter("set_memory")
+        admission = self._aggregator.admission
+        new = pushing.rule_vector(self._aggregator, self._adapter, self.options, name, vector)
+        self._aggregator.when_idle(lambda: admission.hand_in({**self._state.memories, name: new}, name))
+
+    def flush(self) -> Report | None:
+        """A step with the arrivals that wait, however few: the last, short buffer. None if there are none."""
+        self._enter("flush")
+        return self._aggregator.flush()
+
+    def discard(self) -> int:
+        """Removes the arrivals that wait, for example because the rule cannot weigh them; returns their number."""
+        self._enter("discard")
+        return self._aggregator.discard()
+
+    @property
+    def version(self) -> int:
+        """The number of server steps done so far."""
+        return self._state.current.version
+
+    @property
+    def params(self) -> Params:
+        """The newest params, (d,), read-only; a copy if inplace."""
+        return self.pull().params
+
+    @property
+    def layout(self) -> Layout | None:
+        """Where the model's arrays lie in the flat vector; None for a server that was made with a flat vector."""
+        return self._adapter.layout
+
+    @property
+    def arrivals_waiting(self) -> int:
+        """Arrivals in the buffer, fewer than M."""
+        return self._state.filled
+
+    @property
+    def joins(self) -> int:
+        """Decisions about pushes so far: the number that the next one gets. After `open`: those in the commit."""
+        return self._state.number
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many pushes ended in each Status, and how many were `refused` with an error; each push counts once."""
+        return dict(self._state.counts)
+
+    @property
+    def quarantined(self) -> tuple[Quarantined, ...]:
+        """The updates that were kept out, if the server was made with quarantine=True."""
+        return tuple(self._aggregator.admission.quarantined)
+
+    @property
+    def log(self) -> tuple[Entry, ...]:
+        """All decisions so far, if the server was made with log=True."""
+        log = self._aggregator.admission.log
+        if log is None:
+            raise AffluxError("[log] this server keeps no log: make it with log=True")
+        return tuple(log)
+
+    @property
+    def versions_held(self) -> int:
+        """Distinct versions of params that exist now, the newest included."""
+        return self._aggregator.versions.held
+
+    @property
+    def rows(self) -> RowCache | None:
+        """The cached rows, for rules that have them. Waits for a step that is being made."""
+        self._aggregator.enter("rows")
+        return self._aggregator.when_idle(lambda: self._state.rows)
+
+    @property
+    def memories(self) -> dict[str, Vector]:
+        """Copies (d,) of the vectors that the rule keeps, by name: those of its weighing, then its optimizer's.
+
+        Waits for a step that is being made.
+        """
+        self._enter("memories")
+        copy = self._aggregator.device.copy
+        return self._aggregator.when_idle(lambda: {name: copy(own) for name, own in self._state.memories.items()})
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        """The rule's own numbers, such as WKAFL's stage, as the last finished step left them."""
+        return dict(self._state.scalars)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one version of params, M slots and those of deferred arrivals (one slot and the sum, if
+        accumulating), memories, and the rows and their sum so far (see the class).
+        """
+        state, slots = self._state, self._aggregator.slots
+        if self.options.accumulate:
+            buffered = slots.slot_bytes + 8 * slots.size
+        else:
+            buffered = (self.rule.buffer_size + len(state.deferred())) * slots.slot_bytes
+        held = sum(vector.nbytes for vector in state.memories.values())
+        return int(state.current.params.nbytes + buffered + held) + (0 if state.rows is None else state.rows.nbytes)
+
+    @overload
+    def pull(self) -> Pulled: ...
+    @overload
+    def pull(self, *, out: "ops.Array | Tree") -> int: ...
+    def pull(self, *, out: "ops.Array | Tree | None" = None) -> Pulled | int:
+        """The newest params and their version; never waits for a step that is being made (unless inplace).
+
+        Without `out` nothing is copied. With `out`, params (and buffers) are copied into it, a flat vector or a tree
+        like the server's, and only the version is returned.
+
+        >>> import numpy as np
+        >>> from afflux import Server
+        >>> from afflux.rules import fedbuff
+        >>> model = {"weight": np.ones((2, 2), np.float32), "bias": np.zeros(2, np.float32)}
+        >>> server = Server(fedbuff(), model)
+        >>> mine = {"weight": np.empty((2, 2), np.float32), "bias": np.empty(2, np.float32)}
+        >>> server.pull(out=mine), mine["weight"].tolist()
+        (0, [[1.0, 1.0], [1.0, 1.0]])
+        """
+        aggregator, adapter, device = self._aggregator, self._adapter, self._aggregator.device
+        if self.options.inplace:
+            self._enter("pull")
+            if out is not None:
+                return aggregator.when_idle(lambda: adapter.copy_out(self._state.current, out))
+            return aggregator.when_idle(
+                lambda: replace(self._state.current, params=device.immutable_copy(self._state.current.params))
+            )
+        aggregator.versions.refuse_damage("pull")
+        now = self._state.current
+        if device.alone is not None:
+            aggregator.enter_process("pull")
+        if out is None:
+            return now if device is HOST else replace(now, params=device.alias(now.params))
+        aggregator.check_storage()
+        return adapter.copy_out(now, out)
+
+    def checkpoint(self, notes: object = None, *, keep: Iterable[Pulled] = ()) -> None:
+        """Commits all that was decided, the arrivals that wait included: they are safe when it returns.
+
+        Args:
+            notes: JSON-able, for the caller's own state; `notes` of the server that opens the store.
+            keep: versions that are still needed when they are old; `kept`, also of the server that opens the store.
+
+        Cost: d elements for each arrival that waits, and the checksum of params and the rule's vectors.
+
+        Raises:
+            StoreError: there is no store, or it cannot be written; the last commit stays.
+        """
+        self._enter("checkpoint")
+        store = self._stored("checkpoint")
+
+        def commit() -> None:
+            kept = persistence.retained(keep, self._aggregator)
+            as_json = persistence.notes_as_json(notes)
+            store.checkpoint(self._aggregator.admission, as_json, list(kept.values()))
+            self.kept = MappingProxyType(kept)
+
+        self._aggregator.when_idle(commit)
+
+    def close(self, *, checkpoint: bool = True) -> None:
+        """Another process may open the store, after a last checkpoint. Params that were pulled stay as they are.
+
+        Args:
+            checkpoint: False leaves the store at its last commit, as a killed process does; the way out where files
+                have vanished or the disk stays full.
+        """
+        aggregator = self._aggregator
+        if aggregator.closed:
+            return
+        self._enter("close")
+        store = self._stored("close")
+
+        def end() -> None:
+            if checkpoint:
+                store.checkpoint(aggregator.admission, store.notes, store.held)
+            aggregator.closed = True
+            store.close(aggregator.versions)
+
+        if checkpoint:
+            aggregator.when_idle(end)
+            return
+        with suppress(StoreError):  # a round that cannot be saved
+            aggregator.when_idle(lambda: None)
+        aggregator.locked(end)
+
+    @property
+    def notes(self) -> object:
+        """The notes of the last checkpoint."""
+        self._enter("notes")
+        store = self._stored("notes")
+        notes = self._aggregator.when_idle(lambda: store.notes)
+        return None if notes is None else json.loads(notes)
+
+    def _stored(self, op: str) -> Store:
+        if self._store is None:
+            raise AffluxError(f"[{op}] this server has no store: make it with store=")
+        return self._store
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._store is not None:
+            self.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next bits depend on, as {"meta": JSON-able facts, "arrays": {name: array}}.
+
+        Params, buffers, cached rows and their sum, the arrivals that wait (if accumulating, their sum), counters,
+        quarantine and log; copied, between two steps. A server with the same rule and options that loads it goes on
+        with the same bits.
+
+        >>> import io, json
+        >>> import numpy as np
+        >>> from afflux import Server
+        >>> from afflux.rules import fedbuff
+        >>> server = Server(fedbuff(buffer_size=2), np.zeros(3, np.float32))
+        >>> _ = server.push(1, np.ones(3), version=0)
+        >>> state = server.state_dict()
+        >>> file = io.BytesIO()
+        >>> np.savez(file, meta=json.dumps(state["meta"]), **state["arrays"])
+        """
+        self._enter("state_dict")
+        admission = self._aggregator.admission
+
+        def save() -> dict[str, Any]:
+            self._aggregator.versions.refuse_damaged_newest("state_dict", self.version)
+            return save_state(self._facts(), admission.state, admission.quarantined, admission.log)
+
+        return self._aggregator.when_idle(save, overdue=True)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over the state_dict() of a server with the same rule and options.
+
+        What waited here is gone; versions that somebody has pulled stay as they are, and clients that train from one
+        which the loaded state has not made have to pull again. A server that accumulates takes over what waits in a
+        buffered one's state; not the other way round. The rule's name and kind, d, dtypes, number of clients and layout
+        must agree, and so must the raw weights in a sum; what else is changed, such as server_lr or buffer_size,
+        changes the next bits.
+
+        Raises:
+            AffluxError: a state of another kind of server, or a damaged one; nothing has changed.
+        """
+        self._aggregator.enter("load_state_dict")
+        if self._store is not None:
+            raise AffluxError("[load_state_dict] this server has a store: load the state into one without")
+        self._aggregator.when_idle(lambda: persistence.load_state(self._aggregator, state, self._facts()))
+        self._aggregator.notify_waiters()
+
+    def __repr__(self) -> str:
+        return (
+            f"Server({self.rule.name}, d={self._adapter.size}, version={self.version}, "
+            f"{self.arrivals_waiting} of {self.rule.buffer_size} arrivals)"
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise AffluxError("[Server] a server is not pickled: save its state_dict(), which is plain arrays and JSON")
+
+    @property
+    def _state(self) -> ServerState:
+        return self._aggregator.admission.state
+
+    def _facts(self) -> dict[str, Any]:
+        return persistence.facts_of(self._aggregator, self.layout, self.options)
+
+    def _enter(self, op: str) -> None:
+        self._aggregator.enter(op)
+        self._aggregator.versions.refuse_damage(op)
