@@ -125,10 +125,10 @@ PYBIND11_MODULE(_engine, module) {
              py::arg("table") = false);
   bind_pages(module);
   module.def(
-      "exactly",
+      "strict_float_mode",
       [](const py::object& function, const py::object& argument) {
         py::object result;
-        exactly([&] { result = function(argument); });
+        strict_float_mode([&] { result = function(argument); });
         return result;
       },
       py::arg("function"), py::arg("argument"));

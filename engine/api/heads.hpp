@@ -3,8 +3,7 @@
 #include <vector>
 
 #include "api/check.hpp"
-#include "cpu/kernels.hpp"
-#include "cuda/backend.hpp"
+#include "api/kernels.hpp"
 
 namespace afflux::rows {
 

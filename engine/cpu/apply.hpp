@@ -2,10 +2,10 @@
 // Element types are chosen per tile and stage, not for the whole sweep, so that a new one adds code and does not
 // multiply it.
 #pragma once
+#include "api/kernels.hpp"
 #include "cpu/calibrate.hpp"
 #include "cpu/calibrate_encoded.hpp"
 #include "cpu/combine.hpp"
-#include "cpu/kernels.hpp"
 #include "cpu/memory.hpp"
 #include "cpu/step.hpp"
 

@@ -1,9 +1,9 @@
 // The codecs of cached rows, a run of elements at a time: kCodecBlock, or a group of kBlock where rotations need it.
 #pragma once
+#include "api/kernels.hpp"
 #include "cpu/codec_rotated.hpp"
 #include "cpu/combine.hpp"
 #include "cpu/convert.hpp"
-#include "cpu/kernels.hpp"
 
 namespace afflux::AFFLUX_ISA {
 namespace {

@@ -5,8 +5,8 @@
 // many types are read from memory once, as those of one type are.
 #pragma once
 #include "afflux/order.hpp"
+#include "api/kernels.hpp"
 #include "cpu/convert.hpp"
-#include "cpu/kernels.hpp"
 #include "cpu/simd.hpp"
 #include "formula/reduce.hpp"
 

@@ -1,8 +1,8 @@
 // ingest, one superblock: a block at a time from the parts into the slot, and its reductions while it is in L1.
 #pragma once
 #include "afflux/order.hpp"
+#include "api/kernels.hpp"
 #include "cpu/convert.hpp"
-#include "cpu/kernels.hpp"
 #include "cpu/simd.hpp"
 #include "formula/reduce.hpp"
 

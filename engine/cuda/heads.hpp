@@ -1,6 +1,6 @@
 // The heads of encoded rows: fetched by the host, and written beside the codes.
 #pragma once
-#include "cuda/backend.hpp"
+#include "api/kernels.hpp"
 #include "cuda/block.hpp"
 #include "cuda/staging.hpp"
 
