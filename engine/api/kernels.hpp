@@ -48,7 +48,7 @@ struct RowHead {
 };
 
 // Bytes of a row that have no meaning and are 0, beside those of its head: of a short last group.
-struct Blanks {
+struct Padding {
   std::int64_t facts_begin, facts_end, codes_begin, codes_end;
 };
 
@@ -107,7 +107,7 @@ struct Where {
 struct NewHeads {
   std::vector<unsigned char*> rows;
   std::vector<unsigned char> heads;
-  Blanks blanks;
+  Padding padding;
 };
 
 // Those that return something wait for the stream, the others only put their work on it. An error of CUDA's throws
