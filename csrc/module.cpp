@@ -102,8 +102,8 @@ py::list backends_() {
 
 PYBIND11_MODULE(_engine, module) {
   module.doc() = "The afflux engine. Use it through afflux.ops.";
-  py::register_exception<Error>(module, "AffluxError", PyExc_ValueError);
-  py::register_exception<Unavailable>(module, "UnavailableError", PyExc_RuntimeError);
+  py::register_local_exception<Error>(module, "AffluxError", PyExc_ValueError);
+  py::register_local_exception<Unavailable>(module, "UnavailableError", PyExc_RuntimeError);
   module.attr("__version__") = AFFLUX_VERSION;
   module.attr("ORDER_VERSION") = kOrderVersion;
   module.attr("LANES") = kLanes;

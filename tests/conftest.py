@@ -49,7 +49,7 @@ def rng():
 def mapped(request, monkeypatch):
     """Both ways of a store to reach the disk; on a file system that promises nothing, the second one alone."""
     if request.param == "written":
-        monkeypatch.setattr("afflux.store.folder.promises_space", lambda folder: False)
+        monkeypatch.setattr("afflux.store.store.promises_space", lambda folder: False)
 
 
 @pytest.fixture(scope="session")
@@ -87,7 +87,7 @@ def reproducible(result):
     return (
         result.spec,
         result.seed,
-        result.rows,
+        result.evaluations,
         result.staleness.tolist(),
         result.round_staleness.tolist(),
         result.state_bytes,

@@ -375,7 +375,7 @@ def test_a_state_with_lent_vectors_is_refused_where_they_cannot_be():
         with pytest.raises(AffluxError, match=r"arrival 0 was lent \(copy=False\), and here"):
             other.load_state_dict(state)
         assert other.arrivals_waiting == 0
-    state["arrays"]["norms"][:] = 1  # as if somebody had looked
+    state["meta"]["waiting"] = [[*w[:4], 1.0, *w[5:]] for w in state["meta"]["waiting"]]  # as if somebody had looked
     state["arrays"]["slots"][0, 3] = np.nan
     with pytest.raises(AffluxError, match=r"slots has a non-finite value at index \[0, 3\]"):
         made().load_state_dict(state)

@@ -10,13 +10,13 @@ from afflux.aggregation.arrivals import PendingArrival, Pushed
 from afflux.aggregation.cache.staging import Stage
 from afflux.aggregation.reports import Pulled, Receipt, Report, Status
 from afflux.aggregation.round import Memories, Round, prepare
+from afflux.aggregation.storage import RoundStorage
 from afflux.aggregation.streaming import Streaming, Term, Total
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.pools import Slot, Slots, Versions
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Rule
 from afflux.server.concurrency import Monitor
-from afflux.store.folder import Store
 
 _Result = TypeVar("_Result")
 
@@ -67,12 +67,12 @@ class Aggregator:
         self.admission = admission
         self.streaming = streaming
         self.device = device
-        self.storage: Store | None = None
+        self.storage: RoundStorage | None = None
         self.closed = False
         self._monitor = Monitor[Round | Total](self._publish, self._next_job, self._run, self._at_rest)
         self._monitor.alone = device.alone
 
-    def attach(self, storage: Store) -> None:
+    def attach(self, storage: RoundStorage) -> None:
         """From now on the state lies in a store."""
         self.storage, self._monitor.alone = storage, str(storage.path)
 
@@ -166,7 +166,7 @@ class Aggregator:
         makes = pushed[1] + staleness + 1  # the version that the arrival's round makes
         skipped = report is not None and not report.stepped
         step = makes if status in ("joined", "replaced") and not skipped else None
-        durable = None if self.storage is None else self.storage.durable(makes)
+        durable = None if self.storage is None else self.storage.next_durable_version(makes)
         more = tuple(each.report for each in begun)
         return Receipt(status, staleness, version, join, step, report, more, durable)
 
@@ -243,7 +243,7 @@ class Aggregator:
         except AffluxError as error:
             raise AffluxError(f"[{op}] {error}") from None
         self.check_storage()
-        before = self.admission.before(len(waiting), _in_place if self.storage is None else self.storage.outs)
+        before = self.admission.before(len(waiting), _in_place if self.storage is None else self.storage.memory_outputs)
         prepared = prepare(self.rule, before, waiting, draft, self.num_threads)
         prepared.saved = self.storage is None and not prepared.rows.staged
         prepared.checksums = None if self.storage is None or self.device is not HOST else []
@@ -282,14 +282,14 @@ class Aggregator:
             if rows is not None:
                 rows.sweeping(job.rows)
             if storage is not None:
-                storage.before(job)
+                storage.prepare_sweep(job)
         job.make(self.num_threads)
         if rows is not None:
             rows.collect(job.rows)
         if storage is None:
             job.saved = True
         else:
-            storage.save(job, self.admission)
+            storage.save_round(job, self.admission)
 
     def _publish(self) -> None:
         """Makes the version of a finished round the newest one. May be repeated."""

@@ -22,7 +22,7 @@ from afflux.arrays.pools import Slot, Versions
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import integer, one_of, optional
 from afflux.server.aggregator import Aggregator
-from afflux.store.folder import Every, Store
+from afflux.store.store import Every, Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ from afflux.ops.errors import AffluxError
 from afflux.ops.units import in_bytes
 from afflux.ops.validation import integer
 from afflux.rules.rule import Rule
-from afflux.store.metadata import Shape
-from afflux.store.shapes import shapes_of
+from afflux.store.metadata import Shape, shapes_of
 
 _BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
 

@@ -24,8 +24,8 @@ from afflux.server import persistence, pushing
 from afflux.server.assembly import assemble
 from afflux.server.inputs import InputAdapter
 from afflux.server.plan import fitted
-from afflux.store.folder import Store
 from afflux.store.lock import promises_space
+from afflux.store.store import Store
 
 
 class Server:
