@@ -196,7 +196,7 @@ def test_the_index_is_asked_once_for_who_pushes(tmp_path, monkeypatch):
 
 def test_a_row_that_a_commit_moves_while_its_client_pushes(tmp_path, monkeypatch):
     there, here = made("ca2fl", 300, tmp_path / "store"), made("ca2fl", 300)
-    ingest = type(there._intake).ingest
+    ingest = type(there._adapter).ingest
     late = []
 
     def pushes(server, start, *clients):
@@ -213,7 +213,7 @@ def test_a_row_that_a_commit_moves_while_its_client_pushes(tmp_path, monkeypatch
     for server in (there, here):
         for client in range(M):
             server.push(client, np.full(300, client + 1, np.float32), version=0)
-    monkeypatch.setattr(type(there._intake), "ingest", held_up)
+    monkeypatch.setattr(type(there._adapter), "ingest", held_up)
     late.append((10, 0, 1, 2))
     pushes(there, 20, 1)
     pushes(here, 10, 0, 1, 2)
