@@ -7,7 +7,8 @@ import pytest
 
 import oracle
 from afflux import _engine, ops
-from conftest import bits
+from conftest import ISAS, bits
+from pairwise import pairwise
 from test_types import buffer, values
 
 KINDS = _engine.STEP_KINDS  # how many states each keeps
@@ -82,9 +83,16 @@ def same(left, right):
     return len(left) == len(right) and all(same(a, b) for a, b in zip(left, right, strict=True))
 
 
-@pytest.mark.parametrize("params_type", ["float32", "float64"])
-@pytest.mark.parametrize("updates_type", ["float32", "float64", "bfloat16"])
-@pytest.mark.parametrize("cache", CACHES)
+TYPES = (["float32", "float64"], ["float32", "float64", "bfloat16"], list(CACHES))
+
+
+@pairwise(
+    "isa, params_type, updates_type, cache",
+    ISAS,
+    *TYPES,
+    always=list(product(ISAS[:1], *TYPES)),
+    indirect=["isa"],
+)
 def test_every_combination(isa, rng, params_type, updates_type, cache):
     for size in (1, 1031, 4100):
         given = Round(rng, size, params_type, updates_type)
