@@ -74,7 +74,7 @@ def test_a_damaged_row_is_found_when_its_client_pushes(path, where):
         server.push(4, vector(4), version=server.version)
     with pytest.raises(StoreError, match=r"\[row\] client 4's row is damaged"):
         server.rows.row(4)
-    assert (server.joins, server._slots.taken) == (before, 0)
+    assert (server.joins, server._aggregator.slots.taken) == (before, 0)
     for client in (3, 5, 20):
         server.push(client, vector(client), version=server.version)
     assert server.version == 4

@@ -34,7 +34,7 @@ PLAYED = {
     "mf_ca2fl-vector": {"rule": {"buffer_size": M, "bits": 4, "codec": "affine-vector"}, "commit_every": 2},
     "afa_cs": {"dtype": "float64"},
     "fedbuff": {"lends": True},
-    "fedbuff-streaming": {"memory": "streaming", "commit_every": 2},
+    "fedbuff-streaming": {"accumulate": True, "commit_every": 2},
     "fadas": {"durability": "power"},
     "wkafl": {},
     "gsgm": {},

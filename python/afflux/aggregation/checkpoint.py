@@ -178,7 +178,7 @@ class _Loader:
             if meta[name] != ours:
                 _fail(f"{name} is {meta[name]!r} in the state, {ours!r} here")
         self._meta, self._facts, self._joins = meta, facts, joins
-        self._book, self._rule, self._d = joins.book, joins.rule, facts["d"]
+        self._book, self._rule, self._d = joins.state, joins.rule, facts["d"]
         self._version, self._number = _count(meta["version"]), _count(meta["joins"])
         self._filled, self._added = _count(meta["filled"]), _count(meta["added"])
         self._id_type: type | None = {None: None, "int": int, "str": str}[meta["id_type"]]

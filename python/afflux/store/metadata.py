@@ -210,7 +210,7 @@ def sync(path: Path) -> None:
 
 
 def shapes_of(
-    rule: Rule, d: int, *, num_clients: int | None, dtype: str, slot_dtype: str, memory: str
+    rule: Rule, d: int, *, num_clients: int | None, dtype: str, slot_dtype: str, accumulate: bool
 ) -> dict[str, Shape]:
     """By name, for a server with these arguments."""
     shapes = {
@@ -218,7 +218,7 @@ def shapes_of(
         "arrivals": shape_of(STORED[slot_dtype], d, rule.buffer_size),
         **{f"memory.{name}": shape_of(dtype, d, 2) for name in rule.memories},
     }
-    if memory == "streaming":
+    if accumulate:
         shapes["total"] = shape_of("float64", d, 2)
     codec = codec_of(rule, slot_dtype)
     if codec is not None:

@@ -21,7 +21,7 @@ from afflux._engine import ORDER_VERSION
 from afflux.aggregation import checkpoint
 from afflux.aggregation.admission import Admission, ServerState, after
 from afflux.aggregation.checkpoint import Saved
-from afflux.aggregation.options import codec_of
+from afflux.aggregation.options import Durability, codec_of
 from afflux.aggregation.reports import Pulled
 from afflux.aggregation.round import Memories, Round
 from afflux.arrays.devices import HOST, Device
@@ -40,7 +40,6 @@ from afflux.store.records import Arrivals, Lists, state_of
 from afflux.store.segments import Row, Segments
 from afflux.store.vectors import NOTHING, Fresh, ParamsSlots, Vectors, crc, fresh, refuse_damage
 
-Durability = Literal["process", "power"]
 Every = int | Literal["as before"] | None
 
 
@@ -64,7 +63,7 @@ class Store:
         """
         self.path = folder_of(path)
         self._num_threads = num_threads
-        self._device = device
+        self.device = device
         with ExitStack() as undo:
             self._lock = Lock(path)
             undo.callback(self._lock.release)
@@ -137,7 +136,7 @@ class Store:
         if sys.byteorder != "little":
             raise UnavailableError("[store] rows are kept in little-endian order, and this machine is big-endian")
         own = {name: server[name] for name in ("num_clients", "dtype", "slot_dtype")}
-        shapes = shapes_of(rule, server["d"], **own, memory=options["memory"])
+        shapes = shapes_of(rule, server["d"], **own, accumulate=options["accumulate"])
         codec = codec_of(rule, server["slot_dtype"])
         server = {**server, "codec": None if codec is None else codec.name}
         facts = {
@@ -178,13 +177,13 @@ class Store:
             num_clients=self.facts["num_clients"],
             codec=codec,
             seed=self.options["seed"],
-            device=self._device,
+            device=self.device,
         )
 
     def _living(self, name: str) -> Vector:
         """A vector of the last commit, where the server's vectors live."""
         now = self._vectors.now(name)
-        return now if self._device is HOST else self._device.moved(now)
+        return now if self.device is HOST else self.device.moved(now)
 
     @property
     def _durability(self) -> Durability:
@@ -270,7 +269,7 @@ class Store:
             report = swept.report
             norms = [norm for norm, why in zip(report.norms.tolist(), report.rejected, strict=True) if not why]
             self._largest_row = max([self._largest_row, *norms])
-        version, book = swept.report.version, admission.book.sealed
+        version, book = swept.report.version, admission.state.sealed
         if book is not None and self.commit_every is not None and version % self.commit_every == 0:
             current = Pulled(swept.draft.array, version, swept.buffers)
             own = None if staged is None else staged.table
@@ -295,7 +294,7 @@ class Store:
                 held.version: Place(self.params.put(held.params), crc(held.params, self._num_threads))
                 for held in self.held
             }
-            self._commit(joins.book, table, joins)
+            self._commit(joins.state, table, joins)
         finally:
             self._conclude()
 

@@ -204,8 +204,8 @@ FLAT = [
     ),
     Contender(
         "afflux, streaming",
-        'the same of Server(memory="streaming")',
-        streaming.a_round(memory="streaming"),
+        "the same of Server(accumulate=True)",
+        streaming.a_round(accumulate=True),
         vectors(lambda m: 6),
         role="ours",
     ),
