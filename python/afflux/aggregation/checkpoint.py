@@ -53,7 +53,7 @@ class Saved:
     scalars: Scalars
     passed: tuple[int, list[ClientId]] | None  #: N, and the clients that have entered in this pass
 
-    def book(self, current: Pulled, arrivals: list[PendingArrival]) -> ServerState:
+    def server_state(self, current: Pulled, arrivals: list[PendingArrival]) -> ServerState:
         """The server's state, once params and slots are in the server's own memory."""
         return ServerState(
             current=current,

@@ -146,7 +146,7 @@ class Server:
         try:
             options, d = persistence.options_of(store), store.facts["d"]
             zeros = store.device.full(d, 0.0, options.dtype)
-            server = cls(store.going_on(rule), zeros, options, num_threads=num_threads, push_threads=push_threads)
+            server = cls(store.resolve_rule(rule), zeros, options, num_threads=num_threads, push_threads=push_threads)
             attached = persistence.load_store(store, server._aggregator, options)
         except BaseException:
             store.close()
@@ -387,7 +387,7 @@ class Server:
 
         def end() -> None:
             if checkpoint:
-                store.checkpoint(aggregator.admission, store.notes, store.held)
+                store.checkpoint(aggregator.admission, store.notes, store.retained)
             aggregator.closed = True
             store.close(aggregator.versions)
 
