@@ -87,7 +87,7 @@ def reproducible(result):
     return (
         result.spec,
         result.seed,
-        result.rows,
+        result.evaluations,
         result.staleness.tolist(),
         result.round_staleness.tolist(),
         result.state_bytes,

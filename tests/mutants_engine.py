@@ -25,20 +25,20 @@ ENGINE = {
         "test_ops.py",
     ),
     "calibrate: the cache sum in float32": (
-        "  add_mean(pass.calibrate.sum, pass.calibrate.num_clients, tile, v);\n  add_all",
+        "  if (weighted) add_mean(stage.sum, stage.num_clients, tile, v);",
         "  double* const sum = pass.calibrate.sum.data + tile.begin;\n"
         "  for (std::int64_t i = 0; i < tile.size; ++i) sum[i] = static_cast<float>(sum[i]);\n"
-        "  add_mean(pass.calibrate.sum, pass.calibrate.num_clients, tile, v);\n  add_all",
+        "  if (weighted) add_mean(stage.sum, stage.num_clients, tile, v);",
         "test_identities.py",
     ),
     "step: a learning rate that is almost right": (
-        "lr * direction",
-        "lr * (1 + 1e-9) * direction",
+        "lanes.fill(step.lr) * direction",
+        "lanes.fill(step.lr * (1 + 1e-9)) * direction",
         "test_ops.py",
     ),
     "step: epsilon under the root's scale": (
-        "(root * root_scale + epsilon)",
-        "((root + epsilon) * root_scale)",
+        "(root * lanes.fill(step.root_scale) + lanes.fill(step.epsilon))",
+        "((root + lanes.fill(step.epsilon)) * lanes.fill(step.root_scale))",
         "test_stages.py",
     ),
     "step: Yogi without its sign": (
@@ -47,19 +47,20 @@ ENGINE = {
         "test_stages.py",
     ),
     "step: AMSGrad's root of v": (
-        "square = formula::greater(lanes.load(v_hat + i), square);\n      lanes.store(v_hat_out + i, square);",
-        "lanes.store(v_hat_out + i, formula::greater(lanes.load(v_hat + i), square));",
+        "square = states[2] = greater(states[2], square);",
+        "states[2] = greater(states[2], square);",
         "test_stages.py",
     ),
     "step: from the rounded state": (
-        "lanes.store(m_out + i, next);",
-        "lanes.store(m_out + i, next);\n    const_cast<decltype(lanes.load(m + i))&>(next) = lanes.load(m_out + i);",
+        "return params + lanes.fill(step.lr) * states[0];",
+        "for (unsigned k = 0; k < sizeof(T) / 8; ++k)\n"
+        "      ((double*)states)[k] = static_cast<float>(((double*)states)[k]);\n"
+        "    return params + lanes.fill(step.lr) * states[0];",
         "test_stages.py",
     ),
     "calibrate: the cached mean of before": (
-        "AFFLUX_FN void cached_mean(const Pass& pass, Tile tile, double* __restrict v) {",
-        "AFFLUX_FN void cached_mean(const Pass& pass, Tile tile, double* __restrict v) {\n"
-        "  return cached_difference<T>(pass, tile, v);",
+        "return kind == Calibration::cached_difference;",
+        "return kind != Calibration::none;",
         "test_stages.py",
     ),
     "memory: one that changes is not written": (
@@ -73,10 +74,8 @@ ENGINE = {
         "test_stages.py",
     ),
     "gram: products of mixed types are fused": (
-        "AFFLUX_FN Doubles dot_term(Doubles acc, Doubles x, Doubles y) {\n"
-        "  if constexpr (sizeof(X) == sizeof(double) || sizeof(Y) == sizeof(double))",
-        "AFFLUX_FN Doubles dot_term(Doubles acc, Doubles x, Doubles y) {\n"
-        "  if constexpr (sizeof(X) == sizeof(double) && sizeof(Y) == sizeof(double))",
+        "sizeof(X) == sizeof(double) || sizeof(Y) == sizeof(double)",
+        "sizeof(X) == sizeof(double) && sizeof(Y) == sizeof(double)",
         "test_bits.py",
     ),
     "elementary: ln 2 in 53 bits": (
@@ -116,14 +115,13 @@ ENGINE = {
         "test_types.py",
     ),
     "types: subnormals of float16 are flushed": (
-        "return float_of(sign | (normal & is_normal) | (subnormal & ~is_normal));",
-        "return float_of(sign | (normal & is_normal));",
+        " | (subnormal & ~is_normal)",
+        "",
         "test_types.py",
     ),
     "types: products of float64 are fused": (
-        "AFFLUX_FN Doubles dot_term(Doubles acc, Doubles x, Doubles y) {\n"
         "  if constexpr (sizeof(X) == sizeof(double) || sizeof(Y) == sizeof(double)) return acc + x * y;\n",
-        "AFFLUX_FN Doubles dot_term(Doubles acc, Doubles x, Doubles y) {\n",
+        "",
         "test_bits.py",
     ),
     "parts: a part is read from its front in every block": (

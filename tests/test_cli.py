@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from afflux import __version__, ops
 from afflux.cli import app
 from afflux.rules import RULES
-from afflux.sim import report
+from afflux.sim.results import run_folder
 
 SMALL = ["--model", "logreg", "--num-clients", "20", "--concurrency", "5", "--arrivals", "20"]
 
@@ -190,7 +190,7 @@ def test_updates_that_do_not_fit_are_refused_and_many_are_announced(tmp_path, mo
     assert result.exit_code == 2
     assert "the updates take 2.6e+03 TB, but" in result.stderr
     assert not (tmp_path / "out").exists()
-    monkeypatch.setattr(report, "TELL_ABOVE", 50_000)
+    monkeypatch.setattr(run_folder, "TELL_ABOVE", 50_000)
     result = invoke(*arguments)
     assert (result.exit_code, result.stderr) == (0, f"the updates will take 52 kB in {tmp_path}/out/audit\n")
 

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from afflux import _engine
-from afflux._engine import PIECE
+from afflux._engine import PIECE, detach, populate, prefetch
 from afflux.ops.errors import StoreError
 from afflux.store.metadata import METADATA, Shape, read_slots, remedy, sync, write_slots
 
@@ -197,7 +196,7 @@ class Segments:
     def prefetch(self, slot: int) -> None:
         """Has the system start to read a slot from disk."""
         if self.mapped:
-            _engine.prefetch(self.array(slot))
+            prefetch(self.array(slot))
         elif hasattr(os, "posix_fadvise"):
             path, offset = self._place(slot)
             with suppress(OSError), path.open("rb", buffering=0) as file:
@@ -212,7 +211,7 @@ class Segments:
         for slot in slots if self.mapped and self.size else ():
             if write and slot in self._writable:
                 continue
-            failed = _engine.populate(self.array(slot), write)
+            failed = populate(self.array(slot), write)
             if failed:
                 raise StoreError(
                     f"[store] slot {slot} of {self.folder} cannot be {'written' if write else 'read'}: a segment is "
@@ -241,7 +240,7 @@ class Segments:
         for segment in {slot // self.shape.per_segment for slot in slots} & self._maps.keys():
             with suppress(StoreError):  # a truncated file cannot be read any more
                 self._checked(segment)
-                _engine.detach(self._maps[segment].rows)
+                detach(self._maps[segment].rows)
 
     def _place(self, slot: int) -> tuple[Path, int]:
         segment, place = divmod(slot, self.shape.per_segment)
