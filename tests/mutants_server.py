@@ -47,7 +47,7 @@ SERVER = {
         "test_store_errors.py",
     ),
     "store: a place is remembered beyond the commit that moves it": (
-        "        self._known = {}\n",
+        "        self._remembered = {}\n",
         "        pass\n",
         "test_store_commits.py",
     ),

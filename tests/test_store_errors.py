@@ -57,10 +57,10 @@ def test_refused_pushes_do_not_pile_up(path, monkeypatch):
         for client in range(9):
             with pytest.raises(AffluxError, match="non-finite"):
                 server.push(client, np.full(SIZE, np.nan, np.float32), version=3)
-            assert len(server.rows._known) <= 4
+            assert len(server.rows._remembered) <= 4
         for client in range(3):
             server.push(client, vector(client), version=3)
-        assert (server.version, server.rows._known) == (4, {})
+        assert (server.version, server.rows._remembered) == (4, {})
 
 
 @pytest.mark.parametrize("where", [0, 4 * 65536 + 100, 4 * SIZE - 4])

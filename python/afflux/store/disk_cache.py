@@ -68,7 +68,9 @@ class DiskCache(RowCache):
         self._index = index
         self._table = table
         self._crcs: dict[ClientId, bytes] = {}  # of the changed rows
-        self._known: dict[ClientId, Place] = {}  # in the index, of the clients that have pushed since the last round
+        self._remembered: dict[
+            ClientId, Place
+        ] = {}  # places in the index, of clients that have pushed since the last round
         problem = segments.missing_slot(table.high - 1)
         if problem is not None:
             raise StoreError(f"[store] {problem}; {segments.remedy}")
@@ -76,7 +78,7 @@ class DiskCache(RowCache):
     def __contains__(self, client_id: ClientId) -> bool:
         if client_id in self._table.changed:
             return True
-        place = self._known.get(client_id) or self._index.row(client_id)
+        place = self._remembered.get(client_id) or self._index.row(client_id)
         # A rank beyond the table: the row is committed, and its round is not published yet.
         return place is not None and place.rank < self._table.clients
 
@@ -107,7 +109,7 @@ class DiskCache(RowCache):
         changed = self._table.changed.get(client_id)
         if changed is not None:
             return changed[1]
-        place = self._known.get(client_id) or self._index.row(client_id)
+        place = self._remembered.get(client_id) or self._index.row(client_id)
         return None if place is None else place.slot
 
     def _encoded(self, client_id: ClientId) -> Row | None:
@@ -149,12 +151,12 @@ class DiskCache(RowCache):
 
     def _request(self, client_id: ClientId) -> Place | None:
         """Has the system start to read a client's row; returns what `fetch` needs."""
-        known = self._known  # the next round replaces it
+        remembered = self._remembered  # the next round replaces it
         place = self._committed_place(client_id, "push")
         if place is not None:
-            if len(known) >= _REMEMBERED:  # pushes that complete no round: refused, or too old
-                known.clear()
-            known[client_id] = place
+            if len(remembered) >= _REMEMBERED:  # pushes that complete no round: refused, or too old
+                remembered.clear()
+            remembered[client_id] = place
             self._segments.prefetch(place.slot)
         return place
 
@@ -215,12 +217,12 @@ class DiskCache(RowCache):
         """Maps the pages that the sweep writes; the pushes have read those that the sweep reads."""
         self._segments.populate(rows.slots.values(), write=True)
 
-    def record_sweep(self, rows: NewDiskRows, known: SweepChecksums, num_threads: int) -> None:
+    def record_sweep(self, rows: NewDiskRows, checksums: SweepChecksums, num_threads: int) -> None:
         """Records the rows that a sweep has written, and their checksums. May be repeated."""
         self._segments.check(rows.slots.values())
         for client_id, row in rows.items():
             self._segments.write(rows.slots[client_id], row)
-            crc = known.get(row.ctypes.data)
+            crc = checksums.get(row.ctypes.data)
             self._crcs[client_id] = row_crc(row, self.codec, num_threads) if crc is None else crc
 
     def changed_places(self, table: RowTable) -> dict[ClientId, Place]:
@@ -245,7 +247,7 @@ class DiskCache(RowCache):
     def set_table(self, table: RowTable) -> None:
         """Replaces the table."""
         # First: the index is right at any time, and a slot remembered here may be free in the new table.
-        self._known = {}
+        self._remembered = {}
         self._table = table
         if not table.changed:
             self._crcs = {}

@@ -235,9 +235,9 @@ class Store:
         if swept.saved:  # an interrupt came before its publication
             return
         new_rows = swept.rows if isinstance(swept.rows, NewDiskRows) else None
-        known = sweep_checksums(swept.sweep, swept.checksums[-1]) if swept.checksums else NO_CHECKSUMS
+        checksums = sweep_checksums(swept.sweep, swept.checksums[-1]) if swept.checksums else NO_CHECKSUMS
         if self.rows is not None and new_rows is not None:
-            self.rows.record_sweep(new_rows, known, self._num_threads)
+            self.rows.record_sweep(new_rows, checksums, self._num_threads)
             report = swept.report
             norms = [norm for norm, why in zip(report.norms.tolist(), report.rejected, strict=True) if not why]
             self._largest_row = max([self._largest_row, *norms])
@@ -245,7 +245,7 @@ class Store:
         if state is not None and self.commit_every is not None and version % self.commit_every == 0:
             current = Pulled(swept.draft.array, version, swept.buffers)
             table = None if new_rows is None else new_rows.table
-            self._commit(after(state, current, swept), table, admission, known)
+            self._commit(after(state, current, swept), table, admission, checksums)
             if new_rows is not None:
                 new_rows.table = new_rows.table.after_commit()
         swept.saved = True
@@ -297,7 +297,7 @@ class Store:
         self._checkpoint = None
 
     def _commit(
-        self, state: ServerState, table: RowTable | None, admission: Admission, known: SweepChecksums = NO_CHECKSUMS
+        self, state: ServerState, table: RowTable | None, admission: Admission, checksums: SweepChecksums = NO_CHECKSUMS
     ) -> None:
         """Writes what is not in its slot yet, and makes the transaction."""
         newest = state.current.version
@@ -308,8 +308,8 @@ class Store:
         if state.total is not None:
             total = state.total.vectors[0]
             own["total"] = total if on_gpu(total) else np.asarray(total)
-        vectors = {name: self._vectors.write(name, vector, known) for name, vector in own.items()}
-        params = Place(self.params.write(now.params), crc(now.params, self._num_threads, known))
+        vectors = {name: self._vectors.write(name, vector, checksums) for name, vector in own.items()}
+        params = Place(self.params.write(now.params), crc(now.params, self._num_threads, checksums))
         retained = {f"params:{version}": place for version, place in self._retained_places.items()}
         arrivals = self._arrivals.write([*state.arrivals(), *state.deferred()])
         if self._power:

@@ -34,9 +34,9 @@ def sweep_checksums(sweep: ops.Pass, checksums: ops.Checksums) -> SweepChecksums
     return {np.asarray(vector).ctypes.data: crcs for vector, crcs in written if vector is not None}
 
 
-def crc(row: Row, num_threads: int, known: SweepChecksums = NO_CHECKSUMS) -> bytes:
+def crc(row: Row, num_threads: int, checksums: SweepChecksums = NO_CHECKSUMS) -> bytes:
     """The CRC-32C of each superblock of a vector."""
-    found = known.get(row.ctypes.data)
+    found = checksums.get(row.ctypes.data)
     return ops.crc32c(row, SUPERBLOCK * row.itemsize, num_threads=num_threads) if found is None else found
 
 
@@ -87,21 +87,25 @@ class VectorSlots:
 
     def _target(self, name: str, now: Row) -> int:
         """The slot of `now` if it is not the committed one, else the other slot."""
-        kept = self.committed.get(name)
+        committed = self.committed.get(name)
         own = next((slot for slot, row in self._slots[name].items() if row is now), None)
-        return own if own is not None and own != kept else next(slot for slot in self._slots[name] if slot != kept)
+        return (
+            own
+            if own is not None and own != committed
+            else next(slot for slot in self._slots[name] if slot != committed)
+        )
 
-    def write(self, name: str, now: Vector, known: SweepChecksums) -> Place:
+    def write(self, name: str, now: Vector, checksums: SweepChecksums) -> Place:
         """The place of `now`, to be committed; copies it to a slot if it lies elsewhere, as on a GPU."""
-        kept = self.committed.get(name)
-        if kept is not None and self._slots[name][kept] is now:
-            slot = kept
+        committed = self.committed.get(name)
+        if committed is not None and self._slots[name][committed] is now:
+            slot = committed
         else:
             slot = self._target(name, now)
             if on_gpu(now):
                 now = self._downloaded(name, slot, now)
             self._arrays[name].write(slot, now)
-        return Place(slot, crc(now, self._num_threads, known))
+        return Place(slot, crc(now, self._num_threads, checksums))
 
     def _downloaded(self, name: str, slot: int, now: Vector) -> Row:
         """A slot with the values of a vector on a GPU."""

@@ -214,11 +214,11 @@ def row_key(seed: int, version: int, client_id: ClientId) -> int:
     >>> row_key(0, 1, 7) == row_key(0, 1, "7"), row_key(0, 1, 7) == row_key(0, 2, 7)
     (False, False)
     """
-    who = (
+    client = (
         client_id.to_bytes(8, "little", signed=True)
         if isinstance(client_id, int)
         else client_id.encode("utf-8", "surrogatepass")
     )
     kind = b"i" if isinstance(client_id, int) else b"s"
     numbers = (seed % 2**64).to_bytes(8, "little") + version.to_bytes(8, "little")
-    return int.from_bytes(blake2b(numbers + kind + who, digest_size=8).digest(), "little")
+    return int.from_bytes(blake2b(numbers + kind + client, digest_size=8).digest(), "little")
