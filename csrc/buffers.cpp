@@ -10,8 +10,8 @@
 #include <string>
 
 #include "afflux/afflux.hpp"
+#include "api/check.hpp"
 #include "arrays.hpp"
-#include "entry/check.hpp"
 
 namespace py = pybind11;
 
@@ -196,7 +196,8 @@ void bind_buffers(py::module_& module) {
   const auto make = [](std::int64_t size, const std::string& dtype, std::int64_t max_buffers, bool checked) {
     return std::make_shared<Pool>(size, type_named(dtype), max_buffers, checked);
   };
-  py::class_<Pool, std::shared_ptr<Pool>>(module, "Pool")
+  // Known to this build alone: a process may load another one beside it, to time both (`afflux bench --against`).
+  py::class_<Pool, std::shared_ptr<Pool>>(module, "Pool", py::module_local())
       .def(py::init(make), py::arg("size"), py::arg("dtype"), py::arg("max_buffers"), py::arg("checked") = false)
       .def("lend", &Pool::lend, py::arg("memory"))
       .def_property_readonly("held", &Pool::held)
@@ -204,7 +205,7 @@ void bind_buffers(py::module_& module) {
       .def_property_readonly("allocated", &Pool::allocated)
       .def_property_readonly("buffer_bytes", &Pool::bytes)
       .def_property_readonly("damaged", &Pool::damaged);
-  py::class_<Buffer> buffer(module, "Buffer", py::buffer_protocol(), py::is_final());
+  py::class_<Buffer> buffer(module, "Buffer", py::buffer_protocol(), py::is_final(), py::module_local());
   buffer.def(py::init<std::shared_ptr<Pool>>(), py::arg("pool"))
       .def_static("lent", lend, py::arg("vector"), py::arg("size"), py::arg("dtype"), py::arg("gpu"))
       .def_property_readonly("is_lent", &Buffer::lent)

@@ -1,5 +1,6 @@
 """The benchmark's figures mean what they say: quick runs."""
 
+import gzip
 import json
 import re
 import statistics
@@ -7,6 +8,7 @@ import sys
 from math import ceil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benching import THREADS, D, M, bench, cache  # noqa: F401
@@ -16,7 +18,8 @@ pytest.importorskip("rich")
 pytest.importorskip("typer")
 torch = pytest.importorskip("torch")
 
-from afflux.bench import tables  # noqa: E402
+from afflux.bench.output import picture, report, tables  # noqa: E402
+from afflux.bench.output.json_text import to_json, without_samples  # noqa: E402
 from afflux.bench.rows import ROWS  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
@@ -25,12 +28,15 @@ REPEATS = 3
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-    """One quick run: what it printed, its JSON text, its Markdown."""
+    """One quick run: what it printed, its JSON text, its Markdown, and the JSON with every sample."""
     folder = tmp_path_factory.mktemp("bench") / "out"
-    done = bench("--quick", "--rows", "fedbuff,ca2fl", "-d", D, "-M", M, "--threads", THREADS, "--out", folder)
+    samples = folder.with_name("samples.json.gz")
+    sizes = ("-d", D, "-M", M, "--threads", THREADS)
+    done = bench("--quick", "--rows", "fedbuff,ca2fl", *sizes, "--out", folder, "--samples", samples)
     assert done.returncode == 0, done.stderr
     assert (folder / "bench.png").read_bytes().startswith(b"\x89PNG")
-    return done, *((folder / name).read_text(encoding="utf-8") for name in ("bench.json", "bench.md"))
+    texts = [(folder / name).read_text(encoding="utf-8") for name in ("bench.json", "bench.md")]
+    return done, *texts, gzip.decompress(samples.read_bytes()).decode()
 
 
 @pytest.fixture(scope="module")
@@ -114,14 +120,46 @@ def test_bytes_follow_from_the_streams(row, an_element):
     assert next(r for r in ROWS if r.name == row).bytes(D, m) == ceil(D * an_element)
 
 
-def test_figures_follow_from_the_samples(case):
-    for entry in everything(case):
-        seconds = entry["seconds"]
-        assert len(seconds) == REPEATS
+def test_figures_follow_from_the_samples(quick, result, case):
+    with_samples = json.loads(quick[3])
+    assert without_samples(with_samples) == result
+    assert '"seconds"' not in quick[1]
+    (full,) = with_samples["cases"]
+    for entry, sampled in zip(everything(case), everything(full), strict=True):
+        seconds = sampled["seconds"]
+        assert entry["samples"] == len(seconds) == REPEATS
         assert min(seconds) > 0
         assert (entry["min"], entry["max"]) == (min(seconds), max(seconds))
         assert entry["median"] == statistics.median(seconds)
+        quartiles = np.quantile(seconds, (0.25, 0.75)).tolist()
+        assert [entry["lower_quartile"], entry["upper_quartile"]] == pytest.approx(quartiles)
         assert entry["gbps"] == pytest.approx(entry["bytes"] / entry["median"] / 1e9)
+
+
+def test_json_has_a_line_for_each_contender(result, quick):
+    assert json.loads(to_json(result)) == result
+    assert to_json(result) == quick[1]
+    lines = quick[1].splitlines()
+    assert all(sum(json.dumps(entry) in line for line in lines) == 1 for entry in everything(result["cases"][0]))
+    assert to_json({"a": [], "b": {"c": [1, {}]}, "d": {"e": None}}).splitlines() == [
+        *("{", ' "a": [', " ],", ' "b": {', '  "c": [', "   1,", "   {}", "  ]", " },", ' "d": {"e": null}', "}"),
+    ]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "bench" / "results").glob("*.json")), ids=lambda path: path.stem)
+def test_tracked_results_make_the_tables_that_are_shown(path, tmp_path):
+    text = path.read_text(encoding="utf-8")
+    out = json.loads(text)
+    assert out["format"] == report.FORMAT
+    assert text == to_json(without_samples(out))
+    rows = [row for row in ROWS if row.name in {row["name"] for row in out["rows"]}]
+    shown = (ROOT / "bench" / "README.md").read_text(encoding="utf-8")
+    printed = [tables.of_row(row, out["cases"]) for row in rows]
+    in_page = [table for table in printed if f"**{table.title}**" in shown]
+    assert in_page
+    assert all("\n".join(tables.as_markdown(table)) in shown for table in in_page)
+    picture.write(tmp_path / "made.png", out, rows)
+    assert (tmp_path / "made.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_limit_is_the_best_of_what_is_comparable(case):

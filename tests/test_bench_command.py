@@ -12,7 +12,7 @@ pytest.importorskip("rich")
 pytest.importorskip("typer")
 pytest.importorskip("torch")
 
-from afflux.bench import native
+from afflux.bench.measure import native_probes
 
 
 @pytest.mark.parametrize("arguments", [("--rows", "fedbuff,fedbuf"), ("--rows", "")])
@@ -73,6 +73,6 @@ def test_without_a_compiler_the_run_goes_on(monkeypatch, tmp_path):
 def test_a_compiler_that_fails_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", f"{sys.executable} -c 'raise SystemExit(3)'")
-    with pytest.raises(native.MissingCompiler, match="failed"):
-        native.library.__wrapped__()
+    with pytest.raises(native_probes.MissingCompiler, match="failed"):
+        native_probes.library.__wrapped__()
     assert not list((tmp_path / "afflux").glob("*.so"))

@@ -13,9 +13,11 @@ from device import emulated, libraries, needs_device, on_host
 
 torch = pytest.importorskip("torch")
 
-from afflux.bench import cuda, inputs, tables  # noqa: E402
-from afflux.bench.measure import entrant  # noqa: E402
-from afflux.bench.place import Gpu  # noqa: E402
+from afflux.bench import cuda  # noqa: E402
+from afflux.bench.measure.timing import entrant  # noqa: E402
+from afflux.bench.output import tables  # noqa: E402
+from afflux.bench.spec import inputs  # noqa: E402
+from afflux.bench.spec.arrays import Gpu  # noqa: E402
 
 D = 5003
 
@@ -81,10 +83,10 @@ def cupy(monkeypatch):
 
 
 @pytest.mark.skipif(emulated is None, reason="CuPy's place is taken by NumPy on the emulated device")
-@pytest.mark.parametrize("row", cuda.in_cupy.CONTENDERS)
+@pytest.mark.parametrize("row", cuda.cupy_contenders.CONTENDERS)
 def test_cupy_computes_the_same(row, place, cupy):
     plain = next(c for c in contenders(row) if c.role == "plain")
-    alike(errors(row, cuda.in_cupy.CONTENDERS[row], place), errors(row, plain, inputs.HOST))
+    alike(errors(row, cuda.cupy_contenders.CONTENDERS[row], place), errors(row, plain, inputs.HOST))
 
 
 class Event:
@@ -118,7 +120,9 @@ def test_a_run(place, device, monkeypatch):
     def broken(_):
         raise RuntimeError("no such instruction")
 
-    monkeypatch.setitem(cuda.in_cupy.CONTENDERS, "wkafl", cuda.replace(cuda.in_cupy.CONTENDERS["wkafl"], make=broken))
+    monkeypatch.setitem(
+        cuda.cupy_contenders.CONTENDERS, "wkafl", cuda.replace(cuda.cupy_contenders.CONTENDERS["wkafl"], make=broken)
+    )
     out = cuda.run([D, 10**6], place, 2, rows, compiled=False)
     json.dumps(out)
     assert out["settings"]["notes"][:2] == ["all rows have the CPU's bits", "errors are those at d = 2_049"]

@@ -13,8 +13,8 @@ pytest.importorskip("rich")
 pytest.importorskip("typer")
 pytest.importorskip("torch")
 
-from afflux.bench.contender import here
 from afflux.bench.rows import GROUPS
+from afflux.bench.spec.contender import here
 
 D, M = 3_001, 7
 ROWS = GROUPS["peers"]

@@ -9,19 +9,19 @@ pytest.importorskip("rich")
 pytest.importorskip("typer")
 pytest.importorskip("torch")
 
-from afflux.bench import native
-from afflux.bench.native import Variant, sweep
-from afflux.bench.neighbours import Neighbours
+from afflux.bench.measure import native_probes
+from afflux.bench.measure.native_probes import Variant, sweep
+from afflux.bench.measure.shared_cores import AdditionTimer
 from afflux.bench.run import notes
 
 
-def test_neighbours():
+def test_shared_cores():
     """Additions take time in proportion to their number, and a note says when their time varied."""
-    additions = native.library().afflux_additions
+    additions = native_probes.library().afflux_additions
     few, many = (min(additions(rounds) for _ in range(9)) for rounds in (10_000, 100_000))
     assert 3 < many / few < 30
-    seen = Neighbours([2e-5, 1e-5, 3e-5, 1.9e-5])
-    assert Neighbours().slowdown is None
+    seen = AdditionTimer([2e-5, 1e-5, 3e-5, 1.9e-5])
+    assert AdditionTimer().slowdown is None
     assert seen.slowdown == pytest.approx(1.95)
     assert [
         n

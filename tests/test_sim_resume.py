@@ -6,8 +6,8 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+import afflux
 from afflux import Server, StoreError
 from afflux.cli import app
 from afflux.rules import ca2fl
@@ -112,31 +113,53 @@ def test_stopped_again_and_again(name, seconds, expected, tmp_path):
     assert not list((tmp_path / "store").glob("*.new"))
 
 
+def kill_after(arrivals, lines):
+    """A progress that counts so many arrivals, then lines of afflux that this process runs, and then kills it."""
+    package = str(Path(afflux.__file__).parent)
+
+    def trace(frame, event, _):
+        nonlocal lines
+        if not frame.f_code.co_filename.startswith(package):
+            return None
+        lines -= event == "line"
+        if lines < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    def progress(_):
+        nonlocal arrivals
+        arrivals -= 1
+        if arrivals == 0:
+            frame = sys._getframe(1)
+            while frame is not None:  # calls that have begun are traced too
+                frame.f_trace = trace
+                frame = frame.f_back
+            sys.settrace(trace)
+
+    return progress
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 @pytest.mark.filterwarnings(FORKS)
 @pytest.mark.parametrize("name", ["ca2fl", "gsgm", "afa_cs"])
 def test_killed_again_and_again(name, expected, tmp_path):
     """Wherever it is: amid a commit, a line of the log, a row of the updates."""
-    whole, chance, hits = expected(name), random.Random(name), 0
+    whole, chance, kills = expected(name), random.Random(name), 0
     store = tmp_path / "store"
 
-    def body(tell):
+    def go_on(progress):
         if store.exists():
-            resume(InterruptedRun.of(store), tell, 0.0)
+            resume(InterruptedRun.of(store), progress, 0.0)
         else:
-            begin(name, tmp_path, tell)
-        tell("done")
+            begin(name, tmp_path, progress)
 
-    words = []
-    while "done" not in words:
-        child, reading = in_child(body)
-        with os.fdopen(reading) as pipe:
-            words = [pipe.readline().strip()]  # it has begun: the store is there
-            time.sleep(chance.uniform(0, 0.05))
-            os.kill(child, signal.SIGKILL)
-            words += pipe.read().split()
-        hits += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert hits >= 3
+    while kills == 0 or InterruptedRun.of(store).arrivals < 20:
+        progress = kill_after(chance.randint(1, 3), chance.randrange(3000))
+        child, reading = in_child(lambda tell, progress=progress: go_on(progress))
+        os.close(reading)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        kills += 1
+    assert kills >= 3
     assert (reproducible(resume(InterruptedRun.of(store))), files(tmp_path / "run")) == whole
 
 
@@ -311,7 +334,7 @@ def test_damaged_controls_are_an_error(tmp_path):
         resume(InterruptedRun.of(tmp_path / "store"))
 
 
-SETTINGS = "--rule ca2fl:buffer_size=3 --model logreg --num-clients 20 --concurrency 5 --arrivals 900 --eval-every 300"
+SETTINGS = "--rule ca2fl:buffer_size=3 --model logreg --num-clients 20 --concurrency 5 --arrivals 300 --eval-every 100"
 LOG = "audit/ca2fl_buffer_size=3-seed0.jsonl"
 
 
@@ -320,34 +343,46 @@ def called(*arguments):
     return CliRunner().invoke(app, ["run", *map(str, arguments)])
 
 
-def stopped(folder, sent, more, *arguments):
-    """The command in a process of its own, which gets a signal when its log has so many lines more than before."""
-    log = folder / LOG
-    before = log.read_bytes().count(b"\n") if log.exists() else 0
-    command = [sys.executable, "-m", "afflux", "run", *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while process.poll() is None:
-        if log.exists() and log.read_bytes().count(b"\n") > before + more:
-            process.send_signal(sent)
-            break
-        time.sleep(0.01)
-    out, told = process.communicate(timeout=120)
-    return process.returncode, out, told
+#: The command, which gets a signal amid one of its pushes.
+SIGNALLED = """
+import os, sys
+from afflux import Server
+from afflux.cli import main
+
+sent, left, push = int(sys.argv.pop(1)), int(sys.argv.pop(1)), Server.push
+
+def counted(self, *args, **options):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), sent)
+    return push(self, *args, **options)
+
+Server.push = counted
+main()
+"""
+
+
+def stopped(sent, pushes, *arguments):
+    """The command in a process of its own, which gets a signal at this push."""
+    command = [sys.executable, "-c", SIGNALLED, str(int(sent)), str(pushes), "run", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="sends signals")
 def test_the_command_is_killed_interrupted_and_resumed(tmp_path):
     on, off, store = tmp_path / "on", tmp_path / "off", tmp_path / "my.store"
     keep = ["--store", store, "--checkpoint-every", "0.05"]
-    status, *_ = stopped(on, signal.SIGKILL, 150, *SETTINGS.split(), "--out", on, *keep)
+    status, *_ = stopped(signal.SIGKILL, 60, *SETTINGS.split(), "--out", on, *keep)
     assert status == -signal.SIGKILL
-    status, out, told = stopped(on, signal.SIGINT, 150, "--resume", store)
-    assert (status, out, told) == (130, "", f"continue with: afflux run --resume {store}\nstopped\n")
+    status, out, told = stopped(signal.SIGINT, 60, "--resume", store)
+    assert (status, out, told) == (130, "", f"go on with: afflux run --resume {store}\nstopped\n")
     interrupted = InterruptedRun.of(store).arrivals
-    assert 0 < interrupted < 900
-    status, out, told = stopped(on, signal.SIGTERM, 100, "--resume", store)
-    assert (status, out, told) == (143, "", f"continue with: afflux run --resume {store}\nstopped\n")
-    assert interrupted < InterruptedRun.of(store).arrivals < 900
+    assert 0 < interrupted < 300
+    status, out, told = stopped(signal.SIGTERM, 40, "--resume", store)
+    assert (status, out, told) == (143, "", f"go on with: afflux run --resume {store}\nstopped\n")
+    assert interrupted < InterruptedRun.of(store).arrivals < 300
     result = called("--resume", store)
     assert (result.exit_code, result.stderr) == (0, "")
     assert "wrote " in result.stdout

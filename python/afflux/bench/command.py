@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from afflux.bench.files import Files
+    from afflux.bench.output.files import Files
 
 DEFAULT_ROWS = "ingest,gram,fedbuff,fedbuff-bf16,ca2fl,fadas,wkafl"
 
@@ -27,6 +27,8 @@ and its largest error against float64.
 
   afflux bench --rows all --compile --repeats 40 --out results
 
+  afflux bench --against ../afflux-main
+
   afflux bench --quick
 """
 
@@ -41,19 +43,35 @@ def bench(
     sets: Annotated[int, typer.Option(min=2, help="Input sets that take turns.")] = 2,
     compiled: Annotated[bool, typer.Option("--compile", help="Also torch.compile; it needs a C++ compiler.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Small vectors, 3 repeats: a trial.")] = False,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", dir_okay=False, help="Everything, samples included.")
-    ] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="All figures.")] = None,
     markdown_path: Annotated[Path | None, typer.Option("--markdown", dir_okay=False, help="The tables.")] = None,
     picture_path: Annotated[Path | None, typer.Option("--picture", dir_okay=False, help="The bars, as a PNG.")] = None,
-    folder: Annotated[Path | None, typer.Option("--out", file_okay=False, help="All three, into this folder.")] = None,
+    samples: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="The JSON with every sample; compressed as FILE.json.gz.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", file_okay=False, help="JSON, tables and bars, into this folder.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda: its own rows, of which -d and --repeats count.")] = "cpu",
+    against: Annotated[
+        Path | None, typer.Option(exists=True, help="An older build to compare with: _engine*.so, or its checkout.")
+    ] = None,
     list_only: Annotated[bool, typer.Option("--list", help="List rows, contenders and probes, and stop.")] = False,
 ) -> None:
     """Time the engine's operations (see HELP)."""
-    from afflux.bench.files import Files
+    from afflux.bench.output.files import Files
 
-    files = Files(json_path, markdown_path, picture_path, folder)
+    files = Files(json_path, markdown_path, picture_path, samples, folder)
+    if against:
+        if refused := [name for name, given in (("--compile", compiled), ("--picture", picture_path)) if given]:
+            raise typer.BadParameter(f"does not go with {', '.join(refused)}", param_hint="--against")
+        if device != "cpu":
+            raise typer.BadParameter("compares on the CPU", param_hint="--against")
+        from afflux.bench import against as comparison
+
+        names = comparison.DEFAULT_ROWS if rows == DEFAULT_ROWS else rows
+        comparison.run(against, names, d, m, threads, isa, repeats, sets, quick, files)
+        return
     if device != "cpu":
         on_gpu(device, rows, d, repeats, compiled, files)
         return
@@ -64,7 +82,9 @@ def bench(
 
 def on_gpu(device: str, rows: str, d: int | None, repeats: int | None, compiled: bool, files: "Files") -> None:
     """The rows of cuda.py."""
-    from afflux.bench import cuda, tables
+    from afflux.bench import cuda
+    from afflux.bench.output import tables
+    from afflux.bench.output.files import write_run
 
     if reason := cuda.why_not() if device == "cuda" else "known: cpu, cuda":
         raise typer.BadParameter(reason, param_hint="--device")
@@ -77,4 +97,4 @@ def on_gpu(device: str, rows: str, d: int | None, repeats: int | None, compiled:
     out = cuda.run(sizes, cuda.here(), repeats or cuda.REPEATS, names, compiled)
     chosen = [cuda.ROWS[name] for name in names]
     tables.show(out, chosen)
-    files.write(out, chosen)
+    write_run(files, out, chosen)

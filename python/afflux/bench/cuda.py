@@ -5,7 +5,6 @@ python -m afflux.bench.cuda [-h] [--out FOLDER] [d ...]      without typer and r
 """
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -16,22 +15,26 @@ import numpy as np
 
 from afflux import ops
 from afflux.arrays.interop import on_host
-from afflux.bench import in_cupy, inputs, machine, report, tables
-from afflux.bench.baselines import torch
-from afflux.bench.ca2fl import CA2FL
-from afflux.bench.contender import Contender, Round
-from afflux.bench.fadas import FADAS
-from afflux.bench.fedbuff import FEDBUFF
-from afflux.bench.gram import GRAM
-from afflux.bench.ingest import INGEST
-from afflux.bench.inputs import Case, Inputs
-from afflux.bench.measure import Timed, entrant, measure
-from afflux.bench.mf_ca2fl import MF_CA2FL
-from afflux.bench.place import Gpu
-from afflux.bench.probes import COPIED, TORCH
-from afflux.bench.row import Row
-from afflux.bench.streams import moved
-from afflux.bench.wkafl import WKAFL
+from afflux.bench.measure import machine
+from afflux.bench.measure.library_probes import COPIED, TORCH
+from afflux.bench.measure.timing import Timed, entrant, measure
+from afflux.bench.output import report, tables
+from afflux.bench.output.json_text import to_json, without_samples
+from afflux.bench.rows import cupy_contenders
+from afflux.bench.rows.ca2fl import CA2FL
+from afflux.bench.rows.fadas import FADAS
+from afflux.bench.rows.fedbuff import FEDBUFF
+from afflux.bench.rows.gram import GRAM
+from afflux.bench.rows.ingest import INGEST
+from afflux.bench.rows.mf_ca2fl import MF_CA2FL
+from afflux.bench.rows.wkafl import WKAFL
+from afflux.bench.spec import inputs
+from afflux.bench.spec.arrays import Gpu
+from afflux.bench.spec.contender import Contender, Round
+from afflux.bench.spec.inputs import Case, Inputs
+from afflux.bench.spec.optional_torch import torch
+from afflux.bench.spec.row import Row
+from afflux.bench.spec.streams import moved
 
 D, SMALL, M = 100_000_000, 10_000, 10
 REPEATS = 20
@@ -104,7 +107,9 @@ def contenders(row: Row, compiled: bool) -> list[Contender]:
     """Those that can run there."""
     able = [c for c in row.contenders if not c.numpy and (compiled or not c.compiles)]
     able += [in_a_graph(c) for c in able if c.name == GRAPHED.get(row.name)]
-    return able + ([in_cupy.CONTENDERS[row.name]] if row.name in in_cupy.CONTENDERS and find_spec("cupy") else [])
+    return able + (
+        [cupy_contenders.CONTENDERS[row.name]] if row.name in cupy_contenders.CONTENDERS and find_spec("cupy") else []
+    )
 
 
 def same_bits(row: Row, case: Case, place: Gpu) -> bool:
@@ -231,7 +236,7 @@ def main() -> None:
     if asked.out:
         asked.out.mkdir(exist_ok=True, parents=True)
         (asked.out / "bench.md").write_text(text, encoding="utf-8")
-        (asked.out / "bench.json").write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
+        (asked.out / "bench.json").write_text(to_json(without_samples(out)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,14 +6,16 @@ from typing import Any
 import typer
 
 from afflux import ops
-from afflux.bench import baselines, machine, report, tables
-from afflux.bench.files import Files
-from afflux.bench.inputs import Case
-from afflux.bench.neighbours import SHARED
-from afflux.bench.probes import PROBES
-from afflux.bench.row import Asked, Row
+from afflux.bench.measure import machine
+from afflux.bench.measure.library_probes import PROBES
+from afflux.bench.measure.shared_cores import SHARED
+from afflux.bench.output import report, tables
+from afflux.bench.output.files import Files, write_run
 from afflux.bench.rows import GROUPS, ROWS
 from afflux.bench.session import check_memory, execute, native_here
+from afflux.bench.spec.inputs import Case
+from afflux.bench.spec.optional_torch import torch
+from afflux.bench.spec.row import Asked, Row
 from afflux.ops.errors import UnavailableError
 
 REPEATS, QUICK_REPEATS = 20, 3
@@ -68,12 +70,9 @@ def left_out(rows: list[Row]) -> list[str]:
     return [f"left out: {'; '.join(names)}: {why}" for why, names in found.items()]
 
 
-def notes(rows: list[Row], cases: Iterable[Case], results: list[dict[str, Any]], repeats: int) -> list[str]:
-    """What keeps this run's figures from being what they look like."""
-    small = [str(c) for c in cases if not c.warm and 4 * c.d * (c.m + 1) * c.sets < 4 * machine.last_level()]
-    found = left_out(rows)
-    if small:
-        found.append(f"the input sets are smaller than 4 last-level caches, so not memory speed: {'; '.join(small)}")
+def notes_on_load(results: list[dict[str, Any]]) -> list[str]:
+    """What other programs took of the machine while these results were found."""
+    found = []
     busy = max(result["cores_of_others"] or 0 for result in results)
     if busy > QUIET:
         found.append(f"the machine was not idle: other processes took up to {busy:.1f} cores while everyone was timed")
@@ -83,11 +82,21 @@ def notes(rows: list[Row], cases: Iterable[Case], results: list[dict[str, Any]],
             f"the cores were shared, maybe with programs that this system cannot see: between samples, additions took "
             f"{slowdown:.1f} times their best time at the median; so does what is bound by computing"
         )
+    return found
+
+
+def notes(rows: list[Row], cases: Iterable[Case], results: list[dict[str, Any]], repeats: int) -> list[str]:
+    """What keeps this run's figures from being what they look like."""
+    small = [str(c) for c in cases if not c.warm and 4 * c.d * (c.m + 1) * c.sets < 4 * machine.last_level()]
+    found = left_out(rows)
+    if small:
+        found.append(f"the input sets are smaller than 4 last-level caches, so not memory speed: {'; '.join(small)}")
+    found += notes_on_load(results)
     if repeats < REPEATS:
         found.append(f"fewer than {REPEATS} repeats")
     if missing := native_here():
         found.append(f"no native probes, so the limit may be too low: {missing}")
-    if baselines.torch is None:
+    if torch is None:
         found.append("torch is not installed: no baselines, fewer probes")
     return found
 
@@ -133,4 +142,4 @@ def run(
     }
     out = report.results(box, selected, cases, settings)
     tables.show(out, selected)
-    files.write(out, selected)
+    write_run(files, out, selected)

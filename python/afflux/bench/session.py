@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,15 +10,17 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from afflux.bench import baselines, families, machine, native, report
-from afflux.bench import inputs as data
-from afflux.bench.contender import REST_OF_OPENBLAS, Contender
-from afflux.bench.inputs import Case, Inputs
-from afflux.bench.measure import Timed, entrant, measure
-from afflux.bench.neighbours import Neighbours
-from afflux.bench.probes import COPIED, PROBES
-from afflux.bench.row import Row
-from afflux.bench.streams import Traffic, moved
+from afflux.bench.measure import machine, native_probes, probe_variants
+from afflux.bench.measure.library_probes import COPIED, PROBES
+from afflux.bench.measure.shared_cores import AdditionTimer
+from afflux.bench.measure.timing import Timed, entrant, measure_groups
+from afflux.bench.output import report
+from afflux.bench.spec import inputs as data
+from afflux.bench.spec.contender import REST_OF_OPENBLAS, Contender
+from afflux.bench.spec.inputs import Case, Inputs
+from afflux.bench.spec.optional_torch import set_threads
+from afflux.bench.spec.row import Row
+from afflux.bench.spec.streams import Traffic, moved
 
 #: (what is being done, steps of it); without a number, one step of it was done
 Step = Callable[..., None]
@@ -27,8 +29,8 @@ Step = Callable[..., None]
 def native_here() -> str:
     """Empty, or why there are no native probes on this machine."""
     try:
-        native.library()
-    except native.MissingCompiler as missing:
+        native_probes.library()
+    except native_probes.MissingCompiler as missing:
         return str(missing)
     return ""
 
@@ -40,20 +42,23 @@ def entrants(rows: list[Row], compiled: bool) -> list[tuple[Row, Contender]]:
 
 def mixes(case: Case, rows: list[Row]) -> dict[Traffic, int]:
     """The families of native probes of a case, with how many of each are kept."""
-    return families.wanted(case, [row.traffic(case.m) for row in rows])
+    return probe_variants.wanted(case, [row.traffic(case.m) for row in rows])
 
 
 def scratch(case: Case, rows: list[Row]) -> int:
     """How many vectors the probes write."""
-    return max(COPIED, families.scratch(mixes(case, rows)))
+    return max(COPIED, probe_variants.scratch(mixes(case, rows)))
 
 
 def check_memory(case: Case, rows: list[Row], compiled: bool) -> None:
     """The peak: what is shared, everyone's own state, and the largest temporaries."""
-    contenders = [contender for _, contender in entrants(rows, compiled)]
+    check_room(case, [contender for _, contender in entrants(rows, compiled)], scratch(case, rows))
+
+
+def check_room(case: Case, contenders: Sequence[Contender], scratch_vectors: int) -> None:
     kept = sum(c.kept(case.d, case.m) for c in contenders)
     temporary = max(c.temporary(case.d, case.m) for c in contenders)
-    needed = int(1.05 * (data.shared_bytes(case, scratch(case, rows)) + kept + temporary)) + data.LIBRARIES
+    needed = int(1.05 * (data.shared_bytes(case, scratch_vectors) + kept + temporary)) + data.LIBRARIES
     available = data.available_bytes()
     if available is not None and needed > available:
         raise typer.BadParameter(data.does_not_fit(needed, available, case), param_hint="-d")
@@ -87,7 +92,7 @@ def probes(case: Case, rows: list[Row], shared: Inputs, step: Step, quick: bool)
     found = []
     for traffic, keep in {} if native_here() else mixes(case, rows).items():
         step("trying native probes")
-        found += families.tried(shared, case, traffic, keep, quick=quick)
+        found += probe_variants.tried(shared, case, traffic, keep, quick=quick)
     for probe in PROBES:
         step("trying probes")
         run, traffic = probe.make(shared), probe.traffic(case.m)
@@ -99,7 +104,7 @@ def probes(case: Case, rows: list[Row], shared: Inputs, step: Step, quick: bool)
 
 def execute(case: Case, rows: list[Row], repeats: int, compiled: bool, quick: bool) -> dict[str, Any]:
     """All figures of these rows in this case."""
-    baselines.set_threads(case.threads)
+    set_threads(case.threads)
     with progress(case) as step:
         shared = data.make(case, scratch(case, rows))
         everybody = entrants(rows, compiled)
@@ -109,17 +114,21 @@ def execute(case: Case, rows: list[Row], repeats: int, compiled: bool, quick: bo
             step(f"checking {by.name}")
             contenders.append(entrant(case, row, by, shared))
         found = probes(case, rows, shared, step, quick)
-        everyone = [*found, *contenders]
-        step("timing", total=repeats * len(everyone))
-        neighbours = Neighbours()
+        load = measure_all([[timed] for timed in (*found, *contenders)], repeats, step)
+    return report.of_case(case, rows, found, contenders) | load
 
-        def turn() -> None:
-            neighbours.look()
-            step()
 
-        start, before = time.perf_counter(), machine.others_cpu()
-        measure(everyone, repeats, turn)
-        seconds, after = time.perf_counter() - start, machine.others_cpu()
+def measure_all(groups: Sequence[Sequence[Timed]], repeats: int, step: Step) -> dict[str, float | None]:
+    """Times these groups, and returns what other programs took of the machine meanwhile."""
+    step("timing", total=repeats * sum(map(len, groups)))
+    additions = AdditionTimer()
+
+    def turn() -> None:
+        additions.sample()
+        step()
+
+    start, before = time.perf_counter(), machine.others_cpu()
+    measure_groups(groups, repeats, turn)
+    seconds, after = time.perf_counter() - start, machine.others_cpu()
     others = None if before is None or after is None else (after - before) / seconds
-    shared_cores = {"cores_of_others": others, "additions_slowdown": neighbours.slowdown}
-    return report.of_case(case, rows, found, contenders) | shared_cores
+    return {"cores_of_others": others, "additions_slowdown": additions.slowdown}

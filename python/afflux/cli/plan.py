@@ -50,25 +50,18 @@ def plan(
 ) -> None:
     """Print bytes by part (see HELP)."""
     with report_errors():
+        from afflux.aggregation.options import ServerOptions
         from afflux.server import plan as planned
 
         (spec,) = parse_rules([rule], buffer_size=buffer, codec=codec)
-        built, limits = spec.build(), dict[str, Any]()
-        settings: dict[str, Any] = {
-            "num_clients": clients,
-            "dtype": dtype,
-            "slot_dtype": slot_dtype or dtype,
-            "memory": "streaming" if streaming else "buffered",
-            "store": store,
-            "gpu": gpu,
-            "rows_on": rows_on,
-        }
+        built = spec.build()
         with flag_names_in_errors(**FLAGS):
-            if memory_budget is not None:
-                limits = dict.fromkeys(("max_slots", "max_versions"))
-                fits = planned.fitted(memory_budget, built, params, **limits, inplace=False, **settings)
-                limits = dict(zip(limits, fits, strict=True))
-            found = planned.plan(built, params, **limits, **settings)
+            fields: dict[str, Any] = {"num_clients": clients, "dtype": dtype, "slot_dtype": slot_dtype}
+            fields |= {"accumulate": streaming, "rows_on": rows_on, "memory_budget": memory_budget}
+            options = planned.fitted(built, params, ServerOptions(**fields).for_rule(built), store=store, gpu=gpu)
+            found = planned.plan(built, params, options, store=store, gpu=gpu)
+        budgeted = () if memory_budget is None else ("max_slots", "max_versions")
+        limits = {name: getattr(options, name) for name in budgeted}
         if as_json:
             sums = {"memory_bytes": found.memory_bytes, "disk_bytes": found.disk_bytes}
             typer.echo(json.dumps(asdict(found) | sums | limits))

@@ -15,7 +15,7 @@ from afflux.cli.common import report_errors
 from afflux.ops.errors import AffluxError
 from afflux.ops.units import in_bytes
 from afflux.store import Health, Info
-from afflux.store.remedy import BACKUP
+from afflux.store.metadata import BACKUP
 
 INFO_HELP = """Print what a store says of itself: clients, rows, version, sizes, health.
 

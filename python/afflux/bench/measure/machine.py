@@ -1,0 +1,136 @@
+"""What a run says about the machine and the software: no host name, no user, no path."""
+
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from afflux import __version__, _engine, ops
+
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+
+
+def cpu_model() -> str:
+    try:
+        info = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or platform.machine()
+    found = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
+    return found.group(1).strip() if found else platform.machine()
+
+
+def cache_bytes() -> dict[str, int]:
+    """Size by cache as one core sees it: L1d, L2, L3; empty where the system does not tell."""
+    sizes = {}
+    for index in sorted(CACHES.glob("index*")):
+        try:
+            level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+        except OSError:
+            continue
+        if kind != "Instruction":
+            unit = {"K": 2**10, "M": 2**20}.get(size[-1])
+            number = int(size[:-1]) * unit if unit else int(size)
+            sizes[f"L{level}{'d' if kind == 'Data' else ''}"] = number
+    return sizes
+
+
+def last_level() -> int:
+    """Bytes of the largest cache; a guess where the system does not tell."""
+    return max(cache_bytes().values(), default=2**25)
+
+
+def holds(amount: int) -> str:
+    """The smallest cache that holds so many bytes, or memory; in between, part of them are in the last one."""
+    sizes = cache_bytes()
+    for name, size in sorted(sizes.items(), key=lambda item: item[1]):
+        if amount <= size:
+            return name
+    return "memory" if amount >= 4 * max(sizes.values(), default=0) else "cache and memory"
+
+
+def others_cpu() -> float | None:
+    """Seconds of CPU time that all other processes have had since the start of the machine; None where unknown."""
+    try:
+        first, *_ = Path("/proc/stat").read_text().splitlines()
+    except OSError:
+        return None
+    user, nice, system, _, _, *rest = map(int, first.split()[1:9])
+    own = time.process_time()
+    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK") - own
+
+
+def memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def huge_pages() -> str | None:
+    """The system's setting for transparent huge pages."""
+    try:
+        setting = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+    except OSError:
+        return None
+    found = re.search(r"\[(\w+)\]", setting)
+    return found.group(1) if found else None
+
+
+def compiler(extension: Path = Path(_engine.__file__)) -> str | None:
+    """The compilers named in the extension's comment section, where the format has one."""
+    data = extension.read_bytes()
+    found = re.findall(rb"(?:GCC: \([^()\0]*\)|clang version) [0-9][0-9.]*", data)
+    return ", ".join(sorted({f.decode("ascii", "replace") for f in found})) or None
+
+
+def commit(folder: Path = Path(__file__).parent) -> str | None:
+    """The git commit of the tree with this folder, with "+" if tracked files differ from it."""
+    git = ["git", "-C", str(folder)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True)
+    except OSError:
+        return None
+    return head.stdout.strip() + "+" * bool(changed.stdout) if head.returncode == 0 else None
+
+
+def version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def describe() -> dict[str, Any]:
+    return {
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "usable_cores": ops.default_threads(),
+        "caches": cache_bytes(),
+        "memory": memory_bytes(),
+        "huge_pages": huge_pages(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "load_at_start": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+    }
+
+
+def instruction_set() -> str:
+    """The one that the engine uses now."""
+    return next(b.name for b in ops.backends() if b.chosen)
+
+
+def software() -> dict[str, Any]:
+    return {
+        "afflux": __version__,
+        "commit": commit(),
+        "instruction_set": instruction_set(),
+        "compiler": compiler(),
+        "python": sys.version.split()[0],
+        "numpy": version("numpy"),
+        "torch": version("torch"),
+    }

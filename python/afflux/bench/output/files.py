@@ -1,0 +1,61 @@
+"""Where the results of a run go: JSON, Markdown and pictures, each to its own file or all into one folder."""
+
+import gzip
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from afflux.bench.output import tables
+from afflux.bench.output.json_text import to_json, without_samples
+from afflux.bench.spec.row import Row
+
+
+@dataclass(frozen=True)
+class Files:
+    json: Path | None = None
+    markdown: Path | None = None
+    picture: Path | None = None
+    samples: Path | None = None  #: the JSON with every sample in it
+    folder: Path | None = None  #: the first three, under names of their own; made if it is not there
+
+    def check(self) -> None:
+        """Before the run, not after it."""
+        for path in (self.json, self.markdown, self.picture, self.samples, self.folder):
+            if path and not path.absolute().parent.is_dir():
+                raise typer.BadParameter(f"there is no folder for {path}")
+        if self.picture or self.folder:
+            try:
+                import matplotlib  # noqa: F401
+            except ModuleNotFoundError:
+                raise typer.BadParameter("a picture needs matplotlib: pip install 'afflux[sim]'") from None
+
+    def write(self, out: dict[str, Any], markdown: str, draw: Callable[[Path], None] | None = None) -> None:
+        """Writes the results, their tables and, with `draw`, their picture to the files that were asked for."""
+        if self.folder:
+            self.folder.mkdir(exist_ok=True)
+            inside = (self.folder / name for name in ("bench.json", "bench.md", "bench.png"))
+            Files(*inside).write(out, markdown, draw)
+        if self.json:
+            self.json.write_text(to_json(without_samples(out)), encoding="utf-8")
+        if self.samples:
+            text = json.dumps(out).encode()
+            self.samples.write_bytes(gzip.compress(text) if self.samples.suffix == ".gz" else text)
+        if self.markdown:
+            self.markdown.write_text(markdown, encoding="utf-8")
+        if self.picture and draw:
+            draw(self.picture)
+
+
+def write_run(files: Files, out: dict[str, Any], rows: list[Row]) -> None:
+    """Everything about a run of these rows."""
+
+    def draw(path: Path) -> None:
+        from afflux.bench.output import picture
+
+        picture.write(path, out, rows)
+
+    files.write(out, tables.to_markdown(out, rows), draw)

@@ -1,0 +1,22 @@
+"""All rows. A new operation is one more `Row` here; a new baseline or peer is one more `Contender` in a row."""
+
+from afflux.bench.rows.ca2fl import CA2FL
+from afflux.bench.rows.fadas import FADAS
+from afflux.bench.rows.fedbuff import CACHED, FEDBUFF, ROUNDS
+from afflux.bench.rows.fedbuff_bf16 import FEDBUFF_BF16
+from afflux.bench.rows.gram import GRAM
+from afflux.bench.rows.ingest import INGEST
+from afflux.bench.rows.mf_ca2fl import MF_CA2FL
+from afflux.bench.rows.peers.rows import PEERS
+from afflux.bench.rows.scaling import SCALING
+from afflux.bench.rows.server.push import PUSH
+from afflux.bench.rows.server.store import POWER, STORE
+from afflux.bench.rows.server.store_cold import COLD
+from afflux.bench.rows.server.streaming import STREAMING
+from afflux.bench.rows.wkafl import WKAFL
+from afflux.bench.spec.row import Row
+
+OPERATIONS = [INGEST, GRAM, FEDBUFF, FEDBUFF_BF16, CA2FL, FADAS, WKAFL, CACHED, ROUNDS, PUSH, STREAMING, *SCALING]
+ROWS = [*OPERATIONS, *MF_CA2FL, STORE, COLD, POWER, *PEERS]
+#: Names for several rows at once.
+GROUPS: dict[str, list[Row]] = {"all": OPERATIONS, "scaling": SCALING, "mf-ca2fl": MF_CA2FL, "peers": PEERS}

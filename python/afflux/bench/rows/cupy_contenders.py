@@ -1,0 +1,41 @@
+"""The other rows' formulas in CuPy, a kernel for each operation: contenders on a GPU."""
+
+from collections.abc import Callable
+from functools import partial
+
+from afflux.bench.rows import fadas, gram, mf_ca2fl, torch_contenders, wkafl
+from afflux.bench.spec.arrays import as_cupy
+from afflux.bench.spec.contender import Contender, Round, vector_bytes
+from afflux.bench.spec.inputs import Inputs
+from afflux.bench.spec.optional_torch import Tensor
+
+
+def adaptive(params: Tensor, updates: list[Tensor], *states: Tensor) -> list[Tensor]:
+    import cupy
+
+    return fadas.summed(params, updates, *states, of=cupy)
+
+
+def contender(what: str, make: Callable[[Inputs], Round], kept: int = 0) -> Contender:
+    return Contender("CuPy", what, make, vector_bytes(lambda m: kept), vector_bytes(lambda m: 4))
+
+
+def coded(bits: int) -> Contender:
+    what = "min, max, stochastic rounding, total += u - row; codes of a byte, one scale a vector; float32 h"
+    return contender(what, mf_ca2fl.cached(partial(mf_ca2fl.CuPyCoder, bits), hand=as_cupy), 8)
+
+
+#: By row.
+CONTENDERS = {
+    "gram": contender("U @ U.T, float32", gram.product(gram.whole, as_cupy)),
+    "fedbuff": contender(
+        "params + lr * sum(w * u)",
+        torch_contenders.functional(torch_contenders.weighted_sum, weighted=True, hand=as_cupy),
+    ),
+    "fadas": contender("the formula", fadas.functional(adaptive, hand=as_cupy), 3),
+    "ca2fl": contender(
+        "the formula; float32 h", torch_contenders.cached(torch_contenders.difference_sum, hand=as_cupy), 11
+    ),
+    "wkafl": contender("U @ U.T, our weights, one matmul for estimate and step", wkafl.products(wkafl.in_cupy), 3),
+    **{f"mf-ca2fl-{codec.name}": coded(bits) for codec, bits in mf_ca2fl.CODECS.items()},
+}

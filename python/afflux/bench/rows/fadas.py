@@ -1,0 +1,236 @@
+"""FADAS: one AMSGrad round on the mean of the updates.
+
+Moments stay where they are between rounds, with everyone their own. They begin as a long run leaves them: v near its
+expected value, so that no result hangs on a division by almost nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from afflux import ops
+from afflux.bench.spec.arrays import Hand, Vector, as_tensor
+from afflux.bench.spec.contender import Arrays, Contender, Round, vector_bytes
+from afflux.bench.spec.inputs import LR, Inputs
+from afflux.bench.spec.optional_torch import Formula, Tensor, torch
+from afflux.bench.spec.row import Exact, Row, one_case
+from afflux.bench.spec.streams import Streams
+from afflux.rules.presets.fadas import BETA1, BETA2, EPSILON
+
+#: What a round reads beside the updates, and what it gives.
+NAMES = ("params", "m", "v", "v_hat")
+
+
+def moments(inputs: Inputs) -> list[Vector]:
+    """m is the mean of the last set's updates; v and v_hat are its variance, so that v_hat grows here and not there."""
+    place = inputs.place
+    return [
+        inputs.last_mean(),
+        *(place.filled(inputs.d, 0.01**2 / inputs.m) for _ in ("v", "v_hat")),
+    ]
+
+
+def named(arrays: Any) -> Arrays:
+    return dict(zip(NAMES, arrays, strict=True))
+
+
+def ready(inputs: Inputs, run: Callable[[int], object], params: Sequence[Any], states: list[Any]) -> Round:
+    """A round that reads params[k] and `states`, and whose run returns the new params and states."""
+
+    def before(k: int) -> Arrays:
+        return named([params[k], *states]) | {"updates": inputs.updates[k], "weights": inputs.equal_weights}
+
+    return Round(run, before, named)
+
+
+def reference(before: Arrays) -> Exact:
+    """The definition. Magnitudes: those of the terms of m and v, carried through the division to first order."""
+    params, m, v, v_hat = (before[name].astype(np.float64) for name in NAMES)
+    direction, size = np.zeros_like(params), np.zeros_like(params)
+    for weight, update in zip(before["weights"], before["updates"], strict=True):
+        term = weight * update.astype(np.float64)
+        direction += term
+        size += np.abs(term)
+    m_size = BETA1 * np.abs(m) + (1 - BETA1) * size
+    v_size = BETA2 * v + (1 - BETA2) * size**2
+    m = BETA1 * m + (1 - BETA1) * direction
+    v = BETA2 * v + (1 - BETA2) * direction**2
+    v_hat = np.maximum(v_hat, v)
+    root = np.sqrt(v_hat)
+    below = root + EPSILON
+    step_size = LR * (m_size / below + np.abs(m) * v_size / (2 * root * below**2))
+    return {
+        "params": (params + LR * m / below, np.abs(params) + step_size),
+        "m": (m, m_size),
+        "v": (v, v_size),
+        "v_hat": (v_hat, np.maximum(v_hat, v_size)),
+    }
+
+
+def afflux_round(inputs: Inputs) -> Round:
+    states = moments(inputs)
+    step = ops.Adaptive("amsgrad", LR, BETA1, BETA2, EPSILON)
+    passes = [
+        ops.Pass(params, inputs.out, ops.Combine(list(updates), inputs.equal_weights), step=step, states=states)
+        for params, updates in zip(inputs.params, inputs.updates, strict=True)
+    ]
+
+    def run(k: int) -> object:
+        ops.apply(passes[k], num_threads=inputs.num_threads)
+        return inputs.out, *states
+
+    return ready(inputs, run, inputs.params, states)
+
+
+def amsgrad(params: Tensor, direction: Tensor, m: Tensor, v: Tensor, v_hat: Tensor, *, of: Any = torch) -> list[Tensor]:
+    m = BETA1 * m + (1 - BETA1) * direction
+    v = BETA2 * v + (1 - BETA2) * direction**2
+    v_hat = of.maximum(v_hat, v)
+    return [params + LR * m / (of.sqrt(v_hat) + EPSILON), m, v, v_hat]
+
+
+def stack_mean(params: Tensor, updates: list[Tensor], *states: Tensor) -> list[Tensor]:
+    return amsgrad(params, torch.stack(updates).mean(0), *states)
+
+
+def summed(params: Tensor, updates: list[Tensor], *states: Tensor, of: Any = torch) -> list[Tensor]:
+    """For the compiler, and any library: nothing new but params."""
+    out, *moved = amsgrad(params, sum(updates) / len(updates), *states, of=of)
+    for state, new in zip(states, moved, strict=True):
+        state[...] = new
+    return [out, *states]
+
+
+def functional(formula: Formula, *, compiled: bool = False, hand: Hand = as_tensor) -> Callable[[Inputs], Round]:
+    """A contender that returns new params and states."""
+
+    def make(inputs: Inputs) -> Round:
+        call = torch.compile(formula, dynamic=False) if compiled else formula
+        place = inputs.place
+        params = [hand(place, p) for p in inputs.params]
+        updates = [[hand(place, u) for u in block] for block in inputs.updates]
+        states = [hand(place, state) for state in moments(inputs)]
+
+        def run(k: int) -> object:
+            out, *states[:] = call(params[k], updates[k], *states)
+            return out, *states
+
+        return ready(inputs, run, params, states)
+
+    return make
+
+
+def eager_step(params: Tensor, direction: Tensor, m: Tensor, v: Tensor, v_hat: Tensor) -> Callable[[], object]:
+    def step() -> None:
+        m.lerp_(direction, 1 - BETA1)
+        v.mul_(BETA2).addcmul_(direction, direction, value=1 - BETA2)
+        torch.maximum(v_hat, v, out=v_hat)
+        below = torch.sqrt(v_hat, out=direction).add_(EPSILON)
+        params.addcdiv_(m, below, value=LR)
+
+    return step
+
+
+def fused_step(params: Tensor, direction: Tensor, m: Tensor, v: Tensor, v_hat: Tensor) -> Any:
+    """After so many steps that torch's bias corrections, which FADAS has not, are 1: the same function.
+
+    Torch's Adam descends: of -direction it keeps -m. The signs change no bit but the sign's.
+    """
+    optimizer = torch.optim.Adam([params], LR, (BETA1, BETA2), EPSILON, amsgrad=True, fused=True)
+    optimizer.state[params] = {
+        "step": torch.tensor(1e6, device=params.device),
+        "exp_avg": m,
+        "exp_avg_sq": v,
+        "max_exp_avg_sq": v_hat,
+    }
+    params.grad = direction
+    return optimizer.step
+
+
+def in_place(make_step: Formula, *, sign: int = 1) -> Callable[[Inputs], Round]:
+    """A contender that overwrites its own params, states and direction, and allocates nothing.
+
+    `sign`: that with which direction and m are kept.
+    """
+
+    def make(inputs: Inputs) -> Round:
+        place = inputs.place
+        own = place.copied(inputs.params[0])
+        m, v, v_hat = moments(inputs)
+        m *= sign
+        buffers = [place.tensor(array) for array in (own, place.filled(inputs.d, 0), m, v, v_hat)]
+        direction, step = buffers[1], make_step(*buffers)
+        updates = [place.tensor(u).T for u in inputs.updates]
+        weights = place.tensor(sign * inputs.equal_weights).float()
+
+        def run(k: int) -> object:
+            torch.mv(updates[k], weights, out=direction)
+            step()
+            return None
+
+        def now(_: object = None) -> Arrays:
+            return named([own, sign * m, v, v_hat])
+
+        def before(k: int) -> Arrays:
+            return now() | {"updates": inputs.updates[k], "weights": inputs.equal_weights}
+
+        return Round(run, before, now)
+
+    return make
+
+
+IN_FLOAT32 = "needs one contiguous matrix; float32 throughout; overwrites params"
+
+CONTENDERS = [
+    Contender("afflux", "ops.apply, moments in place", afflux_round, kept=vector_bytes(lambda m: 3), role="ours")
+]
+
+if torch is not None:
+    CONTENDERS += [
+        Contender(
+            "torch stack().mean",
+            "m, v, v_hat = ..., params + lr * m / (sqrt(v_hat) + eps), eager",
+            functional(stack_mean),
+            vector_bytes(lambda m: 3),
+            vector_bytes(lambda m: m + 8),
+            role="plain",
+        ),
+        Contender(
+            "torch mv, addcdiv_",
+            "mv, lerp_, addcmul_, maximum, sqrt, addcdiv_; nothing allocated",
+            in_place(eager_step),
+            vector_bytes(lambda m: 5),
+            role="best",
+            but=IN_FLOAT32,
+        ),
+        Contender(
+            "torch fused Adam",
+            "mv, then torch.optim.Adam(amsgrad=True, fused=True) far from its first step",
+            in_place(fused_step, sign=-1),
+            vector_bytes(lambda m: 5),
+            role="best",
+            but=IN_FLOAT32,
+        ),
+        Contender(
+            "torch.compile",
+            "the formula, compiled; moments in place",
+            functional(summed, compiled=True),
+            vector_bytes(lambda m: 3),
+            vector_bytes(lambda m: 1),
+            role="best",
+            but="float32 throughout; compiles for each M",
+            compiles=True,
+        ),
+    ]
+
+FADAS = Row(
+    name="fadas",
+    formula="m = b1 m + (1-b1) D, v = b2 v + (1-b2) D^2, v_hat = max(v_hat, v), "
+    "out = params + lr m / (sqrt(v_hat) + eps); D = 1/M sum_i u_i",
+    counted="4 d (M + 8): M updates and params read, out written, m, v and v_hat read and written",
+    traffic=lambda m: (Streams(reads=(4,) * (m + 1), writes=(4,), in_place=(4,) * 3),),
+    reference=reference,
+    cases=one_case,
+    contenders=CONTENDERS,
+)

@@ -1,0 +1,129 @@
+"""The inner products of all updates: what rules need that look at directions."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from afflux import ops
+from afflux.arrays.interop import on_host
+from afflux.bench.spec.arrays import Hand, Vector, as_numpy, as_tensor
+from afflux.bench.spec.columns import ROLE, TIME, TIMES_OURS, Column
+from afflux.bench.spec.contender import REST_OF_OPENBLAS, Arrays, Contender, Round, vector_bytes
+from afflux.bench.spec.inputs import Inputs
+from afflux.bench.spec.optional_torch import Tensor, torch
+from afflux.bench.spec.row import Exact, Row, one_case
+from afflux.bench.spec.streams import Streams
+
+
+def slices(d: int, m: int) -> list[slice]:
+    """Pieces of vectors, such that M of them are small in float64."""
+    length = max(1, 2**22 // m)
+    return [slice(i, i + length) for i in range(0, d, length)]
+
+
+def reference(before: Arrays) -> Exact:
+    return {"gram": (before["gram"], np.abs(before["gram"]))}
+
+
+def exact(rows: list[Vector]) -> Arrays:
+    """In float64, of whole vectors, which `check` sees only the ends of."""
+    gram = np.zeros((len(rows), len(rows)))
+    for piece in slices(rows[0].shape[0], len(rows)):
+        part = np.array([on_host(row[piece]) for row in rows], np.float64)
+        gram += part @ part.T
+    return {"gram": gram}
+
+
+def named(gram: Any) -> Arrays:
+    return {"gram": gram}
+
+
+def afflux_round(rows_of: Callable[[Inputs], list[list[Vector]]]) -> Callable[[Inputs], Round]:
+    """A contender on these vectors of each input set."""
+
+    def make(inputs: Inputs) -> Round:
+        rows = rows_of(inputs)
+        return Round(lambda k: ops.gram(rows[k], num_threads=inputs.num_threads), lambda k: exact(rows[k]), named)
+
+    return make
+
+
+def updates(inputs: Inputs) -> list[list[Vector]]:
+    return [list(block) for block in inputs.updates]
+
+
+def product(formula: Callable[[Any], Any], hand: Hand = as_tensor) -> Callable[[Inputs], Round]:
+    """A contender on the updates as one matrix (M, d)."""
+
+    def make(inputs: Inputs) -> Round:
+        blocks = [hand(inputs.place, block) for block in inputs.updates]
+        return Round(lambda k: formula(blocks[k]), lambda k: exact(updates(inputs)[k]), named)
+
+    return make
+
+
+def whole(block: Tensor) -> Tensor:
+    return block @ block.T
+
+
+def in_batches(block: Tensor) -> Tensor:
+    """In batches of columns: the product of the whole matrix and its transpose takes longer."""
+    columns = 1024
+    count = block.shape[1] // columns
+    batches = block[:, : count * columns].unflatten(1, (count, columns)).transpose(0, 1)
+    rest = block[:, count * columns :]
+    return torch.bmm(batches, batches.transpose(1, 2)).sum(0) + whole(rest)
+
+
+ONE_MATRIX = "needs one contiguous matrix; float32 sums"
+
+CONTENDERS = [
+    Contender("afflux", "ops.gram", afflux_round(updates), role="ours"),
+    Contender(
+        "numpy U @ U.T",
+        "float32, on all cores",
+        product(whole, as_numpy),
+        but=ONE_MATRIX,
+        numpy=True,
+        rest=REST_OF_OPENBLAS,
+    ),
+]
+
+if torch is not None:
+    CONTENDERS += [
+        Contender(
+            "torch U @ U.T",
+            "float32",
+            product(whole),
+            role="plain",
+            but=ONE_MATRIX,
+        ),
+        Contender(
+            "torch bmm",
+            "float32, in batches of 1024 columns",
+            product(in_batches),
+            role="best",
+            but=ONE_MATRIX,
+        ),
+        Contender(
+            "torch U @ U.T, float64",
+            "U.double() @ U.double().T",
+            product(lambda u: whole(u.double())),
+            temporary=vector_bytes(lambda m: 2 * m),
+        ),
+    ]
+
+RELATIVE = Column("error / largest", lambda line: f"{line['error']['abs'] / line['error']['terms']:.1e}")
+
+GRAM = Row(
+    name="gram",
+    formula="G_ij = <u_i, u_j>",
+    counted="4 d M: M updates read",
+    traffic=lambda m: (Streams(reads=(4,) * m),),
+    reference=reference,
+    cases=one_case,
+    contenders=CONTENDERS,
+    output="gram",
+    columns=(ROLE, *TIME, TIMES_OURS, RELATIVE),
+)

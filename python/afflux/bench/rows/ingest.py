@@ -1,0 +1,89 @@
+"""Taking one vector in, on all threads: a copy, whether all of it is finite, and its norm."""
+
+from functools import partial
+
+import numpy as np
+
+from afflux.bench.measure.library_probes import threaded
+from afflux.bench.rows.server import push
+from afflux.bench.spec.arrays import as_tensor
+from afflux.bench.spec.columns import ROLE, TIME, TIMES_OURS
+from afflux.bench.spec.contender import REST_OF_OPENBLAS, Contender, Round
+from afflux.bench.spec.inputs import Case, Float32, Inputs
+from afflux.bench.spec.optional_torch import torch
+from afflux.bench.spec.row import Asked, Row, one_case
+from afflux.bench.spec.streams import Streams
+
+
+def one_vector(asked: Asked) -> list[Case]:
+    return [Case(case.d, asked.m or 1, case.threads, sets=case.sets) for case in one_case(asked)]
+
+
+def afflux_round(inputs: Inputs) -> Round:
+    return push.into_slots(partial(push.ingest, num_threads=inputs.num_threads))(inputs)
+
+
+def numpy_copy(inputs: Inputs) -> Round:
+    """NumPy has one thread: each thread copies a part."""
+    parts = threaded(inputs.num_threads, inputs.d)
+
+    def copy(slot: Float32, vector: Float32) -> None:
+        parts(lambda s: np.copyto(slot[s], vector[s]))
+
+    return push.into_slots(copy, measured=False)(inputs)
+
+
+def numpy_careful(inputs: Inputs) -> Round:
+    parts = threaded(inputs.num_threads, inputs.d)
+
+    def take(slot: Float32, vector: Float32) -> float:
+        return float(np.linalg.norm(parts(lambda s: push.numpy_careful(slot[s], vector[s]))))
+
+    return push.into_slots(take)(inputs)
+
+
+CONTENDERS = [
+    Contender("afflux", "ops.ingest", afflux_round, push.own, role="ours"),
+    Contender("numpy copyto", "np.copyto(slot, u)", numpy_copy, push.own, but=push.ONLY_COPIES, numpy=True),
+    Contender(
+        "numpy, careful",
+        "copyto, isfinite(slot).all(), linalg.norm(slot)",
+        numpy_careful,
+        push.own,
+        temporary=lambda d, m: d,
+        numpy=True,
+        rest=REST_OF_OPENBLAS,
+    ),
+]
+
+if torch is not None:
+    CONTENDERS += [
+        Contender(
+            "torch, careful",
+            "copy_, isfinite(slot).all(), linalg.vector_norm(slot)",
+            push.into_slots(push.torch_careful, as_tensor),
+            push.own,
+            temporary=lambda d, m: 8 * d,
+            role="plain",
+        ),
+        Contender(
+            "torch copy_",
+            "slot.copy_(u)",
+            push.into_slots(torch.Tensor.copy_, as_tensor, measured=False),
+            push.own,
+            role="best",
+            but=push.ONLY_COPIES,
+        ),
+    ]
+
+INGEST = Row(
+    name="ingest",
+    formula="slot = u; all of u finite? |u|",
+    counted="8 d: a vector read, a slot written",
+    traffic=lambda m: (Streams(reads=(4,), writes=(4,), times=m),),
+    reference=push.reference,
+    cases=one_vector,
+    contenders=CONTENDERS,
+    output="norms",
+    columns=(ROLE, *TIME, TIMES_OURS, push.NORM_ERROR),
+)

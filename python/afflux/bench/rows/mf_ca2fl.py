@@ -1,0 +1,264 @@
+"""MF-CA2FL: the cached difference, with rows that are encoded anew in place: one row of the benchmark a codec."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from afflux import ops
+from afflux.bench.measure.timing import CHECKED
+from afflux.bench.spec.arrays import Hand, as_tensor
+from afflux.bench.spec.columns import TIMED, Column
+from afflux.bench.spec.contender import Arrays, Contender, Round, ends, vector_bytes
+from afflux.bench.spec.inputs import LR, Inputs
+from afflux.bench.spec.optional_torch import Tensor, torch
+from afflux.bench.spec.row import Exact, Row, one_case
+from afflux.bench.spec.streams import Streams, Traffic
+from afflux.ops import codecs
+from afflux.ops.codecs import Codec
+
+
+def row_bytes(codec: Codec) -> float:
+    """Bytes an element, scales and grids included."""
+    size = 2**16
+    return (codec.row_bytes(size) - codec.row_bytes(0)) / size
+
+
+def traffic(codec: Codec) -> Callable[[int], Traffic]:
+    """Updates and params; out; the encoded rows, and the float64 sum."""
+    return lambda m: (Streams(reads=(4,) * (m + 1), writes=(4,), in_place=(*(row_bytes(codec),) * m, 8)),)
+
+
+def reference(before: Arrays) -> Exact:
+    """The direction uses the old rows as they were decoded. What is stored should be the updates."""
+    params, h = before["params"].astype(np.float64), before["h"].astype(np.float64)
+    step, size = LR * h, np.abs(params) + np.abs(LR * h)
+    for weight, update, row in zip(before["weights"], before["updates"], before["rows"], strict=True):
+        new, old = update.astype(np.float64), row.astype(np.float64)
+        step += LR * weight * (new - old)
+        size += LR * weight * (np.abs(new) + np.abs(old))
+    updates = before["updates"].astype(np.float64)
+    return {"params": (params + step, size), "rows": (updates, np.abs(updates))}
+
+
+def ready(
+    inputs: Inputs,
+    run: Callable[[int], Any],
+    rows: Callable[[], Arrays],
+    h: Callable[[], Any],
+) -> Round:
+    """A round whose run returns the new params, over a cache that changes in place."""
+
+    def before(k: int) -> Arrays:
+        return {
+            "params": inputs.params[k],
+            "updates": inputs.updates[k],
+            "weights": inputs.equal_weights,
+            "h": h(),
+            **rows(),
+        }
+
+    return Round(run, before, lambda result: {"params": result, **rows()})
+
+
+def afflux_round(codec: Codec) -> Callable[[Inputs], Round]:
+    def make(inputs: Inputs) -> Round:
+        place = inputs.place
+        rows = [place.empty(codec.row_size(inputs.d), codec.row_dtype) for _ in range(inputs.m)]
+        vector, total = place.empty(inputs.d), place.filled(inputs.d, 0, np.float64)
+        for row, update in zip(rows, inputs.updates[-1], strict=True):
+            ops.encode(update, row, codec=codec, num_threads=inputs.num_threads)
+            ops.decode(row, vector, codec=codec, num_threads=inputs.num_threads)
+            total += vector
+        facts = [ops.RowFacts(key) for key in range(1, inputs.m + 1)] if codec.keyed else []
+        passes = [
+            ops.Pass(
+                params,
+                inputs.out,
+                ops.Combine(list(updates), inputs.equal_weights),
+                ops.CachedDifference(total, inputs.num_clients, rows, rows, codec, facts),
+                ops.Sgd(LR),
+            )
+            for params, updates in zip(inputs.params, inputs.updates, strict=True)
+        ]
+
+        def run(k: int) -> object:
+            ops.apply(passes[k], num_threads=inputs.num_threads)
+            return inputs.out
+
+        def decoded() -> Arrays:
+            parts = []
+            for row in rows:
+                ops.decode(row, vector, codec=codec, num_threads=inputs.num_threads)
+                parts.append(ends(vector, CHECKED))
+            return {"rows": np.array(parts)}
+
+        return ready(inputs, run, decoded, lambda: total / inputs.num_clients)
+
+    return make
+
+
+# torch: codes of a byte each, and one scale for a whole vector, as in the literature
+
+
+class Coder:
+    """Float16 rows, or codes from 0 to `levels` with each row's least value and step."""
+
+    of: Any = torch
+
+    def __init__(self, bits: int, nearest: bool = False) -> None:
+        self.halves, self.levels, self.nearest = bits == 16, 2**bits - 1, nearest
+
+    def encode(self, update: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        low, high = update.min(), update.max()
+        if self.halves:
+            return self.cast(update, "float16"), low, high
+        step = (high - low) / self.levels
+        place = (update - low) / step
+        place = self.of.round(place) if self.nearest else self.of.floor(place + self.uniform(place))
+        return self.cast(self.of.clip(place, 0, self.levels), "uint8"), low, step
+
+    def decode(self, codes: Tensor, low: Tensor, step: Tensor) -> Tensor:
+        return self.cast(codes, "float32") if self.halves else low + step * codes
+
+    def cast(self, array: Tensor, dtype: str) -> Tensor:
+        return array.to(getattr(torch, dtype))
+
+    def uniform(self, like: Tensor) -> Tensor:
+        return torch.rand_like(like)
+
+
+class CuPyCoder(Coder):
+    """The same with the functions that CuPy has from NumPy."""
+
+    def __init__(self, bits: int) -> None:
+        import cupy
+
+        super().__init__(bits)
+        self.of, self._random = cupy, cupy.random.default_rng(0)
+
+    def cast(self, array: Tensor, dtype: str) -> Tensor:
+        return array.astype(dtype)
+
+    def uniform(self, like: Tensor) -> Tensor:
+        return self._random.random(like.shape, dtype="float32")
+
+
+def client_by_client(coder: Coder) -> Callable[..., Tensor]:
+    """As the paper reads."""
+
+    def formula(params: Tensor, updates: Tensor, rows: list[list[Tensor]], h: Tensor, num_clients: int) -> Tensor:
+        total, change = coder.of.zeros_like(params), coder.of.zeros_like(params)
+        for update, row in zip(updates, rows, strict=True):
+            old, new = coder.decode(*row), coder.encode(update)
+            total += update - old
+            change += coder.decode(*new) - old
+            for kept, value in zip(row, new, strict=True):
+                kept[...] = value
+        new_params = params + LR * (h + total / len(updates))
+        h += change / num_clients
+        return new_params
+
+    return formula
+
+
+def cached(made: Callable[[], Coder], *, compiled: bool = False, hand: Hand = as_tensor) -> Callable[[Inputs], Round]:
+    """A contender with its own coder, rows and h."""
+
+    def make(inputs: Inputs) -> Round:
+        coder = made()
+        formula = client_by_client(coder)
+        call = torch.compile(formula, dynamic=False) if compiled else formula
+        params = [hand(inputs.place, p) for p in inputs.params]
+        updates = [hand(inputs.place, u) for u in inputs.updates]
+        rows = [list(coder.encode(update)) for update in updates[-1]]
+        h = sum(coder.decode(*row) for row in rows) / inputs.num_clients
+
+        def run(k: int) -> object:
+            return call(params[k], updates[k], rows, h, inputs.num_clients)
+
+        def decoded() -> Arrays:
+            return {"rows": np.array([ends(coder.decode(*row), CHECKED) for row in rows])}
+
+        return ready(inputs, run, decoded, lambda: h)
+
+    return make
+
+
+def baselines(bits: int) -> list[Contender]:
+    if torch is None:
+        return []
+    own = 2 if bits == 16 else 1
+
+    def kept(d: int, m: int) -> int:
+        return own * d * m + 4 * d
+
+    one_scale = "float32 h" if bits == 16 else "one scale a vector; codes of a byte; float32 h"
+    found = [
+        Contender(
+            "torch, client by client",
+            f"min, max, stochastic rounding, total += u - row, eager; {one_scale}",
+            cached(partial(Coder, bits)),
+            kept,
+            vector_bytes(lambda m: 9),
+            role="plain",
+        ),
+        Contender(
+            "torch.compile",
+            f"the same, compiled; {one_scale}",
+            cached(partial(Coder, bits), compiled=True),
+            kept,
+            vector_bytes(lambda m: 3),
+            role="best",
+            but="float32 sums; compiles for each M",
+            compiles=True,
+        ),
+    ]
+    if bits != 16:
+        found.append(
+            Contender(
+                "torch.compile, to nearest",
+                f"without random numbers, compiled; {one_scale}",
+                cached(partial(Coder, bits, nearest=True), compiled=True),
+                kept,
+                vector_bytes(lambda m: 3),
+                role="best",
+                but="biased rows; float32 sums; compiles for each M",
+                compiles=True,
+            )
+        )
+    return found
+
+
+def stored(line: dict[str, Any]) -> str:
+    return format(line["errors"]["rows"]["abs"], ".1e") if line["errors"] else ""
+
+
+def row(codec: Codec, bits: int) -> Row:
+    return Row(
+        name=f"mf-ca2fl-{codec.name}",
+        formula="v = h + 1/M sum_i (u_i - h_i), out = params + lr v, h_i = Q(u_i)",
+        counted=f"4 d (M + 2) + 16 d + 2 M rows of {row_bytes(codec):g} d: M updates and params read, out written, "
+        "the rows and the float64 sum read and written",
+        traffic=traffic(codec),
+        reference=reference,
+        cases=one_case,
+        contenders=[
+            Contender(
+                "afflux",
+                f"ops.apply, {codec.name} rows in place, float64 sum",
+                afflux_round(codec),
+                kept=lambda d, m: m * codec.row_bytes(d) + 12 * d,
+                role="ours",
+            ),
+            *baselines(bits),
+        ],
+        columns=(*TIMED, Column("|Q(u) - u|", stored)),
+    )
+
+
+#: The codecs, and the bits of the codes that the baselines make in their place.
+CODECS = {codecs.affine(8): 8, codecs.affine(4): 4, codecs.rotated(2): 2, codecs.float16: 16}
+
+MF_CA2FL = [row(codec, bits) for codec, bits in CODECS.items()]

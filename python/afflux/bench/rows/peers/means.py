@@ -1,0 +1,305 @@
+"""Each peer's weighted mean: its own container around what a client sends, and its own callable on M of them.
+
+A model is one array, named "w": every peer loops over its arrays in Python, so that one is the fewest calls and the
+longest sweeps that it can have. Containers are views of the client's vector wherever the peer allows it.
+"""
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+from unittest import mock
+
+from afflux.bench.rows.peers.find import find
+from afflux.bench.spec.arrays import HOST
+from afflux.bench.spec.contender import nothing, vector_bytes
+from afflux.bench.spec.inputs import Float32
+from afflux.bench.spec.optional_torch import torch
+
+Containers = list[Any]
+Bytes = Callable[[int, int], int]
+
+
+class Mean(Protocol):
+    """A peer that is ready for M vectors (d,)."""
+
+    def contain(self, client: int, vector: Float32, examples: int) -> Any:
+        """The peer's container around one client's vector, and its weight."""
+
+    def mean(self, clients: Containers) -> Any:
+        """The peer's callable: what it makes of sum_i examples_i u_i / sum_i examples_i."""
+
+    def array(self, result: Any) -> Any:
+        """The mean as an array or tensor, out of what `mean` returned."""
+
+
+def shares(clients: Containers) -> list[float]:
+    """The clients' numbers of examples, which come last in their containers, over the sum of them."""
+    total = sum(examples for *_, examples in clients)
+    return [examples / total for *_, examples in clients]
+
+
+class NVFlare:
+    """Tensors are added in place, other arrays out of place; it weighs and divides by the sum of weights itself."""
+
+    def __init__(self, d: int, m: int, tensors: bool) -> None:
+        aggregators = find("nvflare.app_common.aggregators.weighted_aggregation_helper")
+        self.helper = aggregators.WeightedAggregationHelper()
+        self.tensors = tensors
+
+    def contain(self, client: int, vector: Float32, examples: int) -> Any:
+        return f"client {client}", {"w": torch.from_numpy(vector) if self.tensors else vector}, examples
+
+    def mean(self, clients: Containers) -> Any:
+        for name, data, examples in clients:
+            self.helper.add(data, examples, name, 0)
+        return self.helper.get_result()
+
+    def array(self, result: Any) -> Any:
+        return result["w"]
+
+
+class Pfl:
+    """Its statistics come multiplied by their weights, which happens where clients train and is not timed."""
+
+    def __init__(self, d: int, m: int) -> None:
+        find("pfl.model.pytorch")  # it chooses torch as the framework
+        self.statistics = find("pfl.stats").MappedVectorStatistics
+        self.aggregator = find("pfl.aggregate.base").SumAggregator()
+
+    def contain(self, client: int, vector: Float32, examples: int) -> Any:
+        if examples == 1:
+            return self.statistics({"w": torch.from_numpy(vector)}, 1.0)
+        weighted = self.statistics({"w": torch.from_numpy(HOST.copied(vector))}, 1.0)
+        weighted.reweight(float(examples))
+        return weighted
+
+    def mean(self, clients: Containers) -> Any:
+        accumulated: Any = None
+        for statistics in clients:
+            accumulated = self.aggregator.accumulate(accumulated=accumulated, user_stats=statistics)
+        accumulated.average()
+        return accumulated
+
+    def array(self, result: Any) -> Any:
+        return result["w"]
+
+
+class Flower:
+    """The aggregation of its strategies on lists of arrays."""
+
+    def __init__(self, d: int, m: int) -> None:
+        self.aggregate = find("flwr.server.strategy.aggregate").aggregate
+
+    def contain(self, client: int, vector: Float32, examples: int) -> Any:
+        return [vector], examples
+
+    def mean(self, clients: Containers) -> Any:
+        return self.aggregate(clients)
+
+    def array(self, result: Any) -> Any:
+        return result[0]
+
+
+class FlowerRecords:
+    """The aggregation of its message-based strategies; a record holds the bytes of an .npy file."""
+
+    KEY = "num-examples"
+
+    def __init__(self, d: int, m: int) -> None:
+        self.app = find("flwr.app")
+        self.aggregate = find("flwr.serverapp.strategy.strategy_utils").aggregate_arrayrecords
+
+    def contain(self, client: int, vector: Float32, examples: int) -> Any:
+        arrays = self.app.ArrayRecord({"w": self.app.Array(vector)})
+        return self.app.RecordDict({"arrays": arrays, "metrics": self.app.MetricRecord({self.KEY: examples})})
+
+    def mean(self, clients: Containers) -> Any:
+        return self.aggregate(clients, self.KEY)
+
+    def array(self, result: Any) -> Any:
+        return result["w"].numpy()
+
+
+class FLGo:
+    def __init__(self, d: int, m: int) -> None:
+        self.average = find("flgo.utils.fmodule")._modeldict_weighted_average
+
+    def contain(self, client: int, vector: Float32, examples: int) -> Any:
+        return {"w": torch.from_numpy(vector)}, examples
+
+    def mean(self, clients: Containers) -> Any:
+        return self.average([model for model, _ in clients], shares(clients))
+
+    def array(self, result: Any) -> Any:
+        return result["w"]
+
+
+class FedLab:
+    def __init__(self, d: int, m: int) -> None:
+        self.average = find("fedlab.utils.aggregator").Aggregators.fedavg_aggregate
+
+    def contain(self, client: int, vector: Float32, examples: int) -> Any:
+        return torch.from_numpy(vector), examples
+
+    def mean(self, clients: Containers) -> Any:
+        return self.average([vector for vector, _ in clients], [examples for _, examples in clients])
+
+    def array(self, result: Any) -> Any:
+        return result
+
+
+def module(values: Any, *, trained: bool = False) -> Any:
+    """A torch module whose only parameter, w, is this tensor."""
+    made = torch.nn.Module()
+    made.w = torch.nn.Parameter(values, requires_grad=trained)
+    return made
+
+
+class Fluke:
+    """It moves a target towards the mean, here all the way."""
+
+    def __init__(self, d: int, m: int) -> None:
+        self.aggregate = find("fluke.utils.model").aggregate_models
+        self.target = module(torch.zeros(d))
+
+    def contain(self, client: int, vector: Float32, examples: int) -> Any:
+        return module(torch.from_numpy(vector)), examples
+
+    def mean(self, clients: Containers) -> Any:
+        return self.aggregate(self.target, [model for model, _ in clients], shares(clients), eta=1.0)
+
+    def array(self, result: Any) -> Any:
+        return result.w.data
+
+
+class APPFL:
+    """x + sum_i w_i (y_i - x) of its own x: of weights that add up to 1 the mean of the y, which are our vectors.
+
+    Each call returns a copy of x. With optimize_memory, its default, each also collects garbage: of the whole
+    process, whose imports here are those of all peers. `collecting=False` makes that call do nothing.
+    """
+
+    def __init__(self, d: int, m: int, optimize_memory: bool = False, collecting: bool = True) -> None:
+        options = {"K": m, "alpha": 1.0, "client_weights_mode": "sample_size", "optimize_memory": optimize_memory}
+        config = find("omegaconf").OmegaConf.create(options)
+        aggregators = find("appfl.algorithm.aggregator")
+        self.aggregator = aggregators.FedBuffAggregator(module(torch.full((d,), 0.01)), config)
+        self.collecting = collecting
+
+    def contain(self, client: int, vector: Float32, examples: int) -> Any:
+        self.aggregator.set_client_sample_size(client, examples)
+        return client, {"w": torch.from_numpy(vector)}
+
+    def mean(self, clients: Containers) -> Any:
+        if not self.collecting:
+            with mock.patch.object(gc, "collect", return_value=0):
+                return self.one_by_one(clients)
+        return self.one_by_one(clients)
+
+    def one_by_one(self, clients: Containers) -> Any:
+        for client, model in clients:
+            x = self.aggregator.aggregate(client, model)
+        return x
+
+    def array(self, result: Any) -> Any:
+        return result["w"]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A peer's mean, before anything of it is imported."""
+
+    name: str
+    what: str
+    modules: tuple[str, ...]  #: without which it cannot run
+    make: Callable[[int, int], Mean]  #: of (d, M)
+    contained: Bytes = nothing  #: of containers that are no views, for two input sets
+    kept: Bytes = nothing  #: of the peer's own state
+    temporary: Bytes = nothing  #: allocated and freed in a round
+
+
+APPFL_MODULES = ("torch", "omegaconf", "appfl.algorithm.aggregator")
+APPFL_KEPT, APPFL_TEMPORARY = vector_bytes(lambda m: 4), vector_bytes(lambda m: 3)
+
+#: Its time is that of twelve walks over the whole heap, whatever d is: it takes part once, in `peers`.
+COLLECTING = Peer(
+    "appfl, gc",
+    "with optimize_memory, collecting garbage",
+    APPFL_MODULES,
+    lambda d, m: APPFL(d, m, optimize_memory=True),
+    kept=APPFL_KEPT,
+    temporary=APPFL_TEMPORARY,
+)
+
+PEERS = [
+    Peer(
+        "nvflare, tensors",
+        "WeightedAggregationHelper.add each, get_result",
+        ("torch", "nvflare.app_common.aggregators.weighted_aggregation_helper"),
+        lambda d, m: NVFlare(d, m, tensors=True),
+        temporary=vector_bytes(lambda m: 1),
+    ),
+    Peer(
+        "nvflare, ndarrays",
+        "the same on NumPy arrays",
+        ("torch", "nvflare.app_common.aggregators.weighted_aggregation_helper"),
+        lambda d, m: NVFlare(d, m, tensors=False),
+        temporary=vector_bytes(lambda m: 3),
+    ),
+    Peer(
+        "pfl",
+        "SumAggregator.accumulate each, average()",
+        ("torch", "pfl.model.pytorch", "pfl.stats", "pfl.aggregate.base"),
+        Pfl,
+        contained=vector_bytes(lambda m: 2 * m),
+        temporary=vector_bytes(lambda m: 2),
+    ),
+    Peer(
+        "flower",
+        "flwr.server.strategy.aggregate.aggregate",
+        ("torch", "flwr.server.strategy.aggregate"),
+        Flower,
+        temporary=vector_bytes(lambda m: m + 3),
+    ),
+    Peer(
+        "flower, records",
+        "aggregate_arrayrecords",
+        ("torch", "flwr.app", "flwr.serverapp.strategy.strategy_utils"),
+        FlowerRecords,
+        contained=vector_bytes(lambda m: 2 * m),
+        temporary=vector_bytes(lambda m: 4),
+    ),
+    Peer(
+        "flgo",
+        "fmodule._modeldict_weighted_average",
+        ("torch", "flgo.utils.fmodule"),
+        FLGo,
+        temporary=vector_bytes(lambda m: 3),
+    ),
+    Peer(
+        "fedlab",
+        "Aggregators.fedavg_aggregate",
+        ("torch", "fedlab.utils.aggregator"),
+        FedLab,
+        temporary=vector_bytes(lambda m: 2 * m + 1),
+    ),
+    Peer(
+        "fluke",
+        "aggregate_models, in place",
+        ("torch", "fluke.utils.model"),
+        Fluke,
+        kept=vector_bytes(lambda m: 1),
+        temporary=vector_bytes(lambda m: 1),
+    ),
+    Peer("appfl", "FedBuffAggregator.aggregate each", APPFL_MODULES, APPFL, kept=APPFL_KEPT, temporary=APPFL_TEMPORARY),
+    Peer(
+        "appfl, no gc",
+        "with optimize_memory, gc.collect doing nothing",
+        APPFL_MODULES,
+        lambda d, m: APPFL(d, m, optimize_memory=True, collecting=False),
+        kept=APPFL_KEPT,
+        temporary=APPFL_TEMPORARY,
+    ),
+    COLLECTING,
+]

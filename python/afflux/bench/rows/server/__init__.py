@@ -1,0 +1,1 @@
+"""Rows that go through `Server`: pushes, streaming, stores on disk."""

@@ -1,0 +1,165 @@
+"""A store on disk: rounds beside the same in memory, and what it costs that they survive a power cut.
+
+The folders lie where Python puts temporary files ($TMPDIR); what is measured is that disk.
+"""
+
+import weakref
+from collections.abc import Callable
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from afflux import Server
+from afflux.bench.rows import mf_ca2fl
+from afflux.bench.spec.columns import BY_D, ERROR, SPAN, ULP, Line, number
+from afflux.bench.spec.contender import Arrays, Contender, Round
+from afflux.bench.spec.inputs import LR, Case, Inputs
+from afflux.bench.spec.row import QUICK_D, Asked, Row, one_case
+from afflux.bench.spec.streams import Streams, Traffic
+from afflux.ops import codecs
+from afflux.rules.presets.ca2fl import mf_ca2fl as mf_ca2fl_rule
+
+BITS = 4
+CODEC = codecs.affine(BITS)
+
+
+def new_server(inputs: Inputs, buffer_size: int, folder: str | None, **options: Any) -> Server:
+    """The folder, if there is one, is made here."""
+    return Server(
+        mf_ca2fl_rule(buffer_size=buffer_size, server_lr=LR, bits=BITS),
+        inputs.params[0],
+        num_clients=inputs.num_clients,
+        num_threads=inputs.num_threads,
+        store=folder,
+        **options,
+    )
+
+
+def pushed(*, disk: bool, last: bool = False, **options: Any) -> Callable[[Inputs], Round]:
+    """A contender that pushes M vectors, of which the last makes the step; `last`: only that one is timed."""
+
+    def make(inputs: Inputs) -> Round:
+        folder = TemporaryDirectory(prefix="afflux-bench-")
+        server = new_server(inputs, inputs.m, f"{folder.name}/store" if disk else None, **options)
+        weakref.finalize(server, folder.cleanup)
+
+        def push(k: int, *clients: int) -> None:
+            for client_id in clients:
+                server.push(client_id, inputs.vectors[k][client_id], version=server.version)
+
+        def prepare(k: int) -> None:
+            if last:
+                push(k, *range(inputs.m - 1))
+
+        def run(k: int) -> object:
+            push(k, *range(inputs.m - 1 if last else 0, inputs.m))
+            return server.params
+
+        def before(k: int) -> Arrays:
+            """At the first round nobody has a row yet."""
+            return {
+                "params": inputs.params[0],
+                "updates": inputs.updates[k],
+                "weights": inputs.equal_weights,
+                "rows": np.zeros_like(inputs.updates[k]),
+                "h": np.zeros(inputs.d),
+            }
+
+        prepare(0)
+        return Round(run, before, lambda params: {"params": np.asarray(params)}, prepare)
+
+    return make
+
+
+def taken_in(pushes: int) -> Callable[[int], Traffic]:
+    """So many vectors of M copied into slots, and the round."""
+    return lambda m: (Streams(reads=(4,), writes=(4,), times=min(pushes, m)), *mf_ca2fl.traffic(CODEC)(m))
+
+
+def whole(m: int) -> Traffic:
+    return taken_in(m)(m)
+
+
+def held(d: int, m: int) -> int:
+    """M slots, params and the sum, each with its successor, and each row likewise: on disk it is the page cache's."""
+    return 4 * d * (m + 2) + 16 * d + 2 * m * CODEC.row_bytes(d)
+
+
+def beside_memory(lines: list[Line]) -> None:
+    """Times of what is on disk over the same in memory, a whole round if nobody has done the same."""
+    medians = {line["name"]: line["median"] for line in lines}
+    for line in lines:
+        same = line["name"].replace("afflux", "in memory", 1)
+        line["times_memory"] = line["median"] / medians.get(same, medians["in memory"])
+
+
+LAST = ", the last push"
+STORE = Row(
+    name="store",
+    formula=f"a round of mf_ca2fl, {BITS} bits, through Server(store=PATH): M pushes, and the step of the last of them",
+    counted="8 d M + those of mf-ca2fl-affine-4",
+    traffic=whole,
+    reference=lambda before: {"params": mf_ca2fl.reference(before)["params"]},
+    cases=one_case,
+    contenders=[
+        Contender("afflux", "Server(store=PATH), a commit a round", pushed(disk=True), held, role="ours"),
+        Contender("in memory", "Server", pushed(disk=False), held, role="ours"),
+        Contender(
+            f"afflux{LAST}",
+            "it makes the step, and the commit",
+            pushed(disk=True, last=True),
+            held,
+            role="ours",
+            traffic=taken_in(1),
+        ),
+        Contender(
+            f"in memory{LAST}",
+            "it makes the step",
+            pushed(disk=False, last=True),
+            held,
+            role="ours",
+            traffic=taken_in(1),
+        ),
+    ],
+    columns=(BY_D, *SPAN, number("x in memory", "times_memory", ".2f"), ERROR, ULP),
+    compare=beside_memory,
+)
+
+
+ROUNDS = 10  #: of a sample, and between two commits where not every round has one
+
+
+def by_tens(asked: Asked) -> list[Case]:
+    d = asked.d or (QUICK_D if asked.quick else 1_000_000)
+    return [Case(d, asked.m or 10, asked.threads, sets=asked.sets, laps=ROUNDS)]
+
+
+POWER = Row(
+    name="store-power",
+    formula=f"the same rounds with each durability; a sample is {ROUNDS} of them, a figure is one",
+    counted=STORE.counted,
+    traffic=whole,
+    reference=STORE.reference,
+    cases=by_tens,
+    contenders=[
+        Contender("afflux", 'durability="process", a commit a round', pushed(disk=True), held, role="ours"),
+        Contender("in memory", "Server", pushed(disk=False), held, role="ours"),
+        Contender(
+            "afflux, power",
+            'durability="power", a commit a round',
+            pushed(disk=True, durability="power"),
+            held,
+            role="ours",
+        ),
+        Contender(
+            f"afflux, power, every {ROUNDS}",
+            f'durability="power", commit_every={ROUNDS}',
+            pushed(disk=True, durability="power", commit_every=ROUNDS),
+            held,
+            role="ours",
+        ),
+    ],
+    columns=STORE.columns,
+    compare=beside_memory,
+)

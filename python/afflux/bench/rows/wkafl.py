@@ -1,0 +1,294 @@
+"""WKAFL: the inner products of all gradients and the last estimate, the weights, and the step that uses them.
+
+The weights hang on whole vectors, and so does what they are compared with: `coefficients`, the paper's formulas in
+float64, without the inner products.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import e, inf, sqrt
+from typing import Any
+
+import numpy as np
+
+from afflux import ops
+from afflux.arrays.interop import on_host
+from afflux.bench.rows import gram
+from afflux.bench.spec.arrays import Hand, Vector, as_cupy, as_tensor
+from afflux.bench.spec.contender import Arrays, Contender, Round, vector_bytes
+from afflux.bench.spec.inputs import LR, Float64, Inputs, Int64
+from afflux.bench.spec.optional_torch import Tensor, torch
+from afflux.bench.spec.row import Exact, Row, one_case
+from afflux.bench.spec.streams import Streams, Traffic
+from afflux.rules.presets.wkafl import CosineSelection
+from afflux.rules.rule import Arrivals, Weights
+
+SELECTION = CosineSelection()
+ALPHA, SIM_MIN, BETA, CLIP = SELECTION.alpha, SELECTION.sim_min, SELECTION.beta, SELECTION.clip or inf
+
+
+# What is right
+
+
+def coefficients(gradients: Vector, estimate: Vector, staleness: Int64) -> Float64:
+    """(2, M): the parts of the g'_i = g_i + alpha * estimate in the new estimate and in the direction."""
+
+    def pieces() -> Iterator[Float64]:
+        for piece in gram.slices(estimate.shape[0], len(gradients)):
+            yield on_host(gradients[:, piece]) + ALPHA * on_host(estimate[piece]).astype(np.float64)
+
+    norms = np.sqrt(sum(np.square(piece).sum(axis=1) for piece in pieces()))
+    clips = np.minimum(1, CLIP / norms)
+    trust = (e / 2) ** -staleness
+    in_estimate = clips * trust / trust.sum()
+    onto, square = np.zeros_like(norms), 0.0
+    for piece in pieces():
+        part = in_estimate @ piece
+        onto += piece @ part
+        square += part @ part
+    cosines = onto / (norms * sqrt(square))
+    chosen = np.where(cosines >= SIM_MIN, np.exp(BETA * cosines), 0)
+    in_direction = clips * chosen / chosen.sum() if chosen.any() else in_estimate
+    return np.array([in_estimate, in_direction])
+
+
+def reference(before: Arrays) -> Exact:
+    """The definition, given the coefficients; or the inner products."""
+    if "gram" in before:
+        return gram.reference(before)
+    params, last = (before[name].astype(np.float64) for name in ("params", "estimate"))
+    sums, sizes = np.zeros((2, params.size)), np.zeros((2, params.size))
+    for parts, update in zip(before["weights"].T, before["updates"], strict=True):
+        gradient = update.astype(np.float64)
+        sums += np.outer(parts, gradient + ALPHA * last)
+        sizes += np.outer(parts, np.abs(gradient) + ALPHA * np.abs(last))
+    shares = before["weights"][1]
+    return {
+        "params": (params - LR * sums[1], np.abs(params) + LR * sizes[1]),
+        "estimate": (sums[0], sizes[0]),
+        "weights": (shares, shares),
+    }
+
+
+def ready(inputs: Inputs, run: Callable[[int], object], params: list[Any], estimate: Callable[[int], Any]) -> Round:
+    """A round that reads params[k] and estimate(k), and whose run returns new params, new estimate and weights."""
+
+    def before(k: int) -> Arrays:
+        last = estimate(k)
+        weights = coefficients(inputs.updates[k], last, inputs.staleness)
+        return {"params": params[k], "estimate": last, "updates": inputs.updates[k], "weights": weights}
+
+    def after(result: Any) -> Arrays:
+        return dict(zip(("params", "estimate", "weights"), result, strict=True))
+
+    return Round(run, before, after)
+
+
+# afflux
+
+
+def weigh(inputs: Inputs, products: Float64) -> Weights:
+    m, now = inputs.m, 4
+    return SELECTION(
+        Arrivals(
+            version=now,
+            client_ids=tuple(range(m)),
+            versions=now - inputs.staleness,
+            staleness=inputs.staleness,
+            num_examples=np.ones(m, np.int64),
+            losses=np.full(m, np.nan),
+            norms=np.sqrt(np.diag(products)[1:]),
+            gram=products,
+            scalars=SELECTION.needs.scalars,
+        )
+    )
+
+
+def two_sweeps(inputs: Inputs) -> Round:
+    estimate = inputs.last_mean()
+    gradients = [list(block) for block in inputs.updates]
+
+    def run(k: int) -> object:
+        weights = weigh(inputs, ops.gram([estimate, *gradients[k]], num_threads=inputs.num_threads))
+        round = ops.Pass(
+            inputs.params[k],
+            inputs.out,
+            ops.Combine(gradients[k], weights.vectors),
+            step=ops.Sgd(-LR),
+            memory=ops.Memory([estimate], np.array(weights.memories), weights.next),
+        )
+        ops.apply(round, num_threads=inputs.num_threads)
+        return inputs.out, estimate, weights.vectors
+
+    return ready(inputs, run, inputs.params, lambda k: estimate)
+
+
+def beside_estimate(inputs: Inputs) -> list[list[Vector]]:
+    estimate = inputs.last_mean()
+    return [[estimate, *block] for block in inputs.updates]
+
+
+# torch
+
+
+def client_by_client(params: Tensor, gradients: list[Tensor], last: Tensor, trust: Tensor) -> tuple[Tensor, ...]:
+    """As the paper reads."""
+    clipped, clips = [], []
+    for gradient in gradients:
+        gradient = gradient + ALPHA * last
+        clips.append((CLIP / gradient.norm()).clamp(max=1))
+        clipped.append(gradient * clips[-1])
+    estimate = sum(a * gradient for a, gradient in zip(trust, clipped, strict=True))
+    cosines = torch.stack([torch.cosine_similarity(gradient, estimate, dim=0) for gradient in clipped])
+    kept = cosines >= SIM_MIN
+    shares = torch.softmax(BETA * cosines.where(kept, -torch.inf), 0) if kept.any() else trust
+    direction = sum(p * gradient for p, gradient in zip(shares, clipped, strict=True) if p > 0)
+    return params - LR * direction, estimate, shares * torch.stack(clips)
+
+
+def plain(inputs: Inputs) -> Round:
+    hand = inputs.place.tensor
+    params = [hand(p) for p in inputs.params]
+    gradients = [[hand(g) for g in block] for block in inputs.updates]
+    trust = hand((e / 2) ** -inputs.staleness).float()
+    trust /= trust.sum()
+    estimate = hand(inputs.last_mean())
+
+    def run(k: int) -> object:
+        nonlocal estimate
+        out, estimate, weights = client_by_client(params[k], gradients[k], estimate, trust)
+        return out, estimate, weights
+
+    return ready(inputs, run, params, lambda k: estimate)
+
+
+@dataclass(frozen=True)
+class Sweeps:
+    """Two sweeps over a block [estimate, g_1 .. g_M], with our weights in between."""
+
+    hand: Hand
+    inner: Callable[[Tensor], Tensor]  #: (1 + M, 1 + M): all inner products of the block's rows
+    #: (parts, block, params, moved): moved = parts block, (2, d), side by side, which two mv are slower than.
+    #: Then params += moved[1].
+    step: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+
+
+def step(parts: Tensor, block: Tensor, params: Tensor, moved: Tensor) -> None:
+    torch.mm(parts, block, out=moved)
+    params.add_(moved[1])
+
+
+def in_torch() -> Sweeps:
+    return Sweeps(as_tensor, gram.in_batches, step)
+
+
+def elementwise_products(block: Tensor) -> Tensor:
+    """For the compiler: the lower triangle's products, each a sum of its own."""
+    rows = list(block)
+    made = {(i, j): (rows[i] * rows[j]).sum() for i in range(len(rows)) for j in range(i + 1)}
+    every = range(len(rows))
+    return torch.stack([made[max(i, j), min(i, j)] for i in every for j in every]).view(len(rows), len(rows))
+
+
+def elementwise_step(parts: Tensor, block: Tensor, params: Tensor, moved: Tensor) -> None:
+    """For the compiler."""
+    for out, row in zip(moved, parts, strict=True):
+        out.copy_(sum(part * vector for part, vector in zip(row, block, strict=True)))
+    params.add_(moved[1])
+
+
+def compiled() -> Sweeps:
+    return Sweeps(as_tensor, *(torch.compile(f, dynamic=False) for f in (elementwise_products, elementwise_step)))
+
+
+def in_cupy() -> Sweeps:
+    import cupy
+
+    def step(parts: Tensor, block: Tensor, params: Tensor, moved: Tensor) -> None:
+        cupy.matmul(parts, block, out=moved)
+        params += moved[1]
+
+    return Sweeps(as_cupy, gram.whole, step)
+
+
+def products(made: Callable[[], Sweeps]) -> Callable[[Inputs], Round]:
+    """A contender on the contiguous blocks, and params of its own."""
+
+    def make(inputs: Inputs) -> Round:
+        sweeps, place = made(), inputs.place
+        inputs.blocks[0][0] = inputs.last_mean()
+        blocks = [sweeps.hand(place, block) for block in inputs.blocks]
+        own = place.copied(inputs.params[0])
+        params, moved = sweeps.hand(place, own), sweeps.hand(place, place.filled((2, inputs.d), 0))
+
+        def run(k: int) -> object:
+            weights = weigh(inputs, on_host(sweeps.inner(blocks[k])).astype(np.float64))
+            assert weights.next is not None
+            parts = np.array([weights.next[0], [-LR * weights.memories[0], *(-LR * weights.vectors)]], np.float32)
+            sweeps.step(sweeps.hand(place, parts), blocks[k], params, moved)
+            blocks[(k + 1) % len(blocks)][0] = moved[0]  # where the next round reads it
+            return params, moved[0], weights.vectors
+
+        return ready(inputs, run, [own] * len(blocks), lambda k: inputs.blocks[k][0])
+
+    return make
+
+
+def traffic(m: int) -> Traffic:
+    """Gram: the gradients and the last estimate. Apply: gradients and params; out; the estimate, which is replaced."""
+    return Streams(reads=(4,) * (m + 1)), Streams(reads=(4,) * (m + 1), writes=(4,), in_place=(4,))
+
+
+IN_FLOAT32 = "needs one contiguous matrix; float32 products and sums; uses our weights"
+
+CONTENDERS = [
+    Contender("afflux", "ops.gram, CosineSelection, ops.apply", two_sweeps, vector_bytes(lambda m: 1), role="ours"),
+    Contender(
+        "afflux gram",
+        "the first sweep alone",
+        gram.afflux_round(beside_estimate),
+        vector_bytes(lambda m: 1),
+        role="ours",
+        traffic=lambda m: traffic(m)[:1],
+    ),
+]
+
+if torch is not None:
+    CONTENDERS += [
+        Contender(
+            "torch, client by client",
+            "g + alpha e, norm, clip, cosine_similarity, softmax, sum(p * g), eager",
+            plain,
+            vector_bytes(lambda m: 1),
+            vector_bytes(lambda m: m + 6),
+            role="plain",
+        ),
+        Contender(
+            "torch bmm, mm",
+            "U U^T in batches, our weights, one mm for estimate and step; contiguous U",
+            products(in_torch),
+            vector_bytes(lambda m: 3),
+            role="best",
+            but=IN_FLOAT32,
+        ),
+        Contender(
+            "torch.compile",
+            "each product and both sums elementwise, compiled; our weights",
+            products(compiled),
+            vector_bytes(lambda m: 3),
+            role="best",
+            but=f"{IN_FLOAT32}; compiles for each M",
+            compiles=True,
+        ),
+    ]
+
+WKAFL = Row(
+    name="wkafl",
+    formula="g' = g + alpha e, e = sum_i a_i g'_i, p_i ~ exp(beta cos(g'_i, e)) or 0, out = params - lr sum_i p_i g'_i",
+    counted="4 d (2 M + 5): M gradients and the last estimate read twice, because the weights depend on all of them; "
+    "params read, out and the new estimate written",
+    traffic=traffic,
+    reference=reference,
+    cases=one_case,
+    contenders=CONTENDERS,
+)

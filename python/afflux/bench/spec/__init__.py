@@ -1,0 +1,1 @@
+"""What a run is described with: rows, contenders, inputs, streams of memory, columns of tables."""

@@ -1,0 +1,73 @@
+"""Who takes part in a row: the vocabulary that rows and baselines share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from afflux.arrays.interop import on_host
+from afflux.bench.spec.arrays import Vector
+from afflux.bench.spec.inputs import Inputs
+from afflux.bench.spec.streams import Traffic
+
+#: ours; the formula as papers' authors write it in torch; as well as torch can; another library's; or none of these
+Role = Literal["ours", "plain", "best", "peer", ""]
+#: Seconds, more than enough for the workers of OpenMP and OpenBLAS, which spin after their work and hold a core.
+REST, REST_OF_OPENBLAS = 0.025, 0.06
+
+#: By name, wherever they lie.
+Arrays = dict[str, Vector]
+
+
+def unprepared(k: int) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Round:
+    """A contender that is ready to run: its state and containers are built."""
+
+    run: Callable[[int], object]  #: one server round on input set k; all that is timed
+    before: Callable[[int], Arrays]  #: what that round is going to read
+    after: Callable[[object], Arrays]  #: its outputs, given what `run` returned
+    prepare: Callable[[int], object] = unprepared  #: comes before each run, and is not timed
+
+
+def nothing(d: int, m: int) -> int:
+    return 0
+
+
+def vector_bytes(count: Callable[[int], int]) -> Callable[[int, int], int]:
+    """The bytes of count(M) float32 vectors, as a function of (d, M)."""
+    return lambda d, m: 4 * d * count(m)
+
+
+def here() -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to do a row's operation."""
+
+    name: str
+    what: str
+    make: Callable[[Inputs], Round]
+    kept: Callable[[int, int], int] = nothing  #: bytes of its own state, of (d, M)
+    temporary: Callable[[int, int], int] = nothing  #: bytes that a round allocates and frees
+    role: Role = ""
+    but: str = ""  #: what it needs, or does not do, that afflux does; for "where we lose"
+    traffic: Callable[[int], Traffic] | None = None  #: of M; if it is not the row's: a part of it, or of other data
+    rest: float = REST  #: seconds before the next one has its turn
+    numpy: bool = False  #: NumPy's, and so on the host alone
+    compiles: bool = False  #: its first run compiles; it takes part only if asked for, because that takes long
+    absent: Callable[[], str | None] = here  #: why it cannot take part; asked only if its row runs
+
+
+def ends(array: Vector, size: int) -> npt.NDArray[Any]:
+    """A copy for NumPy of the first and last `size` of the last axis: enough for errors, tails included."""
+    if array.ndim == 0 or array.shape[-1] <= 2 * size:
+        return on_host(array, copy=True)
+    return np.concatenate([on_host(array[..., :size]), on_host(array[..., -size:])], axis=-1)

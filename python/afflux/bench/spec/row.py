@@ -1,0 +1,56 @@
+"""What a row is: an operation, the cases it is timed at, everyone who does it, and its table."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from afflux.bench.spec.columns import TIMED, Column, Line
+from afflux.bench.spec.contender import Arrays, Contender
+from afflux.bench.spec.inputs import Case, Float64
+from afflux.bench.spec.streams import Traffic, moved
+
+#: name of an output -> (exact value, sum of the magnitudes of the terms it is made of)
+Exact = dict[str, tuple[Float64, Float64]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says about the cases; None leaves the choice to the row."""
+
+    d: int | None
+    m: int | None
+    threads: int
+    quick: bool
+    sets: int
+
+
+D, QUICK_D = 25_000_000, 200_000
+
+
+def one_case(asked: Asked) -> list[Case]:
+    return [Case(asked.d or (QUICK_D if asked.quick else D), asked.m or 10, asked.threads, sets=asked.sets)]
+
+
+def nothing_more(lines: list[Line]) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation, and everyone who does it."""
+
+    name: str
+    formula: str
+    counted: str  #: what `bytes` counts, in words
+    traffic: Callable[[int], Traffic]  #: of M: the vectors that are read and written
+    reference: Callable[[Arrays], Exact]  #: the definition in float64
+    cases: Callable[[Asked], list[Case]]
+    contenders: list[Contender]
+    output: str = "params"  #: the one whose error the tables show
+    dtype: str = "float32"  #: of the updates
+    along: str = ""  #: d, m or clients: what its cases differ in, if it is about how the time grows
+    columns: tuple[Column, ...] = TIMED
+    compare: Callable[[list[Line]], None] = nothing_more  #: adds the row's own figures to the lines of all its cases
+
+    def bytes(self, d: int, m: int) -> int:
+        """Each input read once, each output written once."""
+        return moved(self.traffic(m), d)

@@ -1,0 +1,201 @@
+"""Two builds timed by turns: both are loaded, each does its own work, and the figures follow from the samples."""
+
+import json
+import shutil
+import statistics
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import afflux
+from afflux import _engine, ops, rules
+from benching import THREADS, D, M, bench, cache  # noqa: F401
+
+pytest.importorskip("rich")
+typer = pytest.importorskip("typer")
+pytest.importorskip("torch")
+
+from afflux.bench import against, builds, command  # noqa: E402
+from afflux.bench.measure.timing import Timed, measure_groups  # noqa: E402
+from afflux.bench.rows.fedbuff import FEDBUFF  # noqa: E402
+from afflux.bench.rows.server.streaming import STREAMING  # noqa: E402
+from afflux.bench.spec import inputs, row  # noqa: E402
+
+ENGINE = Path(_engine.__file__)
+REPEATS = 6  # so many that the median's interval exists
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A copy of this build, as an older checkout has it."""
+    package = tmp_path / "old" / "python" / "afflux"
+    ignored = shutil.ignore_patterns("__pycache__", "_engine.*")
+    shutil.copytree(ENGINE.parent, package, ignore=ignored)
+    shutil.copy(ENGINE, package)
+    return tmp_path / "old"
+
+
+def in_copy(checkout, module):
+    """The copy of this module's file."""
+    return checkout / "python" / "afflux" / Path(module.__file__).relative_to(ENGINE.parent)
+
+
+def change(file, old, new):
+    text = file.read_text(encoding="utf-8")
+    assert old in text
+    file.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def compared(tmp_path, *arguments):
+    """What `--against` printed, and its JSON."""
+    out = tmp_path / "out"
+    done = bench("--quick", "-d", D, "-M", M, "--threads", THREADS, "--repeats", REPEATS, "--out", out, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + (out / "bench.md").read_text(encoding="utf-8"), json.loads((out / "bench.json").read_text())
+
+
+def test_finds_a_build(checkout, tmp_path):
+    package = checkout / "python" / "afflux"
+    engine = package / ENGINE.name
+    for path in (checkout, checkout / "python", package, engine):
+        assert builds.find(path) == (engine, package)
+    alone = shutil.copy(ENGINE, tmp_path)
+    assert builds.find(Path(alone)) == builds.find(tmp_path) == (tmp_path / ENGINE.name, builds.OWN_PACKAGE)
+    with pytest.raises(builds.NoBuild, match="no built extension"):
+        builds.find(tmp_path / "old" / "python" / "afflux" / "rules")
+
+
+def test_two_builds_in_one_process(checkout):
+    before = dict(sys.modules)
+    old = builds.load(checkout)
+    assert {name: sys.modules[name] for name in before} == before
+    other, engine = old.module("ops"), old.modules["afflux._engine"]
+    assert Path(other.__file__) == in_copy(checkout, ops)
+    assert engine is not _engine
+    assert sys.modules["afflux"] is afflux
+    assert not issubclass(engine.AffluxError, _engine.AffluxError)
+    for calls, extension in ((other, engine), (ops, _engine)):
+        with pytest.raises(extension.AffluxError, match="2 dimensions"):
+            calls.gram([np.zeros((2, 2), np.float32)])
+        assert type(extension.Buffer(extension.Pool(3, "float32", 1))) is extension.Buffer
+        assert calls.gram([np.arange(4, dtype=np.float32)]).tolist() == [[14]]
+
+
+def test_what_a_function_imports_later_is_of_its_own_build(checkout):
+    with in_copy(checkout, rules).open("a", encoding="utf-8") as file:
+        file.write("\n\ndef late():\n    from afflux.bench.spec import row\n    return row\n")
+    old = builds.load(checkout)
+    assert "afflux.bench.spec.row" not in old.modules
+    with old.active():
+        late = old.module("rules").late()
+    assert Path(late.__file__) == in_copy(checkout, row)
+    assert late is old.module("bench.spec.row")
+    assert sys.modules["afflux.bench.spec.row"] is row
+
+
+def test_a_build_that_cannot_be_loaded_says_why(checkout):
+    with in_copy(checkout, afflux).open("a", encoding="utf-8") as file:
+        file.write("\nfrom afflux import no_codecs\n")
+    before = dict(sys.modules)
+    with pytest.raises(builds.NoBuild, match="no_codecs"):
+        builds.load(checkout)
+    assert sys.modules["afflux"] is before["afflux"]
+
+
+def test_a_copy_has_the_same_bits(checkout, tmp_path):
+    rows = "gram,fedbuff-bf16,wkafl,mf-ca2fl-rotated-2,push,streaming"
+    printed, out = compared(tmp_path, "--rows", rows, "--against", checkout)
+    assert "Both builds wrote the same bits in all rows." in printed
+    assert "called by its own Python package" in printed
+    names = {pair["name"] for pair in out["pairs"]}
+    assert {f"{name}: afflux" for name in rows.split(",")} < names
+    for pair in out["pairs"]:
+        assert pair["same_bits"]
+        assert pair["errors"]["old"] == pair["errors"]["new"]
+        ratio = pair["ratio"]
+        low, high = ratio["interval"]["low"], ratio["interval"]["high"]
+        assert ratio["min"] <= low <= ratio["median"] <= high <= ratio["max"]
+        assert ratio["lower_quartile"] <= ratio["median"] <= ratio["upper_quartile"]
+        assert ratio["samples"] == pair["old"]["samples"] == pair["new"]["samples"] == REPEATS
+        assert pair["verdict"] == ("faster" if high < 1 else "slower" if low > 1 else "alike")
+        assert ratio["of_minima"] == pair["new"]["min"] / pair["old"]["min"]
+
+
+def test_other_bits_and_another_speed_are_seen(checkout, tmp_path):
+    change(in_copy(checkout, inputs), "LR = 0.7", "LR = 0.6")
+    change(
+        in_copy(checkout, sys.modules[ops.gram.__module__]),
+        "    _engine.gram(",
+        "    import time; time.sleep(0.05)\n    _engine.gram(",
+    )
+    printed, out = compared(tmp_path, "--rows", "gram,fedbuff", "--against", checkout)
+    assert "DIFFERENT BITS: fedbuff: afflux" in printed
+    gram, fedbuff = out["pairs"]
+    assert gram["same_bits"]
+    assert not fedbuff["same_bits"]
+    assert gram["old"]["min"] > 0.05
+    assert gram["verdict"] == "faster"
+    assert gram["ratio"]["median"] < 1
+
+
+def test_an_extension_alone_is_called_by_this_package(tmp_path):
+    printed, out = compared(tmp_path, "--rows", "ingest", "--against", shutil.copy(ENGINE, tmp_path))
+    assert "called by this build's Python package" in printed
+    assert out["old"]["instruction_set"] == out["software"]["instruction_set"]
+
+
+def test_this_build_against_itself(tmp_path):
+    printed, out = compared(tmp_path, "--rows", "fedbuff,peers-native", "--against", ENGINE)
+    assert "same bits" in printed
+    assert out["pairs"][0]["name"] == "fedbuff: afflux"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"against": Path(__file__).parent}, "no built extension"),
+        ({"against": ENGINE, "compiled": True}, "does not go with --compile"),
+        ({"against": ENGINE, "picture_path": Path("x.png")}, "does not go with --picture"),
+        ({"against": ENGINE, "device": "cuda"}, "compares on the CPU"),
+        ({"against": ENGINE, "rows": "fedbuf"}, "unknown: fedbuf"),
+    ],
+)
+def test_refusals(arguments, message):
+    with pytest.raises(typer.BadParameter, match=message):
+        command.bench(**arguments)
+
+
+def test_pairs_are_ours_that_both_builds_have():
+    assert against.pairs_of(STREAMING, None) == []
+    assert [(old.what, new.what) for old, new in against.pairs_of(STREAMING, FEDBUFF)] == [
+        (FEDBUFF.contenders[0].what, STREAMING.contenders[0].what)
+    ]
+
+
+@pytest.mark.parametrize(("count", "ranks"), [(5, None), (6, (1, 6)), (9, (2, 8)), (20, (6, 15)), (30, (10, 21))])
+def test_the_interval_of_a_median(count, ranks):
+    """The ranks of tables of the sign test."""
+    values = np.random.default_rng(count).permutation(np.arange(1.0, count + 1))
+    assert against.interval_of_median(values.tolist()) == ranks
+    assert against.verdict(ranks) == ("slower" if ranks and ranks[0] > 1 else "alike" if ranks else "")
+    if ranks:
+        assert against.verdict(tuple(rank / count - 0.9 for rank in ranks)) == "faster"
+
+
+def test_pairs_meet_each_input_set_in_both_orders():
+    calls = []
+
+    def timed(name):
+        return Timed(name, "", 1, lambda number: calls.append((name, number)), rest=0)
+
+    groups = [[timed("a"), timed("b")], [timed("c"), timed("d")]]
+    measure_groups(groups, 4)
+    for first, second in (("a", "b"), ("c", "d")):
+        own = [call for call in calls if call[0] in (first, second)]
+        expected = [(first, 0), (second, 0), (first, 1), (second, 1), (second, 2), (first, 2), (second, 3), (first, 3)]
+        assert own == expected
+        assert all(abs(calls.index((first, k)) - calls.index((second, k))) == 1 for k in range(4))
+    assert all(len(timed.seconds) == 4 for group in groups for timed in group)
+    assert statistics.median(groups[0][0].seconds) == groups[0][0].median
