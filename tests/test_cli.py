@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from afflux import __version__, ops
@@ -34,6 +35,22 @@ def test_help_has_examples_and_the_fields_terms(command):
     assert f"afflux {command} --rule" in result.stdout
     for option in ("--concurrency", "--alpha", "--client-lr", "--local-steps", "--buffer-size"):
         assert option in result.stdout
+
+
+def leaves(command, words=()):
+    """The words of every command that has no commands of its own."""
+    if not hasattr(command, "commands"):
+        return [words]
+    return [leaf for name, part in command.commands.items() for leaf in leaves(part, (*words, name))]
+
+
+def test_the_help_of_every_command_has_examples_of_it():
+    commands = leaves(typer.main.get_command(app))
+    assert len(commands) == 15
+    for words in commands:
+        shown = invoke(*words, "--help").stdout
+        assert "Examples" in shown, words
+        assert f"afflux {' '.join(words)}" in shown.partition("Examples")[2], words
 
 
 def test_backends_lists_what_the_engine_has():
