@@ -38,6 +38,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(FORMATTED)
+	PYTHONPATH=python $(BIN)/lint-imports --no-logo
 
 types: setup
 	$(BIN)/mypy

@@ -8,6 +8,7 @@
 
 #include "afflux/afflux.hpp"
 #include "arrays.hpp"
+#include "attributes.hpp"
 #include "checksums.hpp"
 #include "release.hpp"
 
@@ -16,18 +17,17 @@ namespace py = pybind11;
 namespace afflux::python {
 namespace {
 
-// (updates, weights, params_weight)
-using CombineOf = std::tuple<py::object, py::object, double>;
-// (key, low, high) of a row that is encoded
-using FactsOf = std::tuple<std::uint64_t, double, double>;
-// (kind, sum, sum_out or None, num_clients, rows, new_rows, codec, facts, quantize_direction)
-// codec None: the exact one of the updates
-using CalibrateOf = std::tuple<std::string, py::object, py::object, std::int64_t, py::object, py::object,
-                               std::optional<std::string>, std::vector<FactsOf>, bool>;
-// (kind, lr, beta1, beta2, epsilon, root_scale, states, outs)
-using StepOf = std::tuple<std::string, double, double, double, double, double, py::object, py::object>;
-// (vectors, outs, weights, next or None)
-using MemoryOf = std::tuple<py::object, py::object, py::object, py::object>;
+// Of afflux.ops: Pass, Combine, the calibrations with their codec, the steps, and Memory.
+struct Attributes {
+  Attribute params{"params"}, out{"out"}, combine{"combine"}, calibrate{"calibrate"}, step{"step"}, states{"states"},
+      states_out{"states_out"}, memory{"memory"};
+  Attribute updates{"updates"}, weights{"weights"}, params_weight{"params_weight"};
+  Attribute kind{"kind"}, sum{"sum"}, sum_out{"sum_out"}, num_clients{"num_clients"}, rows{"rows"},
+      new_rows{"new_rows"}, codec{"codec"}, name{"name"}, facts{"facts"}, quantize_direction{"quantize_direction"};
+  Attribute lr{"lr"}, beta1{"beta1"}, beta2{"beta2"}, epsilon{"epsilon"}, root_scale{"root_scale"};
+  Attribute vectors{"vectors"}, outs{"outs"}, next{"next"}, shape{"shape"};
+};
+const Attributes* attributes = nullptr;  // made with the module, kept for the process
 
 Calibration calibration_named(const std::string& name) {
   if (name == "cached_difference") return Calibration::cached_difference;
@@ -36,9 +36,11 @@ Calibration calibration_named(const std::string& name) {
 }
 
 StepKind step_named(const std::string& wanted) {
-  for (const StepKind kind :
-       {StepKind::sgd, StepKind::momentum, StepKind::adam, StepKind::amsgrad, StepKind::adagrad, StepKind::yogi})
-    if (wanted == name(kind)) return kind;
+  std::int32_t number = 0;
+  for (const StepInfo& kind : kStepKinds) {
+    if (wanted == kind.name) return static_cast<StepKind>(number);
+    ++number;
+  }
   throw Error("[apply] step '" + wanted + "' is unknown");
 }
 
@@ -65,29 +67,38 @@ Arrays<void> held(const char* name, const py::object& objects, const py::object&
 }
 
 struct CalibrateArrays {
-  CalibrateArrays(const CalibrateOf& of, Codec codec)
-      : kind(calibration_named(std::get<0>(of))),
-        codec(codec),
-        quantize_direction(std::get<8>(of)),
-        num_clients(std::get<3>(of)),
-        sum({"apply", "sum"}, std::get<1>(of), std::get<2>(of).is_none() ? Access::write : Access::read),
-        rows("apply", "rows", std::get<4>(of), Access::read, Shape::vector, true,
-             [codec](const Array& array) { return read_only(array.row(codec)); }),
-        new_rows("apply", "new_rows", std::get<5>(of), Access::write, Shape::vector, true,
-                 [codec](const Array& array) { return array.row(codec); }) {
-    if (!std::get<2>(of).is_none()) sum_out.emplace(Argument{"apply", "sum_out"}, std::get<2>(of), Access::write);
-    for (const auto& [key, low, high] : std::get<7>(of)) facts.push_back({key, low, high});
+  // Without a codec, the rows are of that which holds `updates` exactly.
+  CalibrateArrays(const py::object& stage, Type updates)
+      : kind(calibration_named(attributes->kind.text_of(stage))),
+        codec(codec_of(attributes->codec.of(stage), updates)),
+        quantize_direction(attributes->quantize_direction.flag_of(stage)),
+        num_clients(attributes->num_clients.integer_of(stage)),
+        out(attributes->sum_out.of(stage)),
+        sum({"apply", "sum"}, attributes->sum.of(stage), out.is_none() ? Access::write : Access::read),
+        rows("apply", "rows", attributes->rows.of(stage), Access::read, Shape::vector, true,
+             [this](const Array& array) { return read_only(array.row(codec)); }),
+        new_rows("apply", "new_rows", attributes->new_rows.of(stage), Access::write, Shape::vector, true,
+                 [this](const Array& array) { return array.row(codec); }) {
+    if (!out.is_none()) sum_out.emplace(Argument{"apply", "sum_out"}, out, Access::write);
+    for (const py::handle fact : attributes->facts.of(stage)) {
+      const auto [key, low, high] = fact.cast<std::tuple<std::uint64_t, double, double>>();
+      facts.push_back({key, low, high});
+    }
   }
   Calibrate stage() const {
     const List<RowFacts> all{facts.data(), static_cast<std::int64_t>(facts.size())};
     const View<double> to = sum_out ? sum_out->doubles() : View<double>{};
     return {kind, codec, sum.doubles(), num_clients, rows.list(), new_rows.list(), all, quantize_direction, to};
   }
+  static Codec codec_of(const py::object& codec, Type updates) {
+    return codec.is_none() ? exact_codec(updates) : codec_named(attributes->name.text_of(codec));
+  }
 
   Calibration kind;
   Codec codec;
   bool quantize_direction;
   std::int64_t num_clients;
+  py::object out;
   Array sum;
   std::optional<Array> sum_out;
   Arrays<const unsigned char> rows;
@@ -95,15 +106,44 @@ struct CalibrateArrays {
   std::vector<RowFacts> facts;
 };
 
+struct StepArrays {
+  StepArrays(const py::object& step, const py::object& states, const py::object& outs)
+      : step(step), states(held("states", states, outs)), outs(written("states_out", outs)) {}
+  Step stage() const {
+    const Attributes& of = *attributes;
+    return {step_named(of.kind.text_of(step)),
+            of.lr.number_of(step),
+            of.beta1.number_of(step),
+            of.beta2.number_of(step),
+            of.epsilon.number_of(step),
+            of.root_scale.number_of(step),
+            states.list(),
+            outs.list()};
+  }
+
+  const py::object& step;
+  Arrays<void> states, outs;
+};
+
 struct MemoryArrays {
-  explicit MemoryArrays(const MemoryOf& of)
-      : vectors(held("memory.vectors", std::get<0>(of), std::get<1>(of))),
-        outs(written("memory.outs", std::get<1>(of))),
-        weights("memory.weights", std::get<2>(of)) {
-    if (!std::get<3>(of).is_none()) next.emplace("memory.next", std::get<3>(of), Shape::any);
+  MemoryArrays(const py::object& memory, std::int64_t updates)
+      : all_outs(attributes->outs.of(memory)),
+        vectors(held("memory.vectors", attributes->vectors.of(memory), all_outs)),
+        outs(written("memory.outs", all_outs)),
+        weights("memory.weights", attributes->weights.of(memory)) {
+    const py::object numbers = attributes->next.of(memory);
+    if (numbers.is_none()) return;
+    const std::int64_t count = vectors.list().size;
+    const py::object shape = attributes->shape.of(numbers);
+    const py::tuple expected = py::make_tuple(count, count + updates);
+    if (!shape.equal(expected))
+      throw Error("[apply] memory.next has shape " + std::string(py::str(shape)) + ", expected " +
+                  std::string(py::str(expected)));
+    next.emplace("memory.next", numbers, Shape::any);
   }
   Memory stage() const { return {vectors.list(), weights.list(), next ? next->list() : List<double>{}, outs.list()}; }
 
+  py::object all_outs;
   Arrays<void> vectors, outs;
   Numbers weights;
   std::optional<Numbers> next;
@@ -115,31 +155,30 @@ py::list all_bytes(const std::vector<std::vector<std::uint32_t>>& numbers) {
   return list;
 }
 
-void apply_(const py::object& params, const py::object& out, const CombineOf& combine,
-            const std::optional<CalibrateOf>& calibrate, const StepOf& step, const std::optional<MemoryOf>& memory,
-            int num_threads, std::optional<py::list> done, std::optional<py::list> checksums, bool dry) {
+void apply_(const py::object& round, int num_threads, std::optional<py::list> done, std::optional<py::list> checksums,
+            bool dry) {
   const Call call;
-  const Array from({"apply", "params"}, params, Access::read), to({"apply", "out"}, out, Access::write);
-  const auto& [updates, weights, params_weight] = combine;
-  const Numbers weight("weights", weights);
-  const Arrays<const void> vectors("apply", "updates", updates, Access::read, Shape::vector, false, as_view);
-  const auto& [step_kind, lr, beta1, beta2, epsilon, root_scale, state_vectors, state_outs] = step;
-  const Arrays<void> states = held("states", state_vectors, state_outs), outs = written("states_out", state_outs);
+  const Attributes& of = *attributes;
+  const Array params({"apply", "params"}, of.params.of(round), Access::read);
+  const Array out({"apply", "out"}, of.out.of(round), Access::write);
+  const py::object combine = of.combine.of(round), calibrate = of.calibrate.of(round), step = of.step.of(round),
+                   memory = of.memory.of(round);
+  const Numbers weights("weights", of.weights.of(combine));
+  const Arrays<const void> updates("apply", "updates", of.updates.of(combine), Access::read, Shape::vector, false,
+                                   as_view);
+  const StepArrays steps(step, of.states.of(round), of.states_out.of(round));
   std::optional<CalibrateArrays> cache;
   std::optional<MemoryArrays> memories;
   Pass pass;
-  pass.params = from.view();
-  pass.out = to.view();
-  pass.combine = {vectors.list(), weight.list(), params_weight};
-  if (calibrate) {
-    const auto& codec = std::get<6>(*calibrate);
+  pass.params = params.view();
+  pass.out = out.view();
+  pass.combine = {updates.list(), weights.list(), of.params_weight.number_of(combine)};
+  if (!calibrate.is_none()) {
     const bool any = pass.combine.updates.size > 0;
-    const Type updates = any ? pass.combine.updates.data[0].type : Type::float32;
-    cache.emplace(*calibrate, codec ? codec_named(*codec) : exact_codec(updates));
-    pass.calibrate = cache->stage();
+    pass.calibrate = cache.emplace(calibrate, any ? pass.combine.updates.data[0].type : Type::float32).stage();
   }
-  pass.step = {step_named(step_kind), lr, beta1, beta2, epsilon, root_scale, states.list(), outs.list()};
-  if (memory) pass.memory = memories.emplace(*memory).stage();
+  pass.step = steps.stage();
+  if (!memory.is_none()) pass.memory = memories.emplace(memory, pass.combine.updates.size).stage();
   bool finite = true;
   Checksums sums;
   {
@@ -156,8 +195,8 @@ void apply_(const py::object& params, const py::object& out, const CombineOf& co
 }  // namespace
 
 void bind_apply(py::module_& module) {
-  module.def("apply", apply_, py::arg("params"), py::arg("out"), py::arg("combine"), py::arg("calibrate"),
-             py::arg("step"), py::arg("memory"), py::arg("num_threads"), py::arg("done") = py::none(),
+  attributes = new Attributes;
+  module.def("apply", apply_, py::arg("round"), py::arg("num_threads"), py::arg("done") = py::none(),
              py::arg("checksums") = py::none(), py::arg("dry") = false);
 }
 

@@ -2,9 +2,9 @@
 
 #include <cstring>
 
+#include "api/check.hpp"
 #include "buffers.hpp"
 #include "dlpack.hpp"
-#include "entry/check.hpp"
 
 namespace py = pybind11;
 
@@ -162,15 +162,10 @@ void Array::check_on(Device device) const {
 }
 
 View<unsigned char> Array::row(Codec codec) const {
-  if (has_head(codec) && kind_ != Kind::bytes) wrong_type("uint8");
-  const Type own = codec.coding == Coding::float64    ? Type::float64
-                   : codec.coding == Coding::float16  ? Type::float16
-                   : codec.coding == Coding::bfloat16 ? Type::bfloat16
-                                                      : Type::float32;
-  if (kind_ != Kind::bytes && !(kind_ == Kind::type && type_ == own))
-    wrong_type(std::string("uint8 or ") + afflux::name(own));
-  const std::int64_t item = kind_ == Kind::bytes ? 1 : bytes(own);
-  return {static_cast<unsigned char*>(data_), size_ * item, device_};
+  const std::string own = info(codec.coding).row_type;
+  const bool is_own = kind_ == Kind::type && afflux::name(type_) == own;
+  if (kind_ != Kind::bytes && !is_own) wrong_type(own == "uint8" ? own : "uint8 or " + own);
+  return {static_cast<unsigned char*>(data_), size_ * (is_own ? bytes(type_) : 1), device_};
 }
 
 std::string Array::title() const {

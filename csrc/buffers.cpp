@@ -10,8 +10,8 @@
 #include <string>
 
 #include "afflux/afflux.hpp"
+#include "api/check.hpp"
 #include "arrays.hpp"
-#include "entry/check.hpp"
 
 namespace py = pybind11;
 

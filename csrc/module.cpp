@@ -75,6 +75,22 @@ py::bytes crc32c_(const py::buffer& data, std::int64_t block, std::int64_t head,
   return as_bytes(out);
 }
 
+// The tables of the engine, by name.
+py::dict step_kinds() {
+  py::dict kinds;
+  for (const StepInfo& kind : kStepKinds) kinds[kind.name] = kind.states;
+  return kinds;
+}
+
+py::dict codecs_() {
+  py::dict all;
+  for (const Codec codec : codecs()) {
+    const CodingInfo& coding = info(codec.coding);
+    all[py::str(name(codec))] = py::make_tuple(codec.bits, coding.row_type, coding.has_head, coding.needs_range);
+  }
+  return all;
+}
+
 py::list backends_() {
   py::list list;
   for (const Backend& b : backends())
@@ -94,6 +110,8 @@ PYBIND11_MODULE(_engine, module) {
   module.attr("BLOCK") = kBlock;
   module.attr("SUPERBLOCK") = kSuperblock;
   module.attr("MOST_MEMORIES") = kMostMemories;
+  module.attr("STEP_KINDS") = step_kinds();
+  module.attr("CODECS") = codecs_();
   module.def("ingest", ingest_, py::arg("update"), py::arg("slot"), py::arg("num_threads"));
   module.def("gram", gram_, py::arg("vectors"), py::arg("out"), py::arg("num_threads"));
   bind_apply(module);

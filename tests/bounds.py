@@ -13,7 +13,7 @@ step        What is read, d x = |lr| dv + ...; the moments, with d(D^2) = 2 |D| 
 rounding    Every vector that is written is rounded once, to the type of params.
 inner products  Both trees of sums are at most DEPTH deep, so that <x, y> is off by at most DEPTH eps |x| |y|.
 
-streaming   memory="streaming" sums raw_i u_i and multiplies once: M + 1 roundings of the terms, one of the product, 2
+streaming   accumulate=True sums raw_i u_i and multiplies once: M + 1 roundings of the terms, one of the product, 2
             more with params; "buffered" M + 1, or M + 2 with params. Its weights are raw_i times the factor, 3
             roundings apart from w_i; where an exponential law is divided by its sum, both sides count from another
             origin, and each has M + 7: a power of under 2 eps, an example count, M for the sum, 2 quotients. In all

@@ -7,14 +7,28 @@ os.environ.setdefault("AFFLUX_THREAD_BYTES", "1")  # vectors here are short; all
 import numpy as np
 import pytest
 
+import processes
 from afflux import ops
 
 #: Importing them, as the search for doctests does, puts another engine in place, or looks for one.
 collect_ignore = ["emulated.py", "fake_cupy.py", "fake_torch.py", "gpu_servers.py"]
 ISAS = [b.name for b in ops.backends() if b.device == "cpu" and b.runs]
 THREADS = [1, 2, 3]
-#: Around every border of the order: lanes (32), blocks (2048), superblocks (65536), and none of them.
-SIZES = [0, 1, 15, 17, 31, 32, 33, 1023, 1025, 2047, 2049, 65535, 65536, 65537, 3 * 65536 + 5]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def processes_end():
+    """The session fails if a process that a test has started still runs when all tests have ended."""
+    processes.adopt_orphans()
+    yield
+    left = processes.remaining()
+    assert not left, f"tests have left processes behind: {left}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def default_interrupts():
+    with processes.default_interrupts():
+        yield
 
 
 @pytest.fixture(params=ISAS)
@@ -35,7 +49,7 @@ def rng():
 def mapped(request, monkeypatch):
     """Both ways of a store to reach the disk; on a file system that promises nothing, the second one alone."""
     if request.param == "written":
-        monkeypatch.setattr("afflux.store.folder.promises_space", lambda folder: False)
+        monkeypatch.setattr("afflux.store.store.promises_space", lambda folder: False)
 
 
 @pytest.fixture(scope="session")
@@ -73,7 +87,7 @@ def reproducible(result):
     return (
         result.spec,
         result.seed,
-        result.rows,
+        result.evaluations,
         result.staleness.tolist(),
         result.round_staleness.tolist(),
         result.state_bytes,

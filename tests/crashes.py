@@ -32,6 +32,8 @@ CLIENTS, M = 9, 3
 UNBORN = ("there is no folder", "began to make it", "index.sqlite is missing")
 #: A folder in memory, if there is one: nothing waits for a disk there, and a new file has a new inode.
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
+#: What a child tells, beside numbers of joins.
+SEEN, FINISHED = "seen", "finished"
 STORE = str(Path(afflux.__file__).parent / "store")
 
 
@@ -44,7 +46,7 @@ class Case:
     pushes: int = 400
     durability: str = "process"
     commit_every: int | None = 1
-    memory: str = "buffered"
+    accumulate: bool = False
     checkpoints: float = 0.05  #: the share of pushes that are followed by one
     codec: str | None = None
 
@@ -56,7 +58,7 @@ class Case:
 
     def server(self, path=None):
         store = {} if path is None else {"store": path, **self.settings()}
-        options = {"num_clients": CLIENTS, "max_staleness": 6, "log": True, "memory": self.memory}
+        options = {"num_clients": CLIENTS, "max_staleness": 6, "log": True, "accumulate": self.accumulate}
         return Server(self.make_rule(), np.ones(self.d, np.float32), num_threads=1, **options, **store)
 
     def open(self, path):
@@ -188,7 +190,10 @@ def reference(case):
 
 
 class Driver:
-    """Kills one server again and again, in whatever way; each child first checks what the last one has left."""
+    """Kills one server again and again, in whatever way; each child first checks what the last one has left.
+
+    A child tells how many joins are safe, and SEEN after its check and after each push.
+    """
 
     def __init__(self, case, path):
         self.case = case
@@ -196,22 +201,40 @@ class Driver:
         self.states = reference(case)
         self.least = 0  #: joins that were acknowledged as safe
 
-    def life(self, kill, prepare=lambda: None, enough=lambda server: False):
-        """One child, which prepares itself as soon as it has checked, and ends when that is enough. Whether it died."""
+    def life(self, kill=None, prepare=lambda: None, enough=lambda server: False):
+        """One child, which prepares itself as soon as it has checked, and ends when that is enough. Whether it died.
+
+        `kill(child, seen)` is called at its start; `seen(count)` waits until the child has told SEEN so often, or has
+        finished. A child that will be killed does not end before.
+        """
 
         def body(tell):
             run = go_on(self.case, self.path, tell)
             server = next(run)
             check(server, self.states, self.least)
+            tell(SEEN)
             prepare()
             for server in run:
+                tell(SEEN)
                 if enough(server):
                     return
             check(self.case.open(self.path), self.states, self.case.pushes)
+            tell(FINISHED)
+            if kill is not None:
+                signal.pause()
 
         child, reading = in_child(body)
-        kill(child)
-        self.least = max([self.least, *map(int, told(reading))])
+        words = []
+        with os.fdopen(reading) as pipe:
+
+            def seen(count):
+                while words.count(SEEN) < count and FINISHED not in words and (line := pipe.readline()):
+                    words.append(line.strip())
+
+            if kill is not None:
+                kill(child, seen)
+            words += pipe.read().splitlines()
+        self.least = max([self.least, *(int(word) for word in words if word.isdigit())])
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         assert status in (0, -signal.SIGKILL), status
         if self.least == self.case.pushes:  # it has finished: once more, from the beginning
@@ -220,19 +243,22 @@ class Driver:
         return status != 0
 
 
-def kills(case, path, count, seed=0, longest=0.03):
-    """Kills the server so many times at random moments, and then lets it finish."""
-    chance, driver, hits = random.Random(seed), Driver(case, path), 0
+def kills(case, path, count, seed=0, most=40):
+    """Kills the server so many times, each amid an opening or a push that chance has counted out, and lets it finish.
 
-    def kill(child):
-        time.sleep(chance.uniform(0, longest))
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
+    Where in that call it ends depends on how fast it runs; that it ends there does not.
+    """
+    chance, driver = random.Random(seed), Driver(case, path)
 
-    while hits < count:
-        hits += driver.life(kill)
-    assert not driver.life(lambda child: None)
-    return hits
+    def kill(child, seen):
+        calls = max(0, chance.randrange(-most // 4, most))  # one in five while it opens the store
+        seen(calls)
+        time.sleep(chance.uniform(0, 0.02 if calls == 0 else 0.002))
+        os.kill(child, signal.SIGKILL)
+
+    for _ in range(count):
+        assert driver.life(kill)
+    assert not driver.life()
 
 
 def each_step(case, path, step=1):
@@ -263,7 +289,7 @@ def each_step(case, path, step=1):
 
         return enough
 
-    while driver.life(lambda child: None, prepare, two_rounds()):
+    while driver.life(None, prepare, two_rounds()):
         lines += step
     return lines
 
@@ -279,7 +305,7 @@ CASES = [
     Case("fadas", commit_every=2),
     Case("wkafl"),
     Case("gsgm", pushes=150),
-    Case("fedbuff", memory="streaming"),
+    Case("fedbuff", accumulate=True),
     Case("fedams", commit_every=None, checkpoints=0.2),
 ]
 PIECE = 10

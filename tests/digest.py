@@ -15,6 +15,7 @@ import numpy as np
 from afflux import Server, _engine, exp, log, ops, pow
 from afflux.ops import codecs
 from afflux.rules import RULES, staleness
+from order import SIZES
 
 
 def hashed(seed, count):
@@ -83,6 +84,20 @@ def typed_inputs():
         ops.ingest(update, buffer)
     parts = [data[0][:70_001], wide[0][70_001:70_002], half[: size - 75_001].reshape(1, -1), wide[1][:4999]]
     return parts, {"float32": data[:3], "float64": [*wide, data[2].astype(np.float64)], "bfloat16": brain}
+
+
+def short_inputs(size):
+    """Nine vectors of that size, two as float64, one in parts of three types, and three of each type of update."""
+    data = list(vectors(6, 9, size))
+    wide = [update.astype(np.float64) * 1.1 for update in data[:2]]
+    brain = [pooled("bfloat16", size) for _ in range(3)]
+    for buffer, update in zip(brain, data, strict=False):
+        ops.ingest(update, buffer)
+    half = (hashed(7, size) >> np.uint64(48)).astype(np.uint16) & np.uint16(0xBBFF)
+    ends = size // 3, size // 2
+    parts = [data[0][: ends[0]], wide[0][ends[0] : ends[1]], half.view(np.float16)[ends[1] :]]
+    typed = {"float32": data[:3], "float64": [*wide, data[2].astype(np.float64)], "bfloat16": brain}
+    return data, wide, parts, typed
 
 
 def types(num_threads, parts, vectors):
@@ -165,6 +180,19 @@ def encoded(num_threads, vectors):
     return digest.hexdigest()
 
 
+def tails(num_threads):
+    """All operations around every border of the order, where a vector instruction, a block or a superblock ends."""
+    digest = hashlib.sha256()
+    for size in SIZES:
+        data, wide, parts, typed = short_inputs(size)
+        digest.update(operations(num_threads, data, wide).encode())
+        digest.update(types(num_threads, parts, typed).encode())
+        digest.update(stages(num_threads, typed).encode())
+        if size:
+            digest.update(encoded(num_threads, typed).encode())
+    return digest.hexdigest()
+
+
 def elementary():
     """10^5 results of exp, log and pow."""
     noise = hashed(5, 40_000)
@@ -210,6 +238,7 @@ def operation_parts(num_threads):
         "types": types(num_threads, *typed_inputs()),
         "stages": stages(num_threads, typed_inputs()[1]),
         "codecs": encoded(num_threads, typed_inputs()[1]),
+        "tails": tails(num_threads),
         "weights": weights(),
         "elementary": elementary(),
     }

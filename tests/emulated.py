@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 
@@ -111,12 +112,16 @@ def install(path):
     def moved(value):
         return on_cuda(value, engine)
 
-    def apply_moved(params, out, combine, calibrate, step, memory, *rest):
-        updates, weights, scale = combine
+    def apply_moved(round, *rest, **options):
+        combine = replace(round.combine, updates=moved(round.combine.updates))
+        cache, memory = round.calibrate, round.memory
+        if cache is not None:
+            places = {name: moved(getattr(cache, name)) for name in ("sum", "sum_out", "rows", "new_rows")}
+            cache = replace(cache, **places)
         if memory is not None:
-            memory = (*moved(memory[:2]), *memory[2:])
-        combine = moved(updates), weights, scale
-        return apply(moved(params), moved(out), combine, moved(calibrate), moved(step), memory, *rest)
+            memory = replace(memory, vectors=moved(memory.vectors), outs=moved(memory.outs))
+        places = {name: moved(getattr(round, name)) for name in ("params", "out", "states", "states_out")}
+        apply(replace(round, **places, combine=combine, calibrate=cache, memory=memory), *rest, **options)
 
     engine.ingest = lambda update, slot, threads: ingest(moved(update), moved(slot), threads)
     engine.gram = lambda vectors, out, threads: gram(moved(list(vectors)), out, threads)

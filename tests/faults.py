@@ -20,8 +20,8 @@ from pathlib import Path
 
 import zarr  # noqa: F401  that no child has to
 
-import afflux.store.folder
 import afflux.store.metadata
+import afflux.store.store
 from afflux import StoreError
 from crashes import MEMORY, UNBORN, Case, acknowledged, check, in_child, reference, result, told
 

@@ -17,7 +17,7 @@ if "AFFLUX_EMULATED" in os.environ:  # before the package
     emulated.moving = False
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import count
 
 import numpy as np
@@ -27,6 +27,7 @@ import afflux
 import afflux.server
 import crashes
 from afflux import UnavailableError
+from afflux.aggregation.options import ServerOptions
 from afflux.arrays.interop import on_host
 from afflux.rules import RULES
 from device import libraries
@@ -69,15 +70,16 @@ def on_gpu(tree):
 
 
 class GpuServer(afflux.Server):
-    def __init__(self, rule, params, *, check_versions=False, **options):
+    def __init__(self, rule, params, options=None, **arguments):
         self._pushes = count()
-        if ARRAYS == "cupy" and options.get("slot_dtype") == "bfloat16":
+        asked = asdict(options or ServerOptions()) | arguments
+        if ARRAYS == "cupy" and asked["slot_dtype"] == "bfloat16":
             pytest.skip("CuPy has no bfloat16")
-        kept = isinstance(rule, afflux.Rule) and rule.calibrate.cached and not check_versions and "store" not in options
-        rows = {"rows_on": ROWS_ON} if kept else {}
-        super().__init__(
-            rule, params if check_versions else on_gpu(params), check_versions=check_versions, **rows, **options
-        )
+        checked = asked["check_versions"]
+        opened = options is not None  # by `open`, whose store has the rows
+        cached = isinstance(rule, afflux.Rule) and rule.calibrate.cached
+        rows = {"rows_on": ROWS_ON} if cached and not (checked or opened or "store" in arguments) else {}
+        super().__init__(rule, params if checked else on_gpu(params), options, **rows, **arguments)
 
     @classmethod
     def open(cls, path, rule=None, **options):
@@ -99,7 +101,7 @@ class GpuServer(afflux.Server):
 
     @property
     def elsewhere(self):
-        return self._device is not afflux.arrays.devices.HOST
+        return self._aggregator.device is not afflux.arrays.devices.HOST
 
     def push(self, client_id, vector, *, copy=True, **facts):
         moves = self.elsewhere and (not copy or next(self._pushes) % 2 == 0)
@@ -154,7 +156,7 @@ def in_child(body):
     pytest.skip("a GPU, and torch's threads, do not survive a fork")
 
 
-afflux.Server = afflux.server.Server = GpuServer
+afflux.Server = afflux.server.Server = afflux.server.server.Server = GpuServer
 crashes.in_child = in_child
 
 

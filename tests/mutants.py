@@ -17,8 +17,42 @@ from mutants_server import SERVER
 
 ROOT = Path(__file__).parent.parent
 
-#: name: (file, what stands there, what the mutant has, the tests that should notice)
+#: name: (the text to break, what the mutant has in its place, the test file that should notice). Neither file is named
+#: by its folder: the text stands once in all sources, the test file's name once under tests/.
 MUTANTS = ENGINE | SERVER | RULES
+
+SOURCES = ("engine", "csrc", "python")
+SUFFIXES = {".py", ".pyi", ".hpp", ".cpp", ".cu", ".txt"}
+
+
+def sources(project: Path) -> dict[Path, str]:
+    """The text of every source file that a mutant may break."""
+    files = [path for folder in SOURCES for path in (project / folder).rglob("*") if path.suffix in SUFFIXES]
+    return {path: path.read_text() for path in files}
+
+
+def place(texts: dict[Path, str], old: str) -> Path:
+    """The one file in which the text to break stands.
+
+    Raises:
+        LookupError: it stands nowhere, or more than once.
+    """
+    found = [path for path, text in texts.items() for _ in range(text.count(old))]
+    if len(found) != 1:
+        raise LookupError(f"{old!r} stands {len(found)} times in the sources: {sorted(map(str, found))}")
+    return found[0]
+
+
+def find_test(project: Path, name: str) -> Path:
+    """The one test file of that name, in whatever folder under tests/.
+
+    Raises:
+        LookupError: there is none, or there are several.
+    """
+    found = list((project / "tests").rglob(name))
+    if len(found) != 1:
+        raise LookupError(f"there are {len(found)} test files named {name}")
+    return found[0]
 
 
 def copy_of_the_project(folder: Path) -> Path:
@@ -47,7 +81,7 @@ def build(project: Path) -> None:
 
 def suite_passes(project: Path, tests: str) -> bool:
     """Runs a test file of the copy against the copy's package."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", f"tests/{tests}"]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", find_test(project, tests)]
     env = os.environ | {"PYTHONPATH": str(project / "python")}
     return subprocess.run(command, cwd=project, env=env, capture_output=True).returncode == 0
 
@@ -58,22 +92,20 @@ def main() -> int:
     survivors = []
     with tempfile.TemporaryDirectory() as folder:
         project = copy_of_the_project(Path(folder))
+        texts = sources(project)
+        places = {name: place(texts, m[0]) for name, m in wanted.items()}
         build(project)
-        for tests in sorted({m[3] for m in wanted.values()}):
+        for tests in sorted({m[2] for m in wanted.values()}):
             if not suite_passes(project, tests):
                 print(f"{tests} fails without any mutant")
                 return 2
-        for name, (file, old, new, tests) in wanted.items():
-            path = project / file
-            source = path.read_text()
-            if source.count(old) != 1:
-                print(f"{name}: the line to break stands {source.count(old)} times in {file}")
-                return 2
-            path.write_text(source.replace(old, new))
-            if not file.endswith(".py"):
+        for name, (old, new, tests) in wanted.items():
+            path = places[name]
+            path.write_text(texts[path].replace(old, new))
+            if path.suffix != ".py":
                 build(project)
             survived = suite_passes(project, tests)
-            path.write_text(source)
+            path.write_text(texts[path])
             survivors += [name] if survived else []
             print(f"{'SURVIVED' if survived else 'killed':8}  {name}  ({tests})", flush=True)
     print(f"{len(wanted) - len(survivors)} of {len(wanted)} mutants killed")

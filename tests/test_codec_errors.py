@@ -10,9 +10,8 @@ from typer.testing import CliRunner
 import rows
 from afflux.cli import app
 from afflux.ops import codecs
-from afflux.sim import codec_errors
 from afflux.sim.errors import ConfigError
-from afflux.sim.papers import mf_ca2fl
+from afflux.sim.papers import codec_errors, mf_ca2fl
 from test_codecs import ERRORS
 
 ALL = [codecs.Codec(name) for name in codecs.Name.__args__]
@@ -33,16 +32,18 @@ def test_errors_are_their_formulas(rng, codec):
     squares = (off**2).sum(axis=1)
     error = np.mean(squares / (vectors.astype(float) ** 2).sum(axis=1))
     mean = 7 * (off.mean(axis=0) ** 2).sum() / squares.mean()
-    assert codec_errors.error(codec, vectors, 3) == pytest.approx((error, mean), rel=1e-12)
+    assert codec_errors.measure_error(codec, vectors, 3) == pytest.approx((error, mean), rel=1e-12)
 
 
 def test_the_mean_of_one_vector_falls_or_does_not():
     """1 for an unbiased codec: 200 elements and 100 rows, 1 +- sqrt(2/200); 100 where nothing is random."""
     kinds = {"normal": np.random.default_rng(5).standard_normal((3, 200)).astype(np.float32)}
-    falls = {codec: codec_errors.line(codec, kinds, 0).mean["normal, one vector"] for codec in codec_errors.CODECS}
+    falls = {
+        codec: codec_errors.measure_codec(codec, kinds, 0).mean["normal, one vector"] for codec in codec_errors.CODECS
+    }
     assert falls[codecs.float16] == pytest.approx(100)
     assert falls[codecs.affine(4)] == pytest.approx(1, abs=0.5)
-    assert codec_errors.line(codecs.affine(4), kinds, 0).bits == pytest.approx(4.5, abs=1e-3)
+    assert codec_errors.measure_codec(codecs.affine(4), kinds, 0).bits == pytest.approx(4.5, abs=1e-3)
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def test_from_the_command_line(small, tmp_path, rng):
     assert sorted(path.name for path in out.iterdir()) == ["codecs.json", "codecs.md", "codecs.png"]
     assert (out / "codecs.json").read_bytes() == (again / "codecs.json").read_bytes()
     content = json.loads((out / "codecs.json").read_text())
-    assert codec_errors.markdown(content) == (out / "codecs.md").read_text()
+    assert codec_errors.page_markdown(content) == (out / "codecs.md").read_text()
     assert (out / "codecs.md").read_text() in results[0].stdout
     assert content["vectors"]["mine"] == [100, 80]
     kinds = ["normal", "Laplace", "sparse", "mine"]
@@ -89,24 +90,24 @@ def test_other_files_are_refused(given, message, tmp_path):
         np.save(tmp_path / f"{name}.npy", array)
     (tmp_path / "text.npy").write_text("text")
     with pytest.raises(ConfigError, match=message):
-        codec_errors.recorded(given.format(folder=tmp_path))
+        codec_errors.read_named_updates(given.format(folder=tmp_path))
 
 
 def test_a_name_is_given_once(tmp_path):
     np.save(tmp_path / "kept.npy", np.ones((2, 4), np.float32))
     for names in (("normal",), ("mine", "mine")):
         with pytest.raises(ConfigError, match=f"there are two kinds of vectors named {names[-1]}"):
-            codec_errors.page([f"{name}={tmp_path / 'kept.npy'}" for name in names])
+            codec_errors.make_page([f"{name}={tmp_path / 'kept.npy'}" for name in names])
 
 
 def test_what_is_kept_exactly_has_no_error():
-    assert codec_errors.error(codecs.affine(1), [np.ones(256, np.float32)] * 3, 0) == (0, 0)
+    assert codec_errors.measure_error(codecs.affine(1), [np.ones(256, np.float32)] * 3, 0) == (0, 0)
 
 
 def test_updates_are_taken_evenly_over_the_run(tmp_path):
     kept = np.arange(1, 1001, dtype=np.float32)[:, None] * np.ones(3, np.float32)
     np.save(tmp_path / "kept.npy", kept)
-    name, chosen = codec_errors.recorded(f"mine={tmp_path / 'kept.npy'}")
+    name, chosen = codec_errors.read_named_updates(f"mine={tmp_path / 'kept.npy'}")
     assert (name, chosen.shape) == ("mine", (100, 3))
     assert chosen[[0, -1], 0].tolist() == [1, 1000]
     assert set(np.diff(chosen[:, 0])) == {10, 11}
@@ -124,7 +125,7 @@ def results(name):
 
 
 def test_the_tables_of_the_page_are_those_of_the_results():
-    for table in codec_errors.markdown(results("codecs.json")).split("\n\n")[1::2]:
+    for table in codec_errors.page_markdown(results("codecs.json")).split("\n\n")[1::2]:
         assert table.strip() in PAGE
     for data in RUN_ON:
         assert mf_ca2fl.markdown(results(f"mf-ca2fl-{data}.json")).strip() in PAGE

@@ -11,7 +11,7 @@ from afflux.ops.errors import AffluxError
 from afflux.rules import fedbuff
 from afflux.rules.presets.dialects import DIALECTS, appfl, flsim, nvflare
 from afflux.rules.staleness import Constant, Hinge, Polynomial
-from afflux.sim.config import parse
+from afflux.sim.workload.rule_specs import parse_rule
 
 DOCS = Path(__file__).parent.parent / "docs" / "dialects.md"
 CHOICES = {
@@ -162,8 +162,10 @@ def test_the_law_can_be_chosen_where_the_framework_leaves_the_choice(name):
 
 def test_names_are_what_the_command_line_takes():
     for name in DIALECTS:
-        assert parse(f"fedbuff:dialect={name}").build() == fedbuff(dialect=name)
-    assert parse("fedbuff:dialect=appfl:staleness=constant").build() == fedbuff(dialect="appfl", staleness=Constant())
+        assert parse_rule(f"fedbuff:dialect={name}").build() == fedbuff(dialect=name)
+    assert parse_rule("fedbuff:dialect=appfl:staleness=constant").build() == fedbuff(
+        dialect="appfl", staleness=Constant()
+    )
 
 
 def test_flgo_is_the_paper():

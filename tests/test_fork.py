@@ -152,19 +152,19 @@ def test_a_fork_amid_a_round_raises_in_the_child():
 
 
 @pytest.mark.parametrize(
-    ("rule", "memory"),
+    ("rule", "accumulate"),
     [
-        ("fedbuff(buffer_size=3)", "buffered"),
-        ("ca2fl(buffer_size=3)", "buffered"),
-        ("fedbuff(buffer_size=3)", "streaming"),
+        ("fedbuff(buffer_size=3)", False),
+        ("ca2fl(buffer_size=3)", False),
+        ("fedbuff(buffer_size=3)", True),
     ],
 )
-def test_forks_while_threads_push(rule, memory):
+def test_forks_while_threads_push(rule, accumulate):
     """Wherever the fork hits: the child works on a whole copy, or raises; and it ends."""
     out = run(
         f"""
     server = Server({rule}, np.zeros(d, np.float32), num_clients=8, num_threads=2, max_slots=4,
-                    memory={memory!r})
+                    accumulate={accumulate})
     stop = threading.Event()
     def push(client):
         while not stop.is_set():

@@ -100,7 +100,7 @@ def test_rows_on_the_host_have_the_bits_of_the_cpu(rule, duplicates, kept, moved
 @pytest.mark.parametrize(
     ("rule", "options"),
     [*((rule, {}) for rule in RULES[:3]), (fadas(buffer_size=M), {"dtype": "float64"}), (wkafl(buffer_size=M), {}),
-     (fedbuff(buffer_size=M), {"memory": "streaming"}), (fedbuff(buffer_size=M), {"slot_dtype": "bfloat16"})],
+     (fedbuff(buffer_size=M), {"accumulate": True}), (fedbuff(buffer_size=M), {"slot_dtype": "bfloat16"})],
     ids=lambda value: getattr(value, "name", None) or str(value),
 )  # fmt: skip
 def test_a_store_goes_from_one_device_to_the_other(rule, options, commit_every, moved, path):
@@ -159,16 +159,16 @@ def test_only_versions_of_this_server_are_kept(moved, path):
 
 def uploads(monkeypatch, server):
     """The sizes of what is sent to the device from here on."""
-    sent, send = [], type(server._device)._sent
+    sent, send = [], type(server._aggregator.device)._sent
     monkeypatch.setattr(
-        type(server._device), "_sent", lambda self, source: (sent.append(source.size), send(self, source))[1]
+        type(server._aggregator.device), "_sent", lambda self, source: (sent.append(source.size), send(self, source))[1]
     )
     return sent
 
 
 def test_each_row_comes_once_and_goes_with_its_arrivals(kept, moved, monkeypatch):
     server = made(ca2fl(buffer_size=M), moved, **kept)
-    stages, sent = server._joins.book.rows.stages, uploads(monkeypatch, server)
+    stages, sent = server._aggregator.admission.state.rows.stages, uploads(monkeypatch, server)
     for client in range(M):
         server.push(client, vector(client), version=0)
     assert (sent, len(stages._of)) == ([], 0)  # nobody has had a row
@@ -261,7 +261,7 @@ def test_a_round_amid_the_upload_of_a_row(moved, monkeypatch):
     here, there = made(ca2fl(buffer_size=M), np.array), made(ca2fl(buffer_size=M), moved, rows_on="host")
     for server in (here, there):
         server.load_state_dict(first.state_dict())
-    upload, late = type(there._device).upload, [(0, 2)]
+    upload, late = type(there._aggregator.device).upload, [(0, 2)]
 
     def push(server, client, k=10):
         server.push(client, vector(k + client), version=1)
@@ -273,7 +273,7 @@ def test_a_round_amid_the_upload_of_a_row(moved, monkeypatch):
             run(push, there, client)
         return sent
 
-    monkeypatch.setattr(type(there._device), "upload", then_the_round)
+    monkeypatch.setattr(type(there._aggregator.device), "upload", then_the_round)
     push(there, 1, 20)
     for client, k in ((0, 10), (2, 10), (1, 20)):
         push(here, client, k)
@@ -288,7 +288,7 @@ def test_who_waits_for_a_slot_has_no_row_on_the_device(kept, moved):
     server = made(ca2fl(buffer_size=M), moved, max_slots=M, **kept)
     for client in range(M):
         server.push(client, vector(client), version=0)
-    held = [server._slots.take() for _ in range(M)]
+    held = [server._aggregator.slots.take() for _ in range(M)]
     with pytest.raises(BusyError):
         server.push(1, vector(1), version=1, timeout=0)
     assert not list(server.rows.stages._of)
@@ -470,7 +470,7 @@ def test_a_budget_is_of_the_device(moved):
     with pytest.raises(AffluxError, match=r"memory_budget is .* staged rows 36 kB"):
         made(rule, moved, rows_on="host", memory_budget=least - 1)
     server = made(rule, moved, rows_on="host", memory_budget=least + 4 * row)  # a slot and the row of who pushes
-    assert (server._slots.limit, server._versions.max_versions) == (M + 2, 2)
+    assert (server._aggregator.slots.limit, server._aggregator.versions.max_versions) == (M + 2, 2)
 
 
 def test_an_upload_is_there_when_it_was_waited_for(moved):

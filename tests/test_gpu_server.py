@@ -72,7 +72,7 @@ def test_every_rule_keeps_all_of_its_state_there(name, moved, vectors):
 
 @pytest.mark.parametrize(
     "options",
-    [{"memory": "streaming"}, {"dtype": "float64"}, {"inplace": True}, {"quarantine": True, "max_staleness": 2}],
+    [{"accumulate": True}, {"dtype": "float64"}, {"inplace": True}, {"quarantine": True, "max_staleness": 2}],
     ids=lambda options: next(iter(options)),
 )
 def test_options_mean_the_same(options, moved, vectors):
@@ -116,12 +116,12 @@ def test_versions_are_counted_as_long_as_a_view_of_them_is_held(moved, vectors):
 def test_slots_run_out_and_come_free(moved, vectors):
     server = Server(fedbuff(buffer_size=3), moved(vectors[0]), max_slots=3)
     pushes(server, vectors[:2])
-    held = server._gate.take_slot(0)
+    held = server._aggregator.take_slot(0)
     with pytest.raises(BusyError, match="all 3 slots of max_slots are taken"):
         server.push(4, vectors[3], version=0, timeout=0)
     del held
     assert server.push(4, vectors[3], version=0, timeout=0).version == 1
-    assert server._slots.taken == 0
+    assert server._aggregator.slots.taken == 0
 
 
 def test_lent_vectors_are_read_where_they_lie(moved, vectors):
@@ -130,7 +130,7 @@ def test_lent_vectors_are_read_where_they_lie(moved, vectors):
     for place, vector in enumerate(vectors[:8]):
         theirs.push(place % 5, moved(vector), version=theirs.version, copy=False)  # nobody else holds it
         gc.collect()
-        assert theirs._slots.taken == 0
+        assert theirs._aggregator.slots.taken == 0
     assert bits(to_numpy(theirs.params)) == bits(mine.params)
     vectors[2][100] = np.inf
     report = pushes(theirs, [moved(vector) for vector in vectors[:4]], copy=False)[-1].report
@@ -298,7 +298,7 @@ def test_a_state_is_copied_once(moved, vectors, monkeypatch):
     def copy(self, vector):
         raise AssertionError("another copy on the device")
 
-    monkeypatch.setattr(type(server._device), "copy", copy)
+    monkeypatch.setattr(type(server._aggregator.device), "copy", copy)
     assert bits(server.state_dict()["arrays"]["sum"]) == bits(expected)
 
 
@@ -307,7 +307,7 @@ def test_a_streaming_server_keeps_nothing_on_the_host(moved, vectors, monkeypatc
         raise AssertionError("zeros on the host")
 
     monkeypatch.setattr("afflux.aggregation.streaming.np.zeros", zeros)
-    server = Server(fedbuff(buffer_size=2), moved(vectors[0]), memory="streaming")
+    server = Server(fedbuff(buffer_size=2), moved(vectors[0]), accumulate=True)
     monkeypatch.undo()
     assert pushes(server, vectors[:2])[-1].version == 1
 

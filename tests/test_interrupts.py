@@ -29,7 +29,7 @@ rule = RULES[{rule!r}](buffer_size=M)
 
 def fresh(log=True):
     return Server(rule, np.zeros(D), num_clients=CLIENTS, max_staleness=5, log=log, num_threads=2, max_slots=slots,
-                  memory="buffered" if lent else memory)
+                  accumulate=memory == "streaming")
 
 def interrupt(*_):
     raise KeyboardInterrupt
@@ -62,15 +62,16 @@ while time.monotonic() - begin < seconds:
     except KeyboardInterrupt:
         interrupts += 1
     signal.setitimer(signal.ITIMER_REAL, 0)
-    assert not server._gate.mutex._is_owned()
+    assert not server._aggregator._monitor.held_here
 
 stop = True
 for thread in threads:
     thread.join()
 state = server.state_dict()  # finishes a round that was left
 assert interrupts > 100, interrupts
-waiting = 0 if memory != "buffered" else server.arrivals_waiting + len(server._joins.book.deferred())
-assert server._slots.taken == waiting and server.arrivals_waiting < M, (server._slots.taken, waiting)
+waiting = 0 if memory != "buffered" else server.arrivals_waiting + len(server._aggregator.admission.state.deferred())
+taken = server._aggregator.slots.taken
+assert taken == waiting and server.arrivals_waiting < M, (taken, waiting)
 assert server.versions_held == 1
 pushes = [entry for entry in server.log if isinstance(entry, Join)]
 assert [entry.number for entry in pushes] == list(range(len(pushes)))

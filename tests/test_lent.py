@@ -193,12 +193,16 @@ def test_rules_that_keep_vectors_take_copies(name):
     before = server.state_dict()["meta"]["joins"]
     with pytest.raises(AffluxError, match=r"client 7's vector cannot be read in place \(copy=False\): " + name):
         server.push(7, np.ones(50, np.float32), version=0, copy=False)
-    assert (server.counts["refused"], server.state_dict()["meta"]["joins"], server._slots.taken) == (1, before, 0)
+    assert (server.counts["refused"], server.state_dict()["meta"]["joins"], server._aggregator.slots.taken) == (
+        1,
+        before,
+        0,
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "why"),
-    [({"inplace": True}, "inplace=True overwrites params"), ({"memory": "streaming"}, "adds it up at once")],
+    [({"inplace": True}, "inplace=True overwrites params"), ({"accumulate": True}, "adds it up at once")],
 )
 def test_servers_that_take_copies(options, why):
     with pytest.raises(AffluxError, match=why):
@@ -259,7 +263,7 @@ def test_a_vector_is_held_until_its_round_and_takes_no_slot(end):
     del vector
     gc.collect()
     assert alive() is not None
-    assert server._slots.taken == 0
+    assert server._aggregator.slots.taken == 0
     if end == "round":
         rounds(server, [np.ones(50, np.float32)] * 9, True, rounds=1)
     else:
@@ -310,7 +314,7 @@ def test_a_round_that_somebody_keeps_holds_no_vectors(monkeypatch):
     del vector
     rounds(server, [np.ones(50, np.float32)] * 9, True, rounds=1)
     gc.collect()
-    assert (len(kept), server._slots.taken, alive()) == (1, 0, None)
+    assert (len(kept), server._aggregator.slots.taken, alive()) == (1, 0, None)
 
 
 @pytest.mark.parametrize("copy", [0, 1, None, "no", np.zeros(1, bool)])
@@ -320,7 +324,7 @@ def test_copy_is_a_bool(copy):
         server.push(1, np.ones(50, np.float32), version=0, copy=copy)
     assert (server.arrivals_waiting, server.counts["refused"]) == (0, 1)
     server.push(1, np.ones(50, np.float32), version=0, copy=np.False_)
-    assert server._slots.taken == 0
+    assert server._aggregator.slots.taken == 0
 
 
 def test_lent_and_copied_in_one_buffer(rng):
@@ -366,12 +370,12 @@ def test_a_state_with_lent_vectors_is_refused_where_they_cannot_be():
     server = made()
     server.push(1, np.ones(50, np.float32), version=0, copy=False)
     state = through_json(server.state_dict())
-    for options in ({"inplace": True}, {"memory": "streaming"}):
+    for options in ({"inplace": True}, {"accumulate": True}):
         other = made(**options)
         with pytest.raises(AffluxError, match=r"arrival 0 was lent \(copy=False\), and here"):
             other.load_state_dict(state)
         assert other.arrivals_waiting == 0
-    state["arrays"]["norms"][:] = 1  # as if somebody had looked
+    state["meta"]["waiting"] = [[*w[:4], 1.0, *w[5:]] for w in state["meta"]["waiting"]]  # as if somebody had looked
     state["arrays"]["slots"][0, 3] = np.nan
     with pytest.raises(AffluxError, match=r"slots has a non-finite value at index \[0, 3\]"):
         made().load_state_dict(state)

@@ -243,6 +243,12 @@ def change(part, name, value):
     return changed
 
 
+def waits(client_id, version, num_examples, join, staleness, norm=1.0, count=1):
+    return change(
+        "meta", "waiting", [[client_id, version, num_examples, None, norm, 0.0, 1.0, join, staleness]] * count
+    )
+
+
 def remove(part, name):
     return lambda state: state[part].pop(name)
 
@@ -252,32 +258,35 @@ def remove(part, name):
     [
         (change("meta", "rule", "fedbuff"), "rule is 'fedbuff' in the state, 'ca2fl' here"),
         (change("meta", "d", 6), "d is 6 in the state, 5 here"),
-        (change("meta", "format", 1), "format is 1 in the state, 2 here"),
+        (change("meta", "format", 1), "format is 1 in the state, 3 here"),
         (change("meta", "order_version", 0), "order_version is 0 in the state"),
         (change("meta", "num_clients", 5), "num_clients is 5 in the state, 4 here"),
         (change("meta", "version", -1), "-1 stands where a count belongs"),
         (change("meta", "version", 1.0), "1.0 stands where a count belongs"),
-        (change("meta", "waiting", [[1, 0, 1, 0, 0]] * 3), "of 3 arrivals are in the buffer, which cannot be"),
+        (waits(1, 0, 1, 0, 0, count=3), "of 3 arrivals are in the buffer, which cannot be"),
         (change("meta", "filled", 9), "9 of [0-9] arrivals are in the buffer, which cannot be"),
         (change("meta", "scalars", {"stage": 1}), "the rule's numbers are \\['stage'\\] in the state, \\[\\] here"),
         (change("meta", "row_ids", [0, 1]), r"rows is float32 of shape \(3, 5\), expected float32 of shape \(2, 5\)"),
         (change("meta", "row_ids", [0, 1, 1]), "a client has two rows"),
-        (lambda state: state["meta"]["log"].append(["stop"]), "the log has an unknown entry 'stop'"),
-        (change("meta", "log", [[0, "lost", 0, 0, 0, 1]]), "log_losses is float64"),
+        (lambda state: state["meta"]["log"].append(["stop"]), "the log has an unknown entry \\['stop'\\]"),
+        (change("meta", "log", [[0, "lost", 0, 0, 0, 1, None, False]]), r"the log has an unknown entry \[0, 'lost', 0"),
+        (change("meta", "log", [[0, "joined", 0, 0, 0, 1, None]]), r"the log has an unknown entry \[0, 'joined', 0"),
+        (change("meta", "log", [[0, "joined", 0, 0, 0, 1, "x", False]]), "'x' stands where a number belongs"),
+        (change("meta", "log", [[0, "joined", 0, 0, True, 1, 0.5, False]]), "True stands where a count belongs"),
         (remove("meta", "joins"), "the state is damaged: KeyError: 'joins'"),
         (remove("arrays", "sum"), "the state is damaged: KeyError: 'sum'"),
         (change("arrays", "params", np.zeros(5)), r"params is float64 of shape \(5,\), expected float32"),
         (change("arrays", "sum", np.full(5, np.nan)), r"sum has a non-finite value at index \[0\]"),
-        (change("arrays", "norms", np.array([-1.0])), "arrival 0 has norm -1.0"),
+        (waits(3, 0, 1, 3, 1, norm=-1.0), "arrival 0 has norm -1.0"),
         (change("meta", "version", 2**63), "9223372036854775808 stands where a count belongs"),
-        (change("meta", "waiting", [[3, 2, 1, 3, 0]]), "arrival 0 has version 2, join 3 and 1 examples"),
-        (change("meta", "waiting", [[3, 0, 0, 3, 0]]), "arrival 0 has version 0, join 3 and 0 examples"),
-        (change("meta", "waiting", [[3, 0, 1, 4, 0]]), "arrival 0 has version 0, join 4 and 1 examples"),
-        (change("meta", "waiting", [["c", 0, 1, 3, 1]]), "client_id 'c' has joined, the others are int"),
-        (change("meta", "waiting", [[3, 0, 1, 3, 5]]), "arrival 0 has staleness 5 and version 0, at version 1"),
+        (waits(3, 2, 1, 3, 0), "arrival 0 has version 2, join 3 and 1 examples"),
+        (waits(3, 0, 0, 3, 0), "arrival 0 has version 0, join 3 and 0 examples"),
+        (waits(3, 0, 1, 4, 0), "arrival 0 has version 0, join 4 and 1 examples"),
+        (waits("c", 0, 1, 3, 1), "client_id 'c' has joined, the others are int"),
+        (waits(3, 0, 1, 3, 5), "arrival 0 has staleness 5 and version 0, at version 1"),
         (change("meta", "id_type", "float"), "the state is damaged: KeyError: 'float'"),
         (change("arrays", "slots", np.full((1, 5), np.inf, np.float32)), r"slots has a non-finite .* \[0, 0\]"),
-        (change("meta", "waiting", [[1.5, 0, 1, 3, 1]]), "client_id 1.5 has joined, the others are int"),
+        (waits(1.5, 0, 1, 3, 1), "client_id 1.5 has joined, the others are int"),
         (change("arrays", "slots", np.zeros((1, 4), np.float32)), r"slots is float32 of shape \(1, 4\)"),
         (lambda state: state.pop("arrays"), "the state is damaged: KeyError: 'arrays'"),
     ],
@@ -314,7 +323,7 @@ def test_a_load_that_runs_out_of_memory_changes_nothing(monkeypatch):
     def fails(*_):
         raise MemoryError
 
-    monkeypatch.setattr(type(server._device), "moved", fails)
+    monkeypatch.setattr(type(server._aggregator.device), "moved", fails)
     with pytest.raises(MemoryError):
         server.load_state_dict(full.state_dict())
     same(server.state_dict(), before)

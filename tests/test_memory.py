@@ -39,8 +39,8 @@ CASES = {
     "fedbuff": ("fedbuff(buffer_size=m)", "", M, 2 * 4 + 4 * M),
     "fedbuff in place, 16 bits": ("fedbuff(buffer_size=m)", "inplace=True, slot_dtype='bfloat16'", M, 4 + 2 * M),
     "ca2fl": ("ca2fl(buffer_size=m)", "", M, 2 * 4 + 4 * M + 8 + 4 * M),
-    "fedbuff, streaming": ("fedbuff(buffer_size=m)", "memory='streaming'", MANY, 2 * 4 + 4 + 8),
-    "fadas, streaming": ("fadas(buffer_size=m)", "memory='streaming'", MANY, 2 * 4 + 4 + 8 + 12),
+    "fedbuff, streaming": ("fedbuff(buffer_size=m)", "accumulate=True", MANY, 2 * 4 + 4 + 8),
+    "fadas, streaming": ("fadas(buffer_size=m)", "accumulate=True", MANY, 2 * 4 + 4 + 8 + 12),
 }
 
 

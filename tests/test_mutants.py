@@ -5,9 +5,24 @@ import pytest
 import mutants
 
 
+@pytest.fixture(scope="module")
+def texts():
+    return mutants.sources(mutants.ROOT)
+
+
 @pytest.mark.parametrize("name", mutants.MUTANTS)
-def test_the_line_to_break_stands_once(name):
-    file, old, new, tests = mutants.MUTANTS[name]
-    assert (mutants.ROOT / file).read_text().count(old) == 1
+def test_the_line_to_break_stands_once(name, texts):
+    old, new, tests = mutants.MUTANTS[name]
+    assert mutants.place(texts, old).is_file()
     assert old != new
-    assert (mutants.ROOT / "tests" / tests).is_file()
+    assert mutants.find_test(mutants.ROOT, tests).is_file()
+
+
+def test_a_line_that_stands_twice_or_nowhere_is_refused(tmp_path):
+    once, twice = {tmp_path / "a.py": "x = 1\n"}, {tmp_path / "a.py": "x = 1\n", tmp_path / "b.py": "x = 1\n"}
+    assert mutants.place(once, "x = 1") == tmp_path / "a.py"
+    for texts in (twice, {}, {tmp_path / "a.py": "x = 1\nx = 1\n"}):
+        with pytest.raises(LookupError, match=r"stands [02] times"):
+            mutants.place(texts, "x = 1")
+    with pytest.raises(LookupError, match="there are 0 test files"):
+        mutants.find_test(tmp_path, "test_ops.py")

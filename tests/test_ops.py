@@ -5,7 +5,8 @@ import pytest
 
 import oracle
 from afflux import ops
-from conftest import SIZES, awkward, bits
+from conftest import awkward, bits
+from order import SIZES
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from afflux import AffluxError, Server, store
+from afflux.aggregation.options import ServerOptions
 from afflux.cli import app
 from afflux.rules import RULES, ca2fl, fadas, fedbuff, gsgm
 from afflux.server.plan import fitted, plan
@@ -27,17 +28,17 @@ def everyone(server, times=1):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"dtype": "float64"}, {"slot_dtype": "bfloat16"}, {"inplace": True}, {"memory": "streaming"}],
+    [{}, {"dtype": "float64"}, {"slot_dtype": "bfloat16"}, {"inplace": True}, {"accumulate": True}],
     ids=str,
 )
 @pytest.mark.parametrize("name", VARIANTS)
 def test_memory_is_what_state_bytes_says(name, options):
     rule = make(name)
-    settings = {"duplicates": "both"} if rule.calibrate.cached and "memory" not in options else {}
+    settings = {"duplicates": "both"} if rule.calibrate.cached and "accumulate" not in options else {}
     try:
         server = ready(Server(rule, np.zeros(SIZE), num_clients=CLIENTS, **settings, **options))
     except AffluxError:
-        if options.get("memory") != "streaming":
+        if not options.get("accumulate"):
             raise
         return  # not every rule can stream
     everyone(server)
@@ -101,7 +102,7 @@ def test_what_cannot_be_is_refused():
     for options, message in [
         ({"dtype": "float16"}, "dtype is 'float16', must be 'float32' or 'float64'"),
         ({"slot_dtype": "float64"}, "slot_dtype is 'float64', must be 'float32' or 'bfloat16'"),
-        ({"memory": "none"}, "memory is 'none'"),
+        ({"accumulate": "none"}, "accumulate is 'none', must be True or False"),
         ({"num_clients": 0}, "num_clients is 0"),
     ]:
         with pytest.raises(AffluxError, match=message):
@@ -119,7 +120,7 @@ def test_a_budget_that_cannot_be_kept_is_refused_with_the_parts():
     ):
         Server(rule, np.zeros(SIZE), num_clients=CLIENTS, memory_budget=least - 1)
     server = Server(rule, np.zeros(SIZE), num_clients=CLIENTS, memory_budget=least)
-    assert (server._slots.limit, server._versions.max_versions) == (M, 2)
+    assert (server._aggregator.slots.limit, server._aggregator.versions.max_versions) == (M, 2)
     for options in ({"max_slots": M + 1}, {"max_versions": 3}):
         with pytest.raises(AffluxError, match="memory_budget"):
             Server(rule, np.zeros(SIZE), num_clients=CLIENTS, memory_budget=least, **options)
@@ -132,20 +133,20 @@ def test_a_budget_that_cannot_be_kept_is_refused_with_the_parts():
 
 def test_slots_and_versions_get_what_is_left():
     def limits(budget, **options):
-        settings = {"num_clients": None, "dtype": "float32", "slot_dtype": "float32", "memory": "buffered"} | options
-        given = {"max_slots": settings.pop("max_slots", None), "max_versions": settings.pop("max_versions", None)}
-        return fitted(budget, fedbuff(buffer_size=M), SIZE, **given, **settings, inplace=False)
+        options = ServerOptions(memory_budget=budget, **options)
+        found = fitted(fedbuff(buffer_size=M), SIZE, options)
+        return found.max_slots, found.max_versions
 
-    most, least = Server(fedbuff(buffer_size=M), np.zeros(SIZE))._slots.limit, 4 * SIZE * (2 + M)
+    most, least = Server(fedbuff(buffer_size=M), np.zeros(SIZE))._aggregator.slots.limit, 4 * SIZE * (2 + M)
     assert limits(least) == (M, 2)
     assert limits(least + 4 * SIZE * 2 + 100) == (M + 2, 2)
     assert limits(least + 4 * SIZE * (most - M + 3)) == (most, 5)
     assert limits(least + 4 * SIZE * 2, max_slots=M) == (M, 4)
     assert limits(least + 4 * SIZE * 2, max_versions=3) == (M + 1, 3)
-    assert limits(10**6, memory="streaming")[0] == most - 2 * M + 1
-    for options in ({}, {"max_slots": M + 1}, {"memory": "streaming"}):
+    assert limits(10**6, accumulate=True)[0] == most - 2 * M + 1
+    for options in ({}, {"max_slots": M + 1}, {"accumulate": True}):
         slots, versions = limits(10**5, **options)
-        settings = {"memory": options.get("memory", "buffered"), "max_slots": slots, "max_versions": versions}
+        settings = options | {"max_slots": slots, "max_versions": versions}
         assert plan(fedbuff(buffer_size=M), SIZE, **settings).memory_bytes <= 10**5
 
 
@@ -196,7 +197,7 @@ def test_a_server_opened_again_keeps_its_limits(tmp_path):
     with Server(fedbuff(buffer_size=M), np.zeros(SIZE), store=tmp_path / "store", memory_budget=4 * SIZE * (M + 1)):
         pass
     with Server.open(tmp_path / "store") as server:
-        assert server._slots.limit == M + 1
+        assert server._aggregator.slots.limit == M + 1
 
 
 def run(*arguments):
@@ -241,7 +242,10 @@ def test_the_command_keeps_a_budget_as_the_server_does(store, tmp_path):
     kept = {"store": tmp_path / "store"} if store and promises_space(tmp_path) else {}
     if kept or not store:
         server = Server(rule, np.zeros(SIZE), num_clients=CLIENTS, memory_budget=budget, **kept)
-        assert (said["max_slots"], said["max_versions"]) == (server._slots.limit, server._versions.max_versions)
+        assert (said["max_slots"], said["max_versions"]) == (
+            server._aggregator.slots.limit,
+            server._aggregator.versions.max_versions,
+        )
     assert said["max_slots"] == M + (3 if store else 2)
     assert said["memory_bytes"] <= budget
     last = next(line for line in run(*arguments).stdout.splitlines() if line.startswith("in all"))

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from afflux.arrays.layout import Layout
-from afflux.sim import models, tasks
-from afflux.sim.clients import Trainer, batches, one_thread
-from afflux.sim.config import SimConfig
+from afflux.sim.clients.training import Trainer, batch_indices, single_torch_thread
+from afflux.sim.workload import data_sets, models
+from afflux.sim.workload.config import SimConfig
 
 SHARDS = [np.arange(0, 23), np.arange(23, 26)]
 
@@ -17,8 +17,8 @@ def generator(seed=0):
 
 
 def trainer(config):
-    task = tasks.load("digits")
-    module = models.build(config.model, task.shape, 10, generator())
+    task = data_sets.load_data_set("digits")
+    module = models.build_model(config.model, task.shape, 10, generator())
     layout = Layout.of(module)
     params = layout.flatten(module)
     return Trainer(module, layout, task, SHARDS, config), params
@@ -26,11 +26,11 @@ def trainer(config):
 
 def reference(config, client, steps, seed):
     """The same work with torch.optim on a module of its own."""
-    task = tasks.load("digits")
-    module = models.build(config.model, task.shape, 10, generator())
+    task = data_sets.load_data_set("digits")
+    module = models.build_model(config.model, task.shape, 10, generator())
     optimizer = torch.optim.SGD(module.parameters(), lr=config.client_lr, weight_decay=config.weight_decay)
     x, y = (torch.tensor(array[SHARDS[client]]) for array in (task.x_train, task.y_train))
-    for batch in batches(len(y), config.batch_size, steps, generator(seed)):
+    for batch in batch_indices(len(y), config.batch_size, steps, generator(seed)):
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(module(x[batch]), y[batch]).backward()
         optimizer.step()
@@ -38,14 +38,14 @@ def reference(config, client, steps, seed):
 
 
 def test_batches_are_shuffled_epochs():
-    drawn = list(batches(10, 4, 7, generator()))
+    drawn = list(batch_indices(10, 4, 7, generator()))
     assert [len(batch) for batch in drawn] == [4, 4, 2, 4, 4, 2, 4]
     for epoch in (drawn[:3], drawn[3:6]):
         assert sorted(np.concatenate(epoch)) == list(range(10))
     assert not np.array_equal(np.concatenate(drawn[:3]), np.concatenate(drawn[3:6]))
-    assert [len(batch) for batch in batches(3, 16, 2, generator())] == [3, 3]
+    assert [len(batch) for batch in batch_indices(3, 16, 2, generator())] == [3, 3]
     with pytest.raises(ValueError, match="no examples"):
-        next(batches(0, 4, 1, generator()))
+        next(batch_indices(0, 4, 1, generator()))
 
 
 @pytest.mark.parametrize("model", ["logreg", "cnn"])
@@ -53,7 +53,7 @@ def test_batches_are_shuffled_epochs():
 def test_local_sgd_is_torchs(model, weight_decay):
     config = SimConfig(model=model, local_steps=4, batch_size=8, weight_decay=weight_decay)
     worker, params = trainer(config)
-    with one_thread():
+    with single_torch_thread():
         trained = worker.train(0, params, "model", generator(3))
         expected = reference(config, 0, 4, 3)
     np.testing.assert_allclose(trained.vector, expected, rtol=0, atol=1e-6)
@@ -81,7 +81,7 @@ def test_local_epochs_count_the_clients_own_batches():
     worker, params = trainer(config)
     # 23 samples are 3 batches, 3 samples are one.
     for client, steps in ((0, 6), (1, 2)):
-        with one_thread():
+        with single_torch_thread():
             trained = worker.train(client, params, "model", generator(5))
         expected = reference(config, client, steps, 5)
         np.testing.assert_allclose(trained.vector, expected, rtol=0, atol=1e-6)
@@ -89,7 +89,7 @@ def test_local_epochs_count_the_clients_own_batches():
 
 def test_evaluation_is_of_the_given_params_on_the_test_part():
     worker, params = trainer(SimConfig(model="logreg"))
-    task = tasks.load("digits")
+    task = data_sets.load_data_set("digits")
     weight, bias = params[:640].reshape(10, 64), params[640:]
     logits = task.x_test.reshape(-1, 64).astype(np.float64) @ weight.T + bias
     worker.train(0, params, "model", generator())
@@ -104,7 +104,7 @@ def test_the_threads_of_the_caller_are_restored():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with one_thread():
+        with single_torch_thread():
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
     finally:

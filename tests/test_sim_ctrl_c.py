@@ -5,9 +5,10 @@ import threading
 
 import pytest
 
-from afflux.sim import ctrl_c
-from afflux.sim.compare import compare, jobs_of
-from afflux.sim.config import SimConfig, parse
+from afflux.sim import interrupts
+from afflux.sim.runs.compare import compare, make_jobs
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import parse_rule
 
 
 def press():
@@ -15,79 +16,79 @@ def press():
 
 
 def test_a_press_is_raised_once_where_it_is_asked_for():
-    with ctrl_c.held():
+    with interrupts.deferred():
         press()
         press()
         with pytest.raises(KeyboardInterrupt):
-            ctrl_c.check()
-        ctrl_c.check()
+            interrupts.raise_if_pending()
+        interrupts.raise_if_pending()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_press_that_nobody_asks_for_is_raised_at_the_end_of_the_outer_block():
     reached = False
-    with pytest.raises(KeyboardInterrupt), ctrl_c.held():
-        with ctrl_c.held():
+    with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+        with interrupts.deferred():
             press()
         reached = True
     assert reached
-    ctrl_c.check()
+    interrupts.raise_if_pending()
 
 
 def test_sigterm_says_that_it_was_that():
     """Once: what is pressed later is Ctrl-C again."""
-    with ctrl_c.held(), ctrl_c.sigterm_too():
+    with interrupts.deferred(), interrupts.sigterm_as_interrupt():
         signal.raise_signal(signal.SIGTERM)
-        with pytest.raises(ctrl_c.Terminated):
-            ctrl_c.check()
+        with pytest.raises(interrupts.Terminated):
+            interrupts.raise_if_pending()
         press()
         with pytest.raises(KeyboardInterrupt) as caught:
-            ctrl_c.check()
+            interrupts.raise_if_pending()
         assert caught.type is KeyboardInterrupt
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_sigterm_that_nobody_asks_for():
-    with pytest.raises(ctrl_c.Terminated), ctrl_c.held(), ctrl_c.sigterm_too():
+    with pytest.raises(interrupts.Terminated), interrupts.deferred(), interrupts.sigterm_as_interrupt():
         signal.raise_signal(signal.SIGTERM)
 
 
 def test_sigterm_where_nobody_would_ask_is_raised_at_once():
-    with ctrl_c.sigterm_too(), pytest.raises(ctrl_c.Terminated):
+    with interrupts.sigterm_as_interrupt(), pytest.raises(interrupts.Terminated):
         signal.raise_signal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt) as caught, ctrl_c.held():
+    with pytest.raises(KeyboardInterrupt) as caught, interrupts.deferred():
         press()
     assert caught.type is KeyboardInterrupt
 
 
 def test_a_second_sigterm_says_what_it_was_too(monkeypatch):
-    with pytest.raises(ctrl_c.Terminated), ctrl_c.held(), ctrl_c.sigterm_too():
+    with pytest.raises(interrupts.Terminated), interrupts.deferred(), interrupts.sigterm_as_interrupt():
         signal.raise_signal(signal.SIGTERM)
-        monkeypatch.setattr(ctrl_c, "PATIENCE_SECONDS", 0.0)
-        with pytest.raises(ctrl_c.Terminated):
+        monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", 0.0)
+        with pytest.raises(interrupts.Terminated):
             signal.raise_signal(signal.SIGTERM)
 
 
 def test_another_error_comes_first():
-    with pytest.raises(ValueError, match="mine"), ctrl_c.held():
+    with pytest.raises(ValueError, match="mine"), interrupts.deferred():
         press()
         raise ValueError("mine")
-    ctrl_c.check()
+    interrupts.raise_if_pending()
 
 
 def test_a_second_press_raises_at_once_when_the_first_has_waited(monkeypatch):
-    with ctrl_c.held():
+    with interrupts.deferred():
         press()
-        monkeypatch.setattr(ctrl_c, "PATIENCE_SECONDS", 0.0)
+        monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", 0.0)
         with pytest.raises(KeyboardInterrupt):
             press()
         with pytest.raises(KeyboardInterrupt):
-            ctrl_c.check()
+            interrupts.raise_if_pending()
 
 
 def test_the_handler_afterwards_may_be_given():
     try:
-        with ctrl_c.held(then=signal.SIG_IGN):
+        with interrupts.deferred(then=signal.SIG_IGN):
             pass
         press()
     finally:
@@ -98,7 +99,7 @@ def test_the_handler_afterwards_may_be_given():
 def test_a_handler_of_the_caller_stays(handler):
     before = signal.signal(signal.SIGINT, handler)
     try:
-        with ctrl_c.held():
+        with interrupts.deferred():
             assert signal.getsignal(signal.SIGINT) is handler
     finally:
         signal.signal(signal.SIGINT, before)
@@ -108,7 +109,7 @@ def test_another_thread_may_hold_it_to_no_effect():
     seen = []
 
     def hold():
-        with ctrl_c.held():
+        with interrupts.deferred():
             seen.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=hold)
@@ -128,6 +129,6 @@ def test_compare_stops_after_the_arrival_at_hand(processes):
             press()
 
     with pytest.raises(KeyboardInterrupt):
-        compare(jobs_of([parse("fedbuff")], [0, 1]), config, processes=processes, watch=watch)
+        compare(make_jobs([parse_rule("fedbuff")], [0, 1]), config, processes=processes, watch=watch)
     assert len(seen) == 1
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -7,11 +7,11 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from afflux.sim import models, tasks
-from afflux.sim.delays import DELAYS, fadas_classes
 from afflux.sim.errors import ConfigError
-from afflux.sim.partitions import BY_CLASSES, PARTITIONS, classes, dirichlet, iid, wkafl
-from afflux.sim.streams import Purpose, stream
+from afflux.sim.workload import data_sets, models
+from afflux.sim.workload.delays import DELAYS, fadas_classes
+from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS, classes, dirichlet, iid, wkafl
+from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 
 
 def generator(seed=0):
@@ -20,14 +20,14 @@ def generator(seed=0):
 
 def test_streams_differ_by_seed_purpose_and_key_and_are_repeatable():
     keys = [
-        (0, Purpose.BATCHES, 0),
-        (0, Purpose.BATCHES, 1),
-        (0, Purpose.MODEL),
-        (1, Purpose.MODEL),
+        (0, StreamPurpose.BATCHES, 0),
+        (0, StreamPurpose.BATCHES, 1),
+        (0, StreamPurpose.MODEL),
+        (1, StreamPurpose.MODEL),
     ]
-    draws = [stream(*key).integers(2**62) for key in keys]
+    draws = [random_stream(*key).integers(2**62) for key in keys]
     assert len(set(draws)) == len(keys)
-    assert draws == [stream(*key).integers(2**62) for key in keys]
+    assert draws == [random_stream(*key).integers(2**62) for key in keys]
 
 
 def test_fadas_class_frequencies():
@@ -189,7 +189,7 @@ def test_too_many_clients_for_the_samples_are_refused():
 
 
 def test_digits_are_standardised_and_split_in_every_class():
-    task = tasks.load("digits")
+    task = data_sets.load_data_set("digits")
     assert task.shape == (1, 8, 8)
     assert len(task.y_train) + len(task.y_test) == 1797
     assert len(task.y_test) == pytest.approx(1797 / 3, abs=5)
@@ -209,18 +209,18 @@ def test_digits_are_standardised_and_split_in_every_class():
 def test_mnist_is_read_from_a_folder_and_its_absence_explained(tmp_path, monkeypatch):
     monkeypatch.delenv("AFFLUX_DATA", raising=False)
     with pytest.raises(ConfigError, match="AFFLUX_DATA"):
-        tasks.load("mnist")
+        data_sets.load_data_set("mnist")
     with pytest.raises(ConfigError, match=r"mnist\.npz"):
-        tasks.load("mnist", tmp_path)
+        data_sets.load_data_set("mnist", tmp_path)
     arrays = {"x_train": generator().integers(0, 256, (20, 28, 28), dtype=np.uint8)}
     np.savez(tmp_path / "mnist.npz", **arrays)
     with pytest.raises(ConfigError, match="no array y_train, x_test, y_test"):
-        tasks.load("mnist", tmp_path)
+        data_sets.load_data_set("mnist", tmp_path)
     arrays |= {"y_train": np.arange(20, dtype=np.uint8) % 10}
     arrays |= {"x_test": arrays["x_train"][:5], "y_test": arrays["y_train"][:5]}
     np.savez(tmp_path / "mnist.npz", **arrays)
     monkeypatch.setenv("AFFLUX_DATA", str(tmp_path))
-    task = tasks.load("mnist")
+    task = data_sets.load_data_set("mnist")
     assert task.shape == (1, 28, 28)
     assert task.y_train.tolist() == [*range(10), *range(10)]
     assert np.array_equal(task.x_test, task.x_train[:5])
@@ -231,7 +231,7 @@ def test_models_start_from_the_generator_and_leave_torchs_alone(name):
     torch.manual_seed(7)
     before = torch.get_rng_state()
     shape = (1, 16, 16) if name == "wkafl-cnn" else (1, 8, 8)
-    built = [models.build(name, shape, 10, generator(seed)) for seed in (0, 0, 1)]
+    built = [models.build_model(name, shape, 10, generator(seed)) for seed in (0, 0, 1)]
     assert torch.equal(torch.get_rng_state(), before)
     first, same, other = (torch.cat([p.flatten() for p in m.parameters()]) for m in built)
     assert torch.equal(first, same)
@@ -247,7 +247,7 @@ def test_models_start_from_the_generator_and_leave_torchs_alone(name):
 
 def test_sizes_of_models():
     def size(name, shape):
-        return sum(p.numel() for p in models.build(name, shape, 10, generator()).parameters())
+        return sum(p.numel() for p in models.build_model(name, shape, 10, generator()).parameters())
 
     assert size("logreg", (1, 8, 8)) == 650
     assert size("cnn", (1, 8, 8)) == 160 + 4640 + (128 * 64 + 64) + 650

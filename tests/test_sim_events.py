@@ -6,8 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from afflux.sim.delays import DELAYS
-from afflux.sim.events import Arrival, Dispatch, schedule
+from afflux.sim.clients.schedule import Arrival, Dispatch, schedule_events
+from afflux.sim.workload.delays import DELAYS
 
 
 def generator(seed=0):
@@ -16,7 +16,7 @@ def generator(seed=0):
 
 def events_of(clients, concurrency, arrivals, delay, *, seed=0, refill=1):
     return list(
-        schedule(
+        schedule_events(
             clients,
             concurrency=concurrency,
             arrivals=arrivals,

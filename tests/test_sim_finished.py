@@ -6,46 +6,47 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-import afflux.sim.run
+import afflux.sim.runs.simulation
 from afflux.cli import app
-from afflux.sim.compare import Job
-from afflux.sim.config import SimConfig, parse
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers import mf_ca2fl
-from afflux.sim.papers.finished import FILE, Finished, Outcome, load
-from afflux.sim.run import run
+from afflux.sim.papers.finished_runs import FILE, FinishedRuns, Outcome, load_outcomes
+from afflux.sim.runs.compare import Job
+from afflux.sim.runs.simulation import run
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import parse_rule
 
 CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=20, eval_every=5, delays="fadas-mild")
-FEDBUFF, CA2FL = parse("fedbuff:buffer_size=4"), parse("ca2fl:buffer_size=4")
+FEDBUFF, CA2FL = parse_rule("fedbuff:buffer_size=4"), parse_rule("ca2fl:buffer_size=4")
 JOBS = [Job(FEDBUFF, 0, config=CONFIG), Job(CA2FL, 0, config=CONFIG), Job(CA2FL, 1, config=CONFIG)]
 
 
 def test_what_has_ended_is_found_again(tmp_path):
     path, result = tmp_path / FILE, run(CA2FL, 0, CONFIG)
-    assert load(path, JOBS) == {}
-    Finished(path, JOBS)[1] = [result]
-    assert load(path, JOBS) == {1: Outcome.of(result)}
-    assert load(path, JOBS[::-1]) == {1: Outcome.of(result)}
+    assert load_outcomes(path, JOBS) == {}
+    FinishedRuns(path, JOBS)[1] = [result]
+    assert load_outcomes(path, JOBS) == {1: Outcome.of(result)}
+    assert load_outcomes(path, JOBS[::-1]) == {1: Outcome.of(result)}
     for other in (
         JOBS[0]._replace(seed=1),
-        JOBS[1]._replace(spec=parse("ca2fl:buffer_size=5")),
-        JOBS[1]._replace(spec=parse("ca2fl", {"buffer_size": 4})),
+        JOBS[1]._replace(spec=parse_rule("ca2fl:buffer_size=5")),
+        JOBS[1]._replace(spec=parse_rule("ca2fl", {"buffer_size": 4})),
         JOBS[1]._replace(config=replace(CONFIG, client_lr=0.2)),
     ):
-        assert load(path, [other]) == {}, "another rule, seed, option or setting"
+        assert load_outcomes(path, [other]) == {}, "another rule, seed, option or setting"
     moved = JOBS[1]._replace(config=replace(CONFIG, data_dir="elsewhere"))
-    assert load(path, [moved]) == {0: Outcome.of(result)}
+    assert load_outcomes(path, [moved]) == {0: Outcome.of(result)}
 
 
 def test_a_line_that_was_cut_off_has_not_ended(tmp_path):
     path = tmp_path / FILE
-    finished = Finished(path, JOBS)
+    finished = FinishedRuns(path, JOBS)
     finished[0], finished[2] = [run(FEDBUFF, 0, CONFIG)], [run(CA2FL, 1, CONFIG)]
-    assert load(path, JOBS).keys() == finished.keys()
+    assert load_outcomes(path, JOBS).keys() == finished.keys()
     path.write_bytes(path.read_bytes()[:-1])
-    assert load(path, JOBS).keys() == {0}
-    Finished(path, JOBS)[1] = [run(CA2FL, 0, CONFIG)]
-    assert load(path, JOBS).keys() == {0, 1}, "the cut line is not glued to the next"
+    assert load_outcomes(path, JOBS).keys() == {0}
+    FinishedRuns(path, JOBS)[1] = [run(CA2FL, 0, CONFIG)]
+    assert load_outcomes(path, JOBS).keys() == {0, 1}, "the cut line is not glued to the next"
 
 
 @pytest.mark.parametrize("text", ["[]\n", "no JSON\n", '{"afflux": "0"}\n', '{"rows": 1}\n'])
@@ -53,14 +54,14 @@ def test_another_file_is_refused(text, tmp_path):
     path = tmp_path / FILE
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"finished\.jsonl holds no finished runs: "):
-        load(path, JOBS)
+        load_outcomes(path, JOBS)
 
 
 def test_late_accuracy_is_the_mean_over_the_last_quarter():
     outcome = Outcome.of(run(CA2FL, 0, CONFIG))
-    assert [row.arrivals for row in outcome.rows] == [0, 5, 10, 15, 20]
-    assert outcome.late_accuracy() == outcome.rows[-1].accuracy
-    assert outcome.late_accuracy(0.5) == (outcome.rows[-1].accuracy + outcome.rows[-2].accuracy) / 2
+    assert [row.arrivals for row in outcome.evaluations] == [0, 5, 10, 15, 20]
+    assert outcome.late_accuracy() == outcome.evaluations[-1].accuracy
+    assert outcome.late_accuracy(0.5) == (outcome.evaluations[-1].accuracy + outcome.evaluations[-2].accuracy) / 2
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def small(monkeypatch):
     names = ("ca2fl", "mf_ca2fl:bits=8:codec=affine", "mf_ca2fl:bits=2:codec=affine", "mf_ca2fl:bits=2:codec=rotated")
     monkeypatch.setattr(mf_ca2fl, "RULES", names)
     monkeypatch.setattr(mf_ca2fl, "TASKS", {"digits": ("logreg", 40, 10)})
-    made, run_paired = [], afflux.sim.run.run_paired
+    made, run_paired = [], afflux.sim.runs.simulation.run_paired
 
     def counted(specs, seed, *rest):
         made.append((specs[0].label, seed))
@@ -77,7 +78,7 @@ def small(monkeypatch):
             raise KeyboardInterrupt
         return run_paired(specs, seed, *rest)
 
-    monkeypatch.setattr(afflux.sim.run, "run_paired", counted)
+    monkeypatch.setattr(afflux.sim.runs.simulation, "run_paired", counted)
     return made
 
 
@@ -94,7 +95,7 @@ def test_a_reproduction_goes_on(small, tmp_path):
     small.clear()
     first = invoke(out, "--at-most", "3")
     assert first.exit_code == 2
-    assert f"has ended is in {out}/; the same command with --out {out} goes on" in first.stderr
+    assert f"the finished runs are in {out}/; the same command with --out {out} continues" in first.stderr
     assert "error: 3 of 8 runs have ended" in first.stderr
     small.append("stop")
     assert invoke(out).exit_code == 130
@@ -124,7 +125,7 @@ def test_the_page_of_mf_ca2fl(small):
     outcomes = []
     for number, job in enumerate(jobs):
         result = Outcome.of(run(CA2FL, 0, CONFIG))
-        rows = tuple(row._replace(accuracy=late[job.seed][number % 4]) for row in result.rows)
+        rows = tuple(row._replace(accuracy=late[job.seed][number % 4]) for row in result.evaluations)
         outcomes.append(Outcome(job.spec.label, job.seed, rows, 3))
     page = mf_ca2fl.page("digits", [0, 1], jobs, outcomes, 4096)
     assert mf_ca2fl.markdown(json.loads(json.dumps(page.content))) == page.markdown

@@ -8,17 +8,17 @@ import pytest
 import rows
 from afflux.arrays.layout import Layout
 from afflux.ops import codecs
-from afflux.sim import models, tasks
-from afflux.sim.broadcast import Broadcast
-from afflux.sim.clients import Trainer, batches, one_thread
-from afflux.sim.config import SimConfig, parse
+from afflux.sim.clients.control_variates import ControlVariates
+from afflux.sim.clients.model_broadcast import ModelBroadcast
+from afflux.sim.clients.schedule import Dispatch, make_schedule
+from afflux.sim.clients.training import Trainer, batch_indices, single_torch_thread
 from afflux.sim.errors import ConfigError
-from afflux.sim.events import Dispatch
-from afflux.sim.local import Controls
-from afflux.sim.partitions import iid
-from afflux.sim.protocol import events_of
-from afflux.sim.run import run
-from afflux.sim.streams import Purpose, stream
+from afflux.sim.runs.simulation import run
+from afflux.sim.workload import data_sets, models
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.partitions import iid
+from afflux.sim.workload.random_streams import StreamPurpose, random_stream
+from afflux.sim.workload.rule_specs import parse_rule
 
 EPSILON = 2.0**-24
 FEATURES, CLASSES = 4, 3
@@ -31,7 +31,7 @@ def tiny(data_dir):
     labels = np.arange(90) % CLASSES
     x = np.clip(0.5 * rng.standard_normal((90, 1, 2, 2)) + labels[:, None, None, None] / 2 - 0.5, -1, 1)
     x = x.astype(np.float32)
-    return tasks.Task("tiny", x, labels, x[:9], labels[:9], CLASSES)
+    return data_sets.DataSet("tiny", x, labels, x[:9], labels[:9], CLASSES)
 
 
 def generator(seed=0):
@@ -40,12 +40,12 @@ def generator(seed=0):
 
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch):
-    monkeypatch.setitem(tasks.DATASETS, "tiny", tiny)
+    monkeypatch.setitem(data_sets.DATASETS, "tiny", tiny)
 
 
 TASK = tiny(None)
 with pytest.MonkeyPatch.context() as patched:
-    patched.setitem(tasks.DATASETS, "tiny", tiny)
+    patched.setitem(data_sets.DATASETS, "tiny", tiny)
     CONFIG = SimConfig(
         data="tiny", model="logreg", client_lr=0.1, local_steps=4, batch_size=8, partition="iid", num_clients=20
     )
@@ -56,7 +56,7 @@ def data(shard):
 
 
 def trainer(config, shards):
-    module = models.build("logreg", TASK.shape, CLASSES, generator())
+    module = models.build_model("logreg", TASK.shape, CLASSES, generator())
     layout = Layout.of(module)
     return Trainer(module, layout, TASK, shards, config), layout.flatten(module)
 
@@ -75,7 +75,7 @@ def literal(pulled, shard, config, steps, rng, extra):
     """K local steps, y <- y - lr (g + extra(y)), in float64."""
     x, y = data(shard)
     local = pulled.astype(np.float64)
-    for batch in batches(len(y), config.batch_size, steps, rng):
+    for batch in batch_indices(len(y), config.batch_size, steps, rng):
         local = local - config.client_lr * (slope(local, x[batch], y[batch]) + extra(local))
     return local
 
@@ -108,7 +108,7 @@ def test_each_client_optimizer_is_its_formula(change):
     config = replace(CONFIG, **change)
     shard = np.arange(30)
     worker, params = trainer(config, [shard])
-    with one_thread():
+    with single_torch_thread():
         ours = worker.train(0, params, "model", generator(3))
         plain = trainer(CONFIG, [shard])[0].train(0, params, "model", generator(3))
 
@@ -128,7 +128,7 @@ def test_scaffolds_shift_is_added_to_every_gradient():
     shard = np.arange(30)
     worker, params = trainer(CONFIG, [shard])
     shift = generator(8).standard_normal(D).astype(np.float32)
-    with one_thread():
+    with single_torch_thread():
         ours = worker.train(0, params, "update", generator(3), shift)
     expected = literal(params, shard, CONFIG, 4, generator(3), lambda y: shift.astype(np.float64)) - params
     assert np.linalg.norm(ours.vector - expected) <= bound(CONFIG, 4, added=4.0) < 1e-3
@@ -146,9 +146,9 @@ def test_a_proximal_term_keeps_the_model_near_the_pulled_one():
 def test_scaffold_over_several_rounds_is_its_formulas(protocol, monkeypatch):
     """Clients, control variates and a FedBuff server once more in float64, over the same events."""
     made = []
-    init = Controls.__init__
-    monkeypatch.setattr(Controls, "__init__", lambda self, *args: (init(self, *args), made.append(self))[0])
-    rule = parse("fedbuff:buffer_size=3:staleness=constant")
+    init = ControlVariates.__init__
+    monkeypatch.setattr(ControlVariates, "__init__", lambda self, *args: (init(self, *args), made.append(self))[0])
+    rule = parse_rule("fedbuff:buffer_size=3:staleness=constant")
     config = replace(
         CONFIG,
         client_optimizer="scaffold",
@@ -163,19 +163,19 @@ def test_scaffold_over_several_rounds_is_its_formulas(protocol, monkeypatch):
     ours = run(rule, 7, config)
     (controls,) = made
 
-    shards = iid(TASK.y_train, 5, 0, stream(7, Purpose.PARTITION))
-    module = models.build("logreg", TASK.shape, CLASSES, stream(7, Purpose.MODEL))
+    shards = iid(TASK.y_train, 5, 0, random_stream(7, StreamPurpose.PARTITION))
+    module = models.build_model("logreg", TASK.shape, CLASSES, random_stream(7, StreamPurpose.MODEL))
     x = Layout.of(module).flatten(module).astype(np.float64)
     c, own, held, sent = np.zeros(D), np.zeros((5, D)), np.zeros((5, D)), {}
     models_sent, buffer, largest = [(x, c)], [], 0.0
-    for event in events_of(rule, 3, 7, config, range(5)):
+    for event in make_schedule(rule, 3, 7, config, range(5)):
         if isinstance(event, Dispatch):
             age = min(event.age, len(models_sent) - 1)
             sent[event.sequence] = models_sent[-1 - age]
             continue
         pulled, c_pulled = sent[event.sequence]
         i = event.client
-        rng = stream(7, Purpose.BATCHES, event.sequence)
+        rng = random_stream(7, StreamPurpose.BATCHES, event.sequence)
         y = literal(pulled, shards[i], config, 2, rng, lambda y, i=i, c=c_pulled: -own[i] + c)
         own[i] = own[i] - c_pulled + (pulled - y) / (2 * config.client_lr)
         largest = max(largest, np.abs(y).max(), np.abs(own).max())
@@ -196,7 +196,7 @@ def test_scaffold_over_several_rounds_is_its_formulas(protocol, monkeypatch):
 
 
 def test_the_servers_control_is_the_mean_of_the_rows_however_often_clients_come():
-    controls = Controls(4, 8)
+    controls = ControlVariates(4, 8)
     zeros = controls.server
     own = np.zeros((8, 4), np.float32)
     rng = generator(5)
@@ -206,7 +206,7 @@ def test_the_servers_control_is_the_mean_of_the_rows_however_often_clients_come(
             shift = controls.shift(client, controls.server)
             assert np.array_equal(shift, controls.server - own[client])
             gradient = rng.standard_normal(4).astype(np.float32)
-            controls.arrived(client, gradient, shift)
+            controls.record_gradient(client, gradient, shift)
             own[client] = gradient - shift
             assert np.array_equal(controls.server, before), "c moves at steps only"
         controls.step()
@@ -220,13 +220,13 @@ def test_the_servers_control_is_the_mean_of_the_rows_however_often_clients_come(
 def test_controls_in_few_bits(codec):
     """What clients get back is the reference's row, keyed by the step; c is the mean of these rows."""
     seed, steps, gradients = 5, 40, generator(3).standard_normal((40, 3, 200)).astype(np.float32)
-    controls, own = Controls(200, 6, codec, seed), np.zeros((6, 200), np.float32)
+    controls, own = ControlVariates(200, 6, codec, seed), np.zeros((6, 200), np.float32)
     for step in range(steps):
         clients = [(step + k) % 6 for k in range(3)]
         for client, gradient in zip(clients, gradients[step], strict=True):
             shift = controls.shift(client, controls.server)
             assert np.array_equal(shift, controls.server - own[client])
-            controls.arrived(client, gradient + shift, shift)
+            controls.record_gradient(client, gradient + shift, shift)
             own[client] = (gradient + shift) - shift
             assert np.array_equal(controls.client(client), own[client]), "unrounded until the step"
         controls.step()
@@ -240,7 +240,7 @@ def test_controls_in_few_bits(codec):
 
 def test_runs_with_controls_in_few_bits_repeat_and_differ():
     config = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, client_optimizer="scaffold")
-    rule, few = parse("fedbuff:buffer_size=4"), replace(config, control_codec="affine-2")
+    rule, few = parse_rule("fedbuff:buffer_size=4"), replace(config, control_codec="affine-2")
     first, again, exact = (run(rule, 0, each) for each in (few, few, config))
     assert first.digest == again.digest != exact.digest
 
@@ -249,9 +249,9 @@ def test_the_order_of_arrivals_between_two_steps_changes_no_bit():
     gradients = generator(2).standard_normal((6, 50)).astype(np.float32)
     results = []
     for order in ([0, 1, 2, 3, 4, 5], [5, 3, 1, 0, 2, 4]):
-        controls = Controls(50, 7, codecs.affine(2))
+        controls = ControlVariates(50, 7, codecs.affine(2))
         for client in order:
-            controls.arrived(client, gradients[client], controls.shift(client, controls.server))
+            controls.record_gradient(client, gradients[client], controls.shift(client, controls.server))
         controls.step()
         results.append(controls.server.tobytes())
     assert results[0] == results[1]
@@ -267,7 +267,7 @@ def test_a_stale_model_comes_with_the_control_of_its_time():
 
     server = Server()
     config = replace(CONFIG, client_optimizer="scaffold", protocol="rounds", stale_models=2)
-    broadcast = Broadcast(server, config, 2, 0)
+    broadcast = ModelBroadcast(server, config, 2, 0)
     controls = broadcast._controls
     for version in range(4):
         server.version = version
@@ -282,13 +282,13 @@ def test_a_stale_model_comes_with_the_control_of_its_time():
 def test_local_steps_are_drawn_uniformly_from_the_dispatchs_own_stream():
     config = replace(CONFIG, steps_law="uniform", local_steps=3, batch_size=2)
     worker, params = trainer(config, [np.arange(4)])
-    steps = [worker.train(0, params, "update", stream(0, Purpose.BATCHES, k)).steps for k in range(1200)]
+    steps = [worker.train(0, params, "update", random_stream(0, StreamPurpose.BATCHES, k)).steps for k in range(1200)]
     counts = np.bincount(steps, minlength=7)
     assert counts[0] == 0
     assert len(counts) == 7
     assert np.abs(counts[1:] - 200).max() < 5 * np.sqrt(200)
     for k, kind in ((3, "model"), (4, "gradient")):
-        again = worker.train(0, params, kind, stream(0, Purpose.BATCHES, k))
+        again = worker.train(0, params, kind, random_stream(0, StreamPurpose.BATCHES, k))
         assert again.steps == steps[k], "the same for every kind of rule"
 
 
@@ -311,9 +311,9 @@ def test_the_kinds_of_a_drawn_number_of_steps(kind):
 def test_one_step_of_sgd_has_its_stochastic_gradient():
     config = replace(CONFIG, local_steps=1, client_lr=0.5)
     worker, params = trainer(config, [np.arange(30)])
-    with one_thread():
+    with single_torch_thread():
         trained = worker.train(0, params, "gradient", generator(1))
-    (batch,) = batches(30, 8, 1, generator(1))
+    (batch,) = batch_indices(30, 8, 1, generator(1))
     x, y = data(np.arange(30))
     expected = slope(params.astype(np.float64), x[batch], y[batch])
     assert np.linalg.norm(trained.vector - expected) <= bound(config, 1) / 0.5
@@ -340,7 +340,7 @@ def test_the_gradient_over_chosen_examples():
 def test_runs_with_other_client_optimizers_repeat_bit_for_bit_and_differ(optimizer):
     config = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, local_steps=3, mu=1.0)
     plain, first, again = (
-        run(parse("fedbuff:buffer_size=4"), 0, replace(config, client_optimizer=name))
+        run(parse_rule("fedbuff:buffer_size=4"), 0, replace(config, client_optimizer=name))
         for name in ("sgd", optimizer, optimizer)
     )
     assert first.digest == again.digest != plain.digest

@@ -10,24 +10,25 @@ import pytest
 from rich.console import Console
 
 from afflux.ops.units import in_bytes
-from afflux.sim import report, terminal
-from afflux.sim.compare import compare, jobs_of
-from afflux.sim.config import SimConfig, parse
 from afflux.sim.errors import ConfigError
+from afflux.sim.results import run_folder, terminal_output
+from afflux.sim.runs.compare import compare, make_jobs
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import parse_rule
 
 CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=30, eval_every=10, target=0.999)
-SPECS = [parse("fedbuff:buffer_size=3:staleness=polynomial(1)"), parse("fedasync")]
+SPECS = [parse_rule("fedbuff:buffer_size=3:staleness=polynomial(1)"), parse_rule("fedasync")]
 
 
 @pytest.fixture(scope="module")
 def results():
-    return compare(jobs_of(SPECS, [0, 1]), CONFIG)
+    return compare(make_jobs(SPECS, [0, 1]), CONFIG)
 
 
 @pytest.fixture(scope="module")
 def folder(results, tmp_path_factory):
-    path = report.new_folder(tmp_path_factory.mktemp("out") / "deep" / "run")
-    report.write(path, results, CONFIG)
+    path = run_folder.create_run_folder(tmp_path_factory.mktemp("out") / "deep" / "run")
+    run_folder.write_results(path, results, CONFIG)
     return path
 
 
@@ -56,13 +57,13 @@ def test_the_configuration_can_be_run_again(folder):
     assert SimConfig(**written["simulation"]) == CONFIG
     assert asdict(CONFIG).keys() == written["simulation"].keys()
     assert written["seeds"] == [0, 1]
-    assert [parse(rule["label"]) for rule in written["rules"]] == SPECS
+    assert [parse_rule(rule["label"]) for rule in written["rules"]] == SPECS
     assert {"afflux", "python", "numpy", "torch"} == written["versions"].keys()
 
 
 def test_metrics_are_the_results_to_the_last_bit(folder, results):
     rows = rows_of(folder / "metrics.csv")
-    expected = [(r.spec.label, r.seed, *row) for r in results for row in r.rows]
+    expected = [(r.spec.label, r.seed, *row) for r in results for row in r.evaluations]
     assert len(rows) == len(expected) == 4 * 4
     for row, (label, seed, arrivals, version, time, accuracy, loss) in zip(rows, expected, strict=True):
         assert (row["rule"], int(row["seed"])) == (label, seed)
@@ -97,7 +98,7 @@ def test_the_summaries_agree_and_unreached_targets_are_no_numbers(folder, result
 
 def test_the_table_names_what_it_shows(results):
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(terminal.table(results, CONFIG))
+    console.print(terminal_output.results_table(results, CONFIG))
     text = console.export_text()
     for word in (
         "fedasync",
@@ -113,12 +114,12 @@ def test_the_table_names_what_it_shows(results):
 
 def test_a_folder_with_something_in_it_is_not_written_to(folder, tmp_path):
     with pytest.raises(ConfigError, match="not an empty folder"):
-        report.new_folder(folder)
+        run_folder.create_run_folder(folder)
     with pytest.raises(ConfigError, match="not an empty folder"):
-        report.new_folder(folder / "config.json")
+        run_folder.create_run_folder(folder / "config.json")
     with pytest.raises(ConfigError, match="cannot make"):
-        report.new_folder(folder / "config.json" / "below")
-    assert report.new_folder(tmp_path) == tmp_path
+        run_folder.create_run_folder(folder / "config.json" / "below")
+    assert run_folder.create_run_folder(tmp_path) == tmp_path
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from afflux.sim.config import SimConfig, parse
-from afflux.sim.delays import DELAYS
+from afflux.sim.clients.schedule import Arrival, Dispatch, make_schedule, schedule_events, schedule_rounds
 from afflux.sim.errors import ConfigError
-from afflux.sim.events import SAMPLING, Arrival, Dispatch, rounds, schedule
-from afflux.sim.run import run
+from afflux.sim.runs.simulation import run
+from afflux.sim.workload.config import SAMPLING, SimConfig
+from afflux.sim.workload.delays import DELAYS
+from afflux.sim.workload.rule_specs import parse_rule
 
 SMALL = SimConfig(
     model="logreg",
@@ -29,7 +30,7 @@ def generator(seed=0):
 
 def events_of(cohort, arrivals, *, num_clients=10, stale_models=5, seed=0, delay=None, probabilities=None):
     return list(
-        rounds(
+        schedule_rounds(
             range(num_clients),
             cohort=cohort,
             arrivals=arrivals,
@@ -110,8 +111,8 @@ def test_the_models_that_clients_start_from_are_uniform_over_the_last_ones():
 
 @pytest.mark.parametrize("rule", ["fedbuff:buffer_size=5", "ca2fl:buffer_size=5", "fedasync"])
 def test_staleness_is_the_age_of_the_model(rule):
-    result = run(parse(rule), 3, SMALL)
-    size = parse(rule).build().buffer_size
+    result = run(parse_rule(rule), 3, SMALL)
+    size = parse_rule(rule).build().buffer_size
     ages, came = {}, []
     for event in events_of_run(size, 3, SMALL):
         if isinstance(event, Dispatch):
@@ -125,28 +126,29 @@ def test_staleness_is_the_age_of_the_model(rule):
 
 
 def events_of_run(cohort, seed, config):
-    from afflux.sim import protocol
-
-    return protocol.events_of(parse("fedbuff"), cohort, seed, config, range(config.num_clients))
+    return make_schedule(parse_rule("fedbuff"), cohort, seed, config, range(config.num_clients))
 
 
 def test_one_stale_model_is_synchronous_and_so_are_synchronous_rules():
     for rule, config in (("fedbuff:buffer_size=5", replace(SMALL, stale_models=1)), ("fedavg:buffer_size=5", SMALL)):
-        assert run(parse(rule), 0, config).max_staleness == 0
+        assert run(parse_rule(rule), 0, config).max_staleness == 0
 
 
 def test_rounds_repeat_bit_for_bit_and_rules_are_paired():
-    first, again, other = (run(parse(rule), 1, SMALL) for rule in ("fedbuff", "fedbuff", "ca2fl"))
+    first, again, other = (run(parse_rule(rule), 1, SMALL) for rule in ("fedbuff", "fedbuff", "ca2fl"))
     assert first.digest == again.digest != other.digest
     assert first.staleness.tolist() == other.staleness.tolist()
-    assert [row.virtual_time for row in first.rows] == [row.virtual_time for row in other.rows]
+    assert [row.virtual_time for row in first.evaluations] == [row.virtual_time for row in other.evaluations]
 
 
 def test_biased_runs_need_ten_clients():
     biased = replace(SMALL, sampling="biased")
-    assert run(parse("fedbuff:buffer_size=5"), 0, biased).digest != run(parse("fedbuff:buffer_size=5"), 0, SMALL).digest
+    assert (
+        run(parse_rule("fedbuff:buffer_size=5"), 0, biased).digest
+        != run(parse_rule("fedbuff:buffer_size=5"), 0, SMALL).digest
+    )
     with pytest.raises(ConfigError, match="sampling 'biased' is for 10 clients, not 12"):
-        run(parse("fedbuff:buffer_size=5"), 0, replace(biased, num_clients=12))
+        run(parse_rule("fedbuff:buffer_size=5"), 0, replace(biased, num_clients=12))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +167,7 @@ def test_impossible_settings_are_refused(change, message):
 
 def test_a_cohort_beyond_the_clients_is_refused():
     with pytest.raises(ConfigError, match="concurrency is 11, but only 10 of 10"):
-        run(parse("fedbuff:buffer_size=11"), 0, SMALL)
+        run(parse_rule("fedbuff:buffer_size=11"), 0, SMALL)
     with pytest.raises(ValueError, match="cohort 11"):
         events_of(11, 11)
     with pytest.raises(ValueError, match="2 probabilities for 10"):
@@ -174,7 +176,7 @@ def test_a_cohort_beyond_the_clients_is_refused():
 
 def test_k_async_is_refill_k_with_all_clients_at_once():
     """WKAFL's law: the server steps on the first K of P, and sends the new model to just those."""
-    events = schedule(
+    events = schedule_events(
         range(12),
         concurrency=12,
         arrivals=90,

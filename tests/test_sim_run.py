@@ -8,14 +8,15 @@ import pytest
 
 from afflux.rules.staleness import Constant, Hinge
 from afflux.server.server import Server
-from afflux.sim import run as run_module
-from afflux.sim.clients import Trainer
-from afflux.sim.compare import compare, jobs_of
-from afflux.sim.config import RuleSpec, SimConfig, parse
-from afflux.sim.delays import DELAYS
+from afflux.sim.clients.training import Trainer
 from afflux.sim.errors import ConfigError, DivergedError, MissingExtraError
-from afflux.sim.result import Row, RunResult, by_rule, spread, summarise
-from afflux.sim.run import run
+from afflux.sim.results.run_result import Evaluation, RunResult, group_by_rule, seed_statistics, summarise
+from afflux.sim.runs import simulation as run_module
+from afflux.sim.runs.compare import compare, make_jobs
+from afflux.sim.runs.simulation import run
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.delays import DELAYS
+from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
 from conftest import reproducible
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, eval_every=7, local_steps=2)
@@ -41,20 +42,20 @@ def test_staleness_of_a_schedule_done_by_hand(monkeypatch):
         partition="iid",
         eval_every=3,
     )
-    result = run(parse("fedbuff:buffer_size=2"), 0, config)
+    result = run(parse_rule("fedbuff:buffer_size=2"), 0, config)
     assert result.staleness.tolist() == [0, 0, 1, 0, 0, 1, 1]
     assert result.round_staleness.tolist() == [0, 1, 1]
     assert result.max_staleness == 1
     assert result.mean_staleness == 3 / 7
     assert result.mean_max_staleness == 2 / 3
     # Arrival 3 is at 2.5 with one step done, arrival 6 at 5 with three, arrival 7 also at 5.
-    assert [row[:3] for row in result.rows] == [(0, 0, 0.0), (3, 1, 2.5), (6, 3, 5.0), (7, 3, 5.0)]
-    assert result.rows[2][3:] == result.rows[3][3:]
+    assert [row[:3] for row in result.evaluations] == [(0, 0, 0.0), (3, 1, 2.5), (6, 3, 5.0), (7, 3, 5.0)]
+    assert result.evaluations[2][3:] == result.evaluations[3][3:]
     assert len(result.server_seconds) == 3
 
 
 def test_the_same_seed_gives_the_same_bits_whatever_the_processes():
-    jobs = jobs_of([parse("fedbuff:buffer_size=3"), parse("fedasync")], [0, 1])
+    jobs = make_jobs([parse_rule("fedbuff:buffer_size=3"), parse_rule("fedasync")], [0, 1])
     again, here, there = (
         [reproducible(result) for result in compare(jobs, SMALL, processes=processes)] for processes in (1, 1, 2)
     )
@@ -64,8 +65,8 @@ def test_the_same_seed_gives_the_same_bits_whatever_the_processes():
 
 
 def test_a_result_does_not_depend_on_what_else_is_compared():
-    alone = run(parse("ca2fl:buffer_size=3"), 1, SMALL)
-    among = compare(jobs_of([parse("fedasync"), parse("ca2fl:buffer_size=3")], [0, 1]), SMALL)
+    alone = run(parse_rule("ca2fl:buffer_size=3"), 1, SMALL)
+    among = compare(make_jobs([parse_rule("fedasync"), parse_rule("ca2fl:buffer_size=3")], [0, 1]), SMALL)
     assert reproducible(alone) == reproducible(among[3])
 
 
@@ -81,10 +82,10 @@ def test_one_seed_pairs_the_rules(monkeypatch):
     times, starts = {}, {}
     for label in ("fedbuff:buffer_size=3", "fedasync", "ca2fl:buffer_size=5", "other seed"):
         seen[label] = []
-        spec, seed = (parse("fedasync"), 1) if label == "other seed" else (parse(label), 0)
+        spec, seed = (parse_rule("fedasync"), 1) if label == "other seed" else (parse_rule(label), 0)
         result = run(spec, seed, SMALL)
-        times[label] = [row.virtual_time for row in result.rows]
-        starts[label] = result.rows[0]
+        times[label] = [row.virtual_time for row in result.evaluations]
+        starts[label] = result.evaluations[0]
     *paired, other = seen
     for facts in (seen, times, starts):
         assert facts[paired[0]] == facts[paired[1]] == facts[paired[2]]
@@ -111,7 +112,7 @@ def test_clients_train_from_what_they_pulled_at_dispatch(monkeypatch):
     monkeypatch.setattr(Server, "pull", spy_pull)
     monkeypatch.setattr(Server, "push", spy_push)
     monkeypatch.setattr(Trainer, "train", spy_train)
-    run(parse("fedbuff:buffer_size=2"), 0, SMALL)
+    run(parse_rule("fedbuff:buffer_size=2"), 0, SMALL)
     at = {pulled.version: params.tobytes() for pulled, params in pulls}
     assert len(pushes) == 40
     assert len(at) > 10
@@ -129,41 +130,41 @@ def test_clients_without_data_are_never_dispatched(monkeypatch):
 
     monkeypatch.setattr(Server, "push", spy)
     config = replace(SMALL, num_clients=200, alpha=0.02, arrivals=600, local_steps=1, eval_every=600)
-    result = run(parse("fedasync"), 0, config)
+    result = run(parse_rule("fedasync"), 0, config)
     assert len(ids) > 0.9 * result.num_clients
     assert len(ids) <= result.num_clients < 200
     with pytest.raises(ConfigError, match="hold data"):
-        run(parse("fedasync"), 0, replace(config, concurrency=200))
+        run(parse_rule("fedasync"), 0, replace(config, concurrency=200))
 
 
 def test_fedavg_is_synchronous():
-    result = run(parse("fedavg:buffer_size=5"), 0, SMALL)
+    result = run(parse_rule("fedavg:buffer_size=5"), 0, SMALL)
     assert result.max_staleness == 0
     assert len(result.round_staleness) == 8
 
 
 def test_training_learns_and_evaluates_as_asked():
     config = replace(SMALL, arrivals=200, alpha=1.0, eval_every=50)
-    result = run(parse("fedbuff:buffer_size=5"), 0, config)
-    assert [row.arrivals for row in result.rows] == [0, 50, 100, 150, 200]
-    assert result.rows[0].accuracy < 0.3
+    result = run(parse_rule("fedbuff:buffer_size=5"), 0, config)
+    assert [row.arrivals for row in result.evaluations] == [0, 50, 100, 150, 200]
+    assert result.evaluations[0].accuracy < 0.3
     assert result.final_accuracy > 0.8
-    assert result.best_accuracy == max(row.accuracy for row in result.rows)
+    assert result.best_accuracy == max(row.accuracy for row in result.evaluations)
 
 
 def test_divergence_is_reported_with_the_rule_the_seed_and_the_client():
     with pytest.raises(DivergedError, match=r"fedasync, seed 3: client .* lower client_lr"):
-        run(parse("fedasync"), 3, replace(SMALL, client_lr=1e38))
+        run(parse_rule("fedasync"), 3, replace(SMALL, client_lr=1e38))
 
 
 def test_a_failing_run_stops_the_others_across_processes():
-    jobs = jobs_of([parse("fedasync")], [0, 1, 2])
+    jobs = make_jobs([parse_rule("fedasync")], [0, 1, 2])
     with pytest.raises(DivergedError):
         compare(jobs, replace(SMALL, client_lr=1e38), processes=2)
 
 
 def test_progress_is_told_per_job():
-    jobs = jobs_of([parse("fedasync")], [0, 1])
+    jobs = make_jobs([parse_rule("fedasync")], [0, 1])
     for processes in (1, 2):
         told = {0: 0, 1: 0}
         compare(jobs, SMALL, processes=processes, watch=told.__setitem__)
@@ -172,7 +173,7 @@ def test_progress_is_told_per_job():
 
 def test_a_missing_package_is_named_before_any_work(monkeypatch):
     monkeypatch.setattr("afflux.sim.errors.find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"torch, scikit-learn: pip install 'afflux\[sim\]'"):
+    with pytest.raises(MissingExtraError, match=r"torch, msgspec, scikit-learn: pip install 'afflux\[sim\]'"):
         compare([], SMALL)
 
 
@@ -198,11 +199,11 @@ def test_impossible_settings_are_refused(change, message):
 
 def test_a_negative_seed_is_refused():
     with pytest.raises(ConfigError, match="seed"):
-        run_module.run(parse("fedasync"), -1, SMALL)
+        run_module.run(parse_rule("fedasync"), -1, SMALL)
 
 
 def test_rules_are_read_from_text():
-    spec = parse("fedbuff:server_lr=0.5:staleness=hinge(10,4):normalise=weights", {"buffer_size": 4})
+    spec = parse_rule("fedbuff:server_lr=0.5:staleness=hinge(10,4):normalise=weights", {"buffer_size": 4})
     options = {
         "server_lr": 0.5,
         "staleness": Hinge(10, 4),
@@ -211,8 +212,8 @@ def test_rules_are_read_from_text():
     }
     assert dict(spec.options) == options
     assert spec.build().buffer_size == 4
-    assert dict(parse("fedasync", {"buffer_size": 4}).options) == {}
-    assert dict(parse("fedasync:staleness=constant").options) == {"staleness": Constant()}
+    assert dict(parse_rule("fedasync", {"buffer_size": 4}).options) == {}
+    assert dict(parse_rule("fedasync:staleness=constant").options) == {"staleness": Constant()}
 
 
 @pytest.mark.parametrize(
@@ -233,11 +234,11 @@ def test_rules_are_read_from_text():
 )
 def test_rules_that_cannot_be_are_refused(text, message):
     with pytest.raises(ConfigError, match=message):
-        parse(text).build()
+        parse_rule(text).build()
 
 
 def result_of(label, seed, accuracies):
-    rows = tuple(Row(10 * i, i, 2.0 * i, a, 1.0) for i, a in enumerate(accuracies))
+    rows = tuple(Evaluation(10 * i, i, 2.0 * i, a, 1.0) for i, a in enumerate(accuracies))
     staleness = np.array([0, 4, 2])
     return RunResult(
         RuleSpec(label, (), label),
@@ -258,7 +259,7 @@ def test_the_summary_is_of_the_rows():
         result_of("b", 0, [0.1, 0.2]),
         result_of("a", 1, [0.1, 0.6]),
     ]
-    assert {label: len(runs) for label, runs in by_rule(results).items()} == {"a": 2, "b": 1}
+    assert {label: len(runs) for label, runs in group_by_rule(results).items()} == {"a": 2, "b": 1}
     table = summarise(results, 0.8)
     assert table["a"]["final_accuracy"] == pytest.approx((0.65, np.sqrt(0.005), 2))
     assert table["a"]["best_accuracy"].mean == pytest.approx(0.75)
@@ -268,7 +269,7 @@ def test_the_summary_is_of_the_rows():
     assert table["b"]["server_ms"].mean == pytest.approx(2)
     assert table["b"]["mean_staleness"].mean == 2
     assert table["b"]["mean_max_staleness"].mean == 3
-    assert spread([1.0, 3.0]) == (2, pytest.approx(np.sqrt(2)), 2)
+    assert seed_statistics([1.0, 3.0]) == (2, pytest.approx(np.sqrt(2)), 2)
 
 
 @pytest.mark.parametrize("rule", ["fedasync", "fedbuff:buffer_size=3"])
@@ -293,6 +294,6 @@ def test_memory_stays_at_the_versions_in_flight(monkeypatch, rule):
 
     monkeypatch.setattr(Server, "pull", spy_pull)
     monkeypatch.setattr(Server, "push", spy_push)
-    run(parse(rule), 0, replace(SMALL, arrivals=300))
+    run(parse_rule(rule), 0, replace(SMALL, arrivals=300))
     assert max(made) >= 100
     assert all(allocated <= distinct + 1 for allocated, distinct in peaks)

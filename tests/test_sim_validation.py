@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from afflux import Server
-from afflux.sim.clients import Trainer
-from afflux.sim.config import SimConfig, parse
+from afflux.sim.clients.training import Trainer
+from afflux.sim.clients.validation_gradient import needs_validation_gradient
 from afflux.sim.errors import ConfigError
-from afflux.sim.run import run
-from afflux.sim.validation import wants
+from afflux.sim.runs.simulation import run
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import parse_rule
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, local_steps=1, alpha=1.0)
 
@@ -43,8 +44,8 @@ def handed(monkeypatch):
 @pytest.mark.parametrize("every", [1, 3])
 def test_the_gradient_is_of_the_newest_params_every_so_many_versions(handed, every):
     told, versions = handed
-    result = run(parse("zenopp:server_lr=0.3"), 0, replace(SMALL, refresh_every=every))
-    last = result.rows[-1].version
+    result = run(parse_rule("zenopp:server_lr=0.3"), 0, replace(SMALL, refresh_every=every))
+    last = result.evaluations[-1].version
     assert last > 10, "most updates are accepted"
     assert [entry[1] for entry in told] == [*range(0, last + 1, every)]
     assert len({tuple(entry[0]) for entry in told}) == 1, "always the same examples"
@@ -58,8 +59,8 @@ def test_the_gradient_is_of_the_newest_params_every_so_many_versions(handed, eve
 
 def test_a_rejected_arrival_refreshes_nothing(handed):
     told, versions = handed
-    result = run(parse("zenopp:rho=1e9"), 0, SMALL)
-    assert result.rows[-1].version == 0
+    result = run(parse_rule("zenopp:rho=1e9"), 0, SMALL)
+    assert result.evaluations[-1].version == 0
     assert len(versions) == 40
     assert len(told) == 1
 
@@ -69,7 +70,7 @@ def test_the_examples_depend_on_the_seed_only(handed):
     seen = []
     for seed, change in ((0, {}), (0, {"num_clients": 30}), (1, {}), (0, {"validation": 5000})):
         del told[:]
-        run(parse("zenopp"), seed, replace(SMALL, arrivals=1, **change))
+        run(parse_rule("zenopp"), seed, replace(SMALL, arrivals=1, **change))
         seen.append(told[0][0])
     assert seen[0] == seen[1] != seen[2]
     assert seen[3] == list(range(len(seen[3]))), "no more than there are"
@@ -79,12 +80,12 @@ def test_the_examples_depend_on_the_seed_only(handed):
 def test_other_rules_are_handed_nothing():
     """Not even where they have memories of their own: a server refuses it."""
     for rule in ("fedasync", "wkafl:buffer_size=4"):
-        assert not wants(parse(rule).build())
-        assert run(parse(rule), 0, replace(SMALL, arrivals=4)).rows[-1].version > 0
+        assert not needs_validation_gradient(parse_rule(rule).build())
+        assert run(parse_rule(rule), 0, replace(SMALL, arrivals=4)).evaluations[-1].version > 0
 
 
 def test_runs_with_it_repeat_bit_for_bit():
-    first, again, other = (run(parse("zenopp"), 0, replace(SMALL, refresh_every=k)) for k in (2, 2, 7))
+    first, again, other = (run(parse_rule("zenopp"), 0, replace(SMALL, refresh_every=k)) for k in (2, 2, 7))
     assert first.digest == again.digest != other.digest
 
 

@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import afflux.store.disk
-import afflux.store.folder
+import afflux.store.disk_cache
 import afflux.store.index
+import afflux.store.store
 from afflux import AffluxError, Server, StoreError
 from afflux.rules import ca2fl, fedbuff
 from afflux.store import check, repair
 from afflux.store.lock import Lock
-from afflux.store.remedy import BACKUP
+from afflux.store.metadata import BACKUP
 from conftest import FORKS
 from crashes import result
 from damage import damage, place
@@ -52,7 +52,7 @@ def refused(path, message, rule=RULE):
 
 
 def test_refused_pushes_do_not_pile_up(path, monkeypatch):
-    monkeypatch.setattr(afflux.store.disk, "_REMEMBERED", 4)
+    monkeypatch.setattr(afflux.store.disk_cache, "_REMEMBERED", 4)
     with Server.open(path, RULE) as server:
         for client in range(9):
             with pytest.raises(AffluxError, match="non-finite"):
@@ -74,7 +74,7 @@ def test_a_damaged_row_is_found_when_its_client_pushes(path, where):
         server.push(4, vector(4), version=server.version)
     with pytest.raises(StoreError, match=r"\[row\] client 4's row is damaged"):
         server.rows.row(4)
-    assert (server.joins, server._slots.taken) == (before, 0)
+    assert (server.joins, server._aggregator.slots.taken) == (before, 0)
     for client in (3, 5, 20):
         server.push(client, vector(client), version=server.version)
     assert server.version == 4
@@ -166,7 +166,7 @@ def test_a_damaged_index(path):
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
-        ("PRAGMA user_version = 99", "has format 99, this afflux reads 3"),
+        ("PRAGMA user_version = 99", "has format 99, this afflux reads 4"),
         ("PRAGMA application_id = 7", "is no index of afflux"),
         ("UPDATE facts SET value = '2' WHERE name = 'order_version'", "has order_version 2, this afflux 1"),
         ("UPDATE state SET meta = replace(meta, '3', '4')", "does not agree with its checksum"),
@@ -263,7 +263,7 @@ def test_two_who_make_a_store_in_one_folder(tmp_path, monkeypatch):
                 Server(RULE, np.zeros(3), num_clients=5, store=folder).close()
             super().__init__(folder)
 
-    monkeypatch.setattr(afflux.store.folder, "Lock", Slow)
+    monkeypatch.setattr(afflux.store.store, "Lock", Slow)
     with pytest.raises(StoreError, match=r"is not empty; Server\.open goes on with a store"):
         Server(RULE, np.zeros(4), num_clients=5, store=tmp_path)
     with Server.open(tmp_path) as server:

@@ -6,15 +6,12 @@ import errno
 import json
 import os
 import shutil
-import sqlite3
 
 import pytest
 import zarr
 
 import afflux.store.metadata
 from afflux import Server, StoreError, store
-from afflux.store.index import _crc
-from afflux.store.remedy import BACKUP
 from nine_rows import RULE, contents, place, pushes, run
 
 
@@ -150,63 +147,6 @@ def test_rows_that_are_lost_beside_metadata_that_are_wrong(path):
     assert store.check(path).damaged == lost
     assert store.repair(path).dropped == lost
     assert store.check(path).sound
-
-
-def forget_shapes(path):
-    """As in stores that were made before they were kept."""
-    connection = sqlite3.connect(path / "index.sqlite")
-    texts = dict(connection.execute("SELECT name, value FROM facts ORDER BY name"))
-    for name in ("shapes", "commits", "crc"):
-        del texts[name]
-    connection.execute("DELETE FROM facts")
-    connection.executemany("INSERT INTO facts VALUES (?, ?)", [*texts.items(), ("crc", str(_crc(texts)))])
-    connection.commit()
-    connection.close()
-
-
-def test_a_store_that_does_not_know_its_shapes(path):
-    forget_shapes(path)
-    assert store.check(path).sound
-    file = path / "rows" / "zarr.json"
-    text = file.read_text()
-    file.unlink()
-    for call in (store.info, store.check, store.repair, Server.open):
-        with pytest.raises(StoreError, match=f"cannot read {file}: .*; {BACKUP}$"):
-            call(path)
-    file.write_text(text)
-    with Server.open(path) as server:
-        pushes(server, [21, 22])
-        assert store.info(path).version == 4
-    file.unlink()
-    assert store.repair(path) is None, "the commit has kept them"
-    assert json.loads(file.read_text()) == json.loads(text)
-    assert store.check(path).sound
-
-
-@pytest.mark.parametrize("durability", ["process", "power"])
-def test_a_store_that_does_not_know_how_often_it_commits(durability, path):
-    """But how safe the last commit was."""
-    Server.open(path, durability=durability).close()
-    forget_shapes(path)
-    found = store.info(path)
-    assert (found.durability, found.commit_every) == (durability, "unknown")
-    assert f"{durability}, commit_every unknown: " in run("info", path).stdout
-    with Server.open(path) as server:
-        pushes(server, [21, 22])
-        found = store.info(path)
-        assert (found.version, found.durability, found.commit_every) == (4, durability, 1)
-
-
-@pytest.mark.parametrize("wrong", ["fewer slots in a file", "narrower", "no slots"])
-def test_what_an_older_store_says_of_its_files_may_be_wrong(wrong, path):
-    """It has nothing to compare it with: no file is cut for it, and it is not kept."""
-    forget_shapes(path)
-    edit(path / "rows" / "zarr.json", WRONG[wrong])
-    before = contents(path)
-    for call in (store.check, store.repair, Server.open):
-        with pytest.raises(StoreError, match=f"; {BACKUP}$"):
-            call(path)
-    assert contents(path) == before
 
 
 @pytest.mark.parametrize("call", ["make_arrays", "_replace"])

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-import afflux.store.folder
 import afflux.store.metadata
+import afflux.store.store
 from afflux import AffluxError, Server, StoreError
 from afflux.rules import RULES
 from conftest import bits, ready
@@ -34,7 +34,7 @@ PLAYED = {
     "mf_ca2fl-vector": {"rule": {"buffer_size": M, "bits": 4, "codec": "affine-vector"}, "commit_every": 2},
     "afa_cs": {"dtype": "float64"},
     "fedbuff": {"lends": True},
-    "fedbuff-streaming": {"memory": "streaming", "commit_every": 2},
+    "fedbuff-streaming": {"accumulate": True, "commit_every": 2},
     "fadas": {"durability": "power"},
     "wkafl": {},
     "gsgm": {},
@@ -196,7 +196,7 @@ class Play(RuleBasedStateMachine):
 def test_a_store_against_memory(name, mapped, monkeypatch):
     monkeypatch.setattr(afflux.store.metadata, "MOST_SLOTS", 2)  # new segments, again and again
     if not mapped:
-        monkeypatch.setattr(afflux.store.folder, "promises_space", lambda folder: False)
+        monkeypatch.setattr(afflux.store.store, "promises_space", lambda folder: False)
     played = type("Played", (Play,), {"name": name})
     run_state_machine_as_test(
         played,

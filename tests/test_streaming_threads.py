@@ -1,4 +1,4 @@
-"""memory="streaming" under threads, interrupts and forks: nothing is added twice, lost, or added in another order."""
+"""accumulate=True under threads, interrupts and forks: nothing is added twice, lost, or added in another order."""
 
 import os
 import threading
@@ -13,7 +13,7 @@ from test_concurrency import Slow, start, vector, wait_for
 
 
 def streaming(buffer_size=3, **options):
-    return Server(fedbuff(buffer_size=buffer_size), vector(0.5), memory="streaming", log=True, **options)
+    return Server(fedbuff(buffer_size=buffer_size), vector(0.5), accumulate=True, log=True, **options)
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_threads_push_and_a_replay_gives_the_same_bits(name, max_slots):
     def fresh(**options):
         rule = RULES[name](**({} if name == "fedasync" else {"buffer_size": 7}))
         return Server(
-            rule, np.zeros(size), dtype="float64", slot_dtype="bfloat16", memory="streaming", log=True, **options
+            rule, np.zeros(size), dtype="float64", slot_dtype="bfloat16", accumulate=True, log=True, **options
         )
 
     server, picks = fresh(max_slots=max_slots), {}
@@ -58,7 +58,7 @@ def test_threads_push_and_a_replay_gives_the_same_bits(name, max_slots):
     for thread in threads:
         thread.join(60)
     assert server.counts["joined"] == 360
-    assert server._slots.taken == 0
+    assert server._aggregator.slots.taken == 0
     same(server, replay(server.log, fresh(), lambda join: vectors[picks[join.number]]))
 
 
@@ -72,11 +72,11 @@ def test_joins_go_on_while_a_term_is_added(slow):
     others = [start(lambda i=i: server.push(i, vector(i + 1.0), version=0)) for i in (1, 2)]
     wait_for(lambda: server.counts["joined"] == 2)
     assert server.pull().version == server.version == 0
-    assert (server._slots.taken, server._joins.book.total.added) == (3, 0)
+    assert (server._aggregator.slots.taken, server._aggregator.admission.state.total.added) == (3, 0)
     slow.go.set()
     for thread, _ in [(first, None), *others]:
         thread.join(20)
-    assert (server.version, server._slots.taken) == (1, 0)
+    assert (server.version, server._aggregator.slots.taken) == (1, 0)
     again = streaming()
     same(server, replay(server.log, again, lambda join: vector(join.client_id + 1.0)))
 
@@ -98,7 +98,7 @@ def test_the_next_total_fills_while_a_round_is_made(slow):
     assert inside.wait(20)
     receipt = server.push(2, vector(5.0), version=0)
     assert (receipt.status, receipt.staleness, server.version) == ("joined", 1, 0)
-    assert server._joins.book.total.added == 1
+    assert server._aggregator.admission.state.total.added == 1
     go.set()
     second.join(20)
     server.push(3, vector(5.0), version=1)
@@ -132,7 +132,7 @@ def test_an_interrupted_term_is_added_by_the_next_call(monkeypatch, moment, hit,
         raise KeyboardInterrupt
 
     def run(interrupted):
-        server = Server(fadas(buffer_size=3), vector(0.5), memory="streaming", max_slots=1)
+        server = Server(fadas(buffer_size=3), vector(0.5), accumulate=True, max_slots=1)
         caught = 0
         with monkeypatch.context() as patch:
             if interrupted:
@@ -152,7 +152,7 @@ def test_an_interrupted_term_is_added_by_the_next_call(monkeypatch, moment, hit,
         elif finish != "state_dict":
             getattr(server, finish)()
         server.state_dict()
-        assert server._slots.taken == 0
+        assert server._aggregator.slots.taken == 0
         return server
 
     same(run(True), run(False))
@@ -199,7 +199,7 @@ def test_a_fork_while_a_term_is_added_raises_in_the_child_and_one_at_rest_goes_o
     from test_fork import run
 
     out = run("""
-    server = Server(fedbuff(buffer_size=3), np.zeros(d, np.float32), num_threads=2, memory="streaming")
+    server = Server(fedbuff(buffer_size=3), np.zeros(d, np.float32), num_threads=2, accumulate=True)
     server.push(0, one, version=0)
     child = os.fork()
     if child == 0:

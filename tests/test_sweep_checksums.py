@@ -7,7 +7,8 @@ from afflux import AffluxError, ops
 from afflux.aggregation.cache.rows import row_crc
 from afflux.ops import codecs
 from afflux.store.vectors import crc
-from conftest import SIZES, THREADS, bits
+from conftest import THREADS, bits
+from order import SIZES
 
 CODECS = ["float32", "float16", "bfloat16", "affine-8", "affine-1", "affine-vector-4", "rotated-2"]
 M = 5

@@ -5,7 +5,8 @@ import pytest
 
 import oracle
 from afflux import _engine, ops
-from conftest import SIZES, THREADS, awkward, bits
+from conftest import THREADS, awkward, bits
+from order import SIZES
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value")  # NumPy's casts of signalling NaN
 SLOTS = ["float32", "float64", "bfloat16"]

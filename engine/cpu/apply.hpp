@@ -3,7 +3,7 @@
 // multiply it.
 #pragma once
 #include "cpu/calibrate.hpp"
-#include "cpu/coded.hpp"
+#include "cpu/calibrate_encoded.hpp"
 #include "cpu/combine.hpp"
 #include "cpu/kernels.hpp"
 #include "cpu/memory.hpp"
@@ -21,23 +21,34 @@ AFFLUX_FN void start(const Pass& pass, Tile tile, double* __restrict v) {
   combine<T>(pass.memory.vectors, pass.memory.weights.data, tile, v);
 }
 
+// v += what stage 2 makes of the updates, with the mean of the rows of before the round or of after it.
+template <class T>
+AFFLUX_FN void calibrate(const Pass& pass, const RowHeads* heads, Tile tile, double* v) {
+  const Calibrate& stage = pass.calibrate;
+  const bool encoded = plain_bytes(stage.codec) == 0, weighted = formula::weighs_differences(stage.kind);
+  if (weighted) add_mean(stage.sum, stage.num_clients, tile, v);
+  if (encoded && weighted)
+    stage.quantize_direction ? add_encoded_differences<true, true, T>(pass, heads, tile, v)
+                             : add_encoded_differences<true, false, T>(pass, heads, tile, v);
+  else if (encoded)
+    add_encoded_differences<false, false, T>(pass, heads, tile, v);
+  else
+    weighted ? add_all_differences<true, T>(pass, tile, v) : add_all_differences<false, T>(pass, tile, v);
+  if (!weighted) add_mean(stage.sum_out, stage.num_clients, tile, v);
+}
+
 // The updates' part of the direction, in the type that they are stored in.
 template <class T>
 AFFLUX_FN void direction(const Pass& pass, const RowHeads* heads, Tile tile, double* v) {
-  const bool coded = plain_bytes(pass.calibrate.codec) == 0;
-  switch (pass.calibrate.kind) {
-    case Calibration::none:
-      return combine<T>(pass.combine.updates, pass.combine.weights.data, tile, v);
-    case Calibration::cached_difference:
-      return coded ? coded_difference<T>(pass, heads, tile, v) : cached_difference<T>(pass, tile, v);
-    case Calibration::cached_mean:
-      return coded ? coded_mean<T>(pass, heads, tile, v) : cached_mean<T>(pass, tile, v);
-  }
+  if (pass.calibrate.kind == Calibration::none)
+    combine<T>(pass.combine.updates, pass.combine.weights.data, tile, v);
+  else
+    calibrate<T>(pass, heads, tile, v);
 }
 
 // A tile is whole runs of the codec.
 AFFLUX_FN std::int64_t tile_size(const Pass& pass) {
-  if (pass.calibrate.codec.coding == Coding::rotated) return kBlock;
+  if (run_of(pass.calibrate.codec) == kBlock) return kBlock;
   return pass.combine.updates.size < kManyUpdates || pass.memory.next.size > 0 ? kTile : kLongTile;
 }
 

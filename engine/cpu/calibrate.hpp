@@ -1,4 +1,4 @@
-// The stages with cached rows, one tile: S is their sum, h_i the row of arrival i.
+// Calibration by cached rows that are vectors as they are, one tile: S is their sum, h_i the row of arrival i.
 #pragma once
 #include "cpu/combine.hpp"
 #include "cpu/convert.hpp"
@@ -23,7 +23,7 @@ struct Arrival {
 // v += S / N
 AFFLUX_FN void add_mean(const View<double>& of, std::int64_t num_clients, Tile tile, double* __restrict v) {
   const double* __restrict sum = of.data + tile.begin;
-  const double inverse = 1.0 / static_cast<double>(num_clients);
+  const double inverse = formula::inverse_of(num_clients);
   simd::each(tile.size, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
     lanes.store(v + i, formula::add_cached_mean(lanes.load(v + i), lanes.load(sum + i), lanes.fill(inverse)));
   });
@@ -47,12 +47,10 @@ AFFLUX_FN void add_differences(const Arrival<T>* arrivals, int count, std::int64
       const Arrival<T>& arrival = arrivals[k];
       lanes.ahead(arrival.update + i);
       lanes.ahead(arrival.old + i);
-      const auto diff = formula::difference(lanes.load(arrival.update + i), lanes.load(arrival.old + i));
-      if (kDirection && arrival.weight != 0.0)
-        direction = formula::weighted(direction, lanes.fill(arrival.weight), diff);
-      if (arrival.renewed == nullptr) continue;
-      total = formula::add_to_sum(total, diff);
-      lanes.copy(arrival.update + i, arrival.renewed + i);
+      const auto update = lanes.load(arrival.update + i);
+      formula::accumulate_difference(update, lanes.load(arrival.old + i), update, kDirection && arrival.weight != 0.0,
+                                     lanes.fill(arrival.weight), arrival.renewed != nullptr, direction, total);
+      if (arrival.renewed != nullptr) lanes.copy(arrival.update + i, arrival.renewed + i);
     }
     if (kDirection) lanes.store(v + i, direction);
     lanes.store(sum + i, total);
@@ -79,20 +77,6 @@ AFFLUX_FN void add_all_differences(const Pass& pass, Tile tile, double* __restri
     count = 0;
   }
   if (count > 0 || from != sum) add_differences<kDirection>(arrivals, count, tile.size, v, from, sum);
-}
-
-// v += S / N + sum_i w_i (u_i - h_i);  S += u_i - h_i and h_i <- u_i for the rows to be replaced.
-template <class T>
-AFFLUX_FN void cached_difference(const Pass& pass, Tile tile, double* __restrict v) {
-  add_mean(pass.calibrate.sum, pass.calibrate.num_clients, tile, v);
-  add_all_differences<true, T>(pass, tile, v);
-}
-
-// S += u_i - h_i and h_i <- u_i for the rows to be replaced;  v += S / N, with the new S.
-template <class T>
-AFFLUX_FN void cached_mean(const Pass& pass, Tile tile, double* __restrict v) {
-  add_all_differences<false, T>(pass, tile, v);
-  add_mean(pass.calibrate.sum_out, pass.calibrate.num_clients, tile, v);
 }
 
 }  // namespace

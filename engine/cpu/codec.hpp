@@ -1,14 +1,14 @@
 // The codecs of cached rows, a run of elements at a time: kCodecBlock, or a group of kBlock where rotations need it.
 #pragma once
+#include "cpu/codec_rotated.hpp"
 #include "cpu/combine.hpp"
 #include "cpu/convert.hpp"
 #include "cpu/kernels.hpp"
-#include "cpu/rotated.hpp"
 
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-AFFLUX_FN std::int64_t run_of(Codec codec) { return codec.coding == Coding::rotated ? kBlock : kCodecBlock; }
+AFFLUX_FN std::int64_t run_of(Codec codec) { return formula::info_of(codec).run; }
 
 // Bytes of an element where a row is the vector as it is, else 0.
 AFFLUX_FN std::int64_t plain_bytes(Codec codec) {
@@ -82,7 +82,7 @@ AFFLUX_FN void grids_of_rows(const Encoding* runs, int count, int bits, Grids& g
 
 // It takes long until extremes and grids are known, so there is other work after each of them.
 template <int kBits>
-AFFLUX_FN void code_affine(Codec codec, const Runs& runs) {
+__attribute__((noinline)) void code_affine(Codec codec, const Runs& runs) {
   const bool own = codec.coding == Coding::affine;
   const formula::Place at = formula::place(codec, runs.begin);
   alignas(64) float least[kTogether] = {}, most[kTogether] = {};
@@ -113,7 +113,7 @@ AFFLUX_FN void code_affine(Codec codec, const Runs& runs) {
 }
 
 template <int kBits>
-AFFLUX_FN void code_rotated(Codec codec, const Runs& runs) {
+__attribute__((noinline)) void code_rotated(Codec codec, const Runs& runs) {
   alignas(64) float scales[kRotations];
   unsigned char nowhere[kBlock / 8 * kBits];
   const formula::Place at = formula::place(codec, runs.begin);
@@ -178,26 +178,81 @@ AFFLUX_FN void code_halves(Codec codec, const Runs& runs) {
   }
 }
 
+// How the runs of a coding are encoded and decoded, for each of its widths. kCopies: encoding leaves a copy in x.
+template <Coding kCoding>
+struct Coder;
+
+// Rows that are read where they lie.
+struct Uncoded {
+  static constexpr bool kCopies = false;
+  template <int kBits>
+  AFFLUX_FN void code(Codec, const Runs&) {}
+};
+template <>
+struct Coder<Coding::float32> : Uncoded {};
+template <>
+struct Coder<Coding::float64> : Uncoded {};
+
+template <class Half>
+struct HalvesCoder {
+  static constexpr bool kCopies = false;
+  template <int kBits>
+  AFFLUX_FN void code(Codec codec, const Runs& runs) {
+    code_halves<Half>(codec, runs);
+  }
+};
+template <>
+struct Coder<Coding::float16> : HalvesCoder<Float16> {};
+template <>
+struct Coder<Coding::bfloat16> : HalvesCoder<Bfloat16> {};
+
+template <>
+struct Coder<Coding::affine> {
+  static constexpr bool kCopies = true;
+  template <int kBits>
+  AFFLUX_FN void code(Codec codec, const Runs& runs) {
+    code_affine<kBits>(codec, runs);
+  }
+};
+template <>
+struct Coder<Coding::affine_vector> : Coder<Coding::affine> {};
+
+template <>
+struct Coder<Coding::rotated> {
+  static constexpr bool kCopies = false;
+  template <int kBits>
+  AFFLUX_FN void code(Codec codec, const Runs& runs) {
+    code_rotated<kBits>(codec, runs);
+  }
+};
+
+// The coder's code<codec.bits>, where that is one of the coding's widths.
+template <class Coder, int kWidths, int kBits = 64>
+AFFLUX_FN void code_with(Codec codec, const Runs& runs) {
+  if constexpr ((kWidths & kBits) != 0)
+    if (codec.bits == kBits) return Coder::template code<kBits>(codec, runs);
+  if constexpr (kBits > 1) code_with<Coder, kWidths, kBits / 2>(codec, runs);
+}
+
 __attribute__((noinline)) void code_runs(Codec codec, const Runs& runs) {
   switch (codec.coding) {
-    case Coding::float16:
-      return code_halves<Float16>(codec, runs);
-    case Coding::bfloat16:
-      return code_halves<Bfloat16>(codec, runs);
-    case Coding::affine:
-    case Coding::affine_vector:
-      return codec.bits == 8   ? code_affine<8>(codec, runs)
-             : codec.bits == 4 ? code_affine<4>(codec, runs)
-             : codec.bits == 2 ? code_affine<2>(codec, runs)
-                               : code_affine<1>(codec, runs);
-    case Coding::rotated:
-      return codec.bits == 4   ? code_rotated<4>(codec, runs)
-             : codec.bits == 2 ? code_rotated<2>(codec, runs)
-                               : code_rotated<1>(codec, runs);
-    case Coding::float32:
-    case Coding::float64:
-      return;  // rows that are read where they lie
+#define AFFLUX_CODING(coding, name, widths, ...) \
+  case Coding::coding:                           \
+    return code_with<Coder<Coding::coding>, widths>(codec, runs);
+    AFFLUX_CODINGS(AFFLUX_CODING)
+#undef AFFLUX_CODING
   }
+}
+
+AFFLUX_FN bool copies(Codec codec) {
+  switch (codec.coding) {
+#define AFFLUX_CODING(coding, ...) \
+  case Coding::coding:             \
+    return Coder<Coding::coding>::kCopies;
+    AFFLUX_CODINGS(AFFLUX_CODING)
+#undef AFFLUX_CODING
+  }
+  return false;
 }
 
 // `part` with zeros up to a whole run, in `room`, unless it is whole.

@@ -7,7 +7,7 @@
 #endif
 
 #include "afflux/afflux.hpp"
-#include "cuda/cuda.hpp"
+#include "cuda/backend.hpp"
 
 namespace afflux {
 namespace {

@@ -1,16 +1,14 @@
 // gram, one superblock: all inner products between two panels of vectors, block by block. A tile of 3 x 3 pairs is
-// summed lane group by lane group (lanes are independent, so the grouping is free): its sums fill the registers, and a
-// value that is loaded and widened serves three products. Meanwhile the next block is fetched from memory. Types are
-// chosen per tile, so that vectors of many types are read from memory once, as those of one type are.
+// summed lane group by lane group (lanes are independent, so the grouping is free): its sums fill the registers, where
+// every loop over a tile is unrolled (GCC leaves some in memory by itself), and a value that is loaded and widened
+// serves three products. Meanwhile the next block is fetched from memory. Types are chosen per tile, so that vectors of
+// many types are read from memory once, as those of one type are.
 #pragma once
 #include "afflux/order.hpp"
 #include "cpu/convert.hpp"
 #include "cpu/kernels.hpp"
 #include "cpu/simd.hpp"
 #include "formula/reduce.hpp"
-
-// Sums stay in registers only where every loop over a tile is unrolled; GCC leaves some in memory by itself.
-#define AFFLUX_UNROLL _Pragma("GCC unroll 16")
 
 namespace afflux::AFFLUX_ISA {
 namespace {

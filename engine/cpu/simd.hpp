@@ -3,6 +3,7 @@
 // code says. The conversions are spelled out because GCC turns the portable ones into shuffles.
 #pragma once
 #include "formula/half.hpp"
+#include "formula/lanes.hpp"
 
 #if defined(__AVX__)
 #include <immintrin.h>
@@ -111,14 +112,12 @@ struct Many {
 };
 
 // The same for a single element.
-struct One {
+struct One : formula::OneLane {
   template <class T>
   AFFLUX_FN void ahead(const T*) {}
   AFFLUX_FN double load(const float* value) { return static_cast<double>(*value); }
   AFFLUX_FN double load(const double* value) { return *value; }
   AFFLUX_FN double load(const Bfloat16* value) { return static_cast<double>(formula::widened(*value)); }
-  AFFLUX_FN double fill(double value) { return value; }
-  AFFLUX_FN double root(double value) { return __builtin_sqrt(value); }
   AFFLUX_FN void store(double* to, double value) { *to = value; }
   AFFLUX_FN void store(float* to, double value) { *to = static_cast<float>(value); }
   template <class From, class To>

@@ -1,5 +1,5 @@
 // A build without CUDA.
-#include "cuda/cuda.hpp"
+#include "cuda/backend.hpp"
 
 namespace afflux::cuda {
 

@@ -1,39 +1,11 @@
 // apply: a thread takes four elements through all stages, and the direction stays in its registers.
 #pragma once
 #include "cuda/calibrate.hpp"
-#include "cuda/memory.hpp"
-#include "cuda/step.hpp"
+#include "cuda/calibrate_encoded.hpp"
+#include "cuda/codec.hpp"
+#include "cuda/heads.hpp"
 
 namespace afflux::cuda {
-
-// A pass as a kernel reads it: all lists lie on the device.
-struct Sweep {
-  Pass pass;
-  const RowHeads* heads;
-  Renewal renewal;
-  bool aligned;          // all vectors are, to 16 bytes
-  std::int32_t* finite;  // 1; 0 where the direction was not finite in an element
-};
-
-// v = params_weight * params + the memories' part.
-template <class P, class Span>
-AFFLUX_DEVICE Doubles start(const Pass& pass, const Span& span) {
-  Doubles v{};
-  if (pass.combine.params_weight != 0.0)
-    add_weighted(v, pass.combine.params_weight, doubles(span.template load<P>(pass.params.data)));
-  combine<P>(pass.memory.vectors, pass.memory.weights.data, span, v);
-  return v;
-}
-
-// What is done with the direction.
-template <class P, class Span>
-AFFLUX_DEVICE void finish(const Sweep& sweep, const Span& span, const Doubles& v) {
-  bool finite = true;
-  AFFLUX_UNROLLED
-  for (int j = 0; j < kFour; ++j) finite = finite && formula::finite(v.at[j]);
-  if (!finite) *sweep.finite = 0;  // all that write, write this
-  step<P>(sweep.pass, span, v);
-}
 
 enum class Rows { none, plain };
 
@@ -54,11 +26,11 @@ struct ApplyBody {
     if constexpr (kRows == Rows::plain) {
       const Calibrate& stage = pass.calibrate;
       Doubles sum = span.template load<double>(stage.sum.data);
-      const bool difference = stage.kind == Calibration::cached_difference;
-      if (difference) add_mean(sum, stage.num_clients, v);
+      const bool weighted = formula::weighs_differences(stage.kind);
+      if (weighted) add_mean(sum, stage.num_clients, v);
       add_differences<U>(pass, span, v, sum);
       span.store(stage.sum_out.data, sum);
-      if (!difference) add_mean(sum, stage.num_clients, v);
+      if (!weighted) add_mean(sum, stage.num_clients, v);
       if (renews) renew<P, U>(pass, sweep.renewal, nullptr, span, v);
     } else if (renews) {
       renew<P, U>(pass, sweep.renewal, pass.combine.weights.data, span, v);
@@ -77,5 +49,46 @@ struct ApplyBody {
     });
   }
 };
+
+template <class Executor, class Body>
+void sweep_with(Executor& executor, const Sweep& sweep) {
+  executor.run((sweep.pass.params.size + Body::kTile - 1) / Body::kTile, Body{sweep});
+}
+
+template <class Executor, class P, class U>
+void sweep_types(Executor& executor, const Sweep& sweep) {
+  if (sweep.pass.calibrate.kind == Calibration::none)
+    return sweep_with<Executor, ApplyBody<P, U, Rows::none>>(executor, sweep);
+  with_coder(sweep.pass.calibrate.codec, [&](auto coder) {
+    using Coder = decltype(coder);
+    if constexpr (std::is_same_v<Coder, Uncoded>)
+      sweep_with<Executor, ApplyBody<P, U, Rows::plain>>(executor, sweep);
+    else
+      sweep_with<Executor, EncodedBody<P, U, Coder>>(executor, sweep);
+  });
+}
+
+template <class Executor, class P>
+void sweep_params(Executor& executor, const Sweep& sweep, Type updates) {
+  if (updates == Type::float64) return sweep_types<Executor, P, double>(executor, sweep);
+  if (updates == Type::bfloat16) return sweep_types<Executor, P, Bfloat16>(executor, sweep);
+  sweep_types<Executor, P, float>(executor, sweep);
+}
+
+template <class Executor>
+bool apply(const Where& where, const Pass& pass, const RowHeads* heads, const NewHeads& renewed) {
+  Executor executor(where);
+  const StagedPass staged(executor, pass, heads);
+  const StagedHeads new_heads(executor, renewed);  // all memory is there before anything is changed
+  const Type updates = pass.combine.updates.size > 0 ? pass.combine.updates.data[0].type : Type::float32;
+  if (pass.params.type == Type::float64)
+    sweep_params<Executor, double>(executor, staged.sweep(), updates);
+  else
+    sweep_params<Executor, float>(executor, staged.sweep(), updates);
+  new_heads.write(executor);
+  std::int32_t finite = 1;
+  executor.download(&finite, staged.sweep().finite, sizeof finite);
+  return finite != 0;
+}
 
 }  // namespace afflux::cuda

@@ -1,9 +1,9 @@
 // The kernels of apply for double params.
+#include "cuda/apply.hpp"
 #include "cuda/device.hpp"
-#include "cuda/sweeps.hpp"
 
 namespace afflux::cuda {
 
-template void sweep_params<DeviceMachine, double>(DeviceMachine&, const Sweep&, Type);
+template void sweep_params<DeviceExecutor, double>(DeviceExecutor&, const Sweep&, Type);
 
 }  // namespace afflux::cuda

@@ -1,9 +1,9 @@
 // The kernels of apply for float params.
+#include "cuda/apply.hpp"
 #include "cuda/device.hpp"
-#include "cuda/sweeps.hpp"
 
 namespace afflux::cuda {
 
-template void sweep_params<DeviceMachine, float>(DeviceMachine&, const Sweep&, Type);
+template void sweep_params<DeviceExecutor, float>(DeviceExecutor&, const Sweep&, Type);
 
 }  // namespace afflux::cuda

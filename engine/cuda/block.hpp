@@ -17,10 +17,10 @@
 
 #if defined(__CUDACC__)
 #define AFFLUX_DEVICE __device__ __forceinline__
-#define AFFLUX_UNROLLED _Pragma("unroll")
+#define AFFLUX_UNROLL_ON_DEVICE _Pragma("unroll")
 #else
 #define AFFLUX_DEVICE inline
-#define AFFLUX_UNROLLED
+#define AFFLUX_UNROLL_ON_DEVICE
 #endif
 
 namespace afflux::cuda {
@@ -35,14 +35,6 @@ AFFLUX_DEVICE const T* on_device(const void* address) {
   __builtin_assume(__isGlobal(address));
 #endif
   return static_cast<const T*>(address);
-}
-
-AFFLUX_DEVICE double root(double value) {
-#if defined(__CUDA_ARCH__)
-  return __dsqrt_rn(value);
-#else
-  return __builtin_sqrt(value);
-#endif
 }
 
 }  // namespace afflux::cuda

@@ -1,60 +1,19 @@
-// The codecs of cached rows, a tile to a block of threads: each thread has four elements, so that a warp has a block of
-// kCodecBlock. A codec here is a struct with kThreads, Shared, and
-//
-//   read(tile, head, row, thread)                         a Read: what a thread needs of a row, which is decoded later
-//   decode(block, shared, tile, head, read, out)          out = what the row holds
-//   encode(block, shared, tile, head, x, row, decoded)    row = x, unless it is null; decoded = what it then holds
-//
-// where read is an Each<Read>; x, out and decoded are Each<Four<float>>, x with zeros after the vector's end.
+// encode and decode: the codecs of cached rows as kernels of their own.
 #pragma once
-#include "cpu/kernels.hpp"
-#include "cuda/four.hpp"
-#include "formula/codec.hpp"
+#include <type_traits>
+
+#include "cuda/backend.hpp"
+#include "cuda/codec_affine.hpp"
+#include "cuda/codec_rotated.hpp"
 
 namespace afflux::cuda {
-
-constexpr int kLanesOfRun = kCodecBlock / kFour;
-static_assert(kLanesOfRun == kWarp, "a warp has a run");
-
-// Elements [begin, ...) of a row, four to a thread.
-struct Tile {
-  Codec codec;
-  std::int64_t begin, size;  // of the whole vector
-  bool aligned;              // of rows without a head, to 16 bytes
-
-  AFFLUX_DEVICE std::int64_t of(int thread) const { return begin + thread * kFour; }
-  // The first element of a thread's run, and whether there is such a run.
-  AFFLUX_DEVICE std::int64_t run(int thread) const { return begin + thread / kWarp * kCodecBlock; }
-  AFFLUX_DEVICE bool has_run(int thread) const { return run(thread) < size; }
-};
-
-// Codes of `bits` bits, one in each byte of a thread's word, as the bytes of its run: element e of the run is in byte
-// e mod (16 bits), at bit bits * (e div (16 bits)). Of each thread the first 4 * bits have a word of the run.
-template <class Block>
-AFFLUX_DEVICE void pack(const Block& block, int bits, typename Block::template Each<std::uint32_t>& words) {
-  block.each_in_warp([&](int thread) { words[thread] <<= bits * (thread % kWarp / (4 * bits)); });
-  for (int offset = kWarp / 2; offset >= 4 * bits; offset /= 2)
-    block.butterfly(words, offset, [](std::uint32_t a, std::uint32_t b) { return a | b; });
-}
-AFFLUX_DEVICE void store_word(unsigned char* codes, int bits, int thread, std::uint32_t word) {
-  const int lane = thread % kWarp;
-  if (lane < 4 * bits) reinterpret_cast<std::uint32_t*>(codes)[lane] = word;
-}
-// The code of a thread's element j.
-AFFLUX_DEVICE std::uint32_t load_word(const unsigned char* codes, int bits, int thread) {
-  const int lane = thread % kWarp;
-  return reinterpret_cast<const std::uint32_t*>(codes)[lane % (4 * bits)] >> (bits * (lane / (4 * bits)));
-}
-AFFLUX_DEVICE std::uint32_t code_in(std::uint32_t word, int bits, int j) {
-  return (word >> (8 * j)) & ((1u << bits) - 1u);
-}
 
 // float16 and bfloat16.
 template <class Half>
 struct Halves {
   static constexpr int kThreads = 256;
   struct Shared {};
-  using Read = Four<Half>;
+  using Read = Vector4<Half>;
 
   static AFFLUX_DEVICE Read read(const Tile& tile, const RowHead&, const unsigned char* row, int thread) {
     Read halves{};
@@ -70,8 +29,8 @@ struct Halves {
   static AFFLUX_DEVICE void encode(const Block& block, Shared&, const Tile& tile, const RowHead&, Floats& x,
                                    unsigned char* row, Floats& decoded) {
     block.each_in_warp([&](int thread) {
-      Four<Half> halves;
-      AFFLUX_UNROLLED
+      Vector4<Half> halves;
+      AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j) formula::narrow_finite(x[thread].at[j], &halves.at[j]);
       if (row != nullptr)
         with_span(tile.of(thread), tile.size, tile.aligned, [&](const auto& span) { span.store(row, halves); });
@@ -79,5 +38,140 @@ struct Halves {
     });
   }
 };
+
+// How a coding's rows are encoded and decoded; see codec_tile.hpp.
+template <Coding kCoding>
+struct CoderOf;
+
+// Rows that are read where they lie.
+struct Uncoded {};
+template <>
+struct CoderOf<Coding::float32> {
+  using Type = Uncoded;
+};
+template <>
+struct CoderOf<Coding::float64> {
+  using Type = Uncoded;
+};
+template <>
+struct CoderOf<Coding::float16> {
+  using Type = Halves<Float16>;
+};
+template <>
+struct CoderOf<Coding::bfloat16> {
+  using Type = Halves<Bfloat16>;
+};
+template <>
+struct CoderOf<Coding::affine> {
+  using Type = Affine;
+};
+template <>
+struct CoderOf<Coding::affine_vector> {
+  using Type = Affine;
+};
+template <>
+struct CoderOf<Coding::rotated> {
+  using Type = Rotated;
+};
+
+// run(Coder{})
+template <class Run>
+void with_coder(Codec codec, const Run& run) {
+  switch (codec.coding) {
+#define AFFLUX_CODING(coding, ...) \
+  case Coding::coding:             \
+    return run(typename CoderOf<Coding::coding>::Type{});
+    AFFLUX_CODINGS(AFFLUX_CODING)
+#undef AFFLUX_CODING
+  }
+}
+
+// body(thread, span) for the threads that have elements of a tile.
+template <class Block, class Body>
+AFFLUX_DEVICE void each_span(const Block& block, const Tile& tile, const Body& body) {
+  block.each_in_warp([&](int thread) {
+    if (tile.of(thread) < tile.size)
+      with_span(tile.of(thread), tile.size, tile.aligned, [&](const auto& span) { body(thread, span); });
+  });
+}
+
+template <class Coder>
+struct EncodeBody {
+  static constexpr int kThreads = Coder::kThreads;
+  static constexpr std::int64_t kTile = kThreads * kFour;
+  using Shared = typename Coder::Shared;
+
+  Codec codec;
+  RowHead head;
+  const void* vector;
+  unsigned char* row;
+  std::int64_t size;
+  bool aligned;
+
+  template <class Block>
+  AFFLUX_DEVICE void operator()(const Block& block, Shared& shared) const {
+    const Tile tile{codec, block.index * kTile, size, aligned};
+    typename Block::template Each<Vector4<float>> x, decoded;
+    block.each_in_warp([&](int thread) { x[thread] = {}; });
+    each_span(block, tile, [&](int thread, const auto& span) { x[thread] = span.template load<float>(vector); });
+    Coder::encode(block, shared, tile, head, x, row, decoded);
+  }
+};
+
+template <class Coder>
+struct DecodeBody {
+  static constexpr int kThreads = Coder::kThreads;
+  static constexpr std::int64_t kTile = kThreads * kFour;
+  using Shared = typename Coder::Shared;
+
+  Codec codec;
+  RowHead head;
+  const unsigned char* row;
+  void* vector;
+  std::int64_t size;
+  bool aligned;
+
+  template <class Block>
+  AFFLUX_DEVICE void operator()(const Block& block, Shared& shared) const {
+    const Tile tile{codec, block.index * kTile, size, aligned};
+    typename Block::template Each<typename Coder::Read> read;
+    typename Block::template Each<Vector4<float>> out;
+    block.each_in_warp([&](int thread) { read[thread] = Coder::read(tile, head, row, thread); });
+    Coder::decode(block, shared, tile, head, read, out);
+    each_span(block, tile, [&](int thread, const auto& span) { span.store(vector, out[thread]); });
+  }
+};
+
+inline bool both_aligned(const void* a, const void* b) {
+  return reinterpret_cast<std::uintptr_t>(a) % 16 == 0 && reinterpret_cast<std::uintptr_t>(b) % 16 == 0;
+}
+
+template <class Executor>
+void encode(const Where& where, Codec codec, const RowHead& head, const View<const void>& vector, unsigned char* row) {
+  Executor executor(where);
+  if (codec == exact_codec(vector.type)) return executor.copy(row, vector.data, vector.size * bytes(vector.type));
+  with_coder(codec, [&](auto coder) {
+    using Coder = decltype(coder);
+    if constexpr (!std::is_same_v<Coder, Uncoded>) {
+      using Body = EncodeBody<Coder>;
+      executor.run((vector.size + Body::kTile - 1) / Body::kTile,
+                   Body{codec, head, vector.data, row, vector.size, both_aligned(vector.data, row)});
+    }
+  });
+}
+
+template <class Executor>
+void decode(const Where& where, Codec codec, const RowHead& head, const unsigned char* row, const View<void>& vector) {
+  Executor executor(where);
+  if (codec == exact_codec(vector.type)) return executor.copy(vector.data, row, vector.size * bytes(vector.type));
+  with_coder(codec, [&](auto coder) {
+    using Coder = decltype(coder);
+    if constexpr (!std::is_same_v<Coder, Uncoded>) {
+      using Body = DecodeBody<Coder>;
+      executor.run((vector.size + Body::kTile - 1) / Body::kTile,
+                   Body{codec, head, row, vector.data, vector.size, both_aligned(vector.data, row)});
+    }
+  });
+}
 
 }  // namespace afflux::cuda

@@ -1,14 +1,13 @@
 // Weighted sums of vectors, four elements of each.
 #pragma once
 #include "afflux/pass.hpp"
-#include "cuda/four.hpp"
+#include "cuda/vector4.hpp"
 #include "formula/combine.hpp"
 
 namespace afflux::cuda {
 
 AFFLUX_DEVICE void add_weighted(Doubles& sum, double weight, const Doubles& values) {
-  AFFLUX_UNROLLED
-  for (int j = 0; j < kFour; ++j) sum.at[j] = formula::weighted(sum.at[j], weight, values.at[j]);
+  sum = formula::weighted(sum, FourLanes::fill(weight), values);
 }
 
 // load(k) and then use(k, loaded) for k = 0, 1, ... count - 1 where wanted(k), some loads under way at once.
@@ -18,12 +17,12 @@ AFFLUX_DEVICE void in_batches(std::int64_t count, const Wanted& wanted, const Lo
   for (std::int64_t k = 0; k < count; k += kBatch) {
     T loaded[kBatch];
     bool has[kBatch];
-    AFFLUX_UNROLLED
+    AFFLUX_UNROLL_ON_DEVICE
     for (int b = 0; b < kBatch; ++b) {
       has[b] = k + b < count && wanted(k + b);
       if (has[b]) loaded[b] = load(k + b);
     }
-    AFFLUX_UNROLLED
+    AFFLUX_UNROLL_ON_DEVICE
     for (int b = 0; b < kBatch; ++b)
       if (has[b]) use(k + b, loaded[b]);
   }
@@ -32,10 +31,10 @@ AFFLUX_DEVICE void in_batches(std::int64_t count, const Wanted& wanted, const Lo
 // sum += sum_k weights[k] * list[k]; a vector whose weight is 0 is not read.
 template <class T, class Vector, class Span>
 AFFLUX_DEVICE void combine(const List<Vector>& list, const double* weights, const Span& span, Doubles& sum) {
-  in_batches<Four<T>>(
+  in_batches<Vector4<T>>(
       list.size, [&](std::int64_t k) { return weights[k] != 0.0; },
       [&](std::int64_t k) { return span.template load<T>(list.data[k].data); },
-      [&](std::int64_t k, const Four<T>& read) { add_weighted(sum, weights[k], doubles(read)); });
+      [&](std::int64_t k, const Vector4<T>& read) { add_weighted(sum, weights[k], doubles(read)); });
 }
 
 }  // namespace afflux::cuda

@@ -1,4 +1,4 @@
-// The device as a Machine: its blocks of threads (block.hpp), memory and stream, through the CUDA runtime.
+// The executor of kernels on a device: blocks of threads (block.hpp), memory and stream, through the CUDA runtime.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/cuda.hpp"
+#include "cuda/backend.hpp"
 
 namespace afflux::cuda {
 
@@ -73,18 +73,18 @@ inline cudaMemPool_t scratch_pool(std::int32_t device) {
 }
 
 // One call's work on a stream. What it has allocated is freed on the stream when it ends.
-class DeviceMachine {
+class DeviceExecutor {
  public:
-  explicit DeviceMachine(const Where& where) : where_(where), stream_(static_cast<cudaStream_t>(where.stream)) {
+  explicit DeviceExecutor(const Where& where) : where_(where), stream_(static_cast<cudaStream_t>(where.stream)) {
     AFFLUX_CUDA(cudaGetDevice(&before_));
     AFFLUX_CUDA(cudaSetDevice(where.device));
   }
-  ~DeviceMachine() {
+  ~DeviceExecutor() {
     for (void* const memory : allocated_) cudaFreeAsync(memory, stream_);
     cudaSetDevice(before_);
   }
-  DeviceMachine(const DeviceMachine&) = delete;
-  DeviceMachine& operator=(const DeviceMachine&) = delete;
+  DeviceExecutor(const DeviceExecutor&) = delete;
+  DeviceExecutor& operator=(const DeviceExecutor&) = delete;
 
   void* allocate(std::int64_t bytes) {
     void* memory = nullptr;

@@ -1,4 +1,4 @@
-// The host in the device's place (see block.hpp), for tests where there is no GPU: a kernel's blocks one after the
+// The executor of kernels on the host, for tests where there is no GPU (see block.hpp): a kernel's blocks one after the
 // other, and in each phase its threads one after the other, forwards and backwards by turns. What a phase reads of
 // another thread's writing in the same phase, which would be a race, is therefore found by comparison of bits. Device
 // memory is the host's.
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/cuda.hpp"
+#include "cuda/backend.hpp"
 
 namespace afflux::cuda {
 
@@ -37,9 +37,9 @@ struct HostBlock {
   }
 };
 
-class HostMachine {
+class HostExecutor {
  public:
-  explicit HostMachine(const Where&) {}
+  explicit HostExecutor(const Where&) {}
 
   void* allocate(std::int64_t bytes) {
     const std::size_t size = static_cast<std::size_t>(bytes);

@@ -5,7 +5,10 @@
 
 #include "afflux/order.hpp"
 #include "cpu/kernels.hpp"
+#include "cuda/backend.hpp"
 #include "cuda/block.hpp"
+#include "cuda/staging.hpp"
+#include "cuda/tree.hpp"
 #include "formula/half.hpp"
 #include "formula/reduce.hpp"
 
@@ -69,7 +72,7 @@ struct GramBody {
   // sums[a, b] = a lane's part of the products of a tile in [begin, end). The last vector stands in for missing ones.
   AFFLUX_DEVICE void lane_sums(Tile tile, std::int64_t begin, std::int64_t end, double (&sums)[kPairs]) const {
     View<const void> x[kSide], y[kSide];
-    AFFLUX_UNROLLED
+    AFFLUX_UNROLL_ON_DEVICE
     for (int k = 0; k < kSide; ++k) {
       const std::int64_t row = tile.row + k, column = tile.column + k;
       x[k] = panels.left[row < panels.left_count ? row : panels.left_count - 1];
@@ -78,14 +81,14 @@ struct GramBody {
     const auto rows = [&](std::int64_t first, auto count) {
       constexpr int kRows = decltype(count)::value;
       double left[kRows][kSide], right[kRows][kSide];
-      AFFLUX_UNROLLED
-      for (int r = 0; r < kRows; ++r) AFFLUX_UNROLLED
+      AFFLUX_UNROLL_ON_DEVICE
+      for (int r = 0; r < kRows; ++r) AFFLUX_UNROLL_ON_DEVICE
       for (int k = 0; k < kSide; ++k) {
         left[r][k] = load(x[k], first + r * kLanes);
         right[r][k] = load(y[k], first + r * kLanes);
       }
-      AFFLUX_UNROLLED
-      for (int r = 0; r < kRows; ++r) AFFLUX_UNROLLED
+      AFFLUX_UNROLL_ON_DEVICE
+      for (int r = 0; r < kRows; ++r) AFFLUX_UNROLL_ON_DEVICE
       for (int p = 0; p < kPairs; ++p) sums[p] = term(sums[p], left[r][p / kSide], right[r][p % kSide]);
     };
     std::int64_t i = begin;
@@ -107,7 +110,7 @@ struct GramBody {
     const std::int64_t end = begin + kSuperblock < size ? begin + kSuperblock : size;
     typename Block::template Each<double> total[kPairs], sums[kPairs];
     block.each_in_warp([&](int thread) {
-      AFFLUX_UNROLLED
+      AFFLUX_UNROLL_ON_DEVICE
       for (int p = 0; p < kPairs; ++p) total[p][thread] = 0.0;
     });
     for (std::int64_t first = begin; first < end; first += kBlock) {
@@ -116,15 +119,15 @@ struct GramBody {
         const std::int64_t number = group * kTilesOfBlock + thread / kWarp;
         double mine[kPairs] = {};
         if (number < tiles.count) lane_sums(tile(number), first + thread % kWarp, last, mine);
-        AFFLUX_UNROLLED
+        AFFLUX_UNROLL_ON_DEVICE
         for (int p = 0; p < kPairs; ++p) sums[p][thread] = mine[p];
       });
-      AFFLUX_UNROLLED
-      for (int p = 0; p < kPairs; ++p) AFFLUX_UNROLLED
+      AFFLUX_UNROLL_ON_DEVICE
+      for (int p = 0; p < kPairs; ++p) AFFLUX_UNROLL_ON_DEVICE
       for (int half = kLanes / 2; half > 0; half /= 2)
         block.butterfly(sums[p], half, [](double a, double b) { return a + b; });
       block.each_in_warp([&](int thread) {
-        AFFLUX_UNROLLED
+        AFFLUX_UNROLL_ON_DEVICE
         for (int p = 0; p < kPairs; ++p) total[p][thread] = total[p][thread] + sums[p][thread];
       });
     }
@@ -132,7 +135,7 @@ struct GramBody {
       const std::int64_t number = group * kTilesOfBlock + thread / kWarp;
       if (thread % kWarp != 0 || number >= tiles.count) return;
       const Tile at = tile(number);
-      AFFLUX_UNROLLED
+      AFFLUX_UNROLL_ON_DEVICE
       for (int p = 0; p < kPairs; ++p) {
         const std::int64_t row = at.row + p / kSide, column = at.column + p % kSide;
         if (row < panels.left_count && column < panels.right_count)
@@ -141,5 +144,36 @@ struct GramBody {
     });
   }
 };
+
+template <class Executor, class T>
+void gram_of(const Where& where, const GramPanels& panels, double* sums) {
+  Executor executor(where);
+  const std::int64_t size = panels.left[0].size, superblocks = superblocks_of(size);
+  const std::int64_t pairs = panels.left_count * panels.right_count, bytes = pairs * 8;
+  Staging staging;
+  const std::int64_t left = staging.add(panels.left, panels.left_count);
+  const std::int64_t right = panels.left == panels.right ? left : staging.add(panels.right, panels.right_count);
+  const auto nodes = static_cast<double*>(executor.allocate(bytes * superblocks));
+  const auto roots = static_cast<double*>(executor.allocate(bytes));
+  staging.upload(executor);
+  const GramPanels staged{staging.at<const View<const void>>(left), staging.at<const View<const void>>(right),
+                          panels.left_count, panels.right_count};
+  const GramTiles tiles(panels);
+  executor.run(superblocks * tiles.groups, GramBody<T>{staged, tiles, size, superblocks, nodes});
+  executor.run(pairs, TreeBody<double>{nodes, superblocks, roots});
+  executor.download(sums, roots, bytes);
+}
+
+template <class Executor>
+void gram(const Where& where, const GramPanels& panels, double* sums) {
+  const Type type = panels.left[0].type;
+  bool mixed = false;
+  for (std::int64_t i = 0; i < panels.left_count; ++i) mixed = mixed || panels.left[i].type != type;
+  for (std::int64_t i = 0; i < panels.right_count; ++i) mixed = mixed || panels.right[i].type != type;
+  if (mixed) return gram_of<Executor, Mixed>(where, panels, sums);
+  if (type == Type::float64) return gram_of<Executor, double>(where, panels, sums);
+  if (type == Type::bfloat16) return gram_of<Executor, Bfloat16>(where, panels, sums);
+  gram_of<Executor, float>(where, panels, sums);
+}
 
 }  // namespace afflux::cuda

@@ -3,7 +3,10 @@
 #pragma once
 #include "afflux/order.hpp"
 #include "cpu/kernels.hpp"
-#include "cuda/four.hpp"
+#include "cuda/backend.hpp"
+#include "cuda/staging.hpp"
+#include "cuda/tree.hpp"
+#include "cuda/vector4.hpp"
 #include "formula/reduce.hpp"
 
 namespace afflux::cuda {
@@ -33,7 +36,7 @@ struct IngestBody {
   // Of a thread: four lanes of one block.
   struct Sums {
     Doubles squares;
-    Four<Value> lows, highs;
+    Vector4<Value> lows, highs;
     std::int64_t first_nonfinite;
   };
 
@@ -80,14 +83,14 @@ struct IngestBody {
   AFFLUX_DEVICE void whole_column(const Part& part, std::int64_t begin, Sums& sums) const {
     const From* const from = on_device<From>(part.data) + (begin - part.begin);
     for (int row = 0; row < kRows; row += kTogether) {
-      Four<From> read[kTogether];
-      AFFLUX_UNROLLED
+      Vector4<From> read[kTogether];
+      AFFLUX_UNROLL_ON_DEVICE
       for (int k = 0; k < kTogether; ++k) read[k] = Span<true>{(row + k) * kLanes, kFour}.template load<From>(from);
-      AFFLUX_UNROLLED
+      AFFLUX_UNROLL_ON_DEVICE
       for (int k = 0; k < kTogether; ++k) {
-        const Four<T> stored = converted<T>(read[k]);
+        const Vector4<T> stored = converted<T>(read[k]);
         Span<true>{begin + (row + k) * kLanes, kFour}.store(slot, stored);
-        AFFLUX_UNROLLED
+        AFFLUX_UNROLL_ON_DEVICE
         for (int j = 0; j < kFour; ++j) add(sums, j, stored.at[j]);
       }
     }
@@ -95,7 +98,7 @@ struct IngestBody {
 
   // Any other column.
   AFFLUX_DEVICE void column(const Part* part, std::int64_t begin, std::int64_t end, Sums& sums) const {
-    for (std::int64_t i = begin; i < end; i += kLanes) AFFLUX_UNROLLED
+    for (std::int64_t i = begin; i < end; i += kLanes) AFFLUX_UNROLL_ON_DEVICE
     for (int j = 0; j < kFour; ++j) {
       if (i + j >= end) break;
       while (part[1].begin <= i + j) ++part;
@@ -111,7 +114,7 @@ struct IngestBody {
   // The first of a thread's values that is not finite, or -1. If there is one, a sum of squares is not finite either.
   AFFLUX_DEVICE std::int64_t first_nonfinite(const Sums& sums, std::int64_t begin, std::int64_t end) const {
     bool all = true;
-    AFFLUX_UNROLLED
+    AFFLUX_UNROLL_ON_DEVICE
     for (int j = 0; j < kFour; ++j) all = all && formula::finite(sums.squares.at[j]);
     for (std::int64_t i = begin; !all && i < end; i += kLanes)
       for (int j = 0; j < kFour && i + j < end; ++j)
@@ -128,7 +131,7 @@ struct IngestBody {
     const Part* const part = part_of(begin);
     const void* const first = static_cast<const char*>(part->data) + (begin - part->begin) * bytes_of(part->type);
     const bool whole = block + kBlock <= size && part->begin <= block && part[1].begin >= block + kBlock &&
-                       aligned(slot + begin, alignof(Four<T>)) && aligned(first, bytes_of(part->type) < 4 ? 8 : 16);
+                       aligned(slot + begin, alignof(Vector4<T>)) && aligned(first, bytes_of(part->type) < 4 ? 8 : 16);
     if (!whole)
       column(part, begin, end, sums);
     else if (part->type == Type::float32)
@@ -150,7 +153,7 @@ struct IngestBody {
     block.each([&](int thread) {
       const int row = thread / kColumns, first = thread % kColumns * kFour;
       const Sums sums = sums_of(block.index * kSuperblock + row * kBlock, first);
-      AFFLUX_UNROLLED
+      AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j) {
         shared.lanes[row][first + j] = sums.squares.at[j];
         shared.lows[row][first + j] = sums.lows.at[j];
@@ -186,5 +189,28 @@ struct IngestBody {
     });
   }
 };
+
+template <class Executor, class T>
+IngestSums ingest_into(Executor& executor, const Part* first, const Part* last, const View<void>& slot) {
+  const std::int64_t count = superblocks_of(slot.size);
+  Staging staging;
+  const std::int64_t parts = staging.add(first, last - first + 1);
+  const auto nodes = static_cast<IngestSums*>(executor.allocate(count * static_cast<std::int64_t>(sizeof(IngestSums))));
+  staging.upload(executor);
+  executor.run(
+      count, IngestBody<T>{staging.at<const Part>(parts), last - first, static_cast<T*>(slot.data), slot.size, nodes});
+  executor.run(1, TreeBody<IngestSums>{nodes, count, nodes});
+  IngestSums root;
+  executor.download(&root, nodes, sizeof root);
+  return root;
+}
+
+template <class Executor>
+IngestSums ingest(const Where& where, const Part* first, const Part* last, const View<void>& slot) {
+  Executor executor(where);
+  if (slot.type == Type::float64) return ingest_into<Executor, double>(executor, first, last, slot);
+  if (slot.type == Type::bfloat16) return ingest_into<Executor, Bfloat16>(executor, first, last, slot);
+  return ingest_into<Executor, float>(executor, first, last, slot);
+}
 
 }  // namespace afflux::cuda

@@ -19,13 +19,13 @@ AFFLUX_DEVICE void combine_all(const List<Vector>& list, const double* weights, 
                                Doubles& v, Doubles (&sums)[kMostMemories]) {
   const std::uint8_t* const columns = renewal.columns + first;
   const double* const next = memory.next.data + first;
-  in_batches<Four<T>>(
+  in_batches<Vector4<T>>(
       list.size, [&](std::int64_t k) { return columns[k] != 0 || (weights != nullptr && weights[k] != 0.0); },
       [&](std::int64_t k) { return span.template load<T>(list.data[k].data); },
-      [&](std::int64_t k, const Four<T>& read) {
+      [&](std::int64_t k, const Vector4<T>& read) {
         const Doubles values = doubles(read);
         if (weights != nullptr && weights[k] != 0.0) add_weighted(v, weights[k], values);
-        AFFLUX_UNROLLED
+        AFFLUX_UNROLL_ON_DEVICE
         for (int s = 0; s < kMostMemories; ++s)
           if ((columns[k] >> s & 1) != 0) add_weighted(sums[s], next[s * width + k], values);
       });
@@ -41,7 +41,7 @@ AFFLUX_DEVICE void renew(const Pass& pass, const Renewal& renewal, const double*
   Doubles sums[kMostMemories] = {};
   combine_all<P>(memory.vectors, nullptr, memory, renewal, 0, width, span, v, sums);
   combine_all<U>(pass.combine.updates, weights, memory, renewal, held, width, span, v, sums);
-  AFFLUX_UNROLLED
+  AFFLUX_UNROLL_ON_DEVICE
   for (int s = 0; s < kMostMemories; ++s) {
     if (s >= held) continue;
     const View<void>&vector = memory.vectors.data[s], &out = memory.outs.data[s];

@@ -20,12 +20,12 @@ class Staging {
     if (more > 0) std::memcpy(bytes_.data() + offset, data, more);
     return static_cast<std::int64_t>(offset);
   }
-  template <class Machine>
-  void upload(Machine& machine) {
+  template <class Executor>
+  void upload(Executor& executor) {
     const std::int64_t size = static_cast<std::int64_t>(bytes_.size());
     if (size == 0) return;
-    base_ = static_cast<unsigned char*>(machine.allocate(size));
-    machine.upload(base_, bytes_.data(), size);
+    base_ = static_cast<unsigned char*>(executor.allocate(size));
+    executor.upload(base_, bytes_.data(), size);
   }
   template <class T>
   T* at(std::int64_t offset) const {

@@ -1,10 +1,13 @@
 // The binary tree over superblocks (order.hpp), level by level: a list of nodes to a block of threads.
 #pragma once
+#include "afflux/order.hpp"
 #include "cpu/kernels.hpp"
 #include "cuda/block.hpp"
 #include "formula/reduce.hpp"
 
 namespace afflux::cuda {
+
+inline std::int64_t superblocks_of(std::int64_t size) { return (size + kSuperblock - 1) / kSuperblock; }
 
 AFFLUX_DEVICE void join(double& left, double right) { left = left + right; }
 AFFLUX_DEVICE void join(IngestSums& left, const IngestSums& right) { add_to(left, right); }

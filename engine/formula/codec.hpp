@@ -7,29 +7,35 @@
 #pragma once
 #include "afflux/codec.hpp"
 #include "formula/half.hpp"
+#include "formula/lanes.hpp"
 
 namespace afflux::formula {
 
-// Where a block's part of a row lies, in bytes: what it is decoded with (a grid of two float32, or the scales of a
-// group's rotations), and its codes. `element` is the block's first one.
+// afflux::info, for device code and internal to this object.
+AFFLUX_FN CodingInfo info_of(Codec codec) {
+  switch (codec.coding) {
+#define AFFLUX_CODING(coding, ...) \
+  case Coding::coding:             \
+    return {__VA_ARGS__};
+    AFFLUX_CODINGS(AFFLUX_CODING)
+#undef AFFLUX_CODING
+  }
+  return {};
+}
+
+// Where a run's part of a row lies, in bytes: what it is decoded with (a grid of two float32, or the scales of a
+// group's rotations), and its codes. `element` is the run's first one.
 struct Place {
   std::int64_t facts, codes;
 };
 
-// Bytes in front of the codes of a group of kBlock elements.
-AFFLUX_FN std::int64_t facts_bytes(Codec codec) {
-  return codec.coding == Coding::affine    ? 8 * (kBlock / kCodecBlock)
-         : codec.coding == Coding::rotated ? 4 * kRotations
-                                           : 0;
-}
-
 AFFLUX_FN Place place(Codec codec, std::int64_t element) {
-  const bool headed = codec.coding >= Coding::affine;  // has_head would be out of line in a debug build
-  if (!headed) return {0, element / 8 * codec.bits};
-  const std::int64_t facts = facts_bytes(codec), within = element % kBlock;
-  const std::int64_t group = kRowHead + element / kBlock * (facts + kBlock / 8 * codec.bits);
-  const std::int64_t grid = codec.coding == Coding::affine ? within / kCodecBlock * 8 : 0;
-  return {group + grid, group + facts + within / 8 * codec.bits};
+  const CodingInfo info = info_of(codec);
+  if (!info.has_head) return {0, element / 8 * codec.bits};
+  const bool group = info.run == kBlock;  // else runs of kCodecBlock
+  const std::int64_t facts = group ? info.run_bytes : info.run_bytes * (kBlock / kCodecBlock);
+  const std::int64_t begin = kRowHead + element / kBlock * (facts + kBlock / 8 * codec.bits), within = element % kBlock;
+  return {begin + (group ? 0 : within / kCodecBlock * info.run_bytes), begin + facts + within / 8 * codec.bits};
 }
 
 // An affine grid; `per_step` is 1 / step in units of a code's fraction.
@@ -58,6 +64,23 @@ AFFLUX_FN Grid grid_over(float low, float high, int bits) {
   return {start < highest ? start : highest, step, per_step(step, bits)};
 }
 
+// Code and fraction of the grid's last point.
+AFFLUX_FN float grid_top(int bits) { return levels(bits) * power_of_two_float(fraction_bits(bits)); }
+
+// F: a float32 or a vector of them, W: of 32-bit words, here and below. `top` is grid_top, `random` a word of random
+// bits. clamp: x may lie below the grid.
+template <class Lanes, class F, class W>
+AFFLUX_FN W affine_code(Lanes lanes, F x, F low, F per_step, F top, bool clamp, W random, int bits) {
+  F place = lanes.lesser(top, (x - low) * per_step);
+  if (clamp) place = lanes.greater(F{}, place);
+  return (lanes.truncated(place) + (random >> (bits + 1))) >> fraction_bits(bits);
+}
+
+template <class Lanes, class F, class W>
+AFFLUX_FN F affine_value(Lanes lanes, W code, F low, F step) {
+  return lanes.exact_product_plus(step, lanes.converted(code), low);
+}
+
 // The best quantiser of a normal variable (Lloyd 1982, Max 1960): the k-th level above 0, and the threshold that
 // follows it.
 AFFLUX_FN constexpr float level(int bits, int k) {
@@ -70,6 +93,33 @@ AFFLUX_FN float threshold(int bits, int k) {
   const float four[] = {0.2582216647f, 0.5224037090f, 0.7995497875f, 1.0992858269f,
                         1.4371387917f, 1.8435318063f, 2.4008033983f};
   return bits == 2 ? 0.9815988216f : four[k];
+}
+
+// The root mean square of a rotated vector with this sum of squares.
+AFFLUX_FN float rotated_rms(double squares) {
+  return static_cast<float>(OneLane::root(squares * (1.0 / static_cast<double>(kRotated))));
+}
+
+// The sign of y, whose bits are given, above the number of thresholds (each `threshold` times the rms) that |y|
+// exceeds.
+template <int kBits, class F, class W>
+AFFLUX_FN W rotated_code(W y_bits, F size, const F* thresholds) {
+  W code = (y_bits & 0x80000000u) >> (32 - kBits);
+  AFFLUX_UNROLL
+  for (int k = 0; k + 1 < (1 << (kBits - 1)); ++k) code = size > thresholds[k] ? code + 1u : code;
+  return code;
+}
+
+// <y, y> / <y, level>, at most 2^115, so that whatever is decoded is finite.
+AFFLUX_FN float rotated_scale(double squares, double products) {
+  const double scale = products > 0.0 ? squares / products : 0.0, most = 0x1p115;
+  return static_cast<float>(scale < most ? scale : most);
+}
+
+// What float32 cannot hold, once it was rounded to that, becomes its largest value.
+AFFLUX_FN float finite_float(float x) {
+  const float most = 3.4028234663852886e38f, low = x < most ? x : most;
+  return low > -most ? low : -most;
 }
 
 // Rounded to nearest, ties to even, subnormals kept; beyond the largest finite value, that.

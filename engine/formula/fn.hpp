@@ -1,4 +1,5 @@
-// What every formula header needs: the function qualifier, and a refusal of flags that would change bits.
+// What every formula header needs: the function qualifier, loops that are unrolled whole, and a refusal of flags that
+// would change bits.
 #pragma once
 #include <cstdint>
 
@@ -10,6 +11,8 @@
 // to a CPU without AVX-512.
 #if defined(__CUDACC__)
 #define AFFLUX_FN __host__ __device__ static __forceinline__
+#define AFFLUX_UNROLL _Pragma("unroll")
 #else
 #define AFFLUX_FN static inline __attribute__((always_inline))
+#define AFFLUX_UNROLL _Pragma("GCC unroll 16")
 #endif

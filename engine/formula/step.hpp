@@ -1,27 +1,18 @@
-// Server optimizers: how the direction d moves one element of params (see Step in afflux/pass.hpp). The driver takes
-// the square root, and rounds params and states once to their type.
+// Server optimizers: how the direction d moves one element (see Step in afflux/step.hpp). T is a float64 or a vector of
+// them; Lanes makes one of a number (fill) and takes square roots (root). The driver reads params and states before and
+// rounds what becomes of them once to their type.
 #pragma once
+#include "afflux/step.hpp"
 #include "formula/fn.hpp"
+#include "formula/reduce.hpp"
 
 namespace afflux::formula {
 
-template <class T>
-AFFLUX_FN T sgd(T params, T direction, T lr) {
-  return params + lr * direction;
-}
-
-template <class T>
-AFFLUX_FN T heavy_ball(T m, T direction, T beta) {
-  return beta * m + direction;
-}
-
-// m of the adaptive steps; `rest` is 1 - beta.
+// m of the adaptive steps, and v of Adam and AMSGrad; `rest` is 1 - beta, here and below.
 template <class T>
 AFFLUX_FN T moving_mean(T m, T direction, T beta, T rest) {
   return beta * m + rest * direction;
 }
-
-// v of Adam and AMSGrad; `rest` is 1 - beta, here and below.
 template <class T>
 AFFLUX_FN T moving_square(T v, T direction, T beta, T rest) {
   return beta * v + rest * direction * direction;
@@ -43,10 +34,53 @@ AFFLUX_FN T yogi_square(T v, T direction, T rest) {
   return v - rest * direction * direction * sign(v - direction * direction);
 }
 
-// `root` is the square root of V.
-template <class T>
-AFFLUX_FN T adaptive(T params, T m, T root, T lr, T root_scale, T epsilon) {
-  return params + lr * m / (root * root_scale + epsilon);
+// The new v of the adaptive steps.
+template <class Lanes, class T>
+AFFLUX_FN T second_moment(StepKind kind, Lanes lanes, const Step& step, T v, T direction) {
+  const T rest = lanes.fill(1.0 - step.beta2);
+  switch (kind) {
+    case StepKind::adam:
+    case StepKind::amsgrad:
+      return moving_square(v, direction, lanes.fill(step.beta2), rest);
+    case StepKind::adagrad:
+      return sum_of_squares(v, direction);
+    case StepKind::yogi:
+      return yogi_square(v, direction, rest);
+    case StepKind::sgd:
+    case StepKind::momentum:
+      break;  // have none
+  }
+  return v;
+}
+
+// The states are m, v and, of AMSGrad, v_hat.
+template <class Lanes, class T>
+AFFLUX_FN T adaptive_step(StepKind kind, Lanes lanes, const Step& step, T params, T direction, T* states) {
+  states[0] = moving_mean(states[0], direction, lanes.fill(step.beta1), lanes.fill(1.0 - step.beta1));
+  states[1] = second_moment(kind, lanes, step, states[1], direction);
+  T square = states[1];
+  if (kind == StepKind::amsgrad) square = states[2] = greater(states[2], square);
+  const T root = lanes.root(square);
+  return params + lanes.fill(step.lr) * states[0] / (root * lanes.fill(step.root_scale) + lanes.fill(step.epsilon));
+}
+
+// Returns the new params; the kind's states are replaced by the new ones. The CPU's drivers say the kind at compile
+// time, and the device's at run time: one kernel serves all.
+template <class Lanes, class T>
+AFFLUX_FN T step(StepKind kind, Lanes lanes, const Step& step, T params, T direction, T* states) {
+  switch (kind) {
+    case StepKind::sgd:
+      return params + lanes.fill(step.lr) * direction;
+    case StepKind::momentum:
+      states[0] = lanes.fill(step.beta1) * states[0] + direction;
+      return params + lanes.fill(step.lr) * states[0];
+    case StepKind::adam:
+    case StepKind::amsgrad:
+    case StepKind::adagrad:
+    case StepKind::yogi:
+      return adaptive_step(kind, lanes, step, params, direction, states);
+  }
+  return params;
 }
 
 }  // namespace afflux::formula

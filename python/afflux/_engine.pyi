@@ -10,6 +10,9 @@ LANES: int
 BLOCK: int
 SUPERBLOCK: int
 MOST_MEMORIES: int
+STEP_KINDS: dict[str, int]  # how many states each keeps
+# bits of an element, type of rows, whether it is encoded with a key, and whether with the least and largest element
+CODECS: dict[str, tuple[int, str, bool, bool]]
 PIECE: int  # bytes to read ahead at once
 
 class AffluxError(ValueError): ...
@@ -41,25 +44,7 @@ class Buffer:
 def ingest(update: object, slot: object, num_threads: int) -> tuple[int, float, float, float]: ...
 def gram(vectors: Sequence[object], out: object, num_threads: int) -> None: ...
 def apply(
-    params: object,
-    out: object,
-    combine: tuple[Sequence[object], object, float],  # updates, weights, params_weight
-    calibrate: tuple[
-        str,
-        object,
-        object | None,
-        int,
-        Sequence[object | None],
-        Sequence[object | None],
-        str | None,
-        Sequence[tuple[int, float, float]],
-        bool,
-    ]
-    | None,
-    # kind, sum, sum_out, num_clients, rows, new_rows, codec (None: exact), facts (key, low, high), quantize_direction
-    step: tuple[str, float, float, float, float, float, Sequence[object], Sequence[object]],
-    # kind, lr, beta1, beta2, epsilon, root_scale, states, outs
-    memory: tuple[Sequence[object], Sequence[object], object, object | None] | None,  # vectors, outs, weights, next
+    round: object,  # afflux.ops.Pass, read by attribute name
     num_threads: int,
     done: list[bool] | None = None,
     # out, sum, rows, states, memories

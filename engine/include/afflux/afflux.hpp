@@ -66,8 +66,11 @@ struct Checksums {
 // overflows. `checksums`, if given, are filled in the same sweep.
 bool apply(const Pass& pass, int num_threads = 1, bool dry = false, Checksums* checksums = nullptr);
 
-// "float32", "float64", "float16", "bfloat16", "affine-4", "affine-vector-4", "rotated-4"; throws for others.
+// Every coding in every width that it comes in.
+std::vector<Codec> codecs();
+// "float32", "affine-4", "affine-vector-4": the coding's name, with the bits of those that have a head.
 std::string name(Codec codec);
+// Throws Error for a name that no codec has.
 Codec codec_named(const std::string& name);
 // Bytes of one encoded row of `size` elements.
 std::int64_t row_bytes(Codec codec, std::int64_t size);

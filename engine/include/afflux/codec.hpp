@@ -1,4 +1,6 @@
-// How one client's cached vector is stored. The bytes of every codec are in docs/codecs.md.
+// How one client's cached vector is stored. The bytes of every codec are in docs/codecs.md. A new one takes a line of
+// the table here, its formula in formula/codec.hpp, and a coder in cpu/codec.hpp and cuda/codec.hpp; checks, dispatch
+// and the Python package go by the table.
 #pragma once
 #include <cstdint>
 
@@ -7,17 +9,58 @@
 
 namespace afflux {
 
+constexpr std::int64_t kCodecBlock = 128, kRowHead = 64;
+// A group of kBlock elements is rotated as kRotations vectors of kRotated elements, which lie side by side.
+constexpr std::int64_t kRotated = 128, kRotations = 16;
+
+static_assert(kBlock % kCodecBlock == 0 && kRotated * kRotations == kBlock, "codec blocks must nest");
+
+// What is fixed for all widths of a coding.
+struct CodingInfo {
+  const char* name;
+  std::int32_t widths;     // bits per element that it comes in, added up
+  const char* row_type;    // what a row is an array of; also of uint8, its bytes
+  bool has_head;           // a row begins with a head, and is encoded with RowFacts
+  bool needs_range;        // RowFacts must have the least and the largest element
+  std::int64_t run;        // elements that are encoded together: kCodecBlock or kBlock
+  std::int64_t run_bytes;  // beside the codes of a run: what they are decoded with
+};
+
+// Their numbers, in this order, are stored in rows.
+//
 // float32, float64    as it is
 // float16, bfloat16   rounded to nearest; what is beyond the largest finite value becomes that
 // affine              2^bits grid points from min to max of each kCodecBlock elements, stochastic rounding: unbiased
 // affine_vector       the same with the min and max of the whole vector
 // rotated             a random rotation of kRotated elements, then the nearest of 2^bits levels: unbiased over
-// rotations
-enum class Coding : std::int32_t { float32, float64, float16, bfloat16, affine, affine_vector, rotated };
+//                     rotations
+#define AFFLUX_CODINGS(CODING)                                                               \
+  CODING(float32, "float32", 32, "float32", false, false, kCodecBlock, 0)                    \
+  CODING(float64, "float64", 64, "float64", false, false, kCodecBlock, 0)                    \
+  CODING(float16, "float16", 16, "float16", false, false, kCodecBlock, 0)                    \
+  CODING(bfloat16, "bfloat16", 16, "bfloat16", false, false, kCodecBlock, 0)                 \
+  CODING(affine, "affine", 8 | 4 | 2 | 1, "uint8", true, false, kCodecBlock, 8)              \
+  CODING(affine_vector, "affine-vector", 8 | 4 | 2 | 1, "uint8", true, true, kCodecBlock, 0) \
+  CODING(rotated, "rotated", 4 | 2 | 1, "uint8", true, false, kBlock, 4 * kRotations)
+
+enum class Coding : std::int32_t {
+#define AFFLUX_CODING(coding, ...) coding,
+  AFFLUX_CODINGS(AFFLUX_CODING)
+#undef AFFLUX_CODING
+};
+
+// The table, in the order of Coding.
+constexpr CodingInfo kCodings[] = {
+#define AFFLUX_CODING(coding, ...) {__VA_ARGS__},
+    AFFLUX_CODINGS(AFFLUX_CODING)
+#undef AFFLUX_CODING
+};
+
+constexpr const CodingInfo& info(Coding coding) { return kCodings[static_cast<int>(coding)]; }
 
 struct Codec {
   Coding coding = Coding::float32;
-  std::int32_t bits = 32;  // per element: 8, 4, 2 or 1 for affine, 4, 2 or 1 for rotated
+  std::int32_t bits = 32;  // per element: one of the coding's widths
 };
 
 constexpr bool operator==(Codec a, Codec b) { return a.coding == b.coding && a.bits == b.bits; }
@@ -28,21 +71,12 @@ constexpr Codec exact_codec(Type type) {
   return type == Type::float64 ? Codec{Coding::float64, 64} : Codec{Coding::float32, 32};
 }
 
-// Whether a row begins with a head, and is encoded with RowFacts.
-constexpr bool has_head(Codec codec) {
-  return codec.coding == Coding::affine || codec.coding == Coding::affine_vector || codec.coding == Coding::rotated;
-}
+constexpr bool has_head(Codec codec) { return info(codec.coding).has_head; }
 
 // What an encoder needs beside the vector.
 struct RowFacts {
   std::uint64_t key = 0;     // of the random bits: another one for every row that is ever stored
-  double low = 0, high = 0;  // affine_vector only: the least and the largest element
+  double low = 0, high = 0;  // where the coding needs_range: the least and the largest element
 };
-
-constexpr std::int64_t kCodecBlock = 128, kRowHead = 64;
-// A group of kBlock elements is rotated as kRotations vectors of kRotated elements, which lie side by side.
-constexpr std::int64_t kRotated = 128, kRotations = 16;
-
-static_assert(kBlock % kCodecBlock == 0 && kRotated * kRotations == kBlock, "codec blocks must nest");
 
 }  // namespace afflux

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "afflux/codec.hpp"
+#include "afflux/step.hpp"
 #include "afflux/view.hpp"
 
 namespace afflux {
@@ -57,37 +58,6 @@ struct Calibrate {
   List<RowFacts> facts{};
   bool quantize_direction = false;
   View<double> sum_out{};
-};
-
-enum class StepKind : std::int32_t { sgd = 0, momentum = 1, adam = 2, amsgrad = 3, adagrad = 4, yogi = 5 };
-
-constexpr const char* name(StepKind kind) {
-  constexpr const char* names[] = {"sgd", "momentum", "adam", "amsgrad", "adagrad", "yogi"};
-  return names[static_cast<int>(kind)];
-}
-
-// How many state vectors a step keeps: none; m; m and v; m, v and v_hat.
-constexpr std::int64_t state_count(StepKind kind) {
-  return kind == StepKind::sgd ? 0 : kind == StepKind::momentum ? 1 : kind == StepKind::amsgrad ? 3 : 2;
-}
-
-// Stage 3, d being the direction:
-//   sgd       out = params + lr * d
-//   momentum  m = beta1 * m + d,  out = params + lr * m
-//   others    m = beta1 * m + (1 - beta1) * d,  out = params + lr * m / (sqrt(V) * root_scale + epsilon)
-//   adam      v = beta2 * v + (1 - beta2) * d * d,  V = v
-//   amsgrad   v as adam,  v_hat = max(v_hat, v),  V = v_hat
-//   adagrad   v = v + d * d,  V = v
-//   yogi      v = v - (1 - beta2) * d * d * sign(v - d * d),  V = v
-// All in float64; the states, of the type of params, are overwritten, each rounded once, and out is computed from the
-// unrounded ones. With `outs`, as many vectors that each are states[i] itself or lie apart, the new states go there.
-struct Step {
-  StepKind kind = StepKind::sgd;
-  double lr = 1.0;
-  double beta1 = 0.0, beta2 = 0.0;
-  double epsilon = 0.0, root_scale = 1.0;
-  List<View<void>> states{};
-  List<View<void>> outs{};
 };
 
 // params and out are both float32 or both float64; everything between is float64.

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.cache.rows import RowCache
+from afflux.aggregation.options import Duplicates
 from afflux.aggregation.participation import Participation
 from afflux.aggregation.reports import Cut, Entry, Handed, Join, Pulled, Quarantined, Status, no_counts
 from afflux.aggregation.round import Before, Memories, Round
@@ -13,8 +14,6 @@ from afflux.aggregation.streaming import Term, Total
 from afflux.arrays.pools import is_lent
 from afflux.ops.errors import AffluxError
 from afflux.rules.rule import ClientId, Rule, Scalars
-
-Duplicates = Literal["latest", "both", "reject"]
 
 
 class ServerState(NamedTuple):
@@ -87,7 +86,7 @@ class Admission:
         self.rule = rule
         self.duplicates = duplicates
         self.max_staleness = max_staleness
-        self.book = first
+        self.state = first
         self.copies = copies  #: why vectors are always copied; None: they may be lent
         self._quarantined: list[Quarantined] = []
         self._log: list[Entry] | None = [] if log else None
@@ -97,7 +96,7 @@ class Admission:
     @property
     def quarantined(self) -> list[Quarantined]:
         """What was kept out."""
-        return self._quarantined[: self.book.quarantined]
+        return self._quarantined[: self.state.quarantined]
 
     @property
     def growing(self) -> tuple[list[Quarantined], list[Entry] | None]:
@@ -107,7 +106,7 @@ class Admission:
     @property
     def log(self) -> list[Entry] | None:
         """All decisions; None if they are not kept."""
-        return None if self._log is None else self._log[: self.book.logged]
+        return None if self._log is None else self._log[: self.state.logged]
 
     def status(self, client_id: ClientId, version: int, bad: int | None) -> tuple[Status, int]:
         """What becomes of an arrival, if it joins now, and its staleness; nothing changes.
@@ -116,7 +115,7 @@ class Admission:
             AffluxError: the id's type differs from the earlier ones', the client is one too many, or the version is
                 not made.
         """
-        book = self.book
+        book = self.state
         # A round that is decided counts, whether its sweep is made or not: so the log of joins says all.
         staleness = book.current.version + (book.round is not None) - version
         if book.id_type is not None and book.id_type is not type(client_id):
@@ -142,17 +141,17 @@ class Admission:
 
     def completes(self, status: Status) -> bool:
         """Whether an arrival of this status makes the buffer full."""
-        return status == "joined" and self.book.filled + 1 == self._target()
+        return status == "joined" and self.state.filled + 1 == self._target()
 
     @property
     def overdue(self) -> bool:
         """Whether those that had waited for this pass fill a buffer."""
-        book = self.book
+        book = self.state
         return book.passes is not None and book.filled > 0 and book.filled == self._target()
 
     def _target(self) -> int:
         """Arrivals that make the buffer full: M, or those that are left of the pass."""
-        book, size = self.book, self.rule.buffer_size
+        book, size = self.state, self.rule.buffer_size
         return size if book.passes is None else min(size, book.passes.left + book.filled)
 
     def before(self, arrivals: int, outs: Callable[[Memories], Memories]) -> Before:
@@ -161,7 +160,7 @@ class Admission:
         Raises:
             AffluxError: a memory that the rule reads was never handed in.
         """
-        book = self.book
+        book = self.state
         for name in self.rule.needs.handed_in:
             if name not in book.handed:
                 raise AffluxError(
@@ -172,7 +171,7 @@ class Admission:
 
     def record(self, status: Status, arrival: PendingArrival, bad: int | None, sealed: Round | None) -> None:
         """Carries a decision out; `sealed` is the round that the arrival completes."""
-        book = self.book
+        book = self.state
         passes, scalars, counts = book.passes, book.scalars, book.counts
         waiting, filled, id_type = book.waiting, book.filled, book.id_type
         quarantined, logged = book.quarantined, book.logged
@@ -222,7 +221,7 @@ class Admission:
             passes,
             book.sealed,
         )
-        self.book = new if decided is book.round else new._replace(sealed=new._replace(sealed=None))
+        self.state = new if decided is book.round else new._replace(sealed=new._replace(sealed=None))
         if sealed is not None:
             self._places = {}
 
@@ -230,7 +229,7 @@ class Admission:
         self, passes: Participation | None, sealed: Round
     ) -> tuple[list[PendingArrival], Participation | None, dict[str, int]]:
         """The buffer after a round: empty, but for those who have waited for this pass."""
-        counts = self.book.counts
+        counts = self.state.counts
         if passes is None:
             return [], None, counts
         oldest = 0 if self.max_staleness is None else sealed.report.version - self.max_staleness
@@ -242,21 +241,21 @@ class Admission:
 
     def refuse(self) -> None:
         """Counts a push that raised."""
-        counts = self.book.counts
-        self.book = self.book._replace(counts={**counts, "refused": counts["refused"] + 1})
+        counts = self.state.counts
+        self.state = self.state._replace(counts={**counts, "refused": counts["refused"] + 1})
 
     def hand_in(self, memories: Memories, name: str) -> None:
         """Replaces the memories; one of them was handed in."""
-        book = self.book
+        book = self.state
         logged = book.logged
         if self._log is not None:
             self._log[logged:] = [Handed(name)]
             logged += 1
-        self.book = book._replace(memories=memories, handed=book.handed | {name}, logged=logged)
+        self.state = book._replace(memories=memories, handed=book.handed | {name}, logged=logged)
 
     def cut(self, kind: Literal["flush", "discard", "overdue"], sealed: Round | None) -> None:
         """Empties the buffer without a push, into a round or into nothing. What is overdue needs no word in the log."""
-        book = self.book
+        book = self.state
         logged = book.logged
         if self._log is not None and kind != "overdue":
             self._log[logged:] = [Cut(kind)]
@@ -278,40 +277,40 @@ class Admission:
             counts=counts,
             passes=passes,
         )
-        self.book = new if sealed is None else new._replace(sealed=new)
+        self.state = new if sealed is None else new._replace(sealed=new)
         self._places = {}
 
-    def tidy(self) -> None:
-        """Lets go of what an interrupt has left."""
-        del self.book.waiting[self.book.filled :]
-        if self.book.passes is not None:
-            self.book.passes.tidy()
+    def discard_leftovers(self) -> None:
+        """Removes entries beyond the counts, which an interrupt may have left."""
+        del self.state.waiting[self.state.filled :]
+        if self.state.passes is not None:
+            self.state.passes.discard_leftovers()
 
     def commit(self, current: Pulled, done: Round) -> None:
         """The round is over: its version is the newest one."""
-        self.book = after(self.book, current, done)
+        self.state = after(self.state, current, done)
 
     def load(self, book: ServerState, quarantined: list[Quarantined], log: list[Entry] | None) -> None:
         """Takes over a saved state. A log that was not kept so far is not begun in the middle."""
         places = {} if self.duplicates == "both" else {w.client_id: i for i, w in enumerate(book.arrivals())}
         log = None if self._log is None else log
         # One statement without a call in it: an interrupt comes before or after.
-        self._quarantined, self._log, self._places, self.book = quarantined, log, places, book
+        self._quarantined, self._log, self._places, self.state = quarantined, log, places, book
 
     def _place(self, client_id: ClientId) -> int | None:
-        place, book = self._places.get(client_id), self.book
+        place, book = self._places.get(client_id), self.state
         if place is None or place >= book.filled or book.waiting[place].client_id != client_id:
             return None
         return place
 
     def _check_clients(self, client_id: ClientId) -> None:
-        rows, making = self.book.rows, self.book.round
+        rows, making = self.state.rows, self.state.round
         if rows is None:
             return
         coming = {} if making is None else making.rows
-        if client_id in rows or len(rows) + len(coming) + self.book.filled < rows.num_clients:
+        if client_id in rows or len(rows) + len(coming) + self.state.filled < rows.num_clients:
             return  # even if all that wait are new; counting them at each push would be quadratic in M
-        new = {w.client_id for w in self.book.arrivals() if w.client_id not in rows}
+        new = {w.client_id for w in self.state.arrivals() if w.client_id not in rows}
         new.update(other for other in coming if other not in rows)
         if client_id not in new and len(rows) + len(new) >= rows.num_clients:
             raise AffluxError(

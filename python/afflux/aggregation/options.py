@@ -1,64 +1,233 @@
-"""What a server is asked to be, against what its rule needs."""
+"""The options of a server: one frozen, checked set, which `Server`, `plan` and the store share.
+
+`ServerOptions` checks each option by itself and against the others; `for_rule` checks them against a rule, and fills in
+what depends on it. Both raise before anything is allocated.
+"""
 
 import sys
-from typing import Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, Self, TypedDict
 
 import numpy as np
 
 from afflux import ops
-from afflux.aggregation.admission import Duplicates
-from afflux.aggregation.streaming import MemoryMode
 from afflux.arrays.devices import HOST, Device
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError, UnavailableError
-from afflux.ops.validation import integer, one_of, optional
-from afflux.rules.rule import Rule
+from afflux.ops.validation import Check, check_fields, flag, integer, one_of, optional
+from afflux.rules.rule import OnArrival, Rule
 
+Duplicates = Literal["latest", "both", "reject"]
 RowsOn = Literal["device", "host"]
+Durability = Literal["process", "power"]
+ParamsType = Literal["float32", "float64"]
+SlotType = Literal["float32", "float64", "bfloat16"]
+
+#: What a store keeps of the options, to go on with; the rest is in its facts or is given anew.
+STORED = (
+    "duplicates",
+    "max_staleness",
+    "quarantine",
+    "max_slots",
+    "max_versions",
+    "check_versions",
+    "log",
+    "accumulate",
+    "seed",
+)
 
 
-def refuse_places(rule: Rule, rows_on: RowsOn, device: Device, *, store: bool, check_versions: bool) -> None:
-    """Refuses what is not to be had where the params are."""
-    one_of("device", "host")("Server", "rows_on", rows_on)
-    if check_versions and device is not HOST:
-        raise UnavailableError(f"[Server] check_versions: params is on {device.name}, and this is for the CPU alone")
-    if rows_on == "host":
-        why = None
-        if device is HOST:
-            why = "params is on the CPU, and so are the rows"
-        elif store:
-            why = "the rows are in the store"
-        elif not rule.calibrate.cached:
-            why = f"{rule.name} caches no rows"
-        if why is not None:
-            raise AffluxError(f"[Server] rows_on is 'host', but {why}")
+class Options(TypedDict, total=False):
+    """The fields of `ServerOptions` as keyword arguments."""
+
+    num_clients: int | None
+    dtype: ParamsType
+    slot_dtype: SlotType | None
+    duplicates: Duplicates | None
+    max_staleness: int | None
+    quarantine: bool
+    max_slots: int | None
+    max_versions: int | None
+    inplace: bool
+    check_versions: bool
+    log: bool
+    accumulate: bool
+    durability: Durability | None
+    commit_every: int | None
+    seed: int
+    memory_budget: int | None
+    rows_on: RowsOn
 
 
-def refuse_starts(rule: Rule, dtype: str) -> None:
-    """Refuses a rule whose vectors begin at what they cannot hold."""
-    for name, first in rule.memories.items():
-        if not first < float(np.finfo(dtype).max):
-            raise AffluxError(f"[Server] {rule.name} starts its {name} at {first}, which {dtype} cannot hold")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """Options of a `Server`.
+
+    Args:
+        num_clients: N, the number of clients; needed by rules that cache rows, and by those that take every client once
+            per pass.
+        dtype: of params, "float32" or "float64"; sums are float64 in both cases.
+        slot_dtype: of buffered arrivals: `dtype` (default), or "bfloat16", which halves the buffer and the main read
+            and rounds each arrival to 8 bits of precision.
+        duplicates: what a client's second arrival in one buffer does. "both" count (default of rules that cache no
+            rows); "latest": the one from the newer version stays, in its place, and the count does not change (default
+            of rules that cache rows); "reject": the first one stays.
+        max_staleness: arrivals older than this are dropped and counted; None keeps all.
+        quarantine: record updates with non-finite values in `Server.quarantined` instead of raising. Vectors that are
+            lent (push(copy=False)) are rejected by their round instead.
+        max_slots: the largest number of copies of pushed vectors, without those that are lent; at least M (1 if
+            accumulating), by default 2 M + the number of CPUs (1 + the number of CPUs). Not for rules whose arrivals
+            wait for the next pass, which would never end if they took all slots.
+        max_versions: the largest number of versions of params that exist at once, held by clients or being written; a
+            step that would need one more raises, and loses nothing. At least 2; None: no limit.
+        inplace: a step overwrites params, for models too large for two copies; pulls then copy, and wait for a step
+            that is being made. Not with a store.
+        check_versions: detect writes of a client to a version that it pulled, which torch and DLPack cannot prevent: a
+            step or a state that would be made of it raises, and for an older version the next call after the client has
+            released it, once. Costs three more sweeps over params a step. On the CPU.
+        log: keep every decision in `Server.log`, for `afflux.replay`.
+        accumulate: add each arrival to one float64 sum as soon as it joins, so that its slot is free again, instead of
+            buffering M vectors. For rules whose weights are known on arrival; `duplicates` is not "latest" then.
+        durability: of a commit to the store. "process" (default): it survives the end of this process, however that
+            comes about; "power": also a power failure of the machine.
+        commit_every: versions that this divides are committed to the store; None: only `checkpoint` and `close` commit.
+        seed: of the random bits that quantized rows are encoded with, at least 0, in 64 bits.
+        memory_budget: bytes that the figures of `afflux.plan` must not exceed. `max_slots` and `max_versions`, where
+            they are not given, are chosen so. The log and quarantined updates are not counted; on a GPU neither is the
+            host's memory.
+        rows_on: of a server on a GPU without a store, where cached rows are kept: "device", or "host": pinned memory,
+            from which the row of a client that pushes is copied to the GPU.
+
+    With `accumulate`, the direction v differs from the buffered one by at most 4 (M + 5) 2^-53 sum_i |w_i u_i| per
+    element (for rules of kind `model` with |sum_i w_i params| in the sum), much less than what rounding params to
+    float32 does; the rule's weights, its learning rate and all else that a report says are the same. The sum is made in
+    the order of the joins: the bits are those of a replay, of any number of threads and any instruction set, but not
+    those of permuted arrivals. A vector's norm must not exceed 1e150, and what underflows when a raw weight is
+    multiplied is lost. An update costs one more sweep, over its slot and the sum.
+
+    Raises:
+        AffluxError: an option has a wrong type or value, or does not go with another one.
+
+    >>> ServerOptions(num_clients=10).max_staleness is None
+    True
+    >>> ServerOptions(max_versions=1)
+    Traceback (most recent call last):
+    afflux._engine.AffluxError: [Server] max_versions is 1, must be an int of at least 2
+    """
+
+    num_clients: int | None = None
+    dtype: ParamsType = "float32"
+    slot_dtype: SlotType | None = None
+    duplicates: Duplicates | None = None
+    max_staleness: int | None = None
+    quarantine: bool = False
+    max_slots: int | None = None
+    max_versions: int | None = None
+    inplace: bool = False
+    check_versions: bool = False
+    log: bool = False
+    accumulate: bool = False
+    durability: Durability | None = None
+    commit_every: int | None = 1
+    seed: int = 0
+    memory_budget: int | None = None
+    rows_on: RowsOn = "device"
+
+    def __post_init__(self) -> None:
+        check: dict[str, Check[Any]] = {
+            "num_clients": optional(integer(1)),
+            "dtype": one_of("float32", "float64"),
+            "duplicates": optional(one_of("latest", "both", "reject")),
+            "max_staleness": optional(integer(0)),
+            "max_slots": optional(integer(1)),
+            "max_versions": optional(integer(2)),
+            "durability": optional(one_of("process", "power")),
+            "commit_every": optional(integer(1)),
+            "seed": integer(0),
+            "memory_budget": optional(integer(1)),
+            "rows_on": one_of("device", "host"),
+        } | dict.fromkeys(("quarantine", "inplace", "check_versions", "log", "accumulate"), flag)
+        for name, checked in check.items():
+            check_fields(self, checked, name, op="Server")
+        check_fields(self, optional(one_of(self.dtype, "bfloat16")), "slot_dtype", op="Server")
+
+    @property
+    def slots_as(self) -> SlotType:
+        """The dtype of slots: `slot_dtype`, or that of params."""
+        return self.slot_dtype or self.dtype
+
+    def for_rule(self, rule: Rule) -> Self:
+        """These options for a rule, with what depends on it filled in: duplicates.
+
+        Raises:
+            AffluxError: an option does not go with the rule.
+        """
+        _check_first_values(rule, self.dtype)
+        codec_of(rule, self.slots_as)
+        if self.max_slots is not None:
+            optional(integer(1 if self.accumulate else rule.buffer_size))("Server", "max_slots", self.max_slots)
+        slots_of(rule, self.max_slots, accumulate=self.accumulate)
+        if rule.needs.passes and self.memory_budget is not None:
+            raise AffluxError(
+                f"[Server] memory_budget: any number of arrivals may wait for the next pass of {rule.name}"
+            )
+        duplicates = self.duplicates or ("latest" if rule.calibrate.cached else "both")
+        if self.accumulate:
+            known_on_arrival(rule)
+            if duplicates == "latest":
+                raise AffluxError(
+                    "[Server] duplicates='latest' replaces arrivals, and accumulate=True cannot take one out of a sum "
+                    "without a trace: both and reject are possible"
+                )
+        if rule.calibrate.cached or rule.needs.passes:
+            clients_of(rule, self.num_clients, duplicates)
+        return replace(self, duplicates=duplicates)
+
+    def for_place(self, rule: Rule, device: Device, *, store: bool) -> None:
+        """Checks the options against where the server keeps its vectors.
+
+        Raises:
+            UnavailableError: check_versions on a GPU.
+            AffluxError: another option that does not go with the device, or with or without a store.
+        """
+        if self.check_versions and device is not HOST:
+            raise UnavailableError(
+                f"[Server] check_versions: params is on {device.name}, and this is for the CPU alone"
+            )
+        if self.inplace and store:
+            raise AffluxError("[Server] inplace: a store keeps the last version while the next one is written")
+        if not store and (self.durability is not None or self.commit_every != 1):
+            what = "commit_every" if self.durability is None else "durability"
+            raise AffluxError(f"[Server] {what}: without a store nothing is committed; give store=PATH")
+        if self.rows_on == "host":
+            why = None
+            if device is HOST:
+                why = "params is on the CPU, and so are the rows"
+            elif store:
+                why = "the rows are in the store"
+            elif not rule.calibrate.cached:
+                why = f"{rule.name} caches no rows"
+            if why is not None:
+                raise AffluxError(f"[Server] rows_on is 'host', but {why}")
+
+    def stored(self) -> dict[str, Any]:
+        """What a store keeps of them, as JSON has it."""
+        values = asdict(self)
+        return {name: values[name] for name in STORED}
 
 
-def refuse_commits(op: str, durability: str | None, commit_every: int | None) -> None:
-    """Refuses what a store does not know; `durability` None: its default."""
-    one_of("process", "power")(op, "durability", "process" if durability is None else durability)
-    optional(integer(1))(op, "commit_every", commit_every)
-
-
-def slots_of(rule: Rule, max_slots: int | None, memory: MemoryMode) -> int:
-    """How many copies of pushed vectors may exist at once."""
+def slots_of(rule: Rule, max_slots: int | None, *, accumulate: bool) -> int:
+    """The largest number of copies of pushed vectors."""
     if rule.needs.passes:
         if max_slots is not None:
             raise AffluxError(f"[Server] max_slots: arrivals of {rule.name} that wait for the next pass need slots too")
         return sys.maxsize
-    return max_slots or ops.default_threads() + (1 if memory == "streaming" else 2 * rule.buffer_size)
+    return max_slots or ops.default_threads() + (1 if accumulate else 2 * rule.buffer_size)
 
 
 def codec_of(rule: Rule, slot_dtype: str) -> Codec | None:
-    """Of the rows, for rules that cache some; by default they hold every bit."""
+    """The codec of the cached rows, by default one that keeps every bit; None for rules that cache no rows."""
     if not rule.calibrate.cached:
         return None
     exact = codecs.float64 if slot_dtype == "float64" else codecs.float32  # also of bfloat16
@@ -83,14 +252,36 @@ def clients_of(rule: Rule, num_clients: int | None, duplicates: Duplicates) -> i
     return num_clients
 
 
-def why_not(rule: Rule, *, inplace: bool, streaming: bool) -> str | None:
-    """Why a server copies whatever is pushed; None if it may read it in place.
+def known_on_arrival(rule: Rule) -> OnArrival:
+    """The rule's weigh part, if its weights are known on arrival but for a factor.
 
-    A round that has read a value which is not finite is made again without that vector, so it must not overwrite
-    anything but memory of its own.
+    Raises:
+        AffluxError: they are not; the message says why.
     """
-    if streaming:
-        return "memory='streaming' adds it up at once"
+    weigh, needs = rule.weigh, rule.needs
+    if rule.calibrate.cached:
+        why = f"{rule.name} replaces the rows that it caches by the vectors of a full buffer"
+    elif needs.passes:
+        why = f"{rule.name} has arrivals wait for the next pass"
+    elif needs.gram:
+        why = f"{rule.name}'s come from the inner products of a full buffer"
+    elif needs.memories:
+        why = f"{rule.name} replaces its memories ({', '.join(needs.memories)}) by the vectors of a full buffer"
+    elif not isinstance(weigh, OnArrival):
+        why = f"{rule.name}'s come from {weigh!r}, which has no on_arrival and factor"
+    else:
+        return weigh
+    raise AffluxError(f"[Server] accumulate=True needs weights that are known on arrival; {why}")
+
+
+def why_copied(rule: Rule, *, inplace: bool, accumulate: bool) -> str | None:
+    """Why a server copies whatever is pushed; None if a round may read it in place.
+
+    A round that has read a non-finite value is repeated without that vector, so it must not overwrite anything but
+    memory of its own.
+    """
+    if accumulate:
+        return "accumulate=True adds it up at once"
     if inplace:
         return "inplace=True overwrites params"
     if rule.needs.gram:
@@ -100,3 +291,10 @@ def why_not(rule: Rule, *, inplace: bool, streaming: bool) -> str | None:
     if rule.memories:
         return f"{rule.name} overwrites its {', '.join(rule.memories)}"
     return None
+
+
+def _check_first_values(rule: Rule, dtype: str) -> None:
+    """Rejects a rule whose vectors begin at a value that the dtype cannot hold."""
+    for name, first in rule.memories.items():
+        if not first < float(np.finfo(dtype).max):
+            raise AffluxError(f"[Server] {rule.name} starts its {name} at {first}, which {dtype} cannot hold")

@@ -48,8 +48,8 @@ class Participation(NamedTuple):
         """The last clients to enter have not, and nothing waits any more."""
         return self._replace(entered=self.entered - arrivals, queue=[], queued=0)
 
-    def tidy(self) -> None:
-        """Lets go of what an interrupt has left."""
+    def discard_leftovers(self) -> None:
+        """Removes entries beyond the counts, which an interrupt may have left."""
         del self.queue[self.queued :]
 
     def waiting(self) -> list[PendingArrival]:

@@ -15,7 +15,7 @@ from afflux._engine import exactly
 from afflux.aggregation.arrivals import PendingArrival, canonical
 from afflux.aggregation.cache.rows import RowCache, Rows
 from afflux.aggregation.reports import Pulled, Report
-from afflux.aggregation.streaming import Term, Work, combine
+from afflux.aggregation.streaming import Term, combine
 from afflux.arrays.interop import first_nonfinite, frozen, immutable_copy
 from afflux.arrays.pools import Draft, Slot, Vector
 from afflux.ops.errors import AffluxError
@@ -60,7 +60,7 @@ class Unseen(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Round(Work):
+class Round:
     """A step that was decided: everything that can fail has been done, only the sweep remains."""
 
     slots: list[Slot]
@@ -76,10 +76,11 @@ class Round(Work):
     unseen: Unseen | None = None  #: vectors that nobody has looked at
     saved: bool = True  #: whether its rows are where they are kept, and a store has taken note of it, if there is one
     checksums: list[ops.Checksums] | None = None  #: of what the sweep has written, for a store
+    driver: int | None = None  #: the thread that makes it; None: no thread does
 
     @property
     def finished(self) -> bool:
-        """Whether only the book remains to be told."""
+        """Swept and saved; only publication remains."""
         return self.saved and bool(self.done)
 
     def release(self) -> None:

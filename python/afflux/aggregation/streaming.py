@@ -1,53 +1,40 @@
-"""memory="streaming": what joins is added up at once, so that a server holds one sum instead of M vectors.
+"""Streaming (accumulate=True): each arrival is added to one sum when it joins, so that a server holds no M vectors.
 
     sum = sum + raw_i u_i    for each arrival, in the order of the joins, in float64
     v = factor * sum         for the round: sum_i w_i u_i with w_i = factor * raw_i, but for rounding
 
-A join puts a term on the book, whose slot it needs until it is added; like the sweep of a round, that is done outside
-the mutex, by one thread at a time, and by another one if that one is interrupted.
+A join puts a term into the server's state. The term needs its slot until it is added. Like the sweep of a round, that
+is done without the mutex, by one thread at a time, and by another one if that one is interrupted.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
-from afflux import _engine, ops
-from afflux._engine import exactly
+from afflux import ops
+from afflux._engine import Buffer, Pool, exactly
+from afflux.aggregation.options import known_on_arrival
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.pools import Slot
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import NUMBERS
-from afflux.rules.rule import Arrivals, Float64, OnArrival, Rule
-
-MemoryMode = Literal["buffered", "streaming"]
+from afflux.rules.rule import Arrivals, Float64, Rule
 
 #: Neither a raw weight nor the factor is larger, and no vector's norm is: so no sum of what Server lets in overflows.
 MOST = 1e150
 MOST_SQUARES = MOST * MOST
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Work:
-    """What one thread at a time makes, outside the mutex; if it is interrupted, another one goes on with it."""
-
-    drive: tuple[Callable[[], object | None], int] | None = None  #: whether its maker is still at it, and which thread
-
-    @property
-    def driver(self) -> int | None:
-        """The thread that makes it; None if there is none, or if it was interrupted."""
-        return None if self.drive is None or self.drive[0]() is None else self.drive[1]
-
-
 @dataclass(slots=True, eq=False)
-class Total(Work):
+class Total:
     """The sum of a buffer's terms."""
 
     vectors: list[Slot]  #: the sum, (d,) float64, and nothing else; the round's own list, which is emptied at its end
     zeros: ops.Array  #: (d,), what it starts from; on a GPU the sum itself, as it is made
     added: int = 0  #: of how many arrivals
     due: Sequence["Term"] = ()  #: the next ones, in the order of their joins
+    driver: int | None = None  #: the thread that adds them; None: no thread does
 
     def make(self, num_threads: int) -> None:
         """Adds those that are due."""
@@ -82,29 +69,24 @@ class Term:
 class Streaming:
     """Makes the terms of one server's arrivals."""
 
-    def __init__(self, rule: Rule, duplicates: str, size: int, device: Device = HOST) -> None:
+    def __init__(self, rule: Rule, size: int, device: Device = HOST) -> None:
         """For vectors of `size` elements.
 
         Raises:
-            AffluxError: the rule's weights are not known on arrival, or an arrival may be replaced by a later one.
+            AffluxError: the rule's weights are not known on arrival.
         """
         self._name = rule.name
         self._weigh = known_on_arrival(rule)
-        if duplicates == "latest":
-            raise AffluxError(
-                "[Server] duplicates='latest' replaces arrivals, and memory='streaming' cannot take one out of a sum "
-                "without a trace: both and reject are possible"
-            )
         self._size = size
         self._device = device
         if device is HOST:  # on a GPU a sum is made of zeros
-            self._pool = _engine.Pool(size, "float64", 0)
+            self._pool = Pool(size, "float64", 0)
             self._zeros = np.zeros(size)  # never written: a system that maps all zeros to one page keeps no more
 
     def total(self, added: int = 0, values: Float64 | None = None) -> Total:
         """Of so many arrivals, whose sum is `values` (d,), copied; an empty one."""
         if self._device is HOST:
-            total = Total([_engine.Buffer(self._pool)], self._zeros, added)
+            total = Total([Buffer(self._pool)], self._zeros, added)
         else:
             vector = self._device.full(self._size, 0.0, "float64")
             total = Total([vector], vector, added)
@@ -124,28 +106,6 @@ class Streaming:
         if place < total.added:
             term.slot, term.done = None, [True]
         return term
-
-
-def known_on_arrival(rule: Rule) -> OnArrival:
-    """The rule's weigh part, if its weights are known on arrival but for a factor.
-
-    Raises:
-        AffluxError: they are not; it says why.
-    """
-    weigh, needs = rule.weigh, rule.needs
-    if rule.calibrate.cached:
-        why = f"{rule.name} replaces the rows that it caches by the vectors of a full buffer"
-    elif needs.passes:
-        why = f"{rule.name} has arrivals wait for the next pass"
-    elif needs.gram:
-        why = f"{rule.name}'s come from the inner products of a full buffer"
-    elif needs.memories:
-        why = f"{rule.name} replaces its memories ({', '.join(needs.memories)}) by the vectors of a full buffer"
-    elif not isinstance(weigh, OnArrival):
-        why = f"{rule.name}'s come from {weigh!r}, which has no on_arrival and factor"
-    else:
-        return weigh
-    raise AffluxError(f"[Server] memory='streaming' needs weights that are known on arrival; {why}")
 
 
 def combine(

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from afflux import _engine, ops
+from afflux import ops
+from afflux._engine import Buffer, Pool
 from afflux.arrays.interop import Array, frozen
 
 if TYPE_CHECKING:
@@ -90,11 +91,11 @@ class Host(Device):
 
     name = "the CPU"
 
-    def pool(self, size: int, dtype: str, limit: int, checked: bool = False) -> _engine.Pool:
-        return _engine.Pool(size, dtype, limit, checked)
+    def pool(self, size: int, dtype: str, limit: int, checked: bool = False) -> Pool:
+        return Pool(size, dtype, limit, checked)
 
-    def take(self, pool: Any) -> _engine.Buffer:
-        return _engine.Buffer(pool)
+    def take(self, pool: Any) -> Buffer:
+        return Buffer(pool)
 
     def empty(self, size: int, dtype: str) -> Any:
         room = np.empty(size * np.dtype(dtype).itemsize + 64, np.uint8)

@@ -11,7 +11,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from afflux import _engine, ops
+from afflux import ops
+from afflux._engine import Buffer, Pool
 from afflux.arrays.devices import HOST, Device, as_list
 from afflux.arrays.interop import Array, as_torch, gpu_of, is_cupy, is_torch, kind_of
 from afflux.ops.errors import AffluxError, UnavailableError
@@ -38,7 +39,7 @@ class Gpu(Device):
     def __init__(self, index: int) -> None:
         self.index = index
         self.name = self.alone = f"cuda:{index}"
-        self._staging: dict[tuple[int, str], _engine.Pool] = {}
+        self._staging: dict[tuple[int, str], Pool] = {}
         self._bounces: list[tuple[npt.NDArray[Any], Callable[[], bool]]] = []
         self._lock = Lock()
 
@@ -92,7 +93,7 @@ class Gpu(Device):
             return ops.ingest(parts, slot, num_threads=num_threads)
         # Updates that come over a network are in the host's memory: they are looked at there, and copied once.
         key = len(slot), kind_of("slot", slot)
-        staging = _engine.Buffer(self._staging.setdefault(key, _engine.Pool(*key, 0)))
+        staging = Buffer(self._staging.setdefault(key, Pool(*key, 0)))
         found = ops.ingest(parts, staging, num_threads=num_threads)
         self.fill(slot, np.asarray(staging))
         return found

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from afflux import _engine
+from afflux._engine import Buffer
 from afflux.arrays.devices import HOST, Device
 from afflux.ops.errors import AffluxError, BusyError
 
@@ -143,11 +143,11 @@ class Draft:
         #: For the engine, which knows its type: (d,), writable until it is published.
         self.buffer = buffer
         #: The same for callers: on the host for NumPy.
-        self.array: Vector = np.asarray(buffer) if isinstance(buffer, _engine.Buffer) else buffer
+        self.array: Vector = np.asarray(buffer) if isinstance(buffer, Buffer) else buffer
 
     def publish(self, version: int) -> Vector:
         """The finished version, read-only for good: NumPy refuses to make it writable again, other libraries do not."""
-        if not isinstance(self.buffer, _engine.Buffer):
+        if not isinstance(self.buffer, Buffer):
             return self.array
         self.buffer.freeze(version)
         return np.asarray(self.buffer)
@@ -155,7 +155,7 @@ class Draft:
     @property
     def intact(self) -> bool:
         """Whether nobody has written to it since, as far as anybody looks."""
-        return not isinstance(self.buffer, _engine.Buffer) or self.buffer.intact()
+        return not isinstance(self.buffer, Buffer) or self.buffer.intact()
 
 
 #: Memory of one pushed vector, whose type the engine knows: its own buffer, which NumPy sees, bfloat16 as uint16; on a

@@ -5,7 +5,7 @@ import sys
 from typing import Annotated
 
 from afflux import __version__
-from afflux.sim import ctrl_c
+from afflux.sim import interrupts
 
 try:
     import typer
@@ -13,7 +13,7 @@ except ModuleNotFoundError:
     sys.exit("afflux: the command line needs typer: pip install 'afflux[sim]'")
 
 from afflux.bench import command as benchmark
-from afflux.cli import plan, reproduce, show, simulate, store
+from afflux.cli import listings, plan, reproduce, simulate, store
 
 app = typer.Typer(
     help="Asynchronous federated learning: the server's arithmetic, and a simulator around it.",
@@ -43,15 +43,15 @@ app.command(help=simulate.COMPARE_HELP)(simulate.compare)
 app.command(help=simulate.RUN_HELP)(simulate.run)
 app.command(help=simulate.REPLAY_HELP)(simulate.replay)
 app.command(help=benchmark.HELP)(benchmark.bench)
-app.command(help=show.RULES_HELP)(show.rules)
+app.command(help=listings.RULES_HELP)(listings.rules)
 app.add_typer(reproduce.app, name="reproduce")
 app.command(help=reproduce.CODECS_HELP)(reproduce.codecs)
 app.add_typer(store.app, name="store")
 app.command(help=plan.HELP)(plan.plan)
-app.command(help=show.BACKENDS_HELP)(show.backends)
+app.command(help=listings.BACKENDS_HELP)(listings.backends)
 
 
 def main() -> None:
     """Run the command line, as the last thing that this process does: Ctrl-C is ignored while the interpreter ends."""
-    with ctrl_c.held(then=signal.SIG_IGN):
+    with interrupts.deferred(then=signal.SIG_IGN):
         app()

@@ -1,4 +1,4 @@
-"""What commands share: options, how they are read, and how a mistake is told."""
+"""Shared by the commands: options, reading rules and seeds, and printing errors."""
 
 import inspect
 import re
@@ -11,19 +11,20 @@ from typing import Annotated, Any
 import typer
 
 from afflux.ops.errors import AffluxError, UnavailableError
-from afflux.sim.config import RuleSpec, SimConfig, parameters, parse
-from afflux.sim.ctrl_c import Terminated
 from afflux.sim.errors import ConfigError
+from afflux.sim.interrupts import Terminated
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import RuleSpec, parse_rule, rule_parameters
 
 BufferSize = Annotated[int | None, typer.Option(help="Arrivals per server step, for rules with a buffer; default 10.")]
 ServerLr = Annotated[float | None, typer.Option(help="Server learning rate, for the rules that have one.")]
-Out = Annotated[Path | None, typer.Option(help="Run folder; default runs/<date and time>.")]
+OutFolder = Annotated[Path | None, typer.Option(help="Run folder; default runs/<date and time>.")]
 Processes = Annotated[int | None, typer.Option(min=1, help="Processes; default one a CPU.")]
 
 
 @contextmanager
-def friendly() -> Iterator[None]:
-    """Turn a user's mistake into one line and exit code 2, Ctrl-C into 130, and SIGTERM, if it is heard, into 143."""
+def report_errors() -> Iterator[None]:
+    """Print an error as one line and exit with code 2; on Ctrl-C exit with 130, on a handled SIGTERM with 143."""
     try:
         yield
     except (AffluxError, UnavailableError) as error:
@@ -35,8 +36,8 @@ def friendly() -> Iterator[None]:
 
 
 @contextmanager
-def told_by_flags(**flags: str) -> Iterator[None]:
-    """Call the arguments of a function in its errors what they are on the command line."""
+def flag_names_in_errors(**flags: str) -> Iterator[None]:
+    """Replace names of arguments in errors by the flags of the command line."""
     try:
         yield
     except AffluxError as error:
@@ -44,8 +45,8 @@ def told_by_flags(**flags: str) -> Iterator[None]:
         raise AffluxError(re.sub(r"\b\w+\b", lambda word: flags.get(word[0], word[0]), text)) from None
 
 
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give `command(config, ...)` one option for each field of SimConfig, in place of `config`."""
+def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace the parameter `config` of `command(config, ...)` by one option for each field of SimConfig."""
     names = [field.name for field in fields(SimConfig)]
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
     settings = [
@@ -59,7 +60,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     ]
 
     def wrapped(**given: Any) -> None:
-        with friendly():
+        with report_errors():
             command(SimConfig(**{name: given.pop(name) for name in names}), **given)
 
     wrapped.__name__ = command.__name__
@@ -70,26 +71,28 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-def was_given(context: typer.Context, name: str) -> bool:
-    """Whether a parameter stands on the command line."""
+def is_on_command_line(context: typer.Context, name: str) -> bool:
+    """Return whether a parameter was given on the command line."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
-def refuse_others(context: typer.Context, flag: str, *allowed: str) -> None:
-    """Raise ConfigError if the command line has options that `flag`, which was given, takes from elsewhere."""
+def refuse_other_options(context: typer.Context, flag: str, *allowed: str) -> None:
+    """Raise ConfigError if the command line has other options than `allowed` beside `flag`, which resumes a run."""
     for name in context.params:
-        if name not in allowed and was_given(context, name):
-            raise ConfigError(f"--{name.replace('_', '-')} was given, but {flag} goes on with the settings of the run")
+        if name not in allowed and is_on_command_line(context, name):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} was given, but {flag} continues with the settings of the run"
+            )
 
 
-def apart(rules: str) -> list[str]:
-    """Rules separated by commas, but not by those inside parentheses, as in hinge(10,4)."""
+def split_rules(rules: str) -> list[str]:
+    """Split rules at commas, but not inside parentheses, as in hinge(10,4)."""
     return re.split(r",(?![^(]*\))", rules)
 
 
-def numbers(text: str) -> list[int]:
-    """Seeds separated by commas; raises ConfigError."""
+def parse_seeds(text: str) -> list[int]:
+    """Read seeds separated by commas; raises ConfigError."""
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError:
@@ -99,13 +102,24 @@ def numbers(text: str) -> list[int]:
     return found
 
 
-def specs_of(rules: list[str], **common: Any) -> list[RuleSpec]:
-    """Read rules; options in `common` that are not None apply where a rule takes them. Raises ConfigError."""
+def parse_rules(rules: list[str], **common: Any) -> list[RuleSpec]:
+    """Read rules, and check that each can be built.
+
+    Args:
+        rules: NAME or NAME:OPTION=VALUE:...
+        common: options for every rule that takes them; None: not given.
+
+    Returns:
+        The rules.
+
+    Raises:
+        ConfigError: an unknown rule or option, an option of `common` that no rule takes, or a rule given twice.
+    """
     given = {option: value for option, value in common.items() if value is not None}
-    specs = [parse(rule, {"buffer_size": 10} | given) for rule in rules]
+    specs = [parse_rule(rule, {"buffer_size": 10} | given) for rule in rules]
     for option, value in given.items():
         flag = "--" + option.replace("_", "-")
-        taken = [dict(spec.options)[option] for spec in specs if option in parameters(spec.name)]
+        taken = [dict(spec.options)[option] for spec in specs if option in rule_parameters(spec.name)]
         if not taken:
             raise ConfigError(f"{flag} was given, but {', '.join(rules)} does not take it")
         if value not in taken:

@@ -1,4 +1,4 @@
-"""`afflux plan`: what a server will take."""
+"""`afflux plan`: estimated memory and disk use of a server."""
 
 import json
 from dataclasses import asdict
@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from afflux.cli.common import friendly, specs_of, told_by_flags
+from afflux.cli.common import flag_names_in_errors, parse_rules, report_errors
 from afflux.ops.units import in_bytes
 
-HELP = """Print what a server will take, in memory and on disk, part by part. Nothing is run or written.
+HELP = """Estimate the memory and disk use of a server, part by part. Nothing is run or written.
 
-Memory is that of a server whose clients have all pushed. With --store, params, rows and the rule's vectors lie in \
-files; the system keeps them in memory as long as it has room.
+The memory is that of a server after a push of every client. With --store, params, rows and the rule's vectors are in \
+files; the operating system caches them in memory as long as there is room.
 
 [bold]Examples[/bold]
 
@@ -24,8 +24,8 @@ files; the system keeps them in memory as long as it has room.
 
   afflux plan --rule fedbuff --params 25_000_000 --memory-budget 2_000_000_000
 """
-BUDGET = "Bytes of memory: kept, by max_slots and max_versions, or refused, as `Server(memory_budget=...)` does."
-#: What the arguments of `afflux.plan` are called here.
+BUDGET = "Most bytes of memory: sets max_slots and max_versions, or is an error, as in `Server(memory_budget=...)`."
+#: Arguments of `afflux.plan` and their flags.
 FLAGS = {"num_clients": "--clients", "memory_budget": "--memory-budget"} | {
     name: f"--{name.replace('_', '-')}" for name in ("dtype", "slot_dtype")
 }
@@ -38,10 +38,10 @@ def plan(
     buffer: Annotated[
         int | None, typer.Option("--buffer", "--buffer-size", help="Arrivals per server step, M; default 10.")
     ] = None,
-    codec: Annotated[str | None, typer.Option(help="Of the rows, for rules that take one.")] = None,
-    dtype: Annotated[str, typer.Option(help="Of params: float32 or float64.")] = "float32",
-    slot_dtype: Annotated[str | None, typer.Option(help="Of arrivals: that of params, or bfloat16.")] = None,
-    streaming: Annotated[bool, typer.Option("--streaming", help="One sum in place of the buffer.")] = False,
+    codec: Annotated[str | None, typer.Option(help="Codec of the rows, for rules that take one.")] = None,
+    dtype: Annotated[str, typer.Option(help="Type of params: float32 or float64.")] = "float32",
+    slot_dtype: Annotated[str | None, typer.Option(help="Type of arrivals: that of params, or bfloat16.")] = None,
+    streaming: Annotated[bool, typer.Option("--streaming", help="A running sum in place of the buffer.")] = False,
     store: Annotated[bool, typer.Option("--store", help="With the state on disk.")] = False,
     gpu: Annotated[bool, typer.Option("--gpu", help="With params on a GPU: memory is the GPU's.")] = False,
     rows_on: Annotated[str, typer.Option(help="Where a server on a GPU keeps rows: device or host.")] = "device",
@@ -49,26 +49,19 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print bytes by part (see HELP)."""
-    with friendly():
+    with report_errors():
+        from afflux.aggregation.options import ServerOptions
         from afflux.server import plan as planned
 
-        (spec,) = specs_of([rule], buffer_size=buffer, codec=codec)
-        built, limits = spec.build(), dict[str, Any]()
-        settings: dict[str, Any] = {
-            "num_clients": clients,
-            "dtype": dtype,
-            "slot_dtype": slot_dtype or dtype,
-            "memory": "streaming" if streaming else "buffered",
-            "store": store,
-            "gpu": gpu,
-            "rows_on": rows_on,
-        }
-        with told_by_flags(**FLAGS):
-            if memory_budget is not None:
-                limits = dict.fromkeys(("max_slots", "max_versions"))
-                fits = planned.fitted(memory_budget, built, params, **limits, inplace=False, **settings)
-                limits = dict(zip(limits, fits, strict=True))
-            found = planned.plan(built, params, **limits, **settings)
+        (spec,) = parse_rules([rule], buffer_size=buffer, codec=codec)
+        built = spec.build()
+        with flag_names_in_errors(**FLAGS):
+            fields: dict[str, Any] = {"num_clients": clients, "dtype": dtype, "slot_dtype": slot_dtype}
+            fields |= {"accumulate": streaming, "rows_on": rows_on, "memory_budget": memory_budget}
+            options = planned.fitted(built, params, ServerOptions(**fields).for_rule(built), store=store, gpu=gpu)
+            found = planned.plan(built, params, options, store=store, gpu=gpu)
+        budgeted = () if memory_budget is None else ("max_slots", "max_versions")
+        limits = {name: getattr(options, name) for name in budgeted}
         if as_json:
             sums = {"memory_bytes": found.memory_bytes, "disk_bytes": found.disk_bytes}
             typer.echo(json.dumps(asdict(found) | sums | limits))

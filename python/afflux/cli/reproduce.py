@@ -1,17 +1,19 @@
-"""`afflux reproduce` and `afflux codecs`: tables, as Markdown, JSON and pictures."""
+"""`afflux reproduce` and `afflux codecs`: tables, as Markdown, JSON and figures."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from afflux.cli.common import Out, Processes, friendly, numbers
+from afflux.cli.common import OutFolder, Processes, parse_seeds, report_errors
+from afflux.sim.errors import EXTRA, require
 
 if TYPE_CHECKING:
-    from afflux.sim.papers.common import Measure, Page
+    from afflux.sim.papers.publishing import Measure, Page
 
-AFL_HELP = """Anarchic FL, Table 2: logistic regression on MNIST, ours beside the paper's.
+AFL_HELP = """Anarchic FL, Table 2: logistic regression on MNIST, our accuracy beside the paper's.
 
 [bold]Examples[/bold]
 
@@ -19,7 +21,7 @@ AFL_HELP = """Anarchic FL, Table 2: logistic regression on MNIST, ours beside th
 
   afflux reproduce afl-table2 --workers 20/100 --data-dir ~/data
 """
-RULES_HELP = """Every preset under FADAS's mild and large delays: a table and a picture.
+RULES_HELP = """Every preset under FADAS's mild and large delays: a table and a figure.
 
 [bold]Examples[/bold]
 
@@ -27,7 +29,7 @@ RULES_HELP = """Every preset under FADAS's mild and large delays: a table and a 
 
   afflux reproduce rules --data mnist --seeds 0
 """
-MF_CA2FL_HELP = """MF-CA2FL with every codec beside CA2FL: accuracy and bytes per client, a table and a picture.
+MF_CA2FL_HELP = """MF-CA2FL with every codec beside CA2FL: accuracy and bytes per client, a table and a figure.
 
 [bold]Examples[/bold]
 
@@ -35,7 +37,7 @@ MF_CA2FL_HELP = """MF-CA2FL with every codec beside CA2FL: accuracy and bytes pe
 
   afflux reproduce mf-ca2fl --data mnist --jobs 1 --at-most 2 --out runs/mf
 """
-CODECS_HELP = """Measure the error of every codec, on drawn vectors and on updates of your own: tables and a picture.
+CODECS_HELP = """Measure the error of every codec, on random vectors and on kept updates of a run: tables and a figure.
 
 [bold]Examples[/bold]
 
@@ -48,11 +50,13 @@ CODECS_HELP = """Measure the error of every codec, on drawn vectors and on updat
 
 Seeds = Annotated[str, typer.Option(help="Separated by commas.")]
 DataDir = Annotated[str | None, typer.Option(help="Folder of mnist.npz; default: AFFLUX_DATA.")]
-AtMost = Annotated[int | None, typer.Option(min=1, help="Stop after so many runs; the same command goes on.")]
-Again = Annotated[Path | None, typer.Option(help="Folder; default runs/<date and time>. One with ended runs goes on.")]
+AtMost = Annotated[int | None, typer.Option(min=1, help="Stop after so many runs; the same command continues.")]
+ResumableFolder = Annotated[
+    Path | None, typer.Option(help="Folder; default runs/<date and time>. A folder with finished runs is continued.")
+]
 
 app = typer.Typer(
-    help="Run tables of papers again; writes Markdown and JSON. Runs that have ended are kept.", no_args_is_help=True
+    help="Reproduce tables of papers; writes Markdown and JSON. Finished runs are kept.", no_args_is_help=True
 )
 
 
@@ -64,13 +68,19 @@ def afl_table2(
     data_dir: DataDir = None,
     jobs: Processes = None,
     at_most: AtMost = None,
-    out: Again = None,
+    out: ResumableFolder = None,
 ) -> None:
     """Run Table 2 (see AFL_HELP)."""
-    with friendly():
-        from afflux.sim.papers import afl
+    with report_errors():
+        require(*EXTRA)
+        from afflux.sim.papers import afl_table2
 
-        _publish(out, lambda measure: afl.reproduce(workers, steps, numbers(seeds), data_dir, measure), jobs, at_most)
+        _publish(
+            out,
+            partial(afl_table2.reproduce, workers, steps, parse_seeds(seeds), data_dir),
+            jobs,
+            at_most,
+        )
 
 
 @app.command("rules", help=RULES_HELP)
@@ -80,13 +90,19 @@ def rules_under_delays(
     data_dir: DataDir = None,
     jobs: Processes = None,
     at_most: AtMost = None,
-    out: Again = None,
+    out: ResumableFolder = None,
 ) -> None:
     """Run all presets (see RULES_HELP)."""
-    with friendly():
-        from afflux.sim.papers import rules
+    with report_errors():
+        require(*EXTRA)
+        from afflux.sim.papers import rules_under_delays
 
-        _publish(out, lambda measure: rules.reproduce(data, numbers(seeds), data_dir, measure), jobs, at_most)
+        _publish(
+            out,
+            partial(rules_under_delays.reproduce, data, parse_seeds(seeds), data_dir),
+            jobs,
+            at_most,
+        )
 
 
 @app.command("mf-ca2fl", help=MF_CA2FL_HELP)
@@ -96,33 +112,35 @@ def mf_ca2fl_in_few_bits(
     data_dir: DataDir = None,
     jobs: Processes = None,
     at_most: AtMost = None,
-    out: Again = None,
+    out: ResumableFolder = None,
 ) -> None:
     """Run all codecs (see MF_CA2FL_HELP)."""
-    with friendly():
+    with report_errors():
+        require(*EXTRA)
         from afflux.sim.papers import mf_ca2fl
 
-        _publish(out, lambda measure: mf_ca2fl.reproduce(data, numbers(seeds), data_dir, measure), jobs, at_most)
+        _publish(out, partial(mf_ca2fl.reproduce, data, parse_seeds(seeds), data_dir), jobs, at_most)
 
 
 def codecs(
     updates: Annotated[
         list[str] | None, typer.Option(help="NAME=FILE.npy, the updates of a run with --keep-updates; again for more.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the drawn vectors, and of the codecs' random bits.")] = 0,
-    out: Out = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random vectors and of the codecs' random bits.")] = 0,
+    out: OutFolder = None,
 ) -> None:
     """Measure errors (see CODECS_HELP)."""
-    with friendly():
-        from afflux.sim import codec_errors
+    with report_errors():
+        require(*EXTRA)
+        from afflux.sim.papers import codec_errors
 
-        _publish(out, lambda measure: codec_errors.page(updates or [], seed))
+        _publish(out, lambda measure: codec_errors.make_page(updates or [], seed))
 
 
 def _publish(
     out: Path | None, make: "Callable[[Measure], Page]", processes: int | None = None, at_most: int | None = None
 ) -> None:
-    from afflux.sim.papers.common import publish
+    from afflux.sim.papers.publishing import publish
 
     page, folder = publish(out, make, processes, at_most)
     typer.echo(page.markdown)

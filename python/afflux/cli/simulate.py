@@ -10,26 +10,27 @@ import typer
 
 from afflux.cli.common import (
     BufferSize,
-    Out,
+    OutFolder,
     Processes,
     ServerLr,
-    apart,
-    friendly,
-    numbers,
-    refuse_others,
-    specs_of,
-    was_given,
-    with_settings,
+    is_on_command_line,
+    parse_rules,
+    parse_seeds,
+    refuse_other_options,
+    report_errors,
+    split_rules,
+    with_config_options,
 )
 from afflux.rules import RULES
-from afflux.sim import ctrl_c
-from afflux.sim.config import RuleSpec, SimConfig
-from afflux.sim.errors import ConfigError, require
+from afflux.sim import interrupts
+from afflux.sim.errors import EXTRA, ConfigError, require
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import RuleSpec
 
 if TYPE_CHECKING:
-    from afflux.sim.compare import Job
-    from afflux.sim.follow import Progress
-    from afflux.sim.result import RunResult
+    from afflux.sim.results.run_result import RunResult
+    from afflux.sim.runs.compare import Job
+    from afflux.sim.runs.simulated_server import Progress
 
 COMPARE_HELP = f"""Compare aggregation rules in one simulation.
 
@@ -65,11 +66,11 @@ RUN_HELP = """Simulate one aggregation rule with one seed.
 
   afflux run --resume runs/ca2fl.store
 """
-REPLAY_HELP = """Feed the updates of a run that kept them to other rules.
+REPLAY_HELP = """Replay the kept updates of a run with other rules.
 
 LOG is an audit log, audit/RULE-seedK.jsonl in the folder of a run with --keep-updates. \
 A client that was dispatched after k arrivals pulls each rule's version as of k arrivals, so staleness is each rule's \
-own; but it trained from the model of the log's rule. What differs is the aggregation alone. \
+own; but it trained from the model of the log's rule. Only the aggregation differs. \
 The log's own rule gives the log's own params, bit for bit.
 
 [bold]Examples[/bold]
@@ -79,21 +80,19 @@ The log's own rule gives the log's own params, bit for bit.
   afflux replay runs/kept/audit/fedbuff-seed0.jsonl --rule ca2fl --rule fadas:server_lr=0.01
 """
 PAIRED = (
-    "All rules get one stream of updates: clients train from the params of the first rule. Shows what the aggregation "
-    "alone does with the same updates; says nothing about how clients would learn under the other rules."
+    "All rules get the same updates: clients train from the params of the first rule. Shows what the aggregation alone "
+    "does with these updates, not how clients would learn under the other rules."
 )
 KEEP_UPDATES = "Keep all update vectors beside the audit log, 4 d bytes each, for `afflux replay`."
 RULE = "The rule; options follow it after colons: mf_ca2fl:bits=2:server_lr=1."
-STORE = "Keep the server in this new folder, and all that --resume needs to go on with the run if it is interrupted."
-RESUME = (
-    "Go on with an interrupted run, in its run folder (--out says where that is now), to the bits of one that was not."
-)
-CHECKPOINT_EVERY = "With a store: seconds between two checkpoints; 0: after every event. Ctrl-C, SIGTERM make one, too."
+STORE = "New folder in which the server is kept, with all that --resume needs to continue an interrupted run."
+RESUME = "Continue an interrupted run in its run folder (give --out if that has moved), to the same bits."
+CHECKPOINT_EVERY = "With --store: seconds between two checkpoints; 0: after every event. Also on Ctrl-C and SIGTERM."
 
 KeepUpdates = Annotated[bool, typer.Option("--keep-updates", help=KEEP_UPDATES)]
 
 
-@with_settings
+@with_config_options
 def compare(
     config: SimConfig,
     rules: Annotated[str, typer.Option(help="Separated by commas.")] = "fedbuff,fedasync,ca2fl",
@@ -103,14 +102,14 @@ def compare(
     buffer_size: BufferSize = None,
     server_lr: ServerLr = None,
     keep_updates: KeepUpdates = False,
-    out: Out = None,
+    out: OutFolder = None,
 ) -> None:
     """Compare rules (see COMPARE_HELP)."""
-    specs = specs_of(apart(rules), buffer_size=buffer_size, server_lr=server_lr)
-    _simulate(specs, numbers(seeds), config, jobs, out, keep_updates, paired=paired)
+    specs = parse_rules(split_rules(rules), buffer_size=buffer_size, server_lr=server_lr)
+    _simulate(specs, parse_seeds(seeds), config, jobs, out, keep_updates, paired=paired)
 
 
-@with_settings
+@with_config_options
 def run(
     config: SimConfig,
     context: typer.Context,
@@ -122,22 +121,22 @@ def run(
     store: Annotated[Path | None, typer.Option(help=STORE)] = None,
     resume: Annotated[Path | None, typer.Option(help=RESUME)] = None,
     checkpoint_every: Annotated[float, typer.Option(min=0, help=CHECKPOINT_EVERY)] = 10.0,
-    out: Out = None,
+    out: OutFolder = None,
 ) -> None:
     """Simulate one rule (see RUN_HELP)."""
     if resume is not None:
-        refuse_others(context, "--resume", "resume", "checkpoint_every", "out")
+        refuse_other_options(context, "--resume", "resume", "checkpoint_every", "out")
         _resume(resume, checkpoint_every, out)
         return
-    if store is None and was_given(context, "checkpoint_every"):
-        raise ConfigError("--checkpoint-every was given, but without --store nothing is kept to go on with")
+    if store is None and is_on_command_line(context, "checkpoint_every"):
+        raise ConfigError("--checkpoint-every was given, but without --store there are no checkpoints")
     if rule is None:
-        raise ConfigError("give --rule, or --resume to go on with a run")
-    specs = specs_of([rule], buffer_size=buffer_size, server_lr=server_lr)
+        raise ConfigError("give --rule, or --resume to continue a run")
+    specs = parse_rules([rule], buffer_size=buffer_size, server_lr=server_lr)
     if store is None:
         _simulate(specs, [seed], config, 1, out, keep_updates)
     else:
-        _start(store, specs[0], seed, config, checkpoint_every, out, keep_updates)
+        _start_in_store(store, specs[0], seed, config, checkpoint_every, out, keep_updates)
 
 
 def replay(
@@ -146,10 +145,10 @@ def replay(
     buffer_size: BufferSize = None,
     server_lr: ServerLr = None,
     data_dir: Annotated[str | None, typer.Option(help="Folder of mnist.npz, if it is not the log's.")] = None,
-    out: Out = None,
+    out: OutFolder = None,
 ) -> None:
-    """Feed kept updates to rules (see REPLAY_HELP)."""
-    with friendly():
+    """Replay kept updates (see REPLAY_HELP)."""
+    with report_errors():
         _replay(log, rule, {"buffer_size": buffer_size, "server_lr": server_lr}, data_dir, out)
 
 
@@ -163,51 +162,56 @@ def _simulate(
     *,
     paired: bool = False,
 ) -> None:
-    require("torch", "sklearn", "matplotlib", "rich")
+    require(*EXTRA)
     from rich.console import Console
 
-    from afflux.sim import report, terminal
-    from afflux.sim.compare import available_cpus, compare, jobs_of
+    from afflux.sim.results import run_folder, terminal_output
+    from afflux.sim.runs.compare import available_cpus, compare, make_jobs
 
-    jobs = jobs_of(specs, seeds, paired=paired)
+    jobs = make_jobs(specs, seeds, paired=paired)
     finished: dict[int, list[RunResult]] = {}
     with _run_folder(out, jobs, config, finished) as folder:
-        keep = report.audit_folder(folder, config, len(jobs), keep_updates, partial(typer.echo, err=True))
-        with terminal.progress(jobs, config, Console(stderr=True)) as watch:
+        output = run_folder.create_audit_folder(folder, config, len(jobs), keep_updates, partial(typer.echo, err=True))
+        with terminal_output.progress_bars([job.label for job in jobs], config.arrivals, Console(stderr=True)) as watch:
             results = compare(
-                jobs, config, processes=processes or available_cpus(), watch=watch, keep=keep, finished=finished
+                jobs, config, processes=processes or available_cpus(), watch=watch, output=output, finished=finished
             )
-        report.write(folder, results, config)
-    _show(folder, results, config)
+        run_folder.write_results(folder, results, config)
+    _print_results(folder, results, config)
 
 
-def _start(
+def _start_in_store(
     store: Path, spec: RuleSpec, seed: int, config: SimConfig, seconds: float, out: Path | None, keep_updates: bool
 ) -> None:
-    require("torch", "sklearn", "matplotlib", "rich")
-    from afflux.sim import report, resume
-    from afflux.sim.compare import Job
+    require(*EXTRA)
+    from afflux.sim.results import run_folder
+    from afflux.sim.runs.compare import Job
+    from afflux.sim.runs.resume import run_in_store
+    from afflux.sim.runs.run_checkpoint import require_unused_store
 
-    resume.refuse_taken(store)
+    require_unused_store(store)
     job = Job(spec, seed)
     with _run_folder(out, [job], config, {}) as folder:
-        keep = report.audit_folder(folder, config, 1, keep_updates, partial(typer.echo, err=True))
-        _stored(store, folder, job, config, lambda told: resume.start(store, spec, seed, config, keep, told, seconds))
+        output = run_folder.create_audit_folder(folder, config, 1, keep_updates, partial(typer.echo, err=True))
+        work = partial(run_in_store, store, spec, seed, config, output, seconds=seconds)
+        _run_with_store(store, folder, job, config, work)
 
 
 def _resume(store: Path, seconds: float, out: Path | None) -> None:
-    require("torch", "sklearn", "matplotlib", "rich")
-    from afflux.sim.compare import Job
-    from afflux.sim.resume import Paused, resume
+    require(*EXTRA)
+    from afflux.sim.runs.compare import Job
+    from afflux.sim.runs.resume import resume
+    from afflux.sim.runs.run_checkpoint import InterruptedRun
 
-    paused = Paused.of(store, out)
-    if paused.finished:
-        typer.echo(f"the run in {store} is finished: nothing to go on with; its results are written again", err=True)
-    job, folder = Job(paused.spec, paused.header.seed), paused.keep.folder.parent
-    _stored(store, folder, job, paused.config, lambda told: resume(paused, told, seconds), paused.arrivals)
+    interrupted = InterruptedRun.of(store, out)
+    if interrupted.finished:
+        typer.echo(f"the run in {store} is finished; its results are written again", err=True)
+    job, folder = Job(interrupted.spec, interrupted.header.seed), interrupted.output.folder.parent
+    work = partial(resume, interrupted, seconds=seconds)
+    _run_with_store(store, folder, job, interrupted.config, work, interrupted.arrivals)
 
 
-def _stored(
+def _run_with_store(
     store: Path,
     folder: Path,
     job: "Job",
@@ -217,45 +221,49 @@ def _stored(
 ) -> None:
     from rich.console import Console
 
-    from afflux.sim import report, terminal
+    from afflux.sim.results import run_folder, terminal_output
 
     try:
-        with ctrl_c.held(), ctrl_c.sigterm_too(), terminal.progress([job], config, Console(stderr=True), done) as watch:
+        with (
+            interrupts.deferred(),
+            interrupts.sigterm_as_interrupt(),
+            terminal_output.progress_bars([job.label], config.arrivals, Console(stderr=True), done) as watch,
+        ):
             results = [work(partial(watch, 0))]
     except KeyboardInterrupt:
-        typer.echo(f"go on with: afflux run --resume {store}", err=True)
+        typer.echo(f"continue with: afflux run --resume {store}", err=True)
         raise
-    report.write(folder, results, config)
-    _show(folder, results, config)
+    run_folder.write_results(folder, results, config)
+    _print_results(folder, results, config)
 
 
 def _replay(
     path: Path, rules: list[str] | None, common: dict[str, Any], data_dir: str | None, out: Path | None
 ) -> None:
-    require("torch", "matplotlib", "rich")
+    require(*EXTRA)
     from rich.console import Console
 
-    from afflux.sim import audit, report, terminal
-    from afflux.sim.compare import Job
-    from afflux.sim.replay import config_of, replay
+    from afflux.sim.results import audit_log, run_folder, terminal_output
+    from afflux.sim.runs.compare import Job
+    from afflux.sim.runs.replay import replay, replay_config
 
-    log = audit.read(path)
-    specs = specs_of(rules, **common) if rules else [log.spec()]
-    config = config_of(log, data_dir)
+    log = audit_log.read_audit_log(path)
+    specs = parse_rules(rules, **common) if rules else [log.spec()]
+    config = replay_config(log, data_dir)
     if (missing := log.planned - config.arrivals) > 0:
         typer.echo(f"{path} was cut off: it lacks {missing} of {log.planned} arrivals", err=True)
     jobs = [Job(specs[0], log.header.seed, tuple(specs[1:]))]
     with _run_folder(out, jobs, config, {}) as folder:
-        keep = report.audit_folder(folder, config, 1)
-        with terminal.progress(jobs, config, Console(stderr=True)) as watch:
-            results = replay(log, specs, config, partial(watch, 0), keep.folder)
-        report.write(folder, results, config)
-    _show(folder, results, config)
+        output = run_folder.create_audit_folder(folder, config, 1)
+        with terminal_output.progress_bars([job.label for job in jobs], config.arrivals, Console(stderr=True)) as watch:
+            results = replay(log, specs, config, partial(watch, 0), output.folder)
+        run_folder.write_results(folder, results, config)
+    _print_results(folder, results, config)
     for result in results:
         same = ", as in the log" if log.end is not None and result.digest == log.end.params_sha256 else ""
         typer.echo(f"params of {result.spec.label}: sha256 {result.digest}{same}")
     if not rules and log.end is not None and results[0].digest != log.end.params_sha256:
-        typer.echo(f"error: the log says {log.end.params_sha256}: the rule, or what it runs on, has changed", err=True)
+        typer.echo(f"error: the log says {log.end.params_sha256}: the rule or the software has changed", err=True)
         raise typer.Exit(1)
 
 
@@ -263,29 +271,29 @@ def _replay(
 def _run_folder(
     out: Path | None, jobs: "list[Job]", config: SimConfig, finished: "dict[int, list[RunResult]]"
 ) -> Iterator[Path]:
-    """Make the run folder; if the work in it ends early, keep what is complete, or else remove it."""
-    from afflux.sim import report
+    """Create the run folder; after an error, write the finished results into it, or remove it if there are none."""
+    from afflux.sim.results import run_folder
 
-    folder = report.new_folder(out)
+    folder = run_folder.create_run_folder(out)
     try:
         yield folder
     except BaseException:
         results = [result for index in sorted(finished) for result in finished[index]]
         if results:
-            report.write(folder, results, config)
-        if report.tidied(folder):
+            run_folder.write_results(folder, results, config)
+        if run_folder.remove_empty_logs(folder):
             typer.echo(f"{len(finished)} of {len(jobs)} runs were finished; kept {folder}/", err=True)
         raise
 
 
-def _show(folder: Path, results: "list[RunResult]", config: SimConfig) -> None:
+def _print_results(folder: Path, results: "list[RunResult]", config: SimConfig) -> None:
     from rich.console import Console
 
-    from afflux.sim import report, terminal
+    from afflux.sim.results import run_folder, terminal_output
 
     screen = Console()
     if not screen.is_terminal:
         screen = Console(width=200)
-    screen.print(report.headline(config, results), highlight=False)
-    screen.print(terminal.table(results, config))
+    screen.print(run_folder.describe_setting(config, results), highlight=False)
+    screen.print(terminal_output.results_table(results, config))
     screen.print(f"wrote {folder}/", highlight=False, soft_wrap=True)

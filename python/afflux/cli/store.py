@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from afflux import store
-from afflux.cli.common import friendly
+from afflux.cli.common import report_errors
 from afflux.ops.errors import AffluxError
 from afflux.ops.units import in_bytes
 from afflux.store import Health, Info
-from afflux.store.remedy import BACKUP
+from afflux.store.metadata import BACKUP
 
 INFO_HELP = """Print what a store says of itself: clients, rows, version, sizes, health.
 
@@ -70,7 +70,7 @@ app = typer.Typer(help="Look into a store, check it, mend it, take rows out of i
 @app.command(help=INFO_HELP)
 def info(path: Folder, whole: Whole = False, as_json: AsJson = False) -> None:
     """Print what a store says of itself (see INFO_HELP)."""
-    with friendly():
+    with report_errors():
         found = store.info(path)
         if as_json:
             typer.echo(json.dumps(asdict(found), indent=2))
@@ -82,7 +82,7 @@ def info(path: Folder, whole: Whole = False, as_json: AsJson = False) -> None:
 @app.command(help=CHECK_HELP)
 def check(path: Folder, whole: Whole = False, as_json: AsJson = False) -> None:
     """Read every byte (see CHECK_HELP)."""
-    with friendly():
+    with report_errors():
         with _bar("checking") as progress:
             health = store.check(path, progress)
         if as_json:
@@ -98,7 +98,7 @@ def repair(
     path: Folder, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False, whole: Whole = False
 ) -> None:
     """Drop damaged rows (see REPAIR_HELP)."""
-    with friendly():
+    with report_errors():
         with _bar("checking") as progress:
             health = store.check(path, progress)
         _tell(health, whole)
@@ -121,7 +121,7 @@ def export(
     clients: Annotated[str | None, typer.Option(help="Separated by commas; default all that have a row.")] = None,
 ) -> None:
     """Write rows to a file (see EXPORT_HELP)."""
-    with friendly():
+    with report_errors():
         written = store.export(path, out, None if clients is None else _ids(path, clients))
         typer.echo(f"wrote {_rows(len(written))} to {out}")
 

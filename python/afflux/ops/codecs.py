@@ -17,7 +17,7 @@ codecs.affine(4)
 """
 
 from dataclasses import dataclass
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
 
@@ -25,11 +25,11 @@ from afflux import _engine
 from afflux.ops.errors import AffluxError
 
 Scope = Literal["block", "vector"]
-#: As rules and the command line spell them: a codec's `name`.
-Name = Literal[
-    "float32", "float64", "float16", "bfloat16", "affine-8", "affine-4", "affine-2", "affine-1", "affine-vector-8",
-    "affine-vector-4", "affine-vector-2", "affine-vector-1", "rotated-4", "rotated-2", "rotated-1",
-]  # fmt: skip
+if TYPE_CHECKING:
+    Name = str
+else:
+    #: As rules and the command line spell them: a codec's `name`.
+    Name = Literal[tuple(_engine.CODECS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +51,23 @@ class Codec:
     @property
     def keyed(self) -> bool:
         """Whether rows are encoded with random bits: they are uint8, and begin with a head."""
-        return "-" in self.name
+        return _engine.CODECS[self.name][2]
 
     @property
     def ranged(self) -> bool:
         """Whether the encoder must be told the least and the largest element."""
-        return self.name.startswith("affine-vector")
+        return _engine.CODECS[self.name][3]
 
     @property
     def bits(self) -> int:
         """Of a stored element, scales apart."""
-        return int(self.name.rpartition("-")[2].removeprefix("b").removeprefix("float"))
+        return _engine.CODECS[self.name][0]
 
     @property
     def row_dtype(self) -> str:
         """Of rows in NumPy; bfloat16, which it lacks, and what has a head are bytes."""
-        return self.name if self.name in ("float32", "float64", "float16") else "uint8"
+        dtype = _engine.CODECS[self.name][1]
+        return "uint8" if dtype == "bfloat16" else dtype
 
     def row_bytes(self, size: int) -> int:
         """Bytes of a row of `size` elements."""
@@ -97,7 +98,7 @@ def affine(bits: int, *, scope: Scope = "block") -> Codec:
     """
     if scope not in ("block", "vector"):
         raise AffluxError(f"[affine] scope is {scope!r}, must be 'block' or 'vector'")
-    return Codec(f"affine-{'vector-' if scope == 'vector' else ''}{_bits('affine', bits, (8, 4, 2, 1))}")
+    return Codec(f"{'affine-vector' if scope == 'vector' else 'affine'}-{_bits('affine', bits)}")
 
 
 def rotated(bits: int) -> Codec:
@@ -107,7 +108,7 @@ def rotated(bits: int) -> Codec:
     Args:
         bits: 4, 2 or 1.
     """
-    return Codec(f"rotated-{_bits('rotated', bits, (4, 2, 1))}")
+    return Codec(f"rotated-{_bits('rotated', bits)}")
 
 
 @overload
@@ -123,7 +124,8 @@ def named(codec: Codec | Name | None) -> Codec | None:
     return Codec(codec) if isinstance(codec, str) else codec
 
 
-def _bits(name: str, bits: int, known: tuple[int, ...]) -> int:
+def _bits(kind: str, bits: int) -> int:
+    known = [width for name, (width, *_) in _engine.CODECS.items() if name.rpartition("-")[0] == kind]
     if isinstance(bits, bool) or bits not in known:
-        raise AffluxError(f"[{name}] bits is {bits!r}, must be one of {', '.join(map(str, known))}")
+        raise AffluxError(f"[{kind}] bits is {bits!r}, must be one of {', '.join(map(str, known))}")
     return int(bits)

@@ -10,21 +10,7 @@ from afflux import _engine
 from afflux.ops import codecs
 from afflux.ops.backends import threads
 from afflux.ops.codecs import Codec
-from afflux.ops.errors import AffluxError
-from afflux.ops.stages import (
-    Adaptive,
-    Array,
-    CachedDifference,
-    CachedMean,
-    Checksums,
-    Float64,
-    Memory,
-    Momentum,
-    Pass,
-    RowFacts,
-    Sgd,
-    Step,
-)
+from afflux.ops.stages import Array, Checksums, Float64, Pass, RowFacts
 
 
 class Ingested(NamedTuple):
@@ -131,7 +117,7 @@ def apply(
     >>> params.tolist()
     [2.0, 3.0]
     """
-    _apply(round, threads(num_threads), done, checksums, dry=False)
+    _engine.apply(round, threads(num_threads), done, checksums)
 
 
 def check(round: Pass) -> None:
@@ -142,63 +128,7 @@ def check(round: Pass) -> None:
     Traceback (most recent call last):
     afflux._engine.AffluxError: [apply] out has 3 elements, expected 2
     """
-    _apply(round, 1, None, None, dry=True)
-
-
-def _apply(
-    round: Pass, num_threads: int, done: list[bool] | None, checksums: list[Checksums] | None, *, dry: bool
-) -> None:
-    combine = round.combine
-    _engine.apply(
-        round.params,
-        round.out,
-        (combine.updates, combine.weights, combine.params_weight),
-        None if round.calibrate is None else _calibrate(round.calibrate),
-        _step(round.step, round.states, round.states_out),
-        None if round.memory is None else _memory(round.memory, len(combine.updates)),
-        num_threads,
-        done,
-        checksums,
-        dry,
-    )
-
-
-def _calibrate(
-    cache: CachedDifference | CachedMean,
-) -> tuple[
-    str,
-    Array,
-    Array | None,
-    int,
-    Sequence[Array | None],
-    Sequence[Array | None],
-    str | None,
-    Sequence[tuple[int, float, float]],
-    bool,
-]:
-    kind = "cached_mean" if isinstance(cache, CachedMean) else "cached_difference"
-    codec = None if cache.codec is None else cache.codec.name
-    places, rows = (cache.sum, cache.sum_out), (cache.rows, cache.new_rows)
-    return kind, *places, cache.num_clients, *rows, codec, cache.facts, cache.quantize_direction
-
-
-def _step(
-    step: Step, states: Sequence[Array], outs: Sequence[Array]
-) -> tuple[str, float, float, float, float, float, Sequence[Array], Sequence[Array]]:
-    match step:
-        case Sgd(lr):
-            return "sgd", lr, 0.0, 0.0, 0.0, 1.0, states, outs
-        case Momentum(lr, beta):
-            return "momentum", lr, beta, 0.0, 0.0, 1.0, states, outs
-        case Adaptive(kind, lr, beta1, beta2, epsilon, root_scale):
-            return kind, lr, beta1, beta2, epsilon, root_scale, states, outs
-
-
-def _memory(memory: Memory, count: int) -> tuple[Sequence[Array], Sequence[Array], Float64, Float64 | None]:
-    expected = len(memory.vectors), len(memory.vectors) + count
-    if memory.next is not None and memory.next.shape != expected:
-        raise AffluxError(f"[apply] memory.next has shape {memory.next.shape}, expected {expected}")
-    return memory.vectors, memory.outs, memory.weights, memory.next
+    _engine.apply(round, 1, dry=True)
 
 
 def row_bytes(size: int, *, codec: Codec | codecs.Name = codecs.float32) -> int:

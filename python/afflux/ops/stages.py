@@ -5,7 +5,7 @@ Every vector is flat and contiguous; float64 is used inside.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +78,8 @@ class CachedDifference(_Cached):
     rounding; `sum` (or `sum_out`) and `new_rows` are overwritten.
     """
 
+    kind: ClassVar[str] = "cached_difference"
+
 
 @dataclass(frozen=True, slots=True)
 class CachedMean(_Cached):
@@ -87,40 +89,50 @@ class CachedMean(_Cached):
     and `new_rows` are overwritten.
     """
 
+    kind: ClassVar[str] = "cached_mean"
+
+
+class _WithoutSecondMoment:
+    """What the engine reads of every step, where it has no meaning."""
+
+    __slots__ = ()
+    beta2: ClassVar[float] = 0.0
+    epsilon: ClassVar[float] = 0.0
+    root_scale: ClassVar[float] = 1.0
+
 
 @dataclass(frozen=True, slots=True)
-class Sgd:
+class Sgd(_WithoutSecondMoment):
     """Stage 3: out = params + lr * v, rounded once to the type of out."""
 
     lr: float = 1.0
+    kind: ClassVar[str] = "sgd"
+    beta1: ClassVar[float] = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Momentum:
-    """Stage 3: m = beta * m + v, out = params + lr * m. One state: m.
+class Momentum(_WithoutSecondMoment):
+    """Stage 3: m = beta1 * m + v, out = params + lr * m. One state: m.
 
     The step uses the float64 m, which is then rounded once to its type.
     """
 
     lr: float
-    beta: float = 0.9
+    beta1: float = 0.9
+    kind: ClassVar[str] = "momentum"
 
 
 @dataclass(frozen=True, slots=True)
 class Adaptive:
-    """Stage 3: m = beta1 * m + (1-beta1) * d, out = params + lr * m / (sqrt(V) * root_scale + epsilon), d = direction.
+    """Stage 3 by the engine's formula of this name, from the direction d: adam, amsgrad, adagrad, yogi.
 
-    | kind      | second moment                                    | V     | states      |
-    |-----------|--------------------------------------------------|-------|-------------|
-    | "adam"    | v = beta2 * v + (1-beta2) * d * d                | v     | m, v        |
-    | "amsgrad" | as adam; v_hat = max(v_hat, v)                   | v_hat | m, v, v_hat |
-    | "adagrad" | v = v + d * d                                    | v     | m, v        |
-    | "yogi"    | v = v - (1-beta2) * d * d * sign(v - d * d)      | v     | m, v        |
+    m = beta1 * m + (1-beta1) * d, out = params + lr * m / (sqrt(V) * root_scale + epsilon), where the class of that
+    name in `afflux.rules.optimizers` says what V is. The states are m, v and, of amsgrad, v_hat.
 
     All in float64, from the states as they are stored; the step uses the unrounded m and V, then each is rounded once.
     """
 
-    kind: Literal["adam", "amsgrad", "adagrad", "yogi"]
+    kind: str  #: one of `_engine.STEP_KINDS`, which says how many states it keeps
     lr: float
     beta1: float  #: 0 <= beta1 < 1
     beta2: float  #: likewise; of no use to adagrad

@@ -23,10 +23,13 @@ _INTS = (int, np.integer)
 NUMBERS = (float, int, np.integer, np.floating)
 
 
-def check_fields(part: object, check: Check[object], *names: str) -> None:
-    """In the __post_init__ of a frozen dataclass: replaces these fields by what the check returns."""
+def check_fields(part: object, check: Check[object], *names: str, op: str | None = None) -> None:
+    """In the __post_init__ of a frozen dataclass: replaces these fields by what the check returns.
+
+    `op` is the operation that messages name, by default the class.
+    """
     for name in names:
-        object.__setattr__(part, name, check(type(part).__name__, name, getattr(part, name)))
+        object.__setattr__(part, name, check(op or type(part).__name__, name, getattr(part, name)))
 
 
 def _number(words: str, fits: Callable[[float], bool]) -> Check[float]:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from afflux import ops
 from afflux.ops import exact
@@ -67,7 +67,7 @@ class Adam:
     epsilon: float = 1e-8
     initial_v: float = 0.0
     bias_correction: bool = False
-    kind: ClassVar[Literal["adam", "amsgrad", "yogi", "adagrad"]] = "adam"
+    kind: ClassVar[str] = "adam"
 
     def __post_init__(self) -> None:
         check_fields(self, a_rate, "lr")

@@ -89,7 +89,7 @@ class Weigh(Protocol):
 
 @runtime_checkable
 class OnArrival(Weigh, Protocol):
-    """A weigh part whose weights are known on arrival but for a factor, as memory="streaming" needs them:
+    """A weigh part whose weights are known on arrival but for a factor, as accumulate=True needs them:
     w_i = factor * on_arrival_i, but for rounding.
     """
 

@@ -1,37 +1,54 @@
-"""From arrivals to steps: each decision about a push, and the round that it completes, in turn."""
+"""From arrivals to rounds: each decision about a push, and the round that it completes, one after the other."""
 
+from collections.abc import Callable
 from contextlib import suppress
-
-import numpy as np
+from threading import get_ident
+from typing import NamedTuple, TypeVar
 
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival, Pushed
 from afflux.aggregation.cache.staging import Stage
-from afflux.aggregation.checkpoint import Saved
-from afflux.aggregation.reports import Pulled, Receipt, Report
-from afflux.aggregation.round import Round, prepare
-from afflux.aggregation.streaming import MOST_SQUARES, Streaming, Term, Total
+from afflux.aggregation.reports import Pulled, Receipt, Report, Status
+from afflux.aggregation.round import Memories, Round, prepare
+from afflux.aggregation.storage import RoundStorage
+from afflux.aggregation.streaming import Streaming, Term, Total
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.pools import Slot, Slots, Versions
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Rule
-from afflux.server.concurrency import Gate
-from afflux.store.folder import Store
+from afflux.server.concurrency import Monitor
+
+_Result = TypeVar("_Result")
 
 
 class Ticket:
-    """What a push has to account for, however it ends."""
+    """What a push holds until it ends, however it ends."""
 
     __slots__ = ("decided", "slot", "stage")
 
     def __init__(self) -> None:
         self.slot: Slot | None = None
-        self.stage: Stage | None = None  # of the client's row
+        self.stage: Stage | None = None  #: of the client's row
         self.decided = False
 
 
-class Rounds:
-    """Carries decisions out. Its callers hold the mutex of its gate."""
+class _Decision(NamedTuple):
+    """What was decided about an arrival."""
+
+    status: Status
+    staleness: int
+    join: int
+    version: int  #: of the server, at the decision
+    term: Term | None  #: of the arrival, if the server accumulates
+    round: Round | None  #: that the arrival completes
+
+
+class Aggregator:
+    """Carries decisions out over a `Monitor`: admits arrivals, makes rounds, publishes versions.
+
+    Holds all parts of a server that a round needs. `admission.state` is replaced by one assignment, so that reading it
+    needs no mutex.
+    """
 
     def __init__(
         self,
@@ -39,162 +56,258 @@ class Rounds:
         num_threads: int,
         versions: Versions,
         slots: Slots,
-        joins: Admission,
+        admission: Admission,
         streaming: Streaming | None,
         device: Device,
     ) -> None:
-        self._rule = rule
-        self._num_threads = num_threads
-        self._versions = versions
-        self._slots = slots
-        self._streaming = streaming
-        self._device = device
-        self._store: Store | None = None
-        self._joins = joins
-        self.gate = Gate(joins, slots, self._make, self._commit, device.alone)
+        self.rule = rule
+        self.num_threads = num_threads
+        self.versions = versions
+        self.slots = slots
+        self.admission = admission
+        self.streaming = streaming
+        self.device = device
+        self.storage: RoundStorage | None = None
+        self.closed = False
+        self._monitor = Monitor[Round | Total](self._publish, self._next_job, self._run, self._at_rest)
+        self._monitor.alone = device.alone
 
-    def settle(self, store: Store, versions: Versions) -> None:
-        """From here on in a store, which the memory of these versions is in."""
-        self._store, self._versions = store, versions
-        self.gate.store = self.gate.alone = str(store.path)
-        self.gate.check = store.check
+    def attach(self, storage: RoundStorage) -> None:
+        """From now on the state lies in a store."""
+        self.storage, self._monitor.alone = storage, str(storage.path)
 
-    def join(self, pushed: Pushed, bad: int | None, ticket: Ticket) -> Receipt:
-        """Decides what becomes of an arrival, and makes the step that it completes."""
-        joins = self._joins
-        client_id, version, *_ = pushed
-        more = self.make_overdue()
-        status, staleness = joins.status(client_id, version, bad)
-        while joins.completes(status) and joins.book.unfinished:
-            self.gate.settle()  # others may join meanwhile
-            more += self.make_overdue()
-            status, staleness = joins.status(client_id, version, bad)
-        join = joins.book.number
-        arrival = PendingArrival(*pushed, join, staleness, ticket.stage)
-        if self._streaming is not None and status == "joined":
-            total = joins.book.total or self._streaming.total()
-            term = self._streaming.term(total, joins.book.filled, _facts(arrival), ticket.slot)
-            arrival = arrival._replace(slot=term)
-        sealed = self.prepared("push", [*joins.book.arrivals(), arrival]) if joins.completes(status) else None
-        joins.record(status, arrival, bad, sealed)
-        ticket.decided = True
-        report, skipped = None, False
-        if sealed is not None:
-            self.step(sealed)
-            report, skipped = sealed.report, not sealed.report.stepped
-            with suppress(Exception):  # it is not this push's: the next one meets it before it joins
-                more += self.make_overdue()
-        elif isinstance(arrival.slot, Term):
-            self.gate.added(arrival.slot)
-        step = version + staleness + 1 if status in ("joined", "replaced") and not skipped else None
-        durable = None if self._store is None else self._store.durable(version + staleness + 1)
-        return Receipt(status, staleness, joins.book.current.version, join, step, report, tuple(more), durable)
+    # Entering
 
-    def loaded(self, saved: Saved) -> list[PendingArrival]:
-        """The arrivals of a saved state, their vectors in this server's own memory; whatever raises leaves no trace."""
-        op, streaming, arrivals = "load_state_dict", self._streaming, list(saved.arrivals)
-        if saved.added and streaming is None:
+    def enter(self, op: str) -> None:
+        """Rejects calls that would hang or tear: from within another call of this thread, or in a forked child.
+
+        Raises:
+            StoreError: the server is closed.
+            AffluxError, UnavailableError: see above.
+        """
+        self._monitor.check_process(op)
+        if self.closed and self.storage is not None:
+            raise StoreError(f"[{op}] this server is closed: Server.open({str(self.storage.path)!r}) goes on with it")
+        making, adding, me = self.admission.state.round, self.admission.state.total, get_ident()
+        if (
+            self._monitor.held_here
+            or (making is not None and making.driver == me)
+            or (adding is not None and adding.driver == me)
+        ):
             raise AffluxError(
-                f"[{op}] {saved.added} arrivals wait as one sum in the state, and memory='buffered' needs the vectors: "
-                "load it with memory='streaming', or save it after a flush() or discard()"
+                f"[{op}] called from within the rule's weigh or step, or by a signal handler, amid another call of "
+                "this thread"
             )
-        if streaming is not None:
-            return self._added(op, streaming, saved)
-        for place, arrival in enumerate(arrivals):
-            arrivals[place] = arrival._replace(slot=self._copied(op, arrival, self._slots.take()))
-        return arrivals
 
-    def _added(self, op: str, streaming: Streaming, saved: Saved) -> list[PendingArrival]:
-        """The same for a streaming server: vectors of a buffered state are added up here, through one slot."""
-        total, arrivals, slot = streaming.total(saved.added, saved.total), list(saved.arrivals), None
-        for place, arrival in enumerate(arrivals):
-            if place >= saved.added:
-                if arrival.norm * arrival.norm > MOST_SQUARES:
-                    raise AffluxError(
-                        f"[{op}] client {arrival.client_id!r} waits with the norm {arrival.norm}, too large for a sum"
-                    )
-                slot = self._copied(op, arrival, self._slots.take() if slot is None else slot)
-            term = streaming.term(total, place, _facts(arrival), slot)
-            if place < saved.added and term.weight != saved.raw[place]:
-                raise AffluxError(
-                    f"[{op}] client {arrival.client_id!r} is in the sum with the raw weight {saved.raw[place]}, and "
-                    f"this rule gives it {term.weight}: save the state after a flush() or discard()"
-                )
-            if place >= saved.added:
-                term.add(self._num_threads)
-            arrivals[place] = arrival._replace(slot=term)
-        return arrivals
+    def enter_process(self, op: str) -> None:
+        """Rejects calls in a forked child that cannot use its copy."""
+        self._monitor.check_process(op)
 
-    def _copied(self, op: str, arrival: PendingArrival, slot: Slot | None) -> Slot:
-        """A slot of this server that holds the vector of a saved arrival."""
-        slot = self._slots.checked(op, slot)
-        self._device.fill(slot, np.asarray(arrival.slot))
+    def check_storage(self) -> None:
+        """Raises a StoreError if files of the store have vanished or were cut off."""
+        if self.storage is not None and not self.closed:
+            self.storage.check()
+
+    # Waiting
+
+    def when_idle(self, action: Callable[[], _Result], *, overdue: bool = False) -> _Result:
+        """Calls `action` with the mutex, when the decided round and all terms are made; with `overdue`, those too."""
+
+        def attempt() -> tuple[_Result] | None:
+            self.admission.discard_leftovers()
+            self.check_storage()
+            if self.admission.state.unfinished:
+                return None
+            if overdue:
+                with suppress(Exception):  # a round that cannot be made waits in the state
+                    if not self._begin_overdue([]):
+                        return None
+            return (action(),)
+
+        found = self._monitor.wait_for(attempt)
+        assert found is not None  # it was given no timeout
+        return found[0]
+
+    def locked(self, action: Callable[[], _Result]) -> _Result:
+        """Calls `action` with the mutex."""
+        return self._monitor.locked(action)
+
+    def take_slot(self, timeout: float | None) -> Slot:
+        """A free slot, or a new one, or the next that comes free.
+
+        Raises:
+            BusyError: all are taken for `timeout` seconds.
+        """
+        slot = self.slots.take()
+        if slot is None:
+            slot = self.slots.checked("push", self._monitor.wait_for(self.slots.take, timeout))
         return slot
 
-    def step(self, sealed: Round) -> None:
-        """The sweep of a round that is on the books, and its commit; without them if the rule skips it."""
-        if sealed.report.stepped:
-            self.gate.drive(sealed)
+    def notify_waiters(self) -> None:
+        """Lets those who wait for a slot look again."""
+        self._monitor.notify_waiters()
 
-    def make_overdue(self) -> list[Report]:
-        """Steps with buffers that were full as soon as their pass began."""
-        reports = []
-        while self._joins.overdue:
-            if self._joins.book.round is not None:
-                self.gate.settle()
-                continue
-            sealed = self.prepared("push", self._joins.book.arrivals())
-            self._joins.cut("overdue", sealed)
-            self.step(sealed)
-            reports.append(sealed.report)
-        return reports
+    # Deciding
 
-    def prepared(self, op: str, waiting: list[PendingArrival]) -> Round:
-        """The round of these arrivals; whatever raises leaves no trace."""
-        self._versions.refuse_damaged_newest(op, self._joins.book.current.version)
+    def join(self, pushed: Pushed, bad: int | None, ticket: Ticket) -> Receipt:
+        """Decides what becomes of an arrival, and makes the round that it completes."""
+        begun: list[Round] = []  # rounds whose buffers were full as soon as their pass began
+        decision = self._monitor.wait_for(lambda: self._decide(pushed, bad, ticket, begun))
+        assert decision is not None  # it was given no timeout
+        status, staleness, join, version, term, completed = decision
+        report = None
+        if completed is not None:
+            report, version = completed.report, self._finished(completed)
+            with suppress(Exception):  # not this push's error: the next push meets it before it joins
+                self._monitor.wait_for(lambda: self._begin_overdue(begun) or None)
+                version = self.admission.state.current.version
+        elif term is not None:
+            self._monitor.wait_for(lambda: True if term.done else None)
+        makes = pushed[1] + staleness + 1  # the version that the arrival's round makes
+        skipped = report is not None and not report.stepped
+        step = makes if status in ("joined", "replaced") and not skipped else None
+        durable = None if self.storage is None else self.storage.next_durable_version(makes)
+        more = tuple(each.report for each in begun)
+        return Receipt(status, staleness, version, join, step, report, more, durable)
+
+    def _decide(self, pushed: Pushed, bad: int | None, ticket: Ticket, begun: list[Round]) -> _Decision | None:
+        """The decision; None while the round before must be finished first."""
+        if not self._begin_overdue(begun):
+            return None
+        admission = self.admission
+        client_id, version, *_ = pushed
+        status, staleness = admission.status(client_id, version, bad)
+        completes, state = admission.completes(status), admission.state
+        if completes and state.unfinished:
+            return None
+        arrival = PendingArrival(*pushed, state.number, staleness, ticket.stage)
+        term = None
+        if self.streaming is not None and status == "joined":
+            total = state.total or self.streaming.total()
+            facts = (staleness, arrival.num_examples, arrival.norm)
+            term = self.streaming.term(total, state.filled, facts, ticket.slot)
+            arrival = arrival._replace(slot=term)
+        completed = self._prepared("push", [*state.arrivals(), arrival]) if completes else None
+        admission.record(status, arrival, bad, completed)
+        ticket.decided = True
+        return _Decision(status, staleness, state.number, state.current.version, term, completed)
+
+    def flush(self) -> Report | None:
+        """The round of the arrivals that wait; None if there are none."""
+
+        def cut() -> Round | None:
+            waiting = self.admission.state.arrivals()
+            if not waiting:
+                return None
+            prepared = self._prepared("flush", waiting)
+            self.admission.cut("flush", prepared)
+            return prepared
+
+        made = self.when_idle(cut)
+        if made is None:
+            return None
+        self._finished(made)
+        return made.report
+
+    def discard(self) -> int:
+        """Removes the arrivals that wait; returns their number."""
+
+        def cut() -> int:
+            state = self.admission.state
+            count = state.filled + len(state.deferred())
+            if count:
+                self.admission.cut("discard", None)
+            return count
+
+        count = self.when_idle(cut)
+        self.notify_waiters()
+        return count
+
+    def _begin_overdue(self, begun: list[Round]) -> bool:
+        """Decides rounds whose buffers were full when their pass began; False while one of them has to be made."""
+        while self.admission.overdue:
+            if self.admission.state.round is not None:
+                return False
+            prepared = self._prepared("push", self.admission.state.arrivals())
+            self.admission.cut("overdue", prepared)
+            begun.append(prepared)
+        return not (begun and self.admission.state.round is begun[-1])
+
+    def _prepared(self, op: str, waiting: list[PendingArrival]) -> Round:
+        """The round of these arrivals; an error leaves no trace."""
+        self.versions.refuse_damaged_newest(op, self.admission.state.current.version)
         try:
-            draft = self._versions.take()
+            draft = self.versions.take()
         except StoreError:
             raise
         except AffluxError as error:
             raise AffluxError(f"[{op}] {error}") from None
-        store = self._store
-        if store is not None:
-            store.check()
-        before = self._joins.before(len(waiting), (lambda memories: memories) if store is None else store.outs)
-        sealed = prepare(self._rule, before, waiting, draft, self._num_threads)
-        sealed.saved = store is None and not sealed.rows.staged
-        sealed.checksums = None if store is None or self._device is not HOST else []
-        return sealed
+        self.check_storage()
+        before = self.admission.before(len(waiting), _in_place if self.storage is None else self.storage.memory_outputs)
+        prepared = prepare(self.rule, before, waiting, draft, self.num_threads)
+        prepared.saved = self.storage is None and not prepared.rows.staged
+        prepared.checksums = None if self.storage is None or self.device is not HOST else []
+        return prepared
 
-    def _make(self, work: Round | Total) -> None:
-        if isinstance(work, Total) or work.saved:
-            work.make(self._num_threads)
+    # Making
+
+    def _finished(self, made: Round) -> int:
+        """Waits until a decided round is published; the server's version then. A round that is skipped is over."""
+
+        def attempt() -> int | None:
+            state = self.admission.state
+            return None if state.round is made else state.current.version
+
+        version = self._monitor.wait_for(attempt)
+        assert version is not None  # it was given no timeout
+        return version
+
+    def _next_job(self) -> Round | Total | None:
+        state = self.admission.state
+        if state.round is not None and state.round.driver is None:
+            return state.round
+        total = state.total
+        if total is None or total.added == state.filled or total.driver is not None:
+            return None
+        total.due = [w.slot for w in state.waiting[total.added : state.filled] if isinstance(w.slot, Term)]
+        return total
+
+    def _run(self, job: Round | Total) -> None:
+        """The sweep of a round, and what saves it; or the terms that are due."""
+        if isinstance(job, Total) or job.saved:
+            job.make(self.num_threads)
             return
-        store, rows = self._store, self._joins.book.rows
-        if not work.done:
+        storage, rows = self.storage, self.admission.state.rows
+        if not job.done:
             if rows is not None:
-                rows.sweeping(work.rows)
-            if store is not None:
-                store.before(work)
-        work.make(self._num_threads)
+                rows.sweeping(job.rows)
+            if storage is not None:
+                storage.prepare_sweep(job)
+        job.make(self.num_threads)
         if rows is not None:
-            rows.collect(work.rows)
-        if store is None:
-            work.saved = True
+            rows.collect(job.rows)
+        if storage is None:
+            job.saved = True
         else:
-            store.save(work, self._joins)
+            storage.save_round(job, self.admission)
 
-    def _commit(self, sealed: Round) -> None:
-        """Makes the next version the newest one."""
-        version = sealed.report.version
-        current = Pulled(self._versions.finished(sealed.draft, version), version, sealed.buffers)
-        if (rows := self._joins.book.rows) is not None:
-            rows.commit(sealed.rows)
-        self._joins.commit(current, sealed)
-        sealed.release()
+    def _publish(self) -> None:
+        """Makes the version of a finished round the newest one. May be repeated."""
+        made = self.admission.state.round
+        if made is None or not made.finished:
+            return
+        version = made.report.version
+        current = Pulled(self.versions.finished(made.draft, version), version, made.buffers)
+        if (rows := self.admission.state.rows) is not None:
+            rows.commit(made.rows)
+        self.admission.commit(current, made)
+        made.release()
+
+    def _at_rest(self) -> bool:
+        state = self.admission.state
+        adding = state.total is not None and state.total.driver is not None
+        return state.round is None and not adding and self.slots.taken == state.slots_held
 
 
-def _facts(arrival: PendingArrival) -> tuple[int, int, float]:
-    """What its raw weight comes from."""
-    return arrival.staleness, arrival.num_examples, arrival.norm
+def _in_place(memories: Memories) -> Memories:
+    return memories

@@ -1,220 +1,227 @@
-"""How a server's state outlives it: as plain arrays and JSON, or in a store."""
+"""How a server's state outlives it: as plain arrays and JSON, or in a store on disk."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
+from afflux import ops
 from afflux.aggregation import checkpoint
+from afflux.aggregation.arrivals import PendingArrival
+from afflux.aggregation.checkpoint import Saved
+from afflux.aggregation.options import Durability, ServerOptions
 from afflux.aggregation.reports import Pulled
+from afflux.aggregation.streaming import MOST_SQUARES, Streaming
 from afflux.arrays.devices import HOST
-from afflux.arrays.pools import Versions
-from afflux.ops.errors import AffluxError, StoreError
-from afflux.server.view import View
-from afflux.store.folder import Durability, Store
+from afflux.arrays.gpu import device_of
+from afflux.arrays.layout import Layout
+from afflux.arrays.pools import Slot, Versions
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import integer, one_of, optional
+from afflux.server.aggregator import Aggregator
+from afflux.store.store import Every, Store
 
 
-class Keep(View):
-    """The part of `Server` that saves and loads."""
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """What a server takes over from a store that was there before."""
 
-    num_threads: int
-    _store: Store | None
-    #: Older versions that the last checkpoint has kept, by number.
-    kept: Mapping[int, Pulled]
-
-    def _make_store(
-        self, path: Path, durability: Durability, commit_every: int | None, options: Mapping[str, Any]
-    ) -> None:
-        """From now on the server, which is new, keeps its state there."""
-        Store.make(path, self.rule, self._facts(), options, durability, commit_every)
-        made = Store(path, self.num_threads, device=self._device)
-        try:
-            self._settle(made)
-        except BaseException:
-            made.close()
-            raise
-
-    def _settle(self, store: Store) -> None:
-        """Moves what is in memory into a store, or what is in a store into this server."""
-        book, old, here = self._joins.book, self._versions, self._device is HOST
-        limits = (old.max_versions, old.checked) if here else (None, False)
-        placed = Versions(self._slots.size, limits[0], dtype=self._dtype, checked=limits[1], memory=store.params.more)
-        if here:
-            self._versions = placed
-        else:
-            store.copies = placed
-        if store.committed is None:
-            now = book.current
-            if here:
-                draft = placed.take()
-                draft.array[:] = now.params
-                now = replace(now, params=placed.finished(draft, 0))
-            self._joins.load(book._replace(current=now, rows=store.rows), [], [])
-            store.checkpoint(self._joins)
-        else:
-            self._intake = replace(self._intake, layout=store.layout)
-            if not here:  # without what this server was made with
-                self._versions = Versions(self._slots.size, old.max_versions, dtype=self._dtype, device=self._device)
-            last = Pulled(placed.finished(placed.take(), store.version), store.version, store.buffers)
-            now = self._living(last)
-            self._joins.load(book._replace(current=now, rows=store.rows), [], [])
-            saved = store.checked(self._facts(), self._joins)
-            arrivals = self._rounds.loaded(saved)
-            kept = [
-                last if store.is_newest(version) else Pulled(placed.take().publish(version), version, buffers)
-                for version, buffers in store.kept.items()
-            ]
-            self.kept = MappingProxyType({held.version: now if held is last else self._living(held) for held in kept})
-            own = store.adopt(saved.book(now, arrivals), last.params, kept)
-            self._joins.load(own, saved.quarantined, saved.log)
-        self._store = store
-        self._rounds.settle(store, self._versions)
-
-    def _living(self, version: Pulled) -> Pulled:
-        """A version that lies in a store, where the server's vectors live."""
-        if self._device is HOST:
-            return version
-        draft = self._versions.take()
-        self._device.fill(draft.buffer, version.params)
-        return replace(version, params=draft.publish(version.version))
-
-    def checkpoint(self, notes: object = None, *, keep: Iterable[Pulled] = ()) -> None:
-        """Commits all that was decided, the arrivals that wait included: they are safe when it returns.
-
-        Args:
-            notes: JSON-able, for the caller's own state; `notes` of the server that opens the store.
-            keep: versions that are still needed when they are old; `kept`, also of the server that opens the store.
-
-        Cost: d elements for each arrival that waits, and the checksum of params and the rule's vectors.
-
-        Raises:
-            StoreError: there is no store, or it cannot be written; the last commit stays.
-        """
-        with self._stored("checkpoint") as store:
-            kept = {held.version: held for held in _pulled(keep)}
-            for version, held in kept.items():
-                here = self._device is HOST
-                own = isinstance(held.params, np.ndarray) if here else self._device.owns(held.params)
-                if not (own and (here or self._versions.has(held.params))):
-                    raise AffluxError(f"[checkpoint] keep: version {version} is not one that this server handed out")
-            store.checkpoint(self._joins, _json(notes), list(kept.values()))
-            self.kept = MappingProxyType(kept)
-
-    def close(self, *, checkpoint: bool = True) -> None:
-        """Another process may open the store, after a last checkpoint. Params that were pulled stay as they are.
-
-        Args:
-            checkpoint: False leaves the store at its last commit, as a killed process does; the way out where files
-                have vanished or the disk stays full.
-        """
-        if self._gate.closed:
-            return
-        with self._stored("close", whole=checkpoint) as store:
-            if checkpoint:
-                store.checkpoint(self._joins, store.notes, store.held)
-            self._gate.closed, self._gate.check = True, lambda: None
-            store.close(self._versions)
-
-    @property
-    def notes(self) -> object:
-        """What the last checkpoint was given."""
-        with self._stored("notes") as store:
-            return None if store.notes is None else json.loads(store.notes)
-
-    @contextmanager
-    def _stored(self, op: str, *, whole: bool = True) -> Iterator[Store]:
-        """`whole`: what is decided has been made."""
-        self._enter(op)
-        with self._gate.mutex:
-            with nullcontext() if whole else suppress(StoreError):
-                self._gate.settle()
-            if self._store is None:
-                raise AffluxError(f"[{op}] this server has no store: make it with store=")
-            yield self._store
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._store is not None:
-            self.close()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that the next bits depend on, as {"meta": JSON-able facts, "arrays": {name: array}}.
-
-        Params, buffers, cached rows and their sum, the arrivals that wait (if streaming, their sum), counters,
-        quarantine and log; copied, between two steps. A server with the same rule and options that loads it goes on
-        with the same bits.
-
-        >>> import io, json
-        >>> import numpy as np
-        >>> from afflux import Server
-        >>> from afflux.rules import fedbuff
-        >>> server = Server(fedbuff(buffer_size=2), np.zeros(3, np.float32))
-        >>> _ = server.push(1, np.ones(3), version=0)
-        >>> state = server.state_dict()
-        >>> file = io.BytesIO()
-        >>> np.savez(file, meta=json.dumps(state["meta"]), **state["arrays"])
-        """
-        self._enter("state_dict")
-        with self._gate.mutex:
-            self._gate.settle()
-            with suppress(Exception):  # an interrupt may have left one; if it cannot step, the state says that it waits
-                self._rounds.make_overdue()
-                self._gate.settle()
-            self._versions.refuse_damaged_newest("state_dict", self.version)
-            return checkpoint.save(self._facts(), self._joins.book, self._joins.quarantined, self._joins.log)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over the state_dict() of a server with the same rule and options.
-
-        What waited here is gone; versions that somebody has pulled stay as they are, and clients that train from one
-        which the loaded state has not made have to pull again. A streaming server takes over what waits in a buffered
-        one's state; not the other way round. The rule's name and kind, d, dtypes, number of clients
-        and layout must agree, and so must the raw weights in a sum; what else is changed, such as server_lr or
-        buffer_size, changes the next bits.
-
-        Raises:
-            AffluxError: a state of another kind of server, or a damaged one; nothing has changed.
-        """
-        self._gate.enter("load_state_dict")
-        if self._store is not None:
-            raise AffluxError("[load_state_dict] this server has a store: load the state into one without")
-        with self._gate.mutex:
-            self._gate.settle()
-            # Everything is made before anything is replaced.
-            saved = checkpoint.load(state, self._facts(), self._joins)
-            arrivals = self._rounds.loaded(saved)
-            memories = {name: self._device.moved(vector) for name, vector in saved.memories.items()}
-            draft = self._versions.take()
-            self._device.fill(draft.buffer, saved.params)
-            now = Pulled(self._versions.finished(draft, saved.version), saved.version, saved.buffers)
-            book = saved.book(now, arrivals)._replace(memories=memories)
-            self._joins.load(book, saved.quarantined, saved.log)
-        self._gate.wake()
+    layout: Layout | None
+    retained_versions: Mapping[int, Pulled]  #: older versions that the last checkpoint has kept, by number
 
 
-def _pulled(keep: Iterable[Pulled]) -> list[Pulled]:
+def facts_of(aggregator: Aggregator, layout: Layout | None, options: ServerOptions) -> dict[str, Any]:
+    """What a saved state must agree with."""
+    rule, state = aggregator.rule, aggregator.admission.state
+    return {
+        "rule": rule.name,
+        "kind": rule.kind,
+        "d": aggregator.slots.size,
+        "dtype": options.dtype,
+        "slot_dtype": options.slots_as,
+        "num_clients": next((kept.num_clients for kept in (state.rows, state.passes) if kept is not None), None),
+        "memories": list(rule.memories),
+        "layout": None if layout is None else layout.to_json(),
+    } | ({} if state.rows is None else state.rows.facts())
+
+
+def open_store(
+    path: Path,
+    num_threads: int | None,
+    durability: Durability | None,
+    commit_every: Every,
+    like: object,
+) -> Store:
+    """The store of `Server.open`, whose arguments are checked; of a server on the GPU of `like`, if that is given."""
+    optional(one_of("process", "power"))("open", "durability", durability)
+    if commit_every != "as before":
+        optional(integer(1))("open", "commit_every", commit_every)
+    if not (like is None or hasattr(like, "__dlpack__")):
+        raise AffluxError(f"[open] like is of type {type(like).__name__}, must be an array of torch or CuPy")
+    device = HOST if like is None else device_of("[open] like", like, ["like"])
+    return Store(path, ops.threads(num_threads), durability, commit_every, device)
+
+
+def options_of(store: Store) -> ServerOptions:
+    """The options that the server of a store was made with."""
+    return ServerOptions(
+        **{name: store.facts[name] for name in ("num_clients", "dtype", "slot_dtype")}, **store.options
+    )
+
+
+def make_store(aggregator: Aggregator, path: Path, layout: Layout | None, options: ServerOptions) -> Store:
+    """Makes a store for a server that is new, and moves its state there."""
+    facts = facts_of(aggregator, layout, options)
+    durability = options.durability or "process"
+    Store.make(path, aggregator.rule, facts, options.stored(), durability, options.commit_every)
+    store = Store(path, aggregator.num_threads, device=aggregator.device)
+    try:
+        _move_to(store, aggregator, options)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _store_versions(store: Store, aggregator: Aggregator, options: ServerOptions) -> Versions:
+    """Versions in the slots of a store: the server's own on the CPU; of a server on a GPU, copies of some."""
+    old, size, dtype = aggregator.versions, aggregator.slots.size, options.dtype
+    if aggregator.device is HOST:
+        limit, checked = old.max_versions, old.checked
+        aggregator.versions = Versions(size, limit, dtype=dtype, checked=checked, memory=store.params.more)
+        return aggregator.versions
+    store.copies = Versions(size, None, dtype=dtype, memory=store.params.more)
+    return store.copies
+
+
+def _move_to(store: Store, aggregator: Aggregator, options: ServerOptions) -> None:
+    """Moves the state of a new server into a new store."""
+    admission, versions = aggregator.admission, _store_versions(store, aggregator, options)
+    state = admission.state
+    now = state.current
+    if aggregator.device is HOST:
+        draft = versions.take()
+        draft.array[:] = now.params
+        now = replace(now, params=versions.finished(draft, 0))
+    admission.load(state._replace(current=now, rows=store.rows), [], [])
+    store.checkpoint(admission)
+    aggregator.attach(store)
+
+
+def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> Attached:
+    """Loads the last commit of a store into a server that was made with the store's options."""
+    admission, device = aggregator.admission, aggregator.device
+    in_store = _store_versions(store, aggregator, options)
+    if device is not HOST:  # without the version that this server was made with
+        limit = aggregator.versions.max_versions
+        aggregator.versions = Versions(aggregator.slots.size, limit, dtype=options.dtype, device=device)
+    last = Pulled(in_store.finished(in_store.take(), store.version), store.version, store.buffers)
+    now = _on_device(last, aggregator)
+    admission.load(admission.state._replace(current=now, rows=store.rows), [], [])
+    saved = store.checked(facts_of(aggregator, store.layout, options), admission)
+    arrivals = arrivals_of(saved, aggregator)
+    older = [
+        last if store.is_newest(version) else Pulled(in_store.take().publish(version), version, buffers)
+        for version, buffers in store.kept.items()
+    ]
+    retained = {held.version: now if held is last else _on_device(held, aggregator) for held in older}
+    state = store.adopt(saved.book(now, arrivals), last.params, older)
+    admission.load(state, saved.quarantined, saved.log)
+    aggregator.attach(store)
+    return Attached(store.layout, retained)
+
+
+def _on_device(version: Pulled, aggregator: Aggregator) -> Pulled:
+    """A version that lies in a store, on the server's device."""
+    if aggregator.device is HOST:
+        return version
+    draft = aggregator.versions.take()
+    aggregator.device.fill(draft.buffer, version.params)
+    return replace(version, params=draft.publish(version.version))
+
+
+def load_state(aggregator: Aggregator, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Loads a state_dict. Everything is made before anything is replaced."""
+    admission, device, versions = aggregator.admission, aggregator.device, aggregator.versions
+    saved = checkpoint.load(state, facts, admission)
+    arrivals = arrivals_of(saved, aggregator)
+    memories = {name: device.moved(vector) for name, vector in saved.memories.items()}
+    draft = versions.take()
+    device.fill(draft.buffer, saved.params)
+    now = Pulled(versions.finished(draft, saved.version), saved.version, saved.buffers)
+    admission.load(saved.book(now, arrivals)._replace(memories=memories), saved.quarantined, saved.log)
+
+
+def arrivals_of(saved: Saved, aggregator: Aggregator) -> list[PendingArrival]:
+    """The arrivals of a saved state, their vectors in the server's own memory; an error leaves no trace."""
+    if saved.added and aggregator.streaming is None:
+        raise AffluxError(
+            f"[load_state_dict] {saved.added} arrivals wait as one sum in the state, and accumulate=False needs the "
+            "vectors: load it with accumulate=True, or save it after a flush() or discard()"
+        )
+    if aggregator.streaming is not None:
+        return _accumulated(saved, aggregator, aggregator.streaming)
+    take = aggregator.slots.take
+    return [arrival._replace(slot=_filled(take(), arrival, aggregator)) for arrival in saved.arrivals]
+
+
+def _accumulated(saved: Saved, aggregator: Aggregator, streaming: Streaming) -> list[PendingArrival]:
+    """The same for a server that accumulates: vectors of a buffered state are added up here, through one slot."""
+    total, arrivals, slot = streaming.total(saved.added, saved.total), list(saved.arrivals), None
+    for place, arrival in enumerate(arrivals):
+        if place >= saved.added:
+            if arrival.norm * arrival.norm > MOST_SQUARES:
+                raise AffluxError(
+                    f"[load_state_dict] client {arrival.client_id!r} waits with the norm {arrival.norm}, too large for "
+                    "a sum"
+                )
+            slot = _filled(aggregator.slots.take() if slot is None else slot, arrival, aggregator)
+        term = streaming.term(total, place, (arrival.staleness, arrival.num_examples, arrival.norm), slot)
+        if place < saved.added and term.weight != saved.raw[place]:
+            raise AffluxError(
+                f"[load_state_dict] client {arrival.client_id!r} is in the sum with the raw weight {saved.raw[place]}, "
+                f"and this rule gives it {term.weight}: save the state after a flush() or discard()"
+            )
+        if place >= saved.added:
+            term.add(aggregator.num_threads)
+        arrivals[place] = arrival._replace(slot=term)
+    return arrivals
+
+
+def _filled(slot: Slot | None, arrival: PendingArrival, aggregator: Aggregator) -> Slot:
+    """A slot of the server that holds the vector of a saved arrival."""
+    slot = aggregator.slots.checked("load_state_dict", slot)
+    aggregator.device.fill(slot, np.asarray(arrival.slot))
+    return slot
+
+
+def retained(keep: Iterable[Pulled], aggregator: Aggregator) -> dict[int, Pulled]:
+    """The versions of checkpoint(keep=...), by number.
+
+    Raises:
+        AffluxError: one is not a version that this server handed out.
+    """
     try:
         held = list(keep)
     except TypeError:
         raise AffluxError(
             f"[checkpoint] keep is of type {type(keep).__name__}, must be a list of pulled versions"
         ) from None
+    here = aggregator.device is HOST
     for i, one in enumerate(held):
         if not isinstance(one, Pulled):
             raise AffluxError(f"[checkpoint] keep[{i}] is of type {type(one).__name__}, must be one that pull() gave")
-    return held
+        own = isinstance(one.params, np.ndarray) if here else aggregator.device.owns(one.params)
+        if not (own and (here or aggregator.versions.has(one.params))):
+            raise AffluxError(f"[checkpoint] keep: version {one.version} is not one that this server handed out")
+    return {one.version: one for one in held}
 
 
-def _json(notes: object) -> str:
+def notes_as_json(notes: object) -> str:
+    """The notes of a checkpoint as they are stored."""
     try:
         return json.dumps(notes)
     except (TypeError, ValueError, RecursionError) as error:

@@ -2,18 +2,16 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Unpack
 
 from afflux._engine import SUPERBLOCK
-from afflux.aggregation.options import RowsOn, clients_of, codec_of, slots_of
-from afflux.aggregation.streaming import MemoryMode
+from afflux.aggregation.options import Options, ServerOptions, clients_of, codec_of, slots_of
 from afflux.ops.errors import AffluxError
 from afflux.ops.units import in_bytes
-from afflux.ops.validation import integer, one_of, optional
+from afflux.ops.validation import integer
 from afflux.rules.rule import Rule
-from afflux.store.metadata import Shape
-from afflux.store.shapes import shapes_of
+from afflux.store.metadata import Shape, shapes_of
 
 _BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
 
@@ -29,6 +27,17 @@ class Part(NamedTuple):
 class Plan:
     """Bytes by part, when every client has pushed. What grows without a bound is not in it: the log, what is
     quarantined, and Python's own objects, some 100 bytes for each client.
+
+    Memory, in bytes, with p and s the sizes of an element of params and of a slot (4 by default):
+
+        2 p d    params and the version being written (p d if inplace), and p d for each older version that a caller
+                 still holds; the memory of those that nobody holds is used again
+        s M d    the buffer, if one thread pushes; at most s max_slots d; s d for each arrival that is deferred
+        8 d      the sum of the rows, for rules that cache them, and for each client seen 4 d more (8 d, if slots are
+                 float64), or what the rule's codec takes (`afflux.codecs`)
+        p d      for each of `Server.memories`
+        8 d      the sum, if accumulating, in place of the buffer, with s d for each push that is under way; 8 d more
+                 while a round is applied, if other threads push
     """
 
     memory: dict[str, Part]  #: between two rounds: `Server.state_bytes`; of a server on a GPU, there
@@ -55,25 +64,24 @@ class Plan:
 def plan(
     rule: Rule,
     d: int,
+    options: ServerOptions | None = None,
     *,
-    num_clients: int | None = None,
-    dtype: str = "float32",
-    slot_dtype: str | None = None,
-    memory: MemoryMode = "buffered",
-    inplace: bool = False,
-    max_slots: int | None = None,
-    max_versions: int | None = None,
     store: bool = False,
-    commit_every: int | None = 1,
     gpu: bool = False,
-    rows_on: RowsOn | str = "device",
+    **fields: Unpack[Options],
 ) -> Plan:
-    """What `Server(rule, params, ...)` with these arguments will take.
-
-    `store`: whether it has one; `gpu`: whether params are on one.
+    """Estimates memory and disk use of `Server(rule, params, options, ...)`.
 
     Without `max_versions` no versions are counted that clients hold, beside the newest and the one being made. In a
     store, params, rows and the rule's vectors lie in files, which are in memory as long as the system has room.
+
+    Args:
+        rule: the aggregation rule.
+        d: the number of elements of params.
+        options: as for `Server`.
+        store: whether the server has one.
+        gpu: whether params are on a GPU.
+        fields: fields of `ServerOptions`, in the place of those in `options`.
 
     Raises:
         AffluxError: as of `Server`.
@@ -83,21 +91,18 @@ def plan(
     >>> {name: part.size for name, part in found.memory.items()}
     {'params': 4000, 'buffer': 40000, 'sum': 8000, 'rows': 200000}
     """
-    optional(integer(0))("Server", "d", d)
-    optional(integer(1))("Server", "num_clients", num_clients)
-    one_of("float32", "float64")("Server", "dtype", dtype)
-    slot_dtype = slot_dtype or dtype
-    one_of(dtype, "bfloat16")("Server", "slot_dtype", slot_dtype)
-    one_of("buffered", "streaming")("Server", "memory", memory)
-    one_of("device", "host")("Server", "rows_on", rows_on)
+    integer(0)("plan", "d", d)
+    chosen = replace(options or ServerOptions(), **fields).for_rule(rule)
+    dtype, slot_dtype, accumulate = chosen.dtype, chosen.slots_as, chosen.accumulate
+    max_slots, max_versions, commit_every = chosen.max_slots, chosen.max_versions, chosen.commit_every
     size, slot = _BYTES[dtype] * d, _BYTES[slot_dtype] * d
     codec = codec_of(rule, slot_dtype)
     clients = 0
     if codec is not None or rule.needs.passes:
-        clients = clients_of(rule, num_clients, "both")
-    held, most = rule.buffer_size, slots_of(rule, max_slots, memory)
+        clients = clients_of(rule, chosen.num_clients, "both")
+    held, most = rule.buffer_size, slots_of(rule, max_slots, accumulate=accumulate)
     rest, working = {"params": Part(size, f"the newest version, d {dtype}")}, dict[str, Part]()
-    if memory == "streaming":
+    if accumulate:
         held = 1
         buffer = {"buffer": Part(slot + 8 * d, f"a slot, d {slot_dtype}, and the sum, d float64")}
         working["next sum"] = Part(8 * d, "of those who push while a round is applied, d float64")
@@ -106,7 +111,7 @@ def plan(
     if most < sys.maxsize and most > held:
         others = most - held
         working["other slots"] = Part(others * slot, f"at most {others} (max_slots), if others push meanwhile")
-    if not inplace:
+    if not chosen.inplace:
         versions = (max_versions or 2) - 1
         working["next params"] = Part(versions * size, f"the version being made, at most {versions} (max_versions)")
     host = dict[str, Part]()
@@ -114,7 +119,7 @@ def plan(
         rest["sum"] = Part(8 * d, "of the rows, d float64")
         each = codec.row_bytes(d)
         rows = Part(clients * each, f"N = {clients:,} clients, {in_bytes(each)} each as {codec.name}")
-        if gpu and (store or rows_on == "host"):
+        if gpu and (store or chosen.rows_on == "host"):
             working["staged rows"] = Part(most * each, f"of those who push or wait, at most {most} (max_slots)")
             host["uploads" if store else "rows"] = Part(each, "for each push at once") if store else rows
         elif not store:
@@ -123,7 +128,7 @@ def plan(
     whole = {"params": rest.pop("params"), **buffer, **rest}
     if not store:
         return Plan(whole, working, {}, host)
-    shapes = shapes_of(rule, d, num_clients=clients, dtype=dtype, slot_dtype=slot_dtype, memory=memory)
+    shapes = shapes_of(rule, d, num_clients=clients, dtype=dtype, slot_dtype=slot_dtype, accumulate=accumulate)
     if gpu:
         return Plan(whole, working, _disk(rule, d, shapes, clients, 2, commit_every, "a checkpoint keeps"), host)
     working.pop("next params", None)
@@ -159,19 +164,18 @@ def _disk(
     return disk
 
 
-def fitted(
-    budget: int, rule: Rule, d: int, *, max_slots: int | None, max_versions: int | None, **more: Any
-) -> tuple[int, int | None]:
-    """max_slots and max_versions with which a server of `plan(rule, d, **more)` keeps a budget; what is given stays.
+def fitted(rule: Rule, d: int, options: ServerOptions, *, store: bool = False, gpu: bool = False) -> ServerOptions:
+    """The options with max_slots and max_versions that keep memory_budget; what is given of them stays.
 
     Raises:
-        AffluxError: it cannot be kept.
+        AffluxError: the budget cannot be kept.
     """
-    optional(integer(1))("Server", "memory_budget", budget)
-    if rule.needs.passes:
-        raise AffluxError(f"[Server] memory_budget: any number of arrivals may wait for the next pass of {rule.name}")
-    least = 1 if more["memory"] == "streaming" else rule.buffer_size
-    found = plan(rule, d, max_slots=max_slots or least, max_versions=max_versions, **more)
+    budget = options.memory_budget
+    if budget is None:
+        return options
+    least = 1 if options.accumulate else rule.buffer_size
+    max_slots, max_versions = options.max_slots, options.max_versions
+    found = plan(rule, d, options, store=store, gpu=gpu, max_slots=max_slots or least)
     room = budget - found.memory_bytes
     if room < 0:
         parts = ", ".join(f"{name} {in_bytes(part.size)}" for name, part in (found.memory | found.working).items())
@@ -179,10 +183,10 @@ def fitted(
             f"[Server] memory_budget is {in_bytes(budget)}, but {in_bytes(found.memory_bytes)} may be needed: {parts}"
         )
     if max_slots is None:
-        larger = plan(rule, d, max_slots=least + 1, max_versions=max_versions, **more)
+        larger = plan(rule, d, options, store=store, gpu=gpu, max_slots=least + 1)
         slot = max(1, larger.memory_bytes - found.memory_bytes)
-        max_slots = min(slots_of(rule, None, more["memory"]), least + room // slot)
+        max_slots = min(slots_of(rule, None, accumulate=options.accumulate), least + room // slot)
         room -= (max_slots - least) * slot
     if max_versions is None and "next params" in found.working:
         max_versions = 2 + room // max(1, found.working["next params"].size)
-    return max_slots, max_versions
+    return replace(options, max_slots=max_slots, max_versions=max_versions)

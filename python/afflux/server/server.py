@@ -1,46 +1,34 @@
 """The server: pull a version of params, push what was learned from it, and every M arrivals it takes one step."""
 
-from collections.abc import Mapping
-from math import nan
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from os import PathLike
-from types import MappingProxyType
-from typing import Literal
-
-import numpy as np
+from types import MappingProxyType, TracebackType
+from typing import Any, Literal, NoReturn, Self, Unpack, overload
 
 from afflux import ops
-from afflux.aggregation.admission import Admission, Duplicates, ServerState
-from afflux.aggregation.arrivals import Pushed
-from afflux.aggregation.cache.memory import MemoryRows
-from afflux.aggregation.options import (
-    RowsOn,
-    clients_of,
-    codec_of,
-    refuse_commits,
-    refuse_places,
-    refuse_starts,
-    slots_of,
-    why_not,
-)
-from afflux.aggregation.participation import Participation
-from afflux.aggregation.reports import Pulled, Receipt, Report
-from afflux.aggregation.streaming import MOST_SQUARES, MemoryMode, Streaming
+from afflux.aggregation.admission import ServerState
+from afflux.aggregation.cache.rows import RowCache
+from afflux.aggregation.checkpoint import save as save_state
+from afflux.aggregation.options import Durability, Options, ServerOptions
+from afflux.aggregation.reports import Entry, Params, Pulled, Quarantined, Receipt, Report
 from afflux.arrays.devices import HOST
-from afflux.arrays.gpu import device_of
-from afflux.arrays.layout import Tree
-from afflux.arrays.pools import Slot, Slots, Versions
-from afflux.ops.errors import AffluxError
-from afflux.ops.validation import NUMBERS, brief, integer, is_int, one_of, optional, path_of, plain_id
+from afflux.arrays.layout import Layout, Tree
+from afflux.arrays.pools import Vector
+from afflux.ops.errors import AffluxError, StoreError
+from afflux.ops.validation import brief, integer, optional, path_of
 from afflux.rules.rule import ClientId, Rule
-from afflux.server.aggregator import Rounds, Ticket
+from afflux.server import persistence, pushing
+from afflux.server.assembly import assemble
 from afflux.server.inputs import InputAdapter
-from afflux.server.persistence import Keep
 from afflux.server.plan import fitted
-from afflux.store.folder import Durability, Every, Store
 from afflux.store.lock import promises_space
+from afflux.store.store import Store
 
 
-class Server(Keep):
+class Server:
     """The main entry point: params, versions, and a rule applied to every M arrivals.
 
     Args:
@@ -48,66 +36,21 @@ class Server(Keep):
         params: the initial model; copied. A flat vector (d,), or a torch module, state_dict, nested dict or list of
             arrays, which may then be pushed and pulled as such (see `Layout`). If all of it is on one GPU (torch's or
             CuPy's arrays), so is whatever the server keeps that grows with d, and what `pull` gives: docs/gpu.md.
-        num_clients: N, needed by rules that cache rows, and by those that take every client once per pass.
+        options: see `ServerOptions`.
+        store: a new folder, which holds all of the server's state from now on; `open` goes on with it. See
+            docs/store.md.
         num_threads: threads of a server step, fewer for short vectors; all CPUs of this process by default.
         push_threads: threads of the sweep that takes a pushed vector in.
-        dtype: of params, "float32" or "float64"; the sums inside are float64 in both cases.
-        slot_dtype: of buffered arrivals: that of params, or "bfloat16", which halves the buffer and the main read
-            and rounds each arrival to 8 bits of precision.
-        duplicates: what a client's second arrival in one buffer does. "both" count (default of rules that cache
-            nothing); "latest": the one from the newer version stays, in its place, and the count does not change
-            (default of rules that cache rows); "reject": the first one stays.
-        max_staleness: arrivals older than this are dropped and counted; None keeps all.
-        quarantine: record updates with non-finite values in `quarantined` instead of raising; not those that are lent
-            (push(copy=False)), which their round rejects.
-        max_slots: at most so many copies of pushed vectors exist at once, those that are lent not among them; at least
-            M, by default 2 M + the number of CPUs. Not for rules where arrivals wait for the next pass, which would
-            never end if they took all slots.
-        max_versions: at most so many versions of params exist at once, held by clients or being written; a step that
-            would need one more raises, and loses nothing. At least 2; None: no limit.
-        inplace: a step overwrites params, for models too large for two copies; pulls then copy, and wait for a step
-            that is being made.
-        check_versions: notice when a client has written to a version that it pulled, which torch and DLPack cannot be
-            kept from: a step or a state that would be made of it raises, and for an older version the next call after
-            the client has released it, once. Costs three more sweeps over params a step. On the CPU.
-        log: keep every decision in `log`, for `afflux.replay`.
-        memory: "buffered", or "streaming": an arrival is added to one float64 sum as soon as it joins, and its slot is
-            free again. For rules whose weights are known on arrival (see below); max_slots is then at least 1, by
-            default 1 + the number of CPUs, and duplicates are not "latest".
-        store: a new folder, which holds all of the server's state from now on; `open` goes on with it. Not with
-            inplace. See docs/store.md.
-        durability: of what is committed there. "process", the default: it survives the end of this process, however
-            that comes about; "power": also that of the machine.
-        commit_every: versions that this divides are committed; None: only `checkpoint` and `close` commit.
-        seed: of the random bits that quantized rows are made with, at least 0, in 64 bits.
-        memory_budget: bytes; what `afflux.plan` counts never exceeds them: max_slots and max_versions, where they are
-            not given, are chosen so. Refused if that cannot be. The log and what is quarantined are not counted; on a
-            GPU nor is what lies on the host.
-        rows_on: of a server on a GPU without a store, where the cached rows are kept: "device", or "host": in pinned
-            memory there, from which the row of a client that pushes comes to the GPU.
+        fields: fields of `ServerOptions`, in the place of those in `options`: `Server(rule, params, log=True)`.
 
-    Memory, in bytes, with p and s the sizes of an element of params and of a slot (4 by default):
+    Raises:
+        AffluxError: an argument has a wrong type or value, or does not go with another one or with the rule; nothing
+            was allocated or written.
 
-        2 p d    params and the version being written (p d if inplace), and p d for each older version that a caller
-                 still holds; the memory of those that nobody holds is used again
-        s M d    the buffer, if one thread pushes; at most s max_slots d; s d for each arrival that is deferred
-        8 d      the sum of the rows, for rules that cache them, and for each client seen 4 d more (8 d, if slots are
-                 float64), or what the rule's codec takes (`afflux.codecs`)
-        p d      for each vector of `memories`
-        8 d      the sum, if streaming, in place of the buffer, with s d for each push that is under way; 8 d more while
-                 a round is applied, if other threads push
-
-    Threads may push and pull as they like. A push takes its vector in outside any lock; under a short one it then
+    Threads may push and pull at the same time. A push takes its vector in without any lock; under a short one it then
     joins, or fails without a trace. While a round is applied the next buffer fills; only the arrival that would
     complete it waits. Staleness counts the rounds that were complete at the join, applied or not: the log of joins
     determines every bit.
-
-    Streaming, the direction v differs from the buffered one by at most 4 (M + 5) 2^-53 sum_i |w_i u_i| per element (for
-    rules of kind `model` with |sum_i w_i params| in the sum), much less than what rounding params to float32 does; the
-    rule's own weights, learning rate and all else that a report says are the same. The sum is made in the order of the
-    joins: the bits are those of a replay, of any number of threads and any instruction set, but not those of permuted
-    arrivals. A vector's norm must not exceed 1e150, and what underflows when a raw weight is multiplied is lost. An
-    update costs one more sweep, over its slot and the sum.
 
     In a forked child the server is a copy of its own, if no other thread was pushing at the fork; else it raises, and
     on a GPU always.
@@ -127,121 +70,33 @@ class Server(Keep):
         self,
         rule: Rule,
         params: "ops.Array | Tree",
+        options: ServerOptions | None = None,
         *,
-        num_clients: int | None = None,
+        store: "str | PathLike[str] | None" = None,
         num_threads: int | None = None,
         push_threads: int = 1,
-        dtype: Literal["float32", "float64"] = "float32",
-        slot_dtype: Literal["float32", "float64", "bfloat16"] | None = None,
-        duplicates: Duplicates | None = None,
-        max_staleness: int | None = None,
-        quarantine: bool = False,
-        max_slots: int | None = None,
-        max_versions: int | None = None,
-        inplace: bool = False,
-        check_versions: bool = False,
-        log: bool = False,
-        memory: MemoryMode = "buffered",
-        store: "str | PathLike[str] | None" = None,
-        durability: Durability | None = None,
-        commit_every: int | None = 1,
-        seed: int = 0,
-        memory_budget: int | None = None,
-        rows_on: RowsOn = "device",
+        **fields: Unpack[Options],
     ) -> None:
         if not isinstance(rule, Rule):
             raise AffluxError(f"[Server] rule is {brief(rule)}, must be a Rule such as afflux.rules.fedbuff()")
-        optional(integer(1))("Server", "num_clients", num_clients)
         optional(integer(1))("Server", "num_threads", num_threads)
-        optional(integer(1))("Server", "push_threads", push_threads)
-        optional(integer(0))("Server", "max_staleness", max_staleness)
-        one_of("buffered", "streaming")("Server", "memory", memory)
-        optional(integer(rule.buffer_size if memory == "buffered" else 1))("Server", "max_slots", max_slots)
-        optional(integer(2))("Server", "max_versions", max_versions)
-        optional(integer(0))("Server", "seed", seed)
-        refuse_commits("Server", durability, commit_every)
-        if store is None and (durability is not None or commit_every != 1):
-            what = "commit_every" if durability is None else "durability"
-            raise AffluxError(f"[Server] {what}: without a store nothing is committed; give store=PATH")
+        integer(1)("Server", "push_threads", push_threads)
+        chosen = replace(options or ServerOptions(), **fields).for_rule(rule)
         folder = None if store is None else path_of("Server", "store", store)
-        one_of("float32", "float64")("Server", "dtype", dtype)
-        self._dtype = dtype
-        slot_dtype = slot_dtype or dtype
-        one_of(dtype, "bfloat16")("Server", "slot_dtype", slot_dtype)
-        refuse_starts(rule, dtype)
-        duplicates = duplicates or ("latest" if rule.calibrate.cached else "both")
-        one_of("latest", "both", "reject")("Server", "duplicates", duplicates)
+        self._adapter, parts = InputAdapter.of(params, rule.kind, push_threads)
+        size, device = self._adapter.size, self._adapter.device
+        chosen.for_place(rule, device, store=store is not None)
+        on_disk = folder is not None and promises_space(folder)
+        chosen = fitted(rule, size, chosen, store=on_disk, gpu=device is not HOST)
         self.rule = rule
-        self.num_threads = ops.threads(num_threads)
-        self._quarantine = quarantine
-        self._intake, parts = InputAdapter.of(params, rule.kind, push_threads)
-        self._device = self._intake.device
-        size = self._intake.size
-        refuse_places(rule, rows_on, self._device, store=store is not None, check_versions=check_versions)
-        if memory_budget is not None:
-            max_slots, max_versions = fitted(
-                memory_budget,
-                rule,
-                size,
-                max_slots=max_slots,
-                max_versions=max_versions,
-                num_clients=num_clients,
-                dtype=dtype,
-                slot_dtype=slot_dtype,
-                memory=memory,
-                inplace=inplace,
-                store=folder is not None and promises_space(folder),
-                gpu=self._device is not HOST,
-                rows_on=rows_on,
-            )
-        self._versions = Versions(
-            size, max_versions, dtype=dtype, checked=check_versions, inplace=inplace, device=self._device
-        )
-        self._streaming = Streaming(rule, duplicates, size, self._device) if memory == "streaming" else None
-        self._slots = Slots(size, slot_dtype, slots_of(rule, max_slots, memory), self._device)
-        rows, codec = None, codec_of(rule, slot_dtype)
-        if codec is not None or rule.needs.passes:
-            num_clients = clients_of(rule, num_clients, duplicates)
-            apart = rows_on == "host"
-            rows = None if codec is None else MemoryRows(size, num_clients, codec, seed, self._device, apart=apart)
-
-        draft = self._versions.take()
-        bad = self._intake.ingest("[Server] params", parts, draft.buffer).first_nonfinite
-        if bad is not None:
-            raise AffluxError(f"[Server] params has a non-finite value at index {bad}{self._intake.place(bad)}")
-        buffers = self._intake.buffers("[Server] params", params, params)
-        book = ServerState(
-            current=Pulled(self._versions.finished(draft, 0), 0, buffers),
-            rows=rows,
-            waiting=[],
-            memories={name: self._device.full(size, first, dtype) for name, first in rule.memories.items()},
-            scalars=MappingProxyType(dict(rule.needs.scalars)),
-            passes=Participation.of(num_clients, [], []) if rule.needs.passes and num_clients else None,
-        )
-        copies = why_not(rule, inplace=inplace, streaming=self._streaming is not None)
-        self._joins = Admission(rule, duplicates, max_staleness, log, book, copies)
-        self._rounds = Rounds(
-            rule, self.num_threads, self._versions, self._slots, self._joins, self._streaming, self._device
-        )
-        self._gate = self._rounds.gate
-        self._store: Store | None = None
+        #: The options, with what depends on the rule and the memory budget filled in.
+        self.options = chosen
         #: Older versions that the last checkpoint has kept, by number.
         self.kept: Mapping[int, Pulled] = MappingProxyType({})
+        self._aggregator = assemble(rule, params, parts, self._adapter, chosen, num_threads)
+        self._store: Store | None = None
         if folder is not None:
-            options = {
-                "duplicates": duplicates,
-                "max_staleness": max_staleness,
-                "quarantine": quarantine,
-                "max_slots": max_slots,
-                "max_versions": max_versions,
-                "check_versions": check_versions,
-                "log": log,
-                "memory": memory,
-                "seed": seed,
-            }
-            if inplace:
-                raise AffluxError("[Server] inplace: a store keeps the last version while the next one is written")
-            self._make_store(folder, durability or "process", commit_every, options)
+            self._store = persistence.make_store(self._aggregator, folder, self._adapter.layout, chosen)
 
     @classmethod
     def open(
@@ -252,7 +107,7 @@ class Server(Keep):
         num_threads: int | None = None,
         push_threads: int = 1,
         durability: Durability | None = None,
-        commit_every: Every = "as before",
+        commit_every: int | Literal["as before"] | None = "as before",
         like: "ops.Array | None" = None,
     ) -> "Server":
         """A server that goes on from the last commit of a store, with the same bits.
@@ -263,9 +118,9 @@ class Server(Keep):
                 bits. None: the one that it had last; one with a part of your own must be given.
             num_threads: see the class.
             push_threads: likewise.
-            durability: likewise; None: as it was last.
-            commit_every: likewise; "as before": as it was last. All else is as it was.
-            like: an array of torch or CuPy on the GPU where the server shall live; None: on the CPU. Wherever it was
+            durability: see `ServerOptions`; None: as it was last.
+            commit_every: likewise; "as before": as it was last. All other options are as they were.
+            like: an array of torch or CuPy on the GPU where the server shall be; None: on the CPU. Wherever it was
                 before, the bits that follow are the same.
 
         Raises:
@@ -287,20 +142,17 @@ class Server(Keep):
         folder = path_of("open", "path", path)
         if not isinstance(rule, Rule | None):
             raise AffluxError(f"[open] rule is {brief(rule)}, must be a Rule such as afflux.rules.fedbuff()")
-        refuse_commits("open", durability, 1 if commit_every == "as before" else commit_every)
-        if not (like is None or hasattr(like, "__dlpack__")):
-            raise AffluxError(f"[open] like is of type {type(like).__name__}, must be an array of torch or CuPy")
-        device = HOST if like is None else device_of("[open] like", like, ["like"])
-        store = Store(folder, ops.threads(num_threads), durability, commit_every, device)
+        store = persistence.open_store(folder, num_threads, durability, commit_every, like)
         try:
-            rule = store.going_on(rule)
-            settings = {name: store.facts[name] for name in ("num_clients", "dtype", "slot_dtype")} | store.options
-            zeros = device.full(store.facts["d"], 0.0, store.facts["dtype"])
-            server = cls(rule, zeros, num_threads=num_threads, push_threads=push_threads, **settings)
-            server._settle(store)
+            options, d = persistence.options_of(store), store.facts["d"]
+            zeros = store.device.full(d, 0.0, options.dtype)
+            server = cls(store.going_on(rule), zeros, options, num_threads=num_threads, push_threads=push_threads)
+            attached = persistence.load_store(store, server._aggregator, options)
         except BaseException:
             store.close()
             raise
+        server._adapter = replace(server._adapter, layout=attached.layout)
+        server.kept, server._store = MappingProxyType(dict(attached.retained_versions)), store
         return server
 
     def push(
@@ -326,17 +178,14 @@ class Server(Keep):
             loss: its mean training loss, if known.
             buffers: the client's own values of the model's buffers, if it has some: a tree that holds them, or a flat
                 float64 vector. Rules of kind `model` find them in `vector` if that is a tree.
-            timeout: seconds to wait while all slots are taken (with a store a push keeps its slot while it waits for
-                its row from the disk); None: as long as it takes, 0: not at all. The rule's
-                own code (weigh, step) is waited for in any case.
-            copy: False lends the vector: the round reads it where it lies, and until then (`version` has reached
-                Receipt.step, or the buffer was discarded) it must not be changed, nor its memory resized, freed or
-                moved (torch refuses to resize it; share_memory_ and torch's queues move it). It saves the copy and the
-                slot; but nobody looks at the vector before the round: one with a non-finite value is then rejected
-                (weight 0, the others' weights stay; Report.rejected says so), and its norm is NaN, in reports and for
-                the rule: lend nothing to a rule of your own that reads `arrivals.norms` (no preset does; a NaN weight
-                raises, but comparisons with NaN are silently false). For one contiguous vector of the slots' dtype, and
-                rules that keep no vectors between rounds (FedBuff, FedAsync, ...).
+            timeout: seconds to wait while all slots are taken; None: as long as it takes, 0: not at all. A push waits
+                for the rule's own code (weigh, step) in any case.
+            copy: False lends the vector: the round reads it in place, without a copy and a slot. Until then (`version`
+                has reached Receipt.step, or the buffer was discarded) the vector must not be changed, nor its memory
+                resized, freed or moved (torch refuses to resize it; share_memory_ and torch's queues move it). A vector
+                with a non-finite value is rejected by its round (weight 0, the others' weights stay). Its norm is NaN
+                in reports and for the rule: lend nothing to a rule of your own that reads `arrivals.norms`. For one
+                contiguous vector of the slots' dtype, and rules that keep no vectors between rounds (FedBuff, ...).
 
         Raises:
             AffluxError: a wrong id, version, length, dtype or layout, or a non-finite value; nothing has changed.
@@ -348,60 +197,8 @@ class Server(Keep):
         has joined; the next call that needs the result finishes it. `counts` tells.
         """
         self._enter("push")
-        ticket = Ticket()
-        pushed: Pushed | None = None
-        try:
-            client_id = plain_id(client_id)
-            version = self._plain_version(client_id, version)
-            if not (is_int(num_examples) and 1 <= num_examples < 2**63):
-                raise AffluxError(f"[push] num_examples is {num_examples!r}, must be an int of at least 1 in 64 bits")
-            if not isinstance(loss, NUMBERS) or (isinstance(loss, int) and abs(loss) > 2**63):
-                raise AffluxError(f"[push] loss is {loss!r}, must be a number (NaN if unknown)")
-            if not (timeout is None or (isinstance(timeout, NUMBERS) and timeout >= 0)):
-                raise AffluxError(f"[push] timeout is {timeout!r}, must be None or a number of seconds, at least 0")
-            if not isinstance(copy, bool | np.bool_):
-                raise AffluxError(f"[push] copy is {copy!r}, must be True or False")
-            what = f"[push] client {client_id!r}'s"
-            parts = self._intake.pushed(f"{what} vector", vector)
-            own = self._intake.buffers(what, vector, buffers)
-            rows, fetch = self._joins.book.rows, None
-            bad, norm, extremes = None, nan, (nan, nan)
-            if copy:
-                ticket.slot = self._gate.take_slot(timeout)
-                fetch = None if rows is None else rows.prefetch(client_id)
-                bad, norm, extremes = self._copied(what, parts, ticket.slot)
-            elif self._joins.copies is None:
-                ticket.slot = self._intake.lent(f"{what} vector", parts, self._slots.dtype)
-            else:
-                raise AffluxError(f"{what} vector cannot be read in place (copy=False): {self._joins.copies}")
-            if fetch is not None:  # the disk was read while the vector was copied
-                ticket.stage = fetch()
-            with self._gate.mutex:
-                pushed = (client_id, version, int(num_examples), float(loss), norm, ticket.slot, own, extremes)
-                return self._rounds.join(pushed, bad, ticket)
-        except Exception:
-            if not ticket.decided:
-                with self._gate.mutex:
-                    self._joins.refuse()
-            raise
-        finally:
-            # A traceback that somebody keeps must not keep the slot.
-            pushed = ticket.slot = ticket.stage = fetch = None
-            self._gate.wake()
-
-    def _copied(
-        self, what: str, parts: "ops.Array | list[ops.Array]", slot: Slot
-    ) -> tuple[int | None, float, tuple[float, float]]:
-        """The sweep that takes a vector in: where it is not finite, if that is allowed, its norm, and min and max."""
-        facts = self._intake.ingest(f"{what} vector", parts, slot)
-        bad = facts.first_nonfinite
-        if bad is not None and not self._quarantine:
-            place = self._intake.place(bad)
-            raise AffluxError(f"{what} {self.rule.kind} has a non-finite value at index {bad}{place}")
-        if bad is None and facts.sum_of_squares > MOST_SQUARES and (self.rule.needs.gram or self._streaming):
-            which = "inner products" if self.rule.needs.gram else "sums"
-            raise AffluxError(f"{what} {self.rule.kind} has norm {facts.norm:.3g}: {which} would overflow")
-        return bad, facts.norm, (facts.min, facts.max)
+        more = num_examples, loss, buffers, timeout, copy
+        return pushing.push(self._aggregator, self._adapter, self.options, client_id, vector, version, *more)
 
     def set_memory(self, name: str, vector: ops.Array) -> None:
         """Hands in a vector that the rule reads but does not make, such as Zeno++'s validation gradient.
@@ -420,51 +217,269 @@ class Server(Keep):
         ([0.5], [-1.5, -2.0])
         """
         self._enter("set_memory")
-        if name not in self.rule.needs.handed_in:
-            known = ", ".join(self.rule.needs.handed_in) or "none"
-            raise AffluxError(f"[set_memory] {name!r} is not handed in to {self.rule.name}; known: {known}")
-        what = f"[set_memory] {name}"
-        new = self._device.empty(self._intake.size, self._dtype)
-        facts = self._intake.ingest(what, self._intake.parts(what, vector), new)
-        bad = facts.first_nonfinite
-        if bad is not None:
-            raise AffluxError(f"{what} has a non-finite value at index {bad}{self._intake.place(bad)}")
-        if facts.sum_of_squares > MOST_SQUARES:
-            raise AffluxError(f"{what} has norm {facts.norm:.3g}: inner products would overflow")
-        with self._gate.mutex:
-            self._gate.settle()
-            self._joins.hand_in({**self._joins.book.memories, name: new}, name)
+        admission = self._aggregator.admission
+        new = pushing.rule_vector(self._aggregator, self._adapter, self.options, name, vector)
+        self._aggregator.when_idle(lambda: admission.hand_in({**self._state.memories, name: new}, name))
 
     def flush(self) -> Report | None:
         """A step with the arrivals that wait, however few: the last, short buffer. None if there are none."""
         self._enter("flush")
-        with self._gate.mutex:
-            self._gate.settle()
-            waiting = self._joins.book.arrivals()
-            if not waiting:
-                return None
-            sealed = self._rounds.prepared("flush", waiting)
-            self._joins.cut("flush", sealed)
-            self._rounds.step(sealed)
-            return sealed.report
+        return self._aggregator.flush()
 
     def discard(self) -> int:
-        """Throws away the arrivals that wait, for example because the rule cannot weigh them; returns how many."""
+        """Removes the arrivals that wait, for example because the rule cannot weigh them; returns their number."""
         self._enter("discard")
-        with self._gate.mutex:
-            self._gate.settle()
-            count = self._joins.book.filled + len(self._joins.book.deferred())
-            if count:
-                self._joins.cut("discard", None)
-        self._gate.wake()
-        return count
+        return self._aggregator.discard()
 
-    def _plain_version(self, client_id: ClientId, version: object) -> int:
-        if not is_int(version):
-            raise AffluxError(f"[push] version is {version!r}, must be an int")
-        if not 0 <= version <= self._joins.book.current.version:
-            raise AffluxError(
-                f"[push] client {client_id!r} says that it pulled version {version}; the server has made 0 to "
-                f"{self._joins.book.current.version}"
+    @property
+    def version(self) -> int:
+        """The number of server steps done so far."""
+        return self._state.current.version
+
+    @property
+    def params(self) -> Params:
+        """The newest params, (d,), read-only; a copy if inplace."""
+        return self.pull().params
+
+    @property
+    def layout(self) -> Layout | None:
+        """Where the model's arrays lie in the flat vector; None for a server that was made with a flat vector."""
+        return self._adapter.layout
+
+    @property
+    def arrivals_waiting(self) -> int:
+        """Arrivals in the buffer, fewer than M."""
+        return self._state.filled
+
+    @property
+    def joins(self) -> int:
+        """Decisions about pushes so far: the number that the next one gets. After `open`: those in the commit."""
+        return self._state.number
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many pushes ended in each Status, and how many were `refused` with an error; each push counts once."""
+        return dict(self._state.counts)
+
+    @property
+    def quarantined(self) -> tuple[Quarantined, ...]:
+        """The updates that were kept out, if the server was made with quarantine=True."""
+        return tuple(self._aggregator.admission.quarantined)
+
+    @property
+    def log(self) -> tuple[Entry, ...]:
+        """All decisions so far, if the server was made with log=True."""
+        log = self._aggregator.admission.log
+        if log is None:
+            raise AffluxError("[log] this server keeps no log: make it with log=True")
+        return tuple(log)
+
+    @property
+    def versions_held(self) -> int:
+        """Distinct versions of params that exist now, the newest included."""
+        return self._aggregator.versions.held
+
+    @property
+    def rows(self) -> RowCache | None:
+        """The cached rows, for rules that have them. Waits for a step that is being made."""
+        self._aggregator.enter("rows")
+        return self._aggregator.when_idle(lambda: self._state.rows)
+
+    @property
+    def memories(self) -> dict[str, Vector]:
+        """Copies (d,) of the vectors that the rule keeps, by name: those of its weighing, then its optimizer's.
+
+        Waits for a step that is being made.
+        """
+        self._enter("memories")
+        copy = self._aggregator.device.copy
+        return self._aggregator.when_idle(lambda: {name: copy(own) for name, own in self._state.memories.items()})
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        """The rule's own numbers, such as WKAFL's stage, as the last finished step left them."""
+        return dict(self._state.scalars)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one version of params, M slots and those of deferred arrivals (one slot and the sum, if
+        accumulating), memories, and the rows and their sum so far (see the class).
+        """
+        state, slots = self._state, self._aggregator.slots
+        if self.options.accumulate:
+            buffered = slots.slot_bytes + 8 * slots.size
+        else:
+            buffered = (self.rule.buffer_size + len(state.deferred())) * slots.slot_bytes
+        held = sum(vector.nbytes for vector in state.memories.values())
+        return int(state.current.params.nbytes + buffered + held) + (0 if state.rows is None else state.rows.nbytes)
+
+    @overload
+    def pull(self) -> Pulled: ...
+    @overload
+    def pull(self, *, out: "ops.Array | Tree") -> int: ...
+    def pull(self, *, out: "ops.Array | Tree | None" = None) -> Pulled | int:
+        """The newest params and their version; never waits for a step that is being made (unless inplace).
+
+        Without `out` nothing is copied. With `out`, params (and buffers) are copied into it, a flat vector or a tree
+        like the server's, and only the version is returned.
+
+        >>> import numpy as np
+        >>> from afflux import Server
+        >>> from afflux.rules import fedbuff
+        >>> model = {"weight": np.ones((2, 2), np.float32), "bias": np.zeros(2, np.float32)}
+        >>> server = Server(fedbuff(), model)
+        >>> mine = {"weight": np.empty((2, 2), np.float32), "bias": np.empty(2, np.float32)}
+        >>> server.pull(out=mine), mine["weight"].tolist()
+        (0, [[1.0, 1.0], [1.0, 1.0]])
+        """
+        aggregator, adapter, device = self._aggregator, self._adapter, self._aggregator.device
+        if self.options.inplace:
+            self._enter("pull")
+            if out is not None:
+                return aggregator.when_idle(lambda: adapter.copy_out(self._state.current, out))
+            return aggregator.when_idle(
+                lambda: replace(self._state.current, params=device.immutable_copy(self._state.current.params))
             )
-        return int(version)
+        aggregator.versions.refuse_damage("pull")
+        now = self._state.current
+        if device.alone is not None:
+            aggregator.enter_process("pull")
+        if out is None:
+            return now if device is HOST else replace(now, params=device.alias(now.params))
+        aggregator.check_storage()
+        return adapter.copy_out(now, out)
+
+    def checkpoint(self, notes: object = None, *, keep: Iterable[Pulled] = ()) -> None:
+        """Commits all that was decided, the arrivals that wait included: they are safe when it returns.
+
+        Args:
+            notes: JSON-able, for the caller's own state; `notes` of the server that opens the store.
+            keep: versions that are still needed when they are old; `kept`, also of the server that opens the store.
+
+        Cost: d elements for each arrival that waits, and the checksum of params and the rule's vectors.
+
+        Raises:
+            StoreError: there is no store, or it cannot be written; the last commit stays.
+        """
+        self._enter("checkpoint")
+        store = self._stored("checkpoint")
+
+        def commit() -> None:
+            kept = persistence.retained(keep, self._aggregator)
+            as_json = persistence.notes_as_json(notes)
+            store.checkpoint(self._aggregator.admission, as_json, list(kept.values()))
+            self.kept = MappingProxyType(kept)
+
+        self._aggregator.when_idle(commit)
+
+    def close(self, *, checkpoint: bool = True) -> None:
+        """Another process may open the store, after a last checkpoint. Params that were pulled stay as they are.
+
+        Args:
+            checkpoint: False leaves the store at its last commit, as a killed process does; the way out where files
+                have vanished or the disk stays full.
+        """
+        aggregator = self._aggregator
+        if aggregator.closed:
+            return
+        self._enter("close")
+        store = self._stored("close")
+
+        def end() -> None:
+            if checkpoint:
+                store.checkpoint(aggregator.admission, store.notes, store.held)
+            aggregator.closed = True
+            store.close(aggregator.versions)
+
+        if checkpoint:
+            aggregator.when_idle(end)
+            return
+        with suppress(StoreError):  # a round that cannot be saved
+            aggregator.when_idle(lambda: None)
+        aggregator.locked(end)
+
+    @property
+    def notes(self) -> object:
+        """The notes of the last checkpoint."""
+        self._enter("notes")
+        store = self._stored("notes")
+        notes = self._aggregator.when_idle(lambda: store.notes)
+        return None if notes is None else json.loads(notes)
+
+    def _stored(self, op: str) -> Store:
+        if self._store is None:
+            raise AffluxError(f"[{op}] this server has no store: make it with store=")
+        return self._store
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._store is not None:
+            self.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next bits depend on, as {"meta": JSON-able facts, "arrays": {name: array}}.
+
+        Params, buffers, cached rows and their sum, the arrivals that wait (if accumulating, their sum), counters,
+        quarantine and log; copied, between two steps. A server with the same rule and options that loads it goes on
+        with the same bits.
+
+        >>> import io, json
+        >>> import numpy as np
+        >>> from afflux import Server
+        >>> from afflux.rules import fedbuff
+        >>> server = Server(fedbuff(buffer_size=2), np.zeros(3, np.float32))
+        >>> _ = server.push(1, np.ones(3), version=0)
+        >>> state = server.state_dict()
+        >>> file = io.BytesIO()
+        >>> np.savez(file, meta=json.dumps(state["meta"]), **state["arrays"])
+        """
+        self._enter("state_dict")
+        admission = self._aggregator.admission
+
+        def save() -> dict[str, Any]:
+            self._aggregator.versions.refuse_damaged_newest("state_dict", self.version)
+            return save_state(self._facts(), admission.state, admission.quarantined, admission.log)
+
+        return self._aggregator.when_idle(save, overdue=True)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over the state_dict() of a server with the same rule and options.
+
+        What waited here is gone; versions that somebody has pulled stay as they are, and clients that train from one
+        which the loaded state has not made have to pull again. A server that accumulates takes over what waits in a
+        buffered one's state; not the other way round. The rule's name and kind, d, dtypes, number of clients and layout
+        must agree, and so must the raw weights in a sum; what else is changed, such as server_lr or buffer_size,
+        changes the next bits.
+
+        Raises:
+            AffluxError: a state of another kind of server, or a damaged one; nothing has changed.
+        """
+        self._aggregator.enter("load_state_dict")
+        if self._store is not None:
+            raise AffluxError("[load_state_dict] this server has a store: load the state into one without")
+        self._aggregator.when_idle(lambda: persistence.load_state(self._aggregator, state, self._facts()))
+        self._aggregator.notify_waiters()
+
+    def __repr__(self) -> str:
+        return (
+            f"Server({self.rule.name}, d={self._adapter.size}, version={self.version}, "
+            f"{self.arrivals_waiting} of {self.rule.buffer_size} arrivals)"
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise AffluxError("[Server] a server is not pickled: save its state_dict(), which is plain arrays and JSON")
+
+    @property
+    def _state(self) -> ServerState:
+        return self._aggregator.admission.state
+
+    def _facts(self) -> dict[str, Any]:
+        return persistence.facts_of(self._aggregator, self.layout, self.options)
+
+    def _enter(self, op: str) -> None:
+        self._aggregator.enter(op)
+        self._aggregator.versions.refuse_damage(op)

@@ -1,1 +1,66 @@
-"""Discrete-event simulation of asynchronous federated learning; needs `afflux[sim]`."""
+"""Discrete-event simulation of asynchronous federated learning; needs `afflux[sim]`.
+
+The names below are loaded at first use, because most of them import torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from afflux.sim.errors import ConfigError, DivergedError, MissingExtraError
+    from afflux.sim.results.audit_log import AuditLog, AuditOutput, read_audit_log
+    from afflux.sim.results.run_result import Evaluation, RunResult
+    from afflux.sim.results.updates_file import read_updates
+    from afflux.sim.runs.compare import Job, compare, make_jobs
+    from afflux.sim.runs.replay import replay, replay_config
+    from afflux.sim.runs.resume import resume, run_in_store
+    from afflux.sim.runs.run_checkpoint import InterruptedRun
+    from afflux.sim.runs.simulation import run, run_paired
+    from afflux.sim.workload.config import SimConfig
+    from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
+
+__all__ = [
+    "AuditLog",
+    "AuditOutput",
+    "ConfigError",
+    "DivergedError",
+    "Evaluation",
+    "InterruptedRun",
+    "Job",
+    "MissingExtraError",
+    "RuleSpec",
+    "RunResult",
+    "SimConfig",
+    "compare",
+    "make_jobs",
+    "parse_rule",
+    "read_audit_log",
+    "read_updates",
+    "replay",
+    "replay_config",
+    "resume",
+    "run",
+    "run_in_store",
+    "run_paired",
+]
+
+_MODULES = {
+    "errors": ("ConfigError", "DivergedError", "MissingExtraError"),
+    "results.audit_log": ("AuditLog", "AuditOutput", "read_audit_log"),
+    "results.run_result": ("Evaluation", "RunResult"),
+    "results.updates_file": ("read_updates",),
+    "runs.compare": ("Job", "compare", "make_jobs"),
+    "runs.replay": ("replay", "replay_config"),
+    "runs.resume": ("resume", "run_in_store"),
+    "runs.run_checkpoint": ("InterruptedRun",),
+    "runs.simulation": ("run", "run_paired"),
+    "workload.config": ("SimConfig",),
+    "workload.rule_specs": ("RuleSpec", "parse_rule"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"afflux.sim.{module}"), name)
+    raise AttributeError(f"module 'afflux.sim' has no attribute {name!r}")

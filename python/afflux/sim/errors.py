@@ -5,10 +5,12 @@ from importlib.util import find_spec
 
 from afflux.ops.errors import AffluxError
 
+#: Modules that the simulator imports, and their packages in the extra `sim`.
 EXTRA = {
     "torch": "torch",
     "sklearn": "scikit-learn",
     "matplotlib": "matplotlib",
+    "msgspec": "msgspec",
     "rich": "rich",
 }
 

@@ -1,7 +1,6 @@
 """A server's state in a folder that survives the process: plain Zarr arrays, and an index in SQLite."""
 
-from afflux.store.extract import export
-from afflux.store.health import Health, Repair, check, repair
-from afflux.store.tools import Info, info
+from afflux.store.inspect import Info, export, info
+from afflux.store.repair import Health, Repair, check, repair
 
 __all__ = ["Health", "Info", "Repair", "check", "export", "info", "repair"]

@@ -22,9 +22,9 @@ from afflux._engine import ORDER_VERSION
 from afflux.ops.errors import StoreError
 from afflux.ops.validation import plain_id
 from afflux.rules.rule import ClientId
-from afflux.store.remedy import BACKUP
+from afflux.store.metadata import BACKUP
 
-FORMAT = 3
+FORMAT = 4
 INDEX = "index.sqlite"  #: in a store's folder
 #: "aflx": what `file` and others know a SQLite file by.
 APPLICATION = 0x61666C78
@@ -37,7 +37,7 @@ CREATE TABLE vectors (name TEXT PRIMARY KEY, slot INTEGER NOT NULL, crc BLOB NOT
 CREATE TABLE rows (client NOT NULL PRIMARY KEY, place INTEGER NOT NULL, slot INTEGER NOT NULL, crc BLOB NOT NULL)
        WITHOUT ROWID;
 CREATE TABLE arrivals (number INTEGER PRIMARY KEY, joined INTEGER NOT NULL, slot INTEGER, crc BLOB,
-                       facts TEXT NOT NULL, buffers BLOB);
+                       record TEXT NOT NULL, buffers BLOB);
 CREATE TABLE passed (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
 CREATE TABLE log (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
 CREATE TABLE quarantined (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
@@ -69,12 +69,12 @@ class Place(NamedTuple):
     rank: int = 0  #: of a row: how many clients came before; -1: as it was
 
 
-class Kept(NamedTuple):
-    """An arrival that waits; those that are in a sum have no slot."""
+class StoredArrival(NamedTuple):
+    """An arrival in the buffer, or deferred to the next pass."""
 
     join: int  #: its number
-    place: Place | None
-    facts: Sequence[Any]
+    place: Place | None  #: of its vector; None if the vector is in a sum
+    record: Sequence[Any]  #: see checkpoint.arrival_record
     buffers: bytes | None
 
 
@@ -93,7 +93,7 @@ class Change:
     buffers: bytes | None
     notes: str | None
     vectors: Mapping[str, Place]  #: all of them
-    arrivals: Sequence[Kept]  #: likewise
+    arrivals: Sequence[StoredArrival]  #: likewise
     rows: Mapping[ClientId, Place]  #: those that are new or have moved
     tails: Mapping[str, Tail]  #: by table: passed, log, quarantined
     forget_rows: bool = False  #: all others
@@ -108,7 +108,7 @@ class Committed:
     buffers: bytes | None
     notes: str | None
     vectors: dict[str, Place]
-    arrivals: list[Kept]
+    arrivals: list[StoredArrival]
     tails: dict[str, list[Any]] = field(default_factory=dict)
 
     @property
@@ -213,8 +213,8 @@ class Index:
                 notes,
                 {name: Place(slot, crc) for name, slot, crc in vectors},
                 [
-                    Kept(join, None if slot is None else Place(slot, crc), json.loads(facts), own)
-                    for _, join, slot, crc, facts, own in arrivals
+                    StoredArrival(join, None if slot is None else Place(slot, crc), json.loads(record), own)
+                    for _, join, slot, crc, record, own in arrivals
                 ],
                 tails,
             )
@@ -373,10 +373,10 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _arrivals(arrivals: Iterable[Kept]) -> Iterator[tuple[Any, ...]]:
-    for number, (join, place, facts, buffers) in enumerate(arrivals):
+def _arrivals(arrivals: Iterable[StoredArrival]) -> Iterator[tuple[Any, ...]]:
+    for number, (join, place, record, buffers) in enumerate(arrivals):
         slot, crc = (None, None) if place is None else (place.slot, place.crc)
-        yield number, join, slot, crc, json.dumps(facts), buffers
+        yield number, join, slot, crc, json.dumps(record), buffers
 
 
 def sealed(client_id: ClientId, place: Place) -> bytes:

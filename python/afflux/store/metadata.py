@@ -14,8 +14,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from afflux._engine import ORDER_VERSION
+from afflux.aggregation.checkpoint import STORED
+from afflux.aggregation.options import codec_of
 from afflux.ops.errors import StoreError
-from afflux.store.remedy import BACKUP
+from afflux.rules.rule import Rule
+
+#: Of all but rows, their sum and what Zarr knows of the arrays.
+BACKUP = "only a backup of the folder brings it back"
+
+
+def remedy(store: Path, array: str) -> str:
+    """For what lies in an array of a store."""
+    if array == "rows":
+        return f"`afflux store repair {quote(str(store))}`, when no server has it open, drops the rows that are lost"
+    if array == "sum":
+        return f"`afflux store repair {quote(str(store))}` makes it anew"
+    return BACKUP
+
 
 METADATA = "zarr.json"  #: in the folder of an array, and in that of them all
 #: A segment has about so many bytes, or a part of all that may come, so that few files have to be open.
@@ -94,12 +109,11 @@ class LostError(StoreError):
         self.what = what
 
 
-def read_shape(folder: Path, known: Shape | None = None, needed: int = -1) -> tuple[Shape, int]:
-    """And how many slots there are. `known`: what the store itself says; `needed`: the last slot that is in use.
+def read_slots(folder: Path, expected: Shape, last: int = -1) -> int:
+    """Reads how many slots an array has; `last` is the last one that the index refers to.
 
     Raises:
-        LostError: nothing can be read there, or something else than what is known; or it knows fewer slots.
-        StoreError: the same, of a store that does not know.
+        LostError: `zarr.json` cannot be read, has another shape than `expected`, or fewer slots.
     """
     path = folder / METADATA
     try:
@@ -115,14 +129,12 @@ def read_shape(folder: Path, known: Shape | None = None, needed: int = -1) -> tu
     else:
         if not ours:
             what = f"{path} is damaged: it tells of no layout of ours"
-        elif shape != (known or shape):
-            what = f"{path} is damaged: it tells of {shape}, and the store of {known}"
-        elif slots <= needed:
-            what = f"{path} is damaged: it knows {slots} slots, and slot {needed} is in use"
+        elif shape != expected:
+            what = f"{path} is damaged: it tells of {shape}, and the store of {expected}"
+        elif slots <= last:
+            what = f"{path} is damaged: it knows {slots} slots, and slot {last} is in use"
         else:
-            return shape, slots
-    if known is None:
-        raise StoreError(f"[store] {what}; {BACKUP}")
+            return slots
     raise LostError(what, folder.parent)
 
 
@@ -195,3 +207,21 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def shapes_of(
+    rule: Rule, d: int, *, num_clients: int | None, dtype: str, slot_dtype: str, accumulate: bool
+) -> dict[str, Shape]:
+    """By name, for a server with these arguments."""
+    shapes = {
+        "params": shape_of(dtype, d, 4),
+        "arrivals": shape_of(STORED[slot_dtype], d, rule.buffer_size),
+        **{f"memory.{name}": shape_of(dtype, d, 2) for name in rule.memories},
+    }
+    if accumulate:
+        shapes["total"] = shape_of("float64", d, 2)
+    codec = codec_of(rule, slot_dtype)
+    if codec is not None:
+        shapes["sum"] = shape_of("float64", d, 2)
+        shapes["rows"] = shape_of(codec.row_dtype, codec.row_size(d), (num_clients or 0) + rule.buffer_size)
+    return shapes

@@ -13,11 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from afflux import _engine
-from afflux._engine import PIECE
+from afflux._engine import PIECE, detach, populate, prefetch
 from afflux.ops.errors import StoreError
-from afflux.store.metadata import METADATA, Shape, read_shape, sync, write_slots
-from afflux.store.remedy import BACKUP, remedy
+from afflux.store.metadata import METADATA, Shape, read_slots, remedy, sync, write_slots
 
 Row = npt.NDArray[Any]
 
@@ -36,18 +34,18 @@ class Segments:
     """
 
     def __init__(
-        self, folder: Path, size: int, *, mapped: bool, shape: Shape | None = None, needed: int = -1, lost: bool = False
+        self, folder: Path, size: int, shape: Shape, *, mapped: bool, last: int = -1, lost: bool = False
     ) -> None:
-        """`shape`: what the store knows of it; `needed`: the last slot that is in use; `lost`: Zarr's own file is.
+        """`last`: the last slot that the index refers to; `lost`: `zarr.json` is damaged, and is not read.
 
         Raises:
-            LostError: Zarr's own file is missing, or says something else.
-            StoreError: that, where the store does not know its shape.
+            LostError: `zarr.json` is missing or damaged, or has another shape.
         """
         self.folder = folder
         self.size = size
         self.mapped = mapped
-        self.shape, slots = (shape, maxsize) if lost and shape else read_shape(folder, shape, needed)
+        self.shape = shape
+        slots = maxsize if lost else read_slots(folder, shape, last)
         self._item = np.dtype(self.shape.dtype).itemsize
         if self.shape.width < size:
             raise StoreError(f"[store] {folder} has slots of {self.shape.width} elements, expected {size}")
@@ -57,8 +55,6 @@ class Segments:
         # A segment that the metadata do not know yet was not made to the end.
         while self.slots < slots and self.flaw(self._count) is None:
             self._count += 1
-        if shape is None and (longer := self.too_long()):  # or what Zarr says of their size is wrong
-            raise StoreError(f"[store] {next(iter(longer.values()))}; {BACKUP}")
 
     @property
     def remedy(self) -> str:
@@ -192,7 +188,7 @@ class Segments:
     def prefetch(self, slot: int) -> None:
         """Has the system read a slot that is on disk only, and does not wait for it."""
         if self.mapped:
-            _engine.prefetch(self.array(slot))
+            prefetch(self.array(slot))
         elif hasattr(os, "posix_fadvise"):
             path, offset = self._place(slot)
             with suppress(OSError), path.open("rb", buffering=0) as file:
@@ -207,7 +203,7 @@ class Segments:
         for slot in slots if self.mapped and self.size else ():
             if write and slot in self._writable:
                 continue
-            failed = _engine.populate(self.array(slot), write)
+            failed = populate(self.array(slot), write)
             if failed:
                 raise StoreError(
                     f"[store] slot {slot} of {self.folder} cannot be {'written' if write else 'read'}: a segment is "
@@ -236,7 +232,7 @@ class Segments:
         for segment in {slot // self.shape.per_segment for slot in slots} & self._maps.keys():
             with suppress(StoreError):  # what was cut off cannot be read any more
                 self._checked(segment)
-                _engine.detach(self._maps[segment].rows)
+                detach(self._maps[segment].rows)
 
     def _place(self, slot: int) -> tuple[Path, int]:
         segment, place = divmod(slot, self.shape.per_segment)

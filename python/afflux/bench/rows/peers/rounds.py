@@ -205,8 +205,8 @@ FLAT = [
     ),
     Contender(
         "afflux, streaming",
-        'the same of Server(memory="streaming")',
-        streaming.a_round(memory="streaming"),
+        "the same of Server(accumulate=True)",
+        streaming.a_round(accumulate=True),
         vector_bytes(lambda m: 6),
         role="ours",
     ),

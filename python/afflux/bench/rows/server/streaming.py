@@ -96,7 +96,7 @@ def sum_bytes(d: int, m: int) -> int:
 
 CONTENDERS = [
     Contender(
-        "afflux", 'Server(memory="streaming").push, M times', a_round(memory="streaming"), streaming_bytes, role="ours"
+        "afflux", "Server(accumulate=True).push, M times", a_round(accumulate=True), streaming_bytes, role="ours"
     ),
     Contender("afflux, buffered", "Server.push, M times", a_round(), buffered_bytes, role="ours"),
     Contender("afflux, lent", "Server.push(copy=False), read in place", a_round(copy=False), lent_bytes, role="ours"),

@@ -1,0 +1,47 @@
+// Attributes of Python objects, read by name.
+#pragma once
+#include <pybind11/pybind11.h>
+
+#include <string>
+
+#include "afflux/afflux.hpp"
+
+namespace afflux::python {
+
+// An attribute's name, interned once: looking it up makes no string. Make it with the GIL held, once for the process.
+class Attribute {
+ public:
+  explicit Attribute(const char* name) : name_(name), interned_(PyUnicode_InternFromString(name)) {
+    if (interned_ == nullptr) throw pybind11::error_already_set();
+  }
+  Attribute(const Attribute&) = delete;
+  Attribute& operator=(const Attribute&) = delete;
+
+  // Throws Python's AttributeError.
+  pybind11::object of(pybind11::handle owner) const {
+    PyObject* const value = PyObject_GetAttr(owner.ptr(), interned_);
+    if (value == nullptr) throw pybind11::error_already_set();
+    return pybind11::reinterpret_steal<pybind11::object>(value);
+  }
+  double number_of(pybind11::handle owner) const { return cast<double>(owner, "a number"); }
+  std::int64_t integer_of(pybind11::handle owner) const { return cast<std::int64_t>(owner, "an integer"); }
+  std::string text_of(pybind11::handle owner) const { return cast<std::string>(owner, "a str"); }
+  bool flag_of(pybind11::handle owner) const { return cast<bool>(owner, "a bool"); }
+
+ private:
+  template <class T>
+  T cast(pybind11::handle owner, const char* expected) const {
+    const pybind11::object value = of(owner);
+    try {
+      return value.cast<T>();
+    } catch (const pybind11::cast_error&) {
+      throw Error(std::string("[apply] ") + name_ + " is a " + Py_TYPE(value.ptr())->tp_name + ", expected " +
+                  expected);
+    }
+  }
+
+  const char* name_;
+  PyObject* interned_;
+};
+
+}  // namespace afflux::python

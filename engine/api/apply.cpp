@@ -1,0 +1,235 @@
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "afflux/afflux.hpp"
+#include "api/check.hpp"
+#include "api/heads.hpp"
+#include "api/overlap.hpp"
+#include "api/sweep_checksums.hpp"
+#include "cpu/dispatch.hpp"
+#include "cpu/parallel_for.hpp"
+
+namespace afflux {
+namespace {
+
+// Vectors of the type and size of params; `outs` is where their new values go, if that is not where they lie.
+void check_held(const char* name, List<View<void>> vectors, const char* outs_name, List<View<void>> outs,
+                const Pass& pass, check::Overlaps& overlaps) {
+  const auto vector = [&](check::Name title, const View<void>& view) {
+    check::type("apply", title, view.type, {pass.params.type});
+    check::view("apply", title, view, pass.params.size);
+  };
+  check::list("apply", name, vectors);
+  check::list("apply", outs_name, outs);
+  if (outs.size != 0 && outs.size != vectors.size)
+    check::fail("apply", std::string(outs_name) + " has " + std::to_string(outs.size) + " vectors, " + name + " has " +
+                             std::to_string(vectors.size));
+  for (std::int64_t i = 0; i < vectors.size; ++i) {
+    vector({name, i}, vectors.data[i]);
+    if (outs.size == 0) {
+      overlaps.write({name, i}, vectors.data[i]);
+      continue;
+    }
+    vector({outs_name, i}, outs.data[i]);
+    overlaps.read({name, i}, vectors.data[i]);
+    overlaps.write({outs_name, i}, outs.data[i]);
+  }
+}
+
+void check_numbers(const char* name, List<double> numbers, std::int64_t size, check::Overlaps& overlaps) {
+  const View<const double> view{numbers.data, numbers.size, {}};
+  check::view("apply", name, view, size);
+  overlaps.read_numbers(name, view);
+  for (std::int64_t i = 0; i < size; ++i) check::finite("apply", {name, i}, numbers.data[i]);
+}
+
+void check_combine(const Pass& pass, check::Overlaps& overlaps) {
+  const Combine& stage = pass.combine;
+  check::list("apply", "updates", stage.updates);
+  if (stage.weights.size != stage.updates.size)
+    check::fail("apply", "weights has " + std::to_string(stage.weights.size) + " entries, updates has " +
+                             std::to_string(stage.updates.size));
+  check_numbers("weights", stage.weights, stage.weights.size, overlaps);
+  check::finite("apply", "params_weight", stage.params_weight);
+  for (std::int64_t i = 0; i < stage.updates.size; ++i) {
+    const check::Name name("updates", i);
+    const View<const void>& update = stage.updates.data[i];
+    if (i == 0) check::type("apply", name, update.type, {Type::float32, Type::float64, Type::bfloat16});
+    check::one_type("apply", name, update.type, stage.updates.data[0].type);
+    check::view("apply", name, update, pass.params.size);
+    overlaps.read(name, update);
+  }
+}
+
+void check_codec(const Pass& pass) {
+  const Calibrate& stage = pass.calibrate;
+  const bool exact = stage.codec == exact_codec(Type::float32) || stage.codec == exact_codec(Type::float64);
+  if (exact && stage.quantize_direction)
+    check::fail("apply", "quantize_direction needs a codec that rounds, not " + name(stage.codec));
+  if (has_head(stage.codec) && stage.facts.size != pass.combine.updates.size)
+    check::fail("apply", "facts has " + std::to_string(stage.facts.size) + " entries, updates has " +
+                             std::to_string(pass.combine.updates.size));
+  if (pass.combine.updates.size == 0 || !exact) return;
+  const Type updates = pass.combine.updates.data[0].type;
+  if (stage.codec != exact_codec(updates))
+    check::fail("apply", "codec " + name(stage.codec) + " cannot hold " + name(updates) +
+                             " updates: of the exact ones float64 needs float64, float32 and bfloat16 need float32");
+}
+
+// Before the sweep, which replaces rows in place. Throws for damaged ones.
+std::vector<RowHeads> heads_of(const Pass& pass, Device device) {
+  const Calibrate& stage = pass.calibrate;
+  std::vector<RowHeads> heads;
+  if (stage.kind == Calibration::none) return heads;
+  const rows::Heads found(stage.codec, stage.rows, device);
+  for (std::int64_t i = 0; i < stage.rows.size; ++i) {
+    RowHeads both{};
+    if (found.at(i) != nullptr)
+      both.old = rows::read_head("apply", {"rows", i}, stage.codec, found.at(i), pass.params.size);
+    if (has_head(stage.codec) && (stage.quantize_direction || stage.new_rows.data[i].data != nullptr))
+      both.renewed = rows::head_of("apply", {"facts", i}, stage.codec, stage.facts.data[i]);
+    heads.push_back(both);
+  }
+  return heads;
+}
+
+// The rows that the pass encodes.
+std::vector<rows::Written> written_rows(const Pass& pass, const std::vector<RowHeads>& heads) {
+  std::vector<rows::Written> written;
+  for (std::size_t i = 0; has_head(pass.calibrate.codec) && i < heads.size(); ++i)
+    if (unsigned char* const row = pass.calibrate.new_rows.data[i].data) written.push_back({row, heads[i].renewed});
+  return written;
+}
+
+void check_calibrate(const Pass& pass, check::Overlaps& overlaps) {
+  const Calibrate& stage = pass.calibrate;
+  if (stage.kind == Calibration::none) return;
+  const std::int64_t arrivals = pass.combine.updates.size;
+  check::list("apply", "rows", stage.rows);
+  check::list("apply", "new_rows", stage.new_rows);
+  if (stage.num_clients < 1)
+    check::fail("apply", "num_clients is " + std::to_string(stage.num_clients) + ", must be at least 1");
+  check::view("apply", "sum", stage.sum, pass.params.size);
+  if (stage.sum_out.data == nullptr) {
+    overlaps.write("sum", stage.sum);
+  } else {
+    check::view("apply", "sum_out", stage.sum_out, pass.params.size);
+    overlaps.read("sum", stage.sum);
+    overlaps.write("sum_out", stage.sum_out);
+  }
+  if (stage.rows.size != arrivals || stage.new_rows.size != arrivals)
+    check::fail("apply", "rows has " + std::to_string(stage.rows.size) + " and new_rows " +
+                             std::to_string(stage.new_rows.size) + " entries, updates has " + std::to_string(arrivals));
+  check_codec(pass);
+  const std::int64_t bytes = row_bytes(stage.codec, pass.params.size), alignment = rows::alignment(stage.codec);
+  for (std::int64_t i = 0; i < arrivals; ++i) {
+    if (stage.rows.data[i].data != nullptr) {
+      check::view("apply", {"rows", i}, stage.rows.data[i], bytes, alignment);
+      overlaps.read({"rows", i}, stage.rows.data[i]);
+    }
+    if (stage.new_rows.data[i].data != nullptr) {
+      check::view("apply", {"new_rows", i}, stage.new_rows.data[i], bytes, alignment);
+      overlaps.write({"new_rows", i}, stage.new_rows.data[i]);
+    }
+  }
+}
+
+void check_beta(check::Name name, double beta) {
+  if (!(beta >= 0.0 && beta < 1.0))
+    check::fail("apply", name.str() + " is " + std::to_string(beta) + ", must be at least 0 and less than 1");
+}
+
+void check_step(const Pass& pass, check::Overlaps& overlaps) {
+  const Step& stage = pass.step;
+  check::finite("apply", "lr", stage.lr);
+  check_beta("beta1", stage.beta1);
+  check_beta("beta2", stage.beta2);
+  check::finite("apply", "epsilon", stage.epsilon);
+  if (stage.epsilon < 0.0) check::fail("apply", "epsilon is " + std::to_string(stage.epsilon) + ", must be at least 0");
+  check::finite("apply", "root_scale", stage.root_scale);
+  if (!(stage.root_scale > 0.0))
+    check::fail("apply", "root_scale is " + std::to_string(stage.root_scale) + ", must be greater than 0");
+  if (stage.states.size != state_count(stage.kind))
+    check::fail("apply", "states has " + std::to_string(stage.states.size) + " vectors, " + name(stage.kind) +
+                             " keeps " + std::to_string(state_count(stage.kind)));
+  check_held("states", stage.states, "states_out", stage.outs, pass, overlaps);
+}
+
+// Written, also where `next` is empty: what may overlap does not depend on numbers.
+void check_memory(const Pass& pass, check::Overlaps& overlaps) {
+  const Memory& memory = pass.memory;
+  const std::int64_t held = memory.vectors.size, count = held + pass.combine.updates.size;
+  if (held > kMostMemories)
+    check::fail("apply", "memory.vectors has " + std::to_string(held) + " vectors, at most " +
+                             std::to_string(kMostMemories) + " are served");
+  check_numbers("memory.weights", memory.weights, held, overlaps);
+  if (memory.next.size != 0) check_numbers("memory.next", memory.next, held * count, overlaps);
+  check_held("memory.vectors", memory.vectors, "memory.outs", memory.outs, pass, overlaps);
+}
+
+void check_pass(const Pass& pass, check::Overlaps& overlaps) {
+  check::type("apply", "params", pass.params.type, {Type::float32, Type::float64});
+  check::type("apply", "out", pass.out.type, {pass.params.type});
+  check::view("apply", "params", pass.params, pass.params.size);
+  check::view("apply", "out", pass.out, pass.params.size);
+  overlaps.read("params", pass.params);
+  overlaps.write("out", pass.out);
+  check_combine(pass, overlaps);
+  check_calibrate(pass, overlaps);
+  check_step(pass, overlaps);
+  check_memory(pass, overlaps);
+  overlaps.refuse("apply");
+}
+
+// What is to be overwritten is its own out.
+Pass with_outs(Pass pass) {
+  if (pass.calibrate.sum_out.data == nullptr) pass.calibrate.sum_out = pass.calibrate.sum;
+  if (pass.step.outs.size == 0) pass.step.outs = pass.step.states;
+  if (pass.memory.outs.size == 0) pass.memory.outs = pass.memory.vectors;
+  return pass;
+}
+
+bool sweep(const Pass& pass, const std::vector<RowHeads>& heads, int threads, Checksums* checksums) {
+  const auto kernel = kernels().apply;
+  std::atomic<bool> finite{true};
+  const auto piece = [&](std::int64_t begin, std::int64_t end) {
+    if (!kernel(pass, heads.data(), begin, end)) finite.store(false, std::memory_order_relaxed);
+  };
+  if (checksums == nullptr) {
+    for_each_piece(pass.params.size, threads, piece);
+  } else {
+    const SweptSums sums(pass, *checksums);
+    for_each_superblock(pass.params.size, threads, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t at = begin; at < end; at += SweptSums::kStrip) {
+        const std::int64_t to = std::min(at + SweptSums::kStrip, end);
+        piece(at, to);
+        sums.take(at, to);
+      }
+    });
+  }
+  return finite.load(std::memory_order_relaxed);
+}
+
+}  // namespace
+
+bool apply(const Pass& pass, int num_threads, bool dry, Checksums* checksums) {
+  check::threads("apply", num_threads);
+  check::Overlaps overlaps;
+  check_pass(pass, overlaps);
+  const Device device = overlaps.device();
+  const bool cuda = device.kind == DeviceKind::cuda;
+  if (cuda && checksums != nullptr) throw Unavailable("[apply] checksums are taken of host memory, not on cuda");
+  const std::vector<RowHeads> heads = heads_of(pass, device);
+  if (dry) return true;
+  const std::vector<rows::Written> written = written_rows(pass, heads);
+  const Codec codec = pass.calibrate.codec;
+  if (cuda) {
+    const cuda::NewHeads renewed = rows::new_heads(written, codec, pass.params.size);
+    return cuda::backend()->apply(cuda::on(device), with_outs(pass), heads.data(), renewed);
+  }
+  rows::finish(written, codec, pass.params.size, device);  // what they replace has been read
+  return sweep(with_outs(pass), heads, threads_worth(overlaps.traffic(), num_threads), checksums);
+}
+
+}  // namespace afflux

@@ -1,0 +1,71 @@
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "afflux/afflux.hpp"
+#include "api/check.hpp"
+#include "api/overlap.hpp"
+#include "api/tree.hpp"
+#include "cpu/dispatch.hpp"
+
+namespace afflux {
+namespace {
+
+void check_slot(const View<void>& slot, std::int64_t size, int num_threads, check::Overlaps& overlaps) {
+  check::type("ingest", "slot", slot.type, {Type::float32, Type::float64, Type::bfloat16});
+  check::view("ingest", "slot", slot, size);
+  check::threads("ingest", num_threads);
+  overlaps.write("slot", slot);
+  overlaps.refuse("ingest");
+}
+
+// `parts` are [begin, end), and *end closes the last one.
+Statistics sweep(const Part* begin, const Part* end, const View<void>& slot, const check::Overlaps& overlaps,
+                 int num_threads) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const IngestSums nothing{0.0, kInfinity, -kInfinity, -1};
+  const auto kernel = kernels().ingest;
+  const auto leaf = [&](std::int64_t superblock, IngestSums& out) {
+    const std::int64_t first = superblock * kSuperblock;
+    const auto starts_later = [](std::int64_t i, const Part& part) { return i < part.begin; };
+    const Part* const part = std::upper_bound(begin, end, first, starts_later) - 1;
+    out = kernel(part, slot.type, slot.data, first, std::min(first + kSuperblock, slot.size));
+  };
+  const auto join = [](IngestSums& left, const IngestSums& right) { add_to(left, right); };
+  const bool on_cuda = slot.size > 0 && overlaps.device().kind == DeviceKind::cuda;
+  const IngestSums sums = on_cuda
+                              ? cuda::backend()->ingest(cuda::on(overlaps.device()), begin, end, slot)
+                              : tree(slot.size, threads_worth(overlaps.traffic(), num_threads), nothing, leaf, join);
+  return {sums.sum_of_squares, sums.min, sums.max, sums.first_nonfinite};
+}
+
+}  // namespace
+
+Statistics ingest(View<const void> update, View<void> slot, int num_threads) {
+  check::Overlaps overlaps;
+  check::view("ingest", "update", update, update.size);
+  overlaps.read("update", update);
+  check_slot(slot, update.size, num_threads, overlaps);
+  const Part parts[] = {{update.data, update.type, 0}, {nullptr, update.type, update.size}};
+  return sweep(parts, parts + 1, slot, overlaps, num_threads);
+}
+
+Statistics ingest(List<View<const void>> parts, View<void> slot, int num_threads) {
+  check::list("ingest", "update", parts);
+  check::Overlaps overlaps;
+  std::vector<Part> laid;
+  laid.reserve(static_cast<std::size_t>(parts.size) + 1);
+  std::int64_t size = 0;
+  for (std::int64_t i = 0; i < parts.size; ++i) {
+    const View<const void>& part = parts.data[i];
+    check::view("ingest", {"update", i}, part, part.size);
+    overlaps.read({"update", i}, part);
+    laid.push_back({part.data, part.type, size});
+    size += part.size;
+  }
+  laid.push_back({nullptr, Type::float32, size});
+  check_slot(slot, size, num_threads, overlaps);
+  return sweep(laid.data(), laid.data() + parts.size, slot, overlaps, num_threads);
+}
+
+}  // namespace afflux

@@ -1,0 +1,65 @@
+#include "api/overlap.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace afflux::check {
+
+void Overlaps::add(Name name, const void* data, std::int64_t bytes, bool written) {
+  if (bytes == 0) return;
+  const auto begin = reinterpret_cast<std::uintptr_t>(data);
+  ranges_.push_back({begin, begin + static_cast<std::uintptr_t>(bytes), name, written});
+}
+
+void Overlaps::meet(Name name, Device device) {
+  if (first_.name == nullptr) {
+    first_ = name;
+    device_ = device;
+  } else if (elsewhere_.name == nullptr && device != device_) {
+    elsewhere_ = name;
+    other_ = device;
+  }
+}
+
+std::int64_t Overlaps::traffic() const {
+  std::int64_t sum = 0;
+  for (const Range& range : ranges_) sum += static_cast<std::int64_t>(range.end - range.begin);
+  return sum;
+}
+
+// In place is allowed where the sweep reads an element before it writes it: an out over what it comes from, and a row
+// replaced by its own arrival or, for a client that is twice in the buffer, by a later one.
+bool Overlaps::allowed(const Range& read, const Range& written) {
+  if (read.begin != written.begin || read.end != written.end) return false;
+  const auto pair = [&](const char* from, const char* to) {
+    return std::strcmp(read.name.name, from) == 0 && std::strcmp(written.name.name, to) == 0;
+  };
+  if (pair("rows", "new_rows")) return read.name.index <= written.name.index;
+  return read.name.index == written.name.index &&
+         (pair("params", "out") || pair("sum", "sum_out") || pair("states", "states_out") ||
+          pair("memory.vectors", "memory.outs"));
+}
+
+void Overlaps::refuse(const char* op) {
+  if (elsewhere_.name != nullptr)
+    fail(op, elsewhere_.str() + " is on " + where(other_) + ", " + first_.str() + " is on " + where(device_));
+  const auto by_begin = [](const Range& a, const Range& b) {
+    return a.begin != b.begin ? a.begin < b.begin : a.name.index < b.name.index;
+  };
+  const auto first_read = std::partition(ranges_.begin(), ranges_.end(), [](const Range& r) { return r.written; });
+  std::sort(ranges_.begin(), first_read, by_begin);
+  const auto clash = [op](const Range& a, const Range& b) {
+    fail(op, a.name.str() + " and " + b.name.str() + " overlap in memory, and one of them is written");
+  };
+  for (auto written = ranges_.begin(); written != first_read; ++written)
+    if (written + 1 != first_read && (written + 1)->begin < written->end) clash(*written, *(written + 1));
+  // What is written is disjoint from here on, hence sorted by end too.
+  for (auto read = first_read; read != ranges_.end(); ++read) {
+    auto written = std::upper_bound(ranges_.begin(), first_read, read->begin,
+                                    [](std::uintptr_t begin, const Range& range) { return begin < range.end; });
+    for (; written != first_read && written->begin < read->end; ++written)
+      if (!allowed(*read, *written)) clash(*read, *written);
+  }
+}
+
+}  // namespace afflux::check

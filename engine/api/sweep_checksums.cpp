@@ -1,0 +1,53 @@
+#include "api/sweep_checksums.hpp"
+
+#include "api/checksum.hpp"
+#include "formula/codec.hpp"
+
+namespace afflux {
+
+SweptSums::SweptSums(const Pass& pass, Checksums& checksums) : size_(pass.params.size) {
+  const Calibrate& cache = pass.calibrate;
+  const bool cached = cache.kind != Calibration::none;
+  if (cached) add(checksums.sum, cache.sum_out.data, exact_codec(Type::float64));
+  const auto add_each = [&](std::vector<std::vector<std::uint32_t>>& crcs, List<View<void>> vectors) {
+    crcs.resize(static_cast<std::size_t>(vectors.size));
+    for (std::int64_t i = 0; i < vectors.size; ++i)
+      add(crcs[static_cast<std::size_t>(i)], vectors.data[i].data, exact_codec(vectors.data[i].type));
+  };
+  add(checksums.out, pass.out.data, exact_codec(pass.out.type));
+  add_each(checksums.states, pass.step.outs);
+  if (pass.memory.next.size > 0) add_each(checksums.memories, pass.memory.outs);
+  checksums.rows.resize(static_cast<std::size_t>(cached ? cache.new_rows.size : 0));
+  for (std::size_t i = 0; i < checksums.rows.size(); ++i)
+    if (const unsigned char* const row = cache.new_rows.data[i].data) add(checksums.rows[i], row, cache.codec);
+}
+
+void SweptSums::add(std::vector<std::uint32_t>& crcs, const void* data, Codec codec) {
+  const auto* const bytes = static_cast<const unsigned char*>(data);
+  const std::size_t superblocks = static_cast<std::size_t>((size_ + kSuperblock - 1) / kSuperblock);
+  const std::size_t head = has_head(codec);
+  crcs.assign(head + superblocks, 0);
+  if (head != 0) {
+    const checksum::Stream stream{bytes, kRowHead, crcs.data()};
+    checksum::extend(&stream, 1);
+  }
+  vectors_.push_back({bytes, codec, crcs.data() + head});
+}
+
+std::int64_t SweptSums::offset(Codec codec, std::int64_t element) const {
+  if (element == size_) return row_bytes(codec, size_);
+  const formula::Place place = formula::place(codec, element);
+  return has_head(codec) ? place.facts : place.codes;
+}
+
+void SweptSums::take(std::int64_t begin, std::int64_t end) const {
+  std::vector<checksum::Stream> streams;
+  streams.reserve(vectors_.size());
+  for (const Vector& vector : vectors_) {
+    const std::int64_t from = offset(vector.codec, begin), to = offset(vector.codec, end);
+    streams.push_back({vector.data + from, to - from, vector.crcs + begin / kSuperblock});
+  }
+  checksum::extend(streams.data(), static_cast<std::int64_t>(streams.size()));
+}
+
+}  // namespace afflux

@@ -1,0 +1,167 @@
+// The stages with cached rows that a codec stores, one tile: run by run the rows of several arrivals are decoded and
+// encoded in L1, then their differences are added. h is an old row decoded, q the new one.
+#pragma once
+#include "cpu/calibrate.hpp"
+#include "cpu/codec.hpp"
+
+namespace afflux::AFFLUX_ISA {
+namespace {
+
+// A run of one arrival. `now` is what enters the direction: the update, or q.
+template <class T>
+struct EncodedArrival {
+  const T* now;
+  const float* old;
+  const float* renewed;  // q, or h if the row is kept
+  bool replaced;
+  double weight;
+  const char* later;  // what is prefetched meanwhile
+};
+
+// v += w (now - h) where kDirection;  S += q - h where the row is replaced. Asks for so many lines for 32 elements.
+template <bool kDirection, class T>
+AFFLUX_FN void add_differences(const EncodedArrival<T>* arrivals, int count, int lines, std::int64_t n,
+                               double* __restrict v, double* __restrict sum) {
+  simd::each_wide(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
+    auto direction = lanes.load(v + i), total = lanes.load(sum + i);
+    for (int k = 0; k < count; ++k) {
+      const EncodedArrival<T>& arrival = arrivals[k];
+      const auto old = lanes.load(arrival.old + i);
+      __builtin_prefetch(arrival.later + 2 * lines * i, 0, 2);
+      if (lines == 2) __builtin_prefetch(arrival.later + 2 * lines * i + 64, 0, 2);
+      formula::accumulate_difference(lanes.load(arrival.now + i), old, lanes.load(arrival.renewed + i),
+                                     kDirection && arrival.weight != 0.0, lanes.fill(arrival.weight), arrival.replaced,
+                                     direction, total);
+    }
+    if (kDirection) lanes.store(v + i, direction);
+    lanes.store(sum + i, total);
+  });
+}
+
+// An update's run as float32 with zeros after its end, in x unless it is that already. float64 is rounded; what float32
+// cannot hold becomes its largest value.
+AFFLUX_FN const float* as_floats(const float* update, std::int64_t n, std::int64_t run, float* x) {
+  return padded(update, n, run, x);
+}
+template <class T>
+AFFLUX_FN const float* as_floats(const T* update, std::int64_t n, std::int64_t run, float* x) {
+  simd::each_wide(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE { lanes.copy(update + i, x + i); });
+  for (std::int64_t i = n; i < run; ++i) x[i] = 0.0f;
+  for (std::int64_t i = 0; sizeof(T) == sizeof(double) && i < n; ++i) x[i] = formula::finite_float(x[i]);
+  return x;
+}
+
+// The type of `now`: float32 holds every update but those of float64.
+template <bool kOfRows, class T>
+struct Now {
+  using Type = float;
+};
+template <>
+struct Now<false, double> {
+  using Type = double;
+};
+
+// What the runs of several arrivals need beside their memory. Of rotated groups fewer are together, as each is 8 KB;
+// but more than one, because direction and sum beside them, 32 KB, come from L2 each time.
+struct Rooms {
+  static constexpr std::int64_t kGroups = 5, kSize = kGroups * kBlock;
+  static_assert(kSize >= kTogether * kCodecBlock, "short runs must fit");
+  alignas(64) float x[kSize], old[kSize], renewed[kSize];
+};
+
+AFFLUX_FN std::int64_t most_together(Codec codec) { return run_of(codec) == kBlock ? Rooms::kGroups : kTogether; }
+
+// Some arrivals of one tile: what each of its runs is made of.
+template <bool kOfRows, class T>
+struct EncodedArrivals {
+  EncodedArrival<typename Now<kOfRows, T>::Type> arrivals[kTogether];
+  const T* updates[kTogether];  // from the tile's first element on
+  Encoding encodings[kTogether];
+  Decoding decodings[kTogether];
+  int encoding_of[kTogether];  // of arrival k; -1: none
+  int count, encoded, decoded;
+};
+
+// Adds arrival k of the round, whose runs have these rooms.
+template <bool kOfRows, class T>
+AFFLUX_FN void take(const Pass& pass, const RowHeads* heads, std::int64_t k, double weight, std::int64_t begin,
+                    Rooms& rooms, std::int64_t run, EncodedArrivals<kOfRows, T>& some) {
+  static const float zeros[kBlock] = {};
+  const std::int64_t at = some.count * run;
+  const unsigned char* const row = pass.calibrate.rows.data[k].data;
+  unsigned char* const new_row = pass.calibrate.new_rows.data[k].data;
+  float* const q = rooms.renewed + at;
+  const float* const old = row == nullptr ? zeros : rooms.old + at;
+  const bool replaced = new_row != nullptr;
+  some.arrivals[some.count] = {nullptr, old, replaced ? q : old, replaced, weight, nullptr};
+  some.updates[some.count] = static_cast<const T*>(pass.combine.updates.data[k].data) + begin;
+  some.encoding_of[some.count] = -1;
+  if (row != nullptr) some.decodings[some.decoded++] = {&heads[k].old, row, rooms.old + at};
+  if (kOfRows || replaced) {
+    some.encoding_of[some.count] = some.encoded;
+    some.encodings[some.encoded++] = {&heads[k].renewed, nullptr, rooms.x + at, new_row, q};
+  }
+  ++some.count;
+}
+
+// Their runs, one after the other.
+template <bool kDirection, bool kOfRows, class T>
+AFFLUX_FN void add_runs(Codec codec, Tile tile, Rooms& rooms, EncodedArrivals<kOfRows, T>& some, double* v,
+                        double* sum) {
+  const std::int64_t run = run_of(codec);
+  const bool shared = copies(codec);  // some lines were asked for before
+  const std::int64_t ahead = shared          ? simd::kAhead + 64 * (kFirstLines + kLinesBesideCodes)
+                             : run == kBlock ? 4 * run
+                                             : simd::kAhead;
+  for (std::int64_t i = 0; i < tile.size; i += run) {
+    const std::int64_t n = tile.size - i < run ? tile.size - i : run;
+    for (int k = 0; k < some.count; ++k) {
+      const T* const update = some.updates[k] + i;
+      float* const x = rooms.x + k * run;
+      const float* const from = as_floats(update, n, run, x);
+      const int encoding = some.encoding_of[k];
+      if (encoding >= 0) some.encodings[encoding].from = from;
+      some.arrivals[k].later = reinterpret_cast<const char*>(update) + ahead;
+      if constexpr (kOfRows)
+        some.arrivals[k].now = rooms.renewed + k * run;
+      else if constexpr (sizeof(T) == sizeof(double))
+        some.arrivals[k].now = update;
+      else
+        some.arrivals[k].now = encoding >= 0 && shared ? x : from;
+    }
+    code_runs(codec, {tile.begin + i, n, some.decodings, some.decoded, some.encodings, some.encoded});
+    add_differences<kDirection>(some.arrivals, some.count, shared ? 1 : 2, n, v + i, sum + i);
+  }
+}
+
+// The sum is changed in place, so where it goes elsewhere it goes there first.
+AFFLUX_FN void carry_sum(const Calibrate& stage, Tile tile) {
+  if (stage.sum_out.data == stage.sum.data) return;
+  __builtin_memcpy(stage.sum_out.data + tile.begin, stage.sum.data + tile.begin,
+                   static_cast<std::size_t>(tile.size) * sizeof(double));
+}
+
+// The differences of all arrivals that have a direction or a new row. Out of line, so that only passes with encoded
+// rows take its rooms from the stack.
+template <bool kDirection, bool kOfRows, class T>
+__attribute__((noinline)) void add_encoded_differences(const Pass& pass, const RowHeads* heads, Tile tile, double* v) {
+  const Codec codec = pass.calibrate.codec;
+  const std::int64_t run = run_of(codec);
+  double* const sum = pass.calibrate.sum_out.data + tile.begin;
+  carry_sum(pass.calibrate, tile);
+  Rooms rooms;
+  EncodedArrivals<kOfRows, T> some;
+  some.count = some.encoded = some.decoded = 0;
+  for (std::int64_t k = 0; k < pass.combine.updates.size; ++k) {
+    const double weight = kDirection ? pass.combine.weights.data[k] : 0.0;
+    if (weight == 0.0 && pass.calibrate.new_rows.data[k].data == nullptr) continue;
+    take(pass, heads, k, weight, tile.begin, rooms, run, some);
+    if (some.count < most_together(codec)) continue;
+    add_runs<kDirection>(codec, tile, rooms, some, v, sum);
+    some.count = some.encoded = some.decoded = 0;
+  }
+  if (some.count > 0) add_runs<kDirection>(codec, tile, rooms, some, v, sum);
+}
+
+}  // namespace
+}  // namespace afflux::AFFLUX_ISA

@@ -1,0 +1,185 @@
+// The rotated codec, one group of kBlock elements: kRotations vectors side by side, element e being number e / 16 of
+// vector e mod 16. So a rotation needs no shuffles, and every reduction is one lane's own. Some vectors at a time,
+// those from `lane` on, take all steps of a transform; each step reads and writes L1 once.
+#pragma once
+#include "cpu/codec_affine.hpp"
+
+namespace afflux::AFFLUX_ISA {
+namespace {
+
+// kPoints numbers of each vector, from load(i) to store(i, value): stages 1, 2, 4, ... of their transform.
+template <int kPoints, class Load, class Store>
+AFFLUX_FN void butterflies(const Load& load, const Store& store) {
+  simd::Floats x[kPoints];
+#pragma GCC unroll 16
+  for (int i = 0; i < kPoints; ++i) x[i] = load(i);
+#pragma GCC unroll 4
+  for (int half = 1; half < kPoints; half *= 2) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kPoints; ++i) {
+      if ((i & half) != 0) continue;
+      const simd::Floats sum = x[i] + x[i + half];
+      x[i + half] = x[i] - x[i + half];
+      x[i] = sum;
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kPoints; ++i) store(i, x[i]);
+}
+
+// The Hadamard transform of each vector in two steps: stages 1, 2, 4, 8 of load(i, k), which is number i + k, i a
+// multiple of 16; then 16, 32, 64, where number i + 16 k goes to store(i, k, value).
+constexpr int kRow = kRotations, kFirst = 16, kLast = kRotated / kFirst;
+template <class Load>
+AFFLUX_FN void first_stages(const Load& load, float* values) {
+  for (int i = 0; i < kRotated; i += kFirst)
+    butterflies<kFirst>([&](int k) AFFLUX_INLINE { return load(i, k); },
+                        [&](int k, simd::Floats x) AFFLUX_INLINE { simd::store_floats(values + (i + k) * kRow, x); });
+}
+template <class Store>
+AFFLUX_FN void last_stages(const float* values, const Store& store) {
+  for (int i = 0; i < kFirst; ++i)
+    butterflies<kLast>([&](int k) AFFLUX_INLINE { return simd::load_floats(values + (i + kFirst * k) * kRow); },
+                       [&](int k, simd::Floats x) AFFLUX_INLINE { store(i, k, x); });
+}
+
+// The random signs of each vector's numbers: bit 31 - i mod 32 of word i / 32 for number i.
+struct Signs {
+  simd::Words words[kRotated / 32];
+};
+AFFLUX_FN Signs random_signs(std::uint64_t random, int lane) {
+  const simd::Words high = simd::all(static_cast<std::uint32_t>(random >> 32));
+  const simd::Words first = simd::all(static_cast<std::uint32_t>(random)) + simd::count_up() * formula::kWeyl;
+  Signs signs;
+#pragma GCC unroll 4
+  for (int i = 0; i < kRotated / 32; ++i)
+    signs.words[i] = formula::mixed_well(first + static_cast<std::uint32_t>(lane + i * kRow) * formula::kWeyl, high);
+  return signs;
+}
+AFFLUX_FN simd::Floats with_sign(simd::Floats value, simd::Words signs) {
+  return simd::floats_of(simd::bits_of(value) ^ (signs & 0x80000000u));
+}
+
+// What each code stands for, over and over: its upper bit is the sign, and bits above it do not matter.
+template <int kBits>
+struct Levels {
+  float of[simd::kPicked] = {};
+  constexpr Levels() {
+    constexpr int kPositive = 1 << (kBits - 1);
+    for (int i = 0; i < simd::kPicked; ++i) {
+      const float level = formula::level(kBits, i % kPositive);
+      of[i] = i / kPositive % 2 == 0 ? level : -level;
+    }
+  }
+};
+template <int kBits>
+constexpr Levels<kBits> kLevels;
+
+template <int kBits>
+AFFLUX_FN simd::Floats level_of(simd::Words code) {
+  return simd::pick<kBits>(kLevels<kBits>.of, code);
+}
+
+// Float64 sums over the numbers of each vector, number i in partial sum i mod 4, those by halves.
+struct LaneSums {
+  simd::Doubles partial[4][2];
+};
+AFFLUX_FN void add_product(LaneSums& sums, int i, const float* x, const float* y) {
+  for (int half = 0; half < 2; ++half) {
+    simd::Doubles& sum = sums.partial[i % 4][half];
+    sum = simd::dot_term<float>(sum, simd::Many::load(x + half * simd::kWidth),
+                                simd::Many::load(y + half * simd::kWidth));
+  }
+}
+AFFLUX_FN void store_sums(const LaneSums& sums, double* to) {
+  for (int half = 0; half < 2; ++half)
+    simd::Many::store(to + half * simd::kWidth, (sums.partial[0][half] + sums.partial[2][half]) +
+                                                    (sums.partial[1][half] + sums.partial[3][half]));
+}
+
+// to = the squared norms of some vectors.
+AFFLUX_FN void squared_norms(const float* y, double* to) {
+  LaneSums sums{};
+  for (int i = 0; i < kRotated; i += 4)
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) add_product(sums, k, y + (i + k) * kRow, y + (i + k) * kRow);
+  store_sums(sums, to);
+}
+
+// The codes of y, in `chosen` their levels before scaling, and in `products` the inner products of both.
+template <int kBits>
+AFFLUX_FN void nearest(const float* y, const float* rms, unsigned char* codes, float* chosen, double* products) {
+  constexpr int kThresholds = (1 << (kBits - 1)) - 1;
+  simd::Floats thresholds[kThresholds + 1];
+#pragma GCC unroll 8
+  for (int k = 0; k < kThresholds; ++k) thresholds[k] = simd::load_floats(rms) * formula::threshold(kBits, k);
+  LaneSums sums{};
+  for (int i = 0; i < kRotated; i += 8)  // 8 numbers lie in kBits bytes of each vector, number n in byte n mod kBits
+#pragma GCC unroll 4
+    for (int byte = 0; byte < kBits; ++byte) {
+      simd::Words packed{};
+#pragma GCC unroll 8
+      for (int number = byte; number < 8; number += kBits) {
+        const int at = (i + number) * kRow;
+        const simd::Words bits = simd::bits_of(simd::load_floats(y + at));
+        const simd::Floats size = simd::floats_of(bits & 0x7FFFFFFFu);
+        const simd::Words code = formula::rotated_code<kBits>(bits, size, thresholds);
+        simd::store_floats(chosen + at, level_of<kBits>(code));
+        add_product(sums, number, y + at, chosen + at);
+        packed = packed | (code << (number / kBits * kBits));
+      }
+      simd::store_bytes(codes + (i / 8 * kBits + byte) * kRow, packed);
+    }
+  store_sums(sums, products);
+}
+
+// What is rotated back: number i + k of load(i, k).
+template <class Load>
+AFFLUX_FN void rotate_back(const Load& load, const Signs& signs, float* out) {
+  first_stages(load, out);
+  last_stages(out, [&](int i, int k, simd::Floats x) AFFLUX_INLINE {
+    const simd::Words word = simd::shifted_left(signs.words[k / 2], i + k % 2 * kFirst);
+    simd::store_floats(out + (i + kFirst * k) * kRow, with_sign(x, word));
+  });
+}
+
+template <int kBits>
+AFFLUX_FN void rotated_decode(const unsigned char* codes, const float* scales, std::uint64_t random, float* out) {
+  for (int lane = 0; lane < kRotations; lane += simd::kFloats) {
+    const simd::Floats scale = simd::load_floats(scales + lane);
+    const auto load = [&](int i, int k) AFFLUX_INLINE {
+      const int row = (i + k) / 8 * kBits + k % 8 % kBits;
+      const simd::Words bytes = simd::load_bytes(codes + row * kRow + lane);
+      return level_of<kBits>(bytes >> (k % 8 / kBits * kBits)) * scale;
+    };
+    rotate_back(load, random_signs(random, lane), out + lane);
+  }
+}
+
+template <int kBits>
+AFFLUX_FN void rotated_encode(const float* x, std::uint64_t random, unsigned char* codes, float* scales,
+                              float* decoded) {
+  alignas(64) float y[kBlock], rms[simd::kFloats];
+  alignas(64) double squares[simd::kFloats], products[simd::kFloats];
+  for (int lane = 0; lane < kRotations; lane += simd::kFloats) {
+    const Signs signs = random_signs(random, lane);
+    const auto load = [&](int i, int k) AFFLUX_INLINE {
+      const simd::Words word = signs.words[i / 32] << (i % 32 + k);
+      return with_sign(simd::load_floats(x + (i + k) * kRow + lane) * (1.0f / kRotated), word);
+    };
+    first_stages(load, y);
+    last_stages(y, [&](int i, int k, simd::Floats value)
+                       AFFLUX_INLINE { simd::store_floats(y + (i + kFirst * k) * kRow, value); });
+    squared_norms(y, squares);
+    for (int l = 0; l < simd::kFloats; ++l) rms[l] = formula::rotated_rms(squares[l]);
+    float* const out = decoded + lane;
+    nearest<kBits>(y, rms, codes + lane, out, products);
+    for (int l = 0; l < simd::kFloats; ++l) scales[lane + l] = formula::rotated_scale(squares[l], products[l]);
+    const simd::Floats scale = simd::load_floats(scales + lane);
+    const auto chosen = [&](int i, int k) AFFLUX_INLINE { return simd::load_floats(out + (i + k) * kRow) * scale; };
+    rotate_back(chosen, signs, out);
+  }
+}
+
+}  // namespace
+}  // namespace afflux::AFFLUX_ISA

@@ -1,0 +1,28 @@
+// What comes before calibration and after it, four elements: how the direction begins, and what is done with it.
+#pragma once
+#include "cuda/staged_pass.hpp"
+#include "cuda/step.hpp"
+
+namespace afflux::cuda {
+
+// v = params_weight * params + the memories' part.
+template <class P, class Span>
+AFFLUX_DEVICE Doubles start(const Pass& pass, const Span& span) {
+  Doubles v{};
+  if (pass.combine.params_weight != 0.0)
+    add_weighted(v, pass.combine.params_weight, doubles(span.template load<P>(pass.params.data)));
+  combine<P>(pass.memory.vectors, pass.memory.weights.data, span, v);
+  return v;
+}
+
+// What is done with the direction.
+template <class P, class Span>
+AFFLUX_DEVICE void finish(const Sweep& sweep, const Span& span, const Doubles& v) {
+  bool finite = true;
+  AFFLUX_UNROLL_ON_DEVICE
+  for (int j = 0; j < kFour; ++j) finite = finite && formula::finite(v.at[j]);
+  if (!finite) *sweep.finite = 0;  // all that write, write this
+  step<P>(sweep.pass, span, v);
+}
+
+}  // namespace afflux::cuda

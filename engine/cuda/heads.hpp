@@ -1,0 +1,84 @@
+// The heads of encoded rows: fetched by the host, and written beside the codes.
+#pragma once
+#include "cuda/backend.hpp"
+#include "cuda/block.hpp"
+#include "cuda/staging.hpp"
+
+namespace afflux::cuda {
+
+// The heads of some rows, side by side.
+struct ReadHeadsBody {
+  static constexpr int kThreads = kRowHead;
+  struct Shared {};
+
+  const unsigned char* const* rows;
+  unsigned char* heads;
+
+  template <class Block>
+  AFFLUX_DEVICE void operator()(const Block& block, Shared&) const {
+    block.each([&](int thread) { heads[block.index * kRowHead + thread] = rows[block.index][thread]; });
+  }
+};
+
+// And back, with zeros where rows have no meaning.
+struct WriteHeadsBody {
+  static constexpr int kThreads = 256;
+  struct Shared {};
+
+  unsigned char* const* rows;
+  const unsigned char* heads;
+  Blanks blanks;
+
+  template <class Block>
+  AFFLUX_DEVICE void operator()(const Block& block, Shared&) const {
+    unsigned char* const row = rows[block.index];
+    block.each([&](int thread) {
+      if (thread < kRowHead) row[thread] = heads[block.index * kRowHead + thread];
+      for (std::int64_t i = blanks.facts_begin + thread; i < blanks.facts_end; i += kThreads) row[i] = 0;
+      for (std::int64_t i = blanks.codes_begin + thread; i < blanks.codes_end; i += kThreads) row[i] = 0;
+    });
+  }
+};
+
+// New heads on the device, to be written when the codes are.
+class StagedHeads {
+ public:
+  template <class Executor>
+  StagedHeads(Executor& executor, const NewHeads& renewed) : count_(static_cast<std::int64_t>(renewed.rows.size())) {
+    Staging staging;
+    const std::int64_t rows = staging.add(renewed.rows.data(), count_);
+    const std::int64_t heads = staging.add(renewed.heads.data(), count_ * kRowHead);
+    staging.upload(executor);
+    body_ = {staging.at<unsigned char* const>(rows), staging.at<const unsigned char>(heads), renewed.blanks};
+  }
+  template <class Executor>
+  void write(Executor& executor) const {
+    executor.run(count_, body_);
+  }
+
+ private:
+  std::int64_t count_;
+  WriteHeadsBody body_;
+};
+
+template <class Executor>
+std::vector<unsigned char> read_heads(const Where& where, const std::vector<const unsigned char*>& rows) {
+  Executor executor(where);
+  const std::int64_t count = static_cast<std::int64_t>(rows.size()), bytes = count * kRowHead;
+  Staging staging;
+  const std::int64_t staged = staging.add(rows.data(), count);
+  const auto heads = static_cast<unsigned char*>(executor.allocate(bytes));
+  staging.upload(executor);
+  executor.run(count, ReadHeadsBody{staging.at<const unsigned char* const>(staged), heads});
+  std::vector<unsigned char> fetched(static_cast<std::size_t>(bytes));
+  executor.download(fetched.data(), heads, bytes);
+  return fetched;
+}
+
+template <class Executor>
+void write_heads(const Where& where, const NewHeads& renewed) {
+  Executor executor(where);
+  StagedHeads(executor, renewed).write(executor);
+}
+
+}  // namespace afflux::cuda

@@ -1,0 +1,107 @@
+// A pass as a kernel reads it: its lists lie on the device.
+#pragma once
+#include <type_traits>
+#include <vector>
+
+#include "cuda/memory.hpp"
+#include "cuda/staging.hpp"
+
+namespace afflux::cuda {
+
+// A pass as a kernel reads it: all lists lie on the device.
+struct Sweep {
+  Pass pass;
+  const RowHeads* heads;
+  Renewal renewal;
+  bool aligned;          // all vectors are, to 16 bytes
+  std::int32_t* finite;  // 1; 0 where the direction was not finite in an element
+};
+
+// A pass whose lists lie on the device; nothing else of it changes.
+class StagedPass {
+ public:
+  template <class Executor>
+  StagedPass(Executor& executor, const Pass& pass, const RowHeads* heads) {
+    const std::int64_t arrivals = pass.calibrate.kind == Calibration::none ? 0 : pass.combine.updates.size;
+    const std::int32_t one = 1;
+    Staging staging;
+    const std::int64_t finite = staging.add(&one, 1), kept_heads = staging.add(heads, heads == nullptr ? 0 : arrivals);
+    const std::vector<std::uint8_t> readers = columns(pass.memory, pass.combine.updates.size);
+    const std::int64_t kept_columns = staging.add(readers.data(), static_cast<std::int64_t>(readers.size()));
+    const auto added = [&](const auto& list) { return staging.add(list.data, list.size); };
+    const std::int64_t offsets[] = {added(pass.combine.updates), added(pass.combine.weights),
+                                    added(pass.calibrate.rows),  added(pass.calibrate.new_rows),
+                                    added(pass.step.states),     added(pass.step.outs),
+                                    added(pass.memory.vectors),  added(pass.memory.weights),
+                                    added(pass.memory.next),     added(pass.memory.outs)};
+    staging.upload(executor);
+    const std::int64_t* offset = offsets;
+    const auto moved = [&](const auto& list) {
+      using T = std::remove_reference_t<decltype(*list.data)>;
+      return List<std::remove_const_t<T>>{staging.at<T>(*offset++), list.size};
+    };
+    Pass& to = sweep_.pass = pass;
+    to.combine.updates = moved(pass.combine.updates);
+    to.combine.weights = moved(pass.combine.weights);
+    to.calibrate.rows = moved(pass.calibrate.rows);
+    to.calibrate.new_rows = moved(pass.calibrate.new_rows);
+    to.step.states = moved(pass.step.states);
+    to.step.outs = moved(pass.step.outs);
+    to.memory.vectors = moved(pass.memory.vectors);
+    to.memory.weights = moved(pass.memory.weights);
+    to.memory.next = moved(pass.memory.next);
+    to.memory.outs = moved(pass.memory.outs);
+    sweep_.heads = staging.at<const RowHeads>(kept_heads);
+    sweep_.renewal = {staging.at<const std::uint8_t>(kept_columns), stays(pass.memory, pass.combine.updates.size)};
+    sweep_.finite = staging.at<std::int32_t>(finite);
+    sweep_.aligned = aligned(pass);
+  }
+  const Sweep& sweep() const { return sweep_; }
+
+ private:
+  // See Renewal.
+  static std::vector<std::uint8_t> columns(const Memory& memory, std::int64_t updates) {
+    const std::int64_t held = memory.vectors.size, width = memory.next.size == 0 ? 0 : held + updates;
+    std::vector<std::uint8_t> found(static_cast<std::size_t>(width), 0);
+    for (std::int64_t i = 0; i < held * width; ++i)
+      if (memory.next.data[i] != 0.0)
+        found[static_cast<std::size_t>(i % width)] |= static_cast<std::uint8_t>(1 << i / width);
+    return found;
+  }
+  static std::uint32_t stays(const Memory& memory, std::int64_t updates) {
+    const std::int64_t held = memory.vectors.size, width = held + updates;
+    std::uint32_t all = 0;
+    for (std::int64_t s = 0; s < held && memory.next.size > 0; ++s) {
+      bool same = true;
+      for (std::int64_t k = 0; k < width; ++k) same = same && memory.next.data[s * width + k] == (k == s ? 1.0 : 0.0);
+      all |= static_cast<std::uint32_t>(same) << s;
+    }
+    return all;
+  }
+  // Rows of codecs that have a head are not vectors of elements.
+  static bool aligned(const Pass& pass) {
+    bool all = true;
+    const auto look = [&](const void* data) { all = all && reinterpret_cast<std::uintptr_t>(data) % 16 == 0; };
+    const auto look_all = [&](const auto& list) {
+      for (std::int64_t i = 0; i < list.size; ++i) look(list.data[i].data);
+    };
+    look(pass.params.data);
+    look(pass.out.data);
+    look_all(pass.combine.updates);
+    look_all(pass.step.states);
+    look_all(pass.step.outs);
+    look_all(pass.memory.vectors);
+    look_all(pass.memory.outs);
+    if (pass.calibrate.kind == Calibration::none) return all;
+    look(pass.calibrate.sum.data);
+    look(pass.calibrate.sum_out.data);
+    if (has_head(pass.calibrate.codec)) return all;
+    look_all(pass.calibrate.rows);
+    look_all(pass.calibrate.new_rows);
+    return all;
+  }
+
+  Sweep sweep_;
+};
+
+}  // namespace afflux::cuda

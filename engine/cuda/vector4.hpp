@@ -1,0 +1,109 @@
+// Four consecutive elements of a vector: what a thread works on, 16 bytes of float32 in one access.
+#pragma once
+#include "afflux/view.hpp"
+#include "cuda/block.hpp"
+#include "formula/half.hpp"
+#include "formula/lanes.hpp"
+#include "formula/reduce.hpp"
+
+namespace afflux::cuda {
+
+constexpr int kFour = 4;
+
+template <class T>
+struct alignas(sizeof(T) < 4 ? 8 : 16) Vector4 {
+  T at[kFour];
+};
+
+using Doubles = Vector4<double>;
+
+template <class T>
+AFFLUX_DEVICE Vector4<T> filled(T value) {
+  return {{value, value, value, value}};
+}
+
+template <class To, class From>
+AFFLUX_DEVICE Vector4<To> converted(const Vector4<From>& from) {
+  Vector4<To> to;
+  AFFLUX_UNROLL_ON_DEVICE
+  for (int j = 0; j < kFour; ++j) formula::narrow(formula::widened(from.at[j]), &to.at[j]);
+  return to;
+}
+
+template <class T>
+AFFLUX_DEVICE Doubles doubles(const Vector4<T>& from) {
+  Doubles to;
+  AFFLUX_UNROLL_ON_DEVICE
+  for (int j = 0; j < kFour; ++j) to.at[j] = static_cast<double>(formula::widened(from.at[j]));
+  return to;
+}
+
+// For formulas over T, as a vector of the CPU's lanes is.
+AFFLUX_FN Doubles operator+(const Doubles& a, const Doubles& b) {
+  return {{a.at[0] + b.at[0], a.at[1] + b.at[1], a.at[2] + b.at[2], a.at[3] + b.at[3]}};
+}
+AFFLUX_FN Doubles operator-(const Doubles& a, const Doubles& b) {
+  return {{a.at[0] - b.at[0], a.at[1] - b.at[1], a.at[2] - b.at[2], a.at[3] - b.at[3]}};
+}
+AFFLUX_FN Doubles operator*(const Doubles& a, const Doubles& b) {
+  return {{a.at[0] * b.at[0], a.at[1] * b.at[1], a.at[2] * b.at[2], a.at[3] * b.at[3]}};
+}
+AFFLUX_FN Doubles operator/(const Doubles& a, const Doubles& b) {
+  return {{a.at[0] / b.at[0], a.at[1] / b.at[1], a.at[2] / b.at[2], a.at[3] / b.at[3]}};
+}
+AFFLUX_FN Doubles greater(const Doubles& acc, const Doubles& x) {
+  return {{formula::greater(acc.at[0], x.at[0]), formula::greater(acc.at[1], x.at[1]),
+           formula::greater(acc.at[2], x.at[2]), formula::greater(acc.at[3], x.at[3])}};
+}
+struct FourLanes {
+  AFFLUX_FN Doubles fill(double value) { return {{value, value, value, value}}; }
+  AFFLUX_FN Doubles root(const Doubles& values) {
+    using formula::OneLane;
+    return {{OneLane::root(values.at[0]), OneLane::root(values.at[1]), OneLane::root(values.at[2]),
+             OneLane::root(values.at[3])}};
+  }
+};
+
+// Elements [begin, begin + count) of every vector that a kernel reads or writes. kWhole: four of them, and all vectors
+// are aligned to 16 bytes. What is beyond the end is read as 0 and not written.
+template <bool kWhole>
+struct Span {
+  std::int64_t begin;
+  int count;
+
+  template <class T>
+  AFFLUX_DEVICE Vector4<T> load(const void* vector) const {
+    const T* const from = on_device<T>(vector) + begin;
+    if constexpr (kWhole) {
+      return *reinterpret_cast<const Vector4<T>*>(from);
+    } else {
+      Vector4<T> four{};
+      AFFLUX_UNROLL_ON_DEVICE
+      for (int j = 0; j < kFour; ++j)
+        if (j < count) four.at[j] = from[j];
+      return four;
+    }
+  }
+  template <class T>
+  AFFLUX_DEVICE void store(void* vector, const Vector4<T>& four) const {
+    T* const to = static_cast<T*>(vector) + begin;
+    if constexpr (kWhole) {
+      *reinterpret_cast<Vector4<T>*>(to) = four;
+    } else {
+      AFFLUX_UNROLL_ON_DEVICE
+      for (int j = 0; j < kFour; ++j)
+        if (j < count) to[j] = four.at[j];
+    }
+  }
+};
+
+// body(span) for the four elements from `begin` on of vectors of `size` elements.
+template <class Body>
+AFFLUX_DEVICE void with_span(std::int64_t begin, std::int64_t size, bool aligned, const Body& body) {
+  if (aligned && begin + kFour <= size)
+    body(Span<true>{begin, kFour});
+  else
+    body(Span<false>{begin, begin + kFour <= size ? kFour : begin < size ? static_cast<int>(size - begin) : 0});
+}
+
+}  // namespace afflux::cuda

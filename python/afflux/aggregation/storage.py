@@ -1,0 +1,28 @@
+"""The interface through which rounds reach a store. `afflux.store.store.Store` implements it."""
+
+from pathlib import Path
+from typing import Protocol
+
+from afflux.aggregation.admission import Admission
+from afflux.aggregation.round import Memories, Round
+
+
+class RoundStorage(Protocol):
+    """Keeps the state of one server on disk. Each method raises StoreError if the disk fails or is full."""
+
+    path: Path  #: for messages
+
+    def check(self) -> None:
+        """Checks that the open files are still there and whole."""
+
+    def memory_outputs(self, memories: Memories) -> Memories:
+        """Vectors into which a sweep may write the successors of these memories; the same ones to update in place."""
+
+    def prepare_sweep(self, decided: Round) -> None:
+        """Makes writable all memory that the sweep of this round writes. May be repeated."""
+
+    def save_round(self, swept: Round, admission: Admission) -> None:
+        """Records a round whose sweep has been made; commits it if its version is one to commit. May be repeated."""
+
+    def next_durable_version(self, version: int) -> int | None:
+        """The first version from this one on that a round commits; None if no round commits."""

@@ -1,0 +1,66 @@
+"""Makes the parts of a new server from its options, which have been checked."""
+
+from types import MappingProxyType
+
+from afflux import ops
+from afflux.aggregation.admission import Admission, ServerState
+from afflux.aggregation.cache.memory import MemoryRows
+from afflux.aggregation.options import ServerOptions, codec_of, slots_of, why_copied
+from afflux.aggregation.participation import Participation
+from afflux.aggregation.reports import Pulled
+from afflux.aggregation.streaming import Streaming
+from afflux.arrays.layout import Tree
+from afflux.arrays.pools import Slots, Versions
+from afflux.ops.errors import AffluxError
+from afflux.rules.rule import Rule
+from afflux.server.aggregator import Aggregator
+from afflux.server.inputs import InputAdapter
+
+
+def assemble(
+    rule: Rule,
+    params: "ops.Array | Tree",
+    parts: "ops.Array | list[ops.Array]",
+    adapter: InputAdapter,
+    options: ServerOptions,
+    num_threads: int | None,
+) -> Aggregator:
+    """An aggregator at version 0; `parts` are the arrays of `params`, `options` those of `ServerOptions.for_rule`.
+
+    Raises:
+        AffluxError: params or its buffers have a non-finite value or a wrong dtype.
+    """
+    size, device, dtype = adapter.size, adapter.device, options.dtype
+    versions = Versions(
+        size,
+        options.max_versions,
+        dtype=dtype,
+        checked=options.check_versions,
+        inplace=options.inplace,
+        device=device,
+    )
+    draft = versions.take()
+    bad = adapter.ingest("[Server] params", parts, draft.buffer).first_nonfinite
+    if bad is not None:
+        raise AffluxError(f"[Server] params has a non-finite value at index {bad}{adapter.place(bad)}")
+    buffers = adapter.buffers("[Server] params", params, params)
+    codec, clients = codec_of(rule, options.slots_as), options.num_clients
+    rows = passes = None
+    if codec is not None and clients is not None:
+        rows = MemoryRows(size, clients, codec, options.seed, device, apart=options.rows_on == "host")
+    if rule.needs.passes and clients is not None:
+        passes = Participation.of(clients, [], [])
+    state = ServerState(
+        current=Pulled(versions.finished(draft, 0), 0, buffers),
+        rows=rows,
+        waiting=[],
+        memories={name: device.full(size, first, dtype) for name, first in rule.memories.items()},
+        scalars=MappingProxyType(dict(rule.needs.scalars)),
+        passes=passes,
+    )
+    copies = why_copied(rule, inplace=options.inplace, accumulate=options.accumulate)
+    assert options.duplicates is not None  # for_rule has filled it in
+    admission = Admission(rule, options.duplicates, options.max_staleness, options.log, state, copies)
+    slots = Slots(size, options.slots_as, slots_of(rule, options.max_slots, accumulate=options.accumulate), device)
+    streaming = Streaming(rule, size, device) if options.accumulate else None
+    return Aggregator(rule, ops.threads(num_threads), versions, slots, admission, streaming, device)

@@ -1,0 +1,1 @@
+"""What clients do: their schedule, the models that they pull, their training and their optimizers."""

@@ -1,0 +1,203 @@
+"""The discrete-event loop: which client starts training when, and which one finishes when.
+
+The schedule does not depend on models: one seed gives every rule the same dispatches and delays.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import numpy as np
+
+from afflux.rules import SYNCHRONOUS
+from afflux.sim.errors import ConfigError
+from afflux.sim.workload.config import SAMPLING, SimConfig
+from afflux.sim.workload.delays import DELAYS, Delay
+from afflux.sim.workload.random_streams import StreamPurpose, random_stream
+from afflux.sim.workload.rule_specs import RuleSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """A client pulls the model and starts training."""
+
+    time: float
+    sequence: int
+    client: int
+    age: int = 0
+    """Of the model that it pulls: 0 is the newest, 1 the one before it, ..."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """The result of dispatch number `sequence` reaches the server."""
+
+    time: float
+    sequence: int
+    client: int
+
+
+def schedule_events(
+    clients: Sequence[int],
+    *,
+    concurrency: int,
+    arrivals: int,
+    delay: Delay,
+    selection: np.random.Generator,
+    times: np.random.Generator,
+    refill: int = 1,
+) -> Iterator[Dispatch | Arrival]:
+    """Yield dispatches and arrivals in the order of virtual time, until `arrivals` arrivals.
+
+    A client that finishes is replaced by one drawn uniformly from the idle clients, itself included. Arrivals with
+    equal finish times come in the order of dispatch.
+
+    Args:
+        clients: those that hold data.
+        concurrency: clients that train at once.
+        arrivals: number of arrivals after which the schedule ends.
+        delay: law of the running times.
+        selection: stream for the choice of clients.
+        times: stream for the running times.
+        refill: replacements start when so many clients have finished. 1: at once; the buffer size: the loop of CA2FL
+            and FADAS; `concurrency`: FedAvg's rounds. WKAFL's K-async law is K with all P clients at once: no other
+            client is idle, so that the new model goes to the K clients that finished.
+
+    Yields:
+        Dispatches and arrivals, `Dispatch` before the `Arrival` with the same sequence number.
+
+    Raises:
+        ValueError: `concurrency` or `refill` is out of range.
+    """
+    if not 1 <= concurrency <= len(clients):
+        raise ValueError(f"[schedule] concurrency {concurrency} is not in 1..{len(clients)}")
+    if not 1 <= refill <= concurrency:
+        raise ValueError(f"[schedule] refill {refill} is not in 1..{concurrency}")
+    idle = list(clients)
+    training: list[tuple[float, int, int]] = []
+    sequence = 0
+    now = 0.0
+    done = 0
+    vacant = concurrency
+    while done < arrivals:
+        for _ in range(vacant):
+            # Swapping with the last makes the draw O(1); the order of `idle` stays deterministic.
+            chosen = int(selection.integers(len(idle)))
+            idle[chosen], idle[-1] = idle[-1], idle[chosen]
+            client = idle.pop()
+            yield Dispatch(now, sequence, client)
+            heappush(training, (now + delay(client, times), sequence, client))
+            sequence += 1
+        now, number, client = heappop(training)
+        yield Arrival(now, number, client)
+        idle.append(client)
+        done += 1
+        vacant = refill if done % refill == 0 else 0
+
+
+def schedule_rounds(
+    clients: Sequence[int],
+    *,
+    cohort: int,
+    arrivals: int,
+    stale_models: int,
+    delay: Delay,
+    selection: np.random.Generator,
+    ages: np.random.Generator,
+    times: np.random.Generator,
+    probabilities: Sequence[float] | None = None,
+) -> Iterator[Dispatch | Arrival]:
+    """Yield the events of Anarchic FL's protocol: in each round `cohort` clients, each on one of the last few models.
+
+    A round lasts until its slowest client has finished. In the first rounds there are fewer models to choose from.
+
+    Args:
+        clients: those that hold data.
+        cohort: clients of a round, drawn without replacement.
+        arrivals: number of arrivals after which the schedule ends.
+        stale_models: a client starts from one of so many last models, drawn uniformly; 1: synchronous.
+        delay: law of the running times.
+        selection: stream for the choice of clients.
+        ages: stream for the choice of models.
+        times: stream for the running times.
+        probabilities: of each client, for drawing one after the other in proportion; default uniform.
+
+    Yields:
+        Dispatches and arrivals.
+
+    Raises:
+        ValueError: `cohort` is out of range, or `probabilities` has another length than `clients`.
+    """
+    if not 1 <= cohort <= len(clients):
+        raise ValueError(f"[rounds] cohort {cohort} is not in 1..{len(clients)}")
+    if probabilities is not None and len(probabilities) != len(clients):
+        raise ValueError(f"[rounds] {len(probabilities)} probabilities for {len(clients)} clients")
+    rates = np.ones(len(clients)) if probabilities is None else np.asarray(probabilities)
+    sequence = 0
+    now = 0.0
+    for number in range(-(-arrivals // cohort)):
+        # Exponential times with these rates: the order of the smallest is a draw in proportion, without replacement.
+        exponentials = selection.standard_exponential(len(clients)) / rates
+        started = []
+        for place in np.argsort(exponentials, kind="stable")[:cohort]:
+            client = clients[place]
+            yield Dispatch(now, sequence, client, int(ages.integers(min(stale_models, number + 1))))
+            started.append(Arrival(now + delay(client, times), sequence, client))
+            sequence += 1
+        started.sort(key=lambda arrival: (arrival.time, arrival.sequence))
+        yield from started[: arrivals - number * cohort]
+        now = started[-1].time
+
+
+def make_schedule(
+    spec: RuleSpec, buffer_size: int, seed: int, config: SimConfig, clients: Sequence[int]
+) -> Iterator[Dispatch | Arrival]:
+    """Return the schedule of a run. With a synchronous rule a new cohort starts when the last one has finished.
+
+    Args:
+        spec: the rule.
+        buffer_size: of the rule; its cohort if it is synchronous.
+        seed: of the run.
+        config: the settings.
+        clients: those that hold data.
+
+    Returns:
+        Dispatches and arrivals in the order of virtual time.
+
+    Raises:
+        ConfigError: there are too few clients with data.
+    """
+    synchronous = spec.name in SYNCHRONOUS
+    cohort = synchronous or config.protocol == "rounds"
+    concurrency, refill = (buffer_size,) * 2 if cohort else (config.concurrency, config.refill)
+    if concurrency > len(clients):
+        raise ConfigError(
+            f"concurrency is {concurrency}, but only {len(clients)} of {config.num_clients} "
+            f"clients hold data with seed {seed}"
+        )
+    delay = DELAYS[config.delays](config.num_clients, random_stream(seed, StreamPurpose.DELAY_CLIENTS))
+    selection, times = random_stream(seed, StreamPurpose.SELECTION), random_stream(seed, StreamPurpose.DELAY_TIMES)
+    if config.protocol == "rounds":
+        probabilities = SAMPLING[config.sampling]
+        if probabilities is not None and len(probabilities) != len(clients):
+            raise ConfigError(f"sampling '{config.sampling}' is for {len(probabilities)} clients, not {len(clients)}")
+        return schedule_rounds(
+            clients,
+            cohort=concurrency,
+            arrivals=config.arrivals,
+            stale_models=1 if synchronous else config.stale_models,
+            delay=delay,
+            selection=selection,
+            ages=random_stream(seed, StreamPurpose.STALE_MODELS),
+            times=times,
+            probabilities=probabilities,
+        )
+    return schedule_events(
+        clients,
+        concurrency=concurrency,
+        arrivals=config.arrivals,
+        delay=delay,
+        selection=selection,
+        times=times,
+        refill=refill,
+    )

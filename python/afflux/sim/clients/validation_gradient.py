@@ -1,0 +1,50 @@
+"""The server's own validation gradient, for rules that score updates by it (Zeno++)."""
+
+import numpy as np
+
+from afflux.rules.rule import Rule
+from afflux.server.server import Server
+from afflux.sim.clients.training import Trainer
+
+VECTOR = "validation"
+
+
+def needs_validation_gradient(rule: Rule) -> bool:
+    """Return whether the rule's weights depend on a validation gradient."""
+    return VECTOR in rule.needs.handed_in
+
+
+class ValidationGradient:
+    """Sets the server's validation vector to the mean gradient over a few examples, and refreshes it.
+
+    The examples are drawn without replacement from the whole training part. Clients may hold them too; the shards of
+    the clients do not depend on them.
+    """
+
+    def __init__(
+        self, server: Server, trainer: Trainer, num_train: int, count: int, every: int, rng: np.random.Generator
+    ) -> None:
+        """Draw the examples and set the first gradient.
+
+        Args:
+            server: of a rule that needs the gradient.
+            trainer: computes it.
+            num_train: examples of the training part.
+            count: examples to draw.
+            every: versions of params between two gradients.
+            rng: stream for the draw.
+        """
+        self._server = server
+        self._trainer = trainer
+        self._examples = np.sort(rng.choice(num_train, min(count, num_train), replace=False))
+        self._every = every
+        self._version = -1
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Set the gradient at the current params if their version is new and a multiple of `every`."""
+        version = self._server.version
+        if version != self._version and version % self._every == 0:
+            gradient = self._trainer.gradient(self._server.params, self._examples)
+            self._server.set_memory(VECTOR, gradient)
+        self._version = version

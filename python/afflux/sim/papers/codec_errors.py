@@ -1,0 +1,180 @@
+"""The errors of each codec's rows, on random vectors and on the kept updates of a run.
+
+error     E|Q(x) - x|^2 / |x|^2
+mean      N |mean_i (Q_i(x_i) - x_i)|^2 / mean_i |Q_i(x_i) - x_i|^2 over N = 100 rows: 1 where errors are unbiased and
+          independent, so that the mean's squared error is 1/100 of a row's; 100 where it does not fall at all. Measured
+          with one vector x in all rows (keys differ), the hardest case, and with the updates of a run.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+
+from afflux import __version__, ops
+from afflux.aggregation.cache.rows import row_key
+from afflux.ops import codecs
+from afflux.ops.codecs import Codec
+from afflux.sim.errors import ConfigError, require
+from afflux.sim.papers.publishing import Page, markdown_table
+
+SIZE, DRAWS, ROWS = 200_000, 5, 100
+CODECS = tuple(Codec(name) for name in get_args(codecs.Name) if not Codec(name).exact)
+SAME = "{}, one vector"
+
+
+class CodecErrors(NamedTuple):
+    """The errors of one codec."""
+
+    codec: str
+    bits: float
+    """Per element of a long vector, scales included."""
+    error: dict[str, float]
+    """By the name of the vectors."""
+    mean: dict[str, float]
+    """By the name of the vectors; "one vector" in the name: all rows are of one vector."""
+
+
+def random_vectors(seed: int) -> dict[str, np.ndarray]:
+    """Vectors (DRAWS, SIZE) float32 by law: normal, Laplace, and normal where one element in a hundred is not 0."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    shape = (DRAWS, SIZE)
+    vectors = {
+        "normal": rng.standard_normal(shape),
+        "Laplace": rng.laplace(size=shape),
+        "sparse": rng.standard_normal(shape) * (rng.random(shape) < 0.01),
+    }
+    return {name: vector.astype(np.float32) for name, vector in vectors.items()}
+
+
+def read_named_updates(text: str) -> tuple[str, np.ndarray]:
+    """Read `NAME=FILE`: at most ROWS updates (n, d) of a file of `--keep-updates`, evenly over the run.
+
+    Raises:
+        ConfigError: there is no such file, or it does not hold float32 rows that are finite and not 0.
+    """
+    name, equals, path = text.partition("=")
+    if not (name and equals and path):
+        raise ConfigError(f"updates are given as NAME=FILE, not {text!r}")
+    try:
+        updates = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    if updates.ndim != 2 or updates.dtype != np.float32 or not updates.size:
+        raise ConfigError(f"{path} holds {updates.dtype} of shape {updates.shape}, not float32 updates of shape (n, d)")
+    chosen = np.array(updates[np.unique(np.linspace(0, len(updates) - 1, ROWS).astype(int))])
+    if not np.isfinite(chosen).all() or not chosen.any(axis=1).all():
+        raise ConfigError(f"{path} holds updates that are 0 or not finite")
+    return name, chosen
+
+
+def encode_and_decode(codec: Codec, vectors: Sequence[np.ndarray], seed: int) -> Iterator[np.ndarray]:
+    """Yield each vector (d,) float32 encoded, with a key of its own, and decoded: one buffer, used again."""
+    size = vectors[0].size
+    row = np.empty(codec.row_size(size), codec.row_dtype)
+    out = np.empty(size, np.float32)
+    for number, x in enumerate(vectors):
+        facts = ops.RowFacts(row_key(seed, 1, number), float(x.min()), float(x.max()))
+        ops.encode(x, row, codec=codec, facts=facts)
+        ops.decode(row, out, codec=codec)
+        yield out
+
+
+def measure_error(codec: Codec, vectors: Sequence[np.ndarray], seed: int) -> tuple[float, float]:
+    """Return the module's `error`, the mean over the vectors, and its `mean` with N the number of vectors."""
+    off, total = np.empty(vectors[0].size), np.zeros(vectors[0].size)
+    squares, relative = 0.0, 0.0
+    for x, back in zip(vectors, encode_and_decode(codec, vectors, seed), strict=True):
+        length = float(np.square(x, out=off, dtype=np.float64).sum())
+        np.subtract(back, x, out=off, dtype=np.float64)
+        square = float(off @ off)
+        squares += square
+        relative += square / length
+        total += off
+    count = len(vectors)
+    return relative / count, float(total @ total) / squares if squares else 0.0
+
+
+def measure_codec(codec: Codec, kinds: Mapping[str, np.ndarray], seed: int) -> CodecErrors:
+    """Measure one codec on vectors (n, d) of all kinds."""
+    errors, means = {}, {}
+    for name, vectors in kinds.items():
+        errors[name], mean_error = measure_error(codec, list(vectors), seed)
+        if len(vectors) == ROWS:
+            means[name] = mean_error
+        means[SAME.format(name)] = measure_error(codec, [vectors[len(vectors) // 2]] * ROWS, seed)[1]
+    return CodecErrors(codec.name, 8 * codec.row_bytes(2**20) / 2**20, errors, means)
+
+
+def make_page(updates: Sequence[str] = (), seed: int = 0) -> Page:
+    """Measure all codecs on drawn vectors and on the updates of `NAME=FILE`s."""
+    require("matplotlib")
+    kinds = random_vectors(seed)
+    for name, vectors in map(read_named_updates, updates):
+        if name in kinds:
+            raise ConfigError(f"there are two kinds of vectors named {name}")
+        kinds[name] = vectors
+    table = [measure_codec(codec, kinds, seed) for codec in CODECS]
+    content = {
+        "source": __doc__,
+        "afflux": __version__,
+        "seed": seed,
+        "vectors": {name: list(vectors.shape) for name, vectors in kinds.items()},
+        "codecs": [codec._asdict() for codec in table],
+    }
+    return Page("codecs", page_markdown(content), content, lambda path: _draw(table, list(kinds), path))
+
+
+def page_markdown(content: dict[str, Any]) -> str:
+    """Return the page's two tables."""
+    table = [CodecErrors(**codec) for codec in content["codecs"]]
+    return (
+        "E|Q(x) - x|^2 / |x|^2:\n\n"
+        + _table(table, "error")
+        + f"\nThe squared error of the mean of {ROWS} rows, times {ROWS}, over that of one row (1: it falls as "
+        f"1/{ROWS}; {ROWS}: it does not fall):\n\n" + _table(table, "mean")
+    )
+
+
+def _table(table: Sequence[CodecErrors], what: str) -> str:
+    names = list(getattr(table[0], what))
+    cells = [[f"`{x.codec}`", f"{x.bits:.3g}", *(two_digits(getattr(x, what)[name]) for name in names)] for x in table]
+    return markdown_table(("codec", "bits per element", *names), cells)
+
+
+def two_digits(value: float) -> str:
+    """Return a number with two significant digits.
+
+    >>> shown(0.00021), shown(1345.6), shown(3.4e-06)
+    ('0.00021', '1300', '3.4e-06')
+    """
+    return f"{float(f'{value:.2g}'):g}"
+
+
+def _draw(table: Sequence[CodecErrors], names: Sequence[str], path: Path) -> None:
+    """Write a PNG: a panel for each kind of vectors, errors over bits, a line for each kind of codec."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from afflux.sim.results.figures import CODEC_MARKERS, style_axes
+
+    figure = Figure(figsize=(1 + 2.6 * len(names), 3.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    for axes, name in zip(panels, names, strict=True):
+        for kind, (marker, colour) in CODEC_MARKERS.items():
+            some = [x for x in table if (x.codec.rpartition("-")[0] or x.codec) == kind]
+            bits, errors = [x.bits for x in some], [x.error[name] for x in some]
+            axes.loglog(bits, errors, marker=marker, color=colour, label=kind)
+        axes.axhline(1, color="#888888", linewidth=0.8, linestyle=":")
+        axes.set_xticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
+        axes.set_xlabel("bits per element")
+        axes.set_title(name, fontsize=10)
+        style_axes(axes)
+        axes.minorticks_off()
+    panels[0].set_ylabel("E|Q(x) - x|$^2$ / |x|$^2$")
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(CODEC_MARKERS), frameon=False
+    )
+    figure.savefig(path, dpi=150)

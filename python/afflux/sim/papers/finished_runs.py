@@ -1,0 +1,99 @@
+"""The finished runs of a reproduction, one JSON line each: the same command continues after the last one."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from afflux import __version__
+from afflux.sim.errors import ConfigError
+from afflux.sim.results.run_result import Evaluation, RunResult
+from afflux.sim.runs.compare import Job
+from afflux.sim.workload.config import SimConfig
+
+FILE = "finished.jsonl"
+
+
+class Outcome(NamedTuple):
+    """The facts about a run that tables show."""
+
+    rule: str
+    """The rule's label."""
+    seed: int
+    evaluations: tuple[Evaluation, ...]
+    max_staleness: int
+
+    @classmethod
+    def of(cls, result: RunResult) -> "Outcome":
+        """Return the outcome of a finished run."""
+        return cls(result.spec.label, result.seed, result.evaluations, result.max_staleness)
+
+    @property
+    def final_accuracy(self) -> float:
+        """Accuracy after the last arrival."""
+        return self.evaluations[-1].accuracy
+
+    @property
+    def best_accuracy(self) -> float:
+        """Largest accuracy of all evaluations."""
+        return max(one.accuracy for one in self.evaluations)
+
+    def late_accuracy(self, share: float = 0.25) -> float:
+        """Return the mean accuracy of the evaluations in the last `share` of the arrivals: less noise."""
+        late = [one.accuracy for one in self.evaluations if one.arrivals > (1 - share) * self.evaluations[-1].arrivals]
+        return sum(late) / len(late)
+
+
+class FinishedRuns(dict[int, list[RunResult]]):
+    """Results by index into `jobs`, for `compare` to fill; an entry is first written to the file, then set."""
+
+    def __init__(self, path: Path, jobs: Sequence[Job]) -> None:
+        self._path, self._jobs = path, jobs
+        if path.exists():
+            # Remove a line that an interrupt cut off, so that the next line does not continue it.
+            whole, newline, _ = path.read_bytes().rpartition(b"\n")
+            path.write_bytes(whole + newline)
+
+    def __setitem__(self, index: int, results: list[RunResult]) -> None:
+        """Write the results of job `index`."""
+        with self._path.open("a", encoding="utf-8") as file:
+            for result in results:
+                file.write(json.dumps(_identity(self._jobs[index]) | Outcome.of(result)._asdict()) + "\n")
+        super().__setitem__(index, results)
+
+
+def load_outcomes(path: Path, jobs: Sequence[Job]) -> dict[int, Outcome]:
+    """Return the outcomes of the finished jobs, by index; a line that was cut off is no finished job.
+
+    Raises:
+        ConfigError: the file holds something else.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+        kept = [json.loads(line) for line in lines]
+        found = {
+            _key(line): Outcome(
+                line["rule"],
+                line["seed"],
+                tuple(Evaluation(*row) for row in line["evaluations"]),
+                line["max_staleness"],
+            )
+            for line in kept
+        }
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} holds no finished runs: {error!r}") from error
+    keys = [_key(_identity(job)) for job in jobs]
+    return {index: found[key] for index, key in enumerate(keys) if key in found}
+
+
+def _identity(job: Job) -> dict[str, Any]:
+    """Return everything on which a run depends; the folder of the data is not part of it."""
+    config = asdict(job.config or SimConfig())
+    del config["data_dir"]
+    options = job.spec.plain_options()
+    return {"afflux": __version__, "rule": job.spec.label, "options": options, "seed": job.seed, "config": config}
+
+
+def _key(identity: dict[str, Any]) -> str:
+    return json.dumps([identity[name] for name in ("afflux", "rule", "options", "seed", "config")], sort_keys=True)

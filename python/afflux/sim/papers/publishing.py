@@ -1,0 +1,125 @@
+"""Shared by all reproductions: many runs with one progress bar, resumed after an interrupt, and a folder of results."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from afflux.sim.errors import ConfigError, require
+from afflux.sim.papers.finished_runs import FILE, FinishedRuns, Outcome, load_outcomes
+from afflux.sim.results import run_folder
+from afflux.sim.results.run_result import SeedStatistics, seed_statistics
+from afflux.sim.runs.compare import Job, available_cpus, compare
+from afflux.sim.workload.config import SimConfig
+
+
+@dataclass(frozen=True)
+class Page:
+    """The result of one reproduction."""
+
+    name: str
+    markdown: str
+    content: dict[str, Any]
+    """Numbers, texts, lists and dicts, written as JSON."""
+    draw: Callable[[Path], None] | None = None
+    """Writes a figure to the given path."""
+
+
+Measure = Callable[[Sequence[Job]], list[Outcome]]
+"""Runs all jobs, which must have the same number of arrivals, and returns their outcomes in the same order."""
+
+
+def measure(
+    jobs: Sequence[Job], folder: Path, processes: int | None = None, at_most: int | None = None
+) -> list[Outcome]:
+    """Run the jobs that are not finished yet, in parallel; each result is written to `folder` when its run is finished.
+
+    After a KeyboardInterrupt the next call continues.
+
+    Args:
+        jobs: the jobs.
+        folder: holds the results of finished runs.
+        processes: number of processes; default one per CPU.
+        at_most: run at most so many jobs.
+
+    Returns:
+        The outcomes, in the order of `jobs`.
+
+    Raises:
+        ConfigError: some jobs are not finished after `at_most` runs.
+    """
+    require("torch", "matplotlib", "rich")
+    from rich.console import Console
+
+    from afflux.sim.results import terminal_output
+
+    ended = load_outcomes(folder / FILE, jobs)
+    wanted = [job for index, job in enumerate(jobs) if index not in ended][:at_most]
+    if wanted:
+        config = job_config(wanted[0])
+        finished = FinishedRuns(folder / FILE, wanted)
+        with terminal_output.progress_bars(
+            [job.label for job in wanted], config.arrivals, Console(stderr=True)
+        ) as watch:
+            compare(wanted, config, processes=processes or available_cpus(), watch=watch, finished=finished)
+        ended = load_outcomes(folder / FILE, jobs)
+    if len(ended) < len(jobs):
+        raise ConfigError(f"{len(ended)} of {len(jobs)} runs have ended")
+    return [ended[index] for index in range(len(jobs))]
+
+
+def job_config(job: Job) -> SimConfig:
+    """Return the settings of the job; each job of a reproduction has its own."""
+    if job.config is None:
+        raise ConfigError(f"{job.spec.label} has no setting of its own")
+    return job.config
+
+
+def publish(
+    out: Path | None, make: Callable[[Measure], Page], processes: int | None = None, at_most: int | None = None
+) -> tuple[Page, Path]:
+    """Write the page that `make` returns into a folder.
+
+    After an error an empty folder is removed; a folder with finished runs is named on standard error.
+
+    Args:
+        out: a new folder, or one with finished runs; default a new one.
+        make: makes the page; called with a `Measure`.
+        processes: see `measure`.
+        at_most: see `measure`.
+
+    Returns:
+        The page and the folder.
+    """
+    folder = out if out is not None and (out / FILE).is_file() else run_folder.create_run_folder(out)
+    try:
+        page = make(partial(measure, folder=folder, processes=processes, at_most=at_most))
+        (folder / f"{page.name}.md").write_text(page.markdown, encoding="utf-8")
+        text = json.dumps(page.content, indent=2, allow_nan=False) + "\n"
+        (folder / f"{page.name}.json").write_text(text, encoding="utf-8")
+        if page.draw is not None:
+            page.draw(folder / f"{page.name}.png")
+    except BaseException:
+        with suppress(OSError):
+            folder.rmdir()
+        if folder.exists():
+            print(
+                f"the finished runs are in {folder}/; the same command with --out {folder} continues", file=sys.stderr
+            )
+        raise
+    return page, folder
+
+
+def final_accuracy(runs: Sequence[Outcome]) -> SeedStatistics:
+    """Return the accuracy after the last arrival over seeds."""
+    return seed_statistics([run.final_accuracy for run in runs])
+
+
+def markdown_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table; all columns but the first are aligned to the right."""
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *lines)) + "\n"

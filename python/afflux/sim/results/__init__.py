@@ -1,0 +1,1 @@
+"""What a run leaves behind: evaluations, audit log, kept updates, tables and figures."""

@@ -1,0 +1,293 @@
+"""The audit log of one run: JSON lines.
+
+One header, one line per arrival, one line per round after the arrival that completed it, and an end line, which the log
+of an interrupted run does not have. Numbers that are not finite are null.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from functools import reduce
+from hashlib import sha256
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from afflux.aggregation.reports import Report
+from afflux.sim.errors import ConfigError
+from afflux.sim.results.updates_file import read_updates, truncate_file
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import JsonScalar, RuleSpec, format_option, parse_rule
+
+FORMAT, FORMAT_VERSION = "afflux-audit", 1
+FOLDER = "audit"  #: in a run folder
+LONGEST_NAME = 80
+
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+
+
+class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+    """Any line; its type is named by the field `type`."""
+
+
+class Header(_Line, frozen=True, tag="header"):
+    """The rule and the settings of the run."""
+
+    format: str
+    format_version: int
+    afflux: str  #: version of the package
+    label: str  #: the rule as tables call it
+    rule: str
+    options: dict[str, JsonScalar]
+    kind: str  #: of the vectors that clients push: update, gradient or model
+    buffer_size: int
+    d: int
+    seed: int
+    num_clients: int  #: that hold data
+    client_lr: float
+    leader: str  #: label of the rule from whose params the clients trained
+    updates: str | None  #: file of the kept updates, beside the log
+    first_params_sha256: str
+    config: dict[str, JsonScalar]  #: the fields of SimConfig
+
+    def sim_config(self, path: Path) -> SimConfig:
+        """Return the settings; raises ConfigError, which names `path`, if this afflux does not have them."""
+        try:
+            return SimConfig(**self.config)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise ConfigError(f"{path} was made by afflux {self.afflux}: {error}") from error
+
+    def rule_spec(self) -> RuleSpec:
+        """Return the rule with its options; raises ConfigError if this afflux does not have them."""
+        options = (f":{name}={format_option(value)}" for name, value in self.options.items())
+        return RuleSpec(self.rule, parse_rule(self.rule + "".join(options)).options, self.label)
+
+
+class ArrivalLine(_Line, frozen=True, tag="arrival"):
+    """One client result, and the server's decision about it."""
+
+    number: int  #: arrivals before it
+    client: int
+    dispatched_after: int  #: arrivals that were handled when the client pulled
+    version: Count  #: that it pulled from this rule's server
+    staleness: Count
+    examples: Positive
+    loss: float | None
+    steps: Positive
+    status: str
+    time: float  #: virtual
+    update: Annotated[int, Meta(ge=0)] | None  #: row in the kept updates
+
+
+class RoundLine(_Line, frozen=True, tag="round"):
+    """One server step: `Report` without the seconds. Tuples are in canonical order, (M,)."""
+
+    version: int  #: the server's version after it
+    client_ids: tuple[int, ...]
+    joins: tuple[int, ...]  #: the numbers of the arrivals
+    versions: tuple[int, ...]  #: that they pulled
+    staleness: tuple[int, ...]
+    weights: tuple[float | None, ...]
+    norms: tuple[float | None, ...]
+    cosines: tuple[float | None, ...] | None
+    rejected: tuple[str, ...]  #: the reason; empty: the arrival was accepted
+    server_lr: float | None
+    scalars: dict[str, float | None]
+    stepped: bool
+
+
+class EndLine(_Line, frozen=True, tag="end"):
+    """The end of a complete run."""
+
+    arrivals: int
+    version: int
+    params_sha256: str
+
+
+Line = Header | ArrivalLine | RoundLine | EndLine
+TYPES = ("header", "arrival", "round", "end")
+_ENCODER = msgspec.json.Encoder(enc_hook=lambda value: value.tolist())  # of NumPy arrays and scalars
+_DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditLog:
+    """The content of a log file."""
+
+    path: Path
+    header: Header
+    arrivals: tuple[ArrivalLine, ...]
+    rounds: tuple[RoundLine, ...]
+    end: EndLine | None  #: None: the run was interrupted
+
+    @property
+    def planned(self) -> int:
+        """The number of arrivals of the complete run."""
+        return self.config().arrivals
+
+    def config(self) -> SimConfig:
+        """Return the settings of the run; raises ConfigError if this afflux does not have them."""
+        return self.header.sim_config(self.path)
+
+    def spec(self) -> RuleSpec:
+        """Return the rule with its options; raises ConfigError if this afflux does not have them."""
+        return self.header.rule_spec()
+
+    def updates(self) -> np.ndarray:
+        """Return the complete kept updates, (n, d) float32, mapped; raises ConfigError if the run kept none."""
+        if self.header.updates is None:
+            raise ConfigError(f"{self.path} has no updates: make the run with --keep-updates")
+        return read_updates(self.path.parent / self.header.updates, self.header.d)
+
+
+class AuditOutput(NamedTuple):
+    """Where a run writes its audit log, and whether it writes the updates too."""
+
+    folder: Path  #: must exist
+    updates: bool = False  #: write the update vectors beside the log, 4 d bytes an arrival
+
+
+def file_stem(label: str, seed: int) -> str:
+    """Return the name, without suffix, of a rule's files in a run folder.
+
+    >>> file_stem("fedbuff:staleness=hinge(10,4)", 3)
+    'fedbuff_staleness=hinge_10_4-seed3'
+    """
+    safe = re.sub(r"[^\w.=+-]+", "_", label, flags=re.ASCII).strip("_.")
+    if len(safe) > LONGEST_NAME:
+        safe = f"{safe[: LONGEST_NAME - 9]}-{sha256(label.encode()).hexdigest()[:8]}"
+    return f"{safe}-seed{seed}"
+
+
+def encode_json(value: Any, indent: int = 0) -> bytes:
+    """Return `value` as JSON: one line, or indented; nan and infinities are null, NumPy arrays are lists."""
+    return msgspec.json.format(_ENCODER.encode(value), indent=indent) + b"\n"
+
+
+class AuditLogWriter:
+    """Writes a log, each line at once, so that an interrupted run leaves whole lines."""
+
+    def __init__(self, path: Path, header: Header, size: int = 0) -> None:
+        """Create the file `path`, which must not exist yet, and write the header; with `size`, continue the file.
+
+        Args:
+            path: the file.
+            header: its first line.
+            size: bytes after which the file is continued; what follows them is removed.
+        """
+        self._sha256 = sha256()
+        if size:
+            truncate_file(path, size)
+            self._sha256.update(path.read_bytes())
+        self._file = path.open("ab" if size else "xb")
+        self.header = header
+        if not size:
+            self.write(header)
+
+    @property
+    def size(self) -> int:
+        """Size of the file in bytes."""
+        return os.fstat(self._file.fileno()).st_size
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the file."""
+        return self._sha256.hexdigest()
+
+    def write(self, line: Line) -> None:
+        """Write any line."""
+        row = encode_json(line)
+        self._file.write(row)
+        self._file.flush()
+        self._sha256.update(row)
+
+    def write_round(self, report: Report) -> None:
+        """Write the line of a round."""
+        self.write(RoundLine(**{name: getattr(report, name) for name in RoundLine.__struct_fields__}))
+
+    def __enter__(self) -> "AuditLogWriter":
+        """See contextlib."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_audit_log(path: Path | str) -> AuditLog:
+    """Read a log and check every line; the end may be missing, even in the middle of the last line.
+
+    Raises:
+        ConfigError: no log, or a bad line, with file and line number.
+    """
+    path = Path(path)
+    try:
+        *rows, _cut_off = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    arrivals: list[ArrivalLine] = []
+    rounds: list[RoundLine] = []
+    header: Header | None = None
+    end: EndLine | None = None
+    for number, row in enumerate(rows, 1):
+        try:
+            line = _decode(row)
+            if (number == 1) != isinstance(line, Header):
+                raise ValueError("the header must be the first line, and is the only one of its kind")
+            if end is not None:
+                raise ValueError("something follows the end line")
+            match line:
+                case Header():
+                    header = line
+                    if (line.format, line.format_version) != (FORMAT, FORMAT_VERSION):
+                        raise ValueError(
+                            f"format is {line.format} {line.format_version}, not {FORMAT} {FORMAT_VERSION}"
+                        )
+                case ArrivalLine():
+                    if line.number != len(arrivals):
+                        raise ValueError(
+                            f"number is {line.number}, must be {len(arrivals)}: a line is missing or twice"
+                        )
+                    if not 0 <= line.dispatched_after <= line.number:
+                        raise ValueError(f"dispatched_after is {line.dispatched_after}, must be 0 to {line.number}")
+                    arrivals.append(line)
+                case RoundLine():
+                    rounds.append(line)
+                case EndLine():
+                    end = line
+                    if line.arrivals != len(arrivals):
+                        raise ValueError(f"arrivals is {line.arrivals}, but {len(arrivals)} lines stand above")
+        except ValueError as error:
+            raise ConfigError(f"{path}, line {number}: {error}") from None
+    if header is None:
+        raise ConfigError(f"{path}, line 1: no header of an audit log")
+    return AuditLog(path, header, tuple(arrivals), tuple(rounds), end)
+
+
+def _decode(row: bytes) -> Line:
+    try:
+        return _DECODER.decode(row)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(_explain(str(error), row)) from None
+
+
+def _explain(error: str, row: bytes) -> str:
+    """Add the value to an error such as "Expected `int`, got `str` - at `$.joins[0]`"."""
+    try:
+        content = msgspec.json.decode(row)
+    except (msgspec.DecodeError, UnicodeDecodeError) as malformed:
+        return f"no JSON: {malformed}"
+    if not isinstance(content, dict) or content.get("type") not in TYPES:
+        return f"no object whose type is one of {', '.join(TYPES)}"
+    message, _, path = error.partition(" - at `$.")
+    if not path:
+        return message
+    steps = [int(index) if index else name for name, index in re.findall(r"(\w+)|\[(\d+)\]", path)]
+    return f"{path.rstrip('`')} is {reduce(lambda part, step: part[step], steps, content)!r}: {message}"

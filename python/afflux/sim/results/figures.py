@@ -1,0 +1,119 @@
+"""The figure of a comparison: accuracy over rounds and over virtual time, and the staleness."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, PercentFormatter
+
+from afflux.sim.results.run_result import RunResult, group_by_rule
+
+# Okabe and Ito's colours, which the colour-blind can tell apart, darkest first.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MANY_TIMES = 3
+#: Marker and colour of each kind of codec.
+CODEC_MARKERS = {
+    "float16": ("x", COLOURS[0]),
+    "bfloat16": ("P", COLOURS[1]),
+    "affine": ("o", COLOURS[2]),
+    "affine-vector": ("s", COLOURS[3]),
+    "rotated": ("^", COLOURS[4]),
+}
+
+
+def draw_comparison(results: Sequence[RunResult], title: str, target: float, path: Path) -> None:
+    """Write a PNG: lines are means over seeds, bands one standard deviation."""
+    figure = Figure(figsize=(13.5, 4.7), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, middle, right = figure.subplots(1, 3)
+    groups = group_by_rule(results)
+    for (label, runs), colour in zip(groups.items(), _colours(len(groups)), strict=True):
+        accuracy = np.array([[row.accuracy for row in run.evaluations] for run in runs])
+        rounds = np.mean([[row.version for row in run.evaluations] for run in runs], axis=0)
+        times = np.mean([[row.virtual_time for row in run.evaluations] for run in runs], axis=0)
+        for axes, x in ((left, rounds), (middle, times)):
+            _curve(axes, x, accuracy, label, colour)
+    _accuracy_axes(left, target)
+    _accuracy_axes(middle, target)
+    middle.set_ylim(left.get_ylim())
+    left.set_title("accuracy over rounds (server steps)")
+    left.set_xlabel("rounds")
+    ends = [float(np.mean([run.evaluations[-1].version for run in runs])) for runs in groups.values()]
+    if max(ends) > MANY_TIMES * min(ends):
+        # A round is one arrival for some rules and a bufferful for others.
+        left.set_xscale("symlog", linthresh=10)
+        left.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        left.set_xlabel("rounds (logarithmic: buffer sizes differ)")
+    middle.set_title("accuracy over virtual time")
+    middle.set_xlabel("virtual time (units of the delay law)")
+    if max(len(runs) for runs in groups.values()) > 1:
+        left.set_ylabel("test accuracy (band: one standard deviation)")
+    _staleness(right, groups)
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(path, dpi=150)
+
+
+def _colours(count: int) -> list[str]:
+    return [COLOURS[index % len(COLOURS)] for index in range(count)]
+
+
+def _curve(axes: Axes, x: np.ndarray, accuracy: np.ndarray, label: str, colour: str) -> None:
+    mean = accuracy.mean(axis=0)
+    if len(accuracy) > 1:
+        std = accuracy.std(axis=0, ddof=1)
+        low, high = np.maximum(mean - std, 0), np.minimum(mean + std, 1)
+        axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.plot(x, mean, color=colour, linewidth=1.6, label=label)
+
+
+def style_axes(axes: Axes) -> None:
+    """Remove the frame but for two axes, and draw a grid behind the data."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(True, color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def _accuracy_axes(axes: Axes, target: float) -> None:
+    style_axes(axes)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_ylim(0, 1)
+    axes.set_xlim(left=0)
+    axes.set_ylabel("test accuracy")
+    axes.axhline(target, color="#888888", linewidth=0.8, linestyle=":", label=f"target {target:.0%}")
+
+
+def _staleness(axes: Axes, groups: dict[str, list[RunResult]]) -> None:
+    largest = max(run.max_staleness for runs in groups.values() for run in runs)
+    # 0, 1, 2, 4, 8, ...: staleness spans three orders of magnitude under the large-delay law.
+    starts = [0, *(2**power for power in range(max(1, largest).bit_length()))]
+    edges = np.array([*starts, 2 * max(starts[-1], 1)])
+    width = 0.8 / len(groups)
+    for index, ((label, runs), colour) in enumerate(zip(groups.items(), _colours(len(groups)), strict=True)):
+        staleness = np.concatenate([run.staleness for run in runs])
+        counts, _ = np.histogram(staleness, bins=edges)
+        place = np.arange(len(starts)) + (index - (len(groups) - 1) / 2) * width
+        axes.bar(place, counts / len(staleness), width, color=colour, label=label)
+    style_axes(axes)
+    axes.grid(False, axis="x")
+    axes.set_xticks(np.arange(len(starts)), [_interval(*pair) for pair in _pairs(edges)])
+    axes.tick_params(axis="x", labelsize=8, labelrotation=40)
+    axes.set_yscale("symlog", linthresh=0.01, linscale=0.5)
+    axes.set_ylim(bottom=0)
+    axes.set_yticks([0, 0.01, 0.1, 1], ["0", "1%", "10%", "100%"])
+    axes.set_title("staleness of the arrivals")
+    axes.set_xlabel("staleness (rounds)")
+    axes.set_ylabel("share of arrivals (linear below 1%)")
+
+
+def _pairs(edges: np.ndarray) -> list[tuple[int, int]]:
+    return [(int(low), int(high)) for low, high in pairwise(edges)]
+
+
+def _interval(low: int, high: int) -> str:
+    return f"{low}" if high == low + 1 else f"{low}-{high - 1}"

@@ -1,0 +1,182 @@
+"""The run folder: config.json, metrics.csv, staleness.csv, summary.csv and .json, curves.png; audit/ beside them."""
+
+import csv
+import platform
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import datetime
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from afflux import __version__
+from afflux.ops.units import in_bytes
+from afflux.sim.errors import ConfigError, require
+from afflux.sim.results.audit_log import FOLDER, AuditOutput, encode_json
+from afflux.sim.results.run_result import Evaluation, RunResult, group_by_rule, summarise
+from afflux.sim.workload.config import SimConfig
+
+ANNOUNCE_ABOVE = 1e9  #: bytes of kept updates from which their size is announced
+
+
+def create_run_folder(out: Path | None) -> Path:
+    """Create the run folder: `out`, or runs/<date and time>; an existing folder must be empty."""
+    folder = out or Path("runs") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} exists and is not an empty folder; choose another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from error
+    return folder
+
+
+def create_audit_folder(
+    folder: Path,
+    config: SimConfig,
+    runs: int,
+    updates: bool = False,
+    announce: Callable[[str], None] = print,
+) -> AuditOutput:
+    """Create the folder of the audit logs.
+
+    Args:
+        folder: the run folder.
+        config: the settings of each run.
+        runs: number of runs.
+        updates: whether the runs keep their updates.
+        announce: called with the size of the kept updates if it is more than a gigabyte.
+
+    Returns:
+        The output for the runs.
+
+    Raises:
+        ConfigError: the disk has too little space for the updates.
+    """
+    if updates:
+        size = 4 * config.num_parameters() * config.arrivals * runs
+        free = shutil.disk_usage(folder).free
+        if size > free:
+            raise ConfigError(f"the updates take {in_bytes(size)}, but {folder} has {in_bytes(free)} free")
+        if size > ANNOUNCE_ABOVE:
+            announce(f"the updates will take {in_bytes(size)} in {folder}/{FOLDER}")
+    (folder / FOLDER).mkdir()
+    return AuditOutput(folder / FOLDER, updates)
+
+
+def remove_empty_logs(folder: Path) -> bool:
+    """Remove logs without an arrival, then empty folders; return whether the run folder still exists."""
+    for log in (folder / FOLDER).glob("*.jsonl"):
+        with log.open("rb") as file:
+            empty = len(list(islice(file, 2))) < 2
+        if empty:
+            log.unlink()
+            log.with_suffix(".updates.npy").unlink(missing_ok=True)
+    for path in (folder / FOLDER, folder):
+        # Fails for a folder that is not empty. An empty one is removed, so that the next run can use the same --out.
+        with suppress(OSError):
+            path.rmdir()
+    return folder.exists()
+
+
+def write_results(folder: Path, results: Sequence[RunResult], config: SimConfig) -> None:
+    """Write all files of a comparison into `folder`."""
+    require("matplotlib")
+    from afflux.sim.results.figures import draw_comparison
+
+    _json(folder / "config.json", _configuration(results, config))
+    _csv(folder / "metrics.csv", ("rule", "seed", *Evaluation._fields), _metrics(results))
+    _csv(folder / "staleness.csv", ("rule", "seed", "staleness", "arrivals"), _staleness(results))
+    table = summarise(results, config.target)
+    names = list(next(iter(table.values())))
+    _csv(
+        folder / "summary.csv",
+        ("rule", "seeds", *(f"{name}{part}" for name in names for part in ("", "_std"))),
+        (
+            (label, len(runs), *(x for name in names for x in table[label][name][:2]))
+            for label, runs in group_by_rule(results).items()
+        ),
+    )
+    _json(
+        folder / "summary.json",
+        {
+            "mean_and_std_over_seeds": {
+                label: {name: value._asdict() for name, value in row.items()} for label, row in table.items()
+            },
+            "runs": [
+                {
+                    "rule": run.spec.label,
+                    "seed": run.seed,
+                    "clients_with_data": run.num_clients,
+                    **run.summary(config.target),
+                    "params_sha256": run.digest,
+                }
+                for run in results
+            ],
+        },
+    )
+    draw_comparison(results, describe_setting(config, results), config.target, folder / "curves.png")
+
+
+def describe_setting(config: SimConfig, results: Sequence[RunResult]) -> str:
+    """Return one line that describes the settings."""
+    partition = config.partition
+    if partition == "dirichlet":
+        partition = f"Dirichlet({config.alpha:g})"
+    seeds = len({run.seed for run in results})
+    leaders = {run.leader for run in results} - {""}
+    paired = f", all on the updates of {', '.join(sorted(leaders))}" if leaders else ""
+    return (
+        f"{config.data}, {config.model}, {config.num_clients} clients ({partition}), "
+        f"{config.concurrency} at once, delays {config.delays}, "
+        f"{config.arrivals} arrivals, {seeds} seed{'s' if seeds > 1 else ''}{paired}"
+    )
+
+
+def _configuration(results: Sequence[RunResult], config: SimConfig) -> dict[str, Any]:
+    return {
+        "simulation": asdict(config),
+        "rules": [
+            {
+                "label": label,
+                "name": runs[0].spec.name,
+                "options": runs[0].spec.plain_options(),
+                "updates_of": runs[0].leader or label,
+            }
+            for label, runs in group_by_rule(results).items()
+        ],
+        "seeds": sorted({run.seed for run in results}),
+        "versions": {
+            "afflux": __version__,
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("numpy", "torch")},
+        },
+        "machine": platform.machine(),
+    }
+
+
+def _metrics(results: Sequence[RunResult]) -> Iterable[tuple[Any, ...]]:
+    return ((run.spec.label, run.seed, *row) for run in results for row in run.evaluations)
+
+
+def _staleness(results: Sequence[RunResult]) -> Iterable[tuple[Any, ...]]:
+    for run in results:
+        values, counts = np.unique(run.staleness, return_counts=True)
+        for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+            yield run.spec.label, run.seed, value, count
+
+
+def _csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
+
+
+def _json(path: Path, content: dict[str, Any]) -> None:
+    path.write_bytes(encode_json(content, indent=2))

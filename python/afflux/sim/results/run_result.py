@@ -1,0 +1,135 @@
+"""The result of one run, and statistics over seeds."""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from afflux.sim.workload.rule_specs import RuleSpec
+
+
+class Evaluation(NamedTuple):
+    """One evaluation of the server's model on the test part."""
+
+    arrivals: int
+    version: int
+    virtual_time: float
+    accuracy: float
+    loss: float
+
+
+def params_sha256(params: np.ndarray) -> str:
+    """Return the SHA-256, in hexadecimal, of params (d,) as little-endian float32."""
+    return hashlib.sha256(params.astype("<f4").tobytes()).hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class RunResult:
+    """The result of one rule with one seed."""
+
+    spec: RuleSpec
+    seed: int
+    evaluations: tuple[Evaluation, ...]
+    staleness: np.ndarray
+    """Of each arrival, in the order of arrival; int64."""
+    round_staleness: np.ndarray
+    """Largest staleness of each round; int64."""
+    server_seconds: np.ndarray
+    """Of each round, as the server reports it; the only field that is not reproducible."""
+    state_bytes: int
+    num_clients: int
+    """Clients that hold data."""
+    params: np.ndarray
+    leader: str = ""
+    """Label of the rule from whose params the clients trained, if it is not this run's own."""
+
+    @property
+    def final_accuracy(self) -> float:
+        """Accuracy after the last arrival."""
+        return self.evaluations[-1].accuracy
+
+    @property
+    def best_accuracy(self) -> float:
+        """Largest accuracy of all evaluations."""
+        return max(evaluation.accuracy for evaluation in self.evaluations)
+
+    @property
+    def max_staleness(self) -> int:
+        """Largest staleness of all arrivals."""
+        return int(self.staleness.max())
+
+    @property
+    def mean_staleness(self) -> float:
+        """Mean over arrivals (CA2FL's average)."""
+        return float(self.staleness.mean())
+
+    @property
+    def mean_max_staleness(self) -> float:
+        """Mean over rounds of the round's largest staleness (FADAS's average)."""
+        return float(self.round_staleness.mean()) if len(self.round_staleness) else math.nan
+
+    @property
+    def server_ms(self) -> float:
+        """Mean milliseconds of the server's arithmetic per round."""
+        return 1e3 * float(self.server_seconds.mean()) if len(self.server_seconds) else math.nan
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the final params' bytes: equal digests are equal bits."""
+        return params_sha256(self.params)
+
+    def first_to_reach(self, target: float) -> Evaluation | None:
+        """Return the first evaluation with an accuracy of at least `target`, or None."""
+        return next((evaluation for evaluation in self.evaluations if evaluation.accuracy >= target), None)
+
+    def summary(self, target: float) -> dict[str, float]:
+        """Return the summary's numbers by name; nan where the target was not reached."""
+        hit = self.first_to_reach(target)
+        return {
+            "final_accuracy": self.final_accuracy,
+            "best_accuracy": self.best_accuracy,
+            "rounds_to_target": hit.version if hit else math.nan,
+            "time_to_target": hit.virtual_time if hit else math.nan,
+            "max_staleness": self.max_staleness,
+            "mean_staleness": self.mean_staleness,
+            "mean_max_staleness": self.mean_max_staleness,
+            "server_ms": self.server_ms,
+            "state_bytes": self.state_bytes,
+        }
+
+
+class SeedStatistics(NamedTuple):
+    """Mean and standard deviation over seeds (n - 1 in the denominator) of the finite values."""
+
+    mean: float
+    std: float
+    seeds: int
+
+
+def seed_statistics(values: Sequence[float]) -> SeedStatistics:
+    """Return mean and standard deviation over seeds; nan values (target not reached) are left out and not counted."""
+    finite = [value for value in values if not math.isnan(value)]
+    if not finite:
+        return SeedStatistics(math.nan, math.nan, 0)
+    std = float(np.std(finite, ddof=1)) if len(finite) > 1 else 0.0
+    return SeedStatistics(float(np.mean(finite)), std, len(finite))
+
+
+def group_by_rule(results: Sequence[RunResult]) -> dict[str, list[RunResult]]:
+    """Group by the rule's label, in the order of first appearance."""
+    groups: dict[str, list[RunResult]] = {}
+    for result in results:
+        groups.setdefault(result.spec.label, []).append(result)
+    return groups
+
+
+def summarise(results: Sequence[RunResult], target: float) -> dict[str, dict[str, SeedStatistics]]:
+    """Return {rule: {number: Spread over seeds}}."""
+    table = {}
+    for label, runs in group_by_rule(results).items():
+        rows = [run.summary(target) for run in runs]
+        table[label] = {name: seed_statistics([row[name] for row in rows]) for name in rows[0]}
+    return table

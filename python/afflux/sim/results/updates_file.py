@@ -1,0 +1,92 @@
+"""The kept updates of a run: a .npy file of float32 rows, valid after every row."""
+
+import os
+from io import BytesIO
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from afflux.sim.errors import ConfigError
+
+
+class UpdatesFile:
+    """Appends rows (d,) to a .npy file. The header counts a row only when it is written, so np.load always works."""
+
+    def __init__(self, path: Path, d: int, count: int = 0) -> None:
+        """Create the file `path`, which must not exist yet; with `count`, continue it after so many rows."""
+        self._d = d
+        self._count = count
+        if count:
+            truncate_file(path, len(self._header()) + 4 * d * count)
+        self._file = path.open("r+b" if count else "xb", buffering=0)
+        self._file.write(self._header())
+
+    def append(self, update: np.ndarray) -> None:
+        """Write one row (d,) float32: 4 d bytes."""
+        if update.shape != (self._d,):
+            raise ValueError(f"[append] update has shape {update.shape}, must be ({self._d},)")
+        self._file.seek(0, 2)
+        row = memoryview(update.astype("<f4").tobytes())
+        while row:
+            row = row[self._file.write(row) :]
+        self._count += 1
+        self._file.seek(0)
+        self._file.write(self._header())
+
+    def _header(self) -> bytes:
+        # NumPy pads the header so that its length stays the same while the first axis grows.
+        header = BytesIO()
+        np.lib.format.write_array_header_1_0(
+            header, {"descr": "<f4", "fortran_order": False, "shape": (self._count, self._d)}
+        )
+        return header.getvalue()
+
+    def __enter__(self) -> "UpdatesFile":
+        """See contextlib."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def truncate_file(path: Path, size: int) -> None:
+    """Truncate a file to its first `size` bytes.
+
+    Raises:
+        ConfigError: the file has fewer bytes.
+    """
+    try:
+        if path.stat().st_size < size:
+            raise ConfigError(f"{path} is shorter than the {size} bytes that the checkpoint goes on from")
+        os.truncate(path, size)
+    except OSError as error:
+        raise ConfigError(f"cannot go on with {path}: {error.strerror}") from error
+
+
+def read_updates(path: Path, d: int) -> np.ndarray:
+    """Map the complete rows of `path`, (n, d) float32, read-only; of a truncated file, fewer rows than its header says.
+
+    Raises:
+        ConfigError: there is no such file, or it does not hold float32 updates of length d.
+    """
+    try:
+        with path.open("rb") as file:
+            version = np.lib.format.read_magic(file)
+            if version != (1, 0):
+                raise ValueError(f"is a .npy file of version {version}")
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+            start = file.tell()
+    except FileNotFoundError:
+        raise ConfigError(f"the kept updates {path} are missing") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} holds no kept updates: {error}") from error
+    if len(shape) != 2 or shape[1] != d or dtype != np.dtype("<f4") or fortran:
+        raise ConfigError(f"{path} holds {dtype} of shape {shape}, not float32 updates of shape (n, {d})")
+    count = min(shape[0], (path.stat().st_size - start) // (4 * d))
+    if not count:
+        return np.zeros((0, d), np.float32)
+    return np.memmap(path, "<f4", "r", start, (count, d))

@@ -1,0 +1,1 @@
+"""Simulated runs: one, several over one stream of updates, resumed, replayed, in parallel."""

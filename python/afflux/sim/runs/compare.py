@@ -1,0 +1,176 @@
+"""Runs of several rules and seeds, in this process or in several; the results are the same."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from afflux.sim import interrupts
+from afflux.sim.errors import require
+from afflux.sim.results.audit_log import AuditOutput
+from afflux.sim.results.run_result import RunResult
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import RuleSpec
+
+POLL_SECONDS = 0.1
+
+
+class Job(NamedTuple):
+    """One run: a rule and a seed."""
+
+    spec: RuleSpec
+    seed: int
+    followers: tuple[RuleSpec, ...] = ()
+    """Rules that get the same updates; the clients train from the params of `spec`."""
+    config: SimConfig | None = None
+    """Settings of this job; None: those of all jobs."""
+
+    @property
+    def label(self) -> str:
+        """Name of the job in tables and progress bars."""
+        return self.spec.label + "".join(f" + {follower.label}" for follower in self.followers)
+
+
+JobProgress = Callable[[int, int], None]
+"""Called with (index of the job, its arrivals so far)."""
+
+
+def make_jobs(specs: Sequence[RuleSpec], seeds: Sequence[int], *, paired: bool = False) -> list[Job]:
+    """Return all jobs, seed by seed; `paired`: one job per seed, in which the first rule is the leader."""
+    if paired:
+        return [Job(specs[0], seed, tuple(specs[1:])) for seed in seeds]
+    return [Job(spec, seed) for seed in seeds for spec in specs]
+
+
+def available_cpus() -> int:
+    """Return the number of CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def compare(
+    jobs: Sequence[Job],
+    config: SimConfig,
+    *,
+    processes: int = 1,
+    watch: JobProgress | None = None,
+    output: AuditOutput | None = None,
+    finished: dict[int, list[RunResult]] | None = None,
+) -> list[RunResult]:
+    """Run all jobs and return their results in the order of `jobs`, the leader's before its followers'.
+
+    Ctrl-C stops all jobs after the arrival at hand and raises KeyboardInterrupt (see `interrupts.deferred`). A failing
+    job stops the others.
+
+    Args:
+        jobs: the jobs.
+        config: settings of the jobs that have none of their own.
+        processes: more than 1 starts so many fresh interpreters (spawned: without torch threads of the parent).
+        watch: called with (index of the job, its arrivals so far).
+        output: where the audit logs are written; default nowhere.
+        finished: filled with the results of each finished job, by its index; read it after an error.
+
+    Returns:
+        The results in the order of `jobs`; within a job, in the order of its rules.
+    """
+    require("torch", "msgspec", *(["sklearn"] if config.data == "digits" else []))
+    watch = watch or (lambda index, arrivals: None)
+    finished = {} if finished is None else finished
+    for job in jobs:
+        for spec in (job.spec, *job.followers):
+            spec.build()
+    with interrupts.deferred():
+        if processes == 1 or len(jobs) <= 1:
+            for index, job in enumerate(jobs):
+                finished[index] = _run_job(index, job, config, output, watch)
+        else:
+            _run_in_processes(jobs, config, output, min(processes, len(jobs)), watch, finished)
+    return [result for index in range(len(jobs)) for result in finished[index]]
+
+
+def _run_job(
+    index: int, job: Job, config: SimConfig, output: AuditOutput | None, watch: JobProgress
+) -> list[RunResult]:
+    from afflux.sim.runs.simulation import run_paired
+
+    specs = (job.spec, *job.followers)
+    return run_paired(specs, job.seed, job.config or config, lambda arrivals: watch(index, arrivals), output)
+
+
+def _run_in_processes(
+    jobs: Sequence[Job],
+    config: SimConfig,
+    output: AuditOutput | None,
+    processes: int,
+    watch: JobProgress,
+    finished: dict[int, list[RunResult]],
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    # Each job writes its own entry, so that no lock is needed; a 1 in the last entry stops all workers.
+    shared = context.RawArray("q", len(jobs) + 1)
+    with ProcessPoolExecutor(processes, context, _start_worker, (shared,)) as pool:
+        try:
+            with _sigint_blocked():
+                futures = {pool.submit(_run_job_in_worker, i, job, config, output): i for i, job in enumerate(jobs)}
+            pending = set(futures)
+            while pending:
+                interrupts.raise_if_pending()
+                done, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
+                for index in range(len(jobs)):
+                    watch(index, shared[index])
+                for future in sorted(done, key=lambda future: future.exception() is not None):
+                    finished[futures[future]] = future.result()
+        except BaseException:
+            shared[len(jobs)] = 1
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+@contextmanager
+def _sigint_blocked() -> Iterator[None]:
+    # Ctrl-C signals all processes. The workers inherit the mask, so that only the parent handles it.
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+_shared: Any = None
+_outside_jobs = threading.Lock()
+
+
+def _start_worker(shared: Any) -> None:
+    # The parent stops workers through `shared`; this line is for systems without signal masks.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    global _shared
+    _shared = shared
+    _outside_jobs.acquire()
+    threading.Thread(target=_exit_when_stopped, daemon=True).start()
+
+
+def _exit_when_stopped() -> None:
+    # Exit at once, even in the middle of an import or of a long arrival: the files of a run are valid after every line.
+    # But not while a result is sent: the parent would wait for the rest of it.
+    while not _shared[-1]:
+        time.sleep(POLL_SECONDS)
+    with _outside_jobs:
+        os._exit(1)
+
+
+def _run_job_in_worker(index: int, job: Job, config: SimConfig, output: AuditOutput | None) -> list[RunResult]:
+    def watch(index: int, arrivals: int) -> None:
+        _shared[index] = arrivals
+
+    _outside_jobs.release()
+    try:
+        return _run_job(index, job, config, output, watch)
+    finally:
+        _outside_jobs.acquire()

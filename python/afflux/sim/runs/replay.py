@@ -1,0 +1,93 @@
+"""Replay of the kept updates of a run with other rules: only the aggregation differs."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from math import nan
+from pathlib import Path
+
+import numpy as np
+
+from afflux.sim import interrupts
+from afflux.sim.clients.training import single_torch_thread
+from afflux.sim.errors import ConfigError
+from afflux.sim.results.audit_log import ArrivalLine, AuditLog
+from afflux.sim.results.run_result import RunResult, params_sha256
+from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.runs.simulated_server import Progress, PullEvent, SimulatedServer, UpdateEvent, feed_servers
+from afflux.sim.runs.simulation import open_logs
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import RuleSpec
+
+
+def complete_arrivals(log: AuditLog) -> tuple[ArrivalLine, ...]:
+    """Return the arrivals whose updates are in the file of updates; raises ConfigError if no updates were kept."""
+    rows = len(log.updates())
+    for number, line in enumerate(log.arrivals):
+        if line.update is None or line.update >= rows:
+            return log.arrivals[:number]
+    return log.arrivals
+
+
+def replay_config(log: AuditLog, data_dir: str | None = None) -> SimConfig:
+    """Return the config with which the log was made, for as many arrivals as can be replayed."""
+    config = log.config()
+    if not (arrivals := len(complete_arrivals(log))):
+        raise ConfigError(f"{log.path} has no complete arrival")
+    return replace(config, arrivals=arrivals, data_dir=data_dir or config.data_dir)
+
+
+def replay(
+    log: AuditLog,
+    specs: Sequence[RuleSpec],
+    config: SimConfig,
+    progress: Progress | None = None,
+    folder: Path | None = None,
+) -> list[RunResult]:
+    """Feed the log's updates to each of `specs`, at once; the log's own rule gives the log's own bits.
+
+    A client that was dispatched after k arrivals pulls each rule's version as of k arrivals. Clients trained from the
+    params of the log's leader: a gradient is -update / (client_lr steps), a model is that version + update.
+
+    Args:
+        log: of a run that kept its updates.
+        specs: the rules.
+        config: `replay_config(log)`.
+        progress: see `run`.
+        folder: where the rules' own audit logs are written; must exist.
+
+    Returns:
+        One result for each of `specs`.
+
+    Raises:
+        ConfigError: data or initial params are not those of the log.
+    """
+    with single_torch_thread(), ExitStack() as files:
+        setup = SimulationSetup.of(config, log.header.seed)
+        rebuilt = len(setup.clients), params_sha256(setup.initial_params)
+        if rebuilt != (log.header.num_clients, log.header.first_params_sha256):
+            raise ConfigError(
+                f"{log.path}: the clients or first params rebuilt from its header are others; made by afflux "
+                f"{log.header.afflux}, perhaps with other data"
+            )
+        servers = [SimulatedServer(spec, setup, config.arrivals, log.header.leader) for spec in specs]
+        if folder is not None:
+            open_logs(servers, folder, log.header.seed, None, files)
+        events = recorded_events(complete_arrivals(log), log.updates())
+        feed_servers(events, servers, progress or (lambda arrivals: None))
+        return [server.result() for server in servers]
+
+
+def recorded_events(arrivals: Sequence[ArrivalLine], updates: np.ndarray) -> Iterator[PullEvent | UpdateEvent]:
+    """Yield the events of a log; a dispatch has the number of its arrival."""
+    starts: defaultdict[int, list[int]] = defaultdict(list)
+    for line in arrivals:
+        starts[line.dispatched_after].append(line.number)
+    for line in arrivals:
+        yield from (PullEvent(sequence, line.number, line.number) for sequence in starts.pop(line.number, ()))
+        loss = nan if line.loss is None else line.loss
+        update = np.array(updates[line.update], np.float32)
+        facts = (line.client, line.time, update, line.examples, loss, line.steps)
+        yield UpdateEvent(line.number, line.number, line.dispatched_after, *facts)
+        interrupts.raise_if_pending()

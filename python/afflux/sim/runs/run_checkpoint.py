@@ -1,0 +1,247 @@
+"""Checkpoints of a run, kept in the store of its server: writing them, and reading the last one."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import msgspec
+import numpy as np
+
+from afflux.ops.errors import StoreError
+from afflux.server.server import Server
+from afflux.sim import interrupts
+from afflux.sim.errors import ConfigError
+from afflux.sim.results import audit_log
+from afflux.sim.results.audit_log import AuditLogWriter, AuditOutput
+from afflux.sim.results.run_result import params_sha256
+from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.runs.simulated_server import RunHistory, SimulatedServer
+from afflux.sim.runs.training_stream import TrainingStream
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import RuleSpec
+from afflux.store import info
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InterruptedRun:
+    """A run as of the last checkpoint in its store."""
+
+    path: Path  #: the store
+    output: AuditOutput  #: where its log and updates are
+    header: audit_log.Header  #: of its log
+    log_bytes: int  #: of the log's file, when the checkpoint was made
+    log_sha256: str  #: of these bytes
+    server: Mapping[str, int]  #: counts of the server at the checkpoint
+    stream: Mapping[str, Any]  #: `TrainingStream.state`
+    arrays: str | None  #: a file in the store with `TrainingStream.state_arrays`
+    history: RunHistory
+
+    @classmethod
+    def of(cls, path: Path, folder: Path | None = None) -> "InterruptedRun":
+        """Read the last checkpoint in a store; writes nothing.
+
+        Args:
+            path: the store.
+            folder: the run folder, if it has moved.
+
+        Raises:
+            ConfigError: there is no run in the store, or one of another format; or `folder` belongs to another run.
+            StoreError: there is no store, or it is damaged.
+        """
+        notes = info(path).notes
+        if not isinstance(notes, dict) or "afflux_run" not in notes:
+            raise ConfigError(f"{path} holds no run that could go on")
+        if notes["afflux_run"] != FORMAT:
+            raise ConfigError(f"{path} holds a run of format {notes['afflux_run']}, this afflux reads {FORMAT}")
+        header = msgspec.convert(notes["header"], audit_log.Header)
+        audit = Path(notes["audit"]) if folder is None else folder / audit_log.FOLDER
+        interrupted = cls(
+            path,
+            AuditOutput(audit, header.updates is not None),
+            header,
+            notes["log_bytes"],
+            notes["log_sha256"],
+            notes["server"],
+            notes["stream"],
+            notes["arrays"],
+            RunHistory.of(notes["history"]),
+        )
+        if interrupted.arrivals and not interrupted.log.is_file():
+            raise ConfigError(
+                f"there is no {interrupted.log}: a run goes on in its run folder, which was "
+                f"{Path(notes['audit']).parent}; --out says where that is now"
+            )
+        interrupted.check_run_folder()
+        return interrupted
+
+    @property
+    def arrivals(self) -> int:
+        """Number of arrivals before the checkpoint."""
+        return int(self.stream["arrivals"])
+
+    @property
+    def log(self) -> Path:
+        """File of the audit log."""
+        return self._file(".jsonl")
+
+    @property
+    def updates(self) -> Path:
+        """File of the kept updates; exists only if the run keeps them."""
+        return self._file(".updates.npy")
+
+    def _file(self, suffix: str) -> Path:
+        return self.output.folder / f"{audit_log.file_stem(self.spec.label, self.header.seed)}{suffix}"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the checkpoint is the one after the last arrival."""
+        return self.arrivals == self.config.arrivals
+
+    @property
+    def spec(self) -> RuleSpec:
+        """The rule; raises ConfigError if this afflux does not have it."""
+        return self.header.rule_spec()
+
+    @property
+    def config(self) -> SimConfig:
+        """The settings; raises ConfigError if this afflux does not have them."""
+        return self.header.sim_config(self.path)
+
+    def check_run_folder(self) -> None:
+        """Raise ConfigError if the run folder holds files of anything but this run: they would be overwritten."""
+        folder = self.output.folder.parent
+        if not self.log.is_file():  # before the first arrival
+            store = self.path.resolve()
+            own = {store, *store.parents, self.output.folder.resolve(), self.updates.resolve()}
+            found = (*folder.glob("*"), *self.output.folder.glob("*"))
+            if folder.is_file() or any(path.resolve() not in own for path in found):
+                raise ConfigError(f"{folder} holds other things than the run of {self.path}; choose another --out")
+            return
+        if others := sorted(log.name for log in self.output.folder.glob("*.jsonl") if log != self.log):
+            raise ConfigError(f"{self.output.folder} holds other runs' logs: {', '.join(others)}; choose another --out")
+        try:
+            content = self.log.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"cannot read {self.log}: {error.strerror}") from error
+        if not self.arrivals:  # the run starts again; the log may end in the middle of its header
+            header = audit_log.encode_json(self.header)
+            same = header.startswith(content[: len(header)])
+        elif len(content) < self.log_bytes:
+            return  # AuditLogWriter raises for it
+        else:
+            same = sha256(content[: self.log_bytes]).hexdigest() == self.log_sha256
+        if not same:
+            raise ConfigError(
+                f"{self.log} is not what the run of {self.path} has written: it is another run's log, or was changed"
+            )
+
+    def check_server(self, server: Server) -> None:
+        """Raise ConfigError if `server` was used after the last checkpoint."""
+        now = _counts(server)
+        for name, then in self.server.items():
+            if now[name] != then:
+                raise ConfigError(
+                    f"{self.path}: {name} is {now[name]}, but was {then} when the run was interrupted; the server was "
+                    "used since, and the run cannot go on to the same results"
+                )
+
+    def check_setup(self, setup: SimulationSetup) -> None:
+        """Raise ConfigError if data or initial params are not those of the run."""
+        rebuilt = len(setup.clients), params_sha256(setup.initial_params)
+        if rebuilt != (self.header.num_clients, self.header.first_params_sha256):
+            raise ConfigError(f"{self.path}: the clients or first params are others than in the run, perhaps the data")
+
+    def read_arrays(self) -> dict[str, np.ndarray]:
+        """Read `TrainingStream.state_arrays`; raises StoreError if their file is damaged."""
+        if self.arrays is None:
+            return {}
+        try:
+            with (self.path / self.arrays).open("rb") as file, np.load(file) as arrays:
+                return dict(arrays)
+        except (OSError, ValueError, BadZipFile) as error:
+            raise StoreError(f"[store] cannot read {self.path / self.arrays}: {error}") from None
+
+
+class RunCheckpoints:
+    """Saves a run between two events: at intervals, and on Ctrl-C."""
+
+    def __init__(
+        self,
+        path: Path,
+        stream: TrainingStream,
+        leader: SimulatedServer,
+        log: AuditLogWriter,
+        output: AuditOutput,
+        seconds: float,
+    ) -> None:
+        self._path = path
+        self._stream = stream
+        self._leader = leader
+        self._log = log
+        self._output = output
+        self._seconds = seconds
+        self._due = 0.0
+
+    def __call__(self) -> None:
+        """Save if the interval is over; on Ctrl-C, save and raise KeyboardInterrupt."""
+        try:
+            interrupts.raise_if_pending()
+        except KeyboardInterrupt:
+            self.save()
+            raise
+        if time.monotonic() >= self._due:
+            self.save()
+
+    def save(self) -> None:
+        """Commit the server, and with it, in one transaction, the notes that `InterruptedRun` reads."""
+        state, arrays = self._stream.state(), self._stream.state_arrays()
+        name = f"clients-{state['events']}.npz" if arrays else None
+        if name is not None:
+            new = self._path / f"{name}.new"
+            try:
+                with new.open("wb") as file:
+                    np.savez(file, **arrays)  # type: ignore[arg-type]
+                new.replace(self._path / name)
+            except OSError as error:
+                raise StoreError(f"[store] cannot write {new}: {error.strerror}") from None
+        notes = {
+            "afflux_run": FORMAT,
+            "audit": str(self._output.folder.resolve()),
+            "header": msgspec.to_builtins(self._log.header),
+            "log_bytes": self._log.size,
+            "log_sha256": self._log.digest,
+            "server": _counts(self._leader.server),
+            "stream": state,
+            "arrays": name,
+            "history": asdict(self._leader.history),
+        }
+        self._leader.server.checkpoint(notes, keep=self._stream.older_versions())
+        for old in self._path.glob("clients-*.npz*"):
+            if old.name != name:
+                old.unlink()
+        self._due = time.monotonic() + self._seconds
+
+
+def _counts(server: Server) -> dict[str, int]:
+    return {"version": server.version, "joins": server.joins, "arrivals_waiting": server.arrivals_waiting}
+
+
+def require_unused_store(path: Path) -> None:
+    """Raise ConfigError if `path`, the place for a new store, is not free; the error says what is there."""
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if not path.is_dir():
+        raise ConfigError(f"{path} is not a folder; choose another --store")
+    try:
+        notes = info(path).notes
+    except StoreError:
+        raise ConfigError(f"{path} is a folder that is not empty; choose another --store") from None
+    if isinstance(notes, dict) and "afflux_run" in notes:
+        raise ConfigError(f"{path} holds a run; --resume {path} goes on with it")
+    raise ConfigError(f"{path} is the store of a server that no run has made; choose another --store")

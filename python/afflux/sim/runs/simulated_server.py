@@ -1,0 +1,227 @@
+"""The server of one rule in a simulation: it handles a stream of pulls and updates."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from afflux import __version__
+from afflux.aggregation.reports import Pulled, Receipt
+from afflux.rules.rule import Rule
+from afflux.server.server import Server
+from afflux.sim.clients.training import convert_update
+from afflux.sim.clients.validation_gradient import ValidationGradient, needs_validation_gradient
+from afflux.sim.errors import ConfigError, DivergedError
+from afflux.sim.results import audit_log
+from afflux.sim.results.run_result import Evaluation, RunResult, params_sha256
+from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.workload.random_streams import StreamPurpose, random_stream
+from afflux.sim.workload.rule_specs import RuleSpec
+
+Progress = Callable[[int], None]
+"""Called after each arrival with the number of arrivals so far; may raise to stop the run."""
+
+
+class PullEvent(NamedTuple):
+    """A client pulls a model and starts training: dispatch number `sequence`."""
+
+    sequence: int
+    after: int  #: the client pulls the model as of so many arrivals
+    oldest: int  #: no later event pulls a model as of fewer arrivals
+
+
+class UpdateEvent(NamedTuple):
+    """The update of dispatch number `sequence`, the same for every server that handles the stream."""
+
+    number: int  #: arrivals before it
+    sequence: int
+    dispatched_after: int  #: `PullEvent.after`
+    client: int
+    time: float
+    update: np.ndarray  #: (d,) float32, trained - pulled params
+    num_examples: int
+    loss: float
+    steps: int
+
+
+def feed_servers(
+    events: Iterable[PullEvent | UpdateEvent], servers: "Sequence[SimulatedServer]", progress: Progress
+) -> None:
+    """Let all servers handle each event in turn; each server counts versions of its own."""
+    for event in events:
+        if isinstance(event, PullEvent):
+            for server in servers:
+                server.handle_pull(event)
+            continue
+        for server in servers:
+            server.handle_update(event)
+        progress(event.number + 1)
+
+
+@dataclass(slots=True)
+class RunHistory:
+    """Evaluations and staleness of a run so far, in types that JSON has."""
+
+    evaluations: list[Evaluation]
+    staleness: list[int] = field(default_factory=list)  #: of each arrival
+    round_staleness: list[int] = field(default_factory=list)  #: the largest one of each round
+    seconds: list[float] = field(default_factory=list)  #: of each round
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> "RunHistory":
+        """Make a history from the result of `asdict`, perhaps stored as JSON in between."""
+        return cls(**{**content, "evaluations": [Evaluation(*row) for row in content["evaluations"]]})
+
+
+class SimulatedServer:
+    """A server of one rule, the history of its run, and its audit log."""
+
+    def __init__(
+        self,
+        spec: RuleSpec,
+        setup: SimulationSetup,
+        arrivals: int,
+        leader: str = "",
+        new_server: Callable[[Rule], Server] | None = None,
+        history: RunHistory | None = None,
+    ) -> None:
+        """Make the server.
+
+        Args:
+            spec: the rule.
+            setup: data, clients and initial params.
+            arrivals: of the whole run.
+            leader: label of the rule from whose params the clients train; empty: this one.
+            new_server: makes the server; default in memory.
+            history: of the server that `new_server` returns, if that is not a new one.
+
+        Raises:
+            ConfigError: the run has fewer arrivals than one round of the rule.
+        """
+        self.spec = spec
+        self.leader = leader
+        self._setup = setup
+        self._total = arrivals
+        rule = spec.build()
+        if arrivals < rule.buffer_size:
+            raise ConfigError(f"arrivals is {arrivals}, but {spec.label} steps after {rule.buffer_size}")
+        self.server = (new_server or setup.new_server)(rule)
+        self._validation = None
+        if needs_validation_gradient(rule):
+            config, rng = setup.config, random_stream(setup.seed, StreamPurpose.VALIDATION)
+            self._validation = ValidationGradient(
+                self.server, setup.trainer, setup.num_train, config.validation, config.refresh_every, rng
+            )
+        self.log: audit_log.AuditLogWriter | None = None
+        self.history = history or RunHistory([Evaluation(0, 0, 0.0, *setup.trainer.evaluate(self.server.params))])
+        self._models: dict[int, Pulled] = {}
+        self._pulled: dict[int, Pulled] = {}
+
+    def restore_models(self, models: dict[int, Pulled], pulled: dict[int, Pulled]) -> None:
+        """Continue with models that may still be pulled, by the arrivals before them, and pulled ones, by dispatch."""
+        self._models, self._pulled = models, pulled
+
+    def handle_pull(self, event: PullEvent) -> None:
+        """Hold the version that the client of this dispatch pulls."""
+        self._models[len(self.history.staleness)] = self.server.pull()
+        self._models = {after: model for after, model in self._models.items() if after >= event.oldest}
+        self._pulled[event.sequence] = self._models[event.after]
+
+    def handle_update(self, event: UpdateEvent) -> None:
+        """Push one update, converted to the kind that the rule takes.
+
+        Raises:
+            DivergedError: the loss or the vector is not finite.
+        """
+        start = self._pulled.pop(event.sequence)
+        kind, client_lr = self.server.rule.kind, self._setup.config.client_lr
+        vector = convert_update(event.update, kind, start.params, client_lr, event.steps)
+        if not (math.isfinite(event.loss) and np.isfinite(vector).all()):
+            raise DivergedError(
+                f"{self.spec.label}, seed {self._setup.seed}: client {event.client} diverged at arrival "
+                f"{event.number + 1} (loss {event.loss:g}); lower client_lr or server_lr"
+            )
+        receipt = self.server.push(
+            event.client, vector, version=start.version, num_examples=event.num_examples, loss=event.loss
+        )
+        if self._validation is not None:
+            self._validation.refresh()
+        history = self.history
+        history.staleness.append(receipt.staleness)
+        if receipt.report is not None:
+            history.round_staleness.append(int(np.max(receipt.report.staleness)))
+            history.seconds.append(receipt.report.seconds)
+        if self.log is not None:
+            self._write(self.log, event, start.version, receipt)
+        arrivals = event.number + 1
+        if arrivals % self._setup.config.eval_every == 0 or arrivals == self._total:
+            history.evaluations.append(self._evaluate(arrivals, event.time))
+
+    def result(self) -> RunResult:
+        """Return the result of the run, and write the end line of its log."""
+        history = self.history
+        result = RunResult(
+            spec=self.spec,
+            seed=self._setup.seed,
+            evaluations=tuple(history.evaluations),
+            staleness=np.array(history.staleness, dtype=np.int64),
+            round_staleness=np.array(history.round_staleness, dtype=np.int64),
+            server_seconds=np.array(history.seconds),
+            state_bytes=self.server.state_bytes,
+            num_clients=len(self._setup.clients),
+            params=np.array(self.server.params),
+            leader=self.leader,
+        )
+        if self.log is not None:
+            self.log.write(audit_log.EndLine(len(history.staleness), self.server.version, result.digest))
+        return result
+
+    def log_header(self, updates: str | None) -> audit_log.Header:
+        """Return the first line of this rule's log; `updates` names the file of the kept updates."""
+        setup, rule = self._setup, self.server.rule
+        return audit_log.Header(
+            format=audit_log.FORMAT,
+            format_version=audit_log.FORMAT_VERSION,
+            afflux=__version__,
+            label=self.spec.label,
+            rule=self.spec.name,
+            options=self.spec.plain_options(),
+            kind=rule.kind,
+            buffer_size=rule.buffer_size,
+            d=len(setup.initial_params),
+            seed=setup.seed,
+            num_clients=len(setup.clients),
+            client_lr=setup.config.client_lr,
+            leader=self.leader or self.spec.label,
+            updates=updates,
+            first_params_sha256=params_sha256(setup.initial_params),
+            config=asdict(setup.config),
+        )
+
+    def _write(self, log: audit_log.AuditLogWriter, event: UpdateEvent, version: int, receipt: Receipt) -> None:
+        log.write(
+            audit_log.ArrivalLine(
+                number=event.number,
+                client=event.client,
+                dispatched_after=event.dispatched_after,
+                version=version,
+                staleness=receipt.staleness,
+                examples=event.num_examples,
+                loss=event.loss,
+                steps=event.steps,
+                status=receipt.status,
+                time=event.time,
+                update=event.number if log.header.updates is not None else None,
+            )
+        )
+        if receipt.report is not None:
+            log.write_round(receipt.report)
+
+    def _evaluate(self, arrivals: int, time: float) -> Evaluation:
+        # The model is the one of the last evaluation if the version is.
+        last = self.history.evaluations[-1]
+        if self.server.version == last.version:
+            return last._replace(arrivals=arrivals, virtual_time=time)
+        return Evaluation(arrivals, self.server.version, time, *self._setup.trainer.evaluate(self.server.params))

@@ -1,0 +1,86 @@
+"""One run: one seed, and one rule from whose params the clients train; other rules may get the same updates."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from afflux.sim.clients.training import single_torch_thread
+from afflux.sim.results.audit_log import AuditLogWriter, AuditOutput, file_stem
+from afflux.sim.results.run_result import RunResult
+from afflux.sim.results.updates_file import UpdatesFile
+from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.runs.simulated_server import Progress, PullEvent, SimulatedServer, UpdateEvent, feed_servers
+from afflux.sim.runs.training_stream import TrainingStream
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import RuleSpec
+
+
+def run(
+    spec: RuleSpec, seed: int, config: SimConfig, progress: Progress | None = None, output: AuditOutput | None = None
+) -> RunResult:
+    """Simulate one rule with one seed.
+
+    The same arguments give the same bits, in this process or another. Runs with one seed share partition, initial
+    params, dispatches, delays and batches, whatever the rule.
+
+    Args:
+        spec: the rule.
+        seed: of all random numbers.
+        config: the settings.
+        progress: called after each arrival with the number of arrivals so far; may raise to stop the run.
+        output: where the audit log is written; default nowhere.
+
+    Returns:
+        The result of the run.
+
+    Raises:
+        ConfigError: the settings are impossible for this rule and seed, or data are missing.
+        DivergedError: a client's loss or model is no longer finite.
+    """
+    return run_paired([spec], seed, config, progress, output)[0]
+
+
+def run_paired(
+    specs: Sequence[RuleSpec],
+    seed: int,
+    config: SimConfig,
+    progress: Progress | None = None,
+    output: AuditOutput | None = None,
+) -> list[RunResult]:
+    """Simulate several rules over one stream of updates: clients train from the params of the first rule.
+
+    The first result has the bits of `run(specs[0], ...)`. The others get the same updates at the same times; the
+    staleness of an arrival is each rule's own. Arguments and errors are those of `run`.
+    """
+    with single_torch_thread(), ExitStack() as files:
+        setup = SimulationSetup.of(config, seed)
+        leader = SimulatedServer(specs[0], setup, config.arrivals)
+        servers = [leader, *(SimulatedServer(spec, setup, config.arrivals, specs[0].label) for spec in specs[1:])]
+        events = TrainingStream(setup, leader).events()
+        if output is not None:
+            name = f"{file_stem(leader.spec.label, seed)}.updates.npy" if output.updates else None
+            if name is not None:
+                updates = files.enter_context(UpdatesFile(output.folder / name, len(setup.initial_params)))
+                events = record_updates(events, updates)
+            open_logs(servers, output.folder, seed, name, files)
+        feed_servers(events, servers, progress or (lambda arrivals: None))
+        return [server.result() for server in servers]
+
+
+def record_updates(
+    events: Iterator[PullEvent | UpdateEvent], updates: UpdatesFile
+) -> Iterator[PullEvent | UpdateEvent]:
+    """Yield `events`; each update is written before a server, and with it the audit log, handles it."""
+    for event in events:
+        if isinstance(event, UpdateEvent):
+            updates.append(event.update)
+        yield event
+
+
+def open_logs(
+    servers: Sequence[SimulatedServer], folder: Path, seed: int, updates: str | None, files: ExitStack
+) -> None:
+    """Open a log in `folder` for each server; `files` closes them."""
+    for server in servers:
+        path = folder / f"{file_stem(server.spec.label, seed)}.jsonl"
+        server.log = files.enter_context(AuditLogWriter(path, server.log_header(updates)))

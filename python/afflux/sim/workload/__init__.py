@@ -1,0 +1,1 @@
+"""What is simulated: data, its partition, models, running times, random numbers, settings and rules."""

@@ -1,0 +1,143 @@
+"""The settings of a simulation, but for the rule and the seed."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from afflux.ops import codecs
+from afflux.sim.errors import ConfigError, known
+from afflux.sim.workload.data_sets import DATASETS, DataSet, load_data_set
+from afflux.sim.workload.delays import DELAYS
+from afflux.sim.workload.models import MODELS, build_model
+from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS
+from afflux.sim.workload.random_streams import StreamPurpose, random_stream
+
+if TYPE_CHECKING:
+    from torch import nn
+
+PROTOCOLS = ("events", "rounds")
+SAMPLING: dict[str, tuple[float, ...] | None] = {
+    "uniform": None,
+    "biased": (0.19, 0.19, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.01, 0.01),
+}
+"""Probabilities with which clients take part in a round: Anarchic FL's two laws; the second is for ten workers."""
+
+CLIENT_OPTIMIZERS = ("sgd", "fedprox", "fedasync", "scaffold")
+STEPS_LAWS = ("constant", "uniform")
+CONTROL_CODECS = tuple(name for name in get_args(codecs.Name) if name != "float64")
+EXAMPLES = ("data", "batch")
+
+AT_LEAST = {
+    "num_clients": 1,
+    "concurrency": 1,
+    "refill": 1,
+    "arrivals": 1,
+    "local_steps": 1,
+    "local_epochs": 0,
+    "batch_size": 1,
+    "eval_every": 1,
+    "classes": 1,
+    "stale_models": 1,
+    "validation": 1,
+    "refresh_every": 1,
+}
+
+
+def _setting(default: Any, what: str) -> Any:
+    # The command line shows `what`, so that each setting is described in one place.
+    return field(default=default, metadata={"help": what})
+
+
+@dataclass(frozen=True)
+class SimConfig:
+    """Everything but the rule and the seed; the defaults are the demo's setting."""
+
+    data: str = _setting("digits", f"Data set: {', '.join(DATASETS)}.")
+    data_dir: str | None = _setting(None, "Folder of mnist.npz; default: AFFLUX_DATA.")
+    model: str = _setting("cnn", f"Model: {', '.join(MODELS)}.")
+    num_clients: int = _setting(100, "All clients, N.")
+    concurrency: int = _setting(20, "Clients that train at once.")
+    refill: int = _setting(
+        1, "Start replacements when so many have finished; 1: at once. WKAFL's K-async: K, with all clients at once."
+    )
+    protocol: str = _setting(
+        "events",
+        "events: clients finish when their running times say so; rounds: Anarchic FL's, each round as many clients as "
+        "the rule's buffer holds, each on one of the last models.",
+    )
+    stale_models: int = _setting(5, "Protocol rounds: a client starts from one of so many last models; 1: synchronous.")
+    sampling: str = _setting("uniform", f"Protocol rounds, who takes part: {', '.join(SAMPLING)} (ten clients).")
+    arrivals: int = _setting(1600, "Client results that the server receives before it stops.")
+    delays: str = _setting("fadas-large", f"Law of the running times: {', '.join(DELAYS)}.")
+    partition: str = _setting("dirichlet", f"Partition of the data: {', '.join(PARTITIONS)}.")
+    alpha: float = _setting(0.1, "Dirichlet's alpha: small means heterogeneous.")
+    classes: int = _setting(2, f"Classes of a client, for the partitions {', '.join(BY_CLASSES)}.")
+    client_optimizer: str = _setting("sgd", f"The clients' optimizer: {', '.join(CLIENT_OPTIMIZERS)}.")
+    mu: float = _setting(0.1, "Proximal term of the client optimizers fedprox (its mu) and fedasync (its rho).")
+    control_codec: str = _setting(
+        "float32", f"How the server stores SCAFFOLD's control variates of clients: {', '.join(CONTROL_CODECS)}."
+    )
+    client_lr: float = _setting(0.1, "The clients' learning rate.")
+    local_steps: int = _setting(3, "Mini-batch steps of a client.")
+    steps_law: str = _setting("constant", "constant: so many steps; uniform: drawn from 1 to twice as many.")
+    local_epochs: int = _setting(0, "If not 0: whole epochs instead of local steps.")
+    batch_size: int = _setting(16, "Mini-batch size of a client.")
+    weight_decay: float = _setting(0.0, "The clients' weight decay.")
+    examples: str = _setting("data", "Number of examples that a client reports: of its data, or of a batch.")
+    validation: int = _setting(64, "Zeno++: training examples, drawn from all, that the server scores updates with.")
+    refresh_every: int = _setting(2, "Zeno++: versions between two gradients of these examples.")
+    eval_every: int = _setting(40, "Arrivals between two evaluations on the test part.")
+    target: float = _setting(0.9, "Test accuracy for the rounds and the time to target.")
+
+    def __post_init__(self) -> None:
+        """Check names and ranges; raises ConfigError."""
+        known("data", self.data, DATASETS)
+        known("model", self.model, MODELS)
+        known("delays", self.delays, DELAYS)
+        known("partition", self.partition, PARTITIONS)
+        known("protocol", self.protocol, PROTOCOLS)
+        known("sampling", self.sampling, SAMPLING)
+        known("client optimizer", self.client_optimizer, CLIENT_OPTIMIZERS)
+        known("codec", self.control_codec, CONTROL_CODECS)
+        known("steps law", self.steps_law, STEPS_LAWS)
+        known("examples", self.examples, EXAMPLES)
+        for name, least in AT_LEAST.items():
+            if (value := getattr(self, name)) < least:
+                raise ConfigError(f"{name} is {value}, must be at least {least}")
+        for name in ("alpha", "client_lr"):
+            if not 0 < (value := getattr(self, name)) < float("inf"):
+                raise ConfigError(f"{name} is {value}, must be positive and finite")
+        for name in ("weight_decay", "mu"):
+            if not 0 <= (value := getattr(self, name)) < float("inf"):
+                raise ConfigError(f"{name} is {value}, must be 0 or more and finite")
+        if self.control_codec != "float32" and self.client_optimizer != "scaffold":
+            raise ConfigError(f"control_codec is {self.control_codec}, which is for client optimizer scaffold")
+        if self.local_epochs and self.steps_law != "constant":
+            raise ConfigError(f"steps_law is {self.steps_law}, but the clients train for {self.local_epochs} epochs")
+        if not 0 < self.target <= 1:
+            raise ConfigError(f"target is {self.target}, must be in (0, 1]")
+        if self.protocol == "rounds":
+            return  # as many at once as the rule's buffer holds
+        if self.sampling != "uniform":
+            raise ConfigError(f"sampling is {self.sampling}, which is for protocol rounds")
+        if self.refill > self.concurrency:
+            raise ConfigError(f"refill is {self.refill}, but {self.concurrency} train at once")
+        if self.concurrency > self.num_clients:
+            raise ConfigError(f"concurrency is {self.concurrency}, but there are {self.num_clients} clients")
+
+    @property
+    def heterogeneity(self) -> float:
+        """The number that the partition takes: alpha, or the classes of a client."""
+        return self.classes if self.partition in BY_CLASSES else self.alpha
+
+    def load_data(self) -> DataSet:
+        """Load the data set; raises ConfigError if its file is missing."""
+        return load_data_set(self.data, Path(self.data_dir) if self.data_dir else None)
+
+    def new_model(self, data: DataSet, seed: int) -> "nn.Module":
+        """Build the model for `data` with the initial params of `seed`."""
+        return build_model(self.model, data.shape, data.num_classes, random_stream(seed, StreamPurpose.MODEL))
+
+    def num_parameters(self) -> int:
+        """Return d of the model; loads the data set for the shape of its images."""
+        return sum(parameter.numel() for parameter in self.new_model(self.load_data(), 0).parameters())

@@ -1,0 +1,102 @@
+"""Data sets: images scaled to mean 0 and variance 1, a fixed train/test split, no downloads."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from afflux.sim.errors import ConfigError, known
+
+SPLIT_SEED = 20240
+"""The split is part of the data set, not of a run: every seed is tested on the same images."""
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """One data set: float32 images (n, channels, height, width) and int64 labels (n,)."""
+
+    name: str
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    num_classes: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(channels, height, width) of one image."""
+        channels, height, width = self.x_train.shape[1:]
+        return channels, height, width
+
+
+def stratified_split(labels: np.ndarray, test_share: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return (train, test) indices with `test_share` of every class in the test part."""
+    rng = np.random.Generator(np.random.PCG64(SPLIT_SEED))
+    test = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        test[members[: round(test_share * len(members))]] = True
+    return np.flatnonzero(~test), np.flatnonzero(test)
+
+
+def standardised(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scale both by the mean and deviation of all training pixels; (n, h, w) -> (n, 1, h, w).
+
+    One scale for all pixels: some border pixels of the digits never change.
+    """
+    mean = float(np.mean(train, dtype=np.float64))
+    deviation = float(np.std(train, dtype=np.float64))
+    scaled = [((part - mean) / deviation).astype(np.float32)[:, None] for part in (train, test)]
+    return scaled[0], scaled[1]
+
+
+def digits(data_dir: Path | None) -> DataSet:
+    """Load scikit-learn's 1797 handwritten digits of 8x8 pixels; one third is the test part."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    train, test = stratified_split(labels, 1 / 3)
+    x_train, x_test = standardised(images[train].reshape(-1, 8, 8), images[test].reshape(-1, 8, 8))
+    y = labels.astype(np.int64)
+    return DataSet("digits", x_train, y[train], x_test, y[test], 10)
+
+
+def mnist(data_dir: Path | None) -> DataSet:
+    """Load mnist.npz: x_train (60000, 28, 28) uint8, y_train, x_test, y_test."""
+    if data_dir is None:
+        raise ConfigError(
+            "data 'mnist' is read from mnist.npz in a folder of yours: name it with --data-dir or AFFLUX_DATA"
+        )
+    path = data_dir / "mnist.npz"
+    if not path.is_file():
+        raise ConfigError(f"data 'mnist' needs the file {path}, which does not exist")
+    keys = ("x_train", "y_train", "x_test", "y_test")
+    with np.load(path, allow_pickle=False) as archive:
+        absent = [key for key in keys if key not in archive]
+        if absent:
+            raise ConfigError(f"{path} has no array {', '.join(absent)}")
+        x_train, y_train, x_test, y_test = (archive[key] for key in keys)
+    x_train, x_test = standardised(x_train, x_test)
+    return DataSet("mnist", x_train, y_train.astype(np.int64), x_test, y_test.astype(np.int64), 10)
+
+
+DATASETS: dict[str, Callable[[Path | None], DataSet]] = {"digits": digits, "mnist": mnist}
+
+
+def load_data_set(name: str, data_dir: Path | None = None) -> DataSet:
+    """Load the data set `name`, once per process; the folder is `data_dir` or AFFLUX_DATA."""
+    known("data", name, DATASETS)
+    if data_dir is None and (folder := os.environ.get("AFFLUX_DATA")):
+        data_dir = Path(folder)
+    return _load(name, data_dir)
+
+
+@lru_cache(maxsize=2)
+def _load(name: str, data_dir: Path | None) -> DataSet:
+    task = DATASETS[name](data_dir)
+    for array in (task.x_train, task.y_train, task.x_test, task.y_test):
+        array.flags.writeable = False
+    return task

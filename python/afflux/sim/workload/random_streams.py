@@ -1,0 +1,27 @@
+"""Random streams: one generator per (seed, purpose, key), so that runs with one seed are paired."""
+
+from enum import IntEnum
+
+import numpy as np
+
+
+class StreamPurpose(IntEnum):
+    """What a stream is for; the numbers are part of a result's identity and are never reused."""
+
+    PARTITION = 0
+    DELAY_CLIENTS = 1
+    DELAY_TIMES = 2
+    SELECTION = 3
+    BATCHES = 4
+    MODEL = 5
+    STALE_MODELS = 6
+    VALIDATION = 7
+
+
+def random_stream(seed: int, purpose: StreamPurpose, *key: int) -> np.random.Generator:
+    """Return the generator of `purpose` under `seed`; `key` tells e.g. dispatches apart.
+
+    No stream depends on how much another one was used, and none on the aggregation rule.
+    """
+    sequence = np.random.SeedSequence(seed, spawn_key=(int(purpose), *key))
+    return np.random.Generator(np.random.PCG64(sequence))

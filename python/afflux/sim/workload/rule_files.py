@@ -1,0 +1,57 @@
+"""Where a rule's name leads: to a preset, or to a function in a file of the user's, which is executed."""
+
+import inspect
+import sys
+from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+from afflux.rules import RULES
+from afflux.rules.rule import Rule
+from afflux.sim.errors import ConfigError, known
+
+
+def split_rule_name(label: str) -> tuple[str, list[str]]:
+    """Return the name in `name[:option=value...]`, and the rest in parts.
+
+    >>> split_name("fedbuff:server_lr=0.5"), split_name("my/rules.py:clipped:clip=1")
+    (('fedbuff', ['server_lr=0.5']), ('my/rules.py:clipped', ['clip=1']))
+    """
+    name, *rest = label.split(":")
+    if name.endswith(".py") and rest:
+        name = f"{name}:{rest.pop(0)}"
+    return name, rest
+
+
+def rule_function(name: str) -> Callable[..., Rule]:
+    """Return the function that makes the rule; raises ConfigError for an unknown preset, file or function."""
+    path, colon, function = name.partition(":")
+    if not path.endswith(".py"):
+        known("rule", name, RULES)
+        return RULES[name]
+    if not colon:
+        raise ConfigError(f"{path} is a file: write {path}:FUNCTION")
+    made = getattr(_module(Path(path).resolve()), function, None)
+    if not inspect.isfunction(made):
+        raise ConfigError(f"{path} has no function {function!r}")
+    return made
+
+
+def _module(path: Path) -> object:
+    """Execute the file, once in this process."""
+    key = f"afflux rule file {path}"
+    if key in sys.modules:
+        return sys.modules[key]
+    if not path.is_file():
+        raise ConfigError(f"there is no rule file {path}")
+    spec = spec_from_file_location(key, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} is no Python file")
+    module = module_from_spec(spec)
+    sys.modules[key] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[key]
+        raise ConfigError(f"{path} failed: {type(error).__name__}: {error}") from error
+    return module

@@ -1,0 +1,138 @@
+"""A rule by name with its options, as plain data: read from text, and written as text."""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, dataclass
+from math import isfinite
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+from afflux.rules.rule import Rule
+from afflux.rules.staleness import Constant, Exponential, Hinge, Inverse, Polynomial, StalenessLaw
+from afflux.sim.errors import ConfigError, known
+from afflux.sim.workload.rule_files import rule_function, split_rule_name
+
+STALENESS_LAWS: dict[str, Callable[..., StalenessLaw]] = {
+    "constant": Constant,
+    "polynomial": Polynomial,
+    "hinge": Hinge,
+    "exponential": Exponential,
+    "inverse": Inverse,
+}
+
+JsonScalar = int | float | str | bool | None
+
+
+@dataclass(frozen=True)
+class RuleSpec:
+    """A rule by name with options, as plain data that can go to another process."""
+
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()
+    label: str = ""
+    """What a person calls it in tables and pictures."""
+
+    def build(self) -> Rule:
+        """Make the rule; raises ConfigError for an unknown name, option or impossible value."""
+        options = dict(self.options)
+        for option in options:
+            known(f"option of {self.name}:", option, rule_parameters(self.name))
+        try:
+            rule = rule_function(self.name)(**options)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"rule {self.label or self.name}: {error}") from error
+        if not isinstance(rule, Rule):
+            raise ConfigError(f"rule {self.label or self.name}: it returns {rule!r}, not an afflux.Rule")
+        return rule
+
+    def plain_options(self) -> dict[str, JsonScalar]:
+        """The options as JSON has them: a law, or inf, as the text that `parse_rule` reads."""
+        return {name: value if _in_json(value) else format_option(value) for name, value in self.options}
+
+
+def rule_parameters(rule: str) -> Mapping[str, inspect.Parameter]:
+    """Return the options that a rule takes; raises ConfigError for an unknown rule."""
+    return inspect.signature(rule_function(rule), eval_str=True).parameters
+
+
+def parse_rule(text: str, common: Mapping[str, Any] | None = None) -> RuleSpec:
+    """Read `name[:option=value...]`; options in `common` apply where the rule takes them.
+
+    The name is a preset's, or `path/to/file.py:function`: then that file is executed.
+
+    >>> parse("fedbuff:server_lr=0.5", {"buffer_size": 4}).options
+    (('buffer_size', 4), ('server_lr', 0.5))
+    """
+    label = text.strip()
+    name, assignments = split_rule_name(label)
+    _refuse_commas(label, name)
+    taken = rule_parameters(name)
+    options = {key: value for key, value in (common or {}).items() if key in taken}
+    for assignment in assignments:
+        option, equals, value = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"rule {label}: {assignment!r} is not option=value")
+        known(f"option of {name}:", option, taken)
+        try:
+            options[option] = _value(value, taken[option].annotation)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"rule {label}: {option}: {error}") from None
+    return RuleSpec(name, tuple(sorted(options.items())), label)
+
+
+def _refuse_commas(label: str, name: str) -> None:
+    """Say how options are separated if commas were tried; where rules are, a comma leaves an option as a name."""
+    start = len(name) if ".py" in name else 0
+    meant = label[:start] + re.sub(r",\s*(?=\w+=)", ":", label[start:])
+    if re.match(r"\w+=", name):
+        meant = f"NAME:{meant}"
+    if meant != label:
+        raise ConfigError(f"rule {label}: options are separated by ':', as in {meant}")
+
+
+def format_option(value: Any) -> str:
+    """Return the text from which `parse_rule` reads this value of an option.
+
+    >>> written(Hinge(10.0, 4.0)), written(None), written(0.5)
+    ('hinge(10.0,4.0)', 'none', '0.5')
+    """
+    for name, law in STALENESS_LAWS.items():
+        if type(value) is law:
+            arguments = ",".join(map(repr, astuple(value)))
+            return f"{name}({arguments})" if arguments else name
+    return value if isinstance(value, str) else str(value).lower()
+
+
+def _in_json(value: Any) -> bool:
+    return isinstance(value, JsonScalar) and not (isinstance(value, float) and not isfinite(value))
+
+
+def _value(text: str, annotation: Any) -> Any:
+    named = {format_option(choice): choice for choice in literal_choices(annotation)}
+    if text in named:
+        return named[text]
+    if StalenessLaw in (annotation, *get_args(annotation)):
+        return _law(text)
+    for number in (int, float):
+        if number is annotation or number in get_args(annotation):
+            return number(text)
+    raise ValueError(f"{text!r} is not one of {', '.join(named)}")
+
+
+def literal_choices(annotation: Any) -> list[Any]:
+    """Return the values that an annotation lists: ["a", "b", None] of Literal["a", "b"] | None."""
+    if annotation in (None, NoneType):
+        return [None]
+    if annotation is bool:
+        return [False, True]
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    return [choice for part in get_args(annotation) for choice in literal_choices(part)]
+
+
+def _law(text: str) -> StalenessLaw:
+    name, _, rest = text.removesuffix(")").partition("(")
+    known("staleness law", name, STALENESS_LAWS)
+    law: StalenessLaw = STALENESS_LAWS[name](*(float(number) for number in rest.split(",") if number))
+    return law

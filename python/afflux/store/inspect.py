@@ -1,0 +1,205 @@
+"""What can be said of a store, and taken out of it, without its rule: `afflux store info` and `export`."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import IO, Any
+from zipfile import ZipFile
+
+import numpy as np
+
+from afflux.aggregation.cache.rows import Row, decoded_dtype
+from afflux.ops.errors import StoreError
+from afflux.rules.rule import ClientId
+from afflux.store.index import Place
+from afflux.store.reader import Reading, reading
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """What a store says of itself; sizes in bytes."""
+
+    path: str
+    rule: str  #: its name
+    recipe: Mapping[str, Any]  #: its parts and their options, as far as they are afflux's own
+    kind: str  #: what clients push
+    d: int
+    dtype: str  #: of params
+    slot_dtype: str  #: of the arrivals that wait
+    version: int  #: of the last commit
+    joins: int  #: decisions about pushes until then
+    waiting: int  #: arrivals that wait in it
+    counts: Mapping[str, int]  #: pushes by what became of them
+    num_clients: int | None  #: N, if the rule needs it
+    clients: int  #: those that have a row
+    id_type: str | None  #: of client ids: int or str; None before the first one
+    codec: str | None  #: of the rows; None if the rule keeps none
+    bits: int | None  #: of an element of a row, scales apart
+    bytes_per_client: int  #: a row
+    disk_bytes: Mapping[str, int]  #: of each array, allocated, and of the index
+    durability: str  #: of the last commit: process or power
+    commit_every: int | None  #: versions that this divides are committed; None: only checkpoints are
+    repairs: tuple[Mapping[str, Any], ...]  #: where bit continuity ended
+    in_use: bool  #: a process holds the store
+    problems: tuple[str, ...]  #: files that are missing, or not of their size; what is in them `check` reads
+    notes: Any  #: of the last checkpoint
+
+
+def info(path: "str | PathLike[str]") -> Info:
+    """What a store says of itself. Reads the index, and the sizes of all files, whatever the number of clients, also
+    while it is in use.
+
+    Raises:
+        StoreError: there is no store, or it is damaged.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> import numpy as np
+    >>> from afflux import Server
+    >>> from afflux.rules import ca2fl
+    >>> folder = TemporaryDirectory()
+    >>> with Server(ca2fl(buffer_size=1), np.zeros(3), num_clients=9, store=f"{folder.name}/store") as server:
+    ...     _ = server.push("ann", np.ones(3), version=0)
+    >>> found = info(f"{folder.name}/store")
+    >>> found.rule, found.version, found.clients, found.codec, found.bytes_per_client, found.problems
+    ('ca2fl', 1, 1, 'float32', 12, ())
+    >>> folder.cleanup()
+    """
+    with _lightly(Path(path)) as (store, in_use):
+        meta, server, codec = store.committed.meta, store.server, store.codec
+        sizes = {name: array.disk_bytes for name, array in store.arrays.items()}
+        sizes["index"] = sum(file.stat().st_size for file in store.path.glob(f"{store.index.path.name}*"))
+        return Info(
+            path=str(path),
+            rule=server["rule"],
+            recipe=store.facts["rule"],
+            kind=server["kind"],
+            d=store.d,
+            dtype=server["dtype"],
+            slot_dtype=server["slot_dtype"],
+            version=meta["version"],
+            joins=meta["joins"],
+            waiting=len(store.committed.arrivals),
+            counts=meta["counts"],
+            num_clients=server["num_clients"],
+            clients=store.clients,
+            id_type=meta["id_type"],
+            codec=None if codec is None else codec.name,
+            bits=None if codec is None else codec.bits,
+            bytes_per_client=store.row_bytes,
+            disk_bytes=sizes,
+            durability=meta["durability"],
+            commit_every=store.facts["commits"]["commit_every"],
+            repairs=tuple(store.facts["repairs"]),
+            in_use=in_use,
+            problems=(*store.lost.values(), *missing(store), *store.too_long),
+            notes=None if store.committed.notes is None else json.loads(store.committed.notes),
+        )
+
+
+@contextmanager
+def _lightly(path: Path) -> Iterator[tuple[Reading, bool]]:
+    """The store, also if a server is at work in it, and whether one is."""
+    with ExitStack() as undo:
+        try:
+            store, in_use = undo.enter_context(reading(path)), False
+        except StoreError:
+            store, in_use = undo.enter_context(Reading(path, alone=False)), True
+        yield store, in_use
+
+
+def missing(store: Reading, but: Sequence[str] = ()) -> Iterator[str]:
+    """Files that are not there, or cut off, and that the last commit needs."""
+    for name, slot in store.committed.last_slots.items():
+        lack = None if name in but else store.arrays[name].lack(slot)
+        if lack is not None:
+            yield lack
+
+
+def export(
+    path: "str | PathLike[str]", out: "str | PathLike[str]", clients: Sequence[ClientId] | None = None
+) -> list[ClientId]:
+    """Writes clients' rows, decoded, to a file that NumPy reads without pickle; returns the clients.
+
+    Args:
+        path: the store's folder; nothing is written there.
+        out: `.npy`: the rows, (n, d) float32 or float64; `.npz`: `rows`, and `clients`, (n,) int64 or text. What is
+            there is replaced, as soon as all is written.
+        clients: in this order; None: all that have a row, in the order in which they came.
+
+    Raises:
+        StoreError: no store, in use, no rows, a client without a row or with a damaged one, or `out` cannot be written.
+
+    Cost: the rows are read and written once; memory for one of them, and some for each client.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from afflux import Server
+    >>> from afflux.rules import ca2fl
+    >>> folder = TemporaryDirectory()
+    >>> with Server(ca2fl(buffer_size=2), np.zeros(3), num_clients=9, store=f"{folder.name}/store") as server:
+    ...     for client in (7, 5):
+    ...         _ = server.push(client, np.full(3, client, np.float32), version=0)
+    >>> export(f"{folder.name}/store", f"{folder.name}/rows.npy")
+    [5, 7]
+    >>> np.load(f"{folder.name}/rows.npy").tolist()
+    [[5.0, 5.0, 5.0], [7.0, 7.0, 7.0]]
+    >>> folder.cleanup()
+    """
+    out = Path(out)
+    if out.suffix not in (".npy", ".npz"):
+        raise StoreError(f"[export] out is {out}, must end in .npy or .npz")
+    with reading(path) as store:
+        if store.codec is None:
+            raise StoreError(f"[export] {path} has no rows: {store.server['rule']} keeps none")
+        places = list(store.index.rows()) if clients is None else [(who, _place(store, who)) for who in clients]
+        ids, new = [client_id for client_id, _ in places], out.with_name(out.name + ".new")
+        try:
+            try:
+                _write(new, ids, _decoded(store, places), (len(ids), store.d), decoded_dtype(store.codec))
+                new.replace(out)
+            finally:
+                new.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"[export] cannot write {out}: {error.strerror}") from None
+        return ids
+
+
+def _place(store: Reading, client_id: ClientId) -> Place:
+    place = store.index.row(client_id)
+    if place is None:
+        raise StoreError(f"[export] client {client_id!r} has no row in {store.path}")
+    return place
+
+
+def _decoded(store: Reading, places: Sequence[tuple[ClientId, Place]]) -> Iterator[Row]:
+    for client_id, place in places:
+        row = store.sound(place)
+        if row is None:
+            remedy = store.arrays["rows"].remedy
+            raise StoreError(f"[export] client {client_id!r}'s row in {store.path} is damaged; {remedy}")
+        yield store.decoded(row)
+
+
+def _write(new: Path, ids: Sequence[ClientId], rows: Iterator[Row], shape: tuple[int, int], dtype: str) -> None:
+    header = {"descr": np.dtype(dtype).newbyteorder("<").str, "fortran_order": False, "shape": shape}
+    if new.suffixes[-2] == ".npy":
+        with new.open("wb") as file:
+            _stream(file, header, rows)
+        return
+    names = np.array(ids, None if ids else np.int64)
+    if names.tolist() != ids:
+        lost = next(i for i, name in zip(ids, names.tolist(), strict=True) if i != name)
+        raise StoreError(f"[export] client {lost!r} ends in a NUL, which text in .npz loses: export to .npy")
+    with ZipFile(new, "w") as archive:
+        with archive.open("clients.npy", "w") as entry:
+            np.lib.format.write_array(entry, names, allow_pickle=False)
+        with archive.open("rows.npy", "w", force_zip64=True) as entry:
+            _stream(entry, header, rows)
+
+
+def _stream(file: IO[bytes], header: dict[str, Any], rows: Iterator[Row]) -> None:
+    np.lib.format.write_array_header_1_0(file, header)
+    for row in rows:
+        file.write(row.data)

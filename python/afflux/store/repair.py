@@ -1,0 +1,276 @@
+"""Whether a store is sound, and how one with damaged rows is mended: `afflux store check` and `repair`."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from os import PathLike
+
+import numpy as np
+import numpy.typing as npt
+
+from afflux.ops.errors import StoreError
+from afflux.rules.rule import ClientId
+from afflux.store.index import INDEX, Change, Index, Place
+from afflux.store.inspect import missing
+from afflux.store.metadata import BACKUP, write_again
+from afflux.store.reader import Reading, reading
+from afflux.store.vectors import crc, damage
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes that were read so far, and with all that will be."""
+
+#: What the sum of the rows may be off, in parts of the largest norm that a row has had, times N.
+PROMISE = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What was found in a store."""
+
+    clients: int  #: whose rows were read
+    damaged: tuple[ClientId, ...]  #: those whose row is not what was written, sorted
+    sum_error: (
+        float | None
+    )  #: |sum - sum of the rows| / N, in parts of the largest norm; None: no rows, or damaged ones
+    problems: tuple[str, ...]  #: all that is wrong, in words
+    mendable: bool  #: whether `repair` can put it right
+    keeps_bits: bool  #: whether what follows then has the bits that it would have had: no row is dropped
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What was done to a store."""
+
+    dropped: tuple[ClientId, ...]  #: clients who have no row any more, as if they had never been seen
+    version: int  #: after which the bits are others than without the damage
+
+
+class _Look:
+    """All of a store, read once."""
+
+    def __init__(self, store: Reading, progress: Progress) -> None:
+        self._store = store
+        self._progress = progress
+        self._done = 0
+        vectors = sum(store.arrays[name.partition(":")[0]].slot_bytes for name in store.committed.vectors)
+        arrivals = len(store.committed.arrivals) * store.arrays["arrivals"].slot_bytes
+        self._all = vectors + arrivals + store.clients * store.row_bytes
+        self.good: list[tuple[ClientId, Place]] = []
+        self.bad: list[tuple[ClientId, Place]] = []
+        self.total = np.zeros(store.d if store.codec is not None else 0, np.float64)
+        self._largest = float(store.committed.meta["largest_row"])
+        #: By what is wrong: the index or its places, vectors but for the sum, the sum, rows, files' sizes.
+        self.index = [f"{store.index.path}: {line}" for line in store.index.damage()]
+        self.vectors, self.sum, self.rows = list(dict.fromkeys(self._vectors())), list[str](), list[str]()
+        self.long = store.too_long
+        self.sum_error: float | None = None
+        if store.codec is not None:
+            self._read_rows()
+            self.rows = list(self._lost_rows())
+            self._sum()
+
+    def _vectors(self) -> Iterator[str]:
+        """Files that are missing or cut off; params, memories and arrivals that do not agree with their checksums."""
+        store = self._store
+        yield from missing(store, but=("rows", "sum"))
+        places = [(name.partition(":")[0], place) for name, place in store.committed.vectors.items() if name != "sum"]
+        places += [("arrivals", kept.place) for kept in store.committed.arrivals if kept.place is not None]
+        for name, place in places:
+            problem = self._damage(name, place)
+            if problem is not None:
+                yield problem
+
+    def _damage(self, name: str, place: Place) -> str | None:
+        segments = self._store.arrays[name]
+        self._read(segments.slot_bytes)
+        try:
+            return damage(segments, place, 1)
+        except StoreError as error:  # the disk fails
+            return str(error).removeprefix("[store] ")
+
+    def _read_rows(self) -> None:
+        store = self._store
+        count, high, free = store.committed.meta["rows"]
+        taken, ranks = np.zeros(high, bool), np.zeros(count, bool)
+        taken[free] = True
+        with suppress(StoreError):  # which `damage` has told of
+            for client_id, place in store.rows():
+                self._read(store.row_bytes)
+                if not (0 <= place.slot < high and 0 <= place.rank < count) or taken[place.slot] or ranks[place.rank]:
+                    self.index.append(f"{store.index.path}: client {client_id!r}'s row has a place that cannot be")
+                    continue
+                taken[place.slot] = ranks[place.rank] = True
+                (self.good if self._added(place) else self.bad).append((client_id, place))
+        if (found := len(self.good) + len(self.bad)) != count:
+            self.index.append(f"{store.index.path}: {found} of {count} clients' rows have a place")
+
+    def _lost_rows(self) -> Iterator[str]:
+        """One line for all that were in a file that is missing or cut off, one for each other row."""
+        segments, (_, high, _) = self._store.arrays["rows"], self._store.committed.meta["rows"]
+        each = segments.shape.per_segment
+        flaws = {i: flaw for i in range(-(-high // each)) if (flaw := segments.flaw(i)) is not None}
+        lost = Counter(place.slot // each for _, place in self.bad)
+        for segment, flaw in flaws.items():
+            yield f"{flaw}: {lost[segment]} clients' rows"
+        for client_id, place in sorted(self.bad):
+            if place.slot // each not in flaws:
+                yield f"client {client_id!r}'s row in {segments.folder} is damaged"
+
+    def _added(self, place: Place) -> bool:
+        """Adds a row to the total; False if it is damaged. Nothing of it stays while the next one is read."""
+        row = self._store.sound(place)
+        if row is None:
+            return False
+        vector = self._store.decoded(row).astype(np.float64, copy=False)
+        self.total += vector
+        self._largest = max(self._largest, float(np.linalg.norm(vector)))
+        return True
+
+    def _sum(self) -> None:
+        """Whether the sum is that of the rows."""
+        store = self._store
+        problem = self._damage("sum", store.committed.vectors["sum"])
+        if problem is not None:
+            self.sum.append(problem)
+            return
+        if self.bad or self.index:
+            return
+        kept: npt.NDArray[np.float64] = store.arrays["sum"].array(store.committed.vectors["sum"].slot)
+        off = float(np.linalg.norm(kept - self.total)) / int(store.server["num_clients"])
+        self.sum_error = off / self._largest if off else 0.0
+        if not self.sum_error <= PROMISE:
+            self.sum.append(
+                f"the sum of the rows is off by {self.sum_error:.1e} times the largest row's norm, the promise is "
+                f"{PROMISE:.0e}"
+            )
+
+    def _read(self, count: int) -> None:
+        self._done += count
+        self._progress(self._done, max(self._all, self._done))
+
+    def health(self) -> Health:
+        """In words."""
+        lost = self._store.lost.values()
+        return Health(
+            clients=len(self.good) + len(self.bad),
+            damaged=tuple(sorted(client_id for client_id, _ in self.bad)),
+            sum_error=self.sum_error,
+            problems=(*self.index, *lost, *self.long, *self.vectors, *self.sum, *self.rows),
+            mendable=bool(lost or self.long or self.sum or self.rows) and not self.index and not self.vectors,
+            keeps_bits=not self.bad and not self.sum,
+        )
+
+
+def check(path: "str | PathLike[str]", progress: Progress | None = None) -> Health:
+    """Reads every byte of a store: all checksums, the index, and the sum against the rows that it should be of.
+
+    Args:
+        path: the store's folder; nothing is written.
+        progress: called now and then with bytes read, and bytes to read.
+
+    Raises:
+        StoreError: no store, in use, or so damaged that it cannot be opened.
+
+    Cost: all committed bytes are read once; up to 24 d bytes of memory, and some for each client.
+    """
+    with reading(path) as store:
+        return _Look(store, progress or _silent).health()
+
+
+def repair(
+    path: "str | PathLike[str]", progress: Progress | None = None, *, agreed: Health | None = None
+) -> Repair | None:
+    """Drops the rows that are damaged, and makes the sum anew from those that are not; None if all of them are sound.
+
+    The clients dropped count as never seen. What follows has other bits than it would have had: the store records the
+    version at which that begins (`info(path).repairs`). A segment that has not its size, and what Zarr knew of an
+    array, are made again also where no row is lost.
+
+    Args:
+        path: the store's folder.
+        progress: as for `check`.
+        agreed: what `check` has found, if no more than that may be lost.
+
+    Raises:
+        StoreError: no store, in use, more than rows and their sum is damaged, or more than was agreed to; the store
+            is as it was.
+
+    Cost: as `check`, and a transaction over all clients.
+    """
+    with reading(path, shared=False) as store:
+        look = _Look(store, progress or _silent)
+        health = look.health()
+        if health.sound:
+            return None
+        if not health.mendable:
+            problems = "; ".join((*look.index, *look.vectors))
+            raise StoreError(f"[repair] {problems}: only rows and their sum are mended; {BACKUP}")
+        if agreed is not None:
+            _refuse_more(health, agreed)
+        if store.lost:
+            slots = {name: array.slots for name, array in store.arrays.items()}
+            write_again(store.path, store.lost, store.shapes, slots)
+        for array in store.arrays.values():
+            array.cut()
+        if store.codec is not None:
+            store.arrays["rows"].reserve(store.committed.meta["rows"][1])
+        if health.keeps_bits:
+            return None
+        _mend(store, look, health.damaged)
+        return Repair(health.damaged, int(store.committed.meta["version"]))
+
+
+def _refuse_more(found: Health, agreed: Health) -> None:
+    """Refuses a repair that loses more than was agreed to."""
+    more = sorted({*found.damaged} - {*agreed.damaged})
+    if more:
+        raise StoreError(
+            f"[repair] rows are damaged that were not when it was checked: {len(more)}, the first of client "
+            f"{more[0]!r}; nothing was changed: check it again"
+        )
+    if agreed.keeps_bits and not found.keeps_bits:
+        raise StoreError(
+            "[repair] the sum is damaged, which it was not when it was checked; nothing was changed: check it again"
+        )
+
+
+def _mend(store: Reading, look: _Look, dropped: Sequence[ClientId]) -> None:
+    last, segments = store.committed, store.arrays["sum"]
+    slot = 1 - last.vectors["sum"].slot
+    segments.reserve(2)
+    segments.put(slot, look.total)
+    segments.flush([slot])
+    _, high, _ = last.meta["rows"]
+    ranked = sorted(look.good, key=lambda entry: entry[1].rank)
+    used = {place.slot for _, place in ranked}
+    meta = {**last.meta, "rows": [len(ranked), high, [slot for slot in range(high) if slot not in used]]}
+    told = {"version": meta["version"], "joins": meta["joins"], "dropped": dropped}
+    store.index.close()  # SQLite leaves nothing behind when the last one goes
+    index = Index(store.path / INDEX)
+    try:
+        index.flush_commits(True)
+        index.commit(
+            Change(
+                meta,
+                last.buffers,
+                last.notes,
+                {**last.vectors, "sum": Place(slot, crc(look.total, 1))},
+                last.arrivals,
+                {client_id: place._replace(rank=rank) for rank, (client_id, place) in enumerate(ranked)},
+                tails={},
+                forget_rows=True,
+                facts={"repairs": [*store.facts["repairs"], told]},
+            )
+        )
+    finally:
+        index.close()
+
+
+def _silent(done: int, whole: int) -> None:
+    pass
