@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import oracle
-from afflux import ops
+from afflux import _engine, ops
 from conftest import ISAS, bits
 from pairwise import pairwise
 from test_types import buffer, values
 
-KINDS = {"sgd": 0, "momentum": 1, "adam": 2, "amsgrad": 3, "adagrad": 2, "yogi": 2}
+KINDS = _engine.STEP_KINDS  # how many states each keeps
 CACHES = {"none": None, "difference": ops.CachedDifference, "mean": ops.CachedMean}
 LR, BETA1, BETA2, EPSILON, ROOT_SCALE = -0.3, 0.9, 0.99, 1e-3, 1.25
 
