@@ -1,4 +1,4 @@
-"""exp, log and pow: within half an ulp and a little of 60-digit decimals, and C99's special values. tests/golden.json
+"""exp, log and pow: within half an ulp and a little of 60-digit decimals, and C99's special values. golden.json
 pins the bits of 10^5 results, which test_bits.py computes on every instruction set and without CPU features."""
 
 import math

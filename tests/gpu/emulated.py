@@ -2,7 +2,7 @@
 block by block, over host memory that says it is a GPU's. All arrays that go into the engine's operations go in as such,
 but within `on_host()`.
 
-    AFFLUX_EMULATED=path/of/_engine.so python tests/emulated.py     prints digest.py's digests of operations
+    AFFLUX_EMULATED=path/of/_engine.so python tests/gpu/emulated.py     prints digest.py's digests of operations
     AFFLUX_EMULATED=path/of/_engine.so python -m pytest -p emulated ...
 """
 

@@ -1,8 +1,8 @@
 """The suites of `Server`, with every server on a GPU, or on the emulated one: a plugin of pytest.
 
-    AFFLUX_ARRAYS=cupy python -m pytest -p gpu_servers tests/test_rules.py
-    AFFLUX_EMULATED=path/of/_engine.so AFFLUX_ARRAYS=cupy python -m pytest -p gpu_servers tests/test_rules.py
-    AFFLUX_EMULATED=path/of/_engine.so AFFLUX_ARRAYS=cupy python tests/gpu_servers.py    prints the rules' digests
+    AFFLUX_ARRAYS=cupy python -m pytest -p gpu_servers tests/rules/test_rules.py
+    AFFLUX_EMULATED=path/of/_engine.so AFFLUX_ARRAYS=cupy python -m pytest -p gpu_servers tests/rules/test_rules.py
+    AFFLUX_EMULATED=path/of/_engine.so AFFLUX_ARRAYS=cupy python tests/gpu/gpu_servers.py    prints the rules' digests
 
 Params go there as arrays of AFFLUX_ARRAYS (cupy or torch; emulated: fake_cupy.py, fake_torch.py), and so does every
 second vector that is pushed; the others stay on the host. What a server shows comes back as NumPy's, for tests that

@@ -1,8 +1,8 @@
 """A digest of everything that must be the same bit for bit, whatever computes it. Run by test_bits.py in processes
 with other instruction sets, threads and CPU features; prints one SHA-256 per part.
 
-    python tests/digest.py [num_threads ...]
-    python tests/digest.py --golden > tests/golden.json     (only with a new order_version, or a new rule)
+    python tests/oracle/digest.py [num_threads ...]
+    python tests/oracle/digest.py --golden > tests/oracle/golden.json     (only with a new order_version, or a new rule)
 """
 
 import hashlib

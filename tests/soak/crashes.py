@@ -4,7 +4,7 @@ Children are forked from a process that has imported afflux and never used it, s
 child opens the store, compares all that it finds with the undisturbed run, and goes on from there: its pushes follow
 from their number alone.
 
-python tests/crashes.py 2000 FILE      so many kills in all; goes on where the one that left FILE was stopped
+python tests/soak/crashes.py 2000 FILE      so many kills in all; goes on where the one that left FILE was stopped
 """
 
 import contextlib

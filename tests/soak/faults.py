@@ -4,7 +4,7 @@ lost, whoever drives the server gets a StoreError or nothing to notice, and a se
 The calls are those of the C library, SQLite's included: `faults.cpp` stands before it. Each is met by a child of its
 own, which opens a copy of a store that was killed, plays two rounds, and closes it (`life`), or makes one (`birth`).
 
-LD_PRELOAD=faults.so python tests/faults.py life ca2fl once 1   prints how many calls there were, and errors
+LD_PRELOAD=faults.so python tests/soak/faults.py life ca2fl once 1   prints how many calls there were, and errors
 """
 
 import ctypes

@@ -1,7 +1,7 @@
 """Breaks the code on purpose, one line at a time, in a copy of the project, and checks that the suite notices.
 
 make mutants                        all of them, some minutes
-python tests/mutants.py cache tree  those whose name holds one of the words
+python tests/soak/mutants.py cache tree  those whose name holds one of the words
 """
 
 import os

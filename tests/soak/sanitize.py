@@ -1,8 +1,8 @@
 """Runs a selection of the suite on an extension that was built under a sanitizer; any finding fails the run.
 
-python tests/sanitize.py thread             ThreadSanitizer
-python tests/sanitize.py address            AddressSanitizer and UndefinedBehaviorSanitizer
-python tests/sanitize.py thread --short     the selection that continuous integration runs
+python tests/soak/sanitize.py thread             ThreadSanitizer
+python tests/soak/sanitize.py address            AddressSanitizer and UndefinedBehaviorSanitizer
+python tests/soak/sanitize.py thread --short     the selection that continuous integration runs
 """
 
 import os

@@ -1,7 +1,7 @@
 """Arithmetic with the same bits on every CPU: exp, log, pow, and small sums and products.
 
 `exp`, `log` and `pow` replace those of `math`. They use + - * / and integer operations only, on numbers of 106 bits.
-The error is below 0.51 ulp (measured in tests/test_elementary.py), below 1 ulp where the result is subnormal. Special
+The error is below 0.51 ulp (measured in test_elementary.py), below 1 ulp where the result is subnormal. Special
 values are those of C99's functions. Nothing raises: an undefined value is NaN, a value that is too large is infinite.
 A call takes one or two microseconds.
 

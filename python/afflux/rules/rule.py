@@ -6,7 +6,7 @@
 
 Functions in the first and third slot are part of the exact path: they may use + - * / sqrt, comparisons, afflux.exp,
 log and pow, and the helpers of afflux.ops.exact; nothing whose last bit differs between CPUs (np.exp, np.power, np.dot,
-@, np.sum; tests/test_exact_path.py).
+@, np.sum; test_exact_path.py).
 """
 
 from collections.abc import Mapping

@@ -1,5 +1,5 @@
 // A server in C++ that knows nothing of Python: one CA2FL round and one FedBuff round through the installed engine.
-// Prints the resulting params as hexadecimal bits; tests/test_native.py compares them with the Python package's.
+// Prints the resulting params as hexadecimal bits; tests/engine/test_native.py compares them with the Python package's.
 #include <afflux/afflux.hpp>
 #include <cstdint>
 #include <cstdio>

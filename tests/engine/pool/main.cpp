@@ -1,4 +1,4 @@
-// What tests/test_pool.py runs: parallel_for where Python cannot reach it. Prints "done" if all went well.
+// What tests/engine/test_pool.py runs: parallel_for where Python cannot reach it. Prints "done" if all went well.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
