@@ -57,8 +57,8 @@ SERVER = {
         "test_store_errors.py",
     ),
     "joins: a round that is being made is not counted": (
-        "staleness = book.current.version + (book.round is not None) - version",
-        "staleness = book.current.version - version",
+        "staleness = state.current.version + (state.round is not None) - version",
+        "staleness = state.current.version - version",
         "test_concurrency.py",
     ),
     "checkpoint: joins start again": (

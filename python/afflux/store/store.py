@@ -241,7 +241,7 @@ class Store:
             report = swept.report
             norms = [norm for norm, why in zip(report.norms.tolist(), report.rejected, strict=True) if not why]
             self._largest_row = max([self._largest_row, *norms])
-        version, state = swept.report.version, admission.state.sealed
+        version, state = swept.report.version, admission.state.decided_state
         if state is not None and self.commit_every is not None and version % self.commit_every == 0:
             current = Pulled(swept.draft.array, version, swept.buffers)
             table = None if new_rows is None else new_rows.table
