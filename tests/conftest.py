@@ -4,14 +4,18 @@ import os
 
 os.environ.setdefault("AFFLUX_THREAD_BYTES", "1")  # vectors here are short; all threads that are asked for shall start
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import processes
 from afflux import ops
 
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
 #: Importing them, as the search for doctests does, puts another engine in place, or looks for one.
-collect_ignore = ["emulated.py", "fake_cupy.py", "fake_torch.py", "gpu_servers.py"]
+collect_ignore_glob = ["*emulated.py", "*fake_cupy.py", "*fake_torch.py", "*gpu_servers.py"]
 ISAS = [b.name for b in ops.backends() if b.device == "cpu" and b.runs]
 THREADS = [1, 2, 3]
 
@@ -58,6 +62,12 @@ def nine_rows(tmp_path_factory):
     from nine_rows import make
 
     return make(tmp_path_factory.mktemp("tools") / "store")
+
+
+def found(name):
+    """The one file of that name, in whatever folder under tests/."""
+    (path,) = TESTS.rglob(name)
+    return path
 
 
 def awkward(rng, size):

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,47 +12,37 @@ import pytest
 import afflux
 import machine_code
 from afflux import _engine, ops
+from builds import CMAKE, PATH, built, once, run
+from conftest import ROOT, found
 
-ROOT = Path(__file__).parent.parent
-# A virtual environment's own cmake and ninja, where there are any, before the system's.
-PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-CMAKE = shutil.which("cmake", path=PATH)
 NVCC = shutil.which("nvcc", path=PATH) or shutil.which("nvcc", path="/usr/local/cuda/bin")
 pytestmark = pytest.mark.skipif(CMAKE is None, reason="cmake is not installed")
-
-
-def run(*command):
-    done = subprocess.run(command, env=os.environ | {"PATH": PATH}, capture_output=True, text=True)
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
-def build(source, folder, *options):
-    run(CMAKE, "-S", source, "-B", folder, "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON", *options)
-    run(CMAKE, "--build", folder, "--parallel", "2")
 
 
 @pytest.fixture(scope="module")
 def release(tmp_path_factory):
     """The engine as its users build it (CUDA code too where nvcc is found), installed beside the build."""
-    folder = tmp_path_factory.mktemp("release")
-    build(ROOT, folder, "-DAFFLUX_CUDA=auto")
-    run(CMAKE, "--install", folder, "--prefix", folder / "installed")
-    return folder
+
+    def make(folder):
+        built(ROOT, folder, "-DAFFLUX_CUDA=auto")
+        run(CMAKE, "--install", folder, "--prefix", folder / "installed")
+
+    return once(tmp_path_factory, "release", make)
 
 
 @pytest.fixture(scope="module")
 def debug(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("debug")
-    build(ROOT, folder, "-DAFFLUX_CUDA=off", "-DCMAKE_BUILD_TYPE=Debug")
-    return folder
+    """The objects of the instruction sets alone."""
+    targets = [f"afflux_{b.name}" for b in ops.backends() if b.device == "cpu"]
+    options = "-DAFFLUX_CUDA=off", "-DCMAKE_BUILD_TYPE=Debug"
+    return once(tmp_path_factory, "debug", lambda folder: built(ROOT, folder, *options, targets=targets))
 
 
 @pytest.fixture(scope="module")
 def embedded(release, tmp_path_factory):
     """What the embedding program prints, line by line."""
-    folder = tmp_path_factory.mktemp("embed")
-    build(Path(__file__).parent / "embed", folder, f"-DCMAKE_PREFIX_PATH={release / 'installed'}")
+    options = [f"-DCMAKE_PREFIX_PATH={release / 'installed'}"]
+    folder = once(tmp_path_factory, "embed", lambda folder: built(found("embed"), folder, *options))
     lines = run(folder / "embed").splitlines()
     return dict(line.split(" ", 1) for line in lines)
 

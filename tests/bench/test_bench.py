@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from benching import THREADS, D, M, bench, cache  # noqa: F401
+from conftest import ROOT
 from oracle import EPS, U32
 
 pytest.importorskip("rich")
@@ -22,7 +23,6 @@ from afflux.bench.output import picture, report, tables  # noqa: E402
 from afflux.bench.output.json_text import to_json, without_samples  # noqa: E402
 from afflux.bench.rows import ROWS  # noqa: E402
 
-ROOT = Path(__file__).parents[1]
 REPEATS = 3
 
 

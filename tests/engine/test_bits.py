@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,11 +11,9 @@ import pytest
 import digest
 import order
 from afflux import _engine, ops
-from conftest import ISAS, THREADS, awkward
+from conftest import ISAS, THREADS, awkward, found
 from pairwise import soak
 from test_types import buffer, values
-
-TESTS = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +25,7 @@ def reference():
 def digests_under(environment, *threads):
     """The digests that a fresh process computes under extra environment variables."""
     done = subprocess.run(
-        [sys.executable, TESTS / "digest.py", *map(str, threads)],
+        [sys.executable, found("digest.py"), *map(str, threads)],
         env=os.environ | environment,
         capture_output=True,
         text=True,
@@ -40,7 +37,7 @@ def digests_under(environment, *threads):
 
 def test_the_bits_are_those_of_earlier_versions(reference):
     """The contract cannot be changed later: files and logs carry order_version. A new rule adds its own line."""
-    golden = json.loads((TESTS / "golden.json").read_text())
+    golden = json.loads(found("golden.json").read_text())
     assert golden.pop("order_version") == _engine.ORDER_VERSION
     assert golden.items() <= reference.items()
 
@@ -149,7 +146,7 @@ def test_the_suite_passes_without_cpu_features():
             "-p",
             "no:cacheprovider",
             "-n0",
-            *(TESTS / f"test_{name}.py" for name in ("ops", "rules", "server")),
+            *(found(f"test_{name}.py") for name in ("ops", "rules", "server")),
         ],
         env=os.environ | WITHOUT["all"] | {"AFFLUX_ISA": ISAS[-1]},
         capture_output=True,

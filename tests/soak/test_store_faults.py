@@ -7,13 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from builds import once, run
+from conftest import found
 from pairwise import soak
 
-HERE = Path(__file__).parent
 CXX = shutil.which(os.environ.get("CXX", "c++"))
 
 pytestmark = [
@@ -24,16 +24,14 @@ pytestmark = [
 
 @pytest.fixture(scope="session")
 def before_libc(tmp_path_factory):
-    library = tmp_path_factory.mktemp("faults") / "faults.so"
-    command = [CXX, "-std=c++17", "-O1", "-fPIC", "-shared", HERE / "faults.cpp", "-o", library, "-ldl"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return library
+    command = [CXX, "-std=c++17", "-O1", "-fPIC", "-shared", found("faults.cpp"), "-ldl"]
+    folder = once(tmp_path_factory, "faults", lambda folder: run(*command, "-o", folder / "faults.so"))
+    return folder / "faults.so"
 
 
 def faults(library, phase, rule, how, step):
     environment = {**os.environ, "LD_PRELOAD": str(library)}
-    command = [sys.executable, HERE / "faults.py", phase, rule, how, str(step)]
+    command = [sys.executable, found("faults.py"), phase, rule, how, str(step)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

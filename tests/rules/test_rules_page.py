@@ -1,15 +1,15 @@
 """docs/rules.md has one line per preset, and the bytes and sweeps in it are true."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from afflux import Server, ops
 from afflux.rules import RULES
+from conftest import ROOT
 
-PAGE = (Path(__file__).parent.parent / "docs" / "rules.md").read_text()
+PAGE = (ROOT / "docs" / "rules.md").read_text()
 ROWS = {
     row[0].strip("`"): row
     for row in (re.split(r" (?<!\\)\| ", line[2:]) for line in PAGE.splitlines() if line[:3] == "| `")

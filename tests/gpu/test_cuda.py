@@ -2,10 +2,7 @@
 
 import json
 import os
-import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,20 +10,19 @@ import pytest
 from afflux import AffluxError, UnavailableError, _engine, ops
 from afflux.ops import codecs
 from afflux.rules import RULES
-from conftest import bits
+from builds import CMAKE, built, once, run
+from conftest import ISAS, ROOT, bits, found
 from device import BACKEND, emulated, get, needs_device, on_host, put
 
-TESTS = Path(__file__).parent
-PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-GOLDEN = json.loads((TESTS / "golden.json").read_text())
+GOLDEN = json.loads(found("golden.json").read_text())
 #: What is run with every server on the emulated device, and its params of one library or the other.
 SUITES = {
-    "cupy": ["server", "log", "coded_rounds", "--deselect=tests/test_coded_rounds.py::test_the_sum_keeps_its_promise"],
+    "cupy": ["server", "log", "coded_rounds", "--deselect=test_coded_rounds.py::test_the_sum_keeps_its_promise"],
     "torch": [
         "server",
         "passes",
         "streaming",
-        "--deselect=tests/test_streaming.py::test_every_round_against_the_oracle",
+        "--deselect=test_streaming.py::test_every_round_against_the_oracle",
     ],
 }
 #: The same with a store, and with rows in pinned memory of the host. Servers in processes of their own, which
@@ -34,9 +30,8 @@ SUITES = {
 STORES = {"cupy": ["store", "store_commits"], "torch": ["store_errors", "store_commits", "store_layout"]}
 ON_HOST = {
     "cupy": ["log"],
-    "torch": ["coded_rounds", "--deselect=tests/test_coded_rounds.py::test_the_sum_keeps_its_promise"],
+    "torch": ["coded_rounds", "--deselect=test_coded_rounds.py::test_the_sum_keeps_its_promise"],
 }
-CMAKE = shutil.which("cmake", path=PATH)
 # Ends of blocks and superblocks of the order, and of what a thread, a warp and a block of threads take.
 SIZES = [1, 3, 130, 1024, 2047, 2049, 65536, 65537, 140_003]
 STORED = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "bfloat16": np.uint16}
@@ -233,51 +228,47 @@ def environment(tmp_path_factory):
     """Of processes in which the device is emulated."""
     if CMAKE is None:
         pytest.skip("cmake is not installed")
-    folder, env = tmp_path_factory.mktemp("emulated"), os.environ | {"PATH": PATH}
     options = ["-DAFFLUX_PYTHON=ON", "-DAFFLUX_CUDA=emulated", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS=-O1 -g0"]
-    options += [f"-DPython_EXECUTABLE={sys.executable}", "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON"]
-    for command in (["-S", TESTS.parent, "-B", folder, *options], ["--build", folder, "--parallel", "2"]):
-        done = subprocess.run([CMAKE, *command], env=env, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+    options += [f"-DPython_EXECUTABLE={sys.executable}", f"-DAFFLUX_ISAS={ISAS[0]}"]
+    folder = once(tmp_path_factory, "emulated", lambda folder: built(ROOT, folder, *options))
     (engine,) = folder.glob("csrc/_engine*.so")
-    paths = os.pathsep.join([str(TESTS.parent / "python"), str(TESTS)])
-    return env | {"AFFLUX_EMULATED": str(engine), "PYTHONPATH": paths}
-
-
-def python(env, *arguments):
-    done = subprocess.run([sys.executable, *arguments], env=env, capture_output=True, text=True, cwd=TESTS.parent)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    modules = {found(name).parent for name in ("emulated.py", "digest.py", "crashes.py", "conftest.py")}
+    paths = os.pathsep.join(map(str, [ROOT / "python", *sorted(modules)]))
+    return {"AFFLUX_EMULATED": str(engine), "PYTHONPATH": paths}
 
 
 def suites(env, plugin, *named):
-    paths = [name if name.startswith("-") else f"tests/test_{name}.py" for name in named]
-    return python(env, "-m", "pytest", "-q", "-p", plugin, "-p", "no:cacheprovider", *paths)
+    """Runs test files, by their names without test_; "--deselect=FILE::TEST" leaves one out."""
+
+    def argument(name):
+        if not name.startswith("--deselect="):
+            return str(found(f"test_{name}.py"))
+        file, _, test = name.removeprefix("--deselect=").partition("::")
+        return f"--deselect={found(file).relative_to(ROOT)}::{test}"
+
+    options = ["-q", f"--rootdir={ROOT}", "-p", plugin, "-p", "no:cacheprovider"]
+    return run(sys.executable, "-m", "pytest", *options, *map(argument, named), **env)
 
 
 @pytest.mark.skipif(emulated is not None, reason="within an emulated process")
 class TestEmulated:
     def test_every_operation_gives_the_bits_of_the_cpu(self, environment):
-        told = json.loads(python(environment, TESTS / "emulated.py"))
+        told = json.loads(run(sys.executable, found("emulated.py"), **environment))
         assert told == {name: GOLDEN[name] for name in told}
         assert len(told) == 7
 
     @pytest.mark.parametrize("arrays", ["cupy", "torch"])
     def test_every_rule_does(self, environment, arrays):
-        told = json.loads(python(environment | {"AFFLUX_ARRAYS": arrays}, TESTS / "gpu_servers.py"))
+        told = json.loads(run(sys.executable, found("gpu_servers.py"), **environment, AFFLUX_ARRAYS=arrays))
         assert told == {name: GOLDEN[name] for name in RULES}
 
-    @pytest.mark.parametrize("name", ["cuda", "gpu_server", "gpu_rows", "bench_cuda"])
-    def test_every_size_and_combination_does(self, environment, name):
-        assert "passed" in suites(environment, "emulated", name)
+    def test_every_size_and_combination_does(self, environment):
+        assert "passed" in suites(environment, "emulated", "cuda", "gpu_server", "gpu_rows", "bench_cuda")
 
     @pytest.mark.parametrize("arrays", ["cupy", "torch"])
-    def test_the_suites_of_servers_pass_there(self, environment, arrays):
-        assert "passed" in suites(environment | {"AFFLUX_ARRAYS": arrays}, "gpu_servers", *SUITES[arrays])
-
-    @pytest.mark.parametrize("arrays", ["cupy", "torch"])
-    def test_those_of_the_store_do(self, environment, arrays):
-        assert "passed" in suites(environment | {"AFFLUX_ARRAYS": arrays}, "gpu_servers", *STORES[arrays])
+    def test_the_suites_of_servers_and_of_the_store_pass_there(self, environment, arrays):
+        named = [*SUITES[arrays], *STORES[arrays]]
+        assert "passed" in suites(environment | {"AFFLUX_ARRAYS": arrays}, "gpu_servers", *named)
 
     @pytest.mark.parametrize("arrays", ["cupy", "torch"])
     def test_so_they_do_with_rows_on_the_host(self, environment, arrays):

@@ -1,7 +1,6 @@
 """`afflux codecs`: errors and means by their formulas, with the reference's rows; what it reads and writes."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from afflux.cli import app
 from afflux.ops import codecs
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers import codec_errors, mf_ca2fl
+from conftest import ROOT
 from test_codecs import ERRORS
 
 ALL = [codecs.Codec(name) for name in codecs.Name.__args__]
@@ -115,7 +115,7 @@ def test_updates_are_taken_evenly_over_the_run(tmp_path):
 
 # ---- the page ------------------------------------------------------------------------------------------------------
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = ROOT / "docs"
 RUN_ON = ("digits", "mnist")
 PAGE = (DOCS / "choosing-bits.md").read_text()
 

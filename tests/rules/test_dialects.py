@@ -1,7 +1,5 @@
 """FedBuff as other frameworks compute it: numbers by hand, oracles over a random trace, errors, docs/dialects.md."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -12,8 +10,9 @@ from afflux.rules import fedbuff
 from afflux.rules.presets.dialects import DIALECTS, appfl, flsim, nvflare
 from afflux.rules.staleness import Constant, Hinge, Polynomial
 from afflux.sim.workload.rule_specs import parse_rule
+from conftest import ROOT
 
-DOCS = Path(__file__).parent.parent / "docs" / "dialects.md"
+DOCS = ROOT / "docs" / "dialects.md"
 CHOICES = {
     **{name: name for name in DIALECTS},
     "flsim(avg_staleness=3)": flsim(avg_staleness=3),

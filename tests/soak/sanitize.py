@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").exists())
 
 #: flags of the compiler, libraries to load before Python, and options of the sanitizer
 SANITIZERS = {
@@ -50,14 +50,23 @@ def library(name: str) -> str | None:
     return path.strip() if Path(path.strip()).is_absolute() else None
 
 
-def build(kind: str, flags: str) -> Path:
-    """A copy of the package around an extension of its own; returns the folder to import it from."""
+def best_isa() -> str:
+    """The instruction set that the engine chooses here."""
+    code = "from afflux import ops; print(*[b.name for b in ops.backends() if b.chosen])"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def build(kind: str, flags: str, isas: str) -> Path:
+    """A copy of the package around an extension of its own; returns the folder to import it from.
+
+    `isas`: the instruction sets to compile; empty: all.
+    """
     folder = ROOT / "build" / "sanitize" / kind
     package = folder / "python" / "afflux"
     tools = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     configure = ["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", "-DAFFLUX_PYTHON=ON", "-DAFFLUX_CUDA=off"]
-    configure += ["-DCMAKE_BUILD_TYPE=None", f"-DCMAKE_CXX_FLAGS=-O1 -g {flags}", f"-DCMAKE_INSTALL_PREFIX={package}"]
-    configure += [f"-DPython_EXECUTABLE={sys.executable}"]
+    configure += ["-DCMAKE_BUILD_TYPE=None", f"-DCMAKE_CXX_FLAGS=-O1 -g1 {flags}", f"-DCMAKE_INSTALL_PREFIX={package}"]
+    configure += [f"-DPython_EXECUTABLE={sys.executable}", f"-DAFFLUX_ISAS={isas}"]
     shutil.rmtree(package, ignore_errors=True)
     ours = shutil.ignore_patterns("*.so", "__pycache__")
     shutil.copytree(ROOT / "python" / "afflux", package, ignore=ours)
@@ -75,7 +84,7 @@ def main(kind: str, short: bool) -> int:
         print(f"skipped: {compiler()} has no {names[libraries.index(None)]}")
         return 0
     print(f"building with {flags} ...", flush=True)
-    package = build(kind, flags)
+    package = build(kind, flags, best_isa() if short else "")
     # Into files: pytest keeps what a test prints, and a finding ends the process.
     reports = package.parent / "report"
     for old in reports.parent.glob("report.*"):
@@ -88,7 +97,9 @@ def main(kind: str, short: bool) -> int:
         "PYTHONPATH": str(package),
         "AFFLUX_STRESS": "10000" if short else "40000",
     }
-    tests = [str(ROOT / "tests" / f"test_{name}.py") for name in (SHORT if short else FULL)[kind].split()]
+    selected = (SHORT if short else FULL)[kind].split()
+    tests = [str(path) for name in selected for path in (ROOT / "tests").rglob(f"test_{name}.py")]
+    assert len(tests) == len(selected)
     # The run must be of that extension, and under the sanitizer: else nothing could be found.
     check = f"import afflux._engine as e, sys; sys.exit(not e.__file__.startswith({str(package)!r}))"
     subprocess.run([sys.executable, "-c", check], check=True, env=environment)

@@ -4,14 +4,14 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from builds import once, run
+from conftest import ROOT, found
 from sanitize import library
 
-HERE = Path(__file__).parent
-ENGINE = HERE.parent / "engine"
+ENGINE = ROOT / "engine"
 CXX = shutil.which(os.environ.get("CXX", "c++"))
 CASES = ["counts", "nested", "throwing", "callers", "forks", "signals", "no_threads", "leave"]
 CASES += ["late", "moved", "pinned_caller", "own_signals", "bare_fork", "leave_soon"]
@@ -19,15 +19,9 @@ needs_compiler = pytest.mark.skipif(CXX is None, reason="there is no C++ compile
 needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="needs /proc")
 
 
-def run(*command, **environment):
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def compiled(folder, source, *options):
     target = folder / source.removesuffix(".cpp")
-    files = [HERE / "pool" / source, ENGINE / "cpu" / "parallel_for.cpp", ENGINE / "cpu" / "pool.cpp"]
+    files = [found("pool") / source, ENGINE / "cpu" / "parallel_for.cpp", ENGINE / "cpu" / "pool.cpp"]
     includes = [f"-I{ENGINE}", f"-I{ENGINE / 'include'}"]
     run(CXX, "-std=c++17", "-O1", "-g", "-fPIC", "-pthread", *options, *includes, *files, "-o", target, "-ldl")
     return target
@@ -35,14 +29,15 @@ def compiled(folder, source, *options):
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    return compiled(tmp_path_factory.mktemp("pool"), "main.cpp")
+    return once(tmp_path_factory, "pool", lambda folder: compiled(folder, "main.cpp")) / "main"
 
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory):
     if library("libtsan.so") is None:
         pytest.skip("the compiler has no ThreadSanitizer")
-    return compiled(tmp_path_factory.mktemp("watched"), "main.cpp", "-fsanitize=thread")
+    flag = "-fsanitize=thread"
+    return once(tmp_path_factory, "watched", lambda folder: compiled(folder, "main.cpp", flag)) / "main"
 
 
 @needs_compiler
@@ -73,7 +68,7 @@ def test_its_threads_leave_a_library_that_is_unloaded(program, tmp_path, spin):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs LD_PRELOAD")
 def test_a_fork_amid_the_first_look_at_the_environment(program, tmp_path):
     slow = tmp_path / "slow_getenv.so"
-    run(CXX, "-std=c++17", "-fPIC", "-shared", HERE / "pool" / "slow_getenv.cpp", "-o", slow, "-ldl")
+    run(CXX, "-std=c++17", "-fPIC", "-shared", found("pool") / "slow_getenv.cpp", "-o", slow, "-ldl")
     assert run(program, "asks", LD_PRELOAD=str(slow)) == "done\n"
 
 

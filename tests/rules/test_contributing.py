@@ -1,19 +1,16 @@
 """The example of CONTRIBUTING.md works as it stands, and keeps the contract."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 
 import oracle
 from afflux import Server
-from conftest import bits
+from conftest import ROOT, bits
 from test_exact_path import offences
 
-TEXT = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
-SOURCE = re.search(r"<!-- tests/test_contributing.py runs this block -->\n```python\n(.*?)```", TEXT, re.DOTALL).group(
-    1
-)
+TEXT = (ROOT / "CONTRIBUTING.md").read_text()
+(SOURCE,) = re.findall(r"<!-- test_contributing.py runs this block -->\n```python\n(.*?)```", TEXT, re.DOTALL)
 
 
 def test_the_example_rule(rng):
