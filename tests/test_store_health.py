@@ -285,11 +285,11 @@ def test_the_check_and_repair_commands(path):
     assert json.loads(run("check", path, "--json").stdout)["damaged"] == [5]
     result = run("repair", path, input="n\n")
     assert result.exit_code == 1
-    assert "drop 1 row and make the sum anew? The bits that follow are others" in result.stdout
+    assert "drop 1 row and recompute the sum? Later bits will differ" in result.stdout
     assert run("check", path).exit_code == 1
     result = run("repair", path, input="y\n")
     assert result.exit_code == 0
-    assert result.stdout.endswith("mended: 1 row dropped; bit continuity ends at version 3\n")
+    assert result.stdout.endswith("repaired: 1 row dropped; bit continuity ends at version 3\n")
     assert run("check", path).exit_code == 0
     assert run("repair", path, "--yes").stdout.startswith("sound")
     assert "repaired    at version 3, where bit continuity ended; rows dropped of clients 5" in run("info", path).stdout

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from afflux import ops
-from afflux._engine import exactly
+from afflux._engine import strict_float_mode
 from afflux.aggregation.arrivals import PendingArrival, canonical
 from afflux.aggregation.cache.rows import NewRows, RowCache
 from afflux.aggregation.reports import Pulled, Report
@@ -107,7 +107,7 @@ class Round:
         ops.apply(self.sweep, num_threads=num_threads, done=finite, checksums=self.checksums)
         if not finite[0]:
             # In the engine's floating-point mode, as prepare.
-            exactly(lambda known: self._make_without(known, num_threads), unseen)
+            strict_float_mode(lambda known: self._make_without(known, num_threads), unseen)
         self.done.append(True)
 
     def _make_without(self, unseen: Unseen, num_threads: int) -> None:
@@ -127,7 +127,7 @@ def prepare(rule: Rule, before: Before, waiting: Sequence[PendingArrival], draft
 
     All of it in the engine's floating-point mode: a weight that is subnormal must not vanish by the caller's.
     """
-    return exactly(lambda ordered: _prepare(rule, before, ordered, draft, num_threads), canonical(waiting))
+    return strict_float_mode(lambda ordered: _prepare(rule, before, ordered, draft, num_threads), canonical(waiting))
 
 
 def _prepare(rule: Rule, before: Before, ordered: list[PendingArrival], draft: Draft, num_threads: int) -> Round:
