@@ -22,8 +22,8 @@ SERVER = {
         "test_server.py",
     ),
     "store: a round writes over the committed sum": (
-        "next(slot for slot in self._slots[name] if slot != kept)",
-        "next(slot for slot in self._slots[name] if slot == (kept or 0))",
+        "next(slot for slot in self._slots[name] if slot != committed)",
+        "next(slot for slot in self._slots[name] if slot == (committed or 0))",
         "test_store_crashes.py",
     ),
     "store: a row is replaced in its committed slot": (
@@ -62,7 +62,7 @@ SERVER = {
         "test_concurrency.py",
     ),
     "checkpoint: joins start again": (
-        '"joins": book.number,',
+        '"joins": state.number,',
         '"joins": 0,',
         "test_log.py",
     ),

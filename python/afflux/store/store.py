@@ -319,7 +319,7 @@ class Store:
             if table is not None and self.rows is not None:
                 self.rows.flush(table)
         meta = checkpoint.scalar_facts({"durability": self._durability, "largest_row": self._largest_row}, state)
-        meta["kept_buffers"] = {
+        meta["retained_buffers"] = {
             each.version: each.buffers.tolist() for each in self.retained if each.buffers is not None
         }
         if table is not None:
@@ -373,7 +373,7 @@ class Store:
     @property
     def retained_buffers(self) -> dict[int, Float64 | None]:
         """The older versions that the last checkpoint has kept, in order, and the model's buffers of each."""
-        own = {} if self.committed is None else self.committed.meta["kept_buffers"]
+        own = {} if self.committed is None else self.committed.meta["retained_buffers"]
         return {
             version: frozen(own[str(version)], np.float64) if str(version) in own else None
             for version in sorted(self._retained_places)
