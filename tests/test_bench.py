@@ -296,7 +296,7 @@ def test_says_where_it_ran_and_not_who(quick, result):
 
 
 def test_prints_and_writes_tables(quick):
-    done, _, markdown = quick
+    done, _, markdown, _ = quick
     for text in (done.stdout, markdown):
         assert "Operations" in text
         assert "Limits, and the machine's best" in text

@@ -207,7 +207,7 @@ def test_updates_that_do_not_fit_are_refused_and_many_are_announced(tmp_path, mo
     assert result.exit_code == 2
     assert "the updates take 2.6e+03 TB, but" in result.stderr
     assert not (tmp_path / "out").exists()
-    monkeypatch.setattr(run_folder, "TELL_ABOVE", 50_000)
+    monkeypatch.setattr(run_folder, "ANNOUNCE_ABOVE", 50_000)
     result = invoke(*arguments)
     assert (result.exit_code, result.stderr) == (0, f"the updates will take 52 kB in {tmp_path}/out/audit\n")
 
@@ -215,7 +215,7 @@ def test_updates_that_do_not_fit_are_refused_and_many_are_announced(tmp_path, mo
 RULE_FILE = """
 from dataclasses import dataclass
 from afflux.rules import fedbuff
-from afflux.rules.weights import Constant
+from afflux.rules.staleness import Constant
 
 @dataclass(frozen=True)
 class Half:

@@ -13,7 +13,8 @@ from afflux import Rule, Server, StoreError, store
 from afflux.rules import afa_cs, ca2fl, fedbuff
 from afflux.rules.calibration import CACHED_DIFFERENCE
 from afflux.rules.optimizers import Sgd
-from afflux.store.index import Index, Place, sealed
+from afflux.store.index import Index, guarded_crc
+from afflux.store.segments import Place
 from conftest import bits
 from damage import damage, place
 from nine_rows import CLIENTS, ORDER, RULE, SIZE, M, change, contents, damage_row, pushes, run, vector
@@ -80,7 +81,7 @@ def test_check_finds_a_sum_of_other_rows(path):
     connection = sqlite3.connect(path / "index.sqlite")
     (crc,) = connection.execute("SELECT crc FROM rows WHERE client = 1").fetchone()
     (slot,) = connection.execute("SELECT slot FROM rows WHERE client = 2").fetchone()
-    connection.execute("UPDATE rows SET crc = ? WHERE client = 2", (sealed(2, Place(slot, crc[:-4])),))
+    connection.execute("UPDATE rows SET crc = ? WHERE client = 2", (guarded_crc(2, Place(slot, crc[:-4])),))
     connection.commit()
     connection.close()
     (here, start), (there, target) = place(path, 1), place(path, 2)

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from afflux import ops
-from afflux._engine import exactly
+from afflux._engine import strict_float_mode
 from afflux.aggregation.arrivals import PendingArrival, canonical
-from afflux.aggregation.cache.rows import RowCache, Rows
+from afflux.aggregation.cache.rows import NewRows, RowCache
 from afflux.aggregation.reports import Pulled, Report
 from afflux.aggregation.streaming import Term, combine
 from afflux.arrays.interop import first_nonfinite, frozen, immutable_copy
@@ -26,7 +26,7 @@ from afflux.rules.rule import Arrivals, Float64, Kind, Rule, Scalars, Weights
 Memories = Mapping[str, Vector]
 
 
-class Before(NamedTuple):
+class RoundStart(NamedTuple):
     """What a round starts from, beside its arrivals."""
 
     current: Pulled
@@ -37,8 +37,8 @@ class Before(NamedTuple):
     ends_pass: bool
 
 
-class Unseen(NamedTuple):
-    """Vectors of a round that were lent, and nobody has looked at; and what it takes to make the round without them."""
+class LentVectors(NamedTuple):
+    """Vectors of a round that were lent, hence not checked, and what is needed to repeat the round without them."""
 
     places: tuple[int, ...]
     rule: Rule
@@ -47,7 +47,7 @@ class Unseen(NamedTuple):
     weights: Weights
 
     def bad(self, slots: Sequence[Slot]) -> dict[int, int]:
-        """The first value that is not finite of each that was read; what only overflows in the sum has none."""
+        """The index of the first non-finite value of each vector that was read and has one."""
         found = {i: first_nonfinite(slots[i]) for i in self.places if self.weights.vectors[i] != 0}
         return {i: index for i, index in found.items() if index is not None}
 
@@ -66,14 +66,14 @@ class Round:
     slots: list[Slot]
     draft: Draft
     sweep: ops.Pass
-    rows: Rows  #: as they are after the sweep
+    rows: NewRows  #: as they are after the sweep
     memories: Memories  #: as they are after the round
     buffers: Float64 | None  #: as they are after the round
     scalars: Scalars  #: likewise
     report: Report  #: its seconds grow with the sweep
     done: list[bool] = field(default_factory=list)  #: not empty once the sweep has been made
     terms: list[Term] = field(default_factory=list)  #: that are to be added before the sweep
-    unseen: Unseen | None = None  #: vectors that nobody has looked at
+    lent: LentVectors | None = None  #: vectors that were not checked when they were pushed
     saved: bool = True  #: whether its rows are where they are kept, and a store has taken note of it, if there is one
     checksums: list[ops.Checksums] | None = None  #: of what the sweep has written, for a store
     driver: int | None = None  #: the thread that makes it; None: no thread does
@@ -86,7 +86,7 @@ class Round:
     def release(self) -> None:
         """Lets go of the slots, once the sweep has been made."""
         self.slots.clear()  # the sweep's own list
-        self.unseen = None
+        self.lent = None
 
     def make(self, num_threads: int) -> None:
         """The sweep; nothing if it has been made."""
@@ -94,43 +94,43 @@ class Round:
             start = perf_counter()
             for term in self.terms:
                 term.add(num_threads)
-            if self.unseen is None:
+            if self.lent is None:
                 ops.apply(self.sweep, num_threads=num_threads, done=self.done, checksums=self.checksums)
             else:
-                self._make_unseen(self.unseen, num_threads)
+                self._make_with_lent(self.lent, num_threads)
             # Nobody has seen the report yet.
             object.__setattr__(self.report, "seconds", self.report.seconds + perf_counter() - start)
 
-    def _make_unseen(self, unseen: Unseen, num_threads: int) -> None:
-        """The sweep, and once more without what is found not to be finite; all may be repeated after an interrupt."""
+    def _make_with_lent(self, lent: LentVectors, num_threads: int) -> None:
+        """The sweep, repeated without vectors that prove non-finite; an interrupted call may be repeated."""
         finite: list[bool] = []
         ops.apply(self.sweep, num_threads=num_threads, done=finite, checksums=self.checksums)
         if not finite[0]:
             # In the engine's floating-point mode, as prepare.
-            exactly(lambda known: self._make_without(known, num_threads), unseen)
+            strict_float_mode(lambda known: self._make_without(known, num_threads), lent)
         self.done.append(True)
 
-    def _make_without(self, unseen: Unseen, num_threads: int) -> None:
-        """Once more without what is not finite; as it is if all that was lent is."""
-        if bad := unseen.bad(self.slots):
-            weights = unseen.without(bad)
-            mix = ops.Combine(self.slots, weights.vectors, params_weight(unseen.rule.kind, weights.vectors))
+    def _make_without(self, lent: LentVectors, num_threads: int) -> None:
+        """Repeats the sweep without the arrivals that hold non-finite values; not if there are none."""
+        if bad := lent.bad(self.slots):
+            weights = lent.without(bad)
+            mix = ops.Combine(self.slots, weights.vectors, params_weight(lent.rule.kind, weights.vectors))
             sweep = replace(self.sweep, combine=mix)
             ops.apply(sweep, num_threads=num_threads, checksums=self.checksums)
-            self.buffers = mixed_buffers(unseen.rule, unseen.current, unseen.ordered, sweep, weights)
+            self.buffers = mixed_buffers(lent.rule, lent.current, lent.ordered, sweep, weights)
             object.__setattr__(self.report, "weights", weights.vectors)
             object.__setattr__(self.report, "rejected", reasons(weights))
 
 
-def prepare(rule: Rule, before: Before, waiting: Sequence[PendingArrival], draft: Draft, num_threads: int) -> Round:
+def prepare(rule: Rule, before: RoundStart, waiting: Sequence[PendingArrival], draft: Draft, num_threads: int) -> Round:
     """Decides a round. Writes nothing but memory of its own, so that whatever raises here leaves no trace.
 
     All of it in the engine's floating-point mode: a weight that is subnormal must not vanish by the caller's.
     """
-    return exactly(lambda ordered: _prepare(rule, before, ordered, draft, num_threads), canonical(waiting))
+    return strict_float_mode(lambda ordered: _prepare(rule, before, ordered, draft, num_threads), canonical(waiting))
 
 
-def _prepare(rule: Rule, before: Before, ordered: list[PendingArrival], draft: Draft, num_threads: int) -> Round:
+def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draft: Draft, num_threads: int) -> Round:
     start = perf_counter()
     slots = [w.slot for w in ordered if not isinstance(w.slot, Term)]
     terms = [w.slot for w in ordered if isinstance(w.slot, Term)]
@@ -154,11 +154,13 @@ def _prepare(rule: Rule, before: Before, ordered: list[PendingArrival], draft: D
         mix = combine(rule, arrivals, weights.vectors, terms, own)
     else:
         mix = ops.Combine(slots, weights.vectors, own)
-    rows = Rows()
+    rows = NewRows()
     cache, memory = None, None
     if before.rows is not None:
         version, extremes = before.current.version + 1, [w.extremes for w in ordered]
-        cache, rows = before.rows.stage(rule.calibrate, arrivals.client_ids, accepted(weights), version, extremes)
+        cache, rows = before.rows.prepare_rows(
+            rule.calibrate, arrivals.client_ids, accepted(weights), version, extremes
+        )
     memories = before.memories
     if apart := before.outs is not memories:
         memories = renewed(rule, before, weights)
@@ -195,9 +197,9 @@ def _prepare(rule: Rule, before: Before, ordered: list[PendingArrival], draft: D
     buffers = mixed_buffers(rule, before.current, ordered, sweep, weights)
     last = sorted((term for term in terms if not term.done), key=lambda term: term.place)
     made = Round(slots, draft, sweep, rows, memories, buffers, scalars, report, terms=last)
-    unseen = tuple(i for i, w in enumerate(ordered) if w.norm != w.norm)
-    if unseen:
-        made.unseen = Unseen(unseen, rule, before.current, ordered, weights)
+    lent = tuple(i for i, w in enumerate(ordered) if w.norm != w.norm)
+    if lent:
+        made.lent = LentVectors(lent, rule, before.current, ordered, weights)
     return made
 
 
@@ -218,7 +220,7 @@ def reasons(weights: Weights) -> tuple[str, ...]:
     return tuple([weights.rejected.get(i, "" if w else "weight 0") for i, w in enumerate(vectors)])
 
 
-def renewed(rule: Rule, before: Before, weights: Weights) -> Memories:
+def renewed(rule: Rule, before: RoundStart, weights: Weights) -> Memories:
     """The memories after a sweep that does not write in place: those that keep their value stay where they lie."""
     memories = {**before.memories, **{name: before.outs[name] for name in rule.states}}
     rows = [] if weights.next is None else weights.next.tolist()
@@ -233,7 +235,7 @@ def accepted(weights: Weights) -> list[bool]:
     return [w != 0 and i not in weights.rejected for i, w in enumerate(weights.vectors.tolist())]
 
 
-def freeze(before: Before, ordered: list[PendingArrival], gram: Float64 | None) -> Arrivals:
+def freeze(before: RoundStart, ordered: list[PendingArrival], gram: Float64 | None) -> Arrivals:
     """The rule's view of a buffer in canonical order."""
     version = before.current.version
     client_ids, versions, num_examples, losses, norms, *_ = zip(*ordered, strict=True)

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival, Pushed
-from afflux.aggregation.cache.staging import Stage
+from afflux.aggregation.cache.staging import StagedRow
 from afflux.aggregation.reports import Pulled, Receipt, Report, Status
 from afflux.aggregation.round import Memories, Round, prepare
 from afflux.aggregation.storage import RoundStorage
@@ -26,11 +26,11 @@ _Out = TypeVar("_Out")
 class Ticket:
     """What a push holds until it ends, however it ends."""
 
-    __slots__ = ("decided", "slot", "stage")
+    __slots__ = ("decided", "slot", "staged_row")
 
     def __init__(self) -> None:
         self.slot: Slot | None = None
-        self.stage: Stage | None = None  #: of the client's row
+        self.staged_row: StagedRow | None = None  #: of the client's row
         self.decided = False
 
 
@@ -223,7 +223,7 @@ class Aggregator:
         completes, state = admission.completes(status), admission.state
         if completes and state.unfinished:
             return None
-        arrival = PendingArrival(*pushed, state.number, staleness, ticket.stage)
+        arrival = PendingArrival(*pushed, state.number, staleness, ticket.staged_row)
         term = None
         if self.streaming is not None and status == "joined":
             total = state.total or self.streaming.total()
@@ -323,12 +323,12 @@ class Aggregator:
         storage, rows = self.storage, self.admission.state.rows
         if not job.done:
             if rows is not None:
-                rows.sweeping(job.rows)
+                rows.begin_sweep(job.rows)
             if storage is not None:
                 storage.prepare_sweep(job)
         job.make(self.num_threads)
         if rows is not None:
-            rows.collect(job.rows)
+            rows.end_sweep(job.rows)
         if storage is None:
             job.saved = True
         else:

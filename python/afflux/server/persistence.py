@@ -25,7 +25,8 @@ from afflux.ops.errors import AffluxError, StoreError
 from afflux.ops.validation import brief, integer, one_of, optional, path_of
 from afflux.rules.rule import Rule
 from afflux.server.aggregator import Aggregator
-from afflux.store.store import Every, Store
+from afflux.store.creation import create_store
+from afflux.store.store import CommitEvery, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ def open_store(
     rule: Rule | None,
     num_threads: int | None,
     durability: Durability | None,
-    commit_every: Every,
+    commit_every: CommitEvery,
     like: object,
 ) -> Store:
     """The store of `Server.open`, whose arguments are checked; of a server on the GPU of `like`, if that is given."""
@@ -90,7 +91,7 @@ def make_store(aggregator: Aggregator, path: Path, layout: Layout | None, option
     """Makes a store for a server that is new, and moves its state there."""
     facts = facts_of(aggregator, layout, options)
     durability = options.durability or "process"
-    Store.make(path, aggregator.rule, facts, options.stored(), durability, options.commit_every)
+    create_store(path, aggregator.rule, facts, options.stored(), durability, options.commit_every)
     store = Store(path, aggregator.num_threads, device=aggregator.device)
     try:
         _move_to(store, aggregator, options)
@@ -105,10 +106,10 @@ def _store_versions(store: Store, aggregator: Aggregator, options: ServerOptions
     old, size, dtype = aggregator.versions, aggregator.slots.size, options.dtype
     if aggregator.device is HOST:
         limit, checked = old.max_versions, old.checked
-        aggregator.versions = Versions(size, limit, dtype=dtype, checked=checked, memory=store.params.more)
+        aggregator.versions = Versions(size, limit, dtype=dtype, checked=checked, memory=store.params.allocate)
         return aggregator.versions
-    store.copies = Versions(size, None, dtype=dtype, memory=store.params.more)
-    return store.copies
+    store.host_versions = Versions(size, None, dtype=dtype, memory=store.params.allocate)
+    return store.host_versions
 
 
 def _move_to(store: Store, aggregator: Aggregator, options: ServerOptions) -> None:
@@ -135,14 +136,14 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
     last = Pulled(in_store.finished(in_store.take(), store.version), store.version, store.buffers)
     now = _on_device(last, aggregator)
     admission.load(admission.state._replace(current=now, rows=store.rows), [], [])
-    saved = store.checked(facts_of(aggregator, store.layout, options), admission)
+    saved = store.load(facts_of(aggregator, store.layout, options), admission)
     arrivals = arrivals_of(saved, aggregator)
     older = [
         last if store.is_newest(version) else Pulled(in_store.take().publish(version), version, buffers)
-        for version, buffers in store.kept.items()
+        for version, buffers in store.retained_buffers.items()
     ]
     retained = {held.version: now if held is last else _on_device(held, aggregator) for held in older}
-    state = store.adopt(saved.book(now, arrivals), last.params, older)
+    state = store.attach(saved.server_state(now, arrivals), last.params, older)
     admission.load(state, saved.quarantined, saved.log)
     aggregator.attach(store)
     return Attached(store.layout, retained)
@@ -167,7 +168,7 @@ def load_state(aggregator: Aggregator, state: Mapping[str, Any], layout: Layout 
     draft = versions.take()
     device.fill(draft.buffer, saved.params)
     now = Pulled(versions.finished(draft, saved.version), saved.version, saved.buffers)
-    admission.load(saved.book(now, arrivals)._replace(memories=memories), saved.quarantined, saved.log)
+    admission.load(saved.server_state(now, arrivals)._replace(memories=memories), saved.quarantined, saved.log)
 
 
 def arrivals_of(saved: Saved, aggregator: Aggregator) -> list[PendingArrival]:
@@ -232,7 +233,7 @@ def close(store: Store, aggregator: Aggregator, *, checkpoint: bool) -> None:
 
     def end() -> None:
         if checkpoint:
-            store.checkpoint(aggregator.admission, store.notes, store.held)
+            store.checkpoint(aggregator.admission, store.notes, store.retained)
         aggregator.closed = True
         store.close(aggregator.versions)
 

@@ -135,7 +135,7 @@ class Server:
         store = persistence.open_store(path, rule, num_threads, durability, commit_every, like)
         try:
             zeros, options = persistence.start_of(store)
-            server = cls(store.going_on(rule), zeros, options, num_threads=num_threads, push_threads=push_threads)
+            server = cls(store.resolve_rule(rule), zeros, options, num_threads=num_threads, push_threads=push_threads)
             attached = persistence.load_store(store, server._aggregator, options)
         except BaseException:
             store.close()

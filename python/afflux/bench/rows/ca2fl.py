@@ -1,11 +1,16 @@
 """CA2FL: the cached difference, with float32 rows that are replaced in place."""
 
+from typing import Any
+
 import numpy as np
 
 from afflux import ops
-from afflux.bench.rows import torch_contenders
-from afflux.bench.spec.contender import Arrays, Contender, Round
+from afflux.bench.rows.passes import applied
+from afflux.bench.rows.references import weighted_sum
+from afflux.bench.spec.arrays import Hand, Vector, as_tensor
+from afflux.bench.spec.contender import Arrays, Contender, Round, vector_bytes
 from afflux.bench.spec.inputs import LR, Inputs
+from afflux.bench.spec.optional_torch import Formula, Tensor, torch
 from afflux.bench.spec.row import Exact, Row, one_case
 from afflux.bench.spec.streams import Streams, Traffic
 
@@ -16,24 +21,36 @@ def traffic(m: int) -> Traffic:
 
 
 def reference(before: Arrays) -> Exact:
+    """The direction uses the old rows; the updates take their places, encoded or not."""
     params, h = before["params"].astype(np.float64), before["h"].astype(np.float64)
-    step, size = LR * h, np.abs(params) + np.abs(LR * h)
-    new_h, h_size = h.copy(), np.abs(h)
-    num_clients = int(before["num_clients"])
-    for weight, update, row in zip(before["weights"], before["updates"], before["rows"], strict=True):
-        new, old = update.astype(np.float64), row.astype(np.float64)
-        magnitude = np.abs(new) + np.abs(old)
-        step += LR * weight * (new - old)
-        size += LR * weight * magnitude
-        new_h += (new - old) / num_clients
-        h_size += magnitude / num_clients
-    rows = before["updates"].astype(np.float64)
-    return {"params": (params + step, size), "h": (new_h, h_size), "rows": (rows, np.abs(rows))}
+    updates, rows, weights = before["updates"], before["rows"], before["weights"]
+    step, size = weighted_sum(LR * weights, updates, rows)
+    change, change_size = weighted_sum(np.full(len(updates), 1 / before["num_clients"]), updates, rows)
+    new_rows = updates.astype(np.float64)
+    return {
+        "params": (params + LR * h + step, np.abs(params) + np.abs(LR * h) + size),
+        "h": (h + change, np.abs(h) + change_size),
+        "rows": (new_rows, np.abs(new_rows)),
+    }
+
+
+def sum_of(inputs: Inputs, rows: Vector) -> Vector:
+    """All rows added, in float64."""
+    total = inputs.place.filled(inputs.d, 0, np.float64)
+    for row in rows:
+        total += row
+    return total
+
+
+def first_read(inputs: Inputs, k: int) -> Arrays:
+    """What a server's first round reads: no client has a row yet."""
+    rows, h, num_clients = np.zeros_like(inputs.updates[k]), np.zeros(inputs.d), np.array(inputs.num_clients)
+    return inputs.read(k, inputs.equal_weights, rows=rows, h=h, num_clients=num_clients) | {"params": inputs.params[0]}
 
 
 def afflux_round(inputs: Inputs) -> Round:
     rows = inputs.last_rows()
-    total = torch_contenders.summed(inputs, rows)
+    total = sum_of(inputs, rows)
     passes = [
         ops.Pass(
             params,
@@ -45,24 +62,129 @@ def afflux_round(inputs: Inputs) -> Round:
         for params, updates in zip(inputs.params, inputs.updates, strict=True)
     ]
 
-    def run(k: int) -> object:
-        ops.apply(passes[k], num_threads=inputs.num_threads)
-        return inputs.out
+    def cache() -> Arrays:
+        return {"h": total / inputs.num_clients, "rows": rows}
 
     def before(k: int) -> Arrays:
-        return {
-            "params": inputs.params[k],
-            "updates": inputs.updates[k],
-            "weights": inputs.equal_weights,
-            "rows": rows,
-            "h": total / inputs.num_clients,
-            "num_clients": np.array(inputs.num_clients),
-        }
+        return inputs.read(k, inputs.equal_weights, num_clients=np.array(inputs.num_clients), **cache())
 
-    def after(_: object) -> Arrays:
-        return {"params": inputs.out, "h": total / inputs.num_clients, "rows": rows}
+    return applied(inputs, passes, before, cache)
 
-    return Round(run, before, after)
+
+# CA2FL. h is the float32 mean of the rows, as authors keep it.
+
+
+def difference_stack(params: Tensor, updates: Tensor, rows: Tensor, h: Tensor, num_clients: int) -> Tensor:
+    difference = torch.stack(list(updates)) - torch.stack(list(rows))
+    new_params = params + LR * (h + difference.mean(0))
+    h += difference.sum(0) / num_clients
+    for row, update in zip(rows, updates, strict=True):
+        row.copy_(update)
+    return new_params
+
+
+def difference_loop(params: Tensor, updates: Tensor, rows: Tensor, h: Tensor, num_clients: int) -> Tensor:
+    total = torch.zeros_like(params)
+    for row, update in zip(rows, updates, strict=True):
+        total += update - row
+        row.copy_(update)
+    new_params = params + LR * (h + total / len(updates))
+    h += total / num_clients
+    return new_params
+
+
+def difference_sum(params: Tensor, updates: Tensor, rows: Tensor, h: Tensor, num_clients: int) -> Tensor:
+    """For the compiler, and any library: one expression without intermediate state."""
+    total = sum(update - row for update, row in zip(updates, rows, strict=True))
+    new_params = params + LR * (h + total / len(updates))
+    h += total / num_clients
+    for row, update in zip(rows, updates, strict=True):
+        row[...] = update
+    return new_params
+
+
+def difference_best(inputs: Inputs) -> Formula:
+    """Matrix-vector products on contiguous buffers, and no allocation."""
+    out = inputs.place.tensor(inputs.out)
+    total, plus = torch.empty_like(out), out.new_ones(inputs.m)
+    minus = -plus
+
+    def formula(params: Tensor, updates: Tensor, rows: Tensor, h: Tensor, num_clients: int) -> Tensor:
+        torch.mv(updates.T, plus, out=total)
+        total.addmv_(rows.T, minus)
+        torch.add(params, h, alpha=LR, out=out)
+        out.add_(total, alpha=LR / len(updates))
+        h.add_(total, alpha=1 / num_clients)
+        rows.copy_(updates)
+        return out
+
+    return formula
+
+
+def cached(formula: Formula | None = None, *, compiled: bool = False, hand: Hand = as_tensor) -> Any:
+    """A contender with its own rows and h; without a formula, difference_best."""
+
+    def make(inputs: Inputs) -> Round:
+        place, rows, h = inputs.place, inputs.last_rows(), inputs.place.empty(inputs.d)
+        h[...] = sum_of(inputs, rows) / inputs.num_clients
+        call = formula or difference_best(inputs)
+        if compiled:
+            call = torch.compile(call, dynamic=False)
+        params = [hand(place, p) for p in inputs.params]
+        updates = [hand(place, u) for u in inputs.updates]
+        own_rows, own_h = hand(place, rows), hand(place, h)
+
+        def run(k: int) -> object:
+            return call(params[k], updates[k], own_rows, own_h, inputs.num_clients)
+
+        def before(k: int) -> Arrays:
+            return inputs.read(k, inputs.equal_weights, rows=rows, h=h, num_clients=np.array(inputs.num_clients))
+
+        def after(result: Any) -> Arrays:
+            return {"params": result, "h": h, "rows": rows}
+
+        return Round(run, before, after)
+
+    return make
+
+
+def in_torch() -> list[Contender]:
+    own = vector_bytes(lambda m: m + 1)
+    return [
+        Contender(
+            "torch stack",
+            "h + (stack(u) - stack(rows)).mean(0), eager; float32 h",
+            cached(difference_stack),
+            own,
+            vector_bytes(lambda m: 3 * m + 2),
+        ),
+        Contender(
+            "torch loop",
+            "total += u - row for each client, eager; float32 h",
+            cached(difference_loop),
+            own,
+            vector_bytes(lambda m: 4),
+            role="plain",  # the faster of the two
+        ),
+        Contender(
+            "torch mv, addmv_",
+            "contiguous buffers, nothing allocated; float32 h",
+            cached(),
+            vector_bytes(lambda m: m + 2),
+            role="best",
+            but="needs contiguous matrices; float32 sums",
+        ),
+        Contender(
+            "torch.compile",
+            "the formula, compiled; float32 h",
+            cached(difference_sum, compiled=True),
+            own,
+            vector_bytes(lambda m: 2),
+            role="best",
+            but="float32 sums; compiles for each M",
+            compiles=True,
+        ),
+    ]
 
 
 CA2FL = Row(
@@ -81,6 +203,6 @@ CA2FL = Row(
             kept=lambda d, m: 4 * d * m + 8 * d,
             role="ours",
         ),
-        *torch_contenders.CA2FL,
+        *(in_torch() if torch is not None else []),
     ],
 )

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from afflux.bench.rows import fadas, gram, mf_ca2fl, torch_contenders, wkafl
+from afflux.bench.rows import ca2fl, fadas, fedbuff, gram, mf_ca2fl, wkafl
 from afflux.bench.spec.arrays import as_cupy
 from afflux.bench.spec.contender import Contender, Round, vector_bytes
 from afflux.bench.spec.inputs import Inputs
@@ -30,12 +30,10 @@ CONTENDERS = {
     "gram": contender("U @ U.T, float32", gram.product(gram.whole, as_cupy)),
     "fedbuff": contender(
         "params + lr * sum(w * u)",
-        torch_contenders.functional(torch_contenders.weighted_sum, weighted=True, hand=as_cupy),
+        fedbuff.functional(fedbuff.one_expression, weighted=True, hand=as_cupy),
     ),
     "fadas": contender("the formula", fadas.functional(adaptive, hand=as_cupy), 3),
-    "ca2fl": contender(
-        "the formula; float32 h", torch_contenders.cached(torch_contenders.difference_sum, hand=as_cupy), 11
-    ),
+    "ca2fl": contender("the formula; float32 h", ca2fl.cached(ca2fl.difference_sum, hand=as_cupy), 11),
     "wkafl": contender("U @ U.T, our weights, one matmul for estimate and step", wkafl.products(wkafl.in_cupy), 3),
     **{f"mf-ca2fl-{codec.name}": coded(bits) for codec, bits in mf_ca2fl.CODECS.items()},
 }

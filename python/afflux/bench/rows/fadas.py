@@ -7,9 +7,9 @@ expected value, so that no result hangs on a division by almost nothing.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from afflux import ops
+from afflux.bench.rows.passes import applied
+from afflux.bench.rows.references import adaptive_step, weighted_sum
 from afflux.bench.spec.arrays import Hand, Vector, as_tensor
 from afflux.bench.spec.contender import Arrays, Contender, Round, vector_bytes
 from afflux.bench.spec.inputs import LR, Inputs
@@ -39,33 +39,14 @@ def ready(inputs: Inputs, run: Callable[[int], object], params: Sequence[Any], s
     """A round that reads params[k] and `states`, and whose run returns the new params and states."""
 
     def before(k: int) -> Arrays:
-        return named([params[k], *states]) | {"updates": inputs.updates[k], "weights": inputs.equal_weights}
+        return inputs.read(k, inputs.equal_weights) | named([params[k], *states])
 
     return Round(run, before, named)
 
 
 def reference(before: Arrays) -> Exact:
-    """The definition. Magnitudes: those of the terms of m and v, carried through the division to first order."""
-    params, m, v, v_hat = (before[name].astype(np.float64) for name in NAMES)
-    direction, size = np.zeros_like(params), np.zeros_like(params)
-    for weight, update in zip(before["weights"], before["updates"], strict=True):
-        term = weight * update.astype(np.float64)
-        direction += term
-        size += np.abs(term)
-    m_size = BETA1 * np.abs(m) + (1 - BETA1) * size
-    v_size = BETA2 * v + (1 - BETA2) * size**2
-    m = BETA1 * m + (1 - BETA1) * direction
-    v = BETA2 * v + (1 - BETA2) * direction**2
-    v_hat = np.maximum(v_hat, v)
-    root = np.sqrt(v_hat)
-    below = root + EPSILON
-    step_size = LR * (m_size / below + np.abs(m) * v_size / (2 * root * below**2))
-    return {
-        "params": (params + LR * m / below, np.abs(params) + step_size),
-        "m": (m, m_size),
-        "v": (v, v_size),
-        "v_hat": (v_hat, np.maximum(v_hat, v_size)),
-    }
+    direction, size = weighted_sum(before["weights"], before["updates"])
+    return adaptive_step([before[name] for name in NAMES], direction, size, (BETA1, BETA2), EPSILON)
 
 
 def afflux_round(inputs: Inputs) -> Round:
@@ -76,11 +57,10 @@ def afflux_round(inputs: Inputs) -> Round:
         for params, updates in zip(inputs.params, inputs.updates, strict=True)
     ]
 
-    def run(k: int) -> object:
-        ops.apply(passes[k], num_threads=inputs.num_threads)
-        return inputs.out, *states
+    def moved() -> Arrays:
+        return dict(zip(NAMES[1:], states, strict=True))
 
-    return ready(inputs, run, inputs.params, states)
+    return applied(inputs, passes, lambda k: inputs.read(k, inputs.equal_weights, **moved()), moved)
 
 
 def amsgrad(params: Tensor, direction: Tensor, m: Tensor, v: Tensor, v_hat: Tensor, *, of: Any = torch) -> list[Tensor]:
@@ -173,7 +153,7 @@ def in_place(make_step: Formula, *, sign: int = 1) -> Callable[[Inputs], Round]:
             return named([own, sign * m, v, v_hat])
 
         def before(k: int) -> Arrays:
-            return now() | {"updates": inputs.updates[k], "weights": inputs.equal_weights}
+            return inputs.read(k, inputs.equal_weights) | now()
 
         return Round(run, before, now)
 

@@ -2,15 +2,19 @@
 
 from collections.abc import Callable
 from math import ceil
+from typing import Any
 
 import numpy as np
 
 from afflux import ops
 from afflux.bench.measure import machine
-from afflux.bench.rows import torch_contenders
+from afflux.bench.rows.passes import applied
+from afflux.bench.rows.references import weighted_sum
+from afflux.bench.spec.arrays import Hand, as_tensor
 from afflux.bench.spec.columns import BY_D, BY_M, ERROR, ROLE, TIME, TIMES_OURS, ULP, Column, Line, number
-from afflux.bench.spec.contender import Arrays, Contender, Round
+from afflux.bench.spec.contender import Arrays, Contender, Round, nothing, vector_bytes
 from afflux.bench.spec.inputs import LR, Case, Float32, Inputs
+from afflux.bench.spec.optional_torch import Formula, Tensor, torch
 from afflux.bench.spec.row import QUICK_D, Asked, D, Exact, Row, one_case
 from afflux.bench.spec.streams import Streams, Traffic, moved
 
@@ -20,14 +24,9 @@ def traffic(m: int) -> Traffic:
 
 
 def reference(before: Arrays) -> Exact:
-    """One update at a time, so that the temporaries stay small."""
     params = before["params"].astype(np.float64)
-    step, size = np.zeros_like(params), np.abs(params)
-    for weight, update in zip(before["weights"], before["updates"], strict=True):
-        term = LR * weight * update.astype(np.float64)
-        step += term
-        size += np.abs(term)
-    return {"params": (params + step, size)}
+    step, size = weighted_sum(LR * before["weights"], before["updates"])
+    return {"params": (params + step, np.abs(params) + size)}
 
 
 def as_vectors(inputs: Inputs) -> list[list[Float32]]:
@@ -47,20 +46,118 @@ def afflux_round(layout: Callable[[Inputs], list[list[Float32]]] = as_vectors) -
             for params, updates in zip(inputs.params, layout(inputs), strict=True)
         ]
 
-        def run(k: int) -> object:
-            ops.apply(passes[k], num_threads=inputs.num_threads)
-            return inputs.out
-
-        def before(k: int) -> Arrays:
-            return {
-                "params": inputs.params[k],
-                "updates": inputs.updates[k],
-                "weights": inputs.weights,
-            }
-
-        return Round(run, before, lambda _: {"params": inputs.out})
+        return applied(inputs, passes, lambda k: inputs.read(k, inputs.weights))
 
     return make
+
+
+# torch: formulas on prebuilt tensors over the memory that afflux gets
+
+
+def stack_mean(params: Tensor, updates: list[Tensor], weights: Tensor) -> Tensor:
+    return params + LR * torch.stack(updates).mean(0)
+
+
+def stack_weighted(params: Tensor, updates: list[Tensor], weights: Tensor) -> Tensor:
+    return params + LR * (weights[:, None] * torch.stack(updates)).sum(0)
+
+
+def one_expression(params: Tensor, updates: list[Tensor], weights: Tensor) -> Tensor:
+    """For the compiler, which fuses it into one sweep."""
+    return params + LR * sum(w * u for w, u in zip(weights, updates, strict=True))
+
+
+def functional(formula: Formula, *, weighted: bool, compiled: bool = False, hand: Hand = as_tensor) -> Any:
+    """A contender that returns new params and keeps no state."""
+
+    def make(inputs: Inputs) -> Round:
+        weights, place = inputs.weights if weighted else inputs.equal_weights, inputs.place
+        call = torch.compile(formula, dynamic=False) if compiled else formula
+        params = [hand(place, p) for p in inputs.params]
+        updates = [[hand(place, v) for v in vectors] for vectors in inputs.vectors]
+        own_weights = hand(place, weights.astype(np.float32))
+
+        def run(k: int) -> object:
+            return call(params[k], updates[k], own_weights)
+
+        return Round(run, lambda k: inputs.read(k, weights), lambda result: {"params": result})
+
+    return make
+
+
+def add_loop(params: Tensor, updates: Tensor, weights: Tensor) -> None:
+    for weight, update in zip(weights.tolist(), updates, strict=True):
+        params.add_(update, alpha=weight)
+
+
+def addmv(params: Tensor, updates: Tensor, weights: Tensor) -> None:
+    """One matrix-vector product on the contiguous buffer."""
+    params.addmv_(updates.T, weights)
+
+
+def in_place(formula: Formula) -> Any:
+    """A contender that overwrites its own params, which moves no more bytes than a separate out."""
+
+    def make(inputs: Inputs) -> Round:
+        place = inputs.place
+        own = place.copied(inputs.params[0])
+        params = place.tensor(own)
+        updates = [place.tensor(u) for u in inputs.updates]
+        weights = place.tensor(LR * inputs.weights).float()
+
+        def run(k: int) -> object:
+            return formula(params, updates[k], weights)
+
+        return Round(run, lambda k: inputs.read(k, inputs.weights) | {"params": own}, lambda _: {"params": own})
+
+    return make
+
+
+STACK_MEAN = Contender(
+    "torch stack().mean",
+    "params + lr * torch.stack(updates).mean(0)",
+    functional(stack_mean, weighted=False),
+    temporary=vector_bytes(lambda m: m + 2),
+    role="plain",
+)
+ADDMV = Contender(
+    "torch addmv_",
+    "params.addmv_(U.T, lr * w), contiguous U",
+    in_place(addmv),
+    vector_bytes(lambda m: 1),
+    role="best",
+    but="needs one contiguous matrix; float32 sums; overwrites params",
+)
+
+
+def in_torch() -> list[Contender]:
+    own = vector_bytes(lambda m: 1)
+    return [
+        STACK_MEAN,
+        Contender(
+            "torch stack, weighted",
+            "params + lr * (w[:, None] * torch.stack(updates)).sum(0)",
+            functional(stack_weighted, weighted=True),
+            temporary=vector_bytes(lambda m: 2 * m + 2),
+        ),
+        Contender("torch add_ loop", "params.add_(u, alpha=lr * w) for each u", in_place(add_loop), own),
+        ADDMV,
+        Contender(
+            "torch.compile",
+            "the weighted sum, compiled",
+            functional(one_expression, weighted=True, compiled=True),
+            nothing,
+            own,
+            role="best",
+            but="float32 sums; compiles for each M",
+            compiles=True,
+        ),
+    ]
+
+
+IN_TORCH = in_torch() if torch is not None else []
+#: Where there are many sizes: what authors write, and the fastest.
+FEW_IN_TORCH = [STACK_MEAN, ADDMV] if torch is not None else []
 
 
 # The same from M = 1 to 1000, on updates that lie apart as they do when clients hand them in
@@ -114,7 +211,7 @@ FEDBUFF = Row(
     cases=one_case,
     contenders=[
         Contender("afflux", "ops.apply, weighted", afflux_round(), role="ours"),
-        *torch_contenders.FEDBUFF,
+        *IN_TORCH,
     ],
 )
 
@@ -128,7 +225,7 @@ ROUNDS = Row(
     contenders=[
         Contender("afflux", "ops.apply, M separate updates", afflux_round(), role="ours"),
         Contender("afflux, one block", "ops.apply, updates side by side", afflux_round(as_rows), role="ours"),
-        *torch_contenders.ROUNDS,
+        *FEW_IN_TORCH,
     ],
     columns=(
         BY_M,

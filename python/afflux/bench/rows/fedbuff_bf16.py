@@ -9,6 +9,7 @@ import numpy.typing as npt
 from afflux import _engine, ops
 from afflux.bench.measure.timing import CHECKED
 from afflux.bench.rows import fedbuff
+from afflux.bench.rows.passes import applied
 from afflux.bench.spec.arrays import HOST
 from afflux.bench.spec.columns import ERROR, ROLE, TIME, TIMES_OURS, ULP, Line, number
 from afflux.bench.spec.contender import Arrays, Contender, Round, ends
@@ -35,11 +36,10 @@ def reference(before: Arrays) -> Exact:
 
 
 def reads(inputs: Inputs, updates: Callable[[int], list[Bits]]) -> Callable[[int], Arrays]:
-    return lambda k: {
-        "params": inputs.params[k],
-        "updates": np.array([ends(bits, CHECKED) for bits in updates(k)]),
-        "weights": inputs.weights,
-    }
+    """As `inputs.read`, with the updates as they were taken in."""
+    return lambda k: (
+        inputs.read(k, inputs.weights) | {"updates": np.array([ends(bits, CHECKED) for bits in updates(k)])}
+    )
 
 
 def afflux_round(inputs: Inputs) -> Round:
@@ -56,12 +56,7 @@ def afflux_round(inputs: Inputs) -> Round:
         for params, updates in zip(inputs.params, buffers, strict=True)
     ]
 
-    def run(k: int) -> object:
-        ops.apply(passes[k], num_threads=inputs.num_threads)
-        return inputs.out
-
-    bits = reads(inputs, lambda k: [np.asarray(buffer) for buffer in buffers[k]])
-    return Round(run, bits, lambda _: {"params": inputs.out})
+    return applied(inputs, passes, reads(inputs, lambda k: [np.asarray(buffer) for buffer in buffers[k]]))
 
 
 def on_tensors(formula: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Inputs], Round]:
@@ -83,13 +78,12 @@ def on_tensors(formula: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[
 
 
 def stack_mean(params: Tensor, updates: Tensor, weights: Tensor) -> Tensor:
-    return params + LR * torch.stack(list(updates)).mean(0)
+    return fedbuff.stack_mean(params, list(updates), weights)
 
 
 def add_loop(params: Tensor, updates: Tensor, weights: Tensor) -> Tensor:
     """Type promotion takes the bfloat16 updates as they are; addmv_ does not."""
-    for weight, update in zip((LR * weights).tolist(), updates, strict=True):
-        params.add_(update, alpha=weight)
+    fedbuff.add_loop(params, updates, LR * weights)
     return params
 
 

@@ -8,12 +8,14 @@ import numpy as np
 
 from afflux import ops
 from afflux.bench.measure.timing import CHECKED
+from afflux.bench.rows import ca2fl
+from afflux.bench.rows.passes import applied
 from afflux.bench.spec.arrays import Hand, as_tensor
 from afflux.bench.spec.columns import TIMED, Column
 from afflux.bench.spec.contender import Arrays, Contender, Round, ends, vector_bytes
 from afflux.bench.spec.inputs import LR, Inputs
 from afflux.bench.spec.optional_torch import Tensor, torch
-from afflux.bench.spec.row import Exact, Row, one_case
+from afflux.bench.spec.row import Row, one_case
 from afflux.bench.spec.streams import Streams, Traffic
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec
@@ -30,36 +32,9 @@ def traffic(codec: Codec) -> Callable[[int], Traffic]:
     return lambda m: (Streams(reads=(4,) * (m + 1), writes=(4,), in_place=(*(row_bytes(codec),) * m, 8)),)
 
 
-def reference(before: Arrays) -> Exact:
-    """The direction uses the old rows as they were decoded. What is stored should be the updates."""
-    params, h = before["params"].astype(np.float64), before["h"].astype(np.float64)
-    step, size = LR * h, np.abs(params) + np.abs(LR * h)
-    for weight, update, row in zip(before["weights"], before["updates"], before["rows"], strict=True):
-        new, old = update.astype(np.float64), row.astype(np.float64)
-        step += LR * weight * (new - old)
-        size += LR * weight * (np.abs(new) + np.abs(old))
-    updates = before["updates"].astype(np.float64)
-    return {"params": (params + step, size), "rows": (updates, np.abs(updates))}
-
-
-def ready(
-    inputs: Inputs,
-    run: Callable[[int], Any],
-    rows: Callable[[], Arrays],
-    h: Callable[[], Any],
-) -> Round:
-    """A round whose run returns the new params, over a cache that changes in place."""
-
-    def before(k: int) -> Arrays:
-        return {
-            "params": inputs.params[k],
-            "updates": inputs.updates[k],
-            "weights": inputs.equal_weights,
-            "h": h(),
-            **rows(),
-        }
-
-    return Round(run, before, lambda result: {"params": result, **rows()})
+def reads(inputs: Inputs, rows: Callable[[], Arrays], h: Callable[[], Any]) -> Callable[[int], Arrays]:
+    num_clients = np.array(inputs.num_clients)
+    return lambda k: inputs.read(k, inputs.equal_weights, h=h(), num_clients=num_clients, **rows())
 
 
 def afflux_round(codec: Codec) -> Callable[[Inputs], Round]:
@@ -83,10 +58,6 @@ def afflux_round(codec: Codec) -> Callable[[Inputs], Round]:
             for params, updates in zip(inputs.params, inputs.updates, strict=True)
         ]
 
-        def run(k: int) -> object:
-            ops.apply(passes[k], num_threads=inputs.num_threads)
-            return inputs.out
-
         def decoded() -> Arrays:
             parts = []
             for row in rows:
@@ -94,7 +65,7 @@ def afflux_round(codec: Codec) -> Callable[[Inputs], Round]:
                 parts.append(ends(vector, CHECKED))
             return {"rows": np.array(parts)}
 
-        return ready(inputs, run, decoded, lambda: total / inputs.num_clients)
+        return applied(inputs, passes, reads(inputs, decoded, lambda: total / inputs.num_clients), decoded)
 
     return make
 
@@ -181,7 +152,7 @@ def cached(made: Callable[[], Coder], *, compiled: bool = False, hand: Hand = as
         def decoded() -> Arrays:
             return {"rows": np.array([ends(coder.decode(*row), CHECKED) for row in rows])}
 
-        return ready(inputs, run, decoded, lambda: h)
+        return Round(run, reads(inputs, decoded, lambda: h), lambda result: {"params": result, **decoded()})
 
     return make
 
@@ -242,7 +213,7 @@ def row(codec: Codec, bits: int) -> Row:
         counted=f"4 d (M + 2) + 16 d + 2 M rows of {row_bytes(codec):g} d: M updates and params read, out written, "
         "the rows and the float64 sum read and written",
         traffic=traffic(codec),
-        reference=reference,
+        reference=ca2fl.reference,
         cases=one_case,
         contenders=[
             Contender(

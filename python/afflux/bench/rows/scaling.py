@@ -1,16 +1,15 @@
 """How the time of a round grows: with d and with M in proportion, with the number of clients N not at all."""
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from math import ceil
 
-import numpy as np
-
 from afflux import Server
 from afflux.bench.measure import machine
-from afflux.bench.rows import ca2fl, fedbuff, torch_contenders
+from afflux.bench.rows import ca2fl, fedbuff
 from afflux.bench.spec.columns import BY_D, BY_M, BY_N, ERROR, ROLE, TIME, TIMES_OURS
-from afflux.bench.spec.contender import Arrays, Contender, Round
+from afflux.bench.spec.contender import Contender, Round
 from afflux.bench.spec.inputs import LR, Case, Inputs
 from afflux.bench.spec.row import Asked, Row
 from afflux.bench.spec.streams import Streams, Traffic, moved
@@ -68,18 +67,7 @@ def server_round(inputs: Inputs) -> Round:
         version = server.version
         return [server.push(next(turns), vector, version=version) for vector in inputs.updates[k]]
 
-    def before(k: int) -> Arrays:
-        """At the first round nobody has a row yet."""
-        return {
-            "params": inputs.params[0],
-            "updates": inputs.updates[k],
-            "weights": inputs.equal_weights,
-            "rows": np.zeros_like(inputs.updates[k]),
-            "h": np.zeros(inputs.d),
-            "num_clients": np.array(inputs.num_clients),
-        }
-
-    return Round(run, before, lambda _: {"params": server.params})
+    return Round(run, partial(ca2fl.first_read, inputs), lambda _: {"params": server.params})
 
 
 SCALING = [
@@ -91,7 +79,7 @@ SCALING = [
         reference=fedbuff.reference,
         cases=over_d,
         along="d",
-        contenders=[Contender("afflux", "ops.apply", fedbuff.afflux_round(), role="ours"), *torch_contenders.ROUNDS],
+        contenders=[Contender("afflux", "ops.apply", fedbuff.afflux_round(), role="ours"), *fedbuff.FEW_IN_TORCH],
         columns=(BY_D, ROLE, *TIME, TIMES_OURS, ERROR),
     ),
     Row(
@@ -102,7 +90,7 @@ SCALING = [
         reference=fedbuff.reference,
         cases=over_m,
         along="m",
-        contenders=[Contender("afflux", "ops.apply", fedbuff.afflux_round(), role="ours"), *torch_contenders.ROUNDS],
+        contenders=[Contender("afflux", "ops.apply", fedbuff.afflux_round(), role="ours"), *fedbuff.FEW_IN_TORCH],
         columns=(BY_M, ROLE, *TIME, TIMES_OURS, ERROR),
     ),
     Row(

@@ -14,6 +14,7 @@ import numpy as np
 from afflux import ops
 from afflux.arrays.interop import on_host
 from afflux.bench.rows import gram
+from afflux.bench.rows.references import weighted_sum
 from afflux.bench.spec.arrays import Hand, Vector, as_cupy, as_tensor
 from afflux.bench.spec.contender import Arrays, Contender, Round, vector_bytes
 from afflux.bench.spec.inputs import LR, Float64, Inputs, Int64
@@ -57,16 +58,14 @@ def reference(before: Arrays) -> Exact:
     if "gram" in before:
         return gram.reference(before)
     params, last = (before[name].astype(np.float64) for name in ("params", "estimate"))
-    sums, sizes = np.zeros((2, params.size)), np.zeros((2, params.size))
-    for parts, update in zip(before["weights"].T, before["updates"], strict=True):
-        gradient = update.astype(np.float64)
-        sums += np.outer(parts, gradient + ALPHA * last)
-        sizes += np.outer(parts, np.abs(gradient) + ALPHA * np.abs(last))
-    shares = before["weights"][1]
+    gradients, shift = before["updates"], -ALPHA * last
+    (in_estimate, in_direction), shifts = before["weights"], [shift] * len(gradients)
+    estimate, estimate_size = weighted_sum(in_estimate, gradients, shifts)
+    direction, size = weighted_sum(in_direction, gradients, shifts)
     return {
-        "params": (params - LR * sums[1], np.abs(params) + LR * sizes[1]),
-        "estimate": (sums[0], sizes[0]),
-        "weights": (shares, shares),
+        "params": (params - LR * direction, np.abs(params) + LR * size),
+        "estimate": (estimate, estimate_size),
+        "weights": (in_direction, in_direction),
     }
 
 
@@ -76,7 +75,7 @@ def ready(inputs: Inputs, run: Callable[[int], object], params: list[Any], estim
     def before(k: int) -> Arrays:
         last = estimate(k)
         weights = coefficients(inputs.updates[k], last, inputs.staleness)
-        return {"params": params[k], "estimate": last, "updates": inputs.updates[k], "weights": weights}
+        return inputs.read(k, weights, estimate=last) | {"params": params[k]}
 
     def after(result: Any) -> Arrays:
         return dict(zip(("params", "estimate", "weights"), result, strict=True))

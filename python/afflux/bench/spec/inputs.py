@@ -80,6 +80,10 @@ class Inputs:
     def equal_weights(self) -> Float64:
         return np.full(self.m, 1 / self.m)
 
+    def read(self, k: int, weights: Float64, **state: Vector) -> dict[str, Vector]:
+        """What a round on input set k reads: params, updates and weights, and what the contender keeps or replaces."""
+        return {"params": self.params[k], "updates": self.updates[k], "weights": weights, **state}
+
     def last_rows(self) -> Vector:
         """A private copy of the rows before set 0 is applied: the updates of the last set."""
         return self.place.copied(self.updates[-1])

@@ -16,6 +16,7 @@ from afflux import ops
 from afflux.bench.rows.peers.find import absent, find
 from afflux.bench.rows.peers.means import FlowerRecords, NVFlare, Pfl, module
 from afflux.bench.rows.peers.rounds import containers, examples, weights
+from afflux.bench.rows.references import adaptive_step, weighted_sum
 from afflux.bench.spec.arrays import HOST
 from afflux.bench.spec.contender import Arrays, Contender, Round, vector_bytes
 from afflux.bench.spec.inputs import LR, Float32, Inputs
@@ -33,22 +34,12 @@ def moments(inputs: Inputs) -> list[Float32]:
 
 
 def reference(before: Arrays) -> Exact:
-    """Magnitudes: those of the terms of D, m and v, carried through the division to first order."""
-    params, m, v = (before[name].astype(np.float64) for name in NAMES)
-    base = params if before["models"] else np.zeros_like(params)
-    direction, size = -base, np.abs(base)
-    for weight, update in zip(before["weights"], before["updates"], strict=True):
-        term = weight * update.astype(np.float64)
-        direction += term
-        size += np.abs(term)
-    m_size = BETA1 * np.abs(m) + (1 - BETA1) * size
-    v_size = BETA2 * v + (1 - BETA2) * size**2
-    m = BETA1 * m + (1 - BETA1) * direction
-    v = BETA2 * v + (1 - BETA2) * direction**2
-    root = np.sqrt(v)
-    below = root + EPSILON
-    moved = LR * (m_size / below + np.abs(m) * v_size / (2 * root * below**2))
-    return {"params": (params + LR * m / below, np.abs(params) + moved), "m": (m, m_size), "v": (v, v_size)}
+    """The direction is the mean of the updates, or of the models less params."""
+    direction, size = weighted_sum(before["weights"], before["updates"])
+    if before["models"]:
+        direction -= before["params"]
+        size += np.abs(before["params"])
+    return adaptive_step([before[name] for name in NAMES], direction, size, (BETA1, BETA2), EPSILON)
 
 
 #: of the peer's own params, m, v and containers: what does a round, and what its states are now, in the order of NAMES
@@ -66,7 +57,7 @@ def stepping(make: Callable[[Inputs], Ready], *, models: bool = False, weighted:
 
         def before(k: int) -> Arrays:
             shares = weights(inputs.m) if weighted else inputs.equal_weights
-            return now() | {"updates": inputs.updates[k], "weights": shares, "models": np.array(models)}
+            return inputs.read(k, shares, models=np.array(models)) | now()
 
         return Round(run, before, now)
 

@@ -78,7 +78,7 @@ def afflux_mean(inputs: Inputs) -> Round:
         return inputs.out
 
     def before(k: int) -> Arrays:
-        return {"params": inputs.params[k], "updates": inputs.updates[k], "weights": weights(inputs.m)}
+        return inputs.read(k, weights(inputs.m))
 
     return Round(run, before, lambda _: {"params": inputs.out})
 
@@ -139,7 +139,7 @@ def flat(step: Callable[[Inputs, Any], Callable[[list[Float32]], object]]) -> Ca
 
         return Round(
             lambda k: take(inputs.vectors[k]),
-            lambda k: streaming.reads(inputs, own, k),
+            lambda k: inputs.read(k, inputs.equal_weights) | {"params": own},
             lambda _: {"params": own},
         )
 

@@ -5,15 +5,16 @@ The folders lie where Python puts temporary files ($TMPDIR); what is measured is
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from afflux import Server
-from afflux.bench.rows import mf_ca2fl
+from afflux.bench.rows import ca2fl, mf_ca2fl
 from afflux.bench.spec.columns import BY_D, ERROR, SPAN, ULP, Line, number
-from afflux.bench.spec.contender import Arrays, Contender, Round
+from afflux.bench.spec.contender import Contender, Round
 from afflux.bench.spec.inputs import LR, Case, Inputs
 from afflux.bench.spec.row import QUICK_D, Asked, Row, one_case
 from afflux.bench.spec.streams import Streams, Traffic
@@ -56,17 +57,8 @@ def pushed(*, disk: bool, last: bool = False, **options: Any) -> Callable[[Input
             push(k, *range(inputs.m - 1 if last else 0, inputs.m))
             return server.params
 
-        def before(k: int) -> Arrays:
-            """At the first round nobody has a row yet."""
-            return {
-                "params": inputs.params[0],
-                "updates": inputs.updates[k],
-                "weights": inputs.equal_weights,
-                "rows": np.zeros_like(inputs.updates[k]),
-                "h": np.zeros(inputs.d),
-            }
-
         prepare(0)
+        before = partial(ca2fl.first_read, inputs)
         return Round(run, before, lambda params: {"params": np.asarray(params)}, prepare)
 
     return make
@@ -100,7 +92,7 @@ STORE = Row(
     formula=f"a round of mf_ca2fl, {BITS} bits, through Server(store=PATH): M pushes, and the step of the last of them",
     counted="8 d M + those of mf-ca2fl-affine-4",
     traffic=whole,
-    reference=lambda before: {"params": mf_ca2fl.reference(before)["params"]},
+    reference=ca2fl.reference,
     cases=one_case,
     contenders=[
         Contender("afflux", "Server(store=PATH), a commit a round", pushed(disk=True), held, role="ours"),

@@ -12,7 +12,7 @@ from afflux import Server
 from afflux.bench.rows.fedbuff import FEDBUFF
 from afflux.bench.spec.arrays import HOST
 from afflux.bench.spec.columns import BY_D, ERROR, ROLE, SPEED, TIMES_OURS, ULP, UPDATE, Line, number
-from afflux.bench.spec.contender import Arrays, Contender, Round
+from afflux.bench.spec.contender import Contender, Round
 from afflux.bench.spec.inputs import LR, Case, Float32, Inputs
 from afflux.bench.spec.optional_torch import torch
 from afflux.bench.spec.row import QUICK_D, Asked, D, Row
@@ -40,13 +40,13 @@ def a_round(*, copy: bool = True, **options: Any) -> Callable[[Inputs], Round]:
                 server.push(client_id, vector, version=version, copy=copy)
             return server.params
 
-        return Round(run, lambda k: reads(inputs, server.params, k), lambda params: {"params": np.asarray(params)})
+        return Round(
+            run,
+            lambda k: inputs.read(k, inputs.equal_weights) | {"params": server.params},
+            lambda params: {"params": np.asarray(params)},
+        )
 
     return make
-
-
-def reads(inputs: Inputs, params: Float32, k: int) -> Arrays:
-    return {"params": params, "updates": inputs.updates[k], "weights": inputs.equal_weights}
 
 
 def added(view: Callable[[Float32], Any], add: Callable[[Any, Any, float], object]) -> Callable[[Inputs], Round]:
@@ -65,7 +65,7 @@ def added(view: Callable[[Float32], Any], add: Callable[[Any, Any, float], objec
             add(out, total, LR)
             return inputs.out
 
-        return Round(run, lambda k: reads(inputs, inputs.params[k], k), lambda params: {"params": np.asarray(params)})
+        return Round(run, lambda k: inputs.read(k, inputs.equal_weights), lambda params: {"params": np.asarray(params)})
 
     return make
 

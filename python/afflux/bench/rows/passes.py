@@ -1,0 +1,26 @@
+"""afflux's own contenders: one call of `ops.apply` a round."""
+
+from collections.abc import Callable, Sequence
+
+from afflux import ops
+from afflux.bench.spec.contender import Arrays, Round
+from afflux.bench.spec.inputs import Inputs
+
+
+def nothing_more() -> Arrays:
+    return {}
+
+
+def applied(
+    inputs: Inputs,
+    passes: Sequence[ops.Pass],
+    before: Callable[[int], Arrays],
+    state: Callable[[], Arrays] = nothing_more,
+) -> Round:
+    """A round that applies passes[k]; its outputs are `inputs.out` and, beside it, what was updated in place."""
+
+    def run(k: int) -> object:
+        ops.apply(passes[k], num_threads=inputs.num_threads)
+        return inputs.out
+
+    return Round(run, before, lambda out: {"params": out, **state()})
