@@ -182,7 +182,7 @@ void apply_(const py::object& round, int num_threads, std::optional<py::list> do
   bool finite = true;
   Checksums sums;
   {
-    const Release release;
+    const GilRelease release;
     finite = apply(pass, num_threads, dry, checksums ? &sums : nullptr);
   }
   if (checksums && !dry)

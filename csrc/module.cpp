@@ -22,12 +22,12 @@ py::tuple ingest_(const py::object& update, const py::object& slot, int num_thre
   const View<void> out = to.view();
   if (PyList_Check(update.ptr()) || PyTuple_Check(update.ptr())) {
     const Arrays<const void> parts("ingest", "update", update, Access::read, Shape::any, false, as_view);
-    const Release release;
+    const GilRelease release;
     result = ingest(parts.list(), out, num_threads);
   } else {
     const Array from({"ingest", "update"}, update, Access::read);
     const View<void> view = from.view();
-    const Release release;
+    const GilRelease release;
     result = ingest(view, out, num_threads);
   }
   return py::make_tuple(result.first_nonfinite, result.sum_of_squares, result.min, result.max);
@@ -38,7 +38,7 @@ void gram_(const py::object& vectors, const py::object& out, int num_threads) {
   const Arrays<const void> from("gram", "vectors", vectors, Access::read, Shape::vector, false, as_view);
   const Array to({"gram", "out"}, out, Access::write);
   const View<double> view = to.doubles();
-  const Release release;
+  const GilRelease release;
   gram(from.list(), view, num_threads);
 }
 
@@ -49,7 +49,7 @@ void encode_(const std::string& codec, const py::object& vector, const py::objec
   const Array from({"encode", "vector"}, vector, Access::read), to({"encode", "row"}, row, Access::write);
   const View<void> source = from.view();
   const View<unsigned char> target = to.row(kind);
-  const Release release;
+  const GilRelease release;
   encode(kind, source, target, num_threads, {key, low, high});
 }
 
@@ -59,7 +59,7 @@ void decode_(const std::string& codec, const py::object& row, const py::object& 
   const Array from({"decode", "row"}, row, Access::read), to({"decode", "vector"}, vector, Access::write);
   const View<const unsigned char> source = read_only(from.row(kind));
   const View<void> target = to.view();
-  const Release release;
+  const GilRelease release;
   decode(kind, source, target, num_threads);
 }
 
@@ -69,7 +69,7 @@ py::bytes crc32c_(const py::buffer& data, std::int64_t block, std::int64_t head,
   std::vector<std::uint32_t> out;
   {
     const View<const unsigned char> view{static_cast<const unsigned char*>(info.ptr), info.size * info.itemsize, {}};
-    const Release release;
+    const GilRelease release;
     out = crc32c(view, block, head, num_threads, table);
   }
   return as_bytes(out);
@@ -125,10 +125,10 @@ PYBIND11_MODULE(_engine, module) {
              py::arg("table") = false);
   bind_pages(module);
   module.def(
-      "exactly",
+      "strict_float_mode",
       [](const py::object& function, const py::object& argument) {
         py::object result;
-        exactly([&] { result = function(argument); });
+        strict_float_mode([&] { result = function(argument); });
         return result;
       },
       py::arg("function"), py::arg("argument"));

@@ -39,7 +39,7 @@ Pages pages_of(const py::buffer& memory) {
 // Has the system read what is on disk only, and does not wait.
 void prefetch_(const py::buffer& memory) {
   const Pages pages = pages_of(memory);
-  const Release release;
+  const GilRelease release;
   for (std::size_t at = 0; at < pages.size; at += kPiece)
     madvise(pages.begin + at, std::min(kPiece, pages.size - at), MADV_WILLNEED);
 }
@@ -47,7 +47,7 @@ void prefetch_(const py::buffer& memory) {
 // Returns 0, or the error number; EFAULT: an access would have been a SIGBUS. Systems that cannot tell do nothing.
 int populate_(const py::buffer& memory, bool write) {
   const Pages pages = pages_of(memory);
-  const Release release;
+  const GilRelease release;
   if (madvise(pages.begin, pages.size, write ? kPopulateWrite : kPopulateRead) == 0 || errno == EINVAL) return 0;
   return errno;
 }
@@ -57,7 +57,7 @@ int populate_(const py::buffer& memory, bool write) {
 void detach_(const py::buffer& memory) {
   const py::buffer_info info = memory.request();
   const auto size = static_cast<std::size_t>(info.size * info.itemsize);
-  const Release release;
+  const GilRelease release;
   void* const copy = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (copy == MAP_FAILED) throw std::bad_alloc();
   std::memcpy(copy, info.ptr, size);

@@ -1,4 +1,4 @@
-// Python's lock, let go for a while.
+// Python's global interpreter lock, released for a scope.
 #pragma once
 #include <Python.h>
 
@@ -7,13 +7,13 @@
 
 namespace afflux::python {
 
-// While it lives, other threads may use Python. At the end of the process Python may not give its lock back, and then
+// In its scope other threads may use Python. At the end of the process Python may not give its lock back, and then
 // ends the thread by unwinding its stack (before 3.14), where py::gil_scoped_release terminates the process and the
 // destructors of arrays would use Python without its lock. Such a thread stays here instead, as from 3.14 on.
-class Release {
+class GilRelease {
  public:
-  Release() : state_(PyEval_SaveThread()) {}
-  ~Release() {
+  GilRelease() : state_(PyEval_SaveThread()) {}
+  ~GilRelease() {
     try {
       PyEval_RestoreThread(state_);
     } catch (...) {  // the unwinding; it must not go on, and must not be ended either
@@ -22,8 +22,8 @@ class Release {
   }
 
  private:
-  Release(const Release&) = delete;
-  Release& operator=(const Release&) = delete;
+  GilRelease(const GilRelease&) = delete;
+  GilRelease& operator=(const GilRelease&) = delete;
   PyThreadState* const state_;
 };
 

@@ -128,7 +128,6 @@ STEPS = {
     "momentum": ops.Momentum(-0.3, 0.9),
     **{kind: ops.Adaptive(kind, 0.01, 0.9, 0.99, 1e-3, 1.25) for kind in ("adam", "amsgrad", "adagrad", "yogi")},
 }
-STATES = {"sgd": 0, "momentum": 1, "amsgrad": 3}
 
 
 def stages(num_threads, vectors):
@@ -141,7 +140,7 @@ def stages(num_threads, vectors):
     rounds = [(kind, caches[(k + j) % 3], dtype) for k, kind in enumerate(STEPS) for j, dtype in enumerate(vectors)]
     for number, (kind, cache, dtype) in enumerate(rounds):
         wide = vectors["float64" if number % 2 else "float32"]
-        states = [np.abs(wide[k]) for k in range(STATES.get(kind, 2))]
+        states = [np.abs(wide[k]) for k in range(_engine.STEP_KINDS[kind])]
         held, out, total = [wide[0].copy(), wide[2].copy()], np.empty_like(wide[1]), np.linspace(-1, 1, size)
         rows = np.zeros((3, size), np.float64 if dtype == "float64" else np.float32)
         stage = cache and cache(total, 11, [None, *rows[1:]], [*rows[:2], None])

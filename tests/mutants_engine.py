@@ -105,8 +105,8 @@ ENGINE = {
         "test_ops.py",
     ),
     "edges: an overflowing sum of squares counts as a bad value": (
-        "    if (!formula::finite(simd::One::load(slot + i))) return i;\n  return -1;",
-        "    if (!formula::finite(simd::One::load(slot + i))) return i;\n  return begin;",
+        "    if (!formula::finite(simd::Single::load(slot + i))) return i;\n  return -1;",
+        "    if (!formula::finite(simd::Single::load(slot + i))) return i;\n  return begin;",
         "test_types.py",
     ),
     "types: bfloat16 rounds ties away from zero": (

@@ -27,8 +27,8 @@ SERVER = {
         "test_store_crashes.py",
     ),
     "store: a row is replaced in its committed slot": (
-        "if row is not None and client_id in changed and client_id not in apart:",
-        "if row is not None and client_id not in apart:",
+        "if row is not None and client_id in changed and client_id not in unaliased:",
+        "if row is not None and client_id not in unaliased:",
         "test_store_crashes.py",
     ),
     "store: a freed slot is used before the commit": (
@@ -47,12 +47,12 @@ SERVER = {
         "test_store_errors.py",
     ),
     "store: a place is remembered beyond the commit that moves it": (
-        "        self._known = {}  # first",
-        "        pass  # first",
+        "        self._remembered = {}\n",
+        "        pass\n",
         "test_store_commits.py",
     ),
     "store: a push does not wait for its row": (
-        "            ticket.stage = fetch()\n",
+        "            ticket.staged_row = fetch()\n",
         "            pass\n",
         "test_store_errors.py",
     ),

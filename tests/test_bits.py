@@ -13,6 +13,7 @@ import digest
 import order
 from afflux import _engine, ops
 from conftest import ISAS, THREADS, awkward
+from pairwise import soak
 from test_types import buffer, values
 
 TESTS = Path(__file__).parent
@@ -96,18 +97,15 @@ def test_threads_and_instruction_sets(isa, reference, threads):
     assert digest.parts(threads) == reference
 
 
-@pytest.mark.parametrize("name", ISAS)
-def test_the_environment_chooses(reference, name):
-    assert digests_under({"AFFLUX_ISA": name}, 2) == [reference]
+def test_the_environment_chooses(reference):
+    assert digests_under({"AFFLUX_ISA": ISAS[-1]}, 2) == [reference]
     chosen = "from afflux import ops; print(*[b.name for b in ops.backends() if b.chosen])"
-    done = subprocess.run(
-        [sys.executable, "-c", chosen],
-        env=os.environ | {"AFFLUX_ISA": name},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == name
+    for name in ISAS:
+        environment = os.environ | {"AFFLUX_ISA": name}
+        done = subprocess.run(
+            [sys.executable, "-c", chosen], env=environment, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() == name
 
 
 def numpy_features():
@@ -126,9 +124,9 @@ WITHOUT = {
 WITHOUT["all"] = WITHOUT["numpy"] | WITHOUT["openblas"] | WITHOUT["glibc"]
 
 
-@pytest.mark.parametrize("which", WITHOUT)
+@pytest.mark.parametrize("which", ["all", *map(soak, ("numpy", "openblas", "glibc"))])
 def test_other_libraries_cpu_features_do_not_matter(reference, which):
-    assert digests_under(WITHOUT[which], 1, 3) == [reference, reference]
+    assert digests_under(WITHOUT[which], 3) == [reference]
 
 
 def test_numpys_features_are_really_off():

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from afflux import __version__, ops
@@ -34,6 +35,22 @@ def test_help_has_examples_and_the_fields_terms(command):
     assert f"afflux {command} --rule" in result.stdout
     for option in ("--concurrency", "--alpha", "--client-lr", "--local-steps", "--buffer-size"):
         assert option in result.stdout
+
+
+def leaves(command, words=()):
+    """The words of every command that has no commands of its own."""
+    if not hasattr(command, "commands"):
+        return [words]
+    return [leaf for name, part in command.commands.items() for leaf in leaves(part, (*words, name))]
+
+
+def test_the_help_of_every_command_has_examples_of_it():
+    commands = leaves(typer.main.get_command(app))
+    assert len(commands) == 15
+    for words in commands:
+        shown = invoke(*words, "--help").stdout
+        assert "Examples" in shown, words
+        assert f"afflux {' '.join(words)}" in shown.partition("Examples")[2], words
 
 
 def test_backends_lists_what_the_engine_has():
@@ -190,7 +207,7 @@ def test_updates_that_do_not_fit_are_refused_and_many_are_announced(tmp_path, mo
     assert result.exit_code == 2
     assert "the updates take 2.6e+03 TB, but" in result.stderr
     assert not (tmp_path / "out").exists()
-    monkeypatch.setattr(run_folder, "TELL_ABOVE", 50_000)
+    monkeypatch.setattr(run_folder, "ANNOUNCE_ABOVE", 50_000)
     result = invoke(*arguments)
     assert (result.exit_code, result.stderr) == (0, f"the updates will take 52 kB in {tmp_path}/out/audit\n")
 
@@ -198,7 +215,7 @@ def test_updates_that_do_not_fit_are_refused_and_many_are_announced(tmp_path, mo
 RULE_FILE = """
 from dataclasses import dataclass
 from afflux.rules import fedbuff
-from afflux.rules.weights import Constant
+from afflux.rules.staleness import Constant
 
 @dataclass(frozen=True)
 class Half:

@@ -128,7 +128,7 @@ def test_the_tables_of_the_page_are_those_of_the_results():
     for table in codec_errors.page_markdown(results("codecs.json")).split("\n\n")[1::2]:
         assert table.strip() in PAGE
     for data in RUN_ON:
-        assert mf_ca2fl.markdown(results(f"mf-ca2fl-{data}.json")).strip() in PAGE
+        assert mf_ca2fl.page_markdown(results(f"mf-ca2fl-{data}.json")).strip() in PAGE
 
 
 def test_the_errors_of_the_page_are_those_that_were_asked_for():

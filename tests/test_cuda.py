@@ -160,9 +160,12 @@ def drawn_round(rng, codec):
     step, states = [
         (ops.Sgd(0.3), 0),
         (ops.Momentum(0.3, 0.9), 1),
-        *((ops.Adaptive(name, 0.1, 0.9, 0.99, 1e-3, 1.25), 2 + (name == "amsgrad")) for name in ("adam", "amsgrad")),
-        *((ops.Adaptive(name, 0.1, 0.9, 0.99, 1e-3), 2) for name in ("adagrad", "yogi")),
-    ][rng.integers(0, 6)]
+        *(
+            (ops.Adaptive(kind, 0.1, 0.9, 0.99, 1e-3, 1.25), states)
+            for kind, states in _engine.STEP_KINDS.items()
+            if kind not in ("sgd", "momentum")
+        ),
+    ][rng.integers(0, len(_engine.STEP_KINDS))]
     elsewhere, params_weight = rng.random() < 0.5, float(rng.choice([0.0, -0.7]))
     kept, missing = rng.random(count) < 0.7, rng.random(count) < 0.3
     cache, quantize = rng.choice([0, 1]), bool(codec is not None and not codec.exact and rng.random() < 0.5)

@@ -168,20 +168,20 @@ def uploads(monkeypatch, server):
 
 def test_each_row_comes_once_and_goes_with_its_arrivals(kept, moved, monkeypatch):
     server = made(ca2fl(buffer_size=M), moved, **kept)
-    stages, sent = server._aggregator.admission.state.rows.stages, uploads(monkeypatch, server)
+    staging, sent = server._aggregator.admission.state.rows.staging, uploads(monkeypatch, server)
     for client in range(M):
         server.push(client, vector(client), version=0)
-    assert (sent, len(stages._of)) == ([], 0)  # nobody has had a row
+    assert (sent, len(staging._staged)) == ([], 0)  # nobody has had a row
     for client in (0, 0, 5):
         server.push(client, vector(client), version=1)
-    assert (sent, len(stages._of)) == ([D], 2)
+    assert (sent, len(staging._staged)) == ([D], 2)
     server.push(1, vector(1), version=1)
-    assert (server.version, sent, len(stages._of)) == (2, [D, D], 0)
+    assert (server.version, sent, len(staging._staged)) == (2, [D, D], 0)
     server.push(2, vector(2), version=2)
     server.discard()
     with pytest.raises(AffluxError, match="non-finite"):
         server.push(2, np.full(D, np.nan), version=2)
-    assert len(stages._of) == 0
+    assert len(staging._staged) == 0
 
 
 def run(*call):
@@ -228,8 +228,8 @@ def test_who_pushes_while_its_row_is_written_gets_it_from_the_round(kept, moment
         for client in (0, 1):
             server.push(client, vector(10 + client), version=1)
     sent = uploads(monkeypatch, there)
-    late, name = [True], {"sweep": "sweeping", "bring": "collect"}[moment]
-    act = getattr(afflux.aggregation.cache.staging.Stages, name)
+    late, name = [True], {"sweep": "begin_sweep", "bring": "copy_back"}[moment]
+    act = getattr(afflux.aggregation.cache.staging.RowStaging, name)
 
     def amid(self, rows):
         if late and moment == "sweep":
@@ -239,7 +239,7 @@ def test_who_pushes_while_its_row_is_written_gets_it_from_the_round(kept, moment
             run(lambda: there.push(1, vector(20), version=1))
         act(self, rows)
 
-    monkeypatch.setattr(afflux.aggregation.cache.staging.Stages, name, amid)
+    monkeypatch.setattr(afflux.aggregation.cache.staging.RowStaging, name, amid)
     there.push(4, vector(14), version=1)
     assert (there.version, there.arrivals_waiting, sent) == (2, 1, [])
     here.push(4, vector(14), version=1)
@@ -291,7 +291,7 @@ def test_who_waits_for_a_slot_has_no_row_on_the_device(kept, moved):
     held = [server._aggregator.slots.take() for _ in range(M)]
     with pytest.raises(BusyError):
         server.push(1, vector(1), version=1, timeout=0)
-    assert not list(server.rows.stages._of)
+    assert not list(server.rows.staging._staged)
     del held
 
 
@@ -381,7 +381,7 @@ def test_a_disk_that_is_full_when_a_round_is_kept(moved, path, monkeypatch):
         put(segments, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Segments, "put", full)
+        patch.setattr(Segments, "write", full)
         with pytest.raises(StoreError, match="No space left"):
             in_turn(there, 1)
         assert (there.version, there._store._index.committed().meta["version"]) == (1, 1)
@@ -396,17 +396,17 @@ def test_a_disk_that_is_full_when_a_round_is_kept(moved, path, monkeypatch):
 def test_no_room_for_the_next_version_is_told_before_the_round_is_decided(moved, path, monkeypatch):
     there = made(ca2fl(buffer_size=M), moved, store=path)
     in_turn(there, 2 * M - 1)
-    there._store._spare = None
-    before, more = arrays(there), there._store.params.more
+    there._store._spare_draft = None
+    before, more = arrays(there), there._store.params.allocate
 
     def full():
         raise StoreError("[store] no space")
 
-    there._store.copies._memory, held = full, there._store.copies.take()
+    there._store.host_versions._memory, held = full, there._store.host_versions.take()
     with pytest.raises(StoreError, match="no space"):
         in_turn(there, 1)
     assert (there.joins, arrays(there)) == (2 * M - 1, before)
-    there._store.copies._memory = more
+    there._store.host_versions._memory = more
     in_turn(there, 1)
     assert (there.version, held.array.size) == (2, D)
 

@@ -11,7 +11,8 @@ import afflux
 from afflux import AffluxError, Calibrate, Rule, Server, UnavailableError, ops, replay
 from afflux.ops import Sgd
 from afflux.rules import RULES, fadas, fedasync, fedbuff
-from conftest import THREADS, FakeCuda, awkward, bits
+from conftest import ISAS, THREADS, FakeCuda, awkward, bits
+from pairwise import pairwise
 
 LENDING = ["fedavg", "fedbuff", "fedasync", "afa_cd", "twafl", "sasgd"]
 COPYING = sorted(set(RULES) - set(LENDING))
@@ -58,9 +59,7 @@ def rounds(server, vectors, copy, rounds=3):
     return reports
 
 
-@pytest.mark.parametrize("num_threads", THREADS)
-@pytest.mark.parametrize("size", [0, 1, 33, 2049, 3 * 65536 + 5])
-@pytest.mark.parametrize("name", LENDING)
+@pairwise("isa, num_threads, size, name", ISAS, THREADS, [0, 1, 33, 2049, 3 * 65536 + 5], LENDING, indirect=["isa"])
 def test_the_bits_are_those_of_copies(isa, rng, name, size, num_threads):
     vectors = [awkward(rng, size) for _ in range(10)]
     lent, copied = (made(name, size, num_threads=num_threads) for _ in range(2))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-D, M = 25_000_000, 10
+D, M = 12_000_000, 10
 MANY = 50  #: for servers that do not keep M vectors
 
 #: Prints the resident bytes before the server is made, and the highest ones after three rounds.

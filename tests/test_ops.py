@@ -1,4 +1,6 @@
-"""Each operation against the oracle, within the bound that its arithmetic allows, on every instruction set."""
+"""Each operation against the oracle, within the bound that its arithmetic allows; edge values on every instruction set,
+whose other bits are compared in test_bits.py.
+"""
 
 import numpy as np
 import pytest
@@ -7,11 +9,12 @@ import oracle
 from afflux import ops
 from conftest import awkward, bits
 from order import SIZES
+from pairwise import pairwise
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_ingest(isa, rng, size, dtype):
+def test_ingest(rng, size, dtype):
     update = awkward(rng, size).astype(dtype)
     if dtype is np.float64:
         update *= 1 + 1e-9  # not a float32 value any more
@@ -49,7 +52,7 @@ def test_ingest_float64_beyond_float32_counts_as_nonfinite(isa):
 
 @pytest.mark.parametrize("size", [*SIZES, 140_001])
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_gram(isa, rng, size, count):
+def test_gram(rng, size, count):
     vectors = [awkward(rng, size) for _ in range(count)]
     matrix = np.array([oracle.f64(v) for v in vectors])
     expected = matrix @ matrix.T
@@ -74,10 +77,8 @@ def test_gram_diagonal_is_ingests_sum_of_squares(isa, rng):
     assert ops.gram([vector, vector]).tolist() == [[squares, squares], [squares, squares]]
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("arrivals", [0, 1, 3, 4, 5, 10])
-@pytest.mark.parametrize("params_weight", [0.0, -0.3])
-def test_apply(isa, rng, size, arrivals, params_weight):
+@pairwise("size, arrivals, params_weight", SIZES, [0, 1, 3, 4, 5, 10], [0.0, -0.3])
+def test_apply(rng, size, arrivals, params_weight):
     params, out = awkward(rng, size), np.full(size, np.nan, np.float32)
     updates = [awkward(rng, size) for _ in range(arrivals)]
     weights = rng.standard_normal(arrivals)
@@ -94,7 +95,7 @@ def test_apply(isa, rng, size, arrivals, params_weight):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("in_place", [True, False])
-def test_apply_cached_difference(isa, rng, size, in_place):
+def test_apply_cached_difference(rng, size, in_place):
     arrivals, clients, lr = 6, 9, 0.5
     params, out = awkward(rng, size), np.full(size, np.nan, np.float32)
     updates = [awkward(rng, size) for _ in range(arrivals)]
@@ -181,7 +182,7 @@ def test_a_rejected_nan_does_not_leak_even_when_its_row_is_replaced(isa, rng):
     assert bits(mixed) == bits(alone)
 
 
-def test_no_arrivals_with_a_cache(isa, rng):
+def test_no_arrivals_with_a_cache(rng):
     params, cache = awkward(rng, 3000), rng.standard_normal(3000)
     out, before = np.empty_like(params), cache.copy()
     ops.apply(ops.Pass(params, out, ops.Combine([], np.array([])), ops.CachedDifference(cache, 7, [], [])))
@@ -200,7 +201,7 @@ def test_min_and_max_keep_the_first_of_equal_zeros(isa, zeros):
     assert np.signbit([facts.min, facts.max]).tolist() == [np.signbit(zeros[0])] * 2
 
 
-def test_a_client_twice_reads_the_old_row_and_keeps_the_last(isa, rng):
+def test_a_client_twice_reads_the_old_row_and_keeps_the_last(rng):
     size = 4000
     params, first, last, row = (awkward(rng, size) for _ in range(4))
     cache, out, old = np.zeros(size), np.empty_like(params), row.copy()
@@ -213,7 +214,7 @@ def test_a_client_twice_reads_the_old_row_and_keeps_the_last(isa, rng):
     assert bits(cache) == bits(oracle.f64(last) - oracle.f64(old))
 
 
-def test_codec_round_trip(isa, rng):
+def test_codec_round_trip(rng):
     for size in SIZES:
         vector = awkward(rng, size)
         row = np.empty(ops.row_bytes(size), np.uint8)

@@ -7,7 +7,8 @@ import pytest
 
 from afflux import AffluxError, ops
 from afflux.ops import codecs
-from conftest import awkward, bits
+from conftest import ISAS, awkward, bits
+from pairwise import pairwise
 
 STEPS = {
     0: ops.Sgd(0.5),
@@ -47,14 +48,17 @@ def copied(arrays):
     return [array.copy() for array in arrays]
 
 
-@pytest.mark.parametrize("size", [1, 33, 5000, 70_001])
-@pytest.mark.parametrize("arrivals", [0, 1, 5, 17, 40])
-@pytest.mark.parametrize(
-    ("states", "memories", "stage"),
+@pairwise(
+    "isa, size, arrivals, parts, dtype",
+    ISAS,
+    [1, 33, 5000, 70_001],
+    [0, 1, 5, 17, 40],
     [(3, 2, None), (2, 0, ops.CachedDifference), (1, 2, ops.CachedMean), (0, 0, ops.CachedDifference)],
+    [np.float32, np.float64],
+    indirect=["isa"],
 )
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_outs_have_the_bits_of_the_sweep_in_place(isa, rng, size, arrivals, states, memories, stage, dtype):
+def test_outs_have_the_bits_of_the_sweep_in_place(isa, rng, size, arrivals, parts, dtype):
+    states, memories, stage = parts
     apart = a_pass(rng, size, arrivals, states, memories, stage, dtype)
     vectors = apart.memory.vectors if memories else []
     sums = [apart.calibrate.sum] if stage else []

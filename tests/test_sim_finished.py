@@ -69,7 +69,7 @@ def small(monkeypatch):
     """Three codecs and two seeds, on so small a task that a run takes a moment; how often a run was made."""
     names = ("ca2fl", "mf_ca2fl:bits=8:codec=affine", "mf_ca2fl:bits=2:codec=affine", "mf_ca2fl:bits=2:codec=rotated")
     monkeypatch.setattr(mf_ca2fl, "RULES", names)
-    monkeypatch.setattr(mf_ca2fl, "TASKS", {"digits": ("logreg", 40, 10)})
+    monkeypatch.setattr(mf_ca2fl, "SETTINGS", {"digits": ("logreg", 40, 10)})
     made, run_paired = [], afflux.sim.runs.simulation.run_paired
 
     def counted(specs, seed, *rest):
@@ -119,7 +119,7 @@ def test_a_reproduction_that_ends_nothing_leaves_no_folder(small, tmp_path):
 
 
 def test_the_page_of_mf_ca2fl(small):
-    jobs = mf_ca2fl.plan("digits", [0, 1])
+    jobs = mf_ca2fl.make_jobs("digits", [0, 1])
     assert {job.config.delays for job in jobs} == {"fadas-large"}
     late = {0: (0.90, 0.89, 0.88, 0.86), 1: (0.80, 0.80, 0.78, 0.78)}
     outcomes = []
@@ -127,8 +127,8 @@ def test_the_page_of_mf_ca2fl(small):
         result = Outcome.of(run(CA2FL, 0, CONFIG))
         rows = tuple(row._replace(accuracy=late[job.seed][number % 4]) for row in result.evaluations)
         outcomes.append(Outcome(job.spec.label, job.seed, rows, 3))
-    page = mf_ca2fl.page("digits", [0, 1], jobs, outcomes, 4096)
-    assert mf_ca2fl.markdown(json.loads(json.dumps(page.content))) == page.markdown
+    page = mf_ca2fl.make_page("digits", [0, 1], jobs, outcomes, 4096)
+    assert mf_ca2fl.page_markdown(json.loads(json.dumps(page.content))) == page.markdown
     exact, eight, _, rotated = page.content["codecs"]
     sizes = [line["row_bytes"] for line in page.content["codecs"]]
     assert sizes == [4 * 4096, 64 + 4096 + 256, 64 + 1024 + 256, 64 + 1024 + 128]
@@ -139,4 +139,4 @@ def test_the_page_of_mf_ca2fl(small):
     assert page.content["from_8_bits"]["rotated-2"]["std"] == pytest.approx(0.01 / 2**0.5)
     assert "| `affine-2` | 1,344 | 83.0 ± 7.1 | -2.0 ± 0.0 | 83.0 ± 7.1 |" in page.markdown
     with pytest.raises(ConfigError, match="MF-CA2FL is run on digits"):
-        mf_ca2fl.plan("cifar", [0])
+        mf_ca2fl.make_jobs("cifar", [0])

@@ -85,7 +85,7 @@ def test_ours_stands_beside_the_papers_number_of_the_same_place():
     off = [0.01] * 16 + [0.03] * 16
     off[6] = off[22] = -0.05
     results = [result_of(job.spec, job.seed, x + d) for job, x, d in zip(jobs, numbers, off, strict=True)]
-    page = afl_table2.page("5/10", 5, [0, 1], results)
+    page = afl_table2.make_page("5/10", 5, [0, 1], results)
     table = page.content["cells"]
     assert [cell["paper"] for cell in table] == numbers[:16]
     assert [(cell["classes"], cell["column"]) for cell in table[:5]] == [
@@ -146,18 +146,18 @@ def test_every_preset_is_among_the_tuned_rules():
 
 def test_a_preset_that_is_not_tuned_runs_with_its_defaults(monkeypatch):
     monkeypatch.setattr(rules_under_delays, "TUNED", ("fedbuff:server_lr=2",))
-    labels = [job.spec.label for job in rules_under_delays.plan("digits", [0])]
+    labels = [job.spec.label for job in rules_under_delays.make_jobs("digits", [0])]
     assert set(labels) == {"fedbuff:server_lr=2", *RULES} - {"fedbuff"}
 
 
 def test_the_rules_are_planned_under_both_delays_and_without_the_seed_of_the_tuning():
-    jobs = rules_under_delays.plan("digits", [0, 1, 2])
+    jobs = rules_under_delays.make_jobs("digits", [0, 1, 2])
     assert len(jobs) == len(rules_under_delays.TUNED) * 2 * 3
     assert len(set(jobs)) == len(jobs)
     assert {job_config(job).delays for job in jobs} == {"fadas-mild", "fadas-large"}
     assert len({replace(job_config(job), delays="constant") for job in jobs}) == 1, "the same but for the delays"
     with pytest.raises(ConfigError, match="compared on"):
-        rules_under_delays.plan("x", [0])
+        rules_under_delays.make_jobs("x", [0])
 
 
 def test_the_page_of_rules_is_sorted_and_drawn(monkeypatch, tmp_path):
@@ -165,13 +165,13 @@ def test_the_page_of_rules_is_sorted_and_drawn(monkeypatch, tmp_path):
         rules_under_delays, "TUNED", ("fedbuff:server_lr=0.5", "fadas:delay_adaptive=inverse", "fedasync")
     )
     monkeypatch.setattr(rules_under_delays, "RULES", {})
-    jobs = rules_under_delays.plan("digits", [0, 1])
+    jobs = rules_under_delays.make_jobs("digits", [0, 1])
     accuracy = {("fedbuff", 0): 0.3, ("fadas", 0): 0.6, ("fedasync", 0): 0.5}
     results = [
         result_of(job.spec, job.seed, accuracy[job.spec.name, 0] + 0.1 * (job_config(job).delays == "fadas-mild"))
         for job in jobs
     ]
-    page = rules_under_delays.page("digits", [0, 1], jobs, results)
+    page = rules_under_delays.make_page("digits", [0, 1], jobs, results)
     assert [line["rule"] for line in page.content["rules"]] == ["fadas", "fedasync", "fedbuff"]
     assert "| fedbuff | server_lr=0.5 | 40.0 ± 0.0 | 30.0 ± 0.0 | 2 | 2 | 2 | 2 |" in page.markdown
     page.draw(tmp_path / "picture.png")
@@ -181,7 +181,7 @@ def test_the_page_of_rules_is_sorted_and_drawn(monkeypatch, tmp_path):
 def test_rules_from_the_command_line(monkeypatch, tmp_path):
     monkeypatch.setattr(rules_under_delays, "TUNED", ("fedbuff:server_lr=1", "zenopp"))
     monkeypatch.setattr(rules_under_delays, "RULES", {})
-    monkeypatch.setattr(rules_under_delays, "TASKS", {"digits": ("logreg", 30)})
+    monkeypatch.setattr(rules_under_delays, "SETTINGS", {"digits": ("logreg", 30)})
     out = tmp_path / "out"
     result = CliRunner().invoke(app, ["reproduce", "rules", "--seeds", "0,1", "--jobs", "1", "--out", str(out)])
     assert result.exit_code == 0, result.output

@@ -182,7 +182,7 @@ def test_a_run_folder_that_has_moved(expected, tmp_path):
     with pytest.raises(Stopped):
         begin("fedbuff", tmp_path, stop_at(10))
     (tmp_path / "run").rename(tmp_path / "moved")
-    where = rf"a run goes on in its run folder, which was {tmp_path}/run; --out says where that is now"
+    where = rf"a run is resumed in its run folder, which was {tmp_path}/run; give --out if it has moved"
     for folder in (None, tmp_path / "elsewhere"):
         expected_at = (folder or tmp_path / "run") / "audit" / "fedbuff-seed4.jsonl"
         with pytest.raises(ConfigError, match=f"there is no {expected_at}: {where}"):
@@ -198,7 +198,7 @@ def test_files_that_lack_what_the_checkpoint_has(tmp_path):
         (file,) = (tmp_path / "run" / "audit").glob(pattern)
         whole = file.read_bytes()
         os.truncate(file, 700)
-        with pytest.raises(ConfigError, match=r"is shorter than the [0-9]+ bytes that the checkpoint goes on from"):
+        with pytest.raises(ConfigError, match=r"is shorter than the [0-9]+ bytes of the checkpoint"):
             resume(InterruptedRun.of(tmp_path / "store"))
         assert file.stat().st_size == 700
         file.write_bytes(whole)
@@ -306,7 +306,7 @@ def test_looking_into_the_server_is_harmless(expected, tmp_path):
 def test_what_is_no_run_is_refused(tmp_path, monkeypatch):
     with Server(ca2fl(buffer_size=2), np.zeros(3), num_clients=4, store=tmp_path / "server") as server:
         server.checkpoint(["mine"])
-    with pytest.raises(ConfigError, match="server holds no run that could go on"):
+    with pytest.raises(ConfigError, match="server holds no run that could be resumed"):
         InterruptedRun.of(tmp_path / "server")
     with pytest.raises(StoreError, match="there is no folder"):
         InterruptedRun.of(tmp_path / "nowhere")
@@ -377,11 +377,11 @@ def test_the_command_is_killed_interrupted_and_resumed(tmp_path):
     status, *_ = stopped(signal.SIGKILL, 60, *SETTINGS.split(), "--out", on, *keep)
     assert status == -signal.SIGKILL
     status, out, told = stopped(signal.SIGINT, 60, "--resume", store)
-    assert (status, out, told) == (130, "", f"go on with: afflux run --resume {store}\nstopped\n")
+    assert (status, out, told) == (130, "", f"continue with: afflux run --resume {store}\nstopped\n")
     interrupted = InterruptedRun.of(store).arrivals
     assert 0 < interrupted < 300
     status, out, told = stopped(signal.SIGTERM, 40, "--resume", store)
-    assert (status, out, told) == (143, "", f"go on with: afflux run --resume {store}\nstopped\n")
+    assert (status, out, told) == (143, "", f"continue with: afflux run --resume {store}\nstopped\n")
     assert interrupted < InterruptedRun.of(store).arrivals < 300
     result = called("--resume", store)
     assert (result.exit_code, result.stderr) == (0, "")
@@ -426,13 +426,13 @@ def test_the_commands_mistakes(tmp_path):
     with pytest.raises(Stopped):
         begin("fedbuff", tmp_path, stop_at(2))
     run_in = tmp_path / "store"
-    assert error(*new, run_in) == f"error: {run_in} holds a run; --resume {run_in} goes on with it\n"
+    assert error(*new, run_in) == f"error: {run_in} holds a run; --resume {run_in} continues it\n"
     said = "error: --checkpoint-every was given, but without --store there are no checkpoints\n"
     assert error("--rule", "fedbuff", "--checkpoint-every", "10") == said
     assert "index.sqlite is missing" in error("--resume", there)
     for option in ("--rule=fedbuff", "--arrivals=7", "--client-lr=0.1", "--keep-updates", f"--store={there}"):
         flag = option.partition("=")[0]
-        assert error("--resume", there, option).startswith(f"error: {flag} was given, but --resume goes on with")
+        assert error("--resume", there, option).startswith(f"error: {flag} was given, but --resume continues with")
     absent = ["--data", "mnist", "--data-dir", there, "--store", str(tmp_path / "s"), "--out", str(tmp_path / "o")]
     assert "mnist.npz" in error("--rule", "fedbuff", *absent)
     assert not (tmp_path / "s").exists()

@@ -1,5 +1,7 @@
 """Whole runs: staleness by hand, the same bits again and in other processes, paired streams."""
 
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -20,6 +22,20 @@ from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
 from conftest import reproducible
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, eval_every=7, local_steps=2)
+
+
+def test_the_public_names_of_the_simulator_are_loaded_at_first_use():
+    code = (
+        "import sys, afflux.sim\n"
+        "assert 'torch' not in sys.modules and 'msgspec' not in sys.modules\n"
+        "for name in afflux.sim.__all__: assert getattr(afflux.sim, name).__name__ == name\n"
+        "from afflux.sim import *; run, SimConfig\n"
+        "assert set(afflux.sim.__all__) == {name for names in afflux.sim._MODULES.values() for name in names}\n"
+        "try: afflux.sim.ran\n"
+        "except AttributeError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "module 'afflux.sim' has no attribute 'ran'\n"
 
 
 def test_staleness_of_a_schedule_done_by_hand(monkeypatch):
@@ -288,7 +304,7 @@ def test_memory_stays_at_the_versions_in_flight(monkeypatch, rule):
         receipt = push(self, *args, version=version, **options)
         flying[version] -= 1
         # Buffers that exist are used again, so their number is the highest that was ever needed at once.
-        peaks.append((self._versions.allocated, max(peaks[-1][1], len(distinct))))
+        peaks.append((self._aggregator.versions.allocated, max(peaks[-1][1], len(distinct))))
         made.append(self.version)
         return receipt
 

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import oracle
-from afflux import ops
-from conftest import bits
+from afflux import _engine, ops
+from conftest import ISAS, bits
+from pairwise import pairwise
 from test_types import buffer, values
 
-KINDS = {"sgd": 0, "momentum": 1, "adam": 2, "amsgrad": 3, "adagrad": 2, "yogi": 2}
+KINDS = _engine.STEP_KINDS  # how many states each keeps
 CACHES = {"none": None, "difference": ops.CachedDifference, "mean": ops.CachedMean}
 LR, BETA1, BETA2, EPSILON, ROOT_SCALE = -0.3, 0.9, 0.99, 1e-3, 1.25
 
@@ -82,9 +83,16 @@ def same(left, right):
     return len(left) == len(right) and all(same(a, b) for a, b in zip(left, right, strict=True))
 
 
-@pytest.mark.parametrize("params_type", ["float32", "float64"])
-@pytest.mark.parametrize("updates_type", ["float32", "float64", "bfloat16"])
-@pytest.mark.parametrize("cache", CACHES)
+TYPES = (["float32", "float64"], ["float32", "float64", "bfloat16"], list(CACHES))
+
+
+@pairwise(
+    "isa, params_type, updates_type, cache",
+    ISAS,
+    *TYPES,
+    always=list(product(ISAS[:1], *TYPES)),
+    indirect=["isa"],
+)
 def test_every_combination(isa, rng, params_type, updates_type, cache):
     for size in (1, 1031, 4100):
         given = Round(rng, size, params_type, updates_type)

@@ -73,7 +73,7 @@ def test_options_are_those_of_before(options, tmp_path):
     for server in (again, here):
         some_pushes(server, size, 8)
     same(again, here)
-    assert again._aggregator.slots.limit == here._slots.limit
+    assert again._aggregator.slots.limit == here._aggregator.slots.limit
 
 
 def test_models_keep_their_layout_and_buffers(tmp_path):

@@ -196,7 +196,7 @@ def test_the_index_is_asked_once_for_who_pushes(tmp_path, monkeypatch):
 
 def test_a_row_that_a_commit_moves_while_its_client_pushes(tmp_path, monkeypatch):
     there, here = made("ca2fl", 300, tmp_path / "store"), made("ca2fl", 300)
-    ingest = type(there._intake).ingest
+    ingest = type(there._adapter).ingest
     late = []
 
     def pushes(server, start, *clients):
@@ -213,7 +213,7 @@ def test_a_row_that_a_commit_moves_while_its_client_pushes(tmp_path, monkeypatch
     for server in (there, here):
         for client in range(M):
             server.push(client, np.full(300, client + 1, np.float32), version=0)
-    monkeypatch.setattr(type(there._intake), "ingest", held_up)
+    monkeypatch.setattr(type(there._adapter), "ingest", held_up)
     late.append((10, 0, 1, 2))
     pushes(there, 20, 1)
     pushes(here, 10, 0, 1, 2)
@@ -264,19 +264,19 @@ def test_checksums_of_a_round_that_could_not_be_kept_at_first(commit_every, tmp_
     there, here = (
         made("ca2fl", 5000, max_staleness=None, **to) for to in ({"store": path, "commit_every": commit_every}, {})
     )
-    put, commit = Segments.put, Index.commit
+    write, commit = Segments.write, Index.commit
 
     def may_fail(segments, slot, array):
         if next(calls) % 7 == 0:
             raise StoreError("[store] cannot write: for once")
-        put(segments, slot, array)
+        write(segments, slot, array)
 
     def looked_at(index, change):
         commit(index, change)
         commits.append(path)
         sound_at(path, tmp_path / str(len(commits)))
 
-    monkeypatch.setattr(Segments, "put", may_fail)
+    monkeypatch.setattr(Segments, "write", may_fail)
     monkeypatch.setattr(Index, "commit", looked_at)
     failed = 0
     for k in range(40):
@@ -288,7 +288,7 @@ def test_checksums_of_a_round_that_could_not_be_kept_at_first(commit_every, tmp_
                     server.push(k % CLIENTS, vector, version=0)
                 except StoreError:
                     failed += 1
-    monkeypatch.setattr(Segments, "put", put)
+    monkeypatch.setattr(Segments, "write", write)
     there.checkpoint()
     assert failed > 5
     assert len(commits) > 12 // commit_every

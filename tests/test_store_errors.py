@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import afflux.store.creation
 import afflux.store.disk_cache
 import afflux.store.index
-import afflux.store.store
 from afflux import AffluxError, Server, StoreError
 from afflux.rules import ca2fl, fedbuff
 from afflux.store import check, repair
@@ -57,10 +57,10 @@ def test_refused_pushes_do_not_pile_up(path, monkeypatch):
         for client in range(9):
             with pytest.raises(AffluxError, match="non-finite"):
                 server.push(client, np.full(SIZE, np.nan, np.float32), version=3)
-            assert len(server.rows._known) <= 4
+            assert len(server.rows._remembered) <= 4
         for client in range(3):
             server.push(client, vector(client), version=3)
-        assert (server.version, server.rows._known) == (4, {})
+        assert (server.version, server.rows._remembered) == (4, {})
 
 
 @pytest.mark.parametrize("where", [0, 4 * 65536 + 100, 4 * SIZE - 4])
@@ -182,7 +182,7 @@ def test_a_foreign_index(path, statement, message):
     refused(path, message)
 
 
-LAYOUT = "zarr.json is damaged: it tells of no layout of ours; `afflux store repair .*` writes it again$"
+LAYOUT = "zarr.json is damaged: it has no layout of afflux; `afflux store repair .*` writes it again$"
 
 
 @pytest.mark.parametrize(
@@ -194,11 +194,11 @@ LAYOUT = "zarr.json is damaged: it tells of no layout of ours; `afflux store rep
         (lambda meta: meta["chunk_grid"]["configuration"].update(chunk_shape=[12, 64]), LAYOUT),
         (
             lambda meta: meta["chunk_grid"]["configuration"]["chunk_shape"].__setitem__(0, 12),
-            "zarr.json is damaged: it tells of 12 slots of 70656 float32 in a file, and the store of 33 slots of ",
+            "zarr.json is damaged: it has 12 slots of 70656 float32 in a file, and the index 33 slots of ",
         ),
         (
             lambda meta: meta["shape"].__setitem__(0, 2),
-            "zarr.json is damaged: it knows 2 slots, and slot 8 is in use; ",
+            "zarr.json is damaged: it has 2 slots, and slot 8 is in use; ",
         ),
         (lambda meta: meta.pop("codecs"), "zarr.json is damaged: KeyError"),
     ],
@@ -263,7 +263,7 @@ def test_two_who_make_a_store_in_one_folder(tmp_path, monkeypatch):
                 Server(RULE, np.zeros(3), num_clients=5, store=folder).close()
             super().__init__(folder)
 
-    monkeypatch.setattr(afflux.store.store, "Lock", Slow)
+    monkeypatch.setattr(afflux.store.creation, "Lock", Slow)
     with pytest.raises(StoreError, match=r"is not empty; Server\.open goes on with a store"):
         Server(RULE, np.zeros(4), num_clients=5, store=tmp_path)
     with Server.open(tmp_path) as server:

@@ -1,5 +1,5 @@
 """Each call to the disk in turn fails, is cut short, or is the last (`faults.py`); here some of them, by steps that are
-prime, and `make kills` has all.
+prime, and `make soak` has all.
 """
 
 import json
@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from pairwise import soak
+
 HERE = Path(__file__).parent
 CXX = shutil.which(os.environ.get("CXX", "c++"))
-STEP = int(os.environ.get("AFFLUX_FAULT_STEP", "7"))
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="stands before the C library of Linux"),
@@ -38,25 +39,27 @@ def faults(library, phase, rule, how, step):
     return json.loads(done.stdout)
 
 
+@pytest.mark.parametrize("step", [13, soak(1)])
 @pytest.mark.parametrize(
     ("rule", "how", "least"),
     [
-        ("ca2fl", "once", 20),
-        ("ca2fl", "full", 10),
+        ("ca2fl", "once", 140),
+        ("ca2fl", "full", 70),
         ("ca2fl", "stop", 0),
         ("ca2fl", "tear", 0),
         ("ca2fl", "short", 0),
         ("ca2fl", "power", 0),
-        ("gsgm", "once", 10),
-        ("wkafl", "full", 5),
+        ("gsgm", "once", 70),
+        ("wkafl", "full", 35),
     ],
 )
-def test_a_life_with_a_fault_at_each_call(rule, how, least, before_libc):
-    seen = faults(before_libc, "life", rule, how, STEP)
+def test_a_life_with_a_fault_at_each_call(rule, how, least, step, before_libc):
+    seen = faults(before_libc, "life", rule, how, step)
     assert seen["calls"] > 70
-    assert seen["errors"] >= least
+    assert seen["errors"] * step >= least
 
 
+@pytest.mark.parametrize("step", [37, soak(3)])
 @pytest.mark.parametrize("how", ["once", "full", "stop", "power"])
-def test_a_birth_with_a_fault_at_each_call(how, before_libc):
-    assert faults(before_libc, "birth", "ca2fl", how, 3 * STEP)["calls"] > 200
+def test_a_birth_with_a_fault_at_each_call(how, step, before_libc):
+    assert faults(before_libc, "birth", "ca2fl", how, step)["calls"] > 200

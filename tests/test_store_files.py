@@ -41,10 +41,10 @@ def test_a_file_that_is_too_long(name, path):
         pushes(server, [0, 5, 25, 8])
         assert server.rows.client_ids
     assert store.check(copy).problems == (line.replace(str(path), str(copy)),)
-    assert "make these files anew? No row is lost." in run("repair", path, input="n\n").stdout
+    assert "recreate these files? No row is lost." in run("repair", path, input="n\n").stdout
     assert file.stat().st_size == size + 10
     told = run("repair", path, "--yes")
-    assert (told.exit_code, told.stdout.splitlines()[-1]) == (0, "mended: every file is whole again; no row was lost")
+    assert (told.exit_code, told.stdout.splitlines()[-1]) == (0, "repaired: every file is whole again; no row was lost")
     assert contents(path) == before
     assert store.check(path).sound
 
@@ -63,7 +63,7 @@ def test_repair_of_a_file_that_is_missing(whole, path, monkeypatch):
         lines.insert(0, f"cannot read {rows / 'zarr.json'}: No such file or directory")
     asked = run("repair", path, input="n\n")
     assert asked.stdout.splitlines()[: len(lines)] == lines
-    assert "drop 9 rows and make the sum anew?" in asked.stdout
+    assert "drop 9 rows and recompute the sum?" in asked.stdout
     assert store.repair(path).dropped == tuple(range(9))
     assert store.check(path).sound
     assert json.loads((rows / "zarr.json").read_text()) == meta
@@ -88,7 +88,7 @@ def test_what_zarr_knew_is_written_again(name, text, path):
     if name:
         with pytest.raises(StoreError, match=rf"{said}.*; `afflux store repair {path}` writes it again$"):
             Server.open(path)
-    assert run("check", path).stdout.endswith(f"damaged: no row lost; `afflux store repair {path}` mends it\n")
+    assert run("check", path).stdout.endswith(f"damaged: no row lost; `afflux store repair {path}` repairs it\n")
     assert store.repair(path) is None
     assert json.loads(file.read_bytes()) == json.loads(before)
     assert {place: data for place, data in contents(path).items() if place != file} == {

@@ -13,7 +13,8 @@ from afflux import Rule, Server, StoreError, store
 from afflux.rules import afa_cs, ca2fl, fedbuff
 from afflux.rules.calibration import CACHED_DIFFERENCE
 from afflux.rules.optimizers import Sgd
-from afflux.store.index import Index, Place, sealed
+from afflux.store.index import Index, guarded_crc
+from afflux.store.segments import Place
 from conftest import bits
 from damage import damage, place
 from nine_rows import CLIENTS, ORDER, RULE, SIZE, M, change, contents, damage_row, pushes, run, vector
@@ -80,7 +81,7 @@ def test_check_finds_a_sum_of_other_rows(path):
     connection = sqlite3.connect(path / "index.sqlite")
     (crc,) = connection.execute("SELECT crc FROM rows WHERE client = 1").fetchone()
     (slot,) = connection.execute("SELECT slot FROM rows WHERE client = 2").fetchone()
-    connection.execute("UPDATE rows SET crc = ? WHERE client = 2", (sealed(2, Place(slot, crc[:-4])),))
+    connection.execute("UPDATE rows SET crc = ? WHERE client = 2", (guarded_crc(2, Place(slot, crc[:-4])),))
     connection.commit()
     connection.close()
     (here, start), (there, target) = place(path, 1), place(path, 2)
@@ -284,11 +285,11 @@ def test_the_check_and_repair_commands(path):
     assert json.loads(run("check", path, "--json").stdout)["damaged"] == [5]
     result = run("repair", path, input="n\n")
     assert result.exit_code == 1
-    assert "drop 1 row and make the sum anew? The bits that follow are others" in result.stdout
+    assert "drop 1 row and recompute the sum? Later bits will differ" in result.stdout
     assert run("check", path).exit_code == 1
     result = run("repair", path, input="y\n")
     assert result.exit_code == 0
-    assert result.stdout.endswith("mended: 1 row dropped; bit continuity ends at version 3\n")
+    assert result.stdout.endswith("repaired: 1 row dropped; bit continuity ends at version 3\n")
     assert run("check", path).exit_code == 0
     assert run("repair", path, "--yes").stdout.startswith("sound")
     assert "repaired    at version 3, where bit continuity ended; rows dropped of clients 5" in run("info", path).stdout

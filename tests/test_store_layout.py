@@ -102,7 +102,7 @@ def test_the_disk_reads_while_a_vector_is_copied(tmp_path, mapped, monkeypatch):
     with made("ca2fl", 300, tmp_path / "store") as server:
         for client in range(2 * M):
             server.push(client, np.full(300, client, np.float32), version=server.version)
-        for owner, name in ((Segments, "prefetch"), (type(server._intake), "ingest"), (DiskCache, "fetch")):
+        for owner, name in ((Segments, "prefetch"), (type(server._adapter), "ingest"), (DiskCache, "fetch")):
             monkeypatch.setattr(owner, name, noted(name, getattr(owner, name)))
         server.push(1, np.ones(300, np.float32), version=server.version)
         assert calls == ["prefetch", "ingest", "fetch"]

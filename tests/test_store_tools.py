@@ -287,7 +287,7 @@ def test_the_info_command(path):
     assert lines["rows"] == "float32: 32 bits an element, 280 kB a client"
     assert lines["version"] == "3 after 10 pushes, 1 arrivals wait"
     assert lines["durability"].startswith("process, commit_every 1: ")
-    assert lines["health"].startswith("all files are there; what is in them was not read")
+    assert lines["health"].startswith("all files exist; their content was not read")
     found = json.loads(run("info", path, "--json").stdout)
     assert (found["clients"], found["path"], found["notes"]) == (9, str(path), {"epoch": 3})
 

@@ -12,8 +12,8 @@ from afflux import AffluxError, Server, replay
 from afflux.rules import ca2fl, fedbuff
 
 THREADS = 8
-#: Pushes of the large case; a sanitizer's run takes fewer.
-PUSHES = int(os.environ.get("AFFLUX_STRESS", "100000"))
+#: Pushes of the large case; a sanitizer's run takes fewer, `make soak` more.
+PUSHES = int(os.environ.get("AFFLUX_STRESS", "30000"))
 
 
 def pool(size):
@@ -70,7 +70,7 @@ def restless():
     [
         (fedbuff(buffer_size=7), 331, PUSHES, False),
         (fedbuff(buffer_size=7), 331, PUSHES // 5, True),
-        (ca2fl(buffer_size=5), 331, PUSHES // 5, False),
+        (ca2fl(buffer_size=5), 331, PUSHES // 3, False),
         (fedbuff(buffer_size=3), 70_001, max(PUSHES // 40, 500), False),
         (fedbuff(buffer_size=3), 70_001, max(PUSHES // 40, 500), True),
         (ca2fl(buffer_size=3), 70_001, max(PUSHES // 40, 500), False),

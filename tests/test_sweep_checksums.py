@@ -9,6 +9,7 @@ from afflux.ops import codecs
 from afflux.store.vectors import crc
 from conftest import THREADS, bits
 from order import SIZES
+from pairwise import pairwise
 
 CODECS = ["float32", "float16", "bfloat16", "affine-8", "affine-1", "affine-vector-4", "rotated-2"]
 M = 5
@@ -36,9 +37,7 @@ def made(rng, size, codec, dtype="float32"):
     return ops.Pass(params, to, mix, mean, step, states, memory, vectors(3))
 
 
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("threads", THREADS)
-@pytest.mark.parametrize("size", [size for size in SIZES if size] + [8192, 65536 + 8193])
+@pairwise("size, codec, threads", [size for size in SIZES if size] + [8192, 65536 + 8193], CODECS, THREADS)
 def test_they_are_those_of_the_bytes(rng, size, codec, threads):
     sweep, sums, done = made(rng, size, codec), [], []
     ops.apply(sweep, num_threads=threads, done=done, checksums=sums)

@@ -5,8 +5,9 @@ import pytest
 
 import oracle
 from afflux import _engine, ops
-from conftest import THREADS, awkward, bits
+from conftest import ISAS, THREADS, awkward, bits
 from order import SIZES
+from pairwise import pairwise
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value")  # NumPy's casts of signalling NaN
 SLOTS = ["float32", "float64", "bfloat16"]
@@ -114,7 +115,7 @@ def test_a_float64_slots_sum_may_overflow_while_its_values_are_finite(isa):
 
 @pytest.mark.parametrize("dtype", SLOTS)
 @pytest.mark.parametrize("size", SIZES)
-def test_ingest(isa, rng, dtype, size):
+def test_ingest(rng, dtype, size):
     for kind in ("float16", "float32", "float64", "bfloat16"):
         wide = rng.standard_normal(size) * 2.0 ** rng.integers(-20, 10, size)
         update = buffer(kind, wide) if kind == "bfloat16" else wide.astype(kind)
@@ -142,8 +143,7 @@ def cut(rng, update, kinds):
     return parts
 
 
-@pytest.mark.parametrize("dtype", SLOTS)
-@pytest.mark.parametrize("size", [1, 33, 2049, 65536, 3 * 65536 + 5])
+@pairwise("isa, dtype, size", ISAS, SLOTS, [1, 33, 2049, 65536, 3 * 65536 + 5], indirect=["isa"])
 def test_parts_give_the_bits_of_the_concatenation(isa, rng, dtype, size):
     update = rng.integers(-128, 128, size) * 2.0 ** rng.integers(-4, 8, size)  # the same value in every type
     whole = empty(dtype, size)
@@ -184,7 +184,7 @@ def test_the_first_nonfinite_value_is_counted_over_all_parts(isa):
 
 @pytest.mark.parametrize("size", [1, 33, 2049, 140_001])
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_gram_of_float64(isa, rng, size, count):
+def test_gram_of_float64(rng, size, count):
     vectors = [rng.standard_normal(size) for _ in range(count)]
     matrix = np.array(vectors)
     bound = oracle.sum_bound(np.abs(matrix) @ np.abs(matrix).T, size)
@@ -199,7 +199,7 @@ def test_gram_of_bfloat16_is_that_of_the_same_values(isa, rng, size):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("params_type", "updates_type"), [("float64", "float64"), ("float32", "float64")])
-def test_apply(isa, rng, size, params_type, updates_type):
+def test_apply(rng, size, params_type, updates_type):
     params, out = rng.standard_normal(size).astype(params_type), np.full(size, np.nan, params_type)
     updates = [rng.standard_normal(size).astype(updates_type) for _ in range(5)]
     weights, lr = rng.standard_normal(5), 0.7
@@ -209,8 +209,7 @@ def test_apply(isa, rng, size, params_type, updates_type):
     assert np.all(np.abs(out - expected) <= oracle.rounded_bound(expected, np.abs(params) + lr * terms, 8, out.dtype))
 
 
-@pytest.mark.parametrize("params_type", ["float32", "float64"])
-@pytest.mark.parametrize("size", [1, 33, 1025, 4097, 70_001])
+@pairwise("isa, params_type, size", ISAS, ["float32", "float64"], [1, 33, 1025, 4097, 70_001], indirect=["isa"])
 def test_the_same_values_in_other_types_give_the_same_bits(isa, rng, params_type, size):
     """Updates in bfloat16, float32 and float64, with and without cached rows, few and many of them."""
     params = rng.standard_normal(size).astype(params_type)
@@ -236,7 +235,7 @@ def test_the_same_values_in_other_types_give_the_same_bits(isa, rng, params_type
         assert results[0] == results[1] == results[2]
 
 
-def test_float64_rows_keep_every_bit(isa, rng):
+def test_float64_rows_keep_every_bit(rng):
     size = 5000
     params, update, old = (rng.standard_normal(size) for _ in range(3))
     out, cache, row = np.empty(size), rng.standard_normal(size), old.copy()
@@ -249,7 +248,7 @@ def test_float64_rows_keep_every_bit(isa, rng):
     assert np.all(np.abs(out - (params + v)) <= bound)
 
 
-def test_codec_float64(isa, rng):
+def test_codec_float64(rng):
     for size in SIZES:
         vector, row = rng.standard_normal(size), np.empty(ops.row_bytes(size, codec="float64"), np.uint8)
         ops.encode(vector, row, codec="float64", num_threads=2)

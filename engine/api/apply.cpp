@@ -182,7 +182,7 @@ void check_pass(const Pass& pass, check::Overlaps& overlaps) {
   overlaps.refuse("apply");
 }
 
-// What is to be overwritten is its own out.
+// Where no out is given, a vector is its own.
 Pass with_outs(Pass pass) {
   if (pass.calibrate.sum_out.data == nullptr) pass.calibrate.sum_out = pass.calibrate.sum;
   if (pass.step.outs.size == 0) pass.step.outs = pass.step.states;
@@ -199,12 +199,12 @@ bool sweep(const Pass& pass, const std::vector<RowHeads>& heads, int threads, Ch
   if (checksums == nullptr) {
     for_each_piece(pass.params.size, threads, piece);
   } else {
-    const SweptSums sums(pass, *checksums);
+    const SweepChecksums sums(pass, *checksums);
     for_each_superblock(pass.params.size, threads, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t at = begin; at < end; at += SweptSums::kStrip) {
-        const std::int64_t to = std::min(at + SweptSums::kStrip, end);
+      for (std::int64_t at = begin; at < end; at += SweepChecksums::kStrip) {
+        const std::int64_t to = std::min(at + SweepChecksums::kStrip, end);
         piece(at, to);
-        sums.take(at, to);
+        sums.extend(at, to);
       }
     });
   }

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "afflux/afflux.hpp"
-#include "cuda/backend.hpp"
+#include "api/kernels.hpp"
 
 namespace afflux::check {
 

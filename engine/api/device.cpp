@@ -1,5 +1,5 @@
 #include "afflux/afflux.hpp"
-#include "cuda/backend.hpp"
+#include "api/kernels.hpp"
 
 namespace afflux {
 namespace {

@@ -9,13 +9,13 @@ namespace {
 template <class Function>
 double computed(const Function& function) {
   double result = 0.0;
-  exactly([&] { result = function(); });
+  strict_float_mode([&] { result = function(); });
   return result;
 }
 
 }  // namespace
 
-void exactly(const std::function<void()>& body) {
+void strict_float_mode(const std::function<void()>& body) {
   parallel_for(1, 1, [&](std::int64_t) { body(); });  // the mode is parallel_for's business
 }
 

@@ -111,7 +111,7 @@ void write_head(const RowHead& head, Codec codec, std::int64_t size, unsigned ch
   std::memcpy(to, &written, sizeof written);
 }
 
-Blanks blanks(Codec codec, std::int64_t size) {
+Padding padding(Codec codec, std::int64_t size) {
   const CodingInfo& coding = info(codec.coding);
   if (size % kBlock == 0 || coding.run == kBlock) return {};
   const formula::Place last = formula::place(codec, (size - 1) / kCodecBlock * kCodecBlock);
@@ -123,7 +123,7 @@ Blanks blanks(Codec codec, std::int64_t size) {
 
 cuda::NewHeads new_heads(const std::vector<Written>& written, Codec codec, std::int64_t size) {
   if (written.empty()) return {};
-  cuda::NewHeads made{{}, std::vector<unsigned char>(written.size() * kRowHead), blanks(codec, size)};
+  cuda::NewHeads made{{}, std::vector<unsigned char>(written.size() * kRowHead), padding(codec, size)};
   for (const Written& one : written) {
     write_head(one.head, codec, size, made.heads.data() + made.rows.size() * kRowHead);
     made.rows.push_back(one.row);
@@ -140,8 +140,8 @@ void finish(const std::vector<Written>& written, Codec codec, std::int64_t size,
       std::memset(made.rows[i] + from, 0, static_cast<std::size_t>(to - from));
     };
     std::memcpy(made.rows[i], made.heads.data() + i * kRowHead, kRowHead);
-    clear(made.blanks.facts_begin, made.blanks.facts_end);
-    clear(made.blanks.codes_begin, made.blanks.codes_end);
+    clear(made.padding.facts_begin, made.padding.facts_end);
+    clear(made.padding.codes_begin, made.padding.codes_end);
   }
 }
 

@@ -3,8 +3,7 @@
 #include <vector>
 
 #include "api/check.hpp"
-#include "cpu/kernels.hpp"
-#include "cuda/backend.hpp"
+#include "api/kernels.hpp"
 
 namespace afflux::rows {
 
@@ -21,7 +20,7 @@ RowHead read_head(const char* op, check::Name name, Codec codec, const unsigned 
 void write_head(const RowHead& head, Codec codec, std::int64_t size, unsigned char* to);
 
 // What has to be cleared beside it.
-Blanks blanks(Codec codec, std::int64_t size);
+Padding padding(Codec codec, std::int64_t size);
 
 // A row that was encoded, but for its head.
 struct Written {

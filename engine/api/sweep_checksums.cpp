@@ -5,7 +5,7 @@
 
 namespace afflux {
 
-SweptSums::SweptSums(const Pass& pass, Checksums& checksums) : size_(pass.params.size) {
+SweepChecksums::SweepChecksums(const Pass& pass, Checksums& checksums) : size_(pass.params.size) {
   const Calibrate& cache = pass.calibrate;
   const bool cached = cache.kind != Calibration::none;
   if (cached) add(checksums.sum, cache.sum_out.data, exact_codec(Type::float64));
@@ -22,7 +22,7 @@ SweptSums::SweptSums(const Pass& pass, Checksums& checksums) : size_(pass.params
     if (const unsigned char* const row = cache.new_rows.data[i].data) add(checksums.rows[i], row, cache.codec);
 }
 
-void SweptSums::add(std::vector<std::uint32_t>& crcs, const void* data, Codec codec) {
+void SweepChecksums::add(std::vector<std::uint32_t>& crcs, const void* data, Codec codec) {
   const auto* const bytes = static_cast<const unsigned char*>(data);
   const std::size_t superblocks = static_cast<std::size_t>((size_ + kSuperblock - 1) / kSuperblock);
   const std::size_t head = has_head(codec);
@@ -34,13 +34,13 @@ void SweptSums::add(std::vector<std::uint32_t>& crcs, const void* data, Codec co
   vectors_.push_back({bytes, codec, crcs.data() + head});
 }
 
-std::int64_t SweptSums::offset(Codec codec, std::int64_t element) const {
+std::int64_t SweepChecksums::offset(Codec codec, std::int64_t element) const {
   if (element == size_) return row_bytes(codec, size_);
   const formula::Place place = formula::place(codec, element);
   return has_head(codec) ? place.facts : place.codes;
 }
 
-void SweptSums::take(std::int64_t begin, std::int64_t end) const {
+void SweepChecksums::extend(std::int64_t begin, std::int64_t end) const {
   std::vector<checksum::Stream> streams;
   streams.reserve(vectors_.size());
   for (const Vector& vector : vectors_) {

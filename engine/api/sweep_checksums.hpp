@@ -6,15 +6,15 @@
 
 namespace afflux {
 
-class SweptSums {
+class SweepChecksums {
  public:
   // Elements that are swept before their checksums go on: what they are written to stays in L2.
   static constexpr std::int64_t kStrip = 4 * kBlock;
 
   // Every place that the pass writes to is spelled out, and heads of rows are written.
-  SweptSums(const Pass& pass, Checksums& checksums);
+  SweepChecksums(const Pass& pass, Checksums& checksums);
   // The sweep has written elements begin to end, which belong to one superblock, whose earlier ones were taken.
-  void take(std::int64_t begin, std::int64_t end) const;
+  void extend(std::int64_t begin, std::int64_t end) const;
 
  private:
   struct Vector {

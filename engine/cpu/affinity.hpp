@@ -21,19 +21,19 @@ inline std::size_t usable_cpus() {
   return std::thread::hardware_concurrency();
 }
 
-// Lets a thread use them, whatever the thread that has made it may use.
+// Lets a thread use them, whichever CPUs the thread that created it may use.
 inline void use_all(pthread_t thread) {
   cpu_set_t set;
   if (sched_getaffinity(getpid(), sizeof set, &set) == 0) pthread_setaffinity_np(thread, sizeof set, &set);
 }
 
-// Keeps a thread away from its caller's CPU while it wakes. A kernel may put it there (for cache warmth, or to let
-// other virtual CPUs sleep), and it would wait for the caller to end or for the next tick: measured, 1 to 5 ms. Both
-// functions are called under one lock, in turn; a system that forbids it is left alone, and so is a thread that is
-// moved meanwhile.
-class KeptOff {
+// Keeps a thread off its caller's CPU while it wakes. A kernel may place it there (for cache warmth, or to let other
+// virtual CPUs sleep), where it would wait for the caller to end or for the next tick: measured, 1 to 5 ms. Both
+// functions are called under one lock, in turn. Where the system forbids it, or moves the thread meanwhile, nothing is
+// changed.
+class AvoidedCpu {
  public:
-  // `thread` shall not begin on the CPU that this one runs on.
+  // `thread` does not begin on the CPU that the calling thread runs on.
   void narrow(pthread_t thread) {
     const int here = sched_getcpu();
     if (here < 0 || here >= CPU_SETSIZE || pthread_getaffinity_np(thread, sizeof own_, &own_) != 0) return;
@@ -41,7 +41,7 @@ class KeptOff {
     CPU_CLR(here, &others_);
     narrowed_ = CPU_COUNT(&others_) > 0 && pthread_setaffinity_np(thread, sizeof others_, &others_) == 0;
   }
-  // It may go where it wants again, and stays where it is until it has a reason.
+  // Lets it run on all its CPUs again.
   void widen(pthread_t thread) {
     cpu_set_t now;
     if (narrowed_ && pthread_getaffinity_np(thread, sizeof now, &now) == 0 && CPU_EQUAL(&now, &others_))
@@ -59,7 +59,7 @@ class KeptOff {
 inline std::size_t usable_cpus() { return std::thread::hardware_concurrency(); }  // 0 if unknown
 inline void use_all(pthread_t) {}
 
-class KeptOff {
+class AvoidedCpu {
  public:
   void narrow(pthread_t) {}
   void widen(pthread_t) {}

@@ -2,10 +2,10 @@
 // Element types are chosen per tile and stage, not for the whole sweep, so that a new one adds code and does not
 // multiply it.
 #pragma once
+#include "api/kernels.hpp"
 #include "cpu/calibrate.hpp"
 #include "cpu/calibrate_encoded.hpp"
 #include "cpu/combine.hpp"
-#include "cpu/kernels.hpp"
 #include "cpu/memory.hpp"
 #include "cpu/step.hpp"
 
@@ -58,7 +58,7 @@ AFFLUX_FN bool all_finite(const double* v, std::int64_t n) {
   double rest = 0.0;
   std::int64_t i = 0;
   for (; i + simd::kWide <= n; i += simd::kWide) {
-    const simd::Pack x = simd::Wide::load(v + i);
+    const simd::Pack x = simd::VectorPack::load(v + i);
     differences = differences + (x - x);
   }
   for (; i < n; ++i) rest = rest + (v[i] - v[i]);
@@ -81,7 +81,7 @@ bool apply(const Pass& pass, const RowHeads* heads, std::int64_t begin, std::int
     wide ? start<double>(pass, tile, v) : start<float>(pass, tile, v);
     if (!together)
       with_type(updates, [&](auto sample) AFFLUX_INLINE { direction<decltype(sample)>(pass, heads, tile, v); });
-    // Its room is a short tile's; the long ones of rotations come with rows only, hence not together.
+    // renew() has memory for a short tile; the long tiles of rotations come with rows only, hence not together.
     for (Tile part{tile.begin, kTile}; renews && part.begin < tile.begin + tile.size; part.begin += kTile) {
       if (tile.begin + tile.size - part.begin < kTile) part.size = tile.begin + tile.size - part.begin;
       renew(pass, updates, part, together ? v : nullptr);

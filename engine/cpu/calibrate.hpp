@@ -45,8 +45,8 @@ AFFLUX_FN void add_differences(const Arrival<T>* arrivals, int count, std::int64
     auto direction = lanes.load(v + i), total = lanes.load(from + i);
     for (int k = 0; k < count; ++k) {
       const Arrival<T>& arrival = arrivals[k];
-      lanes.ahead(arrival.update + i);
-      lanes.ahead(arrival.old + i);
+      lanes.prefetch(arrival.update + i);
+      lanes.prefetch(arrival.old + i);
       const auto update = lanes.load(arrival.update + i);
       formula::accumulate_difference(update, lanes.load(arrival.old + i), update, kDirection && arrival.weight != 0.0,
                                      lanes.fill(arrival.weight), arrival.renewed != nullptr, direction, total);

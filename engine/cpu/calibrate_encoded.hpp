@@ -63,13 +63,13 @@ struct Now<false, double> {
 
 // What the runs of several arrivals need beside their memory. Of rotated groups fewer are together, as each is 8 KB;
 // but more than one, because direction and sum beside them, 32 KB, come from L2 each time.
-struct Rooms {
+struct Scratch {
   static constexpr std::int64_t kGroups = 5, kSize = kGroups * kBlock;
   static_assert(kSize >= kTogether * kCodecBlock, "short runs must fit");
   alignas(64) float x[kSize], old[kSize], renewed[kSize];
 };
 
-AFFLUX_FN std::int64_t most_together(Codec codec) { return run_of(codec) == kBlock ? Rooms::kGroups : kTogether; }
+AFFLUX_FN std::int64_t most_together(Codec codec) { return run_of(codec) == kBlock ? Scratch::kGroups : kTogether; }
 
 // Some arrivals of one tile: what each of its runs is made of.
 template <bool kOfRows, class T>
@@ -82,48 +82,48 @@ struct EncodedArrivals {
   int count, encoded, decoded;
 };
 
-// Adds arrival k of the round, whose runs have these rooms.
+// Appends arrival k of the round, whose runs use this scratch memory.
 template <bool kOfRows, class T>
-AFFLUX_FN void take(const Pass& pass, const RowHeads* heads, std::int64_t k, double weight, std::int64_t begin,
-                    Rooms& rooms, std::int64_t run, EncodedArrivals<kOfRows, T>& some) {
+AFFLUX_FN void append(const Pass& pass, const RowHeads* heads, std::int64_t k, double weight, std::int64_t begin,
+                      Scratch& scratch, std::int64_t run, EncodedArrivals<kOfRows, T>& some) {
   static const float zeros[kBlock] = {};
   const std::int64_t at = some.count * run;
   const unsigned char* const row = pass.calibrate.rows.data[k].data;
   unsigned char* const new_row = pass.calibrate.new_rows.data[k].data;
-  float* const q = rooms.renewed + at;
-  const float* const old = row == nullptr ? zeros : rooms.old + at;
+  float* const q = scratch.renewed + at;
+  const float* const old = row == nullptr ? zeros : scratch.old + at;
   const bool replaced = new_row != nullptr;
   some.arrivals[some.count] = {nullptr, old, replaced ? q : old, replaced, weight, nullptr};
   some.updates[some.count] = static_cast<const T*>(pass.combine.updates.data[k].data) + begin;
   some.encoding_of[some.count] = -1;
-  if (row != nullptr) some.decodings[some.decoded++] = {&heads[k].old, row, rooms.old + at};
+  if (row != nullptr) some.decodings[some.decoded++] = {&heads[k].old, row, scratch.old + at};
   if (kOfRows || replaced) {
     some.encoding_of[some.count] = some.encoded;
-    some.encodings[some.encoded++] = {&heads[k].renewed, nullptr, rooms.x + at, new_row, q};
+    some.encodings[some.encoded++] = {&heads[k].renewed, nullptr, scratch.x + at, new_row, q};
   }
   ++some.count;
 }
 
 // Their runs, one after the other.
 template <bool kDirection, bool kOfRows, class T>
-AFFLUX_FN void add_runs(Codec codec, Tile tile, Rooms& rooms, EncodedArrivals<kOfRows, T>& some, double* v,
+AFFLUX_FN void add_runs(Codec codec, Tile tile, Scratch& scratch, EncodedArrivals<kOfRows, T>& some, double* v,
                         double* sum) {
   const std::int64_t run = run_of(codec);
   const bool shared = copies(codec);  // some lines were asked for before
-  const std::int64_t ahead = shared          ? simd::kAhead + 64 * (kFirstLines + kLinesBesideCodes)
+  const std::int64_t ahead = shared          ? simd::kPrefetchDistance + 64 * (kFirstLines + kLinesBesideCodes)
                              : run == kBlock ? 4 * run
-                                             : simd::kAhead;
+                                             : simd::kPrefetchDistance;
   for (std::int64_t i = 0; i < tile.size; i += run) {
     const std::int64_t n = tile.size - i < run ? tile.size - i : run;
     for (int k = 0; k < some.count; ++k) {
       const T* const update = some.updates[k] + i;
-      float* const x = rooms.x + k * run;
+      float* const x = scratch.x + k * run;
       const float* const from = as_floats(update, n, run, x);
       const int encoding = some.encoding_of[k];
       if (encoding >= 0) some.encodings[encoding].from = from;
       some.arrivals[k].later = reinterpret_cast<const char*>(update) + ahead;
       if constexpr (kOfRows)
-        some.arrivals[k].now = rooms.renewed + k * run;
+        some.arrivals[k].now = scratch.renewed + k * run;
       else if constexpr (sizeof(T) == sizeof(double))
         some.arrivals[k].now = update;
       else
@@ -135,32 +135,32 @@ AFFLUX_FN void add_runs(Codec codec, Tile tile, Rooms& rooms, EncodedArrivals<kO
 }
 
 // The sum is changed in place, so where it goes elsewhere it goes there first.
-AFFLUX_FN void carry_sum(const Calibrate& stage, Tile tile) {
+AFFLUX_FN void copy_sum(const Calibrate& stage, Tile tile) {
   if (stage.sum_out.data == stage.sum.data) return;
   __builtin_memcpy(stage.sum_out.data + tile.begin, stage.sum.data + tile.begin,
                    static_cast<std::size_t>(tile.size) * sizeof(double));
 }
 
 // The differences of all arrivals that have a direction or a new row. Out of line, so that only passes with encoded
-// rows take its rooms from the stack.
+// rows take this scratch memory from the stack.
 template <bool kDirection, bool kOfRows, class T>
 __attribute__((noinline)) void add_encoded_differences(const Pass& pass, const RowHeads* heads, Tile tile, double* v) {
   const Codec codec = pass.calibrate.codec;
   const std::int64_t run = run_of(codec);
   double* const sum = pass.calibrate.sum_out.data + tile.begin;
-  carry_sum(pass.calibrate, tile);
-  Rooms rooms;
+  copy_sum(pass.calibrate, tile);
+  Scratch scratch;
   EncodedArrivals<kOfRows, T> some;
   some.count = some.encoded = some.decoded = 0;
   for (std::int64_t k = 0; k < pass.combine.updates.size; ++k) {
     const double weight = kDirection ? pass.combine.weights.data[k] : 0.0;
     if (weight == 0.0 && pass.calibrate.new_rows.data[k].data == nullptr) continue;
-    take(pass, heads, k, weight, tile.begin, rooms, run, some);
+    append(pass, heads, k, weight, tile.begin, scratch, run, some);
     if (some.count < most_together(codec)) continue;
-    add_runs<kDirection>(codec, tile, rooms, some, v, sum);
+    add_runs<kDirection>(codec, tile, scratch, some, v, sum);
     some.count = some.encoded = some.decoded = 0;
   }
-  if (some.count > 0) add_runs<kDirection>(codec, tile, rooms, some, v, sum);
+  if (some.count > 0) add_runs<kDirection>(codec, tile, scratch, some, v, sum);
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 // The codecs of cached rows, a run of elements at a time: kCodecBlock, or a group of kBlock where rotations need it.
 #pragma once
+#include "api/kernels.hpp"
 #include "cpu/codec_rotated.hpp"
 #include "cpu/combine.hpp"
 #include "cpu/convert.hpp"
-#include "cpu/kernels.hpp"
 
 namespace afflux::AFFLUX_ISA {
 namespace {
@@ -58,15 +58,15 @@ struct Runs {
 // Of the lines of an update that come later, all stages ask for some: memory is never idle, and never asked for more
 // than it can have under way. Where the differences are added the rest is asked for.
 constexpr int kFirstLines = 1, kLinesBesideCodes = 3;
-AFFLUX_FN void ask_ahead(const float* update, int first, int count) {
-  const char* const line = reinterpret_cast<const char*>(update) + simd::kAhead + 64 * first;
+AFFLUX_FN void prefetch_update(const float* update, int first, int count) {
+  const char* const line = reinterpret_cast<const char*>(update) + simd::kPrefetchDistance + 64 * first;
   for (int i = 0; i < count; ++i) __builtin_prefetch(line + 64 * i, 0, 2);
 }
 
 // Copies the runs as well: vectors that begin on pages share few sets of L1, and the runs are read again.
 AFFLUX_FN void find_extremes(const Encoding* runs, int count, float* least, float* most) {
   for (int k = 0; k < count; ++k) {
-    ask_ahead(runs[k].from, 0, kFirstLines);
+    prefetch_update(runs[k].from, 0, kFirstLines);
     block_extremes(runs[k].from, runs[k].x, least[k], most[k]);
   }
 }
@@ -96,7 +96,7 @@ __attribute__((noinline)) void code_affine(Codec codec, const Runs& runs) {
                          one.out);
   }
   own ? make_grids(least, most, kBits, grids) : grids_of_rows(runs.encodings, runs.encoded, kBits, grids);
-  unsigned char nowhere[16 * kBits];
+  unsigned char discarded[16 * kBits];
   for (int k = 0; k < runs.encoded; ++k) {
     const Encoding& one = runs.encodings[k];
     const Grid grid{grids.low[k], grids.step[k], grids.per_step[k]};
@@ -105,8 +105,8 @@ __attribute__((noinline)) void code_affine(Codec codec, const Runs& runs) {
       write(one.row + at.facts, grid.low);
       write(one.row + at.facts + 4, grid.step);
     }
-    unsigned char* const codes = one.row == nullptr ? nowhere : one.row + at.codes;
-    ask_ahead(one.from, kFirstLines, kLinesBesideCodes);
+    unsigned char* const codes = one.row == nullptr ? discarded : one.row + at.codes;
+    prefetch_update(one.from, kFirstLines, kLinesBesideCodes);
     own ? affine_encode<kBits, false>(one.x, grid, random, codes, one.decoded)
         : affine_encode<kBits, true>(one.x, grid, random, codes, one.decoded);
   }
@@ -115,20 +115,20 @@ __attribute__((noinline)) void code_affine(Codec codec, const Runs& runs) {
 template <int kBits>
 __attribute__((noinline)) void code_rotated(Codec codec, const Runs& runs) {
   alignas(64) float scales[kRotations];
-  unsigned char nowhere[kBlock / 8 * kBits];
+  unsigned char discarded[kBlock / 8 * kBits];
   const formula::Place at = formula::place(codec, runs.begin);
   const std::int64_t block = runs.begin / kBlock;
   for (int k = 0; k < runs.decoded; ++k) {
     const Decoding& one = runs.decodings[k];
-    const unsigned char *const facts = one.row + at.facts, *const later = facts + sizeof scales + sizeof nowhere;
-    for (std::size_t byte = 0; byte < sizeof scales + sizeof nowhere; byte += 64)
+    const unsigned char *const facts = one.row + at.facts, *const later = facts + sizeof scales + sizeof discarded;
+    for (std::size_t byte = 0; byte < sizeof scales + sizeof discarded; byte += 64)
       __builtin_prefetch(later + byte, 1, 2);
     __builtin_memcpy(scales, facts, sizeof scales);
     rotated_decode<kBits>(one.row + at.codes, scales, formula::block_bits(one.head->key, block), one.out);
   }
   for (int k = 0; k < runs.encoded; ++k) {
     const Encoding& one = runs.encodings[k];
-    unsigned char* const codes = one.row == nullptr ? nowhere : one.row + at.codes;
+    unsigned char* const codes = one.row == nullptr ? discarded : one.row + at.codes;
     rotated_encode<kBits>(one.from, formula::block_bits(one.head->key, block), codes, scales, one.decoded);
     if (one.row != nullptr) write(one.row + at.facts, scales);
   }
@@ -166,14 +166,14 @@ AFFLUX_FN void encode_halves(const float* x, Float16* to, float* decoded, std::i
 template <class Half>
 AFFLUX_FN void code_halves(Codec codec, const Runs& runs) {
   const formula::Place at = formula::place(codec, runs.begin);
-  Half nowhere[kCodecBlock];
+  Half discarded[kCodecBlock];
   for (int k = 0; k < runs.decoded; ++k) {
     const Decoding& one = runs.decodings[k];
     decode_halves(reinterpret_cast<const Half*>(one.row + at.codes), one.out, runs.n);
   }
   for (int k = 0; k < runs.encoded; ++k) {
     const Encoding& one = runs.encodings[k];
-    Half* const to = one.row == nullptr ? nowhere : reinterpret_cast<Half*>(one.row + at.codes);
+    Half* const to = one.row == nullptr ? discarded : reinterpret_cast<Half*>(one.row + at.codes);
     encode_halves(one.from, to, one.decoded, runs.n);
   }
 }
@@ -255,21 +255,21 @@ AFFLUX_FN bool copies(Codec codec) {
   return false;
 }
 
-// `part` with zeros up to a whole run, in `room`, unless it is whole.
-AFFLUX_FN const float* padded(const float* part, std::int64_t n, std::int64_t run, float* room) {
+// `part` with zeros up to a whole run, in `scratch`, unless it is whole.
+AFFLUX_FN const float* padded(const float* part, std::int64_t n, std::int64_t run, float* scratch) {
   if (n == run) return part;
-  for (std::int64_t i = 0; i < run; ++i) room[i] = i < n ? part[i] : 0.0f;
-  return room;
+  for (std::int64_t i = 0; i < run; ++i) scratch[i] = i < n ? part[i] : 0.0f;
+  return scratch;
 }
 
 void encode(Codec codec, const RowHead& head, const void* vector, unsigned char* row, std::int64_t begin,
             std::int64_t end) {
   if (const std::int64_t bytes = plain_bytes(codec)) return copy(vector, row, begin * bytes, end * bytes);
   const std::int64_t run = run_of(codec);
-  alignas(64) float room[kBlock], copied[kCodecBlock], decoded[kBlock];
+  alignas(64) float scratch[kBlock], copied[kCodecBlock], decoded[kBlock];
   for (std::int64_t i = begin; i < end; i += run) {
     const std::int64_t n = end - i < run ? end - i : run;
-    const float* const from = padded(static_cast<const float*>(vector) + i, n, run, room);
+    const float* const from = padded(static_cast<const float*>(vector) + i, n, run, scratch);
     const Encoding one{&head, from, copied, row, decoded};
     code_runs(codec, {i, n, nullptr, 0, &one, 1});
   }
@@ -280,12 +280,12 @@ void decode(Codec codec, const RowHead& head, const unsigned char* row, void* ve
   if (const std::int64_t bytes = plain_bytes(codec)) return copy(row, vector, begin * bytes, end * bytes);
   const std::int64_t run = run_of(codec);
   float* const to = static_cast<float*>(vector);
-  alignas(64) float room[kBlock];
+  alignas(64) float scratch[kBlock];
   for (std::int64_t i = begin; i < end; i += run) {
     const std::int64_t n = end - i < run ? end - i : run;
-    const Decoding one{&head, row, n == run ? to + i : room};
+    const Decoding one{&head, row, n == run ? to + i : scratch};
     code_runs(codec, {i, n, &one, 1, nullptr, 0});
-    if (n < run) convert(room, to + i, n);
+    if (n < run) convert(scratch, to + i, n);
   }
 }
 

@@ -87,14 +87,14 @@ struct LaneSums {
 AFFLUX_FN void add_product(LaneSums& sums, int i, const float* x, const float* y) {
   for (int half = 0; half < 2; ++half) {
     simd::Doubles& sum = sums.partial[i % 4][half];
-    sum = simd::dot_term<float>(sum, simd::Many::load(x + half * simd::kWidth),
-                                simd::Many::load(y + half * simd::kWidth));
+    sum = simd::dot_term<float>(sum, simd::Vector::load(x + half * simd::kWidth),
+                                simd::Vector::load(y + half * simd::kWidth));
   }
 }
 AFFLUX_FN void store_sums(const LaneSums& sums, double* to) {
   for (int half = 0; half < 2; ++half)
-    simd::Many::store(to + half * simd::kWidth, (sums.partial[0][half] + sums.partial[2][half]) +
-                                                    (sums.partial[1][half] + sums.partial[3][half]));
+    simd::Vector::store(to + half * simd::kWidth, (sums.partial[0][half] + sums.partial[2][half]) +
+                                                      (sums.partial[1][half] + sums.partial[3][half]));
 }
 
 // to = the squared norms of some vectors.

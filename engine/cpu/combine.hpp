@@ -36,7 +36,7 @@ AFFLUX_FN void add_weighted(const T* const* vectors, const double* weights, int 
   simd::each_wide(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
     auto sum = lanes.load(v + i);
     for (int k = 0; k < count; ++k) {
-      lanes.ahead(vectors[k] + i);
+      lanes.prefetch(vectors[k] + i);
       sum = formula::weighted(sum, lanes.fill(weights[k]), lanes.load(vectors[k] + i));
     }
     lanes.store(v + i, sum);
@@ -50,7 +50,7 @@ AFFLUX_FN void add_weighted(const T* const* vectors, const double* weights, cons
   simd::each_wide(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
     auto sum = lanes.load(v + i), other = lanes.load(w + i);
     for (int k = 0; k < count; ++k) {
-      lanes.ahead(vectors[k] + i);
+      lanes.prefetch(vectors[k] + i);
       const auto value = lanes.load(vectors[k] + i);
       sum = formula::weighted(sum, lanes.fill(weights[k]), value);
       other = formula::weighted(other, lanes.fill(others[k]), value);

@@ -7,7 +7,7 @@
 #endif
 
 #include "afflux/afflux.hpp"
-#include "cuda/backend.hpp"
+#include "api/kernels.hpp"
 
 namespace afflux {
 namespace {

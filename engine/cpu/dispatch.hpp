@@ -1,6 +1,6 @@
 // Which instruction set serves the calls of this process.
 #pragma once
-#include "cpu/kernels.hpp"
+#include "api/kernels.hpp"
 
 namespace afflux {
 

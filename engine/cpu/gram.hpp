@@ -5,8 +5,8 @@
 // many types are read from memory once, as those of one type are.
 #pragma once
 #include "afflux/order.hpp"
+#include "api/kernels.hpp"
 #include "cpu/convert.hpp"
-#include "cpu/kernels.hpp"
 #include "cpu/simd.hpp"
 #include "formula/reduce.hpp"
 
@@ -21,9 +21,9 @@ static_assert(kLanes % kGroupLanes == 0, "lane groups must divide the lanes");
 
 // Asks for the next block of every vector a few cache lines at a time, all through the work on this block: the memory
 // rests otherwise while the products are made.
-class Ahead {
+class Prefetcher {
  public:
-  Ahead(const GramPanels& panels, std::int64_t begin) : panels_(panels), begin_(begin) {
+  Prefetcher(const GramPanels& panels, std::int64_t begin) : panels_(panels), begin_(begin) {
     const std::int64_t rows = tiles(panels.left_count), columns = tiles(panels.right_count);
     const bool symmetric = panels.left == panels.right;
     count_ = panels.left_count + (symmetric ? 0 : panels.right_count);
@@ -66,34 +66,34 @@ AFFLUX_FN double pair_sum(double* lanes) {
   constexpr int kVectors = kLanes / simd::kWidth;
   simd::Doubles sum[kVectors];
   AFFLUX_UNROLL
-  for (int k = 0; k < kVectors; ++k) sum[k] = simd::Many::load(lanes + k * simd::kWidth);
+  for (int k = 0; k < kVectors; ++k) sum[k] = simd::Vector::load(lanes + k * simd::kWidth);
   AFFLUX_UNROLL
   for (int half = kVectors / 2; half > 0; half /= 2) AFFLUX_UNROLL
   for (int k = 0; k < half; ++k) sum[k] = sum[k] + sum[k + half];
-  simd::Many::store(lanes, sum[0]);
+  simd::Vector::store(lanes, sum[0]);
   return formula::lane_sum(lanes, simd::kWidth);
 }
 
 // products[a][b] = the block's inner product of x[a] and y[b]; of a triangle, where y is x, only those with b <= a.
 template <int kRows, bool kTriangle, class X, class Y>
 AFFLUX_FN void block_products(const X* const* x, const Y* const* y, std::int64_t n, double (*products)[kSide],
-                              Ahead& ahead) {
+                              Prefetcher& prefetcher) {
   constexpr int kColumns = kTriangle ? kRows : kSide;
   double lanes[kRows][kColumns][kLanes];
   const std::int64_t whole = n - n % kLanes;
   for (int lane = 0; lane < kLanes; lane += kGroupLanes) {
     simd::Doubles sum[kRows][kColumns][kParts] = {};
     for (std::int64_t i = lane; i < whole; i += kLanes) {
-      ahead.fetch(i);
+      prefetcher.fetch(i);
       AFFLUX_UNROLL
       for (int part = 0; part < kParts; ++part) {
         const std::int64_t at = i + part * simd::kWidth;
         simd::Doubles right[kColumns];
         AFFLUX_UNROLL
-        for (int b = 0; b < kColumns; ++b) right[b] = simd::Many::load(y[b] + at);
+        for (int b = 0; b < kColumns; ++b) right[b] = simd::Vector::load(y[b] + at);
         AFFLUX_UNROLL
         for (int a = 0; a < kRows; ++a) {
-          const simd::Doubles left = kTriangle ? right[a] : simd::Many::load(x[a] + at);
+          const simd::Doubles left = kTriangle ? right[a] : simd::Vector::load(x[a] + at);
           AFFLUX_UNROLL
           for (int b = 0; b < (kTriangle ? a + 1 : kColumns); ++b)
             sum[a][b][part] = simd::dot_term<X, Y>(sum[a][b][part], left, right[b]);
@@ -106,7 +106,7 @@ AFFLUX_FN void block_products(const X* const* x, const Y* const* y, std::int64_t
       for (int b = 0; b < (kTriangle ? a + 1 : kColumns); ++b) {
         AFFLUX_UNROLL
         for (int part = 0; part < kParts; ++part)
-          simd::Many::store(lanes[a][b] + lane + part * simd::kWidth, sum[a][b][part]);
+          simd::Vector::store(lanes[a][b] + lane + part * simd::kWidth, sum[a][b][part]);
       }
     }
   }
@@ -115,7 +115,7 @@ AFFLUX_FN void block_products(const X* const* x, const Y* const* y, std::int64_t
       double* const sums = lanes[a][b];
       for (std::int64_t i = whole; i < n; ++i)
         sums[i - whole] =
-            formula::dot_term<X, Y>(sums[i - whole], simd::One::load(x[a] + i), simd::One::load(y[b] + i));
+            formula::dot_term<X, Y>(sums[i - whole], simd::Single::load(x[a] + i), simd::Single::load(y[b] + i));
       products[a][b] = pair_sum(sums);
     }
 }
@@ -138,29 +138,30 @@ struct Run {
 
 template <bool kTriangle, class X, class Y>
 AFFLUX_FN void products_of(const Run& left, const Run& right, std::int64_t i, std::int64_t n, double (*products)[kSide],
-                           Ahead& ahead) {
+                           Prefetcher& prefetcher) {
   const X* x[kSide];
   const Y* y[kSide];
   left.blocks(i, x);
   right.blocks(i, y);
   switch (left.count) {
     case 1:
-      return block_products<1, kTriangle>(x, y, n, products, ahead);
+      return block_products<1, kTriangle>(x, y, n, products, prefetcher);
     case 2:
-      return block_products<2, kTriangle>(x, y, n, products, ahead);
+      return block_products<2, kTriangle>(x, y, n, products, prefetcher);
     default:
-      return block_products<3, kTriangle>(x, y, n, products, ahead);
+      return block_products<3, kTriangle>(x, y, n, products, prefetcher);
   }
 }
 
 // The block [i, i + n) of both runs.
 AFFLUX_FN void run_products(const Run& left, const Run& right, std::int64_t i, std::int64_t n,
-                            double (*products)[kSide], Ahead& ahead) {
+                            double (*products)[kSide], Prefetcher& prefetcher) {
   with_type(left.type, [&](auto x) AFFLUX_INLINE {
     using X = decltype(x);
-    if (left.vectors == right.vectors) return products_of<true, X, X>(left, right, i, n, products, ahead);
-    with_type(right.type,
-              [&](auto y) AFFLUX_INLINE { products_of<false, X, decltype(y)>(left, right, i, n, products, ahead); });
+    if (left.vectors == right.vectors) return products_of<true, X, X>(left, right, i, n, products, prefetcher);
+    with_type(right.type, [&](auto y) AFFLUX_INLINE {
+      products_of<false, X, decltype(y)>(left, right, i, n, products, prefetcher);
+    });
   });
 }
 
@@ -170,13 +171,13 @@ void gram(const GramPanels& panels, std::int64_t begin, std::int64_t end, double
   for (std::int64_t k = 0; k < rows * columns; ++k) sums[k] = 0.0;
   for (std::int64_t i = begin; i < end; i += kBlock) {
     const std::int64_t n = end - i < kBlock ? end - i : kBlock;
-    Ahead ahead(panels, i + kBlock);
+    Prefetcher prefetcher(panels, i + kBlock);
     for (std::int64_t row = 0; row < rows;) {
       const Run x(panels.left, rows, row);
       for (std::int64_t column = 0; column < (symmetric ? row + 1 : columns);) {
         const Run y(panels.right, columns, column);
         double products[kSide][kSide];
-        run_products(x, y, i, n, products, ahead);
+        run_products(x, y, i, n, products, prefetcher);
         double* const cells = sums + row * columns + column;
         for (std::int64_t a = 0; a < x.count; ++a)
           for (std::int64_t b = 0; b < (x.vectors == y.vectors ? a + 1 : y.count); ++b)

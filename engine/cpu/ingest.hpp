@@ -1,8 +1,8 @@
 // ingest, one superblock: a block at a time from the parts into the slot, and its reductions while it is in L1.
 #pragma once
 #include "afflux/order.hpp"
+#include "api/kernels.hpp"
 #include "cpu/convert.hpp"
-#include "cpu/kernels.hpp"
 #include "cpu/simd.hpp"
 #include "formula/reduce.hpp"
 
@@ -15,8 +15,8 @@ AFFLUX_FN void copy(const T* from, T* to, std::int64_t n) {
   constexpr std::int64_t kLine = 64 / sizeof(T);
   std::int64_t i = 0;
   for (; i + kLine <= n; i += kLine) {
-    __builtin_prefetch(reinterpret_cast<const char*>(from + i) + simd::kAhead);
-    __builtin_prefetch(reinterpret_cast<const char*>(to + i) + simd::kAhead, 1);
+    __builtin_prefetch(reinterpret_cast<const char*>(from + i) + simd::kPrefetchDistance);
+    __builtin_prefetch(reinterpret_cast<const char*>(to + i) + simd::kPrefetchDistance, 1);
     __builtin_memcpy(to + i, from + i, 64);
   }
   __builtin_memcpy(to + i, from + i, static_cast<std::size_t>(n - i) * sizeof(T));
@@ -48,13 +48,13 @@ AFFLUX_FN double block_sum_of_squares(const T* x, std::int64_t n) {
     simd::Doubles sum[kGroup] = {};
     for (std::int64_t i = lane; i < whole; i += kLanes)
       for (int part = 0; part < kGroup; ++part) {
-        const simd::Doubles value = simd::Many::load(x + i + part * simd::kWidth);
+        const simd::Doubles value = simd::Vector::load(x + i + part * simd::kWidth);
         sum[part] = simd::dot_term<T>(sum[part], value, value);
       }
-    for (int part = 0; part < kGroup; ++part) simd::Many::store(lanes + lane + part * simd::kWidth, sum[part]);
+    for (int part = 0; part < kGroup; ++part) simd::Vector::store(lanes + lane + part * simd::kWidth, sum[part]);
   }
   for (std::int64_t i = whole; i < n; ++i) {
-    const double value = simd::One::load(x + i);
+    const double value = simd::Single::load(x + i);
     lanes[i - whole] = formula::dot_term<T>(lanes[i - whole], value, value);
   }
   return formula::lane_sum(lanes, kLanes);
@@ -80,7 +80,7 @@ AFFLUX_FN void lane_extremes(const T* x, std::int64_t n, Value* lows, Value* hig
 template <class T>
 AFFLUX_FN std::int64_t first_nonfinite(const T* slot, std::int64_t begin, std::int64_t end) {
   for (std::int64_t i = begin; i < end; ++i)
-    if (!formula::finite(simd::One::load(slot + i))) return i;
+    if (!formula::finite(simd::Single::load(slot + i))) return i;
   return -1;
 }
 

@@ -1,6 +1,6 @@
 // Compiled once per instruction set, AFFLUX_ISA naming it. Everything is internal but the table below; no std template
 // and no ordinary inline function may be used in here (tests/test_native.py reads the objects).
-#include "cpu/kernels.hpp"
+#include "api/kernels.hpp"
 
 #include "cpu/apply.hpp"
 #include "cpu/codec.hpp"

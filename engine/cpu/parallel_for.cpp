@@ -48,10 +48,10 @@ void parallel_for(std::int64_t count, int num_threads, const std::function<void(
   std::atomic<std::int64_t> next{0};
   std::exception_ptr failure;
   std::mutex failure_mutex;
-  const auto work = [&](const std::atomic<bool>& leave) {
+  const auto work = [&](const std::atomic<bool>& stop) {
     const DefaultFloatingPoint mode;
     try {
-      for (std::int64_t i; !leave && (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) body(i);
+      for (std::int64_t i; !stop && (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) body(i);
     } catch (...) {
       const std::lock_guard<std::mutex> lock(failure_mutex);
       failure = std::current_exception();

@@ -33,7 +33,7 @@ void pause() {
 #endif
 }
 
-// Whether ready() has become true before the time was over. Yields now and then: someone may need the CPU more.
+// Whether ready() became true before the time was over. Yields now and then, for threads that need the CPU.
 template <class Ready>
 bool spin(Microseconds time, const Ready& ready) {
   if (time.count() == 0) return ready();
@@ -66,12 +66,12 @@ class SignalsBlocked {
   sigset_t saved_;
 };
 
-const std::atomic<bool> never{false};  // has a caller to leave its own work
+const std::atomic<bool> never{false};  // a caller never stops its own work
 
 // One call's work, on its caller's stack.
 struct Job {
   const Work& work;
-  int vacancies;                // helpers that may still join
+  int wanted;                   // helpers that may still join
   Job* next = nullptr;          // another caller's
   std::atomic<int> helpers{0};  // that have joined and not ended
 };
@@ -80,29 +80,29 @@ struct Helper {
   std::thread thread;
   std::condition_variable woken;
   bool asleep = false;
-  KeptOff kept_off;
+  AvoidedCpu avoided_cpu;
 };
 
 class Pool {
  public:
-  explicit Pool(Microseconds patience) : asked_(patience) {}
+  explicit Pool(Microseconds spin_time) : requested_spin_time_(spin_time) {}
 
   void run(const Work& work, int helpers) {
     Job job{work, helpers};
-    const auto [patience, missing] = post(job);
+    const auto [spin_time, missing] = post(job);
     wake(missing);
     work(never);
     withdraw(job);
     const auto ended = [&] { return job.helpers.load(std::memory_order_acquire) == 0; };
-    if (spin(patience, ended)) return;
+    if (spin(spin_time, ended)) return;
     Lock lock(mutex_);
     ended_.wait(lock, ended);
   }
 
-  // Whether its threads are this process's: a fork by the bare system call runs no handlers.
-  bool ours() const { return process_ == getpid(); }
+  // False in a child forked by the bare system call, which runs no handlers and has none of the threads.
+  bool in_this_process() const { return process_ == getpid(); }
 
-  // Ends the threads. Calls go on to be served, and have no helpers.
+  // Ends the threads. Later calls run without helpers.
   void end() {
     {
       const Lock lock(mutex_);
@@ -114,17 +114,17 @@ class Pool {
 
  private:
   struct Posted {
-    Microseconds patience;
-    int missing;  // helpers that no thread is looking out for
+    Microseconds spin_time;
+    int missing;  // helpers beyond those that spin for work
   };
 
   Posted post(Job& job) {
     const Lock lock(mutex_);
-    grow(static_cast<std::size_t>(job.vacancies));
+    grow(static_cast<std::size_t>(job.wanted));
     job.next = jobs_;
     jobs_ = &job;
-    vacancies_.fetch_add(job.vacancies, std::memory_order_relaxed);
-    return {patience_, job.vacancies - spinning_};
+    wanted_.fetch_add(job.wanted, std::memory_order_relaxed);
+    return {spin_time_, job.wanted - spinning_};
   }
 
   void withdraw(Job& job) {
@@ -132,7 +132,7 @@ class Pool {
     Job** at = &jobs_;
     while (*at != &job) at = &(*at)->next;
     *at = job.next;
-    vacancies_.fetch_sub(job.vacancies, std::memory_order_relaxed);
+    wanted_.fetch_sub(job.wanted, std::memory_order_relaxed);
   }
 
   void grow(std::size_t size) {
@@ -145,85 +145,85 @@ class Pool {
         Helper& helper = *made;
         helper.thread = std::thread([this, &helper] { serve(helper); });
         use_all(helper.thread.native_handle());
-        helper.kept_off.narrow(helper.thread.native_handle());
+        helper.avoided_cpu.narrow(helper.thread.native_handle());
         helpers_.push_back(std::move(made));
       }
     } catch (...) {  // no more threads or memory: those that run take all the work, with the same result
     }
-    patience_ = usable_cpus() > helpers_.size() ? asked_ : Microseconds(0);
+    spin_time_ = usable_cpus() > helpers_.size() ? requested_spin_time_ : Microseconds(0);
   }
 
   void wake(int most) {
     for (; most > 0; --most) {
-      Helper* const helper = rouse();
+      Helper* const helper = take_sleeping();
       if (helper == nullptr) return;
       helper->woken.notify_one();  // without the lock, which it needs first
     }
   }
 
-  Helper* rouse() {
+  Helper* take_sleeping() {
     const Lock lock(mutex_);
     for (const auto& helper : helpers_) {
       if (!helper->asleep) continue;
       helper->asleep = false;
-      helper->kept_off.narrow(helper->thread.native_handle());
+      helper->avoided_cpu.narrow(helper->thread.native_handle());
       return helper.get();
     }
     return nullptr;
   }
 
-  // What a helper does all its life.
+  // A helper's loop, until the pool ends.
   void serve(Helper& self) {
     Lock lock(mutex_);
     while (!ending_) {
-      self.kept_off.widen(pthread_self());  // also if it comes too late: it has woken
-      if (Job* const job = vacant()) {
+      self.avoided_cpu.widen(pthread_self());
+      if (Job* const job = unfilled()) {
         help(*job, lock);
-      } else if (!watch(lock)) {
+      } else if (!spin_for_work(lock)) {
         self.asleep = true;
         self.woken.wait(lock, [&] { return !self.asleep; });
       }
     }
   }
 
-  Job* vacant() const {
+  Job* unfilled() const {
     Job* job = jobs_;
-    while (job != nullptr && job->vacancies == 0) job = job->next;
+    while (job != nullptr && job->wanted == 0) job = job->next;
     return job;
   }
 
   void help(Job& job, Lock& lock) {
-    --job.vacancies;
-    vacancies_.fetch_sub(1, std::memory_order_relaxed);
+    --job.wanted;
+    wanted_.fetch_sub(1, std::memory_order_relaxed);
     job.helpers.fetch_add(1, std::memory_order_relaxed);
     lock.unlock();
     job.work(ending_);
     lock.lock();
-    // The caller may go on from here, and the job is gone.
+    // From here on the caller may return, and its job is gone.
     if (job.helpers.fetch_sub(1, std::memory_order_release) == 1) ended_.notify_all();
   }
 
-  // Looks out for news; false if it is time to sleep.
-  bool watch(Lock& lock) {
-    const auto news = [this] { return vacancies_.load(std::memory_order_relaxed) > 0 || ending_; };
-    const Microseconds patience = patience_;
+  // Waits actively for work or the end; false if it is time to sleep.
+  bool spin_for_work(Lock& lock) {
+    const auto ready_to_work = [this] { return wanted_.load(std::memory_order_relaxed) > 0 || ending_; };
+    const Microseconds spin_time = spin_time_;
     ++spinning_;
     lock.unlock();
-    // Nobody sleeps for the mutex: who posts a job may still hold it.
-    if (!spin(patience, [&] { return news() && lock.try_lock(); })) lock.lock();
+    // try_lock: the thread that posts a job may still hold the mutex.
+    if (!spin(spin_time, [&] { return ready_to_work() && lock.try_lock(); })) lock.lock();
     --spinning_;
-    return news();
+    return ready_to_work();
   }
 
-  const Microseconds asked_;
+  const Microseconds requested_spin_time_;
   const pid_t process_ = getpid();
   std::mutex mutex_;  // guards all that follows and all jobs; the atomics are also read without it
   std::condition_variable ended_;
   std::vector<std::unique_ptr<Helper>> helpers_;
-  Microseconds patience_{0};
+  Microseconds spin_time_{0};
   Job* jobs_ = nullptr;
   int spinning_ = 0;
-  std::atomic<int> vacancies_{0};  // of all jobs
+  std::atomic<int> wanted_{0};  // of all jobs
   std::atomic<bool> ending_{false};
 };
 
@@ -238,11 +238,11 @@ struct Lifetime {
   }
   ~Lifetime() {
     Pool* const made = pool.load(std::memory_order_acquire);
-    if (made != nullptr && made->ours()) made->end();
+    if (made != nullptr && made->in_this_process()) made->end();
   }
 } lifetime;
 
-Pool& the_pool() {
+Pool& shared_pool() {
   Pool* made = pool.load(std::memory_order_acquire);
   if (made != nullptr) return *made;
   // No static local: if a fork hit its initialization, the child would wait for it for ever.
@@ -256,7 +256,7 @@ Pool& the_pool() {
 
 void with_helpers(int helpers, const Work& work) {
   if (helpers < 1) return work(never);
-  the_pool().run(work, helpers);
+  shared_pool().run(work, helpers);
 }
 
 }  // namespace afflux

@@ -5,23 +5,24 @@
 
 namespace afflux {
 
-// A thread's share of a call. Once `leave` is true it may take no more pieces: the caller, who never has to leave,
-// takes the rest.
-using Work = std::function<void(const std::atomic<bool>& leave)>;
+// A thread's share of a call. Once `stop` is true it takes no more pieces, and the caller, for which `stop` never
+// becomes true, takes the rest.
+using Work = std::function<void(const std::atomic<bool>& stop)>;
 
-// Runs work on the caller's thread and on up to `helpers` others at the same time, and returns when all that have
-// begun it have ended. Work is shared by taking it piece by piece, so that a helper that comes late, or never because
-// no thread can be made, costs nothing: the caller does not wait for those that have not begun. `work` must not throw.
+// Runs work on the caller's thread and on up to `helpers` others at the same time, and returns when all that have begun
+// it have ended. Threads share work by taking it piece by piece, so a helper that begins late, or never because no
+// thread can be created, costs nothing: the caller does not wait for helpers that have not begun. `work` must not
+// throw.
 //
-// The others are one pool for the process, which no import makes but the first call that needs it, and which grows to
-// the most helpers ever asked for. Calls of several threads share it; one that finds all at work elsewhere starts alone
-// and is joined by those who get free. That is also why a call inside a call cannot block.
+// The helpers form one pool for the process. The first call that needs it creates the pool, which grows to the most
+// helpers ever requested. Calls of several threads share it. A call that finds all helpers busy starts alone, and
+// helpers join it as they become free; hence a call inside a call cannot block.
 //
-// A thread that has nothing to do looks for work for AFFLUX_SPIN_US microseconds (giving its CPU to whoever wants it),
-// then sleeps; it sleeps at once where the process may not use a CPU for each of them and for the caller.
-// A forked child has none of the threads and makes a pool of its own. They end when the process does, or when the
-// library is unloaded, amid a call too. They take no signals, and may use the CPUs that the process's first thread may
-// use when they are made, whichever thread's call that is.
+// An idle helper spins for AFFLUX_SPIN_US microseconds (yielding its CPU), then sleeps; it sleeps at once where the
+// process may not use a CPU for each helper and for the caller. A forked child has none of the threads and creates a
+// pool of its own. The threads end with the process, or when the library is unloaded, also amid a call. They take no
+// signals, and may use the CPUs that the process's first thread may use when they are created, whichever thread's call
+// that is.
 void with_helpers(int helpers, const Work& work);
 
 }  // namespace afflux

@@ -31,13 +31,13 @@ constexpr int kWidth = 2;
 
 typedef double Doubles __attribute__((vector_size(kWidth * 8)));
 
-constexpr std::int64_t kAhead = 2048;
+constexpr std::int64_t kPrefetchDistance = 2048;
 
 // kWidth elements at a time, any alignment.
-struct Many {
+struct Vector {
   template <class T>
-  AFFLUX_FN void ahead(const T* values) {
-    __builtin_prefetch(reinterpret_cast<const char*>(values) + kAhead);
+  AFFLUX_FN void prefetch(const T* values) {
+    __builtin_prefetch(reinterpret_cast<const char*>(values) + kPrefetchDistance);
   }
   AFFLUX_FN Doubles load(const float* values) {
 #if defined(__AVX512F__)
@@ -112,9 +112,9 @@ struct Many {
 };
 
 // The same for a single element.
-struct One : formula::OneLane {
+struct Single : formula::OneLane {
   template <class T>
-  AFFLUX_FN void ahead(const T*) {}
+  AFFLUX_FN void prefetch(const T*) {}
   AFFLUX_FN double load(const float* value) { return static_cast<double>(*value); }
   AFFLUX_FN double load(const double* value) { return *value; }
   AFFLUX_FN double load(const Bfloat16* value) { return static_cast<double>(formula::widened(*value)); }
@@ -137,33 +137,33 @@ AFFLUX_FN Pack operator+(Pack x, Pack y) { return {x.a + y.a, x.b + y.b, x.c + y
 AFFLUX_FN Pack operator-(Pack x, Pack y) { return {x.a - y.a, x.b - y.b, x.c - y.c, x.d - y.d}; }
 AFFLUX_FN Pack operator*(Pack x, Pack y) { return {x.a * y.a, x.b * y.b, x.c * y.c, x.d * y.d}; }
 
-struct Wide {
+struct VectorPack {
   template <class T>
   AFFLUX_FN Pack load(const T* values) {
-    return {Many::load(values), Many::load(values + kWidth), Many::load(values + 2 * kWidth),
-            Many::load(values + 3 * kWidth)};
+    return {Vector::load(values), Vector::load(values + kWidth), Vector::load(values + 2 * kWidth),
+            Vector::load(values + 3 * kWidth)};
   }
   AFFLUX_FN Pack fill(double value) {
-    const Doubles all = Many::fill(value);
+    const Doubles all = Vector::fill(value);
     return {all, all, all, all};
   }
   template <class T>
   AFFLUX_FN void store(T* to, Pack values) {
-    Many::store(to, values.a);
-    Many::store(to + kWidth, values.b);
-    Many::store(to + 2 * kWidth, values.c);
-    Many::store(to + 3 * kWidth, values.d);
+    Vector::store(to, values.a);
+    Vector::store(to + kWidth, values.b);
+    Vector::store(to + 2 * kWidth, values.c);
+    Vector::store(to + 3 * kWidth, values.d);
   }
   template <class From, class To>
   AFFLUX_FN void copy(const From* from, To* to) {
-    for (int part = 0; part < 4; ++part) Many::copy(from + part * kWidth, to + part * kWidth);
+    for (int part = 0; part < 4; ++part) Vector::copy(from + part * kWidth, to + part * kWidth);
   }
-  // Asks for what comes kAhead bytes later, so that many streams are under way at once: a core's own prefetcher follows
-  // each only a few lines far.
+  // Asks for what comes kPrefetchDistance bytes later, so that many streams are under way at once: a core's own
+  // prefetcher follows each only a few lines far.
   template <class T>
-  AFFLUX_FN void ahead(const T* values) {
+  AFFLUX_FN void prefetch(const T* values) {
     for (std::size_t line = 0; line < kWide * sizeof(T); line += 64)
-      __builtin_prefetch(reinterpret_cast<const char*>(values) + kAhead + line);
+      __builtin_prefetch(reinterpret_cast<const char*>(values) + kPrefetchDistance + line);
   }
 };
 
@@ -171,17 +171,17 @@ struct Wide {
 template <class Body>
 AFFLUX_FN void each(std::int64_t n, const Body& body) {
   std::int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) body(Many{}, i);
-  for (; i < n; ++i) body(One{}, i);
+  for (; i + kWidth <= n; i += kWidth) body(Vector{}, i);
+  for (; i < n; ++i) body(Single{}, i);
 }
 
 // The same with four vectors at a time before.
 template <class Body>
 AFFLUX_FN void each_wide(std::int64_t n, const Body& body) {
   std::int64_t i = 0;
-  for (; i + kWide <= n; i += kWide) body(Wide{}, i);
-  for (; i + kWidth <= n; i += kWidth) body(Many{}, i);
-  for (; i < n; ++i) body(One{}, i);
+  for (; i + kWide <= n; i += kWide) body(VectorPack{}, i);
+  for (; i + kWidth <= n; i += kWidth) body(Vector{}, i);
+  for (; i < n; ++i) body(Single{}, i);
 }
 
 // acc + x * y of values stored as X and Y; see formula::dot_term for where fusing is exact.

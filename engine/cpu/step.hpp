@@ -9,22 +9,22 @@ namespace {
 // An out may be the vector that its new values come from: each element is read before it is written.
 template <StepKind kKind, int kStates, class T>
 AFFLUX_FN void step_of(const Pass& pass, Tile tile, const double* d) {
-  constexpr int kRoom = kStates > 0 ? kStates : 1;
+  constexpr int kSize = kStates > 0 ? kStates : 1;
   const Step& stage = pass.step;
-  const T *const params = tile_of<T>(pass.params, tile), *states[kRoom] = {};
-  T *const out = tile_of<T>(pass.out, tile), *outs[kRoom] = {};
+  const T *const params = tile_of<T>(pass.params, tile), *states[kSize] = {};
+  T *const out = tile_of<T>(pass.out, tile), *outs[kSize] = {};
   for (int k = 0; k < kStates; ++k) {
     states[k] = tile_of<T>(stage.states.data[k], tile);
     outs[k] = tile_of<T>(stage.outs.data[k], tile);
   }
   simd::each(tile.size, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
-    decltype(lanes.fill(0.0)) values[kRoom];
+    decltype(lanes.fill(0.0)) values[kSize];
     AFFLUX_UNROLL
     for (int k = 0; k < kStates; ++k) {
-      lanes.ahead(states[k] + i);
+      lanes.prefetch(states[k] + i);
       values[k] = lanes.load(states[k] + i);
     }
-    lanes.ahead(params + i);
+    lanes.prefetch(params + i);
     const auto moved = formula::step(kKind, lanes, stage, lanes.load(params + i), lanes.load(d + i), values);
     AFFLUX_UNROLL
     for (int k = 0; k < kStates; ++k) lanes.store(outs[k] + i, values[k]);

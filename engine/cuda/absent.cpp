@@ -1,5 +1,5 @@
 // A build without CUDA.
-#include "cuda/backend.hpp"
+#include "api/kernels.hpp"
 
 namespace afflux::cuda {
 

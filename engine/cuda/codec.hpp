@@ -2,7 +2,7 @@
 #pragma once
 #include <type_traits>
 
-#include "cuda/backend.hpp"
+#include "api/kernels.hpp"
 #include "cuda/codec_affine.hpp"
 #include "cuda/codec_rotated.hpp"
 

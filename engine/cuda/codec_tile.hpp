@@ -7,7 +7,7 @@
 //
 // where read is an Each<Read>; x, out and decoded are Each<Vector4<float>>, x with zeros after the vector's end.
 #pragma once
-#include "cpu/kernels.hpp"
+#include "api/kernels.hpp"
 #include "cuda/vector4.hpp"
 #include "formula/codec.hpp"
 

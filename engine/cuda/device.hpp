@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/backend.hpp"
+#include "api/kernels.hpp"
 
 namespace afflux::cuda {
 

@@ -4,8 +4,7 @@
 #include <type_traits>
 
 #include "afflux/order.hpp"
-#include "cpu/kernels.hpp"
-#include "cuda/backend.hpp"
+#include "api/kernels.hpp"
 #include "cuda/block.hpp"
 #include "cuda/staging.hpp"
 #include "cuda/tree.hpp"

@@ -1,6 +1,6 @@
 // The heads of encoded rows: fetched by the host, and written beside the codes.
 #pragma once
-#include "cuda/backend.hpp"
+#include "api/kernels.hpp"
 #include "cuda/block.hpp"
 #include "cuda/staging.hpp"
 
@@ -27,15 +27,15 @@ struct WriteHeadsBody {
 
   unsigned char* const* rows;
   const unsigned char* heads;
-  Blanks blanks;
+  Padding padding;
 
   template <class Block>
   AFFLUX_DEVICE void operator()(const Block& block, Shared&) const {
     unsigned char* const row = rows[block.index];
     block.each([&](int thread) {
       if (thread < kRowHead) row[thread] = heads[block.index * kRowHead + thread];
-      for (std::int64_t i = blanks.facts_begin + thread; i < blanks.facts_end; i += kThreads) row[i] = 0;
-      for (std::int64_t i = blanks.codes_begin + thread; i < blanks.codes_end; i += kThreads) row[i] = 0;
+      for (std::int64_t i = padding.facts_begin + thread; i < padding.facts_end; i += kThreads) row[i] = 0;
+      for (std::int64_t i = padding.codes_begin + thread; i < padding.codes_end; i += kThreads) row[i] = 0;
     });
   }
 };
@@ -49,7 +49,7 @@ class StagedHeads {
     const std::int64_t rows = staging.add(renewed.rows.data(), count_);
     const std::int64_t heads = staging.add(renewed.heads.data(), count_ * kRowHead);
     staging.upload(executor);
-    body_ = {staging.at<unsigned char* const>(rows), staging.at<const unsigned char>(heads), renewed.blanks};
+    body_ = {staging.at<unsigned char* const>(rows), staging.at<const unsigned char>(heads), renewed.padding};
   }
   template <class Executor>
   void write(Executor& executor) const {

@@ -2,8 +2,7 @@
 // lanes: so all accesses are of four elements, and a thread adds up its lanes in its own registers, row after row.
 #pragma once
 #include "afflux/order.hpp"
-#include "cpu/kernels.hpp"
-#include "cuda/backend.hpp"
+#include "api/kernels.hpp"
 #include "cuda/staging.hpp"
 #include "cuda/tree.hpp"
 #include "cuda/vector4.hpp"

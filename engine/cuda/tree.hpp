@@ -1,7 +1,7 @@
 // The binary tree over superblocks (order.hpp), level by level: a list of nodes to a block of threads.
 #pragma once
 #include "afflux/order.hpp"
-#include "cpu/kernels.hpp"
+#include "api/kernels.hpp"
 #include "cuda/block.hpp"
 #include "formula/reduce.hpp"
 

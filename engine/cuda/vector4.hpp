@@ -11,7 +11,7 @@ namespace afflux::cuda {
 constexpr int kFour = 4;
 
 template <class T>
-struct alignas(sizeof(T) < 4 ? 8 : 16) Vector4 {
+struct alignas(sizeof(T) < 4 ? kFour * sizeof(T) : 16) Vector4 {
   T at[kFour];
 };
 

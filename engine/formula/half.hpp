@@ -51,4 +51,22 @@ AFFLUX_FN void narrow(float value, Bfloat16* to) {
 }
 AFFLUX_FN void narrow(double value, Bfloat16* to) { narrow(static_cast<float>(value), to); }
 
+// Rounded to nearest, ties to even, subnormals kept; beyond the largest finite value, that.
+AFFLUX_FN void narrow_finite(float value, Bfloat16* to) {
+  const std::uint32_t bits = bits_of(value), sign = bits & 0x80000000u, magnitude = bits & 0x7FFFFFFFu;
+  const std::uint32_t rounded = (magnitude + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+  to->bits = static_cast<std::uint16_t>((sign >> 16) | (rounded < 0x7F80u ? rounded : 0x7F7Fu));
+}
+AFFLUX_FN void narrow_finite(float value, Float16* to) {
+  const std::uint32_t bits = bits_of(value), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7FFFFFFFu;
+  const std::uint32_t normal = (magnitude - (112u << 23) + 0xFFFu + ((magnitude >> 13) & 1u)) >> 13;
+  // A subnormal has the unit 2^-24, which is that of float32 at 0.5: adding 0.5 rounds.
+  const std::uint32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);
+  const std::uint32_t is_normal = 0u - static_cast<std::uint32_t>(magnitude >= (113u << 23));
+  const std::uint32_t rounded = (normal & is_normal) | (subnormal & ~is_normal);
+  const std::uint32_t is_finite = 0u - static_cast<std::uint32_t>(magnitude < 0x47800000u);  // below 65536
+  const std::uint32_t most = 0x7BFFu, kept = (rounded & is_finite) | (most & ~is_finite);
+  to->bits = static_cast<std::uint16_t>(sign | (kept < most ? kept : most));
+}
+
 }  // namespace afflux::formula

@@ -213,7 +213,7 @@ void late() {
 // What the user sets while a thread is kept off is what it keeps.
 void moved() {
   const cpu_set_t all = mask(0);
-  afflux::KeptOff kept;
+  afflux::AvoidedCpu kept;
   const auto is = [](const cpu_set_t& wanted) {
     const cpu_set_t set = mask(0);
     return CPU_EQUAL(&set, &wanted);

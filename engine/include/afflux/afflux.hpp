@@ -93,7 +93,7 @@ double pow(double x, double y);
 
 // Runs `body` on this thread with round-to-nearest and subnormals kept, as the engine's own work is, and puts the
 // caller's floating-point mode back: for arithmetic outside the engine that must have the same bits everywhere.
-void exactly(const std::function<void()>& body);
+void strict_float_mode(const std::function<void()>& body);
 
 struct Backend {
   std::string name;             // "baseline", "avx2", "avx512", "neon" or "cuda"

@@ -108,6 +108,16 @@ class Admission:
         """All decisions; None if they are not kept."""
         return None if self._log is None else self._log[: self.state.logged]
 
+    def entries(self) -> list[Entry]:
+        """All decisions.
+
+        Raises:
+            AffluxError: the server keeps no log.
+        """
+        if self.log is None:
+            raise AffluxError("[log] this server keeps no log: make it with log=True")
+        return self.log
+
     def status(self, client_id: ClientId, version: int, bad: int | None) -> tuple[Status, int]:
         """What becomes of an arrival, if it joins now, and its staleness; nothing changes.
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from afflux.aggregation.cache.staging import Stage
+from afflux.aggregation.cache.staging import StagedRow
 from afflux.aggregation.streaming import Term
 from afflux.arrays.pools import Slot
 from afflux.rules.rule import ClientId, Float64
@@ -25,7 +25,7 @@ class PendingArrival(NamedTuple):
     extremes: tuple[float, float]  #: the vector's least and largest element; NaN if nobody has looked
     join: int
     staleness: int
-    stage: Stage | None = None  #: of its client's row, if that is kept elsewhere than where rounds are made
+    staged_row: StagedRow | None = None  #: the client's row, if rows are kept on the host and rounds are made on a GPU
 
 
 def canonical(waiting: Sequence[PendingArrival]) -> list[PendingArrival]:

@@ -53,7 +53,7 @@ class Saved:
     scalars: Scalars
     passed: tuple[int, list[ClientId]] | None  #: N, and the clients that have entered in this pass
 
-    def book(self, current: Pulled, arrivals: list[PendingArrival]) -> ServerState:
+    def server_state(self, current: Pulled, arrivals: list[PendingArrival]) -> ServerState:
         """The server's state, once params and slots are in the server's own memory."""
         return ServerState(
             current=current,
@@ -72,23 +72,23 @@ class Saved:
         )
 
 
-def scalar_facts(facts: Mapping[str, Any], book: ServerState) -> dict[str, Any]:
+def scalar_facts(facts: Mapping[str, Any], state: ServerState) -> dict[str, Any]:
     """`facts`, and those of the state whose size grows neither with the clients nor with the joins."""
-    total, arrivals = book.total, book.arrivals()
+    total, arrivals = state.total, state.arrivals()
     added = 0 if total is None else total.added
     return {
         **facts,
         "format": FORMAT,
         "order_version": ORDER_VERSION,
-        "version": book.current.version,
-        "joins": book.number,
-        "counts": dict(book.counts),
-        "id_type": None if book.id_type is None else book.id_type.__name__,
-        "filled": book.filled,
+        "version": state.current.version,
+        "joins": state.number,
+        "counts": dict(state.counts),
+        "id_type": None if state.id_type is None else state.id_type.__name__,
+        "filled": state.filled,
         "added": added,
         "raw": [w.slot.weight for w in arrivals[:added] if isinstance(w.slot, Term)],
-        "scalars": dict(book.scalars),
-        "handed": sorted(book.handed),
+        "scalars": dict(state.scalars),
+        "handed": sorted(state.handed),
     }
 
 
@@ -115,17 +115,17 @@ def _without_nan(number: float) -> float | None:
 
 
 def save(
-    facts: Mapping[str, Any], book: ServerState, quarantined: Iterable[Quarantined], log: Iterable[Entry] | None
+    facts: Mapping[str, Any], state: ServerState, quarantined: Iterable[Quarantined], log: Iterable[Entry] | None
 ) -> dict[str, Any]:
     """The state as {"meta": facts, "arrays": {name: array}}; `facts` identify the kind of server. Nothing decided is
     still to be made.
     """
-    rows, current, d, total = book.rows, book.current, facts["d"], book.total
-    waiting = [*book.arrivals(), *book.deferred()]
+    rows, current, d, total = state.rows, state.current, facts["d"], state.total
+    waiting = [*state.arrivals(), *state.deferred()]
     added = 0 if total is None else total.added
     meta = {
-        **scalar_facts(facts, book),
-        "passed": [] if book.passes is None else book.passes.order[: book.passes.entered],
+        **scalar_facts(facts, state),
+        "passed": [] if state.passes is None else state.passes.order[: state.passes.entered],
         "waiting": [arrival_record(w) for w in waiting],
         "quarantined": [quarantined_record(q) for q in quarantined],
         "log": None if log is None else [log_record(entry) for entry in log],
@@ -144,7 +144,7 @@ def save(
         arrays["sum"] = rows.saved_sum()
     if total is not None:
         arrays["total"] = on_host(total.vectors[0], copy=True)
-    arrays |= {f"memory.{name}": on_host(vector, copy=True) for name, vector in book.memories.items()}
+    arrays |= {f"memory.{name}": on_host(vector, copy=True) for name, vector in state.memories.items()}
     return {"meta": meta, "arrays": arrays}
 
 
@@ -155,14 +155,14 @@ def _stacked(rows: Sequence[Any], dtype: str, size: int) -> Array:
     return out
 
 
-def load(state: Mapping[str, Any], facts: Mapping[str, Any], joins: Admission) -> Saved:
+def load(state: Mapping[str, Any], facts: Mapping[str, Any], admission: Admission) -> Saved:
     """Checks a state against the server that is to load it, which stays as it is.
 
     Raises:
         AffluxError: the state is damaged, or of another kind of server.
     """
     try:
-        return _Loader(state, facts, joins).saved()
+        return _Loader(state, facts, admission).saved()
     except AffluxError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, OverflowError) as error:
@@ -172,24 +172,24 @@ def load(state: Mapping[str, Any], facts: Mapping[str, Any], joins: Admission) -
 class _Loader:
     """Reads the parts of one state, each of which is checked against the others and against the server."""
 
-    def __init__(self, state: Mapping[str, Any], facts: Mapping[str, Any], joins: Admission) -> None:
+    def __init__(self, state: Mapping[str, Any], facts: Mapping[str, Any], admission: Admission) -> None:
         meta, self._arrays = state["meta"], state["arrays"]
         for name, ours in {"format": FORMAT, "order_version": ORDER_VERSION, **facts}.items():
             if meta[name] != ours:
                 _fail(f"{name} is {meta[name]!r} in the state, {ours!r} here")
-        self._meta, self._facts, self._joins = meta, facts, joins
-        self._book, self._rule, self._d = joins.state, joins.rule, facts["d"]
+        self._meta, self._facts, self._admission = meta, facts, admission
+        self._state, self._rule, self._d = admission.state, admission.rule, facts["d"]
         self._version, self._number = _count(meta["version"]), _count(meta["joins"])
         self._filled, self._added = _count(meta["filled"]), _count(meta["added"])
         self._id_type: type | None = {None: None, "int": int, "str": str}[meta["id_type"]]
 
     def saved(self) -> Saved:
-        """All of it."""
+        """The whole state."""
         meta, rule = self._meta, self._rule
         buffers: Float64 | None = None
         own: Sequence[Float64 | None] = [None] * len(meta["waiting"])
-        if self._book.current.buffers is not None:
-            buffers = immutable_copy(self._array("buffers", "float64", (self._book.current.buffers.size,)))
+        if self._state.current.buffers is not None:
+            buffers = immutable_copy(self._array("buffers", "float64", (self._state.current.buffers.size,)))
             own = [immutable_copy(row) for row in self._array("slot_buffers", "float64", (len(own), buffers.size))]
         return Saved(
             version=self._version,
@@ -251,7 +251,7 @@ class _Loader:
         waiting = [self._arrival(i, record, own) for i, (record, own) in enumerate(zip(records, buffers, strict=True))]
         if len({w.join for w in waiting}) < count:
             _fail("two arrivals have one join")
-        if self._joins.duplicates != "both" and len({w.client_id for w in waiting[:filled]}) < filled:
+        if self._admission.duplicates != "both" and len({w.client_id for w in waiting[:filled]}) < filled:
             _fail("a client waits twice")
         seen = np.array([w.norm == w.norm for w in waiting[added:]], bool)
         slots = self._array("slots", STORED[self._facts["slot_dtype"]], (count - added, self._d), seen)
@@ -265,14 +265,12 @@ class _Loader:
             _fail(f"arrival {i} has version {version}, join {join} and {examples} examples, which cannot be")
         if i < self._filled and not self._rule.needs.passes and staleness != self._version - version:
             _fail(f"arrival {i} has staleness {staleness} and version {version}, at version {self._version}")
-        if norm is None and self._joins.copies is not None:
-            _fail(
-                f"arrival {i} was lent (copy=False), and here {self._joins.copies}: save after a flush() or discard()"
-            )
+        if norm is None and (why := self._admission.copies) is not None:
+            _fail(f"arrival {i} was lent (copy=False), and here {why}: save after a flush() or discard()")
         if norm is not None and not _number(norm) >= 0:
             _fail(f"arrival {i} has norm {norm}")
         extremes, slot = (_number(low), _number(high)), None
-        if self._book.rows is not None and self._book.rows.codec.ranged and not all(map(isfinite, extremes)):
+        if self._state.rows is not None and self._state.rows.codec.ranged and not all(map(isfinite, extremes)):
             _fail(f"arrival {i} has least and largest elements {low} and {high}")
         facts: Any = version, examples, _number(loss), _number(norm), slot, buffers, extremes, join, staleness
         return PendingArrival(self._joined(client_id), *facts)
@@ -284,7 +282,7 @@ class _Loader:
         return raw
 
     def _rows(self) -> RowCache | None:
-        rows = self._book.rows
+        rows = self._state.rows
         if not isinstance(rows, MemoryRows):  # none, or on disk, and not in the state
             return rows
         clients = [self._joined(client_id) for client_id in self._meta["row_ids"]]
@@ -307,7 +305,7 @@ class _Loader:
 
     def _passed(self) -> tuple[int, list[ClientId]] | None:
         """The clients that have entered in this pass, the buffer's clients last."""
-        order, ours = [self._joined(client_id) for client_id in self._meta["passed"]], self._book.passes
+        order, ours = [self._joined(client_id) for client_id in self._meta["passed"]], self._state.passes
         waiting = [self._joined(client_id) for client_id, *_ in self._meta["waiting"][: self._filled]]
         most, last = (0, []) if ours is None else (ours.num_clients, order[len(order) - len(waiting) :])
         if len(set(order)) < len(order) or len(order) > most or (ours is not None and last != waiting):

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from afflux import ops
-from afflux._engine import exactly
+from afflux._engine import strict_float_mode
 from afflux.aggregation.arrivals import PendingArrival, canonical
-from afflux.aggregation.cache.rows import RowCache, Rows
+from afflux.aggregation.cache.rows import NewRows, RowCache
 from afflux.aggregation.reports import Pulled, Report
 from afflux.aggregation.streaming import Term, combine
 from afflux.arrays.interop import first_nonfinite, frozen, immutable_copy
@@ -66,7 +66,7 @@ class Round:
     slots: list[Slot]
     draft: Draft
     sweep: ops.Pass
-    rows: Rows  #: as they are after the sweep
+    rows: NewRows  #: as they are after the sweep
     memories: Memories  #: as they are after the round
     buffers: Float64 | None  #: as they are after the round
     scalars: Scalars  #: likewise
@@ -107,7 +107,7 @@ class Round:
         ops.apply(self.sweep, num_threads=num_threads, done=finite, checksums=self.checksums)
         if not finite[0]:
             # In the engine's floating-point mode, as prepare.
-            exactly(lambda known: self._make_without(known, num_threads), unseen)
+            strict_float_mode(lambda known: self._make_without(known, num_threads), unseen)
         self.done.append(True)
 
     def _make_without(self, unseen: Unseen, num_threads: int) -> None:
@@ -127,7 +127,7 @@ def prepare(rule: Rule, before: Before, waiting: Sequence[PendingArrival], draft
 
     All of it in the engine's floating-point mode: a weight that is subnormal must not vanish by the caller's.
     """
-    return exactly(lambda ordered: _prepare(rule, before, ordered, draft, num_threads), canonical(waiting))
+    return strict_float_mode(lambda ordered: _prepare(rule, before, ordered, draft, num_threads), canonical(waiting))
 
 
 def _prepare(rule: Rule, before: Before, ordered: list[PendingArrival], draft: Draft, num_threads: int) -> Round:
@@ -154,11 +154,13 @@ def _prepare(rule: Rule, before: Before, ordered: list[PendingArrival], draft: D
         mix = combine(rule, arrivals, weights.vectors, terms, own)
     else:
         mix = ops.Combine(slots, weights.vectors, own)
-    rows = Rows()
+    rows = NewRows()
     cache, memory = None, None
     if before.rows is not None:
         version, extremes = before.current.version + 1, [w.extremes for w in ordered]
-        cache, rows = before.rows.stage(rule.calibrate, arrivals.client_ids, accepted(weights), version, extremes)
+        cache, rows = before.rows.prepare_rows(
+            rule.calibrate, arrivals.client_ids, accepted(weights), version, extremes
+        )
     memories = before.memories
     if apart := before.outs is not memories:
         memories = renewed(rule, before, weights)

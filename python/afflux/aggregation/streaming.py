@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from afflux import ops
-from afflux._engine import Buffer, Pool, exactly
+from afflux._engine import Buffer, Pool, strict_float_mode
 from afflux.aggregation.options import known_on_arrival
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.pools import Slot
@@ -101,7 +101,7 @@ class Streaming:
             AffluxError: its raw weight is no number, or too large.
         """
         # In the engine's floating-point mode, as all weights.
-        raw = exactly(lambda known: self._weigh.on_arrival(*known), facts)
+        raw = strict_float_mode(lambda known: self._weigh.on_arrival(*known), facts)
         term = Term(total, place, bounded(self._name, "on_arrival", raw), slot)
         if place < total.added:
             term.slot, term.done = None, [True]

@@ -1,4 +1,4 @@
-"""`afflux store`: looks into a folder that a server was kept in, and mends it. The rule need not be known."""
+"""`afflux store`: facts, checks and repair of a server's folder, and export of its rows; works without the rule."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -17,9 +17,9 @@ from afflux.ops.units import in_bytes
 from afflux.store import Health, Info
 from afflux.store.metadata import BACKUP
 
-INFO_HELP = """Print what a store says of itself: clients, rows, version, sizes, health.
+INFO_HELP = """Print the facts about a store: clients, rows, version, sizes, health.
 
-Reads the index, and looks whether all files are there, also while a server is at work in it; \
+Reads the index and checks that all files exist, also while a server uses the store; \
 `afflux store check` reads every byte.
 
 [bold]Examples[/bold]
@@ -30,17 +30,17 @@ Reads the index, and looks whether all files are there, also while a server is a
 """
 CHECK_HELP = """Read every byte of a store: all checksums, the index, the sum of the rows against the rows.
 
-Writes nothing. Exit code 0: sound; 1: damaged; 2: it cannot be opened, or a server is at work in it.
+Writes nothing. Exit code 0: sound; 1: damaged; 2: it cannot be opened, or a server uses it.
 
 [bold]Examples[/bold]
 
   afflux store check runs/ca2fl.store
 """
-REPAIR_HELP = """Drop clients' rows that are damaged, and make their sum anew.
+REPAIR_HELP = """Drop damaged rows of clients, and recompute the sum of the rows.
 
-Files of rows that are missing or cut off count as damage of what was in them. \
-The clients dropped count as never seen. From there on the bits are others than without the damage; the store records \
-the version, and `afflux store info` shows it. Asks first, and then drops no more than it has asked for.
+If a file of rows is missing or cut off, the rows in the missing part are damaged. \
+The server treats clients of dropped rows as never seen. All later bits differ from those without the damage; the \
+store records the version, and `afflux store info` shows it. Asks before it drops rows, and drops no others.
 
 [bold]Examples[/bold]
 
@@ -61,15 +61,15 @@ Folder = Annotated[Path, typer.Argument(help="The store's folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Whole = Annotated[bool, typer.Option("--all", help="Print every line of a long list.")]
 
-#: Without --all of a list.
+#: Lines of a list that are printed without --all.
 MOST = 20
 
-app = typer.Typer(help="Look into a store, check it, mend it, take rows out of it.", no_args_is_help=True)
+app = typer.Typer(help="Facts about a store; check, repair and export.", no_args_is_help=True)
 
 
 @app.command(help=INFO_HELP)
 def info(path: Folder, whole: Whole = False, as_json: AsJson = False) -> None:
-    """Print what a store says of itself (see INFO_HELP)."""
+    """Print the facts about a store (see INFO_HELP)."""
     with report_errors():
         found = store.info(path)
         if as_json:
@@ -88,7 +88,7 @@ def check(path: Folder, whole: Whole = False, as_json: AsJson = False) -> None:
         if as_json:
             typer.echo(json.dumps(asdict(health), indent=2))
         else:
-            _tell(health, whole, f"; {_remedy(path, health)}")
+            _print_health(health, whole, f"; {_remedy(path, health)}")
         if not health.sound:
             raise typer.Exit(1)
 
@@ -101,24 +101,24 @@ def repair(
     with report_errors():
         with _bar("checking") as progress:
             health = store.check(path, progress)
-        _tell(health, whole)
+        _print_health(health, whole)
         if health.sound:
             return
         if health.mendable and not (yes or typer.confirm(_question(health))):
             raise typer.Exit(1)
-        with _bar("mending") as progress:
+        with _bar("repairing") as progress:
             done = store.repair(path, progress, agreed=None if yes else health)
         if done is None:
-            typer.echo("mended: every file is whole again; no row was lost")
+            typer.echo("repaired: every file is whole again; no row was lost")
         else:
-            typer.echo(f"mended: {_rows(len(done.dropped))} dropped; bit continuity ends at version {done.version}")
+            typer.echo(f"repaired: {_rows(len(done.dropped))} dropped; bit continuity ends at version {done.version}")
 
 
 @app.command(help=EXPORT_HELP)
 def export(
     path: Folder,
     out: Annotated[Path, typer.Option(help="A file .npy (rows alone) or .npz (clients and rows); replaced.")],
-    clients: Annotated[str | None, typer.Option(help="Separated by commas; default all that have a row.")] = None,
+    clients: Annotated[str | None, typer.Option(help="Separated by commas; default: all with a row.")] = None,
 ) -> None:
     """Write rows to a file (see EXPORT_HELP)."""
     with report_errors():
@@ -127,7 +127,7 @@ def export(
 
 
 def _ids(path: Path, text: str) -> list[int | str]:
-    """Client ids as the store has them: numbers or texts."""
+    """Return client ids in the type that the store has: numbers or texts."""
     parts = text.split(",")
     if store.info(path).id_type == "str":
         return list(parts)
@@ -153,19 +153,19 @@ def _lines(found: Info, whole: bool) -> Iterator[tuple[str, Any]]:
     survives = {"process": "survives the end of its process", "power": "survives a power cut"}[found.durability]
     often = "checkpoints alone" if found.commit_every is None else f"commit_every {found.commit_every}"
     yield "durability", f"{found.durability}, {often}: the last commit {survives}"
-    for mended in found.repairs:
-        dropped = ", ".join(_some(map(str, mended["dropped"]), whole)) or "none"
+    for repair in found.repairs:
+        dropped = ", ".join(_some(map(str, repair["dropped"]), whole)) or "none"
         yield (
             "repaired",
-            f"at version {mended['version']}, where bit continuity ended; rows dropped of clients {dropped}",
+            f"at version {repair['version']}, where bit continuity ended; rows dropped of clients {dropped}",
         )
     for problem in _some(found.problems, whole):
         yield "health", problem
     if not found.problems:
-        yield "health", "all files are there; what is in them was not read, `afflux store check` does that"
+        yield "health", "all files exist; their content was not read, `afflux store check` reads it"
 
 
-def _tell(health: Health, whole: bool, remedy: str = "") -> None:
+def _print_health(health: Health, whole: bool, remedy: str = "") -> None:
     for problem in _some(health.problems, whole):
         typer.echo(problem)
     if health.sound:
@@ -179,18 +179,18 @@ def _tell(health: Health, whole: bool, remedy: str = "") -> None:
 def _remedy(path: Path, health: Health) -> str:
     if not health.mendable:
         return BACKUP
-    return f"`afflux store repair {quote(str(path))}` {'drops them' if health.damaged else 'mends it'}"
+    return f"`afflux store repair {quote(str(path))}` {'drops them' if health.damaged else 'repairs it'}"
 
 
 def _question(health: Health) -> str:
     if health.keeps_bits:
-        return "make these files anew? No row is lost."
+        return "recreate these files? No row is lost."
     what = f"drop {_rows(len(health.damaged))} and " if health.damaged else ""
-    return f"{what}make the sum anew? The bits that follow are others than without the damage."
+    return f"{what}recompute the sum? Later bits will differ from those without the damage."
 
 
 def _some(lines: Iterable[str], whole: bool) -> list[str]:
-    """The first of many, and how many more there are."""
+    """Return the first lines, and a line with the number of the others."""
     found = list(lines)
     more = [] if whole or len(found) <= MOST else [f"... and {len(found) - MOST:,} more (--all)"]
     return found if not more else found[:MOST] + more
@@ -202,7 +202,7 @@ def _rows(count: int) -> str:
 
 @contextmanager
 def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar in bytes; nothing if the output is no terminal."""
+    """Show a progress bar in bytes; nothing if the output is no terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 

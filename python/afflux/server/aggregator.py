@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from threading import get_ident
 from typing import NamedTuple, TypeVar
 
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival, Pushed
-from afflux.aggregation.cache.staging import Stage
+from afflux.aggregation.cache.staging import StagedRow
 from afflux.aggregation.reports import Pulled, Receipt, Report, Status
 from afflux.aggregation.round import Memories, Round, prepare
 from afflux.aggregation.storage import RoundStorage
@@ -19,16 +20,17 @@ from afflux.rules.rule import Rule
 from afflux.server.concurrency import Monitor
 
 _Result = TypeVar("_Result")
+_Out = TypeVar("_Out")
 
 
 class Ticket:
     """What a push holds until it ends, however it ends."""
 
-    __slots__ = ("decided", "slot", "stage")
+    __slots__ = ("decided", "slot", "staged_row")
 
     def __init__(self) -> None:
         self.slot: Slot | None = None
-        self.stage: Stage | None = None  #: of the client's row
+        self.staged_row: StagedRow | None = None  #: of the client's row
         self.decided = False
 
 
@@ -99,10 +101,6 @@ class Aggregator:
                 "this thread"
             )
 
-    def enter_process(self, op: str) -> None:
-        """Rejects calls in a forked child that cannot use its copy."""
-        self._monitor.check_process(op)
-
     def check_storage(self) -> None:
         """Raises a StoreError if files of the store have vanished or were cut off."""
         if self.storage is not None and not self.closed:
@@ -147,6 +145,51 @@ class Aggregator:
         """Lets those who wait for a slot look again."""
         self._monitor.notify_waiters()
 
+    # Reading
+
+    def pull(self) -> Pulled:
+        """The newest version; nothing is copied unless params are overwritten in place."""
+        device = self.device
+        if self.versions.inplace:
+            return self.when_idle(lambda: replace(self._newest, params=device.immutable_copy(self._newest.params)))
+        self._check_pull()
+        now = self._newest
+        return now if device is HOST else replace(now, params=device.alias(now.params))
+
+    def pull_into(self, out: _Out, copy: Callable[[Pulled, _Out], None]) -> int:
+        """Copies the newest version with `copy`; returns its number."""
+
+        def copied() -> int:
+            now = self._newest
+            copy(now, out)
+            return now.version
+
+        if self.versions.inplace:
+            return self.when_idle(copied)
+        self._check_pull()
+        self.check_storage()
+        return copied()
+
+    def _check_pull(self) -> None:
+        self.versions.refuse_damage("pull")
+        if self.device.alone is not None:
+            self._monitor.check_process("pull")
+
+    @property
+    def _newest(self) -> Pulled:
+        return self.admission.state.current
+
+    @property
+    def state_bytes(self) -> int:
+        """See `Server.state_bytes`."""
+        state, slots = self.admission.state, self.slots
+        if self.streaming is not None:
+            buffered = slots.slot_bytes + 8 * slots.size
+        else:
+            buffered = (self.rule.buffer_size + len(state.deferred())) * slots.slot_bytes
+        held = sum(vector.nbytes for vector in state.memories.values())
+        return int(state.current.params.nbytes + buffered + held) + (0 if state.rows is None else state.rows.nbytes)
+
     # Deciding
 
     def join(self, pushed: Pushed, bad: int | None, ticket: Ticket) -> Receipt:
@@ -180,7 +223,7 @@ class Aggregator:
         completes, state = admission.completes(status), admission.state
         if completes and state.unfinished:
             return None
-        arrival = PendingArrival(*pushed, state.number, staleness, ticket.stage)
+        arrival = PendingArrival(*pushed, state.number, staleness, ticket.staged_row)
         term = None
         if self.streaming is not None and status == "joined":
             total = state.total or self.streaming.total()
@@ -280,12 +323,12 @@ class Aggregator:
         storage, rows = self.storage, self.admission.state.rows
         if not job.done:
             if rows is not None:
-                rows.sweeping(job.rows)
+                rows.begin_sweep(job.rows)
             if storage is not None:
                 storage.prepare_sweep(job)
         job.make(self.num_threads)
         if rows is not None:
-            rows.collect(job.rows)
+            rows.end_sweep(job.rows)
         if storage is None:
             job.saved = True
         else:

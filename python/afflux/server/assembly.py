@@ -47,7 +47,7 @@ def assemble(
     codec, clients = codec_of(rule, options.slots_as), options.num_clients
     rows = passes = None
     if codec is not None and clients is not None:
-        rows = MemoryRows(size, clients, codec, options.seed, device, apart=options.rows_on == "host")
+        rows = MemoryRows(size, clients, codec, options.seed, device, pinned=options.rows_on == "host")
     if rule.needs.passes and clients is not None:
         passes = Participation.of(clients, [], [])
     state = ServerState(

@@ -124,8 +124,8 @@ class InputAdapter:
         """In which of the model's arrays an element of the flat vector lies."""
         return "" if self.layout is None else within(self.layout.fields, index)
 
-    def copy_out(self, now: Pulled, out: "ops.Array | Tree") -> int:
-        """Copies a version into the caller's memory, and says which it is."""
+    def copy_out(self, now: Pulled, out: "ops.Array | Tree") -> None:
+        """Copies a version into the caller's memory."""
         try:
             if not is_tree(out):
                 if length("out", out) != self.size:
@@ -139,7 +139,6 @@ class InputAdapter:
                 self.device.wait()  # this version's memory may be used again
         except (AffluxError, UnavailableError) as error:
             raise type(error)(f"[pull] out: {error}") from None
-        return now.version
 
 
 def is_tree(model: object) -> bool:

@@ -2,14 +2,16 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from afflux import ops
-from afflux.aggregation import checkpoint
+from afflux.aggregation import checkpoint as checkpoints
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.checkpoint import Saved
 from afflux.aggregation.options import Durability, ServerOptions
@@ -18,11 +20,13 @@ from afflux.aggregation.streaming import MOST_SQUARES, Streaming
 from afflux.arrays.devices import HOST
 from afflux.arrays.gpu import device_of
 from afflux.arrays.layout import Layout
-from afflux.arrays.pools import Slot, Versions
-from afflux.ops.errors import AffluxError
-from afflux.ops.validation import integer, one_of, optional
+from afflux.arrays.pools import Slot, Vector, Versions
+from afflux.ops.errors import AffluxError, StoreError
+from afflux.ops.validation import brief, integer, one_of, optional, path_of
+from afflux.rules.rule import Rule
 from afflux.server.aggregator import Aggregator
-from afflux.store.store import Every, Store
+from afflux.store.creation import create_store
+from afflux.store.store import CommitEvery, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,34 +53,45 @@ def facts_of(aggregator: Aggregator, layout: Layout | None, options: ServerOptio
 
 
 def open_store(
-    path: Path,
+    path: "str | PathLike[str]",
+    rule: Rule | None,
     num_threads: int | None,
     durability: Durability | None,
-    commit_every: Every,
+    commit_every: CommitEvery,
     like: object,
 ) -> Store:
     """The store of `Server.open`, whose arguments are checked; of a server on the GPU of `like`, if that is given."""
+    folder = path_of("open", "path", path)
+    if not isinstance(rule, Rule | None):
+        raise AffluxError(f"[open] rule is {brief(rule)}, must be a Rule such as afflux.rules.fedbuff()")
     optional(one_of("process", "power"))("open", "durability", durability)
     if commit_every != "as before":
         optional(integer(1))("open", "commit_every", commit_every)
     if not (like is None or hasattr(like, "__dlpack__")):
         raise AffluxError(f"[open] like is of type {type(like).__name__}, must be an array of torch or CuPy")
     device = HOST if like is None else device_of("[open] like", like, ["like"])
-    return Store(path, ops.threads(num_threads), durability, commit_every, device)
+    return Store(folder, ops.threads(num_threads), durability, commit_every, device)
 
 
-def options_of(store: Store) -> ServerOptions:
-    """The options that the server of a store was made with."""
-    return ServerOptions(
-        **{name: store.facts[name] for name in ("num_clients", "dtype", "slot_dtype")}, **store.options
-    )
+def start_of(store: Store) -> tuple[Vector, ServerOptions]:
+    """Params of zeros, and the options that the server of a store was made with.
+
+    Raises:
+        StoreError: what the store says of them cannot be.
+    """
+    facts = {name: store.facts[name] for name in ("num_clients", "dtype", "slot_dtype")}
+    try:
+        options = ServerOptions(**facts, **store.options)
+    except (AffluxError, TypeError) as error:
+        raise StoreError(f"[open] {store.path} is damaged: its options are not those of a server: {error}") from None
+    return store.device.full(store.facts["d"], 0.0, options.dtype), options
 
 
 def make_store(aggregator: Aggregator, path: Path, layout: Layout | None, options: ServerOptions) -> Store:
     """Makes a store for a server that is new, and moves its state there."""
     facts = facts_of(aggregator, layout, options)
     durability = options.durability or "process"
-    Store.make(path, aggregator.rule, facts, options.stored(), durability, options.commit_every)
+    create_store(path, aggregator.rule, facts, options.stored(), durability, options.commit_every)
     store = Store(path, aggregator.num_threads, device=aggregator.device)
     try:
         _move_to(store, aggregator, options)
@@ -91,10 +106,10 @@ def _store_versions(store: Store, aggregator: Aggregator, options: ServerOptions
     old, size, dtype = aggregator.versions, aggregator.slots.size, options.dtype
     if aggregator.device is HOST:
         limit, checked = old.max_versions, old.checked
-        aggregator.versions = Versions(size, limit, dtype=dtype, checked=checked, memory=store.params.more)
+        aggregator.versions = Versions(size, limit, dtype=dtype, checked=checked, memory=store.params.allocate)
         return aggregator.versions
-    store.copies = Versions(size, None, dtype=dtype, memory=store.params.more)
-    return store.copies
+    store.host_versions = Versions(size, None, dtype=dtype, memory=store.params.allocate)
+    return store.host_versions
 
 
 def _move_to(store: Store, aggregator: Aggregator, options: ServerOptions) -> None:
@@ -121,14 +136,14 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
     last = Pulled(in_store.finished(in_store.take(), store.version), store.version, store.buffers)
     now = _on_device(last, aggregator)
     admission.load(admission.state._replace(current=now, rows=store.rows), [], [])
-    saved = store.checked(facts_of(aggregator, store.layout, options), admission)
+    saved = store.load(facts_of(aggregator, store.layout, options), admission)
     arrivals = arrivals_of(saved, aggregator)
     older = [
         last if store.is_newest(version) else Pulled(in_store.take().publish(version), version, buffers)
-        for version, buffers in store.kept.items()
+        for version, buffers in store.retained_buffers.items()
     ]
     retained = {held.version: now if held is last else _on_device(held, aggregator) for held in older}
-    state = store.adopt(saved.book(now, arrivals), last.params, older)
+    state = store.attach(saved.server_state(now, arrivals), last.params, older)
     admission.load(state, saved.quarantined, saved.log)
     aggregator.attach(store)
     return Attached(store.layout, retained)
@@ -143,16 +158,17 @@ def _on_device(version: Pulled, aggregator: Aggregator) -> Pulled:
     return replace(version, params=draft.publish(version.version))
 
 
-def load_state(aggregator: Aggregator, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+def load_state(aggregator: Aggregator, state: Mapping[str, Any], layout: Layout | None, options: ServerOptions) -> None:
     """Loads a state_dict. Everything is made before anything is replaced."""
+    facts = facts_of(aggregator, layout, options)
     admission, device, versions = aggregator.admission, aggregator.device, aggregator.versions
-    saved = checkpoint.load(state, facts, admission)
+    saved = checkpoints.load(state, facts, admission)
     arrivals = arrivals_of(saved, aggregator)
     memories = {name: device.moved(vector) for name, vector in saved.memories.items()}
     draft = versions.take()
     device.fill(draft.buffer, saved.params)
     now = Pulled(versions.finished(draft, saved.version), saved.version, saved.buffers)
-    admission.load(saved.book(now, arrivals)._replace(memories=memories), saved.quarantined, saved.log)
+    admission.load(saved.server_state(now, arrivals)._replace(memories=memories), saved.quarantined, saved.log)
 
 
 def arrivals_of(saved: Saved, aggregator: Aggregator) -> list[PendingArrival]:
@@ -196,6 +212,37 @@ def _filled(slot: Slot | None, arrival: PendingArrival, aggregator: Aggregator) 
     slot = aggregator.slots.checked("load_state_dict", slot)
     aggregator.device.fill(slot, np.asarray(arrival.slot))
     return slot
+
+
+def save_state(aggregator: Aggregator, layout: Layout | None, options: ServerOptions) -> dict[str, Any]:
+    """The state_dict of a server at rest."""
+    admission, facts = aggregator.admission, facts_of(aggregator, layout, options)
+    aggregator.versions.refuse_damaged_newest("state_dict", admission.state.current.version)
+    return checkpoints.save(facts, admission.state, admission.quarantined, admission.log)
+
+
+def checkpoint(store: Store, aggregator: Aggregator, notes: object, keep: Iterable[Pulled]) -> dict[int, Pulled]:
+    """Commits the state of a server at rest; the versions of `keep`, by number."""
+    kept = retained(keep, aggregator)
+    store.checkpoint(aggregator.admission, notes_as_json(notes), list(kept.values()))
+    return kept
+
+
+def close(store: Store, aggregator: Aggregator, *, checkpoint: bool) -> None:
+    """Closes a store, after a last checkpoint if that is asked for."""
+
+    def end() -> None:
+        if checkpoint:
+            store.checkpoint(aggregator.admission, store.notes, store.retained)
+        aggregator.closed = True
+        store.close(aggregator.versions)
+
+    if checkpoint:
+        aggregator.when_idle(end)
+        return
+    with suppress(StoreError):  # a round that cannot be saved
+        aggregator.when_idle(lambda: None)
+    aggregator.locked(end)
 
 
 def retained(keep: Iterable[Pulled], aggregator: Aggregator) -> dict[int, Pulled]:

@@ -52,7 +52,7 @@ def push(
         else:
             raise AffluxError(f"{what} vector cannot be read in place (copy=False): {admission.copies}")
         if fetch is not None:  # the disk was read while the vector was copied
-            ticket.stage = fetch()
+            ticket.staged_row = fetch()
         pushed = (client_id, version, int(num_examples), float(loss), norm, ticket.slot, own, extremes)
         return aggregator.join(pushed, bad, ticket)
     except Exception:
@@ -61,7 +61,7 @@ def push(
         raise
     finally:
         # A traceback that somebody keeps must not keep the slot.
-        pushed = ticket.slot = ticket.stage = fetch = None
+        pushed = ticket.slot = ticket.staged_row = fetch = None
         aggregator.notify_waiters()
 
 

@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from types import MappingProxyType, TracebackType
 from typing import Any, Literal, NoReturn, Self, Unpack, overload
@@ -11,13 +11,11 @@ from typing import Any, Literal, NoReturn, Self, Unpack, overload
 from afflux import ops
 from afflux.aggregation.admission import ServerState
 from afflux.aggregation.cache.rows import RowCache
-from afflux.aggregation.checkpoint import save as save_state
 from afflux.aggregation.options import Durability, Options, ServerOptions
 from afflux.aggregation.reports import Entry, Params, Pulled, Quarantined, Receipt, Report
-from afflux.arrays.devices import HOST
 from afflux.arrays.layout import Layout, Tree
 from afflux.arrays.pools import Vector
-from afflux.ops.errors import AffluxError, StoreError
+from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief, integer, optional, path_of
 from afflux.rules.rule import ClientId, Rule
 from afflux.server import persistence, pushing
@@ -50,11 +48,9 @@ class Server:
     Threads may push and pull at the same time. A push takes its vector in without any lock; under a short one it then
     joins, or fails without a trace. While a round is applied the next buffer fills; only the arrival that would
     complete it waits. Staleness counts the rounds that were complete at the join, applied or not: the log of joins
-    determines every bit.
+    determines every bit. A forked child has a copy of its own if no other thread was pushing; on a GPU it raises.
 
-    In a forked child the server is a copy of its own, if no other thread was pushing at the fork; else it raises, and
-    on a GPU always.
-
+    >>> import numpy as np
     >>> from afflux.rules import fedbuff
     >>> server = Server(fedbuff(buffer_size=2), np.zeros(3, np.float32))
     >>> pulled = server.pull()
@@ -84,15 +80,13 @@ class Server:
         chosen = replace(options or ServerOptions(), **fields).for_rule(rule)
         folder = None if store is None else path_of("Server", "store", store)
         self._adapter, parts = InputAdapter.of(params, rule.kind, push_threads)
-        size, device = self._adapter.size, self._adapter.device
+        device, on_disk = self._adapter.device, folder is not None and promises_space(folder)
         chosen.for_place(rule, device, store=store is not None)
-        on_disk = folder is not None and promises_space(folder)
-        chosen = fitted(rule, size, chosen, store=on_disk, gpu=device is not HOST)
+        chosen = fitted(rule, self._adapter.size, chosen, store=on_disk, gpu=device.index >= 0)
         self.rule = rule
         #: The options, with what depends on the rule and the memory budget filled in.
         self.options = chosen
-        #: Older versions that the last checkpoint has kept, by number.
-        self.kept: Mapping[int, Pulled] = MappingProxyType({})
+        self.kept: Mapping[int, Pulled] = MappingProxyType({})  #: older versions that the last checkpoint has kept
         self._aggregator = assemble(rule, params, parts, self._adapter, chosen, num_threads)
         self._store: Store | None = None
         if folder is not None:
@@ -114,21 +108,20 @@ class Server:
 
         Args:
             path: the store's folder.
-            rule: that of the server that was kept there; what else is changed, such as server_lr, changes the next
-                bits. None: the one that it had last; one with a part of your own must be given.
+            rule: that of the server that was stored, with other parameters perhaps; a rule with a part of your own must
+                be given. None: the last one.
             num_threads: see the class.
             push_threads: likewise.
             durability: see `ServerOptions`; None: as it was last.
             commit_every: likewise; "as before": as it was last. All other options are as they were.
-            like: an array of torch or CuPy on the GPU where the server shall be; None: on the CPU. Wherever it was
-                before, the bits that follow are the same.
+            like: an array of torch or CuPy on the GPU where the server shall be; None: on the CPU.
 
         Raises:
             UnavailableError: `like` is on a GPU that is not served, or the server was made with check_versions.
-            StoreError: no store, another rule or none where one must be given, another process has it, or it is
-                damaged; it stays as it is.
+            StoreError: no store, a wrong rule or none, another process has it, or it is damaged; it stays as it is.
 
         >>> from tempfile import TemporaryDirectory
+        >>> import numpy as np
         >>> from afflux.rules import fedbuff
         >>> folder = TemporaryDirectory()
         >>> with Server(fedbuff(buffer_size=2), np.zeros(3), store=f"{folder.name}/store") as server:
@@ -139,14 +132,10 @@ class Server:
         (1, 1)
         >>> folder.cleanup()
         """
-        folder = path_of("open", "path", path)
-        if not isinstance(rule, Rule | None):
-            raise AffluxError(f"[open] rule is {brief(rule)}, must be a Rule such as afflux.rules.fedbuff()")
-        store = persistence.open_store(folder, num_threads, durability, commit_every, like)
+        store = persistence.open_store(path, rule, num_threads, durability, commit_every, like)
         try:
-            options, d = persistence.options_of(store), store.facts["d"]
-            zeros = store.device.full(d, 0.0, options.dtype)
-            server = cls(store.going_on(rule), zeros, options, num_threads=num_threads, push_threads=push_threads)
+            zeros, options = persistence.start_of(store)
+            server = cls(store.resolve_rule(rule), zeros, options, num_threads=num_threads, push_threads=push_threads)
             attached = persistence.load_store(store, server._aggregator, options)
         except BaseException:
             store.close()
@@ -176,25 +165,22 @@ class Server:
             version: the version that the client pulled.
             num_examples: the client's number of training examples, at least 1.
             loss: its mean training loss, if known.
-            buffers: the client's own values of the model's buffers, if it has some: a tree that holds them, or a flat
-                float64 vector. Rules of kind `model` find them in `vector` if that is a tree.
+            buffers: the client's values of the model's buffers: a tree that holds them, or a flat float64 vector. Rules
+                of kind `model` find them in `vector` if that is a tree.
             timeout: seconds to wait while all slots are taken; None: as long as it takes, 0: not at all. A push waits
                 for the rule's own code (weigh, step) in any case.
-            copy: False lends the vector: the round reads it in place, without a copy and a slot. Until then (`version`
-                has reached Receipt.step, or the buffer was discarded) the vector must not be changed, nor its memory
-                resized, freed or moved (torch refuses to resize it; share_memory_ and torch's queues move it). A vector
-                with a non-finite value is rejected by its round (weight 0, the others' weights stay). Its norm is NaN
-                in reports and for the rule: lend nothing to a rule of your own that reads `arrivals.norms`. For one
-                contiguous vector of the slots' dtype, and rules that keep no vectors between rounds (FedBuff, ...).
+            copy: False lends the vector: its round reads it in place. Until then (`version` has reached Receipt.step,
+                or the buffer was discarded) it must not be changed, nor its memory resized, freed or moved (by torch's
+                share_memory_ or queues). Its norm is NaN, and its round rejects it (weight 0) if it has a non-finite
+                value. For one contiguous vector of the slots' dtype, and rules that keep no vectors (FedBuff, ...).
 
         Raises:
             AffluxError: a wrong id, version, length, dtype or layout, or a non-finite value; nothing has changed.
             BusyError: all slots were taken for `timeout` seconds; nothing has changed.
-            UnavailableError: a vector on a device that this build does not serve, or lent from another one than the
-                server's; nothing has changed.
+            UnavailableError: a vector on a device that this build does not serve, or lent from another device.
 
-        A KeyboardInterrupt that comes during a step, or while an arrival is added up, is raised although the arrival
-        has joined; the next call that needs the result finishes it. `counts` tells.
+        A KeyboardInterrupt during a step, or while an arrival is added up, is raised although the arrival has joined
+        (see `counts`); the next call that needs the result finishes it.
         """
         self._enter("push")
         more = num_examples, loss, buffers, timeout, copy
@@ -210,6 +196,7 @@ class Server:
         Raises:
             AffluxError: another name, a wrong length, dtype or layout, or a non-finite value; nothing has changed.
 
+        >>> import numpy as np
         >>> from afflux.rules import zenopp
         >>> server = Server(zenopp(server_lr=0.5), np.zeros(2))
         >>> server.set_memory("validation", np.array([3.0, 4.0]))
@@ -217,12 +204,12 @@ class Server:
         ([0.5], [-1.5, -2.0])
         """
         self._enter("set_memory")
-        admission = self._aggregator.admission
         new = pushing.rule_vector(self._aggregator, self._adapter, self.options, name, vector)
-        self._aggregator.when_idle(lambda: admission.hand_in({**self._state.memories, name: new}, name))
+        hand_in = self._aggregator.admission.hand_in
+        self._aggregator.when_idle(lambda: hand_in({**self._state.memories, name: new}, name))
 
     def flush(self) -> Report | None:
-        """A step with the arrivals that wait, however few: the last, short buffer. None if there are none."""
+        """Makes a step with the arrivals that wait, however few; None if there are none."""
         self._enter("flush")
         return self._aggregator.flush()
 
@@ -269,10 +256,7 @@ class Server:
     @property
     def log(self) -> tuple[Entry, ...]:
         """All decisions so far, if the server was made with log=True."""
-        log = self._aggregator.admission.log
-        if log is None:
-            raise AffluxError("[log] this server keeps no log: make it with log=True")
-        return tuple(log)
+        return tuple(self._aggregator.admission.entries())
 
     @property
     def versions_held(self) -> int:
@@ -287,10 +271,7 @@ class Server:
 
     @property
     def memories(self) -> dict[str, Vector]:
-        """Copies (d,) of the vectors that the rule keeps, by name: those of its weighing, then its optimizer's.
-
-        Waits for a step that is being made.
-        """
+        """Copies (d,) of the vectors that the rule keeps, by name. Waits for a step that is being made."""
         self._enter("memories")
         copy = self._aggregator.device.copy
         return self._aggregator.when_idle(lambda: {name: copy(own) for name, own in self._state.memories.items()})
@@ -302,16 +283,8 @@ class Server:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one version of params, M slots and those of deferred arrivals (one slot and the sum, if
-        accumulating), memories, and the rows and their sum so far (see the class).
-        """
-        state, slots = self._state, self._aggregator.slots
-        if self.options.accumulate:
-            buffered = slots.slot_bytes + 8 * slots.size
-        else:
-            buffered = (self.rule.buffer_size + len(state.deferred())) * slots.slot_bytes
-        held = sum(vector.nbytes for vector in state.memories.values())
-        return int(state.current.params.nbytes + buffered + held) + (0 if state.rows is None else state.rows.nbytes)
+        """Bytes of a version of params, M slots or a slot and the sum, deferred arrivals, memories, and rows so far."""
+        return self._aggregator.state_bytes
 
     @overload
     def pull(self) -> Pulled: ...
@@ -324,79 +297,40 @@ class Server:
         like the server's, and only the version is returned.
 
         >>> import numpy as np
-        >>> from afflux import Server
-        >>> from afflux.rules import fedbuff
-        >>> model = {"weight": np.ones((2, 2), np.float32), "bias": np.zeros(2, np.float32)}
-        >>> server = Server(fedbuff(), model)
+        >>> from afflux import Server, rules
+        >>> server = Server(rules.fedbuff(), {"weight": np.ones((2, 2), np.float32), "bias": np.zeros(2, np.float32)})
         >>> mine = {"weight": np.empty((2, 2), np.float32), "bias": np.empty(2, np.float32)}
         >>> server.pull(out=mine), mine["weight"].tolist()
         (0, [[1.0, 1.0], [1.0, 1.0]])
         """
-        aggregator, adapter, device = self._aggregator, self._adapter, self._aggregator.device
         if self.options.inplace:
             self._enter("pull")
-            if out is not None:
-                return aggregator.when_idle(lambda: adapter.copy_out(self._state.current, out))
-            return aggregator.when_idle(
-                lambda: replace(self._state.current, params=device.immutable_copy(self._state.current.params))
-            )
-        aggregator.versions.refuse_damage("pull")
-        now = self._state.current
-        if device.alone is not None:
-            aggregator.enter_process("pull")
-        if out is None:
-            return now if device is HOST else replace(now, params=device.alias(now.params))
-        aggregator.check_storage()
-        return adapter.copy_out(now, out)
+        return self._aggregator.pull() if out is None else self._aggregator.pull_into(out, self._adapter.copy_out)
 
     def checkpoint(self, notes: object = None, *, keep: Iterable[Pulled] = ()) -> None:
-        """Commits all that was decided, the arrivals that wait included: they are safe when it returns.
+        """Commits all that was decided, the arrivals that wait included. Writes d elements for each of these.
 
         Args:
             notes: JSON-able, for the caller's own state; `notes` of the server that opens the store.
             keep: versions that are still needed when they are old; `kept`, also of the server that opens the store.
-
-        Cost: d elements for each arrival that waits, and the checksum of params and the rule's vectors.
 
         Raises:
             StoreError: there is no store, or it cannot be written; the last commit stays.
         """
         self._enter("checkpoint")
         store = self._stored("checkpoint")
-
-        def commit() -> None:
-            kept = persistence.retained(keep, self._aggregator)
-            as_json = persistence.notes_as_json(notes)
-            store.checkpoint(self._aggregator.admission, as_json, list(kept.values()))
-            self.kept = MappingProxyType(kept)
-
-        self._aggregator.when_idle(commit)
+        kept = self._aggregator.when_idle(lambda: persistence.checkpoint(store, self._aggregator, notes, keep))
+        self.kept = MappingProxyType(kept)
 
     def close(self, *, checkpoint: bool = True) -> None:
-        """Another process may open the store, after a last checkpoint. Params that were pulled stay as they are.
+        """Closes the store, after a last checkpoint. Params that were pulled stay as they are.
 
         Args:
-            checkpoint: False leaves the store at its last commit, as a killed process does; the way out where files
-                have vanished or the disk stays full.
+            checkpoint: False leaves the store at its last commit, for when files have vanished or the disk is full.
         """
-        aggregator = self._aggregator
-        if aggregator.closed:
-            return
-        self._enter("close")
-        store = self._stored("close")
-
-        def end() -> None:
-            if checkpoint:
-                store.checkpoint(aggregator.admission, store.notes, store.held)
-            aggregator.closed = True
-            store.close(aggregator.versions)
-
-        if checkpoint:
-            aggregator.when_idle(end)
-            return
-        with suppress(StoreError):  # a round that cannot be saved
-            aggregator.when_idle(lambda: None)
-        aggregator.locked(end)
+        if not self._aggregator.closed:
+            self._enter("close")
+            persistence.close(self._stored("close"), self._aggregator, checkpoint=checkpoint)
 
     @property
     def notes(self) -> object:
@@ -421,39 +355,22 @@ class Server:
             self.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next bits depend on, as {"meta": JSON-able facts, "arrays": {name: array}}.
+        """Everything that the next bits depend on, copied, as {"meta": JSON-able facts, "arrays": {name: array}}.
 
-        Params, buffers, cached rows and their sum, the arrivals that wait (if accumulating, their sum), counters,
-        quarantine and log; copied, between two steps. A server with the same rule and options that loads it goes on
-        with the same bits.
-
-        >>> import io, json
-        >>> import numpy as np
-        >>> from afflux import Server
-        >>> from afflux.rules import fedbuff
-        >>> server = Server(fedbuff(buffer_size=2), np.zeros(3, np.float32))
-        >>> _ = server.push(1, np.ones(3), version=0)
-        >>> state = server.state_dict()
-        >>> file = io.BytesIO()
-        >>> np.savez(file, meta=json.dumps(state["meta"]), **state["arrays"])
+        A server with the same rule and options that loads it goes on with the same bits. To save it in a file:
+        np.savez(file, meta=json.dumps(state["meta"]), **state["arrays"]).
         """
         self._enter("state_dict")
-        admission = self._aggregator.admission
-
-        def save() -> dict[str, Any]:
-            self._aggregator.versions.refuse_damaged_newest("state_dict", self.version)
-            return save_state(self._facts(), admission.state, admission.quarantined, admission.log)
-
+        save = partial(persistence.save_state, self._aggregator, self.layout, self.options)
         return self._aggregator.when_idle(save, overdue=True)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over the state_dict() of a server with the same rule and options.
+        """Loads the state_dict() of a server with the same rule and options.
 
-        What waited here is gone; versions that somebody has pulled stay as they are, and clients that train from one
-        which the loaded state has not made have to pull again. A server that accumulates takes over what waits in a
-        buffered one's state; not the other way round. The rule's name and kind, d, dtypes, number of clients and layout
-        must agree, and so must the raw weights in a sum; what else is changed, such as server_lr or buffer_size,
-        changes the next bits.
+        Arrivals that waited here are gone; versions that were pulled stay as they are, and clients that train from one
+        which the loaded state has not made have to pull again. A server that accumulates loads a buffered state; not
+        the other way round. The rule's name and kind, d, dtypes, number of clients, layout and the raw weights in a sum
+        must agree; other changes, such as of server_lr or buffer_size, change the next bits.
 
         Raises:
             AffluxError: a state of another kind of server, or a damaged one; nothing has changed.
@@ -461,7 +378,8 @@ class Server:
         self._aggregator.enter("load_state_dict")
         if self._store is not None:
             raise AffluxError("[load_state_dict] this server has a store: load the state into one without")
-        self._aggregator.when_idle(lambda: persistence.load_state(self._aggregator, state, self._facts()))
+        load = partial(persistence.load_state, self._aggregator, state, self.layout, self.options)
+        self._aggregator.when_idle(load)
         self._aggregator.notify_waiters()
 
     def __repr__(self) -> str:
@@ -476,9 +394,6 @@ class Server:
     @property
     def _state(self) -> ServerState:
         return self._aggregator.admission.state
-
-    def _facts(self) -> dict[str, Any]:
-        return persistence.facts_of(self._aggregator, self.layout, self.options)
 
     def _enter(self, op: str) -> None:
         self._aggregator.enter(op)

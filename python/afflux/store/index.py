@@ -1,8 +1,8 @@
-"""What is committed, in SQLite: which slot holds what, its checksums, and all that is no array. One transaction a
-commit; it writes as much as has changed, whatever the number of clients.
+"""The committed state in SQLite: which slot holds what, checksums, and everything that is no array. A commit is one
+transaction, which writes what has changed, whatever the number of clients.
 
-SQLite has no checksums of its own. Here the facts have one, the state has one, of vectors and arrivals too, and each
-entry of a list and each client's row has one. A row that does not agree with its own counts as damaged.
+SQLite has no checksums of its own. Here the facts have one; the state, its vectors and arrivals have one together; each
+entry of a list and each client's row has one. A client's row whose entry does not match its checksum counts as damaged.
 """
 
 import json
@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from os import PathLike
 from pathlib import Path
 from threading import RLock
 from typing import Any, NamedTuple
@@ -23,10 +22,10 @@ from afflux.ops.errors import StoreError
 from afflux.ops.validation import plain_id
 from afflux.rules.rule import ClientId
 from afflux.store.metadata import BACKUP
+from afflux.store.segments import Place
 
 FORMAT = 4
-INDEX = "index.sqlite"  #: in a store's folder
-#: "aflx": what `file` and others know a SQLite file by.
+#: "aflx": SQLite's application_id, which `file` shows.
 APPLICATION = 0x61666C78
 
 _SCHEMA = """
@@ -43,30 +42,8 @@ CREATE TABLE log (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
 CREATE TABLE quarantined (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
 """
 
-
-#: Lists that grow.
-_TAILS = ("passed", "log", "quarantined")
-
-
-def folder_of(path: "str | PathLike[str]") -> Path:
-    """A store's folder.
-
-    Raises:
-        StoreError: it is none; nothing was written there.
-    """
-    if not Path(path).is_dir():
-        raise StoreError(f"[store] there is no folder {path}")
-    if not (Path(path) / INDEX).is_file():
-        raise StoreError(f"[store] {path} holds no store: {INDEX} is missing")
-    return Path(path)
-
-
-class Place(NamedTuple):
-    """Where something lies."""
-
-    slot: int
-    crc: bytes  #: CRC-32C of each block, uint32 little-endian
-    rank: int = 0  #: of a row: how many clients came before; -1: as it was
+#: Tables of the lists that grow.
+_LISTS = ("passed", "log", "quarantined")
 
 
 class StoredArrival(NamedTuple):
@@ -78,45 +55,45 @@ class StoredArrival(NamedTuple):
     buffers: bytes | None
 
 
-class Tail(NamedTuple):
-    """A list that grows: its entries from `start` on; those that were kept from there on are replaced."""
+class ListUpdate(NamedTuple):
+    """The entries of a growing list from `start` on; they replace those stored from there on."""
 
     start: int
     entries: Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Change:
-    """What one transaction writes."""
+class Transaction:
+    """What one commit writes."""
 
     meta: Mapping[str, Any]
     buffers: bytes | None
     notes: str | None
-    vectors: Mapping[str, Place]  #: all of them
-    arrivals: Sequence[StoredArrival]  #: likewise
-    rows: Mapping[ClientId, Place]  #: those that are new or have moved
-    tails: Mapping[str, Tail]  #: by table: passed, log, quarantined
-    forget_rows: bool = False  #: all others
-    facts: Mapping[str, Any] = field(default_factory=dict)  #: those that are new or others
+    vectors: Mapping[str, Place]  #: all
+    arrivals: Sequence[StoredArrival]  #: all
+    rows: Mapping[ClientId, Place]  #: the new and the moved ones
+    lists: Mapping[str, ListUpdate]  #: by table: passed, log, quarantined
+    delete_rows: bool = False  #: all others
+    facts: Mapping[str, Any] = field(default_factory=dict)  #: the new and the changed ones
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Committed:
-    """The last commit, but for rows."""
+class CommittedState:
+    """The last commit, without rows."""
 
     meta: dict[str, Any]
     buffers: bytes | None
     notes: str | None
     vectors: dict[str, Place]
     arrivals: list[StoredArrival]
-    tails: dict[str, list[Any]] = field(default_factory=dict)
+    lists: dict[str, list[Any]] = field(default_factory=dict)
 
     @property
     def last_slots(self) -> dict[str, int]:
-        """The last slot of each array that it refers to."""
+        """The last slot of each array that this commit refers to."""
         last = {"rows": self.meta["rows"][1] - 1} if "rows" in self.meta else {}
         places = [(name.partition(":")[0], place) for name, place in self.vectors.items()]
-        places += [("arrivals", kept.place) for kept in self.arrivals if kept.place is not None]
+        places += [("arrivals", stored.place) for stored in self.arrivals if stored.place is not None]
         for name, place in places:
             last[name] = max(last.get(name, -1), place.slot)
         return last
@@ -130,25 +107,25 @@ class Index:
 
         Args:
             path: of the file.
-            read_only: it will not commit.
-            alone: nor will anybody else meanwhile. Then no file is made beside it, if it was closed.
+            read_only: refuse commits.
+            alone: no other process commits meanwhile. Then no file is made beside the index, if it was closed.
         """
         self.path = path
         self._inode = path.stat().st_ino
         self._log, shared = (path.with_name(f"{path.name}-{kind}") for kind in ("wal", "shm"))  # SQLite's own
-        # Who only reads does not take away what he has made beside a log that somebody has left.
-        self._left = [shared] if read_only and alone and not shared.exists() else []
+        # A read-only open beside a log that another process has left creates a -shm file: it is deleted at the end.
+        self._temporary = [shared] if read_only and alone and not shared.exists() else []
         with self._errors("open"), ExitStack() as undo:
-            undo.callback(self._tidy)
+            undo.callback(self._delete_temporary)
             mode = "ro" if read_only else "rw"
             if read_only and alone and not _size(self._log):
                 mode = "ro&immutable=1"
             self._writer, self._reader = (undo.enter_context(closing(_connect(path, mode))) for _ in range(2))
             if not read_only:
                 (journal,) = self._writer.execute("PRAGMA journal_mode = WAL").fetchone()
-                if journal != "wal":  # what SQLite could not change it leaves as it was
+                if journal != "wal":  # SQLite leaves the mode as it was if it cannot change it
                     raise StoreError(f"[store] cannot open {path}: SQLite has not made its log")
-                # Each of SQLite's own checkpoints syncs, and on ext4 that waits for what else is to be written.
+                # Each of SQLite's own checkpoints syncs, which on ext4 waits for all other dirty pages.
                 self._writer.execute("PRAGMA wal_autocheckpoint = 10000")
             application, version = (
                 self._writer.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
@@ -157,14 +134,14 @@ class Index:
                 raise StoreError(f"[store] {path} is no index of afflux")
             if version != FORMAT:
                 raise StoreError(f"[store] {path} has format {version}, this afflux reads {FORMAT}")
-            if not read_only:  # what cannot be written, SQLite has opened all the same: here it says so
+            if not read_only:  # SQLite opens files that it cannot write: here it raises
                 self._writer.execute("DELETE FROM facts WHERE 0")
             undo.pop_all()
         self._reading = RLock()
 
     @staticmethod
     def make(path: Path, facts: Mapping[str, Any]) -> None:
-        """A new file, without a commit yet; there, as soon as it is whole."""
+        """A new file without a commit. The file appears when it is complete."""
         new = path.with_name(path.name + ".new")
         try:
             with closing(sqlite3.connect(new, isolation_level=None)) as connection:
@@ -179,13 +156,13 @@ class Index:
             raise StoreError(f"[store] cannot make {path}: {error}") from None
         new.replace(path)
 
-    def flush_commits(self, power: bool) -> None:
-        """`power`: from now on a commit is on the disk itself when it returns."""
+    def sync_commits(self, power: bool) -> None:
+        """`power`: from now on a commit is on the disk itself when `commit` returns."""
         with self._errors("open"):
             self._writer.execute(f"PRAGMA synchronous = {'FULL' if power else 'NORMAL'}")
 
     def facts(self) -> dict[str, Any]:
-        """What the store was made with."""
+        """What the store was made with, and its settings."""
         with self._errors("read"):
             texts = dict(self._read("SELECT name, value FROM facts ORDER BY name"))
             if (order := json.loads(texts["order_version"])) != ORDER_VERSION:
@@ -195,7 +172,7 @@ class Index:
                 raise self._damaged("the facts do not agree with their checksum")
             return {name: json.loads(value) for name, value in texts.items()}
 
-    def committed(self) -> Committed | None:
+    def committed(self) -> CommittedState | None:
         """The last commit; None if there is none yet."""
         with self._errors("read"), self._one_commit():
             state = self._read("SELECT meta, buffers, notes, crc FROM state")
@@ -204,10 +181,10 @@ class Index:
             meta, buffers, notes, crc = state[0]
             vectors = self._read("SELECT name, slot, crc FROM vectors ORDER BY name")
             arrivals = self._read("SELECT * FROM arrivals ORDER BY number")
-            tails = {name: self._tail(name) for name in _TAILS}
-            if crc != _crc(meta, buffers, notes, vectors, arrivals, [*map(len, tails.values())]):
+            lists = {name: self._list(name) for name in _LISTS}
+            if crc != _crc(meta, buffers, notes, vectors, arrivals, [*map(len, lists.values())]):
                 raise self._damaged("the state does not agree with its checksum")
-            return Committed(
+            return CommittedState(
                 json.loads(meta),
                 buffers,
                 notes,
@@ -216,12 +193,12 @@ class Index:
                     StoredArrival(join, None if slot is None else Place(slot, crc), json.loads(record), own)
                     for _, join, slot, crc, record, own in arrivals
                 ],
-                tails,
+                lists,
             )
 
     @property
-    def commits(self) -> int:
-        """Another number after each commit."""
+    def commit_counter(self) -> int:
+        """A number that each commit changes."""
         with self._errors("read"):
             return int(self._read("PRAGMA data_version")[0][0])
 
@@ -232,8 +209,8 @@ class Index:
             found = self._read("SELECT client, slot, crc, place FROM rows WHERE client = ?", (client_id,))
         return _place(*found[0]) if found else None
 
-    def clients(self) -> int:
-        """How many rows there are."""
+    def num_rows(self) -> int:
+        """How many clients have a row."""
         with self._errors("read"):
             return int(self._read("SELECT count(*) FROM rows")[0][0])
 
@@ -246,30 +223,33 @@ class Index:
                 raise self._damaged(f"client number {rank} is missing")
             yield client, _place(client, slot, crc, place)
 
-    def by_slot(self) -> Iterator[tuple[ClientId, Place]]:
-        """The same in the order of their slots, as they are read from disk fastest. Nobody may commit meanwhile."""
+    def rows_by_slot(self) -> Iterator[tuple[ClientId, Place]]:
+        """All clients that have a row, in the order of the slots, the fastest to read. No commit may come meanwhile."""
         with self._errors("read"):
             found = self._reader.execute("SELECT client, slot, crc, place FROM rows ORDER BY slot")
             for client, *place in found:
                 yield client, _place(client, *place)
 
-    def commit(self, change: Change) -> None:
+    def commit(self, transaction: Transaction) -> None:
         """All of it or nothing."""
-        meta = json.dumps(change.meta)
-        vectors = sorted((name, place.slot, place.crc) for name, place in change.vectors.items())
-        arrivals = [*_arrivals(change.arrivals)]
+        meta = json.dumps(transaction.meta)
+        vectors = sorted((name, place.slot, place.crc) for name, place in transaction.vectors.items())
+        arrivals = [*_arrivals(transaction.arrivals)]
         with self._errors("write"):
             if self._writer.in_transaction:  # an interrupt has left it
                 self._writer.execute("ROLLBACK")
             self._writer.execute("BEGIN IMMEDIATE")
             try:
                 run = self._writer.executemany
-                if change.facts:
-                    run("INSERT OR REPLACE INTO facts VALUES (?, ?)", _facts({**self.facts(), **change.facts}))
-                if change.forget_rows:
+                if transaction.facts:
+                    run("INSERT OR REPLACE INTO facts VALUES (?, ?)", _facts({**self.facts(), **transaction.facts}))
+                if transaction.delete_rows:
                     run("DELETE FROM rows", [()])
-                rows = ((who, place.rank, place.slot, sealed(who, place)) for who, place in change.rows.items())
-                # A client's rank stays; -1 stands for that of one that is known.
+                rows = (
+                    (client_id, place.rank, place.slot, guarded_crc(client_id, place))
+                    for client_id, place in transaction.rows.items()
+                )
+                # The rank of a client that has a row stays as it is.
                 run(
                     "INSERT INTO rows VALUES (?, ?, ?, ?) ON CONFLICT (client) DO UPDATE SET slot = excluded.slot, "
                     "crc = excluded.crc",
@@ -279,16 +259,19 @@ class Index:
                 run("INSERT INTO vectors VALUES (?, ?, ?)", vectors)
                 run("DELETE FROM arrivals", [()])
                 run("INSERT INTO arrivals VALUES (?, ?, ?, ?, ?, ?)", arrivals)
-                for table, (start, entries) in change.tails.items():
+                for table, (start, entries) in transaction.lists.items():
                     run(f"DELETE FROM {table} WHERE number >= ?", [(start,)])
                     numbered = ((start + i, _text(start + i, entry)) for i, entry in enumerate(entries))
                     run(f"INSERT INTO {table} VALUES (?, ?)", numbered)
                 ends = [
                     self._writer.execute(f"SELECT coalesce(max(number) + 1, 0) FROM {table}").fetchone()[0]
-                    for table in _TAILS
+                    for table in _LISTS
                 ]
-                crc = _crc(meta, change.buffers, change.notes, vectors, arrivals, ends)
-                run("INSERT OR REPLACE INTO state VALUES (0, ?, ?, ?, ?)", [(meta, change.buffers, change.notes, crc)])
+                crc = _crc(meta, transaction.buffers, transaction.notes, vectors, arrivals, ends)
+                run(
+                    "INSERT OR REPLACE INTO state VALUES (0, ?, ?, ?, ?)",
+                    [(meta, transaction.buffers, transaction.notes, crc)],
+                )
                 self._writer.execute("COMMIT")
             except BaseException:
                 if self._writer.in_transaction:
@@ -296,7 +279,7 @@ class Index:
                 raise
 
     def check(self) -> None:
-        """Refuses a file that has vanished, or was replaced: what is committed to it would be gone."""
+        """Refuses a file that has vanished or was replaced: commits to it would be lost."""
         try:
             same = self.path.stat().st_ino == self._inode and self._log.exists()
         except OSError:
@@ -305,7 +288,7 @@ class Index:
             raise StoreError(f"[store] {self.path} has vanished or was replaced")
 
     def damage(self) -> list[str]:
-        """What SQLite finds wrong with the file."""
+        """The problems that SQLite finds in the file."""
         try:
             found = [str(line) for (line,) in self._read("PRAGMA integrity_check")]
         except sqlite3.Error as error:
@@ -313,20 +296,20 @@ class Index:
         return [] if found == ["ok"] else found
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Closes the file."""
         for connection in (self._reader, self._writer):
             connection.close()
-        self._tidy()
+        self._delete_temporary()
 
-    def _tidy(self) -> None:
-        for file in self._left:
+    def _delete_temporary(self) -> None:
+        for file in self._temporary:
             with suppress(OSError):
                 file.unlink()
 
     def _damaged(self, what: object) -> StoreError:
         return StoreError(f"[store] {self.path} is damaged: {what}; {BACKUP}")
 
-    def _tail(self, table: str) -> list[Any]:
+    def _list(self, table: str) -> list[Any]:
         found = self._read(f"SELECT number, entry FROM {table} ORDER BY number")
         for i, (number, text) in enumerate(found):
             if number != i or text[:8] != _text(number, text=text[8:])[:8]:
@@ -335,7 +318,7 @@ class Index:
 
     @contextmanager
     def _one_commit(self) -> Iterator[None]:
-        """What is read in the block is of the same commit, though another process may make one meanwhile."""
+        """All reads in the block see the same commit, though another process may commit meanwhile."""
         with self._reading:
             try:
                 self._reader.execute("BEGIN")
@@ -363,7 +346,7 @@ class Index:
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    # Not shared between threads at one time: the gate and the lock see to that.
+    # Never used by two threads at once: the aggregator's mutex and `_reading` ensure that.
     return sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False
     )
@@ -379,16 +362,16 @@ def _arrivals(arrivals: Iterable[StoredArrival]) -> Iterator[tuple[Any, ...]]:
         yield number, join, slot, crc, json.dumps(record), buffers
 
 
-def sealed(client_id: ClientId, place: Place) -> bytes:
-    """A row's checksum as it is kept: with one of its own."""
+def guarded_crc(client_id: ClientId, place: Place) -> bytes:
+    """A row's checksums as they are stored: followed by a checksum of the entry itself."""
     return place.crc + _crc(client_id, place.slot, place.crc).to_bytes(4, "little")
 
 
 def _place(client_id: ClientId, slot: Any, crc: Any, rank: Any) -> Place:
-    """Where a row lies; a place that agrees with no row, if this is damaged."""
+    """The place of a row; a place that matches no row, if the entry is damaged."""
     if isinstance(crc, bytes) and isinstance(slot, int) and isinstance(rank, int):
         place = Place(slot, crc[:-4], rank)
-        if sealed(client_id, place) == crc:
+        if guarded_crc(client_id, place) == crc:
             return place
     return Place(0, b"", rank if isinstance(rank, int) else 0)
 

@@ -1,4 +1,4 @@
-"""What can be said of a store, and taken out of it, without its rule: `afflux store info` and `export`."""
+"""Facts and rows of a store, read without its rule: `afflux store info` and `export`."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,43 +14,42 @@ import numpy as np
 from afflux.aggregation.cache.rows import Row, decoded_dtype
 from afflux.ops.errors import StoreError
 from afflux.rules.rule import ClientId
-from afflux.store.index import Place
-from afflux.store.reader import Reading, reading
+from afflux.store.reader import StoreReader, locked_reader
+from afflux.store.segments import Place
 
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """What a store says of itself; sizes in bytes."""
+    """Facts about a store; sizes in bytes."""
 
     path: str
     rule: str  #: its name
-    recipe: Mapping[str, Any]  #: its parts and their options, as far as they are afflux's own
+    recipe: Mapping[str, Any]  #: its parts and their options; of a user's own parts the name
     kind: str  #: what clients push
     d: int
     dtype: str  #: of params
-    slot_dtype: str  #: of the arrivals that wait
+    slot_dtype: str  #: of arrivals
     version: int  #: of the last commit
     joins: int  #: decisions about pushes until then
-    waiting: int  #: arrivals that wait in it
-    counts: Mapping[str, int]  #: pushes by what became of them
+    waiting: int  #: arrivals in the buffer, or deferred to the next pass
+    counts: Mapping[str, int]  #: pushes by status
     num_clients: int | None  #: N, if the rule needs it
-    clients: int  #: those that have a row
+    clients: int  #: that have a row
     id_type: str | None  #: of client ids: int or str; None before the first one
     codec: str | None  #: of the rows; None if the rule keeps none
     bits: int | None  #: of an element of a row, scales apart
     bytes_per_client: int  #: a row
     disk_bytes: Mapping[str, int]  #: of each array, allocated, and of the index
     durability: str  #: of the last commit: process or power
-    commit_every: int | None  #: versions that this divides are committed; None: only checkpoints are
+    commit_every: int | None  #: versions that this divides are committed; None: only checkpoints commit
     repairs: tuple[Mapping[str, Any], ...]  #: where bit continuity ended
     in_use: bool  #: a process holds the store
-    problems: tuple[str, ...]  #: files that are missing, or not of their size; what is in them `check` reads
+    problems: tuple[str, ...]  #: missing files, and files of a wrong size; `check` also reads their contents
     notes: Any  #: of the last checkpoint
 
 
 def info(path: "str | PathLike[str]") -> Info:
-    """What a store says of itself. Reads the index, and the sizes of all files, whatever the number of clients, also
-    while it is in use.
+    """Facts about a store. Reads the index, and the sizes of all files; also while the store is in use.
 
     Raises:
         StoreError: there is no store, or it is damaged.
@@ -67,7 +66,7 @@ def info(path: "str | PathLike[str]") -> Info:
     ('ca2fl', 1, 1, 'float32', 12, ())
     >>> folder.cleanup()
     """
-    with _lightly(Path(path)) as (store, in_use):
+    with _reader(Path(path)) as (store, in_use):
         meta, server, codec = store.committed.meta, store.server, store.codec
         sizes = {name: array.disk_bytes for name, array in store.arrays.items()}
         sizes["index"] = sum(file.stat().st_size for file in store.path.glob(f"{store.index.path.name}*"))
@@ -94,26 +93,26 @@ def info(path: "str | PathLike[str]") -> Info:
             commit_every=store.facts["commits"]["commit_every"],
             repairs=tuple(store.facts["repairs"]),
             in_use=in_use,
-            problems=(*store.lost.values(), *missing(store), *store.too_long),
+            problems=(*store.lost.values(), *missing(store), *store.oversized),
             notes=None if store.committed.notes is None else json.loads(store.committed.notes),
         )
 
 
 @contextmanager
-def _lightly(path: Path) -> Iterator[tuple[Reading, bool]]:
-    """The store, also if a server is at work in it, and whether one is."""
+def _reader(path: Path) -> Iterator[tuple[StoreReader, bool]]:
+    """A reader, also of a store that a server has open, and whether one has."""
     with ExitStack() as undo:
         try:
-            store, in_use = undo.enter_context(reading(path)), False
+            store, in_use = undo.enter_context(locked_reader(path)), False
         except StoreError:
-            store, in_use = undo.enter_context(Reading(path, alone=False)), True
+            store, in_use = undo.enter_context(StoreReader(path, alone=False)), True
         yield store, in_use
 
 
-def missing(store: Reading, but: Sequence[str] = ()) -> Iterator[str]:
-    """Files that are not there, or cut off, and that the last commit needs."""
+def missing(store: StoreReader, but: Sequence[str] = ()) -> Iterator[str]:
+    """Describes missing or truncated files that the last commit refers to."""
     for name, slot in store.committed.last_slots.items():
-        lack = None if name in but else store.arrays[name].lack(slot)
+        lack = None if name in but else store.arrays[name].missing_slot(slot)
         if lack is not None:
             yield lack
 
@@ -125,8 +124,8 @@ def export(
 
     Args:
         path: the store's folder; nothing is written there.
-        out: `.npy`: the rows, (n, d) float32 or float64; `.npz`: `rows`, and `clients`, (n,) int64 or text. What is
-            there is replaced, as soon as all is written.
+        out: `.npy`: the rows, (n, d) float32 or float64; `.npz`: `rows`, and `clients`, (n,) int64 or text. An existing
+            file is replaced when everything is written.
         clients: in this order; None: all that have a row, in the order in which they came.
 
     Raises:
@@ -150,10 +149,14 @@ def export(
     out = Path(out)
     if out.suffix not in (".npy", ".npz"):
         raise StoreError(f"[export] out is {out}, must end in .npy or .npz")
-    with reading(path) as store:
+    with locked_reader(path) as store:
         if store.codec is None:
             raise StoreError(f"[export] {path} has no rows: {store.server['rule']} keeps none")
-        places = list(store.index.rows()) if clients is None else [(who, _place(store, who)) for who in clients]
+        places = (
+            list(store.index.rows())
+            if clients is None
+            else [(client_id, _place(store, client_id)) for client_id in clients]
+        )
         ids, new = [client_id for client_id, _ in places], out.with_name(out.name + ".new")
         try:
             try:
@@ -166,16 +169,16 @@ def export(
         return ids
 
 
-def _place(store: Reading, client_id: ClientId) -> Place:
+def _place(store: StoreReader, client_id: ClientId) -> Place:
     place = store.index.row(client_id)
     if place is None:
         raise StoreError(f"[export] client {client_id!r} has no row in {store.path}")
     return place
 
 
-def _decoded(store: Reading, places: Sequence[tuple[ClientId, Place]]) -> Iterator[Row]:
+def _decoded(store: StoreReader, places: Sequence[tuple[ClientId, Place]]) -> Iterator[Row]:
     for client_id, place in places:
-        row = store.sound(place)
+        row = store.sound_row(place)
         if row is None:
             remedy = store.arrays["rows"].remedy
             raise StoreError(f"[export] client {client_id!r}'s row in {store.path} is damaged; {remedy}")

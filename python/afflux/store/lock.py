@@ -1,4 +1,4 @@
-"""Who may write to a folder, and what its file system promises."""
+"""The lock of a store's folder, and whether its file system guarantees allocated space."""
 
 import os
 from pathlib import Path
@@ -6,26 +6,26 @@ from time import monotonic, sleep
 
 from afflux.ops.errors import StoreError, UnavailableError
 
-#: File systems on which allocated space stays allocated, also for pages that are written through a map.
+#: File systems on which allocated space stays allocated, also for writes through a map.
 PROMISING = frozenset({"ext2", "ext3", "ext4", "xfs", "tmpfs"})
 
 LOCK = "lock"  #: in a store's folder
 
-#: For so long a writer waits for those who only read in passing; seconds.
+#: How long a writer waits for readers, and how often it tries; seconds.
 PATIENCE, INTERVAL = 1.0, 0.002
 
-#: The processes that have taken a lock to write here, this one or those that it was forked from, by its file.
+#: By the file of a lock: the process that holds it for writing, this one or one that this one was forked from.
 _WRITERS: dict[tuple[int, int], int] = {}
 
 
 class Lock:
-    """One process at a time holds it; its end, however it comes about, lets go of it."""
+    """Held by one writer or by readers. The end of a process releases its lock."""
 
     def __init__(self, folder: Path, *, shared: bool = False) -> None:
-        """`shared`: with others who only read; else it waits a moment for those that are about to let go.
+        """`shared`: for reading, with other readers; else for writing, after a short wait for readers.
 
         Raises:
-            StoreError: somebody else has it.
+            StoreError: another process holds the lock.
         """
         try:
             import fcntl
@@ -54,19 +54,19 @@ class Lock:
         except OSError:
             self.release()
             alone = "" if shared else "one process at a time writes to a store, and "
-            who = "this very process has a server there: close() it" if self._is_ours else _holder(*self._file)
-            raise StoreError(f"[store] {folder} is in use: {alone}{who}") from None
+            holder = "this very process has a server there: close() it" if self._is_ours else _holder(*self._file)
+            raise StoreError(f"[store] {folder} is in use: {alone}{holder}") from None
         except BaseException:
             self.release()
             raise
 
     @property
     def _is_ours(self) -> bool:
-        """Whether this very process writes there."""
+        """Whether this process holds the lock for writing."""
         return _WRITERS.get(self._file) == os.getpid()
 
     def release(self) -> None:
-        """Lets the next one in. In a forked child only its own descriptor goes: the lock is its parent's."""
+        """Releases the lock. A forked child closes its descriptor only: the lock is its parent's."""
         if self._owner == os.getpid():
             import fcntl
 
@@ -80,7 +80,7 @@ class Lock:
 
 
 def _holder(device: int, inode: int) -> str:
-    """Who has locked a file, as far as the system tells."""
+    """The process that has locked a file, if the system shows it."""
     try:
         lines = Path("/proc/locks").read_text().splitlines()
     except OSError:
@@ -93,7 +93,7 @@ def _holder(device: int, inode: int) -> str:
 
 
 def promises_space(folder: Path) -> bool:
-    """Whether what is written through a map of an allocated file cannot run out of space."""
+    """Whether writes through a map of an allocated file cannot run out of space."""
     try:
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
     except OSError:

@@ -1,12 +1,13 @@
-"""What Zarr knows of an array, in its `zarr.json`, and how its slots lie.
+"""The arrays of a store: their shapes, and Zarr's metadata of them (`zarr.json`).
 
-zarr-python makes these files; when an array grows its length is written by hand.
+zarr-python writes the metadata; when an array grows, its length is written here.
 """
 
 import json
 import os
 import shutil
 from collections.abc import Collection, Mapping
+from os import PathLike
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
@@ -19,12 +20,12 @@ from afflux.aggregation.options import codec_of
 from afflux.ops.errors import StoreError
 from afflux.rules.rule import Rule
 
-#: Of all but rows, their sum and what Zarr knows of the arrays.
+#: How damage is repaired of anything but rows, their sum and Zarr's metadata, for errors.
 BACKUP = "only a backup of the folder brings it back"
 
 
 def remedy(store: Path, array: str) -> str:
-    """For what lies in an array of a store."""
+    """How damage to an array of a store is repaired, for errors."""
     if array == "rows":
         return f"`afflux store repair {quote(str(store))}`, when no server has it open, drops the rows that are lost"
     if array == "sum":
@@ -32,17 +33,31 @@ def remedy(store: Path, array: str) -> str:
     return BACKUP
 
 
-METADATA = "zarr.json"  #: in the folder of an array, and in that of them all
-#: A segment has about so many bytes, or a part of all that may come, so that few files have to be open.
+INDEX = "index.sqlite"  #: in the store's folder
+METADATA = "zarr.json"  #: in the folder of each array, and in the store's folder
+#: Of a segment: bytes, or a part of all bytes that may be needed, so that few files have to be open.
 SEGMENT_BYTES, MOST_SEGMENTS, MOST_SLOTS = 64 << 20, 256, 4096
-_AGAIN = ".again"  #: in a store's folder, while metadata are written again
+_AGAIN = ".again"  #: a folder in the store's folder, while metadata are written again
 _LINE, _PAGE, _HUGE_PAGE = 64, 4096, 2 << 20
 _DTYPES = ("float64", "float32", "float16", "uint16", "uint8")
 _LARGE, _HUGE = 65536, 8 << 20  #: bytes from which on a slot begins on a page, and on a huge one
 
 
+def folder_of(path: "str | PathLike[str]") -> Path:
+    """Checks that a path is a store's folder.
+
+    Raises:
+        StoreError: it is not; nothing was written there.
+    """
+    if not Path(path).is_dir():
+        raise StoreError(f"[store] there is no folder {path}")
+    if not (Path(path) / INDEX).is_file():
+        raise StoreError(f"[store] {path} holds no store: {INDEX} is missing")
+    return Path(path)
+
+
 class Shape(NamedTuple):
-    """What an array's metadata say."""
+    """The shape of an array's segments."""
 
     dtype: str
     width: int  #: elements from one slot to the next
@@ -53,12 +68,12 @@ class Shape(NamedTuple):
 
     @property
     def slot_bytes(self) -> int:
-        """From one slot to the next."""
+        """Bytes from one slot to the next."""
         return self.width * np.dtype(self.dtype).itemsize
 
     @property
     def segment_bytes(self) -> int:
-        """Of one file."""
+        """Bytes of one segment file."""
         return self.per_segment * self.slot_bytes
 
     @property
@@ -68,9 +83,9 @@ class Shape(NamedTuple):
 
 
 def shape_of(dtype: str, size: int, slots: int) -> Shape:
-    """For slots of `size` elements, of which there will be about so many.
+    """The shape for about `slots` slots of `size` elements.
 
-    A slot begins on a cache line, a large one on a page, so that no page holds parts of two of them.
+    A slot begins on a cache line, a large slot on a page, so that no page holds parts of two slots.
     """
     item = np.dtype(dtype).itemsize
     aligned = _HUGE_PAGE if size * item >= _HUGE else _PAGE if size * item >= _LARGE else _LINE
@@ -80,10 +95,10 @@ def shape_of(dtype: str, size: int, slots: int) -> Shape:
 
 
 def make_arrays(folder: Path, shapes: Mapping[str, Shape]) -> None:
-    """The Zarr group, and its arrays without a slot yet. zarr-python writes metadata, and never rows: writing fill
-    values deletes chunks, rewriting replaces the file under a map.
+    """Makes the Zarr group and its arrays, which have no slots yet. zarr-python writes metadata, and never rows:
+    writing fill values deletes chunks, rewriting replaces the file under a map.
     """
-    import zarr  # half a second, which opening a store need not wait for
+    import zarr  # takes half a second, and is not needed to open a store
 
     group = zarr.create_group(folder, attributes={"afflux": "store", "order_version": ORDER_VERSION})
     for name, shape in shapes.items():
@@ -101,8 +116,8 @@ def make_arrays(folder: Path, shapes: Mapping[str, Shape]) -> None:
         sync(place)
 
 
-class LostError(StoreError):
-    """`zarr.json` is missing, damaged or wrong, and the store knows what it should say: it can be written again."""
+class LostMetadataError(StoreError):
+    """`zarr.json` is missing, damaged or wrong; the index holds its contents, so that it can be written again."""
 
     def __init__(self, what: str, store: Path) -> None:
         super().__init__(f"[store] {what}; `afflux store repair {quote(str(store))}` writes it again")
@@ -113,7 +128,7 @@ def read_slots(folder: Path, expected: Shape, last: int = -1) -> int:
     """Reads how many slots an array has; `last` is the last one that the index refers to.
 
     Raises:
-        LostError: `zarr.json` cannot be read, has another shape than `expected`, or fewer slots.
+        LostMetadataError: `zarr.json` cannot be read, has another shape than `expected`, or fewer slots.
     """
     path = folder / METADATA
     try:
@@ -128,18 +143,18 @@ def read_slots(folder: Path, expected: Shape, last: int = -1) -> int:
         what = f"{path} is damaged: {type(error).__name__}: {error}"
     else:
         if not ours:
-            what = f"{path} is damaged: it tells of no layout of ours"
+            what = f"{path} is damaged: it has no layout of afflux"
         elif shape != expected:
-            what = f"{path} is damaged: it tells of {shape}, and the store of {expected}"
+            what = f"{path} is damaged: it has {shape}, and the index {expected}"
         elif slots <= last:
-            what = f"{path} is damaged: it knows {slots} slots, and slot {last} is in use"
+            what = f"{path} is damaged: it has {slots} slots, and slot {last} is in use"
         else:
             return slots
-    raise LostError(what, folder.parent)
+    raise LostMetadataError(what, folder.parent)
 
 
 def _is_ours(meta: Any, shape: Shape) -> bool:
-    """Whether Zarr finds the slots of such an array where they lie."""
+    """Whether Zarr, with these metadata, finds the slots where they are."""
     keys, endian = meta["chunk_key_encoding"], meta["codecs"][0].get("configuration", {}).get("endian", "little")
     return (
         (meta["zarr_format"], meta["node_type"], meta["chunk_grid"]["name"]) == (3, "array", "regular")
@@ -151,32 +166,32 @@ def _is_ours(meta: Any, shape: Shape) -> bool:
 
 
 def check_group(store: Path) -> None:
-    """Raises LostError if Zarr does not know the folder of all arrays."""
+    """Raises LostMetadataError if the metadata of the group are damaged."""
     try:
         if json.loads((store / METADATA).read_bytes())["node_type"] != "group":
-            raise ValueError("it is no group")
+            raise ValueError("not a group")
     except OSError as error:
-        raise LostError(f"cannot read {store / METADATA}: {error.strerror}", store) from None
+        raise LostMetadataError(f"cannot read {store / METADATA}: {error.strerror}", store) from None
     except (ValueError, KeyError, TypeError) as error:
-        raise LostError(f"{store / METADATA} is damaged: {type(error).__name__}: {error}", store) from None
+        raise LostMetadataError(f"{store / METADATA} is damaged: {type(error).__name__}: {error}", store) from None
 
 
 def write_slots(folder: Path, slots: int) -> None:
-    """The new length of the array. By hand, as importing zarr would hold up a push."""
+    """Writes the new length of the array, without importing zarr, for which a push would wait."""
     meta = json.loads((folder / METADATA).read_bytes())
     meta["shape"][0] = max(slots, meta["shape"][0])
     _replace(folder / METADATA, json.dumps(meta, indent=2))
 
 
 def write_again(store: Path, lost: Collection[str], shapes: Mapping[str, Shape], slots: Mapping[str, int]) -> None:
-    """What Zarr knew of these arrays, and of their folder (""), as `make_arrays` has made it; touches nothing else.
+    """Writes the metadata of these arrays, and of the group (""), as `make_arrays` did; changes nothing else.
 
     Raises:
-        StoreError: it cannot be written; what was there is as it was, or as it should be.
+        StoreError: a file cannot be written; each file is as before, or complete.
     """
     again = store / _AGAIN
     try:
-        shutil.rmtree(again, ignore_errors=True)  # of who was ended amid this
+        shutil.rmtree(again, ignore_errors=True)  # of a process that was ended while it did this
         make_arrays(again, {name: shapes[name] for name in lost if name})
         for name in lost:
             if name:
@@ -184,7 +199,7 @@ def write_again(store: Path, lost: Collection[str], shapes: Mapping[str, Shape],
             (store / name).mkdir(exist_ok=True)
             _replace(store / name / METADATA, (again / name / METADATA).read_text())
             sync(store / name)
-        sync(store)  # in which a folder may be new
+        sync(store)  # an array's folder may be new
     except OSError as error:
         raise StoreError(f"[store] cannot write {METADATA} in {store} again: {error.strerror}") from None
     finally:
@@ -201,7 +216,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Returns when a file's bytes, or a folder's names, are on the disk itself."""
+    """Returns when a file's bytes, or a folder's entries, are on the disk itself."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -212,7 +227,7 @@ def sync(path: Path) -> None:
 def shapes_of(
     rule: Rule, d: int, *, num_clients: int | None, dtype: str, slot_dtype: str, accumulate: bool
 ) -> dict[str, Shape]:
-    """By name, for a server with these arguments."""
+    """The shapes of a store's arrays, by name, for a server with these arguments."""
     shapes = {
         "params": shape_of(dtype, d, 4),
         "arrivals": shape_of(STORED[slot_dtype], d, rule.buffer_size),

@@ -1,4 +1,4 @@
-"""A store as one reads it who does not go on with it: without the rule, and without writing."""
+"""Reads a store without its rule, and without writing to it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,35 +11,35 @@ from afflux.aggregation.cache.rows import Row, decoded, row_crc
 from afflux.ops.codecs import named
 from afflux.ops.errors import StoreError
 from afflux.rules.rule import ClientId
-from afflux.store.index import INDEX, Index, Place, folder_of
+from afflux.store.index import Index
 from afflux.store.lock import Lock
-from afflux.store.metadata import LostError, Shape, check_group
-from afflux.store.segments import Segments
+from afflux.store.metadata import INDEX, LostMetadataError, Shape, check_group, folder_of
+from afflux.store.segments import Place, Segments
 
 
 @contextmanager
-def reading(path: "str | PathLike[str]", *, shared: bool = True) -> "Iterator[Reading]":
-    """All of a store, which nobody writes to meanwhile; not `shared`: nor reads.
+def locked_reader(path: "str | PathLike[str]", *, shared: bool = True) -> "Iterator[StoreReader]":
+    """A reader of a store that no other process writes to meanwhile; nor reads, if not `shared`.
 
     Raises:
-        StoreError: see `Reading`; or a server is at work in it.
+        StoreError: see `StoreReader`; or a server has the store open.
     """
     lock = Lock(folder_of(path), shared=shared)
     try:
-        with Reading(Path(path), alone=True) as store:
+        with StoreReader(Path(path), alone=True) as store:
             yield store
     finally:
         lock.release()
 
 
-class Reading:
-    """The last commit of a store, until it is closed."""
+class StoreReader:
+    """Reads the last commit of a store."""
 
     def __init__(self, path: Path, *, alone: bool) -> None:
-        """Opens the index and the arrays' metadata; `alone`: nobody writes meanwhile.
+        """Opens the index and the arrays' metadata; `alone`: no other process writes meanwhile.
 
         Raises:
-            StoreError: there is no store, or none that a server was kept in, or it is damaged.
+            StoreError: there is no store, or it has no commit, or it is damaged.
         """
         self.path = folder_of(path)
         self.index = Index(path / INDEX, read_only=True, alone=alone)
@@ -54,12 +54,12 @@ class Reading:
             self.d: int = facts["server"]["d"]
             self.codec = named(facts["server"]["codec"])
             self.shapes = {name: Shape(*shape) for name, shape in facts["shapes"].items()}
-            #: What Zarr does not know any more, of an array or of the folder (""), and can be told again.
+            #: Damage to Zarr's metadata of an array, or of the group (""), that `repair` can write again.
             self.lost: dict[str, str] = {}
             self.arrays = {name: self._array(name) for name in self.shapes}
             try:
                 check_group(self.path)
-            except LostError as error:
+            except LostMetadataError as error:
                 self.lost[""] = error.what
         except BaseException:
             self.index.close()
@@ -70,31 +70,31 @@ class Reading:
         shape, last = self.shapes[name], self.committed.last_slots.get(name, -1)
         try:
             return Segments(self.path / name, size, shape, mapped=False, last=last)
-        except LostError as error:
+        except LostMetadataError as error:
             self.lost[name] = error.what
             return Segments(self.path / name, size, shape, mapped=False, lost=True)
 
     @property
-    def too_long(self) -> list[str]:
-        """What is wrong with files that have more than their slots."""
-        return [line for array in self.arrays.values() for line in array.too_long().values()]
+    def oversized(self) -> list[str]:
+        """Describes the segment files that are too long."""
+        return [line for array in self.arrays.values() for line in array.oversized().values()]
 
     @property
     def row_bytes(self) -> int:
-        """Of an encoded row; 0 for rules that keep none."""
+        """Bytes of an encoded row; 0 for rules that cache no rows."""
         return 0 if self.codec is None else self.codec.row_bytes(self.d)
 
     @property
     def clients(self) -> int:
-        """Those that have a row."""
+        """How many clients have a row."""
         return int(self.committed.meta["rows"][0]) if self.codec is not None else 0
 
     def rows(self) -> Iterator[tuple[ClientId, Place]]:
-        """Where the rows lie that the last commit knows, in the order of their slots."""
-        return self.index.by_slot()
+        """The clients that have a row, and the places of their rows, in the order of the slots."""
+        return self.index.rows_by_slot()
 
-    def sound(self, place: Place) -> Row | None:
-        """The encoded row in a slot; None if it is not there, or does not agree with its checksum."""
+    def sound_row(self, place: Place) -> Row | None:
+        """The encoded row in a slot; None if it is missing, or does not match its checksum."""
         if self.codec is None or place.slot < 0:
             return None
         try:
@@ -108,7 +108,7 @@ class Reading:
         assert self.codec is not None
         return decoded(row, self.d, self.codec)
 
-    def __enter__(self) -> "Reading":
+    def __enter__(self) -> "StoreReader":
         return self
 
     def __exit__(

@@ -1,4 +1,4 @@
-"""What a commit holds beside vectors and rows: lists that grow, entry by entry; all of it as `state_dict` has it."""
+"""The parts of a commit besides vectors and rows: arrivals in the buffer, and the lists that grow."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,57 +11,57 @@ from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.checkpoint import arrival_record, log_record, quarantined_record
 from afflux.aggregation.streaming import Term
 from afflux.arrays.interop import on_host
-from afflux.store.index import Committed, Place, StoredArrival, Tail
-from afflux.store.segments import Segments
+from afflux.store.index import CommittedState, ListUpdate, StoredArrival
+from afflux.store.segments import Place, Segments
 from afflux.store.vectors import crc, refuse_damage
 
 
-class Written(NamedTuple):
-    """How much of a list is committed for good."""
+class WrittenList(NamedTuple):
+    """How much of a list is committed."""
 
     entries: object  #: the list
-    fixed: int  #: so many entries will stay as they are while it is this list
+    fixed: int  #: this many entries are committed and never change
 
 
-class Lists:
-    """The log, the quarantined and those who have entered a pass; a commit writes what is new in them."""
+class GrowingLists:
+    """The log, the quarantined updates and the clients of a pass; a commit writes their new entries."""
 
     def __init__(self) -> None:
-        self._written: dict[str, Written] = {}
+        self._written: dict[str, WrittenList] = {}
 
-    def put(self, book: ServerState, joins: Admission) -> tuple[dict[str, Tail], dict[str, Written]]:
-        """What a commit has to write, and what is to be settled after it."""
-        quarantined, log = joins.growing
+    def updates(self, state: ServerState, admission: Admission) -> tuple[dict[str, ListUpdate], dict[str, WrittenList]]:
+        """The updates that a commit of this state writes, and the argument of `set_committed` after it."""
+        quarantined, log = admission.growing
         lists: dict[str, tuple[list[Any], Callable[[Any], Any], int, int]] = {
-            "quarantined": (quarantined, quarantined_record, book.quarantined, 0)
+            "quarantined": (quarantined, quarantined_record, state.quarantined, 0)
         }
         if log is not None:
-            lists["log"] = log, log_record, book.logged, 0
-        if book.passes is not None:  # a discard takes those in the buffer out again
-            lists["passed"] = book.passes.order, lambda client_id: client_id, book.passes.entered, book.filled
-        tails, written = dict[str, Tail](), dict[str, Written]()
+            lists["log"] = log, log_record, state.logged, 0
+        if state.passes is not None:  # a discard takes those in the buffer out again
+            lists["passed"] = state.passes.order, lambda client_id: client_id, state.passes.entered, state.filled
+        updates, written = dict[str, ListUpdate](), dict[str, WrittenList]()
         for name, (entries, record_of, count, open_) in lists.items():
             before = self._written.get(name)
             start = before.fixed if before is not None and before.entries is entries else 0
-            tails[name] = Tail(start, [record_of(entry) for entry in entries[start:count]])
-            written[name] = Written(entries, count - open_)
-        return tails, written
+            updates[name] = ListUpdate(start, [record_of(entry) for entry in entries[start:count]])
+            written[name] = WrittenList(entries, count - open_)
+        return updates, written
 
-    def settle(self, written: dict[str, Written]) -> None:
-        """It is committed."""
+    def set_committed(self, written: dict[str, WrittenList]) -> None:
+        """These entries are now committed."""
         self._written = written
 
 
 def state_of(
     facts: Mapping[str, Any],
-    last: Committed,
+    last: CommittedState,
     vectors: Mapping[str, npt.NDArray[Any]],
     slots: npt.NDArray[Any],
     *,
     log: bool,
 ) -> dict[str, Any]:
-    """A commit in the form of `state_dict`, but for the rows; `slots`: the vectors of the arrivals that wait."""
-    lists, waiting = last.tails, last.arrivals
+    """A commit in the form of `Server.state_dict`, without rows; `slots` are the vectors of the arrivals."""
+    lists, waiting = last.lists, last.arrivals
     meta = {
         **facts,
         **last.meta,
@@ -79,48 +79,50 @@ def state_of(
     return {"meta": meta, "arrays": arrays}
 
 
-class Arrivals:
-    """Each is written once, to a slot of its own, and stays there until a commit no longer knows it."""
+class ArrivalSlots:
+    """The vectors of arrivals. Each is written once, to a slot of its own, which is free again after the first commit
+    without the arrival.
+    """
 
     def __init__(self, segments: Segments, committed: Sequence[StoredArrival], num_threads: int) -> None:
         self._segments = segments
         self._num_threads = num_threads
-        self._places = {kept.join: kept.place for kept in committed if kept.place is not None}
+        self._places = {stored.join: stored.place for stored in committed if stored.place is not None}
         for place in self._places.values():
             refuse_damage(segments, place, num_threads)
 
-    def put(self, waiting: Sequence[PendingArrival]) -> list[StoredArrival]:
-        """Writes those that are not on disk yet; what a commit has to say about all of them."""
+    def write(self, waiting: Sequence[PendingArrival]) -> list[StoredArrival]:
+        """Writes the vectors that are not on disk yet; returns what a commit stores of all these arrivals."""
         taken = {place.slot for place in self._places.values()}
-        kept, new = [], dict(self._places)
+        stored, new = [], dict(self._places)
         for w in waiting:
             if not isinstance(w.slot, Term) and w.join not in new:
                 slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
                 taken.add(slot)
                 self._segments.reserve(slot + 1)
                 vector = on_host(w.slot)
-                self._segments.put(slot, vector)
+                self._segments.write(slot, vector)
                 new[w.join] = Place(slot, crc(vector, self._num_threads))
             place = None if isinstance(w.slot, Term) else new[w.join]
             buffers = None if w.buffers is None else w.buffers.tobytes()
-            kept.append(StoredArrival(w.join, place, arrival_record(w), buffers))
-        return kept
+            stored.append(StoredArrival(w.join, place, arrival_record(w), buffers))
+        return stored
 
-    def settle(self, kept: Sequence[StoredArrival]) -> None:
-        """They are committed."""
-        self._places = {k.join: k.place for k in kept if k.place is not None}
+    def set_committed(self, stored: Sequence[StoredArrival]) -> None:
+        """These arrivals are now committed, and no others."""
+        self._places = {each.join: each.place for each in stored if each.place is not None}
 
     def check(self) -> None:
         """Refuses files that have vanished or were cut off."""
         self._segments.check(place.slot for place in self._places.values())
 
-    def flush(self, kept: Sequence[StoredArrival]) -> None:
-        """Returns when they are on the disk itself."""
-        self._segments.flush(k.place.slot for k in kept if k.place is not None)
+    def flush(self, stored: Sequence[StoredArrival]) -> None:
+        """Returns when these vectors are on the disk itself."""
+        self._segments.flush(each.place.slot for each in stored if each.place is not None)
 
-    def stacked(self, kept: Sequence[StoredArrival]) -> np.ndarray:
-        """(n, d) the vectors of those that have one, copied."""
-        places = [k.place for k in kept if k.place is not None]
+    def stacked(self, stored: Sequence[StoredArrival]) -> np.ndarray:
+        """(n, d) a copy of the vectors of these arrivals, without those in a sum."""
+        places = [each.place for each in stored if each.place is not None]
         out = np.empty((len(places), self._segments.size), self._segments.shape.dtype)
         for row, place in zip(out, places, strict=True):
             row[:] = self._segments.array(place.slot)

@@ -1,4 +1,4 @@
-"""Whether a store is sound, and how one with damaged rows is mended: `afflux store check` and `repair`."""
+"""Checks a store, and repairs damaged rows: `afflux store check` and `repair`."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -11,16 +11,17 @@ import numpy.typing as npt
 
 from afflux.ops.errors import StoreError
 from afflux.rules.rule import ClientId
-from afflux.store.index import INDEX, Change, Index, Place
+from afflux.store.index import Index, Transaction
 from afflux.store.inspect import missing
-from afflux.store.metadata import BACKUP, write_again
-from afflux.store.reader import Reading, reading
+from afflux.store.metadata import BACKUP, INDEX, write_again
+from afflux.store.reader import StoreReader, locked_reader
+from afflux.store.segments import Place
 from afflux.store.vectors import crc, damage
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes that were read so far, and with all that will be."""
+"""Called with the bytes read so far, and the bytes to read."""
 
-#: What the sum of the rows may be off, in parts of the largest norm that a row has had, times N.
+#: The largest error of the sum of the rows, relative to N times the largest norm that a row has had.
 PROMISE = 1e-12
 
 
@@ -28,14 +29,13 @@ PROMISE = 1e-12
 class Health:
     """What was found in a store."""
 
-    clients: int  #: whose rows were read
-    damaged: tuple[ClientId, ...]  #: those whose row is not what was written, sorted
-    sum_error: (
-        float | None
-    )  #: |sum - sum of the rows| / N, in parts of the largest norm; None: no rows, or damaged ones
-    problems: tuple[str, ...]  #: all that is wrong, in words
-    mendable: bool  #: whether `repair` can put it right
-    keeps_bits: bool  #: whether what follows then has the bits that it would have had: no row is dropped
+    clients: int  #: rows that were read
+    damaged: tuple[ClientId, ...]  #: clients whose row does not match its checksum, sorted
+    #: |sum - sum of the rows| / N relative to the largest norm; None: no rows, or damaged ones
+    sum_error: float | None
+    problems: tuple[str, ...]  #: in words
+    mendable: bool  #: whether `repair` can repair all of them
+    keeps_bits: bool  #: whether later bits are then the same as without the damage: no row is dropped
 
     @property
     def sound(self) -> bool:
@@ -47,14 +47,14 @@ class Health:
 class Repair:
     """What was done to a store."""
 
-    dropped: tuple[ClientId, ...]  #: clients who have no row any more, as if they had never been seen
-    version: int  #: after which the bits are others than without the damage
+    dropped: tuple[ClientId, ...]  #: clients that have no row any more, as if never seen
+    version: int  #: after which the bits differ from those without the damage
 
 
-class _Look:
-    """All of a store, read once."""
+class _Examination:
+    """Reads all of a store once, and collects its problems."""
 
-    def __init__(self, store: Reading, progress: Progress) -> None:
+    def __init__(self, store: StoreReader, progress: Progress) -> None:
         self._store = store
         self._progress = progress
         self._done = 0
@@ -65,10 +65,10 @@ class _Look:
         self.bad: list[tuple[ClientId, Place]] = []
         self.total = np.zeros(store.d if store.codec is not None else 0, np.float64)
         self._largest = float(store.committed.meta["largest_row"])
-        #: By what is wrong: the index or its places, vectors but for the sum, the sum, rows, files' sizes.
+        #: Problems of: the index and its places, vectors without the sum, the sum, rows, files' sizes.
         self.index = [f"{store.index.path}: {line}" for line in store.index.damage()]
         self.vectors, self.sum, self.rows = list(dict.fromkeys(self._vectors())), list[str](), list[str]()
-        self.long = store.too_long
+        self.oversized = store.oversized
         self.sum_error: float | None = None
         if store.codec is not None:
             self._read_rows()
@@ -76,11 +76,11 @@ class _Look:
             self._sum()
 
     def _vectors(self) -> Iterator[str]:
-        """Files that are missing or cut off; params, memories and arrivals that do not agree with their checksums."""
+        """Missing or truncated files; params, rule vectors and arrivals that do not match their checksums."""
         store = self._store
         yield from missing(store, but=("rows", "sum"))
         places = [(name.partition(":")[0], place) for name, place in store.committed.vectors.items() if name != "sum"]
-        places += [("arrivals", kept.place) for kept in store.committed.arrivals if kept.place is not None]
+        places += [("arrivals", each.place) for each in store.committed.arrivals if each.place is not None]
         for name, place in places:
             problem = self._damage(name, place)
             if problem is not None:
@@ -99,7 +99,7 @@ class _Look:
         count, high, free = store.committed.meta["rows"]
         taken, ranks = np.zeros(high, bool), np.zeros(count, bool)
         taken[free] = True
-        with suppress(StoreError):  # which `damage` has told of
+        with suppress(StoreError):  # Index.damage has reported it
             for client_id, place in store.rows():
                 self._read(store.row_bytes)
                 if not (0 <= place.slot < high and 0 <= place.rank < count) or taken[place.slot] or ranks[place.rank]:
@@ -111,10 +111,10 @@ class _Look:
             self.index.append(f"{store.index.path}: {found} of {count} clients' rows have a place")
 
     def _lost_rows(self) -> Iterator[str]:
-        """One line for all that were in a file that is missing or cut off, one for each other row."""
+        """One line for all rows of a file that is missing or truncated, one for each other damaged row."""
         segments, (_, high, _) = self._store.arrays["rows"], self._store.committed.meta["rows"]
         each = segments.shape.per_segment
-        flaws = {i: flaw for i in range(-(-high // each)) if (flaw := segments.flaw(i)) is not None}
+        flaws = {i: flaw for i in range(-(-high // each)) if (flaw := segments.segment_problem(i)) is not None}
         lost = Counter(place.slot // each for _, place in self.bad)
         for segment, flaw in flaws.items():
             yield f"{flaw}: {lost[segment]} clients' rows"
@@ -123,8 +123,8 @@ class _Look:
                 yield f"client {client_id!r}'s row in {segments.folder} is damaged"
 
     def _added(self, place: Place) -> bool:
-        """Adds a row to the total; False if it is damaged. Nothing of it stays while the next one is read."""
-        row = self._store.sound(place)
+        """Adds a row to the total; False if it is damaged. The row is freed before the next one is read."""
+        row = self._store.sound_row(place)
         if row is None:
             return False
         vector = self._store.decoded(row).astype(np.float64, copy=False)
@@ -133,7 +133,7 @@ class _Look:
         return True
 
     def _sum(self) -> None:
-        """Whether the sum is that of the rows."""
+        """Compares the stored sum with the sum of the rows."""
         store = self._store
         problem = self._damage("sum", store.committed.vectors["sum"])
         if problem is not None:
@@ -141,8 +141,8 @@ class _Look:
             return
         if self.bad or self.index:
             return
-        kept: npt.NDArray[np.float64] = store.arrays["sum"].array(store.committed.vectors["sum"].slot)
-        off = float(np.linalg.norm(kept - self.total)) / int(store.server["num_clients"])
+        stored: npt.NDArray[np.float64] = store.arrays["sum"].array(store.committed.vectors["sum"].slot)
+        off = float(np.linalg.norm(stored - self.total)) / int(store.server["num_clients"])
         self.sum_error = off / self._largest if off else 0.0
         if not self.sum_error <= PROMISE:
             self.sum.append(
@@ -155,20 +155,20 @@ class _Look:
         self._progress(self._done, max(self._all, self._done))
 
     def health(self) -> Health:
-        """In words."""
+        """The result."""
         lost = self._store.lost.values()
         return Health(
             clients=len(self.good) + len(self.bad),
             damaged=tuple(sorted(client_id for client_id, _ in self.bad)),
             sum_error=self.sum_error,
-            problems=(*self.index, *lost, *self.long, *self.vectors, *self.sum, *self.rows),
-            mendable=bool(lost or self.long or self.sum or self.rows) and not self.index and not self.vectors,
+            problems=(*self.index, *lost, *self.oversized, *self.vectors, *self.sum, *self.rows),
+            mendable=bool(lost or self.oversized or self.sum or self.rows) and not self.index and not self.vectors,
             keeps_bits=not self.bad and not self.sum,
         )
 
 
 def check(path: "str | PathLike[str]", progress: Progress | None = None) -> Health:
-    """Reads every byte of a store: all checksums, the index, and the sum against the rows that it should be of.
+    """Reads every byte of a store: compares all checksums, the index, and the sum with the rows.
 
     Args:
         path: the store's folder; nothing is written.
@@ -179,32 +179,32 @@ def check(path: "str | PathLike[str]", progress: Progress | None = None) -> Heal
 
     Cost: all committed bytes are read once; up to 24 d bytes of memory, and some for each client.
     """
-    with reading(path) as store:
-        return _Look(store, progress or _silent).health()
+    with locked_reader(path) as store:
+        return _Examination(store, progress or _silent).health()
 
 
 def repair(
     path: "str | PathLike[str]", progress: Progress | None = None, *, agreed: Health | None = None
 ) -> Repair | None:
-    """Drops the rows that are damaged, and makes the sum anew from those that are not; None if all of them are sound.
+    """Drops damaged rows, and computes the sum again from the sound ones; returns None if all rows are sound.
 
-    The clients dropped count as never seen. What follows has other bits than it would have had: the store records the
-    version at which that begins (`info(path).repairs`). A segment that has not its size, and what Zarr knew of an
-    array, are made again also where no row is lost.
+    Clients whose rows are dropped count as never seen. Later bits then differ from those without the damage: the store
+    records the version at which that begins (`info(path).repairs`). Segment files of a wrong size and Zarr's metadata
+    are repaired also where no row is lost.
 
     Args:
         path: the store's folder.
         progress: as for `check`.
-        agreed: what `check` has found, if no more than that may be lost.
+        agreed: the result of `check`, if no more than that may be lost.
 
     Raises:
-        StoreError: no store, in use, more than rows and their sum is damaged, or more than was agreed to; the store
-            is as it was.
+        StoreError: no store, in use, more than rows and their sum is damaged, or more than in `agreed`; the store is
+            unchanged.
 
     Cost: as `check`, and a transaction over all clients.
     """
-    with reading(path, shared=False) as store:
-        look = _Look(store, progress or _silent)
+    with locked_reader(path, shared=False) as store:
+        look = _Examination(store, progress or _silent)
         health = look.health()
         if health.sound:
             return None
@@ -217,17 +217,17 @@ def repair(
             slots = {name: array.slots for name, array in store.arrays.items()}
             write_again(store.path, store.lost, store.shapes, slots)
         for array in store.arrays.values():
-            array.cut()
+            array.truncate_oversized()
         if store.codec is not None:
             store.arrays["rows"].reserve(store.committed.meta["rows"][1])
         if health.keeps_bits:
             return None
-        _mend(store, look, health.damaged)
+        _drop_rows(store, look, health.damaged)
         return Repair(health.damaged, int(store.committed.meta["version"]))
 
 
 def _refuse_more(found: Health, agreed: Health) -> None:
-    """Refuses a repair that loses more than was agreed to."""
+    """Refuses a repair that loses more than `agreed` says."""
     more = sorted({*found.damaged} - {*agreed.damaged})
     if more:
         raise StoreError(
@@ -240,32 +240,32 @@ def _refuse_more(found: Health, agreed: Health) -> None:
         )
 
 
-def _mend(store: Reading, look: _Look, dropped: Sequence[ClientId]) -> None:
+def _drop_rows(store: StoreReader, look: _Examination, dropped: Sequence[ClientId]) -> None:
     last, segments = store.committed, store.arrays["sum"]
     slot = 1 - last.vectors["sum"].slot
     segments.reserve(2)
-    segments.put(slot, look.total)
+    segments.write(slot, look.total)
     segments.flush([slot])
     _, high, _ = last.meta["rows"]
     ranked = sorted(look.good, key=lambda entry: entry[1].rank)
     used = {place.slot for _, place in ranked}
     meta = {**last.meta, "rows": [len(ranked), high, [slot for slot in range(high) if slot not in used]]}
-    told = {"version": meta["version"], "joins": meta["joins"], "dropped": dropped}
-    store.index.close()  # SQLite leaves nothing behind when the last one goes
+    entry = {"version": meta["version"], "joins": meta["joins"], "dropped": dropped}
+    store.index.close()  # so that the next one is the last to close, and SQLite deletes its files
     index = Index(store.path / INDEX)
     try:
-        index.flush_commits(True)
+        index.sync_commits(True)
         index.commit(
-            Change(
+            Transaction(
                 meta,
                 last.buffers,
                 last.notes,
                 {**last.vectors, "sum": Place(slot, crc(look.total, 1))},
                 last.arrivals,
                 {client_id: place._replace(rank=rank) for rank, (client_id, place) in enumerate(ranked)},
-                tails={},
-                forget_rows=True,
-                facts={"repairs": [*store.facts["repairs"], told]},
+                lists={},
+                delete_rows=True,
+                facts={"repairs": [*store.facts["repairs"], entry]},
             )
         )
     finally:

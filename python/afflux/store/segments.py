@@ -1,5 +1,5 @@
-"""One Zarr array of fixed-size slots. Its chunks are segments: uncompressed files of many slots, made before a slot of
-theirs is handed out, and worked on where they lie.
+"""One Zarr array of fixed-size slots. Its chunks are segments: uncompressed files of many slots, which are allocated
+before a slot of theirs is used, and mapped.
 """
 
 import mmap
@@ -20,6 +20,14 @@ from afflux.store.metadata import METADATA, Shape, read_slots, remedy, sync, wri
 Row = npt.NDArray[Any]
 
 
+class Place(NamedTuple):
+    """The slot of a vector or row, and its checksums."""
+
+    slot: int
+    crc: bytes  #: CRC-32C of each block, uint32 little-endian
+    rank: int = 0  #: of a row: how many clients came before; -1: unchanged
+
+
 class _Mapped(NamedTuple):
     rows: Row  #: (slots, width)
     path: Path
@@ -29,8 +37,8 @@ class _Mapped(NamedTuple):
 class Segments:
     """The array in one folder; `size` elements of a slot are used. Slots are numbered from 0.
 
-    Mapped, `array` is the file's own memory. Else it is a copy, and `put` writes it: for file systems that cannot
-    promise space for what is written through a map.
+    If `mapped`, `array` is the mapped file itself. Else `array` is a copy that `write` writes to the file: for file
+    systems that do not guarantee space for writes through a map.
     """
 
     def __init__(
@@ -39,7 +47,7 @@ class Segments:
         """`last`: the last slot that the index refers to; `lost`: `zarr.json` is damaged, and is not read.
 
         Raises:
-            LostError: `zarr.json` is missing or damaged, or has another shape.
+            LostMetadataError: `zarr.json` is missing or damaged, or has another shape.
         """
         self.folder = folder
         self.size = size
@@ -52,23 +60,23 @@ class Segments:
         self._maps: dict[int, _Mapped] = {}
         self._writable: set[int] = set()
         self._count = 0
-        # A segment that the metadata do not know yet was not made to the end.
-        while self.slots < slots and self.flaw(self._count) is None:
+        # A segment beyond those of the metadata was not completed.
+        while self.slots < slots and self.segment_problem(self._count) is None:
             self._count += 1
 
     @property
     def remedy(self) -> str:
-        """What to do about damage to it."""
+        """How damage to this array is repaired, for errors."""
         return remedy(self.folder.parent, self.folder.name)
 
     @property
     def slots(self) -> int:
-        """Those that there is space for."""
+        """How many slots have space."""
         return self._count * self.shape.per_segment
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of what a slot holds."""
+        """Bytes in use of one slot."""
         return self.size * self._item
 
     @property
@@ -79,26 +87,26 @@ class Segments:
     def _path(self, segment: int) -> Path:
         return self.folder / "c" / str(segment) / "0"
 
-    def flaw(self, segment: int) -> str | None:
-        """What is wrong with a file in which slots are missing."""
+    def segment_problem(self, segment: int) -> str | None:
+        """Describes a segment file that is missing or too short; None if it is neither."""
         path, whole, size = self._path(segment), self.shape.segment_bytes, self._size(segment)
         if size < 0:
             return f"{path} is missing"
         return None if size >= whole else f"{path} is truncated: {size} of {whole} bytes"
 
-    def too_long(self) -> dict[Path, str]:
-        """What is wrong with files that have all slots, and more."""
+    def oversized(self) -> dict[Path, str]:
+        """Describes the segment files that are too long."""
         whole = self.shape.segment_bytes
         sizes = ((self._path(segment), self._size(segment)) for segment in range(self._count))
         return {path: f"{path} is too long: {size} of {whole} bytes" for path, size in sizes if size > whole}
 
-    def cut(self) -> None:
-        """Cuts files that are too long to size.
+    def truncate_oversized(self) -> None:
+        """Truncates segment files that are too long.
 
         Raises:
             StoreError: one cannot be written.
         """
-        for path in self.too_long():
+        for path in self.oversized():
             try:
                 os.truncate(path, self.shape.segment_bytes)
                 sync(path)
@@ -112,19 +120,19 @@ class Segments:
         except OSError:
             return -1
 
-    def lack(self, slot: int) -> str | None:
-        """Why a slot that a commit refers to is not there; None if it is."""
+    def missing_slot(self, slot: int) -> str | None:
+        """Describes why a slot that a commit refers to is missing; None if it is not."""
         if slot < self.slots:
             return None
         segments = range(slot // self.shape.per_segment + 1)
-        flaws = (flaw for flaw in map(self.flaw, segments) if flaw is not None)
-        return next(flaws, f"{self.folder / METADATA} knows {self.slots} slots, and slot {slot} is in use")
+        problems = (problem for problem in map(self.segment_problem, segments) if problem is not None)
+        return next(problems, f"{self.folder / METADATA} has {self.slots} slots, and slot {slot} is in use")
 
     def reserve(self, slots: int) -> None:
-        """Makes space for so many slots.
+        """Allocates space for this many slots.
 
         Raises:
-            StoreError: the disk is full, or the folder cannot be written; there are as many slots as before.
+            StoreError: the disk is full, or the folder cannot be written; the number of slots is as before.
         """
         while self.slots < slots:
             path = self._path(self._count)
@@ -133,7 +141,7 @@ class Segments:
                 path.touch()
                 with path.open("r+b") as file:
                     _allocate(file.fileno(), self.shape.segment_bytes)
-                    file.truncate(self.shape.segment_bytes)  # one that was there may be longer
+                    file.truncate(self.shape.segment_bytes)  # an existing file may be longer
                     os.fsync(file.fileno())
                 write_slots(self.folder, (self._count + 1) * self.shape.per_segment)
                 for folder in (path.parent, path.parent.parent, self.folder):
@@ -162,17 +170,17 @@ class Segments:
             raise StoreError(f"[store] {path} is truncated: {done} of {out.nbytes} bytes of slot {slot}; {self.remedy}")
         return out
 
-    def blank(self, slot: int) -> Row:
-        """(size,) memory for what is to come into the slot."""
+    def empty(self, slot: int) -> Row:
+        """(size,) memory with any values, for `write` to this slot."""
         return self.array(slot) if self.mapped else np.empty(self.size, self.shape.dtype)
 
-    def put(self, slot: int, array: Row) -> None:
-        """The slot holds `array` from now on; nothing is written if it lies there already."""
+    def write(self, slot: int, array: Row) -> None:
+        """Writes an array to a slot, unless the array is the slot's own memory."""
         if self.mapped:
             own = self.array(slot)
             if own.ctypes.data != array.ctypes.data:
                 self.check([slot])
-                self.present([slot], write=True)
+                self.populate([slot], write=True)
                 own[:] = array
             return
         path, offset = self._place(slot)
@@ -186,7 +194,7 @@ class Segments:
             raise StoreError(f"[store] cannot write {path}: {error.strerror}") from None
 
     def prefetch(self, slot: int) -> None:
-        """Has the system read a slot that is on disk only, and does not wait for it."""
+        """Has the system start to read a slot from disk."""
         if self.mapped:
             prefetch(self.array(slot))
         elif hasattr(os, "posix_fadvise"):
@@ -196,9 +204,9 @@ class Segments:
                     size = min(PIECE, self.slot_bytes - at)
                     os.posix_fadvise(file.fileno(), offset + at, size, os.POSIX_FADV_WILLNEED)
 
-    def present(self, slots: Iterable[int], *, write: bool = False) -> None:
-        """Brings these slots' pages in, so that what would be a signal amid a sweep is an error here. To be written,
-        once: their pages stay.
+    def populate(self, slots: Iterable[int], *, write: bool = False) -> None:
+        """Maps the pages of these slots, so that a failing disk raises here, and is no signal amid a sweep. Pages to be
+        written are mapped once: they stay.
         """
         for slot in slots if self.mapped and self.size else ():
             if write and slot in self._writable:
@@ -213,7 +221,7 @@ class Segments:
                 self._writable.add(slot)
 
     def check(self, slots: Iterable[int]) -> None:
-        """Refuses segments that have vanished, or were cut off, since they were opened."""
+        """Refuses mapped segments whose files have vanished or were truncated."""
         for segment in sorted({slot // self.shape.per_segment for slot in slots}):
             if segment in self._maps:
                 self._checked(segment)
@@ -228,9 +236,9 @@ class Segments:
                 raise StoreError(f"[store] cannot flush {self._path(segment)}: {error.strerror}") from None
 
     def detach(self, slots: Iterable[int]) -> None:
-        """Their memory becomes this process's own: others who open the file do not write to it."""
+        """Makes the memory of these slots private, so that no other process changes it through the file."""
         for segment in {slot // self.shape.per_segment for slot in slots} & self._maps.keys():
-            with suppress(StoreError):  # what was cut off cannot be read any more
+            with suppress(StoreError):  # a truncated file cannot be read any more
                 self._checked(segment)
                 detach(self._maps[segment].rows)
 
@@ -248,10 +256,10 @@ class Segments:
                         raise StoreError(f"[store] {path} is truncated; {self.remedy}")
                     pages = mmap.mmap(file.fileno(), self.shape.segment_bytes)
                     if self.shape.huge and hasattr(mmap, "MADV_HUGEPAGE"):
-                        # What the system has written out it maps anew at the next write: 512 pages at once.
+                        # After writeback each page faults again at its next write: huge pages fault 512 at once.
                         with suppress(OSError):
                             pages.madvise(mmap.MADV_HUGEPAGE)
-                    # It lives as long as somebody holds a view of it.
+                    # NumPy's views keep the map open.
                     whole = np.frombuffer(pages, self.shape.dtype)
             except OSError as error:
                 raise StoreError(f"[store] cannot map {path}: {error.strerror}") from None

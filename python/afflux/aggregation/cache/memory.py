@@ -1,11 +1,11 @@
-"""Per-client rows in memory."""
+"""Cached rows in memory."""
 
 from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
-from afflux.aggregation.cache.rows import Row, RowCache, Rows, decoded
-from afflux.aggregation.cache.staging import Stages
+from afflux.aggregation.cache.rows import NewRows, Row, RowCache, decoded
+from afflux.aggregation.cache.staging import RowStaging
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.gpu import Gpu
 from afflux.arrays.interop import on_host
@@ -16,7 +16,7 @@ from afflux.rules.rule import ClientId
 
 
 class MemoryRows(RowCache):
-    """Rows in memory, one per client seen: the device's, or, `apart` from a GPU, pinned memory of the host."""
+    """Rows in memory, one per client seen: memory of the device, or of a GPU's rows pinned memory of the host."""
 
     def __init__(
         self,
@@ -26,11 +26,12 @@ class MemoryRows(RowCache):
         seed: int = 0,
         device: Device = HOST,
         *,
-        apart: bool = False,
+        pinned: bool = False,
     ) -> None:
-        stages = Stages(device, pinned=True) if apart and isinstance(device, Gpu) else None
-        super().__init__(size, num_clients, codec, seed, device, stages)
-        self._home = device if stages is None else HOST
+        """`pinned`: rows of a GPU are kept in pinned memory of the host."""
+        staging = RowStaging(device, pinned=True) if pinned and isinstance(device, Gpu) else None
+        super().__init__(size, num_clients, codec, seed, device, staging)
+        self._rows_device = device if staging is None else HOST
         self._sum = device.full(size, 0.0, "float64")
         self.arrays: dict[ClientId, Row] = {}
 
@@ -49,46 +50,46 @@ class MemoryRows(RowCache):
         """All rows, encoded, in the order of `client_ids`."""
         return self.arrays.values()
 
-    def _count(self, rows: Rows) -> None:
+    def _commit_rows(self, rows: NewRows) -> None:
         self.arrays.update(rows)
 
     def loaded(self, rows: Mapping[ClientId, Row], total: Row) -> "MemoryRows":
-        """The same kind of store with copies of these rows and their sum.
+        """A cache of the same kind, with copies of these rows and their sum.
 
         Raises:
             AffluxError: a damaged row.
         """
-        apart = self.stages is not None
-        other = MemoryRows(self.size, self.num_clients, self.codec, self.seed, self.device, apart=apart)
+        pinned = self.staging is not None
+        other = MemoryRows(self.size, self.num_clients, self.codec, self.seed, self.device, pinned=pinned)
         self.device.fill(other._sum, total)
         for client_id, row in rows.items():
             copy = other.arrays[client_id] = other._empty()
-            self._home.fill(copy, row)
+            self._rows_device.fill(copy, row)
             if self.codec.exact:
                 continue
-            if not np.isfinite(on_host(decoded(copy, self.size, self.codec, self._home))).all():
+            if not np.isfinite(on_host(decoded(copy, self.size, self.codec, self._rows_device))).all():
                 raise AffluxError(f"[load_state_dict] the row of client {client_id!r} has values that are not finite")
         return other
 
     @property
-    def _total(self) -> Row:
+    def _own_sum(self) -> Row:
         return self._sum
 
     def _encoded(self, client_id: ClientId) -> Row | None:
         return self.arrays.get(client_id)
 
-    def _places(
-        self, client_ids: Collection[ClientId], accepted: Collection[ClientId], apart: Collection[ClientId]
-    ) -> tuple[Mapping[ClientId, Row | None], Rows]:
+    def _allocate(
+        self, client_ids: Collection[ClientId], accepted: Collection[ClientId], unaliased: Collection[ClientId]
+    ) -> tuple[Mapping[ClientId, Row | None], NewRows]:
         old = {client_id: self.arrays.get(client_id) for client_id in client_ids}
-        new = Rows()
+        new = NewRows()
         for client_id in accepted:
             row = old[client_id]
-            new[client_id] = self._empty() if row is None or client_id in apart else row
+            new[client_id] = self._empty() if row is None or client_id in unaliased else row
         new.clients = len(self.arrays) + sum(old[client_id] is None for client_id in new)
         return old, new
 
     def _empty(self) -> Row:
-        """A row of its own."""
-        own = self.device.empty if self.stages is None else self.stages.device.pinned
-        return own(self.row_size, self.codec.row_dtype)
+        """Memory for one row."""
+        empty = self.device.empty if self.staging is None else self.staging.device.pinned
+        return empty(self.row_size, self.codec.row_dtype)

@@ -1,4 +1,4 @@
-"""Per-client rows and their sum: what is the same in memory and on disk."""
+"""Cached rows of clients and their sum: what is common to rows in memory and on disk."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -10,40 +10,46 @@ import numpy.typing as npt
 
 from afflux import ops
 from afflux._engine import SUPERBLOCK
-from afflux.aggregation.cache.staging import Stage, Stages
+from afflux.aggregation.cache.staging import RowStaging, StagedRow
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.interop import on_host
 from afflux.ops import CachedDifference, CachedMean, RowFacts, codecs
 from afflux.ops.codecs import Codec
 from afflux.rules.rule import Calibrate, ClientId
 
-#: NumPy's, or on a GPU that of its library.
+#: An array of NumPy, or of the library of the GPU.
 Row = Any
 
 
-class Rows(dict[ClientId, Row]):
-    """A round's accepted clients, and their rows after it."""
+class NewRows(dict[ClientId, Row]):
+    """The clients that a round accepts, and their rows after the round."""
 
-    clients = 0  #: those that have a row after it
-    sum_out: Row | None = None  #: where the sum goes; None: it is changed in place
+    clients = 0  #: how many clients have a row after the round
+    sum_out: Row | None = None  #: where the sweep writes the sum; None: in place
 
     def __init__(self) -> None:
         super().__init__()
-        #: Where the sweep writes these rows, if they are kept on the host and the sweep is on a GPU.
+        #: Where the sweep writes these rows, if they are kept on the host and the sweep runs on a GPU.
         self.staged: dict[ClientId, Row] = {}
 
 
 class RowCache(ABC):
-    """Each client's last vector, encoded, and the float64 sum of all; clients never seen take nothing, and count as
-    zeros.
+    """Each client's last vector, encoded, and the float64 sum of all rows. A client never seen has no row, which counts
+    as zeros.
     """
 
     def __init__(
-        self, size: int, num_clients: int, codec: Codec, seed: int, device: Device = HOST, stages: Stages | None = None
+        self,
+        size: int,
+        num_clients: int,
+        codec: Codec,
+        seed: int,
+        device: Device = HOST,
+        staging: RowStaging | None = None,
     ) -> None:
         self.size = size  #: d
-        self.device = device  #: where the sum lives, and the rounds are made
-        self.stages = stages  #: of rows that are kept on the host, if the device is a GPU
+        self.device = device  #: of the sum, and of the rounds
+        self.staging = staging  #: of rows that are kept on the host, if the device is a GPU
         self.num_clients = num_clients
         self.codec = codec
         self.seed = seed
@@ -64,33 +70,33 @@ class RowCache(ABC):
         """All rows, encoded, in the order of `client_ids`."""
 
     @abstractmethod
-    def _count(self, rows: Rows) -> None:
-        """Makes these rows count."""
+    def _commit_rows(self, rows: NewRows) -> None:
+        """Makes these rows the clients' rows. May be repeated."""
 
     @property
     @abstractmethod
-    def _total(self) -> Row:
-        """The sum of all rows, (d,)."""
+    def _own_sum(self) -> Row:
+        """The sum of all rows, (d,), that the next round updates."""
 
     @abstractmethod
     def _encoded(self, client_id: ClientId) -> Row | None: ...
 
     @abstractmethod
-    def _places(
-        self, client_ids: Collection[ClientId], accepted: Collection[ClientId], apart: Collection[ClientId]
-    ) -> tuple[Mapping[ClientId, Row | None], Rows]:
-        """The rows of these clients, and memory for what becomes of those of the accepted ones: memory of its own for
-        those that are read after they are written.
+    def _allocate(
+        self, client_ids: Collection[ClientId], accepted: Collection[ClientId], unaliased: Collection[ClientId]
+    ) -> tuple[Mapping[ClientId, Row | None], NewRows]:
+        """The rows of these clients, and memory for the new rows of the accepted ones; of those in `unaliased`, which
+        are read after they are written, memory apart from the old row.
         """
 
     @property
     def sum(self) -> Row:
         """The sum of all rows, (d,) float64, read-only; the next step changes it. On a GPU a copy."""
-        return self.device.read_only(self._total)
+        return self.device.read_only(self._own_sum)
 
     def saved_sum(self) -> npt.NDArray[np.float64]:
-        """A copy of the sum for NumPy, of which a GPU keeps none."""
-        return on_host(self._total, copy=True)
+        """A copy of the sum on the host."""
+        return on_host(self._own_sum, copy=True)
 
     @property
     def row_size(self) -> int:
@@ -111,46 +117,49 @@ class RowCache(ABC):
         row = self._encoded(client_id)
         if row is None:
             return None
-        return decoded(row if self.stages is None else self.device.moved(row), self.size, self.codec, self.device)
+        return decoded(row if self.staging is None else self.device.moved(row), self.size, self.codec, self.device)
 
-    def prefetch(self, client_id: ClientId) -> Callable[[], Stage | None] | None:
-        """Begins to bring in what a push of this client will need; what is returned waits for it, and checks it. None:
-        nothing.
+    def prefetch(self, client_id: ClientId) -> Callable[[], StagedRow | None] | None:
+        """Starts to read what the round of this client's push needs; the function returned waits for it, and checks
+        it. None: there is nothing to read.
         """
-        if self.stages is None:
+        if self.staging is None:
             return None
-        stage = self.stages.begin(client_id, self._encoded)
-        return lambda: stage
+        staged = self.staging.start_upload(client_id, self._encoded)
+        return lambda: staged
 
     def facts(self) -> dict[str, Any]:
-        """What the next bits depend on, beside rows and sum."""
+        """What later bits depend on, besides rows and sum."""
         return {"codec": self.codec.name, "seed": self.seed} if self.codec.keyed else {}
 
-    def stage(
+    def prepare_rows(
         self,
         how: Calibrate,
         client_ids: Sequence[ClientId],
         accepted: Sequence[bool],
         version: int,
         extremes: Sequence[tuple[float, float]] = (),
-    ) -> tuple[CachedDifference | CachedMean, Rows]:
-        """The calibration of the round that makes `version`, and the rows of the accepted clients after it.
+    ) -> tuple[CachedDifference | CachedMean, NewRows]:
+        """The calibration stage of the round that makes `version`, and the rows of the accepted clients after it.
 
-        A rejected arrival leaves its client's row as it is; of a client's accepted arrivals the last one stays. Rows
-        of new clients get their place here, so that a lack of memory, or of space on the disk, shows before anything
-        is written. Nothing counts until `commit`. `extremes`, (min, max) of each arrival, are for codecs that are
-        ranged.
+        A rejected arrival leaves its client's row as it is; of a client's accepted arrivals the last one becomes the
+        row. Memory, or space on the disk, for new rows is allocated here, so that running out of it is an error before
+        anything is written. `commit` makes the rows effective. `extremes`, (min, max) of each arrival, are for ranged
+        codecs.
 
         Raises:
             StoreError: the disk is full.
         """
         last = {client_id: i for i, client_id in enumerate(client_ids) if accepted[i]}
         read = {client_id: i for i, client_id in enumerate(client_ids)}  # for the last time
-        apart = {client_id for client_id, i in last.items() if read[client_id] > i}
-        old, new = self._places(client_ids, last, apart)
-        here, there = (old, new) if self.stages is None else (self.stages.places(old, new, apart), new.staged)
-        rows = [here[client_id] for client_id in client_ids]
-        replaced = [there[client_id] if last.get(client_id) == i else None for i, client_id in enumerate(client_ids)]
+        unaliased = {client_id for client_id, i in last.items() if read[client_id] > i}
+        old, new = self._allocate(client_ids, last, unaliased)
+        inputs: Mapping[ClientId, Row | None] = old
+        outputs: Mapping[ClientId, Row] = new
+        if self.staging is not None:
+            inputs, outputs = self.staging.uploaded_rows(old, new, unaliased), new.staged
+        rows = [inputs[client_id] for client_id in client_ids]
+        replaced = [outputs[client_id] if last.get(client_id) == i else None for i, client_id in enumerate(client_ids)]
         counted = self.num_clients if how.divide_by == "all" else max(new.clients, 1)
         ranges = extremes if self.codec.ranged else [(0.0, 0.0)] * len(client_ids)
         facts = [
@@ -160,23 +169,23 @@ class RowCache(ABC):
         ]
         stage = CachedDifference if how.direction == "difference" else CachedMean
         how_rows = self.codec, facts, how.quantize_direction
-        return stage(self._total, counted, rows, replaced, *how_rows, new.sum_out), new
+        return stage(self._own_sum, counted, rows, replaced, *how_rows, new.sum_out), new
 
-    def sweeping(self, rows: Rows) -> None:
+    def begin_sweep(self, rows: NewRows) -> None:
         """The sweep begins that writes these rows. May be repeated."""
-        if self.stages is not None:
-            self.stages.sweeping(rows)
+        if self.staging is not None:
+            self.staging.begin_sweep(rows)
 
-    def collect(self, rows: Rows) -> None:
-        """Brings what the sweep has written to where the rows are kept. May be repeated."""
-        if self.stages is not None:
-            self.stages.collect(rows)
+    def end_sweep(self, rows: NewRows) -> None:
+        """Copies what the sweep has written to where the rows are kept. May be repeated."""
+        if self.staging is not None:
+            self.staging.copy_back(rows)
 
-    def commit(self, rows: Rows) -> None:
-        """Makes the staged rows count. May be repeated."""
-        self._count(rows)
-        if self.stages is not None:  # last: from here on who pushes looks at the host again
-            self.stages.settle(rows)
+    def commit(self, rows: NewRows) -> None:
+        """Makes these rows the clients' rows. May be repeated."""
+        self._commit_rows(rows)
+        if self.staging is not None:  # last: from here on pushes read the rows on the host again
+            self.staging.end_round(rows)
 
 
 def decoded(row: Row, size: int, codec: Codec, device: Device = HOST) -> Row:
@@ -205,11 +214,11 @@ def row_key(seed: int, version: int, client_id: ClientId) -> int:
     >>> row_key(0, 1, 7) == row_key(0, 1, "7"), row_key(0, 1, 7) == row_key(0, 2, 7)
     (False, False)
     """
-    who = (
+    client = (
         client_id.to_bytes(8, "little", signed=True)
         if isinstance(client_id, int)
         else client_id.encode("utf-8", "surrogatepass")
     )
     kind = b"i" if isinstance(client_id, int) else b"s"
     numbers = (seed % 2**64).to_bytes(8, "little") + version.to_bytes(8, "little")
-    return int.from_bytes(blake2b(numbers + kind + who, digest_size=8).digest(), "little")
+    return int.from_bytes(blake2b(numbers + kind + client, digest_size=8).digest(), "little")

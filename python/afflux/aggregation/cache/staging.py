@@ -1,12 +1,12 @@
-"""Rows that are kept on the host, for rounds on a GPU: each is copied there when its client pushes, and comes back
-after the sweep that has changed it.
+"""Rows that are kept on the host, for rounds on a GPU: a client's row is uploaded when the client pushes, and copied
+back after the sweep that has written it.
 
-    push    the row begins to come: from pinned memory itself, or through some (devices.Gpu.upload)
-    round   waits for the rows of its clients; its sweep reads these copies, and writes over them
-    back    the new rows go to the host, before anybody can pull the new version
+    push    starts the upload: from pinned memory itself, or through a pinned copy (arrays.gpu.Gpu.upload)
+    round   waits for the rows of its clients; its sweep reads the uploaded rows and overwrites them
+    end     the new rows are copied to the host, before the new version is published
 
-A copy is of one client and one version of its row: as soon as a sweep begins that writes the row, the copies that were
-begun before count no more, and those who push meanwhile get what the sweep has left on the GPU.
+An uploaded row belongs to one client and one version of its row. When a sweep begins that writes the row, earlier
+uploads become invalid, and pushes until the end of the round use what the sweep has left on the GPU.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -19,86 +19,87 @@ from afflux.arrays.interop import bring
 from afflux.rules.rule import ClientId
 
 if TYPE_CHECKING:
-    from afflux.aggregation.cache.rows import Row, Rows
+    from afflux.aggregation.cache.rows import NewRows, Row
 
 
-class Stage:
-    """Of a client that pushes. Held by its arrivals, so that the copy goes when nobody waits for it any more."""
+class StagedRow:
+    """The row of one client on the GPU. The client's arrivals hold it, so that it is freed with the last of them."""
 
     __slots__ = ("__weakref__", "claim", "row")
 
     def __init__(self) -> None:
-        self.row: Upload | None = None  #: the row as it is now, on the GPU; None: it is not there
-        self.claim: object = None  #: of the push whose copy is to be it
+        self.row: Upload | None = None  #: the present row; None: it is not on the GPU
+        self.claim: object = None  #: of the push whose upload becomes `row`
 
 
-class Stages:
-    """Of all clients that push, and of the round that is made."""
+class RowStaging:
+    """The rows of all clients that push, and of the round that is being made."""
 
     def __init__(self, device: Gpu, *, pinned: bool) -> None:
-        """`pinned`: the rows themselves lie in memory that the GPU reads."""
+        """`pinned`: the rows themselves lie in pinned memory, which the GPU reads."""
         self.device = device
         self._pinned = pinned
         self._lock = Lock()
-        self._of: WeakValueDictionary[ClientId, Stage] = WeakValueDictionary()
-        self._written: Collection[ClientId] = ()  # by the sweep that was begun, until its round counts
+        self._staged: WeakValueDictionary[ClientId, StagedRow] = WeakValueDictionary()
+        self._written: Collection[ClientId] = ()  # by the sweep that has begun, until the end of its round
 
-    def begin(self, client_id: ClientId, lying: Callable[[ClientId], "Row | None"]) -> Stage:
-        """Begins to bring a client's row in, unless it is there; `lying` says where it lies on the host."""
+    def start_upload(self, client_id: ClientId, row_on_host: Callable[[ClientId], "Row | None"]) -> StagedRow:
+        """Starts to upload a client's row, unless it is on the GPU already."""
         claim = object()
         with self._lock:  # first: a sweep that begins from here on sees the claim
-            stage = self._of.get(client_id)
-            if stage is None:
-                stage = self._of[client_id] = Stage()
-            if stage.row is not None or client_id in self._written:
-                return stage
-            stage.claim = claim
-        row = lying(client_id)
+            staged = self._staged.get(client_id)
+            if staged is None:
+                staged = self._staged[client_id] = StagedRow()
+            if staged.row is not None or client_id in self._written:
+                return staged
+            staged.claim = claim
+        row = row_on_host(client_id)
         if row is not None:
             upload = self.device.upload(row, pinned=self._pinned)
             with self._lock:
-                if stage.claim is claim:
-                    stage.row = upload
-        return stage
+                if staged.claim is claim:
+                    staged.row = upload
+        return staged
 
-    def places(
-        self, old: Mapping[ClientId, "Row | None"], new: "Rows", apart: Collection[ClientId]
+    def uploaded_rows(
+        self, old: Mapping[ClientId, "Row | None"], new: "NewRows", unaliased: Collection[ClientId]
     ) -> Mapping[ClientId, Any]:
-        """What a sweep reads in the place of `old`; `new` learns where it writes: over what it reads, but for those
-        that are to be `apart`. Nothing counts yet.
+        """The rows `old` on the GPU, for a sweep to read; sets where the sweep writes `new`.
+
+        A new row overwrites the one that is read, but for the clients in `unaliased`, which get memory of their own.
         """
-        read = {client_id: None if row is None else self._come(client_id, row) for client_id, row in old.items()}
+        read = {client_id: None if row is None else self._uploaded(client_id, row) for client_id, row in old.items()}
         for client_id, row in new.items():
-            own = None if client_id in apart else read[client_id]
+            own = None if client_id in unaliased else read[client_id]
             new.staged[client_id] = self.device.empty(row.size, row.dtype.name) if own is None else own
         return read
 
-    def _come(self, client_id: ClientId, row: "Row") -> Any:
+    def _uploaded(self, client_id: ClientId, row: "Row") -> Any:
         with self._lock:
-            stage = self._of.get(client_id)
-            upload = None if stage is None else stage.row
-        if upload is None:  # it waits since before the server was opened, or two pushes of its client have met
+            staged = self._staged.get(client_id)
+            upload = None if staged is None else staged.row
+        if upload is None:  # its arrival was loaded with the server's state, or two pushes of its client have met
             upload = self.device.upload(row, pinned=self._pinned)
-        upload.wait()  # the host waits: from here on it is there for any stream
+        upload.wait()  # on the host: from here on any stream may read it
         return upload.array
 
-    def sweeping(self, rows: "Rows") -> None:
+    def begin_sweep(self, rows: "NewRows") -> None:
         """The sweep begins that writes these rows. May be repeated."""
         with self._lock:
             self._written = rows.keys()
             for client_id in rows:
-                if (stage := self._of.get(client_id)) is not None:
-                    stage.row = stage.claim = None
+                if (staged := self._staged.get(client_id)) is not None:
+                    staged.row = staged.claim = None
 
-    def collect(self, rows: "Rows") -> None:
-        """Brings what a sweep has written to the host. May be repeated."""
+    def copy_back(self, rows: "NewRows") -> None:
+        """Copies what a sweep has written to the host. May be repeated."""
         for client_id, row in rows.staged.items():
             bring(row, rows[client_id])
 
-    def settle(self, rows: "Rows") -> None:
-        """The rows count. May be repeated."""
+    def end_round(self, rows: "NewRows") -> None:
+        """These rows are now the clients' rows. May be repeated."""
         with self._lock:
             for client_id, row in rows.staged.items():
-                if (stage := self._of.get(client_id)) is not None:
-                    stage.row = Upload(row)
+                if (staged := self._staged.get(client_id)) is not None:
+                    staged.row = Upload(row)
             self._written = ()

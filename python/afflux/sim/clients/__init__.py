@@ -1,1 +1,1 @@
-"""What clients do: their schedule, the models that they pull, their training and their optimizers."""
+"""The clients of a simulation: their schedule, the models that they pull, their training and their optimizers."""

@@ -62,7 +62,7 @@ class ControlVariates:
         moved: Sequence[np.ndarray] = [self._waiting[client] for client in clients]
         self._steps += 1
         extremes = [(float(row.min()), float(row.max())) for row in moved] if self._rows.codec.ranged else []
-        calibrate, rows = self._rows.stage(CACHED_MEAN, clients, [True] * len(clients), self._steps, extremes)
+        calibrate, rows = self._rows.prepare_rows(CACHED_MEAN, clients, [True] * len(clients), self._steps, extremes)
         server = np.empty_like(self._zeros)
         weights = np.ones(len(clients))  # not read by a cached mean, but 0 would mean rejected
         apply(Pass(self._zeros, server, Combine(moved, weights), calibrate), num_threads=1)

@@ -70,9 +70,9 @@ def schedule_events(
         ValueError: `concurrency` or `refill` is out of range.
     """
     if not 1 <= concurrency <= len(clients):
-        raise ValueError(f"[schedule] concurrency {concurrency} is not in 1..{len(clients)}")
+        raise ValueError(f"[schedule_events] concurrency {concurrency} is not in 1..{len(clients)}")
     if not 1 <= refill <= concurrency:
-        raise ValueError(f"[schedule] refill {refill} is not in 1..{concurrency}")
+        raise ValueError(f"[schedule_events] refill {refill} is not in 1..{concurrency}")
     idle = list(clients)
     training: list[tuple[float, int, int]] = []
     sequence = 0
@@ -129,9 +129,9 @@ def schedule_rounds(
         ValueError: `cohort` is out of range, or `probabilities` has another length than `clients`.
     """
     if not 1 <= cohort <= len(clients):
-        raise ValueError(f"[rounds] cohort {cohort} is not in 1..{len(clients)}")
+        raise ValueError(f"[schedule_rounds] cohort {cohort} is not in 1..{len(clients)}")
     if probabilities is not None and len(probabilities) != len(clients):
-        raise ValueError(f"[rounds] {len(probabilities)} probabilities for {len(clients)} clients")
+        raise ValueError(f"[schedule_rounds] {len(probabilities)} probabilities for {len(clients)} clients")
     rates = np.ones(len(clients)) if probabilities is None else np.asarray(probabilities)
     sequence = 0
     now = 0.0

@@ -35,7 +35,7 @@ def batch_indices(num_examples: int, batch_size: int, steps: int, rng: np.random
     The last batch of an epoch may be smaller, so that each sample is seen once an epoch.
     """
     if num_examples < 1:
-        raise ValueError("[batches] there are no examples to draw from")
+        raise ValueError("[batch_indices] there are no examples to draw from")
     done = 0
     while done < steps:
         order = rng.permutation(num_examples)
@@ -53,7 +53,7 @@ def convert_update(update: np.ndarray, kind: str, pulled: np.ndarray, client_lr:
     gradient  -update / (client_lr * steps)
     model     pulled + update
 
-    >>> as_kind(np.float32([1, 2]), "gradient", np.float32([5, 5]), client_lr=0.5, steps=2)
+    >>> convert_update(np.float32([1, 2]), "gradient", np.float32([5, 5]), client_lr=0.5, steps=2)
     array([-1., -2.], dtype=float32)
     """
     if kind == "update":
@@ -62,7 +62,7 @@ def convert_update(update: np.ndarray, kind: str, pulled: np.ndarray, client_lr:
         return np.asarray(update / np.float32(-client_lr * steps))
     if kind == "model":
         return np.asarray(pulled + update)
-    raise ValueError(f"[as_kind] unknown kind {kind!r}; known: gradient, model, update")
+    raise ValueError(f"[convert_update] unknown kind {kind!r}; known: gradient, model, update")
 
 
 @dataclass(frozen=True, eq=False)

@@ -146,7 +146,7 @@ def _table(table: Sequence[CodecErrors], what: str) -> str:
 def two_digits(value: float) -> str:
     """Return a number with two significant digits.
 
-    >>> shown(0.00021), shown(1345.6), shown(3.4e-06)
+    >>> two_digits(0.00021), two_digits(1345.6), two_digits(3.4e-06)
     ('0.00021', '1300', '3.4e-06')
     """
     return f"{float(f'{value:.2g}'):g}"

@@ -186,6 +186,6 @@ def _draw(table: Sequence[RuleResult], title: str, path: Path) -> None:
 
 
 def _mark(line: RuleResult) -> str:
-    """Tell apart two lines of one rule: by the options that are words."""
+    """Return the options that are words, which distinguish two lines of one rule."""
     words = [part.partition("=")[2] for part in line.options.split(", ") if not part[-1:].isdigit()]
     return f" ({', '.join(words)})" if any(words) else ""

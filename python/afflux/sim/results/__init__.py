@@ -1,1 +1,1 @@
-"""What a run leaves behind: evaluations, audit log, kept updates, tables and figures."""
+"""The results of runs: evaluations, audit log, kept updates, tables and figures."""

@@ -61,10 +61,10 @@ def truncate_file(path: Path, size: int) -> None:
     """
     try:
         if path.stat().st_size < size:
-            raise ConfigError(f"{path} is shorter than the {size} bytes that the checkpoint goes on from")
+            raise ConfigError(f"{path} is shorter than the {size} bytes of the checkpoint")
         os.truncate(path, size)
     except OSError as error:
-        raise ConfigError(f"cannot go on with {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot continue {path}: {error.strerror}") from error
 
 
 def read_updates(path: Path, d: int) -> np.ndarray:

@@ -56,7 +56,7 @@ class InterruptedRun:
         """
         notes = info(path).notes
         if not isinstance(notes, dict) or "afflux_run" not in notes:
-            raise ConfigError(f"{path} holds no run that could go on")
+            raise ConfigError(f"{path} holds no run that could be resumed")
         if notes["afflux_run"] != FORMAT:
             raise ConfigError(f"{path} holds a run of format {notes['afflux_run']}, this afflux reads {FORMAT}")
         header = msgspec.convert(notes["header"], audit_log.Header)
@@ -74,8 +74,8 @@ class InterruptedRun:
         )
         if interrupted.arrivals and not interrupted.log.is_file():
             raise ConfigError(
-                f"there is no {interrupted.log}: a run goes on in its run folder, which was "
-                f"{Path(notes['audit']).parent}; --out says where that is now"
+                f"there is no {interrupted.log}: a run is resumed in its run folder, which was "
+                f"{Path(notes['audit']).parent}; give --out if it has moved"
             )
         interrupted.check_run_folder()
         return interrupted
@@ -148,7 +148,7 @@ class InterruptedRun:
             if now[name] != then:
                 raise ConfigError(
                     f"{self.path}: {name} is {now[name]}, but was {then} when the run was interrupted; the server was "
-                    "used since, and the run cannot go on to the same results"
+                    "used since, and the run cannot continue to the same results"
                 )
 
     def check_setup(self, setup: SimulationSetup) -> None:
@@ -233,7 +233,7 @@ def _counts(server: Server) -> dict[str, int]:
 
 
 def require_unused_store(path: Path) -> None:
-    """Raise ConfigError if `path`, the place for a new store, is not free; the error says what is there."""
+    """Raise ConfigError if `path`, the place for a new store, is not free; the error names what is there."""
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not path.is_dir():
@@ -243,5 +243,5 @@ def require_unused_store(path: Path) -> None:
     except StoreError:
         raise ConfigError(f"{path} is a folder that is not empty; choose another --store") from None
     if isinstance(notes, dict) and "afflux_run" in notes:
-        raise ConfigError(f"{path} holds a run; --resume {path} goes on with it")
+        raise ConfigError(f"{path} holds a run; --resume {path} continues it")
     raise ConfigError(f"{path} is the store of a server that no run has made; choose another --store")

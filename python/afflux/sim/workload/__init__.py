@@ -1,1 +1,1 @@
-"""What is simulated: data, its partition, models, running times, random numbers, settings and rules."""
+"""The workload of a simulation: data, partition, models, running times, random numbers, settings and rules."""

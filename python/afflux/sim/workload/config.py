@@ -44,13 +44,13 @@ AT_LEAST = {
 
 
 def _setting(default: Any, what: str) -> Any:
-    # The command line shows `what`, so that each setting is described in one place.
+    # The command line shows `what` as help: each setting is described in one place.
     return field(default=default, metadata={"help": what})
 
 
 @dataclass(frozen=True)
 class SimConfig:
-    """Everything but the rule and the seed; the defaults are the demo's setting."""
+    """All settings but the rule and the seed; the defaults are those of the demo."""
 
     data: str = _setting("digits", f"Data set: {', '.join(DATASETS)}.")
     data_dir: str | None = _setting(None, "Folder of mnist.npz; default: AFFLUX_DATA.")
@@ -62,11 +62,11 @@ class SimConfig:
     )
     protocol: str = _setting(
         "events",
-        "events: clients finish when their running times say so; rounds: Anarchic FL's, each round as many clients as "
-        "the rule's buffer holds, each on one of the last models.",
+        "events: clients finish after their running times; rounds: Anarchic FL's protocol, with as many clients in a "
+        "round as the rule's buffer holds, each on one of the last models.",
     )
     stale_models: int = _setting(5, "Protocol rounds: a client starts from one of so many last models; 1: synchronous.")
-    sampling: str = _setting("uniform", f"Protocol rounds, who takes part: {', '.join(SAMPLING)} (ten clients).")
+    sampling: str = _setting("uniform", f"Protocol rounds, draw of clients: {', '.join(SAMPLING)} (for ten clients).")
     arrivals: int = _setting(1600, "Client results that the server receives before it stops.")
     delays: str = _setting("fadas-large", f"Law of the running times: {', '.join(DELAYS)}.")
     partition: str = _setting("dirichlet", f"Partition of the data: {', '.join(PARTITIONS)}.")
@@ -79,12 +79,12 @@ class SimConfig:
     )
     client_lr: float = _setting(0.1, "The clients' learning rate.")
     local_steps: int = _setting(3, "Mini-batch steps of a client.")
-    steps_law: str = _setting("constant", "constant: so many steps; uniform: drawn from 1 to twice as many.")
+    steps_law: str = _setting("constant", "constant: local_steps each; uniform: drawn from 1 to twice as many.")
     local_epochs: int = _setting(0, "If not 0: whole epochs instead of local steps.")
     batch_size: int = _setting(16, "Mini-batch size of a client.")
     weight_decay: float = _setting(0.0, "The clients' weight decay.")
     examples: str = _setting("data", "Number of examples that a client reports: of its data, or of a batch.")
-    validation: int = _setting(64, "Zeno++: training examples, drawn from all, that the server scores updates with.")
+    validation: int = _setting(64, "Zeno++: training examples, drawn from all, on which the server scores updates.")
     refresh_every: int = _setting(2, "Zeno++: versions between two gradients of these examples.")
     eval_every: int = _setting(40, "Arrivals between two evaluations on the test part.")
     target: float = _setting(0.9, "Test accuracy for the rounds and the time to target.")
@@ -117,7 +117,7 @@ class SimConfig:
         if not 0 < self.target <= 1:
             raise ConfigError(f"target is {self.target}, must be in (0, 1]")
         if self.protocol == "rounds":
-            return  # as many at once as the rule's buffer holds
+            return  # concurrency is the size of the rule's buffer
         if self.sampling != "uniform":
             raise ConfigError(f"sampling is {self.sampling}, which is for protocol rounds")
         if self.refill > self.concurrency:

@@ -67,9 +67,7 @@ def digits(data_dir: Path | None) -> DataSet:
 def mnist(data_dir: Path | None) -> DataSet:
     """Load mnist.npz: x_train (60000, 28, 28) uint8, y_train, x_test, y_test."""
     if data_dir is None:
-        raise ConfigError(
-            "data 'mnist' is read from mnist.npz in a folder of yours: name it with --data-dir or AFFLUX_DATA"
-        )
+        raise ConfigError("data 'mnist' is read from mnist.npz: give its folder with --data-dir or AFFLUX_DATA")
     path = data_dir / "mnist.npz"
     if not path.is_file():
         raise ConfigError(f"data 'mnist' needs the file {path}, which does not exist")
@@ -96,7 +94,7 @@ def load_data_set(name: str, data_dir: Path | None = None) -> DataSet:
 
 @lru_cache(maxsize=2)
 def _load(name: str, data_dir: Path | None) -> DataSet:
-    task = DATASETS[name](data_dir)
-    for array in (task.x_train, task.y_train, task.x_test, task.y_test):
+    data = DATASETS[name](data_dir)
+    for array in (data.x_train, data.y_train, data.x_test, data.y_test):
         array.flags.writeable = False
-    return task
+    return data

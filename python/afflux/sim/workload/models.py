@@ -53,7 +53,7 @@ def wkafl_cnn(shape: Shape, num_classes: int) -> "nn.Module":
         raise ConfigError(f"model 'wkafl-cnn' needs images of 16x16 pixels or more, not {height}x{width}")
 
     class ChannelsLast(nn.Module):
-        # Pools are three times faster in this layout. A copy: images of one channel are said to have it already.
+        # Pools are three times faster in this layout. `contiguous` would not convert images of one channel.
         def forward(self, images: "Tensor") -> "Tensor":
             return images.clone(memory_format=torch.channels_last)
 
@@ -89,7 +89,7 @@ def build_model(name: str, shape: Shape, num_classes: int, rng: np.random.Genera
             own = list(layer.parameters(recurse=False))
             if not own:
                 continue
-            # Nothing else fills the memory, so a layer of an unforeseen kind must not slip through.
+            # The memory is not initialised yet: raise for a layer that the lines below do not fill.
             if not isinstance(layer, torch.nn.Linear | torch.nn.Conv2d):
                 raise NotImplementedError(f"no initialisation for {type(layer).__name__}")
             bound = 1.0 / math.sqrt(math.prod(layer.weight.shape[1:]))

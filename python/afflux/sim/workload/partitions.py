@@ -1,8 +1,8 @@
-"""How the training samples are divided among the clients.
+"""Partitions of the training samples among the clients.
 
-dirichlet, iid   every sample goes to exactly one client
-classes          at most one client; a few samples go to nobody, so that all clients have equally many
-wkafl            any number of clients
+dirichlet, iid   every sample belongs to exactly one client
+classes          a sample belongs to at most one client; a few are left out, so that all clients have equally many
+wkafl            a sample may belong to any number of clients
 """
 
 from collections.abc import Callable
@@ -24,9 +24,9 @@ WKAFL_SIZES = (10, 49)
 def dirichlet(labels: np.ndarray, num_clients: int, alpha: float, rng: np.random.Generator) -> list[np.ndarray]:
     """Each class is divided in proportions p ~ Dirichlet(alpha, ..., alpha) over the clients.
 
-    There is no minimum size (CA2FL, FADAS): a client may get nothing. Such a client exists for
-    nobody: it is never dispatched and not counted in a cache's N. Drawing again until all have
-    data would change the law, most of all at the small alpha that one wants to study.
+    There is no minimum size (CA2FL, FADAS): a client may get no samples. Such a client is never dispatched, and N of
+    a cache does not count it. Drawing again until all clients have data would change the law, most of all at small
+    alpha.
     """
     owner = np.empty(len(labels), dtype=np.int64)
     for label in np.unique(labels):
@@ -40,7 +40,7 @@ def dirichlet(labels: np.ndarray, num_clients: int, alpha: float, rng: np.random
 
 
 def iid(labels: np.ndarray, num_clients: int, alpha: float, rng: np.random.Generator) -> list[np.ndarray]:
-    """Shuffle and divide evenly: sizes differ by one at most; `alpha` has no meaning here."""
+    """Shuffle and divide evenly: sizes differ by one at most; `alpha` is not used."""
     shuffled = rng.permutation(len(labels))
     return [np.sort(part) for part in np.array_split(shuffled, num_clients)]
 
@@ -48,8 +48,8 @@ def iid(labels: np.ndarray, num_clients: int, alpha: float, rng: np.random.Gener
 def classes(labels: np.ndarray, num_clients: int, count: float, rng: np.random.Generator) -> list[np.ndarray]:
     """Each client has `count` classes and equally many samples of each, drawn without replacement (Anarchic FL).
 
-    A client takes those classes that the fewest clients before it have, ties at random: with free choices some of
-    the classes would be nobody's, and the paper's 89 % at one class per worker could not be.
+    A client takes the classes that the fewest clients before it have, ties at random: with free choices some classes
+    would have no client, and the paper's 89 % at one class per worker would be impossible.
     """
     kinds = np.unique(labels)
     per_client = _whole(count, len(kinds))

@@ -6,7 +6,7 @@ import numpy as np
 
 
 class StreamPurpose(IntEnum):
-    """What a stream is for; the numbers are part of a result's identity and are never reused."""
+    """Purpose of a stream; the results of a seed depend on these numbers, so they are never changed or reused."""
 
     PARTITION = 0
     DELAY_CLIENTS = 1
@@ -19,9 +19,9 @@ class StreamPurpose(IntEnum):
 
 
 def random_stream(seed: int, purpose: StreamPurpose, *key: int) -> np.random.Generator:
-    """Return the generator of `purpose` under `seed`; `key` tells e.g. dispatches apart.
+    """Return the generator for `purpose` under `seed`; `key` distinguishes, for example, dispatches.
 
-    No stream depends on how much another one was used, and none on the aggregation rule.
+    Streams are independent of each other and of the aggregation rule.
     """
     sequence = np.random.SeedSequence(seed, spawn_key=(int(purpose), *key))
     return np.random.Generator(np.random.PCG64(sequence))

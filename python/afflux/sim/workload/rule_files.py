@@ -1,4 +1,4 @@
-"""Where a rule's name leads: to a preset, or to a function in a file of the user's, which is executed."""
+"""From the name of a rule to its function: a preset, or a function in a file of the user, which is executed."""
 
 import inspect
 import sys
@@ -12,9 +12,9 @@ from afflux.sim.errors import ConfigError, known
 
 
 def split_rule_name(label: str) -> tuple[str, list[str]]:
-    """Return the name in `name[:option=value...]`, and the rest in parts.
+    """Split `name[:option=value...]` into the name and the list of options.
 
-    >>> split_name("fedbuff:server_lr=0.5"), split_name("my/rules.py:clipped:clip=1")
+    >>> split_rule_name("fedbuff:server_lr=0.5"), split_rule_name("my/rules.py:clipped:clip=1")
     (('fedbuff', ['server_lr=0.5']), ('my/rules.py:clipped', ['clip=1']))
     """
     name, *rest = label.split(":")
@@ -48,7 +48,7 @@ def _module(path: Path) -> object:
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path} is no Python file")
     module = module_from_spec(spec)
-    sys.modules[key] = module  # dataclasses look their module up
+    sys.modules[key] = module  # dataclasses look up their module there
     try:
         spec.loader.exec_module(module)
     except Exception as error:

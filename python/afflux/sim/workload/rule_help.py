@@ -1,4 +1,4 @@
-"""What `afflux rules` prints: every preset with its formula and options, from docstrings and signatures."""
+"""The text of `afflux rules`: every preset with its formula and options, from docstrings and signatures."""
 
 import inspect
 import sys
@@ -22,7 +22,7 @@ def describe_all_rules() -> Iterator[str]:
 
 
 def describe_rule(name: str) -> Iterator[str]:
-    """Yield all there is to say about one rule; raises ConfigError for an unknown one."""
+    """Yield the description of one rule with all its options; raises ConfigError for an unknown rule."""
     taken = rule_parameters(name)
     formula, more = _docstring(name)
     paper = (sys.modules[rule_function(name).__module__].__doc__ or "").partition("\n")[0]
@@ -38,7 +38,7 @@ def _docstring(name: str) -> tuple[str, str]:
 
 
 def _kind(annotation: Any) -> str:
-    """What a person may type."""
+    """Return the values that an option accepts, for the user."""
     kinds = (annotation, *get_args(annotation))
     laws = [f"{' | '.join(STALENESS_LAWS)}, with numbers as in hinge(10,4)"] if StalenessLaw in kinds else []
     numbers = [kind.__name__ for kind in (int, float) if kind in kinds]

@@ -26,12 +26,12 @@ JsonScalar = int | float | str | bool | None
 
 @dataclass(frozen=True)
 class RuleSpec:
-    """A rule by name with options, as plain data that can go to another process."""
+    """A rule by name with options, as plain data that can be sent to another process."""
 
     name: str
     options: tuple[tuple[str, Any], ...] = ()
     label: str = ""
-    """What a person calls it in tables and pictures."""
+    """Name of the rule in tables and figures."""
 
     def build(self) -> Rule:
         """Make the rule; raises ConfigError for an unknown name, option or impossible value."""
@@ -47,8 +47,8 @@ class RuleSpec:
         return rule
 
     def plain_options(self) -> dict[str, JsonScalar]:
-        """The options as JSON has them: a law, or inf, as the text that `parse_rule` reads."""
-        return {name: value if _in_json(value) else format_option(value) for name, value in self.options}
+        """Return the options as JSON scalars: a staleness law, or inf, as the text that `parse_rule` reads."""
+        return {name: value if _is_json_scalar(value) else format_option(value) for name, value in self.options}
 
 
 def rule_parameters(rule: str) -> Mapping[str, inspect.Parameter]:
@@ -57,11 +57,19 @@ def rule_parameters(rule: str) -> Mapping[str, inspect.Parameter]:
 
 
 def parse_rule(text: str, common: Mapping[str, Any] | None = None) -> RuleSpec:
-    """Read `name[:option=value...]`; options in `common` apply where the rule takes them.
+    """Read `name[:option=value...]`.
 
-    The name is a preset's, or `path/to/file.py:function`: then that file is executed.
+    Args:
+        text: the name is a preset's, or `path/to/file.py:function`; then that file is executed.
+        common: options that apply if the rule takes them and the text does not set them.
 
-    >>> parse("fedbuff:server_lr=0.5", {"buffer_size": 4}).options
+    Returns:
+        The rule with its options; the label is the text.
+
+    Raises:
+        ConfigError: an unknown rule or option, or a bad value.
+
+    >>> parse_rule("fedbuff:server_lr=0.5", {"buffer_size": 4}).options
     (('buffer_size', 4), ('server_lr', 0.5))
     """
     label = text.strip()
@@ -82,7 +90,7 @@ def parse_rule(text: str, common: Mapping[str, Any] | None = None) -> RuleSpec:
 
 
 def _refuse_commas(label: str, name: str) -> None:
-    """Say how options are separated if commas were tried; where rules are, a comma leaves an option as a name."""
+    """Raise ConfigError, with the right separators, for options separated by commas."""
     start = len(name) if ".py" in name else 0
     meant = label[:start] + re.sub(r",\s*(?=\w+=)", ":", label[start:])
     if re.match(r"\w+=", name):
@@ -92,9 +100,9 @@ def _refuse_commas(label: str, name: str) -> None:
 
 
 def format_option(value: Any) -> str:
-    """Return the text from which `parse_rule` reads this value of an option.
+    """Return the text of an option's value, as `parse_rule` reads it.
 
-    >>> written(Hinge(10.0, 4.0)), written(None), written(0.5)
+    >>> format_option(Hinge(10.0, 4.0)), format_option(None), format_option(0.5)
     ('hinge(10.0,4.0)', 'none', '0.5')
     """
     for name, law in STALENESS_LAWS.items():
@@ -104,7 +112,7 @@ def format_option(value: Any) -> str:
     return value if isinstance(value, str) else str(value).lower()
 
 
-def _in_json(value: Any) -> bool:
+def _is_json_scalar(value: Any) -> bool:
     return isinstance(value, JsonScalar) and not (isinstance(value, float) and not isfinite(value))
 
 

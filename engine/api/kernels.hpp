@@ -1,8 +1,10 @@
-// What one instruction set offers: plain functions over a range [begin, end) of elements, which begins on the border of
-// a superblock for the reductions (ingest, gram), on that of a block for the rest. Each instruction set compiles
-// kernels.cpp once and exports exactly one symbol, its table.
+// What the entry points call, after all checks: the kernels of an instruction set, and those of CUDA. A new kernel
+// takes a line in both tables here, a file of its name in cpu/ and in cuda/, which cpu/kernels.cpp and
+// cuda/operations.hpp list, and the entry point in api/ that calls it.
 #pragma once
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "afflux/pass.hpp"
 #include "formula/reduce.hpp"
@@ -46,7 +48,7 @@ struct RowHead {
 };
 
 // Bytes of a row that have no meaning and are 0, beside those of its head: of a short last group.
-struct Blanks {
+struct Padding {
   std::int64_t facts_begin, facts_end, codes_begin, codes_end;
 };
 
@@ -55,6 +57,9 @@ struct RowHeads {
   RowHead old, renewed;
 };
 
+// What one instruction set offers: plain functions over a range [begin, end) of elements, which begins on the border of
+// a superblock for the reductions (ingest, gram), on that of a block for the rest. Each instruction set compiles
+// cpu/kernels.cpp once and exports exactly one symbol, its table.
 struct Kernels {
   // `first` is the part that holds element `begin`, `type` that of the slot.
   IngestSums (*ingest)(const Part* first, Type type, void* slot, std::int64_t begin, std::int64_t end);
@@ -86,3 +91,49 @@ extern const Kernels kernels;
 #endif
 
 }  // namespace afflux
+
+namespace afflux::cuda {
+
+// CUDA's sweeps over vectors on one device, whole. Lists and what is returned lie on the host.
+
+// Where a call runs. `stream` is a cudaStream_t; null: the default one.
+struct Where {
+  std::int32_t device;
+  void* stream;
+};
+
+// What encoded rows get beside their codes: the first kRowHead bytes of each, one after the other, and zeros where they
+// are blank.
+struct NewHeads {
+  std::vector<unsigned char*> rows;
+  std::vector<unsigned char> heads;
+  Padding padding;
+};
+
+// Those that return something wait for the stream, the others only put their work on it. An error of CUDA's throws
+// std::runtime_error, which names file and line; too little memory throws std::bad_alloc before anything is changed.
+struct Backend {
+  // Empty if the device can be used.
+  std::string (*why_not)(std::int32_t device);
+  // `parts` are [first, last), and *last closes them, as for Kernels::ingest.
+  IngestSums (*ingest)(const Where& where, const Part* first, const Part* last, const View<void>& slot);
+  // sums[i * right_count + j] = <left[i], right[j]>, for symmetric panels where j <= i
+  void (*gram)(const Where& where, const GramPanels& panels, double* sums);
+  bool (*apply)(const Where& where, const Pass& pass, const RowHeads* heads, const NewHeads& renewed);
+  // Without the head.
+  void (*encode)(const Where& where, Codec codec, const RowHead& head, const View<const void>& vector,
+                 unsigned char* row);
+  void (*decode)(const Where& where, Codec codec, const RowHead& head, const unsigned char* row,
+                 const View<void>& vector);
+  // The first kRowHead bytes of each row.
+  std::vector<unsigned char> (*read_heads)(const Where& where, const std::vector<const unsigned char*>& rows);
+  void (*write_heads)(const Where& where, const NewHeads& renewed);
+};
+
+// Null if the build has no CUDA kernels.
+const Backend* backend();
+
+// On this thread's stream (see use_stream in afflux.hpp).
+Where on(Device device);
+
+}  // namespace afflux::cuda

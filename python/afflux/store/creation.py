@@ -1,0 +1,70 @@
+"""Makes new stores."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from afflux._engine import ORDER_VERSION
+from afflux.aggregation.options import Durability, codec_of
+from afflux.ops.errors import StoreError, UnavailableError
+from afflux.rules.rule import Rule
+from afflux.rules.serialization import recipe_of
+from afflux.store.index import Index
+from afflux.store.lock import LOCK, Lock
+from afflux.store.metadata import INDEX, make_arrays, shapes_of, sync
+
+
+def create_store(
+    path: Path,
+    rule: Rule,
+    server: Mapping[str, Any],
+    options: Mapping[str, Any],
+    durability: Durability,
+    commit_every: int | None,
+) -> None:
+    """Makes a store in a new folder, for a server with these facts and options.
+
+    Raises:
+        StoreError: the folder is not empty, or cannot be written.
+    """
+    if sys.byteorder != "little":
+        raise UnavailableError("[store] rows are kept in little-endian order, and this machine is big-endian")
+    own = {name: server[name] for name in ("num_clients", "dtype", "slot_dtype")}
+    shapes = shapes_of(rule, server["d"], **own, accumulate=options["accumulate"])
+    codec = codec_of(rule, server["slot_dtype"])
+    facts = {
+        "order_version": ORDER_VERSION,
+        "server": {**server, "codec": None if codec is None else codec.name},
+        "options": options,
+        "commits": {"durability": durability, "commit_every": commit_every},
+        "rule": recipe_of(rule),
+        "shapes": shapes,
+        "repairs": [],
+    }
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        _refuse_contents(path)
+        lock = Lock(path)
+        try:
+            _refuse_contents(path)  # of a process that had the lock before
+            make_arrays(path, shapes)
+            Index.make(path / INDEX, facts)
+            for folder in (path, path.parent):
+                sync(folder)
+        finally:
+            lock.release()
+    except OSError as error:
+        raise StoreError(f"[Server] store: cannot make {path}: {error.strerror}") from None
+
+
+def _refuse_contents(path: Path) -> None:
+    """Refuses a folder with anything in it but the lock that a failed attempt leaves."""
+    if not any(file.name != LOCK for file in path.iterdir()):
+        return
+    if (path / INDEX).exists():
+        raise StoreError(f"[Server] store: {path} is not empty; Server.open goes on with a store")
+    raise StoreError(
+        f"[Server] store: {path} is not empty, and holds no store: {INDEX} is missing. Give a new folder; if an "
+        "attempt to make a store here has failed, remove what it has left"
+    )
