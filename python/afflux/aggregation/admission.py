@@ -9,7 +9,7 @@ from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.options import Duplicates
 from afflux.aggregation.participation import Participation
 from afflux.aggregation.reports import Cut, Entry, Handed, Join, Pulled, Quarantined, Status, no_counts
-from afflux.aggregation.round import Memories, Round, RoundStart
+from afflux.aggregation.round import NamedVectors, Round, RoundStart
 from afflux.aggregation.streaming import Term, Total
 from afflux.arrays.pools import is_lent
 from afflux.ops.errors import AffluxError
@@ -31,8 +31,8 @@ class ServerState(NamedTuple):
     quarantined: int = 0  #: entries of the list that count
     logged: int = 0  #: entries of the log that count
     id_type: type | None = None  #: of client ids: int or str; None before the first join
-    memories: Memories = MappingProxyType({})  #: the rule's vectors; without a store a sweep changes them in place
-    handed: frozenset[str] = frozenset()  #: those memories that the user has handed in
+    rule_vectors: NamedVectors = MappingProxyType({})  #: changed in place by a sweep, if not in a store
+    handed: frozenset[str] = frozenset()  #: those rule vectors that the user has handed in
     scalars: Scalars = MappingProxyType({})  #: the rule's own numbers
     passes: Participation | None = None  #: of rules that take every client once per pass
     decided_state: "ServerState | None" = None  #: this state when `round` was decided, which a store commits
@@ -68,7 +68,9 @@ class ServerState(NamedTuple):
 
 def after(state: ServerState, current: Pulled, done: Round) -> ServerState:
     """The state after a round, whose version is the newest one."""
-    return state._replace(current=current, round=None, decided_state=None, scalars=done.scalars, memories=done.memories)
+    return state._replace(
+        current=current, round=None, decided_state=None, scalars=done.scalars, rule_vectors=done.rule_vectors
+    )
 
 
 class Admission:
@@ -164,8 +166,8 @@ class Admission:
         state, size = self.state, self.rule.buffer_size
         return size if state.passes is None else min(size, state.passes.left + state.filled)
 
-    def before(self, arrivals: int, outs: Callable[[Memories], Memories]) -> RoundStart:
-        """What the round of so many arrivals starts from; `outs` says where its memories may be written.
+    def before(self, arrivals: int, outs: Callable[[NamedVectors], NamedVectors]) -> RoundStart:
+        """What the round of so many arrivals starts from; `outs` says where its rule vectors may be written.
 
         Raises:
             AffluxError: a memory that the rule reads was never handed in.
@@ -174,10 +176,12 @@ class Admission:
         for name in self.rule.needs.handed_in:
             if name not in state.handed:
                 raise AffluxError(
-                    f"[{self.rule.name}] the memory {name!r} was never handed in: set_memory({name!r}, vector)"
+                    f"[{self.rule.name}] the memory {name!r} was never handed in: set_rule_vector({name!r}, vector)"
                 )
         ends_pass = state.passes is not None and state.passes.left == arrivals - state.filled
-        return RoundStart(state.current, state.rows, state.memories, outs(state.memories), state.scalars, ends_pass)
+        return RoundStart(
+            state.current, state.rows, state.rule_vectors, outs(state.rule_vectors), state.scalars, ends_pass
+        )
 
     def record(self, status: Status, arrival: PendingArrival, bad: int | None, prepared: Round | None) -> None:
         """Carries a decision out; `prepared` is the round that the arrival completes."""
@@ -225,7 +229,7 @@ class Admission:
             quarantined,
             logged,
             id_type,
-            state.memories,
+            state.rule_vectors,
             state.handed,
             scalars,
             passes,
@@ -254,14 +258,14 @@ class Admission:
         counts = self.state.counts
         self.state = self.state._replace(counts={**counts, "refused": counts["refused"] + 1})
 
-    def hand_in(self, memories: Memories, name: str) -> None:
-        """Replaces the memories; one of them was handed in."""
+    def hand_in(self, rule_vectors: NamedVectors, name: str) -> None:
+        """Replaces the rule vectors; one of them was handed in."""
         state = self.state
         logged = state.logged
         if self._log is not None:
             self._log[logged:] = [Handed(name)]
             logged += 1
-        self.state = state._replace(memories=memories, handed=state.handed | {name}, logged=logged)
+        self.state = state._replace(rule_vectors=rule_vectors, handed=state.handed | {name}, logged=logged)
 
     def cut(self, kind: Literal["flush", "discard", "overdue"], prepared: Round | None) -> None:
         """Empties the buffer without a push, into a round or into nothing. What is overdue needs no word in the log."""

@@ -22,8 +22,8 @@ from afflux.ops.errors import AffluxError
 from afflux.ops.exact import ordered_sum
 from afflux.rules.rule import Arrivals, Float64, Kind, Rule, Scalars, Weights
 
-#: The vectors that a server keeps for its rule, by name, in the order of Rule.memories.
-Memories = Mapping[str, Vector]
+#: The vectors that a server keeps for its rule, by name, in the order of Rule.rule_vectors.
+NamedVectors = Mapping[str, Vector]
 
 
 class RoundStart(NamedTuple):
@@ -31,8 +31,8 @@ class RoundStart(NamedTuple):
 
     current: Pulled
     rows: RowCache | None
-    memories: Memories
-    outs: Memories  #: where the sweep may write them; themselves if in place
+    rule_vectors: NamedVectors
+    outs: NamedVectors  #: where the sweep may write them; themselves if in place
     scalars: Scalars
     ends_pass: bool
 
@@ -67,7 +67,7 @@ class Round:
     draft: Draft
     sweep: ops.Pass
     rows: NewRows  #: as they are after the sweep
-    memories: Memories  #: as they are after the round
+    rule_vectors: NamedVectors  #: as they are after the round
     buffers: Float64 | None  #: as they are after the round
     scalars: Scalars  #: likewise
     report: Report  #: its seconds grow with the sweep
@@ -134,7 +134,7 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
     start = perf_counter()
     slots = [w.slot for w in ordered if not isinstance(w.slot, Term)]
     terms = [w.slot for w in ordered if isinstance(w.slot, Term)]
-    held = [before.memories[name] for name in rule.needs.memories]
+    held = [before.rule_vectors[name] for name in rule.needs.rule_vectors]
     gram = frozen(ops.gram([*held, *slots], num_threads=num_threads), np.float64) if rule.needs.gram else None
     arrivals = freeze(before, ordered, gram)
     weights = checked_weights(rule, arrivals)
@@ -155,26 +155,26 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
     else:
         mix = ops.Combine(slots, weights.vectors, own)
     rows = NewRows()
-    cache, memory = None, None
+    cache, held_vectors = None, None
     if before.rows is not None:
         version, extremes = before.current.version + 1, [w.extremes for w in ordered]
         cache, rows = before.rows.prepare_rows(
             rule.calibrate, arrivals.client_ids, accepted(weights), version, extremes
         )
-    memories = before.memories
-    if apart := before.outs is not memories:
-        memories = renewed(rule, before, weights)
-    outs = [[memories[name] for name in names] if apart else [] for names in (rule.needs.memories, rule.states)]
+    after = before.rule_vectors
+    if apart := before.outs is not after:
+        after = renewed(rule, before, weights)
+    outs = [[after[name] for name in names] if apart else [] for names in (rule.needs.rule_vectors, rule.states)]
     if held:
-        memory = ops.Memory(held, np.array(weights.memories or [0.0] * len(held)), weights.next, outs[0])
+        held_vectors = ops.RuleVectors(held, np.array(weights.rule_vectors or [0.0] * len(held)), weights.next, outs[0])
     sweep = ops.Pass(
         before.current.params,
         draft.buffer,
         mix,
         cache,
         step,
-        [before.memories[name] for name in rule.states],
-        memory,
+        [before.rule_vectors[name] for name in rule.states],
+        held_vectors,
         outs[1],
     )
     ops.check(sweep)
@@ -196,7 +196,7 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
     )
     buffers = mixed_buffers(rule, before.current, ordered, sweep, weights)
     last = sorted((term for term in terms if not term.done), key=lambda term: term.place)
-    made = Round(slots, draft, sweep, rows, memories, buffers, scalars, report, terms=last)
+    made = Round(slots, draft, sweep, rows, after, buffers, scalars, report, terms=last)
     lent = tuple(i for i, w in enumerate(ordered) if w.norm != w.norm)
     if lent:
         made.lent = LentVectors(lent, rule, before.current, ordered, weights)
@@ -220,14 +220,14 @@ def reasons(weights: Weights) -> tuple[str, ...]:
     return tuple([weights.rejected.get(i, "" if w else "weight 0") for i, w in enumerate(vectors)])
 
 
-def renewed(rule: Rule, before: RoundStart, weights: Weights) -> Memories:
-    """The memories after a sweep that does not write in place: those that keep their value stay where they lie."""
-    memories = {**before.memories, **{name: before.outs[name] for name in rule.states}}
+def renewed(rule: Rule, before: RoundStart, weights: Weights) -> NamedVectors:
+    """The rule vectors after a sweep that does not write in place: those that keep their value stay where they lie."""
+    rule_vectors = {**before.rule_vectors, **{name: before.outs[name] for name in rule.states}}
     rows = [] if weights.next is None else weights.next.tolist()
-    for s, (name, row) in enumerate(zip(rule.needs.memories, rows, strict=False)):
+    for s, (name, row) in enumerate(zip(rule.needs.rule_vectors, rows, strict=False)):
         if any(value != (k == s) for k, value in enumerate(row)):
-            memories[name] = before.outs[name]
-    return memories
+            rule_vectors[name] = before.outs[name]
+    return rule_vectors
 
 
 def accepted(weights: Weights) -> list[bool]:
@@ -258,19 +258,20 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
     """The rule's weights; for cached rules their sum is 1 over the arrivals that are not rejected."""
     given, name, needs = rule.weigh(arrivals), rule.name, rule.needs
     weights = given if isinstance(given, Weights) else Weights(given)
-    count, held = len(arrivals), len(needs.memories)
+    count, held = len(arrivals), len(needs.rule_vectors)
     vectors = numbers(name, "weights", weights.vectors, (count,))
     for client_id, weight in zip(arrivals.client_ids, vectors.tolist(), strict=True):
         if not -inf < weight < inf:
             raise AffluxError(f"[{name}] weigh gave client {client_id!r} the weight {weight}, must be finite")
-    memories = numbers(name, "memories", weights.memories, (held,)) if len(weights.memories) else _NO_NUMBERS
+    given_vectors = weights.rule_vectors
+    rule_vectors = numbers(name, "rule_vectors", given_vectors, (held,)) if len(given_vectors) else _NO_NUMBERS
     if rule.calibrate.cached:
         total = ordered_sum(vectors)
         if not -inf < total < inf or (total == 0 and vectors.any()):
             raise AffluxError(f"[{name}] the weights that weigh gave sum to {total}, which is no divisor")
         # Weights that were divided by their sum already are one to rounding, and stay as they are.
         if total != 0 and abs(total - 1.0) > count * sys.float_info.epsilon:
-            vectors, memories = frozen(vectors / total, np.float64), memories / total
+            vectors, rule_vectors = frozen(vectors / total, np.float64), rule_vectors / total
     if weights.rejected and not set(weights.rejected) <= set(range(count)):
         raise AffluxError(f"[{name}] weigh rejects {sorted(weights.rejected)}, the buffer holds {count} arrivals")
     scalars = weights.scalars
@@ -281,7 +282,7 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
         scalars = MappingProxyType(dict(zip(scalars, values.tolist(), strict=True)))
     return Weights(
         vectors,
-        tuple(memories.tolist()),
+        tuple(rule_vectors.tolist()),
         None if weights.next is None else numbers(name, "next", weights.next, (held, held + count)),
         scalars,
         weights.rejected,

@@ -78,7 +78,7 @@ def available_bytes() -> int | None:
         return None
     available = int(psutil.virtual_memory().available)
     try:
-        limit, used = ((CGROUP / f"memory.{name}").read_text().strip() for name in ("max", "current"))
+        limit, used = ((CGROUP / f"rule_vector.{name}").read_text().strip() for name in ("max", "current"))
     except OSError:
         return available
     return available if limit == "max" else min(available, max(0, int(limit) - int(used)))

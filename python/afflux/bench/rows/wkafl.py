@@ -114,7 +114,7 @@ def two_sweeps(inputs: Inputs) -> Round:
             inputs.out,
             ops.Combine(gradients[k], weights.vectors),
             step=ops.Sgd(-LR),
-            memory=ops.Memory([estimate], np.array(weights.memories), weights.next),
+            rule_vectors=ops.RuleVectors([estimate], np.array(weights.rule_vectors), weights.next),
         )
         ops.apply(round, num_threads=inputs.num_threads)
         return inputs.out, estimate, weights.vectors
@@ -223,7 +223,7 @@ def products(made: Callable[[], Sweeps]) -> Callable[[Inputs], Round]:
         def run(k: int) -> object:
             weights = weigh(inputs, on_host(sweeps.inner(blocks[k])).astype(np.float64))
             assert weights.next is not None
-            parts = np.array([weights.next[0], [-LR * weights.memories[0], *(-LR * weights.vectors)]], np.float32)
+            parts = np.array([weights.next[0], [-LR * weights.rule_vectors[0], *(-LR * weights.vectors)]], np.float32)
             sweeps.step(sweeps.convert(place, parts), blocks[k], params, moved)
             blocks[(k + 1) % len(blocks)][0] = moved[0]  # where the next round reads it
             return params, moved[0], weights.vectors
