@@ -83,7 +83,7 @@ def ready(server):
     """Hands in what the rule wants to be handed: a gradient so short that Zeno++ accepts whatever comes."""
     for name in server.rule.needs.handed_in:
         size = server.pull().params.size
-        server.set_memory(name, np.full(size, 0.25 / max(size, 1) ** 0.5))
+        server.set_rule_vector(name, np.full(size, 0.25 / max(size, 1) ** 0.5))
     return server
 
 

@@ -188,10 +188,10 @@ def test_where_we_lose_is_what_the_samples_say(result, case):
 
 
 def test_who_is_faster_is_said_with_where_and_why():
-    loss = {"row": "push", "name": "torch", "but": "only copies", "times": [3.0, 1.5]}
+    loss = {"row": "push", "name": "torch", "caveat": "only copies", "times": [3.0, 1.5]}
     at = [{"d": d, "m": 5, "clients": None} for d in (1000, 10)]
     assert tables.sentence(loss | {"at": at}) == "push: torch 1.50x to 3.00x faster, d = 10, 1_000 (only copies)"
-    assert tables.sentence(loss | {"at": at[:1], "times": [2.0], "but": ""}) == "push: torch 2.00x faster"
+    assert tables.sentence(loss | {"at": at[:1], "times": [2.0], "caveat": ""}) == "push: torch 2.00x faster"
 
 
 def test_errors_are_within_their_bounds(case):

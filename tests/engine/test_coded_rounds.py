@@ -141,7 +141,7 @@ def test_a_client_twice_in_a_buffer(rng, codec):
 
 @each
 def test_memories_are_replaced_in_the_same_sweep(rng, codec):
-    """Rotations come in longer tiles than the memories have room for."""
+    """Rotations come in longer tiles than the rule vectors have room for."""
     given = Given(rng, codec, 2 * 2048 + 1500, "float32")
     held = [rng.standard_normal(given.size).astype(np.float32) for _ in range(4)]
     after, coefficients, zeros = [m.copy() for m in held], rng.standard_normal((4, 10)), np.zeros(4)
@@ -149,7 +149,7 @@ def test_memories_are_replaced_in_the_same_sweep(rng, codec):
     old = [None if row is None else np.frombuffer(row, np.uint8) for row in given.rows]
     stage, mix = given.stage("mean", old, new, given.sum.copy()), ops.Combine(given.updates, given.weights)
     out = np.empty_like(given.params)
-    ops.apply(ops.Pass(given.params, out, mix, stage, memory=ops.Memory(after, zeros, coefficients)))
+    ops.apply(ops.Pass(given.params, out, mix, stage, rule_vectors=ops.RuleVectors(after, zeros, coefficients)))
     expected = oracle.next_memories(held, given.plain, coefficients)
     assert [bits(m) for m in after] == [bits(m) for m in expected]
     assert [row.tobytes() for row in new] == [

@@ -94,10 +94,10 @@ def test_the_embedded_engine_gives_the_python_packages_bits(embedded):
     elementary = [afflux.exp(0.1), afflux.log(0.1), afflux.pow(0.1, 0.3)]
     assert [float.fromhex(value) for value in embedded["elementary"].split()] == elementary
     held, states = [lcg_vector(4)], [np.zeros_like(params), np.full_like(params, 0.25)]
-    memory = ops.Memory(held, np.array([0.5]), np.array([[0.5, 0.0, 0.25]]))
+    rule_vectors = ops.RuleVectors(held, np.array([0.5]), np.array([[0.5, 0.0, 0.25]]))
     mean = ops.CachedMean(cache, 10, [None, None], [row, None])
     yogi = ops.Adaptive("yogi", 0.7, 0.9, 0.99, 1e-3)
-    ops.apply(ops.Pass(params, out, combine, mean, yogi, states, memory))
+    ops.apply(ops.Pass(params, out, combine, mean, yogi, states, rule_vectors))
     assert embedded["yogi"].split() == [checksum(out), checksum(held[0])]
     rounded = ops.ingest(first, _engine.Buffer(_engine.Pool(first.size, "bfloat16", 1))).sum_of_squares
     same, squares = embedded["parts"].split()

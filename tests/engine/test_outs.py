@@ -1,6 +1,7 @@
-"""`apply` with places of their own for sum, states and memories: the bits of the sweep in place, inputs untouched."""
+"""`apply` with outputs of their own for sum, states and rule vectors: the bits of a sweep in place."""
 
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -18,16 +19,16 @@ STEPS = {
 }
 
 
-def next_of(memories, arrivals):
+def next_of(rule_vectors, arrivals):
     """The first one stays as it is, -0.0 included."""
-    if not memories:
+    if not rule_vectors:
         return None
     return np.array([[1.0, 0.0, *[0.0] * arrivals], [0.5, 0.25, *np.linspace(1, 2, arrivals)]])
 
 
-def a_pass(rng, size, arrivals, states, memories, stage, dtype):
+def a_pass(rng, size, arrivals, states, rule_vectors, stage, dtype):
     vectors = [awkward(rng, size).astype(dtype) for _ in range(arrivals)]
-    held = [awkward(rng, size).astype(dtype) for _ in range(memories)]
+    held = [awkward(rng, size).astype(dtype) for _ in range(rule_vectors)]
     cache = None
     if stage is not None:
         rows = [None if i % 3 == 1 else awkward(rng, size).astype(dtype) for i in range(arrivals)]
@@ -40,7 +41,7 @@ def a_pass(rng, size, arrivals, states, memories, stage, dtype):
         cache,
         STEPS[states],
         [np.abs(awkward(rng, size)).astype(dtype) for _ in range(states)],
-        ops.Memory(held, np.ones(memories), next_of(memories, arrivals)) if memories else None,
+        ops.RuleVectors(held, np.ones(rule_vectors), next_of(rule_vectors, arrivals)) if rule_vectors else None,
     )
 
 
@@ -58,9 +59,9 @@ def copied(arrays):
     indirect=["isa"],
 )
 def test_outs_have_the_bits_of_the_sweep_in_place(isa, rng, size, arrivals, parts, dtype):
-    states, memories, stage = parts
-    apart = a_pass(rng, size, arrivals, states, memories, stage, dtype)
-    vectors = apart.memory.vectors if memories else []
+    states, rule_vectors, stage = parts
+    apart = a_pass(rng, size, arrivals, states, rule_vectors, stage, dtype)
+    vectors = apart.rule_vectors.vectors if rule_vectors else []
     sums = [apart.calibrate.sum] if stage else []
     read = [*sums, *apart.states, *vectors]
     before = copied(read)
@@ -71,7 +72,7 @@ def test_outs_have_the_bits_of_the_sweep_in_place(isa, rng, size, arrivals, part
         out=np.empty_like(apart.out),
         calibrate=stage and replace(apart.calibrate, sum=sums[0].copy(), new_rows=new_rows),
         states=copied(apart.states),
-        memory=replace(apart.memory, vectors=copied(vectors)) if memories else None,
+        rule_vectors=replace(apart.rule_vectors, vectors=copied(vectors)) if rule_vectors else None,
     )
     ops.apply(here)
     nan = [np.full_like(array, np.nan) for array in read]
@@ -80,13 +81,14 @@ def test_outs_have_the_bits_of_the_sweep_in_place(isa, rng, size, arrivals, part
         apart,
         calibrate=stage and replace(apart.calibrate, sum_out=next(outs)),
         states_out=[next(outs) for _ in range(states)],
-        memory=replace(apart.memory, outs=[next(outs) for _ in range(memories)]) if memories else None,
+        rule_vectors=replace(apart.rule_vectors, outs=list(islice(outs, rule_vectors))) if rule_vectors else None,
     )
     for array in read:
         array.flags.writeable = False
     ops.apply(apart, num_threads=2)
     assert bits(apart.out) == bits(here.out)
-    expected = [*([here.calibrate.sum] if stage else []), *here.states, *(here.memory.vectors if memories else [])]
+    own = here.rule_vectors.vectors if rule_vectors else []
+    expected = [*([here.calibrate.sum] if stage else []), *here.states, *own]
     for got, want in zip(nan, expected, strict=True):
         assert bits(got) == bits(want)
     for array, was in zip(read, before, strict=True):
@@ -98,24 +100,24 @@ def test_outs_have_the_bits_of_the_sweep_in_place(isa, rng, size, arrivals, part
 def test_an_out_may_be_what_it_comes_from(rng):
     first, second = (a_pass(np.random.default_rng(3), 300, 4, 2, 2, ops.CachedMean, np.float32) for _ in range(2))
     ops.apply(first)
-    stage, memory = second.calibrate, second.memory
+    stage, own = second.calibrate, second.rule_vectors
     ops.apply(
         replace(
             second,
             calibrate=replace(stage, sum_out=stage.sum),
             states_out=second.states,
-            memory=replace(memory, outs=memory.vectors),
+            rule_vectors=replace(own, outs=own.vectors),
         )
     )
     assert bits(first.out) == bits(second.out)
     assert bits(first.calibrate.sum) == bits(stage.sum)
-    for one, other in zip((*first.states, *first.memory.vectors), (*second.states, *memory.vectors), strict=True):
+    for one, other in zip((*first.states, *first.rule_vectors.vectors), (*second.states, *own.vectors), strict=True):
         assert bits(one) == bits(other)
 
 
 def test_outs_that_do_not_fit_are_refused(rng):
     good = a_pass(rng, 50, 3, 2, 2, ops.CachedDifference, np.float32)
-    states, stage, memory = good.states, good.calibrate, good.memory
+    states, stage, own = good.states, good.calibrate, good.rule_vectors
     short = np.zeros(49, np.float32)
 
     def other():
@@ -127,8 +129,11 @@ def test_outs_that_do_not_fit_are_refused(rng):
         (replace(good, states_out=states[::-1]), "overlap in memory"),
         (replace(good, calibrate=replace(stage, sum_out=np.zeros(49))), "sum_out has 49 elements, expected 50"),
         (replace(good, calibrate=replace(stage, sum_out=other())), "sum_out is float32, expected float64"),
-        (replace(good, memory=replace(memory, outs=[other()])), "memory.outs has 1 vectors, memory.vectors has 2"),
-        (replace(good, memory=replace(memory, outs=[other(), good.out])), "overlap in memory"),
+        (
+            replace(good, rule_vectors=replace(own, outs=[other()])),
+            "rule_vectors.outs has 1 vectors, rule_vectors.vectors has 2",
+        ),
+        (replace(good, rule_vectors=replace(own, outs=[other(), good.out])), "overlap in memory"),
     ]
     for wrong, message in cases:
         with pytest.raises(AffluxError, match=message):

@@ -42,7 +42,7 @@ class Round:
         self.rows = [draw().astype(self.row_type) if i % 3 else None for i in range(arrivals)]
         self.replaced = [i not in (1, 4) for i in range(arrivals)]
         self.sum = draw()
-        self.memories = [draw().astype(params_type) for _ in range(held)]
+        self.rule_vectors = [draw().astype(params_type) for _ in range(held)]
         self.memory_weights = np.array([0.7, 0.0, -1.1, 0.2])[:held]
         self.next = rng.standard_normal((held, held + arrivals))
         self.next[rng.random(self.next.shape) < 0.3] = 0.0
@@ -52,26 +52,26 @@ class Round:
         self.states = [s.astype(params_type) for s in (draw(), *(np.where(v < 0, -v, v) for v in moments))]
 
     def run(self, cache, kind, memory, threads=2, lr=LR):
-        """Out, states, memories, sum, and the new rows."""
+        """Out, states, rule vectors, sum, and the new rows."""
         out, total = np.empty_like(self.params), self.sum.copy()
         states = [s.copy() for s in self.states[: KINDS[kind]]]
-        held = [m.copy() for m in self.memories]
+        held = [m.copy() for m in self.rule_vectors]
         new = [np.empty(self.params.size, self.row_type) if r else None for r in self.replaced]
         stage = CACHES[cache] and CACHES[cache](total, 7, self.rows, new)
         coefficients = {"none": None, "read": None, "renewed": self.next}[memory]
-        kept = ops.Memory(held, self.memory_weights, coefficients) if memory != "none" else None
+        kept = ops.RuleVectors(held, self.memory_weights, coefficients) if memory != "none" else None
         combine = ops.Combine(self.updates, self.weights, 0.25)
         ops.apply(ops.Pass(self.params, out, combine, stage, step_of(kind, lr)[0], states, kept), num_threads=threads)
         return [out, *states], held, total, [row for row in new if row is not None and cache != "none"]
 
     def expected(self, cache, kind, memory, lr=LR):
-        held = (self.memories, self.memory_weights) if memory != "none" else ((), ())
+        held = (self.rule_vectors, self.memory_weights) if memory != "none" else ((), ())
         caching = None if cache == "none" else (cache, self.sum, 7, self.rows, self.replaced)
         v, total = oracle.direction(self.params, self.plain, self.weights, 0.25, held, caching)
         moved = oracle.step(kind, self.params, v, self.states[: KINDS[kind]], *step_of(kind, lr)[1])
-        after = self.memories
+        after = self.rule_vectors
         if memory == "renewed":
-            after = oracle.next_memories(self.memories, self.plain, self.next)
+            after = oracle.next_memories(self.rule_vectors, self.plain, self.next)
         rows = [u for u, r in zip(self.plain, self.replaced, strict=True) if r and cache != "none"]
         return moved, after, self.sum if total is None else total, rows
 
@@ -117,7 +117,7 @@ def test_a_rate_of_zero_keeps_its_sign(isa, kind, zero):
 
 @pytest.mark.parametrize("cache", CACHES)
 def test_a_coefficient_of_zero_is_not_read(isa, rng, cache):
-    """Rejected updates, and memories without a part in the direction or in another memory, may hold NaN."""
+    """Rejected updates, and rule vectors without a part in the direction or in another memory, may hold NaN."""
     size = 3000
     given = Round(rng, size, "float32", "float32")
     clean = given.run(cache, "adam", "renewed")
@@ -130,7 +130,7 @@ def test_a_coefficient_of_zero_is_not_read(isa, rng, cache):
     assert not same(clean, given.run(cache, "adam", "renewed"))
     clean = given.run(cache, "adam", "renewed")
     given.plain[1][:] = np.nan
-    given.memories[0][:] = np.nan
+    given.rule_vectors[0][:] = np.nan
     poisoned = given.run(cache, "adam", "renewed")
     assert np.isnan(poisoned[1][0]).all()
     assert same((clean[0], clean[1][1:], *clean[2:]), (poisoned[0], poisoned[1][1:], *poisoned[2:]))
@@ -188,7 +188,7 @@ def test_in_place(isa, rng, kind):
 
 @pytest.mark.parametrize("memory", ["none", "read", "renewed"])
 def test_many_updates(isa, rng, memory):
-    """Long tiles without, short ones with new memories."""
+    """Long tiles without, short ones with new rule_vectors."""
     given = Round(rng, 9001, "float32", "bfloat16", arrivals=6, held=4)
     for name in ("updates", "plain", "rows", "replaced"):
         setattr(given, name, getattr(given, name) * 12)

@@ -30,25 +30,25 @@ def made(rng, size, codec, dtype="float32"):
     new = [None if i == 1 else np.full_like(row, 85) for i, row in enumerate(old)]
     total, out = vectors(1, "float64")[0], np.empty_like(vectors(1, "float64")[0])
     mean = ops.CachedMean(total, 9, old, new, kind, facts if kind.keyed else [], sum_out=out)
-    memory = ops.Memory(vectors(2), np.array([0.5, 0.0]), rng.standard_normal((2, 2 + M)), vectors(2))
+    rule_vectors = ops.RuleVectors(vectors(2), np.array([0.5, 0.0]), rng.standard_normal((2, 2 + M)), vectors(2))
     mix, step = ops.Combine(updates, rng.standard_normal(M)), ops.Adaptive("amsgrad", 0.1, 0.9, 0.9, 1e-3)
     states = [np.abs(state) for state in vectors(3)]
     params, to = vectors(2)
-    return ops.Pass(params, to, mix, mean, step, states, memory, vectors(3))
+    return ops.Pass(params, to, mix, mean, step, states, rule_vectors, vectors(3))
 
 
 @pairwise("size, codec, threads", [size for size in SIZES if size] + [8192, 65536 + 8193], CODECS, THREADS)
 def test_they_are_those_of_the_bytes(rng, size, codec, threads):
     sweep, sums, done = made(rng, size, codec), [], []
     ops.apply(sweep, num_threads=threads, done=done, checksums=sums)
-    ((out, total, rows, states, memories),) = sums
+    ((out, total, rows, states, rule_vectors),) = sums
     assert done == [True]
     assert out == crc(sweep.out, 1)
     assert total == crc(sweep.calibrate.sum_out, 1)
     expected = [b"" if row is None else row_crc(row, codecs.named(codec)) for row in sweep.calibrate.new_rows]
     assert rows == expected
     assert states == [crc(state, 1) for state in sweep.states_out]
-    assert memories == [crc(memory, 1) for memory in sweep.memory.outs]
+    assert rule_vectors == [crc(memory, 1) for memory in sweep.rule_vectors.outs]
 
 
 @pytest.mark.parametrize("codec", ["float32", "affine-4", "rotated-4"])
@@ -67,8 +67,10 @@ def test_in_place_and_without_a_cache(rng):
     params, state = rng.standard_normal((2, 70_001)).astype(np.float32)
     sums = []
     mix = ops.Combine([np.ones_like(params)], np.ones(1))
-    memory = ops.Memory([rng.standard_normal(70_001).astype(np.float32)], np.ones(1))
-    ops.apply(ops.Pass(params, params, mix, step=ops.Momentum(0.1), states=[state], memory=memory), checksums=sums)
+    rule_vectors = ops.RuleVectors([rng.standard_normal(70_001).astype(np.float32)], np.ones(1))
+    ops.apply(
+        ops.Pass(params, params, mix, step=ops.Momentum(0.1), states=[state], rule_vectors=rule_vectors), checksums=sums
+    )
     assert sums == [(crc(params, 1), b"", [], [crc(state, 1)], [])]
 
 

@@ -92,11 +92,11 @@ class GpuServer(afflux.Server):
         return super().checkpoint(notes, keep=[held_of(one) for one in keep] if isinstance(keep, list) else keep)
 
     @property
-    def kept(self):
+    def retained_versions(self):
         return {version: replace(held, params=shown(held.params)) for version, held in self._kept.items()}
 
-    @kept.setter
-    def kept(self, versions):
+    @retained_versions.setter
+    def retained_versions(self, versions):
         self._kept = versions
 
     @property
@@ -112,8 +112,8 @@ class GpuServer(afflux.Server):
         return replace(pulled, params=shown(pulled.params)) if self.elsewhere and out is None else pulled
 
     @property
-    def memories(self):
-        return {name: on_host(vector) for name, vector in super().memories.items()}
+    def rule_vectors(self):
+        return {name: on_host(vector) for name, vector in super().rule_vectors.items()}
 
     @property
     def rows(self):

@@ -181,7 +181,9 @@ def drawn_round(rng, codec):
         olds = [a[f"state{i}"] for i in range(states)]
         news = [a[f"more{4 + i}"] for i in range(states)] if elsewhere else ()
         mix = ops.Combine(updates, weights, params_weight)
-        return ops.Pass(a["params"], a["out"], mix, stage, step, olds, ops.Memory(vectors, weigh, follow, outs), news)
+        return ops.Pass(
+            a["params"], a["out"], mix, stage, step, olds, ops.RuleVectors(vectors, weigh, follow, outs), news
+        )
 
     return arrays, make
 

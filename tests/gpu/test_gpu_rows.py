@@ -118,14 +118,16 @@ def test_a_store_goes_from_one_device_to_the_other(rule, options, commit_every, 
         old.append((held.version, bits(to_numpy(held.params))))
         for server in (here, there):
             some_pushes(server, M)
-        kept = [held, *there.kept.values()]
+        kept = [held, *there.retained_versions.values()]
         there.checkpoint(["a note"], keep=kept)
         there.close()
         assert check(path).sound
         there = Server.open(path, rule, like=to, **settings)
         assert type(there.params) is (np.ndarray if to is None else type(like))
         assert there.notes == ["a note"]
-        assert sorted((version, bits(to_numpy(held.params))) for version, held in there.kept.items()) == old
+        assert (
+            sorted((version, bits(to_numpy(held.params))) for version, held in there.retained_versions.items()) == old
+        )
         same(here, there)
     assert waited
 
@@ -139,11 +141,11 @@ def test_the_newest_version_may_be_kept(moved, path):
         there.close()
         assert check(path).sound
         there = Server.open(path, rule, like=to)
-        assert bits(to_numpy(there.kept[0].params)) == bits(vector(99))
+        assert bits(to_numpy(there.retained_versions[0].params)) == bits(vector(99))
         for server in (here, there):
             some_pushes(server, 3)
         same(here, there)
-        there.checkpoint(keep=[*there.kept.values(), there.pull()])
+        there.checkpoint(keep=[*there.retained_versions.values(), there.pull()])
 
 
 def test_only_versions_of_this_server_are_kept(moved, path):
@@ -154,7 +156,7 @@ def test_only_versions_of_this_server_are_kept(moved, path):
     with pytest.raises(AffluxError, match=r"\[checkpoint\] keep: version 0 is not one that this server handed out"):
         server.checkpoint(keep=[other])
     server.checkpoint(keep=[first])
-    assert list(server.kept) == [0]
+    assert list(server.retained_versions) == [0]
 
 
 def uploads(monkeypatch, server):
@@ -304,7 +306,7 @@ def test_a_kept_version_that_is_the_newest_counts_once(moved, path, back):
     server.close()
     del server, old
     server = Server.open(path, like=moved(vector(0)) if back == "there" else None)
-    assert list(server.kept) == [0, 1]
+    assert list(server.retained_versions) == [0, 1]
     server.checkpoint()
     assert server.push(1, vector(2), version=1).version == 2
     server.close()

@@ -54,7 +54,7 @@ def test_every_rule_keeps_all_of_its_state_there(name, moved, vectors):
         rule = RULES[name](**({} if name in ("fedasync", "zenopp") else {"buffer_size": 4}))
         server = Server(rule, params, num_clients=5)
         for memory in rule.needs.handed_in:
-            server.set_memory(memory, vectors[11] if params is here else moved(vectors[11]))
+            server.set_rule_vector(memory, vectors[11] if params is here else moved(vectors[11]))
         return server
 
     here = vectors[0]
@@ -64,7 +64,7 @@ def test_every_rule_keeps_all_of_its_state_there(name, moved, vectors):
     same(mine, theirs)
     kind = type(moved(here))
     assert type(theirs.params) is kind
-    assert all(type(vector) is kind for vector in theirs.memories.values())
+    assert all(type(vector) is kind for vector in theirs.rule_vectors.values())
     if mine.rows is not None:
         assert type(theirs.rows.sum) is type(theirs.rows.row(1)) is kind
         assert bits(to_numpy(theirs.rows.row(1))) == bits(mine.rows.row(1))
@@ -246,12 +246,12 @@ def test_trees_go_in_and_come_out(moved, rng):
 
 def test_set_memory_and_a_wrong_one(moved, vectors):
     server = Server(zenopp(server_lr=0.5), moved(vectors[0]))
-    with pytest.raises(AffluxError, match=r"\[set_memory\] validation has 4 elements"):
-        server.set_memory("validation", moved(vectors[1][:4]))
-    server.set_memory("validation", moved(vectors[1]))
-    before = bits(to_numpy(server.memories["validation"]))
-    server.memories["validation"][:] = moved(vectors[2])  # a copy
-    assert bits(to_numpy(server.memories["validation"])) == before == bits(vectors[1])
+    with pytest.raises(AffluxError, match=r"\[set_rule_vector\] validation has 4 elements"):
+        server.set_rule_vector("validation", moved(vectors[1][:4]))
+    server.set_rule_vector("validation", moved(vectors[1]))
+    before = bits(to_numpy(server.rule_vectors["validation"]))
+    server.rule_vectors["validation"][:] = moved(vectors[2])  # a copy
+    assert bits(to_numpy(server.rule_vectors["validation"])) == before == bits(vectors[1])
 
 
 @pytest.mark.skipif(emulated is None, reason="streams are asked on the emulated device")

@@ -131,7 +131,7 @@ STEPS = {
 
 
 def stages(num_threads, vectors):
-    """Every step on every calibration, with memories that are replaced, in every type; gram of mixed types."""
+    """Every step on every calibration, with rule vectors that are replaced, in every type; gram of mixed types."""
     digest = hashlib.sha256()
     size = vectors["float32"][0].size
     weights, mixed = np.array([0.1, -0.7, 1 / 3]), [vectors[dtype][k] for k in (0, 1) for dtype in vectors]
@@ -145,9 +145,11 @@ def stages(num_threads, vectors):
         rows = np.zeros((3, size), np.float64 if dtype == "float64" else np.float32)
         stage = cache and cache(total, 11, [None, *rows[1:]], [*rows[:2], None])
         following = np.array([[0.5, 0.1, 0.0, 1 / 3, -0.2], [0.0, 1.0, 0.0, 0.0, 0.7]])
-        memory = ops.Memory(held, np.array([0.2, -0.1]), following)
+        rule_vectors = ops.RuleVectors(held, np.array([0.2, -0.1]), following)
         ops.apply(
-            ops.Pass(wide[1], out, ops.Combine(vectors[dtype], weights, 0.25), stage, STEPS[kind], states, memory),
+            ops.Pass(
+                wide[1], out, ops.Combine(vectors[dtype], weights, 0.25), stage, STEPS[kind], states, rule_vectors
+            ),
             num_threads=num_threads,
         )
         for array in (out, *states, *held, total, rows):
@@ -210,7 +212,7 @@ def rule(name, num_threads):
     pool = vectors(2, 16, size)
     server = Server(RULES[name](), pool[15], num_clients=40, num_threads=num_threads)
     for memory in server.rule.needs.handed_in:
-        server.set_memory(memory, pool[14])
+        server.set_rule_vector(memory, pool[14])
     for noise in hashed(3, 1000).tolist():
         if server.version >= 12:  # a pass may begin with a step
             break
@@ -218,7 +220,7 @@ def rule(name, num_threads):
         server.push(client, pool[pick], version=max(0, server.version - lag), num_examples=examples + 1)
     assert server.version >= 12
     digest = hashlib.sha256(server.params.tobytes())
-    for vector in server.memories.values():
+    for vector in server.rule_vectors.values():
         digest.update(vector.tobytes())
     return digest.hexdigest()
 

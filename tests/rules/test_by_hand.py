@@ -20,13 +20,13 @@ def served(rule, params, rounds, validation=None):
     """Params and vectors after each round; rounds: lists of (client, staleness, examples, loss, vector)."""
     server = Server(rule, np.array(params, float), dtype="float64")
     if validation is not None:
-        server.set_memory("validation", np.array(validation, float))
+        server.set_rule_vector("validation", np.array(validation, float))
     for buffer in rounds:
         version = server.version
         for client, staleness, examples, loss, vector in buffer:
             vector = np.array(vector, float)
             server.push(client, vector, version=version - staleness, num_examples=examples, loss=loss)
-        yield {"params": server.params} | server.memories | server.scalars
+        yield {"params": server.params} | server.rule_vectors | server.scalars
 
 
 def engine(name, params, rounds, initial_v=None, validation=None, **options):

@@ -57,9 +57,9 @@ class Recorded:
 
 
 def composed(rule, calibrate, stepper, before, buffer, report):
-    """Params, memories, rows and sum after a round, by the engine's stages; weights and lr are the report's."""
-    said, names = rule.weigh.said, list(rule.needs.memories)
-    held = [before["memories"][name] for name in names]
+    """Params, rule vectors, rows and sum after a round, by the engine's stages; weights and lr are the report's."""
+    said, names = rule.weigh.said, list(rule.needs.rule_vectors)
+    held = [before["rule_vectors"][name] for name in names]
     ids, vectors = [client for client, _, _ in buffer], [vector for _, _, vector in buffer]
     accepted = [not why for why in report.rejected]
     rows, cache = before["rows"], None
@@ -69,23 +69,23 @@ def composed(rule, calibrate, stepper, before, buffer, report):
         kind = "difference" if calibrate == "difference" else "mean"
         cache = (kind, before["sum"], counted, [before["rows"].get(c) for c in ids], accepted)
     against = -oracle.ordered_sum(report.weights.tolist()) if rule.kind == "model" else 0.0
-    mixed = np.array(said.memories or [0.0] * len(held))
+    mixed = np.array(said.rule_vectors or [0.0] * len(held))
     if calibrate != "none" and report.weights.tolist() != said.vectors.tolist():
         mixed = mixed / oracle.ordered_sum(said.vectors.tolist())  # normalised together with the arrivals' weights
     v, new_sum = oracle.direction(before["params"], vectors, report.weights, against, (held, mixed), cache)
     lr = -report.server_lr if rule.kind == "gradient" else report.server_lr
-    kept = [before["memories"][name] for name in rule.states]
+    kept = [before["rule_vectors"][name] for name in rule.states]
     params, *moments = oracle.step(stepper, before["params"], v, kept, lr, *NUMBERS[stepper])
     renewed = held if said.next is None else oracle.next_memories(held, vectors, said.next)
-    memories = dict(zip([*names, *rule.states], [*renewed, *moments], strict=True))
-    return {"params": params, "memories": memories, "rows": rows, "sum": new_sum}
+    rule_vectors = dict(zip([*names, *rule.states], [*renewed, *moments], strict=True))
+    return {"params": params, "rule_vectors": rule_vectors, "rows": rows, "sum": new_sum}
 
 
 def now(server):
     """What a server holds."""
     rows = server.rows
     own = ({}, None) if rows is None else ({c: rows.row(c) for c in rows.client_ids}, rows.sum.copy())
-    return {"params": server.params, "memories": server.memories, "rows": own[0], "sum": own[1]}
+    return {"params": server.params, "rule_vectors": server.rule_vectors, "rows": own[0], "sum": own[1]}
 
 
 def same(left, right):
@@ -110,7 +110,7 @@ def test_every_composition(weigher, dtype, rng):
     laws = cycle(LR)
     for kind, calibrate, stepper in product(("update", "gradient", "model"), CALIBRATE, STEP):
         needs = getattr(WEIGH[weigher], "needs", Needs())
-        if kind == "model" and (calibrate != "none" or needs.gram or needs.memories):
+        if kind == "model" and (calibrate != "none" or needs.gram or needs.rule_vectors):
             continue  # refused: see test_models_have_no_memory
         law = next(laws)
         rule = Rule("own", kind, BUFFER, Recorded(WEIGH[weigher]), CALIBRATE[calibrate], STEP[stepper](LR[law]))
@@ -118,7 +118,7 @@ def test_every_composition(weigher, dtype, rng):
         what = (kind, calibrate, stepper, law)
         for buffer in two_rounds(rng, dtype, rule.needs.passes):
             for name in rule.needs.handed_in:
-                server.set_memory(name, buffer[1][-1] + buffer[0][-1])
+                server.set_rule_vector(name, buffer[1][-1] + buffer[0][-1])
             before, version = now(server), server.version
             for client, age, vector in buffer:
                 pushed = server.push(client, vector, version=version - age, num_examples=client + 1)

@@ -47,7 +47,7 @@ IDENTITIES = {
         rules.wkafl(**WKAFL, sim_min=-1.5, beta=0.0), rules.afa_cd(**MEAN), "bits loose"),
     "wkafl that rejects all is its estimate": (
         rules.wkafl(**MEAN, sim_min=1.5), rules.wkafl(**MEAN, selection=False), "bits stale loose"),
-    "wkafl's memories where it steps with the estimate": (
+    "wkafl's rule vectors where it steps with the estimate": (
         rules.wkafl(**MEAN, selection=False), rules.wkafl(**MEAN, selection=False, memory="aggregate"), "bits stale"),
     "wkafl, one arrival": (
         rules.wkafl(buffer_size=1, momentum=False), rules.sasgd(buffer_size=1), "bits loose"),
@@ -172,7 +172,7 @@ def test_zenopp_with_the_gradient_itself_as_validation_is_a_plain_step(rng):
     scored, plain = serve(rules.zenopp(), CLIENTS), serve(rules.sasgd(buffer_size=1), CLIENTS)
     for _ in range(4):
         gradient = rng.standard_normal(SIZE)
-        scored.set_memory("validation", gradient)
+        scored.set_rule_vector("validation", gradient)
         for server in (scored, plain):
             server.push(0, gradient, version=server.version)
         assert bits(scored.params) == bits(plain.params)
@@ -186,7 +186,7 @@ def test_zenopp_sees_directions_and_not_lengths(rng):
         results = []
         for factor in (1.0, 2.0**20):
             server = serve(rules.zenopp(scaled=scaled), CLIENTS)
-            server.set_memory("validation", validation)
+            server.set_rule_vector("validation", validation)
             results.append((server.push(0, factor * gradient, version=0).report.stepped, bits(server.params)))
         assert (results[0] == results[1]) == scaled
         assert results[0][0]

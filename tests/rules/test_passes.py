@@ -73,7 +73,7 @@ def test_against_the_rule_in_words(seed):
     assert ours.discard() == len(waiting) + len(deferred)
     again = replay(ours.log, server(clients, buffer_size), lambda entry: gradient(entry.number))
     assert bits(again.params) == bits(ours.params)
-    assert {k: bits(v) for k, v in again.memories.items()} == {k: bits(v) for k, v in ours.memories.items()}
+    assert {k: bits(v) for k, v in again.rule_vectors.items()} == {k: bits(v) for k, v in ours.rule_vectors.items()}
 
 
 def test_a_deferred_arrival():

@@ -24,7 +24,7 @@ def play(variant, server, seed, kind="float32", rounds=ROUNDS):
     for i, joins in enumerate(trace(variant, rounds, seed)):
         if rule.needs.handed_in and i % 3 == 0:
             common = sum(vector for *_, vector in joins) / len(joins)
-            server.set_memory("validation", (common + rng.standard_normal(SIZE)).astype(np.float32))
+            server.set_rule_vector("validation", (common + rng.standard_normal(SIZE)).astype(np.float32))
         before = state(server, entered)
         receipts, buffer = push(server, joins, kind)
         assert [r.report is not None for r in receipts] == [False] * (len(joins) - 1) + [True]
@@ -46,8 +46,8 @@ def test_every_round_against_the_oracle(variant, types):
     server = serve(variant, **serving)
     comparable, seen, written, largest = 0, {}, 0, 0.0
     first = oracle.start(name, server.params, CLIENTS, VARIANTS[variant][1].get("initial_v", 0.0))
-    assert server.memories.keys() == set(oracle.VECTORS.get(name, ()))
-    assert all(np.array_equal(vector, first[key].astype(dtype)) for key, vector in server.memories.items())
+    assert server.rule_vectors.keys() == set(oracle.VECTORS.get(name, ()))
+    assert all(np.array_equal(vector, first[key].astype(dtype)) for key, vector in server.rule_vectors.items())
     for before, buffer, report in play(variant, server, 7, kind, rounds):
         after, decisions = oracle.ROUNDS[name](before, buffer, **options)
         written += len(buffer)
@@ -62,7 +62,7 @@ def test_every_round_against_the_oracle(variant, types):
             seen.setdefault(what, set()).update(np.atleast_1d(fired).tolist())
         allowed = bounds.allowed(name, before, buffer, after, decisions, dtype, written, largest, **options)
         now = state(server)
-        assert allowed.keys() == {"params", *server.memories}
+        assert allowed.keys() == {"params", *server.rule_vectors}
         for vector, bound in allowed.items():
             error = np.abs(now[vector] - after[vector])
             assert np.all(error <= bound), (vector, before["version"], (error / bound).max())
@@ -117,7 +117,7 @@ def test_whole_trajectories_of_linear_rules(variant):
 
 
 def test_a_whole_trajectory_of_gsgm():
-    """Linear, with memories: an error of momentum enters the direction alpha times, and the params server_lr times
+    """Linear, with rule vectors: an error of momentum enters the direction alpha times, and the params server_lr times
     that; pass_sum adds the directions' errors up, and momentum is their mean. Each round adds its own bounds."""
     server, alpha, server_lr = serve("gsgm"), 0.1, 0.005
     exact = oracle.start("gsgm", server.params, CLIENTS)
@@ -135,7 +135,7 @@ def test_a_whole_trajectory_of_gsgm():
             summed, mean, ended = 0.0, summed / (before["rounds_in_pass"] + 1), ended + 1
         now = {"params": error["params"] + server_lr * direction, "momentum": mean, "pass_sum": summed}
         error = {name: now[name] + own[name] for name in error}
-        held = server.memories | {"params": server.params}
+        held = server.rule_vectors | {"params": server.params}
         for name in error:
             assert np.all(np.abs(held[name] - exact[name]) <= error[name]), name
     assert ended > 5
@@ -150,7 +150,7 @@ def one_round(rule, *joins, memory=None):
     server = Server(rule, np.zeros(2, np.float32), num_clients=9)
     oldest = max(staleness for _, staleness, _ in joins)
     if memory is not None:
-        server.set_memory("validation", np.array(memory, float))
+        server.set_rule_vector("validation", np.array(memory, float))
     while server.version < oldest:
         for client in range(rule.buffer_size):
             server.push(client, np.ones(2, np.float32), version=server.version)

@@ -18,7 +18,7 @@ NAMES = [variant for variant, (_, options) in VARIANTS.items() if not options]
 def everything(server):
     """The bits of all that a server keeps for its rule."""
     rows = server.rows
-    kept = [bits(server.params), *map(bits, server.memories.values()), json.dumps(server.scalars).encode()]
+    kept = [bits(server.params), *map(bits, server.rule_vectors.values()), json.dumps(server.scalars).encode()]
     if rows is not None:
         kept += [bits(rows.sum), *(bits(rows.row(client)) for client in sorted(rows.client_ids))]
     return b"".join(kept)
@@ -27,7 +27,7 @@ def everything(server):
 def hand_in(server, joins):
     """What the rule has to be given before a round."""
     for name in server.rule.needs.handed_in:
-        server.set_memory(name, joins[0][-1].astype(np.float32))
+        server.set_rule_vector(name, joins[0][-1].astype(np.float32))
 
 
 def distinct(rng, variant, rounds):
@@ -93,7 +93,7 @@ def test_a_saved_state_goes_on_with_the_same_bits(variant):
         if first == 0:
             hand_in(server, [join])
         push(server, [join])
-        shapes.add(tuple((name, v.shape, v.dtype.str) for name, v in server.memories.items()))
+        shapes.add(tuple((name, v.shape, v.dtype.str) for name, v in server.rule_vectors.items()))
         if count == len(pushes) // 2 + (1 if rule.buffer_size > 1 else 0):
             state, file = server.state_dict(), io.BytesIO()
             assert rule.buffer_size == 1 or server.arrivals_waiting > 0
@@ -138,7 +138,7 @@ def test_it_finds_the_minimum_of_a_bowl(name, stale):
     server, history = Server(rule, start, num_clients=CLIENTS), [start]
     for joins in trace(name, 400, 11, size=1):
         for name_ in rule.needs.handed_in:
-            server.set_memory(name_, server.params - minimum)
+            server.set_rule_vector(name_, server.params - minimum)
         for client, tau, *_ in joins:
             tau = min(tau % (stale + 1), server.version)
             pulled = history[-1 - tau].astype(np.float64)

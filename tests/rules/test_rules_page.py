@@ -30,7 +30,7 @@ def test_a_line(name, monkeypatch):
     clients = max(CLIENTS, rule.buffer_size)
     server = Server(rule, np.ones(SIZE, np.float32), num_clients=clients)
     for memory in rule.needs.handed_in:
-        server.set_memory(memory, np.ones(SIZE))
+        server.set_rule_vector(memory, np.ones(SIZE))
     grams = []
     gram = ops.gram
     monkeypatch.setattr(ops, "gram", lambda *args, **kwargs: grams.append(1) or gram(*args, **kwargs))

@@ -163,26 +163,26 @@ def test_apply_refuses_steps(step, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"vectors": [f32()] * 5}, "memory.vectors has 5 vectors, at most 4 are served"),
-        ({"vectors": [f32(), np.ones(D)]}, r"memory.vectors\[1\] is float64, expected float32"),
-        ({"vectors": [f32(), f32(D + 1)]}, r"memory.vectors\[1\] has 9 elements, expected 8"),
-        ({"vectors": [f32(), read_only(f32())]}, r"memory.vectors\[1\] is read-only"),
-        ({"weights": np.ones(3)}, "memory.weights has 3 elements, expected 2"),
-        ({"weights": np.array([1.0, np.inf])}, r"memory.weights\[1\] is not finite"),
-        ({"weights": np.ones(2, np.float32)}, "memory.weights is float32, expected float64"),
-        ({"next": np.ones((2, 2))}, r"memory.next has shape \(2, 2\), expected \(2, 3\)"),
-        ({"next": np.ones(6)}, r"memory.next has shape \(6,\), expected \(2, 3\)"),
-        ({"next": np.full((2, 3), np.nan)}, r"memory.next\[0\] is not finite"),
-        ({"next": np.ones((3, 2)).T}, "memory.next is not C-contiguous"),
+        ({"vectors": [f32()] * 5}, "rule_vectors.vectors has 5 vectors, at most 4 are served"),
+        ({"vectors": [f32(), np.ones(D)]}, r"rule_vectors.vectors\[1\] is float64, expected float32"),
+        ({"vectors": [f32(), f32(D + 1)]}, r"rule_vectors.vectors\[1\] has 9 elements, expected 8"),
+        ({"vectors": [f32(), read_only(f32())]}, r"rule_vectors.vectors\[1\] is read-only"),
+        ({"weights": np.ones(3)}, "rule_vectors.weights has 3 elements, expected 2"),
+        ({"weights": np.array([1.0, np.inf])}, r"rule_vectors.weights\[1\] is not finite"),
+        ({"weights": np.ones(2, np.float32)}, "rule_vectors.weights is float32, expected float64"),
+        ({"next": np.ones((2, 2))}, r"rule_vectors.next has shape \(2, 2\), expected \(2, 3\)"),
+        ({"next": np.ones(6)}, r"rule_vectors.next has shape \(6,\), expected \(2, 3\)"),
+        ({"next": np.full((2, 3), np.nan)}, r"rule_vectors.next\[0\] is not finite"),
+        ({"next": np.ones((3, 2)).T}, "rule_vectors.next is not C-contiguous"),
     ],
 )
 def test_apply_refuses_memories(change, message):
-    memory = replace(ops.Memory([f32(), f32()], np.ones(2), np.ones((2, 3))), **change)
+    rule_vectors = replace(ops.RuleVectors([f32(), f32()], np.ones(2), np.ones((2, 3))), **change)
     if "vectors" in change and len(change["vectors"]) == 5:
-        memory = ops.Memory(change["vectors"], np.ones(5))
+        rule_vectors = ops.RuleVectors(change["vectors"], np.ones(5))
     out = f32(value=7.0)
     with pytest.raises(AffluxError, match=rf"^\[apply\] {message}"):
-        ops.apply(ops.Pass(f32(), out, ops.Combine([f32()], np.ones(1)), memory=memory))
+        ops.apply(ops.Pass(f32(), out, ops.Combine([f32()], np.ones(1)), rule_vectors=rule_vectors))
     assert bits(out) == bits(f32(value=7.0))
 
 
@@ -200,11 +200,11 @@ def test_apply_refuses_what_overlaps_states_and_memories(held, other):
     pair = [vector, vector if other == "itself" else f32()]
     states, vectors = (pair, [f32(), f32()]) if held == "states" else ([f32(), f32()], pair)
     calibrate = ops.CachedMean(given["sum"], 3, [given["row"]], [given["new_row"]])
-    memory = ops.Memory(vectors, np.ones(2), given["next"])
+    rule_vectors = ops.RuleVectors(vectors, np.ones(2), given["next"])
     round = ops.Pass(given["params"], given["out"], ops.Combine([given["update"]], np.ones(1)), calibrate, ADAM, states)
     with pytest.raises(AffluxError, match=r"^\[apply\] .* overlap in memory, and one of them is written") as caught:
-        ops.apply(replace(round, memory=memory))
-    assert ("states[" if held == "states" else "memory.vectors[") in str(caught.value)
+        ops.apply(replace(round, rule_vectors=rule_vectors))
+    assert ("states[" if held == "states" else "rule_vectors.vectors[") in str(caught.value)
     assert bits(shared) == bits(np.ones(2 * D))
 
 

@@ -178,7 +178,7 @@ def play(server, script, vectors):
     for entry in script:
         if entry[0] == "hand":
             for name in server.rule.needs.handed_in:
-                server.set_memory(name, 0.1 * VECTORS[entry[1]])
+                server.set_rule_vector(name, 0.1 * VECTORS[entry[1]])
                 vectors.setdefault("handed", []).append(0.1 * VECTORS[entry[1]])
             continue
         if entry[0] != "push":
@@ -211,7 +211,7 @@ def test_a_replay_and_a_restored_server_give_the_same_bits(script, name, duplica
     assert len(server.log) == len(vectors) + len(handed) + sum(isinstance(entry, Cut) for entry in server.log)
 
     again = iter(handed)
-    replayed = replay(server.log, fresh(), lambda join: vectors[join.number], memory=lambda _: next(again))
+    replayed = replay(server.log, fresh(), lambda join: vectors[join.number], rule_vector=lambda _: next(again))
     same(replayed.state_dict(), server.state_dict())
 
     saved = play(fresh(), script[:cut], {}).state_dict()

@@ -37,10 +37,16 @@ WRONG = {
     "complex": (lambda: server(Says(HALVES + 1j)), "weigh gave weights .*, must be numbers .of complex128"),
     "texts": (lambda: server(Says(["0.5", "0.5"])), "weigh gave weights .*, must be numbers"),
     "who was rejected": (lambda: server(Says(Weights(HALVES, rejected={7: "why"}))), r"weigh rejects \[7\]"),
-    "memories": (lambda: server(Says(Weights(HALVES, (1.0, 2.0)), memories=("a",))), r"memories of shape \(2,\)"),
-    "next": (lambda: server(Says(Weights(HALVES, next=np.ones((1, 2))), memories=("a",))), r"next of shape \(1, 2\)"),
+    "rule_vectors": (
+        lambda: server(Says(Weights(HALVES, (1.0, 2.0)), rule_vectors=("a",))),
+        r"rule_vectors of shape \(2,\)",
+    ),
+    "next": (
+        lambda: server(Says(Weights(HALVES, next=np.ones((1, 2))), rule_vectors=("a",))),
+        r"next of shape \(1, 2\)",
+    ),
     "nan in next": (
-        lambda: server(Says(Weights(HALVES, next=np.full((1, 3), np.nan)), memories=("a",))),
+        lambda: server(Says(Weights(HALVES, next=np.full((1, 3), np.nan)), rule_vectors=("a",))),
         "next .*, must be finite",
     ),
     "scalars": (lambda: server(Says(Weights(HALVES, scalars={"b": 1.0}), scalars={"a": 1.0})), r"scalars \['b'\]"),
@@ -85,26 +91,29 @@ def test_a_round_that_cannot_be_leaves_no_trace(which):
 def test_columns_first_is_as_good_as_rows_first():
     next_ = np.arange(8.0).reshape(2, 4)
     both = [
-        server(Says(Weights(HALVES, (0.0, 1.0), array), memories=("a", "b")))
+        server(Says(Weights(HALVES, (0.0, 1.0), array), rule_vectors=("a", "b")))
         for array in (next_, np.asfortranarray(next_))
     ]
     for ours in both:
         for client in (0, 1, 2, 3):
             ours.push(client, np.arange(3.0) + client, version=0)
     assert bits(both[0].params) == bits(both[1].params)
-    assert both[0].memories["b"].any()
+    assert both[0].rule_vectors["b"].any()
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Rule("own", "update", 2, Says(HALVES, memories=tuple("abcde")), NONE, optimizers.Sgd()), "at most 4"),
+        (
+            lambda: Rule("own", "update", 2, Says(HALVES, rule_vectors=tuple("abcde")), NONE, optimizers.Sgd()),
+            "at most 4",
+        ),
         (
             lambda: Rule("own", "update", 2, Says(HALVES, handed_in=("a",)), NONE, optimizers.Sgd()),
             "no others can be handed in",
         ),
         (
-            lambda: Rule("own", "update", 2, Says(HALVES, memories=("m",)), NONE, optimizers.Adam()),
+            lambda: Rule("own", "update", 2, Says(HALVES, rule_vectors=("m",)), NONE, optimizers.Adam()),
             "a vector of one name",
         ),
         (

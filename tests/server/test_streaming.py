@@ -95,12 +95,12 @@ def test_what_else_is_refused():
 class Remembers(Uniform):
     """Known on arrival, but for a memory."""
 
-    needs = Needs(memories=("last",))
+    needs = Needs(rule_vectors=("last",))
 
 
 def test_memories_are_refused():
     rule = Rule("mine", "update", 2, Remembers(), Calibrate(False), lambda arrivals: Sgd(1.0))
-    with pytest.raises(AffluxError, match=r"mine replaces its memories \(last\) by the vectors of a full buffer"):
+    with pytest.raises(AffluxError, match=r"mine replaces its rule vectors \(last\) by the vectors of a full buffer"):
         streaming(rule)
 
 

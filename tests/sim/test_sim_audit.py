@@ -316,7 +316,7 @@ def changed(line, **changes):
             r"line 5: scalars.* is {'x': 'y'}: Expected `float",
         ),
         (5, lambda line: changed(line, stepped=1), "line 5: stepped is 1: Expected `bool`, got `int`"),
-        (-1, lambda line: changed(line, arrivals=7), "arrivals is 7, but 40 lines"),
+        (-1, lambda line: changed(line, arrivals=7), "arrivals is 7, but 40 lines are above"),
         (-1, lambda line: line + "\n" + line, "something follows the end"),
     ],
 )

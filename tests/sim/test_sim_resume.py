@@ -223,7 +223,7 @@ def test_another_runs_folder_is_refused(count, expected, tmp_path):
     before = another(tmp_path / "other", client_lr=0.05)
     with pytest.raises(Stopped):
         begin("fedbuff", tmp_path, stop_at(count))
-    said = f"other/audit/fedbuff-seed4.jsonl is not what the run of {tmp_path}/store has written"
+    said = f"other/audit/fedbuff-seed4.jsonl was not written by the run of {tmp_path}/store"
     with pytest.raises(ConfigError, match=said):
         InterruptedRun.of(tmp_path / "store", tmp_path / "other")
     assert contents(tmp_path / "other") == before

@@ -20,7 +20,7 @@ SMALL = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, lo
 def handed(monkeypatch):
     """[examples, version, vector, params] of each gradient that was handed in; (version, memory) at each push."""
     told, versions = [], []
-    gradient, set_memory, push = Trainer.gradient, Server.set_memory, Server.push
+    gradient, set_rule_vector, push = Trainer.gradient, Server.set_rule_vector, Server.push
 
     def spy_gradient(self, params, examples):
         told.append([examples.tolist()])
@@ -29,14 +29,14 @@ def handed(monkeypatch):
     def spy_set(self, name, vector):
         assert name == "validation"
         told[-1] += [self.version, vector.copy(), np.array(self.params)]
-        set_memory(self, name, vector)
+        set_rule_vector(self, name, vector)
 
     def spy_push(self, *args, **options):
-        versions.append((self.version, self.memories["validation"]))
+        versions.append((self.version, self.rule_vectors["validation"]))
         return push(self, *args, **options)
 
     monkeypatch.setattr(Trainer, "gradient", spy_gradient)
-    monkeypatch.setattr(Server, "set_memory", spy_set)
+    monkeypatch.setattr(Server, "set_rule_vector", spy_set)
     monkeypatch.setattr(Server, "push", spy_push)
     return told, versions
 
@@ -78,7 +78,7 @@ def test_the_examples_depend_on_the_seed_only(handed):
 
 
 def test_other_rules_are_handed_nothing():
-    """Not even where they have memories of their own: a server refuses it."""
+    """Not even where they have rule vectors of their own: a server refuses it."""
     for rule in ("fedasync", "wkafl:buffer_size=4"):
         assert not needs_validation_gradient(parse_rule(rule).build())
         assert run(parse_rule(rule), 0, replace(SMALL, arrivals=4)).evaluations[-1].version > 0

@@ -22,8 +22,8 @@ SERVER = {
         "test_server.py",
     ),
     "store: a round writes over the committed sum": (
-        "next(slot for slot in self._slots[name] if slot != kept)",
-        "next(slot for slot in self._slots[name] if slot == (kept or 0))",
+        "next(slot for slot in self._slots[name] if slot != committed)",
+        "next(slot for slot in self._slots[name] if slot == (committed or 0))",
         "test_store_crashes.py",
     ),
     "store: a row is replaced in its committed slot": (
@@ -57,17 +57,17 @@ SERVER = {
         "test_store_errors.py",
     ),
     "joins: a round that is being made is not counted": (
-        "staleness = book.current.version + (book.round is not None) - version",
-        "staleness = book.current.version - version",
+        "staleness = state.current.version + (state.round is not None) - version",
+        "staleness = state.current.version - version",
         "test_concurrency.py",
     ),
     "checkpoint: joins start again": (
-        '"joins": book.number,',
+        '"joins": state.number,',
         '"joins": 0,',
         "test_log.py",
     ),
     "round: weights with rows are not normalised": (
-        "vectors, memories = frozen(vectors / total, np.float64), memories / total",
+        "vectors, rule vectors = frozen(vectors / total, np.float64), rule vectors / total",
         "pass",
         "test_composed.py",
     ),

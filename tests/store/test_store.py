@@ -88,7 +88,7 @@ def test_models_keep_their_layout_and_buffers(tmp_path):
     there.close()
     again = Server.open(tmp_path / "store", fedbuff(buffer_size=2))
     now = again.pull()
-    assert again.kept[0].buffers.tolist() == old
+    assert again.retained_versions[0].buffers.tolist() == old
     assert (bits(now.params), bits(now.buffers)) == (bits(before.params), bits(before.buffers))
     again.push("bob", update, version=0, buffers={"bn": {"running_mean": np.full(3, 9, np.float32)}})
     assert again.pull().buffers.tolist() == [8.0] * 3
@@ -143,7 +143,7 @@ def test_a_handed_in_memory_is_kept(tmp_path):
     for server in (there, here):
         for _ in range(3):
             some_pushes(server, 10, 2)
-            server.set_memory("validation", np.full(10, server.version + 0.5))
+            server.set_rule_vector("validation", np.full(10, server.version + 0.5))
     there.close()
     same(Server.open(tmp_path / "store", here.rule), here)
 

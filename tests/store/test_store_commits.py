@@ -113,7 +113,7 @@ def test_notes_and_kept_versions_come_back(tmp_path):
         some_pushes(again, 300, M)
     again.close()
     again = Server.open(tmp_path / "store", server.rule)
-    assert {version: bits(pulled.params) for version, pulled in again.kept.items()} == expected
+    assert {version: bits(pulled.params) for version, pulled in again.retained_versions.items()} == expected
     assert again.notes == {"events": [1, 2.5, "three"]}
 
 

@@ -64,7 +64,7 @@ def filled(path, size, states):
 
     def push():
         newest, _ = states[server.joins]
-        assert server.version == newest or server.memories is not None
+        assert server.version == newest or server.rule_vectors is not None
         LARGE.push(server, newest)
 
     try:
@@ -128,7 +128,7 @@ CALLS = {
     "flush": lambda server: server.flush(),
     "rows": lambda server: [server.rows.row(client) for client in server.rows.client_ids] if server.rows else None,
     "state_dict": lambda server: server.state_dict(),
-    "memories": lambda server: server.memories,
+    "rule_vectors": lambda server: server.rule_vectors,
     "pull": lambda server: server.pull(out=np.empty(SIZE, np.float32)),
     "checkpoint": lambda server: server.checkpoint(),
     "close": lambda server: server.close(),
@@ -162,7 +162,7 @@ def under_way(path, rule, memory, commit_every, how, call):
     ("rule", "memory", "commit_every", "how"),
     [
         *(("ca2fl", "buffered", every, how) for every in (1, None) for how in ("rows", "sum", "params", "arrivals")),
-        ("fadas", "buffered", 1, "memory.m"),
+        ("fadas", "buffered", 1, "rule_vector.m"),
         ("fedbuff", "streaming", 1, "total"),
         ("ca2fl", "buffered", 1, "gone"),
     ],
@@ -171,7 +171,7 @@ def test_a_segment_that_is_cut_off_under_a_server(rule, memory, commit_every, ho
     """Not a SIGBUS; whatever needs the segment, or would be lost, says so."""
     body = (rule, memory, commit_every, how, call)
     (said,) = result(lambda tell: tell(under_way(tmp_path / "store", *body)))
-    needed = {"sum", "params", "memory.m", "total", "gone"}
+    needed = {"sum", "params", "rule_vector.m", "total", "gone"}
     if how in needed and call != "push":
         assert said.startswith("error")
     if said != "nothing":

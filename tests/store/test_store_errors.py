@@ -302,7 +302,7 @@ def test_arguments_of_a_wrong_kind(path, tmp_path):
         for notes, message in [({"a": np.zeros(2)}, "ndarray is not JSON"), ({(1, 2): 3}, "keys must be str")]:
             with pytest.raises(AffluxError, match=rf"\[checkpoint\] notes cannot be kept as JSON: .*{message}"):
                 server.checkpoint(notes)
-        assert (server.notes, server.kept) == (before, {})
+        assert (server.notes, server.retained_versions) == (before, {})
 
 
 def test_a_first_commit_that_fails_lets_go_of_the_folder(tmp_path, monkeypatch):
@@ -390,7 +390,7 @@ def test_foreign_versions_are_not_kept(path):
         with pytest.raises(AffluxError, match=r"\[checkpoint\] keep: version 0 is not one that this server handed out"):
             server.checkpoint(2, keep=[foreign])
     with Server.open(path, RULE) as again:
-        assert (again.notes, [*again.kept]) == (1, [mine.version])
+        assert (again.notes, [*again.retained_versions]) == (1, [mine.version])
 
 
 def somebody(path):

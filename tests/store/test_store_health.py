@@ -126,7 +126,7 @@ def test_repair_drops_rows_and_goes_on(path, gone):
     assert (told["version"], told["joins"], sorted(told["dropped"])) == (3, 10, sorted(gone))
     with Server.open(path, RULE) as server:
         assert (server.version, server.arrivals_waiting, server.notes) == (3, 1, {"epoch": 3})
-        assert server.kept.keys() == {0}
+        assert server.retained_versions.keys() == {0}
         assert server.rows.client_ids == list(rows)
         assert {client: bits(server.rows.row(client)) for client in rows} == rows
         # As a server in memory goes on that never had these rows.

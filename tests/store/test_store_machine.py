@@ -133,7 +133,7 @@ class Play(RuleBasedStateMachine):
     @precondition(lambda self: self.rule.needs.handed_in)
     @rule(value=st.floats(-1, 1, width=32))
     def hand_in(self, value):
-        self.both(lambda server: server.set_memory(server.rule.needs.handed_in[0], np.full(D, value, np.float32)))
+        self.both(lambda server: server.set_rule_vector(server.rule.needs.handed_in[0], np.full(D, value, np.float32)))
 
     @rule()
     def pull(self):
@@ -166,8 +166,10 @@ class Play(RuleBasedStateMachine):
     def open(self):
         self.there = Server.open(self.path, self.rule, **self.settings)
         assert self.there.notes == self.committed["notes"]
-        assert {version: bits(held.params) for version, held in self.there.kept.items()} == self.committed["kept"]
-        self.keepable = [*self.there.kept.values()]
+        assert {version: bits(held.params) for version, held in self.there.retained_versions.items()} == self.committed[
+            "kept"
+        ]
+        self.keepable = [*self.there.retained_versions.values()]
 
     @rule(client=st.integers(0, CLIENTS))
     def read_row(self, client):

@@ -221,7 +221,7 @@ def test_info_of_a_rule_without_rows(tmp_path):
         server.push("ann", np.ones(5), version=0)
     found = store.info(tmp_path / "store")
     assert (found.codec, found.bits, found.bytes_per_client, found.clients, found.id_type) == (None, None, 0, 0, "str")
-    assert len(found.disk_bytes) == 3 + len(fedams().memories)
+    assert len(found.disk_bytes) == 3 + len(fedams().rule_vectors)
     assert store.check(tmp_path / "store").sound
     with pytest.raises(StoreError, match=r"\[export\] .* has no rows: fedams keeps none"):
         store.export(tmp_path / "store", tmp_path / "out.npy")

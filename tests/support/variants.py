@@ -146,6 +146,6 @@ def push(server, joins, kind="float32"):
 def state(server, entered=0):
     """What the oracle starts a round from."""
     rows = {} if server.rows is None else {c: oracle.f64(server.rows.row(c)) for c in server.rows.client_ids}
-    vectors = {name: oracle.f64(vector) for name, vector in server.memories.items()}
+    vectors = {name: oracle.f64(vector) for name, vector in server.rule_vectors.items()}
     facts = {"params": oracle.f64(server.params), "version": server.version, "num_clients": CLIENTS}
     return facts | {"rows": rows, "entered": entered} | vectors | server.scalars

@@ -203,7 +203,7 @@ class Index:
             return int(self._read("PRAGMA data_version")[0][0])
 
     def row(self, client_id: ClientId) -> Place | None:
-        """Where a client's row lies."""
+        """The place of a client's row; None if the client has none."""
         client_id = plain_id(client_id, "row")  # SQLite takes NumPy's integers for bytes
         with self._errors("read"):
             found = self._read("SELECT client, slot, crc, place FROM rows WHERE client = ?", (client_id,))
@@ -231,12 +231,12 @@ class Index:
                 yield client, _place(client, *place)
 
     def commit(self, transaction: Transaction) -> None:
-        """All of it or nothing."""
+        """Writes a transaction completely, or not at all."""
         meta = json.dumps(transaction.meta)
         vectors = sorted((name, place.slot, place.crc) for name, place in transaction.vectors.items())
         arrivals = [*_arrivals(transaction.arrivals)]
         with self._errors("write"):
-            if self._writer.in_transaction:  # an interrupt has left it
+            if self._writer.in_transaction:  # left by an interrupt
                 self._writer.execute("ROLLBACK")
             self._writer.execute("BEGIN IMMEDIATE")
             try:

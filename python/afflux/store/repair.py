@@ -155,7 +155,7 @@ class _Examination:
         self._progress(self._done, max(self._all, self._done))
 
     def health(self) -> Health:
-        """The result."""
+        """The result of the examination."""
         lost = self._store.lost.values()
         return Health(
             clients=len(self.good) + len(self.bad),
@@ -251,7 +251,7 @@ def _drop_rows(store: StoreReader, look: _Examination, dropped: Sequence[ClientI
     used = {place.slot for _, place in ranked}
     meta = {**last.meta, "rows": [len(ranked), high, [slot for slot in range(high) if slot not in used]]}
     entry = {"version": meta["version"], "joins": meta["joins"], "dropped": dropped}
-    store.index.close()  # so that the next one is the last to close, and SQLite deletes its files
+    store.index.close()  # SQLite deletes its files when the last connection is closed
     index = Index(store.path / INDEX)
     try:
         index.sync_commits(True)

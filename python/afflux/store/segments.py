@@ -281,6 +281,6 @@ def _allocate(descriptor: int, size: int) -> None:
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size)
         return
-    zeros, done = bytes(1 << 20), os.fstat(descriptor).st_size  # what is there stays
+    zeros, done = bytes(1 << 20), os.fstat(descriptor).st_size  # existing bytes stay
     while done < size:
         done += os.pwrite(descriptor, zeros[: size - done], done)

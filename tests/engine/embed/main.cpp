@@ -85,7 +85,7 @@ int main() {
   const std::vector<afflux::View<void>> memories{view<float>(memory)}, states{view<float>(m), view<float>(v)};
   const std::vector<double> memory_weights{0.5}, next_memory{0.5, 0.0, 0.25};
   pass.calibrate.kind = afflux::Calibration::cached_mean;
-  pass.memory = {{memories.data(), 1}, {memory_weights.data(), 1}, {next_memory.data(), 3}};
+  pass.rule_vectors = {{memories.data(), 1}, {memory_weights.data(), 1}, {next_memory.data(), 3}};
   pass.step = {afflux::StepKind::yogi, 0.7, 0.9, 0.99, 1e-3, 1.0, {states.data(), 2}};
   afflux::apply(pass, 2);
   std::printf("yogi %08x %08x\n", checksum(next), checksum(memory));

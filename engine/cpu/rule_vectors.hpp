@@ -28,19 +28,19 @@ AFFLUX_FN void copy(const View<void>& vector, const View<void>& out, Tile tile) 
 // If `v` is given, the updates' part of the direction is added to it, beside the first memory that changes: so updates
 // come from memory once and not again from L2. Not inlined: its sums would lie in the frame of every round.
 __attribute__((noinline)) void renew(const Pass& pass, Type updates, Tile tile, double* v) {
-  const Memory& memory = pass.memory;
+  const RuleVectors& rule_vectors = pass.rule_vectors;
   const Combine& stage = pass.combine;
   const bool wide = pass.params.type == Type::float64;
-  const std::int64_t held = memory.vectors.size, count = held + stage.updates.size;
-  alignas(64) double sums[kMostMemories][kTile];
-  bool kept[kMostMemories];
+  const std::int64_t held = rule_vectors.vectors.size, count = held + stage.updates.size;
+  alignas(64) double sums[kMostRuleVectors][kTile];
+  bool kept[kMostRuleVectors];
   for (std::int64_t s = 0; s < held; ++s) {
-    const double* const row = memory.next.data + s * count;
+    const double* const row = rule_vectors.next.data + s * count;
     double* const sum = sums[s];
     kept[s] = stays(row, s, count);
     if (kept[s]) continue;
     for (std::int64_t i = 0; i < tile.size; ++i) sum[i] = 0.0;
-    wide ? combine<double>(memory.vectors, row, tile, sum) : combine<float>(memory.vectors, row, tile, sum);
+    wide ? combine<double>(rule_vectors.vectors, row, tile, sum) : combine<float>(rule_vectors.vectors, row, tile, sum);
     with_type(updates, [&](auto sample) AFFLUX_INLINE {
       using T = decltype(sample);
       v != nullptr ? combine<T>(stage.updates, stage.weights.data, row + held, tile, v, sum)
@@ -52,7 +52,7 @@ __attribute__((noinline)) void renew(const Pass& pass, Type updates, Tile tile, 
     with_type(updates, [&](auto sample)
                            AFFLUX_INLINE { combine<decltype(sample)>(stage.updates, stage.weights.data, tile, v); });
   for (std::int64_t s = 0; s < held; ++s) {
-    const View<void>&vector = memory.vectors.data[s], &out = memory.outs.data[s];
+    const View<void>&vector = rule_vectors.vectors.data[s], &out = rule_vectors.outs.data[s];
     if (!kept[s])
       wide ? store<double>(sums[s], out, tile) : store<float>(sums[s], out, tile);
     else if (out.data != vector.data)
