@@ -5,12 +5,20 @@ PEERS := .venv-peers
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 NATIVE := CMakeLists.txt setup.py pyproject.toml $(shell find engine csrc -type f)
-GPU_TESTS := tests/test_cuda.py tests/test_gpu_server.py tests/test_gpu_rows.py tests/test_bench_cuda.py
+# Test files by their names without test_, in whatever folder under tests/.
+files = $(foreach name,$(1),$(shell find tests -name 'test_$(name).py'))
+# Formulas, orders of sums, rules and what a server decides; no processes, stores or simulations.
+CORE := ops stages types codecs elementary composed coded_rounds by_hand rules rules_contract identities dialects \
+  exact_path passes streaming server mutants
+GPU_TESTS := $(call files,cuda gpu_server gpu_rows bench_cuda)
+# Modules that plugins of pytest and scripts import.
+HELPERS := tests:tests/oracle:tests/support:tests/gpu:tests/soak
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 GPU_CHECKED := 2049 or parts or finite or lent or trees
 FORMATTED := $(shell find engine csrc python/afflux tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit sanitize sanitize-all test-gpu gpu bench wheel mutants kills scale peers test-peers bench-peers format update-constraints clean
+.PHONY: help setup demo check test soak lint types core unit sanitize sanitize-all test-gpu gpu bench wheel mutants kills scale long peers test-peers bench-peers format update-constraints clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -32,7 +40,11 @@ $(VENV)/.built: $(VENV)/.tools $(NATIVE)
 demo: setup  ## the main job: three rules on handwritten digits, with stale and heterogeneous clients
 	$(BIN)/afflux compare --rules fedbuff,fedasync,ca2fl --data digits --seeds 0,1,2
 
-test: setup lint types unit sanitize  ## lint, types, the whole suite, and a part of it under sanitizers
+check: setup lint types core  ## lint, types, and the tests that a wrong formula fails: two minutes
+
+test: setup lint types unit sanitize  ## what continuous integration runs: lint, types, the suite, a part of it under sanitizers
+
+soak: setup long kills sanitize-all mutants  ## hours: storms of interrupts, kills, faults at each call, full products, mutants
 
 lint: setup
 	$(BIN)/ruff check .
@@ -43,21 +55,30 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
+core: setup
+	$(PYTEST) -q $(call files,$(CORE))
+	$(PYTEST) -q $(call files,bits) -k 'earlier or instruction'
+
 unit: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile --doctest-modules python/afflux tests
+	$(PYTEST) --doctest-modules python/afflux tests
+
+long: setup scale
+	$(PYTEST) -m soak tests
+	AFFLUX_STRESS=100000 $(PYTEST) $(call files,stress)
 
 sanitize: setup
-	$(BIN)/python tests/sanitize.py thread --short
-	$(BIN)/python tests/sanitize.py address --short
+	$(BIN)/python $(shell find tests -name sanitize.py) thread --short
+	$(BIN)/python $(shell find tests -name sanitize.py) address --short
 
 sanitize-all: setup  ## most of the suite under ThreadSanitizer, AddressSanitizer and UndefinedBehaviorSanitizer
-	$(BIN)/python tests/sanitize.py thread
-	$(BIN)/python tests/sanitize.py address
+	$(BIN)/python $(shell find tests -name sanitize.py) thread
+	$(BIN)/python $(shell find tests -name sanitize.py) address
 
 test-gpu: setup  ## the tests on a GPU, then memory and race checkers over some of them
 	$(BIN)/python -m pytest -rs $(GPU_TESTS)
-	AFFLUX_ARRAYS=torch PYTHONPATH=tests $(BIN)/python -m pytest -p gpu_servers tests/test_server.py tests/test_rules.py tests/test_store.py tests/test_store_errors.py
-	AFFLUX_ARRAYS=torch AFFLUX_ROWS_ON=host PYTHONPATH=tests $(BIN)/python -m pytest -p gpu_servers tests/test_log.py
+	AFFLUX_ARRAYS=torch PYTHONPATH=$(HELPERS) $(BIN)/python -m pytest -p gpu_servers \
+	  $(call files,server rules store store_errors)
+	AFFLUX_ARRAYS=torch AFFLUX_ROWS_ON=host PYTHONPATH=$(HELPERS) $(BIN)/python -m pytest -p gpu_servers $(call files,log)
 	set -e; for tool in memcheck racecheck; do compute-sanitizer --tool $$tool --error-exitcode 1 \
 	  $(BIN)/python -m pytest $(GPU_TESTS) -k '$(GPU_CHECKED)'; done
 
@@ -69,17 +90,16 @@ bench: setup  ## the micro-benchmarks against torch and this machine's own bandw
 	$(BIN)/afflux bench
 
 mutants: setup  ## breaks formulas on purpose, one at a time, and checks that the suite notices
-	$(BIN)/python tests/mutants.py
+	$(BIN)/python $(shell find tests -name mutants.py)
 
 wheel: setup  ## a wheel for releases: CUDA code for every generation since 8.0, and PTX; minutes
 	PATH="$(CURDIR)/$(BIN):$$PATH" AFFLUX_CUDA=release $(PIP) wheel --no-deps --no-build-isolation -w dist .
 
-kills: setup  ## kills a store's process 2,000 times, and lets each call to the disk fail; goes on where it was stopped
-	$(BIN)/python tests/crashes.py 2000 build/kills.json
-	AFFLUX_FAULT_STEP=1 $(BIN)/python -m pytest -n 2 tests/test_store_faults.py
+kills: setup  ## kills a store's process 2,000 times; goes on where it was stopped
+	$(BIN)/python $(shell find tests -name crashes.py) 2000 build/kills.json
 
 scale: setup  ## 20,000 of a million clients push into stores on disk: 2 GB in the system's temporary folder, minutes
-	AFFLUX_TOUCHED=20000 $(BIN)/pytest -q tests/test_store_scale.py
+	AFFLUX_TOUCHED=20000 $(BIN)/python -m pytest -q $(call files,store_scale)
 
 # Those installed without their dependencies ask for much that their aggregation does not import.
 $(PEERS)/.installed:
@@ -95,7 +115,7 @@ $(PEERS)/.installed:
 peers: setup $(PEERS)/.installed  ## an environment with Flower, NVFlare, pfl, APPFL, FLGo, FedLab and fluke
 
 test-peers: peers  ## compares the dialects of FedBuff, and the benchmark's peers, with these frameworks' own code
-	PYTHONPATH=python $(PEERS)/bin/python -m pytest tests/peers tests/test_bench_peers.py
+	PYTHONPATH=python $(PEERS)/bin/python -m pytest tests/peers $(call files,bench_peers)
 
 bench-peers: peers  ## the benchmark's rows against these frameworks, one by one: together they need 25 GB
 	set -e; for row in peers-native peers-flat peers-adam peers-small; do \

@@ -20,7 +20,7 @@ namespace {
 // Of afflux.ops: Pass, Combine, the calibrations with their codec, the steps, and Memory.
 struct Attributes {
   Attribute params{"params"}, out{"out"}, combine{"combine"}, calibrate{"calibrate"}, step{"step"}, states{"states"},
-      states_out{"states_out"}, memory{"memory"};
+      states_out{"states_out"}, rule_vectors{"rule_vectors"};
   Attribute updates{"updates"}, weights{"weights"}, params_weight{"params_weight"};
   Attribute kind{"kind"}, sum{"sum"}, sum_out{"sum_out"}, num_clients{"num_clients"}, rows{"rows"},
       new_rows{"new_rows"}, codec{"codec"}, name{"name"}, facts{"facts"}, quantize_direction{"quantize_direction"};
@@ -125,23 +125,25 @@ struct StepArrays {
   Arrays<void> states, outs;
 };
 
-struct MemoryArrays {
-  MemoryArrays(const py::object& memory, std::int64_t updates)
-      : all_outs(attributes->outs.of(memory)),
-        vectors(held("memory.vectors", attributes->vectors.of(memory), all_outs)),
-        outs(written("memory.outs", all_outs)),
-        weights("memory.weights", attributes->weights.of(memory)) {
-    const py::object numbers = attributes->next.of(memory);
+struct RuleVectorArrays {
+  RuleVectorArrays(const py::object& rule_vectors, std::int64_t updates)
+      : all_outs(attributes->outs.of(rule_vectors)),
+        vectors(held("rule_vectors.vectors", attributes->vectors.of(rule_vectors), all_outs)),
+        outs(written("rule_vectors.outs", all_outs)),
+        weights("rule_vectors.weights", attributes->weights.of(rule_vectors)) {
+    const py::object numbers = attributes->next.of(rule_vectors);
     if (numbers.is_none()) return;
     const std::int64_t count = vectors.list().size;
     const py::object shape = attributes->shape.of(numbers);
     const py::tuple expected = py::make_tuple(count, count + updates);
     if (!shape.equal(expected))
-      throw Error("[apply] memory.next has shape " + std::string(py::str(shape)) + ", expected " +
+      throw Error("[apply] rule_vectors.next has shape " + std::string(py::str(shape)) + ", expected " +
                   std::string(py::str(expected)));
-    next.emplace("memory.next", numbers, Shape::any);
+    next.emplace("rule_vectors.next", numbers, Shape::any);
   }
-  Memory stage() const { return {vectors.list(), weights.list(), next ? next->list() : List<double>{}, outs.list()}; }
+  RuleVectors stage() const {
+    return {vectors.list(), weights.list(), next ? next->list() : List<double>{}, outs.list()};
+  }
 
   py::object all_outs;
   Arrays<void> vectors, outs;
@@ -162,13 +164,13 @@ void apply_(const py::object& round, int num_threads, std::optional<py::list> do
   const Array params({"apply", "params"}, of.params.of(round), Access::read);
   const Array out({"apply", "out"}, of.out.of(round), Access::write);
   const py::object combine = of.combine.of(round), calibrate = of.calibrate.of(round), step = of.step.of(round),
-                   memory = of.memory.of(round);
+                   rule_vectors = of.rule_vectors.of(round);
   const Numbers weights("weights", of.weights.of(combine));
   const Arrays<const void> updates("apply", "updates", of.updates.of(combine), Access::read, Shape::vector, false,
                                    as_view);
   const StepArrays steps(step, of.states.of(round), of.states_out.of(round));
   std::optional<CalibrateArrays> cache;
-  std::optional<MemoryArrays> memories;
+  std::optional<RuleVectorArrays> held_vectors;
   Pass pass;
   pass.params = params.view();
   pass.out = out.view();
@@ -178,7 +180,8 @@ void apply_(const py::object& round, int num_threads, std::optional<py::list> do
     pass.calibrate = cache.emplace(calibrate, any ? pass.combine.updates.data[0].type : Type::float32).stage();
   }
   pass.step = steps.stage();
-  if (!memory.is_none()) pass.memory = memories.emplace(memory, pass.combine.updates.size).stage();
+  if (!rule_vectors.is_none())
+    pass.rule_vectors = held_vectors.emplace(rule_vectors, pass.combine.updates.size).stage();
   bool finite = true;
   Checksums sums;
   {
@@ -187,7 +190,7 @@ void apply_(const py::object& round, int num_threads, std::optional<py::list> do
   }
   if (checksums && !dry)
     checksums->append(py::make_tuple(as_bytes(sums.out), as_bytes(sums.sum), all_bytes(sums.rows),
-                                     all_bytes(sums.states), all_bytes(sums.memories)));
+                                     all_bytes(sums.states), all_bytes(sums.rule_vectors)));
   // Before Python can run a signal handler: an exception of one cannot hide from the caller that the sweep was made.
   if (done && !dry) done->append(finite);
 }

@@ -109,7 +109,7 @@ PYBIND11_MODULE(_engine, module) {
   module.attr("LANES") = kLanes;
   module.attr("BLOCK") = kBlock;
   module.attr("SUPERBLOCK") = kSuperblock;
-  module.attr("MOST_MEMORIES") = kMostMemories;
+  module.attr("MOST_RULE_VECTORS") = kMostRuleVectors;
   module.attr("STEP_KINDS") = step_kinds();
   module.attr("CODECS") = codecs_();
   module.def("ingest", ingest_, py::arg("update"), py::arg("slot"), py::arg("num_threads"));

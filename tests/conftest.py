@@ -4,14 +4,18 @@ import os
 
 os.environ.setdefault("AFFLUX_THREAD_BYTES", "1")  # vectors here are short; all threads that are asked for shall start
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import processes
 from afflux import ops
 
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
 #: Importing them, as the search for doctests does, puts another engine in place, or looks for one.
-collect_ignore = ["emulated.py", "fake_cupy.py", "fake_torch.py", "gpu_servers.py"]
+collect_ignore_glob = ["*emulated.py", "*fake_cupy.py", "*fake_torch.py", "*gpu_servers.py"]
 ISAS = [b.name for b in ops.backends() if b.device == "cpu" and b.runs]
 THREADS = [1, 2, 3]
 
@@ -60,6 +64,12 @@ def nine_rows(tmp_path_factory):
     return make(tmp_path_factory.mktemp("tools") / "store")
 
 
+def found(name):
+    """The one file of that name, in whatever folder under tests/."""
+    (path,) = TESTS.rglob(name)
+    return path
+
+
 def awkward(rng, size):
     """Float32 of both signs and of 60 binary orders of magnitude, zeros of both signs and subnormals included."""
     values = rng.standard_normal(size) * 2.0 ** rng.integers(-30, 30, size)
@@ -73,7 +83,7 @@ def ready(server):
     """Hands in what the rule wants to be handed: a gradient so short that Zeno++ accepts whatever comes."""
     for name in server.rule.needs.handed_in:
         size = server.pull().params.size
-        server.set_memory(name, np.full(size, 0.25 / max(size, 1) ** 0.5))
+        server.set_rule_vector(name, np.full(size, 0.25 / max(size, 1) ** 0.5))
     return server
 
 

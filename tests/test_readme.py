@@ -1,11 +1,11 @@
 """The Python of README.md and of the pages in docs/ runs as it stands, and prints what stands beside it."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from conftest import ROOT
+
 PAGES = [
     page for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))] if "```python" in page.read_text()
 ]

@@ -158,14 +158,14 @@ void check_step(const Pass& pass, check::Overlaps& overlaps) {
 
 // Written, also where `next` is empty: what may overlap does not depend on numbers.
 void check_memory(const Pass& pass, check::Overlaps& overlaps) {
-  const Memory& memory = pass.memory;
-  const std::int64_t held = memory.vectors.size, count = held + pass.combine.updates.size;
-  if (held > kMostMemories)
-    check::fail("apply", "memory.vectors has " + std::to_string(held) + " vectors, at most " +
-                             std::to_string(kMostMemories) + " are served");
-  check_numbers("memory.weights", memory.weights, held, overlaps);
-  if (memory.next.size != 0) check_numbers("memory.next", memory.next, held * count, overlaps);
-  check_held("memory.vectors", memory.vectors, "memory.outs", memory.outs, pass, overlaps);
+  const RuleVectors& rule_vectors = pass.rule_vectors;
+  const std::int64_t held = rule_vectors.vectors.size, count = held + pass.combine.updates.size;
+  if (held > kMostRuleVectors)
+    check::fail("apply", "rule_vectors.vectors has " + std::to_string(held) + " vectors, at most " +
+                             std::to_string(kMostRuleVectors) + " are served");
+  check_numbers("rule_vectors.weights", rule_vectors.weights, held, overlaps);
+  if (rule_vectors.next.size != 0) check_numbers("rule_vectors.next", rule_vectors.next, held * count, overlaps);
+  check_held("rule_vectors.vectors", rule_vectors.vectors, "rule_vectors.outs", rule_vectors.outs, pass, overlaps);
 }
 
 void check_pass(const Pass& pass, check::Overlaps& overlaps) {
@@ -186,7 +186,7 @@ void check_pass(const Pass& pass, check::Overlaps& overlaps) {
 Pass with_outs(Pass pass) {
   if (pass.calibrate.sum_out.data == nullptr) pass.calibrate.sum_out = pass.calibrate.sum;
   if (pass.step.outs.size == 0) pass.step.outs = pass.step.states;
-  if (pass.memory.outs.size == 0) pass.memory.outs = pass.memory.vectors;
+  if (pass.rule_vectors.outs.size == 0) pass.rule_vectors.outs = pass.rule_vectors.vectors;
   return pass;
 }
 

@@ -37,7 +37,7 @@ bool Overlaps::allowed(const Range& read, const Range& written) {
   if (pair("rows", "new_rows")) return read.name.index <= written.name.index;
   return read.name.index == written.name.index &&
          (pair("params", "out") || pair("sum", "sum_out") || pair("states", "states_out") ||
-          pair("memory.vectors", "memory.outs"));
+          pair("rule_vectors.vectors", "rule_vectors.outs"));
 }
 
 void Overlaps::refuse(const char* op) {

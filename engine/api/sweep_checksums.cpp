@@ -16,7 +16,7 @@ SweepChecksums::SweepChecksums(const Pass& pass, Checksums& checksums) : size_(p
   };
   add(checksums.out, pass.out.data, exact_codec(pass.out.type));
   add_each(checksums.states, pass.step.outs);
-  if (pass.memory.next.size > 0) add_each(checksums.memories, pass.memory.outs);
+  if (pass.rule_vectors.next.size > 0) add_each(checksums.rule_vectors, pass.rule_vectors.outs);
   checksums.rows.resize(static_cast<std::size_t>(cached ? cache.new_rows.size : 0));
   for (std::size_t i = 0; i < checksums.rows.size(); ++i)
     if (const unsigned char* const row = cache.new_rows.data[i].data) add(checksums.rows[i], row, cache.codec);

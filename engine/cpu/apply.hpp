@@ -6,7 +6,7 @@
 #include "cpu/calibrate.hpp"
 #include "cpu/calibrate_encoded.hpp"
 #include "cpu/combine.hpp"
-#include "cpu/memory.hpp"
+#include "cpu/rule_vectors.hpp"
 #include "cpu/step.hpp"
 
 namespace afflux::AFFLUX_ISA {
@@ -18,7 +18,7 @@ AFFLUX_FN void start(const Pass& pass, Tile tile, double* __restrict v) {
   for (std::int64_t i = 0; i < tile.size; ++i) v[i] = 0.0;
   const T* const params = tile_of<T>(pass.params, tile);
   if (pass.combine.params_weight != 0.0) add_weighted(&params, &pass.combine.params_weight, 1, tile.size, v);
-  combine<T>(pass.memory.vectors, pass.memory.weights.data, tile, v);
+  combine<T>(pass.rule_vectors.vectors, pass.rule_vectors.weights.data, tile, v);
 }
 
 // v += what stage 2 makes of the updates, with the mean of the rows of before the round or of after it.
@@ -49,7 +49,7 @@ AFFLUX_FN void direction(const Pass& pass, const RowHeads* heads, Tile tile, dou
 // A tile is whole runs of the codec.
 AFFLUX_FN std::int64_t tile_size(const Pass& pass) {
   if (run_of(pass.calibrate.codec) == kBlock) return kBlock;
-  return pass.combine.updates.size < kManyUpdates || pass.memory.next.size > 0 ? kTile : kLongTile;
+  return pass.combine.updates.size < kManyUpdates || pass.rule_vectors.next.size > 0 ? kTile : kLongTile;
 }
 
 // x - x is 0 for what is finite, else NaN, which a sum keeps; several sums hide the latency of an addition.
@@ -71,7 +71,7 @@ bool apply(const Pass& pass, const RowHeads* heads, std::int64_t begin, std::int
   const bool wide = pass.params.type == Type::float64;
   const std::int64_t count = pass.combine.updates.size;
   const Type updates = count > 0 ? pass.combine.updates.data[0].type : Type::float32;
-  const bool renews = pass.memory.next.size > 0;
+  const bool renews = pass.rule_vectors.next.size > 0;
   const bool together = renews && pass.calibrate.kind == Calibration::none;
   const std::int64_t size = tile_size(pass);
   alignas(64) double v[kLongTile];

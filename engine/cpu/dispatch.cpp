@@ -19,7 +19,7 @@ struct Isa {
   bool (*runs)();
 };
 
-bool always() { return true; }
+[[maybe_unused]] bool always() { return true; }
 
 // Best first.
 #if defined(__aarch64__)
@@ -29,15 +29,23 @@ bool has_f16c() {  // __builtin_cpu_supports knows it from GCC 11 on
   unsigned a, b, c, d;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
 }
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
-bool has_avx512() {
+[[maybe_unused]] bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+}
+[[maybe_unused]] bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
 }
 const Isa kIsas[] = {
+#if defined(AFFLUX_HAS_AVX512)
     {"avx512", "AVX-512 F, DQ, BW and VL", &avx512::kernels, has_avx512},
+#endif
+#if defined(AFFLUX_HAS_AVX2)
     {"avx2", "AVX2, FMA and F16C", &avx2::kernels, has_avx2},
+#endif
+#if defined(AFFLUX_HAS_BASELINE)
     {"baseline", "", &baseline::kernels, always},
+#endif
 };
 #endif
 

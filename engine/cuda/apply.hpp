@@ -21,7 +21,7 @@ struct ApplyBody {
   template <class Span>
   AFFLUX_DEVICE void elements(const Span& span) const {
     const Pass& pass = sweep.pass;
-    const bool renews = pass.memory.next.size > 0;
+    const bool renews = pass.rule_vectors.next.size > 0;
     Doubles v = start<P>(pass, span);
     if constexpr (kRows == Rows::plain) {
       const Calibrate& stage = pass.calibrate;

@@ -11,7 +11,7 @@ AFFLUX_DEVICE Doubles start(const Pass& pass, const Span& span) {
   Doubles v{};
   if (pass.combine.params_weight != 0.0)
     add_weighted(v, pass.combine.params_weight, doubles(span.template load<P>(pass.params.data)));
-  combine<P>(pass.memory.vectors, pass.memory.weights.data, span, v);
+  combine<P>(pass.rule_vectors.vectors, pass.rule_vectors.weights.data, span, v);
   return v;
 }
 

@@ -3,7 +3,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "cuda/memory.hpp"
+#include "cuda/rule_vectors.hpp"
 #include "cuda/staging.hpp"
 
 namespace afflux::cuda {
@@ -26,14 +26,14 @@ class StagedPass {
     const std::int32_t one = 1;
     Staging staging;
     const std::int64_t finite = staging.add(&one, 1), kept_heads = staging.add(heads, heads == nullptr ? 0 : arrivals);
-    const std::vector<std::uint8_t> readers = columns(pass.memory, pass.combine.updates.size);
+    const std::vector<std::uint8_t> readers = columns(pass.rule_vectors, pass.combine.updates.size);
     const std::int64_t kept_columns = staging.add(readers.data(), static_cast<std::int64_t>(readers.size()));
     const auto added = [&](const auto& list) { return staging.add(list.data, list.size); };
-    const std::int64_t offsets[] = {added(pass.combine.updates), added(pass.combine.weights),
-                                    added(pass.calibrate.rows),  added(pass.calibrate.new_rows),
-                                    added(pass.step.states),     added(pass.step.outs),
-                                    added(pass.memory.vectors),  added(pass.memory.weights),
-                                    added(pass.memory.next),     added(pass.memory.outs)};
+    const std::int64_t offsets[] = {added(pass.combine.updates),      added(pass.combine.weights),
+                                    added(pass.calibrate.rows),       added(pass.calibrate.new_rows),
+                                    added(pass.step.states),          added(pass.step.outs),
+                                    added(pass.rule_vectors.vectors), added(pass.rule_vectors.weights),
+                                    added(pass.rule_vectors.next),    added(pass.rule_vectors.outs)};
     staging.upload(executor);
     const std::int64_t* offset = offsets;
     const auto moved = [&](const auto& list) {
@@ -47,12 +47,13 @@ class StagedPass {
     to.calibrate.new_rows = moved(pass.calibrate.new_rows);
     to.step.states = moved(pass.step.states);
     to.step.outs = moved(pass.step.outs);
-    to.memory.vectors = moved(pass.memory.vectors);
-    to.memory.weights = moved(pass.memory.weights);
-    to.memory.next = moved(pass.memory.next);
-    to.memory.outs = moved(pass.memory.outs);
+    to.rule_vectors.vectors = moved(pass.rule_vectors.vectors);
+    to.rule_vectors.weights = moved(pass.rule_vectors.weights);
+    to.rule_vectors.next = moved(pass.rule_vectors.next);
+    to.rule_vectors.outs = moved(pass.rule_vectors.outs);
     sweep_.heads = staging.at<const RowHeads>(kept_heads);
-    sweep_.renewal = {staging.at<const std::uint8_t>(kept_columns), stays(pass.memory, pass.combine.updates.size)};
+    sweep_.renewal = {staging.at<const std::uint8_t>(kept_columns),
+                      stays(pass.rule_vectors, pass.combine.updates.size)};
     sweep_.finite = staging.at<std::int32_t>(finite);
     sweep_.aligned = aligned(pass);
   }
@@ -60,20 +61,21 @@ class StagedPass {
 
  private:
   // See Renewal.
-  static std::vector<std::uint8_t> columns(const Memory& memory, std::int64_t updates) {
-    const std::int64_t held = memory.vectors.size, width = memory.next.size == 0 ? 0 : held + updates;
+  static std::vector<std::uint8_t> columns(const RuleVectors& rule_vectors, std::int64_t updates) {
+    const std::int64_t held = rule_vectors.vectors.size, width = rule_vectors.next.size == 0 ? 0 : held + updates;
     std::vector<std::uint8_t> found(static_cast<std::size_t>(width), 0);
     for (std::int64_t i = 0; i < held * width; ++i)
-      if (memory.next.data[i] != 0.0)
+      if (rule_vectors.next.data[i] != 0.0)
         found[static_cast<std::size_t>(i % width)] |= static_cast<std::uint8_t>(1 << i / width);
     return found;
   }
-  static std::uint32_t stays(const Memory& memory, std::int64_t updates) {
-    const std::int64_t held = memory.vectors.size, width = held + updates;
+  static std::uint32_t stays(const RuleVectors& rule_vectors, std::int64_t updates) {
+    const std::int64_t held = rule_vectors.vectors.size, width = held + updates;
     std::uint32_t all = 0;
-    for (std::int64_t s = 0; s < held && memory.next.size > 0; ++s) {
+    for (std::int64_t s = 0; s < held && rule_vectors.next.size > 0; ++s) {
       bool same = true;
-      for (std::int64_t k = 0; k < width; ++k) same = same && memory.next.data[s * width + k] == (k == s ? 1.0 : 0.0);
+      for (std::int64_t k = 0; k < width; ++k)
+        same = same && rule_vectors.next.data[s * width + k] == (k == s ? 1.0 : 0.0);
       all |= static_cast<std::uint32_t>(same) << s;
     }
     return all;
@@ -90,8 +92,8 @@ class StagedPass {
     look_all(pass.combine.updates);
     look_all(pass.step.states);
     look_all(pass.step.outs);
-    look_all(pass.memory.vectors);
-    look_all(pass.memory.outs);
+    look_all(pass.rule_vectors.vectors);
+    look_all(pass.rule_vectors.outs);
     if (pass.calibrate.kind == Calibration::none) return all;
     look(pass.calibrate.sum.data);
     look(pass.calibrate.sum_out.data);

@@ -2,6 +2,7 @@
 
 from afflux import ops, rules
 from afflux._engine import __version__
+from afflux.aggregation.options import ServerOptions
 from afflux.aggregation.reports import Cut, Handed, Join, Pulled, Quarantined, Receipt, Report
 from afflux.arrays.layout import Layout
 from afflux.ops import codecs
@@ -29,6 +30,7 @@ __all__ = [
     "Report",
     "Rule",
     "Server",
+    "ServerOptions",
     "StoreError",
     "UnavailableError",
     "Weights",

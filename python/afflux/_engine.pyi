@@ -9,7 +9,7 @@ ORDER_VERSION: int
 LANES: int
 BLOCK: int
 SUPERBLOCK: int
-MOST_MEMORIES: int
+MOST_RULE_VECTORS: int
 STEP_KINDS: dict[str, int]  # how many states each keeps
 # bits of an element, type of rows, whether it is encoded with a key, and whether with the least and largest element
 CODECS: dict[str, tuple[int, str, bool, bool]]
@@ -47,7 +47,7 @@ def apply(
     round: object,  # afflux.ops.Pass, read by attribute name
     num_threads: int,
     done: list[bool] | None = None,
-    # out, sum, rows, states, memories
+    # out, sum, rows, states, rule vectors
     checksums: list[tuple[bytes, bytes, list[bytes], list[bytes], list[bytes]]] | None = None,
     dry: bool = False,
 ) -> None: ...

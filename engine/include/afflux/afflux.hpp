@@ -55,10 +55,10 @@ void gram(List<View<const void>> vectors, View<double> out, int num_threads = 1)
 
 // CRC-32C of what a sweep has written: of each superblock's bytes, in turn. In a row, that of its head comes before.
 struct Checksums {
-  std::vector<std::uint32_t> out, sum;               // sum: with cached rows
-  std::vector<std::vector<std::uint32_t>> rows;      // one for each arrival; empty where the row was kept
-  std::vector<std::vector<std::uint32_t>> states;    // of the step
-  std::vector<std::vector<std::uint32_t>> memories;  // none if `next` is empty
+  std::vector<std::uint32_t> out, sum;                   // sum: with cached rows
+  std::vector<std::vector<std::uint32_t>> rows;          // one for each arrival; empty where the row was kept
+  std::vector<std::vector<std::uint32_t>> states;        // of the step
+  std::vector<std::vector<std::uint32_t>> rule_vectors;  // none if `next` is empty
 };
 
 // A dry one only checks: it throws what the real one would, and writes nothing. Returns whether the direction was

@@ -17,7 +17,7 @@ struct Combine {
   double params_weight = 0.0;
 };
 
-constexpr std::int64_t kMostMemories = 4;
+constexpr std::int64_t kMostRuleVectors = 4;
 
 // Up to kMostMemories vectors that the server keeps between rounds, of the type of params: their part in the direction
 // (stage 1), and with old values on the right, in this order, rounded once,
@@ -26,7 +26,7 @@ constexpr std::int64_t kMostMemories = 4;
 // in a sum is 0 is not read for it, and a vector whose row of `next` is 1 at itself and 0 elsewhere is not written.
 // With `outs`, R vectors that each are vectors[s] itself or lie apart, the new values go there: all are written, also
 // those that stay, but not where `next` is empty.
-struct Memory {
+struct RuleVectors {
   List<View<void>> vectors{};
   List<double> weights{};
   List<double> next{};
@@ -68,7 +68,7 @@ struct Pass {
   Combine combine{};
   Calibrate calibrate{};
   Step step{};
-  Memory memory{};
+  RuleVectors rule_vectors{};
 };
 
 }  // namespace afflux

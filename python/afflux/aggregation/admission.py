@@ -1,4 +1,4 @@
-"""What is decided about each arrival, and the buffer that is filling. Knows nothing of threads: callers take turns."""
+"""What is decided about each arrival, and the state of a server. Callers hold a mutex."""
 
 from collections.abc import Callable
 from types import MappingProxyType
@@ -9,7 +9,7 @@ from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.options import Duplicates
 from afflux.aggregation.participation import Participation
 from afflux.aggregation.reports import Cut, Entry, Handed, Join, Pulled, Quarantined, Status, no_counts
-from afflux.aggregation.round import Before, Memories, Round
+from afflux.aggregation.round import NamedVectors, Round, RoundStart
 from afflux.aggregation.streaming import Term, Total
 from afflux.arrays.pools import is_lent
 from afflux.ops.errors import AffluxError
@@ -17,8 +17,8 @@ from afflux.rules.rule import ClientId, Rule, Scalars
 
 
 class ServerState(NamedTuple):
-    """All that is decided so far. It is never changed but replaced, by one assignment: an interrupt, wherever it hits,
-    leaves the old book or the new one. Of lists that grow it says how many entries count; an interrupt may leave more.
+    """All that is decided so far. A state is never changed but replaced, by one assignment: an interrupt at any moment
+    leaves the old state or the new one. Lists that grow are shared by states, which say how many entries count.
     """
 
     current: Pulled  #: the newest version
@@ -31,48 +31,50 @@ class ServerState(NamedTuple):
     quarantined: int = 0  #: entries of the list that count
     logged: int = 0  #: entries of the log that count
     id_type: type | None = None  #: of client ids: int or str; None before the first join
-    memories: Memories = MappingProxyType({})  #: the rule's vectors; without a store a sweep changes them in place
-    handed: frozenset[str] = frozenset()  #: those memories that the user has handed in
+    rule_vectors: NamedVectors = MappingProxyType({})  #: changed in place by a sweep, if not in a store
+    handed: frozenset[str] = frozenset()  #: those rule vectors that the user has handed in
     scalars: Scalars = MappingProxyType({})  #: the rule's own numbers
     passes: Participation | None = None  #: of rules that take every client once per pass
-    sealed: "ServerState | None" = None  #: this book as `round` was decided: what a store keeps of it
+    decided_state: "ServerState | None" = None  #: this state when `round` was decided, which a store commits
 
     def arrivals(self) -> list[PendingArrival]:
-        """Those in the buffer."""
+        """The arrivals in the buffer."""
         return self.waiting[: self.filled]
 
     def deferred(self) -> list[PendingArrival]:
-        """Those that wait for the next pass."""
+        """The arrivals that wait for the next pass."""
         return [] if self.passes is None else self.passes.waiting()
 
     @property
     def total(self) -> Total | None:
-        """What the arrivals in the buffer are added up in, if the server streams."""
+        """The sum of the arrivals in the buffer, if the server accumulates."""
         held = self.waiting[0].slot if self.filled else None
         return held.total if isinstance(held, Term) else None
 
     @property
     def unfinished(self) -> bool:
-        """Whether a round, or a term of the buffer, is decided and not made yet."""
+        """Whether a round, or a term of the sum, is decided and not made yet."""
         total = self.total
         return self.round is not None or (total is not None and total.added < self.filled)
 
     @property
     def slots_held(self) -> int:
-        """Slots of the server that the arrivals need, those of the round apart."""
+        """Slots of the server that the waiting arrivals hold; those of the round are not counted."""
         total = self.total
         if total is not None:
             return self.filled - total.added
         return sum(not is_lent(w.slot) for w in [*self.arrivals(), *self.deferred()])
 
 
-def after(book: ServerState, current: Pulled, done: Round) -> ServerState:
-    """The book as soon as a round is over, and its version the newest one."""
-    return book._replace(current=current, round=None, sealed=None, scalars=done.scalars, memories=done.memories)
+def after(state: ServerState, current: Pulled, done: Round) -> ServerState:
+    """The state after a round, whose version is the newest one."""
+    return state._replace(
+        current=current, round=None, decided_state=None, scalars=done.scalars, rule_vectors=done.rule_vectors
+    )
 
 
 class Admission:
-    """Decides by the rules of `Server`'s docstring, counts, and keeps the log."""
+    """Decides about arrivals as `Server` and `ServerOptions` say, counts decisions, and keeps the log."""
 
     def __init__(
         self,
@@ -90,7 +92,7 @@ class Admission:
         self.copies = copies  #: why vectors are always copied; None: they may be lent
         self._quarantined: list[Quarantined] = []
         self._log: list[Entry] | None = [] if log else None
-        # Where a client waits, unless both count. Entries may be out of date: the book says who waits there.
+        # Where a client waits, unless both count. Entries may be out of date: the state says who waits there.
         self._places: dict[ClientId, int] = {}
 
     @property
@@ -100,7 +102,7 @@ class Admission:
 
     @property
     def growing(self) -> tuple[list[Quarantined], list[Entry] | None]:
-        """What was kept out, and the log: the lists themselves, of which the book says how many entries count."""
+        """What was kept out, and the log: the lists themselves, of which the state says how many entries count."""
         return self._quarantined, self._log
 
     @property
@@ -125,10 +127,10 @@ class Admission:
             AffluxError: the id's type differs from the earlier ones', the client is one too many, or the version is
                 not made.
         """
-        book = self.state
+        state = self.state
         # A round that is decided counts, whether its sweep is made or not: so the log of joins says all.
-        staleness = book.current.version + (book.round is not None) - version
-        if book.id_type is not None and book.id_type is not type(client_id):
+        staleness = state.current.version + (state.round is not None) - version
+        if state.id_type is not None and state.id_type is not type(client_id):
             raise AffluxError(f"[push] client_id {client_id!r} is not of the same type as the earlier ones")
         if staleness < 0:
             raise AffluxError(
@@ -139,7 +141,7 @@ class Admission:
             return "quarantined", staleness
         if self.max_staleness is not None and staleness > self.max_staleness:
             return "dropped", staleness
-        if book.passes is not None and book.passes.has(client_id):
+        if state.passes is not None and state.passes.has(client_id):
             return "deferred", staleness
         place = self._place(client_id)
         if place is None:
@@ -147,7 +149,7 @@ class Admission:
             return "joined", staleness
         if self.duplicates == "reject":
             return "rejected", staleness
-        return "superseded" if book.waiting[place].version > version else "replaced", staleness
+        return "superseded" if state.waiting[place].version > version else "replaced", staleness
 
     def completes(self, status: Status) -> bool:
         """Whether an arrival of this status makes the buffer full."""
@@ -156,50 +158,52 @@ class Admission:
     @property
     def overdue(self) -> bool:
         """Whether those that had waited for this pass fill a buffer."""
-        book = self.state
-        return book.passes is not None and book.filled > 0 and book.filled == self._target()
+        state = self.state
+        return state.passes is not None and state.filled > 0 and state.filled == self._target()
 
     def _target(self) -> int:
         """Arrivals that make the buffer full: M, or those that are left of the pass."""
-        book, size = self.state, self.rule.buffer_size
-        return size if book.passes is None else min(size, book.passes.left + book.filled)
+        state, size = self.state, self.rule.buffer_size
+        return size if state.passes is None else min(size, state.passes.left + state.filled)
 
-    def before(self, arrivals: int, outs: Callable[[Memories], Memories]) -> Before:
-        """What the round of so many arrivals starts from; `outs` says where its memories may be written.
+    def before(self, arrivals: int, outs: Callable[[NamedVectors], NamedVectors]) -> RoundStart:
+        """What the round of so many arrivals starts from; `outs` says where its rule vectors may be written.
 
         Raises:
             AffluxError: a memory that the rule reads was never handed in.
         """
-        book = self.state
+        state = self.state
         for name in self.rule.needs.handed_in:
-            if name not in book.handed:
+            if name not in state.handed:
                 raise AffluxError(
-                    f"[{self.rule.name}] the memory {name!r} was never handed in: set_memory({name!r}, vector)"
+                    f"[{self.rule.name}] the memory {name!r} was never handed in: set_rule_vector({name!r}, vector)"
                 )
-        ends_pass = book.passes is not None and book.passes.left == arrivals - book.filled
-        return Before(book.current, book.rows, book.memories, outs(book.memories), book.scalars, ends_pass)
+        ends_pass = state.passes is not None and state.passes.left == arrivals - state.filled
+        return RoundStart(
+            state.current, state.rows, state.rule_vectors, outs(state.rule_vectors), state.scalars, ends_pass
+        )
 
-    def record(self, status: Status, arrival: PendingArrival, bad: int | None, sealed: Round | None) -> None:
-        """Carries a decision out; `sealed` is the round that the arrival completes."""
-        book = self.state
-        passes, scalars, counts = book.passes, book.scalars, book.counts
-        waiting, filled, id_type = book.waiting, book.filled, book.id_type
-        quarantined, logged = book.quarantined, book.logged
+    def record(self, status: Status, arrival: PendingArrival, bad: int | None, prepared: Round | None) -> None:
+        """Carries a decision out; `prepared` is the round that the arrival completes."""
+        state = self.state
+        passes, scalars, counts = state.passes, state.scalars, state.counts
+        waiting, filled, id_type = state.waiting, state.filled, state.id_type
+        quarantined, logged = state.quarantined, state.logged
         if passes is not None and status == "joined":
             passes = passes.enter(arrival.client_id)
         elif passes is not None and status == "deferred":
             passes = passes.defer(arrival)
-        if sealed is not None:
-            waiting, passes, counts = self._opened(passes, sealed)
+        if prepared is not None:
+            waiting, passes, counts = self._opened(passes, prepared)
             filled, id_type = len(waiting), type(arrival.client_id)
-            scalars = scalars if sealed.report.stepped else sealed.scalars
+            scalars = scalars if prepared.report.stepped else prepared.scalars
         elif status == "joined":
             if self.duplicates != "both":
                 self._places[arrival.client_id] = filled
             waiting[filled:] = [arrival]
             filled, id_type = filled + 1, type(arrival.client_id)
         elif status == "replaced":
-            waiting = book.arrivals()
+            waiting = state.arrivals()
             waiting[self._places[arrival.client_id]] = arrival
         elif bad is not None:
             kept_out = Quarantined(arrival.join, arrival.client_id, arrival.version, bad)
@@ -212,37 +216,37 @@ class Admission:
             logged += 1
         counts = {**counts, status: counts[status] + 1}
         # A round that makes no step is over as soon as it is decided.
-        decided = sealed if sealed is not None and sealed.report.stepped else book.round
+        decided = prepared if prepared is not None and prepared.report.stepped else state.round
         # By position: half the time of keywords, and it is on the way of every push.
         new = ServerState(
-            book.current,
-            book.rows,
+            state.current,
+            state.rows,
             waiting,
             filled,
             decided,
-            book.number + 1,
+            state.number + 1,
             counts,
             quarantined,
             logged,
             id_type,
-            book.memories,
-            book.handed,
+            state.rule_vectors,
+            state.handed,
             scalars,
             passes,
-            book.sealed,
+            state.decided_state,
         )
-        self.state = new if decided is book.round else new._replace(sealed=new._replace(sealed=None))
-        if sealed is not None:
+        self.state = new if decided is state.round else new._replace(decided_state=new._replace(decided_state=None))
+        if prepared is not None:
             self._places = {}
 
     def _opened(
-        self, passes: Participation | None, sealed: Round
+        self, passes: Participation | None, prepared: Round
     ) -> tuple[list[PendingArrival], Participation | None, dict[str, int]]:
         """The buffer after a round: empty, but for those who have waited for this pass."""
         counts = self.state.counts
         if passes is None:
             return [], None, counts
-        oldest = 0 if self.max_staleness is None else sealed.report.version - self.max_staleness
+        oldest = 0 if self.max_staleness is None else prepared.report.version - self.max_staleness
         entering, dropped, passes = passes.opened(self.rule.buffer_size, oldest)
         if dropped:
             moved = {"deferred": counts["deferred"] - dropped, "dropped": counts["dropped"] + dropped}
@@ -254,40 +258,40 @@ class Admission:
         counts = self.state.counts
         self.state = self.state._replace(counts={**counts, "refused": counts["refused"] + 1})
 
-    def hand_in(self, memories: Memories, name: str) -> None:
-        """Replaces the memories; one of them was handed in."""
-        book = self.state
-        logged = book.logged
+    def hand_in(self, rule_vectors: NamedVectors, name: str) -> None:
+        """Replaces the rule vectors; one of them was handed in."""
+        state = self.state
+        logged = state.logged
         if self._log is not None:
             self._log[logged:] = [Handed(name)]
             logged += 1
-        self.state = book._replace(memories=memories, handed=book.handed | {name}, logged=logged)
+        self.state = state._replace(rule_vectors=rule_vectors, handed=state.handed | {name}, logged=logged)
 
-    def cut(self, kind: Literal["flush", "discard", "overdue"], sealed: Round | None) -> None:
+    def cut(self, kind: Literal["flush", "discard", "overdue"], prepared: Round | None) -> None:
         """Empties the buffer without a push, into a round or into nothing. What is overdue needs no word in the log."""
-        book = self.state
-        logged = book.logged
+        state = self.state
+        logged = state.logged
         if self._log is not None and kind != "overdue":
             self._log[logged:] = [Cut(kind)]
             logged += 1
         waiting: list[PendingArrival] = []
-        passes, scalars, counts = book.passes, book.scalars, book.counts
-        if sealed is None:
-            passes = passes and passes.emptied(book.filled)
+        passes, scalars, counts = state.passes, state.scalars, state.counts
+        if prepared is None:
+            passes = passes and passes.emptied(state.filled)
         else:
-            waiting, passes, counts = self._opened(passes, sealed)
-            if not sealed.report.stepped:
-                scalars, sealed = sealed.scalars, None
-        new = book._replace(
+            waiting, passes, counts = self._opened(passes, prepared)
+            if not prepared.report.stepped:
+                scalars, prepared = prepared.scalars, None
+        new = state._replace(
             waiting=waiting,
             filled=len(waiting),
-            round=sealed,
+            round=prepared,
             logged=logged,
             scalars=scalars,
             counts=counts,
             passes=passes,
         )
-        self.state = new if sealed is None else new._replace(sealed=new)
+        self.state = new if prepared is None else new._replace(decided_state=new)
         self._places = {}
 
     def discard_leftovers(self) -> None:
@@ -300,16 +304,16 @@ class Admission:
         """The round is over: its version is the newest one."""
         self.state = after(self.state, current, done)
 
-    def load(self, book: ServerState, quarantined: list[Quarantined], log: list[Entry] | None) -> None:
+    def load(self, state: ServerState, quarantined: list[Quarantined], log: list[Entry] | None) -> None:
         """Takes over a saved state. A log that was not kept so far is not begun in the middle."""
-        places = {} if self.duplicates == "both" else {w.client_id: i for i, w in enumerate(book.arrivals())}
+        places = {} if self.duplicates == "both" else {w.client_id: i for i, w in enumerate(state.arrivals())}
         log = None if self._log is None else log
         # One statement without a call in it: an interrupt comes before or after.
-        self._quarantined, self._log, self._places, self.state = quarantined, log, places, book
+        self._quarantined, self._log, self._places, self.state = quarantined, log, places, state
 
     def _place(self, client_id: ClientId) -> int | None:
-        place, book = self._places.get(client_id), self.state
-        if place is None or place >= book.filled or book.waiting[place].client_id != client_id:
+        place, state = self._places.get(client_id), self.state
+        if place is None or place >= state.filled or state.waiting[place].client_id != client_id:
             return None
         return place
 

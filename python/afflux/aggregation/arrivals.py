@@ -19,15 +19,15 @@ class PendingArrival(NamedTuple):
     version: int
     num_examples: int
     loss: float
-    norm: float  #: NaN: nobody has looked at the vector
-    slot: Slot | Term  #: a term if the server streams
+    norm: float  #: NaN: the vector was lent, and not checked
+    slot: Slot | Term  #: a term if the server accumulates
     buffers: Float64 | None
-    extremes: tuple[float, float]  #: the vector's least and largest element; NaN if nobody has looked
+    extremes: tuple[float, float]  #: the vector's least and largest element; NaN if it was lent
     join: int
     staleness: int
     staged_row: StagedRow | None = None  #: the client's row, if rows are kept on the host and rounds are made on a GPU
 
 
 def canonical(waiting: Sequence[PendingArrival]) -> list[PendingArrival]:
-    """By client, version pulled, and join."""
+    """The arrivals in canonical order: by client, version pulled, and join."""
     return sorted(waiting, key=lambda w: (w.client_id, w.version, w.join))

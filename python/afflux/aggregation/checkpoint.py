@@ -16,7 +16,7 @@ from afflux.aggregation.cache.memory import MemoryRows
 from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.participation import Participation
 from afflux.aggregation.reports import STATUSES, Cut, Entry, Handed, Join, Pulled, Quarantined, no_counts
-from afflux.aggregation.round import Memories
+from afflux.aggregation.round import NamedVectors
 from afflux.aggregation.streaming import Term
 from afflux.arrays.interop import finite, immutable_copy, on_host
 from afflux.ops.errors import AffluxError
@@ -48,7 +48,7 @@ class Saved:
     id_type: type | None
     quarantined: list[Quarantined]
     log: list[Entry] | None
-    memories: Memories
+    rule_vectors: NamedVectors
     handed: frozenset[str]
     scalars: Scalars
     passed: tuple[int, list[ClientId]] | None  #: N, and the clients that have entered in this pass
@@ -65,7 +65,7 @@ class Saved:
             quarantined=len(self.quarantined),
             logged=len(self.log or []),
             id_type=self.id_type,
-            memories=self.memories,
+            rule_vectors=self.rule_vectors,
             handed=self.handed,
             scalars=self.scalars,
             passes=None if self.passed is None else Participation.of(*self.passed, arrivals[self.filled :]),
@@ -103,10 +103,10 @@ def quarantined_record(q: Quarantined) -> list[Any]:
 
 
 def log_record(entry: Entry) -> list[Any]:
-    """The fields of a Join, ["flush"], ["discard"] or ["set_memory", name]; JSON-able."""
+    """The fields of a Join, ["flush"], ["discard"] or ["set_rule_vector", name]; JSON-able."""
     if isinstance(entry, Join):
         return [*entry[:6], _without_nan(entry.loss), entry.lent]
-    return [entry.kind] if isinstance(entry, Cut) else ["set_memory", entry.name]
+    return [entry.kind] if isinstance(entry, Cut) else ["set_rule_vector", entry.name]
 
 
 def _without_nan(number: float) -> float | None:
@@ -144,7 +144,7 @@ def save(
         arrays["sum"] = rows.saved_sum()
     if total is not None:
         arrays["total"] = on_host(total.vectors[0], copy=True)
-    arrays |= {f"memory.{name}": on_host(vector, copy=True) for name, vector in state.memories.items()}
+    arrays |= {f"rule_vector.{name}": on_host(vector, copy=True) for name, vector in state.rule_vectors.items()}
     return {"meta": meta, "arrays": arrays}
 
 
@@ -209,9 +209,9 @@ class _Loader:
                 for join, client_id, version, index in meta["quarantined"]
             ],
             log=None if meta["log"] is None else [_log_entry(record) for record in meta["log"]],
-            memories={
-                name: self._array(f"memory.{name}", self._facts["dtype"], (self._d,), check_finite=False)
-                for name in rule.memories
+            rule_vectors={
+                name: self._array(f"rule_vector.{name}", self._facts["dtype"], (self._d,), check_finite=False)
+                for name in rule.rule_vectors
             },
             handed=frozenset(name for name in meta["handed"] if name in rule.needs.handed_in),
             scalars=self._scalars(),
@@ -317,7 +317,7 @@ def _log_entry(record: Sequence[Any]) -> Entry:
     match record:
         case ["flush" | "discard" as kind]:
             return Cut(kind)
-        case ["set_memory", str(name)]:
+        case ["set_rule_vector", str(name)]:
             return Handed(name)
         case [number, status, client_id, version, staleness, examples, loss, bool(lent)] if status in STATUSES:
             counts = _count(version), _count(staleness), _count(examples)

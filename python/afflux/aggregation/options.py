@@ -265,8 +265,8 @@ def known_on_arrival(rule: Rule) -> OnArrival:
         why = f"{rule.name} has arrivals wait for the next pass"
     elif needs.gram:
         why = f"{rule.name}'s come from the inner products of a full buffer"
-    elif needs.memories:
-        why = f"{rule.name} replaces its memories ({', '.join(needs.memories)}) by the vectors of a full buffer"
+    elif needs.rule_vectors:
+        why = f"{rule.name} replaces its rule vectors ({', '.join(needs.rule_vectors)}) by the vectors of a full buffer"
     elif not isinstance(weigh, OnArrival):
         why = f"{rule.name}'s come from {weigh!r}, which has no on_arrival and factor"
     else:
@@ -288,13 +288,13 @@ def why_copied(rule: Rule, *, inplace: bool, accumulate: bool) -> str | None:
         return f"{rule.name} takes inner products first"
     if rule.calibrate.cached:
         return f"{rule.name} overwrites cached rows"
-    if rule.memories:
-        return f"{rule.name} overwrites its {', '.join(rule.memories)}"
+    if rule.rule_vectors:
+        return f"{rule.name} overwrites its {', '.join(rule.rule_vectors)}"
     return None
 
 
 def _check_first_values(rule: Rule, dtype: str) -> None:
     """Rejects a rule whose vectors begin at a value that the dtype cannot hold."""
-    for name, first in rule.memories.items():
+    for name, first in rule.rule_vectors.items():
         if not first < float(np.finfo(dtype).max):
             raise AffluxError(f"[Server] {rule.name} starts its {name} at {first}, which {dtype} cannot hold")

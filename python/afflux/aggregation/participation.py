@@ -7,7 +7,7 @@ from afflux.rules.rule import ClientId
 
 
 class Participation(NamedTuple):
-    """Never changed but replaced, like the book that it belongs to. Lists are shared with the next one, and only grow:
+    """Never changed but replaced, like the state that it belongs to. Lists are shared with the next one, and only grow:
     an interrupt may leave more in them than the counts say.
     """
 

@@ -93,7 +93,7 @@ class Join(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """A memory of the rule was replaced by `Server.set_memory`. The vector itself is not kept."""
+    """A memory of the rule was replaced by `Server.set_rule_vector`. The vector itself is not kept."""
 
     name: str
 

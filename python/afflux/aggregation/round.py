@@ -22,23 +22,23 @@ from afflux.ops.errors import AffluxError
 from afflux.ops.exact import ordered_sum
 from afflux.rules.rule import Arrivals, Float64, Kind, Rule, Scalars, Weights
 
-#: The vectors that a server keeps for its rule, by name, in the order of Rule.memories.
-Memories = Mapping[str, Vector]
+#: The vectors that a server keeps for its rule, by name, in the order of Rule.rule_vectors.
+NamedVectors = Mapping[str, Vector]
 
 
-class Before(NamedTuple):
+class RoundStart(NamedTuple):
     """What a round starts from, beside its arrivals."""
 
     current: Pulled
     rows: RowCache | None
-    memories: Memories
-    outs: Memories  #: where the sweep may write them; themselves if in place
+    rule_vectors: NamedVectors
+    outs: NamedVectors  #: where the sweep may write them; themselves if in place
     scalars: Scalars
     ends_pass: bool
 
 
-class Unseen(NamedTuple):
-    """Vectors of a round that were lent, and nobody has looked at; and what it takes to make the round without them."""
+class LentVectors(NamedTuple):
+    """Vectors of a round that were lent, hence not checked, and what is needed to repeat the round without them."""
 
     places: tuple[int, ...]
     rule: Rule
@@ -47,7 +47,7 @@ class Unseen(NamedTuple):
     weights: Weights
 
     def bad(self, slots: Sequence[Slot]) -> dict[int, int]:
-        """The first value that is not finite of each that was read; what only overflows in the sum has none."""
+        """The index of the first non-finite value of each vector that was read and has one."""
         found = {i: first_nonfinite(slots[i]) for i in self.places if self.weights.vectors[i] != 0}
         return {i: index for i, index in found.items() if index is not None}
 
@@ -67,13 +67,13 @@ class Round:
     draft: Draft
     sweep: ops.Pass
     rows: NewRows  #: as they are after the sweep
-    memories: Memories  #: as they are after the round
+    rule_vectors: NamedVectors  #: as they are after the round
     buffers: Float64 | None  #: as they are after the round
     scalars: Scalars  #: likewise
     report: Report  #: its seconds grow with the sweep
     done: list[bool] = field(default_factory=list)  #: not empty once the sweep has been made
     terms: list[Term] = field(default_factory=list)  #: that are to be added before the sweep
-    unseen: Unseen | None = None  #: vectors that nobody has looked at
+    lent: LentVectors | None = None  #: vectors that were not checked when they were pushed
     saved: bool = True  #: whether its rows are where they are kept, and a store has taken note of it, if there is one
     checksums: list[ops.Checksums] | None = None  #: of what the sweep has written, for a store
     driver: int | None = None  #: the thread that makes it; None: no thread does
@@ -86,7 +86,7 @@ class Round:
     def release(self) -> None:
         """Lets go of the slots, once the sweep has been made."""
         self.slots.clear()  # the sweep's own list
-        self.unseen = None
+        self.lent = None
 
     def make(self, num_threads: int) -> None:
         """The sweep; nothing if it has been made."""
@@ -94,35 +94,35 @@ class Round:
             start = perf_counter()
             for term in self.terms:
                 term.add(num_threads)
-            if self.unseen is None:
+            if self.lent is None:
                 ops.apply(self.sweep, num_threads=num_threads, done=self.done, checksums=self.checksums)
             else:
-                self._make_unseen(self.unseen, num_threads)
+                self._make_with_lent(self.lent, num_threads)
             # Nobody has seen the report yet.
             object.__setattr__(self.report, "seconds", self.report.seconds + perf_counter() - start)
 
-    def _make_unseen(self, unseen: Unseen, num_threads: int) -> None:
-        """The sweep, and once more without what is found not to be finite; all may be repeated after an interrupt."""
+    def _make_with_lent(self, lent: LentVectors, num_threads: int) -> None:
+        """The sweep, repeated without vectors that prove non-finite; an interrupted call may be repeated."""
         finite: list[bool] = []
         ops.apply(self.sweep, num_threads=num_threads, done=finite, checksums=self.checksums)
         if not finite[0]:
             # In the engine's floating-point mode, as prepare.
-            strict_float_mode(lambda known: self._make_without(known, num_threads), unseen)
+            strict_float_mode(lambda known: self._make_without(known, num_threads), lent)
         self.done.append(True)
 
-    def _make_without(self, unseen: Unseen, num_threads: int) -> None:
-        """Once more without what is not finite; as it is if all that was lent is."""
-        if bad := unseen.bad(self.slots):
-            weights = unseen.without(bad)
-            mix = ops.Combine(self.slots, weights.vectors, params_weight(unseen.rule.kind, weights.vectors))
+    def _make_without(self, lent: LentVectors, num_threads: int) -> None:
+        """Repeats the sweep without the arrivals that hold non-finite values; not if there are none."""
+        if bad := lent.bad(self.slots):
+            weights = lent.without(bad)
+            mix = ops.Combine(self.slots, weights.vectors, params_weight(lent.rule.kind, weights.vectors))
             sweep = replace(self.sweep, combine=mix)
             ops.apply(sweep, num_threads=num_threads, checksums=self.checksums)
-            self.buffers = mixed_buffers(unseen.rule, unseen.current, unseen.ordered, sweep, weights)
+            self.buffers = mixed_buffers(lent.rule, lent.current, lent.ordered, sweep, weights)
             object.__setattr__(self.report, "weights", weights.vectors)
             object.__setattr__(self.report, "rejected", reasons(weights))
 
 
-def prepare(rule: Rule, before: Before, waiting: Sequence[PendingArrival], draft: Draft, num_threads: int) -> Round:
+def prepare(rule: Rule, before: RoundStart, waiting: Sequence[PendingArrival], draft: Draft, num_threads: int) -> Round:
     """Decides a round. Writes nothing but memory of its own, so that whatever raises here leaves no trace.
 
     All of it in the engine's floating-point mode: a weight that is subnormal must not vanish by the caller's.
@@ -130,11 +130,11 @@ def prepare(rule: Rule, before: Before, waiting: Sequence[PendingArrival], draft
     return strict_float_mode(lambda ordered: _prepare(rule, before, ordered, draft, num_threads), canonical(waiting))
 
 
-def _prepare(rule: Rule, before: Before, ordered: list[PendingArrival], draft: Draft, num_threads: int) -> Round:
+def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draft: Draft, num_threads: int) -> Round:
     start = perf_counter()
     slots = [w.slot for w in ordered if not isinstance(w.slot, Term)]
     terms = [w.slot for w in ordered if isinstance(w.slot, Term)]
-    held = [before.memories[name] for name in rule.needs.memories]
+    held = [before.rule_vectors[name] for name in rule.needs.rule_vectors]
     gram = frozen(ops.gram([*held, *slots], num_threads=num_threads), np.float64) if rule.needs.gram else None
     arrivals = freeze(before, ordered, gram)
     weights = checked_weights(rule, arrivals)
@@ -155,26 +155,26 @@ def _prepare(rule: Rule, before: Before, ordered: list[PendingArrival], draft: D
     else:
         mix = ops.Combine(slots, weights.vectors, own)
     rows = NewRows()
-    cache, memory = None, None
+    cache, held_vectors = None, None
     if before.rows is not None:
         version, extremes = before.current.version + 1, [w.extremes for w in ordered]
         cache, rows = before.rows.prepare_rows(
             rule.calibrate, arrivals.client_ids, accepted(weights), version, extremes
         )
-    memories = before.memories
-    if apart := before.outs is not memories:
-        memories = renewed(rule, before, weights)
-    outs = [[memories[name] for name in names] if apart else [] for names in (rule.needs.memories, rule.states)]
+    after = before.rule_vectors
+    if apart := before.outs is not after:
+        after = renewed(rule, before, weights)
+    outs = [[after[name] for name in names] if apart else [] for names in (rule.needs.rule_vectors, rule.states)]
     if held:
-        memory = ops.Memory(held, np.array(weights.memories or [0.0] * len(held)), weights.next, outs[0])
+        held_vectors = ops.RuleVectors(held, np.array(weights.rule_vectors or [0.0] * len(held)), weights.next, outs[0])
     sweep = ops.Pass(
         before.current.params,
         draft.buffer,
         mix,
         cache,
         step,
-        [before.memories[name] for name in rule.states],
-        memory,
+        [before.rule_vectors[name] for name in rule.states],
+        held_vectors,
         outs[1],
     )
     ops.check(sweep)
@@ -196,10 +196,10 @@ def _prepare(rule: Rule, before: Before, ordered: list[PendingArrival], draft: D
     )
     buffers = mixed_buffers(rule, before.current, ordered, sweep, weights)
     last = sorted((term for term in terms if not term.done), key=lambda term: term.place)
-    made = Round(slots, draft, sweep, rows, memories, buffers, scalars, report, terms=last)
-    unseen = tuple(i for i, w in enumerate(ordered) if w.norm != w.norm)
-    if unseen:
-        made.unseen = Unseen(unseen, rule, before.current, ordered, weights)
+    made = Round(slots, draft, sweep, rows, after, buffers, scalars, report, terms=last)
+    lent = tuple(i for i, w in enumerate(ordered) if w.norm != w.norm)
+    if lent:
+        made.lent = LentVectors(lent, rule, before.current, ordered, weights)
     return made
 
 
@@ -220,14 +220,14 @@ def reasons(weights: Weights) -> tuple[str, ...]:
     return tuple([weights.rejected.get(i, "" if w else "weight 0") for i, w in enumerate(vectors)])
 
 
-def renewed(rule: Rule, before: Before, weights: Weights) -> Memories:
-    """The memories after a sweep that does not write in place: those that keep their value stay where they lie."""
-    memories = {**before.memories, **{name: before.outs[name] for name in rule.states}}
+def renewed(rule: Rule, before: RoundStart, weights: Weights) -> NamedVectors:
+    """The rule vectors after a sweep that does not write in place: those that keep their value stay where they lie."""
+    rule_vectors = {**before.rule_vectors, **{name: before.outs[name] for name in rule.states}}
     rows = [] if weights.next is None else weights.next.tolist()
-    for s, (name, row) in enumerate(zip(rule.needs.memories, rows, strict=False)):
+    for s, (name, row) in enumerate(zip(rule.needs.rule_vectors, rows, strict=False)):
         if any(value != (k == s) for k, value in enumerate(row)):
-            memories[name] = before.outs[name]
-    return memories
+            rule_vectors[name] = before.outs[name]
+    return rule_vectors
 
 
 def accepted(weights: Weights) -> list[bool]:
@@ -235,7 +235,7 @@ def accepted(weights: Weights) -> list[bool]:
     return [w != 0 and i not in weights.rejected for i, w in enumerate(weights.vectors.tolist())]
 
 
-def freeze(before: Before, ordered: list[PendingArrival], gram: Float64 | None) -> Arrivals:
+def freeze(before: RoundStart, ordered: list[PendingArrival], gram: Float64 | None) -> Arrivals:
     """The rule's view of a buffer in canonical order."""
     version = before.current.version
     client_ids, versions, num_examples, losses, norms, *_ = zip(*ordered, strict=True)
@@ -258,19 +258,20 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
     """The rule's weights; for cached rules their sum is 1 over the arrivals that are not rejected."""
     given, name, needs = rule.weigh(arrivals), rule.name, rule.needs
     weights = given if isinstance(given, Weights) else Weights(given)
-    count, held = len(arrivals), len(needs.memories)
+    count, held = len(arrivals), len(needs.rule_vectors)
     vectors = numbers(name, "weights", weights.vectors, (count,))
     for client_id, weight in zip(arrivals.client_ids, vectors.tolist(), strict=True):
         if not -inf < weight < inf:
             raise AffluxError(f"[{name}] weigh gave client {client_id!r} the weight {weight}, must be finite")
-    memories = numbers(name, "memories", weights.memories, (held,)) if len(weights.memories) else _NO_NUMBERS
+    given_vectors = weights.rule_vectors
+    rule_vectors = numbers(name, "rule_vectors", given_vectors, (held,)) if len(given_vectors) else _NO_NUMBERS
     if rule.calibrate.cached:
         total = ordered_sum(vectors)
         if not -inf < total < inf or (total == 0 and vectors.any()):
             raise AffluxError(f"[{name}] the weights that weigh gave sum to {total}, which is no divisor")
         # Weights that were divided by their sum already are one to rounding, and stay as they are.
         if total != 0 and abs(total - 1.0) > count * sys.float_info.epsilon:
-            vectors, memories = frozen(vectors / total, np.float64), memories / total
+            vectors, rule_vectors = frozen(vectors / total, np.float64), rule_vectors / total
     if weights.rejected and not set(weights.rejected) <= set(range(count)):
         raise AffluxError(f"[{name}] weigh rejects {sorted(weights.rejected)}, the buffer holds {count} arrivals")
     scalars = weights.scalars
@@ -281,7 +282,7 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
         scalars = MappingProxyType(dict(zip(scalars, values.tolist(), strict=True)))
     return Weights(
         vectors,
-        tuple(memories.tolist()),
+        tuple(rule_vectors.tolist()),
         None if weights.next is None else numbers(name, "next", weights.next, (held, held + count)),
         scalars,
         weights.rejected,

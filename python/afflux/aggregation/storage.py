@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Protocol
 
 from afflux.aggregation.admission import Admission
-from afflux.aggregation.round import Memories, Round
+from afflux.aggregation.round import NamedVectors, Round
 
 
 class RoundStorage(Protocol):
@@ -15,8 +15,8 @@ class RoundStorage(Protocol):
     def check(self) -> None:
         """Checks that the open files are still there and whole."""
 
-    def memory_outputs(self, memories: Memories) -> Memories:
-        """Vectors into which a sweep may write the successors of these memories; the same ones to update in place."""
+    def rule_vector_outputs(self, rule_vectors: NamedVectors) -> NamedVectors:
+        """Vectors into which a sweep may write the successors of these; the same ones to update in place."""
 
     def prepare_sweep(self, decided: Round) -> None:
         """Makes writable all memory that the sweep of this round writes. May be repeated."""

@@ -23,14 +23,14 @@ from afflux.bench.measure.timing import Timed, entrant
 from afflux.bench.output import report, tables
 from afflux.bench.output.files import Files
 from afflux.bench.output.tables import Printed
-from afflux.bench.run import QUICK_REPEATS, choose, chosen_rows, notes_on_load, planned
+from afflux.bench.run import QUICK_REPEATS, choose, chosen_rows, notes_on_load
 from afflux.bench.session import check_room, measure_all, progress
 from afflux.bench.spec import inputs
 from afflux.bench.spec.columns import Column, milliseconds, number
 from afflux.bench.spec.contender import Contender
 from afflux.bench.spec.inputs import Case
 from afflux.bench.spec.optional_torch import set_threads
-from afflux.bench.spec.row import Asked, Row
+from afflux.bench.spec.row import Asked, Row, planned
 from afflux.ops.errors import UnavailableError
 
 DEFAULT_ROWS = "ingest,gram,fedbuff,fedbuff-bf16,ca2fl,fadas,wkafl,mf-ca2fl,push,streaming"
@@ -55,7 +55,7 @@ class Pair:
 
 
 def interval_of_median(values: Sequence[float]) -> tuple[float, float] | None:
-    """Two of the values, between which the median lies with CONFIDENCE; None if there are too few of them.
+    """Two of the values that enclose the median with probability CONFIDENCE; None if there are too few values.
 
     The number of values below the median is binomial, whatever their distribution is.
     """
@@ -199,7 +199,8 @@ def run(
     both = [row for row in rows if pairs_of(row, old_rows.get(row.name))]
     if not both:
         raise typer.BadParameter("both builds have none of these rows", param_hint="--rows")
-    plan = planned(both, Asked(d, m, threads or ops.default_threads(), quick, sets))
+    asked = Asked(d, m, threads or ops.default_threads(), quick, sets)
+    plan = planned(both, lambda row: row.cases(asked))
     for case, row in ((case, row) for case, sharing in plan.items() for row in sharing):
         check_room(case, [by for pair in pairs_of(row, old_rows[row.name]) for by in pair], 0)
     box = machine.describe()

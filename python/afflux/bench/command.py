@@ -39,7 +39,7 @@ def bench(
     m: Annotated[int | None, typer.Option("-M", min=1, help="Updates a round; default: see --list.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Default: all usable cores. A push takes one.")] = None,
     isa: Annotated[str | None, typer.Option(help="Instruction set of afflux; default: the best one here.")] = None,
-    repeats: Annotated[int | None, typer.Option(min=1, help="Samples of everyone; default 20.")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Samples of each contender; default 20.")] = None,
     sets: Annotated[int, typer.Option(min=2, help="Input sets that take turns.")] = 2,
     compiled: Annotated[bool, typer.Option("--compile", help="Also torch.compile; it needs a C++ compiler.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Small vectors, 3 repeats: a trial.")] = False,

@@ -15,7 +15,7 @@ import numpy as np
 
 from afflux import ops
 from afflux.arrays.interop import on_host
-from afflux.bench.measure import machine
+from afflux.bench.measure import library_probes, machine
 from afflux.bench.measure.library_probes import COPIED, TORCH
 from afflux.bench.measure.timing import Timed, entrant, measure
 from afflux.bench.output import report, tables
@@ -33,8 +33,7 @@ from afflux.bench.spec.arrays import Gpu
 from afflux.bench.spec.contender import Contender, Round
 from afflux.bench.spec.inputs import Case, Inputs
 from afflux.bench.spec.optional_torch import torch
-from afflux.bench.spec.row import Row
-from afflux.bench.spec.streams import moved
+from afflux.bench.spec.row import Row, planned
 
 D, SMALL, M = 100_000_000, 10_000, 10
 REPEATS = 20
@@ -42,7 +41,7 @@ REPEATS = 20
 CHECKED = 300_007
 
 ROWS = {row.name: row for row in (INGEST, GRAM, FEDBUFF, FADAS, CA2FL, *MF_CA2FL, WKAFL)}
-#: By row, who is also timed as a CUDA graph: nothing that they do waits for the host.
+#: By row, the contender that is also timed as a CUDA graph: it never waits for the host.
 GRAPHED = {
     "fedbuff": "torch addmv_",
     "fadas": "torch mv, addcdiv_",
@@ -52,7 +51,7 @@ GRAPHED = {
 
 
 def why_not() -> str:
-    """Why there is nothing to measure; empty if there is."""
+    """Why nothing can be measured; empty if it can."""
     if torch is None:
         return "torch is not installed"
     (reason,) = [backend.why_not for backend in ops.backends() if backend.name == "cuda"]
@@ -122,7 +121,7 @@ def same_bits(row: Row, case: Case, place: Gpu) -> bool:
 
 
 def entrants(case: Case, row: Row, shared: Inputs, compiled: bool, failed: list[str]) -> list[Timed]:
-    """Everyone who does this row, ready to be timed; those of other libraries that cannot are told in `failed`."""
+    """The contenders of this row, ready to be timed; those of other libraries that fail are added to `failed`."""
     found = []
     small = replace(case, d=min(case.d, CHECKED))
     few = inputs.make(small, 1, shared.place)
@@ -142,18 +141,11 @@ def entrants(case: Case, row: Row, shared: Inputs, compiled: bool, failed: list[
 
 def probed(case: Case, shared: Inputs) -> list[Timed]:
     """torch's ways to move bytes."""
-    found = []
-    for probe in TORCH:
-        run, traffic = probe.make(shared), probe.traffic(case.m)
-        found.append(Timed(probe.name, "", moved(traffic, case.d), run, traffic=traffic, rest=0))
-        found[-1].sample = case.sample(run)
-        for k in range(case.sets):
-            run(k)
-    return found
+    return [replace(library_probes.timed(probe, case, shared), rest=0) for probe in TORCH]
 
 
 def launches(place: Gpu, repeats: int) -> list[dict[str, Any]]:
-    """What a call costs that moves next to nothing: one launch, one whose answer is waited for, and ours, d = 1."""
+    """The cost of calls that move next to nothing, at d = 1: a launch, a launch and its result, and afflux's calls."""
     one, two, answer = (place.filled(1, 1) for _ in range(3))
     sweep = ops.Pass(one, two, ops.Combine([one], np.ones(1)), step=ops.Sgd(0.5))
     calls: dict[str, Callable[[], object]] = {
@@ -175,7 +167,7 @@ def case_of(row: Row, d: int) -> Case:
 
 
 def fitting(rows: Sequence[Row], d: int, compiled: bool) -> int:
-    """The longest d, at most the given one, at which everyone in a row has room."""
+    """The longest d, at most the given one, at which all contenders of a row fit into memory."""
     able = [contenders(row, compiled) for row in rows]
     kept = max(sum(c.kept(d, M) for c in own) for own in able)
     passing = max(c.temporary(d, M) for own in able for c in own)
@@ -187,14 +179,14 @@ def fitting(rows: Sequence[Row], d: int, compiled: bool) -> int:
 def execute(case: Case, rows: Sequence[Row], place: Gpu, repeats: int, compiled: bool, failed: list[str]) -> Any:
     """All figures of these rows in this case; their contenders come and go row by row."""
     shared = inputs.make(case, COPIED, place)
-    tried, everyone = probed(case, shared), []
+    tried, timed_all = probed(case, shared), []
     for row in rows:
         own = entrants(case, row, shared, compiled, failed)
         measure([*own, *tried], repeats, clock=events)
         for timed in own:  # their memory goes; the figures stay
             timed.sample = timed.prepare = lambda k: None
-        everyone += own
-    return report.of_case(case, list(rows), tried, everyone)
+        timed_all += own
+    return report.of_case(case, list(rows), tried, timed_all)
 
 
 def run(
@@ -213,9 +205,7 @@ def run(
         d = fitting(chosen, wanted, compiled)
         if d < wanted:
             notes.append(f"d = {d:_} in place of {wanted:_}, which this GPU's memory does not hold")
-        plan: dict[Case, list[Row]] = {}
-        for row in chosen:
-            plan.setdefault(case_of(row, d), []).append(row)
+        plan = planned(chosen, lambda row, d=d: [case_of(row, d)])  # type: ignore[misc]
         cases += [execute(case, own, place, repeats, compiled, notes) for case, own in plan.items()]
     if not find_spec("cupy"):
         notes.append("CuPy is not installed")

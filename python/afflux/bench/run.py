@@ -15,7 +15,7 @@ from afflux.bench.rows import GROUPS, ROWS
 from afflux.bench.session import check_memory, execute, native_here
 from afflux.bench.spec.inputs import Case
 from afflux.bench.spec.optional_torch import torch
-from afflux.bench.spec.row import Asked, Row
+from afflux.bench.spec.row import Asked, Row, planned
 from afflux.ops.errors import UnavailableError
 
 REPEATS, QUICK_REPEATS = 20, 3
@@ -52,17 +52,8 @@ def choose(isa: str) -> None:
         raise typer.BadParameter(str(error), param_hint="--isa") from None
 
 
-def planned(rows: list[Row], asked: Asked) -> dict[Case, list[Row]]:
-    """The cases of these rows, and which rows share each of them."""
-    plan: dict[Case, list[Row]] = {}
-    for row in rows:
-        for case in row.cases(asked):
-            plan.setdefault(case, []).append(row)
-    return plan
-
-
 def left_out(rows: list[Row]) -> list[str]:
-    """Who is absent, by the reason why."""
+    """The contenders that cannot run here, by reason."""
     found: dict[str, dict[str, None]] = {}
     for contender in (c for row in rows for c in row.contenders):
         if why := contender.absent():
@@ -75,7 +66,7 @@ def notes_on_load(results: list[dict[str, Any]]) -> list[str]:
     found = []
     busy = max(result["cores_of_others"] or 0 for result in results)
     if busy > QUIET:
-        found.append(f"the machine was not idle: other processes took up to {busy:.1f} cores while everyone was timed")
+        found.append(f"the machine was not idle: other processes took up to {busy:.1f} cores during the timing")
     slowdown = max(result["additions_slowdown"] or 0 for result in results)
     if slowdown > SHARED:
         found.append(
@@ -86,7 +77,7 @@ def notes_on_load(results: list[dict[str, Any]]) -> list[str]:
 
 
 def notes(rows: list[Row], cases: Iterable[Case], results: list[dict[str, Any]], repeats: int) -> list[str]:
-    """What keeps this run's figures from being what they look like."""
+    """Conditions that make this run's figures less than they seem."""
     small = [str(c) for c in cases if not c.warm and 4 * c.d * (c.m + 1) * c.sets < 4 * machine.last_level()]
     found = left_out(rows)
     if small:
@@ -123,7 +114,8 @@ def run(
     files.check()
     if isa:
         choose(isa)
-    plan = planned(selected, Asked(d, m, threads, quick, sets))
+    asked = Asked(d, m, threads, quick, sets)
+    plan = planned(selected, lambda row: row.cases(asked))
     for case, sharing in plan.items():
         check_memory(case, sharing, compiled)
 

@@ -1,4 +1,4 @@
-"""One size of inputs: everyone is prepared, checked and timed, and all of it is freed."""
+"""One size of inputs: all contenders and probes are prepared, checked, timed, and freed."""
 
 import sys
 import time
@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from afflux.bench.measure import machine, native_probes, probe_variants
+from afflux.bench.measure import library_probes, machine, native_probes, probe_variants
 from afflux.bench.measure.library_probes import COPIED, PROBES
 from afflux.bench.measure.shared_cores import AdditionTimer
 from afflux.bench.measure.timing import Timed, entrant, measure_groups
@@ -20,7 +20,7 @@ from afflux.bench.spec.contender import REST_OF_OPENBLAS, Contender
 from afflux.bench.spec.inputs import Case, Inputs
 from afflux.bench.spec.optional_torch import set_threads
 from afflux.bench.spec.row import Row
-from afflux.bench.spec.streams import Traffic, moved
+from afflux.bench.spec.streams import Traffic
 
 #: (what is being done, steps of it); without a number, one step of it was done
 Step = Callable[..., None]
@@ -36,12 +36,12 @@ def native_here() -> str:
 
 
 def entrants(rows: list[Row], compiled: bool) -> list[tuple[Row, Contender]]:
-    """Those who take part in these rows."""
+    """The contenders of these rows that run here."""
     return [(row, c) for row in rows for c in row.contenders if (compiled or not c.compiles) and not c.absent()]
 
 
 def mixes(case: Case, rows: list[Row]) -> dict[Traffic, int]:
-    """The families of native probes of a case, with how many of each are kept."""
+    """The streams that native probes move in a case, with how many variants of each take part in the timing."""
     return probe_variants.wanted(case, [row.traffic(case.m) for row in rows])
 
 
@@ -51,7 +51,7 @@ def scratch(case: Case, rows: list[Row]) -> int:
 
 
 def check_memory(case: Case, rows: list[Row], compiled: bool) -> None:
-    """The peak: what is shared, everyone's own state, and the largest temporaries."""
+    """Raises if the peak does not fit: shared vectors, the state of all contenders, and the largest temporaries."""
     check_room(case, [contender for _, contender in entrants(rows, compiled)], scratch(case, rows))
 
 
@@ -59,7 +59,7 @@ def check_room(case: Case, contenders: Sequence[Contender], scratch_vectors: int
     kept = sum(c.kept(case.d, case.m) for c in contenders)
     temporary = max(c.temporary(case.d, case.m) for c in contenders)
     needed = int(1.05 * (data.shared_bytes(case, scratch_vectors) + kept + temporary)) + data.LIBRARIES
-    available = data.available_bytes()
+    available = machine.available_bytes()
     if available is not None and needed > available:
         raise typer.BadParameter(data.does_not_fit(needed, available, case), param_hint="-d")
 
@@ -95,10 +95,7 @@ def probes(case: Case, rows: list[Row], shared: Inputs, step: Step, quick: bool)
         found += probe_variants.tried(shared, case, traffic, keep, quick=quick)
     for probe in PROBES:
         step("trying probes")
-        run, traffic = probe.make(shared), probe.traffic(case.m)
-        found.append(Timed(probe.name, "", moved(traffic, case.d), case.sample(run), case.laps, traffic))
-        for k in range(case.sets):
-            run(k)
+        found.append(library_probes.timed(probe, case, shared))
     return found
 
 
@@ -107,10 +104,10 @@ def execute(case: Case, rows: list[Row], repeats: int, compiled: bool, quick: bo
     set_threads(case.threads)
     with progress(case) as step:
         shared = data.make(case, scratch(case, rows))
-        everybody = entrants(rows, compiled)
-        step("checking", total=len(everybody) + len(mixes(case, rows)) + len(PROBES))
+        taking_part = entrants(rows, compiled)
+        step("checking", total=len(taking_part) + len(mixes(case, rows)) + len(PROBES))
         contenders = []
-        for row, by in everybody:
+        for row, by in taking_part:
             step(f"checking {by.name}")
             contenders.append(entrant(case, row, by, shared))
         found = probes(case, rows, shared, step, quick)

@@ -19,7 +19,7 @@ from afflux.sim.workload.rule_specs import RuleSpec, parse_rule, rule_parameters
 BufferSize = Annotated[int | None, typer.Option(help="Arrivals per server step, for rules with a buffer; default 10.")]
 ServerLr = Annotated[float | None, typer.Option(help="Server learning rate, for the rules that have one.")]
 OutFolder = Annotated[Path | None, typer.Option(help="Run folder; default runs/<date and time>.")]
-Processes = Annotated[int | None, typer.Option(min=1, help="Processes; default one a CPU.")]
+Processes = Annotated[int | None, typer.Option(min=1, help="Number of processes; default: one per CPU.")]
 
 
 @contextmanager

@@ -114,7 +114,7 @@ def run(
     config: SimConfig,
     context: typer.Context,
     rule: Annotated[str | None, typer.Option(help=RULE)] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The seed.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 0,
     buffer_size: BufferSize = None,
     server_lr: ServerLr = None,
     keep_updates: KeepUpdates = False,
@@ -141,7 +141,9 @@ def run(
 
 def replay(
     log: Annotated[Path, typer.Argument(help="The audit log.")],
-    rule: Annotated[list[str] | None, typer.Option(help="May be given several times; default the log's own.")] = None,
+    rule: Annotated[
+        list[str] | None, typer.Option(help="A rule; may be given several times; default: the log's own.")
+    ] = None,
     buffer_size: BufferSize = None,
     server_lr: ServerLr = None,
     data_dir: Annotated[str | None, typer.Option(help="Folder of mnist.npz, if it is not the log's.")] = None,

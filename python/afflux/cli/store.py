@@ -185,8 +185,8 @@ def _remedy(path: Path, health: Health) -> str:
 def _question(health: Health) -> str:
     if health.keeps_bits:
         return "recreate these files? No row is lost."
-    what = f"drop {_rows(len(health.damaged))} and " if health.damaged else ""
-    return f"{what}recompute the sum? Later bits will differ from those without the damage."
+    drop = f"drop {_rows(len(health.damaged))} and " if health.damaged else ""
+    return f"{drop}recompute the sum? Later bits will differ from those without the damage."
 
 
 def _some(lines: Iterable[str], whole: bool) -> list[str]:
@@ -201,13 +201,13 @@ def _rows(count: int) -> str:
 
 
 @contextmanager
-def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
+def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar in bytes; nothing if the output is no terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     console = Console(stderr=True)
-    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (TextColumn(title), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
-        task = bars.add_task(what, total=None)
+        task = bars.add_task(title, total=None)
         yield lambda done, whole: bars.update(task, completed=done, total=whole)

@@ -108,7 +108,7 @@ def apply(
         UnavailableError: an array on a device that this build does not serve.
 
     Cost: reads M + 1 vectors and writes one. A cache adds M row reads, M row writes, and 8 d bytes read and written for
-    the sum; each state of the step and each memory adds one read and one write.
+    the sum; each state of the step and each rule vector adds one read and one write.
 
     >>> from afflux.ops import Combine
     >>> params = np.zeros(2, np.float32)

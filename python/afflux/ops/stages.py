@@ -30,7 +30,7 @@ class Combine:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class RuleVectors:
     """Up to 4 vectors that the server keeps: their part in stage 1, and what becomes of them in the same sweep.
 
     v = params_weight * params + sum_s weights[s] * vectors[s] + sum_i combine.weights[i] * updates[i], in this order.
@@ -153,11 +153,11 @@ class Pass:
     calibrate: CachedDifference | CachedMean | None = None
     step: Step = field(default_factory=Sgd)
     states: Sequence[Array] = ()  #: the step's vectors (d,) of the type of params, overwritten
-    memory: Memory | None = None
+    rule_vectors: RuleVectors | None = None
     #: as many vectors that take the new states; each is states[i] itself or lies apart. Empty: in place
     states_out: Sequence[Array] = ()
 
 
 #: CRC-32C of what a sweep has written, of each superblock as by `crc32c`: out, sum, each row (of its head first; empty:
-#: it was kept), the step's states, memories (none where they stay).
+#: it was kept), the step's states, rule vectors (none where they stay).
 Checksums = tuple[bytes, bytes, list[bytes], list[bytes], list[bytes]]

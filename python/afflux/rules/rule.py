@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux import ops
-from afflux._engine import MOST_MEMORIES
+from afflux._engine import MOST_RULE_VECTORS
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError
 
@@ -42,7 +42,7 @@ class Arrivals:
     #: (M,) Euclidean norms of what was pushed. NaN where it was lent (push(copy=False)), and comparisons with NaN are
     #: false: a rule that reads norms must look for it.
     norms: Float64
-    gram: Float64 | None = None  #: (R + M, R + M) inner products of [memories..., vectors...], if the rule needs them
+    gram: Float64 | None = None  #: (R + M, R + M) inner products of rule vectors and vectors, if the rule needs them
     scalars: Scalars = field(default_factory=dict)  #: the rule's own numbers, as the last round left them
     ends_pass: bool = False  #: under gradient scheduling: this round is the last one of its pass over all clients
 
@@ -56,8 +56,8 @@ class Needs:
     """What a weigh part needs beyond the facts above: its attribute `needs`."""
 
     gram: bool = False  #: the inner products; one more sweep over the buffer
-    memories: tuple[str, ...] = ()  #: names of vectors (d,) that the server holds for it: R of them, zeros at first
-    handed_in: tuple[str, ...] = ()  #: those memories that the user sets, with Server.set_memory
+    rule_vectors: tuple[str, ...] = ()  #: names of vectors (d,) that the server holds for it: R of them, zeros at first
+    handed_in: tuple[str, ...] = ()  #: those rule vectors that the user sets, with Server.set_rule_vector
     scalars: Scalars = field(default_factory=dict)  #: names of the rule's own numbers, and their first values
     passes: bool = False  #: gradient scheduling: a client enters once per pass over all N clients, later arrivals wait
 
@@ -66,17 +66,17 @@ class Needs:
 class Weights:
     """A round's weights, with what else a rule may decide.
 
-    The direction is v = sum_s memories[s] m_s + sum_i vectors[i] u_i, and the same sweep replaces the memories by
-    m_r = sum_s next[r, s] m_s + sum_i next[r, R + i] u_i.
+    The direction is v = sum_s rule_vectors[s] m_s + sum_i vectors[i] u_i, and the same sweep replaces the rule vectors
+    by m_r = sum_s next[r, s] m_s + sum_i next[r, R + i] u_i.
     """
 
     vectors: Float64  #: (M,); 0 rejects an arrival: its vector is not read, and a cached row stays as it is
-    memories: tuple[float, ...] = ()  #: (R,); empty: they do not enter the direction
+    rule_vectors: tuple[float, ...] = ()  #: (R,); empty: they do not enter the direction
     next: Float64 | None = None  #: (R, R + M); None: they stay as they are
     scalars: Scalars | None = None  #: after this round; None: as they were
     rejected: Mapping[int, str] = field(default_factory=dict)  #: index of an arrival -> why its weight is 0
     cosines: Float64 | None = None  #: (M,) for the report
-    skip: bool = False  #: no step is made: the buffer is emptied, version and memories stay
+    skip: bool = False  #: no step is made: the buffer is emptied, version and rule vectors stay
 
 
 class Weigh(Protocol):
@@ -162,18 +162,18 @@ class Rule:
         if not isinstance(self.calibrate, Calibrate):
             raise AffluxError(f"[Rule] calibrate is {self.calibrate!r}, must be a Calibrate")
         needs = self.needs
-        if self.kind == "model" and (self.calibrate.cached or needs.gram or needs.memories):
-            raise AffluxError("[Rule] rows, inner products and memories are of updates or gradients, not of models")
-        if len(needs.memories) > MOST_MEMORIES or not set(needs.handed_in) <= set(needs.memories):
+        if self.kind == "model" and (self.calibrate.cached or needs.gram or needs.rule_vectors):
+            raise AffluxError("[Rule] rows, inner products and rule vectors are of updates or gradients, not of models")
+        if len(needs.rule_vectors) > MOST_RULE_VECTORS or not set(needs.handed_in) <= set(needs.rule_vectors):
             raise AffluxError(
-                f"[Rule] weigh needs the memories {needs.memories} and is handed {needs.handed_in}: at most "
-                f"{MOST_MEMORIES}, and no others can be handed in"
+                f"[Rule] weigh needs the rule vectors {needs.rule_vectors} and is handed {needs.handed_in}: at most "
+                f"{MOST_RULE_VECTORS}, and no others can be handed in"
             )
         for name, first in (*needs.scalars.items(), *self.states.items()):
             if not -inf < first < inf:
                 raise AffluxError(f"[Rule] {name} starts at {first}, must be finite")
-        names = list(self.memories)
-        if len(set(names)) != len(self.needs.memories) + len(self.states):
+        names = list(self.rule_vectors)
+        if len(set(names)) != len(self.needs.rule_vectors) + len(self.states):
             raise AffluxError(f"[Rule] weigh and step both keep a vector of one name: {', '.join(names)}")
 
     @property
@@ -189,9 +189,9 @@ class Rule:
         return states
 
     @property
-    def memories(self) -> dict[str, float]:
+    def rule_vectors(self) -> dict[str, float]:
         """The vectors that a server keeps for this rule, weigh's first, and their first values."""
-        return {**dict.fromkeys(self.needs.memories, 0.0), **self.states}
+        return {**dict.fromkeys(self.needs.rule_vectors, 0.0), **self.states}
 
 
 _NOTHING = Needs()

@@ -10,7 +10,7 @@ from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival, Pushed
 from afflux.aggregation.cache.staging import StagedRow
 from afflux.aggregation.reports import Pulled, Receipt, Report, Status
-from afflux.aggregation.round import Memories, Round, prepare
+from afflux.aggregation.round import NamedVectors, Round, prepare
 from afflux.aggregation.storage import RoundStorage
 from afflux.aggregation.streaming import Streaming, Term, Total
 from afflux.arrays.devices import HOST, Device
@@ -187,7 +187,7 @@ class Aggregator:
             buffered = slots.slot_bytes + 8 * slots.size
         else:
             buffered = (self.rule.buffer_size + len(state.deferred())) * slots.slot_bytes
-        held = sum(vector.nbytes for vector in state.memories.values())
+        held = sum(vector.nbytes for vector in state.rule_vectors.values())
         return int(state.current.params.nbytes + buffered + held) + (0 if state.rows is None else state.rows.nbytes)
 
     # Deciding
@@ -286,7 +286,9 @@ class Aggregator:
         except AffluxError as error:
             raise AffluxError(f"[{op}] {error}") from None
         self.check_storage()
-        before = self.admission.before(len(waiting), _in_place if self.storage is None else self.storage.memory_outputs)
+        before = self.admission.before(
+            len(waiting), _in_place if self.storage is None else self.storage.rule_vector_outputs
+        )
         prepared = prepare(self.rule, before, waiting, draft, self.num_threads)
         prepared.saved = self.storage is None and not prepared.rows.staged
         prepared.checksums = None if self.storage is None or self.device is not HOST else []
@@ -352,5 +354,5 @@ class Aggregator:
         return state.round is None and not adding and self.slots.taken == state.slots_held
 
 
-def _in_place(memories: Memories) -> Memories:
-    return memories
+def _in_place(rule_vectors: NamedVectors) -> NamedVectors:
+    return rule_vectors

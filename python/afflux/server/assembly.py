@@ -54,7 +54,7 @@ def assemble(
         current=Pulled(versions.finished(draft, 0), 0, buffers),
         rows=rows,
         waiting=[],
-        memories={name: device.full(size, first, dtype) for name, first in rule.memories.items()},
+        rule_vectors={name: device.full(size, first, dtype) for name, first in rule.rule_vectors.items()},
         scalars=MappingProxyType(dict(rule.needs.scalars)),
         passes=passes,
     )

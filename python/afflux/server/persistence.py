@@ -47,7 +47,7 @@ def facts_of(aggregator: Aggregator, layout: Layout | None, options: ServerOptio
         "dtype": options.dtype,
         "slot_dtype": options.slots_as,
         "num_clients": next((kept.num_clients for kept in (state.rows, state.passes) if kept is not None), None),
-        "memories": list(rule.memories),
+        "rule_vectors": list(rule.rule_vectors),
         "layout": None if layout is None else layout.to_json(),
     } | ({} if state.rows is None else state.rows.facts())
 
@@ -164,11 +164,11 @@ def load_state(aggregator: Aggregator, state: Mapping[str, Any], layout: Layout 
     admission, device, versions = aggregator.admission, aggregator.device, aggregator.versions
     saved = checkpoints.load(state, facts, admission)
     arrivals = arrivals_of(saved, aggregator)
-    memories = {name: device.moved(vector) for name, vector in saved.memories.items()}
+    rule_vectors = {name: device.moved(vector) for name, vector in saved.rule_vectors.items()}
     draft = versions.take()
     device.fill(draft.buffer, saved.params)
     now = Pulled(versions.finished(draft, saved.version), saved.version, saved.buffers)
-    admission.load(saved.server_state(now, arrivals)._replace(memories=memories), saved.quarantined, saved.log)
+    admission.load(saved.server_state(now, arrivals)._replace(rule_vectors=rule_vectors), saved.quarantined, saved.log)
 
 
 def arrivals_of(saved: Saved, aggregator: Aggregator) -> list[PendingArrival]:

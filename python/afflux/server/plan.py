@@ -35,7 +35,7 @@ class Plan:
         s M d    the buffer, if one thread pushes; at most s max_slots d; s d for each arrival that is deferred
         8 d      the sum of the rows, for rules that cache them, and for each client seen 4 d more (8 d, if slots are
                  float64), or what the rule's codec takes (`afflux.codecs`)
-        p d      for each of `Server.memories`
+        p d      for each of `Server.rule_vectors`
         8 d      the sum, if accumulating, in place of the buffer, with s d for each push that is under way; 8 d more
                  while a round is applied, if other threads push
     """
@@ -124,7 +124,7 @@ def plan(
             host["uploads" if store else "rows"] = Part(each, "for each push at once") if store else rows
         elif not store:
             rest["rows"] = rows
-    rest |= {name: Part(size, f"of the rule, d {dtype}") for name in rule.memories}
+    rest |= {name: Part(size, f"of the rule, d {dtype}") for name in rule.rule_vectors}
     whole = {"params": rest.pop("params"), **buffer, **rest}
     if not store:
         return Plan(whole, working, {}, host)

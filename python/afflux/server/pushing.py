@@ -68,12 +68,12 @@ def push(
 def rule_vector(
     aggregator: Aggregator, adapter: InputAdapter, options: ServerOptions, name: str, vector: "ops.Array | Tree"
 ) -> Vector:
-    """The vector of `Server.set_memory`, checked and copied."""
+    """The vector of `Server.set_rule_vector`, checked and copied."""
     needs, rule = aggregator.rule.needs, aggregator.rule.name
     if name not in needs.handed_in:
         known = ", ".join(needs.handed_in) or "none"
-        raise AffluxError(f"[set_memory] {name!r} is not handed in to {rule}; known: {known}")
-    what = f"[set_memory] {name}"
+        raise AffluxError(f"[set_rule_vector] {name!r} is not handed in to {rule}; known: {known}")
+    what = f"[set_rule_vector] {name}"
     new = aggregator.device.empty(adapter.size, options.dtype)
     facts = adapter.ingest(what, adapter.parts(what, vector), new)
     bad = facts.first_nonfinite

@@ -17,7 +17,7 @@ def replay(
     vector: Callable[[Join], ops.Array | Tree],
     *,
     buffers: Callable[[Join], Tree] | None = None,
-    memory: Callable[[Handed], ops.Array] | None = None,
+    rule_vector: Callable[[Handed], ops.Array] | None = None,
 ) -> Server:
     """Repeats the decisions of `log` on `server`, one after the other: the same joins give the same bits.
 
@@ -27,7 +27,7 @@ def replay(
         vector: gives the vector that was pushed, for each Join; the log does not keep it. It may be one array, filled
             anew each time: those that were lent (copy=False) are copied here.
         buffers: likewise for the buffers of models that have them.
-        memory: likewise for the vectors that were handed in with `Server.set_memory`.
+        rule_vector: likewise for the vectors that were handed in with `Server.set_rule_vector`.
 
     Raises:
         AffluxError: a decision comes out differently: the server or a vector is not the one of the log.
@@ -46,9 +46,9 @@ def replay(
             (server.flush if entry.kind == "flush" else server.discard)()
             continue
         if isinstance(entry, Handed):
-            if memory is None:
-                raise AffluxError(f"[replay] the log has a set_memory({entry.name!r}): give memory=")
-            server.set_memory(entry.name, memory(entry))
+            if rule_vector is None:
+                raise AffluxError(f"[replay] the log has a set_rule_vector({entry.name!r}): give rule_vector=")
+            server.set_rule_vector(entry.name, rule_vector(entry))
             continue
         given = vector(entry)
         receipt = server.push(

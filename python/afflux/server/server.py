@@ -84,9 +84,8 @@ class Server:
         chosen.for_place(rule, device, store=store is not None)
         chosen = fitted(rule, self._adapter.size, chosen, store=on_disk, gpu=device.index >= 0)
         self.rule = rule
-        #: The options, with what depends on the rule and the memory budget filled in.
-        self.options = chosen
-        self.kept: Mapping[int, Pulled] = MappingProxyType({})  #: older versions that the last checkpoint has kept
+        self.options = chosen  #: with what depends on the rule and the memory budget filled in
+        self.retained_versions: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint has kept
         self._aggregator = assemble(rule, params, parts, self._adapter, chosen, num_threads)
         self._store: Store | None = None
         if folder is not None:
@@ -141,7 +140,7 @@ class Server:
             store.close()
             raise
         server._adapter = replace(server._adapter, layout=attached.layout)
-        server.kept, server._store = MappingProxyType(dict(attached.retained_versions)), store
+        server.retained_versions, server._store = MappingProxyType(dict(attached.retained_versions)), store
         return server
 
     def push(
@@ -186,7 +185,7 @@ class Server:
         more = num_examples, loss, buffers, timeout, copy
         return pushing.push(self._aggregator, self._adapter, self.options, client_id, vector, version, *more)
 
-    def set_memory(self, name: str, vector: ops.Array) -> None:
+    def set_rule_vector(self, name: str, vector: ops.Array) -> None:
         """Hands in a vector that the rule reads but does not make, such as Zeno++'s validation gradient.
 
         Args:
@@ -199,14 +198,14 @@ class Server:
         >>> import numpy as np
         >>> from afflux.rules import zenopp
         >>> server = Server(zenopp(server_lr=0.5), np.zeros(2))
-        >>> server.set_memory("validation", np.array([3.0, 4.0]))
+        >>> server.set_rule_vector("validation", np.array([3.0, 4.0]))
         >>> server.push(7, np.array([6.0, 8.0]), version=0).report.weights.tolist(), server.params.tolist()
         ([0.5], [-1.5, -2.0])
         """
-        self._enter("set_memory")
+        self._enter("set_rule_vector")
         new = pushing.rule_vector(self._aggregator, self._adapter, self.options, name, vector)
         hand_in = self._aggregator.admission.hand_in
-        self._aggregator.when_idle(lambda: hand_in({**self._state.memories, name: new}, name))
+        self._aggregator.when_idle(lambda: hand_in({**self._state.rule_vectors, name: new}, name))
 
     def flush(self) -> Report | None:
         """Makes a step with the arrivals that wait, however few; None if there are none."""
@@ -270,11 +269,11 @@ class Server:
         return self._aggregator.when_idle(lambda: self._state.rows)
 
     @property
-    def memories(self) -> dict[str, Vector]:
+    def rule_vectors(self) -> dict[str, Vector]:
         """Copies (d,) of the vectors that the rule keeps, by name. Waits for a step that is being made."""
-        self._enter("memories")
+        self._enter("rule_vectors")
         copy = self._aggregator.device.copy
-        return self._aggregator.when_idle(lambda: {name: copy(own) for name, own in self._state.memories.items()})
+        return self._aggregator.when_idle(lambda: {name: copy(own) for name, own in self._state.rule_vectors.items()})
 
     @property
     def scalars(self) -> dict[str, float]:
@@ -283,7 +282,7 @@ class Server:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a version of params, M slots or a slot and the sum, deferred arrivals, memories, and rows so far."""
+        """Bytes of params, M slots (or a slot and the sum), deferred arrivals, rule vectors, and rows so far."""
         return self._aggregator.state_bytes
 
     @overload
@@ -312,7 +311,7 @@ class Server:
 
         Args:
             notes: JSON-able, for the caller's own state; `notes` of the server that opens the store.
-            keep: versions that are still needed when they are old; `kept`, also of the server that opens the store.
+            keep: older versions that are still needed: `retained_versions`, also of the server that opens the store.
 
         Raises:
             StoreError: there is no store, or it cannot be written; the last commit stays.
@@ -320,7 +319,7 @@ class Server:
         self._enter("checkpoint")
         store = self._stored("checkpoint")
         kept = self._aggregator.when_idle(lambda: persistence.checkpoint(store, self._aggregator, notes, keep))
-        self.kept = MappingProxyType(kept)
+        self.retained_versions = MappingProxyType(kept)
 
     def close(self, *, checkpoint: bool = True) -> None:
         """Closes the store, after a last checkpoint. Params that were pulled stay as they are.

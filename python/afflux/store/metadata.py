@@ -231,7 +231,7 @@ def shapes_of(
     shapes = {
         "params": shape_of(dtype, d, 4),
         "arrivals": shape_of(STORED[slot_dtype], d, rule.buffer_size),
-        **{f"memory.{name}": shape_of(dtype, d, 2) for name in rule.memories},
+        **{f"rule_vector.{name}": shape_of(dtype, d, 2) for name in rule.rule_vectors},
     }
     if accumulate:
         shapes["total"] = shape_of("float64", d, 2)

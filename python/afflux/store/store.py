@@ -21,7 +21,7 @@ from afflux.aggregation.admission import Admission, ServerState, after
 from afflux.aggregation.checkpoint import Saved
 from afflux.aggregation.options import Durability, codec_of
 from afflux.aggregation.reports import Pulled
-from afflux.aggregation.round import Memories, Round
+from afflux.aggregation.round import NamedVectors, Round
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.interop import bring, frozen, on_gpu
 from afflux.arrays.layout import Layout
@@ -193,7 +193,7 @@ class Store:
         ours = {
             "rule": rule.name,
             "kind": rule.kind,
-            "memories": list(rule.memories),
+            "rule_vectors": list(rule.rule_vectors),
             "codec": None if codec is None else codec.name,
         }
         for name, value in ours.items():
@@ -204,12 +204,12 @@ class Store:
         self._settings["rule"] = recipe_of(rule)
         return rule
 
-    def memory_outputs(self, memories: Memories) -> Memories:
-        """The spare slots of these memories; of a server on a GPU the memories themselves, updated in place."""
+    def rule_vector_outputs(self, rule_vectors: NamedVectors) -> NamedVectors:
+        """The spare slots of these rule vectors; of a server on a GPU the rule vectors themselves, updated in place."""
         if self.host_versions is not None:
             self._spare_draft = self._spare_draft or self.host_versions.take()  # fails before the round is decided
-            return memories
-        return {name: self._vectors.output(f"memory.{name}", vector) for name, vector in memories.items()}
+            return rule_vectors
+        return {name: self._vectors.output(f"rule_vector.{name}", vector) for name, vector in rule_vectors.items()}
 
     def next_durable_version(self, version: int) -> int | None:
         """The first version from this one on that a round commits; None: only checkpoints commit."""
@@ -241,7 +241,7 @@ class Store:
             report = swept.report
             norms = [norm for norm, why in zip(report.norms.tolist(), report.rejected, strict=True) if not why]
             self._largest_row = max([self._largest_row, *norms])
-        version, state = swept.report.version, admission.state.sealed
+        version, state = swept.report.version, admission.state.decided_state
         if state is not None and self.commit_every is not None and version % self.commit_every == 0:
             current = Pulled(swept.draft.array, version, swept.buffers)
             table = None if new_rows is None else new_rows.table
@@ -302,7 +302,7 @@ class Store:
         """Writes what is not in its slot yet, and makes the transaction."""
         newest = state.current.version
         now = next((each for each in self.retained if each.version == newest), None) or self._in_slot(state.current)
-        own = {f"memory.{name}": vector for name, vector in state.memories.items()}
+        own = {f"rule_vector.{name}": vector for name, vector in state.rule_vectors.items()}
         if table is not None:
             own["sum"] = table.sum
         if state.total is not None:
@@ -353,7 +353,7 @@ class Store:
         """The last commit, checked for a server with these facts."""
         last = self.committed
         assert last is not None
-        names = [name for name in self._arrays if name.startswith(("memory.", "total"))]
+        names = [name for name in self._arrays if name.startswith(("rule_vector.", "total"))]
         vectors = {name: self._vectors.committed_vector(name) for name in names}
         vectors["params"] = self._arrays["params"].array(last.vectors["params"].slot)
         slots = self._arrivals.stacked(last.arrivals)
@@ -365,10 +365,10 @@ class Store:
 
     def attach(self, state: ServerState, params: Row, retained: Sequence[Pulled]) -> ServerState:
         """The state of a server that goes on from the last commit; `params` and those of `retained` are slots."""
-        memories = {name: self._on_device(f"memory.{name}") for name in state.memories}
+        rule_vectors = {name: self._on_device(f"rule_vector.{name}") for name in state.rule_vectors}
         self._committed_params = [params]
         self.retained = retained
-        return state._replace(memories=memories, rows=self.rows)
+        return state._replace(rule_vectors=rule_vectors, rows=self.rows)
 
     @property
     def retained_buffers(self) -> dict[int, Float64 | None]:

@@ -23,14 +23,14 @@ NO_CHECKSUMS: SweepChecksums = MappingProxyType({})
 
 def sweep_checksums(sweep: ops.Pass, checksums: ops.Checksums) -> SweepChecksums:
     """The checksums that the sweep itself has computed, by address."""
-    out, total, rows, states, memories = checksums
+    out, total, rows, states, rule_vectors = checksums
     written: list[tuple[ops.Array | None, bytes]] = [(sweep.out, out)]
     if (cache := sweep.calibrate) is not None:
         written += [(cache.sum if cache.sum_out is None else cache.sum_out, total)]
         written += zip(cache.new_rows, rows, strict=True)
     written += zip(sweep.states_out or sweep.states, states, strict=True)
-    if memories and (memory := sweep.memory) is not None:
-        written += zip(memory.outs or memory.vectors, memories, strict=True)
+    if rule_vectors and (memory := sweep.rule_vectors) is not None:
+        written += zip(memory.outs or memory.vectors, rule_vectors, strict=True)
     return {np.asarray(vector).ctypes.data: crcs for vector, crcs in written if vector is not None}
 
 

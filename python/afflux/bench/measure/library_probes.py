@@ -1,4 +1,4 @@
-"""What anyone can do with a library: a few ways to move bytes in NumPy and torch, beside the native probes."""
+"""Probes written with NumPy and torch, beside the native ones."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from afflux.bench.spec.inputs import Inputs
+from afflux.bench.measure.timing import Timed
+from afflux.bench.spec.inputs import Case, Inputs
 from afflux.bench.spec.optional_torch import torch
-from afflux.bench.spec.streams import Streams, Traffic
+from afflux.bench.spec.streams import Streams, Traffic, moved
 
 #: Vectors that the copying probes write, at most: enough that they are not in the cache.
 COPIED = 4
@@ -100,3 +101,11 @@ if torch is not None:
     ]
 
 PROBES = NUMPY + TORCH
+
+
+def timed(probe: Probe, case: Case, inputs: Inputs) -> Timed:
+    """Ready to be timed: run on each set."""
+    run, traffic = probe.make(inputs), probe.traffic(case.m)
+    for k in range(case.sets):
+        run(k)
+    return Timed(probe.name, "", moved(traffic, case.d), case.sample(run), case.laps, traffic)

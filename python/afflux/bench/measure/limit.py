@@ -11,7 +11,7 @@ from afflux.bench.spec.streams import Traffic, kind
 @dataclass(frozen=True)
 class Limit:
     gbps: float
-    by: Timed  #: who reached it
+    by: Timed  #: the probe or contender that reached it
 
 
 def mix(traffic: Traffic) -> set[object]:
@@ -20,15 +20,15 @@ def mix(traffic: Traffic) -> set[object]:
 
 
 def comparable(probe: Timed, traffic: Traffic) -> bool:
-    """It only reads, or it reads and writes just as this operation does.
+    """Whether the probe only reads, or reads and writes just as this operation does.
 
-    A probe of another mix moves other traffic: one that works in place is spared the hidden read of what is written.
+    A probe of another mix moves other traffic: a probe in place avoids the hidden read of memory that is written.
     """
     return kind(probe.traffic) == "read" or mix(probe.traffic) == mix(traffic)
 
 
 def of_row(row: Row, m: int, probes: Iterable[Timed], contenders: Iterable[Timed]) -> Limit:
-    """Of the comparable probes and everyone who does this row's operation."""
+    """The highest bandwidth of the comparable probes and of this row's contenders."""
     traffic = row.traffic(m)
     able = [probe for probe in probes if comparable(probe, traffic)]
     able += [contender for contender in contenders if contender.row == row.name]
@@ -37,7 +37,7 @@ def of_row(row: Row, m: int, probes: Iterable[Timed], contenders: Iterable[Timed
 
 
 def on_gpu(row: Row, m: int, probes: Iterable[Timed], contenders: Iterable[Timed]) -> Limit:
-    """Of all probes and our own: where nothing is read to be written, every mix is comparable."""
+    """The highest bandwidth of all probes and of afflux: where a write reads nothing, every mix is comparable."""
     able = [*probes, *(c for c in contenders if c.row == row.name and c.by and c.by.role == "ours")]
     best = max(able, key=lambda timed: timed.gbps)
     return Limit(best.gbps, best)

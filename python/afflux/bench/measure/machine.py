@@ -1,4 +1,4 @@
-"""What a run says about the machine and the software: no host name, no user, no path."""
+"""Facts about the machine and the software, without host name, user name or paths."""
 
 import os
 import platform
@@ -12,7 +12,13 @@ from typing import Any
 
 from afflux import __version__, _engine, ops
 
+try:
+    import psutil
+except ModuleNotFoundError:  # on a bare machine, where the GPU's benchmark runs all the same
+    psutil = None
+
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+CGROUP = Path("/sys/fs/cgroup")
 
 
 def cpu_model() -> str:
@@ -55,20 +61,27 @@ def holds(amount: int) -> str:
 
 def others_cpu() -> float | None:
     """Seconds of CPU time that all other processes have had since the start of the machine; None where unknown."""
-    try:
-        first, *_ = Path("/proc/stat").read_text().splitlines()
-    except OSError:
+    if psutil is None:
         return None
-    user, nice, system, _, _, *rest = map(int, first.split()[1:9])
-    own = time.process_time()
-    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK") - own
+    times = psutil.cpu_times()._asdict()  # Linux counts a guest's time as its user's
+    busy = sum(seconds for name, seconds in times.items() if name not in ("idle", "iowait", "guest", "guest_nice"))
+    return float(busy) - time.process_time()
 
 
 def memory_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
+    return psutil and int(psutil.virtual_memory().total)
+
+
+def available_bytes() -> int | None:
+    """Memory that this process may still take, its cgroup's limit included; None where unknown."""
+    if psutil is None:
         return None
+    available = int(psutil.virtual_memory().available)
+    try:
+        limit, used = ((CGROUP / f"rule_vector.{name}").read_text().strip() for name in ("max", "current"))
+    except OSError:
+        return available
+    return available if limit == "max" else min(available, max(0, int(limit) - int(used)))
 
 
 def huge_pages() -> str | None:
@@ -115,7 +128,7 @@ def describe() -> dict[str, Any]:
         "memory": memory_bytes(),
         "huge_pages": huge_pages(),
         "system": f"{platform.system()} {platform.machine()}",
-        "load_at_start": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "load_at_start": psutil and psutil.getloadavg()[0],
     }
 
 

@@ -1,4 +1,4 @@
-"""Families of native probes: the same streams moved in many ways, of which the fastest take part in the rounds."""
+"""Native probes that move the same streams in many variants; the fastest variants take part in the timing."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -143,10 +143,10 @@ def timed(trial: Trial) -> Timed:
 
 
 def wanted(case: Case, rows: Iterable[Traffic]) -> dict[Traffic, int]:
-    """How many variants of each family take part in the timed rounds: two of each row's own mix, one of the rest."""
+    """How many variants of each traffic take part in the timing: two of each row's own mix, one of the rest."""
     return dict.fromkeys(generic(case.m), 1) | dict.fromkeys(rows, 2)
 
 
 def scratch(traffics: Iterable[Traffic]) -> int:
-    """How many float32 vectors these families write."""
+    """How many float32 vectors probes of this traffic write."""
     return max((ceil(streams.written() / 4) for traffic in traffics for streams in traffic), default=0)

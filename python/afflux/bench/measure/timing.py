@@ -1,4 +1,4 @@
-"""Timing, fair to all: everyone has a turn in every repeat, in a new order, on the next set."""
+"""Timing by turns: every contender and probe has one turn in each repeat, in a new order, on the next input set."""
 
 import gc
 import random
@@ -52,7 +52,7 @@ class Timed:
         return self.bytes / self.median / 1e9
 
 
-#: Begins to time, and gives what ends it and says the seconds in between.
+#: Starts a timer; the result stops it and returns the seconds.
 Clock = Callable[[], Callable[[], float]]
 
 
@@ -62,13 +62,13 @@ def wall_clock() -> Callable[[], float]:
 
 
 def measure(
-    everyone: Sequence[Timed],
+    everything: Sequence[Timed],
     repeats: int,
     turn: Callable[[], object] = lambda: None,
     clock: Clock = wall_clock,
 ) -> None:
-    """Adds `repeats` samples to everyone; `turn` is called after each sample."""
-    measure_groups([[timed] for timed in everyone], repeats, turn, clock)
+    """Adds `repeats` samples to each of `everything`; `turn` is called after each sample."""
+    measure_groups([[timed] for timed in everything], repeats, turn, clock)
 
 
 def measure_groups(

@@ -62,7 +62,7 @@ def short(number: int) -> str:
 
 
 def bars(lines: list[Line]) -> dict[str, float]:
-    """GB/s by who reaches it: ours, and the fastest of each role that does the whole operation."""
+    """GB/s of afflux, and of the fastest contender of each role that computes the whole operation."""
     found = {"afflux": lines[0]["gbps"]}
     for name, role in ROLES.items():
         able = [line["gbps"] for line in lines if line["role"] == role and not line["part"]]

@@ -1,4 +1,4 @@
-"""What a run has found, ready for JSON: everyone's figures, the limits, and where afflux is not the fastest."""
+"""The results of a run, ready for JSON: the figures of all contenders, the limits, and where afflux is not fastest."""
 
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -42,12 +42,12 @@ def figures(timed: Timed) -> Line:
 
 
 def of_probe(probe: Timed) -> Line:
-    """The way in which it moves its streams stands for itself: `what` are the streams."""
+    """`what` are the streams of the probe, `how` its variant."""
     return figures(probe) | {"how": probe.what, "what": spoken(probe.traffic), "kind": kind(probe.traffic)}
 
 
 def fastest(own: Iterable[Timed], role: str) -> Timed | None:
-    """Of those who do the whole operation."""
+    """The fastest contender of this role that computes the whole operation."""
     able = [t for t in own if t.by and t.by.role == role and t.by.traffic is None]
     return min(able, key=lambda t: t.median, default=None)
 
@@ -58,7 +58,7 @@ def used(case: Case) -> str:
 
 
 def lines(case: Case, row: Row, own: list[Timed], most: Limit) -> list[Line]:
-    """Everyone's figures in a row; times are compared only with those who do the same."""
+    """The figures of a row's contenders; times are compared only among those that compute the whole operation."""
     ours = own[0]
     others = {role: fastest(own, role) for role in ("plain", "best", "peer")}
     found = []
@@ -73,7 +73,7 @@ def lines(case: Case, row: Row, own: list[Timed], most: Limit) -> list[Line]:
             | figures(timed)
             | {
                 "role": contender.role,
-                "but": contender.but,
+                "caveat": contender.caveat,
                 "first": timed is ours,
                 "part": not whole,
                 "limit": most.gbps,
@@ -89,7 +89,7 @@ def lines(case: Case, row: Row, own: list[Timed], most: Limit) -> list[Line]:
 
 
 def of_case(case: Case, rows: list[Row], probes: list[Timed], contenders: list[Timed]) -> dict[str, Any]:
-    """What was found at one size of inputs: the machine's best of each kind, and each row with its limit."""
+    """The results at one size of inputs: the machine's best of each kind of traffic, and each row with its limit."""
     found: dict[str, Any] = {
         "name": str(case),
         **asdict(case),
@@ -113,13 +113,13 @@ def lines_of(row: Row, cases: list[dict[str, Any]]) -> list[Line]:
 
 
 def losses(row: Row, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Who does the whole of it in less time than afflux, where, and how many times faster at the least and most."""
+    """The contenders that compute the whole operation in less time than afflux: at which sizes, and how much faster."""
     found: dict[str, dict[str, Any]] = {}
     for line in lines_of(row, cases):
         if line["role"] == "ours" or line["part"] or line["times_ours"] > LEVEL:
             continue
         who = found.setdefault(
-            line["name"], {"row": row.name, "name": line["name"], "but": line["but"], "at": [], "times": []}
+            line["name"], {"row": row.name, "name": line["name"], "caveat": line["caveat"], "at": [], "times": []}
         )
         who["at"].append({key: line[key] for key in ("d", "m", "clients")})
         who["times"].append(1 / line["times_ours"])
@@ -129,7 +129,7 @@ def losses(row: Row, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def results(
     box: dict[str, Any], rows: list[Row], cases: list[dict[str, Any]], settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """Everything there is to say about a run."""
+    """All results of a run."""
     for row in rows:
         row.compare(lines_of(row, cases))
     return {

@@ -55,7 +55,7 @@ def summary(rows: list[Row], cases: list[dict[str, Any]]) -> Printed:
 
 
 def of_row(row: Row, cases: list[dict[str, Any]]) -> Printed:
-    """Everyone who does it; the title has what all lines have in common."""
+    """All contenders of a row; the title says what their lines have in common."""
     lines = lines_of(row, cases)
     first = lines[0]
     common = [row.dtype, f"{first['threads']} thread{'s' * (first['threads'] > 1)}", first["isa"]]
@@ -99,8 +99,8 @@ def sentence(loss: dict[str, Any]) -> str:
         values = sorted({at[key] for at in loss["at"] if at[key] is not None})
         if len(values) > 1:
             where += f", {name} = {', '.join(f'{value:_}' for value in values)}"
-    but = f" ({loss['but']})" if loss["but"] else ""
-    return f"{loss['row']}: {loss['name']} {often} faster{where}{but}"
+    caveat = f" ({loss['caveat']})" if loss["caveat"] else ""
+    return f"{loss['row']}: {loss['name']} {often} faster{where}{caveat}"
 
 
 def to_markdown(out: dict[str, Any], rows: list[Row]) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 from afflux import ops
 from afflux.bench.rows.passes import applied
 from afflux.bench.rows.references import weighted_sum
-from afflux.bench.spec.arrays import Hand, Vector, as_tensor
+from afflux.bench.spec.arrays import Conversion, Vector, as_tensor
 from afflux.bench.spec.contender import Arrays, Contender, Round, vector_bytes
 from afflux.bench.spec.inputs import LR, Inputs
 from afflux.bench.spec.optional_torch import Formula, Tensor, torch
@@ -121,7 +121,7 @@ def difference_best(inputs: Inputs) -> Formula:
     return formula
 
 
-def cached(formula: Formula | None = None, *, compiled: bool = False, hand: Hand = as_tensor) -> Any:
+def cached(formula: Formula | None = None, *, compiled: bool = False, convert: Conversion = as_tensor) -> Any:
     """A contender with its own rows and h; without a formula, difference_best."""
 
     def make(inputs: Inputs) -> Round:
@@ -130,9 +130,9 @@ def cached(formula: Formula | None = None, *, compiled: bool = False, hand: Hand
         call = formula or difference_best(inputs)
         if compiled:
             call = torch.compile(call, dynamic=False)
-        params = [hand(place, p) for p in inputs.params]
-        updates = [hand(place, u) for u in inputs.updates]
-        own_rows, own_h = hand(place, rows), hand(place, h)
+        params = [convert(place, p) for p in inputs.params]
+        updates = [convert(place, u) for u in inputs.updates]
+        own_rows, own_h = convert(place, rows), convert(place, h)
 
         def run(k: int) -> object:
             return call(params[k], updates[k], own_rows, own_h, inputs.num_clients)
@@ -172,7 +172,7 @@ def in_torch() -> list[Contender]:
             cached(),
             vector_bytes(lambda m: m + 2),
             role="best",
-            but="needs contiguous matrices; float32 sums",
+            caveat="needs contiguous matrices; float32 sums",
         ),
         Contender(
             "torch.compile",
@@ -181,7 +181,7 @@ def in_torch() -> list[Contender]:
             own,
             vector_bytes(lambda m: 2),
             role="best",
-            but="float32 sums; compiles for each M",
+            caveat="float32 sums; compiles for each M",
             compiles=True,
         ),
     ]

@@ -22,7 +22,7 @@ def contender(what: str, make: Callable[[Inputs], Round], kept: int = 0) -> Cont
 
 def coded(bits: int) -> Contender:
     what = "min, max, stochastic rounding, total += u - row; codes of a byte, one scale a vector; float32 h"
-    return contender(what, mf_ca2fl.cached(partial(mf_ca2fl.CuPyCoder, bits), hand=as_cupy), 8)
+    return contender(what, mf_ca2fl.cached(partial(mf_ca2fl.CuPyCoder, bits), convert=as_cupy), 8)
 
 
 #: By row.
@@ -30,10 +30,10 @@ CONTENDERS = {
     "gram": contender("U @ U.T, float32", gram.product(gram.whole, as_cupy)),
     "fedbuff": contender(
         "params + lr * sum(w * u)",
-        fedbuff.functional(fedbuff.one_expression, weighted=True, hand=as_cupy),
+        fedbuff.functional(fedbuff.one_expression, weighted=True, convert=as_cupy),
     ),
-    "fadas": contender("the formula", fadas.functional(adaptive, hand=as_cupy), 3),
-    "ca2fl": contender("the formula; float32 h", ca2fl.cached(ca2fl.difference_sum, hand=as_cupy), 11),
+    "fadas": contender("the formula", fadas.functional(adaptive, convert=as_cupy), 3),
+    "ca2fl": contender("the formula; float32 h", ca2fl.cached(ca2fl.difference_sum, convert=as_cupy), 11),
     "wkafl": contender("U @ U.T, our weights, one matmul for estimate and step", wkafl.products(wkafl.in_cupy), 3),
     **{f"mf-ca2fl-{codec.name}": coded(bits) for codec, bits in mf_ca2fl.CODECS.items()},
 }

@@ -1,7 +1,7 @@
 """FADAS: one AMSGrad round on the mean of the updates.
 
-Moments stay where they are between rounds, with everyone their own. They begin as a long run leaves them: v near its
-expected value, so that no result hangs on a division by almost nothing.
+Every contender keeps its own moments from round to round. They begin as after a long run, with v near its expected
+value, so that no result depends on a division by almost 0.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 from afflux import ops
 from afflux.bench.rows.passes import applied
 from afflux.bench.rows.references import adaptive_step, weighted_sum
-from afflux.bench.spec.arrays import Hand, Vector, as_tensor
+from afflux.bench.spec.arrays import Conversion, Vector, as_tensor
 from afflux.bench.spec.contender import Arrays, Contender, Round, vector_bytes
 from afflux.bench.spec.inputs import LR, Inputs
 from afflux.bench.spec.optional_torch import Formula, Tensor, torch
@@ -23,7 +23,7 @@ NAMES = ("params", "m", "v", "v_hat")
 
 
 def moments(inputs: Inputs) -> list[Vector]:
-    """m is the mean of the last set's updates; v and v_hat are its variance, so that v_hat grows here and not there."""
+    """m is the mean of the last set's updates; v and v_hat are its variance, so that only some of v_hat grows."""
     place = inputs.place
     return [
         inputs.last_mean(),
@@ -82,15 +82,17 @@ def summed(params: Tensor, updates: list[Tensor], *states: Tensor, of: Any = tor
     return [out, *states]
 
 
-def functional(formula: Formula, *, compiled: bool = False, hand: Hand = as_tensor) -> Callable[[Inputs], Round]:
+def functional(
+    formula: Formula, *, compiled: bool = False, convert: Conversion = as_tensor
+) -> Callable[[Inputs], Round]:
     """A contender that returns new params and states."""
 
     def make(inputs: Inputs) -> Round:
         call = torch.compile(formula, dynamic=False) if compiled else formula
         place = inputs.place
-        params = [hand(place, p) for p in inputs.params]
-        updates = [[hand(place, u) for u in block] for block in inputs.updates]
-        states = [hand(place, state) for state in moments(inputs)]
+        params = [convert(place, p) for p in inputs.params]
+        updates = [[convert(place, u) for u in block] for block in inputs.updates]
+        states = [convert(place, state) for state in moments(inputs)]
 
         def run(k: int) -> object:
             out, *states[:] = call(params[k], updates[k], *states)
@@ -182,7 +184,7 @@ if torch is not None:
             in_place(eager_step),
             vector_bytes(lambda m: 5),
             role="best",
-            but=IN_FLOAT32,
+            caveat=IN_FLOAT32,
         ),
         Contender(
             "torch fused Adam",
@@ -190,7 +192,7 @@ if torch is not None:
             in_place(fused_step, sign=-1),
             vector_bytes(lambda m: 5),
             role="best",
-            but=IN_FLOAT32,
+            caveat=IN_FLOAT32,
         ),
         Contender(
             "torch.compile",
@@ -199,7 +201,7 @@ if torch is not None:
             vector_bytes(lambda m: 3),
             vector_bytes(lambda m: 1),
             role="best",
-            but="float32 throughout; compiles for each M",
+            caveat="float32 throughout; compiles for each M",
             compiles=True,
         ),
     ]

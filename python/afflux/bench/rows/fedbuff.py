@@ -10,7 +10,7 @@ from afflux import ops
 from afflux.bench.measure import machine
 from afflux.bench.rows.passes import applied
 from afflux.bench.rows.references import weighted_sum
-from afflux.bench.spec.arrays import Hand, as_tensor
+from afflux.bench.spec.arrays import Conversion, as_tensor
 from afflux.bench.spec.columns import BY_D, BY_M, ERROR, ROLE, TIME, TIMES_OURS, ULP, Column, Line, number
 from afflux.bench.spec.contender import Arrays, Contender, Round, nothing, vector_bytes
 from afflux.bench.spec.inputs import LR, Case, Float32, Inputs
@@ -67,15 +67,15 @@ def one_expression(params: Tensor, updates: list[Tensor], weights: Tensor) -> Te
     return params + LR * sum(w * u for w, u in zip(weights, updates, strict=True))
 
 
-def functional(formula: Formula, *, weighted: bool, compiled: bool = False, hand: Hand = as_tensor) -> Any:
+def functional(formula: Formula, *, weighted: bool, compiled: bool = False, convert: Conversion = as_tensor) -> Any:
     """A contender that returns new params and keeps no state."""
 
     def make(inputs: Inputs) -> Round:
         weights, place = inputs.weights if weighted else inputs.equal_weights, inputs.place
         call = torch.compile(formula, dynamic=False) if compiled else formula
-        params = [hand(place, p) for p in inputs.params]
-        updates = [[hand(place, v) for v in vectors] for vectors in inputs.vectors]
-        own_weights = hand(place, weights.astype(np.float32))
+        params = [convert(place, p) for p in inputs.params]
+        updates = [[convert(place, v) for v in vectors] for vectors in inputs.vectors]
+        own_weights = convert(place, weights.astype(np.float32))
 
         def run(k: int) -> object:
             return call(params[k], updates[k], own_weights)
@@ -126,7 +126,7 @@ ADDMV = Contender(
     in_place(addmv),
     vector_bytes(lambda m: 1),
     role="best",
-    but="needs one contiguous matrix; float32 sums; overwrites params",
+    caveat="needs one contiguous matrix; float32 sums; overwrites params",
 )
 
 
@@ -149,7 +149,7 @@ def in_torch() -> list[Contender]:
             nothing,
             own,
             role="best",
-            but="float32 sums; compiles for each M",
+            caveat="float32 sums; compiles for each M",
             compiles=True,
         ),
     ]
@@ -160,7 +160,7 @@ IN_TORCH = in_torch() if torch is not None else []
 FEW_IN_TORCH = [STACK_MEAN, ADDMV] if torch is not None else []
 
 
-# The same from M = 1 to 1000, on updates that lie apart as they do when clients hand them in
+# The same from M = 1 to 1000, on updates in separate arrays, as clients send them
 
 
 def from_one_to_many(asked: Asked) -> list[Case]:

@@ -118,7 +118,7 @@ if torch is not None:
             copies,
             temporary=lambda d, m: 2 * d * m + 8 * d,
             role="plain",
-            but=IN_BFLOAT16,
+            caveat=IN_BFLOAT16,
         ),
         Contender(
             "torch add_ loop",
@@ -126,7 +126,7 @@ if torch is not None:
             on_tensors(add_loop),
             copies,
             role="best",
-            but="float32 sums; overwrites params",
+            caveat="float32 sums; overwrites params",
         ),
         Contender(
             "torch mv",
@@ -135,7 +135,7 @@ if torch is not None:
             copies,
             temporary=lambda d, m: 2 * d,
             role="best",
-            but=IN_BFLOAT16,
+            caveat=IN_BFLOAT16,
         ),
     ]
 

@@ -1,4 +1,4 @@
-"""The inner products of all updates: what rules need that look at directions."""
+"""The inner products of all updates, which rules need that compare directions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 
 from afflux import ops
 from afflux.arrays.interop import on_host
-from afflux.bench.spec.arrays import Hand, Vector, as_numpy, as_tensor
+from afflux.bench.spec.arrays import Conversion, Vector, as_numpy, as_tensor
 from afflux.bench.spec.columns import ROLE, TIME, TIMES_OURS, Column
 from afflux.bench.spec.contender import REST_OF_OPENBLAS, Arrays, Contender, Round, vector_bytes
 from afflux.bench.spec.inputs import Inputs
@@ -53,11 +53,11 @@ def updates(inputs: Inputs) -> list[list[Vector]]:
     return [list(block) for block in inputs.updates]
 
 
-def product(formula: Callable[[Any], Any], hand: Hand = as_tensor) -> Callable[[Inputs], Round]:
+def product(formula: Callable[[Any], Any], convert: Conversion = as_tensor) -> Callable[[Inputs], Round]:
     """A contender on the updates as one matrix (M, d)."""
 
     def make(inputs: Inputs) -> Round:
-        blocks = [hand(inputs.place, block) for block in inputs.updates]
+        blocks = [convert(inputs.place, block) for block in inputs.updates]
         return Round(lambda k: formula(blocks[k]), lambda k: exact(updates(inputs)[k]), named)
 
     return make
@@ -84,7 +84,7 @@ CONTENDERS = [
         "numpy U @ U.T",
         "float32, on all cores",
         product(whole, as_numpy),
-        but=ONE_MATRIX,
+        caveat=ONE_MATRIX,
         numpy=True,
         rest=REST_OF_OPENBLAS,
     ),
@@ -97,14 +97,14 @@ if torch is not None:
             "float32",
             product(whole),
             role="plain",
-            but=ONE_MATRIX,
+            caveat=ONE_MATRIX,
         ),
         Contender(
             "torch bmm",
             "float32, in batches of 1024 columns",
             product(in_batches),
             role="best",
-            but=ONE_MATRIX,
+            caveat=ONE_MATRIX,
         ),
         Contender(
             "torch U @ U.T, float64",

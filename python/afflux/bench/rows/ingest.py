@@ -44,7 +44,7 @@ def numpy_careful(inputs: Inputs) -> Round:
 
 CONTENDERS = [
     Contender("afflux", "ops.ingest", afflux_round, push.own, role="ours"),
-    Contender("numpy copyto", "np.copyto(slot, u)", numpy_copy, push.own, but=push.ONLY_COPIES, numpy=True),
+    Contender("numpy copyto", "np.copyto(slot, u)", numpy_copy, push.own, caveat=push.ONLY_COPIES, numpy=True),
     Contender(
         "numpy, careful",
         "copyto, isfinite(slot).all(), linalg.norm(slot)",
@@ -72,7 +72,7 @@ if torch is not None:
             push.into_slots(torch.Tensor.copy_, as_tensor, measured=False),
             push.own,
             role="best",
-            but=push.ONLY_COPIES,
+            caveat=push.ONLY_COPIES,
         ),
     ]
 

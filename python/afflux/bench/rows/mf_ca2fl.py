@@ -10,7 +10,7 @@ from afflux import ops
 from afflux.bench.measure.timing import CHECKED
 from afflux.bench.rows import ca2fl
 from afflux.bench.rows.passes import applied
-from afflux.bench.spec.arrays import Hand, as_tensor
+from afflux.bench.spec.arrays import Conversion, as_tensor
 from afflux.bench.spec.columns import TIMED, Column
 from afflux.bench.spec.contender import Arrays, Contender, Round, ends, vector_bytes
 from afflux.bench.spec.inputs import LR, Inputs
@@ -134,15 +134,17 @@ def client_by_client(coder: Coder) -> Callable[..., Tensor]:
     return formula
 
 
-def cached(made: Callable[[], Coder], *, compiled: bool = False, hand: Hand = as_tensor) -> Callable[[Inputs], Round]:
+def cached(
+    made: Callable[[], Coder], *, compiled: bool = False, convert: Conversion = as_tensor
+) -> Callable[[Inputs], Round]:
     """A contender with its own coder, rows and h."""
 
     def make(inputs: Inputs) -> Round:
         coder = made()
         formula = client_by_client(coder)
         call = torch.compile(formula, dynamic=False) if compiled else formula
-        params = [hand(inputs.place, p) for p in inputs.params]
-        updates = [hand(inputs.place, u) for u in inputs.updates]
+        params = [convert(inputs.place, p) for p in inputs.params]
+        updates = [convert(inputs.place, u) for u in inputs.updates]
         rows = [list(coder.encode(update)) for update in updates[-1]]
         h = sum(coder.decode(*row) for row in rows) / inputs.num_clients
 
@@ -182,7 +184,7 @@ def baselines(bits: int) -> list[Contender]:
             kept,
             vector_bytes(lambda m: 3),
             role="best",
-            but="float32 sums; compiles for each M",
+            caveat="float32 sums; compiles for each M",
             compiles=True,
         ),
     ]
@@ -195,7 +197,7 @@ def baselines(bits: int) -> list[Contender]:
                 kept,
                 vector_bytes(lambda m: 3),
                 role="best",
-                but="biased rows; float32 sums; compiles for each M",
+                caveat="biased rows; float32 sums; compiles for each M",
                 compiles=True,
             )
         )

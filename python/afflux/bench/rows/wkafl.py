@@ -1,7 +1,7 @@
 """WKAFL: the inner products of all gradients and the last estimate, the weights, and the step that uses them.
 
-The weights hang on whole vectors, and so does what they are compared with: `coefficients`, the paper's formulas in
-float64, without the inner products.
+The weights depend on whole vectors. Their reference, `coefficients`, therefore reads whole vectors too: the paper's
+formulas in float64, without the Gram matrix.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from afflux import ops
 from afflux.arrays.interop import on_host
 from afflux.bench.rows import gram
 from afflux.bench.rows.references import weighted_sum
-from afflux.bench.spec.arrays import Hand, Vector, as_cupy, as_tensor
+from afflux.bench.spec.arrays import Conversion, Vector, as_cupy, as_tensor
 from afflux.bench.spec.contender import Arrays, Contender, Round, vector_bytes
 from afflux.bench.spec.inputs import LR, Float64, Inputs, Int64
 from afflux.bench.spec.optional_torch import Tensor, torch
@@ -114,7 +114,7 @@ def two_sweeps(inputs: Inputs) -> Round:
             inputs.out,
             ops.Combine(gradients[k], weights.vectors),
             step=ops.Sgd(-LR),
-            memory=ops.Memory([estimate], np.array(weights.memories), weights.next),
+            rule_vectors=ops.RuleVectors([estimate], np.array(weights.rule_vectors), weights.next),
         )
         ops.apply(round, num_threads=inputs.num_threads)
         return inputs.out, estimate, weights.vectors
@@ -146,12 +146,12 @@ def client_by_client(params: Tensor, gradients: list[Tensor], last: Tensor, trus
 
 
 def plain(inputs: Inputs) -> Round:
-    hand = inputs.place.tensor
-    params = [hand(p) for p in inputs.params]
-    gradients = [[hand(g) for g in block] for block in inputs.updates]
-    trust = hand((e / 2) ** -inputs.staleness).float()
+    convert = inputs.place.tensor
+    params = [convert(p) for p in inputs.params]
+    gradients = [[convert(g) for g in block] for block in inputs.updates]
+    trust = convert((e / 2) ** -inputs.staleness).float()
     trust /= trust.sum()
-    estimate = hand(inputs.last_mean())
+    estimate = convert(inputs.last_mean())
 
     def run(k: int) -> object:
         nonlocal estimate
@@ -165,7 +165,7 @@ def plain(inputs: Inputs) -> Round:
 class Sweeps:
     """Two sweeps over a block [estimate, g_1 .. g_M], with our weights in between."""
 
-    hand: Hand
+    convert: Conversion
     inner: Callable[[Tensor], Tensor]  #: (1 + M, 1 + M): all inner products of the block's rows
     #: (parts, block, params, moved): moved = parts block, (2, d), side by side, which two mv are slower than.
     #: Then params += moved[1].
@@ -216,15 +216,15 @@ def products(made: Callable[[], Sweeps]) -> Callable[[Inputs], Round]:
     def make(inputs: Inputs) -> Round:
         sweeps, place = made(), inputs.place
         inputs.blocks[0][0] = inputs.last_mean()
-        blocks = [sweeps.hand(place, block) for block in inputs.blocks]
+        blocks = [sweeps.convert(place, block) for block in inputs.blocks]
         own = place.copied(inputs.params[0])
-        params, moved = sweeps.hand(place, own), sweeps.hand(place, place.filled((2, inputs.d), 0))
+        params, moved = sweeps.convert(place, own), sweeps.convert(place, place.filled((2, inputs.d), 0))
 
         def run(k: int) -> object:
             weights = weigh(inputs, on_host(sweeps.inner(blocks[k])).astype(np.float64))
             assert weights.next is not None
-            parts = np.array([weights.next[0], [-LR * weights.memories[0], *(-LR * weights.vectors)]], np.float32)
-            sweeps.step(sweeps.hand(place, parts), blocks[k], params, moved)
+            parts = np.array([weights.next[0], [-LR * weights.rule_vectors[0], *(-LR * weights.vectors)]], np.float32)
+            sweeps.step(sweeps.convert(place, parts), blocks[k], params, moved)
             blocks[(k + 1) % len(blocks)][0] = moved[0]  # where the next round reads it
             return params, moved[0], weights.vectors
 
@@ -268,7 +268,7 @@ if torch is not None:
             products(in_torch),
             vector_bytes(lambda m: 3),
             role="best",
-            but=IN_FLOAT32,
+            caveat=IN_FLOAT32,
         ),
         Contender(
             "torch.compile",
@@ -276,7 +276,7 @@ if torch is not None:
             products(compiled),
             vector_bytes(lambda m: 3),
             role="best",
-            but=f"{IN_FLOAT32}; compiles for each M",
+            caveat=f"{IN_FLOAT32}; compiles for each M",
             compiles=True,
         ),
     ]

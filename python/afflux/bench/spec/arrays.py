@@ -1,4 +1,4 @@
-"""Where a run's arrays lie, so that one formula serves all places: NumPy's on the host, torch's on a GPU."""
+"""The memory of a run's arrays: NumPy's on the host, torch's on a GPU. One formula serves both."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -96,7 +96,7 @@ HOST = Host()
 
 
 #: Gives an array of a place to a library; one of the functions below.
-Hand = Callable[[Host, Vector], Any]
+Conversion = Callable[[Host, Vector], Any]
 
 
 def as_numpy(place: Host, array: Vector) -> Any:

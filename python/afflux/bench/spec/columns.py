@@ -29,7 +29,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def of_output(line: Line, key: str, form: str) -> str:
-    """The error of the row's main output, empty for who makes none."""
+    """The error of the row's main output; empty for a contender without this output."""
     error = line["error"]
     return format(error[key], form) if error else ""
 

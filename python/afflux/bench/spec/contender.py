@@ -1,4 +1,4 @@
-"""Who takes part in a row: the vocabulary that rows and baselines share."""
+"""A contender: one implementation of a row's operation, afflux's own or another."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Role = Literal["ours", "plain", "best", "peer", ""]
 #: Seconds, more than enough for the workers of OpenMP and OpenBLAS, which spin after their work and hold a core.
 REST, REST_OF_OPENBLAS = 0.025, 0.06
 
-#: By name, wherever they lie.
+#: Arrays by name, on the host or on a GPU.
 Arrays = dict[str, Vector]
 
 
@@ -58,11 +58,11 @@ class Contender:
     kept: Callable[[int, int], int] = nothing  #: bytes of its own state, of (d, M)
     temporary: Callable[[int, int], int] = nothing  #: bytes that a round allocates and frees
     role: Role = ""
-    but: str = ""  #: what it needs, or does not do, that afflux does; for "where we lose"
+    caveat: str = ""  #: what it needs or leaves out, unlike afflux; for "where we lose"
     traffic: Callable[[int], Traffic] | None = None  #: of M; if it is not the row's: a part of it, or of other data
-    rest: float = REST  #: seconds before the next one has its turn
-    numpy: bool = False  #: NumPy's, and so on the host alone
-    compiles: bool = False  #: its first run compiles; it takes part only if asked for, because that takes long
+    rest: float = REST  #: seconds of rest before the next contender's turn
+    numpy: bool = False  #: runs on NumPy's arrays, so on the host only
+    compiles: bool = False  #: its first run compiles, which takes long; it takes part with --compile only
     absent: Callable[[], str | None] = here  #: why it cannot take part; asked only if its row runs
 
 

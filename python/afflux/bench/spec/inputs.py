@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,7 @@ LIBRARIES = 500_000_000  #: bytes that Python and torch take, whatever d is
 
 @dataclass(frozen=True)
 class Case:
-    """The size of the inputs, and the threads that everyone gets. Rows with the same case share the inputs."""
+    """The size of the inputs and the number of threads. Rows with the same case share the inputs."""
 
     d: int
     m: int
@@ -56,7 +55,7 @@ class Inputs:
     On the host all of it is allocated by NumPy, which asks for huge pages: baselines run on the same memory.
     """
 
-    blocks: list[Vector]  #: per input set (1 + M, d), contiguous: a spare row for who wants it, and the M updates
+    blocks: list[Vector]  #: per input set (1 + M, d), contiguous: a spare row, and the M updates
     updates: list[Vector]  #: per input set (M, d), contiguous: its rows are the M updates
     vectors: list[list[Vector]]  #: per input set the M updates: these rows, or separate copies of them
     params: list[Vector]  #: per input set (d,)
@@ -132,22 +131,6 @@ def make(case: Case, scratch: int, place: Host = HOST) -> Inputs:
 def shared_bytes(case: Case, scratch: int) -> int:
     vectors = case.sets * (case.m * (1 + case.separate) + 2)
     return 4 * case.d * (vectors + 1 + scratch)
-
-
-def available_bytes() -> int | None:
-    """Memory that this process may still take, its cgroup's limit included; None where unknown."""
-    amounts = []
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                amounts.append(1024 * int(line.split()[1]))
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        if limit != "max":
-            used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-            amounts.append(max(0, int(limit) - used))
-    except OSError:
-        pass
-    return min(amounts, default=None)
 
 
 def does_not_fit(needed: int, available: int, case: Case) -> str:

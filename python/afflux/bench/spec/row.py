@@ -1,6 +1,6 @@
-"""What a row is: an operation, the cases it is timed at, everyone who does it, and its table."""
+"""A row of the benchmark: an operation, its sizes, the contenders that compute it, and the columns of its table."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from afflux.bench.spec.columns import TIMED, Column, Line
@@ -14,7 +14,7 @@ Exact = dict[str, tuple[Float64, Float64]]
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line says about the cases; None leaves the choice to the row."""
+    """The options of the command line that decide the cases; None leaves the choice to the row."""
 
     d: int | None
     m: int | None
@@ -36,7 +36,7 @@ def nothing_more(lines: list[Line]) -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """One operation, and everyone who does it."""
+    """One operation, and the contenders that compute it."""
 
     name: str
     formula: str
@@ -54,3 +54,12 @@ class Row:
     def bytes(self, d: int, m: int) -> int:
         """Each input read once, each output written once."""
         return moved(self.traffic(m), d)
+
+
+def planned(rows: Iterable[Row], cases: Callable[[Row], list[Case]]) -> dict[Case, list[Row]]:
+    """The cases of these rows, and which rows share each of them."""
+    plan: dict[Case, list[Row]] = {}
+    for row in rows:
+        for case in cases(row):
+            plan.setdefault(case, []).append(row)
+    return plan

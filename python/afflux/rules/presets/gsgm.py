@@ -20,7 +20,7 @@ class GradientScheduling:
     """
 
     alpha: float = 0.1
-    needs: ClassVar[Needs] = Needs(memories=("momentum", "pass_sum"), scalars={"rounds_in_pass": 0.0}, passes=True)
+    needs: ClassVar[Needs] = Needs(rule_vectors=("momentum", "pass_sum"), scalars={"rounds_in_pass": 0.0}, passes=True)
 
     def __post_init__(self) -> None:
         check_fields(self, finite, "alpha")

@@ -55,7 +55,7 @@ class CosineSelection:
     memory: Literal["estimate", "aggregate"] = "estimate"
     stage_two_loss: float | None = None
     stage_two_version: int | None = None
-    needs: ClassVar[Needs] = Needs(gram=True, memories=("estimate",), scalars={"stage": 1.0})
+    needs: ClassVar[Needs] = Needs(gram=True, rule_vectors=("estimate",), scalars={"stage": 1.0})
 
     def __post_init__(self) -> None:
         check_fields(self, finite, "alpha", "sim_min", "beta")

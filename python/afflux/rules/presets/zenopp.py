@@ -21,7 +21,7 @@ class ScoreTest:
         accept iff gamma <v, g'> - rho |g'|^2 >= -gamma epsilon
 
     The direction is the mean of the accepted g'. A zero gradient is rejected. If none is accepted, no step is made and
-    the version stays. v is the memory "validation": hand it in with Server.set_memory, every few versions.
+    the version stays. v is the memory "validation": hand it in with Server.set_rule_vector, every few versions.
 
     Args:
         scaled: False takes |g|^2 for |g'|^2, as the authors' code does.
@@ -31,7 +31,7 @@ class ScoreTest:
     rho: float = 0.02
     epsilon: float = 0.1
     scaled: bool = True
-    needs: ClassVar[Needs] = Needs(gram=True, memories=("validation",), handed_in=("validation",))
+    needs: ClassVar[Needs] = Needs(gram=True, rule_vectors=("validation",), handed_in=("validation",))
 
     def __post_init__(self) -> None:
         check_fields(self, not_negative, "gamma", "rho", "epsilon")
@@ -71,8 +71,8 @@ def zenopp(
 ) -> Rule:
     """x -= server_lr * g', g' = g |v| / |g|, iff gamma <v, g'> - rho |g'|^2 >= -gamma epsilon (Algorithm 1), M = 1.
 
-    v is a validation gradient: `server.set_memory("validation", v)`, again every few versions. `scaled=False` takes
-    |g|^2 in the second term, as the authors' code does. A rejected arrival does not advance the version. State on the
-    server: v, 4 d bytes. Sweeps: two, the inner products and the step.
+    v is a validation gradient: `server.set_rule_vector("validation", v)`, again every few versions. `scaled=False`
+    takes |g|^2 in the second term, as the authors' code does. A rejected arrival does not advance the version. State
+    on the server: v, 4 d bytes. Sweeps: two, the inner products and the step.
     """
     return Rule("zenopp", "gradient", 1, ScoreTest(gamma, rho, epsilon, scaled), NONE, Sgd(server_lr))

@@ -46,5 +46,5 @@ class ValidationGradient:
         version = self._server.version
         if version != self._version and version % self._every == 0:
             gradient = self._trainer.gradient(self._server.params, self._examples)
-            self._server.set_memory(VECTOR, gradient)
+            self._server.set_rule_vector(VECTOR, gradient)
         self._version = version

@@ -137,9 +137,9 @@ def page_markdown(content: dict[str, Any]) -> str:
     )
 
 
-def _table(table: Sequence[CodecErrors], what: str) -> str:
-    names = list(getattr(table[0], what))
-    cells = [[f"`{x.codec}`", f"{x.bits:.3g}", *(two_digits(getattr(x, what)[name]) for name in names)] for x in table]
+def _table(table: Sequence[CodecErrors], field: str) -> str:
+    names = list(getattr(table[0], field))
+    cells = [[f"`{x.codec}`", f"{x.bits:.3g}", *(two_digits(getattr(x, field)[name]) for name in names)] for x in table]
     return markdown_table(("codec", "bits per element", *names), cells)
 
 

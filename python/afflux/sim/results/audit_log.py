@@ -178,7 +178,7 @@ class AuditLogWriter:
         Args:
             path: the file.
             header: its first line.
-            size: bytes after which the file is continued; what follows them is removed.
+            size: bytes after which the file is continued; the rest is removed.
         """
         self._sha256 = sha256()
         if size:
@@ -240,7 +240,7 @@ def read_audit_log(path: Path | str) -> AuditLog:
         try:
             line = _decode(row)
             if (number == 1) != isinstance(line, Header):
-                raise ValueError("the header must be the first line, and is the only one of its kind")
+                raise ValueError("the header must be the first line, and only the first")
             if end is not None:
                 raise ValueError("something follows the end line")
             match line:
@@ -263,7 +263,7 @@ def read_audit_log(path: Path | str) -> AuditLog:
                 case EndLine():
                     end = line
                     if line.arrivals != len(arrivals):
-                        raise ValueError(f"arrivals is {line.arrivals}, but {len(arrivals)} lines stand above")
+                        raise ValueError(f"arrivals is {line.arrivals}, but {len(arrivals)} lines are above")
         except ValueError as error:
             raise ConfigError(f"{path}, line {number}: {error}") from None
     if header is None:

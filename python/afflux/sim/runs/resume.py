@@ -102,7 +102,7 @@ def _run(
         leader = SimulatedServer(spec, setup, config.arrivals, new_server=new_server, history=history)
         stream = TrainingStream(setup, leader)
         if interrupted is not None:
-            versions = {**leader.server.kept, leader.server.version: leader.server.pull()}
+            versions = {**leader.server.retained_versions, leader.server.version: leader.server.pull()}
             stream.restore(interrupted.stream, interrupted.read_arrays(), versions)
         name = file_stem(spec.label, seed)
         log_path, updates_path = output.folder / f"{name}.jsonl", output.folder / f"{name}.updates.npy"

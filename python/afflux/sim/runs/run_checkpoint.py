@@ -138,7 +138,7 @@ class InterruptedRun:
             same = sha256(content[: self.log_bytes]).hexdigest() == self.log_sha256
         if not same:
             raise ConfigError(
-                f"{self.log} is not what the run of {self.path} has written: it is another run's log, or was changed"
+                f"{self.log} was not written by the run of {self.path}: it is another run's log, or was changed"
             )
 
     def check_server(self, server: Server) -> None:
@@ -233,7 +233,7 @@ def _counts(server: Server) -> dict[str, int]:
 
 
 def require_unused_store(path: Path) -> None:
-    """Raise ConfigError if `path`, the place for a new store, is not free; the error names what is there."""
+    """Raise ConfigError if `path`, the place for a new store, is not free; the error names its content."""
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not path.is_dir():

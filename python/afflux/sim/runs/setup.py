@@ -1,4 +1,4 @@
-"""What all rules share that are simulated with one config and one seed: data, clients, initial params, schedule."""
+"""Shared by all rules in a simulation of one config and one seed: data, clients, initial params, schedule."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

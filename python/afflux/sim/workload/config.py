@@ -43,9 +43,9 @@ AT_LEAST = {
 }
 
 
-def _setting(default: Any, what: str) -> Any:
-    # The command line shows `what` as help: each setting is described in one place.
-    return field(default=default, metadata={"help": what})
+def _setting(default: Any, description: str) -> Any:
+    # The command line shows `description` as help: each setting is described in one place.
+    return field(default=default, metadata={"help": description})
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ NAMES = ("params", "m", "v")
 
 
 def moments(inputs: Inputs) -> list[Float32]:
-    """Of the size that updates and params have, so that no result hangs on a division by almost nothing."""
+    """Of the size that updates and params have, so that no result depends on a division by almost 0."""
     return [HOST.filled(inputs.d, value) for value in (0.01, 0.01)]
 
 
@@ -202,7 +202,7 @@ def entrant(
         vector_bytes(lambda m: kept + 2 * m * contained),
         vector_bytes(lambda m: temporary),
         role="peer",
-        but="float32 sums",
+        caveat="float32 sums",
         absent=lambda: absent(*modules),
     )
 
@@ -226,7 +226,7 @@ if torch is not None:
             stepping(fused),
             vector_bytes(lambda m: 4),
             role="best",
-            but="needs one contiguous matrix; float32 throughout",
+            caveat="needs one contiguous matrix; float32 throughout",
         ),
     ]
 CONTENDERS += [

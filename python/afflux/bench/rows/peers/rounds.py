@@ -61,7 +61,7 @@ def native(peer: Peer) -> Contender:
         kept=lambda d, m: peer.kept(d, m) + peer.contained(d, m),
         temporary=peer.temporary,
         role="peer",
-        but=MEAN_ALONE,
+        caveat=MEAN_ALONE,
         absent=lambda: absent(*peer.modules),
     )
 
@@ -119,7 +119,7 @@ if torch is not None:
             torch_product,
             vector_bytes(lambda m: 1),
             role="best",
-            but=f"needs one contiguous matrix; {MEAN_ALONE}",
+            caveat=f"needs one contiguous matrix; {MEAN_ALONE}",
         ),
     ]
 NATIVE += [native(peer) for peer in PEERS]
@@ -165,7 +165,7 @@ def of_peer(peer: Peer) -> Contender:
         kept=lambda d, m: peer.kept(d, m) + 4 * d,
         temporary=lambda d, m: peer.temporary(d, m) + peer.contained(d, m) // 2,
         role="peer",
-        but=CHECKS_NOTHING,
+        caveat=CHECKS_NOTHING,
         absent=lambda: absent(*peer.modules),
     )
 
@@ -234,7 +234,7 @@ if torch is not None:
             flat(into_buffer),
             vector_bytes(lambda m: m + 2),
             role="best",
-            but=CHECKS_NOTHING,
+            caveat=CHECKS_NOTHING,
         ),
     ]
 FLAT += [of_peer(peer) for peer in PEERS if peer is not COLLECTING]

@@ -13,7 +13,7 @@ import numpy as np
 from afflux import Server, ops
 from afflux.arrays.interop import on_host
 from afflux.bench.measure import machine
-from afflux.bench.spec.arrays import Hand, Vector, as_numpy, as_tensor
+from afflux.bench.spec.arrays import Conversion, Vector, as_numpy, as_tensor
 from afflux.bench.spec.columns import SPEED, Column, Line, number
 from afflux.bench.spec.contender import REST_OF_OPENBLAS, Arrays, Contender, Round
 from afflux.bench.spec.inputs import Case, Float32, Float64, Inputs
@@ -94,15 +94,15 @@ def server_push(inputs: Inputs) -> Round:
 
 
 def into_slots(
-    push: Callable[[Any, Any], Any], hand: Hand = as_numpy, *, measured: bool = True
+    push: Callable[[Any, Any], Any], convert: Conversion = as_numpy, *, measured: bool = True
 ) -> Callable[[Inputs], Round]:
     """A contender that calls push(slot, vector) M times, on its own slots; `measured`: it returns the norm."""
 
     def make(inputs: Inputs) -> Round:
         place = inputs.place
         slots = place.filled((inputs.m, inputs.d), 1)
-        targets = [hand(place, slot) for slot in slots]
-        sources = [[hand(place, vector) for vector in vectors] for vectors in inputs.vectors]
+        targets = [convert(place, slot) for slot in slots]
+        sources = [[convert(place, vector) for vector in vectors] for vectors in inputs.vectors]
 
         def run(k: int) -> object:
             return list(map(push, targets, sources[k]))
@@ -139,7 +139,12 @@ CONTENDERS = [
     Contender("afflux", "Server.push", server_push, kept=lambda d, m: 4 * d * (m + 4), role="ours"),
     Contender("afflux ingest", "ops.ingest alone", into_slots(ingest), own, role="ours"),
     Contender(
-        "numpy copyto", "np.copyto(slot, u)", into_slots(np.copyto, measured=False), own, role="plain", but=ONLY_COPIES
+        "numpy copyto",
+        "np.copyto(slot, u)",
+        into_slots(np.copyto, measured=False),
+        own,
+        role="plain",
+        caveat=ONLY_COPIES,
     ),
     Contender(
         "numpy, careful",
@@ -166,7 +171,7 @@ if torch is not None:
             into_slots(torch.Tensor.copy_, as_tensor, measured=False),
             own,
             role="best",
-            but=ONLY_COPIES,
+            caveat=ONLY_COPIES,
         ),
         Contender(
             "torch, careful",

@@ -1,6 +1,6 @@
-"""A store on disk: rounds beside the same in memory, and what it costs that they survive a power cut.
+"""A store on disk: rounds beside the same in memory, and the cost of surviving a power cut.
 
-The folders lie where Python puts temporary files ($TMPDIR); what is measured is that disk.
+The folders are created where Python puts temporary files ($TMPDIR), so that disk is measured.
 """
 
 import weakref
@@ -79,7 +79,7 @@ def held(d: int, m: int) -> int:
 
 
 def beside_memory(lines: list[Line]) -> None:
-    """Times of what is on disk over the same in memory, a whole round if nobody has done the same."""
+    """Times on disk over the same in memory, or over a whole round in memory where the same was not timed."""
     medians = {line["name"]: line["median"] for line in lines}
     for line in lines:
         same = line["name"].replace("afflux", "in memory", 1)

@@ -18,11 +18,11 @@ from afflux.bench.spec.inputs import Inputs
 from afflux.bench.spec.row import Exact, Row, one_case
 from afflux.bench.spec.streams import Streams, Traffic
 
-BLOCK = 2**20  #: bytes that are read at once by who only reads
+BLOCK = 2**20  #: bytes of one read() of the contender that only reads
 
 
 def evict(file: Path) -> None:
-    """Only the disk has it from now on, as long as nobody maps it."""
+    """Drops the file's pages from the page cache; mapped pages would stay."""
     with file.open("r+b") as opened:
         os.fsync(opened.fileno())
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -41,7 +41,7 @@ def pushed(*, cold: bool) -> Callable[[Inputs], Round]:
                 served[0].push(first + i, inputs.vectors[k][i % m], version=served[0].version)
 
         def prepare(k: int) -> None:
-            """A map keeps its pages, so the store is closed and opened anew. Strangers warm its slots."""
+            """A map keeps its pages, so the store is closed and opened again. Other clients' pushes warm its slots."""
             served.pop().close(checkpoint=False)
             gc.collect()
             for segment in path.glob("rows/c/*/0") if cold else ():
@@ -87,11 +87,11 @@ def no_outputs(before: Arrays) -> Exact:
 
 
 def only_linux() -> str | None:
-    return None if hasattr(os, "posix_fadvise") else "this system cannot be asked to forget a file's pages"
+    return None if hasattr(os, "posix_fadvise") else "this system cannot evict a file's pages (posix_fadvise)"
 
 
 def beside_both(lines: list[Line]) -> None:
-    """How long the disk was waited for."""
+    """Compares with warm pushes and plain reading."""
     ours, warm, reading = (line["median"] for line in lines)
     lines[0]["times_both"] = ours / (warm + reading)
     lines[0]["times_reading"] = (ours - warm) / reading
@@ -107,7 +107,7 @@ def read_and_taken_in(m: int) -> Traffic:
 
 COLD = Row(
     name="store-cold",
-    formula=f"M pushes of clients whose rows, {BITS} bits, the system was told to forget; each is read and checked",
+    formula=f"M pushes of clients whose rows, {BITS} bits, were evicted from the page cache; each is read and checked",
     counted="8 d M and M encoded rows",
     traffic=read_and_taken_in,
     reference=no_outputs,
@@ -119,7 +119,7 @@ COLD = Row(
             "plain reading",
             "read() of 1 MiB, again and again, of one file as long as the rows",
             plain_reading,
-            but="reads only",
+            caveat="reads only",
             traffic=read,
             absent=only_linux,
         ),

@@ -1,6 +1,6 @@
 """A whole round through `Server.push`, vector by vector: in a buffer of M, or added up as they join.
 
-Servers copy and check every vector; who only adds does less.
+The server copies and checks every vector; the baselines only add.
 """
 
 from collections.abc import Callable
@@ -107,7 +107,7 @@ CONTENDERS = [
         sum_bytes,
         temporary=lambda d, m: 4 * d,
         role="plain",
-        but="checks nothing, float32 sums",
+        caveat="checks nothing, float32 sums",
     ),
 ]
 
@@ -123,7 +123,7 @@ if torch is not None:
             added(torch.from_numpy, torch_add),
             sum_bytes,
             role="best",
-            but="checks nothing, float32 sums",
+            caveat="checks nothing, float32 sums",
         )
     )
 

@@ -1,0 +1,64 @@
+// The vectors that the server keeps between rounds, one tile.
+#pragma once
+#include "cpu/combine.hpp"
+#include "cpu/convert.hpp"
+
+namespace afflux::AFFLUX_ISA {
+namespace {
+
+// Whether vector s of `count` keeps its value: its row of `next` is 1 at itself and 0 elsewhere.
+AFFLUX_FN bool stays(const double* row, std::int64_t s, std::int64_t count) {
+  for (std::int64_t k = 0; k < count; ++k)
+    if (row[k] != (k == s ? 1.0 : 0.0)) return false;
+  return true;
+}
+
+template <class T>
+AFFLUX_FN void store(const double* values, const View<void>& vector, Tile tile) {
+  T* const to = tile_of<T>(vector, tile);
+  simd::each(tile.size, [&](auto lanes, std::int64_t i) AFFLUX_INLINE { lanes.store(to + i, lanes.load(values + i)); });
+}
+
+template <class T>
+AFFLUX_FN void copy(const View<void>& vector, const View<void>& out, Tile tile) {
+  __builtin_memcpy(tile_of<T>(out, tile), tile_of<T>(vector, tile), static_cast<std::size_t>(tile.size) * sizeof(T));
+}
+
+// outs[s] = sum_t next[s, t] vectors[t] + sum_i next[s, R + i] u_i. All sums are made before the first is stored.
+// If `v` is given, the updates' part of the direction is added to it, beside the first memory that changes: so updates
+// come from memory once and not again from L2. Not inlined: its sums would lie in the frame of every round.
+__attribute__((noinline)) void renew(const Pass& pass, Type updates, Tile tile, double* v) {
+  const RuleVectors& rule_vectors = pass.rule_vectors;
+  const Combine& stage = pass.combine;
+  const bool wide = pass.params.type == Type::float64;
+  const std::int64_t held = rule_vectors.vectors.size, count = held + stage.updates.size;
+  alignas(64) double sums[kMostRuleVectors][kTile];
+  bool kept[kMostRuleVectors];
+  for (std::int64_t s = 0; s < held; ++s) {
+    const double* const row = rule_vectors.next.data + s * count;
+    double* const sum = sums[s];
+    kept[s] = stays(row, s, count);
+    if (kept[s]) continue;
+    for (std::int64_t i = 0; i < tile.size; ++i) sum[i] = 0.0;
+    wide ? combine<double>(rule_vectors.vectors, row, tile, sum) : combine<float>(rule_vectors.vectors, row, tile, sum);
+    with_type(updates, [&](auto sample) AFFLUX_INLINE {
+      using T = decltype(sample);
+      v != nullptr ? combine<T>(stage.updates, stage.weights.data, row + held, tile, v, sum)
+                   : combine<T>(stage.updates, row + held, tile, sum);
+    });
+    v = nullptr;
+  }
+  if (v != nullptr)
+    with_type(updates, [&](auto sample)
+                           AFFLUX_INLINE { combine<decltype(sample)>(stage.updates, stage.weights.data, tile, v); });
+  for (std::int64_t s = 0; s < held; ++s) {
+    const View<void>&vector = rule_vectors.vectors.data[s], &out = rule_vectors.outs.data[s];
+    if (!kept[s])
+      wide ? store<double>(sums[s], out, tile) : store<float>(sums[s], out, tile);
+    else if (out.data != vector.data)
+      wide ? copy<double>(vector, out, tile) : copy<float>(vector, out, tile);
+  }
+}
+
+}  // namespace
+}  // namespace afflux::AFFLUX_ISA

@@ -1,0 +1,55 @@
+// The vectors that the server keeps between rounds, four elements of each.
+#pragma once
+#include "cuda/combine.hpp"
+
+namespace afflux::cuda {
+
+// What the host has found in `next`, lest every thread look through it: in bit s of columns[k] whether sum s reads
+// vector k of all rule vectors and updates, and in bit s of `stays` whether rule vector s keeps its value.
+struct Renewal {
+  const std::uint8_t* columns;
+  std::uint32_t stays;
+};
+
+// sums[s] += next[s][first + k] * list[k], and v += weights[k] * list[k] unless there are no weights, all in one
+// reading.
+template <class T, class Vector, class Span>
+AFFLUX_DEVICE void combine_all(const List<Vector>& list, const double* weights, const RuleVectors& rule_vectors,
+                               const Renewal& renewal, std::int64_t first, std::int64_t width, const Span& span,
+                               Doubles& v, Doubles (&sums)[kMostRuleVectors]) {
+  const std::uint8_t* const columns = renewal.columns + first;
+  const double* const next = rule_vectors.next.data + first;
+  in_batches<Vector4<T>>(
+      list.size, [&](std::int64_t k) { return columns[k] != 0 || (weights != nullptr && weights[k] != 0.0); },
+      [&](std::int64_t k) { return span.template load<T>(list.data[k].data); },
+      [&](std::int64_t k, const Vector4<T>& read) {
+        const Doubles values = doubles(read);
+        if (weights != nullptr && weights[k] != 0.0) add_weighted(v, weights[k], values);
+        AFFLUX_UNROLL_ON_DEVICE
+        for (int s = 0; s < kMostRuleVectors; ++s)
+          if ((columns[k] >> s & 1) != 0) add_weighted(sums[s], next[s * width + k], values);
+      });
+}
+
+// outs[s] = sum_t next[s, t] vectors[t] + sum_i next[s, R + i] u_i. All sums are made before the first is stored. With
+// `weights`, the updates' part of the direction is added to v. P, U: the types of params and of updates.
+template <class P, class U, class Span>
+AFFLUX_DEVICE void renew(const Pass& pass, const Renewal& renewal, const double* weights, const Span& span,
+                         Doubles& v) {
+  const RuleVectors& rule_vectors = pass.rule_vectors;
+  const std::int64_t held = rule_vectors.vectors.size, width = held + pass.combine.updates.size;
+  Doubles sums[kMostRuleVectors] = {};
+  combine_all<P>(rule_vectors.vectors, nullptr, rule_vectors, renewal, 0, width, span, v, sums);
+  combine_all<U>(pass.combine.updates, weights, rule_vectors, renewal, held, width, span, v, sums);
+  AFFLUX_UNROLL_ON_DEVICE
+  for (int s = 0; s < kMostRuleVectors; ++s) {
+    if (s >= held) continue;
+    const View<void>&vector = rule_vectors.vectors.data[s], &out = rule_vectors.outs.data[s];
+    if ((renewal.stays >> s & 1u) == 0)
+      span.store(out.data, converted<P>(sums[s]));
+    else if (out.data != vector.data)
+      span.store(out.data, span.template load<P>(vector.data));
+  }
+}
+
+}  // namespace afflux::cuda

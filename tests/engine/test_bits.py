@@ -1,0 +1,173 @@
+"""The same bits on any thread count, instruction set and CPU, and in the caller's odd floating-point modes."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import digest
+import order
+from afflux import _engine, ops
+from conftest import ISAS, THREADS, awkward, found
+from pairwise import soak
+from test_types import buffer, values
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """The digests of this process, one thread, best instruction set."""
+    return digest.parts(1)
+
+
+def digests_under(environment, *threads):
+    """The digests that a fresh process computes under extra environment variables."""
+    done = subprocess.run(
+        [sys.executable, found("digest.py"), *map(str, threads)],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = [line.split() for line in done.stdout.splitlines()]
+    return [{part: value for t, part, value in lines if t == str(count)} for count in threads]
+
+
+def test_the_bits_are_those_of_earlier_versions(reference):
+    """The contract cannot be changed later: files and logs carry order_version. A new rule adds its own line."""
+    golden = json.loads(found("golden.json").read_text())
+    assert golden.pop("order_version") == _engine.ORDER_VERSION
+    assert golden.items() <= reference.items()
+
+
+def test_the_order_is_as_described(isa, rng):
+    assert (_engine.LANES, _engine.BLOCK, _engine.SUPERBLOCK) == (
+        order.LANES,
+        order.BLOCK,
+        order.SUPERBLOCK,
+    )
+    for size in (1, 31, 33, 2049, 65537, 5 * 65536 + 77):
+        x, y = awkward(rng, size), awkward(rng, size)
+        expected = [[order.inner_product(a, b) for b in (x, y)] for a in (x, y)]
+        for threads in THREADS:
+            assert ops.gram([x, y], num_threads=threads).tolist() == expected
+            facts = ops.ingest(x, np.empty_like(x), num_threads=threads)
+            assert facts.sum_of_squares == expected[0][0]
+
+
+def test_the_order_of_float64_has_rounded_products(isa, rng):
+    for size in (1, 33, 2049, 2 * 65536 + 77):
+        x, y = (awkward(rng, size) * (1 + 1e-9 * rng.random(size)) for _ in range(2))
+        assert x.dtype == np.float64
+        expected = [[order.inner_product(a, b) for b in (x, y)] for a in (x, y)]
+        for threads in THREADS:
+            assert ops.gram([x, y], num_threads=threads).tolist() == expected
+            facts = ops.ingest(x, np.empty_like(x), num_threads=threads)
+            assert facts.sum_of_squares == expected[0][0]
+
+
+def test_the_order_of_mixed_types(isa, rng):
+    """Runs of one type of even and odd length, types that alternate, and more vectors than a panel holds."""
+    for size, kinds in ((2049, "ffdddbbd"), (2 * 65536 + 77, "bdf"), (33, "ffb" * 23)):
+        plain = [awkward(rng, size) for _ in kinds]
+        vectors = [
+            v if kind == "f" else v * (1 + 1e-9 * rng.random(size)) if kind == "d" else buffer("bfloat16", v)
+            for v, kind in zip(plain, kinds, strict=True)
+        ]
+        held = [values(v) if kind == "b" else v for v, kind in zip(vectors, kinds, strict=True)]
+        expected = [[order.inner_product(a, b) for b in held] for a in held]
+        for threads in THREADS:
+            assert ops.gram(vectors, num_threads=threads).tolist() == expected
+
+
+def test_the_tree_over_more_superblocks_than_chunks(rng):
+    x = awkward(rng, 131 * 65536 + 13)
+    expected = order.inner_product(x, x)
+    for threads in THREADS:
+        assert ops.gram([x], num_threads=threads)[0, 0] == expected
+
+
+@pytest.mark.parametrize("threads", THREADS)
+def test_threads_and_instruction_sets(isa, reference, threads):
+    assert digest.parts(threads) == reference
+
+
+def test_the_environment_chooses(reference):
+    assert digests_under({"AFFLUX_ISA": ISAS[-1]}, 2) == [reference]
+    chosen = "from afflux import ops; print(*[b.name for b in ops.backends() if b.chosen])"
+    for name in ISAS:
+        environment = os.environ | {"AFFLUX_ISA": name}
+        done = subprocess.run(
+            [sys.executable, "-c", chosen], env=environment, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() == name
+
+
+def numpy_features():
+    """What NumPy dispatches on and this CPU has: the names that it lets us switch off."""
+    from numpy._core import _multiarray_umath as umath
+
+    return [name for name in umath.__cpu_dispatch__ if umath.__cpu_features__.get(name)]
+
+
+GLIBC = "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW,-AVX2,-AVX,-FMA,-FMA4,-BMI2,-ERMS"
+WITHOUT = {
+    "numpy": {"NPY_DISABLE_CPU_FEATURES": " ".join(numpy_features())},
+    "openblas": {"OPENBLAS_CORETYPE": "Prescott"},
+    "glibc": {"GLIBC_TUNABLES": GLIBC},
+}
+WITHOUT["all"] = WITHOUT["numpy"] | WITHOUT["openblas"] | WITHOUT["glibc"]
+
+
+@pytest.mark.parametrize("which", ["all", *map(soak, ("numpy", "openblas", "glibc"))])
+def test_other_libraries_cpu_features_do_not_matter(reference, which):
+    assert digests_under(WITHOUT[which], 3) == [reference]
+
+
+def test_numpys_features_are_really_off():
+    """Otherwise the tests around this one would compare like with like."""
+    code = "from numpy._core._multiarray_umath import __cpu_features__ as f; print(*[n for n in f if f[n]])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | WITHOUT["numpy"], capture_output=True, text=True, check=True
+    )
+    assert numpy_features()
+    assert not set(done.stdout.split()) & set(numpy_features())
+
+
+def test_the_suite_passes_without_cpu_features():
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-n0",
+            *(found(f"test_{name}.py") for name in ("ops", "rules", "server")),
+        ],
+        env=os.environ | WITHOUT["all"] | {"AFFLUX_ISA": ISAS[-1]},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_flush_denormal_in_the_caller(reference):
+    """torch's mode leaks into threads that the caller starts; the engine computes without it and puts it back."""
+    torch = pytest.importorskip("torch")
+    smallest = torch.tensor([1e-310], dtype=torch.float64)
+    inputs, typed = digest.inputs(), digest.typed_inputs()  # NumPy itself flushes in that mode
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU cannot flush denormals")
+    try:
+        flushed = [digest.operations(threads, *inputs) for threads in (1, 3)]
+        flushed_types = [digest.types(threads, *typed) for threads in (1, 3)]
+        still_on = (smallest * 1.0).item() == 0.0
+    finally:
+        torch.set_flush_denormal(False)
+    assert flushed == [reference["operations"]] * 2
+    assert flushed_types == [reference["types"]] * 2
+    assert still_on

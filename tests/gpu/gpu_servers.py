@@ -1,0 +1,172 @@
+"""The suites of `Server`, with every server on a GPU, or on the emulated one: a plugin of pytest.
+
+    AFFLUX_ARRAYS=cupy python -m pytest -p gpu_servers tests/test_rules.py
+    AFFLUX_EMULATED=path/of/_engine.so AFFLUX_ARRAYS=cupy python -m pytest -p gpu_servers tests/test_rules.py
+    AFFLUX_EMULATED=path/of/_engine.so AFFLUX_ARRAYS=cupy python tests/gpu_servers.py    prints the rules' digests
+
+Params go there as arrays of AFFLUX_ARRAYS (cupy or torch; emulated: fake_cupy.py, fake_torch.py), and so does every
+second vector that is pushed; the others stay on the host. What a server shows comes back as NumPy's, for tests that
+know no other.
+"""
+
+import os
+
+if "AFFLUX_EMULATED" in os.environ:  # before the package
+    import emulated
+
+    emulated.moving = False
+
+import json
+from dataclasses import asdict, replace
+from itertools import count
+
+import numpy as np
+import pytest
+
+import afflux
+import afflux.server
+import crashes
+from afflux import UnavailableError
+from afflux.aggregation.options import ServerOptions
+from afflux.arrays.interop import on_host
+from afflux.rules import RULES
+from device import libraries
+
+ARRAYS = os.environ["AFFLUX_ARRAYS"]
+ROWS_ON = os.environ.get("AFFLUX_ROWS_ON", "device")
+moved = libraries()[ARRAYS]
+#: What these tests look at, arrays of other libraries have not.
+OF_NUMPY = (
+    "test_versions_nobody_holds_are_used_again",
+    "test_a_version_outlives_its_server_and_stays_read_only",
+    "test_a_version_that_cannot_be_committed_is_not_told",
+)
+
+
+class Shown(np.ndarray):
+    """A read-only copy, which holds what it was made of."""
+
+
+def shown(vector):
+    copy = on_host(vector, copy=True).view(Shown)
+    copy.held = vector
+    copy.flags.writeable = False
+    return copy
+
+
+def held_of(pulled):
+    """What a server has handed out, for what was shown of it."""
+    return replace(pulled, params=pulled.params.held) if hasattr(getattr(pulled, "params", None), "held") else pulled
+
+
+def on_gpu(tree):
+    """With arrays of float32 and float64 on the device."""
+    if isinstance(tree, dict):
+        return {name: on_gpu(value) for name, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(map(on_gpu, tree))
+    sound = isinstance(tree, np.ndarray) and tree.dtype in (np.float32, np.float64) and tree.flags.aligned
+    return moved(tree) if sound and tree.flags.c_contiguous else tree
+
+
+class GpuServer(afflux.Server):
+    def __init__(self, rule, params, options=None, **arguments):
+        self._pushes = count()
+        asked = asdict(options or ServerOptions()) | arguments
+        if ARRAYS == "cupy" and asked["slot_dtype"] == "bfloat16":
+            pytest.skip("CuPy has no bfloat16")
+        checked = asked["check_versions"]
+        opened = options is not None  # by `open`, whose store has the rows
+        cached = isinstance(rule, afflux.Rule) and rule.calibrate.cached
+        rows = {"rows_on": ROWS_ON} if cached and not (checked or opened or "store" in arguments) else {}
+        super().__init__(rule, params if checked else on_gpu(params), options, **rows, **arguments)
+
+    @classmethod
+    def open(cls, path, rule=None, **options):
+        try:
+            return super().open(path, rule, like=moved(np.zeros(1)), **options)
+        except UnavailableError:  # check_versions
+            return super().open(path, rule, **options)
+
+    def checkpoint(self, notes=None, *, keep=()):
+        return super().checkpoint(notes, keep=[held_of(one) for one in keep] if isinstance(keep, list) else keep)
+
+    @property
+    def retained_versions(self):
+        return {version: replace(held, params=shown(held.params)) for version, held in self._kept.items()}
+
+    @retained_versions.setter
+    def retained_versions(self, versions):
+        self._kept = versions
+
+    @property
+    def elsewhere(self):
+        return self._aggregator.device is not afflux.arrays.devices.HOST
+
+    def push(self, client_id, vector, *, copy=True, **facts):
+        moves = self.elsewhere and (not copy or next(self._pushes) % 2 == 0)
+        return super().push(client_id, on_gpu(vector) if moves else vector, copy=copy, **facts)
+
+    def pull(self, *, out=None):
+        pulled = super().pull() if out is None else super().pull(out=out)
+        return replace(pulled, params=shown(pulled.params)) if self.elsewhere and out is None else pulled
+
+    @property
+    def rule_vectors(self):
+        return {name: on_host(vector) for name, vector in super().rule_vectors.items()}
+
+    @property
+    def rows(self):
+        rows = super().rows
+        return ShownRows(rows) if self.elsewhere and rows is not None else rows
+
+
+class ShownRows:
+    """A server's cached rows, with NumPy's arrays."""
+
+    def __init__(self, rows):
+        self._rows = rows
+
+    def __getattr__(self, name):
+        return getattr(self._rows, name)
+
+    def __len__(self):
+        return len(self._rows)
+
+    def __contains__(self, client_id):
+        return client_id in self._rows
+
+    @property
+    def sum(self):
+        return on_host(self._rows.sum)
+
+    def row(self, client_id):
+        row = self._rows.row(client_id)
+        return None if row is None else on_host(row)
+
+    @property
+    def arrays(self):
+        return {client_id: on_host(row) for client_id, row in self._rows.arrays.items()}
+
+    def values(self):
+        return [on_host(row) for row in self._rows.values()]
+
+
+def in_child(body):
+    pytest.skip("a GPU, and torch's threads, do not survive a fork")
+
+
+afflux.Server = afflux.server.Server = afflux.server.server.Server = GpuServer
+crashes.in_child = in_child
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.originalname in OF_NUMPY:
+            item.add_marker(pytest.mark.skip(reason="of NumPy's arrays"))
+
+
+if __name__ == "__main__":
+    import digest
+
+    print(json.dumps({name: digest.rule(name, 1) for name in RULES}))

@@ -1,0 +1,285 @@
+"""A GPU gives the CPU's bits; where there is none, the kernels' bodies do, run on the host (emulated.py)."""
+
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+
+from afflux import AffluxError, UnavailableError, _engine, ops
+from afflux.ops import codecs
+from afflux.rules import RULES
+from builds import CMAKE, built, once, run
+from conftest import ISAS, ROOT, bits, found
+from device import BACKEND, emulated, get, needs_device, on_host, put
+
+GOLDEN = json.loads(found("golden.json").read_text())
+#: What is run with every server on the emulated device, and its params of one library or the other.
+SUITES = {
+    "cupy": ["server", "log", "coded_rounds", "--deselect=test_coded_rounds.py::test_the_sum_keeps_its_promise"],
+    "torch": [
+        "server",
+        "passes",
+        "streaming",
+        "--deselect=test_streaming.py::test_every_round_against_the_oracle",
+    ],
+}
+#: The same with a store, and with rows in pinned memory of the host. Servers in processes of their own, which
+#: crashes.py and faults.py end, are not among them: their arrays do not come from here, and their commits are the same.
+STORES = {"cupy": ["store", "store_commits"], "torch": ["store_errors", "store_commits", "store_layout"]}
+ON_HOST = {
+    "cupy": ["log"],
+    "torch": ["coded_rounds", "--deselect=test_coded_rounds.py::test_the_sum_keeps_its_promise"],
+}
+# Ends of blocks and superblocks of the order, and of what a thread, a warp and a block of threads take.
+SIZES = [1, 3, 130, 1024, 2047, 2049, 65536, 65537, 140_003]
+STORED = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "bfloat16": np.uint16}
+CODECS = [codecs.float16, codecs.bfloat16, *(codecs.affine(width) for width in (8, 4, 2, 1))]
+CODECS += [*(codecs.affine(width, scope="vector") for width in (8, 1)), *(codecs.rotated(width) for width in (4, 2, 1))]
+
+
+def made(rng, size, dtype="float32", shift=0):
+    """Values of many sizes, at an address that is `shift` elements off a multiple of 64."""
+    wide = rng.standard_normal(size) * np.exp2(rng.integers(-20, 12, size))
+    kind = STORED[dtype]
+    item = np.dtype(kind).itemsize
+    room = np.empty(size * item + 128, np.uint8)
+    begin = -room.ctypes.data % 64 + shift * item
+    out = room[begin : begin + size * item].view(kind)
+    out[:] = (wide.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else wide
+    return out
+
+
+def host(array, dtype):
+    """It, or for bfloat16, which NumPy lacks, a copy."""
+    if dtype != "bfloat16":
+        return array
+    buffer = _engine.Buffer(_engine.Pool(array.size, "bfloat16", 1))
+    np.asarray(buffer)[:] = array
+    return buffer
+
+
+@needs_device
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("to", ["float32", "float64", "bfloat16"])
+def test_ingest(size, to, shift):
+    rng = np.random.default_rng(size)
+    for kind in STORED:
+        update, slot = made(rng, size, kind, shift), made(rng, size, to, shift)
+        if size > 3:
+            update[size // 3] = 0x7F80 if kind == "bfloat16" else np.inf
+        mine, theirs = host(slot, to), put(slot, to)
+        with on_host():
+            expected = ops.ingest(host(update, kind), mine)
+        assert ops.ingest(put(update, kind), theirs) == expected
+        assert bits(get(theirs, slot.dtype)) == bits(np.asarray(mine))
+
+
+@needs_device
+def test_ingest_of_parts():
+    rng = np.random.default_rng(0)
+    sizes, kinds = [1, 70_001, 0, 4096, 63, 66_000], ["float32", "float64", "float16", "bfloat16", "float32", "float32"]
+    parts = [made(rng, size, kind) for size, kind in zip(sizes, kinds, strict=True)]
+    slot = np.empty(sum(sizes), np.float32)
+    theirs = put(slot)
+    with on_host():
+        expected = ops.ingest([host(part, kind) for part, kind in zip(parts, kinds, strict=True)], slot)
+    assert ops.ingest([put(part, kind) for part, kind in zip(parts, kinds, strict=True)], theirs) == expected
+    assert bits(get(theirs, np.float32)) == bits(slot)
+
+
+@needs_device
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kinds", [["float32"] * 7, ["float64"] * 2, ["bfloat16"] * 4, [*STORED][::3] * 3], ids=len)
+def test_gram(size, kinds):
+    rng = np.random.default_rng(size)
+    vectors = [made(rng, size, kind, 1) for kind in kinds]
+    with on_host():
+        expected = ops.gram([host(vector, kind) for vector, kind in zip(vectors, kinds, strict=True)])
+    assert bits(ops.gram([put(vector, kind) for vector, kind in zip(vectors, kinds, strict=True)])) == bits(expected)
+
+
+@needs_device
+def test_gram_of_more_than_a_panel():
+    vectors = [made(np.random.default_rng(k), 500) for k in range(67)]
+    with on_host():
+        expected = ops.gram(vectors)
+    assert bits(ops.gram([put(vector) for vector in vectors])) == bits(expected)
+
+
+@needs_device
+@pytest.mark.parametrize("codec", [codecs.float32, *CODECS], ids=lambda codec: codec.name)
+@pytest.mark.parametrize("size", SIZES)
+def test_encode_and_decode(size, codec):
+    x = made(np.random.default_rng(size), size, shift=size % 3)
+    facts = ops.RowFacts(size, float(x.min()), float(x.max()))
+    row, out = np.full(codec.row_bytes(size), 0xA5, np.uint8), np.empty_like(x)
+    their_row, their_out = put(row), put(out)
+    with on_host():
+        ops.encode(x, row, codec=codec, facts=facts)
+        ops.decode(row, out, codec=codec)
+    ops.encode(put(x), their_row, codec=codec, facts=facts)
+    ops.decode(their_row, their_out, codec=codec)
+    assert bits(get(their_row, np.uint8)) == bits(row)
+    assert bits(get(their_out, np.float32)) == bits(out)
+
+
+def drawn_round(rng, codec):
+    """Arrays by name and a function that makes the round of them: any combination of stages."""
+    size, shift = int(rng.choice(SIZES)), int(rng.integers(0, 2))
+    wide, kind = rng.choice(["float32", "float64"]), rng.choice(["float32", "float64", "bfloat16"])
+    if codec is codecs.float32 and kind == "float64":
+        codec = codecs.float64
+    count, held = int(rng.integers(0, 7)), int(rng.integers(0, 5))
+    arrays = {"params": (made(rng, size, wide, shift), wide), "out": (made(rng, size, wide, shift), wide)}
+    arrays |= {f"update{i}": (made(rng, size, kind, shift), kind) for i in range(count)}
+    arrays |= {f"held{i}": (made(rng, size, wide, shift), wide) for i in range(held)}
+    arrays |= {f"state{i}": (np.abs(made(rng, size, wide, shift)), wide) for i in range(3)}
+    arrays |= {f"more{i}": (made(rng, size, wide, shift), wide) for i in range(7)}
+    arrays |= {name: (made(rng, size, "float64", shift), "float64") for name in ("sum", "sum_out")}
+    if codec is not None:
+        for i in range(2 * count):
+            row = made(rng, size, codec.name, shift).view(np.uint8) if codec.name in STORED else None
+            row = np.empty(codec.row_bytes(size), np.uint8) if row is None else row
+            x = made(rng, size, "float64" if codec is codecs.float64 else "float32")
+            with on_host():
+                ops.encode(x, row, codec=codec, facts=ops.RowFacts(i, float(x.min()), float(x.max())))
+            arrays[f"row{i}"] = (row, "uint8")
+    weights = rng.standard_normal(count) * (rng.random(count) < 0.8)
+    following = rng.standard_normal((held, held + count)) * (rng.random((held, held + count)) < 0.7)
+    if held:
+        following[-1] = np.eye(held, held + count, held - 1)[0] if rng.random() < 0.5 else following[-1]
+    memory = rng.standard_normal(held), following if rng.random() < 0.7 else None, rng.random() < 0.5
+    step, states = [
+        (ops.Sgd(0.3), 0),
+        (ops.Momentum(0.3, 0.9), 1),
+        *(
+            (ops.Adaptive(kind, 0.1, 0.9, 0.99, 1e-3, 1.25), states)
+            for kind, states in _engine.STEP_KINDS.items()
+            if kind not in ("sgd", "momentum")
+        ),
+    ][rng.integers(0, len(_engine.STEP_KINDS))]
+    elsewhere, params_weight = rng.random() < 0.5, float(rng.choice([0.0, -0.7]))
+    kept, missing = rng.random(count) < 0.7, rng.random(count) < 0.3
+    cache, quantize = rng.choice([0, 1]), bool(codec is not None and not codec.exact and rng.random() < 0.5)
+
+    def make(a):
+        updates = [a[f"update{i}"] for i in range(count)]
+        vectors = [a[f"held{i}"] for i in range(held)]
+        weigh, follow, apart = memory
+        outs = [a[f"more{i}"] for i in range(held)] if apart and follow is not None else ()
+        stage = None
+        if codec is not None:
+            facts = [ops.RowFacts(100 + i, -1.0, 2.0) for i in range(count)]
+            rows = [None if missing[i] else a[f"row{i}"] for i in range(count)]
+            new_rows = [(a[f"row{i}"] if i % 2 else a[f"row{count + i}"]) if kept[i] else None for i in range(count)]
+            kind_of = ops.CachedMean if cache else ops.CachedDifference
+            total = a["sum_out"] if elsewhere else None
+            stage = kind_of(a["sum"], 11, rows, new_rows, codec, facts, quantize and not cache, total)
+        olds = [a[f"state{i}"] for i in range(states)]
+        news = [a[f"more{4 + i}"] for i in range(states)] if elsewhere else ()
+        mix = ops.Combine(updates, weights, params_weight)
+        return ops.Pass(
+            a["params"], a["out"], mix, stage, step, olds, ops.RuleVectors(vectors, weigh, follow, outs), news
+        )
+
+    return arrays, make
+
+
+@needs_device
+@pytest.mark.parametrize("codec", [None, codecs.float32, *CODECS], ids=lambda codec: codec and codec.name)
+def test_apply(codec):
+    rng = np.random.default_rng(CODECS.index(codec) if codec in CODECS else 99)
+    for _ in range(12 if codec in CODECS else 60):
+        arrays, make = drawn_round(rng, codec)
+        mine = {name: host(array, kind) for name, (array, kind) in arrays.items()}
+        theirs = {name: put(array, kind) for name, (array, kind) in arrays.items()}  # before any is overwritten
+        with on_host():
+            ops.apply(make(mine))
+        ops.apply(make(theirs))
+        for name, (array, _) in arrays.items():
+            assert bits(get(theirs[name], array.dtype)) == bits(np.asarray(mine[name])), name
+
+
+@needs_device
+@pytest.mark.parametrize("value", [0.0, np.inf, np.nan])
+def test_apply_tells_whether_the_direction_was_finite(value):
+    update, done = np.ones(5000, np.float32), []
+    update[4999] = value
+    params = np.zeros(5000, np.float32)
+    ops.apply(ops.Pass(put(params), put(params), ops.Combine([put(update)], np.ones(1))), done=done)
+    assert done == [bool(np.isfinite(value))]
+
+
+@needs_device
+def test_what_lies_elsewhere_is_refused():
+    x = np.ones(5, np.float32)
+    with on_host():
+        with pytest.raises(AffluxError, match=r"\[apply\] updates\[0\] is on the CPU, params is on cuda:0"):
+            ops.apply(ops.Pass(put(x), put(x), ops.Combine([x], np.ones(1))))
+        with pytest.raises(UnavailableError, match=r"\[apply\] weights is on cuda:0, expected the CPU"):
+            ops.apply(ops.Pass(put(x), put(x), ops.Combine([put(x)], put(np.ones(1)))))
+        with pytest.raises(AffluxError, match=r"\[ingest\] slot is on the CPU, update is on cuda:0"):
+            ops.ingest(put(x), x)
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """Of processes in which the device is emulated."""
+    if CMAKE is None:
+        pytest.skip("cmake is not installed")
+    options = ["-DAFFLUX_PYTHON=ON", "-DAFFLUX_CUDA=emulated", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS=-O1 -g0"]
+    options += [f"-DPython_EXECUTABLE={sys.executable}", f"-DAFFLUX_ISAS={ISAS[0]}"]
+    folder = once(tmp_path_factory, "emulated", lambda folder: built(ROOT, folder, *options))
+    (engine,) = folder.glob("csrc/_engine*.so")
+    modules = {found(name).parent for name in ("emulated.py", "digest.py", "crashes.py", "conftest.py")}
+    paths = os.pathsep.join(map(str, [ROOT / "python", *sorted(modules)]))
+    return {"AFFLUX_EMULATED": str(engine), "PYTHONPATH": paths}
+
+
+def suites(env, plugin, *named):
+    """Runs test files, by their names without test_; "--deselect=FILE::TEST" leaves one out."""
+
+    def argument(name):
+        if not name.startswith("--deselect="):
+            return str(found(f"test_{name}.py"))
+        file, _, test = name.removeprefix("--deselect=").partition("::")
+        return f"--deselect={found(file).relative_to(ROOT)}::{test}"
+
+    options = ["-q", f"--rootdir={ROOT}", "-p", plugin, "-p", "no:cacheprovider"]
+    return run(sys.executable, "-m", "pytest", *options, *map(argument, named), **env)
+
+
+@pytest.mark.skipif(emulated is not None, reason="within an emulated process")
+class TestEmulated:
+    def test_every_operation_gives_the_bits_of_the_cpu(self, environment):
+        told = json.loads(run(sys.executable, found("emulated.py"), **environment))
+        assert told == {name: GOLDEN[name] for name in told}
+        assert len(told) == 7
+
+    @pytest.mark.parametrize("arrays", ["cupy", "torch"])
+    def test_every_rule_does(self, environment, arrays):
+        told = json.loads(run(sys.executable, found("gpu_servers.py"), **environment, AFFLUX_ARRAYS=arrays))
+        assert told == {name: GOLDEN[name] for name in RULES}
+
+    def test_every_size_and_combination_does(self, environment):
+        assert "passed" in suites(environment, "emulated", "cuda", "gpu_server", "gpu_rows", "bench_cuda")
+
+    @pytest.mark.parametrize("arrays", ["cupy", "torch"])
+    def test_the_suites_of_servers_and_of_the_store_pass_there(self, environment, arrays):
+        named = [*SUITES[arrays], *STORES[arrays]]
+        assert "passed" in suites(environment | {"AFFLUX_ARRAYS": arrays}, "gpu_servers", *named)
+
+    @pytest.mark.parametrize("arrays", ["cupy", "torch"])
+    def test_so_they_do_with_rows_on_the_host(self, environment, arrays):
+        apart = {"AFFLUX_ARRAYS": arrays, "AFFLUX_ROWS_ON": "host"}
+        assert "passed" in suites(environment | apart, "gpu_servers", *ON_HOST[arrays])
+
+
+def test_the_backend_is_listed():
+    """It serves the vectors that are on a GPU, so no call chooses it."""
+    assert (BACKEND.device, BACKEND.chosen) == ("cuda", False)
+    assert BACKEND.runs == (BACKEND.why_not == "")
+    assert BACKEND.compiled or BACKEND.why_not == "this build has no CUDA kernels"

@@ -1,0 +1,259 @@
+"""A digest of everything that must be the same bit for bit, whatever computes it. Run by test_bits.py in processes
+with other instruction sets, threads and CPU features; prints one SHA-256 per part.
+
+    python tests/digest.py [num_threads ...]
+    python tests/digest.py --golden > tests/golden.json     (only with a new order_version, or a new rule)
+"""
+
+import hashlib
+import json
+import sys
+from typing import get_args
+
+import numpy as np
+
+from afflux import Server, _engine, exp, log, ops, pow
+from afflux.ops import codecs
+from afflux.rules import RULES, staleness
+from order import SIZES
+
+
+def hashed(seed, count):
+    """64 random bits each, by splitmix64: NumPy's own streams may change between its versions."""
+    z = (np.arange(count, dtype=np.uint64) + np.uint64(seed << 32)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def vectors(seed, count, size):
+    """Integers scaled by powers of two: the same bits from any NumPy, and sums that do round."""
+    noise = hashed(seed, count * size)
+    mantissa = (noise >> np.uint64(39)).astype(np.int64) - 2**24
+    scaled = np.ldexp(mantissa.astype(np.float64), -10 - (noise % np.uint64(40)).astype(np.int64))
+    scaled = scaled.reshape(count, size)
+    scaled[:, ::97] = 1e-41  # subnormal in float32
+    return scaled.astype(np.float32)
+
+
+def inputs():
+    """Nine vectors over three superblocks and a tail, and two of them as float64."""
+    data = list(vectors(1, 9, 3 * 65536 + 4099))
+    return data, [update.astype(np.float64) * 1.1 for update in data[:2]]
+
+
+def operations(num_threads, data, wide):
+    """ingest, gram, apply and the cached difference."""
+    digest = hashlib.sha256()
+    size = data[0].size
+    weights = np.array([0.1, -0.7, 1 / 3, 0.0, 0.9, 1e-3, 2.5])
+    out, cache = np.empty(size, np.float32), np.linspace(-1, 1, size)
+    for update in wide:
+        facts = ops.ingest(update, out, num_threads=num_threads)
+        digest.update(np.array([facts.sum_of_squares, facts.min, facts.max]).tobytes() + out.tobytes())
+    digest.update(ops.gram(data, num_threads=num_threads).tobytes())
+    ops.apply(
+        ops.Pass(data[8], out, ops.Combine(data[:7], weights, -0.3), step=ops.Sgd(0.3)),
+        num_threads=num_threads,
+    )
+    digest.update(out.tobytes())
+    rows = [row.copy() for row in data[1:8]]
+    stage = ops.CachedDifference(cache, 11, [None, *rows[1:]], rows)
+    ops.apply(
+        ops.Pass(data[8], out, ops.Combine(data[:7], weights), stage, ops.Sgd(0.7)),
+        num_threads=num_threads,
+    )
+    for array in (out, cache, *rows):
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def pooled(dtype, size):
+    """An empty buffer of the engine's, which also knows bfloat16."""
+    return _engine.Buffer(_engine.Pool(size, dtype, 1))
+
+
+def typed_inputs():
+    """An update in parts of every type, and three vectors of each type that updates may have."""
+    data, wide = inputs()
+    size = data[0].size
+    noise = (hashed(4, size) >> np.uint64(48)).astype(np.uint16)
+    half = (noise & np.uint16(0xBBFF)).view(np.float16)  # no infinity, no NaN
+    brain = [pooled("bfloat16", size) for _ in range(3)]
+    for buffer, update in zip(brain, data, strict=False):
+        ops.ingest(update, buffer)
+    parts = [data[0][:70_001], wide[0][70_001:70_002], half[: size - 75_001].reshape(1, -1), wide[1][:4999]]
+    return parts, {"float32": data[:3], "float64": [*wide, data[2].astype(np.float64)], "bfloat16": brain}
+
+
+def short_inputs(size):
+    """Nine vectors of that size, two as float64, one in parts of three types, and three of each type of update."""
+    data = list(vectors(6, 9, size))
+    wide = [update.astype(np.float64) * 1.1 for update in data[:2]]
+    brain = [pooled("bfloat16", size) for _ in range(3)]
+    for buffer, update in zip(brain, data, strict=False):
+        ops.ingest(update, buffer)
+    half = (hashed(7, size) >> np.uint64(48)).astype(np.uint16) & np.uint16(0xBBFF)
+    ends = size // 3, size // 2
+    parts = [data[0][: ends[0]], wide[0][ends[0] : ends[1]], half.view(np.float16)[ends[1] :]]
+    typed = {"float32": data[:3], "float64": [*wide, data[2].astype(np.float64)], "bfloat16": brain}
+    return data, wide, parts, typed
+
+
+def types(num_threads, parts, vectors):
+    """ingest, gram, apply and the cached difference in every type that they take."""
+    digest = hashlib.sha256()
+    size = sum(part.size for part in parts)
+    weights = np.array([0.1, -0.7, 1 / 3])
+    for dtype in vectors:
+        slot = pooled(dtype, size)
+        facts = ops.ingest(parts, slot, num_threads=num_threads)
+        digest.update(np.array([facts.sum_of_squares, facts.min, facts.max]).tobytes() + np.asarray(slot).tobytes())
+        digest.update(ops.gram(vectors[dtype], num_threads=num_threads).tobytes())
+        combine = ops.Combine(vectors[dtype], weights, 0.25)
+        for params in (vectors["float32"][1], vectors["float64"][1]):
+            out, cache = np.empty_like(params), np.linspace(-1, 1, size)
+            ops.apply(ops.Pass(params, out, combine, step=ops.Sgd(0.3)), num_threads=num_threads)
+            digest.update(out.tobytes())
+            rows = np.zeros((3, size), np.float64 if dtype == "float64" else np.float32)
+            stage = ops.CachedDifference(cache, 11, [None, *rows[1:]], list(rows))
+            for _ in range(2):
+                ops.apply(ops.Pass(params, out, combine, stage, ops.Sgd(0.7)), num_threads=num_threads)
+            digest.update(out.tobytes() + cache.tobytes() + rows.tobytes())
+    return digest.hexdigest()
+
+
+STEPS = {
+    "sgd": ops.Sgd(0.3),
+    "momentum": ops.Momentum(-0.3, 0.9),
+    **{kind: ops.Adaptive(kind, 0.01, 0.9, 0.99, 1e-3, 1.25) for kind in ("adam", "amsgrad", "adagrad", "yogi")},
+}
+
+
+def stages(num_threads, vectors):
+    """Every step on every calibration, with rule vectors that are replaced, in every type; gram of mixed types."""
+    digest = hashlib.sha256()
+    size = vectors["float32"][0].size
+    weights, mixed = np.array([0.1, -0.7, 1 / 3]), [vectors[dtype][k] for k in (0, 1) for dtype in vectors]
+    digest.update(ops.gram(mixed, num_threads=num_threads).tobytes())
+    caches = [None, ops.CachedDifference, ops.CachedMean]
+    rounds = [(kind, caches[(k + j) % 3], dtype) for k, kind in enumerate(STEPS) for j, dtype in enumerate(vectors)]
+    for number, (kind, cache, dtype) in enumerate(rounds):
+        wide = vectors["float64" if number % 2 else "float32"]
+        states = [np.abs(wide[k]) for k in range(_engine.STEP_KINDS[kind])]
+        held, out, total = [wide[0].copy(), wide[2].copy()], np.empty_like(wide[1]), np.linspace(-1, 1, size)
+        rows = np.zeros((3, size), np.float64 if dtype == "float64" else np.float32)
+        stage = cache and cache(total, 11, [None, *rows[1:]], [*rows[:2], None])
+        following = np.array([[0.5, 0.1, 0.0, 1 / 3, -0.2], [0.0, 1.0, 0.0, 0.0, 0.7]])
+        rule_vectors = ops.RuleVectors(held, np.array([0.2, -0.1]), following)
+        ops.apply(
+            ops.Pass(
+                wide[1], out, ops.Combine(vectors[dtype], weights, 0.25), stage, STEPS[kind], states, rule_vectors
+            ),
+            num_threads=num_threads,
+        )
+        for array in (out, *states, *held, total, rows):
+            digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def encoded(num_threads, vectors):
+    """Every codec's bytes, what they are decoded to, and a round over them for each type of update."""
+    digest = hashlib.sha256()
+    weights = np.array([0.1, -0.7, 1 / 3])
+    for name, codec in ((name, codecs.Codec(name)) for name in get_args(codecs.Name)):
+        if codec.exact:
+            continue
+        x = vectors["float32"]
+        facts = [ops.RowFacts(k, float(v.min()), float(v.max())) for k, v in enumerate(x)]
+        rows, out = [np.zeros(codec.row_bytes(v.size), np.uint8) for v in x], np.empty_like(x[0])
+        for vector, row, fact in zip(x, rows, facts, strict=True):
+            ops.encode(vector, row, codec=codec, facts=fact, num_threads=num_threads)
+            ops.decode(row, out, codec=codec, num_threads=num_threads)
+            digest.update(row.tobytes() + out.tobytes())
+        dtype, total = list(vectors)[len(name) % 3], np.linspace(-1, 1, out.size)
+        again = [fact._replace(key=fact.key + 9) for fact in facts]
+        stage = ops.CachedDifference(total, 11, [None, *rows[1:]], rows, codec, again, len(name) % 2 == 1)
+        mix = ops.Combine(vectors[dtype], weights)
+        ops.apply(ops.Pass(x[1], out, mix, stage, ops.Sgd(0.7)), num_threads=num_threads)
+        for array in (out, total, *rows):
+            digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def tails(num_threads):
+    """All operations around every border of the order, where a vector instruction, a block or a superblock ends."""
+    digest = hashlib.sha256()
+    for size in SIZES:
+        data, wide, parts, typed = short_inputs(size)
+        digest.update(operations(num_threads, data, wide).encode())
+        digest.update(types(num_threads, parts, typed).encode())
+        digest.update(stages(num_threads, typed).encode())
+        if size:
+            digest.update(encoded(num_threads, typed).encode())
+    return digest.hexdigest()
+
+
+def elementary():
+    """10^5 results of exp, log and pow."""
+    noise = hashed(5, 40_000)
+    size = np.ldexp(
+        1 + (noise >> np.uint64(12)).astype(np.float64) * 2.0**-52, (noise % np.uint64(2046)).astype(int) - 1022
+    )
+    small = (noise.astype(np.int64) >> 10).astype(np.float64) * 2.0**-44  # -512 .. 512
+    results = [exp(1.4 * x) for x in small.tolist()[:30_000]] + [log(x) for x in size.tolist()[:30_000]]
+    results += [pow(x, y / 256) for x, y in zip(size.tolist(), small.tolist(), strict=True)]
+    return hashlib.sha256(np.array(results).tobytes()).hexdigest()
+
+
+def rule(name, num_threads):
+    """Twelve rounds of a preset over a trace with staleness, repeated clients and unequal example counts."""
+    size = 70_001
+    pool = vectors(2, 16, size)
+    server = Server(RULES[name](), pool[15], num_clients=40, num_threads=num_threads)
+    for memory in server.rule.needs.handed_in:
+        server.set_rule_vector(memory, pool[14])
+    for noise in hashed(3, 1000).tolist():
+        if server.version >= 12:  # a pass may begin with a step
+            break
+        lag, client, pick, examples = noise % 9, (noise >> 8) % 40, (noise >> 16) % 15, (noise >> 24) % 60
+        server.push(client, pool[pick], version=max(0, server.version - lag), num_examples=examples + 1)
+    assert server.version >= 12
+    digest = hashlib.sha256(server.params.tobytes())
+    for vector in server.rule_vectors.values():
+        digest.update(vector.tobytes())
+    return digest.hexdigest()
+
+
+def weights():
+    """The weighing laws over many stalenesses."""
+    laws = [staleness.Polynomial(a / 2) for a in range(6)] + [staleness.Hinge(), staleness.Hinge(0.3, 2.5)]
+    values = np.array([[law(t) for t in range(2000)] for law in laws])
+    return hashlib.sha256(values.tobytes()).hexdigest()
+
+
+def operation_parts(num_threads):
+    """Name and digest of each part that is made by the engine's operations alone."""
+    return {
+        "operations": operations(num_threads, *inputs()),
+        "types": types(num_threads, *typed_inputs()),
+        "stages": stages(num_threads, typed_inputs()[1]),
+        "codecs": encoded(num_threads, typed_inputs()[1]),
+        "tails": tails(num_threads),
+        "weights": weights(),
+        "elementary": elementary(),
+    }
+
+
+def parts(num_threads):
+    """Name and digest of each part."""
+    return operation_parts(num_threads) | {name: rule(name, num_threads) for name in RULES}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--golden"]:
+        print(json.dumps({"order_version": _engine.ORDER_VERSION} | parts(1), indent=2))
+        sys.exit()
+    for threads in [int(a) for a in sys.argv[1:]] or [1]:
+        for part, value in parts(threads).items():
+            print(threads, part, value)

@@ -1,0 +1,150 @@
+"""What every preset keeps, whatever it computes: the same bits in any order, on any machine, over a save; shapes; and
+that it finds the minimum of a bowl.
+"""
+
+import io
+import json
+
+import numpy as np
+import pytest
+
+from afflux import Server
+from conftest import THREADS, awkward, bits
+from variants import BUFFER, CLIENTS, SIZE, VARIANTS, make, push, serve, trace, twice
+
+NAMES = [variant for variant, (_, options) in VARIANTS.items() if not options]
+
+
+def everything(server):
+    """The bits of all that a server keeps for its rule."""
+    rows = server.rows
+    kept = [bits(server.params), *map(bits, server.rule_vectors.values()), json.dumps(server.scalars).encode()]
+    if rows is not None:
+        kept += [bits(rows.sum), *(bits(rows.row(client)) for client in sorted(rows.client_ids))]
+    return b"".join(kept)
+
+
+def hand_in(server, joins):
+    """What the rule has to be given before a round."""
+    for name in server.rule.needs.handed_in:
+        server.set_rule_vector(name, joins[0][-1].astype(np.float32))
+
+
+def distinct(rng, variant, rounds):
+    """The suite's trace with every client once in a buffer or, where both count, one of them twice: first with the
+    newest version, then with the one before. The version 0 has none before it.
+    """
+    for version, joins in enumerate(trace(variant, rounds, 9)):
+        clients, staleness = [c for c, *_ in joins], [tau for _, tau, *_ in joins]
+        if len(set(clients)) < len(clients):
+            clients = rng.choice(CLIENTS, len(joins), replace=False).tolist()
+        if twice(variant) and version > 0 and len(joins) > 1:
+            clients[1], staleness[:2] = clients[0], (0, 1)
+        yield [(c, tau, *join[2:]) for c, tau, join in zip(clients, staleness, joins, strict=True)]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_permuted_joins_give_the_same_bits(variant, rng):
+    """In float64, where the order of a sum shows: rounding to float32 would hide it."""
+    results = set()
+    rounds = list(distinct(rng, variant, 12))
+    for _ in range(3 if make(variant).buffer_size > 1 else 1):
+        server = serve(variant, dtype="float64")
+        for joins in rounds:
+            hand_in(server, joins)
+            push(server, [joins[i] for i in rng.permutation(len(joins))])
+        results.add(everything(server))
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize("variant", NAMES)
+def test_threads_and_instruction_sets_give_the_same_bits(variant, rng):
+    """Over several superblocks, so that threads share the sums; subnormals and huge values included."""
+    from afflux import ops
+    from conftest import ISAS
+
+    size = 140_001
+    pool = [awkward(rng, size) for _ in range(6)]
+    chosen = next(backend.name for backend in ops.backends() if backend.chosen)
+    results = set()
+    try:
+        for isa in ISAS:
+            ops.choose_isa(isa)
+            for threads in THREADS:
+                server = serve(variant, pool[0], num_threads=threads)
+                for i in range(3 * BUFFER):
+                    if i % BUFFER == 0:
+                        hand_in(server, [(pool[i % 6],)])
+                    version = max(0, server.version - i % 3)
+                    server.push(i % CLIENTS, pool[i % 6], version=version, num_examples=i + 1, loss=1 / (i + 1))
+                results.add(everything(server))
+    finally:
+        ops.choose_isa(chosen)
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_saved_state_goes_on_with_the_same_bits(variant):
+    """Saved in the middle of a buffer, through a file and JSON; the names, shapes and types of the state stay."""
+    rule = make(variant)
+    pushes = [(round, i, join) for round, joins in enumerate(trace(variant, 14, 10)) for i, join in enumerate(joins)]
+    server, shapes = serve(variant), set()
+    for count, (_, first, join) in enumerate(pushes):
+        if first == 0:
+            hand_in(server, [join])
+        push(server, [join])
+        shapes.add(tuple((name, v.shape, v.dtype.str) for name, v in server.rule_vectors.items()))
+        if count == len(pushes) // 2 + (1 if rule.buffer_size > 1 else 0):
+            state, file = server.state_dict(), io.BytesIO()
+            assert rule.buffer_size == 1 or server.arrivals_waiting > 0
+            np.savez(file, **state["arrays"])
+            file.seek(0)
+            server = serve(variant, np.full(SIZE, 7.0))
+            server.load_state_dict({"meta": json.loads(json.dumps(state["meta"])), "arrays": dict(np.load(file))})
+            again = server.state_dict()
+            assert again["meta"] == state["meta"]
+            assert {k: bits(v) for k, v in again["arrays"].items()} == {k: bits(v) for k, v in state["arrays"].items()}
+    assert len(shapes) == 1
+    straight = serve(variant)
+    for _, first, join in pushes:
+        if first == 0:
+            hand_in(straight, [join])
+        push(straight, [join])
+    assert everything(server) == everything(straight)
+    assert server.version == straight.version
+
+
+#: {rule: server_lr}, and where an adaptive step of about that length ends: within 2 server_lr of the minimum.
+RATES = {
+    "fedavg": 0.3, "fedbuff": 0.3, "fedasync": None, "fedadam": 0.01, "fedyogi": 0.01, "fedadagrad": 0.1,
+    "fedams": 0.01, "fadas": 0.01, "afa_cd": 0.1, "afa_cs": 0.1, "ca2fl": 0.3, "mf_ca2fl": 0.3, "wkafl": 0.1,
+    "twafl": 0.1, "sasgd": 0.1, "gsgm": 0.1, "zenopp": 0.1,
+}  # fmt: skip
+ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad", "fedams", "fadas")
+
+
+@pytest.mark.parametrize("stale", [0, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_it_finds_the_minimum_of_a_bowl(name, stale):
+    """Clients with the gradient x - x* of the params that they pulled, up to `stale` versions ago, 400 rounds.
+
+    A plain step contracts by at most 1 - lr s per round, with s >= 0.4 for the staleness weights here and all lr s
+    below the bound 1 / (2 tau + 1) of delayed gradient descent: 400 rounds are far beyond 1e-4 of the way. An adaptive
+    step is about lr long for each element, whatever the gradient: it ends within a few of them.
+    """
+    rule = make(name, **({} if RATES[name] is None else {"server_lr": RATES[name]}))
+    minimum = np.linspace(-1, 1, 40)
+    start = minimum + np.where(np.arange(40) % 2, 1.0, -1.0)
+    server, history = Server(rule, start, num_clients=CLIENTS), [start]
+    for joins in trace(name, 400, 11, size=1):
+        for name_ in rule.needs.handed_in:
+            server.set_rule_vector(name_, server.params - minimum)
+        for client, tau, *_ in joins:
+            tau = min(tau % (stale + 1), server.version)
+            pulled = history[-1 - tau].astype(np.float64)
+            gradient = pulled - minimum
+            vector = {"gradient": gradient, "update": -0.5 * gradient, "model": pulled - 0.5 * gradient}[rule.kind]
+            server.push(client, vector, version=server.version - tau, loss=float(gradient @ gradient))
+        history.append(server.params)
+    away = np.abs(server.params - minimum).max()
+    assert away <= (4 * RATES[name] if name in ADAPTIVE else 1e-4)

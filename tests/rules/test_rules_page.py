@@ -1,0 +1,42 @@
+"""docs/rules.md has one line per preset, and the bytes and sweeps in it are true."""
+
+import re
+
+import numpy as np
+import pytest
+
+from afflux import Server, ops
+from afflux.rules import RULES
+from conftest import ROOT
+
+PAGE = (ROOT / "docs" / "rules.md").read_text()
+ROWS = {
+    row[0].strip("`"): row
+    for row in (re.split(r" (?<!\\)\| ", line[2:]) for line in PAGE.splitlines() if line[:3] == "| `")
+}
+SIZE, CLIENTS = 64, 7
+
+
+def test_every_preset_has_its_line():
+    assert list(ROWS) == list(RULES)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_line(name, monkeypatch):
+    rule = RULES[name]()
+    _, kind, _, state, sweeps, paper = ROWS[name]
+    assert kind == rule.kind
+    assert re.search(r"\d{4}, (Algorithm|eq|as in)", paper)
+    clients = max(CLIENTS, rule.buffer_size)
+    server = Server(rule, np.ones(SIZE, np.float32), num_clients=clients)
+    for memory in rule.needs.handed_in:
+        server.set_rule_vector(memory, np.ones(SIZE))
+    grams = []
+    gram = ops.gram
+    monkeypatch.setattr(ops, "gram", lambda *args, **kwargs: grams.append(1) or gram(*args, **kwargs))
+    for client in range(2 * clients):
+        server.push(client % clients, np.full(SIZE, 0.5 + client), version=server.version)
+    row = 0 if server.rows is None else server.rows.codec.row_bytes(SIZE)
+    expected = eval(state.strip("`"), {"d": SIZE, "M": rule.buffer_size, "N": clients, "row": row})
+    assert server.state_bytes == expected
+    assert int(sweeps) == 1 + bool(grams)

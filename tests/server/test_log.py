@@ -1,0 +1,338 @@
+"""Decisions at the join, their counters and their log; replays and checkpoints of random histories."""
+
+import copy
+import io
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from afflux import AffluxError, Cut, Server, replay
+from afflux.rules import afa_cs, ca2fl, fadas, fedasync, fedavg, fedbuff, gsgm, wkafl, zenopp
+from conftest import bits
+
+D = 5
+RULES = {
+    "fedbuff": lambda: fedbuff(buffer_size=3),
+    "fedavg": lambda: fedavg(buffer_size=4),
+    "fedasync": fedasync,
+    "ca2fl": lambda: ca2fl(buffer_size=3),
+    "afa_cs": lambda: afa_cs(buffer_size=2, divide_by="seen"),
+    "fadas": lambda: fadas(buffer_size=3, delay_adaptive="inverse"),
+    "wkafl": lambda: wkafl(buffer_size=3, stage_two_loss=1.5),
+    "gsgm": lambda: gsgm(buffer_size=2),
+    "zenopp": zenopp,
+}
+
+
+def vector(value=1.0):
+    return np.full(D, value, np.float32)
+
+
+def same(state, other):
+    assert state["meta"] == other["meta"]
+    assert state["arrays"].keys() == other["arrays"].keys()
+    for name, array in state["arrays"].items():
+        assert bits(array) == bits(other["arrays"][name]), name
+
+
+# Duplicates, quarantine, flush, discard
+
+
+def test_latest_without_a_cache():
+    server = Server(fedavg(buffer_size=2), vector(0.0), duplicates="latest")
+    assert server.push(1, vector(1.0), version=0).status == "joined"
+    assert server.push(1, vector(5.0), version=0).status == "replaced"
+    assert server.arrivals_waiting == 1
+    server.push(2, vector(1.0), version=0)
+    assert server.params.tolist() == [3.0] * D
+
+
+@pytest.mark.parametrize("rule", [fedavg(buffer_size=2), ca2fl(buffer_size=2)], ids=["fedavg", "ca2fl"])
+def test_reject_keeps_the_first(rule):
+    server = Server(rule, vector(0.0), num_clients=2, duplicates="reject")
+    server.push(1, vector(1.0), version=0)
+    receipt = server.push(1, vector(9.0), version=0)
+    assert (receipt.status, receipt.join, receipt.step, server.arrivals_waiting) == ("rejected", 1, None, 1)
+    server.push(0, vector(3.0), version=0)
+    assert server.params.tolist() == [2.0] * D
+    assert server.push(1, vector(1.0), version=0).status == "joined"  # the next buffer
+
+
+def test_both_with_a_cache_enter_against_the_same_row():
+    """v = h + 1/3 ((2 - 1) + (4 - 1) + (5 - 0)); row and sum take client 0's later arrival only."""
+    server = Server(ca2fl(buffer_size=3), vector(0.0), num_clients=2, duplicates="both")
+    server.push(0, vector(1.0), version=0)
+    server.flush()
+    before = server.params[0]
+    assert [server.push(*p, version=1).status for p in ((0, vector(2)), (1, vector(5)), (0, vector(4)))] == [
+        "joined"
+    ] * 3
+    assert np.allclose(server.params - before, 0.5 + (1 + 3 + 5) / 3, rtol=1e-6)
+    assert [server.rows.row(c)[0] for c in range(2)] == [4.0, 5.0]
+    assert server.rows.sum.tolist() == [9.0] * D
+
+
+def test_both_lets_a_buffer_exceed_the_clients():
+    with pytest.raises(AffluxError, match=r"buffer_size 3 exceeds num_clients 1: with duplicates='latest'"):
+        Server(ca2fl(buffer_size=3), vector(), num_clients=1)
+    server = Server(ca2fl(buffer_size=3), vector(), num_clients=1, duplicates="both")
+    for _ in range(3):
+        server.push(0, vector(), version=0)
+    assert server.version == 1
+
+
+def test_infinities_are_quarantined_where_norms_are_bounded():
+    """Of rules with inner products too, whose finite vectors may not be too long."""
+    server = Server(wkafl(buffer_size=2), vector(0.0), quarantine=True)
+    assert server.push(0, vector(np.inf), version=0).status == "quarantined"
+
+
+def test_quarantine_records_and_goes_on():
+    server = Server(fedavg(buffer_size=2), vector(0.0), quarantine=True)
+    bad = vector()
+    bad[3] = np.nan
+    server.push(0, vector(), version=0)
+    receipt = server.push(7, bad, version=0)
+    assert (receipt.status, receipt.join, receipt.step, server.arrivals_waiting) == ("quarantined", 1, None, 1)
+    (kept_out,) = server.quarantined
+    assert (kept_out.join, kept_out.client_id, kept_out.version, kept_out.index) == (1, 7, 0, 3)
+    server.push(1, vector(), version=0)
+    assert server.params.tolist() == [1.0] * D
+    assert server.counts["quarantined"] == 1
+
+
+def test_flush_steps_with_a_short_buffer():
+    server = Server(fedbuff(buffer_size=5), vector(0.0))
+    assert server.flush() is None
+    server.push(2, vector(1.0), version=0)
+    server.push(1, vector(3.0), version=0)
+    report = server.flush()
+    assert (report.version, report.client_ids, report.weights.tolist()) == (1, (1, 2), [0.5, 0.5])
+    assert server.params.tolist() == [2.0] * D
+    assert server.arrivals_waiting == 0
+
+
+def test_discard_gives_the_slots_back():
+    server = Server(fedavg(buffer_size=3), vector(0.0), max_slots=3)
+    for _ in range(4):
+        server.push(2, vector(1.0), version=0)
+        server.push(1, vector(1.0), version=0)
+        assert server.discard() == 2
+        assert server.arrivals_waiting == 0
+    assert server.version == server.discard() == 0
+    assert server.push(1, vector(), version=0, timeout=0).status == "joined"
+
+
+def test_every_push_counts_once():
+    server = Server(ca2fl(buffer_size=2), vector(0.0), num_clients=3, max_staleness=1, quarantine=True)
+    pushes = [(0, 1.0, 0), (0, 2.0, 0), (1, np.nan, 0), (1, 1.0, 0), (1, 1.0, 1), (0, 1.0, 1), (2, 1.0, 0), (2, 1.0, 7)]
+    for client, value, version in pushes:
+        try:
+            server.push(client, vector(value), version=version)
+        except AffluxError:
+            assert version == 7
+    for _ in range(2):  # a newer version waits
+        server.push(1, vector(), version=2)
+        server.push(1, vector(), version=1)
+    expected = dict(joined=5, deferred=0, replaced=2, superseded=2, rejected=0, dropped=1, quarantined=1, refused=1)
+    assert server.counts == expected
+    assert sum(server.counts.values()) == len(pushes) + 4
+
+
+def test_no_log_unless_asked_for():
+    with pytest.raises(AffluxError, match=r"\[log\] this server keeps no log"):
+        _ = Server(fedavg(), vector()).log
+
+
+def test_replay_notices_another_server():
+    server = Server(fedavg(buffer_size=2), vector(0.0), log=True)
+    for client in (0, 0, 1):
+        server.push(client, vector(), version=0)
+    other = Server(fedavg(buffer_size=2), vector(0.0), duplicates="reject")
+    with pytest.raises(AffluxError, match="join 1 of client 0 was joined with staleness 0; now join 1 is rejected"):
+        replay(server.log, other, lambda join: vector())
+
+
+# Random histories
+
+
+PUSH = st.tuples(
+    st.just("push"),
+    st.integers(0, 4),  # client
+    st.integers(0, 3),  # how many versions back
+    st.integers(0, 5),  # which vector; 5 has a NaN
+    st.integers(1, 9),  # examples
+)
+CUT = st.tuples(st.sampled_from(["flush", "discard"]))
+HAND = st.tuples(st.just("hand"), st.integers(0, 4))
+SCRIPT = st.lists(st.one_of(*[PUSH] * 8, CUT, HAND), max_size=40).map(lambda script: [("hand", 0), *script])
+VECTORS = np.random.default_rng(5).standard_normal((6, D)).astype(np.float32)
+VECTORS[5, 2] = np.nan
+
+
+def play(server, script, vectors):
+    """Carries a script out; `vectors` collects what was pushed at each join, and in a list what was handed in."""
+    for entry in script:
+        if entry[0] == "hand":
+            for name in server.rule.needs.handed_in:
+                server.set_rule_vector(name, 0.1 * VECTORS[entry[1]])
+                vectors.setdefault("handed", []).append(0.1 * VECTORS[entry[1]])
+            continue
+        if entry[0] != "push":
+            getattr(server, entry[0])()
+            continue
+        _, client, back, pick, examples = entry
+        receipt = server.push(
+            client, VECTORS[pick], version=max(0, server.version - back), num_examples=examples, loss=float(pick)
+        )
+        vectors[receipt.join] = VECTORS[pick]
+    return server
+
+
+@given(
+    script=SCRIPT,
+    name=st.sampled_from(sorted(RULES)),
+    duplicates=st.sampled_from([None, "latest", "both", "reject"]),
+    cut=st.integers(1, 40),
+)
+@settings(max_examples=300, deadline=None)
+def test_a_replay_and_a_restored_server_give_the_same_bits(script, name, duplicates, cut):
+    def fresh():
+        options = dict(duplicates=duplicates, max_staleness=2, quarantine=True, log=True)
+        return Server(RULES[name](), vector(0.5), num_clients=5, **options)
+
+    vectors = {}
+    server = play(fresh(), script, vectors)
+    assert sum(server.counts.values()) == sum(entry[0] == "push" for entry in script)
+    handed = vectors.pop("handed", [])
+    assert len(server.log) == len(vectors) + len(handed) + sum(isinstance(entry, Cut) for entry in server.log)
+
+    again = iter(handed)
+    replayed = replay(server.log, fresh(), lambda join: vectors[join.number], rule_vector=lambda _: next(again))
+    same(replayed.state_dict(), server.state_dict())
+
+    saved = play(fresh(), script[:cut], {}).state_dict()
+    file = io.BytesIO()
+    np.savez(file, meta=json.dumps(saved["meta"]), **saved["arrays"])
+    file.seek(0)
+    arrays = dict(np.load(file, allow_pickle=False))
+    meta = json.loads(str(arrays.pop("meta")))
+    restored = fresh()
+    play(restored, [("hand", 3), *[("push", 3, 0, 1, 1)] * 2], {})  # it had a life of its own
+    restored.load_state_dict({"meta": meta, "arrays": arrays})
+    same(play(restored, script[cut:], {}).state_dict(), server.state_dict())
+
+
+# Checkpoints that do not fit
+
+
+def saved(**options):
+    server = Server(ca2fl(buffer_size=3), vector(0.5), num_clients=4, log=True, **options)
+    for client in (0, 1, 2, 3):
+        server.push(client, vector(client + 1.0), version=0)
+    return server.state_dict()
+
+
+def change(part, name, value):
+    def changed(state):
+        state[part][name] = value
+
+    return changed
+
+
+def waits(client_id, version, num_examples, join, staleness, norm=1.0, count=1):
+    return change(
+        "meta", "waiting", [[client_id, version, num_examples, None, norm, 0.0, 1.0, join, staleness]] * count
+    )
+
+
+def remove(part, name):
+    return lambda state: state[part].pop(name)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (change("meta", "rule", "fedbuff"), "rule is 'fedbuff' in the state, 'ca2fl' here"),
+        (change("meta", "d", 6), "d is 6 in the state, 5 here"),
+        (change("meta", "format", 1), "format is 1 in the state, 3 here"),
+        (change("meta", "order_version", 0), "order_version is 0 in the state"),
+        (change("meta", "num_clients", 5), "num_clients is 5 in the state, 4 here"),
+        (change("meta", "version", -1), "-1 stands where a count belongs"),
+        (change("meta", "version", 1.0), "1.0 stands where a count belongs"),
+        (waits(1, 0, 1, 0, 0, count=3), "of 3 arrivals are in the buffer, which cannot be"),
+        (change("meta", "filled", 9), "9 of [0-9] arrivals are in the buffer, which cannot be"),
+        (change("meta", "scalars", {"stage": 1}), "the rule's numbers are \\['stage'\\] in the state, \\[\\] here"),
+        (change("meta", "row_ids", [0, 1]), r"rows is float32 of shape \(3, 5\), expected float32 of shape \(2, 5\)"),
+        (change("meta", "row_ids", [0, 1, 1]), "a client has two rows"),
+        (lambda state: state["meta"]["log"].append(["stop"]), "the log has an unknown entry \\['stop'\\]"),
+        (change("meta", "log", [[0, "lost", 0, 0, 0, 1, None, False]]), r"the log has an unknown entry \[0, 'lost', 0"),
+        (change("meta", "log", [[0, "joined", 0, 0, 0, 1, None]]), r"the log has an unknown entry \[0, 'joined', 0"),
+        (change("meta", "log", [[0, "joined", 0, 0, 0, 1, "x", False]]), "'x' stands where a number belongs"),
+        (change("meta", "log", [[0, "joined", 0, 0, True, 1, 0.5, False]]), "True stands where a count belongs"),
+        (remove("meta", "joins"), "the state is damaged: KeyError: 'joins'"),
+        (remove("arrays", "sum"), "the state is damaged: KeyError: 'sum'"),
+        (change("arrays", "params", np.zeros(5)), r"params is float64 of shape \(5,\), expected float32"),
+        (change("arrays", "sum", np.full(5, np.nan)), r"sum has a non-finite value at index \[0\]"),
+        (waits(3, 0, 1, 3, 1, norm=-1.0), "arrival 0 has norm -1.0"),
+        (change("meta", "version", 2**63), "9223372036854775808 stands where a count belongs"),
+        (waits(3, 2, 1, 3, 0), "arrival 0 has version 2, join 3 and 1 examples"),
+        (waits(3, 0, 0, 3, 0), "arrival 0 has version 0, join 3 and 0 examples"),
+        (waits(3, 0, 1, 4, 0), "arrival 0 has version 0, join 4 and 1 examples"),
+        (waits("c", 0, 1, 3, 1), "client_id 'c' has joined, the others are int"),
+        (waits(3, 0, 1, 3, 5), "arrival 0 has staleness 5 and version 0, at version 1"),
+        (change("meta", "id_type", "float"), "the state is damaged: KeyError: 'float'"),
+        (change("arrays", "slots", np.full((1, 5), np.inf, np.float32)), r"slots has a non-finite .* \[0, 0\]"),
+        (waits(1.5, 0, 1, 3, 1), "client_id 1.5 has joined, the others are int"),
+        (change("arrays", "slots", np.zeros((1, 4), np.float32)), r"slots is float32 of shape \(1, 4\)"),
+        (lambda state: state.pop("arrays"), "the state is damaged: KeyError: 'arrays'"),
+    ],
+)
+def test_a_wrong_state_changes_nothing(damage, message):
+    server = Server(ca2fl(buffer_size=3), vector(9.0), num_clients=4)
+    server.push(2, vector(), version=0)
+    before = server.state_dict()
+    state = copy.deepcopy(saved())
+    damage(state)
+    with pytest.raises(AffluxError, match=r"\[load_state_dict\] .*" + message):
+        server.load_state_dict(state)
+    same(server.state_dict(), before)
+
+
+def test_a_loaded_state_is_a_copy():
+    state = saved()
+    server = Server(ca2fl(buffer_size=3), vector(), num_clients=4)
+    server.load_state_dict(state)
+    before = bits(state["arrays"]["rows"]), bits(state["arrays"]["slots"])
+    for client in range(3):
+        server.push(client, vector(7.0), version=1)
+    assert (bits(state["arrays"]["rows"]), bits(state["arrays"]["slots"])) == before
+    with pytest.raises(AffluxError, match="keeps no log"):
+        _ = server.log
+
+
+def test_a_load_that_runs_out_of_memory_changes_nothing(monkeypatch):
+    full = Server(fadas(buffer_size=1), vector(0.0), inplace=True)
+    full.push(0, vector(), version=0)
+    server = Server(fadas(buffer_size=1), vector(5.0), inplace=True)
+    before = server.state_dict()
+
+    def fails(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(type(server._aggregator.device), "moved", fails)
+    with pytest.raises(MemoryError):
+        server.load_state_dict(full.state_dict())
+    same(server.state_dict(), before)
+
+
+def test_a_pulled_version_outlives_a_load():
+    server = Server(fedavg(buffer_size=1), vector(0.0))
+    state = server.state_dict()
+    server.push(0, vector(), version=0)
+    held = server.pull()
+    server.load_state_dict(state)
+    assert (held.version, held.params[0], server.version, server.params[0]) == (1, 1.0, 0, 0.0)

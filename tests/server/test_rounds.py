@@ -1,0 +1,192 @@
+"""What a rule may give a round, and what becomes of the round if it gives something else: nothing is lost."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+from afflux import AffluxError, Needs, Rule, Server, Weights, ops
+from afflux.rules import gsgm, optimizers, twafl, wkafl
+from afflux.rules.calibration import CACHED_DIFFERENCE, NONE
+from afflux.rules.presets.wkafl import CosineSelection
+from afflux.rules.weights import Uniform
+from conftest import bits
+
+HALVES = np.full(2, 0.5)
+
+
+class Says:
+    """A weigh part that gives what it is told to."""
+
+    def __init__(self, said, **needs):
+        self.said = said
+        self.needs = Needs(**needs)
+
+    def __call__(self, arrivals):
+        return self.said
+
+
+def server(weigh, stepper=optimizers.Sgd(1.0), calibrate=NONE):  # noqa: B008 - frozen
+    return Server(Rule("own", "update", 2, weigh, calibrate, stepper), np.zeros(3), num_clients=4)
+
+
+WRONG = {
+    "no numbers": (lambda: server(Says("abc")), "weigh gave weights 'abc', must be numbers"),
+    "ragged": (lambda: server(Says([[1.0], [1.0, 2.0]])), "weigh gave weights .*, must be numbers"),
+    "complex": (lambda: server(Says(HALVES + 1j)), "weigh gave weights .*, must be numbers .of complex128"),
+    "texts": (lambda: server(Says(["0.5", "0.5"])), "weigh gave weights .*, must be numbers"),
+    "who was rejected": (lambda: server(Says(Weights(HALVES, rejected={7: "why"}))), r"weigh rejects \[7\]"),
+    "rule_vectors": (
+        lambda: server(Says(Weights(HALVES, (1.0, 2.0)), rule_vectors=("a",))),
+        r"rule_vectors of shape \(2,\)",
+    ),
+    "next": (
+        lambda: server(Says(Weights(HALVES, next=np.ones((1, 2))), rule_vectors=("a",))),
+        r"next of shape \(1, 2\)",
+    ),
+    "nan in next": (
+        lambda: server(Says(Weights(HALVES, next=np.full((1, 3), np.nan)), rule_vectors=("a",))),
+        "next .*, must be finite",
+    ),
+    "scalars": (lambda: server(Says(Weights(HALVES, scalars={"b": 1.0}), scalars={"a": 1.0})), r"scalars \['b'\]"),
+    "infinite scalar": (
+        lambda: server(Says(Weights(HALVES, scalars={"a": np.inf}), scalars={"a": 1.0})),
+        "scalars .*, must be finite",
+    ),
+    "weights without a sum": (
+        lambda: server(Says(np.array([0.5, -0.5])), calibrate=CACHED_DIFFERENCE),
+        "sum to 0.0, which is no divisor",
+    ),
+    "a part for a step": (
+        lambda: server(Uniform(), lambda arrivals: optimizers.Sgd(0.1)),
+        "must be an afflux.ops step",
+    ),
+    "a step that the engine refuses": (
+        lambda: server(Uniform(), lambda arrivals: ops.Momentum(0.1, 1.5)),
+        "beta1 is 1.5",
+    ),
+    "a step without its states": (
+        lambda: server(Uniform(), lambda arrivals: ops.Adaptive("adam", 0.1, 0.9, 0.99, 1e-8)),
+        "states has 0 vectors, adam keeps 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("which", WRONG)
+def test_a_round_that_cannot_be_leaves_no_trace(which):
+    make, message = WRONG[which]
+    ours = make()
+    before = ours.state_dict()
+    ours.push(0, np.ones(3), version=0)
+    for _ in range(2):
+        with pytest.raises(AffluxError, match=message):
+            ours.push(1, np.ones(3), version=0)
+    assert (ours.version, ours.arrivals_waiting, ours.counts["joined"], ours.counts["refused"]) == (0, 1, 1, 2)
+    assert ours.discard() == 1
+    ours.load_state_dict(before)
+    assert ours.push(1, np.ones(3), version=0).status == "joined"
+
+
+def test_columns_first_is_as_good_as_rows_first():
+    next_ = np.arange(8.0).reshape(2, 4)
+    both = [
+        server(Says(Weights(HALVES, (0.0, 1.0), array), rule_vectors=("a", "b")))
+        for array in (next_, np.asfortranarray(next_))
+    ]
+    for ours in both:
+        for client in (0, 1, 2, 3):
+            ours.push(client, np.arange(3.0) + client, version=0)
+    assert bits(both[0].params) == bits(both[1].params)
+    assert both[0].rule_vectors["b"].any()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: Rule("own", "update", 2, Says(HALVES, rule_vectors=tuple("abcde")), NONE, optimizers.Sgd()),
+            "at most 4",
+        ),
+        (
+            lambda: Rule("own", "update", 2, Says(HALVES, handed_in=("a",)), NONE, optimizers.Sgd()),
+            "no others can be handed in",
+        ),
+        (
+            lambda: Rule("own", "update", 2, Says(HALVES, rule_vectors=("m",)), NONE, optimizers.Adam()),
+            "a vector of one name",
+        ),
+        (
+            lambda: Rule("own", "update", 2, Says(HALVES, scalars={"a": np.nan}), NONE, optimizers.Sgd()),
+            "a starts at nan",
+        ),
+        (lambda: Rule("own", "update", 2, Uniform(), None, optimizers.Sgd()), "calibrate is None, must be a Calibrate"),
+        (lambda: Rule("own", "update", 2, None, NONE, optimizers.Sgd()), "weigh is None, must be a part"),
+        (lambda: Server(gsgm(), np.zeros(2), num_clients=3, max_slots=20), "wait for the next pass need slots too"),
+    ],
+)
+def test_rules_that_cannot_be(make, message):
+    with pytest.raises(AffluxError, match=message):
+        make()
+
+
+def test_a_report_can_be_copied_and_sent():
+    ours = server(Says(Weights(HALVES, scalars={"a": 2.0}), scalars={"a": 1.0}))
+    ours.push(0, np.ones(3), version=0)
+    report = ours.push(1, np.ones(3), version=0).report
+    for again in (pickle.loads(pickle.dumps(report)), copy.deepcopy(report)):
+        assert again.scalars == {"a": 2.0}
+        assert again.weights.tolist() == [0.5, 0.5]
+
+
+def test_rows_of_rejected_arrivals_stay_when_all_are_rejected():
+    """WKAFL's step is then its estimate, but nobody was accepted."""
+    rule = Rule("own", "gradient", 2, CosineSelection(sim_min=0.99), CACHED_DIFFERENCE, optimizers.Sgd(1.0))
+    ours = Server(rule, np.zeros(2), num_clients=2)
+    ours.push(0, np.array([1.0, 0.0]), version=0)
+    report = ours.push(1, np.array([0.0, 1.0]), version=0).report
+    assert all("the step is the estimate" in why for why in report.rejected)
+    assert report.weights.tolist() == [0.5, 0.5]
+    assert ours.params.tolist() == [-0.5, -0.5]
+    assert ours.rows.client_ids == []
+    assert not ours.rows.sum.any()
+
+
+def test_a_vector_whose_inner_products_overflow_is_refused():
+    ours = Server(wkafl(buffer_size=2), np.zeros(2), dtype="float64")
+    with pytest.raises(AffluxError, match=r"client 0's gradient has norm inf: inner products would overflow"):
+        ours.push(0, np.array([1e200, 0.0]), version=0)
+    for client in (1, 2):
+        ours.push(client, np.array([1e140, 1.0]), version=0)
+    assert ours.version == 1
+    assert np.isfinite(ours.params).all()
+
+
+def test_weights_do_not_depend_on_the_callers_floating_point_mode():
+    torch = pytest.importorskip("torch")
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU cannot flush denormals")
+    try:
+        ours = Server(twafl(buffer_size=1, server_lr=1.0), np.zeros(2))
+        for _ in range(2391):
+            report = ours.push(0, np.ones(2), version=0).report
+    finally:
+        torch.set_flush_denormal(False)
+    assert report.staleness.tolist() == [2390]
+    assert report.weights.view(np.int64)[0] > 0  # subnormal: 3.1e-319
+    assert report.rejected == ("",)
+
+
+@pytest.mark.parametrize("store", [None, 1, 100], ids=["in memory", "each round committed", "rarely committed"])
+def test_a_rejected_second_arrival_of_a_client(store, tmp_path):
+    """The first one's row is not written where the second one's old row is read."""
+    rule = Rule("own", "update", 2, Says(np.array([1.0, 0.0])), CACHED_DIFFERENCE, optimizers.Sgd(1.0))
+    kept = {} if store is None else {"store": tmp_path / "store", "commit_every": store}
+    with Server(rule, np.zeros(3), num_clients=4, duplicates="both", **kept) as ours:
+        for accepted, params in [(8.0, 8.0), (2.0, 4.0), (4.0, 6.5), (6.0, 9.5)]:  # x += h / 4 + u - h
+            for value in (accepted, 99.0):
+                receipt = ours.push(7, np.full(3, value), version=ours.version)
+            assert receipt.report.rejected == ("", "weight 0")
+            assert ours.params.tolist() == [params] * 3
+            assert ours.rows.row(7).tolist() == ours.rows.sum.tolist() == [accepted] * 3
+        assert len(ours.rows) == 1

@@ -1,0 +1,439 @@
+"""A simulation on a store, stopped anywhere and resumed, ends with the bits and files of one that nothing disturbed."""
+
+import io
+import os
+import random
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+import afflux
+from afflux import Server, StoreError
+from afflux.cli import app
+from afflux.rules import ca2fl
+from afflux.sim import interrupts
+from afflux.sim.errors import ConfigError
+from afflux.sim.results import run_folder, terminal_output
+from afflux.sim.runs.resume import resume, run_in_store
+from afflux.sim.runs.run_checkpoint import InterruptedRun
+from afflux.sim.runs.simulation import run
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import parse_rule
+from conftest import FORKS, reproducible
+from crashes import in_child
+
+SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=36, eval_every=7, local_steps=2)
+ROUNDS = replace(SMALL, protocol="rounds", stale_models=3, num_clients=9)
+CASES = {
+    "fedbuff": SMALL,
+    "fedasync": SMALL,
+    "fedavg": SMALL,
+    "ca2fl": SMALL,
+    "mf_ca2fl": SMALL,
+    "fadas": replace(SMALL, steps_law="uniform", client_optimizer="fedprox"),
+    "wkafl": replace(SMALL, refill=3),
+    "gsgm": SMALL,
+    "zenopp": SMALL,
+    "twafl": ROUNDS,
+    "afa_cs": replace(SMALL, client_optimizer="scaffold"),
+    "afa_cd": replace(ROUNDS, client_optimizer="scaffold"),
+}
+
+
+class Stopped(Exception):
+    """The run ends here, as if its process had been killed: nothing more is saved."""
+
+
+def stop_at(count):
+    def progress(arrivals):
+        if arrivals == count:
+            raise Stopped
+
+    return progress
+
+
+def spec_of(name):
+    return parse_rule(name, {"buffer_size": 3})
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.glob("audit/*")}
+
+
+def begin(name, folder, progress=None, seconds=0.0, updates=True):
+    keep = run_folder.create_audit_folder(run_folder.create_run_folder(folder / "run"), CASES[name], 1, updates)
+    return run_in_store(folder / "store", spec_of(name), 4, CASES[name], keep, progress, seconds)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """Results and files of undisturbed runs, without a store."""
+    made = {}
+
+    def result(name):
+        if name not in made:
+            folder = run_folder.create_run_folder(tmp_path_factory.mktemp("whole") / "run")
+            keep = run_folder.create_audit_folder(folder, CASES[name], 1, True)
+            made[name] = reproducible(run(spec_of(name), 4, CASES[name], output=keep)), files(folder)
+        return made[name]
+
+    return result
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_on_a_store_is_the_same_run(name, expected, tmp_path):
+    result = begin(name, tmp_path, seconds=1000)
+    assert (reproducible(result), files(tmp_path / "run")) == expected(name)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.01])
+@pytest.mark.parametrize("name", CASES)
+def test_stopped_again_and_again(name, seconds, expected, tmp_path):
+    """With a checkpoint after every event, and with few of them, so that arrivals come twice."""
+    with pytest.raises(Stopped):
+        begin(name, tmp_path, stop_at(2), seconds)
+    before = 2
+    for count in (5, 6, 14, 20, 31, 36):
+        paused = InterruptedRun.of(tmp_path / "store")
+        assert paused.arrivals < before if seconds else paused.arrivals == before - 1
+        with pytest.raises(Stopped):
+            resume(paused, stop_at(count), seconds)
+        before = count
+    for _ in range(2):  # the second time there is nothing left to do
+        result = resume(InterruptedRun.of(tmp_path / "store"), None, seconds)
+        assert (reproducible(result), files(tmp_path / "run")) == expected(name)
+    assert not list((tmp_path / "store").glob("*.new"))
+
+
+def kill_after(arrivals, lines):
+    """A progress that counts so many arrivals, then lines of afflux that this process runs, and then kills it."""
+    package = str(Path(afflux.__file__).parent)
+
+    def trace(frame, event, _):
+        nonlocal lines
+        if not frame.f_code.co_filename.startswith(package):
+            return None
+        lines -= event == "line"
+        if lines < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    def progress(_):
+        nonlocal arrivals
+        arrivals -= 1
+        if arrivals == 0:
+            frame = sys._getframe(1)
+            while frame is not None:  # calls that have begun are traced too
+                frame.f_trace = trace
+                frame = frame.f_back
+            sys.settrace(trace)
+
+    return progress
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings(FORKS)
+@pytest.mark.parametrize("name", ["ca2fl", "gsgm", "afa_cs"])
+def test_killed_again_and_again(name, expected, tmp_path):
+    """Wherever it is: amid a commit, a line of the log, a row of the updates."""
+    whole, chance, kills = expected(name), random.Random(name), 0
+    store = tmp_path / "store"
+
+    def go_on(progress):
+        if store.exists():
+            resume(InterruptedRun.of(store), progress, 0.0)
+        else:
+            begin(name, tmp_path, progress)
+
+    while kills == 0 or InterruptedRun.of(store).arrivals < 20:
+        progress = kill_after(chance.randint(1, 3), chance.randrange(3000))
+        child, reading = in_child(lambda tell, progress=progress: go_on(progress))
+        os.close(reading)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        kills += 1
+    assert kills >= 3
+    assert (reproducible(resume(InterruptedRun.of(store))), files(tmp_path / "run")) == whole
+
+
+def test_ctrl_c_makes_a_checkpoint(expected, tmp_path):
+    def press(arrivals):
+        if arrivals == 10:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+        begin("ca2fl", tmp_path, press, seconds=1000)
+    paused = InterruptedRun.of(tmp_path / "store")
+    assert paused.arrivals == 10
+    seen = []
+    result = resume(paused, seen.append)
+    assert seen == list(range(11, 37))
+    assert (reproducible(result), files(tmp_path / "run")) == expected("ca2fl")
+
+
+def test_a_run_folder_that_has_moved(expected, tmp_path):
+    with pytest.raises(Stopped):
+        begin("fedbuff", tmp_path, stop_at(10))
+    (tmp_path / "run").rename(tmp_path / "moved")
+    where = rf"a run is resumed in its run folder, which was {tmp_path}/run; give --out if it has moved"
+    for folder in (None, tmp_path / "elsewhere"):
+        expected_at = (folder or tmp_path / "run") / "audit" / "fedbuff-seed4.jsonl"
+        with pytest.raises(ConfigError, match=f"there is no {expected_at}: {where}"):
+            InterruptedRun.of(tmp_path / "store", folder)
+    result = resume(InterruptedRun.of(tmp_path / "store", tmp_path / "moved"))
+    assert (reproducible(result), files(tmp_path / "moved")) == expected("fedbuff")
+
+
+def test_files_that_lack_what_the_checkpoint_has(tmp_path):
+    with pytest.raises(Stopped):
+        begin("fedbuff", tmp_path, stop_at(10))
+    for pattern in ("*.jsonl", "*.npy"):
+        (file,) = (tmp_path / "run" / "audit").glob(pattern)
+        whole = file.read_bytes()
+        os.truncate(file, 700)
+        with pytest.raises(ConfigError, match=r"is shorter than the [0-9]+ bytes of the checkpoint"):
+            resume(InterruptedRun.of(tmp_path / "store"))
+        assert file.stat().st_size == 700
+        file.write_bytes(whole)
+    resume(InterruptedRun.of(tmp_path / "store"))
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def another(folder, **changes):
+    """A run folder of another run, whose files have the same names."""
+    keep = run_folder.create_audit_folder(run_folder.create_run_folder(folder), CASES["fedbuff"], 1, True)
+    config = replace(CASES["fedbuff"], **changes)
+    run_folder.write_results(folder, [run(spec_of("fedbuff"), 4, config, output=keep)], config)
+    return contents(folder)
+
+
+@pytest.mark.parametrize("count", [1, 10])
+def test_another_runs_folder_is_refused(count, expected, tmp_path):
+    """With what arrived before the checkpoint, and with nothing."""
+    before = another(tmp_path / "other", client_lr=0.05)
+    with pytest.raises(Stopped):
+        begin("fedbuff", tmp_path, stop_at(count))
+    said = f"other/audit/fedbuff-seed4.jsonl was not written by the run of {tmp_path}/store"
+    with pytest.raises(ConfigError, match=said):
+        InterruptedRun.of(tmp_path / "store", tmp_path / "other")
+    assert contents(tmp_path / "other") == before
+    result = resume(InterruptedRun.of(tmp_path / "store"))
+    assert (reproducible(result), files(tmp_path / "run")) == expected("fedbuff")
+
+
+@pytest.mark.parametrize("line", [0, 3])
+def test_a_log_that_was_edited_is_refused(line, tmp_path):
+    with pytest.raises(Stopped):
+        begin("fedbuff", tmp_path, stop_at(10))
+    (log,) = (tmp_path / "run").glob("audit/*.jsonl")
+    whole = log.read_text()
+    lines = whole.splitlines(keepends=True)
+    lines[line] = lines[line].replace("1", "2")
+    log.write_text("".join(lines))
+    before = contents(tmp_path / "run")
+    with pytest.raises(ConfigError, match="it is another run's log, or was changed"):
+        InterruptedRun.of(tmp_path / "store")
+    assert contents(tmp_path / "run") == before
+    log.write_text(whole)
+    resume(InterruptedRun.of(tmp_path / "store"))
+
+
+def test_where_other_runs_lie_too_is_refused(expected, tmp_path):
+    """A comparison's folder, and, for a run to which nothing has arrived, one with anything in it."""
+    with pytest.raises(Stopped):
+        begin("fedbuff", tmp_path, stop_at(10))
+    beside = tmp_path / "run" / "audit" / "ca2fl-seed4.jsonl"
+    beside.touch()
+    with pytest.raises(ConfigError, match=r"run/audit holds other runs' logs: ca2fl-seed4.jsonl; choose another --out"):
+        InterruptedRun.of(tmp_path / "store")
+    new = tmp_path / "new"
+    with pytest.raises(Stopped):
+        begin("fedbuff", new, stop_at(1))
+    with pytest.raises(ConfigError, match=f"{tmp_path}/run holds other things than the run of {new}/store"):
+        (tmp_path / "run" / "audit" / "fedbuff-seed4.jsonl").unlink()
+        InterruptedRun.of(new / "store", tmp_path / "run")
+    (new / "run" / "audit" / "fedbuff-seed4.jsonl").unlink()  # as a run leaves it that goes on and is killed at once
+    resume(InterruptedRun.of(new / "store"))
+    assert files(new / "run") == expected("fedbuff")[1]
+
+
+@pytest.mark.parametrize("count", [9, 11])
+def test_a_server_that_was_pushed_to_is_refused(count, tmp_path):
+    """Whether the push makes a round or waits."""
+    with pytest.raises(Stopped):
+        begin("fedbuff", tmp_path, stop_at(count))
+    before = contents(tmp_path / "run")
+    with Server.open(tmp_path / "store") as server:
+        server.push(1, np.zeros(server.params.size), version=server.version)
+    said = r"store: (version|joins) is [0-9]+, but was [0-9]+ when .*; the server was used since"
+    with pytest.raises(ConfigError, match=said):
+        resume(InterruptedRun.of(tmp_path / "store"))
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_server_whose_arrivals_or_versions_are_gone_is_refused(tmp_path):
+    with pytest.raises(Stopped):
+        begin("fedbuff", tmp_path, stop_at(12))
+    with Server.open(tmp_path / "store") as server:
+        server.checkpoint(server.notes)  # without what was kept
+    with pytest.raises(ConfigError, match=r"the store no longer keeps version [0-9]+ of params"):
+        resume(InterruptedRun.of(tmp_path / "store"))
+    with Server.open(tmp_path / "store") as server:
+        assert server.discard() == 2
+    with pytest.raises(ConfigError, match="store: arrivals_waiting is 0, but was 2 when"):
+        resume(InterruptedRun.of(tmp_path / "store"))
+
+
+def test_looking_into_the_server_is_harmless(expected, tmp_path):
+    with pytest.raises(Stopped):
+        begin("ca2fl", tmp_path, stop_at(11))
+    with Server.open(tmp_path / "store") as server:
+        server.pull()
+    result = resume(InterruptedRun.of(tmp_path / "store"))
+    assert (reproducible(result), files(tmp_path / "run")) == expected("ca2fl")
+
+
+def test_what_is_no_run_is_refused(tmp_path, monkeypatch):
+    with Server(ca2fl(buffer_size=2), np.zeros(3), num_clients=4, store=tmp_path / "server") as server:
+        server.checkpoint(["mine"])
+    with pytest.raises(ConfigError, match="server holds no run that could be resumed"):
+        InterruptedRun.of(tmp_path / "server")
+    with pytest.raises(StoreError, match="there is no folder"):
+        InterruptedRun.of(tmp_path / "nowhere")
+    with pytest.raises(Stopped):
+        begin("fedbuff", tmp_path, stop_at(10))
+    paused = InterruptedRun.of(tmp_path / "store")
+    other = replace(paused, header=msgspec.structs.replace(paused.header, first_params_sha256="0"))
+    with pytest.raises(ConfigError, match="the clients or first params are others"):
+        resume(other)
+    (sequence, client, *rest), *others = paused.stream["training"]
+    live = {**paused.stream, "training": [[sequence, client + 1, *rest], *others]}
+    with pytest.raises(ConfigError, match="other clients train than in the run"):
+        resume(replace(paused, stream=live))
+    monkeypatch.setattr("afflux.sim.runs.run_checkpoint.FORMAT", 2)
+    with pytest.raises(ConfigError, match="holds a run of format 1, this afflux reads 2"):
+        InterruptedRun.of(tmp_path / "store")
+
+
+def test_damaged_controls_are_an_error(tmp_path):
+    with pytest.raises(Stopped):
+        begin("afa_cs", tmp_path, stop_at(10))
+    (file,) = (tmp_path / "store").glob("clients-*.npz")
+    os.truncate(file, 1000)
+    with pytest.raises(StoreError, match=f"cannot read {file}"):
+        resume(InterruptedRun.of(tmp_path / "store"))
+
+
+SETTINGS = "--rule ca2fl:buffer_size=3 --model logreg --num-clients 20 --concurrency 5 --arrivals 300 --eval-every 100"
+LOG = "audit/ca2fl_buffer_size=3-seed0.jsonl"
+
+
+def called(*arguments):
+    """The command in this process, whose imports are made."""
+    return CliRunner().invoke(app, ["run", *map(str, arguments)])
+
+
+#: The command, which gets a signal amid one of its pushes.
+SIGNALLED = """
+import os, sys
+from afflux import Server
+from afflux.cli import main
+
+sent, left, push = int(sys.argv.pop(1)), int(sys.argv.pop(1)), Server.push
+
+def counted(self, *args, **options):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), sent)
+    return push(self, *args, **options)
+
+Server.push = counted
+main()
+"""
+
+
+def stopped(sent, pushes, *arguments):
+    """The command in a process of its own, which gets a signal at this push."""
+    command = [sys.executable, "-c", SIGNALLED, str(int(sent)), str(pushes), "run", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="sends signals")
+def test_the_command_is_killed_interrupted_and_resumed(tmp_path):
+    on, off, store = tmp_path / "on", tmp_path / "off", tmp_path / "my.store"
+    keep = ["--store", store, "--checkpoint-every", "0.05"]
+    status, *_ = stopped(signal.SIGKILL, 60, *SETTINGS.split(), "--out", on, *keep)
+    assert status == -signal.SIGKILL
+    status, out, told = stopped(signal.SIGINT, 60, "--resume", store)
+    assert (status, out, told) == (130, "", f"continue with: afflux run --resume {store}\nstopped\n")
+    interrupted = InterruptedRun.of(store).arrivals
+    assert 0 < interrupted < 300
+    status, out, told = stopped(signal.SIGTERM, 40, "--resume", store)
+    assert (status, out, told) == (143, "", f"continue with: afflux run --resume {store}\nstopped\n")
+    assert interrupted < InterruptedRun.of(store).arrivals < 300
+    result = called("--resume", store)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "wrote " in result.stdout
+    bits = (on / LOG).read_bytes()
+    result = called("--resume", store)
+    said = f"the run in {store} is finished; its results are written again\n"
+    assert (result.exit_code, result.stderr, (on / LOG).read_bytes()) == (0, said, bits)
+    assert called(*SETTINGS.split(), "--out", off).exit_code == 0
+    for name in ("config.json", "metrics.csv", "staleness.csv", LOG):
+        assert (on / name).read_bytes() == (off / name).read_bytes(), name
+    assert (on / "curves.png").stat().st_size > 20_000
+
+
+def test_the_progress_bar_goes_on_where_it_was(tmp_path):
+    with pytest.raises(Stopped):
+        begin("fedbuff", tmp_path, stop_at(10))
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    done = InterruptedRun.of(tmp_path / "store").arrivals
+    with terminal_output.progress_bars(["fedbuff"], SMALL.arrivals, console, done) as watch:
+        watch(0, 12)
+    assert "12/36" in console.file.getvalue()
+
+
+def test_the_commands_mistakes(tmp_path):
+    def error(*arguments):
+        result = called(*arguments)
+        assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+        return result.stderr
+
+    assert error("--seed", "3") == "error: give --rule, or --resume to continue a run\n"
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "file").touch()
+    there = str(tmp_path / "there")
+    new = ["--rule", "fedbuff", "--store"]
+    assert error(*new, there) == f"error: {there} is a folder that is not empty; choose another --store\n"
+    assert error(*new, f"{there}/file") == f"error: {there}/file is not a folder; choose another --store\n"
+    base = tmp_path / "base"
+    Server(ca2fl(buffer_size=2), np.zeros(3), num_clients=4, store=base).close()
+    said = f"error: {base} is the store of a server that no run has made; choose another --store\n"
+    assert error(*new, base) == said
+    with pytest.raises(Stopped):
+        begin("fedbuff", tmp_path, stop_at(2))
+    run_in = tmp_path / "store"
+    assert error(*new, run_in) == f"error: {run_in} holds a run; --resume {run_in} continues it\n"
+    said = "error: --checkpoint-every was given, but without --store there are no checkpoints\n"
+    assert error("--rule", "fedbuff", "--checkpoint-every", "10") == said
+    assert "index.sqlite is missing" in error("--resume", there)
+    for option in ("--rule=fedbuff", "--arrivals=7", "--client-lr=0.1", "--keep-updates", f"--store={there}"):
+        flag = option.partition("=")[0]
+        assert error("--resume", there, option).startswith(f"error: {flag} was given, but --resume continues with")
+    absent = ["--data", "mnist", "--data-dir", there, "--store", str(tmp_path / "s"), "--out", str(tmp_path / "o")]
+    assert "mnist.npz" in error("--rule", "fedbuff", *absent)
+    assert not (tmp_path / "s").exists()
+    assert not (tmp_path / "o").exists()

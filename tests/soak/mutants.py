@@ -1,0 +1,116 @@
+"""Breaks the code on purpose, one line at a time, in a copy of the project, and checks that the suite notices.
+
+make mutants                        all of them, some minutes
+python tests/mutants.py cache tree  those whose name holds one of the words
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from mutants_engine import ENGINE
+from mutants_rules import RULES
+from mutants_server import SERVER
+
+ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").exists())
+
+#: name: (the text to break, what the mutant has in its place, the test file that should notice). Neither file is named
+#: by its folder: the text stands once in all sources, the test file's name once under tests/.
+MUTANTS = ENGINE | SERVER | RULES
+
+SOURCES = ("engine", "csrc", "python")
+SUFFIXES = {".py", ".pyi", ".hpp", ".cpp", ".cu", ".txt"}
+
+
+def sources(project: Path) -> dict[Path, str]:
+    """The text of every source file that a mutant may break."""
+    files = [path for folder in SOURCES for path in (project / folder).rglob("*") if path.suffix in SUFFIXES]
+    return {path: path.read_text() for path in files}
+
+
+def place(texts: dict[Path, str], old: str) -> Path:
+    """The one file in which the text to break stands.
+
+    Raises:
+        LookupError: it stands nowhere, or more than once.
+    """
+    found = [path for path, text in texts.items() for _ in range(text.count(old))]
+    if len(found) != 1:
+        raise LookupError(f"{old!r} stands {len(found)} times in the sources: {sorted(map(str, found))}")
+    return found[0]
+
+
+def find_test(project: Path, name: str) -> Path:
+    """The one test file of that name, in whatever folder under tests/.
+
+    Raises:
+        LookupError: there is none, or there are several.
+    """
+    found = list((project / "tests").rglob(name))
+    if len(found) != 1:
+        raise LookupError(f"there are {len(found)} test files named {name}")
+    return found[0]
+
+
+def copy_of_the_project(folder: Path) -> Path:
+    """What git tracks, as it stands in the working tree."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def build(project: Path) -> None:
+    """Builds the extension into the copy's package."""
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    configure = ["-DAFFLUX_PYTHON=ON", "-DAFFLUX_CUDA=off", f"-DPython_EXECUTABLE={sys.executable}"]
+    package = project / "python" / "afflux"
+    commands = [
+        ["cmake", "-S", ".", "-B", "build", *configure, f"-DCMAKE_INSTALL_PREFIX={package}"],
+        ["cmake", "--build", "build", "--parallel", "2"],
+        ["cmake", "--install", "build"],
+    ]
+    for command in commands:
+        subprocess.run(command, cwd=project, env=env, check=True, capture_output=True)
+
+
+def suite_passes(project: Path, tests: str) -> bool:
+    """Runs a test file of the copy against the copy's package."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", find_test(project, tests)]
+    env = os.environ | {"PYTHONPATH": str(project / "python")}
+    return subprocess.run(command, cwd=project, env=env, capture_output=True).returncode == 0
+
+
+def main() -> int:
+    words = sys.argv[1:]
+    wanted = {name: m for name, m in MUTANTS.items() if not words or any(word in name for word in words)}
+    survivors = []
+    with tempfile.TemporaryDirectory() as folder:
+        project = copy_of_the_project(Path(folder))
+        texts = sources(project)
+        places = {name: place(texts, m[0]) for name, m in wanted.items()}
+        build(project)
+        for tests in sorted({m[2] for m in wanted.values()}):
+            if not suite_passes(project, tests):
+                print(f"{tests} fails without any mutant")
+                return 2
+        for name, (old, new, tests) in wanted.items():
+            path = places[name]
+            path.write_text(texts[path].replace(old, new))
+            if path.suffix != ".py":
+                build(project)
+            survived = suite_passes(project, tests)
+            path.write_text(texts[path])
+            survivors += [name] if survived else []
+            print(f"{'SURVIVED' if survived else 'killed':8}  {name}  ({tests})", flush=True)
+    print(f"{len(wanted) - len(survivors)} of {len(wanted)} mutants killed")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

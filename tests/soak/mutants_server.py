@@ -1,0 +1,124 @@
+"""What `mutants.py` breaks in the server, its rounds and its store."""
+
+SERVER = {
+    "round: no canonical order": (
+        "return sorted(waiting, key=lambda w: (w.client_id, w.version, w.join))",
+        "return list(waiting)",
+        "test_rules.py",
+    ),
+    "round: the canonical order forgets the version": (
+        "key=lambda w: (w.client_id, w.version, w.join)",
+        "key=lambda w: (w.client_id, w.join)",
+        "test_rules_contract.py",
+    ),
+    "round: buffers are weighted": (
+        "ones = np.array([float(yes) for yes in accepted(weights)])",
+        "ones = weights.vectors",
+        "test_models.py",
+    ),
+    "server: a failing rule loses the buffer": (
+        "        prepared = prepare(self.rule",
+        "        self.admission.state = self.admission.state._replace(filled=0)\n        prepared = prepare(self.rule",
+        "test_server.py",
+    ),
+    "store: a round writes over the committed sum": (
+        "next(slot for slot in self._slots[name] if slot != committed)",
+        "next(slot for slot in self._slots[name] if slot == (committed or 0))",
+        "test_store_crashes.py",
+    ),
+    "store: a row is replaced in its committed slot": (
+        "if row is not None and client_id in changed and client_id not in unaliased:",
+        "if row is not None and client_id not in unaliased:",
+        "test_store_crashes.py",
+    ),
+    "store: a freed slot is used before the commit": (
+        "(left if client_id in changed else retired).append(slot)",
+        "left.append(slot)",
+        "test_store_crashes.py",
+    ),
+    "store: the version is told before it is saved": (
+        "return self.saved and bool(self.done)",
+        "return bool(self.done)",
+        "test_store_errors.py",
+    ),
+    "store: a damaged row passes": (
+        "if row_crc(row, self.codec) == place.crc:",
+        "if len(row_crc(row, self.codec)) == len(place.crc):",
+        "test_store_errors.py",
+    ),
+    "store: a place is remembered beyond the commit that moves it": (
+        "        self._remembered = {}\n",
+        "        pass\n",
+        "test_store_commits.py",
+    ),
+    "store: a push does not wait for its row": (
+        "            ticket.staged_row = fetch()\n",
+        "            pass\n",
+        "test_store_errors.py",
+    ),
+    "joins: a round that is being made is not counted": (
+        "staleness = state.current.version + (state.round is not None) - version",
+        "staleness = state.current.version - version",
+        "test_concurrency.py",
+    ),
+    "checkpoint: joins start again": (
+        '"joins": state.number,',
+        '"joins": 0,',
+        "test_log.py",
+    ),
+    "round: weights with rows are not normalised": (
+        "vectors, rule vectors = frozen(vectors / total, np.float64), rule vectors / total",
+        "pass",
+        "test_composed.py",
+    ),
+    "store: those seen do not count the new ones": (
+        "len(self.arrays) + sum(old[client_id] is None for client_id in new)",
+        "len(self.arrays)",
+        "test_identities.py",
+    ),
+    "store: of a client's arrivals the first stays": (
+        "for i, client_id in enumerate(client_ids) if accepted[i]}",
+        "for i, client_id in reversed([*enumerate(client_ids)]) if accepted[i]}",
+        "test_rules.py",
+    ),
+    "store: a failed opening leaves a lock": (
+        "self.path = folder_of(path)\n        self._num_threads",
+        "self.path = path\n        self._num_threads",
+        "test_store_errors.py",
+    ),
+    "store: a lost file takes the rows of the next ones along": (
+        "if self.codec is None or place.slot < 0:",
+        'if self.codec is None or not 0 <= place.slot < self.arrays["rows"].slots:',
+        "test_store_health.py",
+    ),
+    "store: how often it commits is forgotten": (
+        'before["commit_every"] if commit_every == "as before"',
+        '1 if commit_every == "as before"',
+        "test_store_commits.py",
+    ),
+    "streaming: a term that an interrupt has left is added again": (
+        "if not self.done:\n            (vector,)",
+        "if self.slot is not None:\n            (vector,)",
+        "test_streaming_threads.py",
+    ),
+    "streaming: a total starts with what its memory holds": (
+        "vector if self.place else total.zeros",
+        "vector",
+        "test_streaming.py",
+    ),
+    "streaming: a round does not wait for the terms before it": (
+        "if completes and state.unfinished:",
+        "if completes and state.round is not None:",
+        "test_streaming_threads.py",
+    ),
+    "codec: all versions draw the same": (
+        "row_key(self.seed, version, client_id)",
+        "row_key(self.seed, 0, client_id)",
+        "test_coded_rounds.py",
+    ),
+    "codec: one scale for a vector, without its extremes": (
+        "extremes if self.codec.ranged else",
+        "extremes if not self.codec.keyed else",
+        "test_coded_rounds.py",
+    ),
+}

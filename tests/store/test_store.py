@@ -1,0 +1,221 @@
+"""A store holds what a server without one has in memory, bit for bit."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from afflux import AffluxError, Server, StoreError, UnavailableError, replay
+from afflux.rules import RULES, ca2fl, fedbuff, wkafl
+from conftest import FORKS, bits
+from stores import CLIENTS, M, made, same, some_pushes
+
+pytestmark = pytest.mark.filterwarnings(FORKS)
+
+CODECS = ["float32", "float16", "bfloat16", *(f"affine-{bits}" for bits in (8, 4, 2, 1)), "affine-vector-8",
+          "affine-vector-4", "affine-vector-2", "affine-vector-1", "rotated-4", "rotated-2", "rotated-1"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_every_rule_has_the_bits_of_memory(name, tmp_path, mapped):
+    size, path = 300, tmp_path / "store"
+    there, here = made(name, size, path), made(name, size)
+    for server in (there, here):
+        some_pushes(server, size, 20)
+    same(there, here)
+    there.close()
+    again = Server.open(path, here.rule)
+    same(again, here)
+    for server in (again, here):
+        some_pushes(server, size, 25)
+    same(again, here)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("name", ["ca2fl", "mf_ca2fl", "afa_cs"])
+def test_every_codec_has_the_bits_of_memory(name, codec, tmp_path, mapped):
+    """Of one seed, kept in the folder; with an arrival that waits at the end, whose extremes the next round needs."""
+    size, path = 2 * 2048 + 77, tmp_path / "store"
+    there, here = made(name, size, path, codec=codec, seed=5), made(name, size, codec=codec, seed=5)
+    for server in (there, here):
+        some_pushes(server, size, 20)
+    same(there, here)
+    there.close()
+    again = Server.open(path, here.rule)
+    assert again.arrivals_waiting
+    for server in (again, here):
+        some_pushes(server, size, 25)
+    same(again, here)
+    for client in range(CLIENTS):
+        assert bits(again.rows.row(client)) == bits(here.rows.row(client))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": "float64"},
+        {"slot_dtype": "bfloat16"},
+        {"duplicates": "both"},
+        {"duplicates": "both", "codec": "affine-2", "slot_dtype": "bfloat16"},
+        {"codec": "rotated-4", "dtype": "float64"},
+        {"duplicates": "reject", "check_versions": True},
+        {"num_threads": 1, "max_versions": 3, "max_slots": 5},
+    ],
+    ids=str,
+)
+def test_options_are_those_of_before(options, tmp_path):
+    size = 140_001
+    there, here = made("ca2fl", size, tmp_path / "store", **options), made("ca2fl", size, **options)
+    for server in (there, here):
+        some_pushes(server, size, 8)
+    there.close()
+    again = Server.open(tmp_path / "store", here.rule, num_threads=2)
+    for server in (again, here):
+        some_pushes(server, size, 8)
+    same(again, here)
+    assert again._aggregator.slots.limit == here._aggregator.slots.limit
+
+
+def test_models_keep_their_layout_and_buffers(tmp_path):
+    model = {"weight": np.ones((4, 5), np.float32), "bn": {"running_mean": np.zeros(3, np.float32)}}
+    update = {"weight": np.full((4, 5), 2, np.float32)}
+    there = Server(fedbuff(buffer_size=2), model, store=tmp_path / "store")
+    first = there.pull()
+    for value in (1.0, 2.0, 7.0):
+        there.push("ann", update, version=0, buffers={"bn": {"running_mean": np.full(3, value, np.float32)}})
+    before, old = there.pull(), first.buffers.tolist()
+    there.checkpoint(keep=[first])
+    there.close()
+    again = Server.open(tmp_path / "store", fedbuff(buffer_size=2))
+    now = again.pull()
+    assert again.retained_versions[0].buffers.tolist() == old
+    assert (bits(now.params), bits(now.buffers)) == (bits(before.params), bits(before.buffers))
+    again.push("bob", update, version=0, buffers={"bn": {"running_mean": np.full(3, 9, np.float32)}})
+    assert again.pull().buffers.tolist() == [8.0] * 3
+    assert again.layout == there.layout
+
+
+def test_client_ids_may_be_text(tmp_path):
+    there = Server(ca2fl(buffer_size=2), np.zeros(5), num_clients=4, store=tmp_path / "store")
+    for client in ("ann", "böb", "\0", "日本"):
+        there.push(client, np.full(5, len(client), np.float32), version=there.version)
+    with pytest.raises(StoreError, match="is no Unicode text"):
+        there.push("\ud800", np.ones(5), version=there.version)
+    there.close()
+    again = Server.open(tmp_path / "store", ca2fl(buffer_size=2))
+    assert again.rows.client_ids == ["ann", "böb", "\0", "日本"]
+    assert again.rows.row("日本").tolist() == [2.0] * 5
+
+
+def test_params_outlive_their_server(tmp_path):
+    server = made("fedbuff", 300, tmp_path / "store")
+    first = server.pull()
+    some_pushes(server, 300, 12)
+    newest = server.pull()
+    expected = bits(newest.params)
+    server.close()
+    server.close()  # twice does no harm
+    del server
+    assert first.params.tolist() == [1.0] * 300
+    assert bits(newest.params) == expected
+    again = Server.open(tmp_path / "store", fedbuff(buffer_size=M))
+    some_pushes(again, 300, 12)
+    assert bits(newest.params) == expected
+
+
+def test_a_closed_server_says_so(tmp_path):
+    server = made("fedbuff", 10, tmp_path / "store")
+    server.close()
+    for call in (lambda: some_pushes(server, 10, 1), server.flush, server.checkpoint, server.state_dict):
+        with pytest.raises(StoreError, match="this server is closed"):
+            call()
+    with pytest.raises(AffluxError, match="has no store"):
+        made("fedbuff", 10).checkpoint()
+    server = made("ca2fl", 10, tmp_path / "rows")
+    rows = server.rows
+    server.close()
+    with pytest.raises(StoreError, match=r"cannot read .*index\.sqlite: the server has closed it"):
+        rows.row(1)
+
+
+def test_a_handed_in_memory_is_kept(tmp_path):
+    there, here = made("zenopp", 10, tmp_path / "store"), made("zenopp", 10)
+    for server in (there, here):
+        for _ in range(3):
+            some_pushes(server, 10, 2)
+            server.set_rule_vector("validation", np.full(10, server.version + 0.5))
+    there.close()
+    same(Server.open(tmp_path / "store", here.rule), here)
+
+
+def test_threads_push_into_a_store(tmp_path):
+    rule = ca2fl(buffer_size=M)
+    server = Server(rule, np.zeros(5000), num_clients=40, log=True, store=tmp_path / "store")
+
+    def vector(client, version):
+        return np.full(5000, client + version % 7, np.float32)
+
+    def work(clients):
+        for _ in range(10):
+            for client in clients:
+                version = server.version
+                server.push(client, vector(client, version), version=version)
+
+    threads = [threading.Thread(target=work, args=(range(k, 40, 4),)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    server.close()
+    again = Server.open(tmp_path / "store", rule)
+    fresh = Server(rule, np.zeros(5000), num_clients=40, log=True)
+    same(again, replay(again.log, fresh, lambda join: vector(join.client_id, join.version)))
+
+
+@pytest.mark.parametrize("rule", [ca2fl, fedbuff, wkafl])
+def test_a_fork_is_refused(rule, tmp_path):
+    import os
+
+    server = Server(rule(buffer_size=2), np.zeros(10), num_clients=4, store=tmp_path / "store")
+    child = os.fork()
+    if child == 0:
+        try:
+            server.push(1, np.ones(10), version=0)
+        except UnavailableError as error:
+            os._exit(0 if "is its parent's" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    server.push(1, np.ones(10), version=0)
+
+
+def test_another_codec_is_refused(tmp_path):
+    path, rule = tmp_path / "store", ca2fl(buffer_size=M, codec="affine-4")
+    Server(rule, np.zeros(300), num_clients=CLIENTS, store=path, seed=7).close()
+    for codec in (None, "affine-vector-4", "affine-8", "bfloat16"):
+        with pytest.raises(StoreError, match="holds a server whose codec is 'affine-4', not '"):
+            Server.open(path, ca2fl(buffer_size=M, codec=codec))
+    assert Server.open(path, rule).rows.facts() == {"codec": "affine-4", "seed": 7}
+
+
+def test_options_may_be_numbers_of_numpy(tmp_path):
+    given = {"num_clients": np.int64(5), "seed": np.int64(3), "max_staleness": np.int32(4), "log": np.bool_(True)}
+    rule = ca2fl(buffer_size=2, codec="affine-4")
+    Server(rule, np.zeros(3), store=tmp_path / "store", **given).close()
+    again = Server.open(tmp_path / "store", rule)
+    assert (again.rows.num_clients, again.rows.seed, again.log) == (5, 3, ())
+
+
+def test_rows_are_asked_for_by_numbers_of_numpy(tmp_path):
+    for server in (made("ca2fl", 10), made("ca2fl", 10, tmp_path / "store")):
+        for client in range(M):
+            server.push(np.int32(client), np.ones(10), version=0)
+        assert np.int64(1) in server.rows
+        assert server.rows.row(np.int64(1)).tolist() == [1.0] * 10
+    with pytest.raises(AffluxError, match=r"\[row\] client_id 1180591620717411303424 does not fit into 64 bits"):
+        server.rows.row(2**70)
+
+
+def test_a_store_and_inplace_exclude_each_other(tmp_path):
+    with pytest.raises(AffluxError, match=r"\[Server\] inplace: a store keeps the last version"):
+        made("fedbuff", 10, tmp_path / "store", inplace=True)
+    assert not (tmp_path / "store").exists()

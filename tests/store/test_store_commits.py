@@ -1,0 +1,337 @@
+"""What a commit holds, when a push is safe, and which slots and checksums go with it."""
+
+import itertools
+import shutil
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from afflux import AffluxError, Server, StoreError
+from afflux.rules import ca2fl, fedbuff
+from afflux.store import check, info
+from afflux.store.index import Index
+from afflux.store.segments import Segments
+from conftest import bits
+from stores import CLIENTS, M, made, same, some_pushes
+
+
+@pytest.mark.parametrize("codec", [None, "affine-4", "rotated-2"])
+@pytest.mark.parametrize("commit_every", [1, 2, 5, None])
+@pytest.mark.parametrize("durability", ["process", "power"])
+def test_commits_now_and_then(commit_every, durability, codec, tmp_path):
+    settings = {"commit_every": commit_every, "durability": durability}
+    there, here = made("ca2fl", 300, tmp_path / "store", codec=codec, **settings), made("ca2fl", 300, codec=codec)
+    for count in (20, 3, 1, 30):
+        for server in (there, here):
+            some_pushes(server, 300, count)
+        same(there, here)
+        there.close()
+        there = Server.open(tmp_path / "store", here.rule, **settings)
+        same(there, here)
+
+
+def test_receipts_say_when_a_push_is_safe(tmp_path):
+    def durable(**settings):
+        server = made("fedbuff", 10, tmp_path / str(settings), **settings)
+        return [server.push(i, np.ones(10), version=0).durable for i in range(8)]
+
+    assert durable() == [1, 1, 1, 2, 2, 2, 3, 3]
+    assert durable(commit_every=2) == [2] * 6 + [4] * 2
+    assert durable(commit_every=None) == [None] * 8
+    assert made("fedbuff", 10).push(1, np.ones(10), version=0).durable is None
+
+
+def test_how_safe_commits_are_is_kept(tmp_path, monkeypatch):
+    """What is given anew counts at once, and is kept with the next commit."""
+    path = tmp_path / "store"
+
+    def found(**given):
+        server = Server.open(path, **given)
+        durable = server.push(1, np.ones(10), version=server.version).durable
+        (synchronous,) = server._store._index._writer.execute("PRAGMA synchronous").fetchone()
+        return server, (durable, {1: "process", 2: "power"}[synchronous])
+
+    made("fedbuff", 10, path, durability="power", commit_every=3).close()
+    server, how = found()
+    assert how == (3, "power")
+    server.close(checkpoint=False)
+    server, how = found(durability="process", commit_every=None)
+    assert how == (None, "process")
+    server.close(checkpoint=False)  # no commit, nothing is kept
+    server, how = found(commit_every=np.int64(5))
+    assert how == (5, "power")
+    server.close()
+    server, how = found()
+    assert how == (5, "power")
+    server.checkpoint()
+    assert (info(path).durability, info(path).commit_every) == ("power", 5)
+    server.close()
+    server, _ = found(durability="process", commit_every=None)
+    written, commit = [], Index.commit
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "commit", lambda self, change: (written.append([*change.facts]), commit(self, change)))
+        server.checkpoint()
+        server.close()
+    assert written == [["commits"], []]
+    server, how = found()
+    assert how == (None, "process")
+    server.close()
+    for options, message in (({"commit_every": "never"}, "commit_every is 'never'"), ({"durability": ""}, "is ''")):
+        with pytest.raises(AffluxError, match=message):
+            Server.open(path, **options)
+
+
+def test_what_is_not_committed_is_gone_and_what_a_checkpoint_holds_is_not(tmp_path):
+    path = tmp_path / "store"
+    server = made("fedbuff", 10, path, commit_every=2)
+    some_pushes(server, 10, 13)  # four rounds and one arrival
+    server._store.close()  # as if the process had ended
+    server = Server.open(path, server.rule, commit_every=2)
+    assert (server.version, server.joins, server.arrivals_waiting) == (4, 12, 0)
+    some_pushes(server, 10, 4)
+    server.checkpoint()
+    server.push(0, np.ones(10), version=server.version)
+    server._store.close()
+    server = Server.open(path, server.rule)
+    assert (server.version, server.joins, server.arrivals_waiting) == (5, 16, 1)
+
+
+def test_notes_and_kept_versions_come_back(tmp_path):
+    server = made("fedbuff", 300, tmp_path / "store", commit_every=None)
+    held = {}
+    for _ in range(4):
+        some_pushes(server, 300, M)
+        held[server.version] = server.pull()
+    server.checkpoint({"events": [1, 2.5, "three"]}, keep=[held[1], held[3]])
+    expected = {version: bits(held[version].params) for version in (1, 3)}
+    server._store.close()
+    again = Server.open(tmp_path / "store", server.rule, commit_every=None)
+    assert again.notes == {"events": [1, 2.5, "three"]}
+    for _ in range(5):  # what is kept is not written over
+        some_pushes(again, 300, M)
+    again.close()
+    again = Server.open(tmp_path / "store", server.rule)
+    assert {version: bits(pulled.params) for version, pulled in again.retained_versions.items()} == expected
+    assert again.notes == {"events": [1, 2.5, "three"]}
+
+
+def test_lent_vectors_are_kept_by_a_checkpoint(tmp_path):
+    there, here = (
+        Server(fedbuff(buffer_size=3), np.zeros(300), log=True, **to) for to in ({"store": tmp_path / "store"}, {})
+    )
+    vectors = [np.full(300, value, np.float32) for value in (1, 2, np.nan, 4, 5)]
+    for server in (there, here):
+        for client, vector in enumerate(vectors):
+            server.push(client, vector, version=0, copy=False)
+    there.close()
+    again = Server.open(tmp_path / "store", fedbuff(buffer_size=3))
+    same(again, here)
+    assert again.arrivals_waiting == 2
+
+
+def test_a_checkpoint_that_is_interrupted_after_its_transaction_counts(tmp_path, monkeypatch):
+    """What comes next must not be written over what is committed."""
+    path = tmp_path / "store"
+    server = made("ca2fl", 300, path, commit_every=None)
+    some_pushes(server, 300, 10)
+    index = server._store._index
+    commit = index.commit
+
+    def interrupted(change):
+        commit(change)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(index, "commit", interrupted)
+        server.checkpoint("mine")
+    assert server.notes == "mine"
+    expected = server.state_dict()
+    some_pushes(server, 300, 9)  # rounds that are not committed
+    server._store.close()
+    again = Server.open(path, server.rule)
+    assert (again.notes, again.state_dict()["meta"]) == ("mine", expected["meta"])
+    for client in again.rows.client_ids:
+        again.rows.row(client)
+
+
+def test_clients_are_told_once_amid_a_commit(tmp_path, monkeypatch):
+    """A view of the rows that somebody holds meanwhile."""
+    server = made("ca2fl", 30, tmp_path / "store", commit_every=2)
+    for client in range(5):
+        server.push(client, np.ones(30), version=server.version)
+    index, rows, seen = server._store._index, server.rows, []
+    commit = index.commit
+
+    def told(change):
+        seen.append(rows.client_ids)
+        commit(change)
+        seen.append(rows.client_ids)
+
+    monkeypatch.setattr(index, "commit", told)
+    server.push(5, np.ones(30), version=server.version)
+    assert (server.version, seen) == (2, [[0, 1, 2]] * 2)
+    assert rows.client_ids == list(range(6))
+
+
+def test_the_index_is_asked_once_for_who_pushes(tmp_path, monkeypatch):
+    """Until the next commit, which moves rows."""
+    asked, row = [], Index.row
+
+    def noted(self, client_id):
+        asked.append(client_id)
+        return row(self, client_id)
+
+    there, here = made("ca2fl", 300, tmp_path / "store"), made("ca2fl", 300)
+    for r in range(5):
+        if r == 1:
+            monkeypatch.setattr(Index, "row", noted)
+        for client in range(M):
+            for server in (there, here):
+                server.push(client, np.full(300, r + client, np.float32), version=server.version)
+    assert asked == 4 * [*range(M)]
+    same(there, here)
+
+
+def test_a_row_that_a_commit_moves_while_its_client_pushes(tmp_path, monkeypatch):
+    there, here = made("ca2fl", 300, tmp_path / "store"), made("ca2fl", 300)
+    ingest = type(there._adapter).ingest
+    late = []
+
+    def pushes(server, start, *clients):
+        for client in clients:
+            server.push(client, np.full(300, start + client, np.float32), version=1)
+
+    def held_up(self, *arguments):
+        if late:
+            thread = threading.Thread(target=pushes, args=(there, *late.pop()))
+            thread.start()
+            thread.join()
+        return ingest(self, *arguments)
+
+    for server in (there, here):
+        for client in range(M):
+            server.push(client, np.full(300, client + 1, np.float32), version=0)
+    monkeypatch.setattr(type(there._adapter), "ingest", held_up)
+    late.append((10, 0, 1, 2))
+    pushes(there, 20, 1)
+    pushes(here, 10, 0, 1, 2)
+    pushes(here, 20, 1)
+    for server in (there, here):
+        pushes(server, 30, 0, 2)
+        assert server.version == 3
+    same(there, here)
+
+
+def only_the_first(arrivals):
+    """Of two, so that a client's second one reads its row after the first one has written it."""
+    return np.array([1.0, 0.0])
+
+
+def test_rows_that_a_round_reads_and_writes_do_not_use_up_slots(tmp_path, mapped):
+    """Without a commit between the rounds each has two, in turn."""
+    rule, path = replace(ca2fl(buffer_size=2), weigh=only_the_first), tmp_path / "store"
+    there, here = (
+        Server(rule, np.ones(300), num_clients=CLIENTS, duplicates="both", **to)
+        for to in ({"store": path, "commit_every": 4}, {})
+    )
+    for k in range(22):
+        for server in (there, here):
+            server.push(0, np.full(300, k, np.float32), version=server.version)
+        table = there._store.rows.table
+        held = [slot for _, slot in table.changed.values()]
+        assert table.high <= 3
+        assert len({*held, *table.free, *table.retired}) == len([*held, *table.free, *table.retired])
+        same(there, here)
+    assert there.version == 11
+    there.close()
+    assert check(path).sound
+
+
+def sound_at(path, to):
+    """What a process that was ended here would leave: every checksum that is committed is that of what lies there."""
+    found = check(shutil.copytree(path, to))
+    assert found.sound, found.problems
+
+
+@pytest.mark.parametrize("commit_every", [1, 4])
+def test_checksums_of_a_round_that_could_not_be_kept_at_first(commit_every, tmp_path, mapped, monkeypatch):
+    """It is kept later, of the same sweep: a checksum of what a row was before, or of another row that had its memory,
+    would show.
+    """
+    path, commits, calls = tmp_path / "store", [], itertools.count(1)
+    there, here = (
+        made("ca2fl", 5000, max_staleness=None, **to) for to in ({"store": path, "commit_every": commit_every}, {})
+    )
+    write, commit = Segments.write, Index.commit
+
+    def may_fail(segments, slot, array):
+        if next(calls) % 7 == 0:
+            raise StoreError("[store] cannot write: for once")
+        write(segments, slot, array)
+
+    def looked_at(index, change):
+        commit(index, change)
+        commits.append(path)
+        sound_at(path, tmp_path / str(len(commits)))
+
+    monkeypatch.setattr(Segments, "write", may_fail)
+    monkeypatch.setattr(Index, "commit", looked_at)
+    failed = 0
+    for k in range(40):
+        for server in (there, here):
+            vector = np.random.default_rng(k).standard_normal(5000).astype(np.float32)
+            before = server.joins
+            while server.joins == before:
+                try:
+                    server.push(k % CLIENTS, vector, version=0)
+                except StoreError:
+                    failed += 1
+    monkeypatch.setattr(Segments, "write", write)
+    there.checkpoint()
+    assert failed > 5
+    assert len(commits) > 12 // commit_every
+    same(there, here)
+
+
+def test_checksums_of_a_round_that_is_made_again(tmp_path, mapped, monkeypatch):
+    """Without what turned out not to be finite; its first sweep was of other bits."""
+    path, commits, commit = tmp_path / "store", [], Index.commit
+
+    def looked_at(index, change):
+        commit(index, change)
+        commits.append(path)
+        sound_at(path, tmp_path / str(len(commits)))
+
+    monkeypatch.setattr(Index, "commit", looked_at)
+    there, here = (Server(fedbuff(buffer_size=3), np.zeros(5000), **to) for to in ({"store": path}, {}))
+    for k in range(12):
+        vector = np.random.default_rng(k).standard_normal(5000).astype(np.float32)
+        vector[k] = np.nan if k in (1, 3, 4, 11) else 0
+        for server in (there, here):
+            server.push(k, vector, version=server.version, copy=False)
+    assert (there.version, len(commits)) == (4, 5)
+    same(there, here)
+
+
+def test_what_was_not_flushed_is_as_soon_as_that_is_asked_for(tmp_path, monkeypatch):
+    """A power cut must not take rows that an earlier commit without flushes refers to."""
+    server = made("ca2fl", 30, tmp_path / "store")
+    some_pushes(server, 30, 2 * M)
+    server.close()
+    flushed = set()
+    flush = Segments.flush
+
+    def noted(self, slots):
+        flushed.add(self.folder.name)
+        flush(self, slots)
+
+    monkeypatch.setattr(Segments, "flush", noted)
+    Server.open(tmp_path / "store", server.rule).close()
+    assert not flushed
+    for expected in ({"params", "rows", "sum", "arrivals"}, set()):
+        flushed.clear()
+        server = Server.open(tmp_path / "store", server.rule, durability="power")
+        assert flushed == expected
+        server.close()

@@ -1,0 +1,302 @@
+"""`afflux.store.info` and its command; who has a store, and who may only read it."""
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+
+from afflux import Server, StoreError, store
+from afflux.rules import fedams
+from afflux.store.index import Index
+from afflux.store.lock import Lock, _holder
+from conftest import FORKS
+from crashes import in_child, result, told
+from damage import damage, place
+from nine_rows import CLIENTS, RULE, SIZE, change, contents, pushes, run
+
+
+@pytest.fixture
+def path(nine_rows, tmp_path):
+    return shutil.copytree(nine_rows, tmp_path / "store")
+
+
+def test_info_says_what_the_server_was(nine_rows):
+    found = store.info(nine_rows)
+    assert (found.rule, found.kind, found.d, found.dtype, found.slot_dtype) == (
+        "ca2fl",
+        "update",
+        SIZE,
+        "float32",
+        "float32",
+    )
+    assert (found.version, found.joins, found.waiting, found.counts["joined"]) == (3, 10, 1, 10)
+    assert (found.num_clients, found.clients, found.codec, found.bits) == (CLIENTS, 9, "float32", 32)
+    assert (found.bytes_per_client, found.durability, found.id_type) == (4 * SIZE, "process", "int")
+    assert (found.in_use, found.problems, found.repairs, found.notes) == (False, (), (), {"epoch": 3})
+    for name in ("params", "rows", "sum", "arrivals"):
+        segments = [file.stat().st_size for file in (nine_rows / name / "c").rglob("0") if file.is_file()]
+        assert found.disk_bytes[name] == sum(segments) > 0
+    assert found.disk_bytes["index"] >= 4096
+
+
+def test_info_while_a_server_is_at_work(path):
+    with Server.open(path, RULE, durability="power") as server:
+        assert store.info(path).in_use
+        pushes(server, [21, 22])
+        found = store.info(path)
+        assert (found.version, found.clients, found.durability) == (4, 12, "power")
+        for call in (store.check, store.repair, lambda path: store.export(path, path.parent / "out.npy")):
+            with pytest.raises(StoreError, match="is in use"):
+                call(path)
+    assert not store.info(path).in_use
+
+
+def test_info_amid_a_commit(path, monkeypatch):
+    """What it reads is of one commit, whichever of its parts are read after the next one."""
+    read = Index._read
+    with Server.open(path, RULE) as server:
+
+        def reads(index, statement, values=()):
+            found = read(index, statement, values)
+            if index is not server._store._index and "FROM state" in statement:
+                pushes(server, [21, 22])
+            return found
+
+        monkeypatch.setattr(Index, "_read", reads)
+        found = store.info(path)
+        assert (found.version, found.waiting, found.clients, found.problems) == (3, 1, 9, ())
+        assert server.version == 4
+
+
+def test_a_server_opens_beside_info(path):
+    """Which holds the store for a moment, again and again."""
+    ended = threading.Event()
+
+    def polls():
+        while not ended.is_set():
+            store.info(path)
+
+    poller = threading.Thread(target=polls)
+    poller.start()
+    try:
+        for _ in range(10):
+            Server.open(path, RULE).close()
+    finally:
+        ended.set()
+        poller.join()
+
+
+def test_a_writer_waits_for_a_moment_alone(path):
+    reader = Lock(path, shared=True)
+    with pytest.raises(StoreError, match="is in use"):
+        Lock(path)
+    later = threading.Timer(0.05, reader.release)
+    later.start()
+    Lock(path).release()
+    later.join()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings(FORKS)
+def test_a_child_does_not_keep_what_its_parent_has_closed(path):
+    def close(tell):
+        server._store.close()
+        tell("closed")
+        time.sleep(60)  # until it is killed
+
+    server = Server.open(path)
+    child, telling = in_child(close)
+    with os.fdopen(telling) as pipe:
+        assert pipe.readline() == "closed\n"
+        assert result(lambda tell: tell(opens(path))) == ["False"]  # what the child has closed is still its parent's
+        sleeper, _ = in_child(lambda tell: time.sleep(60))
+        server.close()
+        Server.open(path).close()
+        for each in (child, sleeper):
+            os.kill(each, signal.SIGKILL)
+            os.waitpid(each, 0)
+
+
+def opens(path):
+    try:
+        Server.open(path).close()
+    except StoreError:
+        return False
+    return True
+
+
+def test_an_interrupt_amid_the_lock_leaves_none(path, monkeypatch):
+    class Interrupted(dict):
+        def __setitem__(self, file, process):
+            super().__setitem__(file, process)
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("afflux.store.lock._WRITERS", writers := Interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            Server.open(path)
+        assert writers == {}
+    Server.open(path).close()
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="asks Linux who has a lock")
+@pytest.mark.filterwarnings(FORKS)
+@pytest.mark.parametrize("numbers", ["the system's", "its own"])
+def test_who_has_a_store(numbers, path, monkeypatch):
+    """No process is named where stat gives files other numbers than the list of locks does, as on btrfs."""
+    if numbers == "its own":
+        monkeypatch.setattr(os, "major", lambda device: 0xFFF)
+
+    def hold(tell, shared):
+        lock = Lock(path, shared=shared)
+        tell("held")
+        time.sleep(60)  # until it is killed
+        lock.release()
+
+    def said(call):
+        with pytest.raises(StoreError) as caught:
+            call(path)
+        return str(caught.value).removeprefix(f"[store] {path} is in use: ")
+
+    def who(process, does):
+        return f"process {process} {does} it" if tells else "another process has it"
+
+    lock = Lock(path)
+    tells = _holder(*lock._file) == f"process {os.getpid()} writes to it"
+    lock.release()
+    alone = "one process at a time writes to a store, and "
+    for shared, does in ((True, "reads"), (False, "writes to")):
+        child, telling = in_child(lambda tell, shared=shared: hold(tell, shared))
+        with os.fdopen(telling) as pipe:
+            assert pipe.readline() == "held\n"
+            assert said(Server.open) == alone + who(child, does)
+            if not shared:
+                assert said(store.check) == who(child, "writes to")
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    with Server.open(path):
+        assert said(store.check) == "this very process has a server there: close() it"
+    lock = Lock(path, shared=True)
+    assert said(Server.open) == alone + who(os.getpid(), "reads")
+    lock.release()
+    Server.open(path).close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings(FORKS)
+def test_reading_leaves_nothing_behind(path):
+    """Nor does it take away the log of a server that was killed."""
+
+    def killed(tell):
+        server = Server.open(path)
+        pushes(server, [21, 22])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    file, offset = place(path, 5)
+    child, telling = in_child(killed)
+    told(telling)
+    os.waitpid(child, 0)
+    (path / "index.sqlite-shm").unlink()  # as a copy may lack it
+    before = contents(path).keys()
+    assert path / "index.sqlite-wal" in before
+    for _ in range(2):
+        assert store.info(path).version == 4
+        assert store.check(path).sound
+        assert contents(path).keys() == before
+        assert not (path / "index.sqlite-shm").exists()
+    damage(file, offset + 1000, 4)
+    assert store.repair(path).dropped == (5,)
+    assert not (path / "index.sqlite-wal").exists()
+
+
+def test_info_of_a_rule_without_rows(tmp_path):
+    with Server(fedams(buffer_size=1), np.zeros(5), store=tmp_path / "store") as server:
+        server.push("ann", np.ones(5), version=0)
+    found = store.info(tmp_path / "store")
+    assert (found.codec, found.bits, found.bytes_per_client, found.clients, found.id_type) == (None, None, 0, 0, "str")
+    assert len(found.disk_bytes) == 3 + len(fedams().rule_vectors)
+    assert store.check(tmp_path / "store").sound
+    with pytest.raises(StoreError, match=r"\[export\] .* has no rows: fedams keeps none"):
+        store.export(tmp_path / "store", tmp_path / "out.npy")
+
+
+def test_info_sees_a_segment_that_was_cut_off(path):
+    file = path / "rows" / "c" / "0" / "0"
+    size = file.stat().st_size
+    os.truncate(file, 4096)
+    assert store.info(path).problems == (f"{file} is truncated: 4096 of {size} bytes",)
+    file.unlink()
+    assert store.info(path).problems == (f"{file} is missing",)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings(FORKS)
+def test_a_folder_that_can_only_be_read(nine_rows):
+    """As on a read-only disk: no file is nine_rows beside the index."""
+
+    def look(tell):
+        if os.getuid() == 0:  # who may write anywhere
+            os.setuid(65534)
+        tell(store.info(path).problems == () and store.check(path).sound)
+        tell(len(store.export(path, root / "out" / "rows.npy")))
+        for call in (store.repair, Server.open):
+            try:
+                call(path)
+            except StoreError as error:
+                tell("Permission denied" in str(error))
+
+    with TemporaryDirectory() as folder:
+        root = Path(folder)
+        path = shutil.copytree(nine_rows, root / "store")
+        (root / "out").mkdir()
+        before = contents(path)
+        for each in (*path.rglob("*"), path):
+            each.chmod(0o555 if each.is_dir() else 0o444)
+        root.chmod(0o755)
+        (root / "out").chmod(0o777)
+        assert result(look) == ["True", "9", "True", "True"]
+        assert contents(path) == before
+        for each in (path, *path.rglob("*")):
+            each.chmod(0o755)
+
+
+def test_a_store_that_cannot_be_opened(path, tmp_path):
+    for call in (store.info, store.check, store.repair):
+        with pytest.raises(StoreError, match="there is no folder"):
+            call(tmp_path / "nowhere")
+    change(path, "UPDATE facts SET value = '9' WHERE name = 'order_version'")
+    for call in (store.info, store.check, store.repair):
+        with pytest.raises(StoreError, match="has order_version 9, this afflux 1"):
+            call(path)
+
+
+def test_the_info_command(path):
+    result = run("info", path)
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = dict(line.split(maxsplit=1) for line in result.stdout.splitlines())
+    assert lines["store"] == str(path)
+    assert lines["rule"].startswith("ca2fl")
+    assert lines["clients"] == "9 of 30 have a row"
+    assert lines["rows"] == "float32: 32 bits an element, 280 kB a client"
+    assert lines["version"] == "3 after 10 pushes, 1 arrivals wait"
+    assert lines["durability"].startswith("process, commit_every 1: ")
+    assert lines["health"].startswith("all files exist; their content was not read")
+    found = json.loads(run("info", path, "--json").stdout)
+    assert (found["clients"], found["path"], found["notes"]) == (9, str(path), {"epoch": 3})
+
+
+@pytest.mark.parametrize("command", ["info", "check", "repair", "export"])
+def test_the_commands_help_and_mistakes(command, tmp_path):
+    assert f"afflux store {command} runs/" in run(command, "--help").stdout
+    out = ["--out", tmp_path / "out.npy"] if command == "export" else []
+    result = run(command, tmp_path / "nowhere", *out)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: [store] ")
+    assert result.stderr.count("\n") == 1
