@@ -198,7 +198,7 @@ def test_weights_are_decided_before_others_join():
     seen = []
 
     def weigh(arrivals):
-        seen.append(server._aggregator._monitor.held_here)
+        seen.append(server._aggregator._monitor.owner == threading.get_ident())
         return Uniform()(arrivals)
 
     server = Server(Rule("mine", "update", 2, weigh, Calibrate(False), lambda arrivals: Sgd(1.0)), vector())
