@@ -74,8 +74,10 @@ ENGINE = {
         "test_stages.py",
     ),
     "gram: products of mixed types are fused": (
-        "sizeof(X) == sizeof(double) || sizeof(Y) == sizeof(double)",
-        "sizeof(X) == sizeof(double) && sizeof(Y) == sizeof(double)",
+        "AFFLUX_FN Doubles dot_term(Doubles acc, Doubles x, Doubles y) {\n"
+        "  if constexpr (sizeof(X) == sizeof(double) ||",
+        "AFFLUX_FN Doubles dot_term(Doubles acc, Doubles x, Doubles y) {\n"
+        "  if constexpr (sizeof(X) == sizeof(double) &&",
         "test_bits.py",
     ),
     "elementary: ln 2 in 53 bits": (
@@ -115,13 +117,14 @@ ENGINE = {
         "test_types.py",
     ),
     "types: subnormals of float16 are flushed": (
-        " | (subnormal & ~is_normal)",
-        "",
+        "return float_of(sign | (normal & is_normal) | (subnormal & ~is_normal));\n}\n\n// The upper half",
+        "return float_of(sign | (normal & is_normal));\n}\n\n// The upper half",
         "test_types.py",
     ),
     "types: products of float64 are fused": (
+        "AFFLUX_FN Doubles dot_term(Doubles acc, Doubles x, Doubles y) {\n"
         "  if constexpr (sizeof(X) == sizeof(double) || sizeof(Y) == sizeof(double)) return acc + x * y;\n",
-        "",
+        "AFFLUX_FN Doubles dot_term(Doubles acc, Doubles x, Doubles y) {\n",
         "test_bits.py",
     ),
     "parts: a part is read from its front in every block": (

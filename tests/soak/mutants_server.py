@@ -67,7 +67,7 @@ SERVER = {
         "test_log.py",
     ),
     "round: weights with rows are not normalised": (
-        "vectors, rule vectors = frozen(vectors / total, np.float64), rule vectors / total",
+        "vectors, rule_vectors = frozen(vectors / total, np.float64), rule_vectors / total",
         "pass",
         "test_composed.py",
     ),
