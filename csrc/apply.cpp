@@ -17,7 +17,7 @@ namespace py = pybind11;
 namespace afflux::python {
 namespace {
 
-// Of afflux.ops: Pass, Combine, the calibrations with their codec, the steps, and Memory.
+// Of afflux.ops: Pass, Combine, the calibrations with their codec, the steps, and RuleVectors.
 struct Attributes {
   Attribute params{"params"}, out{"out"}, combine{"combine"}, calibrate{"calibrate"}, step{"step"}, states{"states"},
       states_out{"states_out"}, rule_vectors{"rule_vectors"};

@@ -157,7 +157,7 @@ void check_step(const Pass& pass, check::Overlaps& overlaps) {
 }
 
 // Written, also where `next` is empty: what may overlap does not depend on numbers.
-void check_memory(const Pass& pass, check::Overlaps& overlaps) {
+void check_rule_vectors(const Pass& pass, check::Overlaps& overlaps) {
   const RuleVectors& rule_vectors = pass.rule_vectors;
   const std::int64_t held = rule_vectors.vectors.size, count = held + pass.combine.updates.size;
   if (held > kMostRuleVectors)
@@ -178,7 +178,7 @@ void check_pass(const Pass& pass, check::Overlaps& overlaps) {
   check_combine(pass, overlaps);
   check_calibrate(pass, overlaps);
   check_step(pass, overlaps);
-  check_memory(pass, overlaps);
+  check_rule_vectors(pass, overlaps);
   overlaps.refuse("apply");
 }
 

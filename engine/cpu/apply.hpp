@@ -12,7 +12,7 @@
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-// v = params_weight * params + the memories' part; T: the type of params.
+// v = params_weight * params + the rule vectors' part; T: the type of params.
 template <class T>
 AFFLUX_FN void start(const Pass& pass, Tile tile, double* __restrict v) {
   for (std::int64_t i = 0; i < tile.size; ++i) v[i] = 0.0;

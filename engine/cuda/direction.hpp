@@ -5,7 +5,7 @@
 
 namespace afflux::cuda {
 
-// v = params_weight * params + the memories' part.
+// v = params_weight * params + the rule vectors' part.
 template <class P, class Span>
 AFFLUX_DEVICE Doubles start(const Pass& pass, const Span& span) {
   Doubles v{};

@@ -1,6 +1,7 @@
 """What the benchmark refuses, lists, and does without a compiler."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -76,3 +77,16 @@ def test_a_compiler_that_fails_is_told(monkeypatch, tmp_path):
     with pytest.raises(native_probes.MissingCompiler, match="failed"):
         native_probes.library.__wrapped__()
     assert not list((tmp_path / "afflux").glob("*.so"))
+
+
+def test_the_benchmark_on_a_gpu_needs_neither_typer_nor_rich_nor_psutil():
+    """A bare machine with a GPU may lack them."""
+    lines = [
+        "import sys",
+        "sys.modules |= dict.fromkeys(['typer', 'rich', 'psutil', 'matplotlib'])",
+        "from afflux.bench import cuda",
+        "from afflux.bench.measure import machine",
+        "assert cuda.ROWS and machine.describe()['memory'] is None and machine.available_bytes() is None",
+    ]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -375,12 +375,12 @@ def test_a_disk_that_is_full_when_a_round_is_kept(moved, path, monkeypatch):
     here, there = made(ca2fl(buffer_size=M), np.array), made(ca2fl(buffer_size=M), moved, store=path)
     for server in (here, there):
         in_turn(server, 2 * M - 1)
-    put = Segments.put
+    write = Segments.write
 
     def full(segments, *arguments):
         if segments.folder.name in ("rows", "params", "sum"):
             raise StoreError("[store] cannot write: No space left on device")
-        put(segments, *arguments)
+        write(segments, *arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(Segments, "write", full)

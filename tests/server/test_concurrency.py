@@ -6,9 +6,9 @@ import time
 import numpy as np
 import pytest
 
-from afflux import AffluxError, BusyError, Calibrate, Rule, Server, ops, replay
+from afflux import AffluxError, BusyError, Calibrate, Rule, Server, StoreError, ops, replay
 from afflux.ops import Sgd
-from afflux.rules import ca2fl, fedbuff
+from afflux.rules import ca2fl, fedbuff, gsgm
 from afflux.rules.weights import Uniform
 from conftest import bits
 
@@ -198,7 +198,7 @@ def test_weights_are_decided_before_others_join():
     seen = []
 
     def weigh(arrivals):
-        seen.append(server._aggregator._monitor.held_here)
+        seen.append(server._aggregator._monitor.owner == threading.get_ident())
         return Uniform()(arrivals)
 
     server = Server(Rule("mine", "update", 2, weigh, Calibrate(False), lambda arrivals: Sgd(1.0)), vector())
@@ -223,3 +223,91 @@ def test_a_push_from_a_version_that_a_load_took_back(monkeypatch):
     with pytest.raises(AffluxError, match="client 3 says that it pulled version 1, which an older state"):
         server.push(3, vector(), version=1)
     assert (server.version, server.arrivals_waiting, server.counts["refused"]) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_a_push_that_began_before_a_close_is_refused(checkpoint, tmp_path, monkeypatch):
+    server = Server(fedbuff(buffer_size=1), vector(0.0), store=tmp_path / "store")
+    reached, go = threading.Event(), threading.Event()
+    adapter = type(server._adapter)
+    ingest = adapter.ingest
+
+    def held_up(self, *arguments):
+        reached.set()
+        assert go.wait(20)
+        return ingest(self, *arguments)
+
+    monkeypatch.setattr(adapter, "ingest", held_up)
+
+    def late():
+        with pytest.raises(StoreError, match=r"\[push\] this server is closed"):
+            server.push(1, vector(), version=0)
+        return True
+
+    thread, refused = start(late)
+    assert reached.wait(20)
+    server.close(checkpoint=checkpoint)
+    go.set()
+    thread.join(20)
+    assert refused == [True]
+    assert (server.joins, server.counts["refused"]) == (0, 1)
+    monkeypatch.undo()
+    with Server.open(tmp_path / "store") as again:
+        assert (again.version, again.joins) == (0, 0)
+
+
+def test_a_close_without_a_checkpoint_waits_for_the_round_that_is_made(slow, tmp_path):
+    server = Server(fedbuff(buffer_size=1), vector(0.0), store=tmp_path / "store")
+    thread, made = start(lambda: server.push(1, vector(), version=0))
+    assert slow.reached.wait(20)
+    closing, closed = start(lambda: server.close(checkpoint=False))
+    time.sleep(0.1)
+    assert not closed
+    slow.go.set()
+    thread.join(20)
+    closing.join(20)
+    assert made[0].report.version == 1
+    with Server.open(tmp_path / "store") as again:
+        assert again.version == 1
+
+
+def test_rounds_that_a_pass_begins_with_keep_no_versions():
+    """A pass whose clients had all pushed before it began: one round after the other, each of one arrival."""
+    server = Server(gsgm(buffer_size=1), vector(0.0), num_clients=20, max_versions=4)
+    for _ in range(2):
+        for client in range(19):
+            server.push(client, vector(), version=server.version)
+    receipt = server.push(19, vector(), version=server.version)
+    assert (len(receipt.more), receipt.version, server.versions_held) == (19, 39, 1)
+
+
+def test_the_push_that_completes_a_round_makes_it(slow, monkeypatch):
+    """Another thread that waits for a slot does not take the round away from it."""
+    server = Server(fedbuff(buffer_size=1), vector(0.0), max_slots=1)
+    thread, made = start(lambda: server.push(1, vector(), version=0))
+    assert slow.reached.wait(20)
+    with pytest.raises(BusyError):
+        server.push(2, vector(), version=0, timeout=0)
+    assert server._aggregator.admission.state.round.driver == thread.ident
+    slow.go.set()
+    thread.join(20)
+    assert made[0].report.version == 1
+
+
+def test_a_signal_handler_amid_any_call_is_refused_or_served(monkeypatch):
+    """A handler that runs while this thread holds the mutex must not wait for itself."""
+    server = Server(fedbuff(buffer_size=10), vector(0.0))
+    seen = []
+
+    def handler():
+        try:
+            server.push(2, vector(), version=0, timeout=0)
+            seen.append("served")
+        except AffluxError:
+            seen.append("refused")
+
+    refuse = type(server._aggregator.admission).refuse
+    monkeypatch.setattr(type(server._aggregator.admission), "refuse", lambda self: (handler(), refuse(self)))
+    with pytest.raises(AffluxError, match="num_examples"):
+        server.push(1, vector(), version=0, num_examples=0)
+    assert seen == ["refused"]

@@ -135,9 +135,9 @@ CALLS = {
 }
 
 
-def under_way(path, rule, memory, commit_every, how, call):
+def under_way(path, rule, accumulate, commit_every, how, call):
     """What a call says after a segment was cut off, or removed with its folder."""
-    options = {"num_clients": 9, "memory": memory, "commit_every": commit_every}
+    options = {"num_clients": 9, "accumulate": accumulate, "commit_every": commit_every}
     server = Server(RULES[rule](buffer_size=3), np.ones(SIZE, np.float32), store=path, **options)
     for client in (0, 1, 2, 3, 4, 0, 1, 2, "checkpoint", 3, 4, 0, 1):
         if client == "checkpoint":
@@ -159,17 +159,17 @@ def under_way(path, rule, memory, commit_every, how, call):
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize(
-    ("rule", "memory", "commit_every", "how"),
+    ("rule", "accumulate", "commit_every", "how"),
     [
-        *(("ca2fl", "buffered", every, how) for every in (1, None) for how in ("rows", "sum", "params", "arrivals")),
-        ("fadas", "buffered", 1, "rule_vector.m"),
-        ("fedbuff", "streaming", 1, "total"),
-        ("ca2fl", "buffered", 1, "gone"),
+        *(("ca2fl", False, every, how) for every in (1, None) for how in ("rows", "sum", "params", "arrivals")),
+        ("fadas", False, 1, "rule_vector.m"),
+        ("fedbuff", True, 1, "total"),
+        ("ca2fl", False, 1, "gone"),
     ],
 )
-def test_a_segment_that_is_cut_off_under_a_server(rule, memory, commit_every, how, call, tmp_path):
+def test_a_segment_that_is_cut_off_under_a_server(rule, accumulate, commit_every, how, call, tmp_path):
     """Not a SIGBUS; whatever needs the segment, or would be lost, says so."""
-    body = (rule, memory, commit_every, how, call)
+    body = (rule, accumulate, commit_every, how, call)
     (said,) = result(lambda tell: tell(under_way(tmp_path / "store", *body)))
     needed = {"sum", "params", "rule_vector.m", "total", "gone"}
     if how in needed and call != "push":

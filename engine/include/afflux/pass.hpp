@@ -8,7 +8,8 @@
 
 namespace afflux {
 
-// Stage 1: v = params_weight * params + sum_s memory.weights[s] * memory.vectors[s] + sum_i weights[i] * updates[i],
+// Stage 1: v = params_weight * params + sum_s rule_vectors.weights[s] * rule_vectors.vectors[s]
+//            + sum_i weights[i] * updates[i],
 // float64, in the order given. The updates are all float32, all float64 or all bfloat16. A vector whose weight is 0 is
 // not read.
 struct Combine {
@@ -19,8 +20,8 @@ struct Combine {
 
 constexpr std::int64_t kMostRuleVectors = 4;
 
-// Up to kMostMemories vectors that the server keeps between rounds, of the type of params: their part in the direction
-// (stage 1), and with old values on the right, in this order, rounded once,
+// Up to kMostRuleVectors vectors that the server keeps between rounds, of the type of params: their part in the
+// direction (stage 1), and with old values on the right, in this order, rounded once,
 //   vectors[s] = sum_t next[s, t] * vectors[t] + sum_i next[s, R + i] * updates[i]
 // for R vectors and M updates; `next` is row-major, R x (R + M), or empty: the vectors stay. A vector whose coefficient
 // in a sum is 0 is not read for it, and a vector whose row of `next` is 1 at itself and 0 elsewhere is not written.
@@ -35,7 +36,8 @@ struct RuleVectors {
 
 enum class Calibration : std::int32_t { none = 0, cached_difference = 1, cached_mean = 2 };
 
-// Stage 2, on v = params_weight * params + sum_s memory.weights[s] * memory.vectors[s]; h_i = rows[i] decoded.
+// Stage 2, on v = params_weight * params + sum_s rule_vectors.weights[s] * rule_vectors.vectors[s]. Here h_i is rows[i]
+// decoded.
 // cached_difference (CA2FL, Algorithm 2):
 //   v += sum / num_clients + sum_i weights[i] * (updates[i] - h_i)
 //   for every i with new_rows[i]:  new_rows[i] = encode(updates[i]),  sum += decode(new_rows[i]) - h_i

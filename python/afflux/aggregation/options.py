@@ -11,11 +11,10 @@ from typing import Any, Literal, Self, TypedDict
 import numpy as np
 
 from afflux import ops
-from afflux.arrays.devices import HOST, Device
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError, UnavailableError
-from afflux.ops.validation import Check, check_fields, flag, integer, one_of, optional
+from afflux.ops.validation import Check, brief, check_fields, flag, integer, one_of, optional
 from afflux.rules.rule import OnArrival, Rule
 
 Duplicates = Literal["latest", "both", "reject"]
@@ -151,6 +150,8 @@ class ServerOptions:
         for name, checked in check.items():
             check_fields(self, checked, name, op="Server")
         check_fields(self, optional(one_of(self.dtype, "bfloat16")), "slot_dtype", op="Server")
+        if self.seed >= 2**64:
+            raise AffluxError(f"[Server] seed is {self.seed}, must be less than 2**64")
 
     @property
     def slots_as(self) -> SlotType:
@@ -184,17 +185,15 @@ class ServerOptions:
             clients_of(rule, self.num_clients, duplicates)
         return replace(self, duplicates=duplicates)
 
-    def for_place(self, rule: Rule, device: Device, *, store: bool) -> None:
-        """Checks the options against where the server keeps its vectors.
+    def for_place(self, rule: Rule, gpu: str | None, *, store: bool) -> None:
+        """Checks the options against where the server keeps its vectors: on the GPU of that name, or on the CPU.
 
         Raises:
             UnavailableError: check_versions on a GPU.
             AffluxError: another option that does not go with the device, or with or without a store.
         """
-        if self.check_versions and device is not HOST:
-            raise UnavailableError(
-                f"[Server] check_versions: params is on {device.name}, and this is for the CPU alone"
-            )
+        if self.check_versions and gpu is not None:
+            raise UnavailableError(f"[Server] check_versions: params is on {gpu}, and this is for the CPU alone")
         if self.inplace and store:
             raise AffluxError("[Server] inplace: a store keeps the last version while the next one is written")
         if not store and (self.durability is not None or self.commit_every != 1):
@@ -202,7 +201,7 @@ class ServerOptions:
             raise AffluxError(f"[Server] {what}: without a store nothing is committed; give store=PATH")
         if self.rows_on == "host":
             why = None
-            if device is HOST:
+            if gpu is None:
                 why = "params is on the CPU, and so are the rows"
             elif store:
                 why = "the rows are in the store"
@@ -215,6 +214,13 @@ class ServerOptions:
         """What a store keeps of them, as JSON has it."""
         values = asdict(self)
         return {name: values[name] for name in STORED}
+
+
+def options_of(op: str, options: object, fields: Options) -> ServerOptions:
+    """`options`, or the default ones, with these fields in the place of their own."""
+    if not isinstance(options, ServerOptions | None):
+        raise AffluxError(f"[{op}] options is {brief(options)}, must be a ServerOptions")
+    return replace(ServerOptions() if options is None else options, **fields)
 
 
 def slots_of(rule: Rule, max_slots: int | None, *, accumulate: bool) -> int:

@@ -13,7 +13,8 @@ import numpy as np
 from afflux import ops
 from afflux._engine import strict_float_mode
 from afflux.aggregation.arrivals import PendingArrival, canonical
-from afflux.aggregation.cache.rows import NewRows, RowCache
+from afflux.aggregation.cache.new_rows import NewRows
+from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.reports import Pulled, Report
 from afflux.aggregation.streaming import Term, combine
 from afflux.arrays.interop import first_nonfinite, frozen, immutable_copy

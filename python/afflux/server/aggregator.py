@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from os import getpid
 from threading import get_ident
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival, Pushed
@@ -14,7 +15,7 @@ from afflux.aggregation.round import NamedVectors, Round, prepare
 from afflux.aggregation.storage import RoundStorage
 from afflux.aggregation.streaming import Streaming, Term, Total
 from afflux.arrays.devices import HOST, Device
-from afflux.arrays.pools import Slot, Slots, Versions
+from afflux.arrays.pools import Slot, Slots, Vector, Versions
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Rule
 from afflux.server.concurrency import Monitor
@@ -23,26 +24,20 @@ _Result = TypeVar("_Result")
 _Out = TypeVar("_Out")
 
 
+#: What was decided about an arrival: status, staleness, number of the join, its term if the server accumulates, and the
+#: round that it completes.
+_Decision = tuple[Status, int, int, Term | None, Round | None]
+
+
 class Ticket:
     """What a push holds until it ends, however it ends."""
 
-    __slots__ = ("decided", "slot", "staged_row")
+    __slots__ = ("decision", "slot", "staged_row")
 
     def __init__(self) -> None:
         self.slot: Slot | None = None
         self.staged_row: StagedRow | None = None  #: of the client's row
-        self.decided = False
-
-
-class _Decision(NamedTuple):
-    """What was decided about an arrival."""
-
-    status: Status
-    staleness: int
-    join: int
-    version: int  #: of the server, at the decision
-    term: Term | None  #: of the arrival, if the server accumulates
-    round: Round | None  #: that the arrival completes
+        self.decision: _Decision | None = None
 
 
 class Aggregator:
@@ -73,6 +68,8 @@ class Aggregator:
         self.closed = False
         self._monitor = Monitor[Round | Total](self._publish, self._next_job, self._run, self._at_rest)
         self._monitor.alone = device.alone
+        #: Lets threads that wait for a slot look again.
+        self.notify_waiters = self._monitor.notify_waiters
 
     def attach(self, storage: RoundStorage) -> None:
         """From now on the state lies in a store."""
@@ -87,12 +84,13 @@ class Aggregator:
             StoreError: the server is closed.
             AffluxError, UnavailableError: see above.
         """
-        self._monitor.check_process(op)
-        if self.closed and self.storage is not None:
-            raise StoreError(f"[{op}] this server is closed: Server.open({str(self.storage.path)!r}) goes on with it")
+        if getpid() != self._monitor.pid:
+            self._monitor.check_process(op)
+        if self.closed:
+            self._check_open(op)
         making, adding, me = self.admission.state.round, self.admission.state.total, get_ident()
         if (
-            self._monitor.held_here
+            self._monitor.owner == me
             or (making is not None and making.driver == me)
             or (adding is not None and adding.driver == me)
         ):
@@ -101,6 +99,10 @@ class Aggregator:
                 "this thread"
             )
 
+    def _check_open(self, op: str) -> None:
+        if self.closed and self.storage is not None:
+            raise StoreError(f"[{op}] this server is closed: Server.open({str(self.storage.path)!r}) goes on with it")
+
     def check_storage(self) -> None:
         """Raises a StoreError if files of the store have vanished or were cut off."""
         if self.storage is not None and not self.closed:
@@ -108,10 +110,13 @@ class Aggregator:
 
     # Waiting
 
-    def when_idle(self, action: Callable[[], _Result], *, overdue: bool = False) -> _Result:
-        """Calls `action` with the mutex, when the decided round and all terms are made; with `overdue`, those too."""
+    def when_idle(self, op: str, action: Callable[[], _Result], *, overdue: bool = False) -> _Result:
+        """Calls `action` with the mutex, when the decided round and all terms are made; with `overdue`, also rounds
+        whose buffers were full when their pass began, as far as they can be made.
+        """
 
         def attempt() -> tuple[_Result] | None:
+            self._check_open(op)
             self.admission.discard_leftovers()
             self.check_storage()
             if self.admission.state.unfinished:
@@ -126,6 +131,18 @@ class Aggregator:
         assert found is not None  # it was given no timeout
         return found[0]
 
+    def when_no_job_runs(self, action: Callable[[], None]) -> None:
+        """Calls `action` with the mutex, when no thread makes a round or terms; begins none."""
+
+        def attempt() -> bool | None:
+            state = self.admission.state
+            if any(job is not None and job.driver is not None for job in (state.round, state.total)):
+                return None
+            action()
+            return True
+
+        self._monitor.wait_for(attempt, work=False)
+
     def locked(self, action: Callable[[], _Result]) -> _Result:
         """Calls `action` with the mutex."""
         return self._monitor.locked(action)
@@ -138,12 +155,12 @@ class Aggregator:
         """
         slot = self.slots.take()
         if slot is None:
-            slot = self.slots.checked("push", self._monitor.wait_for(self.slots.take, timeout))
+            slot = self.slots.checked("push", self._monitor.wait_for(self._free_slot, timeout))
         return slot
 
-    def notify_waiters(self) -> None:
-        """Lets those who wait for a slot look again."""
-        self._monitor.notify_waiters()
+    def _free_slot(self) -> Slot | None:
+        self._check_open("push")
+        return self.slots.take()
 
     # Reading
 
@@ -151,7 +168,9 @@ class Aggregator:
         """The newest version; nothing is copied unless params are overwritten in place."""
         device = self.device
         if self.versions.inplace:
-            return self.when_idle(lambda: replace(self._newest, params=device.immutable_copy(self._newest.params)))
+            return self.when_idle(
+                "pull", lambda: replace(self._newest, params=device.immutable_copy(self._newest.params))
+            )
         self._check_pull()
         now = self._newest
         return now if device is HOST else replace(now, params=device.alias(now.params))
@@ -165,7 +184,7 @@ class Aggregator:
             return now.version
 
         if self.versions.inplace:
-            return self.when_idle(copied)
+            return self.when_idle("pull", copied)
         self._check_pull()
         self.check_storage()
         return copied()
@@ -194,63 +213,80 @@ class Aggregator:
 
     def join(self, pushed: Pushed, bad: int | None, ticket: Ticket) -> Receipt:
         """Decides what becomes of an arrival, and makes the round that it completes."""
-        begun: list[Round] = []  # rounds whose buffers were full as soon as their pass began
-        decision = self._monitor.wait_for(lambda: self._decide(pushed, bad, ticket, begun))
+        begun: list[Report] = []  # of rounds whose buffers were full as soon as their pass began
+        decision = self._monitor.wait_for(lambda: self._joined(pushed, bad, ticket, begun))
         assert decision is not None  # it was given no timeout
-        status, staleness, join, version, term, completed = decision
+        status, staleness, join, _, completed = decision
         report = None
         if completed is not None:
-            report, version = completed.report, self._finished(completed)
+            report = completed.report
+            ticket.decision = (status, staleness, join, None, None)
+            decision = completed = None  # the round holds versions of params
             with suppress(Exception):  # not this push's error: the next push meets it before it joins
                 self._monitor.wait_for(lambda: self._begin_overdue(begun) or None)
-                version = self.admission.state.current.version
-        elif term is not None:
-            self._monitor.wait_for(lambda: True if term.done else None)
         makes = pushed[1] + staleness + 1  # the version that the arrival's round makes
         skipped = report is not None and not report.stepped
         step = makes if status in ("joined", "replaced") and not skipped else None
         durable = None if self.storage is None else self.storage.next_durable_version(makes)
-        more = tuple(each.report for each in begun)
-        return Receipt(status, staleness, version, join, step, report, more, durable)
+        version = self.admission.state.current.version
+        return Receipt(status, staleness, version, join, step, report, tuple(begun), durable)
 
-    def _decide(self, pushed: Pushed, bad: int | None, ticket: Ticket, begun: list[Round]) -> _Decision | None:
-        """The decision; None while the round before must be finished first."""
-        if not self._begin_overdue(begun):
-            return None
+    def _joined(self, pushed: Pushed, bad: int | None, ticket: Ticket, begun: list[Report]) -> _Decision | None:
+        """The decision, once its round is published (or skipped) and its term is added; None until then."""
+        admission, decision = self.admission, ticket.decision
+        if self.closed:
+            self._check_open("push")
+        if decision is None:
+            if admission.state.passes is not None and not self._begin_overdue(begun):
+                return None
+            client_id, version, *_ = pushed
+            status, staleness = admission.status(client_id, version, bad)
+            completes, state = admission.completes(status), admission.state
+            if completes and state.unfinished:
+                return None
+            arrival = PendingArrival(*pushed, state.number, staleness, ticket.staged_row)
+            term = None
+            if self.streaming is not None and status == "joined":
+                total = state.total or self.streaming.total()
+                facts = (staleness, arrival.num_examples, arrival.norm)
+                term = self.streaming.term(total, state.filled, facts, ticket.slot)
+                arrival = arrival._replace(slot=term)
+            completed = self._prepared("push", [*state.arrivals(), arrival]) if completes else None
+            admission.record(status, arrival, bad, completed)
+            ticket.decision = decision = (status, staleness, state.number, term, completed)
+        _, _, _, term, completed = decision
+        made = (completed is None or admission.state.round is not completed) and (term is None or term.done)
+        return decision if made else None
+
+    def hand_in(self, name: str, vector: Vector) -> None:
+        """Replaces one of the rule's vectors."""
         admission = self.admission
-        client_id, version, *_ = pushed
-        status, staleness = admission.status(client_id, version, bad)
-        completes, state = admission.completes(status), admission.state
-        if completes and state.unfinished:
-            return None
-        arrival = PendingArrival(*pushed, state.number, staleness, ticket.staged_row)
-        term = None
-        if self.streaming is not None and status == "joined":
-            total = state.total or self.streaming.total()
-            facts = (staleness, arrival.num_examples, arrival.norm)
-            term = self.streaming.term(total, state.filled, facts, ticket.slot)
-            arrival = arrival._replace(slot=term)
-        completed = self._prepared("push", [*state.arrivals(), arrival]) if completes else None
-        admission.record(status, arrival, bad, completed)
-        ticket.decided = True
-        return _Decision(status, staleness, state.number, state.current.version, term, completed)
+        self.when_idle(
+            "set_rule_vector", lambda: admission.hand_in({**admission.state.rule_vectors, name: vector}, name)
+        )
 
     def flush(self) -> Report | None:
         """The round of the arrivals that wait; None if there are none."""
+        prepared: Round | None = None
 
-        def cut() -> Round | None:
-            waiting = self.admission.state.arrivals()
-            if not waiting:
-                return None
-            prepared = self._prepared("flush", waiting)
-            self.admission.cut("flush", prepared)
-            return prepared
+        def attempt() -> tuple[Report | None] | None:
+            nonlocal prepared
+            self._check_open("flush")
+            if prepared is None:
+                self.admission.discard_leftovers()
+                self.check_storage()
+                if self.admission.state.unfinished:
+                    return None
+                waiting = self.admission.state.arrivals()
+                if not waiting:
+                    return (None,)
+                prepared = self._prepared("flush", waiting)
+                self.admission.cut("flush", prepared)
+            return None if self.admission.state.round is prepared else (prepared.report,)
 
-        made = self.when_idle(cut)
-        if made is None:
-            return None
-        self._finished(made)
-        return made.report
+        found = self._monitor.wait_for(attempt)
+        assert found is not None  # it was given no timeout
+        return found[0]
 
     def discard(self) -> int:
         """Removes the arrivals that wait; returns their number."""
@@ -262,19 +298,20 @@ class Aggregator:
                 self.admission.cut("discard", None)
             return count
 
-        count = self.when_idle(cut)
+        count = self.when_idle("discard", cut)
         self.notify_waiters()
         return count
 
-    def _begin_overdue(self, begun: list[Round]) -> bool:
+    def _begin_overdue(self, begun: list[Report]) -> bool:
         """Decides rounds whose buffers were full when their pass began; False while one of them has to be made."""
         while self.admission.overdue:
             if self.admission.state.round is not None:
                 return False
             prepared = self._prepared("push", self.admission.state.arrivals())
             self.admission.cut("overdue", prepared)
-            begun.append(prepared)
-        return not (begun and self.admission.state.round is begun[-1])
+            begun.append(prepared.report)
+        making = self.admission.state.round
+        return not (begun and making is not None and making.report is begun[-1])
 
     def _prepared(self, op: str, waiting: list[PendingArrival]) -> Round:
         """The round of these arrivals; an error leaves no trace."""
@@ -296,19 +333,10 @@ class Aggregator:
 
     # Making
 
-    def _finished(self, made: Round) -> int:
-        """Waits until a decided round is published; the server's version then. A round that is skipped is over."""
-
-        def attempt() -> int | None:
-            state = self.admission.state
-            return None if state.round is made else state.current.version
-
-        version = self._monitor.wait_for(attempt)
-        assert version is not None  # it was given no timeout
-        return version
-
     def _next_job(self) -> Round | Total | None:
         state = self.admission.state
+        if self.closed:
+            return None
         if state.round is not None and state.round.driver is None:
             return state.round
         total = state.total
@@ -336,17 +364,18 @@ class Aggregator:
         else:
             storage.save_round(job, self.admission)
 
-    def _publish(self) -> None:
-        """Makes the version of a finished round the newest one. May be repeated."""
+    def _publish(self) -> bool:
+        """Makes the version of a finished round the newest one; whether jobs are left. May be repeated."""
         made = self.admission.state.round
         if made is None or not made.finished:
-            return
+            return self.admission.state.unfinished
         version = made.report.version
         current = Pulled(self.versions.finished(made.draft, version), version, made.buffers)
         if (rows := self.admission.state.rows) is not None:
             rows.commit(made.rows)
         self.admission.commit(current, made)
         made.release()
+        return self.admission.state.unfinished
 
     def _at_rest(self) -> bool:
         state = self.admission.state

@@ -2,15 +2,15 @@
 
 Knows nothing of what the object is. Its owner gives four functions, which a `Monitor` calls:
 
-    publish()     with the mutex, first: makes the result of finished jobs visible
+    publish()     with the mutex, first: makes the results of finished jobs visible; returns whether jobs are left
     next_job()    with the mutex: a job that no thread drives; None if there is none
     run(job)      without the mutex: does the job, or what an interrupted thread left of it
     at_rest()     in a forked child: no thread was at work when the process forked
 
 The mutex is held for decisions and copies of the state, never during a job. A KeyboardInterrupt may be raised at any
 call: it leaves the mutex free, and the job without a driver, so that another thread, or the next call, goes on with it.
-For that, `with` takes the plain lock itself, and the first statement of each `finally` makes no call: CPython raises
-interrupts only at calls and at backward jumps.
+For that, `with` takes the plain lock itself, no call is made before its owner is noted, and the first statement of each
+`finally` makes no call: CPython raises interrupts, and runs signal handlers, only at calls and at backward jumps.
 """
 
 import os
@@ -43,7 +43,7 @@ class Monitor(Generic[_Job]):
 
     def __init__(
         self,
-        publish: Callable[[], None],
+        publish: Callable[[], bool],
         next_job: Callable[[], _Job | None],
         run: Callable[[_Job], None],
         at_rest: Callable[[], bool],
@@ -53,23 +53,24 @@ class Monitor(Generic[_Job]):
         self._run = run
         self._at_rest = at_rest
         self._mutex = Lock()
-        self._owner: int | None = None  # the thread that holds the mutex
+        self._handed_out = False  # jobs, of which not all are known to be published
         self._bells: list[LockType] = []  # each is released to wake one waiter
-        self._pid = os.getpid()
         self._adopting = Lock()
+        self.owner: int | None = None  #: the thread that holds the mutex
+        self.pid = os.getpid()  #: the process that may use it
         self.alone: str | None = None  #: what a forked child cannot use; None: it has a copy of its own
 
-    @property
-    def held_here(self) -> bool:
-        """Whether this thread holds the mutex."""
-        return self._owner == get_ident()
-
-    def wait_for(self, attempt: Callable[[], _Found | None], timeout: float | None = None) -> _Found | None:
+    def wait_for(
+        self, attempt: Callable[[], _Found | None], timeout: float | None = None, *, work: bool = True
+    ) -> _Found | None:
         """Calls `attempt` with the mutex until it returns something; between two calls, does jobs or sleeps.
 
+        A job that `attempt` has made, or found without a driver, is claimed before the mutex is released.
+
         Args:
-            attempt: returns None to wait, and must change nothing then.
+            attempt: returns None to wait; it may have made a job.
             timeout: seconds after which to give up; None: never.
+            work: False: sleeps, and leaves jobs to other threads.
 
         Returns:
             What `attempt` returned; None after `timeout` seconds.
@@ -80,21 +81,23 @@ class Monitor(Generic[_Job]):
         try:
             while True:
                 with self._mutex:
-                    self._owner = me
+                    self.owner = me
                     try:
-                        self._publish()
+                        if self._handed_out:
+                            self._handed_out = self._publish()
                         if ran:
                             self._wake()
                         found = attempt()
                         if found is not None:
                             return found
-                        job, ran = self._next_job(), False
+                        job, ran = self._next_job() if work else None, False
                         if job is not None:
+                            self._handed_out = True
                             job.driver = me
                         else:
                             bell = self._new_bell()
                     finally:
-                        self._owner = None
+                        self.owner = None
                 if job is not None:
                     self._run(job)
                     job.driver = None
@@ -111,22 +114,25 @@ class Monitor(Generic[_Job]):
 
     def locked(self, action: Callable[[], _Found]) -> _Found:
         """Calls `action` once, with the mutex."""
+        me = get_ident()
         with self._mutex:
-            self._owner = get_ident()
+            self.owner = me
             try:
                 return action()
             finally:
-                self._owner = None
+                self.owner = None
 
     def notify(self) -> None:
         """Publishes finished jobs, and wakes all waiters."""
+        me = get_ident()
         with self._mutex:
-            self._owner = get_ident()
+            self.owner = me
             try:
-                self._publish()
+                if self._handed_out:
+                    self._handed_out = self._publish()
                 self._wake()
             finally:
-                self._owner = None
+                self.owner = None
 
     def notify_waiters(self) -> None:
         """`notify` if a thread waits; else returns at once."""
@@ -145,25 +151,21 @@ class Monitor(Generic[_Job]):
         return bell
 
     def check_process(self, op: str) -> None:
-        """Rejects calls in a child that was forked while a thread was at work, or that cannot use its parent's parts.
+        """In a forked child: makes the copy the child's own, if no thread was at work when the process forked.
 
         Raises:
-            UnavailableError: see above.
+            UnavailableError: a thread was at work, or the child cannot use its parent's parts.
         """
-        if os.getpid() != self._pid:
-            self._adopt(op)
-
-    def _adopt(self, op: str) -> None:
-        """Makes a forked copy the child's own, if no thread was at work when the process forked."""
+        if os.getpid() == self.pid:
+            return
         if self.alone is not None:
             raise UnavailableError(f"[{op}] this process was forked, and {self.alone} is its parent's")
         if self._adopting.acquire(timeout=5):
             try:
-                if os.getpid() == self._pid:
+                if os.getpid() == self.pid:
                     return  # another thread was first
-                if self._at_rest() and self._mutex.acquire(blocking=False):
-                    self._mutex.release()
-                    self._pid = os.getpid()
+                if self._at_rest() and not self._mutex.locked():
+                    self.pid = os.getpid()
                     return
             finally:
                 self._adopting.release()

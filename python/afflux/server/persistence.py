@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,10 @@ from afflux.ops.errors import AffluxError, StoreError
 from afflux.ops.validation import brief, integer, one_of, optional, path_of
 from afflux.rules.rule import Rule
 from afflux.server.aggregator import Aggregator
+from afflux.server.inputs import InputAdapter
+from afflux.server.plan import fitted
 from afflux.store.creation import create_store
+from afflux.store.lock import promises_space
 from afflux.store.store import CommitEvery, Store
 
 
@@ -33,8 +37,19 @@ from afflux.store.store import CommitEvery, Store
 class Attached:
     """What a server takes over from a store that was there before."""
 
+    options: ServerOptions
     layout: Layout | None
     retained_versions: Mapping[int, Pulled]  #: older versions that the last checkpoint has kept, by number
+
+
+def for_place(rule: Rule, adapter: InputAdapter, options: ServerOptions, folder: Path | None) -> ServerOptions:
+    """The options, checked against the device of params and the store's folder, within the memory budget."""
+    gpu = None if adapter.device is HOST else adapter.device.name
+    options.for_place(rule, gpu, store=folder is not None)
+    if options.memory_budget is None:
+        return options
+    on_disk = folder is not None and promises_space(folder)
+    return fitted(rule, adapter.size, options, store=on_disk, gpu=gpu is not None)
 
 
 def facts_of(aggregator: Aggregator, layout: Layout | None, options: ServerOptions) -> dict[str, Any]:
@@ -146,7 +161,8 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
     state = store.attach(saved.server_state(now, arrivals), last.params, older)
     admission.load(state, saved.quarantined, saved.log)
     aggregator.attach(store)
-    return Attached(store.layout, retained)
+    options = replace(options, durability=store.durability, commit_every=store.commit_every)
+    return Attached(options, store.layout, MappingProxyType(retained))
 
 
 def _on_device(version: Pulled, aggregator: Aggregator) -> Pulled:
@@ -238,11 +254,12 @@ def close(store: Store, aggregator: Aggregator, *, checkpoint: bool) -> None:
         store.close(aggregator.versions)
 
     if checkpoint:
-        aggregator.when_idle(end)
+        aggregator.when_idle("close", end)
         return
-    with suppress(StoreError):  # a round that cannot be saved
-        aggregator.when_idle(lambda: None)
-    aggregator.locked(end)
+    with suppress(StoreError):  # of a round that cannot be saved
+        aggregator.when_idle("close", end)
+    if not aggregator.closed:
+        aggregator.when_no_job_runs(end)
 
 
 def retained(keep: Iterable[Pulled], aggregator: Aggregator) -> dict[int, Pulled]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Unpack
 
 from afflux._engine import SUPERBLOCK
-from afflux.aggregation.options import Options, ServerOptions, clients_of, codec_of, slots_of
+from afflux.aggregation.options import Options, ServerOptions, clients_of, codec_of, options_of, slots_of
 from afflux.ops.errors import AffluxError
 from afflux.ops.units import in_bytes
 from afflux.ops.validation import integer
@@ -91,8 +91,14 @@ def plan(
     >>> {name: part.size for name, part in found.memory.items()}
     {'params': 4000, 'buffer': 40000, 'sum': 8000, 'rows': 200000}
     """
-    integer(0)("plan", "d", d)
-    chosen = replace(options or ServerOptions(), **fields).for_rule(rule)
+    d = integer(0)("plan", "d", d)
+    chosen = options_of("plan", options, fields).for_rule(rule)
+    chosen.for_place(rule, "a GPU" if gpu else None, store=store)
+    return _plan(rule, d, fitted(rule, d, chosen, store=store, gpu=gpu), store=store, gpu=gpu)
+
+
+def _plan(rule: Rule, d: int, chosen: ServerOptions, *, store: bool, gpu: bool) -> Plan:
+    """The plan for options that were checked."""
     dtype, slot_dtype, accumulate = chosen.dtype, chosen.slots_as, chosen.accumulate
     max_slots, max_versions, commit_every = chosen.max_slots, chosen.max_versions, chosen.commit_every
     size, slot = _BYTES[dtype] * d, _BYTES[slot_dtype] * d
@@ -175,7 +181,7 @@ def fitted(rule: Rule, d: int, options: ServerOptions, *, store: bool = False, g
         return options
     least = 1 if options.accumulate else rule.buffer_size
     max_slots, max_versions = options.max_slots, options.max_versions
-    found = plan(rule, d, options, store=store, gpu=gpu, max_slots=max_slots or least)
+    found = _plan(rule, d, replace(options, max_slots=max_slots or least), store=store, gpu=gpu)
     room = budget - found.memory_bytes
     if room < 0:
         parts = ", ".join(f"{name} {in_bytes(part.size)}" for name, part in (found.memory | found.working).items())
@@ -183,7 +189,7 @@ def fitted(rule: Rule, d: int, options: ServerOptions, *, store: bool = False, g
             f"[Server] memory_budget is {in_bytes(budget)}, but {in_bytes(found.memory_bytes)} may be needed: {parts}"
         )
     if max_slots is None:
-        larger = plan(rule, d, options, store=store, gpu=gpu, max_slots=least + 1)
+        larger = _plan(rule, d, replace(options, max_slots=least + 1), store=store, gpu=gpu)
         slot = max(1, larger.memory_bytes - found.memory_bytes)
         max_slots = min(slots_of(rule, None, accumulate=options.accumulate), least + room // slot)
         room -= (max_slots - least) * slot

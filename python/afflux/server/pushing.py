@@ -19,9 +19,7 @@ from afflux.server.inputs import InputAdapter
 
 
 def push(
-    aggregator: Aggregator,
-    adapter: InputAdapter,
-    options: ServerOptions,
+    server: tuple[Aggregator, InputAdapter, ServerOptions],
     client_id: ClientId,
     vector: "ops.Array | Tree",
     version: int,
@@ -32,6 +30,7 @@ def push(
     copy: bool,
 ) -> Receipt:
     """See `Server.push`."""
+    aggregator, adapter, options = server
     ticket = Ticket()
     pushed: Pushed | None = None
     admission = aggregator.admission
@@ -56,12 +55,12 @@ def push(
         pushed = (client_id, version, int(num_examples), float(loss), norm, ticket.slot, own, extremes)
         return aggregator.join(pushed, bad, ticket)
     except Exception:
-        if not ticket.decided:
+        if ticket.decision is None:
             aggregator.locked(admission.refuse)
         raise
     finally:
         # A traceback that somebody keeps must not keep the slot.
-        pushed = ticket.slot = ticket.staged_row = fetch = None
+        pushed = ticket.slot = ticket.staged_row = ticket.decision = fetch = None
         aggregator.notify_waiters()
 
 
@@ -97,7 +96,7 @@ def _copied(
     bad = facts.first_nonfinite
     if bad is not None and not options.quarantine:
         raise AffluxError(f"{what} {rule.kind} has a non-finite value at index {bad}{adapter.place(bad)}")
-    if bad is None and (rule.needs.gram or options.accumulate):
+    if bad is None and facts.sum_of_squares > MOST_SQUARES and (rule.needs.gram or options.accumulate):
         _refuse_overflow(f"{what} {rule.kind}", facts, "inner products" if rule.needs.gram else "sums")
     return bad, facts.norm, (facts.min, facts.max)
 

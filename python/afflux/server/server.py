@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn, Self, Unpack, overload
 from afflux import ops
 from afflux.aggregation.admission import ServerState
 from afflux.aggregation.cache.rows import RowCache
-from afflux.aggregation.options import Durability, Options, ServerOptions
+from afflux.aggregation.options import Durability, Options, ServerOptions, options_of
 from afflux.aggregation.reports import Entry, Params, Pulled, Quarantined, Receipt, Report
 from afflux.arrays.layout import Layout, Tree
 from afflux.arrays.pools import Vector
@@ -21,8 +21,6 @@ from afflux.rules.rule import ClientId, Rule
 from afflux.server import persistence, pushing
 from afflux.server.assembly import assemble
 from afflux.server.inputs import InputAdapter
-from afflux.server.plan import fitted
-from afflux.store.lock import promises_space
 from afflux.store.store import Store
 
 
@@ -77,12 +75,10 @@ class Server:
             raise AffluxError(f"[Server] rule is {brief(rule)}, must be a Rule such as afflux.rules.fedbuff()")
         optional(integer(1))("Server", "num_threads", num_threads)
         integer(1)("Server", "push_threads", push_threads)
-        chosen = replace(options or ServerOptions(), **fields).for_rule(rule)
+        chosen = options_of("Server", options, fields).for_rule(rule)
         folder = None if store is None else path_of("Server", "store", store)
         self._adapter, parts = InputAdapter.of(params, rule.kind, push_threads)
-        device, on_disk = self._adapter.device, folder is not None and promises_space(folder)
-        chosen.for_place(rule, device, store=store is not None)
-        chosen = fitted(rule, self._adapter.size, chosen, store=on_disk, gpu=device.index >= 0)
+        chosen = persistence.for_place(rule, self._adapter, chosen, folder)
         self.rule = rule
         self.options = chosen  #: with what depends on the rule and the memory budget filled in
         self.retained_versions: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint has kept
@@ -134,13 +130,14 @@ class Server:
         store = persistence.open_store(path, rule, num_threads, durability, commit_every, like)
         try:
             zeros, options = persistence.start_of(store)
-            server = cls(store.resolve_rule(rule), zeros, options, num_threads=num_threads, push_threads=push_threads)
+            rule = store.resolve_rule(rule)
+            server = cls(rule, zeros, options=options, num_threads=num_threads, push_threads=push_threads)
             attached = persistence.load_store(store, server._aggregator, options)
+            server._adapter, server.options = replace(server._adapter, layout=attached.layout), attached.options
+            server.retained_versions, server._store = attached.retained_versions, store
         except BaseException:
             store.close()
             raise
-        server._adapter = replace(server._adapter, layout=attached.layout)
-        server.retained_versions, server._store = MappingProxyType(dict(attached.retained_versions)), store
         return server
 
     def push(
@@ -182,8 +179,8 @@ class Server:
         (see `counts`); the next call that needs the result finishes it.
         """
         self._enter("push")
-        more = num_examples, loss, buffers, timeout, copy
-        return pushing.push(self._aggregator, self._adapter, self.options, client_id, vector, version, *more)
+        parts = self._aggregator, self._adapter, self.options
+        return pushing.push(parts, client_id, vector, version, num_examples, loss, buffers, timeout, copy)
 
     def set_rule_vector(self, name: str, vector: ops.Array) -> None:
         """Hands in a vector that the rule reads but does not make, such as Zeno++'s validation gradient.
@@ -204,8 +201,7 @@ class Server:
         """
         self._enter("set_rule_vector")
         new = pushing.rule_vector(self._aggregator, self._adapter, self.options, name, vector)
-        hand_in = self._aggregator.admission.hand_in
-        self._aggregator.when_idle(lambda: hand_in({**self._state.rule_vectors, name: new}, name))
+        self._aggregator.hand_in(name, new)
 
     def flush(self) -> Report | None:
         """Makes a step with the arrivals that wait, however few; None if there are none."""
@@ -266,14 +262,16 @@ class Server:
     def rows(self) -> RowCache | None:
         """The cached rows, for rules that have them. Waits for a step that is being made."""
         self._aggregator.enter("rows")
-        return self._aggregator.when_idle(lambda: self._state.rows)
+        return self._aggregator.when_idle("rows", lambda: self._state.rows)
 
     @property
     def rule_vectors(self) -> dict[str, Vector]:
         """Copies (d,) of the vectors that the rule keeps, by name. Waits for a step that is being made."""
         self._enter("rule_vectors")
         copy = self._aggregator.device.copy
-        return self._aggregator.when_idle(lambda: {name: copy(own) for name, own in self._state.rule_vectors.items()})
+        return self._aggregator.when_idle(
+            "rule_vectors", lambda: {name: copy(own) for name, own in self._state.rule_vectors.items()}
+        )
 
     @property
     def scalars(self) -> dict[str, float]:
@@ -318,8 +316,12 @@ class Server:
         """
         self._enter("checkpoint")
         store = self._stored("checkpoint")
-        kept = self._aggregator.when_idle(lambda: persistence.checkpoint(store, self._aggregator, notes, keep))
-        self.retained_versions = MappingProxyType(kept)
+
+        def commit() -> None:
+            kept = persistence.checkpoint(store, self._aggregator, notes, keep)
+            self.retained_versions = MappingProxyType(kept)
+
+        self._aggregator.when_idle("checkpoint", commit)
 
     def close(self, *, checkpoint: bool = True) -> None:
         """Closes the store, after a last checkpoint. Params that were pulled stay as they are.
@@ -335,8 +337,7 @@ class Server:
     def notes(self) -> object:
         """The notes of the last checkpoint."""
         self._enter("notes")
-        store = self._stored("notes")
-        notes = self._aggregator.when_idle(lambda: store.notes)
+        notes = self._aggregator.when_idle("notes", lambda: self._stored("notes").notes)
         return None if notes is None else json.loads(notes)
 
     def _stored(self, op: str) -> Store:
@@ -361,7 +362,7 @@ class Server:
         """
         self._enter("state_dict")
         save = partial(persistence.save_state, self._aggregator, self.layout, self.options)
-        return self._aggregator.when_idle(save, overdue=True)
+        return self._aggregator.when_idle("state_dict", save, overdue=True)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads the state_dict() of a server with the same rule and options.
@@ -378,7 +379,7 @@ class Server:
         if self._store is not None:
             raise AffluxError("[load_state_dict] this server has a store: load the state into one without")
         load = partial(persistence.load_state, self._aggregator, state, self.layout, self.options)
-        self._aggregator.when_idle(load)
+        self._aggregator.when_idle("load_state_dict", load)
         self._aggregator.notify_waiters()
 
     def __repr__(self) -> str:

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from afflux.aggregation.cache.rows import NewRows, Row, RowCache, row_crc
+from afflux.aggregation.cache.new_rows import NewRows, Row
+from afflux.aggregation.cache.rows import RowCache, row_crc
 from afflux.aggregation.cache.staging import RowStaging, StagedRow
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.gpu import Gpu

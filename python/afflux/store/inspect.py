@@ -11,7 +11,8 @@ from zipfile import ZipFile
 
 import numpy as np
 
-from afflux.aggregation.cache.rows import Row, decoded_dtype
+from afflux.aggregation.cache.new_rows import Row
+from afflux.aggregation.cache.rows import decoded_dtype
 from afflux.ops.errors import StoreError
 from afflux.rules.rule import ClientId
 from afflux.store.reader import StoreReader, locked_reader

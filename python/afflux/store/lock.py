@@ -96,9 +96,9 @@ def promises_space(folder: Path) -> bool:
     """Whether writes through a map of an allocated file cannot run out of space."""
     try:
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:
+        real, best, kind = str(folder.resolve()), "", ""
+    except (OSError, RuntimeError):  # no such list, or a loop of links
         return False
-    real, best, kind = str(folder.resolve()), "", ""
     for line in lines:
         fields = line.split()
         point = fields[4].encode().decode("unicode_escape")

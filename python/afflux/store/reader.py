@@ -7,7 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from afflux.aggregation.cache.rows import Row, decoded, row_crc
+from afflux.aggregation.cache.new_rows import Row
+from afflux.aggregation.cache.rows import decoded, row_crc
 from afflux.ops.codecs import named
 from afflux.ops.errors import StoreError
 from afflux.rules.rule import ClientId

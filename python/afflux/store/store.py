@@ -98,7 +98,7 @@ class Store:
         self.commit_every: int | None = before["commit_every"] if commit_every == "as before" else commit_every
         self._power = (durability or before["durability"]) == "power"
         self._settings = self._stored_settings | {
-            "commits": {"durability": self._durability, "commit_every": self.commit_every}
+            "commits": {"durability": self.durability, "commit_every": self.commit_every}
         }
         self._index.sync_commits(self._power)
         places = {} if self.committed is None else self.committed.vectors
@@ -158,7 +158,8 @@ class Store:
         return vector if self.device is HOST else self.device.moved(vector)
 
     @property
-    def _durability(self) -> Durability:
+    def durability(self) -> Durability:
+        """How safe commits are from now on."""
         return "power" if self._power else "process"
 
     @property
@@ -318,7 +319,7 @@ class Store:
             self._arrivals.flush(arrivals)
             if table is not None and self.rows is not None:
                 self.rows.flush(table)
-        meta = checkpoint.scalar_facts({"durability": self._durability, "largest_row": self._largest_row}, state)
+        meta = checkpoint.scalar_facts({"durability": self.durability, "largest_row": self._largest_row}, state)
         meta["retained_buffers"] = {
             each.version: each.buffers.tolist() for each in self.retained if each.buffers is not None
         }

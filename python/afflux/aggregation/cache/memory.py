@@ -4,7 +4,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
-from afflux.aggregation.cache.rows import NewRows, Row, RowCache, decoded
+from afflux.aggregation.cache.new_rows import NewRows, Row
+from afflux.aggregation.cache.rows import RowCache, decoded
 from afflux.aggregation.cache.staging import RowStaging
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.gpu import Gpu

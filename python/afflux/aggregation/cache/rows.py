@@ -10,27 +10,13 @@ import numpy.typing as npt
 
 from afflux import ops
 from afflux._engine import SUPERBLOCK
+from afflux.aggregation.cache.new_rows import NewRows, Row
 from afflux.aggregation.cache.staging import RowStaging, StagedRow
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.interop import on_host
 from afflux.ops import CachedDifference, CachedMean, RowFacts, codecs
 from afflux.ops.codecs import Codec
 from afflux.rules.rule import Calibrate, ClientId
-
-#: An array of NumPy, or of the library of the GPU.
-Row = Any
-
-
-class NewRows(dict[ClientId, Row]):
-    """The clients that a round accepts, and their rows after the round."""
-
-    clients = 0  #: how many clients have a row after the round
-    sum_out: Row | None = None  #: where the sweep writes the sum; None: in place
-
-    def __init__(self) -> None:
-        super().__init__()
-        #: Where the sweep writes these rows, if they are kept on the host and the sweep runs on a GPU.
-        self.staged: dict[ClientId, Row] = {}
 
 
 class RowCache(ABC):

@@ -11,15 +11,13 @@ uploads become invalid, and pushes until the end of the round use what the sweep
 
 from collections.abc import Callable, Collection, Mapping
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakValueDictionary
 
+from afflux.aggregation.cache.new_rows import NewRows, Row
 from afflux.arrays.gpu import Gpu, Upload
 from afflux.arrays.interop import bring
 from afflux.rules.rule import ClientId
-
-if TYPE_CHECKING:
-    from afflux.aggregation.cache.rows import NewRows, Row
 
 
 class StagedRow:
@@ -43,7 +41,7 @@ class RowStaging:
         self._staged: WeakValueDictionary[ClientId, StagedRow] = WeakValueDictionary()
         self._written: Collection[ClientId] = ()  # by the sweep that has begun, until the end of its round
 
-    def start_upload(self, client_id: ClientId, row_on_host: Callable[[ClientId], "Row | None"]) -> StagedRow:
+    def start_upload(self, client_id: ClientId, row_on_host: Callable[[ClientId], Row | None]) -> StagedRow:
         """Starts to upload a client's row, unless it is on the GPU already."""
         claim = object()
         with self._lock:  # first: a sweep that begins from here on sees the claim
@@ -62,7 +60,7 @@ class RowStaging:
         return staged
 
     def uploaded_rows(
-        self, old: Mapping[ClientId, "Row | None"], new: "NewRows", unaliased: Collection[ClientId]
+        self, old: Mapping[ClientId, Row | None], new: NewRows, unaliased: Collection[ClientId]
     ) -> Mapping[ClientId, Any]:
         """The rows `old` on the GPU, for a sweep to read; sets where the sweep writes `new`.
 
@@ -74,7 +72,7 @@ class RowStaging:
             new.staged[client_id] = self.device.empty(row.size, row.dtype.name) if own is None else own
         return read
 
-    def _uploaded(self, client_id: ClientId, row: "Row") -> Any:
+    def _uploaded(self, client_id: ClientId, row: Row) -> Any:
         with self._lock:
             staged = self._staged.get(client_id)
             upload = None if staged is None else staged.row
@@ -83,7 +81,7 @@ class RowStaging:
         upload.wait()  # on the host: from here on any stream may read it
         return upload.array
 
-    def begin_sweep(self, rows: "NewRows") -> None:
+    def begin_sweep(self, rows: NewRows) -> None:
         """The sweep begins that writes these rows. May be repeated."""
         with self._lock:
             self._written = rows.keys()
@@ -91,12 +89,12 @@ class RowStaging:
                 if (staged := self._staged.get(client_id)) is not None:
                     staged.row = staged.claim = None
 
-    def copy_back(self, rows: "NewRows") -> None:
+    def copy_back(self, rows: NewRows) -> None:
         """Copies what a sweep has written to the host. May be repeated."""
         for client_id, row in rows.staged.items():
             bring(row, rows[client_id])
 
-    def end_round(self, rows: "NewRows") -> None:
+    def end_round(self, rows: NewRows) -> None:
         """These rows are now the clients' rows. May be repeated."""
         with self._lock:
             for client_id, row in rows.staged.items():

@@ -1,0 +1,83 @@
+"""ServerOptions: one checked set for Server, plan and the store."""
+
+from dataclasses import FrozenInstanceError, asdict, fields, replace
+from typing import get_type_hints
+
+import numpy as np
+import pytest
+
+from afflux import AffluxError, Server, ServerOptions, plan
+from afflux.aggregation.options import STORED, Options
+from afflux.rules import ca2fl, fedbuff, gsgm, wkafl
+
+
+def test_the_keyword_arguments_are_the_fields():
+    hints = get_type_hints(ServerOptions)
+    assert get_type_hints(Options) == {field.name: hints[field.name] for field in fields(ServerOptions)}
+    assert set(STORED) < set(asdict(ServerOptions()))
+
+
+def test_keyword_arguments_take_the_place_of_options():
+    options = ServerOptions(num_clients=5, max_staleness=3, log=True)
+    server = Server(ca2fl(buffer_size=2), np.zeros(3), options, max_staleness=4)
+    assert server.options == replace(options, max_staleness=4, duplicates="latest")
+    with pytest.raises(FrozenInstanceError):
+        options.log = False
+
+
+@pytest.mark.parametrize("options", [{}, {"log": True}, 0, fedbuff()])
+def test_options_of_another_type_are_refused(options):
+    for call in (lambda: Server(fedbuff(), np.zeros(3), options), lambda: plan(fedbuff(), 3, options)):
+        with pytest.raises(AffluxError, match=r"options is .*, must be a ServerOptions"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "message"),
+    [
+        (ca2fl(), {}, "ca2fl caches a row per client: give num_clients"),
+        (ca2fl(), {"num_clients": 3, "accumulate": True}, "accumulate=True needs weights that are known on arrival"),
+        (wkafl(), {"accumulate": True}, "inner products of a full buffer"),
+        (fedbuff(), {"accumulate": True, "duplicates": "latest"}, "duplicates='latest' replaces arrivals"),
+        (fedbuff(buffer_size=5), {"max_slots": 4}, "max_slots is 4, must be an int of at least 5"),
+        (gsgm(), {"num_clients": 9, "max_slots": 99}, "wait for the next pass need slots too"),
+        (fedbuff(), {"commit_every": 2}, "commit_every: without a store nothing is committed"),
+        (fedbuff(), {"durability": "power"}, "durability: without a store nothing is committed"),
+        (fedbuff(), {"rows_on": "host"}, "rows_on is 'host', but params is on the CPU"),
+        (fedbuff(), {"seed": 2**64}, "seed is 18446744073709551616, must be less than"),
+        (fedbuff(), {"memory_budget": 1}, "memory_budget is 1 B, but"),
+    ],
+)
+def test_server_and_plan_refuse_the_same(rule, options, message):
+    for call in (lambda: Server(rule, np.zeros(3), **options), lambda: plan(rule, 3, **options)):
+        with pytest.raises(AffluxError, match=message):
+            call()
+
+
+def test_an_unknown_option_is_no_option():
+    with pytest.raises(TypeError, match="'max_stalenes'"):
+        Server(fedbuff(), np.zeros(3), max_stalenes=3)
+
+
+def test_a_plan_keeps_the_budget_of_its_server():
+    free = plan(fedbuff(buffer_size=4), 1000)
+    budget = plan(fedbuff(buffer_size=4), 1000, max_slots=4).memory_bytes
+    assert plan(fedbuff(buffer_size=4), 1000, memory_budget=budget).memory_bytes <= budget < free.memory_bytes
+
+
+def test_an_opened_server_has_the_options_of_its_store(tmp_path):
+    given = {"max_staleness": 7, "durability": "power", "commit_every": 3, "log": True}
+    with Server(fedbuff(buffer_size=2), np.zeros(3), store=tmp_path / "store", **given) as server:
+        first = server.options
+    with Server.open(tmp_path / "store") as server:
+        assert replace(server.options, slot_dtype=None) == first
+
+
+def test_a_subclass_may_be_opened(tmp_path):
+    class Mine(Server):
+        def __init__(self, rule, params, **more):
+            super().__init__(rule, params, **more)
+
+    Mine(fedbuff(buffer_size=2), np.zeros(3), store=tmp_path / "store").close()
+    with Mine.open(tmp_path / "store") as server:
+        assert isinstance(server, Mine)
