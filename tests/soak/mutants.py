@@ -109,7 +109,11 @@ def main() -> int:
             path = places[name]
             path.write_text(texts[path].replace(old, new))
             if path.suffix != ".py":
-                build(project)
+                try:
+                    build(project)
+                except subprocess.CalledProcessError as error:
+                    print(f"{name} does not compile: {error.stdout.decode()[-2000:]}")
+                    return 2
             survived = suite_passes(project, tests)
             path.write_text(texts[path])
             survivors += [name] if survived else []

@@ -11,7 +11,9 @@ ENGINE = {
     ),
     "combine: a factor that is almost one": (
         "return acc + weight * value;",
-        "return acc + weight * (value * (1 + 1e-9));",
+        "T scaled = value;\n"
+        "  for (unsigned k = 0; k < sizeof(T) / 8; ++k) ((double*)&scaled)[k] *= 1 + 1e-9;\n"
+        "  return acc + weight * scaled;",
         "test_ops.py",
     ),
     "calibrate: wrong sign of the cached mean": (
