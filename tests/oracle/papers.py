@@ -283,7 +283,7 @@ def wkafl(
     state, buffer, *, server_lr=0.005, alpha=0.1, sim_min=0.3, beta=10.0, gamma=0.1, clip=100.0, stage_two_clip=10.0,
     stage_two_loss=None, stage_two_version=None, selection=True, staleness=True, momentum=True, memory="estimate",
 ):  # fmt: skip
-    """WKAFL, Algorithms 2 and 3, with vectors throughout; the numbers are those of algorithms.md."""
+    """WKAFL, Algorithms 2 and 3, with vectors throughout."""
     tau, _, losses, gradients = facts(buffer)
     # 1. The stage.
     late = stage_two_version is not None and state["version"] >= stage_two_version

@@ -159,7 +159,7 @@ def test_an_interrupted_term_is_added_by_the_next_call(monkeypatch, moment, hit,
 
 
 def test_an_interrupt_by_an_error_of_the_sweep(monkeypatch):
-    """Out of memory, say, after the join: the push raises, the arrival is on the book and is added later."""
+    """Out of memory, say, after the join: the push raises, the arrival has joined, and is added later."""
     server, twin = streaming(), streaming()
 
     def fail(*args, **options):

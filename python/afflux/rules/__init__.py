@@ -1,45 +1,6 @@
 """The grammar of aggregation rules, and the presets: the papers' rules as compositions of parts."""
 
-from afflux.rules.presets import (
-    RULES,
-    SYNCHRONOUS,
-    afa_cd,
-    afa_cs,
-    ca2fl,
-    fadas,
-    fedadagrad,
-    fedadam,
-    fedams,
-    fedasync,
-    fedavg,
-    fedbuff,
-    fedyogi,
-    gsgm,
-    mf_ca2fl,
-    sasgd,
-    twafl,
-    wkafl,
-    zenopp,
-)
+from afflux.rules import presets
+from afflux.rules.presets import *  # noqa: F403
 
-__all__ = [
-    "RULES",
-    "SYNCHRONOUS",
-    "afa_cd",
-    "afa_cs",
-    "ca2fl",
-    "fadas",
-    "fedadagrad",
-    "fedadam",
-    "fedams",
-    "fedasync",
-    "fedavg",
-    "fedbuff",
-    "fedyogi",
-    "gsgm",
-    "mf_ca2fl",
-    "sasgd",
-    "twafl",
-    "wkafl",
-    "zenopp",
-]
+__all__ = list(presets.__all__)

@@ -6,6 +6,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from afflux.ops.errors import AffluxError
+from afflux.rules.presets import RULES
 from afflux.rules.rule import Rule
 
 #: Where the parts are defined that may stand in a recipe. Nothing else is looked up by a name that was read.
@@ -18,9 +19,7 @@ MODULES = (
     "rules.staleness",
     "rules.weights",
     "rules.presets.dialects",
-    "rules.presets.gsgm",
-    "rules.presets.wkafl",
-    "rules.presets.zenopp",
+    *sorted({preset.__module__.removeprefix("afflux.") for preset in RULES.values()}),
 )
 
 

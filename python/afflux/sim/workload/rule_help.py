@@ -13,11 +13,12 @@ from afflux.sim.workload.rule_specs import STALENESS_LAWS, format_option, litera
 
 def describe_all_rules() -> Iterator[str]:
     """Yield three lines a preset: its name and formula, its options with their defaults, and an empty one."""
+    width = max(map(len, RULES)) + 2
     for name in RULES:
         formula, _ = _docstring(name)
         options = (f"{option}={format_option(p.default)}" for option, p in rule_parameters(name).items())
-        yield f"{name:<12}{formula}"
-        yield f"{'':<12}{' '.join(options)}"
+        yield f"{name:<{width}}{formula}"
+        yield f"{'':<{width}}{' '.join(options)}"
         yield ""
 
 
