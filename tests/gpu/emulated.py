@@ -114,14 +114,14 @@ def install(path):
 
     def apply_moved(round, *rest, **options):
         combine = replace(round.combine, updates=moved(round.combine.updates))
-        cache, memory = round.calibrate, round.memory
+        cache, kept = round.calibrate, round.rule_vectors
         if cache is not None:
             places = {name: moved(getattr(cache, name)) for name in ("sum", "sum_out", "rows", "new_rows")}
             cache = replace(cache, **places)
-        if memory is not None:
-            memory = replace(memory, vectors=moved(memory.vectors), outs=moved(memory.outs))
+        if kept is not None:
+            kept = replace(kept, vectors=moved(kept.vectors), outs=moved(kept.outs))
         places = {name: moved(getattr(round, name)) for name in ("params", "out", "states", "states_out")}
-        apply(replace(round, **places, combine=combine, calibrate=cache, memory=memory), *rest, **options)
+        apply(replace(round, **places, combine=combine, calibrate=cache, rule_vectors=kept), *rest, **options)
 
     engine.ingest = lambda update, slot, threads: ingest(moved(update), moved(slot), threads)
     engine.gram = lambda vectors, out, threads: gram(moved(list(vectors)), out, threads)
