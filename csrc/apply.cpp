@@ -67,7 +67,7 @@ Arrays<void> held(const char* name, const py::object& objects, const py::object&
 }
 
 struct CalibrateArrays {
-  // Without a codec, the rows are of that which holds `updates` exactly.
+  // Without a codec, rows have the type that stores `updates` without rounding: float64 or float32.
   CalibrateArrays(const py::object& stage, Type updates)
       : kind(calibration_named(attributes->kind.text_of(stage))),
         codec(codec_of(attributes->codec.of(stage), updates)),

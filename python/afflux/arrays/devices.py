@@ -1,6 +1,6 @@
 """Where a server's vectors live: in the host's memory, or on a GPU in arrays of the library that its params came from.
 
-On a GPU every vector comes from that library's own allocator, and goes back to it as soon as nobody holds it.
+On a GPU every vector is allocated by that library, and freed when its last reference is dropped.
 """
 
 from abc import ABC, abstractmethod

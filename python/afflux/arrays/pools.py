@@ -1,7 +1,7 @@
 """Memory that is used again: versions of params, and slots for pushed vectors.
 
-Each version has a buffer of its own, which returns to its pool when nobody holds a view of it. Slots are made when
-first needed, at most a given number of them.
+Each version has its own buffer, which returns to its pool when the last view of it is dropped. Slots are allocated when
+first needed, up to a limit.
 """
 
 from collections.abc import Callable
@@ -159,7 +159,7 @@ class Draft:
 
 
 #: Memory of one pushed vector, whose type the engine knows: its own buffer, which NumPy sees, bfloat16 as uint16; on a
-#: GPU an array of the device's library. It is free again as soon as nobody refers to it, however that comes about.
+#: GPU an array of the device's library. It is freed when its last reference is dropped.
 Slot = Any
 
 
@@ -196,7 +196,7 @@ class Slots:
 
     @property
     def taken(self) -> int:
-        """Slots that somebody holds."""
+        """The number of slots in use."""
         return int(self._pool.held)
 
     @property

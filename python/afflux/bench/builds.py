@@ -3,7 +3,7 @@
 The second build keeps the module names that its own imports ask for (`afflux.ops`), so its modules are in `sys.modules`
 only while its code runs. Two facts about pybind11 make this necessary:
 
-- It keeps every finished module by the name of its import spec and returns it to whoever asks again. A second
+- It caches every loaded module by the name of its import spec, and returns the cached one for that name. A second
   extension is therefore loaded as `afflux_other_1._engine`. The last part must stay `_engine`: it names the C function
   that Python calls.
 - It keeps classes and exceptions by the name of their C++ type, for all extensions of a process, unless they are

@@ -31,7 +31,7 @@ class Plan:
     Memory, in bytes, with p and s the sizes of an element of params and of a slot (4 by default):
 
         2 p d    params and the version being written (p d if inplace), and p d for each older version that a caller
-                 still holds; the memory of those that nobody holds is used again
+                 still holds; the memory of released versions is used again
         s M d    the buffer, if one thread pushes; at most s max_slots d; s d for each arrival that is deferred
         8 d      the sum of the rows, for rules that cache them, and for each client seen 4 d more (8 d, if slots are
                  float64), or what the rule's codec takes (`afflux.codecs`)

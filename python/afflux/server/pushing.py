@@ -59,7 +59,7 @@ def push(
             aggregator.locked(admission.refuse)
         raise
     finally:
-        # A traceback that somebody keeps must not keep the slot.
+        # The frame of a stored traceback must not hold the slot.
         pushed = ticket.slot = ticket.staged_row = ticket.decision = fetch = None
         aggregator.notify_waiters()
 
