@@ -2,6 +2,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <optional>
+#include <tuple>
+
 #include "afflux/afflux.hpp"
 #include "apply.hpp"
 #include "arrays.hpp"
@@ -15,20 +18,51 @@ namespace py = pybind11;
 namespace afflux::python {
 namespace {
 
-py::tuple ingest_(const py::object& update, const py::object& slot, int num_threads) {
+Kind kind_named(const std::string& name) {
+  static const std::pair<const char*, Kind> kKinds[] = {
+      {"update", Kind::update}, {"gradient", Kind::gradient}, {"model", Kind::model}};
+  for (const auto& [known, kind] : kKinds)
+    if (name == known) return kind;
+  throw Error("[ingest] conversion names '" + name + "', expected update, gradient or model");
+}
+
+// A Conversion of Python's, with the array that it reads.
+class Converted {
+ public:
+  explicit Converted(const py::object& conversion) {
+    if (conversion.is_none()) return;
+    using Facts = std::tuple<std::string, std::string, py::object, double>;
+    py::detail::make_caster<Facts> caster;
+    if (!caster.load(conversion, true)) throw Error("[ingest] conversion is no afflux.ops.Conversion");
+    const auto [from, to, base, scale] = py::detail::cast_op<Facts>(std::move(caster));
+    conversion_ = Conversion{kind_named(from), kind_named(to), {}, scale};
+    if (!base.is_none()) {
+      base_.emplace(Argument{"ingest", "base"}, base, Access::read);
+      conversion_->base = base_->view();
+    }
+  }
+  const Conversion* get() const { return conversion_ ? &*conversion_ : nullptr; }
+
+ private:
+  std::optional<Array> base_;
+  std::optional<Conversion> conversion_;
+};
+
+py::tuple ingest_(const py::object& update, const py::object& slot, int num_threads, const py::object& conversion) {
   const Call call;
   Statistics result{};
   const Array to({"ingest", "slot"}, slot, Access::write);
   const View<void> out = to.view();
+  const Converted change(conversion);
   if (PyList_Check(update.ptr()) || PyTuple_Check(update.ptr())) {
     const Arrays<const void> parts("ingest", "update", update, Access::read, Shape::any, false, as_view);
     const GilRelease release;
-    result = ingest(parts.list(), out, num_threads);
+    result = ingest(parts.list(), out, num_threads, change.get());
   } else {
     const Array from({"ingest", "update"}, update, Access::read);
     const View<void> view = from.view();
     const GilRelease release;
-    result = ingest(view, out, num_threads);
+    result = ingest(view, out, num_threads, change.get());
   }
   return py::make_tuple(result.first_nonfinite, result.sum_of_squares, result.min, result.max);
 }
@@ -112,7 +146,8 @@ PYBIND11_MODULE(_engine, module) {
   module.attr("MOST_RULE_VECTORS") = kMostRuleVectors;
   module.attr("STEP_KINDS") = step_kinds();
   module.attr("CODECS") = codecs_();
-  module.def("ingest", ingest_, py::arg("update"), py::arg("slot"), py::arg("num_threads"));
+  module.def("ingest", ingest_, py::arg("update"), py::arg("slot"), py::arg("num_threads"),
+             py::arg("conversion") = py::none());
   module.def("gram", gram_, py::arg("vectors"), py::arg("out"), py::arg("num_threads"));
   bind_apply(module);
   module.def(

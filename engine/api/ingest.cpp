@@ -19,9 +19,44 @@ void check_slot(const View<void>& slot, std::int64_t size, int num_threads, chec
   overlaps.refuse("ingest");
 }
 
+using formula::Change;
+
+Change change_of(Kind from, Kind to) {
+  if (from == Kind::model) return to == Kind::update ? Change::subtract : Change::subtract_divide;
+  if (from == Kind::update) return to == Kind::gradient ? Change::divide : Change::add;
+  return to == Kind::update ? Change::multiply : Change::multiply_add;
+}
+
+// What a conversion means for the sweep, checked; nothing where it changes nothing.
+class Checked {
+ public:
+  Checked(const Conversion* conversion, std::int64_t size, check::Overlaps& overlaps) {
+    if (conversion == nullptr || conversion->from == conversion->to) return;
+    const auto& [from, to, base, scale] = *conversion;
+    change_ = {change_of(from, to), nullptr, base.type, 1.0};
+    some_ = true;
+    if (formula::reads_base(change_.change)) {
+      check::type("ingest", "base", base.type, {Type::float32, Type::float64});
+      check::view("ingest", "base", base, size);
+      overlaps.read("base", base);
+      change_.base = base.data;
+    }
+    if (from == Kind::gradient || to == Kind::gradient) {
+      check::finite("ingest", "scale", scale);
+      if (scale <= 0) check::fail("ingest", "scale is " + std::to_string(scale) + ", must be positive");
+      change_.scale = scale;
+    }
+  }
+  const PartChange* get() const { return some_ ? &change_ : nullptr; }
+
+ private:
+  bool some_ = false;
+  PartChange change_{};
+};
+
 // `parts` are [begin, end), and *end closes the last one.
-Statistics sweep(const Part* begin, const Part* end, const View<void>& slot, const check::Overlaps& overlaps,
-                 int num_threads) {
+Statistics sweep(const Part* begin, const Part* end, const PartChange* change, const View<void>& slot,
+                 const check::Overlaps& overlaps, int num_threads) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const IngestSums nothing{0.0, kInfinity, -kInfinity, -1};
   const auto kernel = kernels().ingest;
@@ -29,28 +64,29 @@ Statistics sweep(const Part* begin, const Part* end, const View<void>& slot, con
     const std::int64_t first = superblock * kSuperblock;
     const auto starts_later = [](std::int64_t i, const Part& part) { return i < part.begin; };
     const Part* const part = std::upper_bound(begin, end, first, starts_later) - 1;
-    out = kernel(part, slot.type, slot.data, first, std::min(first + kSuperblock, slot.size));
+    out = kernel(part, change, slot.type, slot.data, first, std::min(first + kSuperblock, slot.size));
   };
   const auto join = [](IngestSums& left, const IngestSums& right) { add_to(left, right); };
   const bool on_cuda = slot.size > 0 && overlaps.device().kind == DeviceKind::cuda;
   const IngestSums sums = on_cuda
-                              ? cuda::backend()->ingest(cuda::on(overlaps.device()), begin, end, slot)
+                              ? cuda::backend()->ingest(cuda::on(overlaps.device()), begin, end, change, slot)
                               : tree(slot.size, threads_worth(overlaps.traffic(), num_threads), nothing, leaf, join);
   return {sums.sum_of_squares, sums.min, sums.max, sums.first_nonfinite};
 }
 
 }  // namespace
 
-Statistics ingest(View<const void> update, View<void> slot, int num_threads) {
+Statistics ingest(View<const void> update, View<void> slot, int num_threads, const Conversion* conversion) {
   check::Overlaps overlaps;
   check::view("ingest", "update", update, update.size);
   overlaps.read("update", update);
+  const Checked change(conversion, update.size, overlaps);
   check_slot(slot, update.size, num_threads, overlaps);
   const Part parts[] = {{update.data, update.type, 0}, {nullptr, update.type, update.size}};
-  return sweep(parts, parts + 1, slot, overlaps, num_threads);
+  return sweep(parts, parts + 1, change.get(), slot, overlaps, num_threads);
 }
 
-Statistics ingest(List<View<const void>> parts, View<void> slot, int num_threads) {
+Statistics ingest(List<View<const void>> parts, View<void> slot, int num_threads, const Conversion* conversion) {
   check::list("ingest", "update", parts);
   check::Overlaps overlaps;
   std::vector<Part> laid;
@@ -64,8 +100,9 @@ Statistics ingest(List<View<const void>> parts, View<void> slot, int num_threads
     size += part.size;
   }
   laid.push_back({nullptr, Type::float32, size});
+  const Checked change(conversion, size, overlaps);
   check_slot(slot, size, num_threads, overlaps);
-  return sweep(laid.data(), laid.data() + parts.size, slot, overlaps, num_threads);
+  return sweep(laid.data(), laid.data() + parts.size, change.get(), slot, overlaps, num_threads);
 }
 
 }  // namespace afflux

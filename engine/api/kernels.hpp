@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "afflux/pass.hpp"
+#include "formula/conversion.hpp"
 #include "formula/reduce.hpp"
 
 namespace afflux {
@@ -17,6 +18,14 @@ struct Part {
   const void* data;
   Type type;
   std::int64_t begin;
+};
+
+// What `ingest` does to the parts on their way.
+struct PartChange {
+  formula::Change change;
+  const void* base;  // null where the change reads none
+  Type base_type;
+  double scale;
 };
 
 // The reductions of `ingest` over one superblock.
@@ -61,8 +70,9 @@ struct RowHeads {
 // a superblock for the reductions (ingest, gram), on that of a block for the rest. Each instruction set compiles
 // cpu/kernels.cpp once and exports exactly one symbol, its table.
 struct Kernels {
-  // `first` is the part that holds element `begin`, `type` that of the slot.
-  IngestSums (*ingest)(const Part* first, Type type, void* slot, std::int64_t begin, std::int64_t end);
+  // `first` is the part that holds element `begin`, `type` that of the slot; `change` is null if there is none.
+  IngestSums (*ingest)(const Part* first, const PartChange* change, Type type, void* slot, std::int64_t begin,
+                       std::int64_t end);
   // sums[i * right_count + j] = <left[i], right[j]> over one superblock
   void (*gram)(const GramPanels& panels, std::int64_t begin, std::int64_t end, double* sums);
   // `heads`, one for each arrival, if the rows have some; the sweep itself neither reads nor writes those in the rows.
@@ -115,8 +125,9 @@ struct NewHeads {
 struct Backend {
   // Empty if the device can be used.
   std::string (*why_not)(std::int32_t device);
-  // `parts` are [first, last), and *last closes them, as for Kernels::ingest.
-  IngestSums (*ingest)(const Where& where, const Part* first, const Part* last, const View<void>& slot);
+  // `parts` are [first, last), and *last closes them, as for Kernels::ingest; `change` likewise.
+  IngestSums (*ingest)(const Where& where, const Part* first, const Part* last, const PartChange* change,
+                       const View<void>& slot);
   // sums[i * right_count + j] = <left[i], right[j]>, for symmetric panels where j <= i
   void (*gram)(const Where& where, const GramPanels& panels, double* sums);
   bool (*apply)(const Where& where, const Pass& pass, const RowHeads* heads, const NewHeads& renewed);

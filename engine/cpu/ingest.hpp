@@ -2,6 +2,7 @@
 #pragma once
 #include "afflux/order.hpp"
 #include "api/kernels.hpp"
+#include "cpu/conversion.hpp"
 #include "cpu/convert.hpp"
 #include "cpu/simd.hpp"
 #include "formula/reduce.hpp"
@@ -24,12 +25,17 @@ AFFLUX_FN void copy(const T* from, T* to, std::int64_t n) {
 
 // slot[begin, end) from the parts that lie there; `part` is the first of them, and in the end the last.
 template <class T>
-AFFLUX_FN void gather(const Part*& part, T* slot, std::int64_t begin, std::int64_t end) {
+AFFLUX_FN void gather(const Part*& part, const PartChange* change, T* slot, std::int64_t begin, std::int64_t end) {
   while (begin < end) {
     while (part[1].begin <= begin) ++part;
     const std::int64_t n = (part[1].begin < end ? part[1].begin : end) - begin;
     const std::int64_t at = begin - part->begin;
-    if (part->type == TypeOf<T>::value)
+    if (change != nullptr)
+      if (change->base_type == Type::float32)
+        change_piece<float>(*change, *part, at, begin, n, slot + begin);
+      else
+        change_piece<double>(*change, *part, at, begin, n, slot + begin);
+    else if (part->type == TypeOf<T>::value)
       copy(static_cast<const T*>(part->data) + at, slot + begin, n);
     else
       convert(part->type, part->data, at, n, slot + begin);
@@ -85,7 +91,8 @@ AFFLUX_FN std::int64_t first_nonfinite(const T* slot, std::int64_t begin, std::i
 }
 
 template <class T>
-AFFLUX_FN void ingest_into(const Part* part, T* slot, std::int64_t begin, std::int64_t end, IngestSums& sums) {
+AFFLUX_FN void ingest_into(const Part* part, const PartChange* change, T* slot, std::int64_t begin, std::int64_t end,
+                           IngestSums& sums) {
   using Value = decltype(formula::widened(T{}));
   Value lows[kLanes], highs[kLanes];
   for (int lane = 0; lane < kLanes; ++lane) {
@@ -94,7 +101,7 @@ AFFLUX_FN void ingest_into(const Part* part, T* slot, std::int64_t begin, std::i
   }
   for (std::int64_t i = begin; i < end; i += kBlock) {
     const std::int64_t n = end - i < kBlock ? end - i : kBlock;
-    gather(part, slot, i, i + n);
+    gather(part, change, slot, i, i + n);
     const double squares = block_sum_of_squares(slot + i, n);
     sums.sum_of_squares = sums.sum_of_squares + squares;
     lane_extremes(slot + i, n, lows, highs);
@@ -109,10 +116,12 @@ AFFLUX_FN void ingest_into(const Part* part, T* slot, std::int64_t begin, std::i
   sums.max = static_cast<double>(highs[0]);
 }
 
-IngestSums ingest(const Part* first, Type type, void* slot, std::int64_t begin, std::int64_t end) {
+IngestSums ingest(const Part* first, const PartChange* change, Type type, void* slot, std::int64_t begin,
+                  std::int64_t end) {
   IngestSums sums{0.0, 0.0, 0.0, -1};
-  with_type(type, [&](auto sample)
-                      AFFLUX_INLINE { ingest_into(first, static_cast<decltype(sample)*>(slot), begin, end, sums); });
+  with_type(type, [&](auto sample) AFFLUX_INLINE {
+    ingest_into(first, change, static_cast<decltype(sample)*>(slot), begin, end, sums);
+  });
   return sums;
 }
 

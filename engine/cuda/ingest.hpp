@@ -6,11 +6,13 @@
 #include "cuda/staging.hpp"
 #include "cuda/tree.hpp"
 #include "cuda/vector4.hpp"
+#include "formula/conversion.hpp"
 #include "formula/reduce.hpp"
 
 namespace afflux::cuda {
 
-template <class T>
+// P is the type of the base where the parts are converted; void: they are copied.
+template <class T, class P>
 struct IngestBody {
   static constexpr int kThreads = 256;
   static constexpr int kBlocks = kSuperblock / kBlock, kColumns = kLanes / kFour, kRows = kBlock / kLanes;
@@ -28,6 +30,7 @@ struct IngestBody {
 
   const Part* parts;
   std::int64_t part_count;
+  PartChange change;
   T* slot;
   std::int64_t size;
   IngestSums* nodes;  // one for each superblock
@@ -49,23 +52,43 @@ struct IngestBody {
     return parts + low;
   }
 
-  static AFFLUX_DEVICE T converted_one(const Part& part, std::int64_t i) {
+  // What the slot gets at i, where a part has the value `sent`.
+  template <class From>
+  AFFLUX_DEVICE T stored(From sent, std::int64_t i) const {
     T value{};
-    switch (part.type) {
-      case Type::float32:
-        formula::narrow(formula::widened(on_device<float>(part.data)[i]), &value);
-        break;
-      case Type::float64:
-        formula::narrow(formula::widened(on_device<double>(part.data)[i]), &value);
-        break;
-      case Type::float16:
-        formula::narrow(formula::widened(on_device<Float16>(part.data)[i]), &value);
-        break;
-      case Type::bfloat16:
-        formula::narrow(formula::widened(on_device<Bfloat16>(part.data)[i]), &value);
-        break;
+    if constexpr (std::is_void_v<P>) {
+      formula::narrow(formula::widened(sent), &value);
+    } else {
+      formula::with_change(change.change, [&](auto kind) {
+        constexpr formula::Change kChange = decltype(kind)::value;
+        P base{};
+        if constexpr (formula::reads_base(kChange)) base = on_device<P>(change.base)[i];
+        if constexpr (formula::subtracts_base(kChange)) {
+          From seen{};
+          formula::narrow(base, &seen);
+          formula::narrow(formula::widened(seen), &base);
+        }
+        typename formula::Sent<kChange, P>::Type wide{};
+        formula::narrow(formula::widened(sent), &wide);
+        formula::narrow(formula::changed<kChange, P>(wide, base, change.scale), &value);
+      });
     }
     return value;
+  }
+
+  AFFLUX_DEVICE T stored_one(const Part& part, std::int64_t i) const {
+    const std::int64_t at = i - part.begin;
+    switch (part.type) {
+      case Type::float32:
+        return stored(on_device<float>(part.data)[at], i);
+      case Type::float64:
+        return stored(on_device<double>(part.data)[at], i);
+      case Type::float16:
+        return stored(on_device<Float16>(part.data)[at], i);
+      case Type::bfloat16:
+        return stored(on_device<Bfloat16>(part.data)[at], i);
+    }
+    return T{};
   }
 
   // Lane j of the four becomes richer by one value.
@@ -87,10 +110,13 @@ struct IngestBody {
       for (int k = 0; k < kTogether; ++k) read[k] = Span<true>{(row + k) * kLanes, kFour}.template load<From>(from);
       AFFLUX_UNROLL_ON_DEVICE
       for (int k = 0; k < kTogether; ++k) {
-        const Vector4<T> stored = converted<T>(read[k]);
-        Span<true>{begin + (row + k) * kLanes, kFour}.store(slot, stored);
+        const std::int64_t at = begin + (row + k) * kLanes;
+        Vector4<T> four;
         AFFLUX_UNROLL_ON_DEVICE
-        for (int j = 0; j < kFour; ++j) add(sums, j, stored.at[j]);
+        for (int j = 0; j < kFour; ++j) four.at[j] = stored(read[k].at[j], at + j);
+        Span<true>{at, kFour}.store(slot, four);
+        AFFLUX_UNROLL_ON_DEVICE
+        for (int j = 0; j < kFour; ++j) add(sums, j, four.at[j]);
       }
     }
   }
@@ -101,7 +127,7 @@ struct IngestBody {
     for (int j = 0; j < kFour; ++j) {
       if (i + j >= end) break;
       while (part[1].begin <= i + j) ++part;
-      slot[i + j] = converted_one(*part, i + j - part->begin);
+      slot[i + j] = stored_one(*part, i + j);
       add(sums, j, slot[i + j]);
     }
   }
@@ -189,27 +215,37 @@ struct IngestBody {
   }
 };
 
-template <class Executor, class T>
-IngestSums ingest_into(Executor& executor, const Part* first, const Part* last, const View<void>& slot) {
+template <class Executor, class T, class P>
+IngestSums ingest_as(Executor& executor, const Part* first, const Part* last, const PartChange& change,
+                     const View<void>& slot) {
   const std::int64_t count = superblocks_of(slot.size);
   Staging staging;
   const std::int64_t parts = staging.add(first, last - first + 1);
   const auto nodes = static_cast<IngestSums*>(executor.allocate(count * static_cast<std::int64_t>(sizeof(IngestSums))));
   staging.upload(executor);
-  executor.run(
-      count, IngestBody<T>{staging.at<const Part>(parts), last - first, static_cast<T*>(slot.data), slot.size, nodes});
+  executor.run(count, IngestBody<T, P>{staging.at<const Part>(parts), last - first, change, static_cast<T*>(slot.data),
+                                       slot.size, nodes});
   executor.run(1, TreeBody<IngestSums>{nodes, count, nodes});
   IngestSums root;
   executor.download(&root, nodes, sizeof root);
   return root;
 }
 
+template <class Executor, class T>
+IngestSums ingest_into(Executor& executor, const Part* first, const Part* last, const PartChange* change,
+                       const View<void>& slot) {
+  if (change == nullptr) return ingest_as<Executor, T, void>(executor, first, last, {}, slot);
+  if (change->base_type == Type::float64) return ingest_as<Executor, T, double>(executor, first, last, *change, slot);
+  return ingest_as<Executor, T, float>(executor, first, last, *change, slot);
+}
+
 template <class Executor>
-IngestSums ingest(const Where& where, const Part* first, const Part* last, const View<void>& slot) {
+IngestSums ingest(const Where& where, const Part* first, const Part* last, const PartChange* change,
+                  const View<void>& slot) {
   Executor executor(where);
-  if (slot.type == Type::float64) return ingest_into<Executor, double>(executor, first, last, slot);
-  if (slot.type == Type::bfloat16) return ingest_into<Executor, Bfloat16>(executor, first, last, slot);
-  return ingest_into<Executor, float>(executor, first, last, slot);
+  if (slot.type == Type::float64) return ingest_into<Executor, double>(executor, first, last, change, slot);
+  if (slot.type == Type::bfloat16) return ingest_into<Executor, Bfloat16>(executor, first, last, change, slot);
+  return ingest_into<Executor, float>(executor, first, last, change, slot);
 }
 
 }  // namespace afflux::cuda

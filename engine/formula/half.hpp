@@ -38,7 +38,17 @@ AFFLUX_FN float widened(Float16 half) {
 // The upper half of a float32.
 AFFLUX_FN float widened(Bfloat16 value) { return float_of(static_cast<std::uint32_t>(value.bits) << 16); }
 
-// Rounded to the nearest, ties to even; float64 -> bfloat16 goes through float32.
+// The bits of a float16, rounded to the nearest, ties to even, from those of a float32 that is neither negative nor
+// 65536 or more.
+AFFLUX_FN std::uint32_t rounded_to_half(std::uint32_t magnitude) {
+  const std::uint32_t normal = (magnitude - (112u << 23) + 0xFFFu + ((magnitude >> 13) & 1u)) >> 13;
+  // A subnormal has the unit 2^-24, which is that of float32 at 0.5: adding 0.5 rounds.
+  const std::uint32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);
+  const std::uint32_t is_normal = 0u - static_cast<std::uint32_t>(magnitude >= (113u << 23));
+  return (normal & is_normal) | (subnormal & ~is_normal);
+}
+
+// Rounded to the nearest, ties to even; float64 goes through float32 to the types of 16 bits.
 AFFLUX_FN void narrow(double value, double* to) { *to = value; }
 AFFLUX_FN void narrow(double value, float* to) { *to = static_cast<float>(value); }
 AFFLUX_FN void narrow(float value, double* to) { *to = static_cast<double>(value); }
@@ -50,6 +60,15 @@ AFFLUX_FN void narrow(float value, Bfloat16* to) {
   to->bits = static_cast<std::uint16_t>((bits & 0x7FFFFFFFu) > 0x7F800000u ? quiet_nan : rounded);
 }
 AFFLUX_FN void narrow(double value, Bfloat16* to) { narrow(static_cast<float>(value), to); }
+// Beyond the largest finite value by half a unit or more, infinity.
+AFFLUX_FN void narrow(float value, Float16* to) {
+  const std::uint32_t bits = bits_of(value), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7FFFFFFFu;
+  const std::uint32_t rounded = rounded_to_half(magnitude), infinity = 0x7C00u, quiet_nan = 0x7E00u;
+  const std::uint32_t is_finite = 0u - static_cast<std::uint32_t>(magnitude < 0x47800000u);  // below 65536
+  const std::uint32_t kept = (rounded & is_finite) | (infinity & ~is_finite);
+  to->bits = static_cast<std::uint16_t>(sign | (magnitude > 0x7F800000u ? quiet_nan : kept));
+}
+AFFLUX_FN void narrow(double value, Float16* to) { narrow(static_cast<float>(value), to); }
 
 // Rounded to nearest, ties to even, subnormals kept; beyond the largest finite value, that.
 AFFLUX_FN void narrow_finite(float value, Bfloat16* to) {
@@ -59,11 +78,7 @@ AFFLUX_FN void narrow_finite(float value, Bfloat16* to) {
 }
 AFFLUX_FN void narrow_finite(float value, Float16* to) {
   const std::uint32_t bits = bits_of(value), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7FFFFFFFu;
-  const std::uint32_t normal = (magnitude - (112u << 23) + 0xFFFu + ((magnitude >> 13) & 1u)) >> 13;
-  // A subnormal has the unit 2^-24, which is that of float32 at 0.5: adding 0.5 rounds.
-  const std::uint32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);
-  const std::uint32_t is_normal = 0u - static_cast<std::uint32_t>(magnitude >= (113u << 23));
-  const std::uint32_t rounded = (normal & is_normal) | (subnormal & ~is_normal);
+  const std::uint32_t rounded = rounded_to_half(magnitude);
   const std::uint32_t is_finite = 0u - static_cast<std::uint32_t>(magnitude < 0x47800000u);  // below 65536
   const std::uint32_t most = 0x7BFFu, kept = (rounded & is_finite) | (most & ~is_finite);
   to->bits = static_cast<std::uint16_t>(sign | (kept < most ? kept : most));

@@ -3,12 +3,13 @@
 from afflux import ops, rules
 from afflux._engine import __version__
 from afflux.aggregation.options import ServerOptions
-from afflux.aggregation.reports import Cut, Handed, Join, Pulled, Quarantined, Receipt, Report
+from afflux.aggregation.reports import Closed, Cut, Fault, Handed, Join, Opened, Pulled, Receipt, Report
 from afflux.arrays.layout import Layout
 from afflux.ops import codecs
 from afflux.ops.errors import AffluxError, BusyError, StoreError, UnavailableError
 from afflux.ops.exact import exp, log, pow
 from afflux.rules.rule import Arrivals, Calibrate, Needs, Rule, Weights
+from afflux.server.checkout import Task
 from afflux.server.plan import Plan, plan
 from afflux.server.replay import replay
 from afflux.server.server import Server
@@ -18,20 +19,23 @@ __all__ = [
     "Arrivals",
     "BusyError",
     "Calibrate",
+    "Closed",
     "Cut",
+    "Fault",
     "Handed",
     "Join",
     "Layout",
     "Needs",
+    "Opened",
     "Plan",
     "Pulled",
-    "Quarantined",
     "Receipt",
     "Report",
     "Rule",
     "Server",
     "ServerOptions",
     "StoreError",
+    "Task",
     "UnavailableError",
     "Weights",
     "__version__",

@@ -196,7 +196,7 @@ def test_the_sum_keeps_its_promise_over_ten_thousand_rounds(rng, codec):
     server, largest = serve(codec, 300, 6, dtype=dtype), 0.0
     pool = (rng.standard_normal((9, 300)) * 10.0 ** np.arange(-4, 5)[:, None]).astype(dtype)
     for i in range(20_000):
-        server.push(3 * (i % 2) + i * i // 7 % 3, pool[i * i % 31 % 9], version=server.version)
+        server.push(client=3 * (i % 2) + i * i // 7 % 3, update=pool[i * i % 31 % 9], version=server.version)
         if i % 500 == 0:
             kept = [server.rows.row(client) for client in server.rows.client_ids]
             largest = max([largest, *(float(np.linalg.norm(row)) for row in kept)])
@@ -213,7 +213,7 @@ def test_rows_are_keyed_by_seed_version_and_client(rng, codec):
         server = serve(codec, seed=seed)
         for version, clients in enumerate([("ann", "bob"), ("ann", "eve")]):
             for client in clients:
-                server.push(client, x, version=server.version)
+                server.push(client=client, update=x, version=server.version)
             for client in clients:
                 facts = row_key(seed, version + 1, client), float(x.min()), float(x.max())
                 expected = rows.encode(codec.name, x, *facts)
@@ -227,13 +227,13 @@ def test_a_saved_state_goes_on_with_the_same_bits(rng, codec):
     pool = rng.standard_normal((9, 40)).astype(np.float32)
     straight, first, second = (serve(codec, seed=3) for _ in range(3))
     for i, x in enumerate(pool):
-        straight.push(i % 4, x, version=straight.version)
+        straight.push(client=i % 4, update=x, version=straight.version)
         if i < 5:
-            first.push(i % 4, x, version=first.version)
+            first.push(client=i % 4, update=x, version=first.version)
     state = first.state_dict()
     second.load_state_dict(state)
     for i, x in enumerate(pool[5:], 5):
-        second.push(i % 4, x, version=second.version)
+        second.push(client=i % 4, update=x, version=second.version)
     assert bits(second.params) == bits(straight.params)
     assert bits(second.rows.sum) == bits(straight.rows.sum)
     assert all(bits(second.rows.arrays[c]) == bits(straight.rows.arrays[c]) for c in straight.rows.client_ids)

@@ -119,12 +119,12 @@ def test_push(library, dtype, form):
     if tree and dtype not in FLOATS and dtype != "complex64":
         wrong = None  # integers are numbers; a layout converts them
     if wrong is None:
-        server.push(5, argument, version=0)
+        server.push(client=5, update=argument, version=0)
         values = expected(form).astype(dtype) if dtype not in ("bfloat16",) else expected(form)
         assert bits(server.params) == bits(values.astype(np.float32))
         return
     with pytest.raises(AffluxError, match=rf"^\[push\] client 5's vector:? .*({wrong}|is {dtype})"):
-        server.push(5, argument, version=0)
+        server.push(client=5, update=argument, version=0)
     assert server.counts["refused"] == 1
     assert not server.params.any()
 

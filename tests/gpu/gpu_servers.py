@@ -103,9 +103,10 @@ class GpuServer(afflux.Server):
     def elsewhere(self):
         return self._aggregator.device is not afflux.arrays.devices.HOST
 
-    def push(self, client_id, vector, *, copy=True, **facts):
-        moves = self.elsewhere and (not copy or next(self._pushes) % 2 == 0)
-        return super().push(client_id, on_gpu(vector) if moves else vector, copy=copy, **facts)
+    def push(self, *, copy=True, **facts):
+        if self.elsewhere and (not copy or next(self._pushes) % 2 == 0):
+            facts |= {kind: on_gpu(facts[kind]) for kind in ("update", "gradient", "model") if kind in facts}
+        return super().push(copy=copy, **facts)
 
     def pull(self, *, out=None):
         pulled = super().pull() if out is None else super().pull(out=out)

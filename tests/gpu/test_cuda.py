@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -88,6 +89,29 @@ def test_ingest_of_parts():
         expected = ops.ingest([host(part, kind) for part, kind in zip(parts, kinds, strict=True)], slot)
     assert ops.ingest([put(part, kind) for part, kind in zip(parts, kinds, strict=True)], theirs) == expected
     assert bits(get(theirs, np.float32)) == bits(slot)
+
+
+@needs_device
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("base", ["float32", "float64"])
+@pytest.mark.parametrize("to", ["float32", "float64", "bfloat16"])
+def test_ingest_with_a_conversion(size, base, to):
+    """Every conversion of parts of every dtype, cut so that some columns lie in one part and some in two."""
+    rng = np.random.default_rng(size)
+    cuts = sorted({0, size // 3, size // 3 * 2 + 1, size} & set(range(size + 1)))
+    params = rng.standard_normal(size).astype(base)
+    for first, kind in enumerate(STORED):
+        kinds = [kind, "float32", STORED[first - 1]]
+        parts = [(made(rng, e - b, k), k) for b, e, k in zip(cuts, cuts[1:], kinds, strict=False)]
+        for given, wanted in permutations(("update", "gradient", "model"), 2):
+            slot = made(rng, size, to)
+            mine, theirs = host(slot, to), put(slot, to)
+            with on_host():
+                how = ops.Conversion(given, wanted, params, 0.3)
+                expected = ops.ingest([host(part, k) for part, k in parts], mine, conversion=how)
+            how = ops.Conversion(given, wanted, put(params), 0.3)
+            assert ops.ingest([put(part, k) for part, k in parts], theirs, conversion=how) == expected
+            assert bits(get(theirs, slot.dtype)) == bits(np.asarray(mine))
 
 
 @needs_device

@@ -60,13 +60,17 @@ def made(rule, put, **options):
 def some_pushes(server, count, clients=CLIENTS):
     for _ in range(count):
         rng = np.random.default_rng(server.joins)
-        server.push(int(rng.integers(clients)), vector(server.joins), version=max(0, server.version - server.joins % 3))
+        server.push(
+            client=int(rng.integers(clients)),
+            **{server.rule.kind: vector(server.joins)},
+            version=max(0, server.version - server.joins % 3),
+        )
 
 
 def in_turn(server, count):
     """Pushes of one client after the other."""
     for _ in range(count):
-        server.push(server.joins % CLIENTS, vector(server.joins), version=server.version)
+        server.push(client=server.joins % CLIENTS, **{server.rule.kind: vector(server.joins)}, version=server.version)
 
 
 def same(one, other):
@@ -151,7 +155,7 @@ def test_the_newest_version_may_be_kept(moved, path):
 def test_only_versions_of_this_server_are_kept(moved, path):
     server = made(fedbuff(buffer_size=1), moved, store=path)
     first = server.pull()
-    server.push(1, vector(1), version=0)
+    server.push(client=1, **{server.rule.kind: vector(1)}, version=0)
     other = made(fedbuff(buffer_size=1), moved).pull()
     with pytest.raises(AffluxError, match=r"\[checkpoint\] keep: version 0 is not one that this server handed out"):
         server.checkpoint(keep=[other])
@@ -172,17 +176,17 @@ def test_each_row_comes_once_and_goes_with_its_arrivals(kept, moved, monkeypatch
     server = made(ca2fl(buffer_size=M), moved, **kept)
     staging, sent = server._aggregator.admission.state.rows.staging, uploads(monkeypatch, server)
     for client in range(M):
-        server.push(client, vector(client), version=0)
+        server.push(client=client, **{server.rule.kind: vector(client)}, version=0)
     assert (sent, len(staging._staged)) == ([], 0)  # nobody has had a row
     for client in (0, 0, 5):
-        server.push(client, vector(client), version=1)
+        server.push(client=client, **{server.rule.kind: vector(client)}, version=1)
     assert (sent, len(staging._staged)) == ([D], 2)
-    server.push(1, vector(1), version=1)
+    server.push(client=1, **{server.rule.kind: vector(1)}, version=1)
     assert (server.version, sent, len(staging._staged)) == (2, [D, D], 0)
-    server.push(2, vector(2), version=2)
+    server.push(client=2, **{server.rule.kind: vector(2)}, version=2)
     server.discard()
     with pytest.raises(AffluxError, match="non-finite"):
-        server.push(2, np.full(D, np.nan), version=2)
+        server.push(client=2, **{server.rule.kind: np.full(D, np.nan)}, version=2)
     assert len(staging._staged) == 0
 
 
@@ -200,7 +204,7 @@ def test_a_row_that_a_round_replaces_while_its_client_pushes(kept, moved, monkey
 
     def pushes(server, start, *clients):
         for client in clients:
-            server.push(client, vector(start + client), version=1)
+            server.push(client=client, **{server.rule.kind: vector(start + client)}, version=1)
 
     def held_up(self, *arguments):
         if late:
@@ -208,7 +212,7 @@ def test_a_row_that_a_round_replaces_while_its_client_pushes(kept, moved, monkey
         return ingest(self, *arguments)
 
     for server in (here, there):
-        pushes_at = [server.push(client, vector(client), version=0) for client in range(M)]
+        pushes_at = [server.push(client=client, **{server.rule.kind: vector(client)}, version=0) for client in range(M)]
         assert pushes_at[-1].version == 1
     monkeypatch.setattr(InputAdapter, "ingest", held_up)
     late.append((10, 0, 1, 2))
@@ -226,9 +230,9 @@ def test_who_pushes_while_its_row_is_written_gets_it_from_the_round(kept, moment
     here, there = made(ca2fl(buffer_size=M), np.array), made(ca2fl(buffer_size=M), moved, **kept)
     for server in (here, there):
         for client in range(M):
-            server.push(client, vector(client), version=0)
+            server.push(client=client, **{server.rule.kind: vector(client)}, version=0)
         for client in (0, 1):
-            server.push(client, vector(10 + client), version=1)
+            server.push(client=client, **{server.rule.kind: vector(10 + client)}, version=1)
     sent = uploads(monkeypatch, there)
     late, name = [True], {"sweep": "begin_sweep", "bring": "copy_back"}[moment]
     act = getattr(afflux.aggregation.cache.staging.RowStaging, name)
@@ -238,17 +242,17 @@ def test_who_pushes_while_its_row_is_written_gets_it_from_the_round(kept, moment
             act(self, rows)
         if late:
             late.clear()
-            run(lambda: there.push(1, vector(20), version=1))
+            run(lambda: there.push(client=1, **{there.rule.kind: vector(20)}, version=1))
         act(self, rows)
 
     monkeypatch.setattr(afflux.aggregation.cache.staging.RowStaging, name, amid)
-    there.push(4, vector(14), version=1)
+    there.push(client=4, **{there.rule.kind: vector(14)}, version=1)
     assert (there.version, there.arrivals_waiting, sent) == (2, 1, [])
-    here.push(4, vector(14), version=1)
-    here.push(1, vector(20), version=1)
+    here.push(client=4, **{here.rule.kind: vector(14)}, version=1)
+    here.push(client=1, **{here.rule.kind: vector(20)}, version=1)
     for server in (here, there):
         for client in (0, 2):
-            server.push(client, vector(30 + client), version=2)
+            server.push(client=client, **{server.rule.kind: vector(30 + client)}, version=2)
         assert server.version == 3
     assert sent == [D, D]
     same(here, there)
@@ -258,15 +262,15 @@ def test_a_round_amid_the_upload_of_a_row(moved, monkeypatch):
     """What has come meanwhile is the row before that round."""
     first = made(ca2fl(buffer_size=M), np.array)
     for client in range(M):
-        first.push(client, vector(client), version=0)
-    first.push(1, vector(11), version=1)
+        first.push(client=client, **{first.rule.kind: vector(client)}, version=0)
+    first.push(client=1, **{first.rule.kind: vector(11)}, version=1)
     here, there = made(ca2fl(buffer_size=M), np.array), made(ca2fl(buffer_size=M), moved, rows_on="host")
     for server in (here, there):
         server.load_state_dict(first.state_dict())
     upload, late = type(there._aggregator.device).upload, [(0, 2)]
 
     def push(server, client, k=10):
-        server.push(client, vector(k + client), version=1)
+        server.push(client=client, **{server.rule.kind: vector(k + client)}, version=1)
 
     def then_the_round(self, row, *, pinned):
         sent = upload(self, row, pinned=pinned)
@@ -282,17 +286,17 @@ def test_a_round_amid_the_upload_of_a_row(moved, monkeypatch):
     assert (there.version, there.arrivals_waiting) == (2, 1)
     for server in (here, there):
         for client in (0, 2):
-            server.push(client, vector(30 + client), version=2)
+            server.push(client=client, **{server.rule.kind: vector(30 + client)}, version=2)
     same(here, there)
 
 
 def test_who_waits_for_a_slot_has_no_row_on_the_device(kept, moved):
     server = made(ca2fl(buffer_size=M), moved, max_slots=M, **kept)
     for client in range(M):
-        server.push(client, vector(client), version=0)
+        server.push(client=client, **{server.rule.kind: vector(client)}, version=0)
     held = [server._aggregator.slots.take() for _ in range(M)]
     with pytest.raises(BusyError):
-        server.push(1, vector(1), version=1, timeout=0)
+        server.push(client=1, **{server.rule.kind: vector(1)}, version=1, timeout=0)
     assert not list(server.rows.staging._staged)
     del held
 
@@ -301,14 +305,14 @@ def test_who_waits_for_a_slot_has_no_row_on_the_device(kept, moved):
 def test_a_kept_version_that_is_the_newest_counts_once(moved, path, back):
     server = made(fedbuff(buffer_size=1), moved, store=path, max_versions=2)
     old = server.pull()
-    server.push(1, vector(1), version=0)
+    server.push(client=1, **{server.rule.kind: vector(1)}, version=0)
     server.checkpoint(keep=[old, server.pull()])
     server.close()
     del server, old
     server = Server.open(path, like=moved(vector(0)) if back == "there" else None)
     assert list(server.retained_versions) == [0, 1]
     server.checkpoint()
-    assert server.push(1, vector(2), version=1).version == 2
+    assert server.push(client=1, **{server.rule.kind: vector(2)}, version=1).version == 2
     server.close()
 
 
@@ -435,7 +439,7 @@ def test_what_is_planned(kept, moved):
     rule, store = ca2fl(buffer_size=M, codec="affine-4"), "store" in kept
     server = made(rule, moved, **kept)
     for client in [*range(CLIENTS)] * 2:
-        server.push(client, vector(client), version=server.version)
+        server.push(client=client, **{server.rule.kind: vector(client)}, version=server.version)
     found = plan(
         rule, D, num_clients=CLIENTS, gpu=True, store=store, rows_on=kept.get("rows_on", "device"), max_slots=9
     )

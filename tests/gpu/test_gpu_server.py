@@ -32,7 +32,10 @@ def vectors(rng):
 
 def pushes(server, vectors, **options):
     """The receipts of one push per vector, by a few clients."""
-    return [server.push(i % 5, vector, version=server.version, **options) for i, vector in enumerate(vectors)]
+    return [
+        server.push(client=i % 5, **{server.rule.kind: vector}, version=server.version, **options)
+        for i, vector in enumerate(vectors)
+    ]
 
 
 def address(array):
@@ -72,12 +75,12 @@ def test_every_rule_keeps_all_of_its_state_there(name, moved, vectors):
 
 @pytest.mark.parametrize(
     "options",
-    [{"accumulate": True}, {"dtype": "float64"}, {"inplace": True}, {"quarantine": True, "max_staleness": 2}],
+    [{"accumulate": True}, {"dtype": "float64"}, {"inplace": True}, {"faults": "record", "max_staleness": 2}],
     ids=lambda options: next(iter(options)),
 )
 def test_options_mean_the_same(options, moved, vectors):
     mine, theirs = (Server(fedbuff(buffer_size=4), put(vectors[0]), **options) for put in (np.array, moved))
-    if "quarantine" in options:
+    if "faults" in options:
         vectors[3][7] = np.nan
     pushes(mine, vectors)
     pushes(theirs, [moved(vector) for vector in vectors])
@@ -105,12 +108,12 @@ def test_versions_are_counted_as_long_as_a_view_of_them_is_held(moved, vectors):
     pushes(server, vectors[:1])
     assert server.versions_held == 2
     with pytest.raises(AffluxError, match="all 2 versions of max_versions are held"):
-        server.push(1, vectors[1], version=1)
+        server.push(client=1, **{server.rule.kind: vectors[1]}, version=1)
     assert bits(to_numpy(part)) == before
     del part
     gc.collect()
     assert server.versions_held == 1
-    server.push(1, vectors[1], version=1)
+    server.push(client=1, **{server.rule.kind: vectors[1]}, version=1)
 
 
 def test_slots_run_out_and_come_free(moved, vectors):
@@ -118,9 +121,9 @@ def test_slots_run_out_and_come_free(moved, vectors):
     pushes(server, vectors[:2])
     held = server._aggregator.take_slot(0)
     with pytest.raises(BusyError, match="all 3 slots of max_slots are taken"):
-        server.push(4, vectors[3], version=0, timeout=0)
+        server.push(client=4, **{server.rule.kind: vectors[3]}, version=0, timeout=0)
     del held
-    assert server.push(4, vectors[3], version=0, timeout=0).version == 1
+    assert server.push(client=4, **{server.rule.kind: vectors[3]}, version=0, timeout=0).version == 1
     assert server._aggregator.slots.taken == 0
 
 
@@ -128,7 +131,9 @@ def test_lent_vectors_are_read_where_they_lie(moved, vectors):
     mine, theirs = (Server(fedbuff(buffer_size=4), put(vectors[0]), max_slots=4) for put in (np.array, moved))
     pushes(mine, vectors[:8], copy=False)
     for place, vector in enumerate(vectors[:8]):
-        theirs.push(place % 5, moved(vector), version=theirs.version, copy=False)  # nobody else holds it
+        theirs.push(
+            client=place % 5, **{theirs.rule.kind: moved(vector)}, version=theirs.version, copy=False
+        )  # nobody else holds it
         gc.collect()
         assert theirs._aggregator.slots.taken == 0
     assert bits(to_numpy(theirs.params)) == bits(mine.params)
@@ -142,9 +147,9 @@ def test_a_version_that_was_pulled_is_the_callers_object(moved, vectors):
     pulled = server.pull()
     if hasattr(pulled.params, "requires_grad_"):
         pulled.params.requires_grad_()  # the object, not the memory
-    assert server.push(1, vectors[1], version=0).version == 1
+    assert server.push(client=1, **{server.rule.kind: vectors[1]}, version=0).version == 1
     twin = Server(fedbuff(buffer_size=1), np.array(vectors[0]))
-    twin.push(1, vectors[1], version=0)
+    twin.push(client=1, **{twin.rule.kind: vectors[1]}, version=0)
     assert bits(to_numpy(server.params)) == bits(twin.params)
 
 
@@ -153,25 +158,25 @@ def test_what_is_made_in_inference_mode_can_be_used_outside(vectors):
     put = libraries()["torch"]
     with on_host(), torch.inference_mode():
         server = Server(fadas(buffer_size=1), put(vectors[0]), inplace=True)
-        server.push(1, vectors[1], version=0)
+        server.push(client=1, **{server.rule.kind: vectors[1]}, version=0)
     with on_host():
-        assert server.push(1, vectors[1], version=1).version == 2
+        assert server.push(client=1, **{server.rule.kind: vectors[1]}, version=1).version == 2
         assert not server.pull().params.is_inference()
 
 
 def test_what_lies_elsewhere(moved, vectors):
     here, there = (Server(fedbuff(buffer_size=4), put(vectors[0])) for put in (np.array, moved))
     with pytest.raises(AffluxError, match=r"client 1's vector: \[ingest\] slot is on the CPU, update is on cuda:0"):
-        here.push(1, moved(vectors[1]), version=0)
+        here.push(client=1, **{here.rule.kind: moved(vectors[1])}, version=0)
     with pytest.raises(UnavailableError, match=r"in place \(copy=False\): it is on cuda:0, expected the CPU"):
-        here.push(1, moved(vectors[1]), version=0, copy=False)
+        here.push(client=1, **{here.rule.kind: moved(vectors[1])}, version=0, copy=False)
     with pytest.raises(UnavailableError, match=r"in place \(copy=False\): it is on the CPU, expected cuda:0"):
-        there.push(1, vectors[1], version=0, copy=False)
+        there.push(client=1, **{there.rule.kind: vectors[1]}, version=0, copy=False)
     with pytest.raises(AffluxError, match=r"client 1's vector: \[ingest\] update is strided"):
-        there.push(1, np.ones(2 * D, np.float32)[::2], version=0)
+        there.push(client=1, **{there.rule.kind: np.ones(2 * D, np.float32)[::2]}, version=0)
     with pytest.raises(AffluxError, match=r"in place \(copy=False\): it is of another library than params"):
         server = Server(fedbuff(), moved(vectors[0][:5]))
-        server.push(1, OfAnotherLibrary(), version=0, copy=False)
+        server.push(client=1, **{server.rule.kind: OfAnotherLibrary()}, version=0, copy=False)
     assert (here.counts["refused"], there.counts["refused"]) == (2, 2)
     with pytest.raises(AffluxError, match=r"\[Server\] params lies on several devices: a on cuda:0, b on the CPU"):
         Server(fedbuff(), {"a": moved(vectors[0]), "b": vectors[0]})
@@ -221,8 +226,8 @@ def test_trees_go_in_and_come_out(moved, rng):
     numbers = rng.standard_normal(100).astype(np.float32)
     mine, theirs = Server(fedbuff(buffer_size=2), tree()), Server(fedbuff(buffer_size=2), tree(moved))
     for server, put in ((mine, np.array), (theirs, moved)):
-        server.push(1, tree(put), version=0, buffers={"n": np.array(5)})
-        server.push(2, tree(), version=0, buffers={"n": np.array(7)})
+        server.push(client=1, **{server.rule.kind: tree(put)}, version=0, buffers={"n": np.array(5)})
+        server.push(client=2, **{server.rule.kind: tree()}, version=0, buffers={"n": np.array(7)})
     same(mine, theirs)
     expected, out, here = tree(), tree(moved), tree()
     assert mine.pull(out=expected) == theirs.pull(out=out) == theirs.pull(out=here) == 1
@@ -319,7 +324,7 @@ def test_a_forked_child_has_no_gpu(moved, vectors):
     child = os.fork()
     if child == 0:
         try:
-            server.push(1, vectors[0], version=0)
+            server.push(client=1, **{server.rule.kind: vectors[0]}, version=0)
         except UnavailableError as error:
             os._exit(0 if "cuda:0 is its parent's" in str(error) else 1)
         os._exit(2)
@@ -343,10 +348,10 @@ def test_out_of_memory_changes_nothing(monkeypatch, vectors):
 
             monkeypatch.setattr("cupy.empty", empty)
             with pytest.raises(MemoryError):
-                server.push(4, vectors[3], version=0)
+                server.push(client=4, **{server.rule.kind: vectors[3]}, version=0)
             monkeypatch.undo()
             after = server.state_dict()
             assert {name: bits(array) for name, array in before["arrays"].items()} == {
                 name: bits(array) for name, array in after["arrays"].items()
             }
-        assert server.push(4, vectors[3], version=0).version == 1
+        assert server.push(client=4, **{server.rule.kind: vectors[3]}, version=0).version == 1

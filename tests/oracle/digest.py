@@ -217,7 +217,12 @@ def rule(name, num_threads):
         if server.version >= 12:  # a pass may begin with a step
             break
         lag, client, pick, examples = noise % 9, (noise >> 8) % 40, (noise >> 16) % 15, (noise >> 24) % 60
-        server.push(client, pool[pick], version=max(0, server.version - lag), num_examples=examples + 1)
+        server.push(
+            client=client,
+            **{server.rule.kind: pool[pick]},
+            version=max(0, server.version - lag),
+            num_examples=examples + 1,
+        )
     assert server.version >= 12
     digest = hashlib.sha256(server.params.tobytes())
     for vector in server.rule_vectors.values():

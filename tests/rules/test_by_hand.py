@@ -25,7 +25,13 @@ def served(rule, params, rounds, validation=None):
         version = server.version
         for client, staleness, examples, loss, vector in buffer:
             vector = np.array(vector, float)
-            server.push(client, vector, version=version - staleness, num_examples=examples, loss=loss)
+            server.push(
+                client=client,
+                **{server.rule.kind: vector},
+                version=version - staleness,
+                num_examples=examples,
+                loss=loss,
+            )
         yield {"params": server.params} | server.rule_vectors | server.scalars
 
 

@@ -121,7 +121,9 @@ def test_every_composition(weigher, dtype, rng):
                 server.set_rule_vector(name, buffer[1][-1] + buffer[0][-1])
             before, version = now(server), server.version
             for client, age, vector in buffer:
-                pushed = server.push(client, vector, version=version - age, num_examples=client + 1)
+                pushed = server.push(
+                    client=client, **{server.rule.kind: vector}, version=version - age, num_examples=client + 1
+                )
             report = pushed.report
             assert report.stepped
             assert same(now(server), composed(rule, calibrate, stepper, before, buffer, report)), what
@@ -154,10 +156,10 @@ def test_a_rejected_arrival_leaves_its_row_and_the_sum_alone():
     rule = Rule("own", "gradient", 3, CosineSelection(), CACHED_DIFFERENCE, optimizers.Sgd(0.5))
     server = Server(rule, np.zeros(2, np.float32), num_clients=3)
     for client, vector in enumerate([(1, 0), (1, 0.5), (1, 0.25)]):
-        server.push(client, np.array(vector, float), version=0)
+        server.push(client=client, gradient=np.array(vector, float), version=0)
     row = server.rows.row(2)
     for client, vector in enumerate([(2, 0), (2, 1), (-3, 0.5)]):
-        report = server.push(client, np.array(vector, float), version=1).report
+        report = server.push(client=client, gradient=np.array(vector, float), version=1).report
     assert [bool(why) for why in report.rejected] == [False, False, True]
     assert bits(server.rows.row(2)) == bits(row)
     assert server.rows.sum.tolist() == [2 + 2 + 1, 0 + 1 + 0.25]

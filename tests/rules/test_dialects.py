@@ -44,7 +44,11 @@ def server_at_version_3(dialect, params):
     server = Server(rule, np.array([params]))
     for version in range(3):
         for client in range(3):
-            server.push(client, np.array([params if rule.kind == "model" else 0.0]), version=version)
+            server.push(
+                client=client,
+                **{server.rule.kind: np.array([params if rule.kind == "model" else 0.0])},
+                version=version,
+            )
     assert (server.version, server.params.tolist()) == (3, [params])
     return server
 
@@ -55,7 +59,9 @@ def test_golden(name):
     models = server.rule.kind == "model"
     for client, (model, version, examples) in enumerate([(11.0, 3, 10), (11.0, 3, 10), (5.0, 0, 20)]):
         vector = model if models else 1.0
-        report = server.push(client, np.array([vector]), version=version, num_examples=examples).report
+        report = server.push(
+            client=client, **{server.rule.kind: np.array([vector])}, version=version, num_examples=examples
+        ).report
     assert report.staleness.tolist() == [0, 0, 3]
     assert abs(server.params[0] - GOLDEN[name]) <= 16 * oracle.EPS * 10
 
@@ -144,7 +150,7 @@ def test_a_random_trace_against_the_oracle(name, rng):
             model = (history[version] + update).astype(np.float32)
             examples = int(rng.integers(1, 50))
             vector = model if server.rule.kind == "model" else update
-            server.push(int(client), vector, version=version, num_examples=examples)
+            server.push(client=int(client), **{server.rule.kind: vector}, version=version, num_examples=examples)
             round_.append((t - version, examples, version, oracle.f64(update), oracle.f64(model)))
         exact = ORACLES[name](history[-1], round_)
         terms = 10 * (np.abs(history[-1]) + sum(np.abs(u) + np.abs(y) for *_, u, y in round_))

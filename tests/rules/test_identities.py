@@ -73,7 +73,9 @@ def rounds_of(rng, flags, size, clients):
 def play(server, joins):
     base = server.version
     for client, staleness, examples, vector in joins:
-        server.push(client, vector, version=max(0, base - staleness), num_examples=examples)
+        server.push(
+            client=client, **{server.rule.kind: vector}, version=max(0, base - staleness), num_examples=examples
+        )
 
 
 @pytest.mark.parametrize("name", IDENTITIES)
@@ -151,9 +153,9 @@ def test_fedbuff_with_one_arrival_is_fedasync_when_params_are_current(rng):
     start = rng.standard_normal(SIZE).astype(np.float32)
     local = rng.standard_normal(SIZE).astype(np.float32)
     mixing = Server(rules.fedasync(alpha=0.25), start)
-    mixing.push(0, local, version=0)
+    mixing.push(client=0, model=local, version=0)
     adding = Server(rules.fedbuff(buffer_size=1, server_lr=0.25), start)
-    adding.push(0, local.astype(np.float64) - start, version=0)  # ingest rounds the difference to float32
+    adding.push(client=0, update=local.astype(np.float64) - start, version=0)  # ingest rounds the difference to float32
     bound = 2 * oracle.U32 * (np.abs(start) + np.abs(local))
     assert np.all(np.abs(mixing.params - adding.params) <= bound)
 
@@ -161,7 +163,7 @@ def test_fedbuff_with_one_arrival_is_fedasync_when_params_are_current(rng):
 def test_fedasync_returning_the_pulled_model_changes_nothing(rng):
     start = rng.standard_normal(SIZE).astype(np.float32)
     server = Server(rules.fedasync(alpha=0.37), start)
-    server.push(0, server.pull().params, version=0)
+    server.push(client=0, model=server.pull().params, version=0)
     assert bits(server.params) == bits(start)
 
 
@@ -174,7 +176,7 @@ def test_zenopp_with_the_gradient_itself_as_validation_is_a_plain_step(rng):
         gradient = rng.standard_normal(SIZE)
         scored.set_rule_vector("validation", gradient)
         for server in (scored, plain):
-            server.push(0, gradient, version=server.version)
+            server.push(client=0, gradient=gradient, version=server.version)
         assert bits(scored.params) == bits(plain.params)
 
 
@@ -187,7 +189,9 @@ def test_zenopp_sees_directions_and_not_lengths(rng):
         for factor in (1.0, 2.0**20):
             server = serve(rules.zenopp(scaled=scaled), CLIENTS)
             server.set_rule_vector("validation", validation)
-            results.append((server.push(0, factor * gradient, version=0).report.stepped, bits(server.params)))
+            results.append(
+                (server.push(client=0, gradient=factor * gradient, version=0).report.stepped, bits(server.params))
+            )
         assert (results[0] == results[1]) == scaled
         assert results[0][0]
 
@@ -204,7 +208,7 @@ def test_the_cache_sum_keeps_its_promise_over_10_000_rounds(rule, rng):
     for i in range(20_000):
         update = (rng.standard_normal(size) * 10.0 ** rng.integers(-4, 4)).astype(np.float32)
         largest = max(largest, float(np.linalg.norm(update)))
-        server.push(i % clients, update, version=server.version)
+        server.push(client=i % clients, **{server.rule.kind: update}, version=server.version)
     assert server.version == 10_000
     recomputed = sum(oracle.f64(server.rows.row(c)) for c in range(clients)) / clients
     assert np.linalg.norm(server.rows.sum / clients - recomputed) <= 1e-12 * largest

@@ -237,13 +237,13 @@ def test_weights_that_all_underflow_are_an_error_and_nothing_changes(rule, part)
     server = Server(rule, np.zeros(2, np.float32), num_clients=3)
     ones = np.ones(2, np.float32)
     for client in (0, 1):
-        server.push(client, ones, version=0)
+        server.push(client=client, **{server.rule.kind: ones}, version=0)
     assert server.version == 1
     before = server.params.copy()
-    server.push(0, ones, version=0)
+    server.push(client=0, **{server.rule.kind: ones}, version=0)
     with pytest.raises(AffluxError, match=rf"^\[{part}\] the weights sum to 0 .*{UNDERFLOW}"):
-        server.push(1, ones, version=0)
+        server.push(client=1, **{server.rule.kind: ones}, version=0)
     assert (server.version, server.arrivals_waiting) == (1, 1)
     assert np.array_equal(server.params, before)
-    server.push(1, ones, version=1)  # one fresh arrival suffices
+    server.push(client=1, **{server.rule.kind: ones}, version=1)  # one fresh arrival suffices
     assert server.version == 2

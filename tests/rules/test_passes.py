@@ -63,7 +63,7 @@ def test_against_the_rule_in_words(seed):
     ours = server(clients, buffer_size, log=True)
     for join, client in enumerate(order):
         before = ours.version
-        receipt = ours.push(client, gradient(join), version=ours.version)
+        receipt = ours.push(client=client, gradient=gradient(join), version=ours.version)
         assert ours.version == before + len(caused[join])
         assert (receipt.report is not None) == bool(caused[join])
         if caused[join]:
@@ -78,14 +78,14 @@ def test_against_the_rule_in_words(seed):
 
 def test_a_deferred_arrival():
     ours = server(3, 2)
-    ours.push("a", gradient(0), version=0)
-    receipt = ours.push("a", gradient(1), version=0)
+    ours.push(client="a", gradient=gradient(0), version=0)
+    receipt = ours.push(client="a", gradient=gradient(1), version=0)
     assert (receipt.status, receipt.step, receipt.report) == ("deferred", None, None)
-    ours.push("b", gradient(2), version=0)
-    last = ours.push("c", gradient(3), version=1).report  # the short buffer of the pass
+    ours.push(client="b", gradient=gradient(2), version=0)
+    last = ours.push(client="c", gradient=gradient(3), version=1).report  # the short buffer of the pass
     assert last.client_ids == ("c",)
     assert ours.scalars == {"rounds_in_pass": 0.0}
-    report = ours.push("b", gradient(4), version=2).report  # "a" has waited two steps
+    report = ours.push(client="b", gradient=gradient(4), version=2).report  # "a" has waited two steps
     assert report.client_ids == ("a", "b")
     assert report.staleness.tolist() == [2, 0]
 
@@ -93,8 +93,10 @@ def test_a_deferred_arrival():
 def test_buffers_that_are_full_when_their_pass_begins():
     ours = server(2, 1)
     for join, client in enumerate([0, 0, 0]):
-        ours.push(client, gradient(join), version=0)
-    receipt = ours.push(1, gradient(3), version=1)  # ends the pass; client 0's second arrival is a whole buffer
+        ours.push(client=client, gradient=gradient(join), version=0)
+    receipt = ours.push(
+        client=1, gradient=gradient(3), version=1
+    )  # ends the pass; client 0's second arrival is a whole buffer
     assert (receipt.version, ours.arrivals_waiting) == (3, 0)
     assert receipt.report.version == 2
     assert [(report.version, report.joins.tolist()) for report in receipt.more] == [(3, [1])]
@@ -104,15 +106,15 @@ def test_a_full_buffer_that_cannot_step_yet_waits_for_the_next_push():
     """Its failure is not the push's that began the pass, which has joined."""
     ours = server(4, 2, max_versions=2)
     for join, client in enumerate([1, 1, 2, 2, 3]):
-        ours.push(client, gradient(join), version=0)
+        ours.push(client=client, gradient=gradient(join), version=0)
     held = ours.pull()
-    receipt = ours.push(4, gradient(5), version=1)
+    receipt = ours.push(client=4, gradient=gradient(5), version=1)
     assert (receipt.status, receipt.report.version, receipt.more) == ("joined", 2, ())
     with pytest.raises(AffluxError, match="all 2 versions of max_versions are held"):
-        ours.push(3, gradient(6), version=1)
+        ours.push(client=3, gradient=gradient(6), version=1)
     assert (ours.counts["joined"], ours.counts["deferred"], ours.counts["refused"]) == (4, 2, 1)
     del held
-    receipt = ours.push(3, gradient(6), version=1)
+    receipt = ours.push(client=3, gradient=gradient(6), version=1)
     assert [report.joins.tolist() for report in receipt.more] == [[1, 3]]
     assert (receipt.status, receipt.report) == ("joined", None)
 
@@ -120,7 +122,7 @@ def test_a_full_buffer_that_cannot_step_yet_waits_for_the_next_push():
 def test_arrivals_that_wait_too_long_are_dropped():
     ours = server(6, 2, max_staleness=1)
     for join, client in enumerate([1, 1, 2, 3, 4, 5, 6]):
-        ours.push(client, gradient(join), version=ours.version)
+        ours.push(client=client, gradient=gradient(join), version=ours.version)
     assert ours.version == 3
     assert (ours.arrivals_waiting, ours.counts["deferred"], ours.counts["dropped"]) == (0, 0, 1)
 
@@ -129,19 +131,21 @@ def test_deferred_arrivals_are_counted_in_the_memory():
     ours = server(3, 2)
     empty = ours.state_bytes
     for join in range(5):
-        ours.push(1, gradient(join), version=0)
+        ours.push(client=1, gradient=gradient(join), version=0)
     assert ours.state_bytes == empty + 4 * 4 * SIZE
 
 
 def test_flush_and_discard_keep_the_pass():
     ours = server(4, 2)
-    ours.push(0, gradient(0), version=0)
+    ours.push(client=0, gradient=gradient(0), version=0)
     assert ours.flush().client_ids == (0,)
-    assert ours.push(0, gradient(1), version=0).status == "deferred"
-    ours.push(1, gradient(2), version=0)
+    assert ours.push(client=0, gradient=gradient(1), version=0).status == "deferred"
+    ours.push(client=1, gradient=gradient(2), version=0)
     assert ours.discard() == 2
-    assert ours.push(1, gradient(3), version=0).status == "joined"  # what was thrown away has not entered
-    assert ours.push(0, gradient(4), version=0).status == "deferred"
+    assert (
+        ours.push(client=1, gradient=gradient(3), version=0).status == "joined"
+    )  # what was thrown away has not entered
+    assert ours.push(client=0, gradient=gradient(4), version=0).status == "deferred"
 
 
 @pytest.mark.parametrize("cut", [1, 4, 7, 11])
@@ -150,9 +154,9 @@ def test_a_saved_state_goes_on_with_the_same_bits(cut):
     straight = server(4, 3)
     first = server(4, 3)
     for join, client in enumerate(order):
-        straight.push(client, gradient(join), version=0)
+        straight.push(client=client, gradient=gradient(join), version=0)
         if join < cut:
-            first.push(client, gradient(join), version=0)
+            first.push(client=client, gradient=gradient(join), version=0)
     state = first.state_dict()
     file = io.BytesIO()
     np.savez(file, **state["arrays"])
@@ -160,7 +164,7 @@ def test_a_saved_state_goes_on_with_the_same_bits(cut):
     second = server(4, 3)
     second.load_state_dict({"meta": json.loads(json.dumps(state["meta"])), "arrays": dict(np.load(file))})
     for join, client in enumerate(order[cut:], cut):
-        second.push(client, gradient(join), version=0)
+        second.push(client=client, gradient=gradient(join), version=0)
     assert second.version == straight.version
     assert bits(second.params) == bits(straight.params)
     assert second.counts == straight.counts
@@ -174,7 +178,9 @@ def test_threads_and_replay():
         rng = np.random.default_rng(thread)
         for k in range(each):
             client = int(rng.integers(clients)) if k % 3 else (thread + k) % clients
-            ours.push(client, gradient(1000 * thread + k), version=0, num_examples=1000 * thread + k + 1)
+            ours.push(
+                client=client, gradient=gradient(1000 * thread + k), version=0, num_examples=1000 * thread + k + 1
+            )
 
     threads = [threading.Thread(target=work, args=(t,)) for t in range(4)]
     for thread in threads:

@@ -94,7 +94,9 @@ def test_values_are_checked_as_ever():
 def pushes(server, count):
     for _ in range(count):
         rng = np.random.default_rng(server.joins)
-        server.push(int(rng.integers(CLIENTS)), rng.standard_normal(50), version=server.version)
+        server.push(
+            client=int(rng.integers(CLIENTS)), **{server.rule.kind: rng.standard_normal(50)}, version=server.version
+        )
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -126,7 +128,7 @@ def test_the_rule_that_was_given_last_is_the_one_that_is_kept(tmp_path):
 def test_a_rule_of_ones_own_must_be_given(tmp_path):
     path = tmp_path / "store"
     with Server(own(Mine()), np.zeros(3), store=path) as server:
-        server.push(1, np.ones(3), version=0)
+        server.push(client=1, update=np.ones(3), version=0)
     with pytest.raises(StoreError, match=r"\[open\] .* whose rule must be given: its part test_recipe.Mine is not aff"):
         Server.open(path)
     with Server.open(path, own(Mine())) as server:

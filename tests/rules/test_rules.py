@@ -153,11 +153,13 @@ def one_round(rule, *joins, memory=None):
         server.set_rule_vector("validation", np.array(memory, float))
     while server.version < oldest:
         for client in range(rule.buffer_size):
-            server.push(client, np.ones(2, np.float32), version=server.version)
+            server.push(client=client, **{server.rule.kind: np.ones(2, np.float32)}, version=server.version)
     base = server.params.astype(float)
     for client, (vector, staleness, loss) in enumerate(joins):
         vector = np.array(vector, np.float32)
-        report = server.push(client, vector, version=server.version - staleness, loss=loss).report
+        report = server.push(
+            client=client, **{server.rule.kind: vector}, version=server.version - staleness, loss=loss
+        ).report
     return report, server.params - base
 
 
@@ -179,14 +181,16 @@ def test_a_mean_loss_of_exactly_the_threshold_begins_stage_two(threshold, stage)
 @pytest.mark.parametrize(("version", "stages"), [(0, [2, 2, 2]), (1, [1, 2, 2]), (2, [1, 1, 2])])
 def test_stage_two_begins_with_the_step_from_its_version(version, stages):
     server = Server(wkafl(buffer_size=1, stage_two_version=version), np.zeros(2, np.float32))
-    reports = [server.push(0, np.ones(2), version=t).report for t in range(3)]
+    reports = [server.push(client=0, gradient=np.ones(2), version=t).report for t in range(3)]
     assert [report.scalars["stage"] for report in reports] == stages
 
 
 def test_stage_two_never_ends_and_unknown_losses_do_not_begin_it():
     server = Server(wkafl(buffer_size=1, stage_two_loss=0.5), np.zeros(2, np.float32))
     losses = [float("nan"), 0.4, 9.0, float("nan")]
-    stages = [server.push(0, np.ones(2), version=0, loss=loss).report.scalars["stage"] for loss in losses]
+    stages = [
+        server.push(client=0, gradient=np.ones(2), version=0, loss=loss).report.scalars["stage"] for loss in losses
+    ]
     assert stages == [1, 2, 2, 2]
 
 

@@ -76,7 +76,13 @@ def test_threads_and_instruction_sets_give_the_same_bits(variant, rng):
                     if i % BUFFER == 0:
                         hand_in(server, [(pool[i % 6],)])
                     version = max(0, server.version - i % 3)
-                    server.push(i % CLIENTS, pool[i % 6], version=version, num_examples=i + 1, loss=1 / (i + 1))
+                    server.push(
+                        client=i % CLIENTS,
+                        **{server.rule.kind: pool[i % 6]},
+                        version=version,
+                        num_examples=i + 1,
+                        loss=1 / (i + 1),
+                    )
                 results.add(everything(server))
     finally:
         ops.choose_isa(chosen)
@@ -144,7 +150,12 @@ def test_it_finds_the_minimum_of_a_bowl(name, stale):
             pulled = history[-1 - tau].astype(np.float64)
             gradient = pulled - minimum
             vector = {"gradient": gradient, "update": -0.5 * gradient, "model": pulled - 0.5 * gradient}[rule.kind]
-            server.push(client, vector, version=server.version - tau, loss=float(gradient @ gradient))
+            server.push(
+                client=client,
+                **{server.rule.kind: vector},
+                version=server.version - tau,
+                loss=float(gradient @ gradient),
+            )
         history.append(server.params)
     away = np.abs(server.params - minimum).max()
     assert away <= (4 * RATES[name] if name in ADAPTIVE else 1e-4)

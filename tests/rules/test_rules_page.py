@@ -35,7 +35,7 @@ def test_a_line(name, monkeypatch):
     gram = ops.gram
     monkeypatch.setattr(ops, "gram", lambda *args, **kwargs: grams.append(1) or gram(*args, **kwargs))
     for client in range(2 * clients):
-        server.push(client % clients, np.full(SIZE, 0.5 + client), version=server.version)
+        server.push(client=client % clients, **{server.rule.kind: np.full(SIZE, 0.5 + client)}, version=server.version)
     row = 0 if server.rows is None else server.rows.codec.row_bytes(SIZE)
     expected = eval(state.strip("`"), {"d": SIZE, "M": rule.buffer_size, "N": clients, "row": row})
     assert server.state_bytes == expected

@@ -56,16 +56,16 @@ def wait_for(condition):
 
 def test_the_next_buffer_fills_while_a_round_is_made(slow):
     server = Server(fedbuff(buffer_size=2), vector(0.0), log=True)
-    server.push(0, vector(1.0), version=0)
-    first, made = start(lambda: server.push(1, vector(1.0), version=0))
+    server.push(client=0, update=vector(1.0), version=0)
+    first, made = start(lambda: server.push(client=1, update=vector(1.0), version=0))
     assert slow.reached.wait(20)
     # A pull does not wait; an arrival joins the next buffer, and the round that is being made counts as done.
     assert server.pull().version == server.version == 0
-    receipt = server.push(2, vector(2.0), version=0)
+    receipt = server.push(client=2, update=vector(2.0), version=0)
     assert (receipt.status, receipt.staleness, receipt.step, receipt.version) == ("joined", 1, 2, 0)
     assert server.arrivals_waiting == 1
     # The one that completes the next buffer waits for this round.
-    second, also_made = start(lambda: server.push(3, vector(2.0), version=0))
+    second, also_made = start(lambda: server.push(client=3, update=vector(2.0), version=0))
     time.sleep(0.05)
     assert not also_made
     slow.go.set()
@@ -82,13 +82,13 @@ def test_the_next_buffer_fills_while_a_round_is_made(slow):
 
 def test_push_waits_for_a_slot_or_raises(slow):
     server = Server(fedbuff(buffer_size=2), vector(0.0), max_slots=2)
-    server.push(0, vector(), version=0)
-    first, _ = start(lambda: server.push(1, vector(), version=0))
+    server.push(client=0, update=vector(), version=0)
+    first, _ = start(lambda: server.push(client=1, update=vector(), version=0))
     assert slow.reached.wait(20)
     for timeout in (0, 0.02):
         with pytest.raises(BusyError, match=r"\[push\] all 2 slots of max_slots are taken"):
-            server.push(2, vector(), version=0, timeout=timeout)
-    waiting, result = start(lambda: server.push(2, vector(), version=0))
+            server.push(client=2, update=vector(), version=0, timeout=timeout)
+    waiting, result = start(lambda: server.push(client=2, update=vector(), version=0))
     time.sleep(0.05)
     assert not result
     slow.go.set()
@@ -111,13 +111,13 @@ def test_a_refused_push_frees_its_slot_for_one_that_waits(monkeypatch):
 
     def refused():
         with pytest.raises(AffluxError, match="non-finite"):
-            server.push(0, vector(np.nan), version=0)
+            server.push(client=0, update=vector(np.nan), version=0)
 
     monkeypatch.setattr(ops, "ingest", slow_ingest)
     bad = threading.Thread(target=refused, daemon=True)
     bad.start()
     assert entered.wait(20)
-    good, result = start(lambda: server.push(1, vector(), version=0))
+    good, result = start(lambda: server.push(client=1, update=vector(), version=0))
     time.sleep(0.05)
     assert not result
     go.set()
@@ -133,23 +133,23 @@ def test_an_interrupted_step_is_finished_by_the_next_call(monkeypatch, rule, mom
     def run(interrupted):
         server = Server(rule, vector(0.5), num_clients=4, max_slots=2)
         for client in (0, 1, 2):
-            server.push(client, vector(client + 1.0), version=0)
+            server.push(client=client, update=vector(client + 1.0), version=0)
         if interrupted:
             with monkeypatch.context() as patch:
                 patch.setattr(ops, "apply", interrupt)
                 with pytest.raises(KeyboardInterrupt):
-                    server.push(3, vector(4.0), version=0)
+                    server.push(client=3, update=vector(4.0), version=0)
             assert server.counts["joined"] == 4
             assert server.version == (2 if moment == "after" else 1)
         else:
-            server.push(3, vector(4.0), version=0)
+            server.push(client=3, update=vector(4.0), version=0)
         if finish == "push":
-            server.push(0, vector(5.0), version=1)
-            server.push(1, vector(6.0), version=1)
+            server.push(client=0, update=vector(5.0), version=1)
+            server.push(client=1, update=vector(6.0), version=1)
         elif finish == "flush":
             assert server.flush() is None
         elif finish == "slots":
-            server.push(0, vector(5.0), version=1, timeout=0)
+            server.push(client=0, update=vector(5.0), version=1, timeout=0)
         return server.state_dict()
 
     apply = ops.apply
@@ -169,20 +169,20 @@ def test_an_interrupted_step_is_finished_by_the_next_call(monkeypatch, rule, mom
 def test_a_rule_that_calls_its_server_gets_an_error(call):
     def weigh(arrivals):
         if call == "push":
-            server.push(9, vector(), version=0)
+            server.push(client=9, update=vector(), version=0)
         else:
             getattr(server, call)()
         return np.ones(len(arrivals))
 
     server = Server(Rule("mine", "update", 1, weigh, Calibrate(False), lambda arrivals: Sgd(1.0)), vector())
     with pytest.raises(AffluxError, match=rf"\[{call}\] called from within the rule's weigh or step"):
-        server.push(0, vector(), version=0)
+        server.push(client=0, update=vector(), version=0)
     assert (server.version, server.arrivals_waiting, server.counts["refused"]) == (0, 0, 1)
 
 
 def test_pulls_during_a_round_in_place_wait_for_whole_params(slow):
     server = Server(fedbuff(buffer_size=1), vector(0.0), inplace=True)
-    pusher, _ = start(lambda: server.push(0, vector(), version=0))
+    pusher, _ = start(lambda: server.push(client=0, update=vector(), version=0))
     assert slow.reached.wait(20)
     puller, pulled = start(server.pull)
     time.sleep(0.05)
@@ -203,7 +203,7 @@ def test_weights_are_decided_before_others_join():
 
     server = Server(Rule("mine", "update", 2, weigh, Calibrate(False), lambda arrivals: Sgd(1.0)), vector())
     for client in range(4):
-        server.push(client, vector(), version=0)
+        server.push(client=client, update=vector(), version=0)
     assert seen == [True, True]
 
 
@@ -212,7 +212,7 @@ def test_a_push_from_a_version_that_a_load_took_back(monkeypatch):
     server = Server(fedbuff(buffer_size=2), vector(0.0))
     old = server.state_dict()
     for client in range(2):
-        server.push(client, vector(), version=0)
+        server.push(client=client, update=vector(), version=0)
     ingest = ops.ingest
 
     def load_meanwhile(*args, **options):
@@ -221,7 +221,7 @@ def test_a_push_from_a_version_that_a_load_took_back(monkeypatch):
 
     monkeypatch.setattr(ops, "ingest", load_meanwhile)
     with pytest.raises(AffluxError, match="client 3 says that it pulled version 1, which an older state"):
-        server.push(3, vector(), version=1)
+        server.push(client=3, update=vector(), version=1)
     assert (server.version, server.arrivals_waiting, server.counts["refused"]) == (0, 0, 1)
 
 
@@ -241,7 +241,7 @@ def test_a_push_that_began_before_a_close_is_refused(checkpoint, tmp_path, monke
 
     def late():
         with pytest.raises(StoreError, match=r"\[push\] this server is closed"):
-            server.push(1, vector(), version=0)
+            server.push(client=1, update=vector(), version=0)
         return True
 
     thread, refused = start(late)
@@ -258,7 +258,7 @@ def test_a_push_that_began_before_a_close_is_refused(checkpoint, tmp_path, monke
 
 def test_a_close_without_a_checkpoint_waits_for_the_round_that_is_made(slow, tmp_path):
     server = Server(fedbuff(buffer_size=1), vector(0.0), store=tmp_path / "store")
-    thread, made = start(lambda: server.push(1, vector(), version=0))
+    thread, made = start(lambda: server.push(client=1, update=vector(), version=0))
     assert slow.reached.wait(20)
     closing, closed = start(lambda: server.close(checkpoint=False))
     time.sleep(0.1)
@@ -276,18 +276,18 @@ def test_rounds_that_a_pass_begins_with_keep_no_versions():
     server = Server(gsgm(buffer_size=1), vector(0.0), num_clients=20, max_versions=4)
     for _ in range(2):
         for client in range(19):
-            server.push(client, vector(), version=server.version)
-    receipt = server.push(19, vector(), version=server.version)
+            server.push(client=client, gradient=vector(), version=server.version)
+    receipt = server.push(client=19, gradient=vector(), version=server.version)
     assert (len(receipt.more), receipt.version, server.versions_held) == (19, 39, 1)
 
 
 def test_the_push_that_completes_a_round_makes_it(slow, monkeypatch):
     """Another thread that waits for a slot does not take the round away from it."""
     server = Server(fedbuff(buffer_size=1), vector(0.0), max_slots=1)
-    thread, made = start(lambda: server.push(1, vector(), version=0))
+    thread, made = start(lambda: server.push(client=1, update=vector(), version=0))
     assert slow.reached.wait(20)
     with pytest.raises(BusyError):
-        server.push(2, vector(), version=0, timeout=0)
+        server.push(client=2, update=vector(), version=0, timeout=0)
     assert server._aggregator.admission.state.round.driver == thread.ident
     slow.go.set()
     thread.join(20)
@@ -301,13 +301,13 @@ def test_a_signal_handler_amid_any_call_is_refused_or_served(monkeypatch):
 
     def handler():
         try:
-            server.push(2, vector(), version=0, timeout=0)
+            server.push(client=2, update=vector(), version=0, timeout=0)
             seen.append("served")
         except AffluxError:
             seen.append("refused")
 
-    refuse = type(server._aggregator.admission).refuse
-    monkeypatch.setattr(type(server._aggregator.admission), "refuse", lambda self: (handler(), refuse(self)))
+    count = type(server._aggregator.admission).count
+    monkeypatch.setattr(type(server._aggregator.admission), "count", lambda self, why: (handler(), count(self, why)))
     with pytest.raises(AffluxError, match="num_examples"):
-        server.push(1, vector(), version=0, num_examples=0)
+        server.push(client=1, update=vector(), version=0, num_examples=0)
     assert seen == ["refused"]

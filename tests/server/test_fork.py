@@ -22,7 +22,7 @@ fork = multiprocessing.get_context("fork")
 
 def rounds(server, count):
     for i in range(2 * count):
-        server.push(i % 2, one, version=server.version)
+        server.push(client=i % 2, update=one, version=server.version)
     return server.version, float(server.params[7])
 """
 
@@ -107,10 +107,10 @@ def test_a_fork_while_arrivals_wait_for_the_next_pass():
     from afflux.rules import gsgm
     server = Server(gsgm(buffer_size=2), np.zeros(d, np.float32), num_clients=3)
     for client in (1, 1, 1):
-        server.push(client, one, version=0)
+        server.push(client=client, gradient=one, version=0)
     child = os.fork()
     if child == 0:
-        server.push(2, one, version=0)
+        server.push(client=2, gradient=one, version=0)
         os._exit(server.version)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
     print("done")
@@ -126,15 +126,15 @@ def test_a_fork_amid_a_round_raises_in_the_child():
         go.wait(30)
         apply(*args, **options)
     ops.apply = slow
-    server.push(0, one, version=0)
-    pusher = threading.Thread(target=server.push, args=(1, one), kwargs=dict(version=0))
+    server.push(client=0, update=one, version=0)
+    pusher = threading.Thread(target=server.push, kwargs=dict(client=1, update=one, version=0))
     pusher.start()
     reached.wait(30)
     child = os.fork()
     if child == 0:
         assert server.pull().version == 0  # reading is always possible
         assert server.counts["joined"] == 2
-        for call in (lambda: server.push(2, one, version=0), server.flush, server.state_dict, lambda: server.rows):
+        for call in (lambda: server.push(client=2, update=one, version=0), server.flush, server.state_dict, lambda: server.rows):
             try:
                 call()
             except UnavailableError as error:
@@ -168,7 +168,7 @@ def test_forks_while_threads_push(rule, accumulate):
     stop = threading.Event()
     def push(client):
         while not stop.is_set():
-            server.push(client, one, version=server.version)
+            server.push(client=client, update=one, version=server.version)
     threads = [threading.Thread(target=push, args=(client,)) for client in range(3)]
     for thread in threads:
         thread.start()
@@ -179,7 +179,7 @@ def test_forks_while_threads_push(rule, accumulate):
         if child == 0:
             try:
                 for client in range(6):
-                    server.push(client, one, version=server.version, timeout=5)
+                    server.push(client=client, update=one, version=server.version, timeout=5)
                 os._exit(10 if float(server.params[0]) == float(server.params[-1]) else 1)
             except UnavailableError:
                 os._exit(11)
@@ -201,7 +201,7 @@ def test_forks_while_threads_push(rule, accumulate):
         def use(client):
             try:
                 for _ in range(5):
-                    server.push(client, one, version=server.version)
+                    server.push(client=client, update=one, version=server.version)
             except BaseException as error:
                 failures.append(error)
         users = [threading.Thread(target=use, args=(client,)) for client in range(4)]
@@ -231,10 +231,10 @@ def test_a_server_is_not_pickled():
 
 def test_lent_vectors_that_wait_are_the_childs_too():
     out = run("""
-    server.push(0, one, version=0, copy=False)
+    server.push(client=0, update=one, version=0, copy=False)
     assert server.arrivals_waiting == 1
     def child(_):
-        server.push(1, one, version=0, copy=False)
+        server.push(client=1, update=one, version=0, copy=False)
         return server.version, float(server.params[7])
     with fork.Pool(2) as pool:
         print(pool.map(child, range(2), chunksize=1) == [(1, 1.0)] * 2, server.version)

@@ -54,7 +54,9 @@ def rounds(server, vectors, copy, rounds=3):
     for turn in range(rounds):
         for i, vector in enumerate(vectors):
             version = max(0, server.version - (i + turn) % 3)
-            report = server.push(i, vector, version=version, num_examples=1 + i, copy=copy).report
+            report = server.push(
+                client=i, **{server.rule.kind: vector}, version=version, num_examples=1 + i, copy=copy
+            ).report
             reports += [report] if report else []
     return reports
 
@@ -104,13 +106,13 @@ def test_what_numpy_cannot_read_is_kept_in_a_state_and_looked_at_in_a_round():
     values = [1.0, 2.0, 3.5]
     narrow = jax.numpy.array(values, "bfloat16")
     server = Server(fedbuff(buffer_size=3), np.zeros(3), slot_dtype="bfloat16")
-    server.push(1, narrow, version=0, copy=False)
+    server.push(client=1, update=narrow, version=0, copy=False)
     (slot,) = server.state_dict()["arrays"]["slots"]
     assert (slot.astype(np.uint32) << 16).view(np.float32).tolist() == values
     server = Server(fedbuff(buffer_size=2), np.zeros(3, np.float32))
-    server.push(1, OnlyDlpack(np.array([1.0, np.nan, 2.0], np.float32)), version=0, copy=False)
+    server.push(client=1, update=OnlyDlpack(np.array([1.0, np.nan, 2.0], np.float32)), version=0, copy=False)
     assert np.isnan(server.state_dict()["arrays"]["slots"][0, 1])
-    report = server.push(2, OnlyDlpack(np.array(values, np.float32)), version=0, copy=False).report
+    report = server.push(client=2, update=OnlyDlpack(np.array(values, np.float32)), version=0, copy=False).report
     assert report.rejected == ("non-finite value at index 1", "")
     assert server.params.tolist() == [0.5, 1.0, 1.75]
 
@@ -128,16 +130,16 @@ def test_a_round_without_what_is_not_finite(isa, rng, value, index):
     out = np.empty(70_001, np.float32)
     ops.apply(ops.Pass(np.zeros_like(out), out, ops.Combine(vectors, report.weights), step=Sgd(0.5)))
     assert bits(server.params) == bits(out)
-    server.push(0, vectors[0], version=1)  # goes on
+    server.push(client=0, update=vectors[0], version=1)  # goes on
     assert server.arrivals_waiting == 1
 
 
 def test_models_keep_the_rest_of_params():
     """v = sum_i w_i (y_i - params): what is left out leaves its share of params out too."""
     server = Server(fedasync(alpha=0.5), np.full(3, 8.0))
-    server.push(0, np.array([0, np.nan, 0], np.float32), version=0, copy=False)
+    server.push(client=0, model=np.array([0, np.nan, 0], np.float32), version=0, copy=False)
     assert (server.version, server.params.tolist()) == (1, [8.0] * 3)
-    server.push(0, np.array([4, 4, 4], np.float32), version=1, copy=False)
+    server.push(client=0, model=np.array([4, 4, 4], np.float32), version=1, copy=False)
     assert server.params.tolist() == [6.0] * 3
 
 
@@ -181,8 +183,8 @@ def test_buffers_leave_out_what_is_rejected():
     server = Server(fedbuff(buffer_size=2), model)
     own = np.array([1.0, 2, 3, 4, 5, 6, 7])
     good, bad = np.ones(6, np.float32), np.full(6, np.nan, np.float32)
-    server.push(0, good, version=0, buffers=own, copy=False)
-    server.push(1, bad, version=0, buffers=-own, copy=False)
+    server.push(client=0, update=good, version=0, buffers=own, copy=False)
+    server.push(client=1, update=bad, version=0, buffers=-own, copy=False)
     assert server.pull().buffers.tolist() == own.tolist()
 
 
@@ -190,8 +192,8 @@ def test_buffers_leave_out_what_is_rejected():
 def test_rules_that_keep_vectors_take_copies(name):
     server = made(name)
     before = server.state_dict()["meta"]["joins"]
-    with pytest.raises(AffluxError, match=r"client 7's vector cannot be read in place \(copy=False\): " + name):
-        server.push(7, np.ones(50, np.float32), version=0, copy=False)
+    with pytest.raises(AffluxError, match=r"copy=False: the (update|gradient) cannot be read in place: " + name):
+        server.push(client=7, **{server.rule.kind: np.ones(50, np.float32)}, version=0, copy=False)
     assert (server.counts["refused"], server.state_dict()["meta"]["joins"], server._aggregator.slots.taken) == (
         1,
         before,
@@ -205,7 +207,7 @@ def test_rules_that_keep_vectors_take_copies(name):
 )
 def test_servers_that_take_copies(options, why):
     with pytest.raises(AffluxError, match=why):
-        made(**options).push(7, np.ones(50, np.float32), version=0, copy=False)
+        made(**options).push(client=7, update=np.ones(50, np.float32), version=0, copy=False)
 
 
 ONES = np.ones(101, np.float32)
@@ -231,15 +233,15 @@ def test_what_cannot_be_lent(vector, error, why):
     if isinstance(vector, FakeCuda):
         vector.shape = (50,)
     with pytest.raises(error, match=why):
-        server.push("ann", vector, version=0, copy=False)
+        server.push(client="ann", update=vector, version=0, copy=False)
     assert (server.arrivals_waiting, server.counts["refused"]) == (0, 1)
 
 
 def test_trees_are_copied():
     server = Server(fedbuff(), {"a": np.zeros(2), "b": np.zeros(3)})
     with pytest.raises(AffluxError, match="is a tree, whose arrays lie apart"):
-        server.push(1, {"a": np.ones(2, np.float32), "b": np.ones(3, np.float32)}, version=0, copy=False)
-    server.push(1, np.ones(5, np.float32), version=0, copy=False)
+        server.push(client=1, update={"a": np.ones(2, np.float32), "b": np.ones(3, np.float32)}, version=0, copy=False)
+    server.push(client=1, update=np.ones(5, np.float32), version=0, copy=False)
     assert server.arrivals_waiting == 1
 
 
@@ -256,7 +258,7 @@ def watched(size=50):
 def test_a_vector_is_held_until_its_round_and_takes_no_slot(end):
     server = made(max_slots=10)
     vector, alive = watched()
-    server.push(1, vector, version=0, copy=False)
+    server.push(client=1, update=vector, version=0, copy=False)
     with pytest.raises(ValueError, match="resize"):
         vector.resize(7)
     del vector
@@ -293,14 +295,14 @@ def test_a_tensor_whose_memory_is_exchanged(change, refused, name):
     dtype = "float64" if name == "float64" else "float32"
     server = Server(plain(All(), 2), np.zeros(200_000), dtype=dtype, slot_dtype=name)
     tensor = torch.full((200_000,), 3, dtype=getattr(torch, name))
-    server.push(1, tensor, version=0, copy=False)
+    server.push(client=1, update=tensor, version=0, copy=False)
     if refused:
         with pytest.raises(RuntimeError, match="not resizable"):
             change(tensor)
     else:
         change(tensor)
     others = [torch.full((200_000,), 7, dtype=getattr(torch, name)) for _ in range(3)]
-    server.push(2, others[0], version=0, copy=False)
+    server.push(client=2, update=others[0], version=0, copy=False)
     assert (server.params == 10).all()
 
 
@@ -309,7 +311,7 @@ def test_a_round_that_somebody_keeps_holds_no_vectors(monkeypatch):
     prepare = afflux.server.aggregator.prepare
     monkeypatch.setattr(afflux.server.aggregator, "prepare", lambda *args: kept.append(prepare(*args)) or kept[-1])
     vector, alive = watched()
-    server.push(0, vector, version=0, copy=False)
+    server.push(client=0, update=vector, version=0, copy=False)
     del vector
     rounds(server, [np.ones(50, np.float32)] * 9, True, rounds=1)
     gc.collect()
@@ -320,9 +322,9 @@ def test_a_round_that_somebody_keeps_holds_no_vectors(monkeypatch):
 def test_copy_is_a_bool(copy):
     server = made()
     with pytest.raises(AffluxError, match=r"\[push\] copy is .*, must be True or False"):
-        server.push(1, np.ones(50, np.float32), version=0, copy=copy)
+        server.push(client=1, update=np.ones(50, np.float32), version=0, copy=copy)
     assert (server.arrivals_waiting, server.counts["refused"]) == (0, 1)
-    server.push(1, np.ones(50, np.float32), version=0, copy=np.False_)
+    server.push(client=1, update=np.ones(50, np.float32), version=0, copy=np.False_)
     assert server._aggregator.slots.taken == 0
 
 
@@ -330,15 +332,15 @@ def test_lent_and_copied_in_one_buffer(rng):
     vectors = [awkward(rng, 50) for _ in range(10)]
     mixed, copied = made(), made()
     for i, vector in enumerate(vectors):
-        mixed.push(i, vector, version=0, copy=bool(i % 2))
-        copied.push(i, vector, version=0)
+        mixed.push(client=i, update=vector, version=0, copy=bool(i % 2))
+        copied.push(client=i, update=vector, version=0)
     assert bits(mixed.params) == bits(copied.params)
 
 
 def test_a_later_arrival_takes_the_place_of_a_lent_one():
     server = made(size=2, duplicates="latest")
-    server.push(1, np.full(2, 10, np.float32), version=0, copy=False)
-    assert server.push(1, np.full(2, 20, np.float32), version=0, copy=False).status == "replaced"
+    server.push(client=1, update=np.full(2, 10, np.float32), version=0, copy=False)
+    assert server.push(client=1, update=np.full(2, 20, np.float32), version=0, copy=False).status == "replaced"
     server.flush()
     assert server.params.tolist() == [20.0] * 2
 
@@ -354,12 +356,12 @@ def test_a_state_holds_copies_of_lent_vectors(rng, bad):
         vectors[1][bad] = np.nan
     server, other = made(log=True), made(log=True)
     for i, vector in enumerate(vectors[:5]):
-        server.push(i, vector, version=0, loss=0.0, copy=i != 1 and i % 2 == 0)
+        server.push(client=i, update=vector, version=0, loss=0.0, copy=i != 1 and i % 2 == 0)
     other.load_state_dict(through_json(server.state_dict()))
     assert other.log == server.log
     for one in (server, other):
         for i, vector in enumerate(vectors[5:], 5):
-            report = one.push(i, vector, version=0, loss=0.0, copy=False).report
+            report = one.push(client=i, update=vector, version=0, loss=0.0, copy=False).report
         assert report.rejected[1] == ("" if bad is None else f"non-finite value at index {bad}")
     assert bits(server.params) == bits(other.params)
     assert np.isfinite(server.params).all()
@@ -367,7 +369,7 @@ def test_a_state_holds_copies_of_lent_vectors(rng, bad):
 
 def test_a_state_with_lent_vectors_is_refused_where_they_cannot_be():
     server = made()
-    server.push(1, np.ones(50, np.float32), version=0, copy=False)
+    server.push(client=1, update=np.ones(50, np.float32), version=0, copy=False)
     state = through_json(server.state_dict())
     for options in ({"inplace": True}, {"accumulate": True}):
         other = made(**options)
@@ -383,8 +385,8 @@ def test_a_state_with_lent_vectors_is_refused_where_they_cannot_be():
 def test_a_damaged_state_beside_a_lent_row():
     """A row that nobody has looked at may hold NaN; the message is about the other."""
     server = made(size=5)
-    server.push(1, np.full(5, np.nan, np.float32), version=0, copy=False)
-    server.push(2, np.ones(5, np.float32), version=0)
+    server.push(client=1, update=np.full(5, np.nan, np.float32), version=0, copy=False)
+    server.push(client=2, update=np.ones(5, np.float32), version=0)
     state = through_json(server.state_dict())
     made(size=5).load_state_dict(state)
     state["arrays"]["slots"][1, 3] = np.inf
@@ -397,7 +399,7 @@ def test_replay_from_one_array_that_is_filled_anew(rng, library):
     vectors = [awkward(rng, 50) for _ in range(23)]
     server = made(log=True)
     for turn, vector in enumerate(vectors):
-        server.push(turn, vector, version=server.version, copy=turn % 3 == 0)
+        server.push(client=turn, update=vector, version=server.version, copy=turn % 3 == 0)
     scratch = np.empty(50, np.float32)
     torch = pytest.importorskip("torch") if library == "torch" else None
     jax = pytest.importorskip("jax") if library == "jax" else None
@@ -418,7 +420,7 @@ def test_replay(rng):
     vectors[6][9] = -np.inf
     server = made(log=True)
     for turn in range(23):
-        server.push(turn, vectors[turn % 10], version=server.version, loss=0.0, copy=turn % 2 == 1)
+        server.push(client=turn, update=vectors[turn % 10], version=server.version, loss=0.0, copy=turn % 2 == 1)
     again = replay(server.log, made(log=True), lambda join: vectors[join.client_id % 10])
     assert bits(again.params) == bits(server.params)
     assert (again.log, again.arrivals_waiting) == (server.log, 3)
@@ -427,4 +429,4 @@ def test_replay(rng):
 
 def test_rules_with_states_say_which():
     with pytest.raises(AffluxError, match="fadas overwrites its m, v, v_hat"):
-        Server(fadas(), np.zeros(2)).push(1, np.ones(2, np.float32), version=0, copy=False)
+        Server(fadas(), np.zeros(2)).push(client=1, update=np.ones(2, np.float32), version=0, copy=False)

@@ -24,11 +24,11 @@ def peak():
 d, m = {d}, {m}
 vector = np.ones(d, np.float32)
 small = Server({rule}, np.zeros(1, np.float32), num_clients=m)  # what is loaded at first use
-small.push(0, np.zeros(1), version=0)
+small.push(client=0, update=np.zeros(1), version=0)
 before = peak()
 server = Server({rule}, np.zeros(d, np.float32), num_clients=m, {options})
 for i in range(3 * m):
-    server.push(i % m, vector, version=server.version)
+    server.push(client=i % m, update=vector, version=server.version)
 assert server.version == 3
 print(before, peak())
 """

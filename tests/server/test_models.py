@@ -44,8 +44,8 @@ def test_every_form_of_a_model_gives_the_same_bits(form):
     start, models = module(0), [module(seed) for seed in (1, 2, 3)]
     server, flat = Server(fedbuff(buffer_size=3), start), Server(fedbuff(buffer_size=3), parameters(start))
     for client, model in enumerate(models):
-        server.push(client, FORMS[form](model), version=0, buffers=model)
-        flat.push(client, parameters(model), version=0)
+        server.push(client=client, update=FORMS[form](model), version=0, buffers=model)
+        flat.push(client=client, update=parameters(model), version=0)
     assert bits(server.params) == bits(flat.params)
     assert server.version == 1
     assert flat.pull().buffers is None
@@ -55,7 +55,7 @@ def test_a_gradient_tree_needs_no_buffers_in_it():
     server = Server(fedavg(buffer_size=1), module())
     before = server.params.copy()
     gradients = {name: torch.ones_like(p) for name, p in module().named_parameters()}
-    server.push(0, gradients, version=0, buffers=module())
+    server.push(client=0, update=gradients, version=0, buffers=module())
     assert np.array_equal(server.params, (before + np.float32(1)).astype(np.float32))
 
 
@@ -64,7 +64,7 @@ def test_buffers_are_averaged_over_the_accepted():
     server = Server(fedavg(buffer_size=3), module())
     pushed = [with_statistics(seed, count) for seed, count in ((1, 10), (2, 10), (6, 25))]
     for client, model in enumerate(pushed):
-        server.push(client, parameters(model), version=0, num_examples=1 + 100 * client, buffers=model)
+        server.push(client=client, update=parameters(model), version=0, num_examples=1 + 100 * client, buffers=model)
     pulled = server.pull()
     # running_mean, running_var, num_batches_tracked
     assert pulled.buffers.tolist() == [3.0] * 4 + [1.0] * 4 + [15.0]
@@ -86,7 +86,7 @@ def test_a_rejected_clients_buffers_do_not_count():
     server = Server(rule, module())
     for version in range(2):
         for client, model in enumerate((with_statistics(7, 70), with_statistics(2, 20))):
-            server.push(client, parameters(model), version=version, buffers=model)
+            server.push(client=client, update=parameters(model), version=version, buffers=model)
         # nobody is accepted in the second round: they stay
         assert server.pull().buffers.tolist() == [2.0] * 4 + [1.0] * 4 + [20.0]
 
@@ -95,7 +95,7 @@ def test_fedasync_mixes_buffers_like_params():
     """Its authors: x = (1 - alpha) x + alpha y for everything in the model."""
     server = Server(fedasync(alpha=0.25), with_statistics(0, 100))
     model = with_statistics(4, 200)
-    server.push(0, model, version=0)  # kind model: the tree holds the buffers
+    server.push(client=0, model=model, version=0)  # kind model: the tree holds the buffers
     assert server.pull().buffers.tolist() == [1.0] * 4 + [1.0] * 4 + [125.0]
 
 
@@ -116,7 +116,7 @@ def test_wrong_buffers(buffers, message):
     server = Server(fedavg(buffer_size=2), module())
     before = server.state_dict()
     with pytest.raises(AffluxError, match=r"\[push\] " + message):
-        server.push(3, parameters(module()), version=0, buffers=buffers)
+        server.push(client=3, update=parameters(module()), version=0, buffers=buffers)
     assert server.arrivals_waiting == 0
     assert server.counts["refused"] == 1
     assert bits(before["arrays"]["params"]) == bits(server.params)
@@ -155,14 +155,14 @@ class Gpu(FakeCuda):
 def test_a_wrong_tree_names_the_array(change, error, message):
     server = Server(fedavg(buffer_size=2), {name: value.detach() for name, value in module().named_parameters()})
     with pytest.raises(error, match=r"\[push\] client 3's (vector|update).*" + message):
-        server.push(3, spoiled(change), version=0)
+        server.push(client=3, update=spoiled(change), version=0)
     assert server.counts == dict.fromkeys(server.counts, 0) | {"refused": 1}
 
 
 def test_a_flat_server_takes_no_trees():
     server = Server(fedavg(), np.zeros(2, np.float32))
-    with pytest.raises(AffluxError, match=r"client 0's vector is a list, expected an array"):
-        server.push(0, [np.zeros(1), np.zeros(1)], version=0)
+    with pytest.raises(AffluxError, match=r"client 0's update is a list, expected an array"):
+        server.push(client=0, update=[np.zeros(1), np.zeros(1)], version=0)
     with pytest.raises(AffluxError, match=r"\[pull\] out: this server was made with a flat vector"):
         server.pull(out=[np.zeros(1), np.zeros(1)])
 
@@ -174,7 +174,7 @@ def test_a_flat_server_takes_no_trees():
 def test_pull_into_everything(inplace):
     model = module(1)
     server = Server(fedavg(buffer_size=1), model, inplace=inplace)
-    server.push(0, parameters(module(2)), version=0, buffers=with_statistics(5, 50))
+    server.push(client=0, update=parameters(module(2)), version=0, buffers=with_statistics(5, 50))
     expected = server.params
     flat = np.zeros(expected.size, np.float32)
     wide, tensor = np.zeros(expected.size), torch.zeros(expected.size)
@@ -216,7 +216,7 @@ def test_float64_params_keep_what_float32_loses(name, rng):
     assert bits(server.params) == bits(start)
     vectors = rng.standard_normal((rule.buffer_size, size))
     for client, vector in enumerate(vectors):
-        server.push(client, vector, version=0)
+        server.push(client=client, **{server.rule.kind: vector}, version=0)
     m = rule.buffer_size
     expected = {
         "fedavg": start + vectors.mean(0),
@@ -240,8 +240,8 @@ def test_bfloat16_slots_are_pushes_of_rounded_values(name, rng):
     for client in range(rule.buffer_size):
         vector = awkward(rng, size)
         rounded = torch.from_numpy(vector).bfloat16()
-        narrow.push(client, vector, version=0)
-        wide.push(client, rounded, version=0)
+        narrow.push(client=client, **{narrow.rule.kind: vector}, version=0)
+        wide.push(client=client, **{wide.rule.kind: rounded}, version=0)
     assert narrow.version == wide.version == 1
     assert bits(narrow.params) == bits(wide.params)
     assert narrow.state_bytes < wide.state_bytes
@@ -260,7 +260,7 @@ def test_every_rule_in_every_type(name, dtype, slot_dtype, rng):
     for i in range(60):
         vector = rng.integers(-9, 9, 100).astype(np.float32)
         for server in servers:
-            server.push(i % 20, vector, version=max(0, server.version - i % 3))
+            server.push(client=i % 20, **{server.rule.kind: vector}, version=max(0, server.version - i % 3))
     assert servers[0].version >= 6
     assert bits(servers[0].params) == bits(servers[1].params)
     for server in servers:
@@ -271,10 +271,10 @@ def test_every_rule_in_every_type(name, dtype, slot_dtype, rng):
 
 def test_an_infinite_norm_is_saved():
     server = Server(fedavg(buffer_size=2), np.zeros(2), dtype="float64")
-    server.push(0, np.array([1e200, 1e200]), version=0)
+    server.push(client=0, update=np.array([1e200, 1e200]), version=0)
     other = Server(fedavg(buffer_size=2), np.zeros(2), dtype="float64")
     other.load_state_dict(server.state_dict())
-    assert other.push(1, np.zeros(2), version=0).report.norms.tolist() == [np.inf, 0.0]
+    assert other.push(client=1, update=np.zeros(2), version=0).report.norms.tolist() == [np.inf, 0.0]
 
 
 def test_a_value_beyond_bfloat16_is_refused():
@@ -282,7 +282,7 @@ def test_a_value_beyond_bfloat16_is_refused():
     server = Server(fedavg(), np.zeros(3), slot_dtype="bfloat16")
     largest = np.array([0, np.finfo(np.float32).max, 0], np.float32)
     with pytest.raises(AffluxError, match="non-finite value at index 1"):
-        server.push(0, largest, version=0)
+        server.push(client=0, update=largest, version=0)
 
 
 @pytest.mark.parametrize("options", [dict(dtype="float64"), dict(slot_dtype="bfloat16")])
@@ -293,10 +293,10 @@ def test_checkpoints_of_other_types(options, rng):
     vectors = rng.standard_normal((5, 9))
     server, restored = fresh(), fresh()
     for client in range(3):
-        server.push(client, vectors[client], version=0)
+        server.push(client=client, update=vectors[client], version=0)
     restored.load_state_dict(server.state_dict())
     for target in (server, restored):
-        target.push(0, vectors[3], version=1)
+        target.push(client=0, update=vectors[3], version=1)
     ours, theirs = server.state_dict(), restored.state_dict()
     assert ours["meta"] == theirs["meta"]
     assert all(bits(array) == bits(theirs["arrays"][name]) for name, array in ours["arrays"].items())
@@ -310,10 +310,10 @@ def test_checkpoints_hold_buffers_and_layout():
         return Server(fedavg(buffer_size=2), module())
 
     server, restored = fresh(), fresh()
-    server.push(0, parameters(module(1)), version=0, buffers=with_statistics(2, 20))
+    server.push(client=0, update=parameters(module(1)), version=0, buffers=with_statistics(2, 20))
     restored.load_state_dict(server.state_dict())
     for target in (server, restored):
-        target.push(1, parameters(module(2)), version=0, buffers=with_statistics(4, 40))
+        target.push(client=1, update=parameters(module(2)), version=0, buffers=with_statistics(4, 40))
         assert target.pull().buffers.tolist() == [3.0] * 4 + [1.0] * 4 + [30.0]
     with pytest.raises(AffluxError, match=r"layout is .* in the state, None here"):
         Server(fedavg(buffer_size=2), np.zeros(34)).load_state_dict(server.state_dict())
@@ -346,13 +346,13 @@ def test_in_place_gives_the_same_bits(name, rng):
     for i in range(40):
         vector = rng.standard_normal(size)
         for server in servers:
-            server.push(i % 20, vector, version=server.version)
+            server.push(client=i % 20, **{server.rule.kind: vector}, version=server.version)
     assert servers[0].version == servers[1].version >= 2
     assert bits(servers[0].params) == bits(servers[1].params)
     held = servers[1].pull().params
     before = bits(held)
     for i in range(20):
-        servers[1].push(i, np.ones(size), version=0)
+        servers[1].push(client=i, **{servers[1].rule.kind: np.ones(size)}, version=0)
     assert bits(held) == before  # a copy
     assert servers[1].versions_held == 1
 
@@ -368,14 +368,14 @@ def test_writing_to_an_old_version_is_noticed_when_it_is_released(call):
     server = Server(fedavg(buffer_size=1), np.zeros(100, np.float32), check_versions=True)
     calls = {
         "pull": server.pull,
-        "push": lambda: server.push(0, np.ones(100), version=0),
+        "push": lambda: server.push(client=0, update=np.ones(100), version=0),
         "flush": server.flush,
         "state_dict": server.state_dict,
     }
     old = server.pull()
-    server.push(0, np.ones(100), version=0)
+    server.push(client=0, update=np.ones(100), version=0)
     write_to(old.params)
-    server.push(0, np.ones(100), version=1)  # it is still held
+    server.push(client=0, update=np.ones(100), version=1)  # it is still held
     del old
     with pytest.raises(AffluxError, match=rf"\[{call}\] version 0 of params was written to by somebody"):
         calls[call]()
@@ -386,30 +386,30 @@ def test_writing_to_an_old_version_is_noticed_when_it_is_released(call):
 def test_nothing_is_built_on_a_version_that_was_written_to():
     server = Server(fedavg(buffer_size=2), np.zeros(100, np.float32), check_versions=True)
     state = server.state_dict()
-    server.push(0, np.ones(100), version=0)
+    server.push(client=0, update=np.ones(100), version=0)
     write_to(server.pull().params)
-    for call in (lambda: server.push(1, np.ones(100), version=0), server.flush, server.state_dict):
+    for call in (lambda: server.push(client=1, update=np.ones(100), version=0), server.flush, server.state_dict):
         with pytest.raises(AffluxError, match="version 0 of params, the newest, was written to"):
             call()
     assert (server.version, server.arrivals_waiting) == (0, 1)
     server.load_state_dict(state)
     with pytest.raises(AffluxError, match="version 0 of params was written to"):
         server.pull()  # the damaged one was released
-    server.push(0, np.ones(100), version=0)
-    assert server.push(1, np.ones(100), version=0).report.version == 1
+    server.push(client=0, update=np.ones(100), version=0)
+    assert server.push(client=1, update=np.ones(100), version=0).report.version == 1
     assert server.params.tolist() == [1.0] * 100
 
 
 def test_a_module_is_no_update():
     server = Server(fedavg(buffer_size=1), module())
-    with pytest.raises(AffluxError, match=r"client 3's vector is a module, .* but the rule takes its update"):
-        server.push(3, module(), version=0, buffers=module())
+    with pytest.raises(AffluxError, match=r"client 3's update is a module, .* push it as model="):
+        server.push(client=3, update=module(), version=0, buffers=module())
     assert server.counts["refused"] == 1
 
 
 def test_a_server_says_what_it_is():
     server = Server(fedavg(buffer_size=3), np.zeros(7))
-    server.push(0, np.ones(7), version=0)
+    server.push(client=0, update=np.ones(7), version=0)
     assert repr(server) == "Server(fedavg, d=7, version=0, 1 of 3 arrivals)"
 
 

@@ -23,7 +23,7 @@ SIZE, CLIENTS, M = 1000, 12, 5
 def everyone(server, times=1):
     """Every client pushes, `times` times."""
     for client in [*range(CLIENTS)] * times:
-        server.push(client, np.full(SIZE, 1.0 + client), version=server.version)
+        server.push(client=client, **{server.rule.kind: np.full(SIZE, 1.0 + client)}, version=server.version)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_disk_is_what_the_store_then_has(rule, commit_every, tmp_path, monkeypat
 
 
 def everyone_pushes_once(server):
-    server.push(server.joins % CLIENTS, np.ones(SIZE), version=server.version)
+    server.push(client=server.joins % CLIENTS, update=np.ones(SIZE), version=server.version)
 
 
 @pytest.mark.parametrize("size", [10, 200_000])
@@ -85,7 +85,7 @@ def test_the_index_is_about_as_large(size, tmp_path):
     clients, rule = (3000, ca2fl(buffer_size=100)) if size == 10 else (20, ca2fl(buffer_size=10))
     with Server(rule, np.zeros(size), num_clients=clients, store=tmp_path / "store") as server:
         for client in range(clients):
-            server.push(client, np.ones(size), version=server.version)
+            server.push(client=client, update=np.ones(size), version=server.version)
     taken = store.info(tmp_path / "store").disk_bytes["index"]
     said = plan(rule, size, num_clients=clients, store=True).disk["index"].size
     assert 0.5 * said <= taken <= 1.5 * said
@@ -170,7 +170,7 @@ def work(first):
     for client in range(40):
         try:
             held.append(server.pull())
-            server.push((first + client) % 6, vector, version=server.version)
+            server.push(client=(first + client) % 6, update=vector, version=server.version)
         except AffluxError as error:
             refused.append(str(error))
             held.clear()

@@ -78,14 +78,14 @@ def test_a_round_that_cannot_be_leaves_no_trace(which):
     make, message = WRONG[which]
     ours = make()
     before = ours.state_dict()
-    ours.push(0, np.ones(3), version=0)
+    ours.push(client=0, update=np.ones(3), version=0)
     for _ in range(2):
         with pytest.raises(AffluxError, match=message):
-            ours.push(1, np.ones(3), version=0)
+            ours.push(client=1, update=np.ones(3), version=0)
     assert (ours.version, ours.arrivals_waiting, ours.counts["joined"], ours.counts["refused"]) == (0, 1, 1, 2)
     assert ours.discard() == 1
     ours.load_state_dict(before)
-    assert ours.push(1, np.ones(3), version=0).status == "joined"
+    assert ours.push(client=1, update=np.ones(3), version=0).status == "joined"
 
 
 def test_columns_first_is_as_good_as_rows_first():
@@ -96,7 +96,7 @@ def test_columns_first_is_as_good_as_rows_first():
     ]
     for ours in both:
         for client in (0, 1, 2, 3):
-            ours.push(client, np.arange(3.0) + client, version=0)
+            ours.push(client=client, update=np.arange(3.0) + client, version=0)
     assert bits(both[0].params) == bits(both[1].params)
     assert both[0].rule_vectors["b"].any()
 
@@ -132,8 +132,8 @@ def test_rules_that_cannot_be(make, message):
 
 def test_a_report_can_be_copied_and_sent():
     ours = server(Says(Weights(HALVES, scalars={"a": 2.0}), scalars={"a": 1.0}))
-    ours.push(0, np.ones(3), version=0)
-    report = ours.push(1, np.ones(3), version=0).report
+    ours.push(client=0, update=np.ones(3), version=0)
+    report = ours.push(client=1, update=np.ones(3), version=0).report
     for again in (pickle.loads(pickle.dumps(report)), copy.deepcopy(report)):
         assert again.scalars == {"a": 2.0}
         assert again.weights.tolist() == [0.5, 0.5]
@@ -143,8 +143,8 @@ def test_rows_of_rejected_arrivals_stay_when_all_are_rejected():
     """WKAFL's step is then its estimate, but nobody was accepted."""
     rule = Rule("own", "gradient", 2, CosineSelection(sim_min=0.99), CACHED_DIFFERENCE, optimizers.Sgd(1.0))
     ours = Server(rule, np.zeros(2), num_clients=2)
-    ours.push(0, np.array([1.0, 0.0]), version=0)
-    report = ours.push(1, np.array([0.0, 1.0]), version=0).report
+    ours.push(client=0, gradient=np.array([1.0, 0.0]), version=0)
+    report = ours.push(client=1, gradient=np.array([0.0, 1.0]), version=0).report
     assert all("the step is the estimate" in why for why in report.rejected)
     assert report.weights.tolist() == [0.5, 0.5]
     assert ours.params.tolist() == [-0.5, -0.5]
@@ -155,9 +155,9 @@ def test_rows_of_rejected_arrivals_stay_when_all_are_rejected():
 def test_a_vector_whose_inner_products_overflow_is_refused():
     ours = Server(wkafl(buffer_size=2), np.zeros(2), dtype="float64")
     with pytest.raises(AffluxError, match=r"client 0's gradient has norm inf: inner products would overflow"):
-        ours.push(0, np.array([1e200, 0.0]), version=0)
+        ours.push(client=0, gradient=np.array([1e200, 0.0]), version=0)
     for client in (1, 2):
-        ours.push(client, np.array([1e140, 1.0]), version=0)
+        ours.push(client=client, gradient=np.array([1e140, 1.0]), version=0)
     assert ours.version == 1
     assert np.isfinite(ours.params).all()
 
@@ -169,7 +169,7 @@ def test_weights_do_not_depend_on_the_callers_floating_point_mode():
     try:
         ours = Server(twafl(buffer_size=1, server_lr=1.0), np.zeros(2))
         for _ in range(2391):
-            report = ours.push(0, np.ones(2), version=0).report
+            report = ours.push(client=0, gradient=np.ones(2), version=0).report
     finally:
         torch.set_flush_denormal(False)
     assert report.staleness.tolist() == [2390]
@@ -185,7 +185,7 @@ def test_a_rejected_second_arrival_of_a_client(store, tmp_path):
     with Server(rule, np.zeros(3), num_clients=4, duplicates="both", **kept) as ours:
         for accepted, params in [(8.0, 8.0), (2.0, 4.0), (4.0, 6.5), (6.0, 9.5)]:  # x += h / 4 + u - h
             for value in (accepted, 99.0):
-                receipt = ours.push(7, np.full(3, value), version=ours.version)
+                receipt = ours.push(client=7, update=np.full(3, value), version=ours.version)
             assert receipt.report.rejected == ("", "weight 0")
             assert ours.params.tolist() == [params] * 3
             assert ours.rows.row(7).tolist() == ours.rows.sum.tolist() == [accepted] * 3

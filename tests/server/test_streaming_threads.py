@@ -50,7 +50,11 @@ def test_threads_push_and_a_replay_gives_the_same_bits(name, max_slots):
         for _ in range(60):
             pick = int(own.integers(0, 20))
             version = max(0, server.version - int(own.integers(0, 3)))
-            picks[server.push(number, vectors[pick], version=version, num_examples=pick + 1).join] = pick
+            picks[
+                server.push(
+                    client=number, **{server.rule.kind: vectors[pick]}, version=version, num_examples=pick + 1
+                ).join
+            ] = pick
 
     threads = [threading.Thread(target=client, args=(number,)) for number in range(6)]
     for thread in threads:
@@ -67,9 +71,9 @@ def test_joins_go_on_while_a_term_is_added(slow):
     waits for them.
     """
     server = streaming(max_slots=4)
-    first, _ = start(lambda: server.push(0, vector(1.0), version=0))
+    first, _ = start(lambda: server.push(client=0, update=vector(1.0), version=0))
     assert slow.reached.wait(20)
-    others = [start(lambda i=i: server.push(i, vector(i + 1.0), version=0)) for i in (1, 2)]
+    others = [start(lambda i=i: server.push(client=i, update=vector(i + 1.0), version=0)) for i in (1, 2)]
     wait_for(lambda: server.counts["joined"] == 2)
     assert server.pull().version == server.version == 0
     assert (server._aggregator.slots.taken, server._aggregator.admission.state.total.added) == (3, 0)
@@ -93,27 +97,27 @@ def test_the_next_total_fills_while_a_round_is_made(slow):
         slow.apply(sweep, **options)
 
     ops.apply = apply  # the fixture puts it back
-    server.push(0, vector(1.0), version=0)
-    second, _ = start(lambda: server.push(1, vector(1.0), version=0))
+    server.push(client=0, update=vector(1.0), version=0)
+    second, _ = start(lambda: server.push(client=1, update=vector(1.0), version=0))
     assert inside.wait(20)
-    receipt = server.push(2, vector(5.0), version=0)
+    receipt = server.push(client=2, update=vector(5.0), version=0)
     assert (receipt.status, receipt.staleness, server.version) == ("joined", 1, 0)
     assert server._aggregator.admission.state.total.added == 1
     go.set()
     second.join(20)
-    server.push(3, vector(5.0), version=1)
+    server.push(client=3, update=vector(5.0), version=1)
     same(server, replay(server.log, streaming(2), lambda join: vector(1.0 if join.client_id < 2 else 5.0)))
 
 
 def test_push_waits_for_a_slot_or_raises(slow):
     server = streaming(max_slots=1)
-    first, _ = start(lambda: server.push(0, vector(), version=0))
+    first, _ = start(lambda: server.push(client=0, update=vector(), version=0))
     assert slow.reached.wait(20)
     with pytest.raises(BusyError, match="all 1 slots of max_slots are taken"):
-        server.push(1, vector(), version=0, timeout=0.02)
+        server.push(client=1, update=vector(), version=0, timeout=0.02)
     slow.go.set()
     first.join(20)
-    assert server.push(1, vector(), version=0, timeout=0).status == "joined"
+    assert server.push(client=1, update=vector(), version=0, timeout=0).status == "joined"
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -139,16 +143,16 @@ def test_an_interrupted_term_is_added_by_the_next_call(monkeypatch, moment, hit,
                 patch.setattr(ops, "apply", interrupt)
             for client in range(3 if hit > 2 else hit):
                 try:
-                    server.push(client, vector(client + 1.0), version=0)
+                    server.push(client=client, update=vector(client + 1.0), version=0)
                 except KeyboardInterrupt:
                     caught += 1
         assert caught == interrupted
         assert server.counts["joined"] == (3 if hit > 2 else hit)
         if finish == "slots":
-            server.push(7, vector(5.0), version=0, timeout=0)
+            server.push(client=7, update=vector(5.0), version=0, timeout=0)
         elif finish == "push":
             for client in range(4):
-                server.push(client, vector(6.0), version=0)
+                server.push(client=client, update=vector(6.0), version=0)
         elif finish != "state_dict":
             getattr(server, finish)()
         server.state_dict()
@@ -169,12 +173,12 @@ def test_an_interrupt_by_an_error_of_the_sweep(monkeypatch):
         patch.setattr(ops, "apply", fail)
         for client in range(2):
             with pytest.raises(MemoryError):
-                server.push(client, vector(client + 1.0), version=0)
+                server.push(client=client, update=vector(client + 1.0), version=0)
         with pytest.raises(MemoryError):
-            server.push(2, vector(3.0), version=0)
+            server.push(client=2, update=vector(3.0), version=0)
     assert (server.counts["joined"], server.counts["refused"]) == (2, 1)  # the third could not complete the round
     for client in range(2):
-        twin.push(client, vector(client + 1.0), version=0)
+        twin.push(client=client, update=vector(client + 1.0), version=0)
     same(server, twin)
 
 
@@ -185,12 +189,12 @@ def test_a_call_from_amid_a_term_gets_an_error(monkeypatch, call):
 
     def handler(*args, **options):
         with pytest.raises(AffluxError, match=rf"\[{call}\] called from within .* amid another call") as caught:
-            server.push(9, vector(), version=0) if call == "push" else getattr(server, call)()
+            server.push(client=9, update=vector(), version=0) if call == "push" else getattr(server, call)()
         said.append(caught)
         apply(*args, **options)
 
     monkeypatch.setattr(ops, "apply", handler)
-    server.push(0, vector(), version=0)
+    server.push(client=0, update=vector(), version=0)
     assert len(said) == server.arrivals_waiting == 1
 
 
@@ -200,11 +204,11 @@ def test_a_fork_while_a_term_is_added_raises_in_the_child_and_one_at_rest_goes_o
 
     out = run("""
     server = Server(fedbuff(buffer_size=3), np.zeros(d, np.float32), num_threads=2, accumulate=True)
-    server.push(0, one, version=0)
+    server.push(client=0, update=one, version=0)
     child = os.fork()
     if child == 0:
-        server.push(1, one, version=0)
-        server.push(2, one, version=0)
+        server.push(client=1, update=one, version=0)
+        server.push(client=2, update=one, version=0)
         os._exit(int(server.params[7]) + 10)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 11
     reached, go, apply = threading.Event(), threading.Event(), ops.apply
@@ -213,20 +217,20 @@ def test_a_fork_while_a_term_is_added_raises_in_the_child_and_one_at_rest_goes_o
         go.wait(30)
         apply(*args, **options)
     ops.apply = slow
-    pusher = threading.Thread(target=server.push, args=(1, one), kwargs=dict(version=0))
+    pusher = threading.Thread(target=server.push, kwargs=dict(client=1, update=one, version=0))
     pusher.start()
     reached.wait(30)
     child = os.fork()
     if child == 0:
         try:
-            server.push(2, one, version=0)
+            server.push(client=2, update=one, version=0)
         except UnavailableError:
             os._exit(0)
         os._exit(1)
     go.set()
     pusher.join(30)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    server.push(2, one, version=0)
+    server.push(client=2, update=one, version=0)
     assert server.version == 1 and server.params[7] == 1
     print("done")
     """)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from afflux.rules import RULES
+from afflux.server.aggregator import Aggregator
 from afflux.sim.errors import ConfigError, DivergedError
 from afflux.sim.results import audit_log
 from afflux.sim.results.audit_log import AuditOutput
@@ -128,22 +129,25 @@ def test_a_log_can_be_fed_to_every_rule(log):
 
 @pytest.mark.parametrize(("rule", "kind"), [("fedavg", "update"), ("afa_cd", "gradient"), ("fedasync", "model")])
 def test_kept_updates_become_the_kind_that_a_rule_takes(log, rule, kind, monkeypatch):
-    pushed, pulled = [], []
-    push, params = simulated_server.Server.push, {}
+    taken, pulled = [], []
+    push, join = simulated_server.Server.push, Aggregator.join
 
-    def spy(self, client, vector, *, version, **facts):
-        pulled.append(params.setdefault(version, self.params.copy()) if version == self.version else params[version])
-        pushed.append(vector.copy())
-        receipt = push(self, client, vector, version=version, **facts)
-        params.setdefault(self.version, self.params.copy())
-        return receipt
+    def spy(self, *, version, **facts):
+        pulled.append(version.params.copy())
+        return push(self, version=version, **facts)
+
+    def spy_join(self, pushed, ticket):
+        taken.append(np.array(ticket.slot))
+        return join(self, pushed, ticket)
 
     monkeypatch.setattr(simulated_server.Server, "push", spy)
+    monkeypatch.setattr(Aggregator, "join", spy_join)
     spec = small(rule)
     assert spec.build().kind == kind
     replay(log, [spec], replay_config(log))
-    for got, start, update in zip(pushed, pulled, log.updates(), strict=True):
-        wanted = {"update": update, "gradient": update / np.float32(-0.1 * 2), "model": start + update}[kind]
+    for got, start, update in zip(taken, pulled, log.updates(), strict=True):
+        gradient = (-update.astype(np.float64) / (0.1 * 2)).astype(np.float32)
+        wanted = {"update": update, "gradient": gradient, "model": start + update}[kind]
         np.testing.assert_array_equal(got, wanted)
 
 

@@ -109,8 +109,8 @@ def test_each_client_optimizer_is_its_formula(change):
     shard = np.arange(30)
     worker, params = trainer(config, [shard])
     with single_torch_thread():
-        ours = worker.train(0, params, "model", generator(3))
-        plain = trainer(CONFIG, [shard])[0].train(0, params, "model", generator(3))
+        ours = worker.train(0, params, generator(3))
+        plain = trainer(CONFIG, [shard])[0].train(0, params, generator(3))
 
     def extra(y):
         near = config.mu * (y - params) if config.client_optimizer != "sgd" else 0.0
@@ -119,9 +119,9 @@ def test_each_client_optimizer_is_its_formula(change):
     expected = literal(params, shard, config, 4, generator(3), extra)
     allowed = bound(config, 4)
     assert ours.steps == 4
-    assert np.linalg.norm(ours.vector - expected) <= allowed
+    assert np.linalg.norm(params + ours.update - expected) <= allowed
     if change:
-        assert np.linalg.norm(ours.vector - plain.vector) > 100 * allowed, "a missing term would be seen"
+        assert np.linalg.norm(ours.update - plain.update) > 100 * allowed, "a missing term would be seen"
 
 
 def test_scaffolds_shift_is_added_to_every_gradient():
@@ -129,16 +129,16 @@ def test_scaffolds_shift_is_added_to_every_gradient():
     worker, params = trainer(CONFIG, [shard])
     shift = generator(8).standard_normal(D).astype(np.float32)
     with single_torch_thread():
-        ours = worker.train(0, params, "update", generator(3), shift)
+        ours = worker.train(0, params, generator(3), shift)
     expected = literal(params, shard, CONFIG, 4, generator(3), lambda y: shift.astype(np.float64)) - params
-    assert np.linalg.norm(ours.vector - expected) <= bound(CONFIG, 4, added=4.0) < 1e-3
+    assert np.linalg.norm(ours.update - expected) <= bound(CONFIG, 4, added=4.0) < 1e-3
 
 
 def test_a_proximal_term_keeps_the_model_near_the_pulled_one():
     worker, params = trainer(CONFIG, [np.arange(30)])
-    free = worker.train(0, params, "update", generator(3)).vector
+    free = worker.train(0, params, generator(3)).update
     config = replace(CONFIG, client_optimizer="fedprox", mu=20.0)
-    bound_one = trainer(config, [np.arange(30)])[0].train(0, params, "update", generator(3)).vector
+    bound_one = trainer(config, [np.arange(30)])[0].train(0, params, generator(3)).update
     assert 0.1 * np.linalg.norm(free) < np.linalg.norm(bound_one) < 0.9 * np.linalg.norm(free)
 
 
@@ -282,47 +282,28 @@ def test_a_stale_model_comes_with_the_control_of_its_time():
 def test_local_steps_are_drawn_uniformly_from_the_dispatchs_own_stream():
     config = replace(CONFIG, steps_law="uniform", local_steps=3, batch_size=2)
     worker, params = trainer(config, [np.arange(4)])
-    steps = [worker.train(0, params, "update", random_stream(0, StreamPurpose.BATCHES, k)).steps for k in range(1200)]
+    steps = [worker.train(0, params, random_stream(0, StreamPurpose.BATCHES, k)).steps for k in range(1200)]
     counts = np.bincount(steps, minlength=7)
     assert counts[0] == 0
     assert len(counts) == 7
     assert np.abs(counts[1:] - 200).max() < 5 * np.sqrt(200)
-    for k, kind in ((3, "model"), (4, "gradient")):
-        again = worker.train(0, params, kind, random_stream(0, StreamPurpose.BATCHES, k))
-        assert again.steps == steps[k], "the same for every kind of rule"
-
-
-@pytest.mark.parametrize("kind", ["update", "gradient", "model"])
-def test_the_kinds_of_a_drawn_number_of_steps(kind):
-    config = replace(CONFIG, steps_law="uniform", client_lr=0.25)
-    worker, params = trainer(config, [np.arange(30)])
-    trained = worker.train(0, params, kind, generator(1))
-    other = worker.train(0, params, "update", generator(1))
-    assert 1 <= trained.steps <= 8
-    assert np.array_equal(trained.update, other.vector)
-    by_hand = {
-        "update": other.vector,
-        "gradient": other.vector / np.float32(-0.25 * trained.steps),
-        "model": params + other.vector,
-    }
-    assert np.array_equal(trained.vector, by_hand[kind])
 
 
 def test_one_step_of_sgd_has_its_stochastic_gradient():
     config = replace(CONFIG, local_steps=1, client_lr=0.5)
     worker, params = trainer(config, [np.arange(30)])
     with single_torch_thread():
-        trained = worker.train(0, params, "gradient", generator(1))
+        trained = worker.train(0, params, generator(1))
     (batch,) = batch_indices(30, 8, 1, generator(1))
     x, y = data(np.arange(30))
     expected = slope(params.astype(np.float64), x[batch], y[batch])
-    assert np.linalg.norm(trained.vector - expected) <= bound(config, 1) / 0.5
+    assert np.linalg.norm(trained.update / -0.5 - expected) <= bound(config, 1) / 0.5
 
 
 def test_examples_are_those_of_the_data_or_of_a_batch():
     for law, counts in (("data", [30, 5]), ("batch", [8, 5])):
         worker, params = trainer(replace(CONFIG, examples=law), [np.arange(30), np.arange(5)])
-        assert [worker.train(i, params, "update", generator()).num_examples for i in (0, 1)] == counts
+        assert [worker.train(i, params, generator()).num_examples for i in (0, 1)] == counts
 
 
 def test_the_gradient_over_chosen_examples():
@@ -332,7 +313,7 @@ def test_the_gradient_over_chosen_examples():
     ours = worker.gradient(params, examples)
     assert np.linalg.norm(ours - slope(params.astype(np.float64), x, y)) <= bound(CONFIG, 1) / CONFIG.client_lr
     kept = ours.copy()
-    worker.train(0, params, "update", generator())
+    worker.train(0, params, generator())
     assert np.array_equal(ours, kept), "a copy, not the trainer's own memory"
 
 

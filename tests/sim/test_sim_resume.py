@@ -274,7 +274,7 @@ def test_a_server_that_was_pushed_to_is_refused(count, tmp_path):
         begin("fedbuff", tmp_path, stop_at(count))
     before = contents(tmp_path / "run")
     with Server.open(tmp_path / "store") as server:
-        server.push(1, np.zeros(server.params.size), version=server.version)
+        server.push(client=1, update=np.zeros(server.params.size), version=server.version)
     said = r"store: (version|joins) is [0-9]+, but was [0-9]+ when .*; the server was used since"
     with pytest.raises(ConfigError, match=said):
         resume(InterruptedRun.of(tmp_path / "store"))

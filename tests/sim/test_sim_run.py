@@ -117,13 +117,13 @@ def test_clients_train_from_what_they_pulled_at_dispatch(monkeypatch):
         pulls[-1] = (pulls[-1], pulls[-1].params.copy())
         return pulls[-1][0]
 
-    def spy_train(self, client, pulled, kind, rng, shift):
+    def spy_train(self, client, pulled, rng, shift):
         pushes.append([pulled.copy()])
-        return train(self, client, pulled, kind, rng, shift)
+        return train(self, client, pulled, rng, shift)
 
-    def spy_push(self, client, vector, *, version, num_examples, loss):
-        pushes[-1].append(version)
-        return push(self, client, vector, version=version, num_examples=num_examples, loss=loss)
+    def spy_push(self, *, version, **facts):
+        pushes[-1].append(version.version)
+        return push(self, version=version, **facts)
 
     monkeypatch.setattr(Server, "pull", spy_pull)
     monkeypatch.setattr(Server, "push", spy_push)

@@ -75,7 +75,7 @@ class Case:
         client, age = int(rng.integers(CLIENTS)), int(rng.integers(8))
         vector = rng.standard_normal(self.d).astype(np.float32)
         version = max(0, (server.version if newest is None else newest) - age)
-        receipt = server.push(client, vector, version=version, num_examples=client + 1)
+        receipt = server.push(client=client, **{server.rule.kind: vector}, version=version, num_examples=client + 1)
         return receipt, rng.random() < self.checkpoints
 
 

@@ -29,7 +29,7 @@ ROW = rule().calibrate.codec.row_bytes(D)
 
 
 def push(server, client):
-    server.push(client, np.full(D, client % 7 + 1, np.float32), version=server.version)
+    server.push(client=client, **{server.rule.kind: np.full(D, client % 7 + 1, np.float32)}, version=server.version)
 
 
 def filled(path, num_clients, touched, tell):

@@ -82,7 +82,9 @@ def test_models_keep_their_layout_and_buffers(tmp_path):
     there = Server(fedbuff(buffer_size=2), model, store=tmp_path / "store")
     first = there.pull()
     for value in (1.0, 2.0, 7.0):
-        there.push("ann", update, version=0, buffers={"bn": {"running_mean": np.full(3, value, np.float32)}})
+        there.push(
+            client="ann", update=update, version=0, buffers={"bn": {"running_mean": np.full(3, value, np.float32)}}
+        )
     before, old = there.pull(), first.buffers.tolist()
     there.checkpoint(keep=[first])
     there.close()
@@ -90,7 +92,7 @@ def test_models_keep_their_layout_and_buffers(tmp_path):
     now = again.pull()
     assert again.retained_versions[0].buffers.tolist() == old
     assert (bits(now.params), bits(now.buffers)) == (bits(before.params), bits(before.buffers))
-    again.push("bob", update, version=0, buffers={"bn": {"running_mean": np.full(3, 9, np.float32)}})
+    again.push(client="bob", update=update, version=0, buffers={"bn": {"running_mean": np.full(3, 9, np.float32)}})
     assert again.pull().buffers.tolist() == [8.0] * 3
     assert again.layout == there.layout
 
@@ -98,9 +100,9 @@ def test_models_keep_their_layout_and_buffers(tmp_path):
 def test_client_ids_may_be_text(tmp_path):
     there = Server(ca2fl(buffer_size=2), np.zeros(5), num_clients=4, store=tmp_path / "store")
     for client in ("ann", "böb", "\0", "日本"):
-        there.push(client, np.full(5, len(client), np.float32), version=there.version)
+        there.push(client=client, update=np.full(5, len(client), np.float32), version=there.version)
     with pytest.raises(StoreError, match="is no Unicode text"):
-        there.push("\ud800", np.ones(5), version=there.version)
+        there.push(client="\ud800", update=np.ones(5), version=there.version)
     there.close()
     again = Server.open(tmp_path / "store", ca2fl(buffer_size=2))
     assert again.rows.client_ids == ["ann", "böb", "\0", "日本"]
@@ -159,7 +161,7 @@ def test_threads_push_into_a_store(tmp_path):
         for _ in range(10):
             for client in clients:
                 version = server.version
-                server.push(client, vector(client, version), version=version)
+                server.push(client=client, update=vector(client, version), version=version)
 
     threads = [threading.Thread(target=work, args=(range(k, 40, 4),)) for k in range(4)]
     for thread in threads:
@@ -180,12 +182,12 @@ def test_a_fork_is_refused(rule, tmp_path):
     child = os.fork()
     if child == 0:
         try:
-            server.push(1, np.ones(10), version=0)
+            server.push(client=1, update=np.ones(10), version=0)
         except UnavailableError as error:
             os._exit(0 if "is its parent's" in str(error) else 1)
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    server.push(1, np.ones(10), version=0)
+    server.push(client=1, **{server.rule.kind: np.ones(10)}, version=0)
 
 
 def test_another_codec_is_refused(tmp_path):
@@ -208,7 +210,7 @@ def test_options_may_be_numbers_of_numpy(tmp_path):
 def test_rows_are_asked_for_by_numbers_of_numpy(tmp_path):
     for server in (made("ca2fl", 10), made("ca2fl", 10, tmp_path / "store")):
         for client in range(M):
-            server.push(np.int32(client), np.ones(10), version=0)
+            server.push(client=np.int32(client), update=np.ones(10), version=0)
         assert np.int64(1) in server.rows
         assert server.rows.row(np.int64(1)).tolist() == [1.0] * 10
     with pytest.raises(AffluxError, match=r"\[row\] client_id 1180591620717411303424 does not fit into 64 bits"):

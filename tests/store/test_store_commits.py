@@ -35,12 +35,12 @@ def test_commits_now_and_then(commit_every, durability, codec, tmp_path):
 def test_receipts_say_when_a_push_is_safe(tmp_path):
     def durable(**settings):
         server = made("fedbuff", 10, tmp_path / str(settings), **settings)
-        return [server.push(i, np.ones(10), version=0).durable for i in range(8)]
+        return [server.push(client=i, update=np.ones(10), version=0).durable for i in range(8)]
 
     assert durable() == [1, 1, 1, 2, 2, 2, 3, 3]
     assert durable(commit_every=2) == [2] * 6 + [4] * 2
     assert durable(commit_every=None) == [None] * 8
-    assert made("fedbuff", 10).push(1, np.ones(10), version=0).durable is None
+    assert made("fedbuff", 10).push(client=1, update=np.ones(10), version=0).durable is None
 
 
 def test_how_safe_commits_are_is_kept(tmp_path, monkeypatch):
@@ -49,7 +49,7 @@ def test_how_safe_commits_are_is_kept(tmp_path, monkeypatch):
 
     def found(**given):
         server = Server.open(path, **given)
-        durable = server.push(1, np.ones(10), version=server.version).durable
+        durable = server.push(client=1, update=np.ones(10), version=server.version).durable
         (synchronous,) = server._store._index._writer.execute("PRAGMA synchronous").fetchone()
         return server, (durable, {1: "process", 2: "power"}[synchronous])
 
@@ -92,7 +92,7 @@ def test_what_is_not_committed_is_gone_and_what_a_checkpoint_holds_is_not(tmp_pa
     assert (server.version, server.joins, server.arrivals_waiting) == (4, 12, 0)
     some_pushes(server, 10, 4)
     server.checkpoint()
-    server.push(0, np.ones(10), version=server.version)
+    server.push(client=0, update=np.ones(10), version=server.version)
     server._store.close()
     server = Server.open(path, server.rule)
     assert (server.version, server.joins, server.arrivals_waiting) == (5, 16, 1)
@@ -124,7 +124,7 @@ def test_lent_vectors_are_kept_by_a_checkpoint(tmp_path):
     vectors = [np.full(300, value, np.float32) for value in (1, 2, np.nan, 4, 5)]
     for server in (there, here):
         for client, vector in enumerate(vectors):
-            server.push(client, vector, version=0, copy=False)
+            server.push(client=client, update=vector, version=0, copy=False)
     there.close()
     again = Server.open(tmp_path / "store", fedbuff(buffer_size=3))
     same(again, here)
@@ -160,7 +160,7 @@ def test_clients_are_told_once_amid_a_commit(tmp_path, monkeypatch):
     """A view of the rows that somebody holds meanwhile."""
     server = made("ca2fl", 30, tmp_path / "store", commit_every=2)
     for client in range(5):
-        server.push(client, np.ones(30), version=server.version)
+        server.push(client=client, update=np.ones(30), version=server.version)
     index, rows, seen = server._store._index, server.rows, []
     commit = index.commit
 
@@ -170,7 +170,7 @@ def test_clients_are_told_once_amid_a_commit(tmp_path, monkeypatch):
         seen.append(rows.client_ids)
 
     monkeypatch.setattr(index, "commit", told)
-    server.push(5, np.ones(30), version=server.version)
+    server.push(client=5, update=np.ones(30), version=server.version)
     assert (server.version, seen) == (2, [[0, 1, 2]] * 2)
     assert rows.client_ids == list(range(6))
 
@@ -189,7 +189,7 @@ def test_the_index_is_asked_once_for_who_pushes(tmp_path, monkeypatch):
             monkeypatch.setattr(Index, "row", noted)
         for client in range(M):
             for server in (there, here):
-                server.push(client, np.full(300, r + client, np.float32), version=server.version)
+                server.push(client=client, update=np.full(300, r + client, np.float32), version=server.version)
     assert asked == 4 * [*range(M)]
     same(there, here)
 
@@ -201,7 +201,7 @@ def test_a_row_that_a_commit_moves_while_its_client_pushes(tmp_path, monkeypatch
 
     def pushes(server, start, *clients):
         for client in clients:
-            server.push(client, np.full(300, start + client, np.float32), version=1)
+            server.push(client=client, update=np.full(300, start + client, np.float32), version=1)
 
     def held_up(self, *arguments):
         if late:
@@ -212,7 +212,7 @@ def test_a_row_that_a_commit_moves_while_its_client_pushes(tmp_path, monkeypatch
 
     for server in (there, here):
         for client in range(M):
-            server.push(client, np.full(300, client + 1, np.float32), version=0)
+            server.push(client=client, update=np.full(300, client + 1, np.float32), version=0)
     monkeypatch.setattr(type(there._adapter), "ingest", held_up)
     late.append((10, 0, 1, 2))
     pushes(there, 20, 1)
@@ -238,7 +238,7 @@ def test_rows_that_a_round_reads_and_writes_do_not_use_up_slots(tmp_path, mapped
     )
     for k in range(22):
         for server in (there, here):
-            server.push(0, np.full(300, k, np.float32), version=server.version)
+            server.push(client=0, update=np.full(300, k, np.float32), version=server.version)
         table = there._store.rows.table
         held = [slot for _, slot in table.changed.values()]
         assert table.high <= 3
@@ -285,7 +285,7 @@ def test_checksums_of_a_round_that_could_not_be_kept_at_first(commit_every, tmp_
             before = server.joins
             while server.joins == before:
                 try:
-                    server.push(k % CLIENTS, vector, version=0)
+                    server.push(client=k % CLIENTS, update=vector, version=0)
                 except StoreError:
                     failed += 1
     monkeypatch.setattr(Segments, "write", write)
@@ -310,7 +310,7 @@ def test_checksums_of_a_round_that_is_made_again(tmp_path, mapped, monkeypatch):
         vector = np.random.default_rng(k).standard_normal(5000).astype(np.float32)
         vector[k] = np.nan if k in (1, 3, 4, 11) else 0
         for server in (there, here):
-            server.push(k, vector, version=server.version, copy=False)
+            server.push(client=k, update=vector, version=server.version, copy=False)
     assert (there.version, len(commits)) == (4, 5)
     same(there, here)
 

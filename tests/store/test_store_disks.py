@@ -124,7 +124,7 @@ def test_a_disk_that_can_only_be_read(tmp_path, large):
 
 SIZE = 70_001
 CALLS = {
-    "push": lambda server: server.push(1, np.ones(SIZE, np.float32), version=server.version),
+    "push": lambda server: server.push(client=1, update=np.ones(SIZE, np.float32), version=server.version),
     "flush": lambda server: server.flush(),
     "rows": lambda server: [server.rows.row(client) for client in server.rows.client_ids] if server.rows else None,
     "state_dict": lambda server: server.state_dict(),
@@ -143,7 +143,7 @@ def under_way(path, rule, accumulate, commit_every, how, call):
         if client == "checkpoint":
             server.checkpoint()
         else:
-            server.push(client, np.full(SIZE, client, np.float32), version=server.version)
+            server.push(client=client, update=np.full(SIZE, client, np.float32), version=server.version)
     if how == "gone":
         shutil.rmtree(path)
     else:

@@ -40,7 +40,7 @@ def path(tmp_path):
     """A store with rows of clients 0 to 8, and its params."""
     with Server(RULE, np.zeros(SIZE), num_clients=CLIENTS, store=tmp_path / "store") as server:
         for client in range(9):
-            server.push(client, vector(client), version=server.version)
+            server.push(client=client, update=vector(client), version=server.version)
     return tmp_path / "store"
 
 
@@ -56,10 +56,10 @@ def test_refused_pushes_do_not_pile_up(path, monkeypatch):
     with Server.open(path, RULE) as server:
         for client in range(9):
             with pytest.raises(AffluxError, match="non-finite"):
-                server.push(client, np.full(SIZE, np.nan, np.float32), version=3)
+                server.push(client=client, update=np.full(SIZE, np.nan, np.float32), version=3)
             assert len(server.rows._remembered) <= 4
         for client in range(3):
-            server.push(client, vector(client), version=3)
+            server.push(client=client, update=vector(client), version=3)
         assert (server.version, server.rows._remembered) == (4, {})
 
 
@@ -71,12 +71,12 @@ def test_a_damaged_row_is_found_when_its_client_pushes(path, where):
     before = server.joins
     said = rf"\[push\] client 4's row is damaged: .*does not agree with its checksum; `afflux store repair {path}`, "
     with pytest.raises(StoreError, match=said):
-        server.push(4, vector(4), version=server.version)
+        server.push(client=4, update=vector(4), version=server.version)
     with pytest.raises(StoreError, match=r"\[row\] client 4's row is damaged"):
         server.rows.row(4)
     assert (server.joins, server._aggregator.slots.taken) == (before, 0)
     for client in (3, 5, 20):
-        server.push(client, vector(client), version=server.version)
+        server.push(client=client, update=vector(client), version=server.version)
     assert server.version == 4
 
 
@@ -114,11 +114,11 @@ def test_a_segment_that_is_cut_off_while_it_is_mapped(path, name):
 def cut_off(path, name):
     server = Server.open(path, RULE)
     for client in (0, 1):
-        server.push(client, vector(client), version=server.version)
+        server.push(client=client, **{server.rule.kind: vector(client)}, version=server.version)
     os.truncate(path / name / "c" / "0" / "0", 4096)
     try:
         for client in (2, 3, 4):
-            server.push(client, vector(client), version=server.version)
+            server.push(client=client, **{server.rule.kind: vector(client)}, version=server.version)
     except StoreError as error:
         assert server.version == 3
         return str(error).replace("\n", " ")
@@ -128,13 +128,13 @@ def cut_off(path, name):
 def test_a_vanished_folder(path, tmp_path):
     server = Server.open(path, RULE)
     for client in range(2):
-        server.push(client, vector(client), version=server.version)
+        server.push(client=client, update=vector(client), version=server.version)
     path.rename(tmp_path / "elsewhere")
     with pytest.raises(StoreError, match="has vanished"):
-        server.push(2, vector(2), version=server.version)
+        server.push(client=2, update=vector(2), version=server.version)
     assert server.arrivals_waiting == 2
     (tmp_path / "elsewhere").rename(path)
-    server.push(2, vector(2), version=server.version)
+    server.push(client=2, update=vector(2), version=server.version)
     assert server.version == 4
 
 
@@ -157,7 +157,7 @@ def test_a_damaged_index(path):
         with pytest.raises(StoreError, match=r"index\.sqlite"):
             server = Server.open(path, RULE)
             for client in range(30):  # what opening does not read
-                server.push(client, vector(client), version=server.version)
+                server.push(client=client, update=vector(client), version=server.version)
     shutil.copy(path.parent / "copy" / "index.sqlite", path / "index.sqlite")
     (path / "index.sqlite").write_bytes(b"no database at all, but long enough to be looked at" * 100)
     refused(path, "damaged")
@@ -336,14 +336,16 @@ def limited(path, size):
     before = server.version
     try:
         for client in range(9, 30):
-            server.push(client, vector(client), version=server.version)
+            server.push(client=client, **{server.rule.kind: vector(client)}, version=server.version)
     except StoreError as error:
         assert before <= server.version < before + 7
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        server.push(29, vector(29), version=server.version)  # and with space again it goes on
+        server.push(
+            client=29, **{server.rule.kind: vector(29)}, version=server.version
+        )  # and with space again it goes on
         server.close()
         with Server.open(path, RULE) as again:
-            again.push(28, vector(28), version=again.version)
+            again.push(client=28, **{again.rule.kind: vector(28)}, version=again.version)
         return str(error)
     return "nothing was noticed"
 
@@ -355,7 +357,7 @@ def test_a_disk_without_space(path, size, monkeypatch):
     shutil.rmtree(path)
     with Server(RULE, np.zeros(SIZE), num_clients=CLIENTS, store=path) as server:
         for client in range(3):
-            server.push(client, vector(client), version=server.version)
+            server.push(client=client, update=vector(client), version=server.version)
     (out,) = result(lambda tell: tell(limited(path, size)))
     assert "no space for" in out or "cannot write" in out
 
@@ -371,10 +373,10 @@ def test_a_version_that_cannot_be_committed_is_not_told(path, monkeypatch):
     with monkeypatch.context() as failing:
         failing.setattr(server._store._index, "commit", full)
         for client in (0, 1):
-            server.push(client, vector(client), version=3)
+            server.push(client=client, update=vector(client), version=3)
         for client in (2, 3):  # the one that completes the buffer; then one that waits beside the round
             with pytest.raises(StoreError, match="disk is full") if client == 2 else nullcontext():
-                server.push(client, vector(client), version=3)
+                server.push(client=client, update=vector(client), version=3)
         assert server.version == before.version == 3
         assert server.pull().params is before.params
     server.close()
@@ -402,7 +404,7 @@ def somebody(path):
         os.setuid(65534)
     with pytest.raises(StoreError) as caught, Server.open(path, RULE) as server:
         for client in range(9):
-            server.push(client, vector(client), version=server.version)
+            server.push(client=client, **{server.rule.kind: vector(client)}, version=server.version)
     return str(caught.value).replace("\n", " ")
 
 

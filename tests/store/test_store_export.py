@@ -33,7 +33,7 @@ def test_export_of_text_ids_and_float64(tmp_path):
     rows = {"ann": np.array([1.0, 0.1]), "böb": np.array([2.0, 1e-300])}
     with Server(ca2fl(buffer_size=2), np.zeros(2), num_clients=4, dtype="float64", store=tmp_path / "s") as server:
         for client, row in rows.items():
-            server.push(client, row, version=0)
+            server.push(client=client, update=row, version=0)
     assert store.export(tmp_path / "s", tmp_path / "out.npz", ["böb"]) == ["böb"]
     with np.load(tmp_path / "out.npz") as file:
         assert file["clients"].tolist() == ["böb"]
@@ -43,7 +43,7 @@ def test_export_of_text_ids_and_float64(tmp_path):
 def test_export_refuses_text_that_numpy_cuts_off(tmp_path):
     with Server(ca2fl(buffer_size=2), np.zeros(2), num_clients=4, store=tmp_path / "s") as server:
         for client in ("ann", "ann\0"):
-            server.push(client, np.ones(2, np.float32), version=0)
+            server.push(client=client, update=np.ones(2, np.float32), version=0)
     out = tmp_path / "out.npz"
     with pytest.raises(StoreError, match=r"\[export\] client 'ann\\x00' ends in a NUL, .*: export to \.npy"):
         store.export(tmp_path / "s", out)

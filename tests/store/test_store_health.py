@@ -100,7 +100,11 @@ def test_check_knows_the_largest_norm_so_far(tmp_path):
     server = Server(afa_cs(buffer_size=1), np.zeros(100), num_clients=4, store=tmp_path / "store")
     for scale in (1e20, 1.0):
         for client in range(4):
-            server.push(client, np.random.default_rng(client).standard_normal(100) * scale, version=server.version)
+            server.push(
+                client=client,
+                gradient=np.random.default_rng(client).standard_normal(100) * scale,
+                version=server.version,
+            )
     rows = np.sum([row.astype(np.float64) for row in server.rows.values()], axis=0)
     assert np.abs(server.rows.sum - rows).max() > 1.0
     server.close()
@@ -184,7 +188,7 @@ def test_rows_in_the_other_files_stay(allocates, tmp_path, monkeypatch):
     path = tmp_path / "store"
     with Server(RULE, np.zeros(100), num_clients=CLIENTS, store=path) as server:
         for client in range(9):
-            server.push(client, np.full(100, client, np.float32), version=server.version)
+            server.push(client=client, update=np.full(100, client, np.float32), version=server.version)
         slots = {client: server._store._index.row(client).slot for client in range(9)}
     for segment in (1, 3):
         (path / "rows" / "c" / str(segment) / "0").unlink()
@@ -231,7 +235,7 @@ def test_a_long_list_is_cut_short(tmp_path):
     path, many = tmp_path / "store", 25
     with Server(ca2fl(buffer_size=5), np.zeros(9), num_clients=many, store=path) as server:
         for client in range(many - 1, -1, -1):
-            server.push(client, np.ones(9), version=server.version)
+            server.push(client=client, update=np.ones(9), version=server.version)
     for client in range(many):
         damage_row(path, client, 8)
     lines = [f"client {client}'s row in {path / 'rows'} is damaged" for client in range(many)]
@@ -260,7 +264,7 @@ def test_check_takes_three_vectors_of_float64(dtype, codec, tmp_path):
     rule, size = ca2fl(buffer_size=1, codec=codec), 300_000
     with Server(rule, np.zeros(size), num_clients=9, dtype=dtype, store=tmp_path / "s") as server:
         for client in range(3):
-            server.push(client, np.full(size, client, dtype), version=client)
+            server.push(client=client, update=np.full(size, client, dtype), version=client)
     tracemalloc.start()
     try:
         assert store.check(tmp_path / "s").sound
@@ -297,7 +301,7 @@ def test_the_check_and_repair_commands(path):
 
 def test_fedbuff_in_a_store_has_no_rows_to_mend(tmp_path):
     with Server(fedbuff(buffer_size=1), np.zeros(5), store=tmp_path / "store") as server:
-        server.push("ann", np.ones(5), version=0)
+        server.push(client="ann", update=np.ones(5), version=0)
     assert store.repair(tmp_path / "store") is None
 
 
@@ -339,6 +343,6 @@ def test_the_promise_is_made_of_rows_alone(tmp_path):
 
     rule = Rule("own", "update", 2, First(), CACHED_DIFFERENCE, Sgd(1.0))
     with Server(rule, np.zeros(4), num_clients=3, store=tmp_path / "store") as server:
-        server.push(1, np.full(4, 1.0), version=0)
-        assert server.push(2, np.full(4, 1e20), version=0).report.rejected == ("", "weight 0")
+        server.push(client=1, update=np.full(4, 1.0), version=0)
+        assert server.push(client=2, update=np.full(4, 1e20), version=0).report.rejected == ("", "weight 0")
     assert Index(tmp_path / "store" / "index.sqlite", read_only=True).committed().meta["largest_row"] == 2.0

@@ -47,7 +47,7 @@ def test_a_segment_that_was_not_made_to_the_end(tmp_path, monkeypatch):
     server = made("ca2fl", 30, path)
 
     def push(client):
-        server.push(client, np.ones(30), version=server.version)
+        server.push(client=client, update=np.ones(30), version=server.version)
 
     write = afflux.store.segments.write_slots
 
@@ -83,7 +83,7 @@ def test_no_page_holds_parts_of_two_slots(size, begins):
 def test_large_slots_are_mapped_by_huge_pages(tmp_path):
     size = 2**21
     with Server(fedbuff(buffer_size=1), np.zeros(size, np.float32), store=tmp_path / "store") as server:
-        server.push(1, np.ones(size, np.float32), version=0)
+        server.push(client=1, update=np.ones(size, np.float32), version=0)
         maps = Path("/proc/self/smaps").read_text()
         found = re.findall(rf"{tmp_path}/store/(\w+)/c/0/0\n(?:\w+: .*\n)*?VmFlags: (.*)", maps)
     assert {name: "hg" in flags.split() for name, flags in found} == {"params": True}
@@ -101,10 +101,10 @@ def test_the_disk_reads_while_a_vector_is_copied(tmp_path, mapped, monkeypatch):
 
     with made("ca2fl", 300, tmp_path / "store") as server:
         for client in range(2 * M):
-            server.push(client, np.full(300, client, np.float32), version=server.version)
+            server.push(client=client, update=np.full(300, client, np.float32), version=server.version)
         for owner, name in ((Segments, "prefetch"), (type(server._adapter), "ingest"), (DiskCache, "fetch")):
             monkeypatch.setattr(owner, name, noted(name, getattr(owner, name)))
-        server.push(1, np.ones(300, np.float32), version=server.version)
+        server.push(client=1, update=np.ones(300, np.float32), version=server.version)
         assert calls == ["prefetch", "ingest", "fetch"]
-        server.push(8, np.ones(300, np.float32), version=server.version)
+        server.push(client=8, update=np.ones(300, np.float32), version=server.version)
         assert calls[3:] == ["ingest", "fetch"]  # it has no row

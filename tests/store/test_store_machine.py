@@ -64,7 +64,7 @@ class Play(RuleBasedStateMachine):
         self.lends = options.pop("lends", False)
         self.settings = {key: options.pop(key) for key in ("commit_every", "durability") if key in options}
         self.every = self.settings.get("commit_every", 1)
-        given = {"num_clients": CLIENTS, "max_staleness": 4, "quarantine": True, "log": True, **options}
+        given = {"num_clients": CLIENTS, "max_staleness": 4, "faults": "record", "log": True, **options}
         self.make = lambda **store: ready(Server(self.rule, np.ones(D, np.float32), **given, **store))
         self.folder = tempfile.mkdtemp(dir=MEMORY)
         self.lives = 0
@@ -112,9 +112,13 @@ class Play(RuleBasedStateMachine):
         if what == "n":
             vector[5] = np.nan
         copy, version = not (what == "l" and self.lends), max(0, before - age)
-        there, here = self.both(lambda server: server.push(client, vector, version=version, loss=age / 7, copy=copy))
-        assert getattr(there, "status", there) == getattr(here, "status", here)
-        if self.every is not None and what != "x":
+        there, here = self.both(
+            lambda server: server.push(
+                client=client, **{server.rule.kind: vector}, version=version, loss=age / 7, copy=copy
+            )
+        )
+        assert there.status == here.status
+        if self.every is not None and there.join is not None:
             assert there.durable >= there.version
         self.stepped(before)
 
@@ -150,7 +154,7 @@ class Play(RuleBasedStateMachine):
     def close_and_open(self):
         self.there.close()
         with pytest.raises(StoreError, match="this server is closed"):
-            self.there.push(0, np.ones(D), version=0)
+            self.there.push(client=0, **{self.there.rule.kind: np.ones(D)}, version=0)
         self.commit()
         self.open()
 

@@ -218,7 +218,7 @@ def test_reading_leaves_nothing_behind(path):
 
 def test_info_of_a_rule_without_rows(tmp_path):
     with Server(fedams(buffer_size=1), np.zeros(5), store=tmp_path / "store") as server:
-        server.push("ann", np.ones(5), version=0)
+        server.push(client="ann", update=np.ones(5), version=0)
     found = store.info(tmp_path / "store")
     assert (found.codec, found.bits, found.bytes_per_client, found.clients, found.id_type) == (None, None, 0, 0, "str")
     assert len(found.disk_bytes) == 3 + len(fedams().rule_vectors)

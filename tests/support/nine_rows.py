@@ -22,7 +22,7 @@ def vector(client):
 
 def pushes(server, clients):
     for client in clients:
-        server.push(client, vector(client), version=server.version)
+        server.push(client=client, update=vector(client), version=server.version)
 
 
 def make(path):

@@ -24,7 +24,11 @@ def some_pushes(server, size, count):
     for _ in range(count):
         rng = np.random.default_rng(server.joins)
         client, age = int(rng.integers(CLIENTS)), int(rng.integers(8))
-        server.push(client, rng.standard_normal(size).astype(np.float32), version=max(0, server.version - age))
+        server.push(
+            client=client,
+            **{server.rule.kind: rng.standard_normal(size).astype(np.float32)},
+            version=max(0, server.version - age),
+        )
 
 
 def same(one, other):

@@ -138,7 +138,9 @@ def push(server, joins, kind="float32"):
     for number, (client, staleness, examples, loss, vector) in enumerate(joins):
         pulled = version - min(staleness, version)
         sent = vector if kind == "float64" else vector.astype(np.float32)
-        receipts.append(server.push(client, sent, version=pulled, num_examples=examples, loss=loss))
+        receipts.append(
+            server.push(client=client, **{server.rule.kind: sent}, version=pulled, num_examples=examples, loss=loss)
+        )
         buffer.append(((client, pulled, number), (client, version - pulled, examples, loss, stored(sent, kind))))
     return receipts, [arrival for _, arrival in sorted(buffer, key=lambda pair: pair[0])]
 

@@ -41,12 +41,31 @@ struct Statistics {
   std::int64_t first_nonfinite;  // index of the first NaN or infinity in the slot, -1 if all are finite
 };
 
+// What a vector holds.
+enum class Kind : std::int32_t { update = 0, gradient = 1, model = 2 };
+
+// From what a client sends to what a rule takes:
+//
+//   update = model - base, model = base + update     in the type of the base
+//   gradient = -update / scale, update = -gradient scale     in float64, rounded once
+//
+// and one after the other between a gradient and a model, the update in the type of the base. What is subtracted is the
+// base as the client saw it: rounded to the type of each part first, if that is narrower.
+struct Conversion {
+  Kind from, to;
+  View<const void> base;  // params that the client started from, float32 or float64; of conversions of or to a model
+  double scale = 1.0;     // client learning rate times local steps, positive; of conversions of or to a gradient
+};
+
 // slot = the parts, one after the other, each of any type; the slot is float32, float64 or bfloat16. Statistics are of
 // the values written and depend on them alone, not on how they were cut into parts. Reads and writes each byte once.
 // bfloat16 is rounded from float32, to which float64 is rounded first. A value beyond the slot's range counts as
 // non-finite. The slot is written even when values are not finite; whether to use it is the caller's decision.
-Statistics ingest(List<View<const void>> parts, View<void> slot, int num_threads = 1);
-Statistics ingest(View<const void> update, View<void> slot, int num_threads = 1);
+// With a conversion, slot = what it makes of the parts, in the same sweep, which reads the base too.
+Statistics ingest(List<View<const void>> parts, View<void> slot, int num_threads = 1,
+                  const Conversion* conversion = nullptr);
+Statistics ingest(View<const void> update, View<void> slot, int num_threads = 1,
+                  const Conversion* conversion = nullptr);
 
 // out[i * K + j] = <vectors[i], vectors[j]> in float64, symmetric; each vector is float32, float64 or bfloat16.
 // Each is read once for K <= 64; larger K are done in panels of 64 (put vectors of one type side by side: two

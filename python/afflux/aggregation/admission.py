@@ -1,5 +1,6 @@
 """What is decided about each arrival, and the state of a server. Callers hold a mutex."""
 
+from collections import deque
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -8,12 +9,31 @@ from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.options import Duplicates
 from afflux.aggregation.participation import Participation
-from afflux.aggregation.reports import Cut, Entry, Handed, Join, Pulled, Quarantined, Status, no_counts
+from afflux.aggregation.reports import (
+    Closed,
+    Cut,
+    Decision,
+    Entry,
+    Fault,
+    Handed,
+    Join,
+    Opened,
+    Pulled,
+    Status,
+    no_counts,
+)
 from afflux.aggregation.round import NamedVectors, Round, RoundStart
 from afflux.aggregation.streaming import Term, Total
 from afflux.arrays.pools import is_lent
 from afflux.ops.errors import AffluxError
 from afflux.rules.rule import ClientId, Rule, Scalars
+
+#: How many faults are kept, the newest ones.
+FAULTS_KEPT = 1000
+
+
+class ClientError(AffluxError):
+    """Something is wrong with what one client sent."""
 
 
 class ServerState(NamedTuple):
@@ -28,8 +48,8 @@ class ServerState(NamedTuple):
     round: Round | None = None  #: decided, and not yet committed
     number: int = 0  #: of the next decision
     counts: dict[str, int] = no_counts()
-    quarantined: int = 0  #: entries of the list that count
     logged: int = 0  #: entries of the log that count
+    task_events: int = 0  #: entries of the list of tasks that count
     id_type: type | None = None  #: of client ids: int or str; None before the first join
     rule_vectors: NamedVectors = MappingProxyType({})  #: changed in place by a sweep, if not in a store
     handed: frozenset[str] = frozenset()  #: those rule vectors that the user has handed in
@@ -90,20 +110,21 @@ class Admission:
         self.max_staleness = max_staleness
         self.state = first
         self.copies = copies  #: why vectors are always copied; None: they may be lent
-        self._quarantined: list[Quarantined] = []
+        self.faults: deque[Fault] = deque(maxlen=FAULTS_KEPT)
         self._log: list[Entry] | None = [] if log else None
+        self._task_events: list[Opened | Closed] = []  # since the last compaction
         # Where a client waits, unless both count. Entries may be out of date: the state says who waits there.
         self._places: dict[ClientId, int] = {}
 
     @property
-    def quarantined(self) -> list[Quarantined]:
-        """What was kept out."""
-        return self._quarantined[: self.state.quarantined]
+    def growing_log(self) -> list[Entry] | None:
+        """The log's own list, of which the state says how many entries count; None if there is no log."""
+        return self._log
 
     @property
-    def growing(self) -> tuple[list[Quarantined], list[Entry] | None]:
-        """What was kept out, and the log: the lists themselves, of which the state says how many entries count."""
-        return self._quarantined, self._log
+    def growing_task_events(self) -> list[Opened | Closed]:
+        """Tasks that were opened and closed: the list itself, of which the state says how many entries count."""
+        return self._task_events
 
     @property
     def log(self) -> list[Entry] | None:
@@ -120,25 +141,23 @@ class Admission:
             raise AffluxError("[log] this server keeps no log: make it with log=True")
         return self.log
 
-    def status(self, client_id: ClientId, version: int, bad: int | None) -> tuple[Status, int]:
+    def status(self, client_id: ClientId, version: int) -> tuple[Decision, int]:
         """What becomes of an arrival, if it joins now, and its staleness; nothing changes.
 
         Raises:
-            AffluxError: the id's type differs from the earlier ones', the client is one too many, or the version is
+            ClientError: the id's type differs from the earlier ones', the client is one too many, or the version is
                 not made.
         """
         state = self.state
         # A round that is decided counts, whether its sweep is made or not: so the log of joins says all.
         staleness = state.current.version + (state.round is not None) - version
         if state.id_type is not None and state.id_type is not type(client_id):
-            raise AffluxError(f"[push] client_id {client_id!r} is not of the same type as the earlier ones")
+            raise ClientError(f"[push] client_id {client_id!r} is not of the same type as the earlier ones")
         if staleness < 0:
-            raise AffluxError(
+            raise ClientError(
                 f"[push] client {client_id!r} says that it pulled version {version}, which an older state that was "
                 "loaded meanwhile has not made"
             )
-        if bad is not None:
-            return "quarantined", staleness
         if self.max_staleness is not None and staleness > self.max_staleness:
             return "dropped", staleness
         if state.passes is not None and state.passes.has(client_id):
@@ -151,7 +170,7 @@ class Admission:
             return "rejected", staleness
         return "superseded" if state.waiting[place].version > version else "replaced", staleness
 
-    def completes(self, status: Status) -> bool:
+    def completes(self, status: Decision) -> bool:
         """Whether an arrival of this status makes the buffer full."""
         return status == "joined" and self.state.filled + 1 == self._target()
 
@@ -183,12 +202,14 @@ class Admission:
             state.current, state.rows, state.rule_vectors, outs(state.rule_vectors), state.scalars, ends_pass
         )
 
-    def record(self, status: Status, arrival: PendingArrival, bad: int | None, prepared: Round | None) -> None:
-        """Carries a decision out; `prepared` is the round that the arrival completes."""
+    def record(
+        self, status: Decision, arrival: PendingArrival, prepared: Round | None, closed: Closed | None = None
+    ) -> None:
+        """Carries a decision out; `prepared` is the round that the arrival completes, `closed` the push's task."""
         state = self.state
         passes, scalars, counts = state.passes, state.scalars, state.counts
         waiting, filled, id_type = state.waiting, state.filled, state.id_type
-        quarantined, logged = state.quarantined, state.logged
+        logged = state.logged
         if passes is not None and status == "joined":
             passes = passes.enter(arrival.client_id)
         elif passes is not None and status == "deferred":
@@ -205,15 +226,15 @@ class Admission:
         elif status == "replaced":
             waiting = state.arrivals()
             waiting[self._places[arrival.client_id]] = arrival
-        elif bad is not None:
-            kept_out = Quarantined(arrival.join, arrival.client_id, arrival.version, bad)
-            self._quarantined[quarantined:] = [kept_out]
-            quarantined += 1
         if self._log is not None:
             client_id, version, num_examples, loss, _, slot, *_ = arrival
             entry = Join(arrival.join, status, client_id, version, arrival.staleness, num_examples, loss, is_lent(slot))
-            self._log[logged:] = [entry]
-            logged += 1
+            self._log[logged:] = [entry] if closed is None else [entry, closed]
+            logged += 1 + (closed is not None)
+        task_events = state.task_events
+        if closed is not None:
+            self._task_events[task_events:] = [closed]
+            task_events += 1
         counts = {**counts, status: counts[status] + 1}
         # A round that makes no step is over as soon as it is decided.
         decided = prepared if prepared is not None and prepared.report.stepped else state.round
@@ -226,8 +247,8 @@ class Admission:
             decided,
             state.number + 1,
             counts,
-            quarantined,
             logged,
+            task_events,
             id_type,
             state.rule_vectors,
             state.handed,
@@ -253,10 +274,24 @@ class Admission:
             counts = {**counts, **moved}
         return entering, passes, counts
 
-    def refuse(self) -> None:
-        """Counts a push that raised."""
+    def count(self, status: Status | Literal["refused"]) -> None:
+        """Counts a push that is no arrival; "refused": it has raised."""
         counts = self.state.counts
-        self.state = self.state._replace(counts={**counts, "refused": counts["refused"] + 1})
+        self.state = self.state._replace(counts={**counts, status: counts[status] + 1})
+
+    def note(self, event: Opened | Closed) -> None:
+        """A task is opened, or closed without an arrival."""
+        state = self.state
+        logged, task_events = state.logged, state.task_events
+        if self._log is not None:
+            self._log[logged:] = [event]
+            logged += 1
+        self._task_events[task_events:] = [event]
+        self.state = state._replace(logged=logged, task_events=task_events + 1)
+
+    def compact_task_events(self, still_open: list[Opened | Closed]) -> None:
+        """Forgets tasks that are closed. No round is decided and not committed."""
+        self._task_events, self.state = still_open, self.state._replace(task_events=len(still_open))
 
     def hand_in(self, rule_vectors: NamedVectors, name: str) -> None:
         """Replaces the rule vectors; one of them was handed in."""
@@ -304,12 +339,12 @@ class Admission:
         """The round is over: its version is the newest one."""
         self.state = after(self.state, current, done)
 
-    def load(self, state: ServerState, quarantined: list[Quarantined], log: list[Entry] | None) -> None:
+    def load(self, state: ServerState, log: list[Entry] | None) -> None:
         """Takes over a saved state. A log that was not kept so far is not begun in the middle."""
         places = {} if self.duplicates == "both" else {w.client_id: i for i, w in enumerate(state.arrivals())}
         log = None if self._log is None else log
         # One statement without a call in it: an interrupt comes before or after.
-        self._quarantined, self._log, self._places, self.state = quarantined, log, places, state
+        self._log, self._places, self.state = log, places, state
 
     def _place(self, client_id: ClientId) -> int | None:
         place, state = self._places.get(client_id), self.state
@@ -327,7 +362,7 @@ class Admission:
         new = {w.client_id for w in self.state.arrivals() if w.client_id not in rows}
         new.update(other for other in coming if other not in rows)
         if client_id not in new and len(rows) + len(new) >= rows.num_clients:
-            raise AffluxError(
+            raise ClientError(
                 f"[push] client {client_id!r} would be number {len(rows) + len(new) + 1}, but num_clients is "
                 f"{rows.num_clients}"
             )

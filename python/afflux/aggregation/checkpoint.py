@@ -15,7 +15,7 @@ from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.cache.memory import MemoryRows
 from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.participation import Participation
-from afflux.aggregation.reports import STATUSES, Cut, Entry, Handed, Join, Pulled, Quarantined, no_counts
+from afflux.aggregation.reports import DECISIONS, Closed, Cut, Entry, Handed, Join, Opened, Pulled, no_counts
 from afflux.aggregation.round import NamedVectors
 from afflux.aggregation.streaming import Term
 from afflux.arrays.interop import finite, immutable_copy, on_host
@@ -46,7 +46,6 @@ class Saved:
     number: int
     counts: dict[str, int]
     id_type: type | None
-    quarantined: list[Quarantined]
     log: list[Entry] | None
     rule_vectors: NamedVectors
     handed: frozenset[str]
@@ -62,7 +61,6 @@ class Saved:
             filled=self.filled,
             number=self.number,
             counts=self.counts,
-            quarantined=len(self.quarantined),
             logged=len(self.log or []),
             id_type=self.id_type,
             rule_vectors=self.rule_vectors,
@@ -97,15 +95,14 @@ def arrival_record(w: PendingArrival) -> list[Any]:
     return [*w[:3], *map(_without_nan, (w.loss, w.norm, *w.extremes)), w.join, w.staleness]
 
 
-def quarantined_record(q: Quarantined) -> list[Any]:
-    """[join, client_id, version, index], JSON-able."""
-    return [q.join, q.client_id, q.version, q.index]
-
-
 def log_record(entry: Entry) -> list[Any]:
-    """The fields of a Join, ["flush"], ["discard"] or ["set_rule_vector", name]; JSON-able."""
+    """The fields of a Join, or a word and those of another entry; JSON-able."""
     if isinstance(entry, Join):
         return [*entry[:6], _without_nan(entry.loss), entry.lent]
+    if isinstance(entry, Opened):
+        return ["open", entry.task, entry.client_id, entry.version, entry.hold, entry.until]
+    if isinstance(entry, Closed):
+        return ["close", entry.task, entry.why]
     return [entry.kind] if isinstance(entry, Cut) else ["set_rule_vector", entry.name]
 
 
@@ -114,9 +111,7 @@ def _without_nan(number: float) -> float | None:
     return None if number != number else number
 
 
-def save(
-    facts: Mapping[str, Any], state: ServerState, quarantined: Iterable[Quarantined], log: Iterable[Entry] | None
-) -> dict[str, Any]:
+def save(facts: Mapping[str, Any], state: ServerState, log: Iterable[Entry] | None) -> dict[str, Any]:
     """The state as {"meta": facts, "arrays": {name: array}}; `facts` identify the kind of server. Nothing decided is
     still to be made.
     """
@@ -127,7 +122,6 @@ def save(
         **scalar_facts(facts, state),
         "passed": [] if state.passes is None else state.passes.order[: state.passes.entered],
         "waiting": [arrival_record(w) for w in waiting],
-        "quarantined": [quarantined_record(q) for q in quarantined],
         "log": None if log is None else [log_record(entry) for entry in log],
         "row_ids": [] if rows is None else rows.client_ids,
     }
@@ -204,10 +198,6 @@ class _Loader:
             number=self._number,
             counts={name: _count(meta["counts"][name]) for name in no_counts()},
             id_type=self._id_type,
-            quarantined=[
-                Quarantined(_count(join), _id(client_id), _count(version), _count(index))
-                for join, client_id, version, index in meta["quarantined"]
-            ],
             log=None if meta["log"] is None else [_log_entry(record) for record in meta["log"]],
             rule_vectors={
                 name: self._array(f"rule_vector.{name}", self._facts["dtype"], (self._d,), check_finite=False)
@@ -313,13 +303,28 @@ class _Loader:
         return None if ours is None else (ours.num_clients, order)
 
 
+def open_tasks(records: Iterable[Sequence[Any]]) -> list[Opened]:
+    """The tasks that these records open and do not close."""
+    tasks: dict[str, Opened] = {}
+    for entry in map(_log_entry, records):
+        if isinstance(entry, Opened):
+            tasks[entry.task] = entry
+        elif isinstance(entry, Closed):
+            tasks.pop(entry.task, None)
+    return [*tasks.values()]
+
+
 def _log_entry(record: Sequence[Any]) -> Entry:
     match record:
         case ["flush" | "discard" as kind]:
             return Cut(kind)
         case ["set_rule_vector", str(name)]:
             return Handed(name)
-        case [number, status, client_id, version, staleness, examples, loss, bool(lent)] if status in STATUSES:
+        case ["open", str(task), client_id, version, bool(hold), until]:
+            return Opened(task, _id(client_id), _count(version), hold, None if until is None else _number(until))
+        case ["close", str(task), "pushed" | "expired" | "cancelled" as why]:
+            return Closed(task, why)
+        case [number, status, client_id, version, staleness, examples, loss, bool(lent)] if status in DECISIONS:
             counts = _count(version), _count(staleness), _count(examples)
             return Join(_count(number), status, _id(client_id), *counts, _number(loss), lent)
     raise AffluxError(f"[load_state_dict] the log has an unknown entry {record!r}")

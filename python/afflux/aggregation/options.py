@@ -18,6 +18,7 @@ from afflux.ops.validation import Check, brief, check_fields, flag, integer, one
 from afflux.rules.rule import OnArrival, Rule
 
 Duplicates = Literal["latest", "both", "reject"]
+Faults = Literal["raise", "record"]
 RowsOn = Literal["device", "host"]
 Durability = Literal["process", "power"]
 ParamsType = Literal["float32", "float64"]
@@ -27,7 +28,7 @@ SlotType = Literal["float32", "float64", "bfloat16"]
 STORED = (
     "duplicates",
     "max_staleness",
-    "quarantine",
+    "faults",
     "max_slots",
     "max_versions",
     "check_versions",
@@ -45,7 +46,7 @@ class Options(TypedDict, total=False):
     slot_dtype: SlotType | None
     duplicates: Duplicates | None
     max_staleness: int | None
-    quarantine: bool
+    faults: Faults
     max_slots: int | None
     max_versions: int | None
     inplace: bool
@@ -73,8 +74,11 @@ class ServerOptions:
             rows); "latest": the one from the newer version stays, in its place, and the count does not change (default
             of rules that cache rows); "reject": the first one stays.
         max_staleness: arrivals older than this are dropped and counted; None keeps all.
-        quarantine: record updates with non-finite values in `Server.quarantined` instead of raising. Vectors that are
-            lent (push(copy=False)) are rejected by their round instead.
+        faults: what `push` does where something is wrong with what a client sent: a vector of the wrong length, dtype
+            or shape or with a non-finite value, a version that was never made, and so on. "raise" an AffluxError, or
+            "record" it: the receipt has the status "faulty" and the reason, `Server.faults` lists the newest 1000, and
+            the count goes on. The operator's own mistakes raise in both cases. The round of a vector that was lent
+            (push(copy=False)) rejects non-finite values instead.
         max_slots: the largest number of copies of pushed vectors, without those that are lent; at least M (1 if
             accumulating), by default 2 M + the number of CPUs (1 + the number of CPUs). Not for rules whose arrivals
             wait for the next pass, which would never end if they took all slots.
@@ -93,7 +97,7 @@ class ServerOptions:
         commit_every: versions that this divides are committed to the store; None: only `checkpoint` and `close` commit.
         seed: of the random bits that quantized rows are encoded with, at least 0, in 64 bits.
         memory_budget: bytes that the figures of `afflux.plan` must not exceed. `max_slots` and `max_versions`, where
-            they are not given, are chosen so. The log and quarantined updates are not counted; on a GPU neither is the
+            they are not given, are chosen so. The log is not counted; on a GPU neither is the
             host's memory.
         rows_on: of a server on a GPU without a store, where cached rows are kept: "device", or "host": pinned memory,
             from which the row of a client that pushes is copied to the GPU.
@@ -120,7 +124,7 @@ class ServerOptions:
     slot_dtype: SlotType | None = None
     duplicates: Duplicates | None = None
     max_staleness: int | None = None
-    quarantine: bool = False
+    faults: Faults = "raise"
     max_slots: int | None = None
     max_versions: int | None = None
     inplace: bool = False
@@ -146,7 +150,8 @@ class ServerOptions:
             "seed": integer(0),
             "memory_budget": optional(integer(1)),
             "rows_on": one_of("device", "host"),
-        } | dict.fromkeys(("quarantine", "inplace", "check_versions", "log", "accumulate"), flag)
+            "faults": one_of("raise", "record"),
+        } | dict.fromkeys(("inplace", "check_versions", "log", "accumulate"), flag)
         for name, checked in check.items():
             check_fields(self, checked, name, op="Server")
         check_fields(self, optional(one_of(self.dtype, "bfloat16")), "slot_dtype", op="Server")

@@ -8,17 +8,21 @@ from afflux.rules.rule import ClientId, Float64, Int64, Scalars
 #: (d,) float32, or float64 if the server was asked for it: NumPy's; of a server on a GPU torch's or CuPy's, on it.
 Params = Any
 
-#: What the server decides about an arrival, at its join.
+#: What became of a push. The first six are decided at its join, and are in the log.
 #:
 #:     joined       it is in the buffer, or in the round of `report`
 #:     replaced     likewise, in the place of an earlier arrival of the same client (duplicates="latest")
 #:     superseded   the buffer holds an arrival of this client from a newer version (duplicates="latest")
 #:     rejected     the buffer holds an arrival of this client (duplicates="reject")
 #:     dropped      older than max_staleness
-#:     quarantined  a non-finite value (quarantine=True)
 #:     deferred     it waits for the next pass over all clients (gradient scheduling); if it is too old by then, it is
 #:                  dropped, and counts as such
-Status = Literal["joined", "replaced", "superseded", "rejected", "dropped", "quarantined", "deferred"]
+#:     empty        the client has trained on no examples (num_examples=0)
+#:     expired      its task is closed, or the base that its conversion needs is no longer held
+#:     faulty       something is wrong with what the client sent (faults="record"); see Receipt.reason
+Decision = Literal["joined", "replaced", "superseded", "rejected", "dropped", "deferred"]
+Status = Literal[Decision, "empty", "expired", "faulty"]
+DECISIONS: tuple[Decision, ...] = get_args(Decision)
 STATUSES: tuple[Status, ...] = get_args(Status)
 
 
@@ -58,31 +62,33 @@ class Receipt(NamedTuple):
     """What became of a push."""
 
     status: Status
-    staleness: int  #: server steps between the version that the client pulled and the step it would join, less one
+    #: server steps between the version that the client pulled and the step it would join, less one; None if that
+    #: version is unknown
+    staleness: int | None
     version: int  #: the server's version after this push
-    join: int  #: the number of this decision, from 0: its place in the log
+    join: int | None  #: the number of this decision, from 0: its place in the log; None for those that are not in it
     step: int | None  #: the version that its step makes, unless the rule skips it; None if it is in no buffer
     report: Report | None  #: not None if this push completed a round
     more: tuple[Report, ...] = ()  #: of rounds that were full as soon as their pass began (gradient scheduling)
     durable: int | None = None  #: the version that makes this decision safe, at the latest; None without a store, or
     #: where only checkpoint() and close() commit
+    reason: str = ""  #: of an expired or faulty push
 
 
 @dataclass(frozen=True, slots=True)
-class Quarantined:
-    """An update that was kept out because of a non-finite value. The vector itself is not kept."""
+class Fault:
+    """A push that was kept out because of what the client sent. The vector itself is not kept."""
 
-    join: int
-    client_id: ClientId
-    version: int  #: that the client pulled
-    index: int  #: of the first value that is not finite
+    client_id: ClientId | None  #: None: it is no id
+    version: int | None  #: that the client pulled; None: it is not known
+    reason: str  #: the message of the error that faults="raise" would have raised
 
 
 class Join(NamedTuple):
     """One push, and what was decided about it."""
 
     number: int  #: Receipt.join
-    status: Status
+    status: Decision
     client_id: ClientId
     version: int  #: that the client pulled
     staleness: int
@@ -105,7 +111,26 @@ class Cut:
     kind: Literal["flush", "discard"]
 
 
-Entry = Join | Cut | Handed
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A client has checked a version out (`Server.checkout`)."""
+
+    task: str  #: its id
+    client_id: ClientId
+    version: int
+    hold: bool  #: whether the version's params are held for it
+    until: float | None  #: Unix time at which it is closed; None: no limit
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A task was closed: by a push, by the end of its lease, or by `Task.cancel`."""
+
+    task: str  #: its id
+    why: Literal["pushed", "expired", "cancelled"]
+
+
+Entry = Join | Cut | Handed | Opened | Closed
 
 
 def no_counts() -> dict[str, int]:

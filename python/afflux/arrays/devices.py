@@ -72,8 +72,10 @@ class Device(ABC):
         """A copy, as read-only as its library makes it."""
 
     @abstractmethod
-    def ingest(self, parts: "Array | list[Array]", slot: Any, num_threads: int) -> ops.Ingested:
-        """The sweep from a caller's arrays into a slot of this device."""
+    def ingest(
+        self, parts: "Array | list[Array]", slot: Any, num_threads: int, conversion: ops.Conversion | None = None
+    ) -> ops.Ingested:
+        """The sweep from a caller's arrays into a slot of this device; a base of the conversion is on it too."""
 
     @abstractmethod
     def wait(self) -> None:
@@ -119,8 +121,10 @@ class Host(Device):
     def immutable_copy(self, vector: Any) -> Any:
         return frozen(vector, vector.dtype)
 
-    def ingest(self, parts: "Array | list[Array]", slot: Any, num_threads: int) -> ops.Ingested:
-        return ops.ingest(parts, slot, num_threads=num_threads)
+    def ingest(
+        self, parts: "Array | list[Array]", slot: Any, num_threads: int, conversion: ops.Conversion | None = None
+    ) -> ops.Ingested:
+        return ops.ingest(parts, slot, num_threads=num_threads, conversion=conversion)
 
     def wait(self) -> None:
         pass

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from afflux import ops
 from afflux._engine import Buffer, Pool
 from afflux.arrays.devices import HOST, Device, as_list
-from afflux.arrays.interop import Array, as_torch, gpu_of, is_cupy, is_torch, kind_of
+from afflux.arrays.interop import Array, as_torch, gpu_of, is_cupy, is_torch, kind_of, on_host
 from afflux.ops.errors import AffluxError, UnavailableError
 
 if TYPE_CHECKING:
@@ -88,13 +88,17 @@ class Gpu(Device):
     def owner(self, array: Array) -> object:
         """What lives as long as the array's memory is held."""
 
-    def ingest(self, parts: "Array | list[Array]", slot: Any, num_threads: int) -> ops.Ingested:
+    def ingest(
+        self, parts: "Array | list[Array]", slot: Any, num_threads: int, conversion: ops.Conversion | None = None
+    ) -> ops.Ingested:
         if any(gpu_of(part) is not None for part in as_list(parts)):
-            return ops.ingest(parts, slot, num_threads=num_threads)
+            return ops.ingest(parts, slot, num_threads=num_threads, conversion=conversion)
+        if conversion is not None and conversion.base is not None:
+            conversion = conversion._replace(base=on_host(conversion.base))
         # Updates that come over a network are in the host's memory: they are looked at there, and copied once.
         key = len(slot), kind_of("slot", slot)
         staging = Buffer(self._staging.setdefault(key, Pool(*key, 0)))
-        found = ops.ingest(parts, staging, num_threads=num_threads)
+        found = ops.ingest(parts, staging, num_threads=num_threads, conversion=conversion)
         self.fill(slot, np.asarray(staging))
         return found
 

@@ -95,6 +95,11 @@ class Versions:
         """Versions that somebody still holds."""
         return int(self._pool.held)
 
+    @property
+    def full(self) -> bool:
+        """Whether max_versions are held, so that there is none for a step."""
+        return self.max_versions is not None and not self.inplace and self.held >= self.max_versions
+
     def has(self, params: Vector) -> bool:
         """Whether it is one of these, on a GPU."""
         return bool(self._pool.has(params))

@@ -10,7 +10,19 @@ coefficients and the products of `gram` lie on the CPU.
 """
 
 from afflux.ops.backends import Backend, backends, choose_isa, default_threads, threads
-from afflux.ops.operations import Ingested, apply, check, crc32c, decode, encode, gram, ingest, row_bytes
+from afflux.ops.operations import (
+    Conversion,
+    Ingested,
+    Kind,
+    apply,
+    check,
+    crc32c,
+    decode,
+    encode,
+    gram,
+    ingest,
+    row_bytes,
+)
 from afflux.ops.stages import (
     Adaptive,
     Array,
@@ -35,8 +47,10 @@ __all__ = [
     "CachedMean",
     "Checksums",
     "Combine",
+    "Conversion",
     "Float64",
     "Ingested",
+    "Kind",
     "Momentum",
     "Pass",
     "RowFacts",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from math import sqrt
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from afflux.ops import codecs
 from afflux.ops.backends import threads
 from afflux.ops.codecs import Codec
 from afflux.ops.stages import Array, Checksums, Float64, Pass, RowFacts
+
+#: What a vector holds. An update is a difference of models, local minus global; a gradient points uphill.
+Kind = Literal["update", "gradient", "model"]
 
 
 class Ingested(NamedTuple):
@@ -27,10 +30,28 @@ class Ingested(NamedTuple):
         return sqrt(self.sum_of_squares)
 
 
+class Conversion(NamedTuple):
+    """From what a client sends to what a rule takes, each an update, a gradient or a model.
+
+        update = model - base,  model = base + update         in the dtype of the base
+        gradient = -update / scale,  update = -gradient scale  in float64, rounded once
+
+    and one after the other between a gradient and a model, the update in the dtype of the base. What is subtracted is
+    the base as the client saw it: rounded to the dtype of each array first, if that is narrower.
+    """
+
+    given: Kind
+    wanted: Kind
+    base: Array | None = None  #: (d,) float32 or float64, the params that the client started from; from or to a model
+    scale: float = 1.0  #: client learning rate times local steps, positive; from or to a gradient
+
+
 _NO_FACTS = RowFacts()
 
 
-def ingest(update: Array | Sequence[Array], slot: Array, *, num_threads: int = 1) -> Ingested:
+def ingest(
+    update: Array | Sequence[Array], slot: Array, *, num_threads: int = 1, conversion: Conversion | None = None
+) -> Ingested:
     """Slot = update; finds the first non-finite value, the sum of squares, min and max in the same sweep.
 
     The parts of a list are laid one after the other, without a copy between, and the result is that of one long vector.
@@ -42,12 +63,14 @@ def ingest(update: Array | Sequence[Array], slot: Array, *, num_threads: int = 1
             float16 or bfloat16, mixed as you like.
         slot: (d,) float32, float64 or bfloat16, overwritten.
         num_threads: at least 1; one by default, because many pushes may run at once.
+        conversion: what to make of the update on its way into the slot; None: a copy.
 
     Raises:
-        AffluxError: wrong shape, dtype or layout, read-only slot, or overlapping memory; nothing was written.
+        AffluxError: wrong shape, dtype or layout, read-only slot, or overlapping memory; a conversion without the base
+            or with a scale that is not positive; nothing was written.
         UnavailableError: an array on a device that this build does not serve.
 
-    Cost: each byte of the update read once, each of the slot written once.
+    Cost: each byte of the update, and of the conversion's base, read once, each of the slot written once.
 
     >>> slot = np.empty(3, np.float32)
     >>> ingest(np.array([3.0, -4.0, 0.0]), slot).norm
@@ -56,8 +79,13 @@ def ingest(update: Array | Sequence[Array], slot: Array, *, num_threads: int = 1
     7.0
     >>> slot.tolist()
     [1.0, 2.0, 7.0]
+    >>> base = np.ones(3, np.float32)
+    >>> ingest(np.array([3.0, 2.0, 1.0]), slot, conversion=Conversion("model", "update", base)).min
+    0.0
+    >>> slot.tolist()
+    [2.0, 1.0, 0.0]
     """
-    first, squares, low, high = _engine.ingest(update, slot, threads(num_threads))
+    first, squares, low, high = _engine.ingest(update, slot, threads(num_threads), conversion)
     return Ingested(None if first < 0 else first, squares, low, high)
 
 

@@ -26,7 +26,7 @@ ClientId = int | str
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 Scalars = Mapping[str, float]
-Kind = Literal["update", "gradient", "model"]
+Kind = ops.Kind
 
 
 @dataclass(frozen=True, slots=True)

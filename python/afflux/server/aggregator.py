@@ -1,6 +1,6 @@
 """From arrivals to rounds: each decision about a push, and the round that it completes, one after the other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from os import getpid
@@ -10,7 +10,7 @@ from typing import TypeVar
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival, Pushed
 from afflux.aggregation.cache.staging import StagedRow
-from afflux.aggregation.reports import Pulled, Receipt, Report, Status
+from afflux.aggregation.reports import Closed, Decision, Pulled, Receipt, Report
 from afflux.aggregation.round import NamedVectors, Round, prepare
 from afflux.aggregation.storage import RoundStorage
 from afflux.aggregation.streaming import Streaming, Term, Total
@@ -19,25 +19,30 @@ from afflux.arrays.pools import Slot, Slots, Vector, Versions
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Rule
 from afflux.server.concurrency import Monitor
+from afflux.server.tasks import OpenTask, TaskBook
 
 _Result = TypeVar("_Result")
-_Out = TypeVar("_Out")
 
 
 #: What was decided about an arrival: status, staleness, number of the join, its term if the server accumulates, and the
 #: round that it completes.
-_Decision = tuple[Status, int, int, Term | None, Round | None]
+_Decision = tuple[Decision, int, int, Term | None, Round | None]
+
+
+class TaskClosedError(AffluxError):
+    """Another push of the task, or the end of its lease, came first."""
 
 
 class Ticket:
     """What a push holds until it ends, however it ends."""
 
-    __slots__ = ("decision", "slot", "staged_row")
+    __slots__ = ("decision", "slot", "staged_row", "task")
 
     def __init__(self) -> None:
         self.slot: Slot | None = None
         self.staged_row: StagedRow | None = None  #: of the client's row
         self.decision: _Decision | None = None
+        self.task: OpenTask | None = None  #: that it closes
 
 
 class Aggregator:
@@ -64,6 +69,8 @@ class Aggregator:
         self.admission = admission
         self.streaming = streaming
         self.device = device
+        self.tasks = TaskBook(versions.max_versions, admission.max_staleness)
+        self.retained: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint was asked to keep
         self.storage: RoundStorage | None = None
         self.closed = False
         self._monitor = Monitor[Round | Total](self._publish, self._next_job, self._run, self._at_rest)
@@ -172,15 +179,19 @@ class Aggregator:
                 "pull", lambda: replace(self._newest, params=device.immutable_copy(self._newest.params))
             )
         self._check_pull()
-        now = self._newest
-        return now if device is HOST else replace(now, params=device.alias(now.params))
+        return self.shared(self._newest)
 
-    def pull_into(self, out: _Out, copy: Callable[[Pulled, _Out], None]) -> int:
+    def shared(self, version: Pulled) -> Pulled:
+        """A version as callers get it: on a GPU other objects than the server's own, of the same memory."""
+        device = self.device
+        return version if device is HOST else replace(version, params=device.alias(version.params))
+
+    def pull_into(self, copy: Callable[[Pulled], None]) -> int:
         """Copies the newest version with `copy`; returns its number."""
 
         def copied() -> int:
             now = self._newest
-            copy(now, out)
+            copy(now)
             return now.version
 
         if self.versions.inplace:
@@ -211,10 +222,10 @@ class Aggregator:
 
     # Deciding
 
-    def join(self, pushed: Pushed, bad: int | None, ticket: Ticket) -> Receipt:
+    def join(self, pushed: Pushed, ticket: Ticket) -> Receipt:
         """Decides what becomes of an arrival, and makes the round that it completes."""
         begun: list[Report] = []  # of rounds whose buffers were full as soon as their pass began
-        decision = self._monitor.wait_for(lambda: self._joined(pushed, bad, ticket, begun))
+        decision = self._monitor.wait_for(lambda: self._joined(pushed, ticket, begun))
         assert decision is not None  # it was given no timeout
         status, staleness, join, _, completed = decision
         report = None
@@ -231,7 +242,7 @@ class Aggregator:
         version = self.admission.state.current.version
         return Receipt(status, staleness, version, join, step, report, tuple(begun), durable)
 
-    def _joined(self, pushed: Pushed, bad: int | None, ticket: Ticket, begun: list[Report]) -> _Decision | None:
+    def _joined(self, pushed: Pushed, ticket: Ticket, begun: list[Report]) -> _Decision | None:
         """The decision, once its round is published (or skipped) and its term is added; None until then."""
         admission, decision = self.admission, ticket.decision
         if self.closed:
@@ -240,7 +251,12 @@ class Aggregator:
             if admission.state.passes is not None and not self._begin_overdue(begun):
                 return None
             client_id, version, *_ = pushed
-            status, staleness = admission.status(client_id, version, bad)
+            task, closed = ticket.task, None
+            if task is not None:
+                if self.tasks.find(task.opened.task) is not task:
+                    raise TaskClosedError(f"[push] task {task.opened.task} is closed")
+                closed = Closed(task.opened.task, "pushed")
+            status, staleness = admission.status(client_id, version)
             completes, state = admission.completes(status), admission.state
             if completes and state.unfinished:
                 return None
@@ -252,7 +268,9 @@ class Aggregator:
                 term = self.streaming.term(total, state.filled, facts, ticket.slot)
                 arrival = arrival._replace(slot=term)
             completed = self._prepared("push", [*state.arrivals(), arrival]) if completes else None
-            admission.record(status, arrival, bad, completed)
+            admission.record(status, arrival, completed, closed)
+            if task is not None:
+                self.tasks.close(task)
             ticket.decision = decision = (status, staleness, state.number, term, completed)
         _, _, _, term, completed = decision
         made = (completed is None or admission.state.round is not completed) and (term is None or term.done)
@@ -316,6 +334,8 @@ class Aggregator:
     def _prepared(self, op: str, waiting: list[PendingArrival]) -> Round:
         """The round of these arrivals; an error leaves no trace."""
         self.versions.refuse_damaged_newest(op, self.admission.state.current.version)
+        while self.versions.full and self.tasks.release_oldest():
+            pass
         try:
             draft = self.versions.take()
         except StoreError:
@@ -374,6 +394,7 @@ class Aggregator:
         if (rows := self.admission.state.rows) is not None:
             rows.commit(made.rows)
         self.admission.commit(current, made)
+        self.tasks.release_outdated(version)
         made.release()
         return self.admission.state.unfinished
 

@@ -1,17 +1,21 @@
 """From a caller's arguments to plain ids and flat vectors, and back; messages name the client and the array."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from afflux import ops
 from afflux._engine import Buffer
 from afflux.aggregation.reports import Pulled
+from afflux.arrays import trees
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.gpu import device_of
 from afflux.arrays.interop import forbid_resizing, gpu_of, immutable_copy, is_torch, on_gpu, on_host, with_names
 from afflux.arrays.layout import Field, Layout, Tree
+from afflux.arrays.likeness import Like
 from afflux.arrays.pools import Slot
 from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.rules.rule import Float64, Kind
@@ -26,6 +30,7 @@ class InputAdapter:
     size: int  #: d
     num_threads: int
     device: Device = HOST  #: that the vectors go to
+    likes: Mapping[str, Like] = field(default_factory=dict)  #: of the arrays of the first params, by name
 
     @classmethod
     def of(
@@ -33,25 +38,24 @@ class InputAdapter:
     ) -> "tuple[InputAdapter, ops.Array | list[ops.Array]]":
         """For vectors like `params`, where these lie; and the parts of params."""
         if is_tree(params):
-            layout = Layout.of(params)
+            layout, leaves = Layout.of(params), trees.Walk(params).leaves
             intake = cls(kind, layout, layout.size, num_threads)
         else:
+            leaves = {"": params}
             intake = cls(kind, None, length("[Server] params", params), num_threads)
         parts = intake.parts("[Server] params", params)
-        return replace(intake, device=device_of("[Server] params", parts, intake.names)), parts
+        likes = {name: Like.of(name, array) for name, array in leaves.items()}
+        return replace(intake, device=device_of("[Server] params", parts, intake.names), likes=likes), parts
 
-    def pushed(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
-        """The parts of what a client hands in."""
-        if self.kind != "model" and hasattr(vector, "named_parameters"):
-            raise AffluxError(
-                f"{what} is a module, which holds the client's params, but the rule takes its {self.kind}: for an "
-                "update, layout.flatten(module) - pulled.params"
-            )
+    def sent(self, what: str, given: Kind, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
+        """The parts of what a client hands in as an update, a gradient or a model."""
+        if given != "model" and type(vector) is not np.ndarray and hasattr(vector, "named_parameters"):
+            raise AffluxError(f"{what} is a module, which holds the client's params: push it as model=")
         return self.parts(what, vector)
 
     def parts(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
         """The array, or the tree's arrays (see Layout.parts), that make up the flat vector."""
-        if self.layout is not None and is_tree(vector):
+        if type(vector) is not np.ndarray and self.layout is not None and is_tree(vector):
             try:
                 return self.layout.parts(vector)
             except AffluxError as error:
@@ -61,12 +65,23 @@ class InputAdapter:
             raise AffluxError(f"{what} has {size} elements, params has {self.size}")
         return vector
 
-    def ingest(self, what: str, parts: "ops.Array | list[ops.Array]", slot: ops.Array) -> ops.Ingested:
+    def ingest(
+        self,
+        what: str,
+        parts: "ops.Array | list[ops.Array]",
+        slot: ops.Array,
+        conversion: ops.Conversion | None = None,
+    ) -> ops.Ingested:
         """The sweep from the caller's memory into a slot."""
         try:
-            return self.device.ingest(parts, slot, self.num_threads)
+            return self.device.ingest(parts, slot, self.num_threads, conversion)
         except (AffluxError, UnavailableError) as error:
             raise type(error)(f"{what}: {with_names(error, self.names)}") from None
+
+    @property
+    def has_buffers(self) -> bool:
+        """Whether the model has arrays that are no parameters."""
+        return self.layout is not None and bool(self.layout.buffers)
 
     @property
     def names(self) -> list[str]:
@@ -96,12 +111,18 @@ class InputAdapter:
         self.device.wait()  # a round on another stream than this thread's may read it
         return slot
 
-    def buffers(self, whose: str, vector: "ops.Array | Tree", buffers: "Tree | None") -> Float64 | None:
-        """The client's own values of the model's buffers, (d_b,); None if the model has none."""
-        if self.layout is None or not self.layout.buffers:
+    def buffers(self, whose: str, model: "ops.Array | Tree | None", buffers: "Tree | None") -> Float64 | None:
+        """The client's own values of the model's buffers, (d_b,); None if the model has none.
+
+        Args:
+            whose: for messages.
+            model: the client's model, in which they are if `buffers` is None.
+            buffers: a tree that holds them, or a flat vector.
+        """
+        if self.layout is None or not self.has_buffers:
             return None
-        if buffers is None and self.kind == "model" and is_tree(vector):
-            buffers = vector
+        if buffers is None and model is not None and is_tree(model):
+            buffers = model
         if buffers is None:
             names = ", ".join(field.name for field in self.layout.buffers[:3])
             more = ", ..." if len(self.layout.buffers) > 3 else ""
@@ -124,7 +145,7 @@ class InputAdapter:
         """In which of the model's arrays an element of the flat vector lies."""
         return "" if self.layout is None else within(self.layout.fields, index)
 
-    def copy_out(self, now: Pulled, out: "ops.Array | Tree") -> None:
+    def copy_out(self, op: str, now: Pulled, out: "ops.Array | Tree") -> None:
         """Copies a version into the caller's memory."""
         try:
             if not is_tree(out):
@@ -138,7 +159,26 @@ class InputAdapter:
                 self.layout.load(out, now.params, now.buffers)
                 self.device.wait()  # this version's memory may be used again
         except (AffluxError, UnavailableError) as error:
-            raise type(error)(f"[pull] out: {error}") from None
+            raise type(error)(f"[{op}] out: {error}") from None
+
+    def copied_tree(self, version: Pulled) -> Tree:
+        """A copy of a version, like the params that the server was made with."""
+        flat = on_host(version.params, copy=True)
+        if self.layout is None:
+            return self._copied("", None, flat)
+        pieces = [(each, flat) for each in self.layout.fields]
+        if version.buffers is not None:
+            own = np.array(version.buffers)
+            pieces += [(each, own) for each in self.layout.buffers]
+        arrays = {
+            each.name: self._copied(each.name, each.dtype, vector[each.start : each.stop].reshape(each.shape))
+            for each, vector in pieces
+        }
+        return trees.build(self.layout.nesting, arrays)
+
+    def _copied(self, name: str, dtype: str | None, values: npt.NDArray[Any]) -> ops.Array:
+        like = self.likes.get(name) or Like("numpy", np.dtype(dtype or values.dtype))
+        return like.made_of(name, values)
 
 
 def is_tree(model: object) -> bool:

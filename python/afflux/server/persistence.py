@@ -136,7 +136,7 @@ def _move_to(store: Store, aggregator: Aggregator, options: ServerOptions) -> No
         draft = versions.take()
         draft.array[:] = now.params
         now = replace(now, params=versions.finished(draft, 0))
-    admission.load(state._replace(current=now, rows=store.rows), [], [])
+    admission.load(state._replace(current=now, rows=store.rows), [])
     store.checkpoint(admission)
     aggregator.attach(store)
 
@@ -150,7 +150,7 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
         aggregator.versions = Versions(aggregator.slots.size, limit, dtype=options.dtype, device=device)
     last = Pulled(in_store.finished(in_store.take(), store.version), store.version, store.buffers)
     now = _on_device(last, aggregator)
-    admission.load(admission.state._replace(current=now, rows=store.rows), [], [])
+    admission.load(admission.state._replace(current=now, rows=store.rows), [])
     saved = store.load(facts_of(aggregator, store.layout, options), admission)
     arrivals = arrivals_of(saved, aggregator)
     older = [
@@ -159,8 +159,14 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
     ]
     retained = {held.version: now if held is last else _on_device(held, aggregator) for held in older}
     state = store.attach(saved.server_state(now, arrivals), last.params, older)
-    admission.load(state, saved.quarantined, saved.log)
+    admission.load(state, saved.log)
     aggregator.attach(store)
+    opened = store.open_tasks()
+    aggregator.tasks.restore(opened, {**retained, now.version: now})
+    admission.compact_task_events(aggregator.tasks.opened())
+    # A version that is held for a task is no longer kept when the task is closed.
+    for_tasks = {entry.version for entry in opened if entry.hold}
+    aggregator.retained = {version: kept for version, kept in retained.items() if version not in for_tasks}
     options = replace(options, durability=store.durability, commit_every=store.commit_every)
     return Attached(options, store.layout, MappingProxyType(retained))
 
@@ -184,7 +190,7 @@ def load_state(aggregator: Aggregator, state: Mapping[str, Any], layout: Layout 
     draft = versions.take()
     device.fill(draft.buffer, saved.params)
     now = Pulled(versions.finished(draft, saved.version), saved.version, saved.buffers)
-    admission.load(saved.server_state(now, arrivals)._replace(rule_vectors=rule_vectors), saved.quarantined, saved.log)
+    admission.load(saved.server_state(now, arrivals)._replace(rule_vectors=rule_vectors), saved.log)
 
 
 def arrivals_of(saved: Saved, aggregator: Aggregator) -> list[PendingArrival]:
@@ -234,14 +240,21 @@ def save_state(aggregator: Aggregator, layout: Layout | None, options: ServerOpt
     """The state_dict of a server at rest."""
     admission, facts = aggregator.admission, facts_of(aggregator, layout, options)
     aggregator.versions.refuse_damaged_newest("state_dict", admission.state.current.version)
-    return checkpoints.save(facts, admission.state, admission.quarantined, admission.log)
+    return checkpoints.save(facts, admission.state, admission.log)
 
 
 def checkpoint(store: Store, aggregator: Aggregator, notes: object, keep: Iterable[Pulled]) -> dict[int, Pulled]:
-    """Commits the state of a server at rest; the versions of `keep`, by number."""
+    """Commits the state of a server at rest; the versions of `keep`, by number. Those held for tasks stay too."""
     kept = retained(keep, aggregator)
-    store.checkpoint(aggregator.admission, notes_as_json(notes), list(kept.values()))
+    _commit(store, aggregator, notes_as_json(notes), kept)
+    aggregator.retained = kept
     return kept
+
+
+def _commit(store: Store, aggregator: Aggregator, notes: str | None, kept: Mapping[int, Pulled]) -> None:
+    admission, tasks = aggregator.admission, aggregator.tasks
+    admission.compact_task_events(tasks.opened())
+    store.checkpoint(admission, notes, [*{**tasks.bases(), **kept}.values()])
 
 
 def close(store: Store, aggregator: Aggregator, *, checkpoint: bool) -> None:
@@ -249,7 +262,7 @@ def close(store: Store, aggregator: Aggregator, *, checkpoint: bool) -> None:
 
     def end() -> None:
         if checkpoint:
-            store.checkpoint(aggregator.admission, store.notes, store.retained)
+            _commit(store, aggregator, store.notes, aggregator.retained)
         aggregator.closed = True
         store.close(aggregator.versions)
 

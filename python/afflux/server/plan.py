@@ -25,8 +25,8 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Bytes by part, when every client has pushed. What grows without a bound is not in it: the log, what is
-    quarantined, and Python's own objects, some 100 bytes for each client.
+    """Bytes by part, when every client has pushed. What grows without a bound is not in it: the log, and
+    Python's own objects, some 100 bytes for each client.
 
     Memory, in bytes, with p and s the sizes of an element of params and of a slot (4 by default):
 

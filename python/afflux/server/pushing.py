@@ -1,67 +1,335 @@
-"""A push: its arguments are checked, its vector is taken in, and its arrival joins, or fails without a trace."""
+"""A push: what a client sends is checked, converted to what the rule takes, and joins; or fails without a trace."""
 
 from math import nan
+from time import monotonic
+from typing import Protocol
 
 import numpy as np
 
 from afflux import ops
+from afflux.aggregation.admission import ClientError
 from afflux.aggregation.arrivals import Pushed
 from afflux.aggregation.options import ServerOptions
-from afflux.aggregation.reports import Receipt
+from afflux.aggregation.reports import Fault, Pulled, Receipt, Status
 from afflux.aggregation.streaming import MOST_SQUARES
 from afflux.arrays.layout import Tree
 from afflux.arrays.pools import Slot, Vector
-from afflux.ops.errors import AffluxError
-from afflux.ops.validation import NUMBERS, is_int, plain_id
+from afflux.ops import Conversion, Kind
+from afflux.ops.errors import AffluxError, BusyError, StoreError
+from afflux.ops.validation import NUMBERS, brief, is_int, plain_id, positive
 from afflux.rules.rule import ClientId
-from afflux.server.aggregator import Aggregator, Ticket
+from afflux.server.aggregator import Aggregator, TaskClosedError, Ticket
+from afflux.server.checkout import Task, close_overdue, close_task
 from afflux.server.inputs import InputAdapter
+from afflux.server.tasks import OpenTask
 
 
-def push(
-    server: tuple[Aggregator, InputAdapter, ServerOptions],
-    client_id: ClientId,
-    vector: "ops.Array | Tree",
-    version: int,
-    num_examples: int,
-    loss: float,
-    buffers: "Tree | None",
-    timeout: float | None,
-    copy: bool,
+class PushTarget(Protocol):
+    """What a push needs of a server."""
+
+    options: ServerOptions
+    _aggregator: Aggregator
+    _adapter: InputAdapter
+
+    def _enter(self, op: str) -> None: ...
+
+
+def push(  # noqa: D417
+    self: PushTarget,
+    *,
+    task: "Task | str | None" = None,
+    client: ClientId | None = None,
+    version: "int | Pulled | None" = None,
+    update: "ops.Array | Tree" = None,
+    gradient: "ops.Array | Tree" = None,
+    model: "ops.Array | Tree" = None,
+    num_examples: int = 1,
+    loss: float | None = None,
+    client_lr: float | None = None,
+    local_steps: int | None = None,
+    buffers: "Tree | None" = None,
+    timeout: float | None = None,
+    copy: bool = True,
 ) -> Receipt:
-    """See `Server.push`."""
-    aggregator, adapter, options = server
-    ticket = Ticket()
+    """Hands in what a client learned; the M-th arrival makes the server step.
+
+    A client sends one of three vectors, and the sweep that takes it in converts it to the kind that the rule takes:
+
+        update = model - base,  model = base + update                      in the dtype of params
+        gradient = -update / (client_lr local_steps), and back             in float64, rounded once
+
+    where the base is the version that the client pulled, rounded to the dtype of each of the model's arrays before it
+    is subtracted: a bfloat16 client never saw more.
+
+    Args:
+        task: what `checkout` gave, or its id, in the place of `client` and `version`; the push closes it.
+        client: the client's id: an int64 (NumPy's or Python's) or a str, not mixed in one server.
+        version: the version that the client pulled: what `pull` gave, or its number. Conversions from or to a model
+            need its params: with a number, the version must be the newest one, or held for a task.
+        update: local minus pulled params: (d,) float32, float64, float16 or bfloat16, or a tree like the server's,
+            whose arrays go straight into one slot.
+        gradient: likewise; it points uphill.
+        model: likewise, the client's own params; a torch module or its state_dict, for example.
+        num_examples: the client's number of training examples; with 0 the push is no arrival, and its receipt `empty`.
+        loss: its mean training loss; None: not known.
+        client_lr: its learning rate, for conversions from or to a gradient.
+        local_steps: its number of local steps, likewise.
+        buffers: the client's values of the model's buffers: a tree that holds them, or a flat float64 vector. None:
+            they are in `model`.
+        timeout: seconds to wait while all slots are taken; None: as long as it takes, 0: not at all. A push waits for
+            the rule's own code (weigh, step) in any case.
+        copy: False lends the vector: its round reads it in place. Until then (`version` has reached Receipt.step, or
+            the buffer was discarded) it must not be changed, nor its memory resized, freed or moved (by torch's
+            share_memory_ or queues). Its norm is NaN, and its round rejects it (weight 0) if it has a non-finite value.
+            For one contiguous vector of the slots' dtype and the rule's kind, and rules that keep no vectors (FedBuff,
+            ...).
+
+    Returns:
+        What became of it.
+
+    Raises:
+        AffluxError: a wrong id, version, length, dtype or layout, or a non-finite value (with faults="record" a receipt
+            says so instead); arguments that do not go together; nothing has changed.
+        BusyError: all slots were taken for `timeout` seconds; nothing has changed.
+        UnavailableError: a vector on a device that this build does not serve, or lent from another device.
+
+    A KeyboardInterrupt during a step, or while an arrival is added up, is raised although the arrival has joined (see
+    `counts`); the next call that needs the result finishes it.
+
+    Cost: one sweep, which reads the vector, and the base if one is needed, and writes a slot. (With a server on a GPU,
+    a vector on the host and a base, the base is copied to the host first.)
+
+    >>> import numpy as np
+    >>> from afflux import Server, rules
+    >>> server = Server(rules.fedasync(mixing=0.5), np.zeros(2, np.float32))  # which mixes models
+    >>> pulled = server.pull()
+    >>> server.push(client=7, version=pulled, update=np.array([2.0, 4.0])).status, server.params.tolist()
+    ('joined', [1.0, 2.0])
+    """
+    self._enter("push")
+    aggregator, adapter, options = self._aggregator, self._adapter, self.options
+    ticket, origin = Ticket(), _Origin()
     pushed: Pushed | None = None
-    admission = aggregator.admission
     try:
-        newest = admission.state.current.version
-        client_id, version = _checked(client_id, version, num_examples, loss, timeout, copy, newest)
-        what = f"[push] client {client_id!r}'s"
-        parts = adapter.pushed(f"{what} vector", vector)
-        own = adapter.buffers(what, vector, buffers)
-        rows, fetch = admission.state.rows, None
-        bad, norm, extremes = None, nan, (nan, nan)
+        given, vector = _only_one(update, gradient, model, num_examples)
+        if not (timeout is None or (isinstance(timeout, NUMBERS) and timeout >= 0)):
+            raise AffluxError(f"[push] timeout is {timeout!r}, must be None or a number of seconds, at least 0")
+        if copy is not True and not isinstance(copy, bool | np.bool_):
+            raise AffluxError(f"[push] copy is {copy!r}, must be True or False")
+        if not copy:
+            _check_lending(aggregator, given)
+        origin.checking = True
+        newest = aggregator.admission.state.current
+        if task is None:
+            origin.client_id = client_id = plain_id(client)
+            origin.version = pulled = _pulled(client_id, version, newest.version)
+        else:
+            ticket.task = found = _found(aggregator, task, client, version)
+            if found is None:
+                return _no_arrival(aggregator, origin, "expired", "the task is closed, or was never opened here")
+            origin.client_id = client_id = found.opened.client_id
+            origin.version = pulled = found.opened.version
+        examples, loss = _facts(num_examples, loss)
+        if examples == 0:
+            return _no_arrival(aggregator, origin, "empty", "", ticket.task)
+        what = f"[push] client {client_id!r}'s {given}"
+        conversion = None
+        scale = None if client_lr is None and local_steps is None else _scale(client_lr, local_steps)
+        if given != adapter.kind:
+            base = _base(aggregator, task, version, pulled, newest)
+            if base is None and task is not None and "model" in (given, adapter.kind):
+                return _no_arrival(aggregator, origin, "expired", f"version {pulled} is no longer held", ticket.task)
+            conversion = _conversion(what, given, adapter.kind, base, scale)
+        parts, own = adapter.sent(what, given, vector), None
+        if adapter.has_buffers:
+            own = adapter.buffers(f"[push] client {client_id!r}'s", vector if given == "model" else None, buffers)
+        rows, fetch = aggregator.admission.state.rows, None
+        norm, extremes = nan, (nan, nan)
         if copy:
             ticket.slot = aggregator.take_slot(timeout)
             fetch = None if rows is None else rows.prefetch(client_id)
-            bad, norm, extremes = _copied(aggregator, adapter, options, what, parts, ticket.slot)
-        elif admission.copies is None:
-            ticket.slot = adapter.lent(f"{what} vector", parts, aggregator.slots.dtype)
+            norm, extremes = _copied(aggregator, adapter, options, what, parts, ticket.slot, conversion)
         else:
-            raise AffluxError(f"{what} vector cannot be read in place (copy=False): {admission.copies}")
+            ticket.slot = adapter.lent(what, parts, aggregator.slots.dtype)
         if fetch is not None:  # the disk was read while the vector was copied
             ticket.staged_row = fetch()
-        pushed = (client_id, version, int(num_examples), float(loss), norm, ticket.slot, own, extremes)
-        return aggregator.join(pushed, bad, ticket)
-    except Exception:
+        pushed = (client_id, pulled, examples, loss, norm, ticket.slot, own, extremes)
+        origin.checking = False
+        return aggregator.join(pushed, ticket)
+    except TaskClosedError as error:
+        return _no_arrival(aggregator, origin, "expired", str(error))
+    except Exception as error:
         if ticket.decision is None:
-            aggregator.locked(admission.refuse)
+            if options.faults == "record" and _is_clients(error, origin):
+                return _no_arrival(aggregator, origin, "faulty", str(error), ticket.task)
+            aggregator.locked(lambda: aggregator.admission.count("refused"))
         raise
     finally:
         # The frame of a stored traceback must not hold the slot.
         pushed = ticket.slot = ticket.staged_row = ticket.decision = fetch = None
         aggregator.notify_waiters()
+
+
+class _Origin:
+    """What is known of a push so far."""
+
+    __slots__ = ("checking", "client_id", "version")
+
+    def __init__(self) -> None:
+        self.checking = False  #: what the client sent is being looked at
+        self.client_id: ClientId | None = None
+        self.version: int | None = None
+
+
+def _is_clients(error: Exception, origin: _Origin) -> bool:
+    """Whether an error is about what the client sent."""
+    if isinstance(error, ClientError):
+        return True
+    return origin.checking and isinstance(error, AffluxError) and not isinstance(error, BusyError | StoreError)
+
+
+def _no_arrival(
+    aggregator: Aggregator, origin: _Origin, status: Status, reason: str, task: OpenTask | None = None
+) -> Receipt:
+    """The receipt of a push that makes no arrival, and closes its task."""
+    admission = aggregator.admission
+    if task is not None:
+        close_task(aggregator, task, "pushed")
+    aggregator.locked(lambda: admission.count(status))
+    if status == "faulty":
+        admission.faults.append(Fault(origin.client_id, origin.version, reason))
+    state = admission.state
+    newest = state.current.version
+    staleness = None if origin.version is None else newest + (state.round is not None) - origin.version
+    return Receipt(status, staleness, newest, None, None, None, reason=reason)
+
+
+def _only_one(update: object, gradient: object, model: object, num_examples: object) -> tuple[Kind, object]:
+    """The vector that was given, and its kind."""
+    given: list[tuple[Kind, object]] = [
+        ("update", update),
+        ("gradient", gradient),
+        ("model", model),
+    ]
+    found = [pair for pair in given if pair[1] is not None]
+    if len(found) == 1:
+        return found[0]
+    if not found and num_examples == 0:
+        return "update", None
+    names = " and ".join(f"{kind}=" for kind, _ in found) or "none of them"
+    raise AffluxError(f"[push] give one of update=, gradient= and model=, not {names}")
+
+
+def _pulled(client_id: ClientId, version: object, newest: int) -> int:
+    """The version of a push as Python's int; `newest` is the server's version."""
+    if isinstance(version, Pulled):
+        version = version.version
+    if not is_int(version):
+        raise AffluxError(f"[push] version is {version!r}, must be an int or what pull() gave")
+    if not 0 <= version <= newest:
+        raise AffluxError(
+            f"[push] client {client_id!r} says that it pulled version {version}; the server has made 0 to {newest}"
+        )
+    return int(version)
+
+
+def _found(aggregator: Aggregator, task: object, client: object, version: object) -> OpenTask | None:
+    """The open task of a push; None if it is not open."""
+    if client is not None or version is not None:
+        raise AffluxError("[push] task= says who pushes and from which version: give no client= and version=")
+    task_id = task.id if isinstance(task, Task) else task
+    if not isinstance(task_id, str):
+        raise AffluxError(f"[push] task is {brief(task)}, must be what checkout() gave, or its id")
+    if aggregator.tasks.next_deadline <= monotonic():
+        close_overdue(aggregator)
+    return aggregator.tasks.find(task_id)
+
+
+def _base(
+    aggregator: Aggregator, task: "Task | str | None", version: "int | Pulled | None", number: int, newest: Pulled
+) -> Pulled | None:
+    """The version that the client pulled, if it is held somewhere."""
+    if isinstance(version, Pulled):
+        return version
+    if isinstance(task, Task) and task.pulled_apart is not None:
+        return task.pulled_apart
+    if newest.version == number and not aggregator.versions.inplace:  # else a round may overwrite it meanwhile
+        return newest
+    return aggregator.tasks.base(number)
+
+
+def _facts(num_examples: object, loss: object) -> tuple[int, float]:
+    """The number of examples and the loss, NaN if that is unknown."""
+    if not (is_int(num_examples) and 0 <= num_examples < 2**63):
+        raise AffluxError(f"[push] num_examples is {num_examples!r}, must be an int of at least 0 in 64 bits")
+    if loss is None:
+        return int(num_examples), nan
+    if not isinstance(loss, NUMBERS) or (isinstance(loss, int) and abs(loss) > 2**63):
+        raise AffluxError(f"[push] loss is {loss!r}, must be a number (None if unknown)")
+    return int(num_examples), float(loss)
+
+
+def _scale(client_lr: object, local_steps: object) -> float | None:
+    """client_lr * local_steps, checked; None if one of them is not given."""
+    if client_lr is not None:
+        client_lr = positive("push", "client_lr", client_lr)
+    if local_steps is not None and not (is_int(local_steps) and 1 <= local_steps < 2**53):
+        raise AffluxError(f"[push] local_steps is {local_steps!r}, must be an int of at least 1")
+    return None if client_lr is None or local_steps is None else float(client_lr) * int(local_steps)
+
+
+_A = {"update": "an update", "gradient": "a gradient", "model": "a model"}
+
+
+def _conversion(what: str, given: Kind, wanted: Kind, base: Pulled | None, scale: float | None) -> Conversion:
+    """From what was given to what the rule takes."""
+    params = None
+    if "model" in (given, wanted):
+        if base is None:
+            raise AffluxError(
+                f"{what} cannot become {_A[wanted]}: the params that the client pulled are no longer held; check out a "
+                "task, or give what pull() gave as version="
+            )
+        params = base.params
+    if "gradient" in (given, wanted) and scale is None:
+        raise AffluxError(f"{what} cannot become {_A[wanted]} without client_lr= and local_steps=")
+    return Conversion(given, wanted, params, scale or 1.0)
+
+
+def _copied(
+    aggregator: Aggregator,
+    adapter: InputAdapter,
+    options: ServerOptions,
+    what: str,
+    parts: "ops.Array | list[ops.Array]",
+    slot: Slot,
+    conversion: Conversion | None,
+) -> tuple[float, tuple[float, float]]:
+    """The sweep that takes a vector in: norm; min and max."""
+    rule = aggregator.rule
+    facts = adapter.ingest(what, parts, slot, conversion)
+    bad = facts.first_nonfinite
+    if bad is not None:
+        made = "" if conversion is None else f" as {_A[rule.kind]}"
+        raise AffluxError(f"{what} has a non-finite value{made} at index {bad}{adapter.place(bad)}")
+    if facts.sum_of_squares > MOST_SQUARES and (rule.needs.gram or options.accumulate):
+        _refuse_overflow(what, facts, "inner products" if rule.needs.gram else "sums")
+    return facts.norm, (facts.min, facts.max)
+
+
+def _check_lending(aggregator: Aggregator, given: Kind) -> None:
+    """Refuses vectors that cannot be read where they lie."""
+    why = aggregator.admission.copies
+    if given != aggregator.rule.kind:
+        why = f"{aggregator.rule.name} takes {_A[aggregator.rule.kind]}"
+    if why is not None:
+        raise AffluxError(f"[push] copy=False: the {given} cannot be read in place: {why}")
+
+
+def _refuse_overflow(what: str, facts: ops.Ingested, which: str) -> None:
+    """Rejects a vector whose norm is so large that `which`, "sums" or "inner products", could overflow."""
+    if facts.sum_of_squares > MOST_SQUARES:
+        raise AffluxError(f"{what} has norm {facts.norm:.3g}: {which} would overflow")
 
 
 def rule_vector(
@@ -80,60 +348,3 @@ def rule_vector(
         raise AffluxError(f"{what} has a non-finite value at index {bad}{adapter.place(bad)}")
     _refuse_overflow(what, facts, "inner products")
     return new
-
-
-def _copied(
-    aggregator: Aggregator,
-    adapter: InputAdapter,
-    options: ServerOptions,
-    what: str,
-    parts: "ops.Array | list[ops.Array]",
-    slot: Slot,
-) -> tuple[int | None, float, tuple[float, float]]:
-    """The sweep that takes a vector in: the index of a non-finite value, if that is allowed; norm; min and max."""
-    rule = aggregator.rule
-    facts = adapter.ingest(f"{what} vector", parts, slot)
-    bad = facts.first_nonfinite
-    if bad is not None and not options.quarantine:
-        raise AffluxError(f"{what} {rule.kind} has a non-finite value at index {bad}{adapter.place(bad)}")
-    if bad is None and facts.sum_of_squares > MOST_SQUARES and (rule.needs.gram or options.accumulate):
-        _refuse_overflow(f"{what} {rule.kind}", facts, "inner products" if rule.needs.gram else "sums")
-    return bad, facts.norm, (facts.min, facts.max)
-
-
-def _refuse_overflow(what: str, facts: ops.Ingested, which: str) -> None:
-    """Rejects a vector whose norm is so large that `which`, "sums" or "inner products", could overflow."""
-    if facts.sum_of_squares > MOST_SQUARES:
-        raise AffluxError(f"{what} has norm {facts.norm:.3g}: {which} would overflow")
-
-
-def _checked(
-    client_id: object,
-    version: object,
-    num_examples: object,
-    loss: object,
-    timeout: object,
-    copy: object,
-    newest: int,
-) -> tuple[ClientId, int]:
-    """The client id and the version of a push as Python's; `newest` is the server's version.
-
-    Raises:
-        AffluxError: an argument has a wrong type or value.
-    """
-    client = plain_id(client_id)
-    if not is_int(version):
-        raise AffluxError(f"[push] version is {version!r}, must be an int")
-    if not 0 <= version <= newest:
-        raise AffluxError(
-            f"[push] client {client!r} says that it pulled version {version}; the server has made 0 to {newest}"
-        )
-    if not (is_int(num_examples) and 1 <= num_examples < 2**63):
-        raise AffluxError(f"[push] num_examples is {num_examples!r}, must be an int of at least 1 in 64 bits")
-    if not isinstance(loss, NUMBERS) or (isinstance(loss, int) and abs(loss) > 2**63):
-        raise AffluxError(f"[push] loss is {loss!r}, must be a number (NaN if unknown)")
-    if not (timeout is None or (isinstance(timeout, NUMBERS) and timeout >= 0)):
-        raise AffluxError(f"[push] timeout is {timeout!r}, must be None or a number of seconds, at least 0")
-    if not isinstance(copy, bool | np.bool_):
-        raise AffluxError(f"[push] copy is {copy!r}, must be True or False")
-    return client, int(version)

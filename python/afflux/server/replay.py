@@ -1,9 +1,10 @@
 """The log of joins: every decision of a server in its order, which is all that a replay needs beside the vectors."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from afflux import ops
-from afflux.aggregation.reports import Cut, Entry, Handed, Join
+from afflux.aggregation.reports import Closed, Cut, Entry, Handed, Join, Opened
 from afflux.arrays.interop import private_copy
 from afflux.arrays.layout import Tree
 from afflux.ops.errors import AffluxError
@@ -24,8 +25,8 @@ def replay(
     Args:
         log: `server.log` of a server that was made with log=True.
         server: a fresh server with the same rule, params and options; returned.
-        vector: gives the vector that was pushed, for each Join; the log does not keep it. It may be one array, filled
-            anew each time: those that were lent (copy=False) are copied here.
+        vector: gives the vector that was pushed, for each Join, as the rule takes it: converted, if it was; the log
+            does not keep it. It may be one array, filled anew each time: those that were lent (copy=False) are copied here.
         buffers: likewise for the buffers of models that have them.
         rule_vector: likewise for the vectors that were handed in with `Server.set_rule_vector`.
 
@@ -36,12 +37,14 @@ def replay(
     >>> from afflux.rules import fedbuff
     >>> first, second = (Server(fedbuff(buffer_size=2), np.zeros(3), log=True) for _ in range(2))
     >>> for client in (7, 5, 7):
-    ...     _ = first.push(client, np.full(3, float(client)), version=first.version)
+    ...     _ = first.push(client=client, version=first.version, update=np.full(3, float(client)))
     >>> again = replay(first.log, second, lambda join: np.full(3, float(join.client_id)))
     >>> again.params.tobytes() == first.params.tobytes(), again.arrivals_waiting
     (True, 1)
     """
     for entry in log:
+        if isinstance(entry, Opened | Closed):
+            continue  # vectors are handed in as they were converted
         if isinstance(entry, Cut):
             (server.flush if entry.kind == "flush" else server.discard)()
             continue
@@ -51,9 +54,10 @@ def replay(
             server.set_rule_vector(entry.name, rule_vector(entry))
             continue
         given = vector(entry)
+        own: Any = {server.rule.kind: private_copy(given) if entry.lent and not is_tree(given) else given}
         receipt = server.push(
-            entry.client_id,
-            private_copy(given) if entry.lent and not is_tree(given) else given,
+            **own,
+            client=entry.client_id,
             version=entry.version,
             num_examples=entry.num_examples,
             loss=entry.loss,

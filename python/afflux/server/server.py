@@ -12,12 +12,13 @@ from afflux import ops
 from afflux.aggregation.admission import ServerState
 from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.options import Durability, Options, ServerOptions, options_of
-from afflux.aggregation.reports import Entry, Params, Pulled, Quarantined, Receipt, Report
+from afflux.aggregation.reports import Entry, Fault, Params, Pulled, Report
 from afflux.arrays.layout import Layout, Tree
 from afflux.arrays.pools import Vector
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief, integer, optional, path_of
-from afflux.rules.rule import ClientId, Rule
+from afflux.rules.rule import Rule
+from afflux.server import checkout as checking
 from afflux.server import persistence, pushing
 from afflux.server.assembly import assemble
 from afflux.server.inputs import InputAdapter
@@ -52,9 +53,9 @@ class Server:
     >>> from afflux.rules import fedbuff
     >>> server = Server(fedbuff(buffer_size=2), np.zeros(3, np.float32))
     >>> pulled = server.pull()
-    >>> server.push("ann", np.full(3, 1.0, np.float32), version=pulled.version).status
+    >>> server.push(client="ann", version=pulled, update=np.full(3, 1.0, np.float32)).status
     'joined'
-    >>> server.push("bob", np.full(3, 3.0, np.float32), version=pulled.version).report.version
+    >>> server.push(client="bob", version=pulled, update=np.full(3, 3.0, np.float32)).report.version
     1
     >>> server.params.tolist()
     [2.0, 2.0, 2.0]
@@ -120,10 +121,10 @@ class Server:
         >>> from afflux.rules import fedbuff
         >>> folder = TemporaryDirectory()
         >>> with Server(fedbuff(buffer_size=2), np.zeros(3), store=f"{folder.name}/store") as server:
-        ...     server.push("ann", np.ones(3), version=0).durable
+        ...     server.push(client="ann", version=0, update=np.ones(3)).durable
         1
         >>> with Server.open(f"{folder.name}/store") as server:
-        ...     server.arrivals_waiting, server.push("bob", np.ones(3), version=0).version
+        ...     server.arrivals_waiting, server.push(client="bob", version=0, update=np.ones(3)).version
         (1, 1)
         >>> folder.cleanup()
         """
@@ -140,47 +141,19 @@ class Server:
             raise
         return server
 
-    def push(
-        self,
-        client_id: ClientId,
-        vector: "ops.Array | Tree",
-        *,
-        version: int,
-        num_examples: int = 1,
-        loss: float = float("nan"),
-        buffers: "Tree | None" = None,
-        timeout: float | None = None,
-        copy: bool = True,
-    ) -> Receipt:
-        """Hands in what a client learned; the M-th arrival makes the server step.
+    checkout = checking.checkout
+    push = pushing.push
 
-        Args:
-            client_id: an int64 (NumPy's or Python's) or a str, not mixed in one server.
-            vector: an update, a gradient or a model, as the rule's kind says: (d,) float32, float64, float16 or
-                bfloat16, or a tree like the server's, whose arrays go straight into one slot.
-            version: the version that the client pulled.
-            num_examples: the client's number of training examples, at least 1.
-            loss: its mean training loss, if known.
-            buffers: the client's values of the model's buffers: a tree that holds them, or a flat float64 vector. Rules
-                of kind `model` find them in `vector` if that is a tree.
-            timeout: seconds to wait while all slots are taken; None: as long as it takes, 0: not at all. A push waits
-                for the rule's own code (weigh, step) in any case.
-            copy: False lends the vector: its round reads it in place. Until then (`version` has reached Receipt.step,
-                or the buffer was discarded) it must not be changed, nor its memory resized, freed or moved (by torch's
-                share_memory_ or queues). Its norm is NaN, and its round rejects it (weight 0) if it has a non-finite
-                value. For one contiguous vector of the slots' dtype, and rules that keep no vectors (FedBuff, ...).
+    @property
+    def tasks(self) -> tuple[checking.Task, ...]:
+        """The open tasks, oldest first."""
+        self._enter("tasks")
+        return checking.open_tasks(self._aggregator, self._adapter)
 
-        Raises:
-            AffluxError: a wrong id, version, length, dtype or layout, or a non-finite value; nothing has changed.
-            BusyError: all slots were taken for `timeout` seconds; nothing has changed.
-            UnavailableError: a vector on a device that this build does not serve, or lent from another device.
-
-        A KeyboardInterrupt during a step, or while an arrival is added up, is raised although the arrival has joined
-        (see `counts`); the next call that needs the result finishes it.
-        """
-        self._enter("push")
-        parts = self._aggregator, self._adapter, self.options
-        return pushing.push(parts, client_id, vector, version, num_examples, loss, buffers, timeout, copy)
+    def poll(self) -> None:
+        """Looks at what depends on time: closes the tasks whose lease has ended."""
+        self._enter("poll")
+        checking.close_overdue(self._aggregator)
 
     def set_rule_vector(self, name: str, vector: ops.Array) -> None:
         """Hands in a vector that the rule reads but does not make, such as Zeno++'s validation gradient.
@@ -196,7 +169,8 @@ class Server:
         >>> from afflux.rules import zenopp
         >>> server = Server(zenopp(server_lr=0.5), np.zeros(2))
         >>> server.set_rule_vector("validation", np.array([3.0, 4.0]))
-        >>> server.push(7, np.array([6.0, 8.0]), version=0).report.weights.tolist(), server.params.tolist()
+        >>> receipt = server.push(client=7, version=0, gradient=np.array([6.0, 8.0]))
+        >>> receipt.report.weights.tolist(), server.params.tolist()
         ([0.5], [-1.5, -2.0])
         """
         self._enter("set_rule_vector")
@@ -244,9 +218,9 @@ class Server:
         return dict(self._state.counts)
 
     @property
-    def quarantined(self) -> tuple[Quarantined, ...]:
-        """The updates that were kept out, if the server was made with quarantine=True."""
-        return tuple(self._aggregator.admission.quarantined)
+    def faults(self) -> tuple[Fault, ...]:
+        """The newest 1000 pushes that were faulty, oldest first, if the server was made with faults="record"."""
+        return tuple(self._aggregator.admission.faults)
 
     @property
     def log(self) -> tuple[Entry, ...]:
@@ -302,7 +276,9 @@ class Server:
         """
         if self.options.inplace:
             self._enter("pull")
-        return self._aggregator.pull() if out is None else self._aggregator.pull_into(out, self._adapter.copy_out)
+        if out is None:
+            return self._aggregator.pull()
+        return self._aggregator.pull_into(lambda newest: self._adapter.copy_out("pull", newest, out))
 
     def checkpoint(self, notes: object = None, *, keep: Iterable[Pulled] = ()) -> None:
         """Commits all that was decided, the arrivals that wait included. Writes d elements for each of these.

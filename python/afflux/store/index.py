@@ -39,11 +39,11 @@ CREATE TABLE arrivals (number INTEGER PRIMARY KEY, joined INTEGER NOT NULL, slot
                        record TEXT NOT NULL, buffers BLOB);
 CREATE TABLE passed (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
 CREATE TABLE log (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
-CREATE TABLE quarantined (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
+CREATE TABLE tasks (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
 """
 
 #: Tables of the lists that grow.
-_LISTS = ("passed", "log", "quarantined")
+_LISTS = ("passed", "log", "tasks")
 
 
 class StoredArrival(NamedTuple):
@@ -72,7 +72,7 @@ class Transaction:
     vectors: Mapping[str, Place]  #: all
     arrivals: Sequence[StoredArrival]  #: all
     rows: Mapping[ClientId, Place]  #: the new and the moved ones
-    lists: Mapping[str, ListUpdate]  #: by table: passed, log, quarantined
+    lists: Mapping[str, ListUpdate]  #: by table: passed, log, tasks
     delete_rows: bool = False  #: all others
     facts: Mapping[str, Any] = field(default_factory=dict)  #: the new and the changed ones
 

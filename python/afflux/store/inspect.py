@@ -61,7 +61,7 @@ def info(path: "str | PathLike[str]") -> Info:
     >>> from afflux.rules import ca2fl
     >>> folder = TemporaryDirectory()
     >>> with Server(ca2fl(buffer_size=1), np.zeros(3), num_clients=9, store=f"{folder.name}/store") as server:
-    ...     _ = server.push("ann", np.ones(3), version=0)
+    ...     _ = server.push(client="ann", update=np.ones(3), version=0)
     >>> found = info(f"{folder.name}/store")
     >>> found.rule, found.version, found.clients, found.codec, found.bytes_per_client, found.problems
     ('ca2fl', 1, 1, 'float32', 12, ())
@@ -140,7 +140,7 @@ def export(
     >>> folder = TemporaryDirectory()
     >>> with Server(ca2fl(buffer_size=2), np.zeros(3), num_clients=9, store=f"{folder.name}/store") as server:
     ...     for client in (7, 5):
-    ...         _ = server.push(client, np.full(3, client, np.float32), version=0)
+    ...         _ = server.push(client=client, update=np.full(3, client, np.float32), version=0)
     >>> export(f"{folder.name}/store", f"{folder.name}/rows.npy")
     [5, 7]
     >>> np.load(f"{folder.name}/rows.npy").tolist()

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from afflux.aggregation.admission import Admission, ServerState
 from afflux.aggregation.arrivals import PendingArrival
-from afflux.aggregation.checkpoint import arrival_record, log_record, quarantined_record
+from afflux.aggregation.checkpoint import arrival_record, log_record
 from afflux.aggregation.streaming import Term
 from afflux.arrays.interop import on_host
 from afflux.store.index import CommittedState, ListUpdate, StoredArrival
@@ -24,16 +24,16 @@ class WrittenList(NamedTuple):
 
 
 class GrowingLists:
-    """The log, the quarantined updates and the clients of a pass; a commit writes their new entries."""
+    """The log, the tasks and the clients of a pass; a commit writes their new entries."""
 
     def __init__(self) -> None:
         self._written: dict[str, WrittenList] = {}
 
     def updates(self, state: ServerState, admission: Admission) -> tuple[dict[str, ListUpdate], dict[str, WrittenList]]:
         """The updates that a commit of this state writes, and the argument of `set_committed` after it."""
-        quarantined, log = admission.growing
+        log = admission.growing_log
         lists: dict[str, tuple[list[Any], Callable[[Any], Any], int, int]] = {
-            "quarantined": (quarantined, quarantined_record, state.quarantined, 0)
+            "tasks": (admission.growing_task_events, log_record, state.task_events, 0)
         }
         if log is not None:
             lists["log"] = log, log_record, state.logged, 0
@@ -67,7 +67,6 @@ def state_of(
         **last.meta,
         "passed": lists["passed"],
         "waiting": [stored.record for stored in waiting],
-        "quarantined": lists["quarantined"],
         "log": lists["log"] if log else None,
         "row_ids": [],
     }

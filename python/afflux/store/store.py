@@ -20,7 +20,7 @@ from afflux.aggregation import checkpoint
 from afflux.aggregation.admission import Admission, ServerState, after
 from afflux.aggregation.checkpoint import Saved
 from afflux.aggregation.options import Durability, codec_of
-from afflux.aggregation.reports import Pulled
+from afflux.aggregation.reports import Opened, Pulled
 from afflux.aggregation.round import NamedVectors, Round
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.interop import bring, frozen, on_gpu
@@ -363,6 +363,17 @@ class Store:
             return checkpoint.load(state, facts, admission)
         except AffluxError as error:
             raise StoreError(f"[open] {self.path}: {str(error).removeprefix('[load_state_dict] ')}") from None
+
+    def open_tasks(self) -> list[Opened]:
+        """The tasks that were open at the last commit.
+
+        Raises:
+            StoreError: their entries are damaged.
+        """
+        try:
+            return checkpoint.open_tasks([] if self.committed is None else self.committed.lists["tasks"])
+        except (AffluxError, TypeError, ValueError) as error:
+            raise StoreError(f"[open] {self.path} is damaged: its tasks: {error}") from None
 
     def attach(self, state: ServerState, params: Row, retained: Sequence[Pulled]) -> ServerState:
         """The state of a server that goes on from the last commit; `params` and those of `retained` are slots."""

@@ -65,7 +65,7 @@ def server_round(inputs: Inputs) -> Round:
 
     def run(k: int) -> object:
         version = server.version
-        return [server.push(next(turns), vector, version=version) for vector in inputs.updates[k]]
+        return [server.push(client=next(turns), update=vector, version=version) for vector in inputs.updates[k]]
 
     return Round(run, partial(ca2fl.first_read, inputs), lambda _: {"params": server.params})
 

@@ -10,7 +10,7 @@ from afflux.aggregation.reports import Pulled
 from afflux.ops.codecs import Codec
 from afflux.server.server import Server
 from afflux.sim.clients.control_variates import ControlVariates
-from afflux.sim.clients.training import TrainingResult, convert_update
+from afflux.sim.clients.training import TrainingResult
 from afflux.sim.workload.config import SimConfig
 
 
@@ -70,7 +70,7 @@ class ModelBroadcast:
         """Update the client's control variate, after its push; and the server's, if the server has stepped."""
         if self._controls is None or sent.shift is None:
             return
-        gradient = convert_update(trained.update, "gradient", sent.model.params, self._client_lr, trained.steps)
+        gradient = trained.update / np.float32(-self._client_lr * trained.steps)
         self._controls.record_gradient(sent.client, gradient, sent.shift)
         if self._server.version != self._version:
             self._version = self._server.version

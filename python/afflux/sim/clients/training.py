@@ -46,36 +46,16 @@ def batch_indices(num_examples: int, batch_size: int, steps: int, rng: np.random
             done += 1
 
 
-def convert_update(update: np.ndarray, kind: str, pulled: np.ndarray, client_lr: float, steps: int) -> np.ndarray:
-    """Return an update (d,) as a vector of `kind`; float32, as the update is.
-
-    update    update itself, not a copy
-    gradient  -update / (client_lr * steps)
-    model     pulled + update
-
-    >>> convert_update(np.float32([1, 2]), "gradient", np.float32([5, 5]), client_lr=0.5, steps=2)
-    array([-1., -2.], dtype=float32)
-    """
-    if kind == "update":
-        return update
-    if kind == "gradient":
-        return np.asarray(update / np.float32(-client_lr * steps))
-    if kind == "model":
-        return np.asarray(pulled + update)
-    raise ValueError(f"[convert_update] unknown kind {kind!r}; known: gradient, model, update")
-
-
 @dataclass(frozen=True, eq=False)
 class TrainingResult:
-    """The result of one local training: `vector` (d,) is of the kind that the rule takes."""
+    """The result of one local training."""
 
-    vector: np.ndarray
+    update: np.ndarray
+    """(d,) local - pulled params."""
     num_examples: int
     loss: float
     steps: int
     """Number of local steps, K."""
-    update: np.ndarray
-    """(d,) local - pulled model, from which `vector` was made."""
 
 
 class Trainer:
@@ -112,7 +92,6 @@ class Trainer:
         self,
         client: int,
         pulled: np.ndarray,
-        kind: str,
         rng: np.random.Generator,
         shift: np.ndarray | None = None,
     ) -> TrainingResult:
@@ -121,7 +100,6 @@ class Trainer:
         Args:
             client: the client.
             pulled: (d,) float32, the params from which it starts.
-            kind: of the result: update, gradient or model.
             rng: the dispatch's own stream, for the number of steps, if that is random, and then for the batches.
             shift: (d,) SCAFFOLD's c - c_i.
 
@@ -142,9 +120,8 @@ class Trainer:
                 term(self._gradient, self._flat)
             self._flat.add_(self._gradient, alpha=-config.client_lr)
         update: np.ndarray = self._local - pulled
-        vector = convert_update(update, kind, pulled, config.client_lr, steps)
         examples = min(len(y), config.batch_size) if config.examples == "batch" else len(y)
-        return TrainingResult(vector, examples, losses / seen, steps, update)
+        return TrainingResult(update, examples, losses / seen, steps)
 
     def gradient(self, params: np.ndarray, examples: np.ndarray) -> np.ndarray:
         """Return the mean gradient (d,) at `params` (d,) over these examples of the whole training part."""

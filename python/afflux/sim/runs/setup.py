@@ -52,7 +52,13 @@ class SimulationSetup:
     def new_server(self, rule: Rule, **options: Any) -> Server:
         """Make a server with the initial params, for these clients."""
         return Server(
-            rule, self.initial_params, num_clients=len(self.clients), num_threads=1, seed=self.seed, **options
+            rule,
+            self.initial_params,
+            num_clients=len(self.clients),
+            num_threads=1,
+            seed=self.seed,
+            faults="record",  # a client that diverges
+            **options,
         )
 
     def schedule(self, spec: RuleSpec) -> Iterator[Dispatch | Arrival]:

@@ -11,7 +11,6 @@ from afflux import __version__
 from afflux.aggregation.reports import Pulled, Receipt
 from afflux.rules.rule import Rule
 from afflux.server.server import Server
-from afflux.sim.clients.training import convert_update
 from afflux.sim.clients.validation_gradient import ValidationGradient, needs_validation_gradient
 from afflux.sim.errors import ConfigError, DivergedError
 from afflux.sim.results import audit_log
@@ -130,22 +129,25 @@ class SimulatedServer:
         self._pulled[event.sequence] = self._models[event.after]
 
     def handle_update(self, event: UpdateEvent) -> None:
-        """Push one update, converted to the kind that the rule takes.
+        """Push one update, from which the server makes what the rule takes.
 
         Raises:
             DivergedError: the loss or the vector is not finite.
         """
         start = self._pulled.pop(event.sequence)
-        kind, client_lr = self.server.rule.kind, self._setup.config.client_lr
-        vector = convert_update(event.update, kind, start.params, client_lr, event.steps)
-        if not (math.isfinite(event.loss) and np.isfinite(vector).all()):
-            raise DivergedError(
-                f"{self.spec.label}, seed {self._setup.seed}: client {event.client} diverged at arrival "
-                f"{event.number + 1} (loss {event.loss:g}); lower client_lr or server_lr"
-            )
+        if not math.isfinite(event.loss):
+            raise self._diverged(event)
         receipt = self.server.push(
-            event.client, vector, version=start.version, num_examples=event.num_examples, loss=event.loss
+            client=event.client,
+            version=start,
+            update=event.update,
+            num_examples=event.num_examples,
+            loss=event.loss,
+            client_lr=self._setup.config.client_lr,
+            local_steps=event.steps,
         )
+        if receipt.staleness is None or receipt.status == "faulty":
+            raise self._diverged(event, receipt.reason)
         if self._validation is not None:
             self._validation.refresh()
         history = self.history
@@ -154,10 +156,17 @@ class SimulatedServer:
             history.round_staleness.append(int(np.max(receipt.report.staleness)))
             history.seconds.append(receipt.report.seconds)
         if self.log is not None:
-            self._write(self.log, event, start.version, receipt)
+            self._write(self.log, event, start.version, receipt, receipt.staleness)
         arrivals = event.number + 1
         if arrivals % self._setup.config.eval_every == 0 or arrivals == self._total:
             history.evaluations.append(self._evaluate(arrivals, event.time))
+
+    def _diverged(self, event: UpdateEvent, reason: str = "") -> DivergedError:
+        why = f": {reason}" if reason else ""
+        return DivergedError(
+            f"{self.spec.label}, seed {self._setup.seed}: client {event.client} diverged at arrival "
+            f"{event.number + 1} (loss {event.loss:g}){why}; lower client_lr or server_lr"
+        )
 
     def result(self) -> RunResult:
         """Return the result of the run, and write the end line of its log."""
@@ -200,14 +209,16 @@ class SimulatedServer:
             config=asdict(setup.config),
         )
 
-    def _write(self, log: audit_log.AuditLogWriter, event: UpdateEvent, version: int, receipt: Receipt) -> None:
+    def _write(
+        self, log: audit_log.AuditLogWriter, event: UpdateEvent, version: int, receipt: Receipt, staleness: int
+    ) -> None:
         log.write(
             audit_log.ArrivalLine(
                 number=event.number,
                 client=event.client,
                 dispatched_after=event.dispatched_after,
                 version=version,
-                staleness=receipt.staleness,
+                staleness=staleness,
                 examples=event.num_examples,
                 loss=event.loss,
                 steps=event.steps,

@@ -37,7 +37,7 @@ class TrainingStream:
             else:
                 sent = self._training.pop(sequence)
                 batches = random_stream(self._setup.seed, StreamPurpose.BATCHES, sequence)
-                trained = self._setup.trainer.train(client, sent.model.params, "update", batches, sent.shift)
+                trained = self._setup.trainer.train(client, sent.model.params, batches, sent.shift)
                 facts = (trained.update, trained.num_examples, trained.loss, trained.steps)
                 yield UpdateEvent(number, sequence, sent.after, client, event.time, *facts)
                 self._broadcast.record_result(sent, trained)

@@ -78,14 +78,16 @@ def server_push(inputs: Inputs) -> Round:
 
     def run(k: int) -> object:
         push, version = server.push, server.version
-        return [push(client_id, vector, version=version) for client_id, vector in enumerate(inputs.vectors[k])]
+        return [
+            push(client=client_id, version=version, update=vector) for client_id, vector in enumerate(inputs.vectors[k])
+        ]
 
     def finish(k: int) -> Any:
         if server.arrivals_waiting == 0:
             return None
         if server.arrivals_waiting != inputs.m:
             raise RuntimeError("a server step fell into a sample")
-        return server.push(inputs.m, inputs.vectors[k][0], version=server.version).report
+        return server.push(client=inputs.m, update=inputs.vectors[k][0], version=server.version).report
 
     def after(_: object) -> Arrays:
         return {"norms": finish(0).norms[: inputs.m]}

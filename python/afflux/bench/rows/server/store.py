@@ -47,7 +47,7 @@ def pushed(*, disk: bool, last: bool = False, **options: Any) -> Callable[[Input
 
         def push(k: int, *clients: int) -> None:
             for client_id in clients:
-                server.push(client_id, inputs.vectors[k][client_id], version=server.version)
+                server.push(client=client_id, update=inputs.vectors[k][client_id], version=server.version)
 
         def prepare(k: int) -> None:
             if last:

@@ -38,7 +38,7 @@ def pushed(*, cold: bool) -> Callable[[Inputs], Round]:
 
         def push(k: int, first: int, count: int) -> None:
             for i in range(count):
-                served[0].push(first + i, inputs.vectors[k][i % m], version=served[0].version)
+                served[0].push(client=first + i, update=inputs.vectors[k][i % m], version=served[0].version)
 
         def prepare(k: int) -> None:
             """A map keeps its pages, so the store is closed and opened again. Other clients' pushes warm its slots."""

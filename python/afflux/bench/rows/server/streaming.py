@@ -37,7 +37,7 @@ def a_round(*, copy: bool = True, **options: Any) -> Callable[[Inputs], Round]:
         def run(k: int) -> object:
             version = server.version
             for client_id, vector in enumerate(inputs.vectors[k]):
-                server.push(client_id, vector, version=version, copy=copy)
+                server.push(client=client_id, update=vector, version=version, copy=copy)
             return server.params
 
         return Round(

@@ -1,0 +1,67 @@
+// A piece of a part, converted on its way into a slot (see Conversion in afflux.hpp).
+#pragma once
+#include "afflux/order.hpp"
+#include "api/kernels.hpp"
+#include "cpu/convert.hpp"
+#include "formula/conversion.hpp"
+
+namespace afflux::AFFLUX_ISA {
+namespace {
+
+// vector[begin, begin + n) as X: where it lies if it is of that type, else converted into `room`.
+template <class X>
+AFFLUX_FN const X* read_as(Type type, const void* vector, std::int64_t begin, std::int64_t n, X* room) {
+  if (type == TypeOf<X>::value) return static_cast<const X*>(vector) + begin;
+  convert(type, vector, begin, n, room);
+  return room;
+}
+
+// base[0, n) rounded to Narrow and back.
+template <class Narrow, class P>
+AFFLUX_FN const P* rounded_through(const P* base, std::int64_t n, P* room) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    Narrow seen;
+    formula::narrow(base[i], &seen);
+    formula::narrow(formula::widened(seen), room + i);
+  }
+  return room;
+}
+
+// base[0, n) as a client saw it whose own values are of this type.
+template <class P>
+AFFLUX_FN const P* seen_as(Type type, const P* base, std::int64_t n, P* room) {
+  if (type == Type::float16) return rounded_through<Float16>(base, n, room);
+  if (type == Type::bfloat16) return rounded_through<Bfloat16>(base, n, room);
+  if (type == Type::float32 && sizeof(P) > 4) return rounded_through<float>(base, n, room);
+  return base;
+}
+
+template <formula::Change kChange, class P, class T>
+AFFLUX_FN void change_all(const typename formula::Sent<kChange, P>::Type* __restrict sent, const P* __restrict base,
+                          double scale, std::int64_t n, T* __restrict slot) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    P seen{};
+    if constexpr (formula::reads_base(kChange)) seen = base[i];
+    formula::narrow(formula::changed<kChange, P>(sent[i], seen, scale), slot + i);
+  }
+}
+
+// At most a block of elements: the part's from `at` on, the base's from `begin` on.
+template <class P, class T>
+AFFLUX_FN void change_piece(const PartChange& how, const Part& part, std::int64_t at, std::int64_t begin,
+                            std::int64_t n, T* slot) {
+  formula::with_change(how.change, [&](auto change) AFFLUX_INLINE {
+    constexpr formula::Change kChange = decltype(change)::value;
+    using Sent = typename formula::Sent<kChange, P>::Type;
+    Sent sent_room[kBlock];
+    P base_room[kBlock];
+    const Sent* const sent = read_as(part.type, part.data, at, n, sent_room);
+    const P* base = nullptr;
+    if constexpr (formula::reads_base(kChange)) base = static_cast<const P*>(how.base) + begin;
+    if constexpr (formula::subtracts_base(kChange)) base = seen_as(part.type, base, n, base_room);
+    change_all<kChange>(sent, base, how.scale, n, slot);
+  });
+}
+
+}  // namespace
+}  // namespace afflux::AFFLUX_ISA

@@ -1,0 +1,53 @@
+"""Arrays like others, which are not kept: of the same library, dtype and device."""
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from afflux.arrays.interop import Array, is_cupy, is_torch, kind_of, prepare, put
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    """What is known of an array."""
+
+    library: str  #: numpy, torch, cupy or jax
+    dtype: Any  #: the library's own
+    device: Any = None
+
+    @classmethod
+    def of(cls, name: str, array: Array) -> "Like":
+        """The likeness of an array of any library; of one that is unknown, NumPy's."""
+        if is_torch(array):
+            return cls("torch", array.dtype, array.device)
+        if is_cupy(array):
+            return cls("cupy", array.dtype, array.device)
+        jax = sys.modules.get("jax")
+        if jax is not None and isinstance(array, jax.Array):
+            return cls("jax", array.dtype)
+        kind = kind_of(name, array)
+        return cls("numpy", np.dtype("float32" if kind == "bfloat16" else kind))
+
+    def made_of(self, name: str, values: npt.NDArray[Any]) -> Array:
+        """An array of these values, rounded half to even for integers; it may share their memory."""
+        if self.library == "jax":
+            return sys.modules["jax"].numpy.asarray(values.copy(), self.dtype)
+        if self.library == "torch":
+            import torch
+
+            shared = torch.from_numpy(values)
+            if (shared.dtype, shared.device) == (self.dtype, self.device):
+                return shared
+            out: Array = torch.empty(values.shape, dtype=self.dtype, device=self.device)
+        elif self.library == "cupy":
+            with self.device:
+                out = sys.modules["cupy"].empty(values.shape, self.dtype)
+        elif values.dtype == self.dtype:
+            return values
+        else:
+            out = np.empty(values.shape, self.dtype)
+        put(out, prepare(name, out, values))
+        return out

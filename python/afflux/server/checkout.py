@@ -1,0 +1,189 @@
+"""Checking a version out: the task that a client gets, and how it ends without a push."""
+
+from dataclasses import replace
+from typing import Literal, Protocol
+
+from afflux.aggregation.options import ServerOptions
+from afflux.aggregation.reports import Closed, Params, Pulled
+from afflux.arrays.layout import Tree
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import flag, optional, plain_id, positive
+from afflux.rules.rule import ClientId
+from afflux.server.aggregator import Aggregator
+from afflux.server.inputs import InputAdapter
+from afflux.server.tasks import OpenTask
+
+
+class CheckoutSource(Protocol):
+    """What a checkout needs of a server."""
+
+    options: ServerOptions
+    _aggregator: Aggregator
+    _adapter: InputAdapter
+
+    def _enter(self, op: str) -> None: ...
+
+
+class Task:
+    """What `Server.checkout` gives a client: a version to train from, and an id that its push names.
+
+    >>> import numpy as np
+    >>> from afflux import Server, rules
+    >>> server = Server(rules.fedavg(buffer_size=1), {"w": np.ones(2, np.float32)})
+    >>> task = server.checkout("ann")
+    >>> model = task.tree()
+    >>> model["w"] += 2  # training
+    >>> server.push(task=task, model=model).status, server.params.tolist(), server.tasks
+    ('joined', [3.0, 3.0], ())
+    """
+
+    __slots__ = ("_adapter", "_aggregator", "_task", "pulled_apart")
+
+    def __init__(self, task: OpenTask, pulled: Pulled | None, aggregator: Aggregator, adapter: InputAdapter) -> None:
+        self._task = task
+        self.pulled_apart = pulled  #: the version, if this object holds it, and not the server
+        self._aggregator = aggregator
+        self._adapter = adapter
+
+    @property
+    def id(self) -> str:
+        """For a client that is far away: `push(task=id)`. No other task of any server has the same id."""
+        return self._task.opened.task
+
+    @property
+    def client(self) -> ClientId:
+        """Whose task it is."""
+        return self._task.opened.client_id
+
+    @property
+    def version(self) -> int:
+        """The version that the client trains from."""
+        return self._task.opened.version
+
+    @property
+    def pulled(self) -> Pulled:
+        """The version itself, as `pull` gives it: read-only, nothing is copied.
+
+        Raises:
+            AffluxError: it is no longer held: the task is closed, or the version too old.
+        """
+        pulled = self.pulled_apart or self._task.base
+        if pulled is None:
+            raise AffluxError(
+                f"[Task] version {self.version} is no longer held: the task of client {self.client!r} is closed, or "
+                "the version is too old (max_staleness, max_versions)"
+            )
+        return self._aggregator.shared(pulled)
+
+    @property
+    def params(self) -> Params:
+        """The params of `pulled`, (d,)."""
+        return self.pulled.params
+
+    def load(self, target: Tree) -> None:
+        """Copies params, and buffers, into a torch module or a tree of writable arrays; see `Layout.load`.
+
+        Raises:
+            AffluxError: as `pulled`, or as `Layout.load`; nothing is written.
+        """
+        self._adapter.copy_out("Task.load", self.pulled, target)
+
+    def tree(self) -> Tree:
+        """A copy that may be written to, in the library, the dtypes and the nesting of the server's first params.
+
+        A torch module is a dict by dotted name, for `load_state_dict`. Of a server that was opened from a store, the
+        arrays are NumPy's.
+
+        Raises:
+            AffluxError: as `pulled`.
+        """
+        return self._adapter.copied_tree(self.pulled)
+
+    def cancel(self) -> bool:
+        """Closes the task, if it is open, because its client will not push; whether it was open."""
+        self._aggregator.enter("Task.cancel")
+        return close_task(self._aggregator, self._task, "cancelled")
+
+    def __repr__(self) -> str:
+        return f"Task({self.id!r}, client={self.client!r}, version={self.version})"
+
+
+def checkout(  # noqa: D417
+    self: CheckoutSource, client: ClientId, *, lease: float | None = None, hold: bool = True
+) -> Task:
+    """Opens a task: a client trains from the newest version.
+
+    A push closes the task, and so do `Task.cancel` and the end of its lease. A client may have several.
+
+    Args:
+        client: its id.
+        lease: seconds after which the task is closed, so that a later push is `expired`; None: no limit. Leases are
+            looked at in `push`, `checkout`, `tasks` and `poll`.
+        hold: whether the server holds the version's params until then, for conversions from and to models. It lets go
+            of them when the version's staleness exceeds max_staleness or, oldest first, when max_versions (64 if that
+            is not given) are held; from then on a push that needs them is `expired`, and any other is as good as
+            before. Servers with inplace=True hold none: hold=False.
+
+    Raises:
+        AffluxError: an argument has a wrong type or value.
+
+    Cost: no array is copied, but with inplace.
+
+    With a store, `checkpoint` keeps the open tasks, and the versions that are held for them.
+
+    >>> import numpy as np
+    >>> from afflux import Server, rules
+    >>> server = Server(rules.fedavg(), np.zeros(2))
+    >>> task = server.checkout(7, lease=600)
+    >>> task.version, task.params.tolist(), [other.client for other in server.tasks]
+    (0, [0.0, 0.0], [7])
+    >>> task.cancel(), server.push(task=task.id, update=np.ones(2)).status
+    (True, 'expired')
+    """
+    self._enter("checkout")
+    client_id = plain_id(client, "checkout")
+    seconds = optional(positive)("checkout", "lease", lease)
+    aggregator, inplace = self._aggregator, self.options.inplace
+    if flag("checkout", "hold", hold) and inplace:
+        raise AffluxError("[checkout] inplace=True overwrites params: no version can be held, give hold=False")
+
+    def opened() -> tuple[OpenTask, Pulled]:
+        admission, tasks = aggregator.admission, aggregator.tasks
+        now = admission.state.current
+        if inplace:
+            now = replace(now, params=aggregator.device.immutable_copy(now.params))
+        task = tasks.new(client_id, now, seconds, hold=hold)
+        admission.note(task.opened)
+        tasks.add(task)
+        if admission.state.round is None and admission.state.task_events > 1000 + 8 * len(tasks):
+            admission.compact_task_events(tasks.opened())
+        return task, now
+
+    # In place, a round that is being made writes to the newest version.
+    task, pulled = aggregator.when_idle("checkout", opened) if inplace else aggregator.locked(opened)
+    return Task(task, None if hold else pulled, aggregator, self._adapter)
+
+
+def open_tasks(aggregator: Aggregator, adapter: InputAdapter) -> tuple[Task, ...]:
+    """The open tasks of a server."""
+    close_overdue(aggregator)
+    return tuple(Task(task, None, aggregator, adapter) for task in aggregator.locked(lambda: [*aggregator.tasks]))
+
+
+def close_task(aggregator: Aggregator, task: OpenTask, why: Literal["pushed", "expired", "cancelled"]) -> bool:
+    """Closes a task that makes no arrival, if it is open; whether it was."""
+
+    def closed() -> bool:
+        if aggregator.tasks.find(task.opened.task) is not task:
+            return False
+        aggregator.admission.note(Closed(task.opened.task, why))
+        aggregator.tasks.close(task)
+        return True
+
+    return aggregator.locked(closed)
+
+
+def close_overdue(aggregator: Aggregator) -> None:
+    """Closes the tasks whose lease has ended."""
+    for task in aggregator.locked(aggregator.tasks.overdue):
+        close_task(aggregator, task, "expired")
