@@ -134,7 +134,8 @@ def test_a_fork_amid_a_round_raises_in_the_child():
     if child == 0:
         assert server.pull().version == 0  # reading is always possible
         assert server.counts["joined"] == 2
-        for call in (lambda: server.push(client=2, update=one, version=0), server.flush, server.state_dict, lambda: server.rows):
+        push = lambda: server.push(client=2, update=one, version=0)
+        for call in (push, server.flush, server.state_dict, lambda: server.rows):
             try:
                 call()
             except UnavailableError as error:

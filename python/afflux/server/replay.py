@@ -26,7 +26,8 @@ def replay(
         log: `server.log` of a server that was made with log=True.
         server: a fresh server with the same rule, params and options; returned.
         vector: gives the vector that was pushed, for each Join, as the rule takes it: converted, if it was; the log
-            does not keep it. It may be one array, filled anew each time: those that were lent (copy=False) are copied here.
+            does not keep it. It may be one array, filled anew each time: those that were lent (copy=False) are copied
+            here.
         buffers: likewise for the buffers of models that have them.
         rule_vector: likewise for the vectors that were handed in with `Server.set_rule_vector`.
 
