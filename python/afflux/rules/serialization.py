@@ -147,7 +147,8 @@ def _kinds(annotation: object) -> list[Any]:
         return [kind for kind in kinds if not (names and get_origin(kind) is Literal)]
     if annotation is None:
         return [NoneType]
-    if annotation in PARTS or annotation in PLAIN or get_origin(annotation) in (Literal, abc.Mapping, dict):
+    listed = isinstance(annotation, abc.Hashable) and (annotation in PARTS or annotation in PLAIN)
+    if listed or get_origin(annotation) in (Literal, abc.Mapping, dict):
         return [annotation]
     return [Any]
 
