@@ -235,7 +235,10 @@ def test_names():
             call()
     with pytest.raises(AffluxError, match=r"\[affine\] scope is 'row', must be 'block' or 'vector'"):
         codecs.affine(4, scope="row")
-    with pytest.raises(AffluxError, match=r"\[codec\] 'rotated-8' is unknown; known: float32, float64, .*rotated-1"):
+    with pytest.raises(
+        AffluxError,
+        match=r"\[codec\] 'rotated-8' is unknown; did you mean 'rotated-4' .* known: float32, .*rotated-1",
+    ):
         codecs.Codec("rotated-8")
 
 

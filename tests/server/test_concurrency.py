@@ -309,5 +309,5 @@ def test_a_signal_handler_amid_any_call_is_refused_or_served(monkeypatch):
     count = type(server._aggregator.admission).count
     monkeypatch.setattr(type(server._aggregator.admission), "count", lambda self, why: (handler(), count(self, why)))
     with pytest.raises(AffluxError, match="num_examples"):
-        server.push(client=1, update=vector(), version=0, num_examples=0)
+        server.push(client=1, update=vector(), version=0, num_examples=-1)
     assert seen == ["refused"]

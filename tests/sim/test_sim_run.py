@@ -235,7 +235,7 @@ def test_rules_are_read_from_text():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("fedbuf", "unknown rule 'fedbuf'; known: afa_cd, afa_cs, ca2fl"),
+        ("fedbuf", "unknown rule 'fedbuf'; did you mean 'fedbuff'. known: afa_cd, afa_cs, ca2fl"),
         ("fedbuff:lr=1", "unknown option of fedbuff: 'lr'; known: buffer_size"),
         ("fedbuff:buffer_size", "is not option=value"),
         ("fedbuff:buffer_size=1.5", "buffer_size: invalid literal"),

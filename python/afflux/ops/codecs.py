@@ -23,6 +23,7 @@ import numpy as np
 
 from afflux import _engine
 from afflux.ops.errors import AffluxError
+from afflux.ops.validation import brief, known_names
 
 Scope = Literal["block", "vector"]
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ class Codec:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
             raise AffluxError(f"[Codec] name is {self.name!r}, must be a str")
-        _engine.row_bytes(self.name, 0)
+        if self.name not in _engine.CODECS:
+            raise AffluxError(f"[codec] {brief(self.name)} is unknown; {known_names(self.name, _engine.CODECS)}")
 
     @property
     def exact(self) -> bool:

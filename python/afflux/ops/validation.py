@@ -5,7 +5,8 @@ value as a plain Python object, also from NumPy's scalars, or raises `[operation
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from math import inf, nan
 from numbers import Integral, Real
 from pathlib import Path
@@ -103,8 +104,19 @@ def is_int(value: object) -> TypeGuard[int]:
 
 def brief(value: object) -> str:
     """For an error: the value, or its type where that would take lines."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested too deeply, or an int of too many digits
+        return f"of type {type(value).__name__}"
     return text if len(text) <= 80 and "\n" not in text else f"of type {type(value).__name__}"
+
+
+def known_names(name: object, known: Iterable[str]) -> str:
+    """For an error about an unknown name: the known ones, and before them those that are spelled most like it."""
+    names = list(known)
+    close = get_close_matches(name, names) if isinstance(name, str) and len(name) <= 80 else []
+    nearest = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+    return f"{nearest}known: {', '.join(names)}"
 
 
 def path_of(op: str, name: str, value: object) -> Path:

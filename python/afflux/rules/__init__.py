@@ -2,5 +2,7 @@
 
 from afflux.rules import presets
 from afflux.rules.presets import *  # noqa: F403
+from afflux.rules.registry import register
+from afflux.rules.serialization import from_config, make
 
-__all__ = list(presets.__all__)
+__all__ = [*presets.__all__, "from_config", "make", "register"]

@@ -21,10 +21,12 @@ from afflux import ops
 from afflux.ops import exact
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import check_fields, flag, less_than_one, not_negative
+from afflux.rules.registry import register
 from afflux.rules.rule import Arrivals
 from afflux.rules.schedules import Rate, a_rate, rate
 
 
+@register("sgd", "step")
 @dataclass(frozen=True, slots=True)
 class Sgd:
     """params += lr v. Keeps nothing."""
@@ -40,6 +42,7 @@ class Sgd:
         return ops.Sgd(rate(self.lr, arrivals))
 
 
+@register("momentum", "step")
 @dataclass(frozen=True, slots=True)
 class Momentum:
     """velocity = beta velocity + v, params += lr velocity. Keeps one vector."""
@@ -57,6 +60,7 @@ class Momentum:
         return ops.Momentum(rate(self.lr, arrivals), self.beta)
 
 
+@register("adam", "step")
 @dataclass(frozen=True, slots=True)
 class Adam:
     """v = beta2 v + (1 - beta2) direction^2, V = v. Keeps m and v, which begin at 0 and `initial_v`."""
@@ -92,6 +96,7 @@ class Adam:
         return ops.Adaptive(self.kind, lr, self.beta1, self.beta2, self.epsilon, root_scale)
 
 
+@register("amsgrad", "step")
 class AmsGrad(Adam):
     """As Adam, and v_hat = max(v_hat, v), V = v_hat (FedAMS, FADAS). Keeps m, v and v_hat."""
 
@@ -104,6 +109,7 @@ class AmsGrad(Adam):
         return {"m": 0.0, "v": self.initial_v, "v_hat": self.initial_v}
 
 
+@register("yogi", "step")
 class Yogi(Adam):
     """v = v - (1 - beta2) direction^2 sign(v - direction^2), V = v. Keeps m and v."""
 
@@ -111,6 +117,7 @@ class Yogi(Adam):
     kind = "yogi"
 
 
+@register("adagrad", "step")
 class Adagrad(Adam):
     """v = v + direction^2, V = v; beta2 has no meaning, hence no bias to correct either. Keeps m and v."""
 

@@ -12,7 +12,7 @@ log and pow, and the helpers of afflux.ops.exact; nothing whose last bit differs
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from afflux import ops
 from afflux._engine import MOST_RULE_VECTORS
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError
+from afflux.rules.registry import register, to_plain
 
 ClientId = int | str
 Float64 = npt.NDArray[np.float64]
@@ -104,6 +105,7 @@ class OnArrival(Weigh, Protocol):
         ...
 
 
+@register("calibrate", "calibrate")
 @dataclass(frozen=True, slots=True)
 class Calibrate:
     """What per-client memory enters the direction. Facts only: the engine does the arithmetic."""
@@ -134,6 +136,7 @@ class Step(Protocol):
         ...
 
 
+@register("rule", "rule")
 @dataclass(frozen=True, slots=True)
 class Rule:
     """An aggregation rule. `kind` is what clients push, and gives the direction its sign.
@@ -192,6 +195,23 @@ class Rule:
     def rule_vectors(self) -> dict[str, float]:
         """The vectors that a server keeps for this rule, weigh's first, and their first values."""
         return {**dict.fromkeys(self.needs.rule_vectors, 0.0), **self.states}
+
+    def to_config(self) -> dict[str, Any]:
+        """The rule as JSON-able data, from which `afflux.rules.from_config` makes an equal rule.
+
+        Returns:
+            The fields by name. A part is {"part": its registered name, ...its fields}, a codec its name, inf is "inf".
+            A part that is not registered leaves only its class's name, {"own": name}, which `from_config` refuses.
+
+        Raises:
+            AffluxError: parts are nested more than 32 levels deep.
+
+        >>> from afflux.rules import fedbuff
+        >>> fedbuff(buffer_size=2).to_config()["weigh"]["law"]
+        {'part': 'polynomial', 'a': 0.5}
+        """
+        config: dict[str, Any] = to_plain(self)
+        return config
 
 
 _NOTHING = Needs()

@@ -6,6 +6,7 @@ from typing import Literal, Protocol, cast
 
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import check_fields, finite, integer, is_function, not_negative, one_of
+from afflux.rules.registry import register
 from afflux.rules.rule import Arrivals
 
 
@@ -38,6 +39,7 @@ def a_rate(part: str, name: str, value: object) -> Rate:
         ) from None
 
 
+@register("delay_adaptive", "schedule")
 @dataclass(frozen=True, slots=True)
 class DelayAdaptive:
     """Smaller where the stalest arrival of the buffer, tau_max, exceeds a threshold; else lr (FADAS).
@@ -64,6 +66,7 @@ class DelayAdaptive:
         return lr / tau_max if self.mode == "inverse" else min(lr, 1.0 / tau_max)
 
 
+@register("minimum_staleness", "schedule")
 @dataclass(frozen=True, slots=True)
 class MinimumStaleness:
     """lr / (1 + gamma * tau_min), with the freshest arrival's staleness tau_min (WKAFL, eq. 10)."""
@@ -81,6 +84,7 @@ class MinimumStaleness:
         return rate(self.lr, arrivals) / (1.0 + self.gamma * tau_min)
 
 
+@register("by_version", "schedule")
 @dataclass(frozen=True, slots=True)
 class ByVersion:
     """The rate that stands at the greatest key not above the server's version.

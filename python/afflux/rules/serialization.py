@@ -1,80 +1,284 @@
-"""A rule as data: its parts by name, as a store keeps them, so that it can be opened without being told the rule."""
+"""Rules from configurations: data as JSON, YAML or TOML hold it becomes a rule. `Rule.to_config` is the other way.
 
-import importlib
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
-from typing import Any
+Names are looked up in tables of this package: presets, registered parts, codecs, dialects. Annotations of presets and
+parts say what an option takes, so that every value is checked before anything is made.
+"""
 
+import inspect
+from collections import abc
+from collections.abc import Callable, Mapping
+from functools import cache
+from math import inf, nan
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import numpy as np
+
+from afflux.ops.codecs import Codec, named
 from afflux.ops.errors import AffluxError
+from afflux.ops.validation import brief, is_function, known_names
 from afflux.rules.presets import RULES
-from afflux.rules.rule import Rule
+from afflux.rules.presets.dialects import DIALECTS, Dialect
+from afflux.rules.presets.framework_names import FRAMEWORK_NAMES, in_our_names
+from afflux.rules.registry import MAX_DEPTH, OWN, PART, Role, registered_parts
+from afflux.rules.rule import Calibrate, Rule, Step, Weigh
+from afflux.rules.schedules import LearningRate
+from afflux.rules.staleness import StalenessLaw
 
-#: Where the parts are defined that may stand in a recipe. Nothing else is looked up by a name that was read.
-MODULES = (
-    "ops.codecs",
-    "rules.calibration",
-    "rules.optimizers",
-    "rules.rule",
-    "rules.schedules",
-    "rules.staleness",
-    "rules.weights",
-    "rules.presets.dialects",
-    *sorted({preset.__module__.removeprefix("afflux.") for preset in RULES.values()}),
-)
+#: The annotations that ask for a part: its role, and what errors call it.
+PARTS: Mapping[object, tuple[Role, str]] = {
+    Rule: ("rule", "a rule"),
+    Weigh: ("weigh", "a weigh part"),
+    Calibrate: ("calibrate", "a calibrate part"),
+    Step: ("step", "a step part"),
+    LearningRate: ("schedule", "a schedule of learning rates"),
+    StalenessLaw: ("staleness", "a law of staleness"),
+}
+#: The other annotations, and what errors call their values. Any stands for all that are not listed.
+PLAIN: Mapping[object, str] = {
+    Codec: "the name of a codec",
+    Dialect: "a dialect",
+    bool: "True or False",
+    int: "an int",
+    float: "a number",
+    str: "a str",
+    NoneType: "None",
+    Any: "a plain value or a part",
+}
+#: Floats that JSON lacks.
+NOT_FINITE = {"inf": inf, "-inf": -inf, "nan": nan}
+#: Ints are smaller, so that they can be converted to float and to text.
+MAX_INT = 10**300
 
 
-def recipe_of(rule: Rule) -> dict[str, Any]:
-    """The rule as JSON has it. A part that is not of this package leaves no more than its name: `own`.
+def make(name: str, /, **options: object) -> Rule:
+    """Makes a preset from its name and hyper-parameters, as a configuration file holds them.
 
-    >>> from afflux.rules import fedbuff
-    >>> recipe_of(fedbuff(buffer_size=2))["weigh"]["law"]
-    {'part': 'rules.staleness.Polynomial', 'a': 0.5}
-    """
-    content: dict[str, Any] = _content(rule)
-    return content
+    Args:
+        name: a name in `RULES`.
+        options: hyper-parameters of the preset: numbers, strings, booleans, None; a codec by its name; a law of
+            staleness or a schedule of learning rates by its name, or as {"part": name, ...its options}; inf also as
+            "inf". Objects are accepted, too. With `dialect=` also the options of that dialect, and the names that its
+            framework uses (docs/dialects.md).
 
-
-def rule_of(content: Mapping[str, Any]) -> Rule:
-    """The rule of a recipe.
+    Returns:
+        The rule.
 
     Raises:
-        AffluxError: it has a part of somebody's own, or one that this afflux does not know.
+        AffluxError: a name or an option is unknown, has a wrong type or value, or is given twice.
+
+    >>> make("ca2fl", buffer_size=5, codec="affine-4").calibrate.codec
+    codecs.affine(4)
+    >>> make("fedbuff", staleness={"part": "hinge", "a": 10, "b": 4}).weigh.law
+    Hinge(a=10.0, b=4.0)
+    >>> make("fedbuff", dialect="nvflare", num_updates_for_model=5, global_lr=0.5).buffer_size
+    5
     """
-    made = _value(content)
-    if not isinstance(made, Rule):
-        raise AffluxError(f"the recipe makes {made!r}, not a Rule")
+    if not isinstance(name, str) or name not in RULES:
+        raise AffluxError(f"[make] name is {brief(name)}, must be a rule; {known_names(name, RULES)}")
+    taken = _parameters(RULES[name])
+    if "dialect" in taken:
+        options = _with_dialect(options)
+    for option in options:
+        frameworks = [framework for framework, names in FRAMEWORK_NAMES.items() if option in names]
+        if option not in taken and frameworks:
+            raise AffluxError(f"[make] {option} is a name of {frameworks[0]}: only for dialect={frameworks[0]!r}")
+    made: Rule = _Reader("make", objects=True).call(RULES[name], name, options, "", 0)
     return made
 
 
-def _content(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    kind = type(value)
-    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("afflux.")
-    if (part := _part(name)) is not kind:
-        return {"own": getattr(value, "__qualname__", name)}
-    return {"part": name} | {field.name: _content(getattr(value, field.name)) for field in fields(part) if field.init}
+def from_config(config: Mapping[str, Any]) -> Rule:
+    """Makes the rule that `Rule.to_config` has written, or that a user has written in the same form.
+
+    Args:
+        config: {"part": "rule", "name": ..., "kind": ..., "buffer_size": ..., "weigh": ..., "calibrate": ...,
+            "step": ...}. A part is {"part": its registered name, ...its options} or its name alone. Options that have a
+            default may be left out.
+
+    Returns:
+        The rule; equal to the one whose configuration it is.
+
+    Raises:
+        AffluxError: a key is unknown or missing, a value has a wrong type or value, or a part is not registered.
+
+    >>> from afflux.rules import fedbuff
+    >>> from_config(fedbuff(buffer_size=2).to_config()) == fedbuff(buffer_size=2)
+    True
+    """
+    if not isinstance(config, Mapping):
+        raise AffluxError(f"[from_config] config is {brief(config)}, must be a mapping")
+    made: Rule = _Reader("from_config", objects=False).value(config, Rule, "", 0)
+    return made
 
 
-def _value(content: Any) -> Any:
-    if not isinstance(content, Mapping):
-        return content
-    if "own" in content:
-        raise AffluxError(f"its part {content['own']} is not afflux's own")
-    part = _part(content["part"])
-    if part is None:
-        raise AffluxError(f"its part {content['part']} is unknown to this afflux")
+def _with_dialect(options: Mapping[str, object]) -> dict[str, object]:
+    """The options of `fedbuff` in its own names, with those of the dialect inside `dialect`."""
+    given = dict(options)
+    dialect = given.get("dialect", "paper")
+    content = dict(dialect) if isinstance(dialect, Mapping) else {PART: dialect}
+    name = content.get(PART)
+    if not isinstance(name, str):
+        return given  # an object, or what `call` refuses
+    if name not in DIALECTS:
+        raise AffluxError(f"[make] dialect is {brief(name)}, unknown; {known_names(name, DIALECTS)}")
+    given = in_our_names(name, given)
+    for option in _parameters(DIALECTS[name]):
+        if option in given:
+            if option in content:
+                raise AffluxError(f"[make] {option} is given twice: inside dialect and beside it")
+            content[option] = given.pop(option)
+    return given | {"dialect": content}
+
+
+@cache
+def _parameters(maker: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """The options of a preset, a part or a dialect."""
     try:
-        return part(**{name: _value(value) for name, value in content.items() if name != "part"})
-    except TypeError as error:
-        raise AffluxError(f"its part {content['part']} is another one in this afflux: {error}") from None
+        return inspect.signature(maker, eval_str=True).parameters
+    except Exception:  # annotations of a user's part that cannot be evaluated: its values are not checked here
+        return inspect.signature(maker).parameters
 
 
-def _part(name: str) -> Any:
-    """The class of a part of this package, by its module and name; None if there is none."""
-    module, _, own = name.rpartition(".")
-    if module not in MODULES:
-        return None
-    found = getattr(importlib.import_module(f"afflux.{module}"), own, None)
-    ours = isinstance(found, type) and is_dataclass(found) and found.__module__ == f"afflux.{module}"
-    return found if ours else None
+def _kinds(annotation: object) -> list[Any]:
+    """The alternatives of an annotation: keys of PARTS and PLAIN, Literals, and mappings."""
+    if isinstance(annotation, UnionType) or get_origin(annotation) is Union:
+        kinds = [kind for each in get_args(annotation) for kind in _kinds(each)]
+        names = Codec in kinds or Dialect in kinds  # beside which a Literal lists the same names
+        return [kind for kind in kinds if not (names and get_origin(kind) is Literal)]
+    if annotation is None:
+        return [NoneType]
+    listed = isinstance(annotation, abc.Hashable) and (annotation in PARTS or annotation in PLAIN)
+    if listed or get_origin(annotation) in (Literal, abc.Mapping, dict):
+        return [annotation]
+    return [Any]
+
+
+def _roles(kinds: list[Any]) -> list[Role]:
+    asked = [kind for kind in PARTS if kind is not Rule] if Any in kinds else [kind for kind in kinds if kind in PARTS]
+    return [PARTS[kind][0] for kind in asked]
+
+
+def _choices(kinds: list[Any]) -> list[Any]:
+    return [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+
+
+def _words(kinds: list[Any]) -> str:
+    """What an option takes, for errors."""
+    found = [PARTS[kind][1] if kind in PARTS else PLAIN[kind] for kind in kinds if kind in PARTS or kind in PLAIN]
+    found += ["a mapping from versions" for kind in kinds if get_origin(kind) in (abc.Mapping, dict)]
+    return " or ".join([*map(repr, _choices(kinds)), *found])
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+class _Reader:
+    """Reads values as annotations ask for them. Errors name the operation and the path of keys to the value."""
+
+    def __init__(self, operation: str, *, objects: bool) -> None:
+        self._operation = operation
+        self._objects = objects  # whether made parts, codecs and dialects, and NumPy's numbers, are accepted
+
+    def call(self, maker: Callable[..., Any], name: str, options: Mapping[Any, object], path: str, depth: int) -> Any:
+        """Calls the preset, part or dialect of this name with its options."""
+        taken = _parameters(maker)
+        where = f"{path} ({name!r})" if path else name
+        for option in options:
+            if not isinstance(option, str) or option not in taken:
+                raise self._error(f"{where} has no option {brief(option)}; {known_names(option, taken)}")
+        for option, parameter in taken.items():
+            if parameter.default is parameter.empty and option not in options:
+                raise self._error(f"{_join(path, option)} is missing")
+        given = {
+            option: self.value(value, taken[option].annotation, _join(path, option), depth + 1)
+            for option, value in options.items()
+        }
+        try:
+            return maker(**given)
+        except AffluxError as error:
+            if not path:
+                raise
+            raise self._error(f"{path}: {error}") from None
+        except (TypeError, ValueError, ArithmeticError) as error:  # of a user's part
+            raise self._error(f"{where} cannot be made: {error}") from error
+
+    def value(self, value: object, annotation: object, path: str, depth: int) -> Any:
+        """Reads the value of an option that has this annotation."""
+        if depth > MAX_DEPTH:
+            raise self._error(f"{path} is nested more than {MAX_DEPTH} levels deep")
+        kinds = _kinds(annotation)
+        if self._objects:
+            wanted = _roles(kinds) or Codec in kinds or Dialect in kinds
+            if wanted and (isinstance(value, Codec | Dialect) or is_function(value)):
+                return value
+            value = value.item() if isinstance(value, np.generic) else value
+        if isinstance(value, str):
+            return self._text(value, kinds, path, depth)
+        if isinstance(value, Mapping):
+            return self._mapping(value, kinds, path, depth)
+        if value is None or isinstance(value, bool | int | float):
+            return self._number(value, kinds, path)
+        raise self._wrong(value, kinds, path)
+
+    def _text(self, text: str, kinds: list[Any], path: str, depth: int) -> Any:
+        if float in kinds and text in NOT_FINITE:
+            return NOT_FINITE[text]
+        if str in kinds or Any in kinds or text in _choices(kinds):
+            return text
+        if Codec in kinds:
+            try:
+                return named(text)
+            except AffluxError as error:
+                raise self._error(f"{path}: {error}") from None
+        if Dialect in kinds or _roles(kinds):
+            return self._part(text, {}, kinds, path, depth)
+        raise self._wrong(text, kinds, path)
+
+    def _mapping(self, value: Mapping[Any, object], kinds: list[Any], path: str, depth: int) -> Any:
+        for kind in kinds:
+            if get_origin(kind) in (abc.Mapping, dict):
+                return self._by_version(value, get_args(kind)[1], path, depth)
+        if not (Dialect in kinds or _roles(kinds)):
+            raise self._wrong(value, kinds, path)
+        if OWN in value:
+            raise self._error(f"{path or PART} is {brief(value[OWN])}, a part that is not registered")
+        if PART not in value:
+            raise self._error(f"{_join(path, PART)} is missing: the name of {_words(kinds)}")
+        options = {key: entry for key, entry in value.items() if key != PART}
+        return self._part(value[PART], options, kinds, path, depth)
+
+    def _part(self, name: object, options: Mapping[Any, object], kinds: list[Any], path: str, depth: int) -> Any:
+        choices: dict[str, Callable[..., Any]] = dict(DIALECTS) if Dialect in kinds else {}
+        for role in _roles(kinds):
+            choices |= {part.name: part.cls for part in registered_parts(role).values()}
+        if not isinstance(name, str) or name not in choices:
+            raise self._error(f"{path or PART} is {brief(name)}, must be {_words(kinds)}; {known_names(name, choices)}")
+        return self.call(choices[name], name, options, path, depth)
+
+    def _by_version(self, value: Mapping[Any, object], kind: object, path: str, depth: int) -> dict[int, Any]:
+        """Reads numbers by version. JSON has versions as text."""
+        found: dict[int, Any] = {}
+        for key, entry in value.items():
+            digits = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 300
+            version = int(key) if digits else key
+            if type(version) is not int or not 0 <= version < MAX_INT or version in found:
+                raise self._error(f"{path} has the key {brief(key)}, must be a version that is there once")
+            found[version] = self.value(entry, kind, f"{path}.{version}", depth + 1)
+        return found
+
+    def _number(self, value: float | None, kinds: list[Any], path: str) -> float | None:
+        if isinstance(value, int) and abs(value) >= MAX_INT:
+            raise self._error(f"{path} is an int of more than 300 digits")
+        kind = next(kind for kind in (NoneType, bool, int, float) if isinstance(value, kind))
+        if kind in kinds or Any in kinds or any(kind is type(choice) and value == choice for choice in _choices(kinds)):
+            return value
+        if kind is int and float in kinds:
+            return float(value or 0)
+        raise self._wrong(value, kinds, path)
+
+    def _wrong(self, value: object, kinds: list[Any], path: str) -> AffluxError:
+        return self._error(f"{path} is {brief(value)}, must be {_words(kinds)}")
+
+    def _error(self, text: str) -> AffluxError:
+        return AffluxError(f"[{self._operation}] {text}")

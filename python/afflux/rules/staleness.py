@@ -10,6 +10,7 @@ from typing import Protocol, cast
 from afflux.ops import exact
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import check_fields, is_function, not_negative, one_or_more
+from afflux.rules.registry import register
 
 #: e/2, the base of WKAFL's and TWAFL's staleness law.
 HALF_E = 1.3591409142295225
@@ -30,6 +31,7 @@ def a_law(part: str, name: str, value: object) -> StalenessLaw:
     return cast(StalenessLaw, value)
 
 
+@register("constant", "staleness")
 @dataclass(frozen=True, slots=True)
 class Constant:
     """s = 1."""
@@ -39,6 +41,7 @@ class Constant:
         return 1.0
 
 
+@register("polynomial", "staleness")
 @dataclass(frozen=True, slots=True)
 class Polynomial:
     """s = (1 + staleness)^-a (FedAsync section 5.2; FedBuff uses a = 1/2)."""
@@ -60,6 +63,7 @@ class Polynomial:
         return 1.0 / power
 
 
+@register("hinge", "staleness")
 @dataclass(frozen=True, slots=True)
 class Hinge:
     """s = 1 up to staleness b, then 1 / (a (staleness - b) + 1) (FedAsync section 5.2)."""
@@ -75,6 +79,7 @@ class Hinge:
         return 1.0 if staleness <= self.b else 1.0 / (self.a * (staleness - self.b) + 1.0)
 
 
+@register("exponential", "staleness")
 @dataclass(frozen=True, slots=True)
 class Exponential:
     """s = base^-staleness, with base e/2 (TWAFL, Chen et al. 2019; WKAFL section 4.3.2)."""
@@ -89,6 +94,7 @@ class Exponential:
         return exact.pow(self.base, -float(staleness))
 
 
+@register("inverse", "staleness")
 @dataclass(frozen=True, slots=True)
 class Inverse:
     """s = 1 / max(staleness, 1) (SASGD, Zhang et al. 2016)."""

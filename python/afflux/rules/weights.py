@@ -12,12 +12,14 @@ import numpy as np
 from afflux.ops.errors import AffluxError
 from afflux.ops.exact import ordered_sum
 from afflux.ops.validation import check_fields, finite, flag, one_of
+from afflux.rules.registry import register
 from afflux.rules.rule import Arrivals, Float64
 from afflux.rules.staleness import Exponential, StalenessLaw, a_law
 
 Normalise = Literal["count", "weights"] | None
 
 
+@register("uniform", "weigh")
 @dataclass(frozen=True, slots=True)
 class Uniform:
     """w_i = 1 / M."""
@@ -35,6 +37,7 @@ class Uniform:
         return 1.0 / len(arrivals)
 
 
+@register("examples", "weigh")
 @dataclass(frozen=True, slots=True)
 class Examples:
     """w_i = n_i / sum n, the clients' numbers of training examples (FedAvg)."""
@@ -56,6 +59,7 @@ class Examples:
         return ordered_sum(arrivals.num_examples.tolist())
 
 
+@register("staleness", "weigh")
 @dataclass(frozen=True, slots=True)
 class Staleness:
     """w_i = scale * s(staleness_i), divided by M ("count"), by the sum of all s ("weights") or by nothing (None).

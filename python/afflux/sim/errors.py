@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 
 from afflux.ops.errors import AffluxError
+from afflux.ops.validation import known_names
 
 #: Modules that the simulator imports, and their packages in the extra `sim`.
 EXTRA = {
@@ -35,7 +36,7 @@ def require(*modules: str) -> None:
 
 
 def known(what: str, name: str, names: Iterable[str]) -> None:
-    """Raise ConfigError, listing the known names, unless `name` is one of them."""
+    """Raise ConfigError, listing the nearest and all known names, unless `name` is one of them."""
     choices = sorted(names)
     if name not in choices:
-        raise ConfigError(f"unknown {what} {name!r}; known: {', '.join(choices)}")
+        raise ConfigError(f"unknown {what} {name!r}; {known_names(name, choices)}")

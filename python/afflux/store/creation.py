@@ -9,7 +9,6 @@ from afflux._engine import ORDER_VERSION
 from afflux.aggregation.options import Durability, codec_of
 from afflux.ops.errors import StoreError, UnavailableError
 from afflux.rules.rule import Rule
-from afflux.rules.serialization import recipe_of
 from afflux.store.index import Index
 from afflux.store.lock import LOCK, Lock
 from afflux.store.metadata import INDEX, make_arrays, shapes_of, sync
@@ -38,7 +37,7 @@ def create_store(
         "server": {**server, "codec": None if codec is None else codec.name},
         "options": options,
         "commits": {"durability": durability, "commit_every": commit_every},
-        "rule": recipe_of(rule),
+        "rule": rule.to_config(),
         "shapes": shapes,
         "repairs": [],
     }

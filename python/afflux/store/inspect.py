@@ -25,7 +25,7 @@ class Info:
 
     path: str
     rule: str  #: its name
-    recipe: Mapping[str, Any]  #: its parts and their options; of a user's own parts the name
+    rule_config: Mapping[str, Any]  #: what `Rule.to_config` gave, for `rules.from_config`
     kind: str  #: what clients push
     d: int
     dtype: str  #: of params
@@ -74,7 +74,7 @@ def info(path: "str | PathLike[str]") -> Info:
         return Info(
             path=str(path),
             rule=server["rule"],
-            recipe=store.facts["rule"],
+            rule_config=store.facts["rule"],
             kind=server["kind"],
             d=store.d,
             dtype=server["dtype"],

@@ -29,7 +29,7 @@ from afflux.arrays.pools import Draft, Vector, Versions
 from afflux.ops.codecs import Codec, named
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Float64, Rule
-from afflux.rules.serialization import recipe_of, rule_of
+from afflux.rules.serialization import from_config
 from afflux.store.disk_cache import DiskCache, NewDiskRows, RowTable
 from afflux.store.index import CommittedState, Index, Transaction
 from afflux.store.lock import Lock, promises_space
@@ -187,7 +187,7 @@ class Store:
         if self.committed is None:
             raise StoreError(f"[open] {self.path} holds no server: the process that began to make it was ended")
         try:
-            rule = rule_of(self._stored_settings["rule"]) if rule is None else rule
+            rule = from_config(self._stored_settings["rule"]) if rule is None else rule
         except AffluxError as error:
             raise StoreError(f"[open] {self.path} holds a server whose rule must be given: {error}") from None
         codec = codec_of(rule, self.facts["slot_dtype"])
@@ -202,7 +202,7 @@ class Store:
                 raise StoreError(
                     f"[open] {self.path} holds a server whose {name} is {self.facts[name]!r}, not {value!r}"
                 )
-        self._settings["rule"] = recipe_of(rule)
+        self._settings["rule"] = rule.to_config()
         return rule
 
     def rule_vector_outputs(self, rule_vectors: NamedVectors) -> NamedVectors:

@@ -6,6 +6,7 @@ from afflux.ops.codecs import Codec, Name, named
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
 from afflux.rules.rule import Calibrate, Rule
+from afflux.rules.schedules import Rate
 from afflux.rules.weights import Uniform
 
 #: Appendix E: the global and the local learning rate on MNIST and CIFAR-10; server_lr here is their product.
@@ -13,7 +14,7 @@ GLOBAL_LR, LOCAL_LR = 1.0, 0.1
 SERVER_LR = GLOBAL_LR * LOCAL_LR
 
 
-def afa_cd(*, buffer_size: int = 10, server_lr: float = SERVER_LR) -> Rule:
+def afa_cd(*, buffer_size: int = 10, server_lr: Rate = SERVER_LR) -> Rule:
     """x -= server_lr * mean(G_i) (Algorithm 2, cross-device).
 
     Clients push G_i, the mean of their stochastic gradients. The paper's algorithm prints eta where its proofs use
@@ -25,7 +26,7 @@ def afa_cd(*, buffer_size: int = 10, server_lr: float = SERVER_LR) -> Rule:
 def afa_cs(
     *,
     buffer_size: int = 10,
-    server_lr: float = SERVER_LR,
+    server_lr: Rate = SERVER_LR,
     divide_by: Literal["all", "seen"] = "all",
     codec: Codec | Name | None = None,
 ) -> Rule:

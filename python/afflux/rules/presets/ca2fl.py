@@ -8,6 +8,7 @@ from afflux.ops.errors import AffluxError
 from afflux.rules.calibration import cached_difference
 from afflux.rules.optimizers import Sgd
 from afflux.rules.rule import Rule
+from afflux.rules.schedules import Rate
 from afflux.rules.weights import Uniform
 
 #: Section 6: M and the global learning rate of the main experiments (N = 100 clients, 20 at once).
@@ -20,7 +21,7 @@ CODECS = {
 
 
 def ca2fl(
-    *, buffer_size: int = BUFFER_SIZE, server_lr: float = SERVER_LR, codec: Codec | codecs.Name | None = None
+    *, buffer_size: int = BUFFER_SIZE, server_lr: Rate = SERVER_LR, codec: Codec | codecs.Name | None = None
 ) -> Rule:
     """v = h + 1/|S| * sum_{i in S} (u_i - h_i), x += server_lr * v, then h_i = u_i (Algorithm 2).
 
@@ -37,7 +38,7 @@ def mf_ca2fl(
     codec: Literal["affine", "affine-vector", "rotated"] = "affine",
     quantize_direction: bool = False,
     buffer_size: int = BUFFER_SIZE,
-    server_lr: float = SERVER_LR,
+    server_lr: Rate = SERVER_LR,
 ) -> Rule:
     """CA2FL with rows of few bits: h_i = Q(u_i) (section 5).
 

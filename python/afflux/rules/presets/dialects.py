@@ -13,6 +13,7 @@ import numpy as np
 
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import check_fields, flag, integer
+from afflux.rules.registry import register
 from afflux.rules.rule import Arrivals, Float64, Kind, Weigh
 from afflux.rules.staleness import Constant, Polynomial, StalenessLaw, a_law
 from afflux.rules.weights import Staleness
@@ -96,6 +97,7 @@ DIALECTS: dict[str, Callable[[], Dialect]] = {
 }
 
 
+@register("one_plus_root", "staleness")
 @dataclass(frozen=True, slots=True)
 class OnePlusRoot:
     """s = 1 / (1 + sqrt(1 + staleness)): 1/2 for a fresh arrival."""
@@ -105,6 +107,7 @@ class OnePlusRoot:
         return 1.0 / (1.0 + sqrt(1.0 + staleness))
 
 
+@register("version_means", "weigh")
 @dataclass(frozen=True, slots=True)
 class VersionMeans:
     """w_i = s(staleness_i) / (how many of the buffer pulled the same version)."""

@@ -20,7 +20,7 @@ THRESHOLD = 1
 def fadas(
     *,
     buffer_size: int = BUFFER_SIZE_LARGE,
-    server_lr: float = 0.001,
+    server_lr: Rate = 0.001,
     beta1: float = BETA1,
     beta2: float = BETA2,
     epsilon: float = EPSILON,

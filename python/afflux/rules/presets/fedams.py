@@ -3,13 +3,14 @@
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import AmsGrad
 from afflux.rules.rule import Rule
+from afflux.rules.schedules import Rate
 from afflux.rules.weights import Uniform
 
 
 def fedams(
     *,
     buffer_size: int = 10,
-    server_lr: float = 0.01,
+    server_lr: Rate = 0.01,
     beta1: float = 0.9,
     beta2: float = 0.99,
     epsilon: float = 1e-8,

@@ -3,10 +3,11 @@
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
 from afflux.rules.rule import Rule
+from afflux.rules.schedules import Rate
 from afflux.rules.weights import Examples
 
 
-def fedavg(*, buffer_size: int = 10, server_lr: float = 1.0) -> Rule:
+def fedavg(*, buffer_size: int = 10, server_lr: Rate = 1.0) -> Rule:
     """x += server_lr * sum_i (n_i / sum n) u_i (Algorithm 1); the synchronous baseline when M is the cohort.
 
     State on the server: nothing but params and the buffer. Sweeps: one.

@@ -7,6 +7,7 @@ from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
 from afflux.rules.presets.dialects import DIALECTS, Dialect, Name
 from afflux.rules.rule import Rule
+from afflux.rules.schedules import Rate
 from afflux.rules.staleness import StalenessLaw
 from afflux.rules.weights import Normalise, Staleness
 
@@ -14,7 +15,7 @@ from afflux.rules.weights import Normalise, Staleness
 def fedbuff(
     *,
     buffer_size: int = 10,
-    server_lr: float = 1.0,
+    server_lr: Rate = 1.0,
     staleness: StalenessLaw | None = None,
     normalise: Normalise = "count",
     dialect: Name | Dialect = "paper",

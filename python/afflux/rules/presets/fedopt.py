@@ -3,6 +3,7 @@
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Adagrad, Adam, Yogi
 from afflux.rules.rule import Rule, Step
+from afflux.rules.schedules import Rate
 from afflux.rules.weights import Uniform
 
 #: Section 5.3: beta1 and beta2 of FedAdam and FedYogi; FedAdagrad takes beta1 = 0. tau, here epsilon, is 1e-3 where it
@@ -13,7 +14,7 @@ BETA1, BETA2, EPSILON = 0.9, 0.99, 1e-3
 def fedadam(
     *,
     buffer_size: int = 10,
-    server_lr: float = 0.01,
+    server_lr: Rate = 0.01,
     beta1: float = BETA1,
     beta2: float = BETA2,
     epsilon: float = EPSILON,
@@ -31,7 +32,7 @@ def fedadam(
 def fedyogi(
     *,
     buffer_size: int = 10,
-    server_lr: float = 0.01,
+    server_lr: Rate = 0.01,
     beta1: float = BETA1,
     beta2: float = BETA2,
     epsilon: float = EPSILON,
@@ -47,7 +48,7 @@ def fedyogi(
 def fedadagrad(
     *,
     buffer_size: int = 10,
-    server_lr: float = 0.01,
+    server_lr: Rate = 0.01,
     beta1: float = 0.0,
     epsilon: float = EPSILON,
     initial_v: float = 0.0,

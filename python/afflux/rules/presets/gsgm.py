@@ -8,9 +8,12 @@ import numpy as np
 from afflux.ops.validation import check_fields, finite
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
+from afflux.rules.registry import register
 from afflux.rules.rule import Arrivals, Needs, Rule, Weights
+from afflux.rules.schedules import Rate
 
 
+@register("gradient_scheduling", "weigh")
 @dataclass(frozen=True, slots=True)
 class GradientScheduling:
     """v = alpha * momentum + mean(g); after a pass, momentum = the mean of its rounds' directions v.
@@ -40,7 +43,7 @@ class GradientScheduling:
         return Weights(share, (self.alpha, 0.0), next_, {"rounds_in_pass": rounds})
 
 
-def gsgm(*, buffer_size: int = 10, server_lr: float = 0.005, alpha: float = 0.1) -> Rule:
+def gsgm(*, buffer_size: int = 10, server_lr: Rate = 0.005, alpha: float = 0.1) -> Rule:
     """x -= server_lr * (alpha * momentum + mean(g)); momentum is the mean of the last pass's directions.
 
     A client enters once per pass over all N clients (WKAFL section 6.1.2). State on the server: momentum and the sum

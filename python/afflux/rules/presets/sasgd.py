@@ -3,11 +3,12 @@
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
 from afflux.rules.rule import Rule
+from afflux.rules.schedules import Rate
 from afflux.rules.staleness import Inverse
 from afflux.rules.weights import Staleness
 
 
-def sasgd(*, buffer_size: int = 10, server_lr: float = 0.005) -> Rule:
+def sasgd(*, buffer_size: int = 10, server_lr: Rate = 0.005) -> Rule:
     """x -= server_lr / M * sum_i g_i / max(staleness_i, 1) (WKAFL section 6.1.2).
 
     State on the server: nothing but params and the buffer. Sweeps: one.

@@ -6,11 +6,12 @@ from afflux.ops.validation import one_of
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
 from afflux.rules.rule import Rule
+from afflux.rules.schedules import Rate
 from afflux.rules.staleness import Exponential
 from afflux.rules.weights import Staleness
 
 
-def twafl(*, buffer_size: int = 10, server_lr: float = 0.005, normalise: Literal["count", "weights"] = "count") -> Rule:
+def twafl(*, buffer_size: int = 10, server_lr: Rate = 0.005, normalise: Literal["count", "weights"] = "count") -> Rule:
     """x -= server_lr * sum_i (n_i / n) (e/2)^-staleness_i g_i, n = sum n_i (WKAFL section 6.1.2).
 
     n_i is the client's mini-batch size. `normalise="weights"` divides by the sum of the weights, as WKAFL's authors'

@@ -16,12 +16,14 @@ from afflux.ops.exact import ordered_sum, quadratic, times
 from afflux.ops.validation import check_fields, finite, flag, integer, one_of, optional, positive, positive_or_inf
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
+from afflux.rules.registry import register
 from afflux.rules.rule import Arrivals, Float64, Needs, Rule, Weights
-from afflux.rules.schedules import MinimumStaleness
+from afflux.rules.schedules import MinimumStaleness, Rate
 from afflux.rules.staleness import Exponential, StalenessLaw, a_law
 from afflux.rules.weights import with_sum
 
 
+@register("cosine_selection", "weigh")
 @dataclass(frozen=True, slots=True)
 class CosineSelection:
     """WKAFL's weights (Zhou, Li, Ren and Yang 2022, Algorithms 2 and 3).
@@ -142,7 +144,7 @@ CIFAR10: dict[str, Any] = {"beta": 50.0, "gamma": 0.01, "clip": 70.0, "stage_two
 def wkafl(
     *,
     buffer_size: int = 10,
-    server_lr: float = 0.005,
+    server_lr: Rate = 0.005,
     alpha: float = 0.1,
     sim_min: float = 0.3,
     beta: float = 10.0,

@@ -9,9 +9,12 @@ import numpy as np
 from afflux.ops.validation import check_fields, flag, not_negative
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
+from afflux.rules.registry import register
 from afflux.rules.rule import Arrivals, Needs, Rule, Weights
+from afflux.rules.schedules import Rate
 
 
+@register("score_test", "weigh")
 @dataclass(frozen=True, slots=True)
 class ScoreTest:
     """Zeno++'s weights (Xie, Koyejo and Gupta 2020, Algorithm 1).
@@ -63,7 +66,7 @@ GAMMA, RHO, EPSILON = 0.1, 0.02, 0.1
 
 def zenopp(
     *,
-    server_lr: float = 0.005,
+    server_lr: Rate = 0.005,
     gamma: float = GAMMA,
     rho: float = RHO,
     epsilon: float = EPSILON,

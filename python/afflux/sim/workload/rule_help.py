@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 from afflux.rules import RULES
+from afflux.rules.registry import registered_parts
 from afflux.rules.staleness import StalenessLaw
 from afflux.sim.workload.rule_files import rule_function
-from afflux.sim.workload.rule_specs import STALENESS_LAWS, format_option, literal_choices, rule_parameters
+from afflux.sim.workload.rule_specs import format_option, literal_choices, rule_parameters
 
 
 def describe_all_rules() -> Iterator[str]:
@@ -41,6 +42,7 @@ def _docstring(name: str) -> tuple[str, str]:
 def _kind(annotation: Any) -> str:
     """Return the values that an option accepts, for the user."""
     kinds = (annotation, *get_args(annotation))
-    laws = [f"{' | '.join(STALENESS_LAWS)}, with numbers as in hinge(10,4)"] if StalenessLaw in kinds else []
+    names = " | ".join(registered_parts("staleness"))
+    laws = [f"{names}, with numbers as in hinge(10,4)"] if StalenessLaw in kinds else []
     numbers = [kind.__name__ for kind in (int, float) if kind in kinds]
     return " | ".join([*numbers, *map(format_option, literal_choices(annotation)), *laws])

@@ -2,24 +2,18 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from math import isfinite
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
+from afflux.rules import RULES, make
+from afflux.rules.registry import registered_parts
 from afflux.rules.rule import Rule
-from afflux.rules.staleness import Constant, Exponential, Hinge, Inverse, Polynomial, StalenessLaw
+from afflux.rules.staleness import StalenessLaw
 from afflux.sim.errors import ConfigError, known
 from afflux.sim.workload.rule_files import rule_function, split_rule_name
-
-STALENESS_LAWS: dict[str, Callable[..., StalenessLaw]] = {
-    "constant": Constant,
-    "polynomial": Polynomial,
-    "hinge": Hinge,
-    "exponential": Exponential,
-    "inverse": Inverse,
-}
 
 JsonScalar = int | float | str | bool | None
 
@@ -39,7 +33,7 @@ class RuleSpec:
         for option in options:
             known(f"option of {self.name}:", option, rule_parameters(self.name))
         try:
-            rule = rule_function(self.name)(**options)
+            rule = make(self.name, **options) if self.name in RULES else rule_function(self.name)(**options)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"rule {self.label or self.name}: {error}") from error
         if not isinstance(rule, Rule):
@@ -102,11 +96,12 @@ def _refuse_commas(label: str, name: str) -> None:
 def format_option(value: Any) -> str:
     """Return the text of an option's value, as `parse_rule` reads it.
 
+    >>> from afflux.rules.staleness import Hinge
     >>> format_option(Hinge(10.0, 4.0)), format_option(None), format_option(0.5)
     ('hinge(10.0,4.0)', 'none', '0.5')
     """
-    for name, law in STALENESS_LAWS.items():
-        if type(value) is law:
+    for name, law in registered_parts("staleness").items():
+        if type(value) is law.cls:
             arguments = ",".join(map(repr, astuple(value)))
             return f"{name}({arguments})" if arguments else name
     return value if isinstance(value, str) else str(value).lower()
@@ -141,6 +136,7 @@ def literal_choices(annotation: Any) -> list[Any]:
 
 def _law(text: str) -> StalenessLaw:
     name, _, rest = text.removesuffix(")").partition("(")
-    known("staleness law", name, STALENESS_LAWS)
-    law: StalenessLaw = STALENESS_LAWS[name](*(float(number) for number in rest.split(",") if number))
+    laws = registered_parts("staleness")
+    known("staleness law", name, laws)
+    law: StalenessLaw = laws[name].cls(*(float(number) for number in rest.split(",") if number))
     return law

@@ -1,0 +1,96 @@
+"""The names that other frameworks give to options of their FedBuff; `rules.make` takes them beside `dialect=`."""
+
+from collections.abc import Callable, Mapping
+from math import inf
+
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import brief, flag, integer, one_or_less
+
+Options = dict[str, object]
+
+#: {dialect: {name in the framework: name in afflux}}; None: not an option of a rule, only its default is accepted.
+FRAMEWORK_NAMES: Mapping[str, Mapping[str, str | None]] = {
+    "appfl": {
+        "K": "buffer_size",
+        "alpha": "server_lr",
+        "staleness_fn": "staleness",
+        "staleness_fn_kwargs": "staleness",
+        "client_weights_mode": None,
+        "gradient_based": None,
+    },
+    "nvflare": {
+        "num_updates_for_model": "buffer_size",
+        "global_lr": "server_lr",
+        "staleness_weight": "staleness",
+        "max_model_history": None,
+    },
+    "flgo": {"buffer_ratio": "buffer_size", "eta": "server_lr"},
+}
+
+
+def in_our_names(dialect: str, options: Mapping[str, object]) -> Options:
+    """Options of `fedbuff` with the names of a framework replaced by afflux's.
+
+    Raises:
+        AffluxError: both names of an option are given, or a value has no counterpart in a rule.
+    """
+    names = FRAMEWORK_NAMES.get(dialect, {})
+    given = dict(options)
+    theirs: Options = {name: given.pop(name) for name in names if name in given}
+    for name in theirs:
+        ours = names[name]
+        if ours is not None and ours in given:
+            raise AffluxError(f"[make] {name} is the name of {ours} in {dialect}: both are given, must be one of them")
+    for name, value in theirs.items():
+        if name in _CONVERTED:
+            _CONVERTED[name](given, theirs)
+        elif (ours := names[name]) is not None:
+            given[ours] = value
+    return given
+
+
+def _law(given: Options, theirs: Options) -> None:
+    """APPFL: the name of a law, and its options apart."""
+    if "staleness_fn" not in theirs:
+        raise AffluxError("[make] staleness_fn_kwargs is given without staleness_fn")
+    options = theirs.get("staleness_fn_kwargs")
+    if not (options is None or isinstance(options, Mapping)):
+        raise AffluxError(f"[make] staleness_fn_kwargs is {brief(options)}, must be a mapping")
+    given["staleness"] = {**(options or {}), "part": theirs["staleness_fn"]}
+
+
+def _switch(given: Options, theirs: Options) -> None:
+    """NVFlare: the dialect's own law, or none."""
+    if not flag("make", "staleness_weight", theirs["staleness_weight"]):
+        given["staleness"] = "constant"
+
+
+def _share(given: Options, theirs: Options) -> None:
+    """FLGo: the buffer holds a share of all clients."""
+    ratio = one_or_less("make", "buffer_ratio", theirs["buffer_ratio"])
+    if "num_clients" not in given:
+        raise AffluxError("[make] num_clients is missing: buffer_ratio is a share of all clients")
+    clients = integer(1)("make", "num_clients", given.pop("num_clients"))
+    if clients >= 2**63:
+        raise AffluxError("[make] num_clients must fit into 64 bits")
+    given["buffer_size"] = int(ratio * clients)
+
+
+def _only(name: str, default: object, instead: str) -> Callable[[Options, Options], None]:
+    def check(given: Options, theirs: Options) -> None:
+        value = theirs[name]
+        if type(value) not in (type(default), str) or str(value) != str(default):  # JSON has inf as text
+            raise AffluxError(f"[make] {name} is {brief(value)}, must be {default!r}: {instead}")
+
+    return check
+
+
+_CONVERTED: Mapping[str, Callable[[Options, Options], None]] = {
+    "staleness_fn": _law,
+    "staleness_fn_kwargs": _law,
+    "staleness_weight": _switch,
+    "buffer_ratio": _share,
+    "client_weights_mode": _only("client_weights_mode", "equal", "afflux has no weights by examples in this dialect"),
+    "gradient_based": _only("gradient_based", False, "clients push models in this dialect"),
+    "max_model_history": _only("max_model_history", inf, "give it to Server, as max_staleness=max_model_history - 1"),
+}

@@ -1,0 +1,111 @@
+"""The parts that may stand in a rule, by the names that configurations and stores use.
+
+A name is looked up in this table and nowhere else: data that is read never imports a module or runs a file.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from math import isfinite
+from typing import Any, Literal, TypeVar, get_args
+
+from afflux.ops.codecs import Codec
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import brief
+
+#: Where a part stands: in the slots of a rule, as a law of a learning rate, as a law of staleness.
+Role = Literal["rule", "weigh", "calibrate", "step", "schedule", "staleness"]
+T = TypeVar("T")
+
+#: The most levels of parts within parts.
+MAX_DEPTH = 32
+#: Keys of a configuration that are no option of a part: the part's name, and the name of a part without registration.
+PART, OWN = "part", "own"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A class of parts, and where its objects stand in a rule."""
+
+    name: str
+    role: Role
+    cls: type[Any]
+
+
+_BY_NAME: dict[str, Part] = {}
+_BY_CLASS: dict[type[Any], Part] = {}
+
+
+def register(name: str, role: Role) -> Callable[[type[T]], type[T]]:
+    """Registers a class of parts, so that rules with it can be written to and read from configurations and stores.
+
+    Args:
+        name: in snake_case; unique among all parts. A class of the same module and name is replaced.
+        role: "weigh", "calibrate", "step", "schedule" (of a learning rate), "staleness" (a law) or "rule".
+
+    Returns:
+        The decorator of a dataclass, whose fields are the options. A field holds None, a bool, an int, a float, a str,
+        a codec, a part, or numbers by version (`Mapping[int, float]`), and its annotation says which.
+
+    Raises:
+        AffluxError: the name is taken or no name, the role is unknown, or the class is no dataclass.
+
+    >>> from dataclasses import dataclass
+    >>> from afflux import rules
+    >>> @rules.register("linear_law", "staleness")
+    ... @dataclass(frozen=True)
+    ... class Linear:
+    ...     limit: float = 10.0
+    ...     def __call__(self, staleness: int, /) -> float:
+    ...         return max(1.0 - staleness / self.limit, 0.0)
+    >>> rules.make("fedbuff", staleness={"part": "linear_law", "limit": 5}).weigh.law
+    Linear(limit=5.0)
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", name):
+        raise AffluxError(f"[register] name is {brief(name)}, must be in snake_case, such as 'clipped_mean'")
+    if role not in get_args(Role):
+        raise AffluxError(f"[register] role is {brief(role)}, must be one of {', '.join(map(repr, get_args(Role)))}")
+
+    def add(cls: type[T]) -> type[T]:
+        if not isinstance(cls, type) or not is_dataclass(cls):
+            raise AffluxError(f"[register] {name!r} is {brief(cls)}, must be a dataclass")
+        if reserved := {PART, OWN} & {field.name for field in fields(cls)}:
+            raise AffluxError(f"[register] {name!r} has a field {reserved.pop()!r}, which configurations reserve")
+        before = _BY_NAME.get(name)
+        if before is not None:
+            if (before.cls.__module__, before.cls.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise AffluxError(f"[register] name is {name!r}, which {before.cls!r} has already")
+            del _BY_CLASS[before.cls]
+        _BY_NAME[name] = _BY_CLASS[cls] = Part(name, role, cls)
+        return cls
+
+    return add
+
+
+def registered_parts(role: Role | None = None) -> dict[str, Part]:
+    """The parts of a role, or all parts, by name."""
+    return {name: part for name, part in _BY_NAME.items() if role in (None, part.role)}
+
+
+def to_plain(value: object, depth: int = 0) -> Any:
+    """A part, or a value of an option, as JSON-able data. See `Rule.to_config`.
+
+    Raises:
+        AffluxError: parts are nested more than `MAX_DEPTH` levels deep.
+    """
+    if depth > MAX_DEPTH:
+        raise AffluxError(f"[to_config] the rule has more than {MAX_DEPTH} levels of parts within parts")
+    if isinstance(value, float):
+        return float(value) if isfinite(value) else str(float(value))  # JSON has no inf
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, Codec):
+        return value.name
+    if isinstance(value, Mapping) and all(type(key) is int for key in value):
+        return {str(key): to_plain(entry, depth + 1) for key, entry in value.items()}
+    part = _BY_CLASS.get(type(value))
+    if part is None:
+        kind = type(value)
+        return {OWN: getattr(value, "__qualname__", f"{kind.__module__}.{kind.__qualname__}")}
+    options = {field.name: to_plain(getattr(value, field.name), depth + 1) for field in fields(part.cls) if field.init}
+    return {PART: part.name, **options}

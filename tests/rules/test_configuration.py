@@ -1,0 +1,448 @@
+"""Rules as data: written, read back exactly, or refused; parts of one's own in them."""
+
+import importlib
+import json
+import pkgutil
+import sys
+from dataclasses import dataclass, is_dataclass
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import afflux.rules
+from afflux import AffluxError, Rule, codecs
+from afflux._engine import CODECS
+from afflux.rules import ca2fl, fadas, fedbuff, from_config, make, register, registry, schedules, wkafl
+from afflux.rules.calibration import CACHED_DIFFERENCE, NONE
+from afflux.rules.optimizers import Adagrad, Adam, AmsGrad, Momentum, Sgd, Yogi
+from afflux.rules.presets.dialects import DIALECTS, Dialect, OnePlusRoot, VersionMeans, appfl, flsim, nvflare
+from afflux.rules.presets.gsgm import GradientScheduling
+from afflux.rules.presets.wkafl import CosineSelection
+from afflux.rules.presets.zenopp import ScoreTest
+from afflux.rules.rule import Arrivals, Calibrate, Needs, Weights
+from afflux.rules.schedules import ByVersion, DelayAdaptive, MinimumStaleness
+from afflux.rules.staleness import Constant, Exponential, Hinge, Inverse, Polynomial
+from afflux.rules.weights import Examples, Staleness, Uniform
+from garbage import DEEP, JSON, nested
+from variants import VARIANTS
+from variants import make as make_variant
+
+#: Dataclasses of the package that do not stand in a rule.
+NO_PARTS = {Arrivals, Dialect, Needs, Weights, registry.Part}
+NAMES = {
+    "rule": ["rule"],
+    "weigh": [
+        "cosine_selection", "examples", "gradient_scheduling", "score_test", "staleness", "uniform", "version_means",
+    ],
+    "calibrate": ["calibrate"],
+    "step": ["adagrad", "adam", "amsgrad", "momentum", "sgd", "yogi"],
+    "schedule": ["by_version", "delay_adaptive", "minimum_staleness"],
+    "staleness": ["constant", "exponential", "hinge", "inverse", "one_plus_root", "polynomial"],
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Mine:
+    """A part of one's own, whose class has no namesake in afflux."""
+
+    clip: float = 1.0
+
+    def __call__(self, arrivals, /):
+        return np.full(len(arrivals), self.clip / len(arrivals))
+
+
+class Namesake(Uniform):
+    """A subclass of a registered part is not registered."""
+
+
+Namesake.__qualname__ = "Uniform"
+
+
+def own(weigh_part):
+    return Rule("mine", "update", 2, weigh_part, NONE, Sgd(1.0))
+
+
+def through_json(rule):
+    return json.loads(json.dumps(rule.to_config(), allow_nan=False))
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """The tables of registered parts, as they were before the test afterwards."""
+    for table in ("_BY_NAME", "_BY_CLASS"):
+        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
+
+
+# Every part has a name, and every rule comes back
+
+
+def test_every_part_of_the_package_is_registered():
+    modules = [
+        importlib.import_module(module.name) for module in pkgutil.walk_packages(afflux.rules.__path__, "afflux.rules.")
+    ]
+    defined = {
+        value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, type) and is_dataclass(value) and value.__module__ == module.__name__
+    }
+    found = {part.cls: part for part in registry.registered_parts().values()}
+    assert defined - set(found) == NO_PARTS
+    for role, names in NAMES.items():
+        assert sorted(part.name for cls, part in found.items() if cls in defined and part.role == role) == names
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_preset_comes_back(name):
+    rule = make_variant(name)
+    config = through_json(rule)
+    assert from_config(config) == rule
+    assert "own" not in json.dumps(config)
+    assert "afflux" not in json.dumps(config)
+
+
+@pytest.mark.parametrize(
+    "dialect", [*DIALECTS, nvflare(per_version=True), appfl(num_clients=3), flsim(avg_staleness=2)]
+)
+def test_so_does_every_dialect(dialect):
+    rule = fedbuff(dialect=dialect)
+    assert from_config(through_json(rule)) == rule
+
+
+def test_a_configuration_is_readable():
+    assert fedbuff(buffer_size=2).to_config() == {
+        "part": "rule",
+        "name": "fedbuff",
+        "kind": "update",
+        "buffer_size": 2,
+        "weigh": {
+            "part": "staleness",
+            "law": {"part": "polynomial", "a": 0.5},
+            "normalise": "count",
+            "scale": 1.0,
+            "by_examples": False,
+        },
+        "calibrate": {
+            "part": "calibrate",
+            "cached": False,
+            "direction": "difference",
+            "divide_by": "all",
+            "codec": None,
+            "quantize_direction": False,
+        },
+        "step": {"part": "sgd", "lr": 1.0},
+    }
+    assert ca2fl(codec="rotated-2").to_config()["calibrate"]["codec"] == "rotated-2"
+    assert wkafl(clip=inf).to_config()["weigh"]["clip"] == "inf"
+    law = schedules.ByVersion({0: 0.1, 100: 0.01})
+    assert fadas(server_lr=law).to_config()["step"]["lr"] == {"part": "by_version", "rates": {"0": 0.1, "100": 0.01}}
+
+
+def test_what_has_a_default_may_be_left_out():
+    config = {
+        "part": "rule",
+        "name": "mine",
+        "kind": "update",
+        "buffer_size": 3,
+        "weigh": {"part": "staleness", "law": "hinge"},
+        "calibrate": {"part": "calibrate", "cached": True},
+        "step": "momentum",
+    }
+    assert from_config(config) == Rule("mine", "update", 3, Staleness(Hinge()), CACHED_DIFFERENCE, Momentum())
+
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+NOT_NEGATIVE = st.floats(0, 1e300)
+POSITIVE = st.floats(1e-300, 1e300)
+BELOW_ONE = st.floats(0, 1, exclude_max=True)
+LAWS = {
+    "constant": st.builds(Constant),
+    "inverse": st.builds(Inverse),
+    "one_plus_root": st.builds(OnePlusRoot),
+    "polynomial": st.builds(Polynomial, NOT_NEGATIVE),
+    "hinge": st.builds(Hinge, NOT_NEGATIVE, NOT_NEGATIVE),
+    "exponential": st.builds(Exponential, st.floats(1, 1e300)),
+}
+VERSIONS = st.dictionaries(st.integers(0, 2**70), FINITE)
+SCHEDULES = {
+    "by_version": st.builds(lambda rates, first: ByVersion({**rates, 0: first}), VERSIONS, FINITE),
+    "delay_adaptive": st.builds(
+        DelayAdaptive, st.deferred(lambda: RATES), st.integers(0, 2**70), st.sampled_from(["inverse", "minimum"])
+    ),
+    "minimum_staleness": st.builds(MinimumStaleness, st.deferred(lambda: RATES), NOT_NEGATIVE),
+}
+ANY_LAW, RATES = st.one_of(*LAWS.values()), FINITE | st.one_of(*SCHEDULES.values())
+ADAM = (RATES, BELOW_ONE, BELOW_ONE, POSITIVE, NOT_NEGATIVE)
+WEIGH = {
+    "uniform": st.builds(Uniform),
+    "examples": st.builds(Examples),
+    "staleness": st.builds(Staleness, ANY_LAW, st.sampled_from(["count", "weights", None]), FINITE, st.booleans()),
+    "version_means": st.builds(VersionMeans, ANY_LAW),
+    "gradient_scheduling": st.builds(GradientScheduling, FINITE),
+    "score_test": st.builds(ScoreTest, NOT_NEGATIVE, NOT_NEGATIVE, NOT_NEGATIVE, st.booleans()),
+    "cosine_selection": st.builds(
+        CosineSelection,
+        FINITE,
+        FINITE,
+        FINITE,
+        st.none() | POSITIVE | st.just(inf),
+        POSITIVE,
+        st.none() | ANY_LAW,
+        st.booleans(),
+        st.sampled_from(["estimate", "aggregate"]),
+        st.none() | FINITE,
+        st.none() | st.integers(0, 2**70),
+    ),
+}
+STEPS = {
+    "sgd": st.builds(Sgd, RATES),
+    "momentum": st.builds(Momentum, RATES, BELOW_ONE),
+    "adam": st.builds(Adam, *ADAM, st.booleans()),
+    "amsgrad": st.builds(AmsGrad, *ADAM, st.booleans()),
+    "yogi": st.builds(Yogi, *ADAM, st.booleans()),
+    "adagrad": st.builds(Adagrad, *ADAM),
+}
+CODEC = st.sampled_from([codecs.named(name) for name in CODECS])
+ROWS = st.one_of(
+    st.builds(
+        Calibrate,
+        st.booleans(),
+        st.sampled_from(["difference", "mean"]),
+        st.sampled_from(["all", "seen"]),
+        st.none() | CODEC,
+    ),
+    st.builds(
+        lambda codec: Calibrate(True, codec=codec, quantize_direction=True), CODEC.filter(lambda codec: not codec.exact)
+    ),
+)
+
+
+def rules_of(weigh=st.one_of(*WEIGH.values()), step=st.one_of(*STEPS.values())):  # noqa: B008
+    kind = st.sampled_from(["update", "gradient"])
+    return st.builds(Rule, st.text(max_size=5), kind, st.integers(1, 2**70), weigh, ROWS, step)
+
+
+#: Rules with a part, by the part's name.
+RULES_WITH = (
+    {"rule": rules_of(), "calibrate": rules_of()}
+    | {name: rules_of(weigh=weigh) for name, weigh in WEIGH.items()}
+    | {name: rules_of(step=step) for name, step in STEPS.items()}
+    | {name: rules_of(step=st.builds(Sgd, schedule)) for name, schedule in SCHEDULES.items()}
+    | {name: rules_of(weigh=st.builds(Staleness, law)) for name, law in LAWS.items()}
+)
+
+
+@pytest.mark.parametrize("name", [name for names in NAMES.values() for name in names])
+def test_every_part_comes_back_exactly(name):
+    @settings(max_examples=30, deadline=None)
+    @given(RULES_WITH[name])
+    def play(rule):
+        config = through_json(rule)
+        again = from_config(config)
+        assert f'"part": "{name}"' in json.dumps(config)
+        assert again == rule
+        assert repr(again) == repr(rule), "-0.0 is not 0.0"
+
+    play()
+
+
+# What is refused, and in which words
+
+
+def changed(config, path, value):
+    *keys, last = path
+    inner = config
+    for key in keys:
+        inner = inner[key]
+    inner[last] = value
+    return config
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (["part"], "sgd", "part is 'sgd', must be a rule; known: rule"),
+        (["weigh", "part"], "stalenes", "weigh is 'stalenes', must be a weigh part; did you mean 'staleness'? known: "),
+        (["weigh", "part"], "os.system", "weigh is 'os.system', must be a weigh part; known: "),
+        (["weigh", "part"], "sgd", "weigh is 'sgd', must be a weigh part; known: "),
+        (["weigh", "part"], None, "weigh is None, must be a weigh part; known: "),
+        (["weigh", "more"], 1, "weigh ('staleness') has no option 'more'; known: law, normalise, scale, by_examples"),
+        (["weigh", 5], 1, "weigh ('staleness') has no option 5; known: law"),
+        (["weigh"], {"part": "staleness"}, "weigh.law is missing"),
+        (["weigh"], {}, "weigh.part is missing: the name of a weigh part"),
+        (["weigh"], {"own": "m.Mine"}, "weigh is 'm.Mine', a part that is not registered"),
+        (["weigh"], Uniform(), "weigh is Uniform(), must be a weigh part"),
+        (["weigh", "law", "a"], "x", "weigh.law.a is 'x', must be a number"),
+        (["weigh", "law", "a"], None, "weigh.law.a is None, must be a number"),
+        (["weigh", "law", "a"], [0.5], "weigh.law.a is [0.5], must be a number"),
+        (["weigh", "law", "a"], {"part": "constant"}, "weigh.law.a is {'part': 'constant'}, must be a number"),
+        (["weigh", "law", "a"], "nan", "weigh.law: [Polynomial] a is nan, must be finite and not negative"),
+        (["weigh", "law", "part"], "uniform", "weigh.law is 'uniform', must be a law of staleness; known: constant"),
+        (["weigh", "normalise"], "sum", "weigh.normalise is 'sum', must be 'count' or 'weights' or None"),
+        (["kind"], "delta", "kind is 'delta', must be 'update' or 'gradient' or 'model'"),
+        (["name"], 3, "name is 3, must be a str"),
+        (["buffer_size"], 0, "[Rule] buffer_size is 0"),
+        (["buffer_size"], 2.0, "buffer_size is 2.0, must be an int"),
+        (["calibrate"], None, "calibrate is None, must be a calibrate part"),
+        (["calibrate", "codec"], "int8", "calibrate.codec: [codec] 'int8' is unknown; known: float32"),
+        (["calibrate", "cached"], 1, "calibrate.cached is 1, must be True or False"),
+        (["step", "lr"], "inf", "step: [Sgd] lr is inf, must be a finite number or a law"),
+    ],
+)
+def test_what_from_config_refuses(path, value, message):
+    with pytest.raises(AffluxError) as error:
+        from_config(changed(fedbuff().to_config(), path, value))
+    assert message in str(error.value)
+    assert str(error.value).startswith(("[from_config]", "[Rule]"))
+
+
+@pytest.mark.parametrize("key", ["part", "name", "kind", "buffer_size", "weigh", "calibrate", "step"])
+def test_a_missing_key_is_named(key):
+    config = fedbuff().to_config()
+    del config[key]
+    with pytest.raises(AffluxError, match=rf"\[from_config\] {key} is missing"):
+        from_config(config)
+
+
+@pytest.mark.parametrize("config", [None, 3, "fedbuff", [], {1: 2}, {}])
+def test_only_a_mapping_is_a_configuration(config):
+    with pytest.raises(AffluxError, match=r"\[from_config\] (config is|part is missing)"):
+        from_config(config)
+
+
+@pytest.mark.parametrize("deep", DEEP)
+@pytest.mark.parametrize(
+    "path", [["weigh"], ["weigh", "law"], ["weigh", "part"], ["step", "lr"], ["name"], ["buffer_size"], ["calibrate"]]
+)
+def test_deep_nesting_is_an_error(path, deep):
+    with pytest.raises(AffluxError, match=path[0]):
+        from_config(changed(fedbuff().to_config(), path, DEEP[deep]))
+
+
+def test_so_is_a_rule_that_is_nested_too_deeply():
+    limit = registry.MAX_DEPTH
+    deepest = nested(DelayAdaptive, depth=limit - 2)
+    rule = fedbuff(server_lr=deepest)
+    assert from_config(through_json(rule)) == rule
+    with pytest.raises(AffluxError, match=f"more than {limit} levels"):
+        fedbuff(server_lr=DelayAdaptive(deepest)).to_config()
+
+
+def paths(config, path=()):
+    yield from [path] if path else []
+    if isinstance(config, dict):
+        for key, value in config.items():
+            yield from paths(value, (*path, key))
+
+
+CONFIGS = [
+    rule.to_config()
+    for rule in (
+        fedbuff(),
+        ca2fl(codec="affine-2"),
+        fadas(server_lr=DelayAdaptive(ByVersion({0: 0.1, 7: 0.2}))),
+        wkafl(clip=inf),
+    )
+]
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_any_change_of_a_configuration_makes_a_rule_or_an_error(data):
+    config = json.loads(json.dumps(data.draw(st.sampled_from(CONFIGS))))
+    for _ in range(data.draw(st.integers(1, 3))):
+        config = changed(config, data.draw(st.sampled_from(list(paths(config)))), data.draw(JSON))
+    try:
+        rule = from_config(config)
+    except AffluxError:
+        return
+    assert from_config(through_json(rule)) == rule
+
+
+@settings(max_examples=400, deadline=None)
+@given(JSON)
+def test_garbage_is_an_error(config):
+    with pytest.raises(AffluxError):
+        from_config(config)
+
+
+def test_reading_imports_nothing_and_changes_nothing(monkeypatch):
+    config = changed(fedbuff().to_config(), ["weigh"], {"part": "rules.weights.Uniform", "scale": [1]})
+    before, modules = json.dumps(config), set(sys.modules)
+    monkeypatch.setattr("builtins.__import__", lambda *args, **kwargs: pytest.fail("an import"))
+    with pytest.raises(AffluxError, match=r"rules\.weights\.Uniform"):
+        from_config(config)
+    with pytest.raises(AffluxError, match="os"):
+        make("os:system")
+    assert json.dumps(config) == before
+    assert set(sys.modules) == modules
+
+
+# Parts of one's own
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [(Mine(), "test_configuration.Mine"), (Namesake(), "test_configuration.Uniform"), (len, "len")],
+)
+def test_a_part_of_ones_own_leaves_its_name(part, name):
+    config = through_json(own(part))
+    assert config["weigh"] == {"own": name}
+    with pytest.raises(AffluxError, match=rf"\[from_config\] weigh is '{name}', a part that is not registered"):
+        from_config(config)
+
+
+@pytest.mark.usefixtures("parts")
+def test_a_part_of_ones_own_may_be_registered():
+    register("mine", "weigh")(Mine)
+    rule = own(Mine(0.5))
+    assert through_json(rule)["weigh"] == {"part": "mine", "clip": 0.5}
+    assert from_config(through_json(rule)) == rule
+    with pytest.raises(AffluxError, match=r"weigh.clip is 'x', must be a number"):
+        from_config(changed(rule.to_config(), ["weigh", "clip"], "x"))
+    register("mine", "weigh")(Mine)  # the same class again, as when its file is run again
+
+
+@pytest.mark.usefixtures("parts")
+def test_errors_of_a_registered_part_name_the_key():
+    @register("broken", "weigh")
+    @dataclass
+    class Broken:
+        values: object = None
+        law: "Undefined" = 1.0  # noqa: F821
+
+        def __post_init__(self):
+            raise KeyError("no") if self.law == 2 else ValueError("not today")
+
+        def __call__(self, arrivals, /):
+            return np.ones(len(arrivals))
+
+    config = own(Mine()).to_config()
+    with pytest.raises(AffluxError, match=r"weigh \('broken'\) cannot be made: not today"):
+        from_config(config | {"weigh": {"part": "broken", "values": "x", "law": {"part": "hinge"}}})
+    with pytest.raises(AffluxError, match=r"weigh.values is \[1\], must be a plain value or a part"):
+        from_config(config | {"weigh": {"part": "broken", "values": [1]}})
+
+
+@pytest.mark.usefixtures("parts")
+@pytest.mark.parametrize(
+    ("name", "role", "cls", "message"),
+    [
+        ("Clipped Mean", "weigh", Mine, "name is 'Clipped Mean', must be in snake_case"),
+        (3, "weigh", Mine, "name is 3, must be in snake_case"),
+        ("mine", "law", Mine, "role is 'law', must be one of 'rule', 'weigh'"),
+        ("uniform", "weigh", Mine, "name is 'uniform', which <class 'afflux.rules.weights.Uniform'> has already"),
+        ("mine", "weigh", len, "'mine' is <built-in function len>, must be a dataclass"),
+        ("mine", "weigh", type("Plain", (), {}), "must be a dataclass"),
+        ("mine", "weigh", dataclass(type("P", (), {"__annotations__": {"own": int}})), "has a field 'own', which conf"),
+    ],
+)
+def test_what_register_refuses(name, role, cls, message):
+    before = registry.registered_parts()
+    with pytest.raises(AffluxError) as error:
+        register(name, role)(cls)
+    assert message in str(error.value)
+    assert registry.registered_parts() == before
