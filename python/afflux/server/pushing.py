@@ -12,7 +12,7 @@ from afflux.aggregation.streaming import MOST_SQUARES
 from afflux.arrays.layout import Tree
 from afflux.arrays.pools import Slot, Vector
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import NUMBERS, is_int, plain_id
+from afflux.ops.validation import NUMBERS, as_int, brief, plain_id
 from afflux.rules.rule import ClientId
 from afflux.server.aggregator import Aggregator, Ticket
 from afflux.server.inputs import InputAdapter
@@ -122,18 +122,19 @@ def _checked(
         AffluxError: an argument has a wrong type or value.
     """
     client = plain_id(client_id)
-    if not is_int(version):
-        raise AffluxError(f"[push] version is {version!r}, must be an int")
-    if not 0 <= version <= newest:
+    pulled, examples = as_int(version), as_int(num_examples)
+    if pulled is None:
+        raise AffluxError(f"[push] version is {brief(version)}, must be an int")
+    if not 0 <= pulled <= newest:
         raise AffluxError(
-            f"[push] client {client!r} says that it pulled version {version}; the server has made 0 to {newest}"
+            f"[push] client {client!r} says that it pulled version {brief(pulled)}; the server has made 0 to {newest}"
         )
-    if not (is_int(num_examples) and 1 <= num_examples < 2**63):
-        raise AffluxError(f"[push] num_examples is {num_examples!r}, must be an int of at least 1 in 64 bits")
+    if examples is None or not 1 <= examples < 2**63:
+        raise AffluxError(f"[push] num_examples is {brief(num_examples)}, must be an int of at least 1 in 64 bits")
     if not isinstance(loss, NUMBERS) or (isinstance(loss, int) and abs(loss) > 2**63):
         raise AffluxError(f"[push] loss is {loss!r}, must be a number (NaN if unknown)")
     if not (timeout is None or (isinstance(timeout, NUMBERS) and timeout >= 0)):
         raise AffluxError(f"[push] timeout is {timeout!r}, must be None or a number of seconds, at least 0")
     if not isinstance(copy, bool | np.bool_):
         raise AffluxError(f"[push] copy is {copy!r}, must be True or False")
-    return client, int(version)
+    return client, pulled

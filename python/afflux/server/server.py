@@ -73,8 +73,8 @@ class Server:
     ) -> None:
         if not isinstance(rule, Rule):
             raise AffluxError(f"[Server] rule is {brief(rule)}, must be a Rule such as afflux.rules.fedbuff()")
-        optional(integer(1))("Server", "num_threads", num_threads)
-        integer(1)("Server", "push_threads", push_threads)
+        num_threads = optional(integer(1))("Server", "num_threads", num_threads)
+        push_threads = integer(1)("Server", "push_threads", push_threads)
         chosen = options_of("Server", options, fields).for_rule(rule)
         folder = None if store is None else path_of("Server", "store", store)
         self._adapter, parts = InputAdapter.of(params, rule.kind, push_threads)
@@ -155,7 +155,7 @@ class Server:
         """Hands in what a client learned; the M-th arrival makes the server step.
 
         Args:
-            client_id: an int64 (NumPy's or Python's) or a str, not mixed in one server.
+            client_id: an int in 64 bits, signed or unsigned, or a str.
             vector: an update, a gradient or a model, as the rule's kind says: (d,) float32, float64, float16 or
                 bfloat16, or a tree like the server's, whose arrays go straight into one slot.
             version: the version that the client pulled.
