@@ -79,9 +79,9 @@ Managed* take(py::handle capsule, const char* name, const char* used_name) {
 // NumPy's arrays with a mask. Their memory holds the masked values too. An ndarray itself is no heap type.
 bool is_masked(py::handle object) {
   if (PyType_HasFeature(Py_TYPE(object.ptr()), Py_TPFLAGS_HEAPTYPE) == 0) return false;
-  const py::dict modules = py::module_::import("sys").attr("modules");
-  if (!modules.contains("numpy.ma")) return false;
-  const py::object type = py::getattr(modules["numpy.ma"], "MaskedArray", py::none());
+  const py::handle module = PyDict_GetItemString(PyImport_GetModuleDict(), "numpy.ma");
+  if (!module) return false;
+  const py::object type = py::getattr(module, "MaskedArray", py::none());
   return !type.is_none() && py::isinstance(object, type);
 }
 
