@@ -76,6 +76,15 @@ Managed* take(py::handle capsule, const char* name, const char* used_name) {
   return managed;
 }
 
+// NumPy's arrays with a mask. Their memory holds the masked values too. An ndarray itself is no heap type.
+bool is_masked(py::handle object) {
+  if (PyType_HasFeature(Py_TYPE(object.ptr()), Py_TPFLAGS_HEAPTYPE) == 0) return false;
+  const py::handle module = PyDict_GetItemString(PyImport_GetModuleDict(), "numpy.ma");
+  if (!module) return false;
+  const py::object type = py::getattr(module, "MaskedArray", py::none());
+  return !type.is_none() && py::isinstance(object, type);
+}
+
 bool requires_grad(py::handle object) {
   return py::hasattr(object, "requires_grad") && PyObject_IsTrue(object.attr("requires_grad").ptr()) == 1;
 }
@@ -132,6 +141,7 @@ Array::Array(Argument argument, py::handle object, Access access, Shape shape) :
     return;
   }
   if (PyObject_CheckBuffer(object.ptr())) {
+    if (is_masked(object)) fail("is a masked array: give its filled() values");
     if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_STRIDES | PyBUF_FORMAT) == 0) {
       from_buffer(access, shape);
       return;

@@ -217,7 +217,7 @@ def test_signs_are_fair():
     assert abs(np.mean(drawn[:, 0] * drawn[:, 1])) < 5.5 / np.sqrt(2000 * 16)
 
 
-@pytest.mark.parametrize("client", [0, -1, 2**63 - 1, "ann", ""])
+@pytest.mark.parametrize("client", [0, -1, 2**63 - 1, 2**63, 2**64 - 1, "ann", "böb", ""])
 def test_keys(client):
     for seed, version in ((0, 1), (2**64 - 1, 12345)):
         assert row_key(seed, version, client) == rows.row_key(seed, version, client)

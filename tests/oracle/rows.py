@@ -22,7 +22,10 @@ THRESHOLDS = {
 
 
 def row_key(seed, version, client):
-    who = b"i" + struct.pack("<q", client) if isinstance(client, int) else b"s" + client.encode()
+    if isinstance(client, str):
+        who = b"s" + client.encode()
+    else:
+        who = b"u" + struct.pack("<Q", client) if client >= 2**63 else b"i" + struct.pack("<q", client)
     return int.from_bytes(hashlib.blake2b(struct.pack("<QQ", seed, version) + who, digest_size=8).digest(), "little")
 
 

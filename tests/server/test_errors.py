@@ -35,6 +35,7 @@ BAD_VECTORS = [
     (np.ones(D, np.complex64), "is complex64, expected"),
     (np.ones(D, np.int32), "expected"),
     (np.ones(D, ">f4"), "expected"),
+    (np.ma.masked_array(f32(), np.arange(D) == 2), "is a masked array: give its filled() values"),
     ("1.0", "is a str, expected an array"),
     (None, "is a NoneType, expected an array"),
 ]
@@ -47,6 +48,7 @@ IDS = [
     "complex",
     "int32",
     "big-endian",
+    "masked",
     "str",
     "none",
 ]
@@ -382,12 +384,13 @@ def test_threads_below_one(call):
             call(number)
 
 
-def test_numpys_integers_are_thread_counts():
-    assert ops.gram([f32()], num_threads=np.int32(2)).tolist() == [[D]]
+def test_numbers_of_numpy_and_whole_floats_are_thread_counts():
+    for number in (np.int32(2), 2.0, np.float32(2)):
+        assert ops.gram([f32()], num_threads=number).tolist() == [[D]]
     row = np.empty(4 * D, np.uint8)
     ops.encode(f32(), row, num_threads=np.int64(1))
-    for call in (lambda: ops.ingest(f32(), f32(), num_threads=True), lambda: ops.decode(row, f32(), num_threads=1.0)):
-        with pytest.raises(AffluxError, match=r"num_threads is (True|1\.0), must be an int"):
+    for call in (lambda: ops.ingest(f32(), f32(), num_threads=True), lambda: ops.decode(row, f32(), num_threads=1.5)):
+        with pytest.raises(AffluxError, match=r"num_threads is (True|1\.5), must be an int"):
             call()
 
 

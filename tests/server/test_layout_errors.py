@@ -126,7 +126,7 @@ def test_refused_vectors(vector, message):
     assert layout.flatten(tree).tolist() == [1, 1, 1]
     with pytest.raises(AffluxError, match=r"^\[layout\] out is read-only"):
         layout.flatten(tree, read_only(np.zeros(3, np.float32)))
-    with pytest.raises(AffluxError, match=r"^\[layout\] dtype is 'float16', expected 'float32' or 'float64'"):
+    with pytest.raises(AffluxError, match=r"^\[layout\] dtype is 'float16', must be 'float32' or 'float64'"):
         layout.flatten(tree, dtype="float16")
 
 

@@ -124,7 +124,7 @@ def test_a_budget_that_cannot_be_kept_is_refused_with_the_parts():
     for options in ({"max_slots": M + 1}, {"max_versions": 3}):
         with pytest.raises(AffluxError, match="memory_budget"):
             Server(rule, np.zeros(SIZE), num_clients=CLIENTS, memory_budget=least, **options)
-    for budget in (0, -5, 1e9, "1 GB"):
+    for budget in (0, -5, 1e-9, "1 GB"):
         with pytest.raises(AffluxError, match=r"memory_budget is .*, must be an int of at least 1"):
             Server(fedbuff(), np.zeros(SIZE), memory_budget=budget)
     with pytest.raises(AffluxError, match="any number of arrivals may wait for the next pass of gsgm"):

@@ -2,13 +2,23 @@
 
 SERVER = {
     "round: no canonical order": (
-        "return sorted(waiting, key=lambda w: (w.client_id, w.version, w.join))",
+        "return sorted(waiting, key=lambda w: (*client_order(w.client_id), w.version, w.join))",
         "return list(waiting)",
         "test_rules.py",
     ),
+    "round: texts come before ints": (
+        "return isinstance(client_id, str), client_id",
+        "return not isinstance(client_id, str), client_id",
+        "test_ids.py",
+    ),
+    "store: an unsigned id is kept as the signed one of the same bytes": (
+        'client_id.to_bytes(8, "big") if isinstance(client_id, int) and client_id >= 2**63 else client_id',
+        "client_id - 2**64 if isinstance(client_id, int) and client_id >= 2**63 else client_id",
+        "test_store_ids.py",
+    ),
     "round: the canonical order forgets the version": (
-        "key=lambda w: (w.client_id, w.version, w.join)",
-        "key=lambda w: (w.client_id, w.join)",
+        "key=lambda w: (*client_order(w.client_id), w.version, w.join)",
+        "key=lambda w: (*client_order(w.client_id), w.join)",
         "test_rules_contract.py",
     ),
     "round: buffers are weighted": (
@@ -115,6 +125,11 @@ SERVER = {
         "row_key(self.seed, version, client_id)",
         "row_key(self.seed, 0, client_id)",
         "test_coded_rounds.py",
+    ),
+    "codec: an unsigned id draws what the signed one of the same bytes draws": (
+        'kind, client = b"u", client_id.to_bytes(8, "little")',
+        'kind, client = b"i", client_id.to_bytes(8, "little")',
+        "test_codecs.py",
     ),
     "codec: one scale for a vector, without its extremes": (
         "extremes if self.codec.ranged else",

@@ -38,7 +38,7 @@ def test_info_says_what_the_server_was(nine_rows):
     )
     assert (found.version, found.joins, found.waiting, found.counts["joined"]) == (3, 10, 1, 10)
     assert (found.num_clients, found.clients, found.codec, found.bits) == (CLIENTS, 9, "float32", 32)
-    assert (found.bytes_per_client, found.durability, found.id_type) == (4 * SIZE, "process", "int")
+    assert (found.bytes_per_client, found.durability) == (4 * SIZE, "process")
     assert (found.in_use, found.problems, found.repairs, found.notes) == (False, (), (), {"epoch": 3})
     for name in ("params", "rows", "sum", "arrivals"):
         segments = [file.stat().st_size for file in (nine_rows / name / "c").rglob("0") if file.is_file()]
@@ -220,7 +220,7 @@ def test_info_of_a_rule_without_rows(tmp_path):
     with Server(fedams(buffer_size=1), np.zeros(5), store=tmp_path / "store") as server:
         server.push(client="ann", update=np.ones(5), version=0)
     found = store.info(tmp_path / "store")
-    assert (found.codec, found.bits, found.bytes_per_client, found.clients, found.id_type) == (None, None, 0, 0, "str")
+    assert (found.codec, found.bits, found.bytes_per_client, found.clients) == (None, None, 0, 0)
     assert len(found.disk_bytes) == 3 + len(fedams().rule_vectors)
     assert store.check(tmp_path / "store").sound
     with pytest.raises(StoreError, match=r"\[export\] .* has no rows: fedams keeps none"):

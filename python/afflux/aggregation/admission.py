@@ -50,7 +50,6 @@ class ServerState(NamedTuple):
     counts: dict[str, int] = no_counts()
     logged: int = 0  #: entries of the log that count
     task_events: int = 0  #: entries of the list of tasks that count
-    id_type: type | None = None  #: of client ids: int or str; None before the first join
     rule_vectors: NamedVectors = MappingProxyType({})  #: changed in place by a sweep, if not in a store
     handed: frozenset[str] = frozenset()  #: those rule vectors that the user has handed in
     scalars: Scalars = MappingProxyType({})  #: the rule's own numbers
@@ -145,14 +144,11 @@ class Admission:
         """What becomes of an arrival, if it joins now, and its staleness; nothing changes.
 
         Raises:
-            ClientError: the id's type differs from the earlier ones', the client is one too many, or the version is
-                not made.
+            ClientError: the client is one too many, or the version is not made.
         """
         state = self.state
         # A round that is decided counts, whether its sweep is made or not: so the log of joins says all.
         staleness = state.current.version + (state.round is not None) - version
-        if state.id_type is not None and state.id_type is not type(client_id):
-            raise ClientError(f"[push] client_id {client_id!r} is not of the same type as the earlier ones")
         if staleness < 0:
             raise ClientError(
                 f"[push] client {client_id!r} says that it pulled version {version}, which an older state that was "
@@ -208,7 +204,7 @@ class Admission:
         """Carries a decision out; `prepared` is the round that the arrival completes, `closed` the push's task."""
         state = self.state
         passes, scalars, counts = state.passes, state.scalars, state.counts
-        waiting, filled, id_type = state.waiting, state.filled, state.id_type
+        waiting, filled = state.waiting, state.filled
         logged = state.logged
         if passes is not None and status == "joined":
             passes = passes.enter(arrival.client_id)
@@ -216,13 +212,13 @@ class Admission:
             passes = passes.defer(arrival)
         if prepared is not None:
             waiting, passes, counts = self._opened(passes, prepared)
-            filled, id_type = len(waiting), type(arrival.client_id)
+            filled = len(waiting)
             scalars = scalars if prepared.report.stepped else prepared.scalars
         elif status == "joined":
             if self.duplicates != "both":
                 self._places[arrival.client_id] = filled
             waiting[filled:] = [arrival]
-            filled, id_type = filled + 1, type(arrival.client_id)
+            filled += 1
         elif status == "replaced":
             waiting = state.arrivals()
             waiting[self._places[arrival.client_id]] = arrival
@@ -249,7 +245,6 @@ class Admission:
             counts,
             logged,
             task_events,
-            id_type,
             state.rule_vectors,
             state.handed,
             scalars,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from afflux.aggregation.cache.staging import StagedRow
 from afflux.aggregation.streaming import Term
 from afflux.arrays.pools import Slot
-from afflux.rules.rule import ClientId, Float64
+from afflux.rules.rule import ClientId, Float64, client_order
 
 #: What is known of an arrival before it joins: the first fields of PendingArrival.
 Pushed = tuple[ClientId, int, int, float, float, Slot, Float64 | None, tuple[float, float]]
@@ -30,4 +30,4 @@ class PendingArrival(NamedTuple):
 
 def canonical(waiting: Sequence[PendingArrival]) -> list[PendingArrival]:
     """The arrivals in canonical order: by client, version pulled, and join."""
-    return sorted(waiting, key=lambda w: (w.client_id, w.version, w.join))
+    return sorted(waiting, key=lambda w: (*client_order(w.client_id), w.version, w.join))

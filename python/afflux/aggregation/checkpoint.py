@@ -18,7 +18,7 @@ from afflux.aggregation.participation import Participation
 from afflux.aggregation.reports import DECISIONS, Closed, Cut, Entry, Handed, Join, Opened, Pulled, no_counts
 from afflux.aggregation.round import NamedVectors
 from afflux.aggregation.streaming import Term
-from afflux.arrays.interop import finite, immutable_copy, on_host
+from afflux.arrays.interop import finite, immutable_copy, is_masked, on_host
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import NUMBERS, is_int, plain_id
 from afflux.rules.rule import ClientId, Float64, Scalars
@@ -45,7 +45,6 @@ class Saved:
     rows: RowCache | None
     number: int
     counts: dict[str, int]
-    id_type: type | None
     log: list[Entry] | None
     rule_vectors: NamedVectors
     handed: frozenset[str]
@@ -62,7 +61,6 @@ class Saved:
             number=self.number,
             counts=self.counts,
             logged=len(self.log or []),
-            id_type=self.id_type,
             rule_vectors=self.rule_vectors,
             handed=self.handed,
             scalars=self.scalars,
@@ -81,7 +79,6 @@ def scalar_facts(facts: Mapping[str, Any], state: ServerState) -> dict[str, Any]
         "version": state.current.version,
         "joins": state.number,
         "counts": dict(state.counts),
-        "id_type": None if state.id_type is None else state.id_type.__name__,
         "filled": state.filled,
         "added": added,
         "raw": [w.slot.weight for w in arrivals[:added] if isinstance(w.slot, Term)],
@@ -175,7 +172,6 @@ class _Loader:
         self._state, self._rule, self._d = admission.state, admission.rule, facts["d"]
         self._version, self._number = _count(meta["version"]), _count(meta["joins"])
         self._filled, self._added = _count(meta["filled"]), _count(meta["added"])
-        self._id_type: type | None = {None: None, "int": int, "str": str}[meta["id_type"]]
 
     def saved(self) -> Saved:
         """The whole state."""
@@ -197,7 +193,6 @@ class _Loader:
             rows=self._rows(),
             number=self._number,
             counts={name: _count(meta["counts"][name]) for name in no_counts()},
-            id_type=self._id_type,
             log=None if meta["log"] is None else [_log_entry(record) for record in meta["log"]],
             rule_vectors={
                 name: self._array(f"rule_vector.{name}", self._facts["dtype"], (self._d,), check_finite=False)
@@ -212,6 +207,8 @@ class _Loader:
         self, name: str, dtype: str, shape: tuple[int, ...], seen: Array | None = None, *, check_finite: bool = True
     ) -> Array:
         """The array of this name. Its values must be finite, in the rows that `seen` marks if that is given."""
+        if is_masked(self._arrays[name]):
+            _fail(f"{name} is a masked array")
         array = np.asarray(self._arrays[name])
         if array.dtype != dtype or array.shape != shape:
             _fail(f"{name} is {array.dtype} of shape {array.shape}, expected {dtype} of shape {shape}")
@@ -222,12 +219,6 @@ class _Loader:
             if bad.any():
                 _fail(f"{name} has a non-finite value at index {np.argwhere(bad)[0].tolist()}")
         return array
-
-    def _joined(self, client_id: Any) -> ClientId:
-        """The id of a client that has joined; all of these are of one type."""
-        if type(client_id) is not self._id_type:
-            _fail(f"client_id {client_id!r} has joined, the others are {self._id_type and self._id_type.__name__}")
-        return _id(client_id)
 
     def _waiting(self, buffers: Sequence[Float64 | None]) -> list[PendingArrival]:
         records, filled, added, passes = self._meta["waiting"], self._filled, self._added, self._rule.needs.passes
@@ -263,7 +254,7 @@ class _Loader:
         if self._state.rows is not None and self._state.rows.codec.ranged and not all(map(isfinite, extremes)):
             _fail(f"arrival {i} has least and largest elements {low} and {high}")
         facts: Any = version, examples, _number(loss), _number(norm), slot, buffers, extremes, join, staleness
-        return PendingArrival(self._joined(client_id), *facts)
+        return PendingArrival(_id(client_id), *facts)
 
     def _raw(self) -> list[float]:
         raw = [float(weight) for weight in self._meta["raw"]]
@@ -275,7 +266,7 @@ class _Loader:
         rows = self._state.rows
         if not isinstance(rows, MemoryRows):  # none, or on disk, and not in the state
             return rows
-        clients = [self._joined(client_id) for client_id in self._meta["row_ids"]]
+        clients = [_id(client_id) for client_id in self._meta["row_ids"]]
         if len(set(clients)) < len(clients):
             _fail("a client has two rows")
         if len(clients) > rows.num_clients:
@@ -295,8 +286,8 @@ class _Loader:
 
     def _passed(self) -> tuple[int, list[ClientId]] | None:
         """The clients that have entered in this pass, the buffer's clients last."""
-        order, ours = [self._joined(client_id) for client_id in self._meta["passed"]], self._state.passes
-        waiting = [self._joined(client_id) for client_id, *_ in self._meta["waiting"][: self._filled]]
+        order, ours = [_id(client_id) for client_id in self._meta["passed"]], self._state.passes
+        waiting = [_id(client_id) for client_id, *_ in self._meta["waiting"][: self._filled]]
         most, last = (0, []) if ours is None else (ours.num_clients, order[len(order) - len(waiting) :])
         if len(set(order)) < len(order) or len(order) > most or (ours is not None and last != waiting):
             _fail(f"{len(order)} clients have entered in this pass, which cannot be")

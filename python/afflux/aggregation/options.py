@@ -14,14 +14,13 @@ from afflux import ops
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError, UnavailableError
-from afflux.ops.validation import Check, brief, check_fields, flag, integer, one_of, optional
+from afflux.ops.validation import Check, Dtype, brief, check_fields, flag, integer, one_dtype_of, one_of, optional
 from afflux.rules.rule import OnArrival, Rule
 
 Duplicates = Literal["latest", "both", "reject"]
 Faults = Literal["raise", "record"]
 RowsOn = Literal["device", "host"]
 Durability = Literal["process", "power"]
-ParamsType = Literal["float32", "float64"]
 SlotType = Literal["float32", "float64", "bfloat16"]
 
 #: What a store keeps of the options, to go on with; the rest is in its facts or is given anew.
@@ -42,8 +41,8 @@ class Options(TypedDict, total=False):
     """The fields of `ServerOptions` as keyword arguments."""
 
     num_clients: int | None
-    dtype: ParamsType
-    slot_dtype: SlotType | None
+    dtype: Dtype
+    slot_dtype: Dtype | None
     duplicates: Duplicates | None
     max_staleness: int | None
     faults: Faults
@@ -67,7 +66,8 @@ class ServerOptions:
     Args:
         num_clients: N, the number of clients; needed by rules that cache rows, and by those that take every client once
             per pass.
-        dtype: of params, "float32" or "float64"; sums are float64 in both cases.
+        dtype: of params, "float32" or "float64"; sums are float64 in both cases. This and `slot_dtype` may also be
+            dtypes of NumPy, torch or ml_dtypes (np.float64, torch.float64); fields hold the name.
         slot_dtype: of buffered arrivals: `dtype` (default), or "bfloat16", which halves the buffer and the main read
             and rounds each arrival to 8 bits of precision.
         duplicates: what a client's second arrival in one buffer does. "both" count (default of rules that cache no
@@ -120,8 +120,8 @@ class ServerOptions:
     """
 
     num_clients: int | None = None
-    dtype: ParamsType = "float32"
-    slot_dtype: SlotType | None = None
+    dtype: Dtype = "float32"
+    slot_dtype: Dtype | None = None
     duplicates: Duplicates | None = None
     max_staleness: int | None = None
     faults: Faults = "raise"
@@ -140,7 +140,7 @@ class ServerOptions:
     def __post_init__(self) -> None:
         check: dict[str, Check[Any]] = {
             "num_clients": optional(integer(1)),
-            "dtype": one_of("float32", "float64"),
+            "dtype": one_dtype_of("float32", "float64"),
             "duplicates": optional(one_of("latest", "both", "reject")),
             "max_staleness": optional(integer(0)),
             "max_slots": optional(integer(1)),
@@ -154,14 +154,15 @@ class ServerOptions:
         } | dict.fromkeys(("inplace", "check_versions", "log", "accumulate"), flag)
         for name, checked in check.items():
             check_fields(self, checked, name, op="Server")
-        check_fields(self, optional(one_of(self.dtype, "bfloat16")), "slot_dtype", op="Server")
+        check_fields(self, optional(one_dtype_of(self.dtype, "bfloat16")), "slot_dtype", op="Server")
         if self.seed >= 2**64:
             raise AffluxError(f"[Server] seed is {self.seed}, must be less than 2**64")
 
     @property
     def slots_as(self) -> SlotType:
         """The dtype of slots: `slot_dtype`, or that of params."""
-        return self.slot_dtype or self.dtype
+        name: SlotType = self.slot_dtype or self.dtype
+        return name
 
     def for_rule(self, rule: Rule) -> Self:
         """These options for a rule, with what depends on it filled in: duplicates.

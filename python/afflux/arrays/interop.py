@@ -12,6 +12,7 @@ import numpy.typing as npt
 from afflux import ops
 from afflux._engine import Buffer
 from afflux.ops.errors import AffluxError, UnavailableError
+from afflux.ops.validation import dtype_name
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 #: Any array with a shape and the buffer protocol or DLPack.
 Array = Any
 
+_dtype_name = cache(dtype_name)
 #: Devices of DLPack: CUDA, and its managed memory.
 _GPUS = (2, 13)
 
@@ -37,8 +39,11 @@ def kind_of(name: str, array: Array) -> str:
     """The name of the array's dtype.
 
     Raises:
-        AffluxError: it is neither float, integer nor bool, or a torch tensor that is sparse or holds no data.
+        AffluxError: it is neither float, integer nor bool, a masked array, or a torch tensor that is sparse or holds no
+            data.
     """
+    if is_masked(array):
+        raise AffluxError(f"[layout] {label(name)} is a masked array: give its filled() values")
     dtype = array.dtype if hasattr(array, "dtype") else _as_numpy(name, array).dtype
     kind = _dtype_name(dtype)
     if kind not in REAL:
@@ -48,9 +53,9 @@ def kind_of(name: str, array: Array) -> str:
     return kind
 
 
-@cache
-def _dtype_name(dtype: Any) -> str:
-    return str(getattr(dtype, "name", dtype)).removeprefix("torch.")
+def is_masked(array: Array) -> bool:
+    """Whether it is a masked array of NumPy, whose memory holds the masked values too."""
+    return type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray)
 
 
 def is_torch(array: Array) -> TypeGuard["torch.Tensor"]:

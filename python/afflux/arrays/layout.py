@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from afflux.arrays import interop, trees
 from afflux.arrays.interop import Array
 from afflux.ops.errors import AffluxError
+from afflux.ops.validation import Dtype, one_dtype_of
 
 Float64 = npt.NDArray[np.float64]
 #: A flat vector of parameters: NumPy's float32 or float64, or torch's or CuPy's on a GPU.
@@ -20,6 +21,7 @@ Flat = Any
 #: A torch module, or any nesting of mappings and sequences that ends in modules and arrays, or a single array.
 Tree = Any
 
+_PARAMS_DTYPE = one_dtype_of("float32", "float64")
 #: What torch's normalisation layers call the arrays that are no parameters.
 _STATISTICS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
 
@@ -135,7 +137,7 @@ class Layout:
         """The buffers in the layout's order, like `parts`; the tree may lack parameters."""
         return [interop.ready(field.name, array) for field, array in self._find(tree, self.buffers)]
 
-    def flatten(self, tree: Tree, out: Flat | None = None, dtype: Literal["float32", "float64"] = "float32") -> Flat:
+    def flatten(self, tree: Tree, out: Flat | None = None, dtype: Dtype = "float32") -> Flat:
         """Copies the parameters into one flat vector (size,): `out`, or a new one of `dtype`, float32 or float64.
 
         A new one is NumPy's, wherever the tree is; `out` may be on the GPU that all of the tree is on. A value beyond
@@ -147,9 +149,7 @@ class Layout:
         Cost: one copy; two of the arrays that `parts` has to copy.
         """
         if out is None:
-            if dtype not in ("float32", "float64"):
-                raise AffluxError(f"[layout] dtype is {dtype!r}, expected 'float32' or 'float64'")
-            out = np.empty(self.size, dtype)
+            out = np.empty(self.size, _PARAMS_DTYPE("layout", "dtype", dtype))
         _check("out", out, self.size)
         if isinstance(out, np.ndarray) and not out.flags.writeable:
             raise AffluxError("[layout] out is read-only")
@@ -281,7 +281,7 @@ def _check(name: str, vector: Any, size: int, *dtypes: type[np.floating[Any]]) -
         if shape != (size,) or kind not in [dtype.__name__ for dtype in dtypes]:
             raise AffluxError(f"[layout] {name} is {kind} of shape {shape}, expected {expected}")
         return
-    if not isinstance(vector, np.ndarray):
+    if not isinstance(vector, np.ndarray) or interop.is_masked(vector):
         raise AffluxError(f"[layout] {name} is a {type(vector).__name__}, expected a NumPy array of {expected}")
     if vector.shape != (size,) or vector.dtype not in dtypes or not vector.flags.c_contiguous:
         strided = "" if vector.flags.c_contiguous else "strided "

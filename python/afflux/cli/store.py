@@ -1,5 +1,6 @@
 """`afflux store`: facts, checks and repair of a server's folder, and export of its rows; works without the rule."""
 
+import csv
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,9 @@ from afflux import store
 from afflux.cli.common import report_errors
 from afflux.ops.errors import AffluxError
 from afflux.ops.units import in_bytes
+from afflux.ops.validation import brief
 from afflux.store import Health, Info
+from afflux.store.inspect import clients_named
 from afflux.store.metadata import BACKUP
 
 INFO_HELP = """Print the facts about a store: clients, rows, version, sizes, health.
@@ -55,6 +58,8 @@ EXPORT_HELP = """Write clients' rows, decoded, to a file that NumPy reads.
   afflux store export runs/ca2fl.store --out rows.npz
 
   afflux store export runs/ca2fl.store --clients 3,17,4 --out rows.npy
+
+  afflux store export runs/ca2fl.store --clients 'ann,"Smith, Bob"' --out rows.npz
 """
 
 Folder = Annotated[Path, typer.Argument(help="The store's folder.")]
@@ -118,7 +123,9 @@ def repair(
 def export(
     path: Folder,
     out: Annotated[Path, typer.Option(help="A file .npy (rows alone) or .npz (clients and rows); replaced.")],
-    clients: Annotated[str | None, typer.Option(help="Separated by commas; default: all with a row.")] = None,
+    clients: Annotated[
+        str | None, typer.Option(help="Ids between commas, quoted as in CSV; default: all with a row.")
+    ] = None,
 ) -> None:
     """Write rows to a file (see EXPORT_HELP)."""
     with report_errors():
@@ -127,16 +134,14 @@ def export(
 
 
 def _ids(path: Path, text: str) -> list[int | str]:
-    """Return client ids in the type that the store has: numbers or texts."""
-    parts = text.split(",")
-    if store.info(path).id_type == "str":
-        return list(parts)
+    """Return the clients that a line of CSV names."""
     try:
-        return [int(part) for part in parts]
-    except ValueError:
-        raise AffluxError(
-            f"[export] the clients of {path} are whole numbers separated by commas, not {text!r}"
-        ) from None
+        ((*names,),) = csv.reader([text], skipinitialspace=True, strict=True)
+        if names:
+            return clients_named(path, names)
+    except csv.Error:
+        pass
+    raise AffluxError(f"[export] clients is {brief(text)}, must be ids between commas, quoted as in CSV")
 
 
 def _lines(found: Info, whole: bool) -> Iterator[tuple[str, Any]]:
@@ -154,7 +159,7 @@ def _lines(found: Info, whole: bool) -> Iterator[tuple[str, Any]]:
     often = "checkpoints alone" if found.commit_every is None else f"commit_every {found.commit_every}"
     yield "durability", f"{found.durability}, {often}: the last commit {survives}"
     for repair in found.repairs:
-        dropped = ", ".join(_some(map(str, repair["dropped"]), whole)) or "none"
+        dropped = ", ".join(_some(map(repr, repair["dropped"]), whole)) or "none"
         yield (
             "repaired",
             f"at version {repair['version']}, where bit continuity ended; rows dropped of clients {dropped}",

@@ -3,10 +3,9 @@
 import os
 from dataclasses import dataclass
 
-import numpy as np
-
 from afflux import _engine
 from afflux.ops.errors import AffluxError
+from afflux.ops.validation import as_int, brief
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +28,13 @@ def default_threads() -> int:
 
 
 def threads(num_threads: int | None) -> int:
-    """`num_threads`, Python's int or NumPy's, or all CPUs for None."""
-    if type(num_threads) is int:
-        return num_threads
+    """`num_threads` as Python's int, or all CPUs for None."""
     if num_threads is None:
         return default_threads()
-    if isinstance(num_threads, bool) or not isinstance(num_threads, int | np.integer):
-        raise AffluxError(f"num_threads is {num_threads!r}, must be an int of at least 1")
-    return int(num_threads)
+    number = as_int(num_threads)
+    if number is None:
+        raise AffluxError(f"num_threads is {brief(num_threads)}, must be an int of at least 1")
+    return number
 
 
 def backends() -> list[Backend]:

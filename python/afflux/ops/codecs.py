@@ -23,7 +23,7 @@ import numpy as np
 
 from afflux import _engine
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import brief, known_names
+from afflux.ops.validation import as_int, brief, known_names
 
 Scope = Literal["block", "vector"]
 if TYPE_CHECKING:
@@ -128,6 +128,7 @@ def named(codec: Codec | Name | None) -> Codec | None:
 
 def _bits(kind: str, bits: int) -> int:
     known = [width for name, (width, *_) in _engine.CODECS.items() if name.rpartition("-")[0] == kind]
-    if isinstance(bits, bool) or bits not in known:
-        raise AffluxError(f"[{kind}] bits is {bits!r}, must be one of {', '.join(map(str, known))}")
-    return int(bits)
+    width = as_int(bits)
+    if width not in known:
+        raise AffluxError(f"[{kind}] bits is {brief(bits)}, must be one of {', '.join(map(str, known))}")
+    return width

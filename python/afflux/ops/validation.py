@@ -5,12 +5,13 @@ value as a plain Python object, also from NumPy's scalars, or raises `[operation
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from math import inf, nan
-from numbers import Integral, Real
+from numbers import Real
+from operator import index
 from pathlib import Path
-from typing import TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from afflux.ops.errors import AffluxError
 
 T = TypeVar("T")
 Check = Callable[[str, str, object], T]
+#: The name of a dtype, or the dtype itself: NumPy's, torch's, JAX's or ml_dtypes'; or the type of its scalars.
+Dtype = Any
 
 _INTS = (int, np.integer)
 #: Types of numbers that are arguments, Python's and NumPy's; bool is an int.
@@ -58,12 +61,13 @@ one_or_less = _number("between 0 and 1", lambda x: 0 <= x <= 1)
 
 
 def integer(least: int) -> Check[int]:
-    """An int of at least `least`."""
+    """An int of at least `least`, as `as_int` reads it."""
 
     def check(part: str, name: str, value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-            raise AffluxError(f"[{part}] {name} is {value!r}, must be an int of at least {least}")
-        return int(value)
+        number = as_int(value)
+        if number is None or number < least:
+            raise AffluxError(f"[{part}] {name} is {brief(value)}, must be an int of at least {least}")
+        return number
 
     return check
 
@@ -77,14 +81,41 @@ def flag(part: str, name: str, value: object) -> bool:
 
 def one_of(*known: str | None) -> Check[str | None]:
     """One of several words, at least two; None may be among them."""
-    *most, last = map(repr, known)
 
     def check(part: str, name: str, value: object) -> str | None:
         if not (value is None or isinstance(value, str)) or value not in known:
-            raise AffluxError(f"[{part}] {name} is {value!r}, must be {', '.join(most)} or {last}")
+            raise AffluxError(f"[{part}] {name} is {value!r}, must be {_either(known)}")
         return value
 
     return check
+
+
+def one_dtype_of(*known: str) -> Check[str]:
+    """The name of one of several dtypes, at least two; the argument may be any `Dtype`."""
+
+    def check(part: str, name: str, value: object) -> str:
+        found = dtype_name(value)
+        if found not in known or (isinstance(value, np.dtype) and not value.isnative):
+            raise AffluxError(f"[{part}] {name} is {brief(value)}, must be {_either(known)}")
+        return found
+
+    return check
+
+
+def dtype_name(value: Dtype) -> str:
+    """The name of a dtype, such as "bfloat16"; of anything else some text. Imports no library.
+
+    >>> dtype_name(np.float32), dtype_name(np.dtype("<f8")), dtype_name("bfloat16")
+    ('float32', 'float64', 'bfloat16')
+    """
+    if isinstance(value, type):
+        return value.__name__
+    return str(getattr(value, "name", value)).removeprefix("torch.")  # str(torch.float32) is torch.float32
+
+
+def _either(known: Sequence[str | None]) -> str:
+    *most, last = map(repr, known)
+    return f"{', '.join(most)} or {last}"
 
 
 def optional(check: Check[T]) -> Check[T | None]:
@@ -98,8 +129,45 @@ def is_function(value: object) -> bool:
 
 
 def is_int(value: object) -> TypeGuard[int]:
-    """Python's or NumPy's, and no bool."""
+    """Python's or NumPy's, and no bool. For data that was saved; `as_int` is for arguments."""
     return type(value) is int or (isinstance(value, _INTS) and not isinstance(value, bool))
+
+
+def as_int(value: object) -> int | None:
+    """The int that an argument stands for: an int, what has `__index__`, or a float without a fraction; else None.
+
+    >>> as_int(np.int8(3)), as_int(3.0), as_int(3.5), as_int(True), as_int("3")
+    (3, 3, None, None, None)
+    """
+    number = _index(value)
+    if number is None and isinstance(value, float | np.floating) and value.is_integer():
+        return int(value)
+    return number
+
+
+def _index(value: object) -> int | None:
+    """The int of an int or of what has `__index__`; None of anything else, and of bools of any library."""
+    if type(value) is int:
+        return value
+    if isinstance(value, bool) or dtype_name(getattr(value, "dtype", None)).startswith("bool"):
+        return None
+    try:
+        return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def loss_of(op: str, value: object) -> float:
+    """A client's loss; None means unknown, which is NaN.
+
+    Raises:
+        AffluxError: no number, a bool, or an int that is far outside of 64 bits.
+    """
+    if value is None:
+        return nan
+    if not isinstance(value, NUMBERS) or isinstance(value, bool) or (isinstance(value, int) and abs(value) > 2**63):
+        raise AffluxError(f"[{op}] loss is {brief(value)}, must be a number, or None if unknown")
+    return float(value)
 
 
 def brief(value: object) -> str:
@@ -131,11 +199,27 @@ def path_of(op: str, name: str, value: object) -> Path:
 
 
 def plain_id(client_id: object, op: str = "push") -> int | str:
-    """The client id as Python's int or str, also from NumPy's."""
+    """The client id as Python's int or str.
+
+    Args:
+        client_id: an int from -2**63 to 2**64 - 1, anything else with `__index__` in this range, or a str.
+        op: the operation that messages name.
+
+    Raises:
+        AffluxError: another type (bool and float included), an int outside of the range, or a str that UTF-8 cannot
+            encode: one with a lone surrogate.
+    """
     if isinstance(client_id, str):
-        return str(client_id)
-    if is_int(client_id):
-        if not -(2**63) <= client_id < 2**63:
-            raise AffluxError(f"[{op}] client_id {client_id} does not fit into 64 bits")
-        return int(client_id)
-    raise AffluxError(f"[{op}] client_id is {brief(client_id)}, must be an int or a str")
+        text = str.__str__(client_id)  # not str(): of an Enum's member that is the name
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise AffluxError(f"[{op}] client_id {text!r} is no Unicode text: {error.reason}") from None
+        return text
+    number = _index(client_id)
+    if number is None:
+        raise AffluxError(f"[{op}] client_id is {brief(client_id)}, must be an int or a str")
+    if not -(2**63) <= number < 2**64:
+        raise AffluxError(f"[{op}] client_id is {brief(client_id)}, which does not fit into 64 bits")
+    return number

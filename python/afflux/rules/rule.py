@@ -21,9 +21,10 @@ from afflux import ops
 from afflux._engine import MOST_RULE_VECTORS
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError
+from afflux.ops.validation import check_fields, integer
 from afflux.rules.registry import register, to_plain
 
-ClientId = int | str
+ClientId = int | str  #: ints from -2**63 to 2**64 - 1
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 Scalars = Mapping[str, float]
@@ -32,7 +33,7 @@ Kind = ops.Kind
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """A full buffer, frozen, in canonical order: by (client_id, version pulled, join number)."""
+    """A full buffer, frozen, in canonical order: by client (see `client_order`), version pulled and join number."""
 
     version: int  #: the server's version t before this step
     client_ids: tuple[ClientId, ...]
@@ -50,6 +51,15 @@ class Arrivals:
     def __len__(self) -> int:
         """The number of arrivals M."""
         return len(self.client_ids)
+
+
+def client_order(client_id: ClientId) -> tuple[bool, ClientId]:
+    """The key that sorts clients: ints first, by value, then texts, by code point.
+
+    >>> sorted(["b", 2, "10", -1], key=client_order)
+    [-1, 2, '10', 'b']
+    """
+    return isinstance(client_id, str), client_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +166,7 @@ class Rule:
     def __post_init__(self) -> None:
         if self.kind not in ("update", "gradient", "model"):
             raise AffluxError(f"[Rule] kind is {self.kind!r}, must be update, gradient or model")
-        if isinstance(self.buffer_size, bool) or not isinstance(self.buffer_size, int) or self.buffer_size < 1:
-            raise AffluxError(f"[Rule] buffer_size is {self.buffer_size!r}, must be an int of at least 1")
+        check_fields(self, integer(1), "buffer_size")
         for what in ("weigh", "step"):
             part = getattr(self, what)
             if isinstance(part, type) or not callable(part):

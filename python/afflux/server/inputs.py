@@ -13,7 +13,16 @@ from afflux.aggregation.reports import Pulled
 from afflux.arrays import trees
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.gpu import device_of
-from afflux.arrays.interop import forbid_resizing, gpu_of, immutable_copy, is_torch, on_gpu, on_host, with_names
+from afflux.arrays.interop import (
+    forbid_resizing,
+    gpu_of,
+    immutable_copy,
+    is_masked,
+    is_torch,
+    on_gpu,
+    on_host,
+    with_names,
+)
 from afflux.arrays.layout import Field, Layout, Tree
 from afflux.arrays.likeness import Like
 from afflux.arrays.pools import Slot
@@ -129,6 +138,8 @@ class InputAdapter:
             raise AffluxError(f"{whose} push lacks the model's buffers ({names}{more}): hand them in with buffers=")
         what = f"{whose} buffers"
         try:
+            if is_masked(buffers):
+                raise AffluxError("it is a masked array: give its filled() values")
             values = self.layout.flatten_buffers(buffers) if is_tree(buffers) else np.asarray(buffers, np.float64)
             flat = immutable_copy(values)
         except (AffluxError, TypeError, ValueError) as error:

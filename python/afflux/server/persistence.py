@@ -81,7 +81,7 @@ def open_store(
         raise AffluxError(f"[open] rule is {brief(rule)}, must be a Rule such as afflux.rules.fedbuff()")
     optional(one_of("process", "power"))("open", "durability", durability)
     if commit_every != "as before":
-        optional(integer(1))("open", "commit_every", commit_every)
+        commit_every = optional(integer(1))("open", "commit_every", commit_every)
     if not (like is None or hasattr(like, "__dlpack__")):
         raise AffluxError(f"[open] like is of type {type(like).__name__}, must be an array of torch or CuPy")
     device = HOST if like is None else device_of("[open] like", like, ["like"])

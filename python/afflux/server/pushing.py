@@ -16,7 +16,7 @@ from afflux.arrays.layout import Tree
 from afflux.arrays.pools import Slot, Vector
 from afflux.ops import Conversion, Kind
 from afflux.ops.errors import AffluxError, BusyError, StoreError
-from afflux.ops.validation import NUMBERS, brief, is_int, plain_id, positive
+from afflux.ops.validation import NUMBERS, as_int, brief, integer, loss_of, plain_id, positive
 from afflux.rules.rule import ClientId
 from afflux.server.aggregator import Aggregator, TaskClosedError, Ticket
 from afflux.server.checkout import Task, close_overdue, close_task
@@ -63,7 +63,7 @@ def push(  # noqa: D417
 
     Args:
         task: what `checkout` gave, or its id, in the place of `client` and `version`; the push closes it.
-        client: the client's id: an int64 (NumPy's or Python's) or a str, not mixed in one server.
+        client: the client's id: an int in 64 bits, signed or unsigned, or a str.
         version: the version that the client pulled: what `pull` gave, or its number. Conversions from or to a model
             need its params: with a number, the version must be the newest one, or held for a task.
         update: local minus pulled params: (d,) float32, float64, float16 or bfloat16, or a tree like the server's,
@@ -224,13 +224,15 @@ def _pulled(client_id: ClientId, version: object, newest: int) -> int:
     """The version of a push as Python's int; `newest` is the server's version."""
     if isinstance(version, Pulled):
         version = version.version
-    if not is_int(version):
-        raise AffluxError(f"[push] version is {version!r}, must be an int or what pull() gave")
-    if not 0 <= version <= newest:
+    number = as_int(version)
+    if number is None:
+        raise AffluxError(f"[push] version is {brief(version)}, must be an int or what pull() gave")
+    if not 0 <= number <= newest:
         raise AffluxError(
-            f"[push] client {client_id!r} says that it pulled version {version}; the server has made 0 to {newest}"
+            f"[push] client {client_id!r} says that it pulled version {brief(number)}; the server has made 0 to "
+            f"{newest}"
         )
-    return int(version)
+    return number
 
 
 def _found(aggregator: Aggregator, task: object, client: object, version: object) -> OpenTask | None:
@@ -260,22 +262,17 @@ def _base(
 
 def _facts(num_examples: object, loss: object) -> tuple[int, float]:
     """The number of examples and the loss, NaN if that is unknown."""
-    if not (is_int(num_examples) and 0 <= num_examples < 2**63):
-        raise AffluxError(f"[push] num_examples is {num_examples!r}, must be an int of at least 0 in 64 bits")
-    if loss is None:
-        return int(num_examples), nan
-    if not isinstance(loss, NUMBERS) or (isinstance(loss, int) and abs(loss) > 2**63):
-        raise AffluxError(f"[push] loss is {loss!r}, must be a number (None if unknown)")
-    return int(num_examples), float(loss)
+    examples = as_int(num_examples)
+    if examples is None or not 0 <= examples < 2**63:
+        raise AffluxError(f"[push] num_examples is {brief(num_examples)}, must be an int of at least 0 in 64 bits")
+    return examples, loss_of("push", loss)
 
 
 def _scale(client_lr: object, local_steps: object) -> float | None:
     """client_lr * local_steps, checked; None if one of them is not given."""
-    if client_lr is not None:
-        client_lr = positive("push", "client_lr", client_lr)
-    if local_steps is not None and not (is_int(local_steps) and 1 <= local_steps < 2**53):
-        raise AffluxError(f"[push] local_steps is {local_steps!r}, must be an int of at least 1")
-    return None if client_lr is None or local_steps is None else float(client_lr) * int(local_steps)
+    rate = None if client_lr is None else positive("push", "client_lr", client_lr)
+    steps = integer(1)("push", "local_steps", local_steps) if local_steps is not None else None
+    return None if rate is None or steps is None else rate * steps
 
 
 _A = {"update": "an update", "gradient": "a gradient", "model": "a model"}

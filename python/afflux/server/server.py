@@ -74,8 +74,8 @@ class Server:
     ) -> None:
         if not isinstance(rule, Rule):
             raise AffluxError(f"[Server] rule is {brief(rule)}, must be a Rule such as afflux.rules.fedbuff()")
-        optional(integer(1))("Server", "num_threads", num_threads)
-        integer(1)("Server", "push_threads", push_threads)
+        num_threads = optional(integer(1))("Server", "num_threads", num_threads)
+        push_threads = integer(1)("Server", "push_threads", push_threads)
         chosen = options_of("Server", options, fields).for_rule(rule)
         folder = None if store is None else path_of("Server", "store", store)
         self._adapter, parts = InputAdapter.of(params, rule.kind, push_threads)

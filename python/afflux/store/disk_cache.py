@@ -127,11 +127,6 @@ class DiskCache(RowCache):
 
     def _committed_place(self, client_id: ClientId, op: str) -> Place | None:
         """The place of a row that has not changed since the last commit."""
-        if isinstance(client_id, str) and not client_id.isascii():
-            try:
-                client_id.encode()
-            except UnicodeEncodeError as error:
-                raise StoreError(f"[{op}] client_id {client_id!r} is no Unicode text: {error.reason}") from None
         if client_id in self._table.changed:
             return None
         place = self._index.row(client_id)

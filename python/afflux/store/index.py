@@ -206,8 +206,8 @@ class Index:
         """The place of a client's row; None if the client has none."""
         client_id = plain_id(client_id, "row")  # SQLite takes NumPy's integers for bytes
         with self._errors("read"):
-            found = self._read("SELECT client, slot, crc, place FROM rows WHERE client = ?", (client_id,))
-        return _place(*found[0]) if found else None
+            found = self._read("SELECT client, slot, crc, place FROM rows WHERE client = ?", (_key(client_id),))
+        return _entry(*found[0])[1] if found else None
 
     def num_rows(self) -> int:
         """How many clients have a row."""
@@ -218,17 +218,17 @@ class Index:
         """All clients that have a row, in the order in which they came."""
         with self._errors("read"):
             found = self._read("SELECT client, slot, crc, place FROM rows ORDER BY place")
-        for rank, (client, slot, crc, place) in enumerate(found):
-            if place != rank:
+        for rank, entry in enumerate(found):
+            if entry[3] != rank:
                 raise self._damaged(f"client number {rank} is missing")
-            yield client, _place(client, slot, crc, place)
+            yield _entry(*entry)
 
     def rows_by_slot(self) -> Iterator[tuple[ClientId, Place]]:
         """All clients that have a row, in the order of the slots, the fastest to read. No commit may come meanwhile."""
         with self._errors("read"):
             found = self._reader.execute("SELECT client, slot, crc, place FROM rows ORDER BY slot")
-            for client, *place in found:
-                yield client, _place(client, *place)
+            for entry in found:
+                yield _entry(*entry)
 
     def commit(self, transaction: Transaction) -> None:
         """Writes a transaction completely, or not at all."""
@@ -246,7 +246,7 @@ class Index:
                 if transaction.delete_rows:
                     run("DELETE FROM rows", [()])
                 rows = (
-                    (client_id, place.rank, place.slot, guarded_crc(client_id, place))
+                    (_key(client_id), place.rank, place.slot, guarded_crc(client_id, place))
                     for client_id, place in transaction.rows.items()
                 )
                 # The rank of a client that has a row stays as it is.
@@ -362,18 +362,24 @@ def _arrivals(arrivals: Iterable[StoredArrival]) -> Iterator[tuple[Any, ...]]:
         yield number, join, slot, crc, json.dumps(record), buffers
 
 
+def _key(client_id: ClientId) -> int | str | bytes:
+    """The client id as SQLite keeps it. Its ints are signed: those from 2**63 on are 8 bytes, the highest first."""
+    return client_id.to_bytes(8, "big") if isinstance(client_id, int) and client_id >= 2**63 else client_id
+
+
 def guarded_crc(client_id: ClientId, place: Place) -> bytes:
     """A row's checksums as they are stored: followed by a checksum of the entry itself."""
     return place.crc + _crc(client_id, place.slot, place.crc).to_bytes(4, "little")
 
 
-def _place(client_id: ClientId, slot: Any, crc: Any, rank: Any) -> Place:
-    """The place of a row; a place that matches no row, if the entry is damaged."""
+def _entry(key: Any, slot: Any, crc: Any, rank: Any) -> tuple[ClientId, Place]:
+    """A client, and the place of its row; a place that matches no row, if the entry is damaged."""
+    client_id: ClientId = int.from_bytes(key, "big") if isinstance(key, bytes) else key
     if isinstance(crc, bytes) and isinstance(slot, int) and isinstance(rank, int):
         place = Place(slot, crc[:-4], rank)
         if guarded_crc(client_id, place) == crc:
-            return place
-    return Place(0, b"", rank if isinstance(rank, int) else 0)
+            return client_id, place
+    return client_id, Place(0, b"", rank if isinstance(rank, int) else 0)
 
 
 def _facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

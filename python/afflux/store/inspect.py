@@ -1,8 +1,8 @@
 """Facts and rows of a store, read without its rule: `afflux store info` and `export`."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -10,10 +10,12 @@ from typing import IO, Any
 from zipfile import ZipFile
 
 import numpy as np
+import numpy.typing as npt
 
 from afflux.aggregation.cache.new_rows import Row
 from afflux.aggregation.cache.rows import decoded_dtype
 from afflux.ops.errors import StoreError
+from afflux.ops.validation import plain_id
 from afflux.rules.rule import ClientId
 from afflux.store.reader import StoreReader, locked_reader
 from afflux.store.segments import Place
@@ -36,7 +38,6 @@ class Info:
     counts: Mapping[str, int]  #: pushes by status
     num_clients: int | None  #: N, if the rule needs it
     clients: int  #: that have a row
-    id_type: str | None  #: of client ids: int or str; None before the first one
     codec: str | None  #: of the rows; None if the rule keeps none
     bits: int | None  #: of an element of a row, scales apart
     bytes_per_client: int  #: a row
@@ -85,7 +86,6 @@ def info(path: "str | PathLike[str]") -> Info:
             counts=meta["counts"],
             num_clients=server["num_clients"],
             clients=store.clients,
-            id_type=meta["id_type"],
             codec=None if codec is None else codec.name,
             bits=None if codec is None else codec.bits,
             bytes_per_client=store.row_bytes,
@@ -125,12 +125,14 @@ def export(
 
     Args:
         path: the store's folder; nothing is written there.
-        out: `.npy`: the rows, (n, d) float32 or float64; `.npz`: `rows`, and `clients`, (n,) int64 or text. An existing
-            file is replaced when everything is written.
+        out: `.npy`: the rows, (n, d) float32 or float64; `.npz`: `rows`, and `clients`, (n,) int64, uint64 or text, or
+            where no such array holds all the ids (7 and "7") `clients_json`, (n,) each as JSON. An existing file is
+            replaced when everything is written.
         clients: in this order; None: all that have a row, in the order in which they came.
 
     Raises:
         StoreError: no store, in use, no rows, a client without a row or with a damaged one, or `out` cannot be written.
+        AffluxError: a client that is no int in 64 bits and no str.
 
     Cost: the rows are read and written once; memory for one of them, and some for each client.
 
@@ -156,7 +158,7 @@ def export(
         places = (
             list(store.index.rows())
             if clients is None
-            else [(client_id, _place(store, client_id)) for client_id in clients]
+            else [(client_id, _place(store, client_id)) for client_id in (plain_id(c, "export") for c in clients)]
         )
         ids, new = [client_id for client_id, _ in places], out.with_name(out.name + ".new")
         try:
@@ -168,6 +170,29 @@ def export(
         except OSError as error:
             raise StoreError(f"[export] cannot write {out}: {error.strerror}") from None
         return ids
+
+
+def clients_named(path: "str | PathLike[str]", texts: Iterable[str]) -> list[ClientId]:
+    """The clients that texts name: a number names the int, or the str if only the str has a row.
+
+    Raises:
+        StoreError: no store, in use, or a number names two clients that have a row.
+    """
+    with locked_reader(path) as store:
+        return [_named(store, text) for text in texts]
+
+
+def _named(store: StoreReader, text: str) -> ClientId:
+    try:
+        number = plain_id(int(text))
+    except ValueError:  # an AffluxError is one
+        return text
+    if text != str(number):  # such as 007
+        return text
+    as_int, as_text = (store.index.row(client_id) is not None for client_id in (number, text))
+    if as_int and as_text:
+        raise StoreError(f"[export] {text} names an int and a str in {store.path}: use afflux.store.export")
+    return text if as_text else number
 
 
 def _place(store: StoreReader, client_id: ClientId) -> Place:
@@ -192,15 +217,23 @@ def _write(new: Path, ids: Sequence[ClientId], rows: Iterator[Row], shape: tuple
         with new.open("wb") as file:
             _stream(file, header, rows)
         return
-    names = np.array(ids, None if ids else np.int64)
-    if names.tolist() != ids:
-        lost = next(i for i, name in zip(ids, names.tolist(), strict=True) if i != name)
-        raise StoreError(f"[export] client {lost!r} ends in a NUL, which text in .npz loses: export to .npy")
+    name, values = _clients(ids)
     with ZipFile(new, "w") as archive:
-        with archive.open("clients.npy", "w") as entry:
-            np.lib.format.write_array(entry, names, allow_pickle=False)
+        with archive.open(f"{name}.npy", "w") as entry:
+            np.lib.format.write_array(entry, values, allow_pickle=False)
         with archive.open("rows.npy", "w", force_zip64=True) as entry:
             _stream(entry, header, rows)
+
+
+def _clients(ids: Sequence[ClientId]) -> tuple[str, npt.NDArray[Any]]:
+    """The ids as an array that holds them as they are, and its name."""
+    for dtype in (np.int64, np.uint64, np.str_):
+        with suppress(ValueError, OverflowError):
+            values = np.array(ids, dtype)
+            if values.tolist() == ids:
+                return "clients", values
+    # Ints and texts, or a text that ends in a NUL, which NumPy cuts off.
+    return "clients_json", np.array([json.dumps(client_id) for client_id in ids])
 
 
 def _stream(file: IO[bytes], header: dict[str, Any], rows: Iterator[Row]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux.ops.errors import StoreError
-from afflux.rules.rule import ClientId
+from afflux.rules.rule import ClientId, client_order
 from afflux.store.index import Index, Transaction
 from afflux.store.inspect import missing
 from afflux.store.metadata import BACKUP, INDEX, write_again
@@ -118,7 +118,7 @@ class _Examination:
         lost = Counter(place.slot // each for _, place in self.bad)
         for segment, flaw in flaws.items():
             yield f"{flaw}: {lost[segment]} clients' rows"
-        for client_id, place in sorted(self.bad):
+        for client_id, place in sorted(self.bad, key=lambda entry: client_order(entry[0])):
             if place.slot // each not in flaws:
                 yield f"client {client_id!r}'s row in {segments.folder} is damaged"
 
@@ -159,7 +159,7 @@ class _Examination:
         lost = self._store.lost.values()
         return Health(
             clients=len(self.good) + len(self.bad),
-            damaged=tuple(sorted(client_id for client_id, _ in self.bad)),
+            damaged=tuple(sorted((client_id for client_id, _ in self.bad), key=client_order)),
             sum_error=self.sum_error,
             problems=(*self.index, *lost, *self.oversized, *self.vectors, *self.sum, *self.rows),
             mendable=bool(lost or self.oversized or self.sum or self.rows) and not self.index and not self.vectors,
@@ -228,7 +228,7 @@ def repair(
 
 def _refuse_more(found: Health, agreed: Health) -> None:
     """Refuses a repair that loses more than `agreed` says."""
-    more = sorted({*found.damaged} - {*agreed.damaged})
+    more = sorted({*found.damaged} - {*agreed.damaged}, key=client_order)
     if more:
         raise StoreError(
             f"[repair] rows are damaged that were not when it was checked: {len(more)}, the first of client "

@@ -200,11 +200,11 @@ def row_key(seed: int, version: int, client_id: ClientId) -> int:
     >>> row_key(0, 1, 7) == row_key(0, 1, "7"), row_key(0, 1, 7) == row_key(0, 2, 7)
     (False, False)
     """
-    client = (
-        client_id.to_bytes(8, "little", signed=True)
-        if isinstance(client_id, int)
-        else client_id.encode("utf-8", "surrogatepass")
-    )
-    kind = b"i" if isinstance(client_id, int) else b"s"
+    if isinstance(client_id, str):
+        kind, client = b"s", client_id.encode()
+    elif client_id < 2**63:
+        kind, client = b"i", client_id.to_bytes(8, "little", signed=True)
+    else:  # a kind of their own: -1 and 2**64 - 1 have the same bytes
+        kind, client = b"u", client_id.to_bytes(8, "little")
     numbers = (seed % 2**64).to_bytes(8, "little") + version.to_bytes(8, "little")
     return int.from_bytes(blake2b(numbers + kind + client, digest_size=8).digest(), "little")

@@ -1,0 +1,86 @@
+"""Masked arrays of NumPy are refused wherever a vector comes in: their memory holds the masked values too."""
+
+import numpy as np
+import pytest
+
+from afflux import AffluxError, Layout, Server, ops
+from afflux.rules import fedasync, fedbuff, zenopp
+from conftest import bits
+
+D = 3
+REFUSED = r"is a masked array: give its filled\(\) values$"
+
+
+def masked(shape=D, dtype=np.float32):
+    """One whose masked value is finite, and looks like the others."""
+    return np.ma.masked_array(np.ones(shape, dtype), np.arange(np.prod(shape)).reshape(shape) == 1)
+
+
+class Mapped(np.ndarray):
+    """A subclass that hides nothing, like numpy.memmap."""
+
+
+@pytest.mark.parametrize("vector", [masked(), masked(dtype=np.int64), np.ma.masked_array(np.ones(D))])
+@pytest.mark.parametrize("copy", [True, False])
+def test_a_push_refuses_it(vector, copy):
+    server = Server(fedbuff(buffer_size=2), np.zeros(D))
+    before = server.state_dict()
+    with pytest.raises(AffluxError, match=r"^\[push\] client 7's vector.* " + REFUSED):
+        server.push(client=7, update=vector, version=0, copy=copy)
+    assert server.state_dict()["meta"]["joins"] == before["meta"]["joins"]
+    server.push(client=7, update=vector.filled(0).astype(np.float32), version=0, copy=copy)
+    server.push(client=7, update=np.ones(D, np.float32).view(Mapped), version=0, copy=copy)
+    assert server.version == 1
+
+
+@pytest.mark.parametrize("name", ["w", "n"])
+def test_a_layout_names_it(name):
+    tree = {"w": np.ones(2), "n": np.array([1, 2])}
+    layout, out = Layout.of(tree), np.zeros(2, np.float32)
+    bad = {**tree, name: masked(2, tree[name].dtype)}
+    flatten = layout.flatten if name == "w" else lambda tree, _: layout.flatten_buffers(tree)
+    for call in (lambda: Layout.of(bad), lambda: flatten(bad, out), lambda: layout.load(bad, np.ones(2), np.ones(2))):
+        with pytest.raises(AffluxError, match=rf"^\[layout\] {name} {REFUSED}"):
+            call()
+    assert not out.any()
+    server = Server(fedasync(), tree)
+    with pytest.raises(AffluxError, match=rf"^\[push\] client 1's (vector|buffers): \[layout\] {name} {REFUSED}"):
+        server.push(client=1, update=bad, version=0)
+    assert server.version == 0
+
+
+def test_a_layout_refuses_a_flat_one():
+    tree = [np.ones(D), np.array(1)]
+    layout = Layout.of(tree)
+    for call in (lambda v: layout.flatten(tree, v), layout.views, lambda v: layout.load(tree, v)):
+        with pytest.raises(AffluxError, match=r"^\[layout\] (out|flat) is a MaskedArray, expected a NumPy array of"):
+            call(masked())
+    with pytest.raises(AffluxError, match=r"^\[layout\] buffers is a MaskedArray, expected a NumPy array of"):
+        layout.views(np.ones(D), masked(1, np.float64))
+    server = Server(fedbuff(), tree)
+    with pytest.raises(AffluxError, match=r"^\[push\] client 1's buffers: it " + REFUSED):
+        server.push(client=1, update=np.ones(D, np.float32), version=0, buffers=masked(1, np.float64))
+
+
+def test_params_states_and_targets_may_not_be_masked():
+    with pytest.raises(AffluxError, match=r"^\[Server\] params.* " + REFUSED):
+        Server(fedbuff(), masked())
+    server = Server(zenopp(), np.zeros(D))
+    with pytest.raises(AffluxError, match=r"^\[set_rule_vector\] validation: .*" + REFUSED):
+        server.set_rule_vector("validation", masked())
+    out = masked()
+    with pytest.raises(AffluxError, match=r"^\[pull\] out: \[ingest\] slot " + REFUSED):
+        server.pull(out=out)
+    assert bits(out.data) == bits(np.ones(D, np.float32))
+    state = server.state_dict()
+    state["arrays"]["params"] = masked()
+    with pytest.raises(AffluxError, match=r"^\[load_state_dict\] params is a masked array$"):
+        server.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "call", [lambda v: ops.gram([v]), lambda v: ops.ingest([v], np.ones(D)), lambda v: ops.ingest(v, v)]
+)
+def test_the_engine_refuses_it(call):
+    with pytest.raises(AffluxError, match=REFUSED):
+        call(masked())
