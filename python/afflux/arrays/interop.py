@@ -39,8 +39,7 @@ def kind_of(name: str, array: Array) -> str:
     Raises:
         AffluxError: it is neither float, integer nor bool, or a torch tensor that is sparse or holds no data.
     """
-    dtype = array.dtype if hasattr(array, "dtype") else _as_numpy(name, array).dtype
-    kind = _dtype_name(dtype)
+    kind = dtype_name(name, array)
     if kind not in REAL:
         raise AffluxError(f"[layout] {label(name)} is {kind}, expected floats of 16, 32 or 64 bits, integers or bools")
     if is_torch(array) and (str(array.layout) != "torch.strided" or array.is_meta):
@@ -48,8 +47,13 @@ def kind_of(name: str, array: Array) -> str:
     return kind
 
 
+def dtype_name(name: str, array: Array) -> str:
+    """The name of the array's dtype, whichever it is."""
+    return _name_of(array.dtype if hasattr(array, "dtype") else _as_numpy(name, array).dtype)
+
+
 @cache
-def _dtype_name(dtype: Any) -> str:
+def _name_of(dtype: Any) -> str:
     return str(getattr(dtype, "name", dtype)).removeprefix("torch.")
 
 
@@ -57,6 +61,20 @@ def is_torch(array: Array) -> TypeGuard["torch.Tensor"]:
     """Whether it is a torch tensor; does not import torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
+
+
+def own_arrays() -> frozenset[type]:
+    """The classes of NumPy's arrays and torch's tensors themselves, without subclasses; does not import torch."""
+    parameter = getattr(sys.modules.get("torch.nn.parameter"), "Parameter", None)
+    return _NUMPY if parameter is None else _with_torch(sys.modules["torch"].Tensor, parameter)
+
+
+_NUMPY: frozenset[type] = frozenset({np.ndarray})
+
+
+@cache
+def _with_torch(*classes: type) -> frozenset[type]:
+    return _NUMPY | frozenset(classes)
 
 
 def is_cupy(array: Array) -> bool:
