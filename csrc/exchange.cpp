@@ -18,7 +18,7 @@ bool is_parameter(PyTypeObject* type) {
   static const Attribute module("__module__");
   const py::object name = module.of_any(reinterpret_cast<PyObject*>(type));
   if (!name || !py::isinstance<py::str>(name) || name.cast<std::string>() != "torch.nn.parameter") return false;
-  Py_INCREF(type);  // so that no other type gets its address
+  Py_INCREF(type);  // it stays, so that no other one gets its address
   known = type;
   return true;
 }
@@ -26,17 +26,19 @@ bool is_parameter(PyTypeObject* type) {
 const dlpack::Exchange* exchange_of(PyTypeObject* type) {
   static const Attribute attribute("__dlpack_c_exchange_api__");
   static struct {
-    const PyTypeObject* type;
+    PyTypeObject* type;  // held, so that no other one gets its address
     const dlpack::Exchange* exchange;
-  } last{};  // under the GIL
+  } last{};
   if (type == last.type) return last.exchange;
   const py::handle capsule = attribute.of_type(is_parameter(type) ? type->tp_base : type);
   constexpr const char* kName = "dlpack_exchange_api";
   if (!capsule || PyCapsule_IsValid(capsule.ptr(), kName) == 0) return nullptr;
   const auto* const exchange = static_cast<const dlpack::Exchange*>(PyCapsule_GetPointer(capsule.ptr(), kName));
   if (exchange->major != 1 || exchange->tensor_from_object == nullptr) return nullptr;
-  Py_INCREF(type);  // it stays, so that no other type gets its address
+  PyTypeObject* const before = last.type;
+  Py_INCREF(type);
   last = {type, exchange};
+  Py_XDECREF(before);
   return exchange;
 }
 

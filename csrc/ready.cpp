@@ -30,11 +30,11 @@ bool is_ready_tensor(py::handle array, py::handle shape) {
   if (!described(array, &tensor) || !float_of(tensor.dtype, &type) || !has_shape(shape, tensor.ndim, tensor.shape) ||
       !is_contiguous(tensor.ndim, tensor.shape, tensor.strides, 1))
     return false;
-  // is_neg() costs as much as all of this. Its bit is set in imaginary parts, which are strided but for a single one;
-  // the engine itself refuses what torch's private functions make beside these.
-  for (int i = 0; i < tensor.ndim; ++i)
-    if (tensor.shape[i] != 1) return true;
-  return !is_negative(array);
+  // is_neg() takes as long as all of this. Imaginary parts of conjugates have the bit, and are strided unless they hold
+  // at most one element. The engine itself refuses any other tensor with it.
+  std::int64_t size = 1;
+  for (int i = 0; i < tensor.ndim; ++i) size *= tensor.shape[i];
+  return size > 1 || !is_negative(array);
 }
 
 // NumPy's own class alone: a subclass may mean something else by its memory (masked arrays do).

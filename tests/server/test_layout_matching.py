@@ -23,7 +23,7 @@ LIBRARIES = {
     "integers": lambda array: array.astype(np.int32),
     "torch": torch.tensor,
     "parameter": lambda array: torch.nn.Parameter(torch.tensor(array)),
-    "transposed": lambda array: torch.tensor(array.T.copy()).permute(*range(array.ndim)[::-1]),
+    "transposed": lambda array: torch.tensor(array.T.copy()).permute(tuple(range(array.ndim))[::-1]),
     "bfloat16": lambda array: torch.tensor(array).bfloat16(),
     "negative": lambda array: torch.complex(torch.zeros(array.shape), torch.tensor(-array)).conj().imag,
 }

@@ -69,7 +69,7 @@ class Layout:
     fields: tuple[Field, ...]  #: the parameters, in the order of the flat vector (size,), float32 or float64
     buffers: tuple[Field, ...]  #: the rest, in the order of a flat vector (buffers_size,), float64 for exact counters
     nesting: trees.Node  #: how `views` nests
-    partial: bool = False  #: it was made with `select`: trees may hold arrays of other names, which are ignored
+    partial: bool = False  #: made with `select`: trees may hold anything else under other names, which is ignored
     _fields: Matcher = dataclasses.field(init=False, repr=False, compare=False)
     _buffers: Matcher = dataclasses.field(init=False, repr=False, compare=False)
 
@@ -83,13 +83,14 @@ class Layout:
 
         Args:
             tree: tied parameters of a torch module count once, and its non-persistent buffers not at all.
-            select: the arrays that the layout holds, all by default. Trees that are handed in later need these alone;
-                whatever else they hold is ignored, so that whole models go in and out.
-                "trainable": torch's tensors that require grad, as the adapters of LoRA or an unfrozen head, and the
-                buffers of those modules that hold such a parameter themselves, as the statistics of a BatchNorm that
-                trains; those of frozen modules are left out. Of other libraries, all arrays.
-                Dotted names: parameters and buffers of these names.
-                A function of (name, array) that is called for each parameter and buffer: those for which it is true.
+            select: the arrays that the layout holds; None: all. Trees that are handed in later need only these, and
+                the rest of a tree is ignored: whole models can be pushed, and `load` writes the selected arrays alone.
+                "trainable" selects the torch tensors that require grad, as LoRA's adapters or an unfrozen head do, and
+                the buffers of every module that holds one of them itself: the statistics of a BatchNorm whose weight
+                is trained, not those of a frozen one. Of other libraries it selects all arrays.
+                A collection of dotted names selects these, parameters and buffers.
+                A function (name, array) -> bool is called for every parameter and buffer, and selects those for which
+                it is true.
             buffers: the names of all arrays that are buffers. By default a torch module says so itself; elsewhere
                 they are integers and bools, arrays whose last name is running_mean, running_var or
                 num_batches_tracked, and whatever lies under a key "batch_stats".
@@ -113,7 +114,7 @@ class Layout:
             if unknown:
                 raise AffluxError(f"[layout] buffers must be names of the tree's arrays, not {listed(unknown)}")
         else:
-            buffers = [name for name, array in walk.leaves.items() if _is_buffer(walk, name, array)]
+            buffers = {name for name, array in walk.leaves.items() if _is_buffer(walk, name, array)}
         kept = walk.leaves.keys() if select is None else selected(walk.leaves, buffers, select)
         placed: tuple[list[tuple[str, Any, str | None]], ...] = ([], [])
         for name, array in walk.leaves.items():
