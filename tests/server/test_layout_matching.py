@@ -270,3 +270,13 @@ def test_the_memory_outlives_the_tensors_storage():
     tensor.set_(torch.full((3,), 100.0).untyped_storage(), 0, (3,))
     server.push(1, torch.ones(3), version=0)
     assert server.params.tolist() == [1, 1, 1]
+
+
+def test_flat_trees_and_modules_are_not_walked(monkeypatch):
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    whole, head, listed = Layout.of(net), Layout.of(net, select=["1.bias"]), Layout.of([np.ones(2), np.ones(1)])
+    monkeypatch.setattr("afflux.arrays.trees.Walk", None)
+    for tree in (net, net.state_dict(), dict(net.named_parameters())):
+        assert whole.flatten(tree).size == 10
+        assert head.flatten(tree).tolist() == [0, 0]
+    assert listed.flatten((torch.ones(2), np.ones(1))).tolist() == [1, 1, 1]

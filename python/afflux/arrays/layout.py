@@ -70,12 +70,12 @@ class Layout:
     buffers: tuple[Field, ...]  #: the rest, in the order of a flat vector (buffers_size,), float64 for exact counters
     nesting: trees.Node  #: how `views` nests
     partial: bool = False  #: made with `select`: trees may hold anything else under other names, which is ignored
-    _fields: Matcher = dataclasses.field(init=False, repr=False, compare=False)
-    _buffers: Matcher = dataclasses.field(init=False, repr=False, compare=False)
+    _parameter_matcher: Matcher = dataclasses.field(init=False, repr=False, compare=False)
+    _buffer_matcher: Matcher = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_fields", self._matcher(self.fields))
-        object.__setattr__(self, "_buffers", self._matcher(self.buffers))
+        object.__setattr__(self, "_parameter_matcher", self._matcher_of(self.fields))
+        object.__setattr__(self, "_buffer_matcher", self._matcher_of(self.buffers))
 
     @classmethod
     def of(cls, tree: Tree, select: Select | None = None, *, buffers: Collection[str] | None = None) -> "Layout":
@@ -153,11 +153,11 @@ class Layout:
         >>> w is gradients["w"] and b is gradients["b"]
         True
         """
-        return self._fields.ready(tree)
+        return self._parameter_matcher.ready(tree)
 
     def buffer_parts(self, tree: Tree) -> list[Array]:
         """The buffers in the layout's order, like `parts`; the tree may lack parameters."""
-        return self._buffers.ready(tree)
+        return self._buffer_matcher.ready(tree)
 
     def flatten(self, tree: Tree, out: Flat | None = None, dtype: Literal["float32", "float64"] = "float32") -> Flat:
         """Copies the parameters into one flat vector (size,): `out`, or a new one of `dtype`, float32 or float64.
@@ -177,13 +177,13 @@ class Layout:
         _check("out", out, self.size)
         if isinstance(out, np.ndarray) and not out.flags.writeable:
             raise AffluxError("[layout] out is read-only")
-        interop.fill(out, self._fields.names, self.parts(tree))
+        interop.fill(out, self._parameter_matcher.names, self.parts(tree))
         return out
 
     def flatten_buffers(self, tree: Tree) -> Float64:
         """Copies the buffers into one flat float64 vector (buffers_size,); counters are exact up to 2**53."""
         out = np.empty(self.buffers_size, np.float64)
-        interop.fill(out, self._buffers.names, self.buffer_parts(tree))
+        interop.fill(out, self._buffer_matcher.names, self.buffer_parts(tree))
         return out
 
     def views(self, flat: Flat, buffers: Float64 | None = None) -> Tree:
@@ -225,7 +225,7 @@ class Layout:
         if buffers is not None:
             _check("buffers", buffers, self.buffers_size, np.float64)
             pieces += _pieces(self.buffers, buffers)
-        matcher = self._fields if buffers is None else self._matcher(field for field, _ in pieces)
+        matcher = self._parameter_matcher if buffers is None else self._matcher_of(field for field, _ in pieces)
         writes = [
             (array, interop.prepare(field.name, array, values))
             for array, (field, values) in zip(matcher.find(target), pieces, strict=True)
@@ -269,7 +269,7 @@ class Layout:
             raise AffluxError("[layout] the data describes no layout: a shape, dtype or name is wrong")
         return cls(fields, buffers, nesting, partial)
 
-    def _matcher(self, fields: Iterable[Field]) -> Matcher:
+    def _matcher_of(self, fields: Iterable[Field]) -> Matcher:
         fields, known = tuple(fields), [field.name for field in chain(self.fields, self.buffers)]
         names, shapes = [field.name for field in fields], [field.shape for field in fields]
         return Matcher(names, shapes, known, partial=self.partial)
