@@ -43,7 +43,7 @@ def selected(arrays: Mapping[str, Array], buffers: Collection[str], select: Sele
 def _trainable(arrays: Mapping[str, Array], buffers: Collection[str]) -> frozenset[str]:
     """torch's tensors that require grad, the buffers beside them in a module, and all arrays of other libraries."""
     trained = {name for name, array in arrays.items() if not is_torch(array) or array.requires_grad}
-    owners = {_owner(name) for name in trained if name not in buffers}
+    owners = {_owner(name) for name in trained}
     return frozenset(trained | {name for name in buffers if _owner(name) in owners})
 
 
