@@ -1,65 +1,18 @@
 #include "arrays.hpp"
 
-#include <cstring>
+#include <string>
 
 #include "api/check.hpp"
+#include "attributes.hpp"
 #include "buffers.hpp"
 #include "dlpack.hpp"
+#include "exchange.hpp"
+#include "formats.hpp"
 
 namespace py = pybind11;
 
 namespace afflux::python {
 namespace {
-
-// Without a prefix that says the byte order of this machine (NumPy gives unaligned arrays one).
-const char* native_format(const char* format) {
-  if (format == nullptr) return "B";
-#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-  const char* const native = "@=<";
-#else
-  const char* const native = "@=>!";
-#endif
-  return *format != '\0' && std::strchr(native, *format) != nullptr ? format + 1 : format;
-}
-
-std::string name_of_format(const std::string& format) {
-  static const struct {
-    const char *format, *name;
-  } kNames[] = {{"f", "float32"},     {"d", "float64"}, {"e", "float16"}, {"Zf", "complex64"}, {"Zd", "complex128"},
-                {"g", "long double"}, {"b", "int8"},    {"h", "int16"},   {"i", "int32"},      {"l", "int64"},
-                {"q", "int64"},       {"B", "uint8"},   {"H", "uint16"},  {"I", "uint32"},     {"L", "uint64"},
-                {"Q", "uint64"},      {"?", "bool"}};
-  for (const auto& known : kNames)
-    if (format == known.format) return known.name;
-  return "buffer format '" + format + "'";
-}
-
-std::string name_of(dlpack::Type type) {
-  const char* base = "type code ";
-  switch (type.code) {
-    case dlpack::kInt:
-      base = "int";
-      break;
-    case dlpack::kUInt:
-      base = "uint";
-      break;
-    case dlpack::kFloat:
-      base = "float";
-      break;
-    case dlpack::kBfloat:
-      base = "bfloat";
-      break;
-    case dlpack::kComplex:
-      base = "complex";
-      break;
-    case dlpack::kBool:
-      base = "bool";
-      break;
-    default:
-      break;
-  }
-  return base + std::to_string(type.bits) + (type.lanes == 1 ? "" : "x" + std::to_string(type.lanes));
-}
 
 template <class Managed>
 void delete_managed(void* pointer) {
@@ -85,9 +38,7 @@ bool is_masked(py::handle object) {
   return !type.is_none() && py::isinstance(object, type);
 }
 
-bool requires_grad(py::handle object) {
-  return py::hasattr(object, "requires_grad") && PyObject_IsTrue(object.attr("requires_grad").ptr()) == 1;
-}
+void release_reference(void* object) { Py_DECREF(static_cast<PyObject*>(object)); }
 
 thread_local Call* current_call = nullptr;
 
@@ -131,7 +82,7 @@ std::uintptr_t Call::stream_for(py::handle object, int device) {
 Array::Array(Argument argument, py::handle object, Access access, Shape shape) : argument_(argument) {
   if (const Buffer* const buffer = Buffer::in(object)) {
     if (access == Access::write && buffer->frozen()) fail("is read-only, but is written");
-    owner_ = {object.inc_ref().ptr(), [](void* p) { Py_DECREF(static_cast<PyObject*>(p)); }};
+    owner_ = {object.inc_ref().ptr(), release_reference};
     const View<void> view = buffer->view();
     data_ = view.data;
     size_ = view.size;
@@ -151,6 +102,7 @@ Array::Array(Argument argument, py::handle object, Access access, Shape shape) :
     if (access == Access::write || !py::hasattr(object, "__dlpack__"))
       fail("does not give its memory through the buffer protocol");
   }
+  if (from_exchange(object, access, shape)) return;
   if (!py::hasattr(object, "__dlpack__"))
     fail("is a " + std::string(Py_TYPE(object.ptr())->tp_name) + ", expected an array (buffer protocol or DLPack)");
   from_dlpack(object, access, shape);
@@ -195,15 +147,10 @@ void Array::set_shape(int dimensions, const Int* shape, const Int* strides, std:
   if (wanted == Shape::vector && dimensions != 1) fail("has " + std::to_string(dimensions) + " dimensions, expected 1");
   size_ = 1;
   for (int i = 0; i < dimensions; ++i) size_ *= shape[i];
-  if (size_ == 0 || strides == nullptr) return;
-  std::int64_t contiguous = unit;
-  for (int i = dimensions; i-- > 0;) {
-    if (shape[i] != 1 && strides[i] != contiguous)
-      fail(dimensions > 1 ? "is not C-contiguous"
-                          : "is strided (step of " + std::to_string(strides[i] * item_size_ / unit) +
-                                " bytes), expected a contiguous vector");
-    contiguous *= shape[i];
-  }
+  if (is_contiguous(dimensions, shape, strides, unit)) return;
+  fail(dimensions > 1 ? "is not C-contiguous"
+                      : "is strided (step of " + std::to_string(strides[0] * item_size_ / unit) +
+                            " bytes), expected a contiguous vector");
 }
 
 void Array::set_type(const std::string& name) {
@@ -234,8 +181,20 @@ void Array::from_buffer(Access access, Shape shape) {
   data_ = buffer_.buf;
 }
 
+bool Array::from_exchange(py::handle object, Access access, Shape shape) {
+  dlpack::Tensor tensor{};
+  if (!described(object, &tensor)) return false;
+  if (access == Access::write) check_no_grad(object);
+  set_tensor(tensor, shape);
+  py::object storage = torch_storage(object);
+  // A storage keeps its memory even if another thread gives the tensor another one (set_, .data =).
+  if (!storage) storage = py::reinterpret_borrow<py::object>(object);
+  owner_ = {storage.release().ptr(), release_reference};
+  return true;
+}
+
 void Array::from_dlpack(py::handle object, Access access, Shape shape) {
-  py::object capsule;
+  py::object capsule, detached;
   try {
     const auto where = object.attr("__dlpack_device__")().cast<std::pair<int, int>>();
     const bool cuda = where.first == dlpack::kCuda || where.first == dlpack::kCudaManaged;
@@ -247,7 +206,12 @@ void Array::from_dlpack(py::handle object, Access access, Shape shape) {
     } else if (where.first != dlpack::kCpu && where.first != dlpack::kCudaHost) {
       fail("is on DLPack device type " + std::to_string(where.first) + ", expected the CPU or CUDA");
     }
-    if (requires_grad(object)) fail("requires grad: detach() it");
+    if (access == Access::write) {
+      check_no_grad(object);
+    } else if (requires_grad(object)) {  // which torch does not export
+      detached = object.attr("detach")();
+      object = detached;
+    }
     py::dict options;
     if (cuda) options["stream"] = Call::stream_for(object, where.second);
     try {
@@ -279,20 +243,36 @@ void Array::from_dlpack(py::handle object, Access access, Shape shape) {
   }
 
   if (access == Access::write && read_only) fail("is read-only, but is written");
-  set_type(name_of(tensor.dtype));
+  set_tensor(tensor, shape);
+  torch_storage(object);
+}
+
+// Autograd would not see that it is written.
+void Array::check_no_grad(py::handle object) const {
+  if (requires_grad(object)) fail("requires grad, but is written: detach() it");
+}
+
+void Array::set_tensor(const dlpack::Tensor& tensor, Shape shape) {
+  if (float_of(tensor.dtype, &type_))
+    kind_ = Kind::type;
+  else
+    set_type(name_of(tensor.dtype));
   item_size_ = tensor.dtype.bits / 8;
   set_shape(tensor.ndim, tensor.shape, tensor.strides, 1, shape);
   if (tensor.data != nullptr) data_ = static_cast<char*>(tensor.data) + tensor.byte_offset;
-  if (py::hasattr(object, "untyped_storage")) check_torch_storage(object);
 }
 
-// What torch's DLPack does not say: a tensor may be meant with the other sign, and its storage may have been shrunk.
-void Array::check_torch_storage(py::handle object) const {
-  if (object.attr("is_neg")().cast<bool>()) fail("has torch's negative bit set: resolve_neg() it");
-  const auto offset = object.attr("storage_offset")().cast<std::int64_t>();
-  const auto held = object.attr("untyped_storage")().attr("nbytes")().cast<std::int64_t>();
+// Checks what DLPack does not say: a tensor may be meant with the other sign, and its storage may have been shrunk.
+py::object Array::torch_storage(py::handle object) const {
+  static const Attribute untyped_storage("untyped_storage"), nbytes("nbytes"), storage_offset("storage_offset");
+  py::object storage = untyped_storage.call_any(object);
+  if (!storage) return storage;
+  if (is_negative(object)) fail("has torch's negative bit set: resolve_neg() it");
+  const auto offset = storage_offset.call_any(object).cast<std::int64_t>();
+  const auto held = nbytes.call_any(storage).cast<std::int64_t>();
   if (size_ > 0 && (offset + size_) * item_size_ > held)
     fail("has a storage of " + std::to_string(held) + " bytes, which ends before the tensor does");
+  return storage;
 }
 
 }  // namespace afflux::python

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "afflux/afflux.hpp"
+#include "dlpack.hpp"
 
 namespace afflux::python {
 
@@ -63,8 +64,12 @@ class Array {
   enum class Kind { other, type, bytes };
 
   void from_buffer(Access access, Shape shape);
+  bool from_exchange(pybind11::handle object, Access access, Shape shape);
   void from_dlpack(pybind11::handle object, Access access, Shape shape);
-  void check_torch_storage(pybind11::handle object) const;
+  void set_tensor(const dlpack::Tensor& tensor, Shape shape);
+  void check_no_grad(pybind11::handle object) const;
+  // The object's storage; null if it is no torch tensor.
+  pybind11::object torch_storage(pybind11::handle object) const;
   // `strides` are in units of which an element has `unit`; null: C-contiguous.
   template <class Int>
   void set_shape(int dimensions, const Int* shape, const Int* strides, std::int64_t unit, Shape wanted);

@@ -23,12 +23,32 @@ class Attribute {
     if (value == nullptr) throw pybind11::error_already_set();
     return pybind11::reinterpret_steal<pybind11::object>(value);
   }
+  // Null if there is none.
+  pybind11::object of_any(pybind11::handle owner) const {
+    return null_if_missing(PyObject_GetAttr(owner.ptr(), interned_));
+  }
+  // What the method of this name returns without arguments; null if there is none.
+  pybind11::object call_any(pybind11::handle owner) const {
+    return null_if_missing(PyObject_CallMethodNoArgs(owner.ptr(), interned_));
+  }
+  // That of the type itself, not of its bases; null if there is none.
+  pybind11::handle of_type(const PyTypeObject* type) const {
+    return type->tp_dict == nullptr ? nullptr : PyDict_GetItemWithError(type->tp_dict, interned_);
+  }
   double number_of(pybind11::handle owner) const { return cast<double>(owner, "a number"); }
   std::int64_t integer_of(pybind11::handle owner) const { return cast<std::int64_t>(owner, "an integer"); }
   std::string text_of(pybind11::handle owner) const { return cast<std::string>(owner, "a str"); }
   bool flag_of(pybind11::handle owner) const { return cast<bool>(owner, "a bool"); }
 
  private:
+  static pybind11::object null_if_missing(PyObject* found) {
+    if (found == nullptr) {
+      if (PyErr_ExceptionMatches(PyExc_AttributeError) == 0) throw pybind11::error_already_set();
+      PyErr_Clear();
+    }
+    return pybind11::reinterpret_steal<pybind11::object>(found);
+  }
+
   template <class T>
   T cast(pybind11::handle owner, const char* expected) const {
     const pybind11::object value = of(owner);

@@ -1,4 +1,4 @@
-// The part of the DLPack binary interface (versions 0 and 1) that a consumer needs.
+// The part of the DLPack binary interface (versions 0 and 1, and the C functions of 1.3) that a consumer needs.
 #pragma once
 #include <cstdint>
 
@@ -41,5 +41,17 @@ struct ManagedVersioned {  // capsule "dltensor_versioned"
 };
 
 constexpr std::uint64_t kReadOnly = 1;
+
+// The attribute __dlpack_c_exchange_api__ of a library's type: a capsule "dlpack_exchange_api". Functions return 0, or
+// -1 with a Python exception set.
+struct Exchange {
+  std::uint32_t major, minor;
+  Exchange* previous;  // of an older major version; may be null
+  int (*allocate)(Tensor*, ManagedVersioned**, void*, void (*)(void*, const char*, const char*));
+  int (*managed_from_object)(void* object, ManagedVersioned** out);
+  int (*object_from_managed)(ManagedVersioned* managed, void** out);
+  int (*tensor_from_object)(void* object, Tensor* out);  // owns nothing; may be null
+  int (*current_stream)(std::int32_t device_type, std::int32_t device, void** out);
+};
 
 }  // namespace dlpack

@@ -11,6 +11,7 @@
 #include "buffers.hpp"
 #include "checksums.hpp"
 #include "pages.hpp"
+#include "ready.hpp"
 #include "release.hpp"
 
 namespace py = pybind11;
@@ -148,6 +149,7 @@ PYBIND11_MODULE(_engine, module) {
   module.attr("CODECS") = codecs_();
   module.def("ingest", ingest_, py::arg("update"), py::arg("slot"), py::arg("num_threads"),
              py::arg("conversion") = py::none());
+  module.def("unready", unready, py::arg("arrays"), py::arg("shapes"));
   module.def("gram", gram_, py::arg("vectors"), py::arg("out"), py::arg("num_threads"));
   bind_apply(module);
   module.def(

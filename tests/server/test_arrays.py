@@ -104,9 +104,10 @@ def test_torch_tensors():
     assert ops.ingest([torch.ones(2, 3).half(), torch.ones(()), torch.ones(1, 1).t()], slot).sum_of_squares == D
     with pytest.raises(AffluxError, match="update is strided"):
         ops.ingest(torch.zeros(2 * D)[::2], slot)
-    for update in (torch.zeros(D, requires_grad=True), [torch.zeros(D, requires_grad=True)]):
-        with pytest.raises(AffluxError, match=r"update(\[0\])? requires grad: detach\(\) it"):
-            ops.ingest(update, slot)
+    for update in (torch.ones(D, requires_grad=True), [torch.nn.Parameter(torch.ones(D))]):
+        assert ops.ingest(update, slot).sum_of_squares == D
+    with pytest.raises(AffluxError, match=r"slot requires grad, but is written: detach\(\) it"):
+        ops.ingest(slot, torch.zeros(D, requires_grad=True))
     with pytest.raises(AffluxError, match=r"update .*DLPack"):
         ops.ingest(torch.zeros(D, device="meta"), slot)
 

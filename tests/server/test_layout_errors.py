@@ -194,6 +194,7 @@ GOOD = Layout.of({"w": np.ones((2, 3)), "n": np.array(1)}).to_json()
         {"buffers": [["n", [], "object"]]},
         {"buffers": [["n", [], ["int64"]]]},
         {"buffers": [["n", []]]},
+        {"partial": 1},
         {"nesting": "w"},
         {"nesting": 5},
         {"nesting": {"set": ["w", "n"]}},

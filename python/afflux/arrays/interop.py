@@ -44,8 +44,7 @@ def kind_of(name: str, array: Array) -> str:
     """
     if is_masked(array):
         raise AffluxError(f"[layout] {label(name)} is a masked array: give its filled() values")
-    dtype = array.dtype if hasattr(array, "dtype") else _as_numpy(name, array).dtype
-    kind = _dtype_name(dtype)
+    kind = dtype_name(name, array)
     if kind not in REAL:
         raise AffluxError(f"[layout] {label(name)} is {kind}, expected floats of 16, 32 or 64 bits, integers or bools")
     if is_torch(array) and (str(array.layout) != "torch.strided" or array.is_meta):
@@ -58,10 +57,34 @@ def is_masked(array: Array) -> bool:
     return type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray)
 
 
+def dtype_name(name: str, array: Array) -> str:
+    """The name of the array's dtype, whichever it is."""
+    return _name_of(array.dtype if hasattr(array, "dtype") else _as_numpy(name, array).dtype)
+
+
+@cache
+def _name_of(dtype: Any) -> str:
+    return str(getattr(dtype, "name", dtype)).removeprefix("torch.")
+
+
 def is_torch(array: Array) -> TypeGuard["torch.Tensor"]:
     """Whether it is a torch tensor; does not import torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
+
+
+def own_arrays() -> frozenset[type]:
+    """The classes of NumPy's arrays and torch's tensors themselves, without subclasses; does not import torch."""
+    parameter = getattr(sys.modules.get("torch.nn.parameter"), "Parameter", None)
+    return _NUMPY if parameter is None else _with_torch(sys.modules["torch"].Tensor, parameter)
+
+
+_NUMPY: frozenset[type] = frozenset({np.ndarray})
+
+
+@cache
+def _with_torch(*classes: type) -> frozenset[type]:
+    return _NUMPY | frozenset(classes)
 
 
 def is_cupy(array: Array) -> bool:

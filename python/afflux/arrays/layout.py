@@ -1,6 +1,7 @@
 """A model's many arrays as one flat vector, and back; what is no parameter, such as BatchNorm statistics, apart."""
 
-from collections.abc import Collection, Iterable, Sequence
+import dataclasses
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
@@ -11,6 +12,8 @@ import numpy.typing as npt
 
 from afflux.arrays import interop, trees
 from afflux.arrays.interop import Array
+from afflux.arrays.matching import Matcher, listed
+from afflux.arrays.selection import Select, selected
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import Dtype, one_dtype_of
 
@@ -68,40 +71,61 @@ class Layout:
     fields: tuple[Field, ...]  #: the parameters, in the order of the flat vector (size,), float32 or float64
     buffers: tuple[Field, ...]  #: the rest, in the order of a flat vector (buffers_size,), float64 for exact counters
     nesting: trees.Node  #: how `views` nests
+    partial: bool = False  #: made with `select`: trees may hold anything else under other names, which is ignored
+    _parameter_matcher: Matcher = dataclasses.field(init=False, repr=False, compare=False)
+    _buffer_matcher: Matcher = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_parameter_matcher", self._matcher_of(self.fields))
+        object.__setattr__(self, "_buffer_matcher", self._matcher_of(self.buffers))
 
     @classmethod
-    def of(cls, tree: Tree, *, buffers: Collection[str] | None = None) -> "Layout":
-        """The layout of a tree.
+    def of(cls, tree: Tree, select: Select | None = None, *, buffers: Collection[str] | None = None) -> "Layout":
+        """The layout of a tree, or of a part of it.
 
         Args:
             tree: tied parameters of a torch module count once, and its non-persistent buffers not at all.
+            select: the arrays that the layout holds; None: all. Trees that are handed in later need only these, and
+                the rest of a tree is ignored: whole models can be pushed, and `load` writes the selected arrays alone.
+                "trainable" selects the torch tensors that require grad, as LoRA's adapters or an unfrozen head do, and
+                the buffers of every module that holds one of them itself: the statistics of a BatchNorm whose weight
+                is trained, not those of a frozen one. Of other libraries it selects all arrays.
+                A collection of dotted names selects these, parameters and buffers.
+                A function (name, array) -> bool is called for every parameter and buffer, and selects those for which
+                it is true.
             buffers: the names of all arrays that are buffers. By default a torch module says so itself; elsewhere
                 they are integers and bools, arrays whose last name is running_mean, running_var or
                 num_batches_tracked, and whatever lies under a key "batch_stats".
 
         Raises:
             AffluxError: something that is no array, two arrays with one name, a dtype that is not listed above, an
-                unknown name in `buffers`.
+                unknown name in `select` or `buffers`, a choice without a parameter.
 
         Cost: no array is read.
 
         >>> Layout.of([np.ones(3), np.ones(2)], buffers=["1"]).size
         3
+        >>> model = {"body": {"w": np.ones(5)}, "head": {"w": np.ones(2)}}
+        >>> head = Layout.of(model, select=["head.w"])
+        >>> head.flatten(model).tolist()
+        [1.0, 1.0]
         """
         walk = trees.Walk(tree)
         if buffers is not None:
             unknown = [buffers] if isinstance(buffers, str) else [name for name in buffers if name not in walk.leaves]
             if unknown:
-                raise AffluxError(f"[layout] buffers must be names of the tree's arrays, not {_listed(unknown)}")
-        kept: tuple[list[tuple[str, Any, str | None]], ...] = ([], [])
+                raise AffluxError(f"[layout] buffers must be names of the tree's arrays, not {listed(unknown)}")
+        else:
+            buffers = {name for name, array in walk.leaves.items() if _is_buffer(walk, name, array)}
+        kept = walk.leaves.keys() if select is None else selected(walk.leaves, buffers, select)
+        placed: tuple[list[tuple[str, Any, str | None]], ...] = ([], [])
         for name, array in walk.leaves.items():
-            kind = interop.kind_of(name, array)
-            if buffers is not None:
+            if name in kept:
+                kind = interop.kind_of(name, array)
                 is_buffer = name in buffers
-            else:
-                is_buffer = walk.declared.get(name, _looks_like_buffer(name, kind))
-            kept[is_buffer].append((name, map(int, array.shape), kind if is_buffer else None))
-        return cls(_placed(kept[False]), _placed(kept[True]), walk.node)
+                placed[is_buffer].append((name, map(int, array.shape), kind if is_buffer else None))
+        nesting = walk.node if select is None else trees.pruned(walk.node, kept)
+        return cls(_placed(placed[False]), _placed(placed[True]), nesting, select is not None)
 
     @property
     def size(self) -> int:
@@ -118,7 +142,7 @@ class Layout:
 
         Nothing is copied but what the engine could not read where it lies: a strided array (as in channels_last), an
         unaligned or byte-swapped one, integers (to float64), and bfloat16 held by NumPy (to float32; torch's and
-        JAX's stay). torch tensors come detached, on their own device.
+        JAX's stay). torch tensors stay on their own device; the engine reads those that require grad, too.
 
         Args:
             tree: may lack buffers.
@@ -131,11 +155,20 @@ class Layout:
         >>> w is gradients["w"] and b is gradients["b"]
         True
         """
-        return [interop.ready(field.name, array) for field, array in self._find(tree, self.fields)]
+        return self._parameter_matcher.ready(tree)
+
+    def arrays(self, tree: Tree) -> dict[str, Array]:
+        """The arrays of a tree that holds all of the layout, by name: parameters, then buffers.
+
+        Raises:
+            AffluxError: missing or unknown names, other shapes.
+        """
+        matchers = (self._parameter_matcher, self._buffer_matcher)
+        return {name: array for each in matchers for name, array in zip(each.names, each.find(tree), strict=True)}
 
     def buffer_parts(self, tree: Tree) -> list[Array]:
         """The buffers in the layout's order, like `parts`; the tree may lack parameters."""
-        return [interop.ready(field.name, array) for field, array in self._find(tree, self.buffers)]
+        return self._buffer_matcher.ready(tree)
 
     def flatten(self, tree: Tree, out: Flat | None = None, dtype: Dtype = "float32") -> Flat:
         """Copies the parameters into one flat vector (size,): `out`, or a new one of `dtype`, float32 or float64.
@@ -153,13 +186,13 @@ class Layout:
         _check("out", out, self.size)
         if isinstance(out, np.ndarray) and not out.flags.writeable:
             raise AffluxError("[layout] out is read-only")
-        interop.fill(out, [field.name for field in self.fields], self.parts(tree))
+        interop.fill(out, self._parameter_matcher.names, self.parts(tree))
         return out
 
     def flatten_buffers(self, tree: Tree) -> Float64:
         """Copies the buffers into one flat float64 vector (buffers_size,); counters are exact up to 2**53."""
         out = np.empty(self.buffers_size, np.float64)
-        interop.fill(out, [field.name for field in self.buffers], self.buffer_parts(tree))
+        interop.fill(out, self._buffer_matcher.names, self.buffer_parts(tree))
         return out
 
     def views(self, flat: Flat, buffers: Float64 | None = None) -> Tree:
@@ -201,10 +234,10 @@ class Layout:
         if buffers is not None:
             _check("buffers", buffers, self.buffers_size, np.float64)
             pieces += _pieces(self.buffers, buffers)
-        found = self._find(target, [field for field, _ in pieces])
+        matcher = self._parameter_matcher if buffers is None else self._matcher_of(field for field, _ in pieces)
         writes = [
             (array, interop.prepare(field.name, array, values))
-            for (field, array), (_, values) in zip(found, pieces, strict=True)
+            for array, (field, values) in zip(matcher.find(target), pieces, strict=True)
         ]
         for array, values in writes:
             interop.put(array, values)
@@ -212,13 +245,15 @@ class Layout:
     def to_json(self) -> dict[str, Any]:
         """The layout as plain dicts and lists, for a checkpoint.
 
-        >>> Layout.of({"w": np.ones((2, 3)), "n": np.array(1)}).to_json()
-        {'fields': [['w', [2, 3]]], 'buffers': [['n', [], 'int64']], 'nesting': {'dict': [['w', 'w'], ['n', 'n']]}}
+        >>> Layout.of({"w": np.ones((2, 3)), "n": np.array(1)}).to_json()  # doctest: +NORMALIZE_WHITESPACE
+        {'fields': [['w', [2, 3]]], 'buffers': [['n', [], 'int64']], 'nesting': {'dict': [['w', 'w'], ['n', 'n']]},
+        'partial': False}
         """
         return {
             "fields": [[field.name, list(field.shape)] for field in self.fields],
             "buffers": [[field.name, list(field.shape), field.dtype] for field in self.buffers],
             "nesting": trees.to_json(self.nesting),
+            "partial": self.partial,
         }
 
     @classmethod
@@ -228,34 +263,25 @@ class Layout:
             fields = _placed((*field, None) for field in data["fields"])
             buffers = _placed(data["buffers"])
             nesting = trees.from_json(data["nesting"])
+            partial = data["partial"]
             named = [field.name for field in (*fields, *buffers)]
             sound = (
                 all(type(n) is int and n >= 0 for field in (*fields, *buffers) for n in field.shape)
                 and all(field.dtype in interop.REAL for field in buffers)
                 and len(set(named)) == len(named)
                 and sorted(named) == sorted(trees.names(nesting))
+                and type(partial) is bool
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise AffluxError(f"[layout] the data describes no layout: {error!r}") from None
         if not sound:
             raise AffluxError("[layout] the data describes no layout: a shape, dtype or name is wrong")
-        return cls(fields, buffers, nesting)
+        return cls(fields, buffers, nesting, partial)
 
-    def _find(self, tree: Tree, fields: Sequence[Field]) -> list[tuple[Field, Any]]:
-        """The fields' arrays in the tree, which may hold others of the layout, but no unknown ones."""
-        leaves = trees.Walk(tree).leaves
-        missing = [field.name for field in fields if field.name not in leaves]
-        if missing:
-            raise AffluxError(f"[layout] the tree lacks {_listed(missing)}")
-        unknown = leaves.keys() - {field.name for field in chain(self.fields, self.buffers)}
-        if unknown:
-            raise AffluxError(f"[layout] the tree holds {_listed(sorted(unknown))}, which the layout does not")
-        for field in fields:
-            shape = tuple(leaves[field.name].shape)
-            if shape != field.shape:
-                name = interop.label(field.name)
-                raise AffluxError(f"[layout] {name} has shape {shape}, the layout says {field.shape}")
-        return [(field, leaves[field.name]) for field in fields]
+    def _matcher_of(self, fields: Iterable[Field]) -> Matcher:
+        fields, known = tuple(fields), [field.name for field in chain(self.fields, self.buffers)]
+        names, shapes = [field.name for field in fields], [field.shape for field in fields]
+        return Matcher(names, shapes, known, partial=self.partial)
 
 
 def _placed(arrays: Iterable[tuple[str, Iterable[int], str | None]]) -> tuple[Field, ...]:
@@ -288,12 +314,10 @@ def _check(name: str, vector: Any, size: int, *dtypes: type[np.floating[Any]]) -
         raise AffluxError(f"[layout] {name} is {strided}{vector.dtype} of shape {vector.shape}, expected {expected}")
 
 
-def _looks_like_buffer(name: str, kind: str) -> bool:
-    """Whether an array of no module is a buffer."""
+def _is_buffer(walk: trees.Walk, name: str, array: Array) -> bool:
+    """What its module says, or what it looks like where no module holds it."""
+    if name in walk.declared:
+        return walk.declared[name]
     path = name.split(".")
-    return kind not in interop.FLOATS or path[-1] in _STATISTICS or "batch_stats" in path
-
-
-def _listed(names: Sequence[str]) -> str:
-    """A few of the names."""
-    return ", ".join(map(interop.label, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    is_float = interop.dtype_name(name, array) in interop.FLOATS
+    return not is_float or path[-1] in _STATISTICS or "batch_stats" in path

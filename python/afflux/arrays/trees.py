@@ -1,10 +1,11 @@
 """Trees of arrays: any nesting of modules, mappings and sequences taken apart, put together, and as JSON."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from afflux.arrays.interop import label
+from afflux.arrays.modules import is_module, members
 from afflux.ops.errors import AffluxError
 
 _GONE = object()
@@ -24,9 +25,13 @@ Node = Branch | str | None
 
 
 class Walk:
-    """A tree taken apart: its arrays by dotted name, in the tree's own order, and its nesting."""
+    """A tree taken apart: its arrays by dotted name, in the tree's own order, and its nesting.
 
-    def __init__(self, tree: Any) -> None:
+    With `wanted`, whatever lies under another name is left out, also if it is no array.
+    """
+
+    def __init__(self, tree: Any, wanted: Container[str] | None = None) -> None:
+        self._wanted = wanted
         self.leaves: dict[str, Any] = {}
         self.declared: dict[str, bool] = {}  # what torch modules say: is it a buffer?
         self.node = self._visit(tree, ())
@@ -34,8 +39,7 @@ class Walk:
     def _visit(self, tree: Any, path: tuple[str, ...]) -> Node:
         if tree is None and path:
             return None  # as in JAX, a place without an array
-        # A module is known by its method, so that torch stays optional.
-        if hasattr(tree, "named_parameters"):
+        if is_module(tree):
             return self._module(tree, path)
         if hasattr(tree, "shape"):
             return self._leaf(tree, path)
@@ -43,6 +47,8 @@ class Walk:
             return self._branch("dict", tree.items(), path)
         if isinstance(tree, Sequence) and not isinstance(tree, str | bytes | bytearray):
             return self._branch("tuple" if isinstance(tree, tuple) else "list", enumerate(tree), path)
+        if self._wanted is not None and ".".join(path) not in self._wanted:
+            return None
         raise AffluxError(
             f"[layout] {label('.'.join(path))} is a {type(tree).__name__}, expected an array, a torch module, or a "
             "mapping or sequence of these"
@@ -60,21 +66,32 @@ class Walk:
         return Branch(kind, tuple(keys), tuple(nodes))
 
     def _module(self, module: Any, path: tuple[str, ...]) -> Branch:
-        parameters = dict(module.named_parameters())
-        buffers = dict(module.named_buffers())
-        if buffers:
-            persistent = module.state_dict(keep_vars=True)
-            buffers = {name: array for name, array in buffers.items() if name in persistent}
+        parameters, buffers = members(module)
         for name in parameters | buffers:
             self.declared[".".join((*path, name))] = name in buffers
         return self._branch("dict", (parameters | buffers).items(), path)
 
-    def _leaf(self, array: Any, path: tuple[str, ...]) -> str:
+    def _leaf(self, array: Any, path: tuple[str, ...]) -> str | None:
         name = ".".join(path)
+        if self._wanted is not None and name not in self._wanted:
+            return None
         if name in self.leaves:
             raise AffluxError(f"[layout] two arrays are called {label(name)}")
         self.leaves[name] = array
         return name
+
+
+def pruned(node: Node, kept: Container[str]) -> Node:
+    """The tree of the arrays that are `kept`: where another one was, a dict has no key and a sequence holds None."""
+    if not isinstance(node, Branch):
+        return node if node in kept else None
+    nodes = [pruned(child, kept) for child in node.nodes]
+    pairs = list(zip(node.keys, nodes, strict=True))
+    if node.kind == "dict":
+        pairs = [(key, child) for key, child in pairs if child is not None]
+    if not any(child is not None for _, child in pairs):
+        return None
+    return Branch(node.kind, tuple(key for key, _ in pairs), tuple(child for _, child in pairs))
 
 
 def build(node: Node, arrays: Mapping[str, Any]) -> Any:

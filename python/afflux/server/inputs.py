@@ -27,6 +27,7 @@ from afflux.arrays.layout import Field, Layout, Tree
 from afflux.arrays.likeness import Like
 from afflux.arrays.pools import Slot
 from afflux.ops.errors import AffluxError, UnavailableError
+from afflux.ops.validation import brief
 from afflux.rules.rule import Float64, Kind
 
 
@@ -43,11 +44,14 @@ class InputAdapter:
 
     @classmethod
     def of(
-        cls, params: "ops.Array | Tree", kind: Kind, num_threads: int
+        cls, params: "ops.Array | Tree", kind: Kind, num_threads: int, layout: Layout | None = None
     ) -> "tuple[InputAdapter, ops.Array | list[ops.Array]]":
-        """For vectors like `params`, where these lie; and the parts of params."""
+        """For vectors like `params`, where these lie; and the parts of params. Without `layout`: that of all of it."""
+        if layout is not None and not (isinstance(layout, Layout) and is_tree(params)):
+            raise AffluxError(f"[Server] layout is {brief(layout)}, must be the Layout of params, a model's arrays")
         if is_tree(params):
-            layout, leaves = Layout.of(params), trees.Walk(params).leaves
+            layout = layout or Layout.of(params)
+            leaves = layout.arrays(params)
             intake = cls(kind, layout, layout.size, num_threads)
         else:
             leaves = {"": params}
@@ -102,7 +106,7 @@ class InputAdapter:
         try:
             if isinstance(parts, list):
                 raise AffluxError("is a tree, whose arrays lie apart")
-            if not is_torch(parts) or parts.requires_grad:
+            if not is_torch(parts):
                 return self._lent(parts, dtype)
             # An alias holds the memory whatever becomes of the tensor (set_, .data =).
             alias = parts.detach()

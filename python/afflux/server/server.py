@@ -34,15 +34,14 @@ class Server:
             arrays, which may then be pushed and pulled as such (see `Layout`). If all of it is on one GPU (torch's or
             CuPy's arrays), so is whatever the server keeps that grows with d, and what `pull` gives: docs/gpu.md.
         options: see `ServerOptions`.
-        store: a new folder, which holds all of the server's state from now on; `open` goes on with it. See
-            docs/store.md.
+        layout: of a part of params, `Layout.of(params, select=...)`, if not all of it is aggregated.
+        store: a new folder, which holds all of the server's state from now on; see `open` and docs/store.md.
         num_threads: threads of a server step, fewer for short vectors; all CPUs of this process by default.
         push_threads: threads of the sweep that takes a pushed vector in.
         fields: fields of `ServerOptions`, in the place of those in `options`: `Server(rule, params, log=True)`.
 
     Raises:
-        AffluxError: an argument has a wrong type or value, or does not go with another one or with the rule; nothing
-            was allocated or written.
+        AffluxError: an argument is wrong, or does not go with another one or with the rule; nothing was written.
 
     Threads may push and pull at the same time. A push takes its vector in without any lock; under a short one it then
     joins, or fails without a trace. While a round is applied the next buffer fills; only the arrival that would
@@ -67,6 +66,7 @@ class Server:
         params: "ops.Array | Tree",
         options: ServerOptions | None = None,
         *,
+        layout: Layout | None = None,
         store: "str | PathLike[str] | None" = None,
         num_threads: int | None = None,
         push_threads: int = 1,
@@ -78,7 +78,7 @@ class Server:
         push_threads = integer(1)("Server", "push_threads", push_threads)
         chosen = options_of("Server", options, fields).for_rule(rule)
         folder = None if store is None else path_of("Server", "store", store)
-        self._adapter, parts = InputAdapter.of(params, rule.kind, push_threads)
+        self._adapter, parts = InputAdapter.of(params, rule.kind, push_threads, layout)
         chosen = persistence.for_place(rule, self._adapter, chosen, folder)
         self.rule = rule
         self.options = chosen  #: with what depends on the rule and the memory budget filled in

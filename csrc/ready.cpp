@@ -1,0 +1,71 @@
+#include "ready.hpp"
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "afflux/afflux.hpp"
+#include "attributes.hpp"
+#include "exchange.hpp"
+#include "formats.hpp"
+
+namespace py = pybind11;
+
+namespace afflux::python {
+namespace {
+
+template <class Int>
+bool has_shape(py::handle expected, int dimensions, const Int* shape) {
+  if (!PyTuple_Check(expected.ptr()) || PyTuple_GET_SIZE(expected.ptr()) != dimensions) return false;
+  for (int i = 0; i < dimensions; ++i) {
+    int overflow = 0;
+    if (PyLong_AsLongLongAndOverflow(PyTuple_GET_ITEM(expected.ptr(), i), &overflow) != shape[i]) return false;
+  }
+  return true;
+}
+
+bool is_ready_tensor(py::handle array, py::handle shape) {
+  dlpack::Tensor tensor{};
+  Type type{};
+  if (!described(array, &tensor) || !float_of(tensor.dtype, &type) || !has_shape(shape, tensor.ndim, tensor.shape) ||
+      !is_contiguous(tensor.ndim, tensor.shape, tensor.strides, 1))
+    return false;
+  // is_neg() takes as long as all of this. Imaginary parts of conjugates have the bit, and are strided unless they hold
+  // at most one element. The engine itself refuses any other tensor with it.
+  std::int64_t size = 1;
+  for (int i = 0; i < tensor.ndim; ++i) size *= tensor.shape[i];
+  return size > 1 || !is_negative(array);
+}
+
+// NumPy's own class alone: a subclass may mean something else by its memory (masked arrays do).
+bool is_ready_array(py::handle array, py::handle shape) {
+  Py_buffer buffer;
+  if (std::strcmp(Py_TYPE(array.ptr())->tp_name, "numpy.ndarray") != 0) return false;
+  if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
+    PyErr_Clear();  // NumPy has types that buffers have not
+    return false;
+  }
+  const std::string format = native_format(buffer.format);
+  const bool is_aligned =
+      buffer.itemsize > 0 &&
+      reinterpret_cast<std::uintptr_t>(buffer.buf) % static_cast<std::uintptr_t>(buffer.itemsize) == 0;
+  const bool found = (format == "f" || format == "d" || format == "e") && is_aligned &&
+                     has_shape(shape, buffer.ndim, buffer.shape) &&
+                     is_contiguous(buffer.ndim, buffer.shape, buffer.strides, buffer.itemsize);
+  PyBuffer_Release(&buffer);
+  return found;
+}
+
+}  // namespace
+
+std::vector<std::size_t> unready(const py::list& arrays, const py::tuple& shapes) {
+  if (arrays.size() != shapes.size()) throw Error("[unready] arrays and shapes have different lengths");
+  std::vector<std::size_t> found;
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    const py::object array = arrays[i], shape = shapes[i];
+    if (!is_ready_tensor(array, shape) && !is_ready_array(array, shape)) found.push_back(i);
+  }
+  return found;
+}
+
+}  // namespace afflux::python

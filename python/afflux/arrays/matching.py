@@ -1,0 +1,120 @@
+"""The arrays of a layout found by name in the trees that are handed in."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from afflux._engine import unready
+from afflux.arrays import interop, trees
+from afflux.arrays.interop import Array
+from afflux.arrays.modules import is_module, members
+from afflux.ops.errors import AffluxError
+
+
+class Matcher:
+    """Finds some arrays of a layout, in their order.
+
+    A module, or a flat dict or list of arrays, is not walked: its arrays are looked up by name or by place. Nothing is
+    remembered from one tree to the next.
+    """
+
+    def __init__(
+        self, names: Sequence[str], shapes: Sequence[tuple[int, ...]], known: Sequence[str], *, partial: bool
+    ) -> None:
+        """`names` of the wanted arrays, among the names that are `known`; if `partial`, a tree may hold any others."""
+        self.names = tuple(names)
+        self._shapes = tuple(shapes)
+        self._known = frozenset(known)
+        self._partial = partial
+        places = [int(name) for name in names if name.isdecimal()]
+        in_list = [str(place) for place in places] == list(names)
+        self._places = places if in_list else []  # in a flat list
+        whole = self._known == {str(place) for place in range(len(self._known))}
+        self._longest = len(self._known) if whole else 0  # flat list without unknown arrays
+
+    def find(self, tree: Any) -> list[Array]:
+        """The wanted arrays.
+
+        Raises:
+            AffluxError: the tree lacks some, or holds unknown ones, or something that is no array; one has another
+                shape.
+        """
+        arrays = self._found(tree)
+        for name, array, shape in zip(self.names, arrays, self._shapes, strict=True):
+            _check_shape(name, array, shape)
+        return arrays
+
+    def ready(self, tree: Any) -> list[Array]:
+        """The wanted arrays as the engine reads them, see `interop.ready`.
+
+        Raises:
+            AffluxError: as `find`; an array has a wrong dtype, or no memory.
+        """
+        arrays = self._found(tree)
+        others = unready(arrays, self._shapes)
+        for index in others:
+            _check_shape(self.names[index], arrays[index], self._shapes[index])
+        for index in others:
+            arrays[index] = interop.ready(self.names[index], arrays[index])
+        return arrays
+
+    def _found(self, tree: Any) -> list[Array]:
+        kind = type(tree)
+        # No other types: a defaultdict, for one, makes what it lacks.
+        if kind is dict or kind is OrderedDict:
+            found = self._looked_up(tree)
+        elif kind is list or kind is tuple:
+            found = self._listed(tree)
+        elif is_module(tree):
+            parameters, buffers = members(tree)
+            found = self._looked_up(parameters | buffers)
+        else:
+            found = None
+        return self._walked(tree) if found is None else found
+
+    def _looked_up(self, tree: dict[Any, Any]) -> list[Array] | None:
+        """Those of a flat dict; None if it is something else, or lacks some, or holds unknown ones."""
+        if not _all_arrays(tree.values()):
+            return None
+        try:
+            found = [tree[name] for name in self.names]
+        except KeyError:
+            return None
+        return found if self._partial or len(tree) == len(found) or tree.keys() <= self._known else None
+
+    def _listed(self, tree: Sequence[Any]) -> list[Array] | None:
+        """Those of a flat list; None if it is something else, or lacks some, or holds unknown ones."""
+        if not self._places or not _all_arrays(tree):
+            return None
+        if not self._partial and len(tree) > self._longest:
+            return None
+        try:
+            return [tree[place] for place in self._places]
+        except IndexError:
+            return None
+
+    def _walked(self, tree: Any) -> list[Array]:
+        leaves = trees.Walk(tree, self._known if self._partial else None).leaves
+        missing = [name for name in self.names if name not in leaves]
+        if missing:
+            raise AffluxError(f"[layout] the tree lacks {listed(missing)}")
+        unknown = leaves.keys() - self._known
+        if unknown:
+            raise AffluxError(f"[layout] the tree holds {listed(sorted(unknown))}, which the layout does not")
+        return [leaves[name] for name in self.names]
+
+
+def _all_arrays(values: Any) -> bool:
+    """Whether all are NumPy's or torch's own arrays: nothing to walk into."""
+    return set(map(type, values)) <= interop.own_arrays()
+
+
+def _check_shape(name: str, array: Array, expected: tuple[int, ...]) -> None:
+    shape = tuple(array.shape)
+    if shape != expected:
+        raise AffluxError(f"[layout] {interop.label(name)} has shape {shape}, the layout says {expected}")
+
+
+def listed(names: Sequence[str]) -> str:
+    """A few of the names, for messages."""
+    return ", ".join(map(interop.label, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

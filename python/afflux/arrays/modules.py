@@ -1,0 +1,94 @@
+"""The parameters and buffers of a torch module, by name."""
+
+import sys
+from collections import OrderedDict
+from collections.abc import Collection
+from typing import Any
+
+#: Methods of torch.nn.Module that decide which arrays a module has, and under which names.
+_METHODS = frozenset(
+    {"named_parameters", "named_buffers", "_named_members", "named_modules", "state_dict", "_save_to_state_dict"}
+)
+_PARTS = frozenset({"_parameters", "_buffers", "_modules"})
+_DICTS = frozenset({dict, OrderedDict})
+
+
+def is_module(tree: object) -> bool:
+    """Whether it is a torch module: known by its method, so that torch stays optional."""
+    return hasattr(tree, "named_parameters")
+
+
+def members(module: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The parameters and the persistent buffers, as torch's methods give them: tied arrays once, under the first name.
+
+    Args:
+        module: a torch.nn.Module, or something with its methods.
+
+    Cost: no array is read. Modules that override none of torch's methods are walked without these, several times as
+    fast.
+    """
+    base = getattr(sys.modules.get("torch.nn.modules.module"), "Module", None)
+    if base is not None and isinstance(module, base):
+        walk = _Walk(base)
+        if walk.visit(module, ""):
+            return walk.parameters, walk.buffers
+    parameters = dict(module.named_parameters())
+    buffers = dict(module.named_buffers())
+    if buffers:
+        persistent = module.state_dict(keep_vars=True)
+        buffers = {name: array for name, array in buffers.items() if name in persistent}
+    return parameters, buffers
+
+
+class _Walk:
+    """Collects the arrays of a module and of those in it, in the order of torch's methods."""
+
+    def __init__(self, base: type) -> None:
+        self.parameters: dict[str, Any] = {}
+        self.buffers: dict[str, Any] = {}
+        self._base = base
+        self._plain: set[type] = set()  # classes that override nothing
+        # By id: a tied array or module counts once.
+        self._seen: set[int] = set()
+        self._seen_parameters: set[int] = set()
+        self._seen_buffers: set[int] = set()
+
+    def visit(self, module: Any, prefix: str) -> bool:
+        """Adds a module's arrays; false if it, or one in it, decides about its arrays in a way of its own."""
+        if id(module) in self._seen:
+            return True
+        self._seen.add(id(module))
+        own = module.__dict__
+        if not self._is_plain(type(module)) or not _METHODS.isdisjoint(own):
+            return False
+        parameters, buffers, modules = own.get("_parameters"), own.get("_buffers"), own.get("_modules")
+        if not (type(parameters) in _DICTS and type(buffers) in _DICTS and type(modules) in _DICTS):
+            return False
+        if own["_state_dict_hooks"] or own["_state_dict_pre_hooks"]:
+            return False
+        _add(parameters, prefix, self._seen_parameters, self.parameters)
+        if buffers:
+            _add(buffers, prefix, self._seen_buffers, self.buffers, own["_non_persistent_buffers_set"])
+        for name, child in modules.items():
+            if child is not None and not self.visit(child, f"{prefix}{name}."):
+                return False
+        return True
+
+    def _is_plain(self, cls: type) -> bool:
+        if cls not in self._plain:
+            names = (*_METHODS, *_PARTS)
+            if any(getattr(cls, name, None) is not getattr(self._base, name, None) for name in names):
+                return False
+            self._plain.add(cls)
+        return True
+
+
+def _add(
+    arrays: dict[str, Any], prefix: str, seen: set[int], found: dict[str, Any], left_out: Collection[str] = ()
+) -> None:
+    """Adds a module's own arrays; those that are left out are seen all the same."""
+    for name, array in arrays.items():
+        if array is not None and id(array) not in seen:
+            seen.add(id(array))
+            if name not in left_out:
+                found[prefix + name] = array

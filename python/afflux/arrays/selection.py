@@ -1,0 +1,60 @@
+"""Which arrays of a model a layout holds: the trainable ones, those of some names, or those that a function chooses."""
+
+from collections.abc import Callable, Collection, Mapping
+from difflib import get_close_matches
+from typing import Any, Literal
+
+from afflux.arrays.interop import Array, is_torch
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import brief
+
+Select = Literal["trainable"] | Collection[str] | Callable[[str, Array], bool]
+
+
+def selected(arrays: Mapping[str, Array], buffers: Collection[str], select: Select) -> frozenset[str]:
+    """The names of the arrays that `select` chooses, see `Layout.of`.
+
+    Args:
+        arrays: all arrays of the model by dotted name.
+        buffers: the names of its buffers.
+        select: the choice.
+
+    Raises:
+        AffluxError: `select` is something else, holds an unknown name, or chooses no parameter.
+    """
+    trainable = isinstance(select, str) and select == "trainable"
+    if trainable:
+        names = _trainable(arrays, buffers)
+    elif callable(select):
+        names = frozenset(name for name, array in arrays.items() if select(name, array))
+    elif isinstance(select, Collection) and not isinstance(select, str | bytes):
+        for name in select:
+            if not isinstance(name, str) or name not in arrays:
+                raise AffluxError(f"[layout] select has {name!r}, which the tree does not{_meant(name, arrays)}")
+        names = frozenset(select)
+    else:
+        raise AffluxError(f"[layout] select is {brief(select)}, expected 'trainable', names or a function")
+    if names <= frozenset(buffers):
+        hint = ": none requires grad (in a state_dict none does: give the module)" if trainable else ""
+        raise AffluxError(f"[layout] select chooses no parameter{hint}")
+    return names
+
+
+def _trainable(arrays: Mapping[str, Array], buffers: Collection[str]) -> frozenset[str]:
+    """torch's tensors that require grad, the buffers beside them in a module, and all arrays of other libraries."""
+    trained = {name for name, array in arrays.items() if not is_torch(array) or array.requires_grad}
+    owners = {_owner(name) for name in trained}
+    return frozenset(trained | {name for name in buffers if _owner(name) in owners})
+
+
+def _owner(name: str) -> str:
+    """The name of the module that holds the array."""
+    return name.rpartition(".")[0]
+
+
+def _meant(name: Any, arrays: Collection[str]) -> str:
+    """The known names that look most like an unknown one."""
+    close = get_close_matches(name, arrays, n=3) if isinstance(name, str) else []
+    if not close and isinstance(name, str):
+        close = [known for known in arrays if known.startswith(f"{name}.")][:3]
+    return f"; did you mean {', '.join(close)}?" if close else ""

@@ -1,0 +1,282 @@
+"""The arrays of a tree are found anew at each call: the same bits from every container, and never an old array."""
+
+import subprocess
+import sys
+from collections import OrderedDict, defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from afflux import AffluxError, Layout, Server, ops
+from afflux.arrays import modules
+from afflux.rules import fedbuff
+from conftest import bits
+
+torch = pytest.importorskip("torch")
+
+LIBRARIES = {
+    "numpy": lambda array: array,
+    "read-only": lambda array: np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape),
+    "strided": lambda array: np.repeat(array, 2, axis=-1)[..., ::2] if array.ndim else array,
+    "integers": lambda array: array.astype(np.int32),
+    "torch": torch.tensor,
+    "parameter": lambda array: torch.nn.Parameter(torch.tensor(array)),
+    "transposed": lambda array: torch.tensor(array.T.copy()).permute(tuple(range(array.ndim))[::-1]),
+    "bfloat16": lambda array: torch.tensor(array).bfloat16(),
+    "negative": lambda array: torch.complex(torch.zeros(array.shape), torch.tensor(-array)).conj().imag,
+}
+
+
+class Mine(dict):
+    """A mapping that is no plain dict."""
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_every_container_gives_the_bits_of_the_flat_vector(data):
+    shapes = data.draw(st.lists(st.lists(st.integers(0, 3), max_size=3).map(tuple), min_size=1, max_size=6))
+    values = [np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + 10 * i for i, shape in enumerate(shapes)]
+    flat = np.concatenate([array.ravel() for array in values])
+    arrays = [LIBRARIES[data.draw(st.sampled_from(sorted(LIBRARIES)))](array) for array in values]
+    names = [f"{i // 2}.{i}" for i in range(len(arrays))]
+    layout = Layout.of(dict(zip(names, values, strict=True)))
+    order = data.draw(st.permutations(range(len(arrays))))
+    shuffled = {names[i]: arrays[i] for i in order}
+    nested = {}
+    for name, array in shuffled.items():
+        nested.setdefault(name.split(".")[0], {})[name.split(".")[1]] = array
+    for tree in (shuffled, OrderedDict(shuffled), Mine(shuffled), nested):
+        assert bits(layout.flatten(tree)) == bits(flat)
+    partial = Layout.of(dict(zip(names, values, strict=True)), select=lambda name, array: name in names)
+    assert bits(partial.flatten(shuffled | {"more": np.ones(3)})) == bits(flat)
+    listed = Layout.of(values)
+    for tree in (arrays, tuple(arrays)):
+        assert bits(listed.flatten(tree)) == bits(flat)
+
+
+def test_another_dict_gives_its_own_arrays():
+    layout = Layout.of({"a": np.zeros(2), "b": np.zeros(2)})
+    first = {"a": torch.ones(2), "b": torch.full((2,), 2.0)}
+    assert layout.flatten(first).tolist() == [1, 1, 2, 2]
+    assert layout.flatten({"b": torch.full((2,), 3.0), "a": torch.full((2,), 4.0)}).tolist() == [4, 4, 3, 3]
+    first["a"] = torch.full((2,), 5.0)
+    assert layout.flatten(first).tolist() == [5, 5, 2, 2]
+    for other in ({"a": np.ones(2), "c": np.ones(2)}, {"a": np.ones(2), 1: np.ones(2)}):
+        with pytest.raises(AffluxError, match=r"the tree lacks b$"):
+            layout.flatten(other)
+    with pytest.raises(AffluxError, match="the tree holds c, which the layout does not"):
+        layout.flatten(first | {"c": np.ones(2)})
+
+
+def test_mappings_that_make_what_they_lack_are_not_asked():
+    tree = defaultdict(lambda: np.ones(2), {"a": np.ones(2)})
+    with pytest.raises(AffluxError, match=r"the tree lacks b$"):
+        Layout.of({"a": np.zeros(2), "b": np.zeros(2)}).flatten(tree)
+    assert list(tree) == ["a"]
+
+
+def test_lists_of_other_lengths():
+    layout = Layout.of([np.zeros(2), np.array(1), np.zeros(1)])  # the second one is a buffer
+    assert layout.flatten([np.ones(2), None, np.ones(1)]).tolist() == [1, 1, 1]
+    assert layout.flatten([np.ones(2), np.array(5), np.ones(1)]).tolist() == [1, 1, 1]
+    with pytest.raises(AffluxError, match=r"the tree lacks 2$"):
+        layout.flatten([np.ones(2), np.array(5)])
+    with pytest.raises(AffluxError, match="the tree holds 3, which"):
+        layout.flatten([np.ones(2), np.array(5), np.ones(1), np.ones(1)])
+    with pytest.raises(AffluxError, match=r"the tree holds 1\.0, which"):
+        layout.flatten([np.ones(2), [np.array(5)], np.ones(1)])
+
+
+# Modules
+
+
+def test_replaced_parameters_are_seen():
+    net = torch.nn.Sequential(torch.nn.Linear(2, 1, bias=False), torch.nn.Linear(2, 1, bias=False))
+    layout = Layout.of(net)
+
+    def filled(value):
+        return torch.nn.Parameter(torch.full((1, 2), float(value)))
+
+    net[0].weight, net[1].weight = filled(1), filled(2)
+    assert layout.flatten(net).tolist() == [1, 1, 2, 2]
+    net[0].weight = filled(3)
+    assert layout.flatten(net).tolist() == [3, 3, 2, 2]
+    net[1] = torch.nn.Linear(2, 1, bias=False)
+    net[1].weight.data = torch.full((1, 2), 4.0)
+    assert layout.flatten(net).tolist() == [3, 3, 4, 4]
+    net[1].register_parameter("bias", torch.nn.Parameter(torch.ones(1)))
+    with pytest.raises(AffluxError, match=r"the tree holds 1\.bias, which"):
+        layout.flatten(net)
+    net[1] = torch.nn.Identity()
+    with pytest.raises(AffluxError, match=r"the tree lacks 1\.weight$"):
+        layout.flatten(net)
+
+
+class Renamed(torch.nn.Linear):
+    def named_parameters(self, *arguments, **options):
+        return ((f"my_{name}", array) for name, array in super().named_parameters(*arguments, **options))
+
+
+class Hidden(torch.nn.BatchNorm1d):
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        del destination[prefix + "running_var"]
+
+
+def tied():
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 2))
+    net[2].weight = net[0].weight
+    net.append(net[0])  # a module twice
+    net.register_buffer("shared", net[1].running_mean)
+    return net
+
+
+def with_buffers():
+    net = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Sequential(torch.nn.BatchNorm1d(2, affine=False)))
+    net[1].register_buffer("cache", torch.ones(3), persistent=False)
+    net.register_buffer("absent", None)
+    net.register_buffer("again", net[1].cache)  # tied to one that is not persistent
+    net.register_buffer("learned", torch.nn.Parameter(torch.ones(2)))
+    net.register_parameter("nothing", None)
+    net.add_module("gone", None)
+    return net
+
+
+def hooked():
+    net = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
+
+    def hide(module, state, prefix, metadata):
+        del state[prefix + "running_mean"]
+
+    net[0].register_state_dict_post_hook(hide)
+    return net
+
+
+def patched():
+    net = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
+    whole = net.state_dict
+    net.state_dict = lambda *arguments, **options: {
+        name: array for name, array in whole(*arguments, **options).items() if "running" not in name
+    }
+    return net
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        tied,
+        with_buffers,
+        hooked,
+        patched,
+        lambda: Renamed(2, 2),
+        lambda: torch.nn.Sequential(Hidden(2), Renamed(2, 2)),
+        lambda: torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 2)),
+        lambda: torch.nn.MultiheadAttention(4, 2),
+        lambda: torch.nn.LSTM(2, 2, num_layers=2),
+        lambda: torch.nn.ParameterList([torch.ones(2), torch.ones(1)]),
+        lambda: torch.jit.script(torch.nn.BatchNorm1d(2)),
+    ],
+    ids=lambda make: make.__name__,
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_members_are_those_of_torchs_methods(make):
+    module = make()
+    parameters, buffers = modules.members(module)
+    state = module.state_dict(keep_vars=True)
+    wanted = [(name, array) for name, array in module.named_buffers() if name in state]
+    for found, expected in ((parameters, list(module.named_parameters())), (buffers, wanted)):
+        assert list(found) == [name for name, _ in expected]
+        assert all(found[name] is array for name, array in expected)
+
+
+# Tensors
+
+
+def test_tensors_that_require_grad_are_read_and_not_written():
+    tensor = torch.full((3,), 2.0, requires_grad=True)
+    slot = np.zeros(6, np.float32)
+    assert ops.ingest([tensor, torch.nn.Parameter(torch.ones(3))], slot).max == 2
+    assert slot.tolist() == [2, 2, 2, 1, 1, 1]
+    with pytest.raises(AffluxError, match=r"slot requires grad, but is written: detach\(\) it"):
+        ops.ingest(np.ones(3), tensor)
+    server = Server(fedbuff(buffer_size=1), np.zeros(3, np.float32))
+    server.push(client=0, update=tensor, version=0, copy=False)
+    assert server.params.tolist() == [2, 2, 2]
+
+
+class Subclass(torch.Tensor):
+    """torch asks subclasses for everything; this one's memory is another tensor's."""
+
+    def __dlpack__(self, **options):
+        return torch.full((3,), 7.0).__dlpack__(**options)
+
+
+def test_subclasses_are_asked_themselves():
+    tensor = torch.ones(3).as_subclass(Subclass)
+    slot = np.zeros(3, np.float32)
+    for update in (tensor, [tensor]):
+        ops.ingest(update, slot)
+        assert slot.tolist() == [7, 7, 7]
+
+
+def test_without_the_c_functions_the_bits_are_the_same():
+    """As with torch before 2.10, in a process of its own: the engine looks at a type once."""
+    script = """
+import numpy as np, torch
+del torch.Tensor.__dlpack_c_exchange_api__
+from afflux import AffluxError, Layout, ops
+slot = np.zeros(5, np.float32)
+tensors = [torch.arange(3.0), torch.nn.Parameter(torch.ones(2))]
+ops.ingest(tensors, slot)
+assert slot.tolist() == [0, 1, 2, 1, 1]
+tree = {"a": tensors[0], "b": tensors[1]}
+assert Layout.of(tree).flatten(tree).tolist() == [0, 1, 2, 1, 1]
+for wrong in (torch._neg_view(torch.ones(5)), torch.ones(5, device="meta"), torch.ones(10)[::2]):
+    try:
+        ops.ingest(wrong, slot)
+    except AffluxError:
+        continue
+    raise AssertionError(wrong)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_signs_that_only_a_private_function_sets_are_refused():
+    tree = {"a": torch._neg_view(torch.ones(4))}
+    with pytest.raises(AffluxError, match=r"a has torch's negative bit set: resolve_neg\(\) it"):
+        Layout.of(tree).flatten(tree)
+
+
+def test_tensors_without_memory_of_their_own():
+    slot = np.zeros(3, np.float32)
+    for tensor, message in (
+        (torch._efficientzerotensor(3), "DLPack|storage|data"),
+        (torch.ones(3, dtype=torch.complex64), "complex64"),
+        (torch.ones(3).to_sparse(), "DLPack"),
+        (torch.ones(3, dtype=torch.float8_e5m2), "float|type code|DLPack"),
+    ):
+        with pytest.raises((AffluxError, RuntimeError), match=message):
+            ops.ingest(tensor, slot)
+    assert not slot.any()
+
+
+def test_the_memory_outlives_the_tensors_storage():
+    """A lent tensor may be given other memory; the round reads what was lent."""
+    server = Server(fedbuff(buffer_size=2), np.zeros(3, np.float32))
+    tensor = torch.ones(3)
+    server.push(client=0, update=tensor, version=0, copy=False)
+    tensor.set_(torch.full((3,), 100.0).untyped_storage(), 0, (3,))
+    server.push(client=1, update=torch.ones(3), version=0)
+    assert server.params.tolist() == [1, 1, 1]
+
+
+def test_flat_trees_and_modules_are_not_walked(monkeypatch):
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    whole, head, listed = Layout.of(net), Layout.of(net, select=["1.bias"]), Layout.of([np.ones(2), np.ones(1)])
+    monkeypatch.setattr("afflux.arrays.trees.Walk", None)
+    for tree in (net, net.state_dict(), dict(net.named_parameters())):
+        assert whole.flatten(tree).size == 10
+        assert head.flatten(tree).tolist() == [0, 0]
+    assert listed.flatten((torch.ones(2), np.ones(1))).tolist() == [1, 1, 1]
