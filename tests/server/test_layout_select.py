@@ -205,7 +205,7 @@ def test_servers_of_a_part(form):
     server = Server(fedasync(alpha=0.5), start, layout=Layout.of(start, select="trainable"))
     expected = (flat(start).astype(np.float64) + 0.5 * (flat(trained).astype(np.float64) - flat(start))).astype("f4")
     vector, buffers = (flat(trained), trained) if form == "flat" else (FORMS[form](trained), None)
-    server.push(client="ann", update=vector, version=0, buffers=buffers)
+    server.push(client="ann", version=0, model=vector, buffers=buffers)
     assert bits(server.params) == bits(expected)
     assert server.pull().buffers.tolist() == [1.0] * 4 + [1.0] * 4 + [7.5]
     mine = adapted(2)

@@ -25,7 +25,7 @@ class Mapped(np.ndarray):
 def test_a_push_refuses_it(vector, copy):
     server = Server(fedbuff(buffer_size=2), np.zeros(D))
     before = server.state_dict()
-    with pytest.raises(AffluxError, match=r"^\[push\] client 7's vector.* " + REFUSED):
+    with pytest.raises(AffluxError, match=r"^\[push\] client 7's update.* " + REFUSED):
         server.push(client=7, update=vector, version=0, copy=copy)
     assert server.state_dict()["meta"]["joins"] == before["meta"]["joins"]
     server.push(client=7, update=vector.filled(0).astype(np.float32), version=0, copy=copy)
@@ -44,8 +44,8 @@ def test_a_layout_names_it(name):
             call()
     assert not out.any()
     server = Server(fedasync(), tree)
-    with pytest.raises(AffluxError, match=rf"^\[push\] client 1's (vector|buffers): \[layout\] {name} {REFUSED}"):
-        server.push(client=1, update=bad, version=0)
+    with pytest.raises(AffluxError, match=rf"^\[push\] client 1's (model|buffers): \[layout\] {name} {REFUSED}"):
+        server.push(client=1, model=bad, version=0)
     assert server.version == 0
 
 

@@ -142,7 +142,7 @@ BAD_PUSHES = [
     (dict(client=1, update=vector(), version=0, num_examples=2**70), r"num_examples is .* in 64 bits"),
     (dict(client=1, update=vector(), version=0, timeout=-1), r"timeout is -1, must be None or a number of seconds"),
     (dict(client=1, update=vector(), version=0, timeout="1"), r"timeout is '1', must be None or a number"),
-    (dict(client=1, update=vector(), version=0, loss=10**400), r"loss is 10+, must be a number"),
+    (dict(client=1, update=vector(), version=0, loss=10**400), r"loss is of type int, must be a number"),
     (dict(client=1, update=np.array([1, -np.inf, 3, 4, 5]), version=0), r"client 1's update .* at index 1"),
     (dict(client=1, update=np.frombuffer(bytearray(21), np.uint8)[1:].view(np.float32), version=0), r"not aligned"),
     (dict(client=1, update=vector(), version=0, num_examples=-1), r"num_examples is -1, must be an int of at least 0"),

@@ -90,9 +90,9 @@ def test_one_seed_pairs_the_rules(monkeypatch):
     seen = {}
     train = Trainer.train
 
-    def spy(self, client, pulled, kind, rng, shift):
+    def spy(self, client, pulled, rng, shift):
         seen[label].append((client, repr(rng.bit_generator.state)))
-        return train(self, client, pulled, kind, rng, shift)
+        return train(self, client, pulled, rng, shift)
 
     monkeypatch.setattr(Trainer, "train", spy)
     times, starts = {}, {}
@@ -139,10 +139,10 @@ def test_clients_without_data_are_never_dispatched(monkeypatch):
     ids = set()
     push = Server.push
 
-    def spy(self, client_id, vector, **facts):
+    def spy(self, **facts):
         assert facts["num_examples"] > 0
-        ids.add(client_id)
-        return push(self, client_id, vector, **facts)
+        ids.add(facts["client"])
+        return push(self, **facts)
 
     monkeypatch.setattr(Server, "push", spy)
     config = replace(SMALL, num_clients=200, alpha=0.02, arrivals=600, local_steps=1, eval_every=600)

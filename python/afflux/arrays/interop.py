@@ -44,7 +44,7 @@ def kind_of(name: str, array: Array) -> str:
     """
     if is_masked(array):
         raise AffluxError(f"[layout] {label(name)} is a masked array: give its filled() values")
-    kind = dtype_name(name, array)
+    kind = type_of(name, array)
     if kind not in REAL:
         raise AffluxError(f"[layout] {label(name)} is {kind}, expected floats of 16, 32 or 64 bits, integers or bools")
     if is_torch(array) and (str(array.layout) != "torch.strided" or array.is_meta):
@@ -57,14 +57,9 @@ def is_masked(array: Array) -> bool:
     return type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray)
 
 
-def dtype_name(name: str, array: Array) -> str:
+def type_of(name: str, array: Array) -> str:
     """The name of the array's dtype, whichever it is."""
-    return _name_of(array.dtype if hasattr(array, "dtype") else _as_numpy(name, array).dtype)
-
-
-@cache
-def _name_of(dtype: Any) -> str:
-    return str(getattr(dtype, "name", dtype)).removeprefix("torch.")
+    return _dtype_name(array.dtype if hasattr(array, "dtype") else _as_numpy(name, array).dtype)
 
 
 def is_torch(array: Array) -> TypeGuard["torch.Tensor"]:

@@ -319,5 +319,5 @@ def _is_buffer(walk: trees.Walk, name: str, array: Array) -> bool:
     if name in walk.declared:
         return walk.declared[name]
     path = name.split(".")
-    is_float = interop.dtype_name(name, array) in interop.FLOATS
+    is_float = interop.type_of(name, array) in interop.FLOATS
     return not is_float or path[-1] in _STATISTICS or "batch_stats" in path

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from afflux.arrays.interop import Array, is_cupy, is_torch, kind_of, prepare, put
+from afflux.arrays.interop import Array, is_cupy, is_torch, prepare, put, type_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Like:
         jax = sys.modules.get("jax")
         if jax is not None and isinstance(array, jax.Array):
             return cls("jax", array.dtype)
-        kind = kind_of(name, array)
+        kind = type_of(name, array)
         return cls("numpy", np.dtype("float32" if kind == "bfloat16" else kind))
 
     def made_of(self, name: str, values: npt.NDArray[Any]) -> Array:

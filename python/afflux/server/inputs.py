@@ -51,12 +51,11 @@ class InputAdapter:
             raise AffluxError(f"[Server] layout is {brief(layout)}, must be the Layout of params, a model's arrays")
         if is_tree(params):
             layout = layout or Layout.of(params)
-            leaves = layout.arrays(params)
             intake = cls(kind, layout, layout.size, num_threads)
         else:
-            leaves = {"": params}
             intake = cls(kind, None, length("[Server] params", params), num_threads)
         parts = intake.parts("[Server] params", params)
+        leaves = {"": params} if layout is None else layout.arrays(params)
         likes = {name: Like.of(name, array) for name, array in leaves.items()}
         return replace(intake, device=device_of("[Server] params", parts, intake.names), likes=likes), parts
 
