@@ -166,13 +166,13 @@ def test_what_is_made_in_inference_mode_can_be_used_outside(vectors):
 
 def test_what_lies_elsewhere(moved, vectors):
     here, there = (Server(fedbuff(buffer_size=4), put(vectors[0])) for put in (np.array, moved))
-    with pytest.raises(AffluxError, match=r"client 1's vector: \[ingest\] slot is on the CPU, update is on cuda:0"):
+    with pytest.raises(AffluxError, match=r"client 1's update: \[ingest\] slot is on the CPU, update is on cuda:0"):
         here.push(client=1, **{here.rule.kind: moved(vectors[1])}, version=0)
     with pytest.raises(UnavailableError, match=r"in place \(copy=False\): it is on cuda:0, expected the CPU"):
         here.push(client=1, **{here.rule.kind: moved(vectors[1])}, version=0, copy=False)
     with pytest.raises(UnavailableError, match=r"in place \(copy=False\): it is on the CPU, expected cuda:0"):
         there.push(client=1, **{there.rule.kind: vectors[1]}, version=0, copy=False)
-    with pytest.raises(AffluxError, match=r"client 1's vector: \[ingest\] update is strided"):
+    with pytest.raises(AffluxError, match=r"client 1's update: \[ingest\] update is strided"):
         there.push(client=1, **{there.rule.kind: np.ones(2 * D, np.float32)[::2]}, version=0)
     with pytest.raises(AffluxError, match=r"in place \(copy=False\): it is of another library than params"):
         server = Server(fedbuff(), moved(vectors[0][:5]))

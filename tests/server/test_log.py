@@ -103,7 +103,7 @@ def test_a_fault_is_recorded_and_the_server_goes_on():
     ("sent", "reason", "known"),
     [
         (dict(client=1.5, version=0), "client_id is 1.5", (None, None)),
-        (dict(client=7, version=5), "says that it pulled version 5", (7, None)),
+        (dict(client=7, version=5), "says that it pulled version 5", (7, 5)),
         (dict(client=7, version="a"), "version is 'a'", (7, None)),
         (dict(client=7, version=0, num_examples=-1), "num_examples is -1", (7, 0)),
         (dict(client=7, version=0, loss="low"), "loss is 'low'", (7, 0)),

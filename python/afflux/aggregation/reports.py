@@ -80,7 +80,7 @@ class Fault:
     """A push that was kept out because of what the client sent. The vector itself is not kept."""
 
     client_id: ClientId | None  #: None: it is no id
-    version: int | None  #: that the client pulled; None: it is not known
+    version: int | None  #: that the client says it has pulled; None: it says nothing that is a number
     reason: str  #: the message of the error that faults="raise" would have raised
 
 

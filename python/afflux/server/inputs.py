@@ -61,13 +61,15 @@ class InputAdapter:
 
     def sent(self, what: str, given: Kind, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
         """The parts of what a client hands in as an update, a gradient or a model."""
-        if given != "model" and type(vector) is not np.ndarray and hasattr(vector, "named_parameters"):
+        if type(vector) is np.ndarray and vector.shape == (self.size,):
+            return vector
+        if given != "model" and hasattr(vector, "named_parameters"):
             raise AffluxError(f"{what} is a module, which holds the client's params: push it as model=")
         return self.parts(what, vector)
 
     def parts(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
         """The array, or the tree's arrays (see Layout.parts), that make up the flat vector."""
-        if type(vector) is not np.ndarray and self.layout is not None and is_tree(vector):
+        if self.layout is not None and is_tree(vector):
             try:
                 return self.layout.parts(vector)
             except AffluxError as error:
@@ -89,11 +91,6 @@ class InputAdapter:
             return self.device.ingest(parts, slot, self.num_threads, conversion)
         except (AffluxError, UnavailableError) as error:
             raise type(error)(f"{what}: {with_names(error, self.names)}") from None
-
-    @property
-    def has_buffers(self) -> bool:
-        """Whether the model has arrays that are no parameters."""
-        return self.layout is not None and bool(self.layout.buffers)
 
     @property
     def names(self) -> list[str]:
@@ -131,7 +128,7 @@ class InputAdapter:
             model: the client's model, in which they are if `buffers` is None.
             buffers: a tree that holds them, or a flat vector.
         """
-        if self.layout is None or not self.has_buffers:
+        if self.layout is None or not self.layout.buffers:
             return None
         if buffers is None and model is not None and is_tree(model):
             buffers = model

@@ -108,88 +108,83 @@ def push(  # noqa: D417
     """
     self._enter("push")
     aggregator, adapter, options = self._aggregator, self._adapter, self.options
-    ticket, origin = Ticket(), _Origin()
+    ticket = Ticket()
     pushed: Pushed | None = None
+    client_id: ClientId | None = None
+    pulled: int | None = None
+    checking = False  # what the client sent is being looked at
+    newest = base = found = conversion = fetch = None
     try:
         given, vector = _only_one(update, gradient, model, num_examples)
-        if not (timeout is None or (isinstance(timeout, NUMBERS) and timeout >= 0)):
-            raise AffluxError(f"[push] timeout is {timeout!r}, must be None or a number of seconds, at least 0")
-        if copy is not True and not isinstance(copy, bool | np.bool_):
-            raise AffluxError(f"[push] copy is {copy!r}, must be True or False")
-        if not copy:
-            _check_lending(aggregator, given)
-        origin.checking = True
+        if timeout is not None or copy is not True:
+            _check_call(aggregator, given, timeout, copy)
+        checking = True
         newest = aggregator.admission.state.current
         if task is None:
-            origin.client_id = client_id = plain_id(client)
-            origin.version = pulled = _pulled(client_id, version, newest.version)
+            client_id = plain_id(client)
+            pulled = version if type(version) is int else _number(version)
+            if not 0 <= pulled <= newest.version:
+                raise _no_such_version(client_id, pulled, newest.version)
         else:
             ticket.task = found = _found(aggregator, task, client, version)
             if found is None:
-                return _no_arrival(aggregator, origin, "expired", "the task is closed, or was never opened here")
-            origin.client_id = client_id = found.opened.client_id
-            origin.version = pulled = found.opened.version
-        examples, loss = _facts(num_examples, loss)
+                return _no_arrival(aggregator, None, None, "expired", "the task is closed, or was never opened here")
+            client_id, pulled = found.opened.client_id, found.opened.version
+        examples = num_examples if type(num_examples) is int and 0 < num_examples < 2**63 else _examples(num_examples)
         if examples == 0:
-            return _no_arrival(aggregator, origin, "empty", "", ticket.task)
+            return _no_arrival(aggregator, client_id, pulled, "empty", "", found)
+        known_loss = nan if loss is None else loss_of("push", loss)
         what = f"[push] client {client_id!r}'s {given}"
-        conversion = None
         scale = None if client_lr is None and local_steps is None else _scale(client_lr, local_steps)
         if given != adapter.kind:
             base = _base(aggregator, task, version, pulled, newest)
             if base is None and task is not None and "model" in (given, adapter.kind):
-                return _no_arrival(aggregator, origin, "expired", f"version {pulled} is no longer held", ticket.task)
+                return _no_arrival(aggregator, client_id, pulled, "expired", "its base is no longer held", found)
             conversion = _conversion(what, given, adapter.kind, base, scale)
         parts, own = adapter.sent(what, given, vector), None
-        if adapter.has_buffers:
+        if adapter.layout is not None and adapter.layout.buffers:
             own = adapter.buffers(f"[push] client {client_id!r}'s", vector if given == "model" else None, buffers)
-        rows, fetch = aggregator.admission.state.rows, None
         norm, extremes = nan, (nan, nan)
         if copy:
             ticket.slot = aggregator.take_slot(timeout)
+            rows = aggregator.admission.state.rows
             fetch = None if rows is None else rows.prefetch(client_id)
             norm, extremes = _copied(aggregator, adapter, options, what, parts, ticket.slot, conversion)
         else:
             ticket.slot = adapter.lent(what, parts, aggregator.slots.dtype)
         if fetch is not None:  # the disk was read while the vector was copied
             ticket.staged_row = fetch()
-        pushed = (client_id, pulled, examples, loss, norm, ticket.slot, own, extremes)
-        origin.checking = False
+        pushed = (client_id, pulled, examples, known_loss, norm, ticket.slot, own, extremes)
+        checking = False
         return aggregator.join(pushed, ticket)
     except TaskClosedError as error:
-        return _no_arrival(aggregator, origin, "expired", str(error))
+        return _no_arrival(aggregator, client_id, pulled, "expired", str(error))
     except Exception as error:
         if ticket.decision is None:
-            if options.faults == "record" and _is_clients(error, origin):
-                return _no_arrival(aggregator, origin, "faulty", str(error), ticket.task)
+            if options.faults == "record" and _is_clients(error, checking=checking):
+                return _no_arrival(aggregator, client_id, pulled, "faulty", str(error), found)
             aggregator.locked(lambda: aggregator.admission.count("refused"))
         raise
     finally:
-        # The frame of a stored traceback must not hold the slot.
-        pushed = ticket.slot = ticket.staged_row = ticket.decision = fetch = None
+        # The frame of a stored traceback must hold neither the slot nor a version.
+        pushed = ticket.slot = ticket.staged_row = ticket.decision = newest = base = conversion = fetch = None
         aggregator.notify_waiters()
 
 
-class _Origin:
-    """What is known of a push so far."""
-
-    __slots__ = ("checking", "client_id", "version")
-
-    def __init__(self) -> None:
-        self.checking = False  #: what the client sent is being looked at
-        self.client_id: ClientId | None = None
-        self.version: int | None = None
-
-
-def _is_clients(error: Exception, origin: _Origin) -> bool:
-    """Whether an error is about what the client sent."""
+def _is_clients(error: Exception, *, checking: bool) -> bool:
+    """Whether an error is about what the client sent, which was being looked at if `checking`."""
     if isinstance(error, ClientError):
         return True
-    return origin.checking and isinstance(error, AffluxError) and not isinstance(error, BusyError | StoreError)
+    return checking and isinstance(error, AffluxError) and not isinstance(error, BusyError | StoreError)
 
 
 def _no_arrival(
-    aggregator: Aggregator, origin: _Origin, status: Status, reason: str, task: OpenTask | None = None
+    aggregator: Aggregator,
+    client_id: ClientId | None,
+    pulled: int | None,
+    status: Status,
+    reason: str,
+    task: OpenTask | None = None,
 ) -> Receipt:
     """The receipt of a push that makes no arrival, and closes its task."""
     admission = aggregator.admission
@@ -197,42 +192,56 @@ def _no_arrival(
         close_task(aggregator, task, "pushed")
     aggregator.locked(lambda: admission.count(status))
     if status == "faulty":
-        admission.faults.append(Fault(origin.client_id, origin.version, reason))
+        admission.faults.append(Fault(client_id, pulled, reason))
     state = admission.state
     newest = state.current.version
-    staleness = None if origin.version is None else newest + (state.round is not None) - origin.version
+    staleness = None if pulled is None or pulled > newest else newest + (state.round is not None) - pulled
     return Receipt(status, staleness, newest, None, None, None, reason=reason)
 
 
 def _only_one(update: object, gradient: object, model: object, num_examples: object) -> tuple[Kind, object]:
     """The vector that was given, and its kind."""
-    given: list[tuple[Kind, object]] = [
-        ("update", update),
-        ("gradient", gradient),
-        ("model", model),
-    ]
-    found = [pair for pair in given if pair[1] is not None]
-    if len(found) == 1:
-        return found[0]
-    if not found and num_examples == 0:
-        return "update", None
-    names = " and ".join(f"{kind}=" for kind, _ in found) or "none of them"
+    if gradient is None and model is None and update is not None:
+        return "update", update
+    if update is None and model is None and gradient is not None:
+        return "gradient", gradient
+    if update is None and gradient is None and (model is not None or num_examples == 0):
+        return "model", model
+    given = {"update=": update, "gradient=": gradient, "model=": model}
+    names = " and ".join(name for name, vector in given.items() if vector is not None) or "none of them"
     raise AffluxError(f"[push] give one of update=, gradient= and model=, not {names}")
 
 
-def _pulled(client_id: ClientId, version: object, newest: int) -> int:
-    """The version of a push as Python's int; `newest` is the server's version."""
-    if isinstance(version, Pulled):
-        version = version.version
-    number = as_int(version)
+def _check_call(aggregator: Aggregator, given: Kind, timeout: object, copy: object) -> None:
+    """Checks what the caller, and no client, decides."""
+    if not (timeout is None or (isinstance(timeout, NUMBERS) and timeout >= 0)):
+        raise AffluxError(f"[push] timeout is {timeout!r}, must be None or a number of seconds, at least 0")
+    if not isinstance(copy, bool | np.bool_):
+        raise AffluxError(f"[push] copy is {copy!r}, must be True or False")
+    if not copy:
+        _check_lending(aggregator, given)
+
+
+def _number(version: object) -> int:
+    """The number of the version of a push."""
+    number = version.version if isinstance(version, Pulled) else as_int(version)
     if number is None:
         raise AffluxError(f"[push] version is {brief(version)}, must be an int or what pull() gave")
-    if not 0 <= number <= newest:
-        raise AffluxError(
-            f"[push] client {client_id!r} says that it pulled version {brief(number)}; the server has made 0 to "
-            f"{newest}"
-        )
     return number
+
+
+def _no_such_version(client_id: ClientId, pulled: int, newest: int) -> AffluxError:
+    return AffluxError(
+        f"[push] client {client_id!r} says that it pulled version {brief(pulled)}; the server has made 0 to {newest}"
+    )
+
+
+def _examples(num_examples: object) -> int:
+    """The number of examples of a push."""
+    examples = as_int(num_examples)
+    if examples is None or not 0 <= examples < 2**63:
+        raise AffluxError(f"[push] num_examples is {brief(num_examples)}, must be an int of at least 0 in 64 bits")
+    return examples
 
 
 def _found(aggregator: Aggregator, task: object, client: object, version: object) -> OpenTask | None:
@@ -258,14 +267,6 @@ def _base(
     if newest.version == number and not aggregator.versions.inplace:  # else a round may overwrite it meanwhile
         return newest
     return aggregator.tasks.base(number)
-
-
-def _facts(num_examples: object, loss: object) -> tuple[int, float]:
-    """The number of examples and the loss, NaN if that is unknown."""
-    examples = as_int(num_examples)
-    if examples is None or not 0 <= examples < 2**63:
-        raise AffluxError(f"[push] num_examples is {brief(num_examples)}, must be an int of at least 0 in 64 bits")
-    return examples, loss_of("push", loss)
 
 
 def _scale(client_lr: object, local_steps: object) -> float | None:
