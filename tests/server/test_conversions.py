@@ -1,0 +1,192 @@
+"""push(update=, gradient= or model=): the bits of converting first, in NumPy, and pushing what the rule takes."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from afflux import AffluxError, Server, replay
+from afflux.rules import RULES, afa_cs, ca2fl, fedasync, fedavg, fedbuff, mf_ca2fl, wkafl
+from conftest import bits
+
+D, CLIENTS = 70, 4
+KINDS = ("update", "gradient", "model")
+LR, STEPS = 0.05, 3
+SCALE = LR * STEPS
+DTYPES = {"float16": np.float16, "float32": np.float32, "float64": np.float64}
+
+
+def fresh(rule, dtype="float32", start=None, **options):
+    rng = np.random.default_rng(1)
+    params = rng.standard_normal(D).astype(dtype) if start is None else start
+    server = Server(rule, params, num_clients=CLIENTS, dtype=dtype, log=True, **options)
+    for name in rule.needs.handed_in:
+        server.set_rule_vector(name, np.full(D, 0.25, dtype))
+    return server
+
+
+def converted(given, wanted, sent, base):
+    """What the server makes of it: with params' dtype where the base takes part, float64 for gradients."""
+    update = sent
+    if given == "model":
+        seen = base.astype(sent.dtype).astype(base.dtype) if sent.dtype.itemsize < base.dtype.itemsize else base
+        update = sent.astype(base.dtype) - seen
+    elif given == "gradient" and wanted != "gradient":
+        update = -sent.astype(np.float64) * SCALE
+    if wanted == "model" and given != "model":
+        return base + update.astype(base.dtype)
+    if wanted == "gradient" and given != "gradient":
+        return -update.astype(np.float64) / SCALE
+    return update if given != wanted else sent
+
+
+def sent_by(rng, given, base, dtype):
+    if given == "model":
+        return (base + 0.1 * rng.standard_normal(D)).astype(dtype)
+    return (0.1 * rng.standard_normal(D)).astype(dtype)
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+@pytest.mark.parametrize("given", KINDS)
+def test_every_rule_takes_every_kind(name, given):
+    """Nine pushes from old and new versions, through tasks; and the replay, which is handed what the rule takes."""
+    rng = np.random.default_rng(7)
+    rule = RULES[name](buffer_size=2) if "buffer_size" in RULES[name].__annotations__ else RULES[name]()
+    server, plain = fresh(rule), fresh(rule)
+    made, tasks = {}, [server.checkout(i) for i in range(3)]
+    for turn in range(9):
+        task = tasks.pop(0)
+        base = task.params.copy()
+        sent = sent_by(rng, given, base, np.float32)
+        receipt = server.push(task=task, **{given: sent}, loss=0.5, client_lr=LR, local_steps=STEPS)
+        vector = converted(given, rule.kind, sent, base)
+        made[receipt.join] = vector
+        twin = plain.push(client=turn % 3, version=task.version, loss=0.5, **{rule.kind: vector})
+        assert (receipt.status, receipt.join) == (twin.status, twin.join)
+        assert bits(server.params) == bits(plain.params), turn
+        tasks.append(server.checkout(turn % 3))
+    again = replay(server.log, fresh(rule), lambda join: made[join.number], rule_vector=lambda _: np.full(D, 0.25))
+    assert bits(again.params) == bits(server.params)
+    assert server.joins == 9
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kinds=st.sampled_from(list(product(KINDS, KINDS))),
+    dtype=st.sampled_from(sorted(DTYPES)),
+    params=st.sampled_from(["float32", "float64"]),
+    slots=st.sampled_from([None, "bfloat16"]),
+    threads=st.integers(1, 3),
+    accumulate=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_the_bits_of_converting_first(kinds, dtype, params, slots, threads, accumulate, seed):
+    given, wanted = kinds
+    rule = {"update": fedbuff(buffer_size=2), "gradient": afa_cs(buffer_size=2), "model": fedasync()}[wanted]
+    accumulate = accumulate and wanted == "update"
+    rng = np.random.default_rng(seed)
+    options = dict(dtype=params, slot_dtype=slots, accumulate=accumulate)
+    server, plain = (fresh(rule, push_threads=threads if i else 1, num_threads=threads, **options) for i in (1, 0))
+    for client in range(4):
+        pulled = server.pull()
+        sent = sent_by(rng, given, pulled.params, DTYPES[dtype])
+        server.push(client=client, version=pulled, **{given: sent}, client_lr=LR, local_steps=STEPS)
+        with np.errstate(over="ignore"):
+            vector = converted(given, wanted, sent, pulled.params)
+        plain.push(client=client, version=pulled.version, **{wanted: vector})
+        assert bits(server.params) == bits(plain.params)
+
+
+def test_a_module_a_state_dict_a_list_and_a_flat_vector_are_one_model(rng):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 2))
+    layout_server = Server(fedavg(buffer_size=1), model)
+    base, layout = layout_server.params.copy(), layout_server.layout
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn_like(parameter)
+    expected = base + (layout.flatten(model) - base)
+    forms = [
+        model,
+        model.state_dict(),
+        dict(reversed(model.state_dict().items())),
+        {name: array.numpy() for name, array in model.state_dict().items()},
+        layout.flatten(model),
+    ]
+    for form in forms:
+        server = Server(fedavg(buffer_size=1), layout.views(base.copy()))
+        server.push(client=1, version=0, model=form)
+        assert bits(server.params) == bits(expected)
+
+
+def test_a_bfloat16_client_never_saw_more_of_the_base():
+    """What it has not changed is no update, whatever the base has beyond bfloat16."""
+    torch = pytest.importorskip("torch")
+    start = {"w": torch.randn(300), "b": torch.randn(5, dtype=torch.float64)}
+    server = Server(fedbuff(buffer_size=1), start)
+    mine = {"w": torch.empty(300, dtype=torch.bfloat16), "b": torch.empty(5, dtype=torch.float16)}
+    before = server.params.copy()
+    task = server.checkout("ann")
+    task.load(mine)
+    assert server.push(task=task, model=mine).report is not None
+    assert bits(server.params) == bits(before)
+
+
+def test_pulled_versions_and_their_numbers():
+    server = fresh(fedasync())
+    old = server.pull()
+    server.push(client=1, version=old, update=np.ones(D, np.float32))
+    assert server.push(client=2, version=old, update=np.ones(D, np.float32)).staleness == 1
+    assert server.push(client=2, version=server.version, update=np.ones(D, np.float32)).staleness == 0
+    with pytest.raises(AffluxError, match=r"client 3's update cannot become a model: the params .* are no longer held"):
+        server.push(client=3, version=0, update=np.ones(D, np.float32))
+    task = server.checkout(4)
+    server.push(client=5, version=server.pull(), update=np.ones(D, np.float32))
+    number = server.push(client=6, version=task.version, update=np.ones(D, np.float32))  # held for the task of 4
+    assert number.staleness == 1
+
+
+@pytest.mark.parametrize(("given", "wanted"), [("gradient", "model"), ("update", "gradient"), ("model", "gradient")])
+def test_a_rate_and_steps_are_needed(given, wanted):
+    server = fresh({"model": fedasync(), "gradient": afa_cs(buffer_size=2)}[wanted])
+    for facts in ({}, {"client_lr": 0.1}, {"local_steps": 2}):
+        with pytest.raises(AffluxError, match=rf"{given} cannot become a {wanted} without client_lr= and local_steps="):
+            server.push(client=1, version=server.pull(), **{given: np.ones(D)}, **facts)
+
+
+def test_in_place_needs_what_was_pulled():
+    server = fresh(fedbuff(buffer_size=1), inplace=True)
+    with pytest.raises(AffluxError, match="no longer held"):
+        server.push(client=1, version=0, model=np.ones(D, np.float32))
+    pulled = server.pull()
+    server.push(client=1, version=pulled, model=np.ones(D, np.float32))
+    assert np.allclose(server.params, 1.0)
+
+
+def test_a_non_finite_conversion_names_what_it_would_be():
+    server = fresh(fedasync(), start=np.full(D, 3e38, np.float32))
+    with pytest.raises(AffluxError, match="client 1's update has a non-finite value as a model at index 0"):
+        server.push(client=1, version=server.pull(), update=np.full(D, 3e38, np.float32))
+
+
+def test_switching_rules_changes_one_line():
+    """The loop of the README with four rules: it learns with each, and no other line differs."""
+    target = np.linspace(-1, 1, D)
+    for rule in (
+        fedbuff(buffer_size=2),
+        fedasync(),
+        ca2fl(buffer_size=2),
+        mf_ca2fl(buffer_size=2),
+        wkafl(buffer_size=2, server_lr=0.1),
+    ):
+        server = fresh(rule, start=np.zeros(D, np.float32))
+        for turn in range(300):
+            task = server.checkout(turn % CLIENTS)
+            model = task.tree()
+            for _ in range(2):
+                model -= 0.1 * (model - target).astype(np.float32)
+            server.push(task=task, model=model, client_lr=0.1, local_steps=2)
+        assert np.abs(server.params - target).max() < 0.2, rule.name
