@@ -118,7 +118,7 @@ test-peers: peers  ## compares the dialects of FedBuff, and the benchmark's peer
 	PYTHONPATH=python $(PEERS)/bin/python -m pytest tests/peers $(call files,bench_peers)
 
 bench-peers: peers  ## the benchmark's rows against these frameworks, one by one: together they need 25 GB
-	set -e; for row in peers-native peers-flat peers-adam peers-small; do \
+	set -e; for row in peers-native peers-flat peers-adam peers-small from-models; do \
 	  PYTHONPATH=python $(PEERS)/bin/python -m afflux bench --rows $$row; done
 
 format: setup  ## formats Python and C++

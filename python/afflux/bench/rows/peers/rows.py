@@ -1,7 +1,8 @@
-"""The four rows against peers: native containers, flat vectors, a server's Adam, and a small model."""
+"""The rows against peers: native containers, flat vectors, a server's Adam, a small model, and whole models."""
 
 from afflux.bench.rows.fedbuff import FEDBUFF
 from afflux.bench.rows.peers import adam, rounds
+from afflux.bench.rows.peers.models import MODELS
 from afflux.bench.spec.columns import BY_D, ERROR, ROLE, SPEED, TIMES_OURS, ULP, UPDATE, Line
 from afflux.bench.spec.inputs import Case
 from afflux.bench.spec.row import Asked, Row, one_case
@@ -58,4 +59,5 @@ PEERS = [
         columns=(BY_D, ROLE, *UPDATE, *SPEED, TIMES_OURS, ERROR, ULP),
         compare=an_update,
     ),
+    MODELS,
 ]
