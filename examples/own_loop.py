@@ -5,8 +5,8 @@ python examples/own_loop.py fedasync
 python examples/own_loop.py ca2fl --option buffer_size=5
 python examples/own_loop.py wkafl --option buffer_size=5 --option server_lr=0.5
 
-Twenty clients, eight of them training at once, learn a softmax regression on scikit-learn's digits. Each client checks a
-version out, trains a model of its own, and pushes that model; the server makes of it what the rule takes.
+Twenty clients, eight of them training at once, learn a softmax regression on scikit-learn's digits. Each client checks
+a version out, trains a model of its own, and pushes that model; the server makes of it what the rule takes.
 """
 
 import argparse
@@ -20,13 +20,15 @@ CLIENTS, AT_ONCE, ARRIVALS, STEPS, CLIENT_LR = 20, 8, 1500, 5, 0.5
 
 
 def parsed() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rule", nargs="?", default="fedbuff", help="a name of afflux.rules (default: fedbuff)")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the rule")
     return parser.parse_args()
 
 
-def number_or_text(value: str) -> "float | int | str":
+def number_or_text(value: str) -> float | int | str:
+    """The value of an option."""
     for kind in (int, float):
         try:
             return kind(value)
@@ -36,6 +38,7 @@ def number_or_text(value: str) -> "float | int | str":
 
 
 def loss_and_gradient(model: dict, x: np.ndarray, y: np.ndarray) -> tuple[float, dict]:
+    """Of a softmax regression on a batch."""
     logits = x @ model["weight"] + model["bias"]
     chances = np.exp(logits - logits.max(axis=1, keepdims=True))
     chances /= chances.sum(axis=1, keepdims=True)
@@ -45,6 +48,7 @@ def loss_and_gradient(model: dict, x: np.ndarray, y: np.ndarray) -> tuple[float,
 
 
 def main() -> None:
+    """Train with the rule of the command line, and print the accuracy."""
     arguments = parsed()
     rng = np.random.default_rng(0)
     x, y = load_digits(return_X_y=True)

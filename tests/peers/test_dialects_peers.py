@@ -47,7 +47,8 @@ def compare(rule, start, rng, theirs):
         history.append(server.params.copy())
         full = [(client, version, u, history[version] + u) for client, version, u in round_]
         for client, version, update, model in full:
-            server.push(client=client, update=model if rule.kind == "model" else update, version=version)
+            sent = model if rule.kind == "model" else update
+            server.push(client=client, version=version, **{rule.kind: sent})
         largest = max(np.abs(array).max() for _, _, u, y in full for array in (history[-1], u, y))
         allowed += 8 * BUFFER * oracle.U32 * BUFFER * 2 * float(largest)
         difference = np.abs(server.params - theirs(t, full)).max()

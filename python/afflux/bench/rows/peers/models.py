@@ -127,7 +127,7 @@ def flower(inputs: Inputs, params: Model) -> Any:
 
 def appfl(inputs: Inputs, params: Model) -> Any:
     """Its FedBuff, whose base is its own current model; without the collections of garbage, which cost seconds."""
-    options = {"K": inputs.m, "alpha": 1.0, "client_weights_mode": "equal", "optimize_memory": False}
+    options = {"K": inputs.m, "alpha": 1.0, "client_weights_mode": "sample_size", "optimize_memory": False}
     config = find("omegaconf").OmegaConf.create(options)
     own = torch.nn.Module()
     for name, tensor in params.items():
