@@ -123,7 +123,12 @@ def install(path):
         places = {name: moved(getattr(round, name)) for name in ("params", "out", "states", "states_out")}
         apply(replace(round, **places, combine=combine, calibrate=cache, rule_vectors=kept), *rest, **options)
 
-    engine.ingest = lambda update, slot, threads: ingest(moved(update), moved(slot), threads)
+    def ingest_moved(update, slot, threads, conversion=None):
+        if conversion is not None:
+            conversion = (*conversion[:2], moved(conversion[2]), conversion[3])
+        return ingest(moved(update), moved(slot), threads, conversion)
+
+    engine.ingest = ingest_moved
     engine.gram = lambda vectors, out, threads: gram(moved(list(vectors)), out, threads)
     engine.apply = apply_moved
     engine.encode = lambda codec, vector, row, *rest: encode(codec, moved(vector), moved(row), *rest)

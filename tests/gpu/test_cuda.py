@@ -101,7 +101,7 @@ def test_ingest_with_a_conversion(size, base, to):
     cuts = sorted({0, size // 3, size // 3 * 2 + 1, size} & set(range(size + 1)))
     params = rng.standard_normal(size).astype(base)
     for first, kind in enumerate(STORED):
-        kinds = [kind, "float32", STORED[first - 1]]
+        kinds = [kind, "float32", list(STORED)[first - 1]]
         parts = [(made(rng, e - b, k), k) for b, e, k in zip(cuts, cuts[1:], kinds, strict=False)]
         for given, wanted in permutations(("update", "gradient", "model"), 2):
             slot = made(rng, size, to)

@@ -134,6 +134,21 @@ ENGINE = {
         "const std::int64_t at = 0;",
         "test_types.py",
     ),
+    "conversion: the base is not as the client saw it": (
+        "base = seen_as(part.type, base, n, base_room);",
+        "(void)base_room;",
+        "test_conversion.py",
+    ),
+    "conversion: a gradient points downhill": (
+        "return -sent / scale;",
+        "return sent / scale;",
+        "test_conversion.py",
+    ),
+    "conversion: what is beyond float16 stays finite": (
+        "infinity = 0x7C00u, quiet_nan",
+        "infinity = 0x7BFFu, quiet_nan",
+        "test_conversion.py",
+    ),
     "buffers: a checksum that knows no order": (
         "sum = mixed(sum, mixed(chains[k], words[k]));",
         "sum += words[k];",

@@ -66,6 +66,26 @@ SERVER = {
         "            pass\n",
         "test_store_errors.py",
     ),
+    "tasks: a task is pushed twice": (
+        "if self.tasks.find(task.opened.task) is not task:",
+        "if False:",
+        "test_tasks.py",
+    ),
+    "tasks: a push is committed without the end of its task": (
+        "            task_events += 1\n",
+        "",
+        "test_tasks.py",
+    ),
+    "tasks: params are held however old they are": (
+        "version - min(self._held) > self._max_staleness",
+        "version - min(self._held) > 2 * self._max_staleness",
+        "test_tasks.py",
+    ),
+    "push: the newest version is the base of any other": (
+        "if newest.version == number and not aggregator.versions.inplace:",
+        "if not aggregator.versions.inplace:",
+        "test_conversions.py",
+    ),
     "joins: a round that is being made is not counted": (
         "staleness = state.current.version + (state.round is not None) - version",
         "staleness = state.current.version - version",

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from afflux.arrays.interop import Array, is_cupy, is_torch, prepare, put, type_of
+from afflux.arrays.interop import Array, gpu_of, is_cupy, is_torch, prepare, put, type_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Like:
 
     library: str  #: numpy, torch, cupy or jax
     dtype: Any  #: the library's own
-    device: Any = None
+    device: Any = None  #: torch's; the index of CuPy's
 
     @classmethod
     def of(cls, name: str, array: Array) -> "Like":
@@ -24,7 +24,7 @@ class Like:
         if is_torch(array):
             return cls("torch", array.dtype, array.device)
         if is_cupy(array):
-            return cls("cupy", array.dtype, array.device)
+            return cls("cupy", array.dtype, gpu_of(array))
         jax = sys.modules.get("jax")
         if jax is not None and isinstance(array, jax.Array):
             return cls("jax", array.dtype)
@@ -43,8 +43,9 @@ class Like:
                 return shared
             out: Array = torch.empty(values.shape, dtype=self.dtype, device=self.device)
         elif self.library == "cupy":
-            with self.device:
-                out = sys.modules["cupy"].empty(values.shape, self.dtype)
+            cupy = sys.modules["cupy"]
+            with cupy.cuda.Device(self.device):
+                out = cupy.empty(values.shape, self.dtype)
         elif values.dtype == self.dtype:
             return values
         else:
