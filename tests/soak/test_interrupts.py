@@ -43,7 +43,7 @@ server, interrupts, stop = fresh(), 0, False
 def other():
     while not stop:
         client, version = random.randrange(CLIENTS), server.version
-        server.push(client=client, **{server.rule.kind: vector(client, version)}, version=version, copy=not lent)
+        server.push(client=client, **{{server.rule.kind: vector(client, version)}}, version=version, copy=not lent)
         time.sleep(0.0005)
 
 threads = [threading.Thread(target=other, daemon=True) for _ in range({threads})]
@@ -55,7 +55,7 @@ while interrupts < wanted:
         signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 8e-4))
         while True:
             client, version = random.randrange(CLIENTS), max(0, server.version - random.randrange(3))
-            server.push(client=client, **{server.rule.kind: vector(client, version)}, version=version, copy=not lent)
+            server.push(client=client, **{{server.rule.kind: vector(client, version)}}, version=version, copy=not lent)
             if random.random() < 0.05:
                 random.choice([server.flush, server.discard, server.state_dict, server.pull])()
     except KeyboardInterrupt:
