@@ -181,7 +181,7 @@ class Admission:
         state, size = self.state, self.rule.buffer_size
         return size if state.passes is None else min(size, state.passes.left + state.filled)
 
-    def before(self, arrivals: int, outs: Callable[[NamedVectors], NamedVectors]) -> RoundStart:
+    def before(self, arrivals: int, outs: Callable[[NamedVectors], NamedVectors], slot_bytes: int) -> RoundStart:
         """What the round of so many arrivals starts from; `outs` says where its rule vectors may be written.
 
         Raises:
@@ -195,7 +195,13 @@ class Admission:
                 )
         ends_pass = state.passes is not None and state.passes.left == arrivals - state.filled
         return RoundStart(
-            state.current, state.rows, state.rule_vectors, outs(state.rule_vectors), state.scalars, ends_pass
+            state.current,
+            state.rows,
+            state.rule_vectors,
+            outs(state.rule_vectors),
+            state.scalars,
+            ends_pass,
+            slot_bytes,
         )
 
     def record(

@@ -343,9 +343,8 @@ class Aggregator:
         except AffluxError as error:
             raise AffluxError(f"[{op}] {error}") from None
         self.check_storage()
-        before = self.admission.before(
-            len(waiting), _in_place if self.storage is None else self.storage.rule_vector_outputs
-        )
+        outs = _in_place if self.storage is None else self.storage.rule_vector_outputs
+        before = self.admission.before(len(waiting), outs, self.slots.slot_bytes)
         prepared = prepare(self.rule, before, waiting, draft, self.num_threads)
         prepared.saved = self.storage is None and not prepared.rows.staged
         prepared.checksums = None if self.storage is None or self.device is not HOST else []
