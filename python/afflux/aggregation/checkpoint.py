@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux._engine import ORDER_VERSION
-from afflux.aggregation.admission import Admission, ServerState
+from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.cache.memory import MemoryRows
 from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.participation import Participation
 from afflux.aggregation.reports import DECISIONS, Closed, Cut, Entry, Handed, Join, Opened, Pulled, no_counts
 from afflux.aggregation.round import NamedVectors
+from afflux.aggregation.state import ServerState
 from afflux.aggregation.streaming import Term
 from afflux.arrays.interop import finite, immutable_copy, is_masked, on_host
 from afflux.ops.errors import AffluxError

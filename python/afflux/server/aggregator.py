@@ -2,15 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from os import getpid
 from threading import get_ident
 from typing import TypeVar
 
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival, Pushed
-from afflux.aggregation.cache.staging import StagedRow
-from afflux.aggregation.reports import Closed, Decision, Pulled, Receipt, Report
+from afflux.aggregation.reports import Closed, Pulled, Receipt, Report
 from afflux.aggregation.round import NamedVectors, Round, prepare
 from afflux.aggregation.storage import RoundStorage
 from afflux.aggregation.streaming import Streaming, Term, Total
@@ -19,30 +17,10 @@ from afflux.arrays.pools import Slot, Slots, Vector, Versions
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Rule
 from afflux.server.concurrency import Monitor
-from afflux.server.tasks import OpenTask, TaskBook
+from afflux.server.tasks import TaskBook
+from afflux.server.tickets import Decided, TaskClosedError, Ticket
 
 _Result = TypeVar("_Result")
-
-
-#: What was decided about an arrival: status, staleness, number of the join, its term if the server accumulates, and the
-#: round that it completes.
-_Decision = tuple[Decision, int, int, Term | None, Round | None]
-
-
-class TaskClosedError(AffluxError):
-    """Another push of the task, or the end of its lease, came first."""
-
-
-class Ticket:
-    """What a push holds until it ends, however it ends."""
-
-    __slots__ = ("decision", "slot", "staged_row", "task")
-
-    def __init__(self) -> None:
-        self.slot: Slot | None = None
-        self.staged_row: StagedRow | None = None  #: of the client's row
-        self.decision: _Decision | None = None
-        self.task: OpenTask | None = None  #: that it closes
 
 
 class Aggregator:
@@ -92,7 +70,7 @@ class Aggregator:
             AffluxError, UnavailableError: see above.
         """
         if getpid() != self._monitor.pid:
-            self._monitor.check_process(op)
+            self.check_process(op)
         if self.closed:
             self._check_open(op)
         making, adding, me = self.admission.state.round, self.admission.state.total, get_ident()
@@ -105,6 +83,10 @@ class Aggregator:
                 f"[{op}] called from within the rule's weigh or step, or by a signal handler, amid another call of "
                 "this thread"
             )
+
+    def check_process(self, op: str) -> None:
+        """Rejects calls in a forked child that cannot use the server; see `Monitor.check_process`."""
+        self._monitor.check_process(op)
 
     def _check_open(self, op: str) -> None:
         if self.closed and self.storage is not None:
@@ -169,57 +151,6 @@ class Aggregator:
         self._check_open("push")
         return self.slots.take()
 
-    # Reading
-
-    def pull(self) -> Pulled:
-        """The newest version; nothing is copied unless params are overwritten in place."""
-        device = self.device
-        if self.versions.inplace:
-            return self.when_idle(
-                "pull", lambda: replace(self._newest, params=device.immutable_copy(self._newest.params))
-            )
-        self._check_pull()
-        return self.shared(self._newest)
-
-    def shared(self, version: Pulled) -> Pulled:
-        """A version as callers get it: on a GPU other objects than the server's own, of the same memory."""
-        device = self.device
-        return version if device is HOST else replace(version, params=device.alias(version.params))
-
-    def pull_into(self, copy: Callable[[Pulled], None]) -> int:
-        """Copies the newest version with `copy`; returns its number."""
-
-        def copied() -> int:
-            now = self._newest
-            copy(now)
-            return now.version
-
-        if self.versions.inplace:
-            return self.when_idle("pull", copied)
-        self._check_pull()
-        self.check_storage()
-        return copied()
-
-    def _check_pull(self) -> None:
-        self.versions.refuse_damage("pull")
-        if self.device.alone is not None:
-            self._monitor.check_process("pull")
-
-    @property
-    def _newest(self) -> Pulled:
-        return self.admission.state.current
-
-    @property
-    def state_bytes(self) -> int:
-        """See `Server.state_bytes`."""
-        state, slots = self.admission.state, self.slots
-        if self.streaming is not None:
-            buffered = slots.slot_bytes + 8 * slots.size
-        else:
-            buffered = (self.rule.buffer_size + len(state.deferred())) * slots.slot_bytes
-        held = sum(vector.nbytes for vector in state.rule_vectors.values())
-        return int(state.current.params.nbytes + buffered + held) + (0 if state.rows is None else state.rows.nbytes)
-
     # Deciding
 
     def join(self, pushed: Pushed, ticket: Ticket) -> Receipt:
@@ -242,7 +173,7 @@ class Aggregator:
         version = self.admission.state.current.version
         return Receipt(status, staleness, version, join, step, report, tuple(begun), durable)
 
-    def _joined(self, pushed: Pushed, ticket: Ticket, begun: list[Report]) -> _Decision | None:
+    def _joined(self, pushed: Pushed, ticket: Ticket, begun: list[Report]) -> Decided | None:
         """The decision, once its round is published (or skipped) and its term is added; None until then."""
         admission, decision = self.admission, ticket.decision
         if self.closed:

@@ -3,11 +3,12 @@
 from types import MappingProxyType
 
 from afflux import ops
-from afflux.aggregation.admission import Admission, ServerState
+from afflux.aggregation.admission import Admission
 from afflux.aggregation.cache.memory import MemoryRows
 from afflux.aggregation.options import ServerOptions, codec_of, slots_of, why_copied
 from afflux.aggregation.participation import Participation
 from afflux.aggregation.reports import Pulled
+from afflux.aggregation.state import ServerState
 from afflux.aggregation.streaming import Streaming
 from afflux.arrays.layout import Tree
 from afflux.arrays.pools import Slots, Versions

@@ -18,10 +18,11 @@ from afflux.ops import Conversion, Kind
 from afflux.ops.errors import AffluxError, BusyError, StoreError
 from afflux.ops.validation import NUMBERS, as_int, brief, integer, loss_of, plain_id, positive
 from afflux.rules.rule import ClientId
-from afflux.server.aggregator import Aggregator, TaskClosedError, Ticket
+from afflux.server.aggregator import Aggregator
 from afflux.server.checkout import Task, close_overdue, close_task
 from afflux.server.inputs import InputAdapter
 from afflux.server.tasks import OpenTask
+from afflux.server.tickets import TaskClosedError, Ticket
 
 
 class PushTarget(Protocol):

@@ -9,17 +9,17 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Literal, NoReturn, Self, Unpack, overload
 
 from afflux import ops
-from afflux.aggregation.admission import ServerState
 from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.options import Durability, Options, ServerOptions, options_of
 from afflux.aggregation.reports import Entry, Fault, Params, Pulled, Report
+from afflux.aggregation.state import ServerState
 from afflux.arrays.layout import Layout, Tree
 from afflux.arrays.pools import Vector
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief, integer, optional, path_of
 from afflux.rules.rule import Rule
 from afflux.server import checkout as checking
-from afflux.server import persistence, pushing
+from afflux.server import persistence, pushing, reading
 from afflux.server.assembly import assemble
 from afflux.server.inputs import InputAdapter
 from afflux.store.store import Store
@@ -255,7 +255,7 @@ class Server:
     @property
     def state_bytes(self) -> int:
         """Bytes of params, M slots (or a slot and the sum), deferred arrivals, rule vectors, and rows so far."""
-        return self._aggregator.state_bytes
+        return reading.state_bytes(self._aggregator)
 
     @overload
     def pull(self) -> Pulled: ...
@@ -277,8 +277,8 @@ class Server:
         if self.options.inplace:
             self._enter("pull")
         if out is None:
-            return self._aggregator.pull()
-        return self._aggregator.pull_into(lambda newest: self._adapter.copy_out("pull", newest, out))
+            return reading.pull(self._aggregator)
+        return reading.pull_into(self._aggregator, lambda newest: self._adapter.copy_out("pull", newest, out))
 
     def checkpoint(self, notes: object = None, *, keep: Iterable[Pulled] = ()) -> None:
         """Commits all that was decided, the arrivals that wait included. Writes d elements for each of these.

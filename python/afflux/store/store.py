@@ -17,11 +17,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from afflux.aggregation import checkpoint
-from afflux.aggregation.admission import Admission, ServerState, after
+from afflux.aggregation.admission import Admission
 from afflux.aggregation.checkpoint import Saved
 from afflux.aggregation.options import Durability, codec_of
 from afflux.aggregation.reports import Opened, Pulled
 from afflux.aggregation.round import NamedVectors, Round
+from afflux.aggregation.state import ServerState, after
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.interop import bring, frozen, on_gpu
 from afflux.arrays.layout import Layout
