@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from time import monotonic
 from typing import Literal
 
 from afflux.aggregation.arrivals import PendingArrival
@@ -17,6 +18,8 @@ from afflux.aggregation.reports import (
     Join,
     Opened,
     Pulled,
+    Replaced,
+    Report,
     Status,
 )
 from afflux.aggregation.round import NamedVectors, Round, RoundStart
@@ -38,17 +41,19 @@ class Admission:
 
     def __init__(
         self,
-        rule: Rule,
         duplicates: Duplicates,
         max_staleness: int | None,
         log: bool,
         first: ServerState,
         copies: str | None,
+        flush_after: float | None = None,
+        reporting: bool = False,
     ) -> None:
-        self.rule = rule
         self.duplicates = duplicates
         self.max_staleness = max_staleness
         self.state = first
+        self.flush_after = flush_after  #: seconds; None: no limit
+        self.reporting = reporting  #: whether reports of steps are kept until `next_report`
         self.copies = copies  #: why vectors are always copied; None: they may be lent
         self.faults: deque[Fault] = deque(maxlen=FAULTS_KEPT)
         self._log: list[Entry] | None = [] if log else None
@@ -117,9 +122,16 @@ class Admission:
         state = self.state
         return state.passes is not None and state.filled > 0 and state.filled == self._target()
 
+    @property
+    def late(self) -> bool:
+        """Whether the buffer has held arrivals for longer than `flush_after`."""
+        seconds, state = self.flush_after, self.state
+        return seconds is not None and state.filled > 0 and monotonic() - state.since > seconds
+
     def _target(self) -> int:
         """Arrivals that make the buffer full: M, or those that are left of the pass."""
-        state, size = self.state, self.rule.buffer_size
+        state = self.state
+        size = state.rule.buffer_size
         return size if state.passes is None else min(size, state.passes.left + state.filled)
 
     def before(self, arrivals: int, outs: Callable[[NamedVectors], NamedVectors], slot_bytes: int) -> RoundStart:
@@ -129,10 +141,10 @@ class Admission:
             AffluxError: a memory that the rule reads was never handed in.
         """
         state = self.state
-        for name in self.rule.needs.handed_in:
+        for name in state.rule.needs.handed_in:
             if name not in state.handed:
                 raise AffluxError(
-                    f"[{self.rule.name}] the memory {name!r} was never handed in: set_rule_vector({name!r}, vector)"
+                    f"[{state.rule.name}] the memory {name!r} was never handed in: set_rule_vector({name!r}, vector)"
                 )
         ends_pass = state.passes is not None and state.passes.left == arrivals - state.filled
         return RoundStart(
@@ -152,16 +164,21 @@ class Admission:
         state = self.state
         passes, scalars, counts = state.passes, state.scalars, state.counts
         waiting, filled = state.waiting, state.filled
-        logged = state.logged
+        logged, since = state.logged, state.since
+        rule, next_rule, unreported = state.rule, state.next_rule, state.unreported
         if passes is not None and status == "joined":
             passes = passes.enter(arrival.client_id)
         elif passes is not None and status == "deferred":
             passes = passes.defer(arrival)
         if prepared is not None:
+            rule, next_rule, since = next_rule or rule, None, monotonic()
             waiting, passes, counts = self._opened(passes, prepared)
             filled = len(waiting)
-            scalars = scalars if prepared.report.stepped else prepared.scalars
+            if not prepared.report.stepped:
+                scalars, unreported = prepared.scalars, self._with_report(prepared.report)
         elif status == "joined":
+            if not filled:
+                since = monotonic()
             if self.duplicates != "both":
                 self._places[arrival.client_id] = filled
             waiting[filled:] = [arrival]
@@ -184,6 +201,7 @@ class Admission:
         # By position: half the time of keywords, and it is on the way of every push.
         new = ServerState(
             state.current,
+            rule,
             state.rows,
             waiting,
             filled,
@@ -197,6 +215,9 @@ class Admission:
             scalars,
             passes,
             state.decided_state,
+            next_rule,
+            since,
+            unreported,
         )
         self.state = new if decided is state.round else new._replace(decided_state=new._replace(decided_state=None))
         if prepared is not None:
@@ -206,11 +227,12 @@ class Admission:
         self, passes: Participation | None, prepared: Round
     ) -> tuple[list[PendingArrival], Participation | None, dict[str, int]]:
         """The buffer after a round: empty, but for those who have waited for this pass."""
-        counts = self.state.counts
+        state = self.state
+        counts, rule = state.counts, state.next_rule or state.rule
         if passes is None:
             return [], None, counts
         oldest = 0 if self.max_staleness is None else prepared.report.version - self.max_staleness
-        entering, dropped, passes = passes.opened(self.rule.buffer_size, oldest)
+        entering, dropped, passes = passes.opened(rule.buffer_size, oldest)
         if dropped:
             moved = {"deferred": counts["deferred"] - dropped, "dropped": counts["dropped"] + dropped}
             counts = {**counts, **moved}
@@ -244,6 +266,17 @@ class Admission:
             logged += 1
         self.state = state._replace(rule_vectors=rule_vectors, handed=state.handed | {name}, logged=logged)
 
+    def replace_rule(self, rule: Rule, entry: Replaced) -> bool:
+        """Replaces the rule: at once if the buffer is empty, else when it is emptied; whether it was at once."""
+        state = self.state
+        at_once, logged = not state.filled, state.logged
+        if self._log is not None:
+            self._log[logged:] = [entry]
+            logged += 1
+        now, later = (rule, None) if at_once else (state.rule, rule)
+        self.state = state._replace(rule=now, next_rule=later, logged=logged)
+        return at_once
+
     def cut(self, kind: Literal["flush", "discard", "overdue"], prepared: Round | None) -> None:
         """Empties the buffer without a push, into a round or into nothing. What is overdue needs no word in the log."""
         state = self.state
@@ -252,14 +285,19 @@ class Admission:
             self._log[logged:] = [Cut(kind)]
             logged += 1
         waiting: list[PendingArrival] = []
-        passes, scalars, counts = state.passes, state.scalars, state.counts
+        passes, scalars, counts, unreported = state.passes, state.scalars, state.counts, state.unreported
         if prepared is None:
             passes = passes and passes.emptied(state.filled)
         else:
             waiting, passes, counts = self._opened(passes, prepared)
             if not prepared.report.stepped:
+                unreported = self._with_report(prepared.report)
                 scalars, prepared = prepared.scalars, None
         new = state._replace(
+            rule=state.next_rule or state.rule,
+            next_rule=None,
+            since=monotonic(),
+            unreported=unreported,
             waiting=waiting,
             filled=len(waiting),
             round=prepared,
@@ -279,12 +317,27 @@ class Admission:
 
     def commit(self, current: Pulled, done: Round) -> None:
         """The round is over: its version is the newest one."""
-        self.state = after(self.state, current, done)
+        state = after(self.state, current, done)
+        self.state = state._replace(unreported=self._with_report(done.report)) if self.reporting else state
+
+    def _with_report(self, report: Report) -> tuple[Report, ...]:
+        """The reports that wait, and this one."""
+        return (*self.state.unreported, report) if self.reporting else ()
+
+    def next_report(self) -> Report | None:
+        """Takes the oldest report that waits; None if there is none."""
+        state = self.state
+        if not state.unreported:
+            return None
+        first, *others = state.unreported
+        self.state = state._replace(unreported=tuple(others))
+        return first
 
     def load(self, state: ServerState, log: list[Entry] | None) -> None:
         """Takes over a saved state. A log that was not kept so far is not begun in the middle."""
         places = {} if self.duplicates == "both" else {w.client_id: i for i, w in enumerate(state.arrivals())}
         log = None if self._log is None else log
+        state = state._replace(since=monotonic(), unreported=self.state.unreported)
         # One statement without a call in it: an interrupt comes before or after.
         self._log, self._places, self.state = log, places, state
 

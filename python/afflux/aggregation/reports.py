@@ -1,5 +1,6 @@
 """What a server answers: the versions it hands out, what became of a push, what a step did, and the log of it all."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import fsum, nan
 from typing import Any, Literal, NamedTuple, get_args
@@ -177,6 +178,13 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
+class Replaced:
+    """The rule was replaced by `Server.replace_rule`, at once if the buffer was empty, else once it is."""
+
+    config: Mapping[str, Any]  #: the new rule, as `Rule.to_config` gives it
+
+
+@dataclass(frozen=True, slots=True)
 class Opened:
     """A client has checked a version out (`Server.checkout`)."""
 
@@ -195,7 +203,7 @@ class Closed:
     why: Literal["pushed", "expired", "cancelled"]
 
 
-Entry = Join | Cut | Handed | Opened | Closed
+Entry = Join | Cut | Handed | Replaced | Opened | Closed
 
 
 def no_counts() -> dict[str, int]:

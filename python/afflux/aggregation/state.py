@@ -6,11 +6,11 @@ from typing import NamedTuple
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.participation import Participation
-from afflux.aggregation.reports import Pulled, no_counts
+from afflux.aggregation.reports import Pulled, Report, no_counts
 from afflux.aggregation.round import NamedVectors, Round
 from afflux.aggregation.streaming import Term, Total
 from afflux.arrays.pools import is_lent
-from afflux.rules.rule import Scalars
+from afflux.rules.rule import Rule, Scalars
 
 
 class ServerState(NamedTuple):
@@ -19,6 +19,7 @@ class ServerState(NamedTuple):
     """
 
     current: Pulled  #: the newest version
+    rule: Rule  #: of the arrivals in the buffer
     rows: RowCache | None
     waiting: list[PendingArrival]
     filled: int = 0  #: entries of `waiting` that count
@@ -32,6 +33,9 @@ class ServerState(NamedTuple):
     scalars: Scalars = MappingProxyType({})  #: the rule's own numbers
     passes: Participation | None = None  #: of rules that take every client once per pass
     decided_state: "ServerState | None" = None  #: this state when `round` was decided, which a store commits
+    next_rule: Rule | None = None  #: takes the place of `rule` when the buffer is emptied
+    since: float = 0.0  #: when the first arrival in the buffer joined, by time.monotonic()
+    unreported: tuple[Report, ...] = ()  #: steps that on_step was not called for yet, oldest first
 
     def arrivals(self) -> list[PendingArrival]:
         """The arrivals in the buffer."""

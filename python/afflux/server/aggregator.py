@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival, Pushed
-from afflux.aggregation.reports import Closed, Pulled, Receipt, Report
+from afflux.aggregation.reports import Closed, Pulled, Receipt, Replaced, Report
 from afflux.aggregation.round import NamedVectors, Round, prepare
 from afflux.aggregation.storage import RoundStorage
 from afflux.aggregation.streaming import Streaming, Term, Total
@@ -17,6 +17,7 @@ from afflux.arrays.pools import Slot, Slots, Vector, Versions
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Rule
 from afflux.server.concurrency import Monitor
+from afflux.server.steps import OnStep, StepCalls
 from afflux.server.tasks import TaskBook
 from afflux.server.tickets import Decided, TaskClosedError, Ticket
 
@@ -32,15 +33,14 @@ class Aggregator:
 
     def __init__(
         self,
-        rule: Rule,
         num_threads: int,
         versions: Versions,
         slots: Slots,
         admission: Admission,
         streaming: Streaming | None,
         device: Device,
+        on_step: OnStep | None,
     ) -> None:
-        self.rule = rule
         self.num_threads = num_threads
         self.versions = versions
         self.slots = slots
@@ -55,6 +55,12 @@ class Aggregator:
         self._monitor.alone = device.alone
         #: Lets threads that wait for a slot look again.
         self.notify_waiters = self._monitor.notify_waiters
+        self._step_calls = None if on_step is None else StepCalls(on_step, admission.next_report, self.locked)
+
+    @property
+    def rule(self) -> Rule:
+        """The rule of the arrivals in the buffer."""
+        return self.admission.state.rule
 
     def attach(self, storage: RoundStorage) -> None:
         """From now on the state lies in a store."""
@@ -118,6 +124,8 @@ class Aggregator:
 
         found = self._monitor.wait_for(attempt)
         assert found is not None  # it was given no timeout
+        if overdue:
+            self.report_steps()
         return found[0]
 
     def when_no_job_runs(self, action: Callable[[], None]) -> None:
@@ -162,6 +170,7 @@ class Aggregator:
         report = None
         if completed is not None:
             report = completed.report
+            ticket.made_step = True
             ticket.decision = (status, staleness, join, None, None)
             decision = completed = None  # the round holds versions of params
             with suppress(Exception):  # not this push's error: the next push meets it before it joins
@@ -196,7 +205,7 @@ class Aggregator:
             if self.streaming is not None and status == "joined":
                 total = state.total or self.streaming.total()
                 facts = (staleness, arrival.num_examples, arrival.norm)
-                term = self.streaming.term(total, state.filled, facts, ticket.slot)
+                term = self.streaming.term(state.rule, total, state.filled, facts, ticket.slot)
                 arrival = arrival._replace(slot=term)
             completed = self._prepared("push", [*state.arrivals(), arrival]) if completes else None
             admission.record(status, arrival, completed, closed)
@@ -214,8 +223,8 @@ class Aggregator:
             "set_rule_vector", lambda: admission.hand_in({**admission.state.rule_vectors, name: vector}, name)
         )
 
-    def flush(self) -> Report | None:
-        """The round of the arrivals that wait; None if there are none."""
+    def flush(self, *, late: bool = False) -> Report | None:
+        """The round of the arrivals that wait; None if there are none, or with `late` if it is too early."""
         prepared: Round | None = None
 
         def attempt() -> tuple[Report | None] | None:
@@ -227,7 +236,7 @@ class Aggregator:
                 if self.admission.state.unfinished:
                     return None
                 waiting = self.admission.state.arrivals()
-                if not waiting:
+                if not waiting or (late and not self.admission.late):
                     return (None,)
                 prepared = self._prepared("flush", waiting)
                 self.admission.cut("flush", prepared)
@@ -235,7 +244,33 @@ class Aggregator:
 
         found = self._monitor.wait_for(attempt)
         assert found is not None  # it was given no timeout
+        prepared = None  # it holds versions of params, and on_step may take long
+        self.report_steps()
         return found[0]
+
+    def flush_late(self) -> None:
+        """The round of arrivals that have waited for too long, if it can be made; `flush(late=True)` raises if not."""
+        if self.admission.late:
+            with suppress(Exception):
+                self.flush(late=True)
+
+    def report_steps(self) -> None:
+        """Calls on_step for the steps that it was not called for yet. The caller holds neither mutex nor slot."""
+        if self._step_calls is not None and self.admission.state.unreported:
+            self._step_calls.run()
+
+    def replace_rule(self, rule: Rule, max_slots: int) -> bool:
+        """Replaces the rule, see `Admission.replace_rule`; from now on there may be so many slots, or more."""
+        entry = Replaced(rule.to_config())
+
+        def replaced() -> bool:
+            self.slots.grow(max_slots)
+            return self.admission.replace_rule(rule, entry)
+
+        # After the rounds whose buffers were full when their pass began: a replay makes them at once.
+        at_once = self.when_idle("replace_rule", replaced, overdue=True)
+        self.notify_waiters()
+        return at_once
 
     def discard(self) -> int:
         """Removes the arrivals that wait; returns their number."""

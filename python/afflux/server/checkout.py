@@ -142,6 +142,7 @@ def checkout(  # noqa: D417
     (True, 'expired')
     """
     self._enter("checkout")
+    self._aggregator.flush_late()
     client_id = plain_id(client, "checkout")
     seconds = optional(positive)("checkout", "lease", lease)
     aggregator, inplace = self._aggregator, self.options.inplace
@@ -167,6 +168,7 @@ def checkout(  # noqa: D417
 
 def open_tasks(aggregator: Aggregator, adapter: InputAdapter) -> tuple[Task, ...]:
     """The open tasks of a server."""
+    aggregator.flush_late()
     close_overdue(aggregator)
     return tuple(Task(task, None, aggregator, adapter) for task in aggregator.locked(lambda: [*aggregator.tasks]))
 

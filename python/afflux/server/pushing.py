@@ -109,8 +109,12 @@ def push(  # noqa: D417
     """
     self._enter("push")
     aggregator, adapter, options = self._aggregator, self._adapter, self.options
+    aggregator.flush_late()
     ticket, origin = Ticket(), _Origin()
     pushed: Pushed | None = None
+    newest: Pulled | None = None
+    base: Pulled | None = None
+    conversion: Conversion | None = None
     try:
         given, vector = _only_one(update, gradient, model, num_examples)
         if not (timeout is None or (isinstance(timeout, NUMBERS) and timeout >= 0)):
@@ -134,7 +138,6 @@ def push(  # noqa: D417
         if examples == 0:
             return _no_arrival(aggregator, origin, "empty", "", ticket.task)
         what = f"[push] client {client_id!r}'s {given}"
-        conversion = None
         scale = None if client_lr is None and local_steps is None else _scale(client_lr, local_steps)
         if given != adapter.kind:
             base = _base(aggregator, task, version, pulled, newest)
@@ -166,9 +169,11 @@ def push(  # noqa: D417
             aggregator.locked(lambda: aggregator.admission.count("refused"))
         raise
     finally:
-        # The frame of a stored traceback must not hold the slot.
-        pushed = ticket.slot = ticket.staged_row = ticket.decision = fetch = None
+        # Neither on_step nor the frame of a stored traceback may find the slot taken, or versions held.
+        pushed = ticket.slot = ticket.staged_row = ticket.decision = fetch = newest = base = conversion = None
         aggregator.notify_waiters()
+        if ticket.made_step:
+            aggregator.report_steps()
 
 
 class _Origin:

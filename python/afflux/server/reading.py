@@ -2,13 +2,53 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol, overload
 
+from afflux import ops
+from afflux.aggregation.options import ServerOptions
 from afflux.aggregation.reports import Pulled
 from afflux.arrays.devices import HOST
+from afflux.arrays.layout import Tree
 from afflux.server.aggregator import Aggregator
+from afflux.server.inputs import InputAdapter
 
 
-def pull(aggregator: Aggregator) -> Pulled:
+class PullSource(Protocol):
+    """What a pull needs of a server."""
+
+    options: ServerOptions
+    _aggregator: Aggregator
+    _adapter: InputAdapter
+
+    def _enter(self, op: str) -> None: ...
+
+
+@overload
+def pull(self: PullSource) -> Pulled: ...
+@overload
+def pull(self: PullSource, *, out: "ops.Array | Tree") -> int: ...
+def pull(self: PullSource, *, out: "ops.Array | Tree | None" = None) -> Pulled | int:
+    """The newest params and their version; never waits for a step that is being made (unless inplace).
+
+    Without `out` nothing is copied. With `out`, params (and buffers) are copied into it, a flat vector or a tree
+    like the server's, and only the version is returned.
+
+    >>> import numpy as np
+    >>> from afflux import Server, rules
+    >>> server = Server(rules.fedbuff(), {"weight": np.ones((2, 2), np.float32), "bias": np.zeros(2, np.float32)})
+    >>> mine = {"weight": np.empty((2, 2), np.float32), "bias": np.empty(2, np.float32)}
+    >>> server.pull(out=mine), mine["weight"].tolist()
+    (0, [[1.0, 1.0], [1.0, 1.0]])
+    """
+    aggregator, adapter = self._aggregator, self._adapter
+    if self.options.inplace:
+        self._enter("pull")
+    if out is None:
+        return _newest(aggregator)
+    return _copied(aggregator, lambda newest: adapter.copy_out("pull", newest, out))
+
+
+def _newest(aggregator: Aggregator) -> Pulled:
     """The newest version; nothing is copied unless params are overwritten in place."""
     admission, device = aggregator.admission, aggregator.device
     if aggregator.versions.inplace:
@@ -28,7 +68,7 @@ def shared(aggregator: Aggregator, version: Pulled) -> Pulled:
     return version if device is HOST else replace(version, params=device.alias(version.params))
 
 
-def pull_into(aggregator: Aggregator, copy: Callable[[Pulled], None]) -> int:
+def _copied(aggregator: Aggregator, copy: Callable[[Pulled], None]) -> int:
     """Copies the newest version with `copy`; returns its number."""
 
     def copied() -> int:
@@ -55,6 +95,6 @@ def state_bytes(aggregator: Aggregator) -> int:
     if aggregator.streaming is not None:
         buffered = slots.slot_bytes + 8 * slots.size
     else:
-        buffered = (aggregator.rule.buffer_size + len(state.deferred())) * slots.slot_bytes
+        buffered = (state.rule.buffer_size + len(state.deferred())) * slots.slot_bytes
     held = sum(vector.nbytes for vector in state.rule_vectors.values())
     return int(state.current.params.nbytes + buffered + held) + (0 if state.rows is None else state.rows.nbytes)

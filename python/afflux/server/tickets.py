@@ -20,10 +20,11 @@ class TaskClosedError(AffluxError):
 class Ticket:
     """What a push holds until it ends, however it ends."""
 
-    __slots__ = ("decision", "slot", "staged_row", "task")
+    __slots__ = ("decision", "made_step", "slot", "staged_row", "task")
 
     def __init__(self) -> None:
         self.slot: Slot | None = None
         self.staged_row: StagedRow | None = None  #: of the client's row
         self.decision: Decided | None = None
         self.task: OpenTask | None = None  #: that it closes
+        self.made_step = False  #: whether it has completed a round
