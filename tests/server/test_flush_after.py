@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afflux import AffluxError, Cut, Server, StoreError, Weights, replay
+from afflux import AffluxError, Cut, Server, StoreError, replay
 from afflux.aggregation import admission
 from afflux.rules import ca2fl, fadas, fedbuff, gsgm, zenopp
 from conftest import bits
@@ -235,7 +235,7 @@ def test_a_replay_makes_the_same_steps_without_a_clock(moves, name):
         options = {"num_clients": CLIENTS, "log": True, "accumulate": name == "streaming", "flush_after": 10}
         return Server(RULES[name](), vector(0.5), **options)
 
-    clock, vectors, reports = Clock(), {}, []
+    clock, vectors = Clock(), {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(admission, "monotonic", clock)
         server = fresh()
@@ -258,7 +258,6 @@ def test_a_replay_makes_the_same_steps_without_a_clock(moves, name):
                 getattr(server, move)()
             if late and move in ("push", "poll", "flush", "checkout", "tasks"):
                 assert server.version > before
-                reports.append(server.version)
         again = fresh()
         clock.now += 1000
         replay(server.log, again, lambda join: vectors[join.number])

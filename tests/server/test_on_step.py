@@ -1,4 +1,4 @@
-"""Server(on_step=...): called once for each step, in order, outside of any lock; whatever it does, the server goes on."""
+"""Server(on_step=...): called once for each step, in order, without any lock; whatever it does, the server goes on."""
 
 import logging
 import os
