@@ -3,7 +3,7 @@
 from afflux import ops, rules
 from afflux._engine import __version__
 from afflux.aggregation.options import ServerOptions
-from afflux.aggregation.reports import Closed, Cut, Fault, Handed, Join, Opened, Pulled, Receipt, Report
+from afflux.aggregation.reports import Closed, Cut, Fault, Handed, Join, Opened, Pulled, Receipt, Replaced, Report
 from afflux.arrays.layout import Layout
 from afflux.ops import codecs
 from afflux.ops.errors import AffluxError, BusyError, StoreError, UnavailableError
@@ -30,6 +30,7 @@ __all__ = [
     "Plan",
     "Pulled",
     "Receipt",
+    "Replaced",
     "Report",
     "Rule",
     "Server",

@@ -156,4 +156,34 @@ SERVER = {
         "extremes if not self.codec.keyed else",
         "test_coded_rounds.py",
     ),
+    "rule: it is replaced amid a buffer": (
+        "now, later = (rule, None) if at_once else (state.rule, rule)",
+        "now, later = rule, None",
+        "test_replace_rule.py",
+    ),
+    "rule: one that waits is in force after the next buffer only": (
+        "counts, rule = state.counts, state.next_rule or state.rule",
+        "counts, rule = state.counts, state.rule",
+        "test_replace_rule.py",
+    ),
+    "store: the rule is that of the server's first commit": (
+        "if self._newest is None or self._newest[0] is not rule:",
+        "if self._newest is None:",
+        "test_replace_rule.py",
+    ),
+    "flush_after: the time of the buffer before counts": (
+        "rule, next_rule, since = next_rule or rule, None, monotonic()",
+        "rule, next_rule = next_rule or rule, None",
+        "test_flush_after.py",
+    ),
+    "flush_after: a replay flushes by its own clock": (
+        "flush_after, admission.flush_after = admission.flush_after, None",
+        "flush_after = admission.flush_after",
+        "test_flush_after.py",
+    ),
+    "on_step: two calls overlap": (
+        "if running is not None and running is not token and running[0] == token[0]:",
+        "if False:",
+        "test_on_step.py",
+    ),
 }

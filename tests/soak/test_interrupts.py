@@ -24,11 +24,12 @@ slots = None if {rule!r} == 'gsgm' else M + 2  # arrivals that wait for the next
 slots = 2 if memory == "streaming" else slots
 faulthandler.dump_traceback_later(500, exit=True)  # a hang fails the test
 random.seed({seed})
-rule = RULES[{rule!r}](buffer_size=M)
+rules = [RULES[{rule!r}](buffer_size=size) for size in (M, M - 1)]
+reported = []
 
-def fresh(log=True):
-    return Server(rule, np.zeros(D), num_clients=CLIENTS, max_staleness=5, log=log, num_threads=2, max_slots=slots,
-                  accumulate=memory == "streaming")
+def fresh(log=True, on_step=None):
+    return Server(rules[0], np.zeros(D), num_clients=CLIENTS, max_staleness=5, log=log, num_threads=2, max_slots=slots,
+                  accumulate=memory == "streaming", on_step=on_step)
 
 def interrupt(*_):
     raise KeyboardInterrupt
@@ -38,7 +39,7 @@ def vector(client, version):
     return np.full(D, np.nan if lent and client == 4 else client + version % 7, np.float32)
 
 signal.signal(signal.SIGALRM, interrupt)
-server, interrupts, stop = fresh(), 0, False
+server, interrupts, stop = fresh(on_step=reported.append), 0, False
 
 def other():
     while not stop:
@@ -57,7 +58,8 @@ while interrupts < wanted:
             client, version = random.randrange(CLIENTS), max(0, server.version - random.randrange(3))
             server.push(client=client, **{{server.rule.kind: vector(client, version)}}, version=version, copy=not lent)
             if random.random() < 0.05:
-                random.choice([server.flush, server.discard, server.state_dict, server.pull])()
+                random.choice([server.flush, server.discard, server.state_dict, server.pull,
+                               lambda: server.replace_rule(random.choice(rules))])()
     except KeyboardInterrupt:
         interrupts += 1
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -71,6 +73,9 @@ waiting = 0 if memory != "buffered" else server.arrivals_waiting + len(server._a
 taken = server._aggregator.slots.taken
 assert taken == waiting and server.arrivals_waiting < M, (taken, waiting)
 assert server.versions_held == 1
+server.poll()  # reports what is left
+versions = [report.version for report in reported if report.stepped]  # one that an interrupt hit may be missing
+assert versions == sorted(set(versions)) and server.version - interrupts <= len(versions) <= server.version
 pushes = [entry for entry in server.log if isinstance(entry, Join)]
 assert [entry.number for entry in pushes] == list(range(len(pushes)))
 for status in ("joined", "replaced", "superseded"):

@@ -1,11 +1,12 @@
 """Hypothesis plays with a server that has a store, next to one that has none: pushes of every kind, flush and discard,
-checkpoints, closing and opening, and the end of its process at any moment between two calls. What was committed last is
-remembered as plain data; after each move the two servers keep the same, bit for bit.
+late arrivals, other rules, checkpoints, closing and opening, and the end of its process at any moment between two
+calls. What was committed last is remembered as plain data; after each move the two servers keep the same, bit for bit.
 """
 
 import os
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+import afflux.aggregation.admission
 import afflux.store.metadata
 import afflux.store.store
 from afflux import AffluxError, Server, StoreError
@@ -54,6 +56,7 @@ class Play(RuleBasedStateMachine):
     """The moves. `committed` is what a process that ends now leaves."""
 
     name = "ca2fl"
+    now = 0.0  # of the clock
 
     def __init__(self):
         super().__init__()
@@ -64,11 +67,18 @@ class Play(RuleBasedStateMachine):
         self.lends = options.pop("lends", False)
         self.settings = {key: options.pop(key) for key in ("commit_every", "durability") if key in options}
         self.every = self.settings.get("commit_every", 1)
-        given = {"num_clients": CLIENTS, "max_staleness": 4, "faults": "record", "log": True, **options}
-        self.make = lambda **store: ready(Server(self.rule, np.ones(D, np.float32), **given, **store))
+        given = {
+            "num_clients": CLIENTS,
+            "max_staleness": 4,
+            "faults": "record",
+            "log": True,
+            "flush_after": 10,
+            **options,
+        }
+        self.make = lambda **store: Server(self.rule, np.ones(D, np.float32), **given, **store)
         self.folder = tempfile.mkdtemp(dir=MEMORY)
         self.lives = 0
-        self.there, self.here = self.make(store=self.path, **self.settings), self.make()
+        self.there, self.here = ready(self.make(store=self.path, **self.settings)), ready(self.make())
         self.held = []  # what somebody has pulled, and its bits
         self.keepable = []  # those that this server has handed out
         self.commit()
@@ -86,7 +96,7 @@ class Play(RuleBasedStateMachine):
     def commit(self, **changed):
         """Notes and older versions stay what the last checkpoint was given."""
         before = getattr(self, "committed", {"notes": None, "kept": {}})
-        self.committed = {**before, "state": self.here.state_dict(), **changed}
+        self.committed = {**before, "state": self.here.state_dict(), "rule": self.here.rule, **changed}
 
     def stepped(self, before):
         """Commits if it is a version's turn."""
@@ -129,6 +139,19 @@ class Play(RuleBasedStateMachine):
         assert (there is None) == (here is None)
         self.stepped(before)
 
+    @rule(seconds=st.integers(1, 15))
+    def wait(self, seconds):
+        type(self).now += seconds
+        before = self.here.version
+        there, here = self.both(lambda server: server.poll())
+        assert (there is None) == (here is None)
+        self.stepped(before)
+
+    @rule(size=st.integers(1, M + 1))
+    def replace_rule(self, size):
+        there, here = self.both(lambda server: server.replace_rule(replace(self.rule, buffer_size=size)))
+        assert there == here
+
     @rule()
     def discard(self):
         there, here = self.both(lambda server: server.discard())
@@ -157,6 +180,7 @@ class Play(RuleBasedStateMachine):
             self.there.push(client=0, **{self.there.rule.kind: np.ones(D)}, version=0)
         self.commit()
         self.open()
+        self.here.load_state_dict(self.here.state_dict())  # the time of flush_after begins again
 
     @rule()
     def crash(self):
@@ -165,10 +189,12 @@ class Play(RuleBasedStateMachine):
         self.there.close(checkpoint=False)
         self.lives += 1
         self.open()
+        self.rule = self.committed["rule"]
+        self.here = self.make()
         self.here.load_state_dict(self.committed["state"])
 
     def open(self):
-        self.there = Server.open(self.path, self.rule, **self.settings)
+        self.there = Server.open(self.path, **self.settings)
         assert self.there.notes == self.committed["notes"]
         assert {version: bits(held.params) for version, held in self.there.retained_versions.items()} == self.committed[
             "kept"
@@ -191,6 +217,7 @@ class Play(RuleBasedStateMachine):
     def the_same_is_kept(self):
         same(self.there.state_dict(), self.here.state_dict())
         assert self.there.log == self.here.log
+        assert self.there.rule == self.here.rule
         for held, expected in self.held:
             assert bits(held.params) == expected
 
@@ -204,6 +231,7 @@ def test_a_store_against_memory(name, mapped, monkeypatch):
     if not mapped:
         monkeypatch.setattr(afflux.store.store, "promises_space", lambda folder: False)
     played = type("Played", (Play,), {"name": name})
+    monkeypatch.setattr(afflux.aggregation.admission, "monotonic", lambda: played.now)
     run_state_machine_as_test(
         played,
         settings=settings(

@@ -1,12 +1,11 @@
-"""What is decided about each arrival, and the state of a server. Callers hold a mutex."""
+"""What is decided about each arrival. Callers hold a mutex."""
 
 from collections import deque
 from collections.abc import Callable
-from types import MappingProxyType
-from typing import Literal, NamedTuple
+from time import monotonic
+from typing import Literal
 
 from afflux.aggregation.arrivals import PendingArrival
-from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.options import Duplicates
 from afflux.aggregation.participation import Participation
 from afflux.aggregation.reports import (
@@ -19,14 +18,15 @@ from afflux.aggregation.reports import (
     Join,
     Opened,
     Pulled,
+    Replaced,
+    Report,
     Status,
-    no_counts,
 )
 from afflux.aggregation.round import NamedVectors, Round, RoundStart
-from afflux.aggregation.streaming import Term, Total
+from afflux.aggregation.state import ServerState, after
 from afflux.arrays.pools import is_lent
 from afflux.ops.errors import AffluxError
-from afflux.rules.rule import ClientId, Rule, Scalars
+from afflux.rules.rule import ClientId, Rule
 
 #: How many faults are kept, the newest ones.
 FAULTS_KEPT = 1000
@@ -36,78 +36,24 @@ class ClientError(AffluxError):
     """Something is wrong with what one client sent."""
 
 
-class ServerState(NamedTuple):
-    """All that is decided so far. A state is never changed but replaced, by one assignment: an interrupt at any moment
-    leaves the old state or the new one. Lists that grow are shared by states, which say how many entries count.
-    """
-
-    current: Pulled  #: the newest version
-    rows: RowCache | None
-    waiting: list[PendingArrival]
-    filled: int = 0  #: entries of `waiting` that count
-    round: Round | None = None  #: decided, and not yet committed
-    number: int = 0  #: of the next decision
-    counts: dict[str, int] = no_counts()
-    logged: int = 0  #: entries of the log that count
-    task_events: int = 0  #: entries of the list of tasks that count
-    rule_vectors: NamedVectors = MappingProxyType({})  #: changed in place by a sweep, if not in a store
-    handed: frozenset[str] = frozenset()  #: those rule vectors that the user has handed in
-    scalars: Scalars = MappingProxyType({})  #: the rule's own numbers
-    passes: Participation | None = None  #: of rules that take every client once per pass
-    decided_state: "ServerState | None" = None  #: this state when `round` was decided, which a store commits
-
-    def arrivals(self) -> list[PendingArrival]:
-        """The arrivals in the buffer."""
-        return self.waiting[: self.filled]
-
-    def deferred(self) -> list[PendingArrival]:
-        """The arrivals that wait for the next pass."""
-        return [] if self.passes is None else self.passes.waiting()
-
-    @property
-    def total(self) -> Total | None:
-        """The sum of the arrivals in the buffer, if the server accumulates."""
-        held = self.waiting[0].slot if self.filled else None
-        return held.total if isinstance(held, Term) else None
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether a round, or a term of the sum, is decided and not made yet."""
-        total = self.total
-        return self.round is not None or (total is not None and total.added < self.filled)
-
-    @property
-    def slots_held(self) -> int:
-        """Slots of the server that the waiting arrivals hold; those of the round are not counted."""
-        total = self.total
-        if total is not None:
-            return self.filled - total.added
-        return sum(not is_lent(w.slot) for w in [*self.arrivals(), *self.deferred()])
-
-
-def after(state: ServerState, current: Pulled, done: Round) -> ServerState:
-    """The state after a round, whose version is the newest one."""
-    return state._replace(
-        current=current, round=None, decided_state=None, scalars=done.scalars, rule_vectors=done.rule_vectors
-    )
-
-
 class Admission:
     """Decides about arrivals as `Server` and `ServerOptions` say, counts decisions, and keeps the log."""
 
     def __init__(
         self,
-        rule: Rule,
         duplicates: Duplicates,
         max_staleness: int | None,
         log: bool,
         first: ServerState,
         copies: str | None,
+        flush_after: float | None = None,
+        reporting: bool = False,
     ) -> None:
-        self.rule = rule
         self.duplicates = duplicates
         self.max_staleness = max_staleness
         self.state = first
+        self.flush_after = flush_after  #: seconds; None: no limit
+        self.reporting = reporting  #: whether reports of steps are kept until `next_report`
         self.copies = copies  #: why vectors are always copied; None: they may be lent
         self.faults: deque[Fault] = deque(maxlen=FAULTS_KEPT)
         self._log: list[Entry] | None = [] if log else None
@@ -176,26 +122,39 @@ class Admission:
         state = self.state
         return state.passes is not None and state.filled > 0 and state.filled == self._target()
 
+    @property
+    def late(self) -> bool:
+        """Whether the buffer has held arrivals for longer than `flush_after`."""
+        seconds, state = self.flush_after, self.state
+        return seconds is not None and state.filled > 0 and monotonic() - state.since > seconds
+
     def _target(self) -> int:
         """Arrivals that make the buffer full: M, or those that are left of the pass."""
-        state, size = self.state, self.rule.buffer_size
+        state = self.state
+        size = state.rule.buffer_size
         return size if state.passes is None else min(size, state.passes.left + state.filled)
 
-    def before(self, arrivals: int, outs: Callable[[NamedVectors], NamedVectors]) -> RoundStart:
+    def before(self, arrivals: int, outs: Callable[[NamedVectors], NamedVectors], slot_bytes: int) -> RoundStart:
         """What the round of so many arrivals starts from; `outs` says where its rule vectors may be written.
 
         Raises:
             AffluxError: a memory that the rule reads was never handed in.
         """
         state = self.state
-        for name in self.rule.needs.handed_in:
+        for name in state.rule.needs.handed_in:
             if name not in state.handed:
                 raise AffluxError(
-                    f"[{self.rule.name}] the memory {name!r} was never handed in: set_rule_vector({name!r}, vector)"
+                    f"[{state.rule.name}] the memory {name!r} was never handed in: set_rule_vector({name!r}, vector)"
                 )
         ends_pass = state.passes is not None and state.passes.left == arrivals - state.filled
         return RoundStart(
-            state.current, state.rows, state.rule_vectors, outs(state.rule_vectors), state.scalars, ends_pass
+            state.current,
+            state.rows,
+            state.rule_vectors,
+            outs(state.rule_vectors),
+            state.scalars,
+            ends_pass,
+            slot_bytes,
         )
 
     def record(
@@ -205,16 +164,21 @@ class Admission:
         state = self.state
         passes, scalars, counts = state.passes, state.scalars, state.counts
         waiting, filled = state.waiting, state.filled
-        logged = state.logged
+        logged, since = state.logged, state.since
+        rule, next_rule, unreported = state.rule, state.next_rule, state.unreported
         if passes is not None and status == "joined":
             passes = passes.enter(arrival.client_id)
         elif passes is not None and status == "deferred":
             passes = passes.defer(arrival)
         if prepared is not None:
+            rule, next_rule, since = next_rule or rule, None, monotonic()
             waiting, passes, counts = self._opened(passes, prepared)
             filled = len(waiting)
-            scalars = scalars if prepared.report.stepped else prepared.scalars
+            if not prepared.report.stepped:
+                scalars, unreported = prepared.scalars, self._with_report(prepared.report)
         elif status == "joined":
+            if not filled:
+                since = monotonic()
             if self.duplicates != "both":
                 self._places[arrival.client_id] = filled
             waiting[filled:] = [arrival]
@@ -237,6 +201,7 @@ class Admission:
         # By position: half the time of keywords, and it is on the way of every push.
         new = ServerState(
             state.current,
+            rule,
             state.rows,
             waiting,
             filled,
@@ -250,6 +215,9 @@ class Admission:
             scalars,
             passes,
             state.decided_state,
+            next_rule,
+            since,
+            unreported,
         )
         self.state = new if decided is state.round else new._replace(decided_state=new._replace(decided_state=None))
         if prepared is not None:
@@ -259,11 +227,12 @@ class Admission:
         self, passes: Participation | None, prepared: Round
     ) -> tuple[list[PendingArrival], Participation | None, dict[str, int]]:
         """The buffer after a round: empty, but for those who have waited for this pass."""
-        counts = self.state.counts
+        state = self.state
+        counts, rule = state.counts, state.next_rule or state.rule
         if passes is None:
             return [], None, counts
         oldest = 0 if self.max_staleness is None else prepared.report.version - self.max_staleness
-        entering, dropped, passes = passes.opened(self.rule.buffer_size, oldest)
+        entering, dropped, passes = passes.opened(rule.buffer_size, oldest)
         if dropped:
             moved = {"deferred": counts["deferred"] - dropped, "dropped": counts["dropped"] + dropped}
             counts = {**counts, **moved}
@@ -297,6 +266,17 @@ class Admission:
             logged += 1
         self.state = state._replace(rule_vectors=rule_vectors, handed=state.handed | {name}, logged=logged)
 
+    def replace_rule(self, rule: Rule, entry: Replaced) -> bool:
+        """Replaces the rule: at once if the buffer is empty, else when it is emptied; whether it was at once."""
+        state = self.state
+        at_once, logged = not state.filled, state.logged
+        if self._log is not None:
+            self._log[logged:] = [entry]
+            logged += 1
+        now, later = (rule, None) if at_once else (state.rule, rule)
+        self.state = state._replace(rule=now, next_rule=later, logged=logged)
+        return at_once
+
     def cut(self, kind: Literal["flush", "discard", "overdue"], prepared: Round | None) -> None:
         """Empties the buffer without a push, into a round or into nothing. What is overdue needs no word in the log."""
         state = self.state
@@ -305,14 +285,19 @@ class Admission:
             self._log[logged:] = [Cut(kind)]
             logged += 1
         waiting: list[PendingArrival] = []
-        passes, scalars, counts = state.passes, state.scalars, state.counts
+        passes, scalars, counts, unreported = state.passes, state.scalars, state.counts, state.unreported
         if prepared is None:
             passes = passes and passes.emptied(state.filled)
         else:
             waiting, passes, counts = self._opened(passes, prepared)
             if not prepared.report.stepped:
+                unreported = self._with_report(prepared.report)
                 scalars, prepared = prepared.scalars, None
         new = state._replace(
+            rule=state.next_rule or state.rule,
+            next_rule=None,
+            since=monotonic(),
+            unreported=unreported,
             waiting=waiting,
             filled=len(waiting),
             round=prepared,
@@ -332,12 +317,27 @@ class Admission:
 
     def commit(self, current: Pulled, done: Round) -> None:
         """The round is over: its version is the newest one."""
-        self.state = after(self.state, current, done)
+        state = after(self.state, current, done)
+        self.state = state._replace(unreported=self._with_report(done.report)) if self.reporting else state
+
+    def _with_report(self, report: Report) -> tuple[Report, ...]:
+        """The reports that wait, and this one."""
+        return (*self.state.unreported, report) if self.reporting else ()
+
+    def next_report(self) -> Report | None:
+        """Takes the oldest report that waits; None if there is none."""
+        state = self.state
+        if not state.unreported:
+            return None
+        first, *others = state.unreported
+        self.state = state._replace(unreported=tuple(others))
+        return first
 
     def load(self, state: ServerState, log: list[Entry] | None) -> None:
         """Takes over a saved state. A log that was not kept so far is not begun in the middle."""
         places = {} if self.duplicates == "both" else {w.client_id: i for i, w in enumerate(state.arrivals())}
         log = None if self._log is None else log
+        state = state._replace(since=monotonic(), unreported=self.state.unreported)
         # One statement without a call in it: an interrupt comes before or after.
         self._log, self._places, self.state = log, places, state
 

@@ -10,18 +10,20 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux._engine import ORDER_VERSION
-from afflux.aggregation.admission import Admission, ServerState
+from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.cache.memory import MemoryRows
 from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.participation import Participation
-from afflux.aggregation.reports import DECISIONS, Closed, Cut, Entry, Handed, Join, Opened, Pulled, no_counts
+from afflux.aggregation.reports import DECISIONS, Closed, Cut, Entry, Handed, Join, Opened, Pulled, Replaced, no_counts
 from afflux.aggregation.round import NamedVectors
+from afflux.aggregation.state import ServerState
 from afflux.aggregation.streaming import Term
 from afflux.arrays.interop import finite, immutable_copy, is_masked, on_host
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import NUMBERS, is_int, plain_id
-from afflux.rules.rule import ClientId, Float64, Scalars
+from afflux.rules.rule import ClientId, Float64, Rule, Scalars
+from afflux.rules.serialization import from_config
 
 FORMAT = 3
 #: How the elements of a slot are saved; bfloat16, which NumPy lacks, as its 16 bits.
@@ -43,6 +45,8 @@ class Saved:
     raw: list[float]  #: their raw weights
     total: Float64 | None  #: the state's array, if there are some
     rows: RowCache | None
+    rule: Rule  #: the server's own
+    next_rule: Rule | None  #: that waits to replace it
     number: int
     counts: dict[str, int]
     log: list[Entry] | None
@@ -55,6 +59,8 @@ class Saved:
         """The server's state, once params and slots are in the server's own memory."""
         return ServerState(
             current=current,
+            rule=self.rule,
+            next_rule=self.next_rule,
             rows=self.rows,
             waiting=arrivals[: self.filled],
             filled=self.filled,
@@ -84,6 +90,7 @@ def scalar_facts(facts: Mapping[str, Any], state: ServerState) -> dict[str, Any]
         "raw": [w.slot.weight for w in arrivals[:added] if isinstance(w.slot, Term)],
         "scalars": dict(state.scalars),
         "handed": sorted(state.handed),
+        "next_rule": None if state.next_rule is None else state.next_rule.to_config(),
     }
 
 
@@ -100,6 +107,8 @@ def log_record(entry: Entry) -> list[Any]:
         return ["open", entry.task, entry.client_id, entry.version, entry.hold, entry.until]
     if isinstance(entry, Closed):
         return ["close", entry.task, entry.why]
+    if isinstance(entry, Replaced):
+        return ["replace_rule", entry.config]
     return [entry.kind] if isinstance(entry, Cut) else ["set_rule_vector", entry.name]
 
 
@@ -169,7 +178,7 @@ class _Loader:
             if meta[name] != ours:
                 _fail(f"{name} is {meta[name]!r} in the state, {ours!r} here")
         self._meta, self._facts, self._admission = meta, facts, admission
-        self._state, self._rule, self._d = admission.state, admission.rule, facts["d"]
+        self._state, self._rule, self._d = admission.state, admission.state.rule, facts["d"]
         self._version, self._number = _count(meta["version"]), _count(meta["joins"])
         self._filled, self._added = _count(meta["filled"]), _count(meta["added"])
 
@@ -191,6 +200,8 @@ class _Loader:
             raw=self._raw(),
             total=self._array("total", "float64", (self._d,)) if self._added else None,
             rows=self._rows(),
+            rule=rule,
+            next_rule=self._next_rule(),
             number=self._number,
             counts={name: _count(meta["counts"][name]) for name in no_counts()},
             log=None if meta["log"] is None else [_log_entry(record) for record in meta["log"]],
@@ -284,6 +295,16 @@ class _Loader:
                 _fail(f"{name} is {value}")
         return MappingProxyType(scalars)
 
+    def _next_rule(self) -> Rule | None:
+        config = self._meta["next_rule"]
+        try:
+            return None if config is None else from_config(config)
+        except AffluxError as error:
+            _fail(
+                f"the rule that waits to replace this one cannot be made: {error}; give the rule to Server.open, or "
+                "save the state after a flush() or discard()"
+            )
+
     def _passed(self) -> tuple[int, list[ClientId]] | None:
         """The clients that have entered in this pass, the buffer's clients last."""
         order, ours = [_id(client_id) for client_id in self._meta["passed"]], self._state.passes
@@ -311,6 +332,8 @@ def _log_entry(record: Sequence[Any]) -> Entry:
             return Cut(kind)
         case ["set_rule_vector", str(name)]:
             return Handed(name)
+        case ["replace_rule", dict(config)]:
+            return Replaced(config)
         case ["open", str(task), client_id, version, bool(hold), until]:
             return Opened(task, _id(client_id), _count(version), hold, None if until is None else _number(until))
         case ["close", str(task), "pushed" | "expired" | "cancelled" as why]:

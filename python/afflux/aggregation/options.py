@@ -14,7 +14,18 @@ from afflux import ops
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError, UnavailableError
-from afflux.ops.validation import Check, Dtype, brief, check_fields, flag, integer, one_dtype_of, one_of, optional
+from afflux.ops.validation import (
+    Check,
+    Dtype,
+    brief,
+    check_fields,
+    flag,
+    integer,
+    one_dtype_of,
+    one_of,
+    optional,
+    positive,
+)
 from afflux.rules.rule import OnArrival, Rule
 
 Duplicates = Literal["latest", "both", "reject"]
@@ -33,6 +44,7 @@ STORED = (
     "check_versions",
     "log",
     "accumulate",
+    "flush_after",
     "seed",
 )
 
@@ -52,6 +64,7 @@ class Options(TypedDict, total=False):
     check_versions: bool
     log: bool
     accumulate: bool
+    flush_after: float | None
     durability: Durability | None
     commit_every: int | None
     seed: int
@@ -92,6 +105,11 @@ class ServerOptions:
         log: keep every decision in `Server.log`, for `afflux.replay`.
         accumulate: add each arrival to one float64 sum as soon as it joins, so that its slot is free again, instead of
             buffering M vectors. For rules whose weights are known on arrival; `duplicates` is not "latest" then.
+        flush_after: seconds. When the first arrival in the buffer has waited longer, the next call of `push`,
+            `checkout`, `tasks` or `poll` first makes a step with what is there, as `flush` does; other calls do not
+            look at the time. A step that cannot be made raises in `poll`; the other calls leave the arrivals where they
+            are, and go on. The server has no thread of its own: call `poll` from time to time if clients may be
+            silent. After `Server.open` the time counts from there. None: a buffer waits until it is full.
         durability: of a commit to the store. "process" (default): it survives the end of this process, however that
             comes about; "power": also a power failure of the machine.
         commit_every: versions that this divides are committed to the store; None: only `checkpoint` and `close` commit.
@@ -131,6 +149,7 @@ class ServerOptions:
     check_versions: bool = False
     log: bool = False
     accumulate: bool = False
+    flush_after: float | None = None
     durability: Durability | None = None
     commit_every: int | None = 1
     seed: int = 0
@@ -149,6 +168,7 @@ class ServerOptions:
             "commit_every": optional(integer(1)),
             "seed": integer(0),
             "memory_budget": optional(integer(1)),
+            "flush_after": optional(positive),
             "rows_on": one_of("device", "host"),
             "faults": one_of("raise", "record"),
         } | dict.fromkeys(("inplace", "check_versions", "log", "accumulate"), flag)
@@ -190,6 +210,19 @@ class ServerOptions:
         if rule.calibrate.cached or rule.needs.passes:
             clients_of(rule, self.num_clients, duplicates)
         return replace(self, duplicates=duplicates)
+
+    def for_replacement(self, before: Rule, rule: Rule) -> Self:
+        """These options for the rule that replaces the one they were made for.
+
+        Raises:
+            AffluxError: an option does not go with the rule, or it differs from the one before in what the server's
+                state and the vectors under way depend on; the message names it.
+        """
+        ours, theirs = (_lasting_facts(each, self.slots_as) for each in (before, rule))
+        for name, value in ours.items():
+            if theirs[name] != value:
+                raise AffluxError(f"[Server] {name} is {value!r} of the rule in force, {theirs[name]!r} of the new one")
+        return self.for_rule(rule)
 
     def for_place(self, rule: Rule, gpu: str | None, *, store: bool) -> None:
         """Checks the options against where the server keeps its vectors: on the GPU of that name, or on the CPU.
@@ -303,6 +336,23 @@ def why_copied(rule: Rule, *, inplace: bool, accumulate: bool) -> str | None:
     if rule.rule_vectors:
         return f"{rule.name} overwrites its {', '.join(rule.rule_vectors)}"
     return None
+
+
+def _lasting_facts(rule: Rule, slot_dtype: str) -> dict[str, object]:
+    """What does not change when a rule replaces another one. As `Server.open` asks: the name, what clients push, and
+    what the server keeps; and what is checked before a vector joins, by a push that may be under way.
+    """
+    codec, needs = codec_of(rule, slot_dtype), rule.needs
+    return {
+        "name": rule.name,
+        "kind": rule.kind,
+        "rule_vectors": list(rule.rule_vectors),
+        "codec": None if codec is None else codec.name,
+        "scalars": sorted(needs.scalars),
+        "handed_in": sorted(needs.handed_in),
+        "passes": needs.passes,
+        "gram": needs.gram,
+    }
 
 
 def _check_first_values(rule: Rule, dtype: str) -> None:

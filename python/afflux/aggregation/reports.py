@@ -1,6 +1,8 @@
 """What a server answers: the versions it hands out, what became of a push, what a step did, and the log of it all."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import fsum, nan
 from typing import Any, Literal, NamedTuple, get_args
 
 from afflux.rules.rule import ClientId, Float64, Int64, Scalars
@@ -56,6 +58,70 @@ class Report:
     scalars: Scalars  #: the rule's own numbers after the round, such as WKAFL's stage
     stepped: bool  #: False: the rule rejected all, and the version stays
     seconds: float  #: weigh and apply
+    nbytes: int  #: of the vectors that went in: M d times the bytes of an element of a slot
+
+    def metrics(self) -> dict[str, float]:
+        """The report as flat numbers, for a logger of metrics.
+
+        Returns:
+            Plain floats. All reports of a server have the same keys:
+
+            version               the server's version after the step
+            stepped               1.0; 0.0 if the rule rejected all, so that the version stays
+            arrivals              M
+            rejected              how many of these the rule rejected
+            staleness_mean, _max  over the arrivals
+            weight_min, _max      likewise
+            effective_arrivals    (sum w)^2 / sum w^2: M if all weights are equal, 1 if one of them outweighs all
+                                  others, 0 if all are 0
+            norm_mean, _max       of the vectors whose norm is known; NaN if there are none
+            server_lr             of this round
+            seconds               of weigh and apply
+            bytes                 `nbytes`
+            rule/NAME             each of the rule's own numbers, such as rule/stage of WKAFL
+
+        >>> import numpy as np
+        >>> from afflux import Server, rules
+        >>> server = Server(rules.fedbuff(buffer_size=2), np.zeros(2, np.float32))
+        >>> for client, update in enumerate(([3.0, 4.0], [0.0, 1.0])):
+        ...     receipt = server.push(client=client, version=0, update=np.array(update))
+        >>> metrics = receipt.report.metrics()
+        >>> metrics["version"], metrics["effective_arrivals"], metrics["norm_mean"], metrics["bytes"]
+        (1.0, 2.0, 3.0, 16.0)
+        """
+        count, weights = len(self.client_ids), self.weights.tolist()
+        staleness = self.staleness.tolist()
+        norms = [norm for norm in self.norms.tolist() if norm == norm]
+        return {
+            "version": float(self.version),
+            "stepped": float(self.stepped),
+            "arrivals": float(count),
+            "rejected": float(sum(why != "" for why in self.rejected)),
+            "staleness_mean": sum(staleness) / count,
+            "staleness_max": float(max(staleness)),
+            "weight_min": min(weights),
+            "weight_max": max(weights),
+            "effective_arrivals": _effective_number(weights),
+            "norm_mean": _mean(norms),
+            "norm_max": max(norms, default=nan),
+            "server_lr": self.server_lr,
+            "seconds": self.seconds,
+            "bytes": float(self.nbytes),
+        } | {f"rule/{name}": float(value) for name, value in self.scalars.items()}
+
+
+def _effective_number(weights: list[float]) -> float:
+    """(sum w)^2 / sum w^2, of weights divided by the largest one, so that no square overflows."""
+    largest = max(map(abs, weights))
+    if largest == 0:
+        return 0.0
+    shares = [weight / largest for weight in weights]
+    return fsum(shares) ** 2 / fsum(share * share for share in shares)
+
+
+def _mean(values: list[float]) -> float:
+    """NaN of no values. Each is divided first: a sum of large ones might overflow."""
+    return fsum(value / len(values) for value in values) if values else nan
 
 
 class Receipt(NamedTuple):
@@ -112,6 +178,13 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
+class Replaced:
+    """The rule was replaced by `Server.replace_rule`, at once if the buffer was empty, else once it is."""
+
+    config: Mapping[str, Any]  #: the new rule, as `Rule.to_config` gives it
+
+
+@dataclass(frozen=True, slots=True)
 class Opened:
     """A client has checked a version out (`Server.checkout`)."""
 
@@ -130,7 +203,7 @@ class Closed:
     why: Literal["pushed", "expired", "cancelled"]
 
 
-Entry = Join | Cut | Handed | Opened | Closed
+Entry = Join | Cut | Handed | Replaced | Opened | Closed
 
 
 def no_counts() -> dict[str, int]:

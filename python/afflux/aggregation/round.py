@@ -36,6 +36,7 @@ class RoundStart(NamedTuple):
     outs: NamedVectors  #: where the sweep may write them; themselves if in place
     scalars: Scalars
     ends_pass: bool
+    slot_bytes: int  #: of each vector
 
 
 class LentVectors(NamedTuple):
@@ -194,6 +195,7 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
         dict(scalars),
         not weights.skip,
         perf_counter() - start,
+        len(ordered) * before.slot_bytes,
     )
     buffers = mixed_buffers(rule, before.current, ordered, sweep, weights)
     last = sorted((term for term in terms if not term.done), key=lambda term: term.place)

@@ -9,6 +9,7 @@ is done without the mutex, by one thread at a time, and by another one if that o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from afflux.arrays.devices import HOST, Device
 from afflux.arrays.pools import Slot
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import NUMBERS
-from afflux.rules.rule import Arrivals, Float64, Rule
+from afflux.rules.rule import Arrivals, Float64, OnArrival, Rule
 
 #: Neither a raw weight nor the factor is larger, and no vector's norm is: so no sum of what Server lets in overflows.
 MOST = 1e150
@@ -69,14 +70,8 @@ class Term:
 class Streaming:
     """Makes the terms of one server's arrivals."""
 
-    def __init__(self, rule: Rule, size: int, device: Device = HOST) -> None:
-        """For vectors of `size` elements.
-
-        Raises:
-            AffluxError: the rule's weights are not known on arrival.
-        """
-        self._name = rule.name
-        self._weigh = known_on_arrival(rule)
+    def __init__(self, size: int, device: Device = HOST) -> None:
+        """For vectors of `size` elements."""
         self._size = size
         self._device = device
         if device is HOST:  # on a GPU a sum is made of zeros
@@ -94,15 +89,16 @@ class Streaming:
             self._device.fill(total.vectors[0], values)
         return total
 
-    def term(self, total: Total, place: int, facts: tuple[int, int, float], slot: Slot | None) -> Term:
+    def term(self, rule: Rule, total: Total, place: int, facts: tuple[int, int, float], slot: Slot | None) -> Term:
         """The term of the arrival at `place` in the buffer; `facts` are its staleness, num_examples and norm.
 
         Raises:
             AffluxError: its raw weight is no number, or too large.
         """
+        weigh = cast(OnArrival, rule.weigh)  # ServerOptions.for_rule has checked it
         # In the engine's floating-point mode, as all weights.
-        raw = strict_float_mode(lambda known: self._weigh.on_arrival(*known), facts)
-        term = Term(total, place, bounded(self._name, "on_arrival", raw), slot)
+        raw = strict_float_mode(lambda known: weigh.on_arrival(*known), facts)
+        term = Term(total, place, bounded(rule.name, "on_arrival", raw), slot)
         if place < total.added:
             term.slot, term.done = None, [True]
         return term

@@ -181,14 +181,22 @@ class Slots:
         self.dtype = dtype
         self.limit = limit
         self._device = device
-        self._pool: Any = device.pool(size, dtype, limit)
+        self._pools: tuple[Any, ...] = (device.pool(size, dtype, limit),)
 
     def take(self) -> Slot | None:
         """A slot; None if all are taken."""
-        try:
-            return self._device.take(self._pool)
-        except AffluxError:
-            return None
+        for pool in self._pools:
+            try:
+                return self._device.take(pool)
+            except AffluxError:
+                continue
+        return None
+
+    def grow(self, limit: int) -> None:
+        """From now on there are at most `limit` slots, unless there may be more already."""
+        if limit > self.limit:
+            self._pools = (*self._pools, self._device.pool(self.size, self.dtype, limit - self.limit))
+            self.limit = limit
 
     def checked(self, op: str, slot: Slot | None) -> Slot:
         """The slot, or a BusyError if there was none."""
@@ -202,9 +210,9 @@ class Slots:
     @property
     def taken(self) -> int:
         """The number of slots in use."""
-        return int(self._pool.held)
+        return sum(int(pool.held) for pool in self._pools)
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of one slot."""
-        return int(self._pool.buffer_bytes)
+        return int(self._pools[0].buffer_bytes)

@@ -2,15 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from os import getpid
 from threading import get_ident
 from typing import TypeVar
 
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival, Pushed
-from afflux.aggregation.cache.staging import StagedRow
-from afflux.aggregation.reports import Closed, Decision, Pulled, Receipt, Report
+from afflux.aggregation.reports import Closed, Pulled, Receipt, Replaced, Report
 from afflux.aggregation.round import NamedVectors, Round, prepare
 from afflux.aggregation.storage import RoundStorage
 from afflux.aggregation.streaming import Streaming, Term, Total
@@ -19,30 +17,11 @@ from afflux.arrays.pools import Slot, Slots, Vector, Versions
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Rule
 from afflux.server.concurrency import Monitor
-from afflux.server.tasks import OpenTask, TaskBook
+from afflux.server.steps import OnStep, StepCalls
+from afflux.server.tasks import TaskBook
+from afflux.server.tickets import Decided, TaskClosedError, Ticket
 
 _Result = TypeVar("_Result")
-
-
-#: What was decided about an arrival: status, staleness, number of the join, its term if the server accumulates, and the
-#: round that it completes.
-_Decision = tuple[Decision, int, int, Term | None, Round | None]
-
-
-class TaskClosedError(AffluxError):
-    """Another push of the task, or the end of its lease, came first."""
-
-
-class Ticket:
-    """What a push holds until it ends, however it ends."""
-
-    __slots__ = ("decision", "slot", "staged_row", "task")
-
-    def __init__(self) -> None:
-        self.slot: Slot | None = None
-        self.staged_row: StagedRow | None = None  #: of the client's row
-        self.decision: _Decision | None = None
-        self.task: OpenTask | None = None  #: that it closes
 
 
 class Aggregator:
@@ -54,15 +33,14 @@ class Aggregator:
 
     def __init__(
         self,
-        rule: Rule,
         num_threads: int,
         versions: Versions,
         slots: Slots,
         admission: Admission,
         streaming: Streaming | None,
         device: Device,
+        on_step: OnStep | None,
     ) -> None:
-        self.rule = rule
         self.num_threads = num_threads
         self.versions = versions
         self.slots = slots
@@ -77,6 +55,12 @@ class Aggregator:
         self._monitor.alone = device.alone
         #: Lets threads that wait for a slot look again.
         self.notify_waiters = self._monitor.notify_waiters
+        self._step_calls = None if on_step is None else StepCalls(on_step, admission.next_report, self.locked)
+
+    @property
+    def rule(self) -> Rule:
+        """The rule of the arrivals in the buffer."""
+        return self.admission.state.rule
 
     def attach(self, storage: RoundStorage) -> None:
         """From now on the state lies in a store."""
@@ -92,7 +76,7 @@ class Aggregator:
             AffluxError, UnavailableError: see above.
         """
         if getpid() != self._monitor.pid:
-            self._monitor.check_process(op)
+            self.check_process(op)
         if self.closed:
             self._check_open(op)
         making, adding, me = self.admission.state.round, self.admission.state.total, get_ident()
@@ -105,6 +89,10 @@ class Aggregator:
                 f"[{op}] called from within the rule's weigh or step, or by a signal handler, amid another call of "
                 "this thread"
             )
+
+    def check_process(self, op: str) -> None:
+        """Rejects calls in a forked child that cannot use the server; see `Monitor.check_process`."""
+        self._monitor.check_process(op)
 
     def _check_open(self, op: str) -> None:
         if self.closed and self.storage is not None:
@@ -136,6 +124,8 @@ class Aggregator:
 
         found = self._monitor.wait_for(attempt)
         assert found is not None  # it was given no timeout
+        if overdue:
+            self.report_steps()
         return found[0]
 
     def when_no_job_runs(self, action: Callable[[], None]) -> None:
@@ -169,57 +159,6 @@ class Aggregator:
         self._check_open("push")
         return self.slots.take()
 
-    # Reading
-
-    def pull(self) -> Pulled:
-        """The newest version; nothing is copied unless params are overwritten in place."""
-        device = self.device
-        if self.versions.inplace:
-            return self.when_idle(
-                "pull", lambda: replace(self._newest, params=device.immutable_copy(self._newest.params))
-            )
-        self._check_pull()
-        return self.shared(self._newest)
-
-    def shared(self, version: Pulled) -> Pulled:
-        """A version as callers get it: on a GPU other objects than the server's own, of the same memory."""
-        device = self.device
-        return version if device is HOST else replace(version, params=device.alias(version.params))
-
-    def pull_into(self, copy: Callable[[Pulled], None]) -> int:
-        """Copies the newest version with `copy`; returns its number."""
-
-        def copied() -> int:
-            now = self._newest
-            copy(now)
-            return now.version
-
-        if self.versions.inplace:
-            return self.when_idle("pull", copied)
-        self._check_pull()
-        self.check_storage()
-        return copied()
-
-    def _check_pull(self) -> None:
-        self.versions.refuse_damage("pull")
-        if self.device.alone is not None:
-            self._monitor.check_process("pull")
-
-    @property
-    def _newest(self) -> Pulled:
-        return self.admission.state.current
-
-    @property
-    def state_bytes(self) -> int:
-        """See `Server.state_bytes`."""
-        state, slots = self.admission.state, self.slots
-        if self.streaming is not None:
-            buffered = slots.slot_bytes + 8 * slots.size
-        else:
-            buffered = (self.rule.buffer_size + len(state.deferred())) * slots.slot_bytes
-        held = sum(vector.nbytes for vector in state.rule_vectors.values())
-        return int(state.current.params.nbytes + buffered + held) + (0 if state.rows is None else state.rows.nbytes)
-
     # Deciding
 
     def join(self, pushed: Pushed, ticket: Ticket) -> Receipt:
@@ -231,6 +170,7 @@ class Aggregator:
         report = None
         if completed is not None:
             report = completed.report
+            ticket.made_step = True
             ticket.decision = (status, staleness, join, None, None)
             decision = completed = None  # the round holds versions of params
             with suppress(Exception):  # not this push's error: the next push meets it before it joins
@@ -242,7 +182,7 @@ class Aggregator:
         version = self.admission.state.current.version
         return Receipt(status, staleness, version, join, step, report, tuple(begun), durable)
 
-    def _joined(self, pushed: Pushed, ticket: Ticket, begun: list[Report]) -> _Decision | None:
+    def _joined(self, pushed: Pushed, ticket: Ticket, begun: list[Report]) -> Decided | None:
         """The decision, once its round is published (or skipped) and its term is added; None until then."""
         admission, decision = self.admission, ticket.decision
         if self.closed:
@@ -265,7 +205,7 @@ class Aggregator:
             if self.streaming is not None and status == "joined":
                 total = state.total or self.streaming.total()
                 facts = (staleness, arrival.num_examples, arrival.norm)
-                term = self.streaming.term(total, state.filled, facts, ticket.slot)
+                term = self.streaming.term(state.rule, total, state.filled, facts, ticket.slot)
                 arrival = arrival._replace(slot=term)
             completed = self._prepared("push", [*state.arrivals(), arrival]) if completes else None
             admission.record(status, arrival, completed, closed)
@@ -283,8 +223,8 @@ class Aggregator:
             "set_rule_vector", lambda: admission.hand_in({**admission.state.rule_vectors, name: vector}, name)
         )
 
-    def flush(self) -> Report | None:
-        """The round of the arrivals that wait; None if there are none."""
+    def flush(self, *, late: bool = False) -> Report | None:
+        """The round of the arrivals that wait; None if there are none, or with `late` if it is too early."""
         prepared: Round | None = None
 
         def attempt() -> tuple[Report | None] | None:
@@ -296,7 +236,7 @@ class Aggregator:
                 if self.admission.state.unfinished:
                     return None
                 waiting = self.admission.state.arrivals()
-                if not waiting:
+                if not waiting or (late and not self.admission.late):
                     return (None,)
                 prepared = self._prepared("flush", waiting)
                 self.admission.cut("flush", prepared)
@@ -304,7 +244,33 @@ class Aggregator:
 
         found = self._monitor.wait_for(attempt)
         assert found is not None  # it was given no timeout
+        prepared = None  # it holds versions of params, and on_step may take long
+        self.report_steps()
         return found[0]
+
+    def flush_late(self) -> None:
+        """The round of arrivals that have waited for too long, if it can be made; `flush(late=True)` raises if not."""
+        if self.admission.late:
+            with suppress(Exception):
+                self.flush(late=True)
+
+    def report_steps(self) -> None:
+        """Calls on_step for the steps that it was not called for yet. The caller holds neither mutex nor slot."""
+        if self._step_calls is not None and self.admission.state.unreported:
+            self._step_calls.run()
+
+    def replace_rule(self, rule: Rule, max_slots: int) -> bool:
+        """Replaces the rule, see `Admission.replace_rule`; from now on there may be so many slots, or more."""
+        entry = Replaced(rule.to_config())
+
+        def replaced() -> bool:
+            self.slots.grow(max_slots)
+            return self.admission.replace_rule(rule, entry)
+
+        # After the rounds whose buffers were full when their pass began: a replay makes them at once.
+        at_once = self.when_idle("replace_rule", replaced, overdue=True)
+        self.notify_waiters()
+        return at_once
 
     def discard(self) -> int:
         """Removes the arrivals that wait; returns their number."""
@@ -343,9 +309,8 @@ class Aggregator:
         except AffluxError as error:
             raise AffluxError(f"[{op}] {error}") from None
         self.check_storage()
-        before = self.admission.before(
-            len(waiting), _in_place if self.storage is None else self.storage.rule_vector_outputs
-        )
+        outs = _in_place if self.storage is None else self.storage.rule_vector_outputs
+        before = self.admission.before(len(waiting), outs, self.slots.slot_bytes)
         prepared = prepare(self.rule, before, waiting, draft, self.num_threads)
         prepared.saved = self.storage is None and not prepared.rows.staged
         prepared.checksums = None if self.storage is None or self.device is not HOST else []

@@ -3,11 +3,12 @@
 from types import MappingProxyType
 
 from afflux import ops
-from afflux.aggregation.admission import Admission, ServerState
+from afflux.aggregation.admission import Admission
 from afflux.aggregation.cache.memory import MemoryRows
 from afflux.aggregation.options import ServerOptions, codec_of, slots_of, why_copied
 from afflux.aggregation.participation import Participation
 from afflux.aggregation.reports import Pulled
+from afflux.aggregation.state import ServerState
 from afflux.aggregation.streaming import Streaming
 from afflux.arrays.layout import Tree
 from afflux.arrays.pools import Slots, Versions
@@ -15,6 +16,7 @@ from afflux.ops.errors import AffluxError
 from afflux.rules.rule import Rule
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
+from afflux.server.steps import OnStep
 
 
 def assemble(
@@ -24,6 +26,7 @@ def assemble(
     adapter: InputAdapter,
     options: ServerOptions,
     num_threads: int | None,
+    on_step: OnStep | None,
 ) -> Aggregator:
     """An aggregator at version 0; `parts` are the arrays of `params`, `options` those of `ServerOptions.for_rule`.
 
@@ -52,6 +55,7 @@ def assemble(
         passes = Participation.of(clients, [], [])
     state = ServerState(
         current=Pulled(versions.finished(draft, 0), 0, buffers),
+        rule=rule,
         rows=rows,
         waiting=[],
         rule_vectors={name: device.full(size, first, dtype) for name, first in rule.rule_vectors.items()},
@@ -60,7 +64,15 @@ def assemble(
     )
     copies = why_copied(rule, inplace=options.inplace, accumulate=options.accumulate)
     assert options.duplicates is not None  # for_rule has filled it in
-    admission = Admission(rule, options.duplicates, options.max_staleness, options.log, state, copies)
+    admission = Admission(
+        options.duplicates,
+        options.max_staleness,
+        options.log,
+        state,
+        copies,
+        options.flush_after,
+        on_step is not None,
+    )
     slots = Slots(size, options.slots_as, slots_of(rule, options.max_slots, accumulate=options.accumulate), device)
-    streaming = Streaming(rule, size, device) if options.accumulate else None
-    return Aggregator(rule, ops.threads(num_threads), versions, slots, admission, streaming, device)
+    streaming = Streaming(size, device) if options.accumulate else None
+    return Aggregator(ops.threads(num_threads), versions, slots, admission, streaming, device, on_step)

@@ -9,6 +9,7 @@ from afflux.arrays.layout import Tree
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import flag, optional, plain_id, positive
 from afflux.rules.rule import ClientId
+from afflux.server import reading
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
 from afflux.server.tasks import OpenTask
@@ -73,7 +74,7 @@ class Task:
                 f"[Task] version {self.version} is no longer held: the task of client {self.client!r} is closed, or "
                 "the version is too old (max_staleness, max_versions)"
             )
-        return self._aggregator.shared(pulled)
+        return reading.shared(self._aggregator, pulled)
 
     @property
     def params(self) -> Params:
@@ -141,6 +142,7 @@ def checkout(  # noqa: D417
     (True, 'expired')
     """
     self._enter("checkout")
+    self._aggregator.flush_late()
     client_id = plain_id(client, "checkout")
     seconds = optional(positive)("checkout", "lease", lease)
     aggregator, inplace = self._aggregator, self.options.inplace
@@ -166,6 +168,7 @@ def checkout(  # noqa: D417
 
 def open_tasks(aggregator: Aggregator, adapter: InputAdapter) -> tuple[Task, ...]:
     """The open tasks of a server."""
+    aggregator.flush_late()
     close_overdue(aggregator)
     return tuple(Task(task, None, aggregator, adapter) for task in aggregator.locked(lambda: [*aggregator.tasks]))
 

@@ -15,7 +15,7 @@ from afflux import ops
 from afflux.aggregation import checkpoint as checkpoints
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.checkpoint import Saved
-from afflux.aggregation.options import Durability, ServerOptions
+from afflux.aggregation.options import Durability, ServerOptions, slots_of
 from afflux.aggregation.reports import Pulled
 from afflux.aggregation.streaming import MOST_SQUARES, Streaming
 from afflux.arrays.devices import HOST
@@ -152,6 +152,7 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
     now = _on_device(last, aggregator)
     admission.load(admission.state._replace(current=now, rows=store.rows), [])
     saved = store.load(facts_of(aggregator, store.layout, options), admission)
+    _prepare_next_rule(saved, aggregator, options)
     arrivals = arrivals_of(saved, aggregator)
     older = [
         last if store.is_newest(version) else Pulled(in_store.take().publish(version), version, buffers)
@@ -185,12 +186,26 @@ def load_state(aggregator: Aggregator, state: Mapping[str, Any], layout: Layout 
     facts = facts_of(aggregator, layout, options)
     admission, device, versions = aggregator.admission, aggregator.device, aggregator.versions
     saved = checkpoints.load(state, facts, admission)
+    _prepare_next_rule(saved, aggregator, options)
     arrivals = arrivals_of(saved, aggregator)
     rule_vectors = {name: device.moved(vector) for name, vector in saved.rule_vectors.items()}
     draft = versions.take()
     device.fill(draft.buffer, saved.params)
     now = Pulled(versions.finished(draft, saved.version), saved.version, saved.buffers)
     admission.load(saved.server_state(now, arrivals)._replace(rule_vectors=rule_vectors), saved.log)
+
+
+def _prepare_next_rule(saved: Saved, aggregator: Aggregator, options: ServerOptions) -> None:
+    """Checks the rule of a saved state that waits to replace the one in force, and makes room for its arrivals."""
+    rule = saved.next_rule
+    if rule is None:
+        return
+    try:
+        options.for_replacement(saved.rule, rule)
+    except AffluxError as error:
+        why = str(error).removeprefix("[Server] ")
+        raise AffluxError(f"[load_state_dict] the rule that waits to replace this one: {why}") from None
+    aggregator.slots.grow(slots_of(rule, options.max_slots, accumulate=options.accumulate))
 
 
 def arrivals_of(saved: Saved, aggregator: Aggregator) -> list[PendingArrival]:
@@ -217,7 +232,7 @@ def _accumulated(saved: Saved, aggregator: Aggregator, streaming: Streaming) -> 
                     "a sum"
                 )
             slot = _filled(aggregator.slots.take() if slot is None else slot, arrival, aggregator)
-        term = streaming.term(total, place, (arrival.staleness, arrival.num_examples, arrival.norm), slot)
+        term = streaming.term(saved.rule, total, place, (arrival.staleness, arrival.num_examples, arrival.norm), slot)
         if place < saved.added and term.weight != saved.raw[place]:
             raise AffluxError(
                 f"[load_state_dict] client {arrival.client_id!r} is in the sum with the raw weight {saved.raw[place]}, "

@@ -18,10 +18,11 @@ from afflux.ops import Conversion, Kind
 from afflux.ops.errors import AffluxError, BusyError, StoreError
 from afflux.ops.validation import NUMBERS, as_int, brief, integer, loss_of, plain_id, positive
 from afflux.rules.rule import ClientId
-from afflux.server.aggregator import Aggregator, TaskClosedError, Ticket
+from afflux.server.aggregator import Aggregator
 from afflux.server.checkout import Task, close_overdue, close_task
 from afflux.server.inputs import InputAdapter
 from afflux.server.tasks import OpenTask
+from afflux.server.tickets import TaskClosedError, Ticket
 
 
 class PushTarget(Protocol):
@@ -108,6 +109,7 @@ def push(  # noqa: D417
     """
     self._enter("push")
     aggregator, adapter, options = self._aggregator, self._adapter, self.options
+    aggregator.flush_late()
     ticket = Ticket()
     pushed: Pushed | None = None
     client_id: ClientId | None = None
@@ -166,9 +168,11 @@ def push(  # noqa: D417
             aggregator.locked(lambda: aggregator.admission.count("refused"))
         raise
     finally:
-        # The frame of a stored traceback must hold neither the slot nor a version.
-        pushed = ticket.slot = ticket.staged_row = ticket.decision = newest = base = conversion = fetch = None
+        # Neither on_step nor the frame of a stored traceback may find the slot taken, or versions held.
+        pushed = ticket.slot = ticket.staged_row = ticket.decision = fetch = newest = base = conversion = None
         aggregator.notify_waiters()
+        if ticket.made_step:
+            aggregator.report_steps()
 
 
 def _is_clients(error: Exception, *, checking: bool) -> bool:

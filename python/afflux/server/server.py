@@ -6,22 +6,23 @@ from dataclasses import replace
 from functools import partial
 from os import PathLike
 from types import MappingProxyType, TracebackType
-from typing import Any, Literal, NoReturn, Self, Unpack, overload
+from typing import Any, Literal, NoReturn, Self, Unpack
 
 from afflux import ops
-from afflux.aggregation.admission import ServerState
 from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.options import Durability, Options, ServerOptions, options_of
 from afflux.aggregation.reports import Entry, Fault, Params, Pulled, Report
+from afflux.aggregation.state import ServerState
 from afflux.arrays.layout import Layout, Tree
 from afflux.arrays.pools import Vector
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import brief, integer, optional, path_of
+from afflux.ops.validation import brief, integer, is_function, optional, path_of
 from afflux.rules.rule import Rule
 from afflux.server import checkout as checking
-from afflux.server import persistence, pushing
+from afflux.server import persistence, pushing, reading, replacement
 from afflux.server.assembly import assemble
 from afflux.server.inputs import InputAdapter
+from afflux.server.steps import OnStep
 from afflux.store.store import Store
 
 
@@ -38,6 +39,11 @@ class Server:
         store: a new folder, which holds all of the server's state from now on; see `open` and docs/store.md.
         num_threads: threads of a server step, fewer for short vectors; all CPUs of this process by default.
         push_threads: threads of the sweep that takes a pushed vector in.
+        on_step: called with the `Report` of each step, once its version can be pulled and without any lock, by the call
+            that made the step; it may call the server. Calls come in the order of the steps and never overlap: if two
+            threads make steps at about the same time, one may call for both, and what on_step itself leads to waits
+            until it returns. An exception that it raises is logged (logger "afflux"), and nothing is lost. A step that
+            an interrupt has left unfinished is reported with the next one, or by `poll`.
         fields: fields of `ServerOptions`, in the place of those in `options`: `Server(rule, params, log=True)`.
 
     Raises:
@@ -70,20 +76,22 @@ class Server:
         store: "str | PathLike[str] | None" = None,
         num_threads: int | None = None,
         push_threads: int = 1,
+        on_step: OnStep | None = None,
         **fields: Unpack[Options],
     ) -> None:
         if not isinstance(rule, Rule):
             raise AffluxError(f"[Server] rule is {brief(rule)}, must be a Rule such as afflux.rules.fedbuff()")
         num_threads = optional(integer(1))("Server", "num_threads", num_threads)
         push_threads = integer(1)("Server", "push_threads", push_threads)
+        if not (on_step is None or is_function(on_step)):
+            raise AffluxError(f"[Server] on_step is {brief(on_step)}, must be a function that takes a Report")
         chosen = options_of("Server", options, fields).for_rule(rule)
         folder = None if store is None else path_of("Server", "store", store)
         self._adapter, parts = InputAdapter.of(params, rule.kind, push_threads, layout)
         chosen = persistence.for_place(rule, self._adapter, chosen, folder)
-        self.rule = rule
         self.options = chosen  #: with what depends on the rule and the memory budget filled in
         self.retained_versions: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint has kept
-        self._aggregator = assemble(rule, params, parts, self._adapter, chosen, num_threads)
+        self._aggregator = assemble(rule, params, parts, self._adapter, chosen, num_threads, on_step)
         self._store: Store | None = None
         if folder is not None:
             self._store = persistence.make_store(self._aggregator, folder, self._adapter.layout, chosen)
@@ -99,6 +107,7 @@ class Server:
         durability: Durability | None = None,
         commit_every: int | Literal["as before"] | None = "as before",
         like: "ops.Array | None" = None,
+        on_step: OnStep | None = None,
     ) -> "Server":
         """A server that goes on from the last commit of a store, with the same bits.
 
@@ -111,6 +120,7 @@ class Server:
             durability: see `ServerOptions`; None: as it was last.
             commit_every: likewise; "as before": as it was last. All other options are as they were.
             like: an array of torch or CuPy on the GPU where the server shall be; None: on the CPU.
+            on_step: see the class.
 
         Raises:
             UnavailableError: `like` is on a GPU that is not served, or the server was made with check_versions.
@@ -132,7 +142,9 @@ class Server:
         try:
             zeros, options = persistence.start_of(store)
             rule = store.resolve_rule(rule)
-            server = cls(rule, zeros, options=options, num_threads=num_threads, push_threads=push_threads)
+            server = cls(
+                rule, zeros, options=options, num_threads=num_threads, push_threads=push_threads, on_step=on_step
+            )
             attached = persistence.load_store(store, server._aggregator, options)
             server._adapter, server.options = replace(server._adapter, layout=attached.layout), attached.options
             server.retained_versions, server._store = attached.retained_versions, store
@@ -142,7 +154,14 @@ class Server:
         return server
 
     checkout = checking.checkout
+    pull = reading.pull
     push = pushing.push
+    replace_rule = replacement.replace_rule
+
+    @property
+    def rule(self) -> Rule:
+        """The rule in force: that of the arrivals in the buffer."""
+        return self._aggregator.rule
 
     @property
     def tasks(self) -> tuple[checking.Task, ...]:
@@ -150,10 +169,15 @@ class Server:
         self._enter("tasks")
         return checking.open_tasks(self._aggregator, self._adapter)
 
-    def poll(self) -> None:
-        """Looks at what depends on time: closes the tasks whose lease has ended."""
+    def poll(self) -> Report | None:
+        """Looks at what depends on time: closes the tasks whose lease has ended, and makes the step that `flush_after`
+        asks for, if it does; returns the report of that step.
+        """
         self._enter("poll")
         checking.close_overdue(self._aggregator)
+        report = self._aggregator.flush(late=True)
+        self._aggregator.report_steps()
+        return report
 
     def set_rule_vector(self, name: str, vector: ops.Array) -> None:
         """Hands in a vector that the rule reads but does not make, such as Zeno++'s validation gradient.
@@ -255,30 +279,7 @@ class Server:
     @property
     def state_bytes(self) -> int:
         """Bytes of params, M slots (or a slot and the sum), deferred arrivals, rule vectors, and rows so far."""
-        return self._aggregator.state_bytes
-
-    @overload
-    def pull(self) -> Pulled: ...
-    @overload
-    def pull(self, *, out: "ops.Array | Tree") -> int: ...
-    def pull(self, *, out: "ops.Array | Tree | None" = None) -> Pulled | int:
-        """The newest params and their version; never waits for a step that is being made (unless inplace).
-
-        Without `out` nothing is copied. With `out`, params (and buffers) are copied into it, a flat vector or a tree
-        like the server's, and only the version is returned.
-
-        >>> import numpy as np
-        >>> from afflux import Server, rules
-        >>> server = Server(rules.fedbuff(), {"weight": np.ones((2, 2), np.float32), "bias": np.zeros(2, np.float32)})
-        >>> mine = {"weight": np.empty((2, 2), np.float32), "bias": np.empty(2, np.float32)}
-        >>> server.pull(out=mine), mine["weight"].tolist()
-        (0, [[1.0, 1.0], [1.0, 1.0]])
-        """
-        if self.options.inplace:
-            self._enter("pull")
-        if out is None:
-            return self._aggregator.pull()
-        return self._aggregator.pull_into(lambda newest: self._adapter.copy_out("pull", newest, out))
+        return reading.state_bytes(self._aggregator)
 
     def checkpoint(self, notes: object = None, *, keep: Iterable[Pulled] = ()) -> None:
         """Commits all that was decided, the arrivals that wait included. Writes d elements for each of these.
@@ -308,6 +309,7 @@ class Server:
         if not self._aggregator.closed:
             self._enter("close")
             persistence.close(self._stored("close"), self._aggregator, checkpoint=checkpoint)
+            self._aggregator.report_steps()
 
     @property
     def notes(self) -> object:

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from afflux.aggregation.admission import Admission, ServerState
+from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.checkpoint import arrival_record, log_record
+from afflux.aggregation.state import ServerState
 from afflux.aggregation.streaming import Term
 from afflux.arrays.interop import on_host
 from afflux.store.index import CommittedState, ListUpdate, StoredArrival

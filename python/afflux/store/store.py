@@ -17,11 +17,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from afflux.aggregation import checkpoint
-from afflux.aggregation.admission import Admission, ServerState, after
+from afflux.aggregation.admission import Admission
 from afflux.aggregation.checkpoint import Saved
-from afflux.aggregation.options import Durability, codec_of
+from afflux.aggregation.options import Durability
 from afflux.aggregation.reports import Opened, Pulled
 from afflux.aggregation.round import NamedVectors, Round
+from afflux.aggregation.state import ServerState, after
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.interop import bring, frozen, on_gpu
 from afflux.arrays.layout import Layout
@@ -29,13 +30,13 @@ from afflux.arrays.pools import Draft, Vector, Versions
 from afflux.ops.codecs import Codec, named
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Float64, Rule
-from afflux.rules.serialization import from_config
 from afflux.store.disk_cache import DiskCache, NewDiskRows, RowTable
 from afflux.store.index import CommittedState, Index, Transaction
 from afflux.store.lock import Lock, promises_space
 from afflux.store.metadata import BACKUP, INDEX, Shape, folder_of
 from afflux.store.records import ArrivalSlots, GrowingLists, state_of
 from afflux.store.segments import Place, Row, Segments
+from afflux.store.stored_rule import StoredRule
 from afflux.store.vectors import (
     NO_CHECKSUMS,
     ParamsSlots,
@@ -97,9 +98,8 @@ class Store:
         before = self._stored_settings["commits"]
         self.commit_every: int | None = before["commit_every"] if commit_every == "as before" else commit_every
         self._power = (durability or before["durability"]) == "power"
-        self._settings = self._stored_settings | {
-            "commits": {"durability": self.durability, "commit_every": self.commit_every}
-        }
+        self._commits = {"durability": self.durability, "commit_every": self.commit_every}
+        self._rule = StoredRule(path, self._stored_settings["rule"], self.facts)
         self._index.sync_commits(self._power)
         places = {} if self.committed is None else self.committed.vectors
         mapped = promises_space(path)
@@ -179,31 +179,14 @@ class Store:
         return None if self.facts["layout"] is None else Layout.from_json(self.facts["layout"])
 
     def resolve_rule(self, rule: Rule | None) -> Rule:
-        """The rule to go on with: this one, or else the one that made the last commit.
+        """The rule to go on with: this one, or else that of the last commit.
 
         Raises:
             StoreError: the rule does not fit the store, or the stored one has a part that must be given.
         """
         if self.committed is None:
             raise StoreError(f"[open] {self.path} holds no server: the process that began to make it was ended")
-        try:
-            rule = from_config(self._stored_settings["rule"]) if rule is None else rule
-        except AffluxError as error:
-            raise StoreError(f"[open] {self.path} holds a server whose rule must be given: {error}") from None
-        codec = codec_of(rule, self.facts["slot_dtype"])
-        ours = {
-            "rule": rule.name,
-            "kind": rule.kind,
-            "rule_vectors": list(rule.rule_vectors),
-            "codec": None if codec is None else codec.name,
-        }
-        for name, value in ours.items():
-            if self.facts[name] != value:
-                raise StoreError(
-                    f"[open] {self.path} holds a server whose {name} is {self.facts[name]!r}, not {value!r}"
-                )
-        self._settings["rule"] = rule.to_config()
-        return rule
+        return self._rule.resolve(rule)
 
     def rule_vector_outputs(self, rule_vectors: NamedVectors) -> NamedVectors:
         """The spare slots of these rule vectors; of a server on a GPU the rule vectors themselves, updated in place."""
@@ -326,7 +309,7 @@ class Store:
         if table is not None:
             meta["rows"] = table.clients, table.high, [*table.free, *table.retired]
         lists, written = self._lists.updates(state, admission)
-        settings = dict(self._settings)
+        settings = {"rule": self._rule.config(state.rule), "commits": self._commits}
 
         def after_commit() -> None:
             self._stored_settings = settings
@@ -360,6 +343,8 @@ class Store:
         slots = self._arrivals.stacked(last.arrivals)
         try:
             state = state_of(self.facts, last, vectors, slots, log=self.options["log"])
+            if self._rule.was_given:  # in the place of both, the one in force and the one that waits
+                state["meta"]["next_rule"] = None
             return checkpoint.load(state, facts, admission)
         except AffluxError as error:
             raise StoreError(f"[open] {self.path}: {str(error).removeprefix('[load_state_dict] ')}") from None

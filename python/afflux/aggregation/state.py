@@ -1,0 +1,73 @@
+"""The state of a server: all that is decided so far."""
+
+from types import MappingProxyType
+from typing import NamedTuple
+
+from afflux.aggregation.arrivals import PendingArrival
+from afflux.aggregation.cache.rows import RowCache
+from afflux.aggregation.participation import Participation
+from afflux.aggregation.reports import Pulled, Report, no_counts
+from afflux.aggregation.round import NamedVectors, Round
+from afflux.aggregation.streaming import Term, Total
+from afflux.arrays.pools import is_lent
+from afflux.rules.rule import Rule, Scalars
+
+
+class ServerState(NamedTuple):
+    """All that is decided so far. A state is never changed but replaced, by one assignment: an interrupt at any moment
+    leaves the old state or the new one. Lists that grow are shared by states, which say how many entries count.
+    """
+
+    current: Pulled  #: the newest version
+    rule: Rule  #: of the arrivals in the buffer
+    rows: RowCache | None
+    waiting: list[PendingArrival]
+    filled: int = 0  #: entries of `waiting` that count
+    round: Round | None = None  #: decided, and not yet committed
+    number: int = 0  #: of the next decision
+    counts: dict[str, int] = no_counts()
+    logged: int = 0  #: entries of the log that count
+    task_events: int = 0  #: entries of the list of tasks that count
+    rule_vectors: NamedVectors = MappingProxyType({})  #: changed in place by a sweep, if not in a store
+    handed: frozenset[str] = frozenset()  #: those rule vectors that the user has handed in
+    scalars: Scalars = MappingProxyType({})  #: the rule's own numbers
+    passes: Participation | None = None  #: of rules that take every client once per pass
+    decided_state: "ServerState | None" = None  #: this state when `round` was decided, which a store commits
+    next_rule: Rule | None = None  #: takes the place of `rule` when the buffer is emptied
+    since: float = 0.0  #: when the first arrival in the buffer joined, by time.monotonic()
+    unreported: tuple[Report, ...] = ()  #: steps that on_step was not called for yet, oldest first
+
+    def arrivals(self) -> list[PendingArrival]:
+        """The arrivals in the buffer."""
+        return self.waiting[: self.filled]
+
+    def deferred(self) -> list[PendingArrival]:
+        """The arrivals that wait for the next pass."""
+        return [] if self.passes is None else self.passes.waiting()
+
+    @property
+    def total(self) -> Total | None:
+        """The sum of the arrivals in the buffer, if the server accumulates."""
+        held = self.waiting[0].slot if self.filled else None
+        return held.total if isinstance(held, Term) else None
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a round, or a term of the sum, is decided and not made yet."""
+        total = self.total
+        return self.round is not None or (total is not None and total.added < self.filled)
+
+    @property
+    def slots_held(self) -> int:
+        """Slots of the server that the waiting arrivals hold; those of the round are not counted."""
+        total = self.total
+        if total is not None:
+            return self.filled - total.added
+        return sum(not is_lent(w.slot) for w in [*self.arrivals(), *self.deferred()])
+
+
+def after(state: ServerState, current: Pulled, done: Round) -> ServerState:
+    """The state after a round, whose version is the newest one."""
+    return state._replace(
+        current=current, round=None, decided_state=None, scalars=done.scalars, rule_vectors=done.rule_vectors
+    )

@@ -1,0 +1,100 @@
+"""What a server gives to read: the newest version, and the size of its state."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol, overload
+
+from afflux import ops
+from afflux.aggregation.options import ServerOptions
+from afflux.aggregation.reports import Pulled
+from afflux.arrays.devices import HOST
+from afflux.arrays.layout import Tree
+from afflux.server.aggregator import Aggregator
+from afflux.server.inputs import InputAdapter
+
+
+class PullSource(Protocol):
+    """What a pull needs of a server."""
+
+    options: ServerOptions
+    _aggregator: Aggregator
+    _adapter: InputAdapter
+
+    def _enter(self, op: str) -> None: ...
+
+
+@overload
+def pull(self: PullSource) -> Pulled: ...
+@overload
+def pull(self: PullSource, *, out: "ops.Array | Tree") -> int: ...
+def pull(self: PullSource, *, out: "ops.Array | Tree | None" = None) -> Pulled | int:
+    """The newest params and their version; never waits for a step that is being made (unless inplace).
+
+    Without `out` nothing is copied. With `out`, params (and buffers) are copied into it, a flat vector or a tree
+    like the server's, and only the version is returned.
+
+    >>> import numpy as np
+    >>> from afflux import Server, rules
+    >>> server = Server(rules.fedbuff(), {"weight": np.ones((2, 2), np.float32), "bias": np.zeros(2, np.float32)})
+    >>> mine = {"weight": np.empty((2, 2), np.float32), "bias": np.empty(2, np.float32)}
+    >>> server.pull(out=mine), mine["weight"].tolist()
+    (0, [[1.0, 1.0], [1.0, 1.0]])
+    """
+    aggregator, adapter = self._aggregator, self._adapter
+    if self.options.inplace:
+        self._enter("pull")
+    if out is None:
+        return _newest(aggregator)
+    return _copied(aggregator, lambda newest: adapter.copy_out("pull", newest, out))
+
+
+def _newest(aggregator: Aggregator) -> Pulled:
+    """The newest version; nothing is copied unless params are overwritten in place."""
+    admission, device = aggregator.admission, aggregator.device
+    if aggregator.versions.inplace:
+
+        def copied() -> Pulled:
+            newest = admission.state.current
+            return replace(newest, params=device.immutable_copy(newest.params))
+
+        return aggregator.when_idle("pull", copied)
+    _check_pull(aggregator)
+    return shared(aggregator, admission.state.current)
+
+
+def shared(aggregator: Aggregator, version: Pulled) -> Pulled:
+    """A version as callers get it: on a GPU other objects than the server's own, of the same memory."""
+    device = aggregator.device
+    return version if device is HOST else replace(version, params=device.alias(version.params))
+
+
+def _copied(aggregator: Aggregator, copy: Callable[[Pulled], None]) -> int:
+    """Copies the newest version with `copy`; returns its number."""
+
+    def copied() -> int:
+        newest = aggregator.admission.state.current
+        copy(newest)
+        return newest.version
+
+    if aggregator.versions.inplace:
+        return aggregator.when_idle("pull", copied)
+    _check_pull(aggregator)
+    aggregator.check_storage()
+    return copied()
+
+
+def _check_pull(aggregator: Aggregator) -> None:
+    aggregator.versions.refuse_damage("pull")
+    if aggregator.device.alone is not None:
+        aggregator.check_process("pull")
+
+
+def state_bytes(aggregator: Aggregator) -> int:
+    """See `Server.state_bytes`."""
+    state, slots = aggregator.admission.state, aggregator.slots
+    if aggregator.streaming is not None:
+        buffered = slots.slot_bytes + 8 * slots.size
+    else:
+        buffered = (state.rule.buffer_size + len(state.deferred())) * slots.slot_bytes
+    held = sum(vector.nbytes for vector in state.rule_vectors.values())
+    return int(state.current.params.nbytes + buffered + held) + (0 if state.rows is None else state.rows.nbytes)

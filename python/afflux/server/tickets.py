@@ -1,0 +1,30 @@
+"""What a push holds while it is under way."""
+
+from afflux.aggregation.cache.staging import StagedRow
+from afflux.aggregation.reports import Decision
+from afflux.aggregation.round import Round
+from afflux.aggregation.streaming import Term
+from afflux.arrays.pools import Slot
+from afflux.ops.errors import AffluxError
+from afflux.server.tasks import OpenTask
+
+#: What was decided about an arrival: status, staleness, number of the join, its term if the server accumulates, and the
+#: round that it completes.
+Decided = tuple[Decision, int, int, Term | None, Round | None]
+
+
+class TaskClosedError(AffluxError):
+    """Another push of the task, or the end of its lease, came first."""
+
+
+class Ticket:
+    """What a push holds until it ends, however it ends."""
+
+    __slots__ = ("decision", "made_step", "slot", "staged_row", "task")
+
+    def __init__(self) -> None:
+        self.slot: Slot | None = None
+        self.staged_row: StagedRow | None = None  #: of the client's row
+        self.decision: Decided | None = None
+        self.task: OpenTask | None = None  #: that it closes
+        self.made_step = False  #: whether it has completed a round

@@ -1,0 +1,58 @@
+"""The rule of a store, which is kept as data."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from afflux.aggregation.options import codec_of
+from afflux.ops.errors import AffluxError, StoreError
+from afflux.rules.rule import Rule
+from afflux.rules.serialization import from_config
+
+
+class StoredRule:
+    """The rule of a store.
+
+    Args:
+        path: the store's folder, for messages.
+        config: the configuration of the rule of the last commit.
+        facts: that a server must agree with.
+    """
+
+    def __init__(self, path: Path, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        self._path = path
+        self._config = config
+        self._facts = facts
+        self._newest: tuple[Rule, dict[str, Any]] | None = None
+        self.was_given = False  #: whether `resolve` was given a rule
+
+    def resolve(self, rule: Rule | None) -> Rule:
+        """The rule to go on with: this one, or else that of the last commit.
+
+        Raises:
+            StoreError: the rule does not fit the store, or the stored one has a part that must be given.
+        """
+        self.was_given = rule is not None
+        try:
+            rule = from_config(self._config) if rule is None else rule
+        except AffluxError as error:
+            raise StoreError(f"[open] {self._path} holds a server whose rule must be given: {error}") from None
+        codec = codec_of(rule, self._facts["slot_dtype"])
+        ours = {
+            "rule": rule.name,
+            "kind": rule.kind,
+            "rule_vectors": list(rule.rule_vectors),
+            "codec": None if codec is None else codec.name,
+        }
+        for name, value in ours.items():
+            if self._facts[name] != value:
+                raise StoreError(
+                    f"[open] {self._path} holds a server whose {name} is {self._facts[name]!r}, not {value!r}"
+                )
+        return rule
+
+    def config(self, rule: Rule) -> dict[str, Any]:
+        """The configuration of a rule; made once for all commits with this rule."""
+        if self._newest is None or self._newest[0] is not rule:
+            self._newest = rule, rule.to_config()
+        return self._newest[1]

@@ -1,0 +1,273 @@
+"""flush_after: a step with the arrivals that have waited for too long, made by the next call that looks at the time."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from afflux import AffluxError, Cut, Server, StoreError, replay
+from afflux.aggregation import admission
+from afflux.rules import ca2fl, fadas, fedbuff, gsgm, zenopp
+from conftest import bits
+
+D = 5
+CLIENTS = 9
+
+
+def vector(value=1.0):
+    return np.full(D, value, np.float32)
+
+
+class Clock:
+    """What `time.monotonic` is replaced by."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    found = Clock()
+    monkeypatch.setattr(admission, "monotonic", found)
+    return found
+
+
+def push(server, client=0, value=1.0):
+    return server.push(client=client, **{server.rule.kind: vector(value)}, version=server.version)
+
+
+CALLS = {
+    "push": lambda server: push(server, 8),
+    "checkout": lambda server: server.checkout(8),
+    "tasks": lambda server: server.tasks,
+    "poll": lambda server: server.poll(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_first_makes_the_step_that_is_late(clock, call):
+    seen = []
+    server = Server(fedbuff(buffer_size=5), vector(0.0), flush_after=10, on_step=seen.append)
+    push(server, 1, 1.0)
+    clock.now += 6
+    push(server, 2, 3.0)
+    clock.now += 4
+    CALLS[call](server)  # ten seconds are not longer than ten seconds
+    assert server.version == 0
+    clock.now += 0.5
+    result = CALLS[call](server)
+    assert server.version == 1
+    assert [report.client_ids[:2] for report in seen] == [(1, 2)]
+    if call == "poll":
+        assert result is seen[0]
+        assert server.poll() is None
+    if call == "push":
+        assert (result.staleness, result.report, server.arrivals_waiting) == (1, None, 1)
+    if call == "checkout":
+        assert result.version == 1
+
+
+def test_the_time_counts_from_the_first_arrival_in_the_buffer(clock):
+    server = Server(fedbuff(buffer_size=2), vector(0.0), flush_after=10.0)
+    clock.now += 100
+    push(server)
+    clock.now += 9
+    assert server.poll() is None
+    push(server)  # a full buffer
+    clock.now += 9
+    push(server)
+    clock.now += 9
+    assert server.poll() is None
+    assert server.discard() == 1
+    clock.now += 100
+    assert server.poll() is None
+    push(server)
+    clock.now += 11
+    assert server.poll().version == 2
+
+
+def test_a_client_that_replaces_its_arrival_does_not_put_the_step_off(clock):
+    server = Server(fedbuff(buffer_size=5), vector(0.0), duplicates="latest", flush_after=10)
+    for value in range(4):
+        push(server, 1, value)
+        clock.now += 3
+    assert server.poll().client_ids == (1,)
+    assert server.params[0] == 3.0
+
+
+def test_other_calls_do_not_look(clock):
+    server = Server(fedbuff(buffer_size=5), vector(0.0), flush_after=10)
+    push(server)
+    clock.now += 11
+    server.pull(), server.state_dict(), server.rule_vectors, server.params
+    assert (server.version, server.arrivals_waiting) == (0, 1)
+    assert server.flush().version == 1
+
+
+def test_none_waits_for_a_full_buffer(clock):
+    server = Server(fedbuff(buffer_size=5), vector(0.0))
+    push(server)
+    clock.now += 1e9
+    assert server.poll() is None
+    assert server.version == 0
+
+
+def test_a_pass_that_begins_with_waiting_arrivals(clock):
+    """Client 0 waits for the next pass; its time counts from the moment when it enters the buffer."""
+    server = Server(gsgm(buffer_size=2), vector(0.0), num_clients=3, flush_after=10)
+    for client in (0, 1, 0):
+        push(server, client)
+    clock.now += 100
+    assert server.poll() is None  # what is deferred is in no buffer
+    push(server, 2)  # ends the pass
+    assert (server.version, server.arrivals_waiting) == (2, 1)
+    clock.now += 10
+    assert server.poll() is None
+    clock.now += 1
+    assert server.poll().client_ids == (0,)
+
+
+def test_arrivals_in_a_sum(clock):
+    server = Server(fedbuff(buffer_size=5), vector(0.0), accumulate=True, flush_after=10)
+    push(server, 1, 1.0)
+    push(server, 2, 3.0)
+    clock.now += 11
+    assert server.poll().client_ids == (1, 2)
+    assert server.params.tolist() == [2.0] * D
+
+
+def test_a_step_that_cannot_be_made_raises_in_poll_alone(clock):
+    """Zeno++ has no validation gradient yet."""
+    server = Server(replace(zenopp(), buffer_size=3), vector(0.0), flush_after=10)
+    push(server, 1)
+    clock.now += 11
+    for client in (2, 3):
+        if server.arrivals_waiting < 2:
+            assert push(server, client).status == "joined"
+        assert server.checkout(client).version == 0
+        assert len(server.tasks) == client - 1
+        with pytest.raises(AffluxError, match="the memory 'validation' was never handed in"):
+            server.poll()
+    assert (server.version, server.arrivals_waiting) == (0, 2)
+    server.set_rule_vector("validation", vector(0.1))
+    assert server.poll().client_ids == (1, 2)
+
+
+def test_poll_closes_tasks_also_where_it_raises(clock):
+    server = Server(fedbuff(buffer_size=3), vector(0.0), flush_after=10)
+    server.checkout(1, lease=60)
+    task = server.checkout(2)
+    next(iter(server._aggregator.tasks)).deadline = 0.0
+    server.replace_rule(replace(server.rule, weigh=lambda arrivals: "abc"))
+    push(server)
+    clock.now += 11
+    with pytest.raises(AffluxError, match="must be numbers"):
+        server.poll()
+    assert [each.opened.task for each in server._aggregator.tasks] == [task.id]
+
+
+def test_after_a_reopen_the_time_counts_from_there(clock, tmp_path):
+    path = tmp_path / "store"
+    with Server(fedbuff(buffer_size=5), vector(0.0), store=path, flush_after=10) as server:
+        push(server)
+        clock.now += 9
+    clock.now += 100
+    with Server.open(path) as server:
+        assert server.options.flush_after == 10.0
+        assert server.poll() is None
+        clock.now += 11
+        assert server.poll().version == 1
+    with Server.open(path) as server:
+        assert (server.version, server.arrivals_waiting) == (1, 0)
+
+
+def test_a_late_step_that_cannot_be_saved(clock, tmp_path, monkeypatch):
+    server = Server(fedbuff(buffer_size=5), vector(0.0), store=tmp_path / "store", flush_after=10)
+    push(server, 1)
+    clock.now += 11
+    with monkeypatch.context() as patch:
+
+        def full(*_):
+            raise StoreError("[store] the disk is full")
+
+        patch.setattr(type(server._store), "save_round", full)
+        with pytest.raises(StoreError, match="the disk is full"):
+            server.poll()
+        assert push(server, 2).status == "joined"
+        assert server.version == 0
+    assert server.flush().client_ids == (2,)
+    assert server.version == 2
+    server.close()
+
+
+@pytest.mark.parametrize("wrong", [0, -1.0, float("inf"), float("nan"), "10", True])
+def test_wrong_seconds(wrong):
+    with pytest.raises(AffluxError, match=r"\[Server\] flush_after is .*, must be"):
+        Server(fedbuff(), vector(), flush_after=wrong)
+
+
+# Random histories, and their replays, which have no clock
+
+
+RULES = {
+    "fedbuff": lambda: fedbuff(buffer_size=3),
+    "streaming": lambda: fedbuff(buffer_size=3),
+    "ca2fl": lambda: ca2fl(buffer_size=4),
+    "fadas": lambda: fadas(buffer_size=3),
+    "gsgm": lambda: gsgm(buffer_size=2),
+}
+MOVES = st.one_of(
+    *[st.tuples(st.just("push"), st.integers(0, CLIENTS - 1), st.integers(0, 2))] * 4,
+    st.tuples(st.just("wait"), st.integers(1, 12)),
+    st.tuples(st.sampled_from(["poll", "flush", "discard", "checkout", "tasks"])),
+)
+
+
+@given(moves=st.lists(MOVES, max_size=40), name=st.sampled_from(sorted(RULES)))
+@settings(max_examples=100, deadline=None)
+def test_a_replay_makes_the_same_steps_without_a_clock(moves, name):
+    def fresh():
+        options = {"num_clients": CLIENTS, "log": True, "accumulate": name == "streaming", "flush_after": 10}
+        return Server(RULES[name](), vector(0.5), **options)
+
+    clock, vectors = Clock(), {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(admission, "monotonic", clock)
+        server = fresh()
+        for move, *facts in moves:
+            since, late = server._state.since, server._aggregator.admission.late
+            assert late == (server.arrivals_waiting > 0 and clock.now - since > 10)
+            before = server.version
+            if move == "wait":
+                clock.now += facts[0]
+            elif move == "push":
+                client, back = facts
+                value = np.random.default_rng([client, server.joins]).standard_normal(D).astype(np.float32)
+                receipt = server.push(client=client, **{server.rule.kind: value}, version=max(0, server.version - back))
+                vectors[receipt.join] = value
+            elif move == "checkout":
+                server.checkout(0)
+            elif move == "tasks":
+                _ = server.tasks
+            else:
+                getattr(server, move)()
+            if late and move in ("push", "poll", "flush", "checkout", "tasks"):
+                assert server.version > before
+        again = fresh()
+
+        def pushed(join):
+            clock.now += 20
+            return vectors[join.number]
+
+        replay(server.log, again, pushed)
+        assert again.options.flush_after == 10
+    assert bits(again.params) == bits(server.params)
+    assert again.version == server.version
+    assert again.state_dict()["meta"]["scalars"] == server.state_dict()["meta"]["scalars"]
+    assert again.arrivals_waiting == server.arrivals_waiting
+    assert [entry for entry in again.log if isinstance(entry, Cut)] == [e for e in server.log if isinstance(e, Cut)]

@@ -1,0 +1,132 @@
+"""Report.metrics: the numbers of a report under names that do not change."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from afflux import Rule, Server, Weights
+from afflux.rules import RULES, afa_cs, fedbuff, wkafl
+from afflux.rules.calibration import NONE
+from afflux.rules.optimizers import Sgd
+from conftest import ready
+
+D, M = 6, 3
+KEYS = [
+    *("version", "stepped", "arrivals", "rejected", "staleness_mean", "staleness_max", "weight_min", "weight_max"),
+    *("effective_arrivals", "norm_mean", "norm_max", "server_lr", "seconds", "bytes"),
+]
+
+
+class Gives:
+    """A weigh part that gives these weights, and a step if it is told to."""
+
+    def __init__(self, *weights, skip=False):
+        self.weights, self.skip = np.array(weights), skip
+
+    def __call__(self, arrivals):
+        return Weights(self.weights, skip=self.skip)
+
+
+def report_of(weigh, values=(1.0, 2.0, 2.0), **options):
+    server = Server(Rule("own", "update", len(values), weigh, NONE, Sgd(0.25)), np.zeros(D, np.float32), **options)
+    for client, value in enumerate(values):
+        receipt = server.push(client=client, update=np.full(D, value, np.float32), version=0)
+    return receipt.report
+
+
+def test_all_numbers_of_one_step():
+    report = report_of(Gives(0.5, 0.0, 0.25))
+    metrics = report.metrics()
+    assert metrics == {
+        "version": 1,
+        "stepped": 1,
+        "arrivals": 3,
+        "rejected": 1,
+        "staleness_mean": 0,
+        "staleness_max": 0,
+        "weight_min": 0.0,
+        "weight_max": 0.5,
+        "effective_arrivals": pytest.approx(0.75**2 / (0.25 + 0.0625)),
+        "norm_mean": pytest.approx(5 / 3 * math.sqrt(D)),
+        "norm_max": pytest.approx(2 * math.sqrt(D)),
+        "server_lr": 0.25,
+        "seconds": report.seconds,
+        "bytes": 3 * D * 4,
+    }
+    assert [*metrics] == KEYS
+
+
+def test_staleness_over_the_arrivals():
+    server = Server(fedbuff(buffer_size=2), np.zeros(D, np.float32))
+    for client in range(4):
+        receipt = server.push(client=client, update=np.ones(D, np.float32), version=0 if client < 3 else 1)
+    metrics = receipt.report.metrics()
+    assert (metrics["staleness_mean"], metrics["staleness_max"], metrics["version"]) == (0.5, 1.0, 2.0)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_has_these_names_and_plain_floats(name):
+    rule = RULES[name]() if name in ("zenopp", "fedasync") else RULES[name](buffer_size=2)
+    server = ready(Server(rule, np.zeros(D, np.float32), num_clients=9))
+    found = []
+    for client in range(8):
+        vector = np.random.default_rng(client).standard_normal(D)
+        receipt = server.push(client=client, **{rule.kind: vector}, version=server.version, loss=0.5)
+        found += [] if receipt.report is None else [receipt.report.metrics()]
+    for metrics in found:
+        assert [*metrics] == [*KEYS, *(f"rule/{number}" for number in server.scalars)]
+        assert all(type(value) is float for value in metrics.values())
+        json.dumps(metrics, allow_nan=False)
+    assert found
+
+
+def test_a_rules_own_numbers_have_a_prefix():
+    server = Server(wkafl(buffer_size=1), np.zeros(D, np.float32))
+    report = server.push(client=0, gradient=np.ones(D), version=0, loss=2.0).report
+    assert (
+        {name: value for name, value in report.metrics().items() if "/" in name}
+        == {f"rule/{name}": value for name, value in server.scalars.items()}
+        != {}
+    )
+
+
+def test_a_step_that_the_rule_skips():
+    metrics = report_of(Gives(0.0, 0.0, 0.0, skip=True)).metrics()
+    assert (metrics["version"], metrics["stepped"], metrics["rejected"]) == (0.0, 0.0, 3.0)
+    assert (metrics["effective_arrivals"], metrics["weight_max"]) == (0.0, 0.0)
+
+
+def test_norms_that_are_not_known_are_left_out():
+    server = Server(fedbuff(buffer_size=2), np.zeros(D, np.float32))
+    server.push(client=0, update=np.ones(D, np.float32), version=0, copy=False)
+    metrics = server.push(client=1, update=np.full(D, 2.0, np.float32), version=0).report.metrics()
+    assert metrics["norm_mean"] == metrics["norm_max"] == pytest.approx(2 * math.sqrt(D))
+    server.push(client=0, update=np.ones(D, np.float32), version=0, copy=False)
+    metrics = server.push(client=1, update=np.ones(D, np.float32), version=0, copy=False).report.metrics()
+    assert math.isnan(metrics["norm_mean"])
+    assert math.isnan(metrics["norm_max"])
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
+def test_no_number_overflows_or_vanishes(scale):
+    metrics = report_of(Gives(scale, scale, scale), (0.0, 0.0, 0.0)).metrics()
+    assert metrics["effective_arrivals"] == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [({}, 4), ({"slot_dtype": "bfloat16"}, 2), ({"dtype": "float64"}, 8), ({"accumulate": True}, 4)],
+)
+def test_bytes_of_the_vectors_that_went_in(options, size):
+    server = Server(fedbuff(buffer_size=M), np.zeros(D, np.float32), **options)
+    for client in range(2):
+        server.push(client=client, update=np.ones(D, np.float32), version=0)
+    report = server.flush()
+    assert report.nbytes == report.metrics()["bytes"] == 2 * D * size
+
+
+def test_rows_do_not_count():
+    server = Server(afa_cs(buffer_size=1), np.zeros(D, np.float32), num_clients=5)
+    assert server.push(client=0, gradient=np.ones(D, np.float32), version=0).report.nbytes == 4 * D
