@@ -162,7 +162,7 @@ def test_poll_closes_tasks_also_where_it_raises(clock):
     server = Server(fedbuff(buffer_size=3), vector(0.0), flush_after=10)
     server.checkout(1, lease=60)
     task = server.checkout(2)
-    next(iter(server._aggregator.tasks)).deadline = 0.0
+    next(iter(server._aggregator.tasks)).deadline = server._aggregator.tasks.next_deadline = 0.0
     server.replace_rule(replace(server.rule, weigh=lambda arrivals: "abc"))
     push(server)
     clock.now += 11

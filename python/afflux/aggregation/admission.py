@@ -191,10 +191,11 @@ class Admission:
             entry = Join(arrival.join, status, client_id, version, arrival.staleness, num_examples, loss, is_lent(slot))
             self._log[logged:] = [entry] if closed is None else [entry, closed]
             logged += 1 + (closed is not None)
-        task_events = state.task_events
+        task_events, closed_task = state.task_events, state.closed_task
         if closed is not None:
             self._task_events[task_events:] = [closed]
             task_events += 1
+            closed_task = closed.task
         counts = {**counts, status: counts[status] + 1}
         # A round that makes no step is over as soon as it is decided.
         decided = prepared if prepared is not None and prepared.report.stepped else state.round
@@ -210,6 +211,7 @@ class Admission:
             counts,
             logged,
             task_events,
+            closed_task,
             state.rule_vectors,
             state.handed,
             scalars,
@@ -238,20 +240,26 @@ class Admission:
             counts = {**counts, **moved}
         return entering, passes, counts
 
-    def count(self, status: Status | Literal["refused"]) -> None:
-        """Counts a push that is no arrival; "refused": it has raised."""
+    def count(self, status: Status | Literal["refused"], closed: Closed | None = None) -> None:
+        """Counts a push that is no arrival, and closes its task; "refused": it has raised."""
         counts = self.state.counts
-        self.state = self.state._replace(counts={**counts, status: counts[status] + 1})
+        counts = {**counts, status: counts[status] + 1}
+        self.state = (self.state if closed is None else self._noted(closed))._replace(counts=counts)
 
     def note(self, event: Opened | Closed) -> None:
-        """A task is opened, or closed without an arrival."""
+        """A task is opened, or closed without a push."""
+        self.state = self._noted(event)
+
+    def _noted(self, event: Opened | Closed) -> ServerState:
+        """The state with this event in the log and in the list of tasks."""
         state = self.state
         logged, task_events = state.logged, state.task_events
         if self._log is not None:
             self._log[logged:] = [event]
             logged += 1
         self._task_events[task_events:] = [event]
-        self.state = state._replace(logged=logged, task_events=task_events + 1)
+        closed_task = event.task if isinstance(event, Closed) else state.closed_task
+        return state._replace(logged=logged, task_events=task_events + 1, closed_task=closed_task)
 
     def compact_task_events(self, still_open: list[Opened | Closed]) -> None:
         """Forgets tasks that are closed. No round is decided and not committed."""

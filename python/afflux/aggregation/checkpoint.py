@@ -25,7 +25,7 @@ from afflux.ops.validation import NUMBERS, is_int, plain_id
 from afflux.rules.rule import ClientId, Float64, Rule, Scalars
 from afflux.rules.serialization import from_config
 
-FORMAT = 3
+FORMAT = 4
 #: How the elements of a slot are saved; bfloat16, which NumPy lacks, as its 16 bits.
 STORED = {"float32": "float32", "float64": "float64", "bfloat16": "uint16"}
 

@@ -28,6 +28,7 @@ class ServerState(NamedTuple):
     counts: dict[str, int] = no_counts()
     logged: int = 0  #: entries of the log that count
     task_events: int = 0  #: entries of the list of tasks that count
+    closed_task: str | None = None  #: the task that was closed last
     rule_vectors: NamedVectors = MappingProxyType({})  #: changed in place by a sweep, if not in a store
     handed: frozenset[str] = frozenset()  #: those rule vectors that the user has handed in
     scalars: Scalars = MappingProxyType({})  #: the rule's own numbers

@@ -18,7 +18,7 @@ from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Rule
 from afflux.server.concurrency import Monitor
 from afflux.server.steps import OnStep, StepCalls
-from afflux.server.tasks import TaskBook
+from afflux.server.tasks import OpenTask, TaskBook
 from afflux.server.tickets import Decided, TaskClosedError, Ticket
 
 _Result = TypeVar("_Result")
@@ -48,6 +48,7 @@ class Aggregator:
         self.streaming = streaming
         self.device = device
         self.tasks = TaskBook(versions.max_versions, admission.max_staleness)
+        self.reading: set[Ticket] = set()  #: of pushes whose conversion reads a version
         self.retained: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint was asked to keep
         self.storage: RoundStorage | None = None
         self.closed = False
@@ -193,12 +194,12 @@ class Aggregator:
             client_id, version, *_ = pushed
             task, closed = ticket.task, None
             if task is not None:
-                if self.tasks.find(task.opened.task) is not task:
+                if not self.is_open(task):
                     raise TaskClosedError(f"[push] task {task.opened.task} is closed")
                 closed = Closed(task.opened.task, "pushed")
             status, staleness = admission.status(client_id, version)
             completes, state = admission.completes(status), admission.state
-            if completes and state.unfinished:
+            if completes and (state.unfinished or not self._has_room()):
                 return None
             arrival = PendingArrival(*pushed, state.number, staleness, ticket.staged_row)
             term = None
@@ -215,6 +216,21 @@ class Aggregator:
         _, _, _, term, completed = decision
         made = (completed is None or admission.state.round is not completed) and (term is None or term.done)
         return decision if made else None
+
+    def is_open(self, task: OpenTask) -> bool:
+        """Whether a task is open. Needs the mutex."""
+        last = self.admission.state.closed_task
+        if last is not None and (torn := self.tasks.find(last)) is not None:
+            self.tasks.close(torn)  # an interrupt came between the end of the task and this
+        return self.tasks.find(task.opened.task) is task
+
+    def _has_room(self) -> bool:
+        """Lets go of bases of tasks for a version that is to be written; False if a push that reads one is to be waited
+        for.
+        """
+        while self.versions.full and self.tasks.release_one(self.admission.state.current.version):
+            pass
+        return not (self.versions.full and self.reading)
 
     def hand_in(self, name: str, vector: Vector) -> None:
         """Replaces one of the rule's vectors."""
@@ -300,8 +316,7 @@ class Aggregator:
     def _prepared(self, op: str, waiting: list[PendingArrival]) -> Round:
         """The round of these arrivals; an error leaves no trace."""
         self.versions.refuse_damaged_newest(op, self.admission.state.current.version)
-        while self.versions.full and self.tasks.release_oldest():
-            pass
+        self._has_room()
         try:
             draft = self.versions.take()
         except StoreError:

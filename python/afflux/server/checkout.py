@@ -1,7 +1,9 @@
 """Checking a version out: the task that a client gets, and how it ends without a push."""
 
 from dataclasses import replace
-from typing import Literal, Protocol
+from math import inf
+from time import monotonic
+from typing import Literal, NoReturn, Protocol
 
 from afflux.aggregation.options import ServerOptions
 from afflux.aggregation.reports import Closed, Params, Pulled
@@ -38,11 +40,11 @@ class Task:
     ('joined', [3.0, 3.0], ())
     """
 
-    __slots__ = ("_adapter", "_aggregator", "_task", "pulled_apart")
+    __slots__ = ("_adapter", "_aggregator", "_task", "copied")
 
-    def __init__(self, task: OpenTask, pulled: Pulled | None, aggregator: Aggregator, adapter: InputAdapter) -> None:
+    def __init__(self, task: OpenTask, copied: Pulled | None, aggregator: Aggregator, adapter: InputAdapter) -> None:
         self._task = task
-        self.pulled_apart = pulled  #: the version, if this object holds it, and not the server
+        self.copied = copied  #: a copy of the version, of a server that overwrites its params
         self._aggregator = aggregator
         self._adapter = adapter
 
@@ -68,11 +70,14 @@ class Task:
         Raises:
             AffluxError: it is no longer held: the task is closed, or the version too old.
         """
-        pulled = self.pulled_apart or self._task.base
+        pulled = self.copied or self._aggregator.tasks.base_of(self._task)
+        if pulled is None and not self._task.opened.hold:
+            newest = self._aggregator.admission.state.current
+            pulled = newest if newest.version == self.version else None
         if pulled is None:
             raise AffluxError(
-                f"[Task] version {self.version} is no longer held: the task of client {self.client!r} is closed, or "
-                "the version is too old (max_staleness, max_versions)"
+                f"[Task] version {self.version} is no longer held for client {self.client!r}: the task is closed or of "
+                "hold=False, or the version is too old (max_staleness, max_versions)"
             )
         return reading.shared(self._aggregator, pulled)
 
@@ -105,6 +110,15 @@ class Task:
         self._aggregator.enter("Task.cancel")
         return close_task(self._aggregator, self._task, "cancelled")
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Task) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __reduce__(self) -> NoReturn:
+        raise AffluxError("[Task] a task is not pickled: send its id, and what load() or tree() gives")
+
     def __repr__(self) -> str:
         return f"Task({self.id!r}, client={self.client!r}, version={self.version})"
 
@@ -123,7 +137,8 @@ def checkout(  # noqa: D417
         hold: whether the server holds the version's params until then, for conversions from and to models. It lets go
             of them when the version's staleness exceeds max_staleness or, oldest first, when max_versions (64 if that
             is not given) are held; from then on a push that needs them is `expired`, and any other is as good as
-            before. Servers with inplace=True hold none: hold=False.
+            before. With False they are there as long as the version is the newest one. Servers with inplace=True hold
+            none: with hold=False, the task has a copy of its own.
 
     Raises:
         AffluxError: an argument has a wrong type or value.
@@ -146,6 +161,7 @@ def checkout(  # noqa: D417
     client_id = plain_id(client, "checkout")
     seconds = optional(positive)("checkout", "lease", lease)
     aggregator, inplace = self._aggregator, self.options.inplace
+    close_overdue(aggregator)
     if flag("checkout", "hold", hold) and inplace:
         raise AffluxError("[checkout] inplace=True overwrites params: no version can be held, give hold=False")
 
@@ -154,16 +170,16 @@ def checkout(  # noqa: D417
         now = admission.state.current
         if inplace:
             now = replace(now, params=aggregator.device.immutable_copy(now.params))
-        task = tasks.new(client_id, now, seconds, hold=hold)
+        task = tasks.new(client_id, now.version, seconds, hold=hold)
+        tasks.add(task, now)
         admission.note(task.opened)
-        tasks.add(task)
         if admission.state.round is None and admission.state.task_events > 1000 + 8 * len(tasks):
             admission.compact_task_events(tasks.opened())
         return task, now
 
     # In place, a round that is being made writes to the newest version.
     task, pulled = aggregator.when_idle("checkout", opened) if inplace else aggregator.locked(opened)
-    return Task(task, None if hold else pulled, aggregator, self._adapter)
+    return Task(task, pulled if inplace else None, aggregator, self._adapter)
 
 
 def open_tasks(aggregator: Aggregator, adapter: InputAdapter) -> tuple[Task, ...]:
@@ -173,11 +189,11 @@ def open_tasks(aggregator: Aggregator, adapter: InputAdapter) -> tuple[Task, ...
     return tuple(Task(task, None, aggregator, adapter) for task in aggregator.locked(lambda: [*aggregator.tasks]))
 
 
-def close_task(aggregator: Aggregator, task: OpenTask, why: Literal["pushed", "expired", "cancelled"]) -> bool:
-    """Closes a task that makes no arrival, if it is open; whether it was."""
+def close_task(aggregator: Aggregator, task: OpenTask, why: Literal["expired", "cancelled"]) -> bool:
+    """Closes a task without a push, if it is open; whether it was."""
 
     def closed() -> bool:
-        if aggregator.tasks.find(task.opened.task) is not task:
+        if not aggregator.is_open(task):
             return False
         aggregator.admission.note(Closed(task.opened.task, why))
         aggregator.tasks.close(task)
@@ -188,5 +204,7 @@ def close_task(aggregator: Aggregator, task: OpenTask, why: Literal["pushed", "e
 
 def close_overdue(aggregator: Aggregator) -> None:
     """Closes the tasks whose lease has ended."""
-    for task in aggregator.locked(aggregator.tasks.overdue):
-        close_task(aggregator, task, "expired")
+    deadline = aggregator.tasks.next_deadline
+    if deadline != inf and deadline <= monotonic():
+        for task in aggregator.locked(aggregator.tasks.overdue):
+            close_task(aggregator, task, "expired")

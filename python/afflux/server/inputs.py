@@ -59,12 +59,10 @@ class InputAdapter:
         likes = {name: Like.of(name, array) for name, array in leaves.items()}
         return replace(intake, device=device_of("[Server] params", parts, intake.names), likes=likes), parts
 
-    def sent(self, what: str, given: Kind, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
-        """The parts of what a client hands in as an update, a gradient or a model."""
+    def sent(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
+        """The parts of what a client hands in."""
         if type(vector) is np.ndarray and vector.shape == (self.size,):
             return vector
-        if given != "model" and hasattr(vector, "named_parameters"):
-            raise AffluxError(f"{what} is a module, which holds the client's params: push it as model=")
         return self.parts(what, vector)
 
     def parts(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":

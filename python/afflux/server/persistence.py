@@ -162,14 +162,11 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
     state = store.attach(saved.server_state(now, arrivals), last.params, older)
     admission.load(state, saved.log)
     aggregator.attach(store)
-    opened = store.open_tasks()
-    aggregator.tasks.restore(opened, {**retained, now.version: now})
+    aggregator.tasks.restore(store.open_tasks(), {**retained, now.version: now})
     admission.compact_task_events(aggregator.tasks.opened())
-    # A version that is held for a task is no longer kept when the task is closed.
-    for_tasks = {entry.version for entry in opened if entry.hold}
-    aggregator.retained = {version: kept for version, kept in retained.items() if version not in for_tasks}
+    aggregator.retained = {version: kept for version, kept in retained.items() if version in store.asked}
     options = replace(options, durability=store.durability, commit_every=store.commit_every)
-    return Attached(options, store.layout, MappingProxyType(retained))
+    return Attached(options, store.layout, MappingProxyType(dict(aggregator.retained)))
 
 
 def _on_device(version: Pulled, aggregator: Aggregator) -> Pulled:
@@ -193,6 +190,7 @@ def load_state(aggregator: Aggregator, state: Mapping[str, Any], layout: Layout 
     device.fill(draft.buffer, saved.params)
     now = Pulled(versions.finished(draft, saved.version), saved.version, saved.buffers)
     admission.load(saved.server_state(now, arrivals)._replace(rule_vectors=rule_vectors), saved.log)
+    aggregator.tasks.clear()  # their versions are those of another past
 
 
 def _prepare_next_rule(saved: Saved, aggregator: Aggregator, options: ServerOptions) -> None:
@@ -267,9 +265,16 @@ def checkpoint(store: Store, aggregator: Aggregator, notes: object, keep: Iterab
 
 
 def _commit(store: Store, aggregator: Aggregator, notes: str | None, kept: Mapping[int, Pulled]) -> None:
-    admission, tasks = aggregator.admission, aggregator.tasks
+    """Commits a server at rest, with the versions of `kept` and those that are held for tasks.
+
+    With max_versions there is always room for the newest version, the last commit's and the one being written.
+    """
+    admission, tasks, most = aggregator.admission, aggregator.tasks, aggregator.versions.max_versions
     admission.compact_task_events(tasks.opened())
-    store.checkpoint(admission, notes, [*{**tasks.bases(), **kept}.values()])
+    held = tasks.bases()
+    room = len(held) if most is None else max(0, most - 3 - len(kept))
+    for_tasks = {version: held[version] for version in sorted(held, reverse=True)[:room]}
+    store.checkpoint(admission, notes, [*{**for_tasks, **kept}.values()], sorted(kept))
 
 
 def close(store: Store, aggregator: Aggregator, *, checkpoint: bool) -> None:

@@ -1,7 +1,7 @@
 """A push: what a client sends is checked, converted to what the rule takes, and joins; or fails without a trace."""
 
-from math import nan
-from time import monotonic
+from math import inf, nan
+from traceback import clear_frames
 from typing import Protocol
 
 import numpy as np
@@ -10,16 +10,16 @@ from afflux import ops
 from afflux.aggregation.admission import ClientError
 from afflux.aggregation.arrivals import Pushed
 from afflux.aggregation.options import ServerOptions
-from afflux.aggregation.reports import Fault, Pulled, Receipt, Status
+from afflux.aggregation.reports import Closed, Fault, Pulled, Receipt, Status
 from afflux.aggregation.streaming import MOST_SQUARES
 from afflux.arrays.layout import Tree
 from afflux.arrays.pools import Slot, Vector
 from afflux.ops import Conversion, Kind
-from afflux.ops.errors import AffluxError, BusyError, StoreError
+from afflux.ops.errors import AffluxError, BusyError, StoreError, UnavailableError
 from afflux.ops.validation import NUMBERS, as_int, brief, integer, loss_of, plain_id, positive
 from afflux.rules.rule import ClientId
 from afflux.server.aggregator import Aggregator
-from afflux.server.checkout import Task, close_overdue, close_task
+from afflux.server.checkout import Task, close_overdue
 from afflux.server.inputs import InputAdapter
 from afflux.server.tasks import OpenTask
 from afflux.server.tickets import TaskClosedError, Ticket
@@ -102,36 +102,46 @@ def push(  # noqa: D417
 
     >>> import numpy as np
     >>> from afflux import Server, rules
-    >>> server = Server(rules.fedasync(mixing=0.5), np.zeros(2, np.float32))  # which mixes models
+    >>> server = Server(rules.fedasync(alpha=0.5), np.zeros(2, np.float32))  # which mixes models
     >>> pulled = server.pull()
     >>> server.push(client=7, version=pulled, update=np.array([2.0, 4.0])).status, server.params.tolist()
     ('joined', [1.0, 2.0])
     """
     self._enter("push")
     aggregator, adapter, options = self._aggregator, self._adapter, self.options
-    aggregator.flush_late()
+    if options.flush_after is not None:
+        aggregator.flush_late()
+    if aggregator.tasks.next_deadline != inf:
+        close_overdue(aggregator)
     ticket = Ticket()
     pushed: Pushed | None = None
     client_id: ClientId | None = None
     pulled: int | None = None
     checking = False  # what the client sent is being looked at
-    newest = base = found = conversion = fetch = None
+    found = base = conversion = fetch = None
     try:
         given, vector = _only_one(update, gradient, model, num_examples)
         if timeout is not None or copy is not True:
             _check_call(aggregator, given, timeout, copy)
-        checking = True
-        newest = aggregator.admission.state.current
-        if task is None:
-            client_id = plain_id(client)
-            pulled = version if type(version) is int else _number(version)
-            if not 0 <= pulled <= newest.version:
-                raise _no_such_version(client_id, pulled, newest.version)
-        else:
+        if task is not None:
             ticket.task = found = _found(aggregator, task, client, version)
             if found is None:
                 return _no_arrival(aggregator, None, None, "expired", "the task is closed, or was never opened here")
             client_id, pulled = found.opened.client_id, found.opened.version
+        elif client is None or version is None:
+            raise CallError("[push] give task=, or client= and version=")
+        if given != "model" and type(vector) is not np.ndarray and hasattr(vector, "named_parameters"):
+            raise CallError(f"[push] {given}= is a module, which holds the client's params: push it as model=")
+        checking = True
+        if found is None:
+            client_id = plain_id(client)
+            number = version if type(version) is int else _number(version)
+            newest = aggregator.admission.state.current.version
+            pulled = number
+            if not 0 <= number <= newest:
+                raise _no_such_version(client_id, number, newest)
+        assert client_id is not None
+        assert pulled is not None
         examples = num_examples if type(num_examples) is int and 0 < num_examples < 2**63 else _examples(num_examples)
         if examples == 0:
             return _no_arrival(aggregator, client_id, pulled, "empty", "", found)
@@ -139,11 +149,12 @@ def push(  # noqa: D417
         what = f"[push] client {client_id!r}'s {given}"
         scale = None if client_lr is None and local_steps is None else _scale(client_lr, local_steps)
         if given != adapter.kind:
-            base = _base(aggregator, task, version, pulled, newest)
-            if base is None and task is not None and "model" in (given, adapter.kind):
-                return _no_arrival(aggregator, client_id, pulled, "expired", "its base is no longer held", found)
+            base = _base(aggregator, task, version, pulled)
+            if base is None and found is not None and "model" in (given, adapter.kind):
+                return _no_arrival(aggregator, client_id, pulled, "expired", _GONE, found)
             conversion = _conversion(what, given, adapter.kind, base, scale)
-        parts, own = adapter.sent(what, given, vector), None
+            aggregator.reading.add(ticket)
+        parts, own = adapter.sent(what, vector), None
         if adapter.layout is not None and adapter.layout.buffers:
             own = adapter.buffers(f"[push] client {client_id!r}'s", vector if given == "model" else None, buffers)
         norm, extremes = nan, (nan, nan)
@@ -154,6 +165,9 @@ def push(  # noqa: D417
             norm, extremes = _copied(aggregator, adapter, options, what, parts, ticket.slot, conversion)
         else:
             ticket.slot = adapter.lent(what, parts, aggregator.slots.dtype)
+        if conversion is not None:
+            base = conversion = None  # the round that this push completes may need the memory
+            aggregator.reading.discard(ticket)
         if fetch is not None:  # the disk was read while the vector was copied
             ticket.staged_row = fetch()
         pushed = (client_id, pulled, examples, known_loss, norm, ticket.slot, own, extremes)
@@ -162,24 +176,50 @@ def push(  # noqa: D417
     except TaskClosedError as error:
         return _no_arrival(aggregator, client_id, pulled, "expired", str(error))
     except Exception as error:
+        if checking:
+            _let_go(error)
         if ticket.decision is None:
             if options.faults == "record" and _is_clients(error, checking=checking):
-                return _no_arrival(aggregator, client_id, pulled, "faulty", str(error), found)
+                return _no_arrival(aggregator, client_id, pulled, "faulty", _reason(error), found)
             aggregator.locked(lambda: aggregator.admission.count("refused"))
         raise
     finally:
         # Neither on_step nor the frame of a stored traceback may find the slot taken, or versions held.
-        pushed = ticket.slot = ticket.staged_row = ticket.decision = fetch = newest = base = conversion = None
+        pushed = ticket.slot = ticket.staged_row = ticket.decision = fetch = base = conversion = None
+        aggregator.reading.discard(ticket)
         aggregator.notify_waiters()
         if ticket.made_step:
             aggregator.report_steps()
+
+
+_GONE = "the version that it trains from is no longer held (max_staleness, max_versions, or hold=False)"
+#: Characters of a reason that is kept.
+_MOST_REASON = 500
+
+
+class CallError(AffluxError):
+    """A mistake of the caller's, and not of a client."""
 
 
 def _is_clients(error: Exception, *, checking: bool) -> bool:
     """Whether an error is about what the client sent, which was being looked at if `checking`."""
     if isinstance(error, ClientError):
         return True
-    return checking and isinstance(error, AffluxError) and not isinstance(error, BusyError | StoreError)
+    return checking and not isinstance(error, CallError | BusyError | StoreError | MemoryError | OSError)
+
+
+def _let_go(error: BaseException) -> None:
+    """Empties the frames below `push` in an error's tracebacks: if it is stored, it must hold no slot or version."""
+    cause: BaseException | None = error
+    while cause is not None:
+        clear_frames(cause.__traceback__)
+        cause = cause.__context__
+
+
+def _reason(error: Exception) -> str:
+    """What an error says, of limited length."""
+    text = str(error) if isinstance(error, AffluxError | UnavailableError) else f"{type(error).__name__}: {error}"
+    return text if len(text) <= _MOST_REASON else f"{text[:_MOST_REASON]} ..."
 
 
 def _no_arrival(
@@ -192,14 +232,25 @@ def _no_arrival(
 ) -> Receipt:
     """The receipt of a push that makes no arrival, and closes its task."""
     admission = aggregator.admission
-    if task is not None:
-        close_task(aggregator, task, "pushed")
-    aggregator.locked(lambda: admission.count(status))
-    if status == "faulty":
-        admission.faults.append(Fault(client_id, pulled, reason))
+
+    def decided() -> tuple[Status, str]:
+        if task is not None and not aggregator.is_open(task):
+            admission.count("expired")
+            return "expired", "the task was closed meanwhile"
+        if status == "faulty":
+            known = client_id[:_MOST_REASON] if isinstance(client_id, str) else client_id
+            admission.faults.append(Fault(known, pulled, reason))
+        admission.count(status, None if task is None else Closed(task.opened.task, "pushed"))
+        if task is not None:
+            aggregator.tasks.close(task)
+        return status, reason
+
+    status, reason = aggregator.locked(decided)
     state = admission.state
     newest = state.current.version
-    staleness = None if pulled is None or pulled > newest else newest + (state.round is not None) - pulled
+    staleness = None
+    if pulled is not None and 0 <= pulled <= newest:
+        staleness = newest + (state.round is not None) - pulled
     return Receipt(status, staleness, newest, None, None, None, reason=reason)
 
 
@@ -209,11 +260,11 @@ def _only_one(update: object, gradient: object, model: object, num_examples: obj
         return "update", update
     if update is None and model is None and gradient is not None:
         return "gradient", gradient
-    if update is None and gradient is None and (model is not None or num_examples == 0):
+    if update is None and gradient is None and (model is not None or as_int(num_examples) == 0):
         return "model", model
     given = {"update=": update, "gradient=": gradient, "model=": model}
     names = " and ".join(name for name, vector in given.items() if vector is not None) or "none of them"
-    raise AffluxError(f"[push] give one of update=, gradient= and model=, not {names}")
+    raise CallError(f"[push] give one of update=, gradient= and model=, not {names}")
 
 
 def _check_call(aggregator: Aggregator, given: Kind, timeout: object, copy: object) -> None:
@@ -251,23 +302,22 @@ def _examples(num_examples: object) -> int:
 def _found(aggregator: Aggregator, task: object, client: object, version: object) -> OpenTask | None:
     """The open task of a push; None if it is not open."""
     if client is not None or version is not None:
-        raise AffluxError("[push] task= says who pushes and from which version: give no client= and version=")
+        raise CallError("[push] task= says who pushes and from which version: give no client= and version=")
     task_id = task.id if isinstance(task, Task) else task
     if not isinstance(task_id, str):
-        raise AffluxError(f"[push] task is {brief(task)}, must be what checkout() gave, or its id")
-    if aggregator.tasks.next_deadline <= monotonic():
-        close_overdue(aggregator)
+        raise CallError(f"[push] task is {brief(task)}, must be what checkout() gave, or its id")
     return aggregator.tasks.find(task_id)
 
 
 def _base(
-    aggregator: Aggregator, task: "Task | str | None", version: "int | Pulled | None", number: int, newest: Pulled
+    aggregator: Aggregator, task: "Task | str | None", version: "int | Pulled | None", number: int
 ) -> Pulled | None:
     """The version that the client pulled, if it is held somewhere."""
     if isinstance(version, Pulled):
         return version
-    if isinstance(task, Task) and task.pulled_apart is not None:
-        return task.pulled_apart
+    if isinstance(task, Task) and task.copied is not None:
+        return task.copied
+    newest = aggregator.admission.state.current
     if newest.version == number and not aggregator.versions.inplace:  # else a round may overwrite it meanwhile
         return newest
     return aggregator.tasks.base(number)
@@ -277,7 +327,11 @@ def _scale(client_lr: object, local_steps: object) -> float | None:
     """client_lr * local_steps, checked; None if one of them is not given."""
     rate = None if client_lr is None else positive("push", "client_lr", client_lr)
     steps = integer(1)("push", "local_steps", local_steps) if local_steps is not None else None
-    return None if rate is None or steps is None else rate * steps
+    if rate is None or steps is None:
+        return None
+    if steps >= 2**53 or rate * steps == inf:
+        raise AffluxError(f"[push] client_lr * local_steps is {rate} * {brief(steps)}, too large")
+    return rate * steps
 
 
 _A = {"update": "an update", "gradient": "a gradient", "model": "a model"}
@@ -288,13 +342,13 @@ def _conversion(what: str, given: Kind, wanted: Kind, base: Pulled | None, scale
     params = None
     if "model" in (given, wanted):
         if base is None:
-            raise AffluxError(
+            raise CallError(
                 f"{what} cannot become {_A[wanted]}: the params that the client pulled are no longer held; check out a "
                 "task, or give what pull() gave as version="
             )
         params = base.params
     if "gradient" in (given, wanted) and scale is None:
-        raise AffluxError(f"{what} cannot become {_A[wanted]} without client_lr= and local_steps=")
+        raise CallError(f"{what} cannot become {_A[wanted]} without client_lr= and local_steps=")
     return Conversion(given, wanted, params, scale or 1.0)
 
 

@@ -1,10 +1,13 @@
 """The open tasks of a server: which client trains from which version, and the params of these versions.
 
-The params are held for conversions from and to models, within bounds: a step never fails because of a task. All methods
-but `find` are called with the server's mutex.
+The params are held for conversions from and to models, within bounds: a step never fails because of a task. Methods
+that change something are called with the server's mutex. Each is made of steps that leave a sound book if an interrupt
+comes between two of them.
 """
 
-from collections.abc import Iterable, Iterator
+import os
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from math import inf
 from secrets import token_hex
@@ -20,11 +23,10 @@ MOST_BASES = 64
 class OpenTask:
     """A task of the book."""
 
-    __slots__ = ("base", "deadline", "opened")
+    __slots__ = ("deadline", "opened")
 
-    def __init__(self, opened: Opened, base: Pulled | None, deadline: float) -> None:
+    def __init__(self, opened: Opened, deadline: float) -> None:
         self.opened = opened
-        self.base = base  #: the version that the client starts from, while it is held
         self.deadline = deadline  #: of time.monotonic(); inf: none
 
 
@@ -40,9 +42,8 @@ class TaskBook:
         self._most = MOST_BASES if max_versions is None else max_versions
         self._max_staleness = max_staleness
         self._open: dict[str, OpenTask] = {}
-        self._held: dict[int, set[OpenTask]] = {}  # by version, those with a base
-        # Never the same twice: a random start for each process, and a counter.
-        self._ids = map(f"{token_hex(8)}-{{}}".format, count())
+        self._bases: dict[int, tuple[Pulled, set[str]]] = {}  # by version, with the tasks that hold it
+        self._start, self._numbers = (0, ""), count()
         self.next_deadline = inf  #: no open task's is earlier
 
     def __len__(self) -> int:
@@ -60,67 +61,80 @@ class TaskBook:
         return self._open.get(task_id)
 
     def base(self, version: int) -> Pulled | None:
-        """The version of this number, if it is held."""
-        return next((task.base for task in self._held.get(version, ())), None)
+        """The version of this number, if a task holds it."""
+        found = self._bases.get(version)
+        return None if found is None else found[0]
+
+    def base_of(self, task: OpenTask) -> Pulled | None:
+        """The version that a task holds; None if the task is closed, or the version was given up."""
+        held = task.opened.hold and self._open.get(task.opened.task) is task
+        return self.base(task.opened.version) if held else None
 
     def bases(self) -> dict[int, Pulled]:
         """The versions that are held, by number."""
-        found = {version: self.base(version) for version in self._held}
-        return {version: base for version, base in found.items() if base is not None}
+        return {version: base for version, (base, _) in self._bases.items()}
 
-    def new(self, client_id: ClientId, base: Pulled, lease: float | None, *, hold: bool) -> OpenTask:
+    def new(self, client_id: ClientId, version: int, lease: float | None, *, hold: bool) -> OpenTask:
         """A task that is not in the book yet."""
+        pid = os.getpid()
+        if self._start[0] != pid:  # never the same twice: a random start for each process, and a counter
+            self._start = pid, token_hex(8)
         until = None if lease is None else time() + lease
-        opened = Opened(next(self._ids), client_id, base.version, hold, until)
-        return OpenTask(opened, base if hold else None, inf if lease is None else monotonic() + lease)
+        opened = Opened(f"{self._start[1]}-{next(self._numbers)}", client_id, version, hold, until)
+        return OpenTask(opened, inf if lease is None else monotonic() + lease)
 
-    def add(self, task: OpenTask) -> None:
-        """From now on the task is open."""
-        self._open[task.opened.task] = task
+    def add(self, task: OpenTask, base: Pulled | None) -> None:
+        """From now on the task is open, and holds its base, if that is given."""
         self.next_deadline = min(self.next_deadline, task.deadline)
-        if task.base is not None:
-            self._held.setdefault(task.base.version, set()).add(task)
-            while len(self._held) > self._most:
-                self.release_oldest()
+        self._open[task.opened.task] = task
+        if base is not None and task.opened.hold:
+            self._bases.setdefault(base.version, (base, set()))[1].add(task.opened.task)
+            while len(self._bases) > self._most:
+                self._bases.pop(min(self._bases))
 
-    def restore(self, opened: Iterable[Opened], bases: "dict[int, Pulled]") -> None:
+    def restore(self, opened: Iterable[Opened], bases: Mapping[int, Pulled]) -> None:
         """Opens the tasks of a store, with those of their bases that it has kept."""
         for entry in opened:
             left = inf if entry.until is None else monotonic() + entry.until - time()
-            self.add(OpenTask(entry, bases.get(entry.version) if entry.hold else None, left))
+            self.add(OpenTask(entry, left), bases.get(entry.version))
 
     def close(self, task: OpenTask) -> None:
-        """The task is no longer open."""
-        self._open.pop(task.opened.task, None)
-        self._release(task)
+        """The task is no longer open. May be repeated."""
+        task_id, version = task.opened.task, task.opened.version
+        self._open.pop(task_id, None)
+        held = self._bases.get(version)
+        if held is not None:
+            held[1].discard(task_id)
+            if not held[1]:
+                self._bases.pop(version, None)
+
+    def clear(self) -> None:
+        """Closes all tasks."""
+        self._open, self._bases, self.next_deadline = {}, {}, inf
 
     def overdue(self) -> list[OpenTask]:
         """The tasks whose time is over."""
         now = monotonic()
         found = [task for task in self._open.values() if task.deadline <= now]
-        left = [task.deadline for task in self._open.values() if task.deadline > now]
-        self.next_deadline = min(left, default=inf)
+        self.next_deadline = min((task.deadline for task in self._open.values() if task.deadline > now), default=inf)
         return found
 
     def release_outdated(self, version: int) -> None:
         """Lets go of the bases that are too old at this version of the server."""
-        if self._max_staleness is not None and self._held:
-            while self._held and version - min(self._held) > self._max_staleness:
-                self.release_oldest()
+        if self._max_staleness is not None:
+            while self._bases and version - min(self._bases) > self._max_staleness:
+                self._bases.pop(min(self._bases))
 
-    def release_oldest(self) -> bool:
-        """Lets go of the oldest base; False if none is held."""
-        if not self._held:
-            return False
-        for task in [*self._held[min(self._held)]]:
-            self._release(task)
-        return True
-
-    def _release(self, task: OpenTask) -> None:
-        if task.base is None:
-            return
-        tasks = self._held[task.base.version]
-        tasks.discard(task)
-        if not tasks:
-            del self._held[task.base.version]
-        task.base = None
+    def release_one(self, newest: int) -> bool:
+        """Lets go of the oldest base whose memory becomes free by that; False if there is none."""
+        for version in sorted(self._bases):
+            if version == newest:
+                break  # which the server holds itself
+            base, users = self._bases.pop(version)
+            alive, buffers = weakref.ref(base.params), base.buffers
+            del base
+            if (params := alive()) is None:
+                return True
+            self._bases[version] = Pulled(params, version, buffers), users  # somebody else holds it too
+            del params
+        return False

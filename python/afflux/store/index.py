@@ -24,7 +24,7 @@ from afflux.rules.rule import ClientId
 from afflux.store.metadata import BACKUP
 from afflux.store.segments import Place
 
-FORMAT = 4
+FORMAT = 5
 #: "aflx": SQLite's application_id, which `file` shows.
 APPLICATION = 0x61666C78
 

@@ -57,6 +57,7 @@ class _Checkpoint(NamedTuple):
     notes: str | None
     retained_places: dict[int, Place]
     retained: Sequence[Pulled]
+    asked: Sequence[int]
     table: RowTable | None  #: that it commits
 
 
@@ -128,6 +129,8 @@ class Store:
         self._largest_row: float = 0.0 if self.committed is None else self.committed.meta["largest_row"]
         self._retained_places = dict(retained)
         self.retained: Sequence[Pulled] = []  #: older versions that the last checkpoint has kept
+        #: those of them that its caller has asked for; the others are held for tasks
+        self.asked: Sequence[int] = [] if self.committed is None else self.committed.meta["asked"]
         self._committed_params: list[Row] = []  # of the last commit: no draft overwrites them while they are held
         self.host_versions: Versions | None = None  #: of a server on a GPU: copies of its versions, in slots of params
         self._spare_draft: Draft | None = None  # the next one of these
@@ -234,7 +237,9 @@ class Store:
                 new_rows.table = new_rows.table.after_commit()
         swept.saved = True
 
-    def checkpoint(self, admission: Admission, notes: str | None = None, keep: Sequence[Pulled] = ()) -> None:
+    def checkpoint(
+        self, admission: Admission, notes: str | None = None, keep: Sequence[Pulled] = (), asked: Sequence[int] = ()
+    ) -> None:
         """Commits everything that was decided, including the arrivals in the buffer. All of it has been made.
 
         The notes and the older versions in `keep` stay until the next checkpoint.
@@ -245,10 +250,11 @@ class Store:
                     f"[checkpoint] keep: version {version.version} is not one that this server handed out"
                 )
         table = None if self.rows is None else self.rows.table
-        before = self.notes, self._retained_places, self.retained
+        before = self.notes, self._retained_places, self.retained, self.asked
         self._checkpoint = _Checkpoint(self._index.commit_counter, *before, table)
         try:
             self.notes, self.retained = notes, [self._in_slot(version) for version in keep]
+            self.asked = asked
             self._retained_places = {
                 each.version: Place(self.params.write(each.params), crc(each.params, self._num_threads))
                 for each in self.retained
@@ -273,7 +279,8 @@ class Store:
         if begun is None:
             return
         if self._index.commit_counter == begun.commit_counter:
-            self.notes, self._retained_places, self.retained = begun.notes, begun.retained_places, begun.retained
+            self.notes, self._retained_places = begun.notes, begun.retained_places
+            self.retained, self.asked = begun.retained, begun.asked
         else:
             self._after_commit()
             if self.rows is not None and begun.table is not None:
@@ -306,6 +313,7 @@ class Store:
         meta["retained_buffers"] = {
             each.version: each.buffers.tolist() for each in self.retained if each.buffers is not None
         }
+        meta["asked"] = list(self.asked)
         if table is not None:
             meta["rows"] = table.clients, table.high, [*table.free, *table.retired]
         lists, written = self._lists.updates(state, admission)
