@@ -190,3 +190,29 @@ def test_switching_rules_changes_one_line():
                 model -= 0.1 * (model - target).astype(np.float32)
             server.push(task=task, model=model, client_lr=0.1, local_steps=2)
         assert np.abs(server.params - target).max() < 0.2, rule.name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_a_client_of_16_bits_that_changes_nothing_sends_nothing(kind, dtype, rng):
+    """Of NumPy and of torch: what it loads is what the server subtracts, also where float64 would be rounded twice."""
+    torch = pytest.importorskip("torch")
+    start = rng.standard_normal(400)
+    start[:3] = 1 + 2.0**-11 + 2.0**-30, 1 + 2.0**-8 + 2.0**-40, -(1 + 2.0**-11 + 2.0**-30)
+    clients = [torch.empty(400, dtype=getattr(torch, kind))]
+    if kind == "float16":
+        clients.append(np.empty(400, np.float16))
+    for empty in clients:
+        server = Server(fedavg(buffer_size=1), [start], dtype=dtype)
+        before, task = server.params.copy(), server.checkout(1)
+        task.load([empty])
+        assert server.push(task=task, model=[empty]).status == "joined"
+        assert bits(server.params) == bits(before)
+
+
+def test_a_tree_has_the_dtypes_of_the_first_params():
+    ml_dtypes, jnp = pytest.importorskip("ml_dtypes"), pytest.importorskip("jax.numpy")
+    first = {"a": np.ones(3, ml_dtypes.bfloat16), "b": jnp.ones(2, jnp.bfloat16), "n": jnp.array([3, 4])}
+    tree = Server(fedavg(buffer_size=1), first).checkout(1).tree()
+    assert {name: array.dtype for name, array in tree.items()} == {name: array.dtype for name, array in first.items()}
+    assert (tree["a"].tolist(), tree["b"].tolist(), tree["n"].tolist()) == ([1.0] * 3, [1.0, 1.0], [3, 4])

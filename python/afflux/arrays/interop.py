@@ -227,9 +227,12 @@ def put(array: Array, values: Array) -> None:
         with cupy.cuda.Device(gpu_of(array)):
             array[...] = cupy.asarray(values if is_cupy(values) else on_host(values))
         return
+    given = on_host(values)
     # Beyond the range is infinity, as in torch; the engine looks for it in its own sweep.
     with np.errstate(over="ignore"):
-        np.copyto(array, on_host(values), casting="unsafe")
+        if kind_of("", array) in ("float16", "bfloat16"):  # by way of float32, as in torch and in the engine
+            given = given.astype(np.float32, copy=False)
+        np.copyto(array, given, casting="unsafe")
 
 
 def as_torch(array: Array) -> "torch.Tensor":

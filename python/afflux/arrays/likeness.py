@@ -28,13 +28,13 @@ class Like:
         jax = sys.modules.get("jax")
         if jax is not None and isinstance(array, jax.Array):
             return cls("jax", array.dtype)
-        kind = type_of(name, array)
-        return cls("numpy", np.dtype("float32" if kind == "bfloat16" else kind))
+        return cls("numpy", array.dtype if isinstance(array, np.ndarray) else np.dtype(type_of(name, array)))
 
     def made_of(self, name: str, values: npt.NDArray[Any]) -> Array:
         """An array of these values, rounded half to even for integers; it may share their memory."""
         if self.library == "jax":
-            return sys.modules["jax"].numpy.asarray(values.copy(), self.dtype)
+            own = Like("numpy", np.dtype(self.dtype)).made_of(name, values)
+            return sys.modules["jax"].numpy.array(own)
         if self.library == "torch":
             import torch
 

@@ -97,8 +97,9 @@ class Task:
     def tree(self) -> Tree:
         """A copy that may be written to, in the library, the dtypes and the nesting of the server's first params.
 
-        A torch module is a dict by dotted name, for `load_state_dict`. Of a server that was opened from a store, the
-        arrays are NumPy's.
+        A torch module is a dict by dotted name, for `load_state_dict`; with strict=False if some of its arrays are tied
+        or not selected. JAX's arrays cannot be written to. Of a server that was opened from a store, all arrays are
+        NumPy's.
 
         Raises:
             AffluxError: as `pulled`.

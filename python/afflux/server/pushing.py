@@ -60,7 +60,7 @@ def push(  # noqa: D417
         gradient = -update / (client_lr local_steps), and back             in float64, rounded once
 
     where the base is the version that the client pulled, rounded to the dtype of each of the model's arrays before it
-    is subtracted: a bfloat16 client never saw more.
+    is subtracted: a bfloat16 client never saw more. (NumPy's arrays of bfloat16 count as float32 here.)
 
     Args:
         task: what `checkout` gave, or its id, in the place of `client` and `version`; the push closes it.
@@ -153,6 +153,7 @@ def push(  # noqa: D417
             if base is None and found is not None and "model" in (given, adapter.kind):
                 return _no_arrival(aggregator, client_id, pulled, "expired", _GONE, found)
             conversion = _conversion(what, given, adapter.kind, base, scale)
+            ticket.reading = True
             aggregator.reading.add(ticket)
         parts, own = adapter.sent(what, vector), None
         if adapter.layout is not None and adapter.layout.buffers:
@@ -186,7 +187,8 @@ def push(  # noqa: D417
     finally:
         # Neither on_step nor the frame of a stored traceback may find the slot taken, or versions held.
         pushed = ticket.slot = ticket.staged_row = ticket.decision = fetch = base = conversion = None
-        aggregator.reading.discard(ticket)
+        if ticket.reading:
+            aggregator.reading.discard(ticket)
         aggregator.notify_waiters()
         if ticket.made_step:
             aggregator.report_steps()

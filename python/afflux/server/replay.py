@@ -91,5 +91,5 @@ def _push(server: Server, entry: Join, given: "ops.Array | Tree", buffers: "Tree
     if got != (entry.number, entry.status, entry.staleness):
         raise AffluxError(
             f"[replay] join {entry.number} of client {entry.client_id!r} was {entry.status} with staleness "
-            f"{entry.staleness}; now join {got[0]} is {got[1]} with staleness {got[2]}"
+            f"{entry.staleness}; now join {got[0]} is {got[1]} with staleness {got[2]} {receipt.reason}".rstrip()
         )

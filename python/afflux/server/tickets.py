@@ -20,7 +20,7 @@ class TaskClosedError(AffluxError):
 class Ticket:
     """What a push holds until it ends, however it ends."""
 
-    __slots__ = ("decision", "made_step", "slot", "staged_row", "task")
+    __slots__ = ("decision", "made_step", "reading", "slot", "staged_row", "task")
 
     def __init__(self) -> None:
         self.slot: Slot | None = None
@@ -28,3 +28,4 @@ class Ticket:
         self.decision: Decided | None = None
         self.task: OpenTask | None = None  #: that it closes
         self.made_step = False  #: whether it has completed a round
+        self.reading = False  #: whether its conversion reads a version
