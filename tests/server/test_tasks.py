@@ -380,6 +380,27 @@ def test_a_step_waits_for_a_push_that_reads_the_last_free_version(monkeypatch):
     assert server.version == 3
 
 
+def test_threads_with_few_slots_and_few_versions_end():
+    """A push that waits for a slot holds no version, for which the step that frees the slot would wait."""
+    server = made(preset=fedavg(buffer_size=2), max_slots=2, max_versions=2)
+    joined = []
+
+    def client(number):
+        for _ in range(60):
+            receipt = server.push(task=server.checkout(number), model=ones(number), timeout=20)
+            joined.append(receipt.status)
+
+    threads = [threading.Thread(target=client, args=(number,), daemon=True) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert len(joined) == 240
+    assert set(joined) <= {"joined", "expired"}
+    assert server.version > 0
+
+
 def test_bases_that_a_checkpoint_keeps_leave_room_for_steps(tmp_path):
     for most in (3, 4, 6):
         server = made(max_versions=most, store=tmp_path / f"s{most}")

@@ -148,13 +148,6 @@ def push(  # noqa: D417
         known_loss = nan if loss is None else loss_of("push", loss)
         what = f"[push] client {client_id!r}'s {given}"
         scale = None if client_lr is None and local_steps is None else _scale(client_lr, local_steps)
-        if given != adapter.kind:
-            base = _base(aggregator, task, version, pulled)
-            if base is None and found is not None and "model" in (given, adapter.kind):
-                return _no_arrival(aggregator, client_id, pulled, "expired", _GONE, found)
-            conversion = _conversion(what, given, adapter.kind, base, scale)
-            ticket.reading = True
-            aggregator.reading.add(ticket)
         parts, own = adapter.sent(what, vector), None
         if adapter.layout is not None and adapter.layout.buffers:
             own = adapter.buffers(f"[push] client {client_id!r}'s", vector if given == "model" else None, buffers)
@@ -163,6 +156,13 @@ def push(  # noqa: D417
             ticket.slot = aggregator.take_slot(timeout)
             rows = aggregator.admission.state.rows
             fetch = None if rows is None else rows.prefetch(client_id)
+            if given != adapter.kind:  # not before it has a slot: a step may wait until the base is read
+                ticket.reading = True
+                aggregator.reading.add(ticket)
+                base = _base(aggregator, task, version, pulled)
+                if base is None and found is not None and "model" in (given, adapter.kind):
+                    return _no_arrival(aggregator, client_id, pulled, "expired", _GONE, found)
+                conversion = _conversion(what, given, adapter.kind, base, scale)
             norm, extremes = _copied(aggregator, adapter, options, what, parts, ticket.slot, conversion)
         else:
             ticket.slot = adapter.lent(what, parts, aggregator.slots.dtype)
