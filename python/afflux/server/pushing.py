@@ -2,7 +2,7 @@
 
 from math import inf, nan
 from traceback import clear_frames
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -31,8 +31,6 @@ class PushTarget(Protocol):
     options: ServerOptions
     _aggregator: Aggregator
     _adapter: InputAdapter
-
-    def _enter(self, op: str) -> None: ...
 
 
 def push(  # noqa: D417
@@ -107,20 +105,25 @@ def push(  # noqa: D417
     >>> server.push(client=7, version=pulled, update=np.array([2.0, 4.0])).status, server.params.tolist()
     ('joined', [1.0, 2.0])
     """
-    self._enter("push")
     aggregator, adapter, options = self._aggregator, self._adapter, self.options
+    aggregator.enter("push")
+    if aggregator.versions.checked:
+        aggregator.versions.refuse_damage("push")
     if options.flush_after is not None:
         aggregator.flush_late()
     if aggregator.tasks.next_deadline != inf:
         close_overdue(aggregator)
     ticket = Ticket()
     pushed: Pushed | None = None
-    client_id: ClientId | None = None
-    pulled: int | None = None
+    client_id: Any = None
+    pulled: Any = None
     checking = False  # what the client sent is being looked at
     found = base = conversion = fetch = None
     try:
-        given, vector = _only_one(update, gradient, model, num_examples)
+        given: Kind = "update"
+        vector = update
+        if update is None or gradient is not None or model is not None:
+            given, vector = _only_one(update, gradient, model, num_examples)
         if timeout is not None or copy is not True:
             _check_call(aggregator, given, timeout, copy)
         if task is not None:
@@ -140,8 +143,6 @@ def push(  # noqa: D417
             pulled = number
             if not 0 <= number <= newest:
                 raise _no_such_version(client_id, number, newest)
-        assert client_id is not None
-        assert pulled is not None
         examples = num_examples if type(num_examples) is int and 0 < num_examples < 2**63 else _examples(num_examples)
         if examples == 0:
             return _no_arrival(aggregator, client_id, pulled, "empty", "", found)
@@ -258,8 +259,6 @@ def _no_arrival(
 
 def _only_one(update: object, gradient: object, model: object, num_examples: object) -> tuple[Kind, object]:
     """The vector that was given, and its kind."""
-    if gradient is None and model is None and update is not None:
-        return "update", update
     if update is None and model is None and gradient is not None:
         return "gradient", gradient
     if update is None and gradient is None and (model is not None or as_int(num_examples) == 0):
