@@ -13,7 +13,7 @@ from afflux.aggregation.options import ServerOptions
 from afflux.aggregation.reports import Closed, Fault, Pulled, Receipt, Status
 from afflux.aggregation.streaming import MOST_SQUARES
 from afflux.arrays.layout import Tree
-from afflux.arrays.pools import Slot, Vector
+from afflux.arrays.pools import Slot
 from afflux.ops import Conversion, Kind
 from afflux.ops.errors import AffluxError, BusyError, StoreError, UnavailableError
 from afflux.ops.validation import NUMBERS, as_int, brief, integer, loss_of, plain_id, positive
@@ -21,6 +21,7 @@ from afflux.rules.rule import ClientId
 from afflux.server.aggregator import Aggregator
 from afflux.server.checkout import Task, close_overdue
 from afflux.server.inputs import InputAdapter
+from afflux.server.rule_vectors import refuse_overflow
 from afflux.server.tasks import OpenTask
 from afflux.server.tickets import TaskClosedError, Ticket
 
@@ -370,7 +371,7 @@ def _copied(
         made = "" if conversion is None else f" as {_A[rule.kind]}"
         raise AffluxError(f"{what} has a non-finite value{made} at index {bad}{adapter.place(bad)}")
     if facts.sum_of_squares > MOST_SQUARES and (rule.needs.gram or options.accumulate):
-        _refuse_overflow(what, facts, "inner products" if rule.needs.gram else "sums")
+        refuse_overflow(what, facts, "inner products" if rule.needs.gram else "sums")
     return facts.norm, (facts.min, facts.max)
 
 
@@ -381,27 +382,3 @@ def _check_lending(aggregator: Aggregator, given: Kind) -> None:
         why = f"{aggregator.rule.name} takes {_A[aggregator.rule.kind]}"
     if why is not None:
         raise AffluxError(f"[push] copy=False: the {given} cannot be read in place: {why}")
-
-
-def _refuse_overflow(what: str, facts: ops.Ingested, which: str) -> None:
-    """Rejects a vector whose norm is so large that `which`, "sums" or "inner products", could overflow."""
-    if facts.sum_of_squares > MOST_SQUARES:
-        raise AffluxError(f"{what} has norm {facts.norm:.3g}: {which} would overflow")
-
-
-def rule_vector(
-    aggregator: Aggregator, adapter: InputAdapter, options: ServerOptions, name: str, vector: "ops.Array | Tree"
-) -> Vector:
-    """The vector of `Server.set_rule_vector`, checked and copied."""
-    needs, rule = aggregator.rule.needs, aggregator.rule.name
-    if name not in needs.handed_in:
-        known = ", ".join(needs.handed_in) or "none"
-        raise AffluxError(f"[set_rule_vector] {name!r} is not handed in to {rule}; known: {known}")
-    what = f"[set_rule_vector] {name}"
-    new = aggregator.device.empty(adapter.size, options.dtype)
-    facts = adapter.ingest(what, adapter.parts(what, vector), new)
-    bad = facts.first_nonfinite
-    if bad is not None:
-        raise AffluxError(f"{what} has a non-finite value at index {bad}{adapter.place(bad)}")
-    _refuse_overflow(what, facts, "inner products")
-    return new

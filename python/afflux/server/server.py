@@ -22,6 +22,7 @@ from afflux.server import checkout as checking
 from afflux.server import persistence, pushing, reading, replacement
 from afflux.server.assembly import assemble
 from afflux.server.inputs import InputAdapter
+from afflux.server.rule_vectors import rule_vector
 from afflux.server.steps import OnStep
 from afflux.store.store import Store
 
@@ -198,7 +199,7 @@ class Server:
         ([0.5], [-1.5, -2.0])
         """
         self._enter("set_rule_vector")
-        new = pushing.rule_vector(self._aggregator, self._adapter, self.options, name, vector)
+        new = rule_vector(self._aggregator, self._adapter, self.options, name, vector)
         self._aggregator.hand_in(name, new)
 
     def flush(self) -> Report | None:
