@@ -10,6 +10,7 @@ from afflux import AffluxError, BusyError, Calibrate, Rule, Server, StoreError, 
 from afflux.ops import Sgd
 from afflux.rules import ca2fl, fedbuff, gsgm
 from afflux.rules.weights import Uniform
+from afflux.server.inputs import InputAdapter
 from conftest import bits
 
 D = 5
@@ -101,19 +102,19 @@ def test_push_waits_for_a_slot_or_raises(slow):
 def test_a_refused_push_frees_its_slot_for_one_that_waits(monkeypatch):
     """M = 1 and one slot: the second push sleeps until the first one, which is refused, gives its slot back."""
     server = Server(fedbuff(buffer_size=1), vector(0.0), max_slots=1)
-    entered, go, ingest = threading.Event(), threading.Event(), ops.ingest
+    entered, go, ingest = threading.Event(), threading.Event(), InputAdapter.ingest
 
-    def slow_ingest(update, slot, **options):
+    def slow_ingest(*arguments):
         if threading.current_thread() is bad:
             entered.set()
             assert go.wait(20)
-        return ingest(update, slot, **options)
+        return ingest(*arguments)
 
     def refused():
         with pytest.raises(AffluxError, match="non-finite"):
             server.push(client=0, update=vector(np.nan), version=0)
 
-    monkeypatch.setattr(ops, "ingest", slow_ingest)
+    monkeypatch.setattr(InputAdapter, "ingest", slow_ingest)
     bad = threading.Thread(target=refused, daemon=True)
     bad.start()
     assert entered.wait(20)
@@ -213,13 +214,13 @@ def test_a_push_from_a_version_that_a_load_took_back(monkeypatch):
     old = server.state_dict()
     for client in range(2):
         server.push(client=client, update=vector(), version=0)
-    ingest = ops.ingest
+    ingest = InputAdapter.ingest
 
-    def load_meanwhile(*args, **options):
+    def load_meanwhile(*arguments):
         server.load_state_dict(old)
-        return ingest(*args, **options)
+        return ingest(*arguments)
 
-    monkeypatch.setattr(ops, "ingest", load_meanwhile)
+    monkeypatch.setattr(InputAdapter, "ingest", load_meanwhile)
     with pytest.raises(AffluxError, match="client 3 says that it pulled version 1, which an older state"):
         server.push(client=3, update=vector(), version=1)
     assert (server.version, server.arrivals_waiting, server.counts["refused"]) == (0, 0, 1)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux import ops
-from afflux._engine import Buffer, Pool
+from afflux._engine import Buffer, Pool, ingest
 from afflux.arrays.interop import Array, frozen
 
 if TYPE_CHECKING:
@@ -124,7 +124,9 @@ class Host(Device):
     def ingest(
         self, parts: "Array | list[Array]", slot: Any, num_threads: int, conversion: ops.Conversion | None = None
     ) -> ops.Ingested:
-        return ops.ingest(parts, slot, num_threads=num_threads, conversion=conversion)
+        # `ops.ingest` without its calls, which a push of a short vector would notice.
+        first, squares, low, high = ingest(parts, slot, num_threads, conversion)
+        return ops.Ingested(None if first < 0 else first, squares, low, high)
 
     def wait(self) -> None:
         pass

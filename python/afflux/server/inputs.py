@@ -59,12 +59,6 @@ class InputAdapter:
         likes = {name: Like.of(name, array) for name, array in leaves.items()}
         return replace(intake, device=device_of("[Server] params", parts, intake.names), likes=likes), parts
 
-    def sent(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
-        """The parts of what a client hands in."""
-        if type(vector) is np.ndarray and vector.shape == (self.size,):
-            return vector
-        return self.parts(what, vector)
-
     def parts(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
         """The array, or the tree's arrays (see Layout.parts), that make up the flat vector."""
         if self.layout is not None and is_tree(vector):

@@ -150,7 +150,9 @@ def push(  # noqa: D417
         known_loss = nan if loss is None else loss_of("push", loss)
         what = f"[push] client {client_id!r}'s {given}"
         scale = None if client_lr is None and local_steps is None else _scale(client_lr, local_steps)
-        parts, own = adapter.sent(what, vector), None
+        parts, own = vector, None
+        if type(vector) is not np.ndarray or vector.shape != (adapter.size,):
+            parts = adapter.parts(what, vector)
         if adapter.layout is not None and adapter.layout.buffers:
             own = adapter.buffers(f"[push] client {client_id!r}'s", vector if given == "model" else None, buffers)
         norm, extremes = nan, (nan, nan)
