@@ -322,7 +322,8 @@ def many(count, file):
     while sum(done.values()) < count:
         case = min(CASES, key=lambda case: done[name(case)])
         with tempfile.TemporaryDirectory() as folder:
-            done[name(case)] += kills(case, f"{folder}/store", PIECE, seed=done[name(case)])
+            kills(case, f"{folder}/store", PIECE, seed=done[name(case)])
+        done[name(case)] += PIECE
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(done))
         print(f"{sum(done.values())} of {count} kills, the last {PIECE} of {name(case)}", flush=True)

@@ -1,11 +1,12 @@
 """Killed at random moments and at each line of a commit, a store reopens at its last commit, with the right bits."""
 
+import json
 import os
 
 import pytest
 
 from conftest import FORKS
-from crashes import CASES, Case, each_step, kills, name
+from crashes import CASES, PIECE, Case, each_step, kills, many, name
 from pairwise import soak
 
 pytestmark = [
@@ -42,3 +43,10 @@ def test_killed_at_random(case, count, tmp_path):
 )
 def test_killed_at_each_step(case, step, tmp_path):
     assert each_step(case, str(tmp_path / "store"), step) > 100
+
+
+def test_many_kills_are_counted_and_go_on_where_they_stopped(tmp_path):
+    file = tmp_path / "kills.json"
+    for _ in range(2):
+        many(PIECE, file)
+        assert sum(json.loads(file.read_text()).values()) == PIECE
