@@ -273,11 +273,11 @@ def _only_one(update: object, gradient: object, model: object, num_examples: obj
 
 def _check_call(aggregator: Aggregator, given: Kind, timeout: object, copy: object) -> None:
     """Checks what the caller, and no client, decides."""
-    if not (timeout is None or (isinstance(timeout, NUMBERS) and timeout >= 0)):
+    if timeout is not None and not (isinstance(timeout, NUMBERS) and timeout >= 0):
         raise AffluxError(f"[push] timeout is {timeout!r}, must be None or a number of seconds, at least 0")
-    if not isinstance(copy, bool | np.bool_):
+    if copy is not False and not isinstance(copy, bool | np.bool_):
         raise AffluxError(f"[push] copy is {copy!r}, must be True or False")
-    if not copy:
+    if not copy and (aggregator.admission.copies is not None or given != aggregator.rule.kind):
         _check_lending(aggregator, given)
 
 
