@@ -133,7 +133,7 @@ def test_lent_vectors_are_read_where_they_lie(moved, vectors):
     for place, vector in enumerate(vectors[:8]):
         theirs.push(
             client=place % 5, **{theirs.rule.kind: moved(vector)}, version=theirs.version, copy=False
-        )  # nobody else holds it
+        )  # the only reference to it
         gc.collect()
         assert theirs._aggregator.slots.taken == 0
     assert bits(to_numpy(theirs.params)) == bits(mine.params)

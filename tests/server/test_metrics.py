@@ -20,7 +20,7 @@ KEYS = [
 
 
 class Gives:
-    """A weigh part that gives these weights, and a step if it is told to."""
+    """A weigh part with fixed weights; `skip` says whether the round makes no step."""
 
     def __init__(self, *weights, skip=False):
         self.weights, self.skip = np.array(weights), skip

@@ -209,3 +209,4 @@ def close_overdue(aggregator: Aggregator) -> None:
     if deadline != inf and deadline <= monotonic():
         for task in aggregator.locked(aggregator.tasks.overdue):
             close_task(aggregator, task, "expired")
+        aggregator.locked(aggregator.tasks.find_next_deadline)

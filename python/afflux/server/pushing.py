@@ -277,8 +277,12 @@ def _check_call(aggregator: Aggregator, given: Kind, timeout: object, copy: obje
         raise AffluxError(f"[push] timeout is {timeout!r}, must be None or a number of seconds, at least 0")
     if copy is not False and not isinstance(copy, bool | np.bool_):
         raise AffluxError(f"[push] copy is {copy!r}, must be True or False")
-    if not copy and (aggregator.admission.copies is not None or given != aggregator.rule.kind):
-        _check_lending(aggregator, given)
+    if not copy:
+        why, rule = aggregator.admission.copies, aggregator.rule
+        if given != rule.kind:
+            why = f"{rule.name} takes {_A[rule.kind]}"
+        if why is not None:
+            raise AffluxError(f"[push] copy=False: the {given} cannot be read in place: {why}")
 
 
 def _number(version: object) -> int:
@@ -375,12 +379,3 @@ def _copied(
     if facts.sum_of_squares > MOST_SQUARES and (rule.needs.gram or options.accumulate):
         refuse_overflow(what, facts, "inner products" if rule.needs.gram else "sums")
     return facts.norm, (facts.min, facts.max)
-
-
-def _check_lending(aggregator: Aggregator, given: Kind) -> None:
-    """Refuses vectors that cannot be read where they lie."""
-    why = aggregator.admission.copies
-    if given != aggregator.rule.kind:
-        why = f"{aggregator.rule.name} takes {_A[aggregator.rule.kind]}"
-    if why is not None:
-        raise AffluxError(f"[push] copy=False: the {given} cannot be read in place: {why}")

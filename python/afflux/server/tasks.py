@@ -115,9 +115,11 @@ class TaskBook:
     def overdue(self) -> list[OpenTask]:
         """The tasks whose time is over."""
         now = monotonic()
-        found = [task for task in self._open.values() if task.deadline <= now]
-        self.next_deadline = min((task.deadline for task in self._open.values() if task.deadline > now), default=inf)
-        return found
+        return [task for task in self._open.values() if task.deadline <= now]
+
+    def find_next_deadline(self) -> None:
+        """Sets `next_deadline`, when the tasks whose time is over are closed."""
+        self.next_deadline = min((task.deadline for task in self._open.values()), default=inf)
 
     def release_outdated(self, version: int) -> None:
         """Lets go of the bases that are too old at this version of the server."""
@@ -135,6 +137,6 @@ class TaskBook:
             del base
             if (params := alive()) is None:
                 return True
-            self._bases[version] = Pulled(params, version, buffers), users  # somebody else holds it too
+            self._bases[version] = Pulled(params, version, buffers), users  # another reference keeps the memory
             del params
         return False
