@@ -1,0 +1,123 @@
+"""Tasks under a state machine, beside a dictionary of what is open and what each version was."""
+
+import tempfile
+from itertools import count
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from afflux import Server
+from afflux.rules import fedavg
+from checked_out import D, held, made
+from conftest import bits
+
+
+class Tasks(RuleBasedStateMachine):
+    """A server and a dictionary of its open tasks, through checkouts, pushes, ends of leases, and crashes."""
+
+    @initialize(store=st.booleans(), bound=st.sampled_from([None, 4]), staleness=st.sampled_from([None, 3]))
+    def start(self, store, bound, staleness):
+        self.clock, self.patch = 0.0, pytest.MonkeyPatch()
+        for name in ("tasks.monotonic", "tasks.time", "checkout.monotonic"):
+            self.patch.setattr(f"afflux.server.{name}", lambda: self.clock)
+        self.folder = tempfile.TemporaryDirectory() if store else None
+        self.staleness, self.values = staleness, count()
+        options = {"store": f"{self.folder.name}/s"} if store else {}
+        bounds = {"max_versions": bound, "max_staleness": staleness}
+        self.server = made(np.zeros(D), preset=fedavg(buffer_size=2), dtype="float64", **bounds, **options)
+        self.open = {}  # id: (client, version, deadline, hold)
+        self.params, self.waiting = [np.zeros(D)], []  # of each version; updates in the buffer
+        self.commit()
+
+    def commit(self):
+        self.committed = dict(self.open), list(self.params), list(self.waiting)
+
+    def expire(self):
+        self.open = {key: entry for key, entry in self.open.items() if entry[2] > self.clock}
+
+    @rule(client=st.integers(0, 3), lease=st.sampled_from([None, 2.0, 5.0]), hold=st.booleans())
+    def checkout(self, client, lease, hold):
+        task = self.server.checkout(client, lease=lease, hold=hold)
+        assert bits(task.params) == bits(self.params[-1])
+        self.open[task.id] = (client, task.version, np.inf if lease is None else self.clock + lease, hold)
+
+    @rule(data=st.data(), kind=st.sampled_from(["update", "model"]))
+    def push(self, data, kind):
+        if not self.open:
+            return
+        task = data.draw(st.sampled_from(sorted(self.open)))
+        _, version, deadline, _ = self.open[task]
+        newest, value = self.server.version, np.full(D, float(next(self.values)))
+        receipt = self.server.push(task=task, **{kind: value})
+        if deadline <= self.clock:
+            allowed = {"expired"}
+        elif self.staleness is not None and newest - version > self.staleness:
+            allowed = {"dropped"} if kind == "update" else {"dropped", "expired"}
+        elif kind == "update" or version == newest:
+            allowed = {"joined"}
+        else:  # perhaps its base was given up, or is held for another task
+            allowed = {"joined", "expired"}
+        assert receipt.status in allowed
+        del self.open[task]
+        self.expire()
+        if receipt.status == "joined":
+            self.waiting.append(value - (0 if kind == "update" else self.params[version]))
+        if receipt.report is not None:
+            self.params.append(self.params[-1] + sum(self.waiting) / 2)
+            self.waiting.clear()
+            self.commit()
+        assert bits(self.server.params) == bits(self.params[-1])
+
+    @rule(data=st.data())
+    def cancel(self, data):
+        self.expire()
+        if self.open:
+            task = data.draw(st.sampled_from(self.server.tasks))
+            assert task.cancel()
+            del self.open[task.id]
+
+    @rule(seconds=st.floats(0.5, 3.0))
+    def wait(self, seconds):
+        self.clock += seconds
+
+    @rule(crash=st.booleans())
+    def reopen(self, crash):
+        if self.folder is None:
+            return
+        self.server.close(checkpoint=not crash)
+        if crash:
+            self.open, self.params, self.waiting = (type(each)(each) for each in self.committed)
+        self.server = Server.open(f"{self.folder.name}/s")
+        self.commit()
+
+    @rule()
+    def checkpoint(self):
+        if self.folder is not None:
+            self.server.checkpoint()
+            self.commit()
+
+    @invariant()
+    def the_same_tasks_are_open(self):
+        if not hasattr(self, "server"):
+            return
+        self.expire()
+        found = {task.id: (task.client, task.version) for task in self.server.tasks}
+        assert found == {key: entry[:2] for key, entry in self.open.items()}
+        assert (self.server.version, self.server.arrivals_waiting) == (len(self.params) - 1, len(self.waiting))
+        for task in self.server.tasks:
+            if held(self.server, task):
+                assert bits(task.params) == bits(self.params[task.version])
+
+    def teardown(self):
+        if hasattr(self, "server"):
+            if self.folder is not None:
+                self.server.close()
+                self.folder.cleanup()
+            self.patch.undo()
+
+
+TestTasks = Tasks.TestCase
+TestTasks.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
