@@ -95,6 +95,21 @@ def test_what_a_function_imports_later_is_of_its_own_build(checkout):
     assert sys.modules["afflux.bench.spec.row"] is row
 
 
+def test_both_builds_are_entered_alike(monkeypatch, checkout):
+    """What runs before a sample warms the CPU up: both builds' modules are taken out and put back."""
+    before, entered = dict(sys.modules), []
+    enter = builds.Build.active
+    monkeypatch.setattr(builds.Build, "active", lambda build: entered.append(build.package) or enter(build))
+    old = builds.load(checkout)
+    case = inputs.Case(1000, 2, 1, sets=1)
+    (_,) = against.execute(case, [FEDBUFF], old, {row.name: row for row in old.module("bench.rows").ROWS}, 2)
+    counts = {package: entered.count(package) for package in entered}
+    in_turns = 2 + 1  # samples, and the one whose bits are compared
+    assert counts[builds.OWN_PACKAGE] == in_turns
+    assert counts[old.package] > in_turns
+    assert {name: sys.modules[name] for name in before} == before
+
+
 def test_a_build_that_cannot_be_loaded_says_why(checkout):
     with in_copy(checkout, afflux).open("a", encoding="utf-8") as file:
         file.write("\nfrom afflux import no_codecs\n")

@@ -221,7 +221,7 @@ class Admission:
             since,
             unreported,
         )
-        self.state = new if decided is state.round else new._replace(decided_state=new._replace(decided_state=None))
+        self.state = new if decided is state.round else new._replace(decided_state=new)
         if prepared is not None:
             self._places = {}
 

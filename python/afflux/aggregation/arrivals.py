@@ -1,12 +1,13 @@
 """Arrivals that wait for their round, and their canonical order."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from afflux.aggregation.cache.staging import StagedRow
 from afflux.aggregation.streaming import Term
 from afflux.arrays.pools import Slot
-from afflux.rules.rule import ClientId, Float64, client_order
+from afflux.rules.rule import ClientId, Float64
 
 #: What is known of an arrival before it joins: the first fields of PendingArrival.
 Pushed = tuple[ClientId, int, int, float, float, Slot, Float64 | None, tuple[float, float]]
@@ -29,5 +30,10 @@ class PendingArrival(NamedTuple):
 
 
 def canonical(waiting: Sequence[PendingArrival]) -> list[PendingArrival]:
-    """The arrivals in canonical order: by client, version pulled, and join."""
-    return sorted(waiting, key=lambda w: (*client_order(w.client_id), w.version, w.join))
+    """The arrivals in canonical order: by client (see `client_order`), version pulled, and join."""
+    texts = [w for w in waiting if type(w.client_id) is str]
+    ints = [w for w in waiting if type(w.client_id) is not str] if texts else waiting
+    return sorted(ints, key=_ORDER) + sorted(texts, key=_ORDER)
+
+
+_ORDER = attrgetter("client_id", "version", "join")

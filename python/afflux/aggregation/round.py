@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
+from operator import attrgetter
 from time import perf_counter
 from types import MappingProxyType
 from typing import NamedTuple
@@ -134,8 +135,7 @@ def prepare(rule: Rule, before: RoundStart, waiting: Sequence[PendingArrival], d
 
 def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draft: Draft, num_threads: int) -> Round:
     start = perf_counter()
-    slots = [w.slot for w in ordered if not isinstance(w.slot, Term)]
-    terms = [w.slot for w in ordered if isinstance(w.slot, Term)]
+    slots, terms = split(ordered)
     held = [before.rule_vectors[name] for name in rule.needs.rule_vectors]
     gram = frozen(ops.gram([*held, *slots], num_threads=num_threads), np.float64) if rule.needs.gram else None
     arrivals = freeze(before, ordered, gram)
@@ -198,12 +198,25 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
         len(ordered) * before.slot_bytes,
     )
     buffers = mixed_buffers(rule, before.current, ordered, sweep, weights)
-    last = sorted((term for term in terms if not term.done), key=lambda term: term.place)
-    made = Round(slots, draft, sweep, rows, after, buffers, scalars, report, terms=last)
-    lent = tuple(i for i, w in enumerate(ordered) if w.norm != w.norm)
-    if lent:
-        made.lent = LentVectors(lent, rule, before.current, ordered, weights)
+    made = Round(slots, draft, sweep, rows, after, buffers, scalars, report)
+    if terms:
+        made.terms = sorted([term for term in terms if not term.done], key=attrgetter("place"))
+    if lent := [i for i, w in enumerate(ordered) if w.norm != w.norm]:
+        made.lent = LentVectors(tuple(lent), rule, before.current, ordered, weights)
     return made
+
+
+def split(ordered: Sequence[PendingArrival]) -> tuple[list[Slot], list[Term]]:
+    """The slots of the arrivals that wait in one, and the terms of those that are added up."""
+    slots: list[Slot] = []
+    terms: list[Term] = []
+    for arrival in ordered:
+        slot = arrival.slot
+        if isinstance(slot, Term):
+            terms.append(slot)
+        else:
+            slots.append(slot)
+    return slots, terms
 
 
 def params_weight(kind: Kind, weights: Float64) -> float:

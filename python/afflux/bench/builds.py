@@ -74,6 +74,11 @@ def find(path: Path) -> tuple[Path, Path]:
     raise NoBuild(f"{path} is no built extension, and no checkout or package with one (_engine{EXTENSION_SUFFIXES[0]})")
 
 
+def own() -> Build:
+    """This build, for what must be done alike to both: its modules are taken out and put back, too."""
+    return Build(Path(_engine.__file__), OWN_PACKAGE, {name: sys.modules[name] for name in _names()})
+
+
 def load(path: Path) -> Build:
     """The build at `path`, as `find` reads it. Raises NoBuild."""
     engine, package = find(path)
@@ -105,5 +110,8 @@ def _extension(file: Path) -> ModuleType:
 
 def _taken_out() -> dict[str, ModuleType]:
     """All modules of afflux, which are no longer in `sys.modules`."""
-    names = [name for name in sys.modules if name == "afflux" or name.startswith("afflux.")]
-    return {name: sys.modules.pop(name) for name in names}
+    return {name: sys.modules.pop(name) for name in _names()}
+
+
+def _names() -> list[str]:
+    return [name for name in sys.modules if name == "afflux" or name.startswith("afflux.")]

@@ -209,7 +209,8 @@ def plain_id(client_id: object, op: str = "push") -> int | str:
         AffluxError: another type (bool and float included), an int outside of the range, or a str that UTF-8 cannot
             encode: one with a lone surrogate.
     """
-    if isinstance(client_id, str):
+    number = client_id if type(client_id) is int else None
+    if number is None and isinstance(client_id, str):
         text = str.__str__(client_id)  # not str(): of an Enum's member that is the name
         if not text.isascii():
             try:
@@ -217,7 +218,8 @@ def plain_id(client_id: object, op: str = "push") -> int | str:
             except UnicodeEncodeError as error:
                 raise AffluxError(f"[{op}] client_id {text!r} is no Unicode text: {error.reason}") from None
         return text
-    number = _index(client_id)
+    if number is None:
+        number = _index(client_id)
     if number is None:
         raise AffluxError(f"[{op}] client_id is {brief(client_id)}, must be an int or a str")
     if not -(2**63) <= number < 2**64:

@@ -174,8 +174,9 @@ class Aggregator:
             ticket.made_step = True
             ticket.decision = (status, staleness, join, None, None)
             decision = completed = None  # the round holds versions of params
-            with suppress(Exception):  # not this push's error: the next push meets it before it joins
-                self._monitor.wait_for(lambda: self._begin_overdue(begun) or None)
+            if self.admission.state.passes is not None:
+                with suppress(Exception):  # not this push's error: the next push meets it before it joins
+                    self._monitor.wait_for(lambda: self._begin_overdue(begun) or None)
         makes = pushed[1] + staleness + 1  # the version that the arrival's round makes
         skipped = report is not None and not report.stepped
         step = makes if status in ("joined", "replaced") and not skipped else None
