@@ -75,7 +75,7 @@ def find(path: Path) -> tuple[Path, Path]:
 
 
 def own() -> Build:
-    """This build, for what must be done alike to both: its modules are taken out and put back, too."""
+    """The build that runs, so that its modules are taken out and put back, too, where both must be treated alike."""
     return Build(Path(_engine.__file__), OWN_PACKAGE, {name: sys.modules[name] for name in _names()})
 
 
