@@ -162,8 +162,8 @@ def ready(name: str, array: Array) -> Array:
         return array.astype(kind if kind in FLOATS else "float64", order="C", copy=False)
     if not isinstance(array, np.ndarray) and kind in FLOATS and hasattr(array, "__dlpack__"):
         return array  # JAX: contiguous, on whatever device
-    # Outside of torch and JAX, bfloat16 has neither buffer protocol nor DLPack.
-    dtype = "float64" if kind not in FLOATS else "float32" if kind == "bfloat16" else kind
+    # NumPy knows bfloat16 by no name of its own.
+    dtype = "float64" if kind not in FLOATS else None if kind == "bfloat16" else kind
     values = np.asarray(_as_numpy(name, array), dtype, order="C")
     return values if values.flags.aligned else values.copy()
 

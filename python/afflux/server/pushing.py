@@ -59,7 +59,7 @@ def push(  # noqa: D417
         gradient = -update / (client_lr local_steps), and back             in float64, rounded once
 
     where the base is the version that the client pulled, rounded to the dtype of each of the model's arrays before it
-    is subtracted: a bfloat16 client never saw more. (NumPy's arrays of bfloat16 count as float32 here.)
+    is subtracted: a bfloat16 client never saw more.
 
     Args:
         task: what `checkout` gave, or its id, in the place of `client` and `version`; the push closes it.
