@@ -259,9 +259,12 @@ def frozen(values: npt.ArrayLike, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return array
 
 
-def first_nonfinite(vector: Array) -> int | None:
-    """The index of the first NaN or infinity; None if there is none."""
-    good = finite(on_host(vector))
+def first_beyond(vector: Array, most: float) -> int | None:
+    """The index of the first NaN, or value of a magnitude beyond `most`; None if there is none."""
+    values = on_host(vector)
+    if values.dtype == np.uint16:  # the bits of bfloat16
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    good = np.abs(values) <= np.float64(most)  # which float32 may not hold
     return None if good.all() else int(np.argmin(good))
 
 

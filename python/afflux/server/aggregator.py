@@ -52,6 +52,7 @@ class Aggregator:
         self.retained: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint was asked to keep
         self.storage: RoundStorage | None = None
         self.closed = False
+        self.failure: str | None = None  #: why no step can be made any more, until a state is loaded
         self._monitor = Monitor[Round | Total](self._publish, self._next_job, self._run, self._at_rest)
         self._monitor.alone = device.alone
         #: Lets threads that wait for a slot look again.
@@ -74,11 +75,12 @@ class Aggregator:
 
         Raises:
             StoreError: the server is closed.
+            AffluxError: a step has written a value that is not finite.
             AffluxError, UnavailableError: see above.
         """
         if getpid() != self._monitor.pid:
             self.check_process(op)
-        if self.closed:
+        if self.closed or self.failure:
             self._check_open(op)
         making, adding, me = self.admission.state.round, self.admission.state.total, get_ident()
         if (
@@ -98,6 +100,8 @@ class Aggregator:
     def _check_open(self, op: str) -> None:
         if self.closed and self.storage is not None:
             raise StoreError(f"[{op}] this server is closed: Server.open({str(self.storage.path)!r}) goes on with it")
+        if self.failure and op not in ("load_state_dict", "close"):
+            raise AffluxError(f"[{op}] {self.failure}")
 
     def check_storage(self) -> None:
         """Raises a StoreError if files of the store have vanished or were cut off."""
@@ -187,7 +191,7 @@ class Aggregator:
     def _joined(self, pushed: Pushed, ticket: Ticket, begun: list[Report]) -> Decided | None:
         """The decision, once its round is published (or skipped) and its term is added; None until then."""
         admission, decision = self.admission, ticket.decision
-        if self.closed:
+        if self.closed or self.failure:
             self._check_open("push")
         if decision is None:
             if admission.state.passes is not None and not self._begin_overdue(begun):
@@ -336,7 +340,7 @@ class Aggregator:
 
     def _next_job(self) -> Round | Total | None:
         state = self.admission.state
-        if self.closed:
+        if self.closed or self.failure:
             return None
         if state.round is not None and state.round.driver is None:
             return state.round
@@ -360,7 +364,7 @@ class Aggregator:
         job.make(self.num_threads)
         if rows is not None:
             rows.end_sweep(job.rows)
-        if storage is None:
+        if storage is None or job.unsound:
             job.saved = True
         else:
             storage.save_round(job, self.admission)
@@ -370,6 +374,9 @@ class Aggregator:
         made = self.admission.state.round
         if made is None or not made.finished:
             return self.admission.state.unfinished
+        if made.unsound:
+            self._fail(made)
+            return False
         version = made.report.version
         current = Pulled(self.versions.finished(made.draft, version), version, made.buffers)
         if (rows := self.admission.state.rows) is not None:
@@ -378,6 +385,17 @@ class Aggregator:
         self.tasks.release_outdated(version)
         made.release()
         return self.admission.state.unfinished
+
+    def _fail(self, made: Round) -> None:
+        """The version of a round is not published: from here on only reading and loading a state are possible."""
+        again = "load_state_dict" if self.storage is None else f"Server.open({str(self.storage.path)!r})"
+        self.failure = (
+            f"the step to version {made.report.version} wrote a value that is not finite, so the version was not "
+            f"published, and nothing goes on from here: the last params can be read; {again} goes on from a saved state"
+        )
+        state = self.admission.state
+        self.admission.state = state._replace(round=None, decided_state=None)
+        made.release()
 
     def _at_rest(self) -> bool:
         state = self.admission.state

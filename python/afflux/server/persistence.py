@@ -190,6 +190,7 @@ def load_state(aggregator: Aggregator, state: Mapping[str, Any], layout: Layout 
     device.fill(draft.buffer, saved.params)
     now = Pulled(versions.finished(draft, saved.version), saved.version, saved.buffers)
     admission.load(saved.server_state(now, arrivals)._replace(rule_vectors=rule_vectors), saved.log)
+    aggregator.failure = None
     aggregator.tasks.clear()  # their versions are those of another past
 
 
@@ -278,7 +279,8 @@ def _commit(store: Store, aggregator: Aggregator, notes: str | None, kept: Mappi
 
 
 def close(store: Store, aggregator: Aggregator, *, checkpoint: bool) -> None:
-    """Closes a store, after a last checkpoint if that is asked for."""
+    """Closes a store, after a last checkpoint if that is asked for and possible."""
+    checkpoint = checkpoint and not aggregator.failure
 
     def end() -> None:
         if checkpoint:

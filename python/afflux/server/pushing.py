@@ -12,6 +12,7 @@ from afflux.aggregation.arrivals import Pushed
 from afflux.aggregation.options import ServerOptions
 from afflux.aggregation.reports import Closed, Fault, Pulled, Receipt, Status
 from afflux.aggregation.streaming import MOST_SQUARES
+from afflux.arrays.interop import first_beyond
 from afflux.arrays.layout import Tree
 from afflux.arrays.pools import Slot
 from afflux.ops import Conversion, Kind
@@ -154,7 +155,8 @@ def push(  # noqa: D417
         if type(vector) is not np.ndarray or vector.shape != (adapter.size,):
             parts = adapter.parts(what, vector)
         if adapter.layout is not None and adapter.layout.buffers:
-            own = adapter.buffers(f"[push] client {client_id!r}'s", vector if given == "model" else None, buffers)
+            most = aggregator.admission.limits.max_abs
+            own = adapter.buffers(f"[push] client {client_id!r}'s", vector if given == "model" else None, buffers, most)
         norm, extremes = nan, (nan, nan)
         if copy:
             ticket.slot = aggregator.take_slot(timeout)
@@ -376,6 +378,16 @@ def _copied(
     if bad is not None:
         made = "" if conversion is None else f" as {_A[rule.kind]}"
         raise AffluxError(f"{what} has a non-finite value{made} at index {bad}{adapter.place(bad)}")
+    low, high, norm, limits = facts.min, facts.max, facts.norm, aggregator.admission.limits
+    if not limits.allow(low, high, norm):
+        at = "" if max(-low, high) <= limits.max_abs else _where(adapter, slot, limits.max_abs)
+        raise AffluxError(f"{what} has {limits.reason(low, high, norm)}{at}")
     if facts.sum_of_squares > MOST_SQUARES and (rule.needs.gram or options.accumulate):
         refuse_overflow(what, facts, "inner products" if rule.needs.gram else "sums")
-    return facts.norm, (facts.min, facts.max)
+    return norm, (low, high)
+
+
+def _where(adapter: InputAdapter, slot: Slot, most: float) -> str:
+    """Where the first value beyond `most` lies."""
+    index = first_beyond(slot, most)
+    return "" if index is None else f": at index {index}{adapter.place(index)}"
