@@ -256,6 +256,11 @@ class ServerOptions:
             raise UnavailableError(f"[Server] check_versions: params is on {gpu}, and this is for the CPU alone")
         if self.inplace and store:
             raise AffluxError("[Server] inplace: a store keeps the last version while the next one is written")
+        if store and self.max_versions == 2 and self.commit_every != 1:
+            raise AffluxError(
+                f"[Server] max_versions is 2, must be at least 3: with commit_every={self.commit_every} a store holds "
+                "the last commit's version beside the newest one and the next"
+            )
         if not store and (self.durability is not None or self.commit_every != 1):
             what = "commit_every" if self.durability is None else "durability"
             raise AffluxError(f"[Server] {what}: without a store nothing is committed; give store=PATH")

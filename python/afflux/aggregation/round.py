@@ -101,9 +101,10 @@ class Round:
         return bool(self.done) and not self.done[0]
 
     def release(self) -> None:
-        """Lets go of the slots, once the sweep has been made."""
+        """Lets go of slots and versions, once the round is over: the push that has made it may hold it for a while."""
         self.slots.clear()  # the sweep's own list
         self.lent = None
+        del self.sweep, self.draft
 
     def make(self, num_threads: int) -> None:
         """The sweep; nothing if it has been made."""

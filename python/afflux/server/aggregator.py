@@ -18,7 +18,7 @@ from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Rule
 from afflux.server.concurrency import Monitor
 from afflux.server.steps import OnStep, StepCalls
-from afflux.server.tasks import OpenTask, TaskBook
+from afflux.server.tasks import TaskBook
 from afflux.server.tickets import Decided, TaskClosedError, Ticket
 
 _Result = TypeVar("_Result")
@@ -47,7 +47,7 @@ class Aggregator:
         self.admission = admission
         self.streaming = streaming
         self.device = device
-        self.tasks = TaskBook(versions.max_versions, admission.max_staleness)
+        self.tasks = TaskBook(versions.max_versions, admission.max_staleness, lambda: admission.state.closed_task)
         self.reading: set[Ticket] = set()  #: of pushes whose conversion reads a version
         self.retained: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint was asked to keep
         self.storage: RoundStorage | None = None
@@ -55,6 +55,8 @@ class Aggregator:
         self.failure: str | None = None  #: why no step can be made any more, until a state is loaded
         self._monitor = Monitor[Round | Total](self._publish, self._next_job, self._run, self._at_rest)
         self._monitor.alone = device.alone
+        #: Rejects calls in a forked child that cannot use the server.
+        self.check_process = self._monitor.check_process
         #: Lets threads that wait for a slot look again.
         self.notify_waiters = self._monitor.notify_waiters
         self._step_calls = None if on_step is None else StepCalls(on_step, admission.next_report, self.locked)
@@ -79,7 +81,7 @@ class Aggregator:
             AffluxError, UnavailableError: see above.
         """
         if getpid() != self._monitor.pid:
-            self.check_process(op)
+            self._monitor.check_process(op)
         if self.closed or self.failure:
             self._check_open(op)
         making, adding, me = self.admission.state.round, self.admission.state.total, get_ident()
@@ -92,10 +94,6 @@ class Aggregator:
                 f"[{op}] called from within the rule's weigh or step, or by a signal handler, amid another call of "
                 "this thread"
             )
-
-    def check_process(self, op: str) -> None:
-        """Rejects calls in a forked child that cannot use the server; see `Monitor.check_process`."""
-        self._monitor.check_process(op)
 
     def _check_open(self, op: str) -> None:
         if self.closed and self.storage is not None:
@@ -199,7 +197,7 @@ class Aggregator:
             client_id, version, *_ = pushed
             task, closed = ticket.task, None
             if task is not None:
-                if not self.is_open(task):
+                if not self.tasks.is_open(task):
                     raise TaskClosedError(f"[push] task {task.opened.task} is closed")
                 closed = Closed(task.opened.task, "pushed")
             status, staleness = admission.status(client_id, version)
@@ -221,13 +219,6 @@ class Aggregator:
         _, _, _, term, completed = decision
         made = (completed is None or admission.state.round is not completed) and (term is None or term.done)
         return decision if made else None
-
-    def is_open(self, task: OpenTask) -> bool:
-        """Whether a task is open. Needs the mutex."""
-        last = self.admission.state.closed_task
-        if last is not None and (torn := self.tasks.find(last)) is not None:
-            self.tasks.close(torn)  # an interrupt came between the end of the task and this
-        return self.tasks.find(task.opened.task) is task
 
     def _has_room(self) -> bool:
         """Lets go of bases of tasks for a version that is to be written; False if a push that reads one is to be waited
@@ -259,6 +250,8 @@ class Aggregator:
                 waiting = self.admission.state.arrivals()
                 if not waiting or (late and not self.admission.late):
                     return (None,)
+                if not self._has_room():
+                    return None
                 prepared = self._prepared("flush", waiting)
                 self.admission.cut("flush", prepared)
             return None if self.admission.state.round is prepared else (prepared.report,)
@@ -310,7 +303,7 @@ class Aggregator:
     def _begin_overdue(self, begun: list[Report]) -> bool:
         """Decides rounds whose buffers were full when their pass began; False while one of them has to be made."""
         while self.admission.overdue:
-            if self.admission.state.round is not None:
+            if self.admission.state.round is not None or not self._has_room():
                 return False
             prepared = self._prepared("push", self.admission.state.arrivals())
             self.admission.cut("overdue", prepared)
@@ -321,7 +314,6 @@ class Aggregator:
     def _prepared(self, op: str, waiting: list[PendingArrival]) -> Round:
         """The round of these arrivals; an error leaves no trace."""
         self.versions.refuse_damaged_newest(op, self.admission.state.current.version)
-        self._has_room()
         try:
             draft = self.versions.take()
         except StoreError:

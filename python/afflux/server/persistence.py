@@ -268,13 +268,15 @@ def checkpoint(store: Store, aggregator: Aggregator, notes: object, keep: Iterab
 def _commit(store: Store, aggregator: Aggregator, notes: str | None, kept: Mapping[int, Pulled]) -> None:
     """Commits a server at rest, with the versions of `kept` and those that are held for tasks.
 
-    With max_versions there is always room for the newest version, the last commit's and the one being written.
+    With max_versions there is always room for the newest version, the last commit's and the one being written; those
+    of tasks come after, the newest first.
     """
-    admission, tasks, most = aggregator.admission, aggregator.tasks, aggregator.versions.max_versions
-    admission.compact_task_events(tasks.opened())
-    held = tasks.bases()
-    room = len(held) if most is None else max(0, most - 3 - len(kept))
-    for_tasks = {version: held[version] for version in sorted(held, reverse=True)[:room]}
+    admission, most = aggregator.admission, aggregator.versions.max_versions
+    admission.compact_task_events(aggregator.tasks.opened())
+    held, newest = aggregator.tasks.bases(), admission.state.current.version
+    more = sorted(held.keys() - kept.keys() - {newest}, reverse=True)
+    room = len(more) if most is None else max(0, most - 3 - len(kept.keys() - {newest}))
+    for_tasks = {version: held[version] for version in [*more[:room], *held.keys() & {newest}]}
     store.checkpoint(admission, notes, [*{**for_tasks, **kept}.values()], sorted(kept))
 
 

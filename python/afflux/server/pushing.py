@@ -125,7 +125,7 @@ def push(  # noqa: D417
         given: Kind = "update"
         vector = update
         if update is None or gradient is not None or model is not None:
-            given, vector = _only_one(update, gradient, model, num_examples)
+            given, vector = _only_one(update, gradient, model, num_examples, adapter.kind)
         if timeout is not None or copy is not True:
             _check_call(aggregator, given, timeout, copy)
         if task is not None:
@@ -166,7 +166,7 @@ def push(  # noqa: D417
                 ticket.reading = True
                 aggregator.reading.add(ticket)
                 base = _base(aggregator, task, version, pulled)
-                if base is None and found is not None and "model" in (given, adapter.kind):
+                if base is None and "model" in (given, adapter.kind):
                     return _no_arrival(aggregator, client_id, pulled, "expired", _GONE, found)
                 conversion = _conversion(what, given, adapter.kind, base, scale)
             norm, extremes = _copied(aggregator, adapter, options, what, parts, ticket.slot, conversion)
@@ -200,7 +200,10 @@ def push(  # noqa: D417
             aggregator.report_steps()
 
 
-_GONE = "the version that it trains from is no longer held (max_staleness, max_versions, or hold=False)"
+_GONE = (
+    "the params of the version that it trains from are no longer held: check out a task (they are given up by "
+    "max_staleness, max_versions and hold=False), or give what pull() gave as version="
+)
 #: Characters of a reason that is kept.
 _MOST_REASON = 500
 
@@ -242,7 +245,7 @@ def _no_arrival(
     admission = aggregator.admission
 
     def decided() -> tuple[Status, str]:
-        if task is not None and not aggregator.is_open(task):
+        if task is not None and not aggregator.tasks.is_open(task):
             admission.count("expired")
             return "expired", "the task was closed meanwhile"
         if status == "faulty":
@@ -262,12 +265,16 @@ def _no_arrival(
     return Receipt(status, staleness, newest, None, None, None, reason=reason)
 
 
-def _only_one(update: object, gradient: object, model: object, num_examples: object) -> tuple[Kind, object]:
-    """The vector that was given, and its kind."""
+def _only_one(
+    update: object, gradient: object, model: object, num_examples: object, wanted: Kind
+) -> tuple[Kind, object]:
+    """The vector that was given, and its kind: with num_examples=0 none is needed."""
     if update is None and model is None and gradient is not None:
         return "gradient", gradient
-    if update is None and gradient is None and (model is not None or as_int(num_examples) == 0):
+    if update is None and gradient is None and model is not None:
         return "model", model
+    if update is None and gradient is None and as_int(num_examples) == 0:
+        return wanted, None
     given = {"update=": update, "gradient=": gradient, "model=": model}
     names = " and ".join(name for name, vector in given.items() if vector is not None) or "none of them"
     raise CallError(f"[push] give one of update=, gradient= and model=, not {names}")
@@ -315,7 +322,7 @@ def _found(aggregator: Aggregator, task: object, client: object, version: object
         raise CallError("[push] task= says who pushes and from which version: give no client= and version=")
     task_id = task.id if isinstance(task, Task) else task
     if not isinstance(task_id, str):
-        raise CallError(f"[push] task is {brief(task)}, must be what checkout() gave, or its id")
+        raise ClientError(f"[push] task is {brief(task)}, must be what checkout() gave, or its id")
     return aggregator.tasks.find(task_id)
 
 
@@ -349,16 +356,9 @@ _A = {"update": "an update", "gradient": "a gradient", "model": "a model"}
 
 def _conversion(what: str, given: Kind, wanted: Kind, base: Pulled | None, scale: float | None) -> Conversion:
     """From what was given to what the rule takes."""
-    params = None
-    if "model" in (given, wanted):
-        if base is None:
-            raise CallError(
-                f"{what} cannot become {_A[wanted]}: the params that the client pulled are no longer held; check out a "
-                "task, or give what pull() gave as version="
-            )
-        params = base.params
     if "gradient" in (given, wanted) and scale is None:
         raise CallError(f"{what} cannot become {_A[wanted]} without client_lr= and local_steps=")
+    params = base.params if base is not None and "model" in (given, wanted) else None
     return Conversion(given, wanted, params, scale or 1.0)
 
 

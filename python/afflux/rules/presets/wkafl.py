@@ -175,10 +175,10 @@ def wkafl(
 ) -> Rule:
     """x -= server_lr / (1 + gamma tau_min) * sum_i p_i g'_i over the gradients that agree with their estimate.
 
-    Algorithms 2 and 3 and eq. 4 to 10: see CosineSelection for g', p and the two stages. The ablations
-    are the paper's: `selection=False` steps with the estimate; `staleness=False` weighs all alike in it, with gamma = 0
-    (section 4.3.4), and `momentum=False` has alpha = 0, both without the bound `clip`. The paper gives no value for `stage_two_loss`. State
-    on the server: the last estimate, 4 d bytes. Sweeps: two, the inner products and the step.
+    Algorithms 2 and 3 and eq. 4 to 10: see CosineSelection for g', p and the two stages. The ablations are the paper's:
+    `selection=False` steps with the estimate; `staleness=False` weighs all alike in it, with gamma = 0 (section 4.3.4);
+    `momentum=False` has alpha = 0; the latter two are without the bound `clip`. The paper gives no value for
+    `stage_two_loss`. State on the server: the last estimate, 4 d bytes. Sweeps: two, the inner products and the step.
     """
     # Checked here, because an ablation leaves them out.
     alpha, gamma = finite("wkafl", "alpha", alpha), not_negative("wkafl", "gamma", gamma)
@@ -196,6 +196,5 @@ def wkafl(
         stage_two_loss,
         stage_two_version,
     )
-    return Rule(
-        "wkafl", "gradient", buffer_size, weigh, NONE, Sgd(MinimumStaleness(server_lr, gamma if staleness else 0.0))
-    )
+    lr = MinimumStaleness(server_lr, gamma if staleness else 0.0)
+    return Rule("wkafl", "gradient", buffer_size, weigh, NONE, Sgd(lr))
