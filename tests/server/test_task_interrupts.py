@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from afflux import Opened, Server
+from afflux import Closed, Opened, Server
 from afflux.rules import fedbuff
 
 
@@ -43,10 +43,10 @@ def test_at_every_call(action, tmp_path):
     for k in range(1, 400):
         path = tmp_path / f"{k}"
         server, task_id, hit = interrupted(action, k, path)
-        logged = {entry.task for entry in server.log if isinstance(entry, Opened)}
-        assert {task.id for task in server.tasks} <= logged
+        logged, ended = ({entry.task for entry in server.log if isinstance(entry, kind)} for kind in (Opened, Closed))
+        assert {task.id for task in server.tasks} <= logged - ended
         waiting, counts = server.arrivals_waiting, server.counts
-        closed = task_id not in {task.id for task in server.tasks}
+        closed = task_id in ended
         server.close()
         with Server.open(path) as server:
             status = server.push(task=task_id, update=np.ones(4, np.float32)).status
