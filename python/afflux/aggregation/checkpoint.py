@@ -188,7 +188,7 @@ class _Loader:
         """The whole state."""
         meta, rule = self._meta, self._rule
         buffers: Float64 | None = None
-        own: Sequence[Float64 | None] = [None] * len(meta["waiting"])
+        own: Sequence[Float64 | None] = [None] * len(self._list("waiting"))
         if self._state.current.buffers is not None:
             buffers = immutable_copy(self._array("buffers", "float64", (self._state.current.buffers.size,)))
             own = [immutable_copy(row) for row in self._array("slot_buffers", "float64", (len(own), buffers.size))]
@@ -206,12 +206,12 @@ class _Loader:
             next_rule=self._next_rule(),
             number=self._number,
             counts={name: _count(meta["counts"][name]) for name in no_counts()},
-            log=None if meta["log"] is None else [_log_entry(record) for record in meta["log"]],
+            log=None if meta["log"] is None else [_log_entry(record) for record in self._list("log")],
             rule_vectors={
                 name: self._array(f"rule_vector.{name}", self._facts["dtype"], (self._d,), check_finite=False)
                 for name in rule.rule_vectors
             },
-            handed=frozenset(name for name in meta["handed"] if name in rule.needs.handed_in),
+            handed=frozenset(name for name in self._list("handed") if name in rule.needs.handed_in),
             scalars=self._scalars(),
             passed=self._passed(),
         )
@@ -233,8 +233,15 @@ class _Loader:
                 _fail(f"{name} has a non-finite value at index {np.argwhere(bad)[0].tolist()}")
         return array
 
+    def _list(self, name: str) -> Sequence[Any]:
+        """The list of this name: in memory as a whole, unlike other sequences."""
+        found = self._meta[name]
+        if not isinstance(found, list | tuple):
+            _fail(f"{name} is {brief(found)}, must be a list")
+        return found
+
     def _waiting(self, buffers: Sequence[Float64 | None]) -> list[PendingArrival]:
-        records, filled, added, passes = self._meta["waiting"], self._filled, self._added, self._rule.needs.passes
+        records, filled, added, passes = self._list("waiting"), self._filled, self._added, self._rule.needs.passes
         count = len(records)
         if not filled <= count or (filled < count and not passes):
             _fail(f"{filled} of {count} arrivals are in the buffer, which cannot be")
@@ -271,7 +278,7 @@ class _Loader:
         return PendingArrival(_id(client_id), *facts)
 
     def _raw(self) -> list[float]:
-        raw = [float(weight) for weight in self._meta["raw"]]
+        raw = [_number(weight) for weight in self._list("raw")]
         if len(raw) != self._added:
             _fail(f"{len(raw)} raw weights belong to {self._added} arrivals in the total")
         return raw
@@ -280,7 +287,7 @@ class _Loader:
         rows = self._state.rows
         if not isinstance(rows, MemoryRows):  # none, or on disk, and not in the state
             return rows
-        clients = [_id(client_id) for client_id in self._meta["row_ids"]]
+        clients = [_id(client_id) for client_id in self._list("row_ids")]
         if len(set(clients)) < len(clients):
             _fail("a client has two rows")
         if len(clients) > rows.num_clients:
@@ -310,7 +317,7 @@ class _Loader:
 
     def _passed(self) -> tuple[int, list[ClientId]] | None:
         """The clients that have entered in this pass, the buffer's clients last."""
-        order, ours = [_id(client_id) for client_id in self._meta["passed"]], self._state.passes
+        order, ours = [_id(client_id) for client_id in self._list("passed")], self._state.passes
         waiting = [_id(client_id) for client_id, *_ in self._meta["waiting"][: self._filled]]
         most, last = (0, []) if ours is None else (ours.num_clients, order[len(order) - len(waiting) :])
         if len(set(order)) < len(order) or len(order) > most or (ours is not None and last != waiting):

@@ -43,14 +43,14 @@ def _number(words: str, fits: Callable[[float], bool]) -> Check[float]:
         if isinstance(value, bool) or not isinstance(value, Real):
             raise AffluxError(f"[{part}] {name} is {brief(value)}, must be a number, {words}")
         number = as_float(value)
-        if not fits(nan if number is None else number):
+        if number is None or not fits(number):
             raise AffluxError(f"[{part}] {name} is {brief(value)}, must be {words}")
-        return nan if number is None else number
+        return number
 
     return check
 
 
-any_number = _number("of at most 64 bits", lambda x: True)
+any_number = _number("one that float64 holds", lambda x: True)
 finite = _number("finite", lambda x: -inf < x < inf)
 not_negative = _number("finite and not negative", lambda x: 0 <= x < inf)
 positive = _number("finite and positive", lambda x: 0 < x < inf)
