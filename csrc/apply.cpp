@@ -10,6 +10,7 @@
 #include "arrays.hpp"
 #include "attributes.hpp"
 #include "checksums.hpp"
+#include "foreign.hpp"
 #include "release.hpp"
 
 namespace py = pybind11;
@@ -63,7 +64,9 @@ Arrays<void> written(const char* name, const py::object& objects) {
 
 // Vectors that are overwritten, unless `outs` are.
 Arrays<void> held(const char* name, const py::object& objects, const py::object& outs) {
-  return {"apply", name, objects, py::len(outs) == 0 ? Access::write : Access::read, Shape::vector, false, as_view};
+  const auto title = [name] { return std::string("[apply] the vectors beside ") + name; };
+  const bool in_place = looked_at(title, [&] { return py::len(outs) == 0; });
+  return {"apply", name, objects, in_place ? Access::write : Access::read, Shape::vector, false, as_view};
 }
 
 struct CalibrateArrays {
@@ -80,10 +83,14 @@ struct CalibrateArrays {
         new_rows("apply", "new_rows", attributes->new_rows.of(stage), Access::write, Shape::vector, true,
                  [this](const Array& array) { return array.row(codec); }) {
     if (!out.is_none()) sum_out.emplace(Argument{"apply", "sum_out"}, out, Access::write);
-    for (const py::handle fact : attributes->facts.of(stage)) {
-      const auto [key, low, high] = fact.cast<std::tuple<std::uint64_t, double, double>>();
-      facts.push_back({key, low, high});
-    }
+    const py::object all = attributes->facts.of(stage);
+    looked_at([] { return std::string("[apply] facts"); },
+              [&] {
+                for (const py::handle fact : all) {
+                  const auto [key, low, high] = fact.cast<std::tuple<std::uint64_t, double, double>>();
+                  facts.push_back({key, low, high});
+                }
+              });
   }
   Calibrate stage() const {
     const List<RowFacts> all{facts.data(), static_cast<std::int64_t>(facts.size())};
@@ -136,7 +143,8 @@ struct RuleVectorArrays {
     const std::int64_t count = vectors.list().size;
     const py::object shape = attributes->shape.of(numbers);
     const py::tuple expected = py::make_tuple(count, count + updates);
-    if (!shape.equal(expected))
+    const auto title = [] { return std::string("[apply] rule_vectors.next"); };
+    if (!looked_at(title, [&] { return shape.equal(expected); }))
       throw Error("[apply] rule_vectors.next has shape " + std::string(py::str(shape)) + ", expected " +
                   std::string(py::str(expected)));
     next.emplace("rule_vectors.next", numbers, Shape::any);

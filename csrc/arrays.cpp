@@ -7,6 +7,7 @@
 #include "buffers.hpp"
 #include "dlpack.hpp"
 #include "exchange.hpp"
+#include "foreign.hpp"
 #include "formats.hpp"
 
 namespace py = pybind11;
@@ -89,6 +90,10 @@ std::uintptr_t Call::stream_for(py::handle object, int device) {
 }
 
 Array::Array(Argument argument, py::handle object, Access access, Shape shape) : argument_(argument) {
+  looked_at([this] { return title(); }, [&] { acquire(object, access, shape); });
+}
+
+void Array::acquire(py::handle object, Access access, Shape shape) {
   if (const Buffer* const buffer = Buffer::in(object)) {
     if (access == Access::write && buffer->frozen()) fail("is read-only, but is written");
     owner_ = {object.inc_ref().ptr(), release_reference};
@@ -161,8 +166,8 @@ void Array::wrong_type(const std::string& expected) const {
 template <class Int>
 void Array::set_shape(int dimensions, const Int* shape, const Int* strides, std::int64_t unit, Shape wanted) {
   if (wanted == Shape::vector && dimensions != 1) fail("has " + std::to_string(dimensions) + " dimensions, expected 1");
-  size_ = 1;
-  for (int i = 0; i < dimensions; ++i) size_ *= shape[i];
+  size_ = elements(dimensions, shape);
+  if (size_ < 0) fail("has more elements than memory holds");
   if (is_contiguous(dimensions, shape, strides, unit)) return;
   fail(dimensions > 1 ? "is not C-contiguous"
                       : "is strided (step of " + std::to_string(strides[0] * item_size_ / unit) +

@@ -3,6 +3,7 @@
 #pragma once
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <deque>
 #include <memory>
@@ -11,6 +12,7 @@
 
 #include "afflux/afflux.hpp"
 #include "dlpack.hpp"
+#include "foreign.hpp"
 
 namespace afflux::python {
 
@@ -63,6 +65,7 @@ class Array {
  private:
   enum class Kind { other, type, bytes };
 
+  void acquire(pybind11::handle object, Access access, Shape shape);
   void from_buffer(Access access, Shape shape);
   bool from_exchange(pybind11::handle object, Access access, Shape shape);
   void from_dlpack(pybind11::handle object, Access access, Shape shape);
@@ -102,12 +105,17 @@ class Arrays {
   template <class Make>
   Arrays(const char* op, const char* name, pybind11::handle objects, Access access, Shape shape, bool optional,
          const Make& view) {
+    const auto title = [&] { return "[" + std::string(op) + "] " + name; };
+    const std::size_t count = looked_at(title, [&] {
+      if (PySequence_Check(objects.ptr()) == 0)
+        throw Error(title() + " is a " + Py_TYPE(objects.ptr())->tp_name + ", expected a list of arrays");
+      return pybind11::len(objects);
+    });
     const auto sequence = pybind11::reinterpret_borrow<pybind11::sequence>(objects);
-    const std::size_t count = pybind11::len(sequence);
-    views_.reserve(count);
+    views_.reserve(std::min<std::size_t>(count, kReserved));  // a sequence may lie about its length
     for (std::size_t i = 0; i < count; ++i) {
       // Owned while its memory is acquired: a sequence may make its items on the fly.
-      const pybind11::object object = sequence[i];
+      const auto object = looked_at(title, [&] { return pybind11::object(sequence[i]); });
       views_.emplace_back();
       if (optional && object.is_none()) continue;
       arrays_.emplace_back(Argument{op, name, static_cast<std::ptrdiff_t>(i)}, object, access, shape);
@@ -119,6 +127,8 @@ class Arrays {
   List<View<T>> list() const { return {views_.data(), static_cast<std::int64_t>(views_.size())}; }
 
  private:
+  static constexpr std::size_t kReserved = 1 << 16;
+
   static T* aligned_nowhere() { return reinterpret_cast<T*>(alignof(std::max_align_t)); }
 
   std::deque<Array> arrays_;

@@ -3,8 +3,10 @@
 #include <pybind11/pybind11.h>
 
 #include <string>
+#include <utility>
 
 #include "afflux/afflux.hpp"
+#include "foreign.hpp"
 
 namespace afflux::python {
 
@@ -17,11 +19,14 @@ class Attribute {
   Attribute(const Attribute&) = delete;
   Attribute& operator=(const Attribute&) = delete;
 
-  // Throws Python's AttributeError.
+  // Of a round, or of a part of one. Throws Error.
   pybind11::object of(pybind11::handle owner) const {
-    PyObject* const value = PyObject_GetAttr(owner.ptr(), interned_);
-    if (value == nullptr) throw pybind11::error_already_set();
-    return pybind11::reinterpret_steal<pybind11::object>(value);
+    return looked_at([this] { return std::string("[apply] ") + name_; },
+                     [&] {
+                       PyObject* const value = PyObject_GetAttr(owner.ptr(), interned_);
+                       if (value == nullptr) throw pybind11::error_already_set();
+                       return pybind11::reinterpret_steal<pybind11::object>(value);
+                     });
   }
   // Null if there is none.
   pybind11::object of_any(pybind11::handle owner) const {
@@ -52,12 +57,10 @@ class Attribute {
   template <class T>
   T cast(pybind11::handle owner, const char* expected) const {
     const pybind11::object value = of(owner);
-    try {
-      return value.cast<T>();
-    } catch (const pybind11::cast_error&) {
-      throw Error(std::string("[apply] ") + name_ + " is a " + Py_TYPE(value.ptr())->tp_name + ", expected " +
-                  expected);
-    }
+    pybind11::detail::make_caster<T> caster;
+    if (looked_at([this] { return std::string("[apply] ") + name_; }, [&] { return caster.load(value, true); }))
+      return pybind11::detail::cast_op<T>(std::move(caster));
+    throw Error(std::string("[apply] ") + name_ + " is a " + Py_TYPE(value.ptr())->tp_name + ", expected " + expected);
   }
 
   const char* name_;

@@ -77,6 +77,7 @@ std::unique_ptr<Buffer> lend(const py::object& vector, std::int64_t size, const 
 Pool::Pool(std::int64_t size, Type type, std::int64_t max_buffers, bool checked)
     : size_(size), type_(type), max_buffers_(max_buffers), checked_(checked) {
   if (size < 0 || max_buffers < 0) throw Error("[Pool] size and max_buffers must not be negative");
+  if (size > std::int64_t{1} << 59) throw std::bad_alloc();
 }
 
 Pool::~Pool() {

@@ -10,6 +10,7 @@
 #include "arrays.hpp"
 #include "buffers.hpp"
 #include "checksums.hpp"
+#include "foreign.hpp"
 #include "pages.hpp"
 #include "ready.hpp"
 #include "release.hpp"
@@ -34,7 +35,9 @@ class Converted {
     if (conversion.is_none()) return;
     using Facts = std::tuple<std::string, std::string, py::object, double>;
     py::detail::make_caster<Facts> caster;
-    if (!caster.load(conversion, true)) throw Error("[ingest] conversion is no afflux.ops.Conversion");
+    const auto title = [] { return std::string("[ingest] conversion"); };
+    if (!looked_at(title, [&] { return caster.load(conversion, true); }))
+      throw Error("[ingest] conversion is no afflux.ops.Conversion");
     const auto [from, to, base, scale] = py::detail::cast_op<Facts>(std::move(caster));
     conversion_ = Conversion{kind_named(from), kind_named(to), {}, scale};
     if (!base.is_none()) {
@@ -98,8 +101,11 @@ void decode_(const std::string& codec, const py::object& row, const py::object& 
   decode(kind, source, target, num_threads);
 }
 
-py::bytes crc32c_(const py::buffer& data, std::int64_t block, std::int64_t head, int num_threads, bool table) {
-  const py::buffer_info info = data.request();
+py::bytes crc32c_(const py::object& data, std::int64_t block, std::int64_t head, int num_threads, bool table) {
+  if (PyObject_CheckBuffer(data.ptr()) == 0)
+    throw Error(std::string("[crc32c] data is a ") + Py_TYPE(data.ptr())->tp_name + ", expected a buffer");
+  const py::buffer_info info = looked_at([] { return std::string("[crc32c] data"); },
+                                         [&] { return py::reinterpret_borrow<py::buffer>(data).request(); });
   if (PyBuffer_IsContiguous(info.view(), 'C') == 0) throw Error("[crc32c] data is not C-contiguous");
   std::vector<std::uint32_t> out;
   {
@@ -135,7 +141,17 @@ py::list backends_() {
 
 }  // namespace
 
-PYBIND11_MODULE(_engine, module) {
+// In a subinterpreter, pybind11 would wait for a lock that this very thread holds. Checked before pybind11's own code.
+extern "C" PyObject* PyInit_main_interpreter_engine();
+extern "C" PYBIND11_EXPORT PyObject* PyInit__engine() {
+  if (PyInterpreterState_Get() == PyInterpreterState_Main()) return PyInit_main_interpreter_engine();
+  PyErr_SetString(PyExc_ImportError,
+                  "afflux cannot be imported in a subinterpreter: its engine serves the main interpreter only, of one "
+                  "process; use threads, or processes (multiprocessing)");
+  return nullptr;
+}
+
+PYBIND11_MODULE(main_interpreter_engine, module) {
   module.doc() = "The afflux engine. Use it through afflux.ops.";
   py::register_local_exception<Error>(module, "AffluxError", PyExc_ValueError);
   py::register_local_exception<Unavailable>(module, "UnavailableError", PyExc_RuntimeError);

@@ -32,9 +32,7 @@ bool is_ready_tensor(py::handle array, py::handle shape) {
     return false;
   // is_neg() takes as long as all of this. Imaginary parts of conjugates have the bit, and are strided unless they hold
   // at most one element. The engine itself refuses any other tensor with it.
-  std::int64_t size = 1;
-  for (int i = 0; i < tensor.ndim; ++i) size *= tensor.shape[i];
-  return size > 1 || !is_negative(array);
+  return elements(tensor.ndim, tensor.shape) > 1 || !is_negative(array);
 }
 
 // NumPy's own class alone: a subclass may mean something else by its memory (masked arrays do).

@@ -182,7 +182,9 @@ std::vector<std::uint32_t> crc32c(View<const unsigned char> data, std::int64_t b
   if (block < 1) check::fail("crc32c", "block is " + std::to_string(block) + ", must be at least 1");
   if (head < 0 || head > data.size)
     check::fail("crc32c", "head is " + std::to_string(head) + ", data has " + std::to_string(data.size) + " bytes");
-  const std::int64_t first = head != 0, count = first + (data.size - head + block - 1) / block;
+  const std::int64_t left = data.size - head, first = head != 0;
+  block = std::min(block, std::max<std::int64_t>(left, 1));  // so that no border overflows
+  const std::int64_t count = first + (left + block - 1) / block;
   std::vector<std::uint32_t> out(static_cast<std::size_t>(count));
   const auto border = [&](std::int64_t k) { return k < first ? 0 : std::min(head + (k - first) * block, data.size); };
   constexpr std::int64_t kTogether = checksum::kSideBySide;

@@ -18,6 +18,17 @@ def test_blocks(rng, head, size, block, table):
     assert got.tolist() == [google_crc32c.value(block) for block in blocks]
 
 
+@pytest.mark.parametrize("block", [2**62, 2**63 - 1, 2**63, 2**64, 10**30])
+@pytest.mark.parametrize("head", [0, 9])
+def test_blocks_at_the_end_of_64_bits(rng, head, block):
+    """Blocks that are longer than the data: the borders of later ones are not computed, and overflow nowhere."""
+    data = rng.bytes(30_001)
+    blocks = [data[:head]] * (head > 0) + [data[head:]]
+    expected = [google_crc32c.value(part) for part in blocks]
+    assert np.frombuffer(ops.crc32c(data, block, head=head), np.uint32).tolist() == expected
+    assert ops.crc32c(b"", block) == b""
+
+
 def test_arrays_are_taken_as_bytes(rng):
     array = rng.standard_normal((5, 7))
     assert ops.crc32c(array, 64) == ops.crc32c(array.tobytes(), 64)

@@ -62,6 +62,8 @@ def test_an_instruction_sets_object_exports_its_table_and_nothing_weak(kind, req
         assert not weak, f"{path.name}: {weak}"
         exported = [s[2:] for s in symbols if len(s) > 2 and s[1].isupper()]
         assert [" ".join(name) for name in exported] == [f"afflux::{path.parts[-3][7:-4]}::kernels"]
+        called = {s[1] for s in symbols if s[0] == "U"}
+        assert called <= {"memcpy", "memset", "memmove", "_GLOBAL_OFFSET_TABLE_"}, path
 
 
 def lcg_vector(seed, size=70001):

@@ -380,7 +380,7 @@ def test_codecs_refuse():
 )
 def test_threads_below_one(call):
     for number in (0, -1):
-        with pytest.raises(AffluxError, match=f"num_threads is {number}, must be at least 1"):
+        with pytest.raises(AffluxError, match=f"num_threads is {number}, must be an int of at least 1"):
             call(number)
 
 

@@ -1,6 +1,7 @@
 """ServerOptions: one checked set for Server, plan and the store."""
 
 from dataclasses import FrozenInstanceError, asdict, fields, replace
+from functools import partial
 from typing import get_type_hints
 
 import numpy as np
@@ -55,8 +56,14 @@ def test_server_and_plan_refuse_the_same(rule, options, message):
 
 
 def test_an_unknown_option_is_no_option():
-    with pytest.raises(TypeError, match="'max_stalenes'"):
-        Server(fedbuff(), np.zeros(3), max_stalenes=3)
+    for op, call in (
+        ("Server", lambda **own: Server(fedbuff(), np.zeros(3), **own)),
+        ("plan", partial(plan, fedbuff(), 3)),
+    ):
+        with pytest.raises(
+            AffluxError, match=rf"^\[{op}\] 'max_stalenes' is no option; did you mean 'max_staleness' or "
+        ):
+            call(max_stalenes=3)
 
 
 def test_a_plan_keeps_the_budget_of_its_server():

@@ -21,7 +21,7 @@ from afflux.aggregation.state import ServerState
 from afflux.aggregation.streaming import Term
 from afflux.arrays.interop import finite, immutable_copy, is_masked, on_host
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import NUMBERS, is_int, plain_id
+from afflux.ops.validation import MOST_COUNT, NUMBERS, brief, is_int, plain_id
 from afflux.rules.rule import ClientId, Float64, Rule, Scalars
 from afflux.rules.serialization import from_config
 
@@ -30,6 +30,8 @@ FORMAT = 4
 STORED = {"float32": "float32", "float64": "float64", "bfloat16": "uint16"}
 
 Array = npt.NDArray[Any]
+#: What a push takes.
+_MOST_EXAMPLES = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,9 +165,9 @@ def load(state: Mapping[str, Any], facts: Mapping[str, Any], admission: Admissio
     """
     try:
         return _Loader(state, facts, admission).saved()
-    except AffluxError:
+    except (AffluxError, MemoryError):
         raise
-    except (KeyError, TypeError, AttributeError, ValueError, IndexError, OverflowError) as error:
+    except Exception as error:  # a state may be any object
         raise AffluxError(f"[load_state_dict] the state is damaged: {type(error).__name__}: {error}") from None
 
 
@@ -176,7 +178,7 @@ class _Loader:
         meta, self._arrays = state["meta"], state["arrays"]
         for name, ours in {"format": FORMAT, "order_version": ORDER_VERSION, **facts}.items():
             if meta[name] != ours:
-                _fail(f"{name} is {meta[name]!r} in the state, {ours!r} here")
+                _fail(f"{name} is {brief(meta[name])} in the state, {ours!r} here")
         self._meta, self._facts, self._admission = meta, facts, admission
         self._state, self._rule, self._d = admission.state, admission.state.rule, facts["d"]
         self._version, self._number = _count(meta["version"]), _count(meta["joins"])
@@ -186,7 +188,7 @@ class _Loader:
         """The whole state."""
         meta, rule = self._meta, self._rule
         buffers: Float64 | None = None
-        own: Sequence[Float64 | None] = [None] * len(meta["waiting"])
+        own: Sequence[Float64 | None] = [None] * len(self._list("waiting"))
         if self._state.current.buffers is not None:
             buffers = immutable_copy(self._array("buffers", "float64", (self._state.current.buffers.size,)))
             own = [immutable_copy(row) for row in self._array("slot_buffers", "float64", (len(own), buffers.size))]
@@ -204,11 +206,11 @@ class _Loader:
             next_rule=self._next_rule(),
             number=self._number,
             counts={name: _count(meta["counts"][name]) for name in no_counts()},
-            log=None if meta["log"] is None else [_log_entry(record) for record in meta["log"]],
+            log=None if meta["log"] is None else [_log_entry(record) for record in self._list("log")],
             rule_vectors={
                 name: self._array(f"rule_vector.{name}", self._facts["dtype"], (self._d,)) for name in rule.rule_vectors
             },
-            handed=frozenset(name for name in meta["handed"] if name in rule.needs.handed_in),
+            handed=frozenset(name for name in self._list("handed") if name in rule.needs.handed_in),
             scalars=self._scalars(),
             passed=self._passed(),
         )
@@ -227,8 +229,15 @@ class _Loader:
             _fail(f"{name} has a non-finite value at index {np.argwhere(bad)[0].tolist()}")
         return array
 
+    def _list(self, name: str) -> Sequence[Any]:
+        """The list of this name: in memory as a whole, unlike other sequences."""
+        found = self._meta[name]
+        if not isinstance(found, list | tuple):
+            _fail(f"{name} is {brief(found)}, must be a list")
+        return found
+
     def _waiting(self, buffers: Sequence[Float64 | None]) -> list[PendingArrival]:
-        records, filled, added, passes = self._meta["waiting"], self._filled, self._added, self._rule.needs.passes
+        records, filled, added, passes = self._list("waiting"), self._filled, self._added, self._rule.needs.passes
         count = len(records)
         if not filled <= count or (filled < count and not passes):
             _fail(f"{filled} of {count} arrivals are in the buffer, which cannot be")
@@ -248,7 +257,8 @@ class _Loader:
     def _arrival(self, i: int, record: Sequence[Any], buffers: Float64 | None) -> PendingArrival:
         """Without its slot."""
         client_id, version, examples, loss, norm, low, high, join, staleness = record
-        version, examples, join, staleness = map(_count, (version, examples, join, staleness))
+        version, join, staleness = map(_count, (version, join, staleness))
+        examples = _count(examples, _MOST_EXAMPLES)
         if version > self._version or join >= self._number or examples < 1:
             _fail(f"arrival {i} has version {version}, join {join} and {examples} examples, which cannot be")
         if i < self._filled and not self._rule.needs.passes and staleness != self._version - version:
@@ -264,7 +274,7 @@ class _Loader:
         return PendingArrival(_id(client_id), *facts)
 
     def _raw(self) -> list[float]:
-        raw = [float(weight) for weight in self._meta["raw"]]
+        raw = [_number(weight) for weight in self._list("raw")]
         if len(raw) != self._added:
             _fail(f"{len(raw)} raw weights belong to {self._added} arrivals in the total")
         return raw
@@ -273,7 +283,7 @@ class _Loader:
         rows = self._state.rows
         if not isinstance(rows, MemoryRows):  # none, or on disk, and not in the state
             return rows
-        clients = [_id(client_id) for client_id in self._meta["row_ids"]]
+        clients = [_id(client_id) for client_id in self._list("row_ids")]
         if len(set(clients)) < len(clients):
             _fail("a client has two rows")
         if len(clients) > rows.num_clients:
@@ -303,7 +313,7 @@ class _Loader:
 
     def _passed(self) -> tuple[int, list[ClientId]] | None:
         """The clients that have entered in this pass, the buffer's clients last."""
-        order, ours = [_id(client_id) for client_id in self._meta["passed"]], self._state.passes
+        order, ours = [_id(client_id) for client_id in self._list("passed")], self._state.passes
         waiting = [_id(client_id) for client_id, *_ in self._meta["waiting"][: self._filled]]
         most, last = (0, []) if ours is None else (ours.num_clients, order[len(order) - len(waiting) :])
         if len(set(order)) < len(order) or len(order) > most or (ours is not None and last != waiting):
@@ -335,25 +345,25 @@ def _log_entry(record: Sequence[Any]) -> Entry:
         case ["close", str(task), "pushed" | "expired" | "cancelled" as why]:
             return Closed(task, why)
         case [number, status, client_id, version, staleness, examples, loss, bool(lent)] if status in DECISIONS:
-            counts = _count(version), _count(staleness), _count(examples)
+            counts = _count(version), _count(staleness), _count(examples, _MOST_EXAMPLES)
             return Join(_count(number), status, _id(client_id), *counts, _number(loss), lent)
-    raise AffluxError(f"[load_state_dict] the log has an unknown entry {record!r}")
+    raise AffluxError(f"[load_state_dict] the log has an unknown entry {brief(record)}")
 
 
 def _id(value: Any) -> ClientId:
     return plain_id(value, "load_state_dict")
 
 
-def _count(value: Any) -> int:
-    if not is_int(value) or not 0 <= value < 2**63:
-        _fail(f"{value!r} stands where a count belongs")
+def _count(value: Any, most: int = MOST_COUNT) -> int:
+    if not is_int(value) or not 0 <= value <= most:
+        _fail(f"{brief(value)} stands where a count belongs, from 0 to {most}")
     return int(value)
 
 
 def _number(value: Any) -> float:
     """NaN for None, as JSON has none."""
     if value is not None and not isinstance(value, NUMBERS):
-        _fail(f"{value!r} stands where a number belongs")
+        _fail(f"{brief(value)} stands where a number belongs")
     return nan if value is None else float(value)
 
 

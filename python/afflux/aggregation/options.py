@@ -19,10 +19,12 @@ from afflux.ops.validation import (
     Check,
     Dtype,
     at_most,
-    brief,
     check_fields,
+    count_of,
     flag,
+    instance,
     integer,
+    keyword_arguments,
     one_dtype_of,
     one_of,
     optional,
@@ -172,16 +174,16 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         check: dict[str, Check[Any]] = {
-            "num_clients": optional(integer(1)),
+            "num_clients": optional(count_of(1)),
             "dtype": one_dtype_of("float32", "float64"),
             "duplicates": optional(one_of("latest", "both", "reject")),
-            "max_staleness": optional(integer(0)),
-            "max_slots": optional(integer(1)),
-            "max_versions": optional(integer(2)),
+            "max_staleness": optional(count_of(0)),
+            "max_slots": optional(count_of(1)),
+            "max_versions": optional(count_of(2)),
             "durability": optional(one_of("process", "power")),
-            "commit_every": optional(integer(1)),
+            "commit_every": optional(count_of(1)),
             "seed": integer(0),
-            "memory_budget": optional(integer(1)),
+            "memory_budget": optional(integer(1, 2**63 - 1)),
             "flush_after": optional(positive),
             "max_norm": optional(positive),
             "rows_on": one_of("device", "host"),
@@ -283,9 +285,9 @@ class ServerOptions:
 
 def options_of(op: str, options: object, fields: Options) -> ServerOptions:
     """`options`, or the default ones, with these fields in the place of their own."""
-    if not isinstance(options, ServerOptions | None):
-        raise AffluxError(f"[{op}] options is {brief(options)}, must be a ServerOptions")
-    return replace(ServerOptions() if options is None else options, **fields)
+    given = optional(instance(ServerOptions, "a ServerOptions"))(op, "options", options)
+    keyword_arguments(op, fields, Options.__annotations__)
+    return replace(ServerOptions() if given is None else given, **fields)
 
 
 def slots_of(rule: Rule, max_slots: int | None, *, accumulate: bool) -> int:

@@ -15,7 +15,7 @@ from afflux.arrays.interop import Array
 from afflux.arrays.matching import Matcher, listed
 from afflux.arrays.selection import Select, selected
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import Dtype, one_dtype_of
+from afflux.ops.validation import MOST_ELEMENTS, Dtype, as_text, brief, one_dtype_of, reads
 
 Float64 = npt.NDArray[np.float64]
 #: A flat vector of parameters: NumPy's float32 or float64, or torch's or CuPy's on a GPU.
@@ -110,22 +110,12 @@ class Layout:
         >>> head.flatten(model).tolist()
         [1.0, 1.0]
         """
-        walk = trees.Walk(tree)
-        if buffers is not None:
-            unknown = [buffers] if isinstance(buffers, str) else [name for name in buffers if name not in walk.leaves]
-            if unknown:
-                raise AffluxError(f"[layout] buffers must be names of the tree's arrays, not {listed(unknown)}")
-        else:
-            buffers = {name for name, array in walk.leaves.items() if _is_buffer(walk, name, array)}
-        kept = walk.leaves.keys() if select is None else selected(walk.leaves, buffers, select)
-        placed: tuple[list[tuple[str, Any, str | None]], ...] = ([], [])
-        for name, array in walk.leaves.items():
-            if name in kept:
-                kind = interop.kind_of(name, array)
-                is_buffer = name in buffers
-                placed[is_buffer].append((name, map(int, array.shape), kind if is_buffer else None))
+        walk = _walked(tree)
+        chosen = _buffers_of(walk) if buffers is None else _named(buffers, walk.leaves)
+        kept = walk.leaves.keys() if select is None else selected(walk.leaves, chosen, select)
+        placed = _fields_of(walk, kept, chosen)
         nesting = walk.node if select is None else trees.pruned(walk.node, kept)
-        return cls(_placed(placed[False]), _placed(placed[True]), nesting, select is not None)
+        return cls(placed[False], placed[True], nesting, select is not None)
 
     @property
     def size(self) -> int:
@@ -170,6 +160,7 @@ class Layout:
         """The buffers in the layout's order, like `parts`; the tree may lack parameters."""
         return self._buffer_matcher.ready(tree)
 
+    @reads("[layout] tree or out")
     def flatten(self, tree: Tree, out: Flat | None = None, dtype: Dtype = "float32") -> Flat:
         """Copies the parameters into one flat vector (size,): `out`, or a new one of `dtype`, float32 or float64.
 
@@ -189,12 +180,14 @@ class Layout:
         interop.fill(out, self._parameter_matcher.names, self.parts(tree))
         return out
 
+    @reads("[layout] tree")
     def flatten_buffers(self, tree: Tree) -> Float64:
         """Copies the buffers into one flat float64 vector (buffers_size,); counters are exact up to 2**53."""
         out = np.empty(self.buffers_size, np.float64)
         interop.fill(out, self._buffer_matcher.names, self.buffer_parts(tree))
         return out
 
+    @reads("[layout] flat or buffers")
     def views(self, flat: Flat, buffers: Float64 | None = None) -> Tree:
         """The tree of parameters again, nested as it was, of views into `flat`. Copies nothing.
 
@@ -208,6 +201,7 @@ class Layout:
             views = chain(views, _pieces(self.buffers, buffers))
         return trees.build(self.nesting, {field.name: view for field, view in views})
 
+    @reads("[layout] target, flat or buffers")
     def load(self, target: Tree, flat: Flat, buffers: Float64 | None = None) -> None:
         """Copies `flat` and `buffers` into a torch module or a tree of writable NumPy or CuPy arrays and torch tensors.
 
@@ -272,8 +266,8 @@ class Layout:
                 and sorted(named) == sorted(trees.names(nesting))
                 and type(partial) is bool
             )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise AffluxError(f"[layout] the data describes no layout: {error!r}") from None
+        except Exception as error:  # the data may be anything
+            raise AffluxError(f"[layout] the data describes no layout: {brief(error)}") from None
         if not sound:
             raise AffluxError("[layout] the data describes no layout: a shape, dtype or name is wrong")
         return cls(fields, buffers, nesting, partial)
@@ -282,6 +276,40 @@ class Layout:
         fields, known = tuple(fields), [field.name for field in chain(self.fields, self.buffers)]
         names, shapes = [field.name for field in fields], [field.shape for field in fields]
         return Matcher(names, shapes, known, partial=self.partial)
+
+
+@reads("[layout] tree")
+def _walked(tree: Tree) -> trees.Walk:
+    return trees.Walk(tree)
+
+
+@reads("[layout] tree")
+def _buffers_of(walk: trees.Walk) -> Collection[str]:
+    return {name for name, array in walk.leaves.items() if _is_buffer(walk, name, array)}
+
+
+@reads("[layout] buffers")
+def _named(buffers: Collection[str], leaves: Collection[str]) -> Collection[str]:
+    """The names of the buffers, which are of the tree's arrays."""
+    names = [buffers] if isinstance(buffers, str) else list(buffers)
+    found = {text for text in map(as_text, names) if text is not None and text in leaves}
+    unknown = [as_text(name) or brief(name) for name in names if as_text(name) not in found]
+    if unknown or isinstance(buffers, str):
+        raise AffluxError(f"[layout] buffers must be names of the tree's arrays, not {listed(unknown or names)}")
+    return found
+
+
+@reads("[layout] tree")
+def _fields_of(walk: trees.Walk, kept: Collection[str], buffers: Collection[str]) -> list[tuple[Field, ...]]:
+    """The places of the parameters that are kept, then those of the buffers."""
+    placed: tuple[list[tuple[str, Any, str | None]], ...] = ([], [])
+    for name, array in walk.leaves.items():
+        if name in kept:
+            kind, shape, is_buffer = interop.kind_of(name, array), tuple(map(int, array.shape)), name in buffers
+            if any(n < 0 for n in shape) or prod(shape) > MOST_ELEMENTS:
+                raise AffluxError(f"[layout] {interop.label(name)} has shape {shape}, which no array has")
+            placed[is_buffer].append((name, shape, kind if is_buffer else None))
+    return [_placed(some) for some in placed]
 
 
 def _placed(arrays: Iterable[tuple[str, Iterable[int], str | None]]) -> tuple[Field, ...]:

@@ -9,6 +9,7 @@ from afflux.arrays import interop, trees
 from afflux.arrays.interop import Array
 from afflux.arrays.modules import is_module, members
 from afflux.ops.errors import AffluxError
+from afflux.ops.validation import reads
 
 
 class Matcher:
@@ -32,6 +33,7 @@ class Matcher:
         whole = self._known == {str(place) for place in range(len(self._known))}
         self._longest = len(self._known) if whole else 0  # flat list without unknown arrays
 
+    @reads("[layout] tree")
     def find(self, tree: Any) -> list[Array]:
         """The wanted arrays.
 
@@ -44,6 +46,7 @@ class Matcher:
             _check_shape(name, array, shape)
         return arrays
 
+    @reads("[layout] tree")
     def ready(self, tree: Any) -> list[Array]:
         """The wanted arrays as the engine reads them, see `interop.ready`.
 

@@ -15,7 +15,10 @@ _DICTS = frozenset({dict, OrderedDict})
 
 def is_module(tree: object) -> bool:
     """Whether it is a torch module: known by its method, so that torch stays optional."""
-    return hasattr(tree, "named_parameters")
+    try:
+        return hasattr(tree, "named_parameters")
+    except Exception:  # a property that raises is found wherever the tree is read
+        return False
 
 
 def members(module: Any) -> tuple[dict[str, Any], dict[str, Any]]:

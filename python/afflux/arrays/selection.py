@@ -6,11 +6,12 @@ from typing import Any, Literal
 
 from afflux.arrays.interop import Array, is_torch
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import brief
+from afflux.ops.validation import as_text, brief, reads
 
 Select = Literal["trainable"] | Collection[str] | Callable[[str, Array], bool]
 
 
+@reads("[layout] select")
 def selected(arrays: Mapping[str, Array], buffers: Collection[str], select: Select) -> frozenset[str]:
     """The names of the arrays that `select` chooses, see `Layout.of`.
 
@@ -22,16 +23,16 @@ def selected(arrays: Mapping[str, Array], buffers: Collection[str], select: Sele
     Raises:
         AffluxError: `select` is something else, holds an unknown name, or chooses no parameter.
     """
-    trainable = isinstance(select, str) and select == "trainable"
+    trainable = as_text(select) == "trainable"
     if trainable:
         names = _trainable(arrays, buffers)
     elif callable(select):
         names = frozenset(name for name, array in arrays.items() if select(name, array))
     elif isinstance(select, Collection) and not isinstance(select, str | bytes):
         for name in select:
-            if not isinstance(name, str) or name not in arrays:
-                raise AffluxError(f"[layout] select has {name!r}, which the tree does not{_meant(name, arrays)}")
-        names = frozenset(select)
+            if as_text(name) not in arrays:
+                raise AffluxError(f"[layout] select has {brief(name)}, which the tree does not{_meant(name, arrays)}")
+        names = frozenset(map(str.__str__, select))
     else:
         raise AffluxError(f"[layout] select is {brief(select)}, expected 'trainable', names or a function")
     if names <= frozenset(buffers):

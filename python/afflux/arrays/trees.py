@@ -7,6 +7,7 @@ from typing import Any, Literal
 from afflux.arrays.interop import label
 from afflux.arrays.modules import is_module, members
 from afflux.ops.errors import AffluxError
+from afflux.ops.validation import brief
 
 _GONE = object()
 
@@ -60,9 +61,12 @@ class Walk:
         keys, nodes = [], []
         for key, child in items:
             if not isinstance(key, str | int) or isinstance(key, bool):
-                raise AffluxError(f"[layout] {label('.'.join(path))} has the key {key!r}, expected a str or an int")
+                raise AffluxError(
+                    f"[layout] {label('.'.join(path))} has the key {brief(key)}, expected a str or an int"
+                )
+            name = str.__str__(key) if isinstance(key, str) else str(int(key))
             keys.append(key)
-            nodes.append(self._visit(child, (*path, str(key))))
+            nodes.append(self._visit(child, (*path, name)))
         return Branch(kind, tuple(keys), tuple(nodes))
 
     def _module(self, module: Any, path: tuple[str, ...]) -> Branch:

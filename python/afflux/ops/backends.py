@@ -4,8 +4,8 @@ import os
 from dataclasses import dataclass
 
 from afflux import _engine
-from afflux.ops.errors import AffluxError
-from afflux.ops.validation import as_int, brief
+from afflux.ops.errors import UnavailableError
+from afflux.ops.validation import a_thread_count, as_text, brief
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,9 @@ def default_threads() -> int:
     return os.cpu_count() or 1
 
 
-def threads(num_threads: int | None) -> int:
-    """`num_threads` as Python's int, or all CPUs for None."""
-    if num_threads is None:
-        return default_threads()
-    number = as_int(num_threads)
-    if number is None:
-        raise AffluxError(f"num_threads is {brief(num_threads)}, must be an int of at least 1")
-    return number
+def threads(num_threads: int | None, op: str = "threads") -> int:
+    """`num_threads` as Python's int, or all CPUs for None; messages name the operation."""
+    return default_threads() if num_threads is None else a_thread_count(op, "num_threads", num_threads)
 
 
 def backends() -> list[Backend]:
@@ -48,4 +43,8 @@ def choose_isa(name: str) -> None:
     Raises:
         UnavailableError: the name is unknown, or this CPU cannot run it.
     """
-    _engine.choose_isa(name)
+    text = as_text(name)
+    if text is None or not text.isascii():
+        known = ", ".join(backend.name for backend in backends() if backend.device == "cpu")
+        raise UnavailableError(f"choose_isa asks for {brief(name)}, which is unknown here; known: {known}")
+    _engine.choose_isa(text)

@@ -23,7 +23,7 @@ import numpy as np
 
 from afflux import _engine
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import as_int, brief, known_names
+from afflux.ops.validation import MOST_ELEMENTS, as_int, as_text, brief, integer, known_names, one_of
 
 Scope = Literal["block", "vector"]
 if TYPE_CHECKING:
@@ -40,10 +40,12 @@ class Codec:
     name: str
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str):
-            raise AffluxError(f"[Codec] name is {self.name!r}, must be a str")
-        if self.name not in _engine.CODECS:
-            raise AffluxError(f"[codec] {brief(self.name)} is unknown; {known_names(self.name, _engine.CODECS)}")
+        name = as_text(self.name)
+        if name is None:
+            raise AffluxError(f"[Codec] name is {brief(self.name)}, must be a str")
+        if name not in _engine.CODECS:
+            raise AffluxError(f"[codec] {brief(name)} is unknown; {known_names(name, _engine.CODECS)}")
+        object.__setattr__(self, "name", name)
 
     @property
     def exact(self) -> bool:
@@ -73,7 +75,7 @@ class Codec:
 
     def row_bytes(self, size: int) -> int:
         """Bytes of a row of `size` elements."""
-        return _engine.row_bytes(self.name, size)
+        return _engine.row_bytes(self.name, _a_size("row_bytes", "size", size))
 
     def row_size(self, size: int) -> int:
         """Elements of a row of `size` elements, of the type `row_dtype`."""
@@ -98,8 +100,7 @@ def affine(bits: int, *, scope: Scope = "block") -> Codec:
         bits: 8, 4, 2 or 1.
         scope: whose min and max: of each block of 128 elements, or of the whole vector, as in the literature.
     """
-    if scope not in ("block", "vector"):
-        raise AffluxError(f"[affine] scope is {scope!r}, must be 'block' or 'vector'")
+    _a_scope("affine", "scope", scope)
     return Codec(f"{'affine-vector' if scope == 'vector' else 'affine'}-{_bits('affine', bits)}")
 
 
@@ -123,7 +124,15 @@ def named(codec: Codec | Name | None) -> Codec | None:
     >>> named("rotated-2"), named(None)
     (codecs.rotated(2), None)
     """
-    return Codec(codec) if isinstance(codec, str) else codec
+    if isinstance(codec, Codec | None):
+        return codec
+    if isinstance(codec, str):
+        return Codec(codec)
+    raise AffluxError(f"[codec] codec is {brief(codec)}, must be one of afflux.codecs or the name of one")
+
+
+_a_size = integer(0, MOST_ELEMENTS)
+_a_scope = one_of("block", "vector")
 
 
 def _bits(kind: str, bits: int) -> int:

@@ -2,8 +2,8 @@
 
 `exp`, `log` and `pow` replace those of `math`. They use + - * / and integer operations only, on numbers of 106 bits.
 The error is below 0.51 ulp (measured in test_elementary.py), below 1 ulp where the result is subnormal. Special
-values are those of C99's functions. Nothing raises: an undefined value is NaN, a value that is too large is infinite.
-A call takes one or two microseconds.
+values are those of C99's functions: an undefined value is NaN, a value that is too large is infinite; only what is no
+number raises an AffluxError. A call takes one or two microseconds.
 
 `ordered_sum`, `inner`, `times` and `quadratic` add from the first element to the last. np.sum, np.dot and @ add in an
 order of their own that differs between CPUs.
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux import _engine
+from afflux.ops.validation import any_number
 
 Float64 = npt.NDArray[np.float64]
 
@@ -27,7 +28,7 @@ def exp(x: float) -> float:
     >>> exp(float("-inf"))
     0.0
     """
-    return _engine.exp(x)
+    return _engine.exp(x if type(x) is float else any_number("exp", "x", x))
 
 
 def log(x: float) -> float:
@@ -38,7 +39,7 @@ def log(x: float) -> float:
     >>> log(0.0)
     -inf
     """
-    return _engine.log(x)
+    return _engine.log(x if type(x) is float else any_number("log", "x", x))
 
 
 def pow(x: float, y: float) -> float:
@@ -49,6 +50,8 @@ def pow(x: float, y: float) -> float:
     >>> pow(0.0, -1.0)
     inf
     """
+    if type(x) is not float or type(y) is not float:
+        x, y = any_number("pow", "x", x), any_number("pow", "y", y)
     return _engine.pow(x, y)
 
 

@@ -10,7 +10,9 @@ from afflux import _engine
 from afflux.ops import codecs
 from afflux.ops.backends import threads
 from afflux.ops.codecs import Codec
+from afflux.ops.errors import AffluxError
 from afflux.ops.stages import Array, Checksums, Float64, Pass, RowFacts
+from afflux.ops.validation import any_number, brief, integer, unreadable
 
 #: What a vector holds. An update is a difference of models, local minus global; a gradient points uphill.
 Kind = Literal["update", "gradient", "model"]
@@ -85,7 +87,7 @@ def ingest(
     >>> slot.tolist()
     [2.0, 1.0, 0.0]
     """
-    first, squares, low, high = _engine.ingest(update, slot, threads(num_threads), conversion)
+    first, squares, low, high = _engine.ingest(update, slot, threads(num_threads, "ingest"), conversion)
     return Ingested(None if first < 0 else first, squares, low, high)
 
 
@@ -107,9 +109,13 @@ def gram(vectors: Sequence[Array], *, num_threads: int | None = None) -> Float64
     >>> gram([np.array([1, 2], np.float32), np.array([3, 4], np.float32)]).tolist()
     [[5.0, 11.0], [11.0, 25.0]]
     """
-    out = np.empty(len(vectors) ** 2, np.float64)
-    _engine.gram(vectors, out, threads(num_threads))
-    return out.reshape(len(vectors), len(vectors))
+    try:
+        given = list(vectors)
+    except Exception as error:
+        unreadable("[gram] vectors", error)
+    out = np.empty(len(given) ** 2, np.float64)
+    _engine.gram(given, out, threads(num_threads, "gram"))
+    return out.reshape(len(given), len(given))
 
 
 def apply(
@@ -146,7 +152,10 @@ def apply(
     >>> params.tolist()
     [2.0, 3.0]
     """
-    _engine.apply(round, threads(num_threads), done, checksums)
+    for name, into in (("done", done), ("checksums", checksums)):
+        if not isinstance(into, list | None):
+            raise AffluxError(f"[apply] {name} is {brief(into)}, must be a list")
+    _engine.apply(round, threads(num_threads, "apply"), done, checksums)
 
 
 def check(round: Pass) -> None:
@@ -162,7 +171,7 @@ def check(round: Pass) -> None:
 
 def row_bytes(size: int, *, codec: Codec | codecs.Name = codecs.float32) -> int:
     """Bytes of one encoded row of `size` elements."""
-    return codecs.named(codec).row_bytes(size)
+    return _codec(codec).row_bytes(size)
 
 
 def encode(
@@ -189,7 +198,12 @@ def encode(
     >>> bool(np.all(np.abs(vector - np.linspace(-1, 1, 5)) < 2 / 255))
     True
     """
-    _engine.encode(codecs.named(codec).name, vector, row, *facts, threads(num_threads))
+    try:
+        key, low, high = facts
+    except Exception as error:
+        unreadable("[encode] facts", error)
+    key, low, high = _a_key("encode", "key", key), any_number("encode", "low", low), any_number("encode", "high", high)
+    _engine.encode(_codec(codec).name, vector, row, key, low, high, threads(num_threads, "encode"))
 
 
 def decode(row: Array, vector: Array, *, codec: Codec | codecs.Name = codecs.float32, num_threads: int = 1) -> None:
@@ -198,7 +212,7 @@ def decode(row: Array, vector: Array, *, codec: Codec | codecs.Name = codecs.flo
     Raises:
         AffluxError: also for a row whose head says another codec or size.
     """
-    _engine.decode(codecs.named(codec).name, row, vector, threads(num_threads))
+    _engine.decode(_codec(codec).name, row, vector, threads(num_threads, "decode"))
 
 
 def crc32c(data: Array, block: int, *, head: int = 0, num_threads: int = 1) -> bytes:
@@ -206,7 +220,7 @@ def crc32c(data: Array, block: int, *, head: int = 0, num_threads: int = 1) -> b
 
     Args:
         data: any C-contiguous array with the buffer protocol.
-        block: bytes, at least 1.
+        block: bytes, at least 1; a block that is longer than the data ends with the data.
         head: bytes that come before the first block, as a block of their own, if there are some.
         num_threads: at least 1.
 
@@ -215,4 +229,18 @@ def crc32c(data: Array, block: int, *, head: int = 0, num_threads: int = 1) -> b
     >>> crc32c(b"123456789", 9).hex(), len(crc32c(np.zeros(5, np.float32), 16))
     ('839206e3', 8)
     """
-    return _engine.crc32c(data, block, head, threads(num_threads))
+    size, first = _a_block("crc32c", "block", block), _a_head("crc32c", "head", head)
+    return _engine.crc32c(data, min(size, _MOST), min(first, _MOST), threads(num_threads, "crc32c"))
+
+
+_MOST = 2**63 - 1
+_a_key = integer(0, 2**64 - 1)
+_a_block = integer(1)
+_a_head = integer(-(2**63))
+
+
+def _codec(codec: Codec | codecs.Name) -> Codec:
+    found = codecs.named(codec)
+    if found is None:
+        raise AffluxError("[codec] codec is None, must be one of afflux.codecs or the name of one")
+    return found

@@ -5,19 +5,21 @@ value as a plain Python object, also from NumPy's scalars, or raises `[operation
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from difflib import get_close_matches
+from functools import wraps
 from math import inf, nan
 from numbers import Real
 from operator import index
 from pathlib import Path
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeGuard, TypeVar
 
 import numpy as np
 
-from afflux.ops.errors import AffluxError
+from afflux.ops.errors import AffluxError, UnavailableError
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Check = Callable[[str, str, object], T]
 #: The name of a dtype, or the dtype itself: NumPy's, torch's, JAX's or ml_dtypes'; or the type of its scalars.
 Dtype = Any
@@ -39,18 +41,16 @@ def check_fields(part: object, check: Check[object], *names: str, op: str | None
 def _number(words: str, fits: Callable[[float], bool]) -> Check[float]:
     def check(part: str, name: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, Real):
-            raise AffluxError(f"[{part}] {name} is {value!r}, must be a number, {words}")
-        try:
-            number = float(value)
-        except OverflowError:
-            number = nan  # which fits nowhere
-        if not fits(number):
-            raise AffluxError(f"[{part}] {name} is {value!r}, must be {words}")
+            raise AffluxError(f"[{part}] {name} is {brief(value)}, must be a number, {words}")
+        number = as_float(value)
+        if number is None or not fits(number):
+            raise AffluxError(f"[{part}] {name} is {brief(value)}, must be {words}")
         return number
 
     return check
 
 
+any_number = _number("one that float64 holds", lambda x: True)
 finite = _number("finite", lambda x: -inf < x < inf)
 not_negative = _number("finite and not negative", lambda x: 0 <= x < inf)
 positive = _number("finite and positive", lambda x: 0 < x < inf)
@@ -65,22 +65,39 @@ def at_most(most: float) -> Check[float]:
     return _number(f"positive and at most {most:g}", lambda x: 0 < x <= most)
 
 
-def integer(least: int) -> Check[int]:
-    """An int of at least `least`, as `as_int` reads it."""
+def integer(least: int, most: int | None = None) -> Check[int]:
+    """An int of at least `least`, and at most `most` if that is given, as `as_int` reads it."""
 
     def check(part: str, name: str, value: object) -> int:
         number = as_int(value)
         if number is None or number < least:
             raise AffluxError(f"[{part}] {name} is {brief(value)}, must be an int of at least {least}")
+        if most is not None and number > most:
+            raise AffluxError(f"[{part}] {name} is {brief(value)}, must be at most {most}")
         return number
 
     return check
 
 
+#: The largest count of arrivals, versions and the like: float64 holds all ints up to it.
+MOST_COUNT = 2**53
+#: The most elements of a vector: none has more bytes than 64 bits count.
+MOST_ELEMENTS = 2**59
+
+
+def count_of(least: int) -> Check[int]:
+    """An int from `least` to `MOST_COUNT`."""
+    return integer(least, MOST_COUNT)
+
+
+#: A number of threads: the engine counts them in 32 bits.
+a_thread_count = integer(1, 2**31 - 1)
+
+
 def flag(part: str, name: str, value: object) -> bool:
     """True or False."""
     if not isinstance(value, bool | np.bool_):
-        raise AffluxError(f"[{part}] {name} is {value!r}, must be True or False")
+        raise AffluxError(f"[{part}] {name} is {brief(value)}, must be True or False")
     return bool(value)
 
 
@@ -88,11 +105,30 @@ def one_of(*known: str | None) -> Check[str | None]:
     """One of several words, at least two; None may be among them."""
 
     def check(part: str, name: str, value: object) -> str | None:
-        if not (value is None or isinstance(value, str)) or value not in known:
-            raise AffluxError(f"[{part}] {name} is {value!r}, must be {_either(known)}")
+        found = as_text(value)
+        if not (value is None or found is not None) or found not in known:
+            raise AffluxError(f"[{part}] {name} is {brief(value)}, must be {_either(known)}")
+        return found
+
+    return check
+
+
+def instance(kind: type[T], words: str) -> Check[T]:
+    """An object of a class; `words` say what to give, as "a Rule such as afflux.rules.fedbuff()"."""
+
+    def check(part: str, name: str, value: object) -> T:
+        if not isinstance(value, kind):
+            raise AffluxError(f"[{part}] {name} is {brief(value)}, must be {words}")
         return value
 
     return check
+
+
+def keyword_arguments(op: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Rejects the name of an option that is none."""
+    for name in given:
+        if name not in known:
+            raise AffluxError(f"[{op}] {brief(name)} is no option; {known_names(name, known)}")
 
 
 def one_dtype_of(*known: str) -> Check[str]:
@@ -115,7 +151,10 @@ def dtype_name(value: Dtype) -> str:
     """
     if isinstance(value, type):
         return value.__name__
-    return str(getattr(value, "name", value)).removeprefix("torch.")  # str(torch.float32) is torch.float32
+    try:
+        return str(getattr(value, "name", value)).removeprefix("torch.")  # str(torch.float32) is torch.float32
+    except Exception:
+        return f"of type {type(value).__name__}"
 
 
 def _either(known: Sequence[str | None]) -> str:
@@ -145,20 +184,44 @@ def as_int(value: object) -> int | None:
     (3, 3, None, None, None)
     """
     number = _index(value)
-    if number is None and isinstance(value, float | np.floating) and value.is_integer():
-        return int(value)
+    if number is None and isinstance(value, float | np.floating):
+        number = _of_foreign(lambda: int(value) if value.is_integer() else None)
     return number
+
+
+def as_float(value: object) -> float | None:
+    """The number that an argument stands for, Python's or NumPy's; None of anything else, and of an int too large."""
+    if type(value) is float:
+        return value
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    number = _of_foreign(lambda: float(value))
+    return None if number is None else float.__float__(number)
+
+
+def as_text(value: object) -> str | None:
+    """The str itself, also of one of a subclass; None of anything else."""
+    return str.__str__(value) if isinstance(value, str) else None
 
 
 def _index(value: object) -> int | None:
     """The int of an int or of what has `__index__`; None of anything else, and of bools of any library."""
     if type(value) is int:
         return value
-    if isinstance(value, bool) or dtype_name(getattr(value, "dtype", None)).startswith("bool"):
+    if isinstance(value, bool):
         return None
+
+    def of_index() -> int | None:
+        return None if dtype_name(getattr(value, "dtype", None)).startswith("bool") else int(index(value))  # type: ignore[arg-type]
+
+    return _of_foreign(of_index)
+
+
+def _of_foreign(convert: Callable[[], T | None]) -> T | None:
+    """What a method of an object that is not ours gives; None if it raises."""
     try:
-        return index(value)  # type: ignore[arg-type]
-    except TypeError:
+        return convert()
+    except Exception:
         return None
 
 
@@ -170,24 +233,65 @@ def loss_of(op: str, value: object) -> float:
     """
     if value is None:
         return nan
-    if not isinstance(value, NUMBERS) or isinstance(value, bool) or (isinstance(value, int) and abs(value) > 2**63):
+    number = as_float(value) if isinstance(value, NUMBERS) else None
+    if number is None or (isinstance(value, int) and abs(number) > 2**63):
         raise AffluxError(f"[{op}] loss is {brief(value)}, must be a number, or None if unknown")
-    return float(value)
+    return number
 
 
 def brief(value: object) -> str:
     """For an error: the value, or its type where that would take lines."""
+    if isinstance(value, str | bytes | bytearray | list | tuple | dict | set) and len(value) > 80:
+        return f"of type {type(value).__name__}"
     try:
         text = repr(value)
-    except (RecursionError, ValueError):  # nested too deeply, or an int of too many digits
+    except Exception:  # nested too deeply, an int of too many digits, or an object whose __repr__ raises
         return f"of type {type(value).__name__}"
     return text if len(text) <= 80 and "\n" not in text else f"of type {type(value).__name__}"
 
 
+def unreadable(what: str, error: Exception) -> NoReturn:
+    """Raises for an object of a caller's that raised when it was looked at: an AffluxError; ours, and those of memory,
+    as they are.
+
+    Args:
+        what: the operation and the argument, as "[push] client 7's update".
+        error: what it raised.
+    """
+    if isinstance(error, AffluxError | UnavailableError | MemoryError):
+        raise error
+    raise AffluxError(f"{what} cannot be read: {type(error).__name__}: {_text(error)}") from error
+
+
+def reads(what: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Marks a function that looks at objects of a caller's, of whatever library, which may raise anything: what they
+    raise becomes an AffluxError about `what`, as "[layout] tree".
+    """
+
+    def mark(function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def reading(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                unreadable(what, error)
+
+        return reading
+
+    return mark
+
+
+def _text(error: Exception) -> str:
+    try:
+        return str(error)[:200]
+    except Exception:
+        return ""
+
+
 def known_names(name: object, known: Iterable[str]) -> str:
     """For an error about an unknown name: the known ones, and before them those that are spelled most like it."""
-    names = list(known)
-    close = get_close_matches(name, names) if isinstance(name, str) and len(name) <= 80 else []
+    names, text = list(known), as_text(name)
+    close = get_close_matches(text, names) if text is not None and len(text) <= 80 else []
     nearest = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
     return f"{nearest}known: {', '.join(names)}"
 
@@ -198,7 +302,7 @@ def path_of(op: str, name: str, value: object) -> Path:
         path = Path(value)  # type: ignore[arg-type]
         if b"\0" not in os.fsencode(path):
             return path
-    except (TypeError, UnicodeEncodeError):
+    except Exception:  # no path, no text of the file system's, or an object whose __fspath__ raises
         pass
     raise AffluxError(f"[{op}] {name} is {brief(value)}, must be a folder's path: a str or a Path")
 

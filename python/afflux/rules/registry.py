@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import brief
+from afflux.ops.validation import as_text, brief
 
 #: Where a part stands: in the slots of a rule, as a law of a learning rate, as a law of staleness.
 Role = Literal["rule", "weigh", "calibrate", "step", "schedule", "staleness"]
@@ -61,9 +61,9 @@ def register(name: str, role: Role) -> Callable[[type[T]], type[T]]:
     >>> rules.make("fedbuff", staleness={"part": "linear_law", "limit": 5}).weigh.law
     Linear(limit=5.0)
     """
-    if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", name):
+    if type(name) is not str or not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", name):
         raise AffluxError(f"[register] name is {brief(name)}, must be in snake_case, such as 'clipped_mean'")
-    if role not in get_args(Role):
+    if as_text(role) not in get_args(Role):
         raise AffluxError(f"[register] role is {brief(role)}, must be one of {', '.join(map(repr, get_args(Role)))}")
 
     def add(cls: type[T]) -> type[T]:

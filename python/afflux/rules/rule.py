@@ -21,7 +21,7 @@ from afflux import ops
 from afflux._engine import MOST_RULE_VECTORS
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import check_fields, integer
+from afflux.ops.validation import as_text, brief, check_fields, count_of, flag, instance, one_of, optional, reads
 from afflux.rules.registry import register, to_plain
 
 ClientId = int | str  #: ints from -2**63 to 2**64 - 1
@@ -127,13 +127,12 @@ class Calibrate:
     quantize_direction: bool = False  #: the difference is of what is stored, not of what was pushed
 
     def __post_init__(self) -> None:
-        if not (self.codec is None or isinstance(self.codec, Codec)):
-            raise AffluxError(f"[Calibrate] codec is {self.codec!r}, must be one of afflux.codecs")
+        check_fields(self, flag, "cached", "quantize_direction")
+        check_fields(self, optional(instance(Codec, "one of afflux.codecs")), "codec")
+        check_fields(self, one_of("difference", "mean"), "direction")
+        check_fields(self, one_of("all", "seen"), "divide_by")
         if self.quantize_direction and (self.codec is None or self.codec.exact or self.direction == "mean"):
             raise AffluxError("[Calibrate] quantize_direction is for differences and codecs that round")
-        for name, choices in (("direction", ("difference", "mean")), ("divide_by", ("all", "seen"))):
-            if (value := getattr(self, name)) not in choices:
-                raise AffluxError(f"[Calibrate] {name} is {value!r}, must be {' or '.join(map(repr, choices))}")
 
 
 class Step(Protocol):
@@ -164,15 +163,22 @@ class Rule:
     step: Step
 
     def __post_init__(self) -> None:
-        if self.kind not in ("update", "gradient", "model"):
-            raise AffluxError(f"[Rule] kind is {self.kind!r}, must be update, gradient or model")
-        check_fields(self, integer(1), "buffer_size")
+        if as_text(self.name) is None:
+            raise AffluxError(f"[Rule] name is {brief(self.name)}, must be a str")
+        if as_text(self.kind) not in ("update", "gradient", "model"):
+            raise AffluxError(f"[Rule] kind is {brief(self.kind)}, must be update, gradient or model")
+        check_fields(self, count_of(1), "buffer_size")
         for what in ("weigh", "step"):
             part = getattr(self, what)
             if isinstance(part, type) or not callable(part):
-                raise AffluxError(f"[Rule] {what} is {part!r}, must be a part that can be called, such as Uniform()")
-        if not isinstance(self.calibrate, Calibrate):
-            raise AffluxError(f"[Rule] calibrate is {self.calibrate!r}, must be a Calibrate")
+                raise AffluxError(
+                    f"[Rule] {what} is {brief(part)}, must be a part that can be called, such as Uniform()"
+                )
+        check_fields(self, instance(Calibrate, "a Calibrate"), "calibrate")
+        self._check_needs()
+
+    @reads("[Rule] what weigh or step needs")
+    def _check_needs(self) -> None:
         needs = self.needs
         if self.kind == "model" and (self.calibrate.cached or needs.gram or needs.rule_vectors):
             raise AffluxError("[Rule] rows, inner products and rule vectors are of updates or gradients, not of models")
@@ -224,3 +230,5 @@ class Rule:
 
 
 _NOTHING = Needs()
+#: Checks that an argument is a rule.
+a_rule = instance(Rule, "a Rule such as afflux.rules.fedbuff()")

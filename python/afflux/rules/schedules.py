@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, cast
 
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import check_fields, finite, integer, is_function, not_negative, one_of
+from afflux.ops.validation import brief, check_fields, finite, integer, is_function, not_negative, one_of, unreadable
 from afflux.rules.registry import register
 from afflux.rules.rule import Arrivals
 
@@ -35,7 +35,7 @@ def a_rate(part: str, name: str, value: object) -> Rate:
         return finite(part, name, value)
     except AffluxError:
         raise AffluxError(
-            f"[{part}] {name} is {value!r}, must be a finite number or a law such as DelayAdaptive(0.1)"
+            f"[{part}] {name} is {brief(value)}, must be a finite number or a law such as DelayAdaptive(0.1)"
         ) from None
 
 
@@ -104,9 +104,12 @@ class ByVersion:
 
 def _schedule(part: str, name: str, value: object) -> dict[int, float]:
     if not isinstance(value, Mapping):
-        raise AffluxError(f"[{part}] {name} is {value!r}, must be a mapping such as {{0: 0.1, 100: 0.01}}")
+        raise AffluxError(f"[{part}] {name} is {brief(value)}, must be a mapping such as {{0: 0.1, 100: 0.01}}")
     version = integer(0)
-    rates = {version(part, "a version", key): finite(part, f"{name}[{key!r}]", lr) for key, lr in value.items()}
+    try:
+        rates = {version(part, "a version", key): finite(part, f"{name}[{key!r}]", lr) for key, lr in value.items()}
+    except Exception as error:
+        unreadable(f"[{part}] {name}", error)
     if 0 not in rates:
         raise AffluxError(f"[{part}] {name} begins at version {min(rates, default=None)}, must begin at 0")
     return rates

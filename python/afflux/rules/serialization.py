@@ -16,7 +16,7 @@ import numpy as np
 
 from afflux.ops.codecs import Codec, named
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import brief, is_function, known_names
+from afflux.ops.validation import as_text, brief, is_function, known_names, reads
 from afflux.rules.presets import RULES
 from afflux.rules.presets.dialects import DIALECTS, Dialect
 from afflux.rules.presets.framework_names import FRAMEWORK_NAMES, in_our_names
@@ -51,6 +51,7 @@ NOT_FINITE = {"inf": inf, "-inf": -inf, "nan": nan}
 MAX_INT = 10**300
 
 
+@reads("[make] an option")
 def make(name: str, /, **options: object) -> Rule:
     """Makes a preset from its name and hyper-parameters, as a configuration file holds them.
 
@@ -74,19 +75,21 @@ def make(name: str, /, **options: object) -> Rule:
     >>> make("fedbuff", dialect="nvflare", num_updates_for_model=5, global_lr=0.5).buffer_size
     5
     """
-    if not isinstance(name, str) or name not in RULES:
+    preset = as_text(name)
+    if preset not in RULES:
         raise AffluxError(f"[make] name is {brief(name)}, must be a rule; {known_names(name, RULES)}")
-    taken = _parameters(RULES[name])
+    taken = _parameters(RULES[preset])
     if "dialect" in taken:
         options = _with_dialect(options)
     for option in options:
         frameworks = [framework for framework, names in FRAMEWORK_NAMES.items() if option in names]
         if option not in taken and frameworks:
             raise AffluxError(f"[make] {option} is a name of {frameworks[0]}: only for dialect={frameworks[0]!r}")
-    made: Rule = _Reader("make", objects=True).call(RULES[name], name, options, "", 0)
+    made: Rule = _Reader("make", objects=True).call(RULES[preset], preset, options, "", 0)
     return made
 
 
+@reads("[from_config] config")
 def from_config(config: Mapping[str, Any]) -> Rule:
     """Makes the rule that `Rule.to_config` has written, or that a user has written in the same form.
 

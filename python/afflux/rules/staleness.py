@@ -9,7 +9,7 @@ from typing import Protocol, cast
 
 from afflux.ops import exact
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import check_fields, is_function, not_negative, one_or_more
+from afflux.ops.validation import brief, check_fields, is_function, not_negative, one_or_more
 from afflux.rules.registry import register
 
 #: e/2, the base of WKAFL's and TWAFL's staleness law.
@@ -27,7 +27,7 @@ class StalenessLaw(Protocol):
 def a_law(part: str, name: str, value: object) -> StalenessLaw:
     """Refuses what is no law of staleness."""
     if not is_function(value):
-        raise AffluxError(f"[{part}] the {name} is {value!r}, must be one such as Polynomial(0.5)")
+        raise AffluxError(f"[{part}] the {name} is {brief(value)}, must be one such as Polynomial(0.5)")
     return cast(StalenessLaw, value)
 
 

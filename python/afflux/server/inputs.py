@@ -29,7 +29,7 @@ from afflux.arrays.layout import Field, Layout, Tree
 from afflux.arrays.likeness import Like
 from afflux.arrays.pools import Slot
 from afflux.ops.errors import AffluxError, UnavailableError
-from afflux.ops.validation import brief
+from afflux.ops.validation import MOST_ELEMENTS, brief, reads, unreadable
 from afflux.rules.rule import Float64, Kind
 
 
@@ -45,6 +45,7 @@ class InputAdapter:
     likes: Mapping[str, Like] = field(default_factory=dict)  #: of the arrays of the first params, by name
 
     @classmethod
+    @reads("[Server] params")
     def of(
         cls, params: "ops.Array | Tree", kind: Kind, num_threads: int, layout: Layout | None = None
     ) -> "tuple[InputAdapter, ops.Array | list[ops.Array]]":
@@ -63,6 +64,12 @@ class InputAdapter:
 
     def parts(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
         """The array, or the tree's arrays (see Layout.parts), that make up the flat vector."""
+        try:
+            return self._parts(what, vector)
+        except Exception as error:
+            unreadable(what, error)
+
+    def _parts(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
         if self.layout is not None and is_tree(vector):
             try:
                 return self.layout.parts(vector)
@@ -85,6 +92,8 @@ class InputAdapter:
             return self.device.ingest(parts, slot, self.num_threads, conversion)
         except (AffluxError, UnavailableError) as error:
             raise type(error)(f"{what}: {with_names(error, self.names)}") from None
+        except Exception as error:
+            unreadable(what, error)
 
     @property
     def names(self) -> list[str]:
@@ -106,6 +115,8 @@ class InputAdapter:
         except (AffluxError, UnavailableError) as error:
             why = str(error).removeprefix("[push] vector ")
             raise type(error)(f"{what} cannot be read in place (copy=False): it {why}") from None
+        except Exception as error:
+            unreadable(what, error)
 
     def _lent(self, vector: ops.Array, dtype: str) -> Slot:
         if gpu_of(vector) is not None and not self.device.owns(vector):
@@ -137,10 +148,13 @@ class InputAdapter:
         try:
             if is_masked(buffers):
                 raise AffluxError("it is a masked array: give its filled() values")
-            values = self.layout.flatten_buffers(buffers) if is_tree(buffers) else np.asarray(buffers, np.float64)
+            tree = is_tree(buffers)
+            values = self.layout.flatten_buffers(buffers) if tree else np.asarray(on_host(buffers), np.float64)
             flat = immutable_copy(values)
         except (AffluxError, TypeError, ValueError) as error:
             raise AffluxError(f"{what}: {error}") from None
+        except Exception as error:
+            unreadable(what, error)
         if flat.shape != (self.layout.buffers_size,):
             raise AffluxError(f"{what} has shape {flat.shape}, expected ({self.layout.buffers_size},)")
         index = first_beyond(flat, most)
@@ -168,6 +182,8 @@ class InputAdapter:
                 self.device.wait()  # this version's memory may be used again
         except (AffluxError, UnavailableError) as error:
             raise type(error)(f"[{op}] out: {error}") from None
+        except Exception as error:
+            unreadable(f"[{op}] out", error)
 
     def copied_tree(self, version: Pulled) -> Tree:
         """A copy of a version, like the params that the server was made with."""
@@ -189,6 +205,7 @@ class InputAdapter:
         return like.made_of(name, values)
 
 
+@reads("[Server] a model")
 def is_tree(model: object) -> bool:
     """Whether it is a torch module, a mapping or a sequence of arrays, rather than one flat vector."""
     return hasattr(model, "named_parameters") or (isinstance(model, Mapping | Sequence) and not isinstance(model, str))
@@ -206,4 +223,7 @@ def length(what: str, array: ops.Array) -> int:
         raise AffluxError(f"{what} is a {type(array).__name__}, expected an array")
     if len(shape) != 1:
         raise AffluxError(f"{what} has shape {tuple(shape)}, expected (d,)")
-    return int(shape[0])
+    size = int(shape[0])
+    if not 0 <= size <= MOST_ELEMENTS:
+        raise AffluxError(f"{what} has shape {tuple(shape)}, which no array has")
+    return size

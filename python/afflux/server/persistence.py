@@ -23,8 +23,8 @@ from afflux.arrays.gpu import device_of
 from afflux.arrays.layout import Layout
 from afflux.arrays.pools import Slot, Vector, Versions
 from afflux.ops.errors import AffluxError, StoreError
-from afflux.ops.validation import brief, integer, one_of, optional, path_of
-from afflux.rules.rule import Rule
+from afflux.ops.validation import integer, one_of, optional, path_of
+from afflux.rules.rule import Rule, a_rule
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
 from afflux.server.plan import fitted
@@ -77,15 +77,14 @@ def open_store(
 ) -> Store:
     """The store of `Server.open`, whose arguments are checked; of a server on the GPU of `like`, if that is given."""
     folder = path_of("open", "path", path)
-    if not isinstance(rule, Rule | None):
-        raise AffluxError(f"[open] rule is {brief(rule)}, must be a Rule such as afflux.rules.fedbuff()")
+    optional(a_rule)("open", "rule", rule)
     optional(one_of("process", "power"))("open", "durability", durability)
     if commit_every != "as before":
         commit_every = optional(integer(1))("open", "commit_every", commit_every)
     if not (like is None or hasattr(like, "__dlpack__")):
         raise AffluxError(f"[open] like is of type {type(like).__name__}, must be an array of torch or CuPy")
     device = HOST if like is None else device_of("[open] like", like, ["like"])
-    return Store(folder, ops.threads(num_threads), durability, commit_every, device)
+    return Store(folder, ops.threads(num_threads, "open"), durability, commit_every, device)
 
 
 def start_of(store: Store) -> tuple[Vector, ServerOptions]:

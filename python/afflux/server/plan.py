@@ -9,8 +9,8 @@ from afflux._engine import SUPERBLOCK
 from afflux.aggregation.options import Options, ServerOptions, clients_of, codec_of, options_of, slots_of
 from afflux.ops.errors import AffluxError
 from afflux.ops.units import in_bytes
-from afflux.ops.validation import integer
-from afflux.rules.rule import Rule
+from afflux.ops.validation import MOST_ELEMENTS, flag, integer
+from afflux.rules.rule import Rule, a_rule
 from afflux.store.metadata import Shape, shapes_of
 
 _BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
@@ -91,7 +91,9 @@ def plan(
     >>> {name: part.size for name, part in found.memory.items()}
     {'params': 4000, 'buffer': 40000, 'sum': 8000, 'rows': 200000}
     """
-    d = integer(0)("plan", "d", d)
+    a_rule("plan", "rule", rule)
+    d = integer(0, MOST_ELEMENTS)("plan", "d", d)
+    store, gpu = flag("plan", "store", store), flag("plan", "gpu", gpu)
     chosen = options_of("plan", options, fields).for_rule(rule)
     chosen.for_place(rule, "a GPU" if gpu else None, store=store)
     return _plan(rule, d, fitted(rule, d, chosen, store=store, gpu=gpu), store=store, gpu=gpu)

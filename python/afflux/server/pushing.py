@@ -14,10 +14,11 @@ from afflux.aggregation.reports import Closed, Fault, Pulled, Receipt, Status
 from afflux.aggregation.streaming import MOST_SQUARES
 from afflux.arrays.interop import first_beyond
 from afflux.arrays.layout import Tree
+from afflux.arrays.modules import is_module
 from afflux.arrays.pools import Slot
 from afflux.ops import Conversion, Kind
 from afflux.ops.errors import AffluxError, BusyError, StoreError, UnavailableError
-from afflux.ops.validation import NUMBERS, as_int, brief, integer, loss_of, plain_id, positive
+from afflux.ops.validation import as_float, as_int, as_text, brief, integer, loss_of, plain_id, positive
 from afflux.rules.rule import ClientId
 from afflux.server.aggregator import Aggregator
 from afflux.server.checkout import Task, close_overdue
@@ -135,7 +136,7 @@ def push(  # noqa: D417
             client_id, pulled = found.opened.client_id, found.opened.version
         elif client is None or version is None:
             raise CallError("[push] give task=, or client= and version=")
-        if given != "model" and type(vector) is not np.ndarray and hasattr(vector, "named_parameters"):
+        if given != "model" and type(vector) is not np.ndarray and is_module(vector):
             raise CallError(f"[push] {given}= is a module, which holds the client's params: push it as model=")
         checking = True
         if found is None:
@@ -282,10 +283,11 @@ def _only_one(
 
 def _check_call(aggregator: Aggregator, given: Kind, timeout: object, copy: object) -> None:
     """Checks what the caller, and no client, decides."""
-    if timeout is not None and not (isinstance(timeout, NUMBERS) and timeout >= 0):
-        raise AffluxError(f"[push] timeout is {timeout!r}, must be None or a number of seconds, at least 0")
+    seconds = 0.0 if timeout is None else as_float(timeout)
+    if seconds is None or not seconds >= 0:
+        raise AffluxError(f"[push] timeout is {brief(timeout)}, must be None or a number of seconds, at least 0")
     if copy is not False and not isinstance(copy, bool | np.bool_):
-        raise AffluxError(f"[push] copy is {copy!r}, must be True or False")
+        raise AffluxError(f"[push] copy is {brief(copy)}, must be True or False")
     if not copy:
         why, rule = aggregator.admission.copies, aggregator.rule
         if given != rule.kind:
@@ -296,7 +298,7 @@ def _check_call(aggregator: Aggregator, given: Kind, timeout: object, copy: obje
 
 def _number(version: object) -> int:
     """The number of the version of a push."""
-    number = version.version if isinstance(version, Pulled) else as_int(version)
+    number = as_int(version.version if isinstance(version, Pulled) else version)
     if number is None:
         raise AffluxError(f"[push] version is {brief(version)}, must be an int or what pull() gave")
     return number
@@ -320,8 +322,8 @@ def _found(aggregator: Aggregator, task: object, client: object, version: object
     """The open task of a push; None if it is not open."""
     if client is not None or version is not None:
         raise CallError("[push] task= says who pushes and from which version: give no client= and version=")
-    task_id = task.id if isinstance(task, Task) else task
-    if not isinstance(task_id, str):
+    task_id = task.id if isinstance(task, Task) else as_text(task)
+    if task_id is None:
         raise ClientError(f"[push] task is {brief(task)}, must be what checkout() gave, or its id")
     return aggregator.tasks.find(task_id)
 

@@ -4,8 +4,7 @@ from typing import Protocol
 
 from afflux.aggregation.options import ServerOptions, slots_of
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import brief
-from afflux.rules.rule import Rule
+from afflux.rules.rule import Rule, a_rule
 from afflux.server import persistence
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
@@ -53,8 +52,7 @@ def replace_rule(self: RuleHolder, rule: Rule) -> bool:  # noqa: D417
     (1, [1.0, 1.0])
     """
     self._enter("replace_rule")
-    if not isinstance(rule, Rule):
-        raise AffluxError(f"[replace_rule] rule is {brief(rule)}, must be a Rule such as afflux.rules.fedbuff()")
+    a_rule("replace_rule", "rule", rule)
     aggregator = self._aggregator
     try:
         options = self.options.for_replacement(aggregator.rule, rule)

@@ -8,6 +8,7 @@ from afflux.aggregation.reports import Cut, Entry, Handed, Join, Replaced
 from afflux.arrays.interop import private_copy
 from afflux.arrays.layout import Tree
 from afflux.ops.errors import AffluxError
+from afflux.ops.validation import instance, unreadable
 from afflux.rules.rule import Rule
 from afflux.rules.serialization import from_config
 from afflux.server.inputs import is_tree
@@ -49,10 +50,15 @@ def replay(
     >>> again.params.tobytes() == first.params.tobytes(), again.arrivals_waiting
     (True, 1)
     """
+    instance(Server, "a Server")("replay", "server", server)
+    try:
+        entries = iter(log)
+    except Exception as error:
+        unreadable("[replay] log", error)
     admission = server._aggregator.admission
     flush_after, admission.flush_after = admission.flush_after, None
     try:
-        for entry in log:
+        for entry in entries:
             if isinstance(entry, Join):
                 _push(server, entry, vector(entry), None if buffers is None else buffers(entry))
             elif isinstance(entry, Cut):

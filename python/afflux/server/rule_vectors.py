@@ -6,6 +6,7 @@ from afflux.aggregation.streaming import MOST_SQUARES
 from afflux.arrays.layout import Tree
 from afflux.arrays.pools import Vector
 from afflux.ops.errors import AffluxError
+from afflux.ops.validation import as_text, brief
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
 
@@ -15,9 +16,9 @@ def rule_vector(
 ) -> Vector:
     """The vector of `Server.set_rule_vector`, checked and copied."""
     needs, rule = aggregator.rule.needs, aggregator.rule.name
-    if name not in needs.handed_in:
+    if as_text(name) not in needs.handed_in:
         known = ", ".join(needs.handed_in) or "none"
-        raise AffluxError(f"[set_rule_vector] {name!r} is not handed in to {rule}; known: {known}")
+        raise AffluxError(f"[set_rule_vector] {brief(name)} is not handed in to {rule}; known: {known}")
     what = f"[set_rule_vector] {name}"
     new = aggregator.device.empty(adapter.size, options.dtype)
     facts = adapter.ingest(what, adapter.parts(what, vector), new)

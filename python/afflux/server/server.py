@@ -16,8 +16,8 @@ from afflux.aggregation.state import ServerState
 from afflux.arrays.layout import Layout, Tree
 from afflux.arrays.pools import Vector
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import brief, integer, is_function, optional, path_of
-from afflux.rules.rule import Rule
+from afflux.ops.validation import a_thread_count, brief, is_function, optional, path_of
+from afflux.rules.rule import Rule, a_rule
 from afflux.server import checkout as checking
 from afflux.server import persistence, pushing, reading, replacement
 from afflux.server.assembly import assemble
@@ -80,10 +80,9 @@ class Server:
         on_step: OnStep | None = None,
         **fields: Unpack[Options],
     ) -> None:
-        if not isinstance(rule, Rule):
-            raise AffluxError(f"[Server] rule is {brief(rule)}, must be a Rule such as afflux.rules.fedbuff()")
-        num_threads = optional(integer(1))("Server", "num_threads", num_threads)
-        push_threads = integer(1)("Server", "push_threads", push_threads)
+        a_rule("Server", "rule", rule)
+        num_threads = optional(a_thread_count)("Server", "num_threads", num_threads)
+        push_threads = a_thread_count("Server", "push_threads", push_threads)
         if not (on_step is None or is_function(on_step)):
             raise AffluxError(f"[Server] on_step is {brief(on_step)}, must be a function that takes a Report")
         chosen = options_of("Server", options, fields).for_rule(rule)

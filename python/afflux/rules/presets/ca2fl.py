@@ -5,6 +5,7 @@ from typing import Literal
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError
+from afflux.ops.validation import as_text, brief
 from afflux.rules.calibration import cached_difference
 from afflux.rules.optimizers import Sgd
 from afflux.rules.rule import Rule
@@ -47,7 +48,7 @@ def mf_ca2fl(
     ("affine") has a smaller error, and "rotated" the smallest for 4, 2 and 1 bits: docs/choosing-bits.md. State on the
     server: d bits/8 bytes and a little per client seen, and 8 d for the float64 sum. Sweeps: one.
     """
-    if codec not in CODECS:
-        raise AffluxError(f"[mf_ca2fl] codec is {codec!r}, must be one of {', '.join(map(repr, CODECS))}")
+    if as_text(codec) not in CODECS:
+        raise AffluxError(f"[mf_ca2fl] codec is {brief(codec)}, must be one of {', '.join(map(repr, CODECS))}")
     rows = cached_difference(CODECS[codec](bits), quantize_direction=quantize_direction)
     return Rule("mf_ca2fl", "update", buffer_size, Uniform(), rows, Sgd(server_lr))

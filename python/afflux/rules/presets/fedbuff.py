@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from afflux.ops.errors import AffluxError
+from afflux.ops.validation import as_text, brief
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
 from afflux.rules.presets.dialects import DIALECTS, Dialect, Name
@@ -33,16 +34,18 @@ def fedbuff(
     """
     if isinstance(dialect, Dialect):
         chosen = dialect
-    elif isinstance(dialect, str) and dialect in DIALECTS:
-        chosen = DIALECTS[dialect]()
+    elif (name := as_text(dialect)) in DIALECTS:
+        chosen = DIALECTS[name]()
     else:
-        raise AffluxError(f"[fedbuff] dialect is {dialect!r}, must be one of {', '.join(DIALECTS)}")
+        raise AffluxError(f"[fedbuff] dialect is {brief(dialect)}, must be one of {', '.join(DIALECTS)}")
     if staleness is not None and chosen.law_is_fixed:
-        raise AffluxError(f"[fedbuff] staleness is {staleness}, but this dialect has no law other than {chosen.law}")
+        raise AffluxError(
+            f"[fedbuff] staleness is {brief(staleness)}, but this dialect has no law other than {chosen.law}"
+        )
     law = chosen.law if staleness is None else staleness
     rule = Rule("fedbuff", chosen.kind, buffer_size, Staleness(law, normalise), NONE, Sgd(server_lr))
     if chosen.part is None:
         return rule
-    if normalise != "count":
-        raise AffluxError(f"[fedbuff] normalise is {normalise!r}, but only the paper's dialect leaves the choice")
+    if as_text(normalise) != "count":
+        raise AffluxError(f"[fedbuff] normalise is {brief(normalise)}, but only the paper's dialect leaves the choice")
     return replace(rule, weigh=chosen.part(law, buffer_size))

@@ -1,0 +1,131 @@
+"""Hostile calls of the public Python API, of which each must give a result or an error of the documented family.
+
+python tests/soak/fuzz.py 1000000           as many calls, from seed 0
+python tests/soak/fuzz.py 1000000 SEED
+
+A call is drawn from tests/support/calls.py with sound arguments; then some of them, or something inside them, are
+replaced by values of tests/support/hostile.py. Calls of servers go to the same few servers, whose state is compared
+before and after an error. A batch of calls runs in a process of its own: one that ends by a signal is a crash, one that
+makes no progress for 5 seconds hangs. Prints the figures, and fails on any finding.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import resource
+import sys
+import time
+import warnings
+from pathlib import Path
+from random import Random
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS), str(TESTS / "support")]
+
+from afflux import AffluxError, BusyError, UnavailableError  # noqa: E402
+from calls import OF_SERVERS, OFTEN, STARTED, STATELESS, fingerprint  # noqa: E402
+from spoiling import spoiled  # noqa: E402
+
+BATCH, SECONDS = 5_000, 5.0
+MEMORY = 16 << 30
+NAMES = list(OF_SERVERS)
+WEIGHTS = [OFTEN.get(name, 1) for name in NAMES]
+
+
+def spoil(given, rng):
+    """Replaces one or two of the arguments, of one call in six none."""
+    for _ in range(rng.choice([0, 1, 1, 1, 1, 2])):
+        if given:
+            name = rng.choice(list(given))
+            given[name] = spoiled(given[name], rng)
+
+
+def one_call(rng, servers):
+    """Makes a call; returns "done", "refused", or what is wrong."""
+    server = None
+    if rng.random() < 0.5:
+        name = rng.choice(list(STATELESS))
+        function, given = STATELESS[name](rng)
+    else:
+        name, server = rng.choices(NAMES, WEIGHTS)[0], servers[rng.choice(list(servers))]
+        function, given = OF_SERVERS[name](rng, server)
+    before = None if server is None else fingerprint(server)
+    try:
+        spoil(given, rng)
+        function(**given)
+    except BusyError:
+        server.flush()
+    except (AffluxError, UnavailableError, MemoryError) as error:
+        if server is not None and fingerprint(server) != before:
+            return f"{name}: the state has changed, with {error!r:.200}"
+        return "refused"
+    except Exception as error:
+        return f"{name}: {type(error).__name__} is no error of the family: {error!r:.200}"
+    return "done"
+
+
+def batch(seed, number, progress, results):
+    """Makes the calls of one batch, on fresh servers."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    warnings.simplefilter("ignore")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    rng, servers, counts = Random(f"{seed}/{number}"), {name: make() for name, make in STARTED.items()}, {}
+    for call in range(BATCH):
+        progress.value = call
+        found = one_call(rng, servers)
+        counts[found] = counts.get(found, 0) + 1
+    progress.value = BATCH
+    results.put(counts)
+
+
+def main(calls, seed):
+    context = multiprocessing.get_context("fork")
+    totals, slowest, started = {}, 0.0, time.monotonic()
+    waiting, running = list(range(-(-calls // BATCH))), []
+
+    def count(finding, many=1):
+        totals[finding] = totals.get(finding, 0) + many
+        if finding not in ("done", "refused"):
+            print(finding, flush=True)
+
+    while waiting or running:
+        while waiting and len(running) < (os.cpu_count() or 1):
+            number, progress, results = (
+                waiting.pop(0),
+                context.Value(ctypes.c_long, -1, lock=False),
+                context.SimpleQueue(),
+            )
+            process = context.Process(target=batch, args=(seed, number, progress, results), daemon=True)
+            process.start()
+            running.append([process, number, progress, results, -1, time.monotonic()])
+        time.sleep(0.02)
+        for entry in [*running]:
+            process, number, progress, results, last, since = entry
+            if progress.value != last:
+                entry[4:] = progress.value, time.monotonic()
+            elif process.is_alive() and 0 <= last < BATCH:
+                slowest = max(slowest, time.monotonic() - since)
+                if time.monotonic() - since > SECONDS:
+                    process.kill()
+                    count(f"batch {number} of seed {seed}: call {last} hangs")
+                    running.remove(entry)
+                    continue
+            if not results.empty():
+                for finding, many in results.get().items():
+                    count(finding, many)
+                process.join()
+                running.remove(entry)
+            elif not process.is_alive():
+                count(f"batch {number} of seed {seed}: call {progress.value} ends the process: {process.exitcode}")
+                running.remove(entry)
+    findings = sum(many for what, many in totals.items() if what not in ("done", "refused"))
+    print(
+        f"{sum(totals.values()):,} calls in {time.monotonic() - started:.0f} s: {totals.get('done', 0):,} done, "
+        f"{totals.get('refused', 0):,} refused with an error of the family, the slowest {slowest:.1f} s; "
+        f"{findings} findings"
+    )
+    return findings > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0))
