@@ -18,10 +18,12 @@ import numpy as np
 from msgspec import Meta
 
 from afflux.aggregation.reports import Report
-from afflux.sim.errors import ConfigError
+from afflux.ops.validation import brief
+from afflux.rules import RULES
+from afflux.sim.errors import ConfigError, known
 from afflux.sim.results.updates_file import read_updates, truncate_file
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import JsonScalar, RuleSpec, format_option, parse_rule
+from afflux.sim.workload.rule_specs import JsonScalar, RuleSpec, parse_rule
 
 FORMAT, FORMAT_VERSION = "afflux-audit", 1
 FOLDER = "audit"  #: in a run folder
@@ -62,10 +64,31 @@ class Header(_Line, frozen=True, tag="header"):
         except TypeError as error:
             raise ConfigError(f"{path} was made by afflux {self.afflux}: {error}") from error
 
-    def rule_spec(self) -> RuleSpec:
-        """Return the rule with its options; raises ConfigError if this afflux does not have them."""
-        options = (f":{name}={format_option(value)}" for name, value in self.options.items())
-        return RuleSpec(self.rule, parse_rule(self.rule + "".join(options)).options, self.label)
+    def rule_spec(self, path: Path, typed: RuleSpec | None = None) -> RuleSpec:
+        """Return the rule with its options.
+
+        Args:
+            path: for messages.
+            typed: the rule that the user has typed in this very command. A header is data: it never makes a rule file
+                run.
+
+        Raises:
+            ConfigError: `typed` is another rule, or it is None and the header names a file, or a rule or an option that
+                this afflux does not have.
+        """
+        made = RuleSpec(self.rule, tuple(self.options.items()))
+        if typed is not None:
+            if (_function(typed.name), typed.plain_options()) != (_function(self.rule), self.options):
+                raise ConfigError(f"--rule is {typed.label}, but the rule of {path} is {made.text}")
+            return RuleSpec(typed.name, typed.options, self.label)
+        if self.rule not in RULES:
+            if ".py" in self.rule:
+                raise ConfigError(
+                    f"{path} names the rule file {brief(self.rule)}: a rule file is code, and is executed only if you "
+                    "name it in this command: give --rule FILE.py:FUNCTION, with its options, if you trust that file"
+                )
+            known("rule", self.rule, RULES)
+        return RuleSpec(self.rule, parse_rule(made.text).options, self.label)
 
 
 class ArrivalLine(_Line, frozen=True, tag="arrival"):
@@ -136,13 +159,18 @@ class AuditLog:
 
     def spec(self) -> RuleSpec:
         """Return the rule with its options; raises ConfigError if this afflux does not have them."""
-        return self.header.rule_spec()
+        return self.header.rule_spec(self.path)
 
     def updates(self) -> np.ndarray:
         """Return the complete kept updates, (n, d) float32, mapped; raises ConfigError if the run kept none."""
         if self.header.updates is None:
             raise ConfigError(f"{self.path} has no updates: make the run with --keep-updates")
         return read_updates(self.path.parent / self.header.updates, self.header.d)
+
+
+def _function(rule: str) -> str:
+    """Return a preset's name, or the name of the function in a rule file, which may have moved."""
+    return f"file:{rule.rpartition(':')[2]}" if ".py:" in rule else rule
 
 
 class AuditOutput(NamedTuple):

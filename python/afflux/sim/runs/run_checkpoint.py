@@ -35,6 +35,7 @@ class InterruptedRun:
     path: Path  #: the store
     output: AuditOutput  #: where its log and updates are
     header: audit_log.Header  #: of its log
+    spec: RuleSpec  #: the rule
     log_bytes: int  #: of the log's file, when the checkpoint was made
     log_sha256: str  #: of these bytes
     server: Mapping[str, int]  #: counts of the server at the checkpoint
@@ -43,12 +44,13 @@ class InterruptedRun:
     history: RunHistory
 
     @classmethod
-    def of(cls, path: Path, folder: Path | None = None) -> "InterruptedRun":
+    def of(cls, path: Path, folder: Path | None = None, typed: RuleSpec | None = None) -> "InterruptedRun":
         """Read the last checkpoint in a store; writes nothing.
 
         Args:
             path: the store.
             folder: the run folder, if it has moved.
+            typed: the rule, if the user has typed it; a rule file is executed only then.
 
         Raises:
             ConfigError: there is no run in the store, or one of another format; or `folder` belongs to another run.
@@ -65,6 +67,7 @@ class InterruptedRun:
             path,
             AuditOutput(audit, header.updates is not None),
             header,
+            header.rule_spec(path, typed),
             notes["log_bytes"],
             notes["log_sha256"],
             notes["server"],
@@ -102,11 +105,6 @@ class InterruptedRun:
     def finished(self) -> bool:
         """Whether the checkpoint is the one after the last arrival."""
         return self.arrivals == self.config.arrivals
-
-    @property
-    def spec(self) -> RuleSpec:
-        """The rule; raises ConfigError if this afflux does not have it."""
-        return self.header.rule_spec()
 
     @property
     def config(self) -> SimConfig:
