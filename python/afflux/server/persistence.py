@@ -30,6 +30,7 @@ from afflux.server.inputs import InputAdapter
 from afflux.server.plan import fitted
 from afflux.store.creation import create_store
 from afflux.store.lock import promises_space
+from afflux.store.metadata import damage_as_store_error
 from afflux.store.store import CommitEvery, Store
 
 
@@ -99,7 +100,8 @@ def start_of(store: Store) -> tuple[Vector, ServerOptions]:
         options = ServerOptions(**facts, **store.options)
     except (AffluxError, TypeError) as error:
         raise StoreError(f"[open] {store.path} is damaged: its options are not those of a server: {error}") from None
-    return store.device.full(store.facts["d"], 0.0, options.dtype), options
+    with damage_as_store_error(store.path):
+        return store.device.full(store.facts["d"], 0.0, options.dtype), options
 
 
 def make_store(aggregator: Aggregator, path: Path, layout: Layout | None, options: ServerOptions) -> Store:

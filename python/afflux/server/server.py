@@ -24,6 +24,7 @@ from afflux.server.assembly import assemble
 from afflux.server.inputs import InputAdapter
 from afflux.server.rule_vectors import rule_vector
 from afflux.server.steps import OnStep
+from afflux.store.metadata import damage_as_store_error
 from afflux.store.store import Store
 
 
@@ -146,7 +147,8 @@ class Server:
             server = cls(
                 rule, zeros, options=options, num_threads=num_threads, push_threads=push_threads, on_step=on_step
             )
-            attached = persistence.load_store(store, server._aggregator, options)
+            with damage_as_store_error(store.path):
+                attached = persistence.load_store(store, server._aggregator, options)
             server._adapter, server.options = replace(server._adapter, layout=attached.layout), attached.options
             server.retained_versions, server._store = attached.retained_versions, store
         except BaseException:

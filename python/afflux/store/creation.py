@@ -1,5 +1,6 @@
 """Makes new stores."""
 
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import Any
 from afflux._engine import ORDER_VERSION
 from afflux.aggregation.options import Durability, codec_of
 from afflux.ops.errors import StoreError, UnavailableError
+from afflux.ops.validation import brief
 from afflux.rules.rule import Rule
+from afflux.store.facts import NAME
 from afflux.store.index import Index
 from afflux.store.lock import LOCK, Lock
 from afflux.store.metadata import INDEX, make_arrays, shapes_of, sync
@@ -29,6 +32,9 @@ def create_store(
     """
     if sys.byteorder != "little":
         raise UnavailableError("[store] rows are kept in little-endian order, and this machine is big-endian")
+    for name in rule.rule_vectors:
+        if not re.fullmatch(NAME, name):
+            raise StoreError(f"[Server] store: no folder can be called after the rule vector {brief(name)}: {NAME}")
     own = {name: server[name] for name in ("num_clients", "dtype", "slot_dtype")}
     shapes = shapes_of(rule, server["d"], **own, accumulate=options["accumulate"])
     codec = codec_of(rule, server["slot_dtype"])

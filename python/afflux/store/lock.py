@@ -5,6 +5,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from afflux.ops.errors import StoreError, UnavailableError
+from afflux.store.files import open_regular
 
 #: File systems on which allocated space stays allocated, also for writes through a map.
 PROMISING = frozenset({"ext2", "ext3", "ext4", "xfs", "tmpfs"})
@@ -32,9 +33,9 @@ class Lock:
         except ModuleNotFoundError:
             raise UnavailableError("[store] this system has no flock, which keeps a second writer out") from None
         try:
-            self._descriptor = os.open(folder / LOCK, os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT, 0o666)
+            self._descriptor = open_regular(folder / LOCK, os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT)
         except OSError as error:
-            raise StoreError(f"[store] cannot lock {folder}: {error.strerror}") from None
+            raise StoreError(f"[store] cannot lock {folder / LOCK}: {error.strerror}") from None
         status = os.fstat(self._descriptor)
         self._file, self._shared = (status.st_dev, status.st_ino), shared
         self._owner: int | None = None

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from os import PathLike
 
 import numpy as np
@@ -11,9 +12,10 @@ import numpy.typing as npt
 
 from afflux.ops.errors import StoreError
 from afflux.rules.rule import ClientId, client_order
+from afflux.store.files import irregular, refuse_irregular
 from afflux.store.index import Index, Transaction
 from afflux.store.inspect import missing
-from afflux.store.metadata import BACKUP, INDEX, write_again
+from afflux.store.metadata import BACKUP, INDEX, folder_of, write_again
 from afflux.store.reader import StoreReader, locked_reader
 from afflux.store.segments import Place
 from afflux.store.vectors import crc, damage
@@ -143,7 +145,7 @@ class _Examination:
             return
         stored: npt.NDArray[np.float64] = store.arrays["sum"].array(store.committed.vectors["sum"].slot)
         off = float(np.linalg.norm(stored - self.total)) / int(store.server["num_clients"])
-        self.sum_error = off / self._largest if off else 0.0
+        self.sum_error = 0.0 if not off else off / self._largest if self._largest else inf
         if not self.sum_error <= PROMISE:
             self.sum.append(
                 f"the sum of the rows is off by {self.sum_error:.1e} times the largest row's norm, the promise is "
@@ -179,6 +181,9 @@ def check(path: "str | PathLike[str]", progress: Progress | None = None) -> Heal
 
     Cost: all committed bytes are read once; up to 24 d bytes of memory, and some for each client.
     """
+    others = tuple(irregular(folder_of(path), hard_links=True))
+    if others:  # nothing is read through a link
+        return Health(clients=0, damaged=(), sum_error=None, problems=others, mendable=False, keeps_bits=False)
     with locked_reader(path) as store:
         return _Examination(store, progress or _silent).health()
 
@@ -203,6 +208,10 @@ def repair(
 
     Cost: as `check`, and a transaction over all clients.
     """
+    try:
+        refuse_irregular(folder_of(path), hard_links=True)
+    except StoreError as error:
+        raise StoreError(f"[repair] {str(error).removeprefix('[store] ')}") from None
     with locked_reader(path, shared=False) as store:
         look = _Examination(store, progress or _silent)
         health = look.health()

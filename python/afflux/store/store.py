@@ -31,9 +31,10 @@ from afflux.ops.codecs import Codec, named
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Float64, Rule
 from afflux.store.disk_cache import DiskCache, NewDiskRows, RowTable
+from afflux.store.files import refuse_irregular
 from afflux.store.index import CommittedState, Index, Transaction
 from afflux.store.lock import Lock, promises_space
-from afflux.store.metadata import BACKUP, INDEX, Shape, folder_of
+from afflux.store.metadata import BACKUP, INDEX, Shape, damage_as_store_error, folder_of
 from afflux.store.records import ArrivalSlots, GrowingLists, state_of
 from afflux.store.segments import Place, Row, Segments
 from afflux.store.stored_rule import StoredRule
@@ -84,16 +85,18 @@ class Store:
         with ExitStack() as undo:
             self._lock = Lock(path)
             undo.callback(self._lock.release)
+            refuse_irregular(path, hard_links=True)
             self._index = Index(path / INDEX)
             undo.callback(self._index.close)
-            self._read(num_threads, durability, commit_every)
+            with damage_as_store_error(path):
+                self._read(num_threads, durability, commit_every)
             undo.pop_all()
 
     def _read(self, num_threads: int, durability: Durability | None, commit_every: CommitEvery) -> None:
         path, facts = self.path, self._index.facts()
         self.facts: dict[str, Any] = facts["server"]  #: that a server must agree with
         self.options: dict[str, Any] = facts["options"]  #: that the server was made with
-        self.committed: CommittedState | None = self._index.committed()
+        self.committed: CommittedState | None = self._index.committed(facts)
         #: The rule, durability and commit_every of the last commit; then those that the next commit stores.
         self._stored_settings: dict[str, Any] = {name: facts[name] for name in ("rule", "commits")}
         before = self._stored_settings["commits"]
@@ -141,8 +144,9 @@ class Store:
 
     def _rows(self, codec: Codec) -> DiskCache:
         count, high, free = (0, 0, []) if self.committed is None else self.committed.meta["rows"]
-        if (found := self._index.num_rows()) != count:
-            raise StoreError(f"[store] {self.path / INDEX} is damaged: it has {found} rows of {count}; {BACKUP}")
+        if (found := self._index.num_rows(count)) != count:
+            rows = f"more than {count} rows" if found > count else f"{found} rows of {count}"
+            raise StoreError(f"[store] {self.path / INDEX} is damaged: it has {rows}; {BACKUP}")
         return DiskCache(
             self._arrays["rows"],
             self._vectors,
@@ -178,8 +182,22 @@ class Store:
 
     @property
     def layout(self) -> Layout | None:
-        """The layout of the server's params."""
-        return None if self.facts["layout"] is None else Layout.from_json(self.facts["layout"])
+        """The layout of the server's params.
+
+        Raises:
+            StoreError: the stored one is none, or does not fit params or the model's buffers.
+        """
+        own, buffers = self.facts["layout"], self.buffers
+        try:
+            layout = None if own is None else Layout.from_json(own)
+        except (AffluxError, RecursionError) as error:
+            raise StoreError(f"[open] {self.path} is damaged: its layout: {error}") from None
+        sizes = (self.facts["d"], 0) if layout is None else (layout.size, layout.buffers_size)
+        if sizes != (self.facts["d"], 0 if buffers is None else buffers.size):
+            raise StoreError(
+                f"[open] {self.path} is damaged: its layout has {sizes[0]} elements and {sizes[1]} buffers"
+            )
+        return layout
 
     def resolve_rule(self, rule: Rule | None) -> Rule:
         """The rule to go on with: this one, or else that of the last commit.
