@@ -59,7 +59,7 @@ def test_opening_refuses_it(place, kind, path, victim):
     assert said in str(caught.value)
     assert "remove it, or copy the folder" in str(caught.value)
     if kind != "hard":  # which only a writer minds
-        with pytest.raises(StoreError, match="symbolic link|FIFO"):
+        with pytest.raises(StoreError, match=r"symbolic link|FIFO"):
             store.info(path)
     health = store.check(path)
     assert health.problems == (said,)

@@ -27,6 +27,8 @@ STEPS_LAWS = ("constant", "uniform")
 CONTROL_CODECS = tuple(name for name in get_args(codecs.Name) if name != "float64")
 EXAMPLES = ("data", "batch")
 
+#: Each has a list of examples, from the start of a run on.
+MOST_CLIENTS = 100_000
 AT_LEAST = {
     "num_clients": 1,
     "concurrency": 1,
@@ -104,6 +106,8 @@ class SimConfig:
         for name, least in AT_LEAST.items():
             if (value := getattr(self, name)) < least:
                 raise ConfigError(f"{name} is {value}, must be at least {least}")
+        if self.num_clients > MOST_CLIENTS:
+            raise ConfigError(f"num_clients is {self.num_clients}, must be at most {MOST_CLIENTS}")
         for name in ("alpha", "client_lr"):
             if not 0 < (value := getattr(self, name)) < float("inf"):
                 raise ConfigError(f"{name} is {value}, must be positive and finite")
