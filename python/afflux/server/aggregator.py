@@ -91,6 +91,11 @@ class Aggregator:
                 "this thread"
             )
 
+    @property
+    def is_own_process(self) -> bool:
+        """Whether this process has made the server: False in a forked child."""
+        return getpid() == self._monitor.pid
+
     def check_process(self, op: str) -> None:
         """Rejects calls in a forked child that cannot use the server; see `Monitor.check_process`."""
         self._monitor.check_process(op)

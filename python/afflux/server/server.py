@@ -363,6 +363,12 @@ class Server:
         self._aggregator.when_idle("load_state_dict", load)
         self._aggregator.notify_waiters()
 
+    def __del__(self) -> None:
+        """Releases the store of a server that was forgotten without close(), as the end of the process would."""
+        store = self.__dict__.get("_store")
+        if store is not None and not self._aggregator.closed:
+            persistence.forget(store, self._aggregator)
+
     def __repr__(self) -> str:
         return (
             f"Server({self.rule.name}, d={self._adapter.size}, version={self.version}, "

@@ -6,7 +6,7 @@ compared with the others.
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct, convert, to_builtins
@@ -19,12 +19,11 @@ from afflux.store.metadata import Shape, is_sound, slot_width
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 #: Elements of a vector: fewer than 2**48, so that sizes in bytes are ints of 64 bits.
-Size = Annotated[int, Meta(ge=1, le=2**48 - 1)]
+Size = Annotated[int, Meta(ge=0, le=2**48 - 1)]
 #: Of an array of the rule: part of the name of a folder.
 NAME = r"^[\w.-]{1,100}\Z"
 Name = Annotated[str, Meta(pattern=NAME)]
 
-T = TypeVar("T")
 #: Arrivals of a buffer for which a segment is made as large as they need.
 _MOST_WAITING = 1 << 16
 
@@ -121,11 +120,13 @@ class StateMeta(_Facts, frozen=True):
 
 
 VectorEntry = tuple[str, Count, bytes]
+#: See `checkpoint.arrival_record`.
+ArrivalRecord = tuple[int | str, Count, Positive, float | None, float | None, float | None, float | None, Count, Count]
 #: number, joined, slot, crc, record, buffers
 ArrivalEntry = tuple[Count, Count, Count | None, bytes | None, str, bytes | None]
 
 
-def decoded(value: Any, type_: type[T]) -> T:
+def decoded(value: Any, type_: Any) -> Any:
     """A value of one of these types.
 
     Raises:
@@ -140,7 +141,7 @@ def read_facts(texts: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         ValueError: a fact is missing, unknown, of a wrong type, out of range, or does not agree with another one.
     """
-    facts = decoded({name: json.loads(text) for name, text in texts.items()}, StoreFacts)
+    facts: StoreFacts = decoded({name: json.loads(text) for name, text in texts.items()}, StoreFacts)
     _check_shapes(facts)
     plain: dict[str, Any] = to_builtins(facts)
     if facts.server.seed is None:
@@ -174,7 +175,7 @@ def read_state(meta: str, facts: Mapping[str, Any], vectors: Collection[str]) ->
     Raises:
         ValueError: see `read_facts`.
     """
-    state = decoded(json.loads(meta), StateMeta)
+    state: StateMeta = decoded(json.loads(meta), StateMeta)
     codec, rows = facts["server"]["codec"], state.rows
     if (rows is None) != (codec is None):
         raise ValueError(f"the codec is {codec}, and the state {'has' if rows is not None else 'lacks'} rows")

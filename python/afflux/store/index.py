@@ -21,7 +21,7 @@ from afflux._engine import ORDER_VERSION
 from afflux.ops.errors import StoreError
 from afflux.ops.validation import plain_id
 from afflux.rules.rule import ClientId
-from afflux.store.facts import ArrivalEntry, VectorEntry, check_entries, decoded, read_facts, read_state
+from afflux.store.facts import ArrivalEntry, ArrivalRecord, VectorEntry, check_entries, decoded, read_facts, read_state
 from afflux.store.metadata import BACKUP, DAMAGED
 from afflux.store.schema import connect, make_file, refuse_other_schema, refuse_rollback_journal
 from afflux.store.segments import Place
@@ -162,7 +162,7 @@ class Index:
                 notes,
                 {name: Place(slot, crc) for name, slot, crc in vectors},
                 [
-                    StoredArrival(join, None if slot is None else Place(slot, crc or b""), json.loads(record), own)
+                    StoredArrival(join, None if slot is None else Place(slot, crc or b""), _record(record), own)
                     for _, join, slot, crc, record, own in arrivals
                 ],
                 lists,
@@ -348,6 +348,12 @@ def _arrivals(arrivals: Iterable[StoredArrival]) -> Iterator[tuple[Any, ...]]:
 def _key(client_id: ClientId) -> int | str | bytes:
     """The client id as SQLite keeps it. Its ints are signed: those from 2**63 on are 8 bytes, the highest first."""
     return client_id.to_bytes(8, "big") if isinstance(client_id, int) and client_id >= 2**63 else client_id
+
+
+def _record(text: str) -> list[Any]:
+    record: list[Any] = json.loads(text)
+    decoded(record, ArrivalRecord)
+    return record
 
 
 def guarded_crc(client_id: ClientId, place: Place) -> bytes:

@@ -45,6 +45,7 @@ class Lock:
                 try:
                     fcntl.flock(self._descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
                     self._owner = os.getpid()
+                    self._refuse_removed(folder)
                     if not shared:
                         _WRITERS[self._file] = self._owner
                     return
@@ -60,6 +61,19 @@ class Lock:
         except BaseException:
             self.release()
             raise
+
+    def _refuse_removed(self, folder: Path) -> None:
+        """Refuses a lock whose file was removed while it was waited for: another process may lock its successor.
+
+        Raises:
+            StoreError: it was removed.
+        """
+        try:
+            status = (folder / LOCK).lstat()
+        except OSError as error:
+            raise StoreError(f"[store] {folder / LOCK} has vanished: {error.strerror}") from None
+        if (status.st_dev, status.st_ino) != self._file:
+            raise StoreError(f"[store] {folder / LOCK} was replaced")
 
     @property
     def _is_ours(self) -> bool:

@@ -22,7 +22,7 @@ from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Rule
 from afflux.store.files import new_file, read_text
 
-#: How damage is repaired of anything but rows, their sum and Zarr's metadata, for errors.
+#: How damage is repaired of anything but rows, their sum, waiting arrivals and Zarr's metadata, for errors.
 BACKUP = "only a backup of the folder brings it back"
 
 
@@ -43,6 +43,10 @@ def remedy(store: Path, array: str) -> str:
         return f"`afflux store repair {quote(str(store))}`, when no server has it open, drops the rows that are lost"
     if array == "sum":
         return f"`afflux store repair {quote(str(store))}` makes it anew"
+    if array == "arrivals":
+        return (
+            f"`afflux store repair {quote(str(store))}`, when no server has it open, drops the arrivals that are lost"
+        )
     return BACKUP
 
 

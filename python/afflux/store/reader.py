@@ -17,6 +17,7 @@ from afflux.store.index import Index
 from afflux.store.lock import Lock
 from afflux.store.metadata import INDEX, LostMetadataError, Shape, check_group, damage_as_store_error, folder_of
 from afflux.store.segments import Place, Segments
+from afflux.store.vectors import refuse_damage
 
 
 @contextmanager
@@ -104,6 +105,15 @@ class StoreReader:
         except StoreError:
             return None
         return row if row_crc(row, self.codec) == place.crc else None
+
+    def params(self) -> Row:
+        """(d,) the params of the last commit.
+
+        Raises:
+            StoreError: they are missing, or do not match their checksum.
+        """
+        refuse_damage(self.arrays["params"], self.committed.vectors["params"], 1)
+        return self.arrays["params"].array(self.committed.vectors["params"].slot)
 
     def decoded(self, row: Row) -> Row:
         """(d,) float32 or float64."""

@@ -4,7 +4,7 @@ before a slot of theirs is used, and mapped.
 
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from stat import S_ISREG
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux._engine import PIECE, detach, populate, prefetch
+from afflux.ops.codecs import named
 from afflux.ops.errors import StoreError
 from afflux.store.files import opened
 from afflux.store.metadata import METADATA, Shape, read_slots, remedy, sync, write_slots
@@ -279,6 +280,16 @@ class Segments:
             raise StoreError(f"[store] {path} has vanished: {error.strerror}") from None
         if now.st_ino != inode or now.st_size < self.shape.segment_bytes:
             raise StoreError(f"[store] {path} was replaced or truncated")
+
+
+def open_arrays(path: Path, facts: Mapping[str, Any], last: Mapping[str, int], *, mapped: bool) -> dict[str, Segments]:
+    """The arrays of a store with these facts, by name; `last` are the last slots that the index refers to."""
+    d, codec = facts["server"]["d"], named(facts["server"]["codec"])
+    sizes = {} if codec is None else {"rows": codec.row_size(d)}
+    return {
+        name: Segments(path / name, sizes.get(name, d), Shape(*shape), mapped=mapped, last=last.get(name, -1))
+        for name, shape in facts["shapes"].items()
+    }
 
 
 def _allocate(descriptor: int, size: int) -> None:

@@ -30,13 +30,14 @@ from afflux.arrays.pools import Draft, Vector, Versions
 from afflux.ops.codecs import Codec, named
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Float64, Rule
+from afflux.store.creation import remove_contents
 from afflux.store.disk_cache import DiskCache, NewDiskRows, RowTable
 from afflux.store.files import refuse_irregular
 from afflux.store.index import CommittedState, Index, Transaction
 from afflux.store.lock import Lock, promises_space
-from afflux.store.metadata import BACKUP, INDEX, Shape, damage_as_store_error, folder_of
-from afflux.store.records import ArrivalSlots, GrowingLists, state_of
-from afflux.store.segments import Place, Row, Segments
+from afflux.store.metadata import BACKUP, INDEX, damage_as_store_error, folder_of
+from afflux.store.records import ArrivalSlots, GrowingLists, layout_of, state_of
+from afflux.store.segments import Place, Row, open_arrays
 from afflux.store.stored_rule import StoredRule
 from afflux.store.vectors import (
     NO_CHECKSUMS,
@@ -72,9 +73,12 @@ class Store:
         durability: Durability | None = None,
         commit_every: CommitEvery = "as before",
         device: Device = HOST,
+        *,
+        new: bool = False,
     ) -> None:
         """Opens what `create_store` has made, for a server on `device`. On the host the server's vectors are the slots
         of the store; on a GPU they are copies of the last commit. The next commit stores durability and commit_every.
+        If a `new` store without a commit cannot be opened, its contents are removed.
 
         Raises:
             StoreError: another process has the folder open, or it is damaged or of another format.
@@ -86,6 +90,9 @@ class Store:
             self._lock = Lock(path)
             undo.callback(self._lock.release)
             refuse_irregular(path, hard_links=True)
+            self.committed: CommittedState | None = None
+            if new:
+                undo.callback(lambda: remove_contents(path) if self.committed is None else None)
             self._index = Index(path / INDEX)
             undo.callback(self._index.close)
             with damage_as_store_error(path):
@@ -96,7 +103,7 @@ class Store:
         path, facts = self.path, self._index.facts()
         self.facts: dict[str, Any] = facts["server"]  #: that a server must agree with
         self.options: dict[str, Any] = facts["options"]  #: that the server was made with
-        self.committed: CommittedState | None = self._index.committed(facts)
+        self.committed = self._index.committed(facts)
         #: The rule, durability and commit_every of the last commit; then those that the next commit stores.
         self._stored_settings: dict[str, Any] = {name: facts[name] for name in ("rule", "commits")}
         before = self._stored_settings["commits"]
@@ -106,15 +113,8 @@ class Store:
         self._rule = StoredRule(path, self._stored_settings["rule"], self.facts)
         self._index.sync_commits(self._power)
         places = {} if self.committed is None else self.committed.vectors
-        mapped = promises_space(path)
-        d, codec = self.facts["d"], named(self.facts["codec"])
-        sizes = {} if codec is None else {"rows": codec.row_size(d)}
-        last = {} if self.committed is None else self.committed.last_slots
-        arrays = {
-            name: Segments(path / name, sizes.get(name, d), Shape(*shape), mapped=mapped, last=last.get(name, -1))
-            for name, shape in facts["shapes"].items()
-        }
-        self._arrays = arrays
+        last, codec = {} if self.committed is None else self.committed.last_slots, named(self.facts["codec"])
+        self._arrays = arrays = open_arrays(path, facts, last, mapped=promises_space(path))
         for name, place in places.items():
             refuse_damage(arrays[name.partition(":")[0]], place, num_threads)
         if self._power and self.committed is not None and self.committed.meta["durability"] != "power":
@@ -187,17 +187,7 @@ class Store:
         Raises:
             StoreError: the stored one is none, or does not fit params or the model's buffers.
         """
-        own, buffers = self.facts["layout"], self.buffers
-        try:
-            layout = None if own is None else Layout.from_json(own)
-        except (AffluxError, RecursionError) as error:
-            raise StoreError(f"[open] {self.path} is damaged: its layout: {error}") from None
-        sizes = (self.facts["d"], 0) if layout is None else (layout.size, layout.buffers_size)
-        if sizes != (self.facts["d"], 0 if buffers is None else buffers.size):
-            raise StoreError(
-                f"[open] {self.path} is damaged: its layout has {sizes[0]} elements and {sizes[1]} buffers"
-            )
-        return layout
+        return layout_of(self.path, self.facts, None if self.committed is None else self.committed.buffers)
 
     def resolve_rule(self, rule: Rule | None) -> Rule:
         """The rule to go on with: this one, or else that of the last commit.
