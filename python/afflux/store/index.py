@@ -195,10 +195,16 @@ class Index:
             found = self._read("SELECT client, slot, crc, place FROM rows WHERE client = ?", (_key(client_id),))
             return _entry(*found[0])[1] if found else None
 
-    def num_rows(self, most: int) -> int:
-        """How many clients have a row; counting ends after `most + 1`."""
+    def refuse_other_count(self, count: int) -> None:
+        """Checks how many clients have a row; counting ends after one more than this.
+
+        Raises:
+            StoreError: others.
+        """
         with self._errors("read"):
-            return int(self._read("SELECT count(*) FROM (SELECT 1 FROM rows LIMIT ?)", (most + 1,))[0][0])
+            found = self._read("SELECT count(*) FROM (SELECT 1 FROM rows LIMIT ?)", (count + 1,))[0][0]
+        if found != count:
+            raise self._damaged(f"it has {f'more than {count} rows' if found > count else f'{found} rows of {count}'}")
 
     def rows(self) -> Iterator[tuple[ClientId, Place]]:
         """All clients that have a row, in the order in which they came."""

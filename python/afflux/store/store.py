@@ -35,7 +35,7 @@ from afflux.store.disk_cache import DiskCache, NewDiskRows, RowTable
 from afflux.store.files import refuse_irregular
 from afflux.store.index import CommittedState, Index, Transaction
 from afflux.store.lock import Lock, promises_space
-from afflux.store.metadata import BACKUP, INDEX, damage_as_store_error, folder_of
+from afflux.store.metadata import INDEX, damage_as_store_error, folder_of
 from afflux.store.records import ArrivalSlots, GrowingLists, layout_of, state_of
 from afflux.store.segments import Place, Row, open_arrays
 from afflux.store.stored_rule import StoredRule
@@ -144,9 +144,7 @@ class Store:
 
     def _rows(self, codec: Codec) -> DiskCache:
         count, high, free = (0, 0, []) if self.committed is None else self.committed.meta["rows"]
-        if (found := self._index.num_rows(count)) != count:
-            rows = f"more than {count} rows" if found > count else f"{found} rows of {count}"
-            raise StoreError(f"[store] {self.path / INDEX} is damaged: it has {rows}; {BACKUP}")
+        self._index.refuse_other_count(count)
         return DiskCache(
             self._arrays["rows"],
             self._vectors,
@@ -182,11 +180,7 @@ class Store:
 
     @property
     def layout(self) -> Layout | None:
-        """The layout of the server's params.
-
-        Raises:
-            StoreError: the stored one is none, or does not fit params or the model's buffers.
-        """
+        """The layout of the server's params; raises StoreError if it does not fit them."""
         return layout_of(self.path, self.facts, None if self.committed is None else self.committed.buffers)
 
     def resolve_rule(self, rule: Rule | None) -> Rule:

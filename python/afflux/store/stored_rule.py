@@ -62,7 +62,7 @@ class StoredRule:
                 raise StoreError(
                     f"[open] {self._path} holds a server whose {name} is {self._facts[name]!r}, not {value!r}"
                 )
-        changes = [*_changes(self._config, rule.to_config())]
+        changes = [*_changes(self._config, rule.to_config())] if self.was_given else []
         if changes:
             _LOGGER.warning("[open] %s: the rule that was given changes %s", self._path, "; ".join(changes))
         return rule
