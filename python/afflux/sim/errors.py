@@ -11,7 +11,6 @@ EXTRA = {
     "torch": "torch",
     "sklearn": "scikit-learn",
     "matplotlib": "matplotlib",
-    "msgspec": "msgspec",
     "rich": "rich",
 }
 

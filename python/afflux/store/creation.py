@@ -13,10 +13,9 @@ from afflux.aggregation.options import Durability, codec_of
 from afflux.ops.errors import StoreError, UnavailableError
 from afflux.ops.validation import brief
 from afflux.rules.rule import Rule
-from afflux.store.facts import NAME
 from afflux.store.index import Index
 from afflux.store.lock import LOCK, Lock
-from afflux.store.metadata import INDEX, make_arrays, shapes_of, sync
+from afflux.store.metadata import INDEX, NAME, make_arrays, shapes_of, sync
 
 
 def create_store(

@@ -14,14 +14,12 @@ from msgspec import Meta, Struct, convert, to_builtins
 from afflux._engine import ORDER_VERSION
 from afflux.aggregation.checkpoint import STORED
 from afflux.ops.codecs import named
-from afflux.store.metadata import Shape, is_sound, slot_width
+from afflux.store.metadata import NAME, Shape, is_sound, slot_width
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 #: Elements of a vector: fewer than 2**48, so that sizes in bytes are ints of 64 bits.
 Size = Annotated[int, Meta(ge=0, le=2**48 - 1)]
-#: Of an array of the rule: part of the name of a folder.
-NAME = r"^[\w.-]{1,100}\Z"
 Name = Annotated[str, Meta(pattern=NAME)]
 
 #: Arrivals of a buffer for which a segment is made as large as they need.

@@ -21,7 +21,6 @@ from afflux._engine import ORDER_VERSION
 from afflux.ops.errors import StoreError
 from afflux.ops.validation import plain_id
 from afflux.rules.rule import ClientId
-from afflux.store.facts import ArrivalEntry, ArrivalRecord, VectorEntry, check_entries, decoded, read_facts, read_state
 from afflux.store.metadata import BACKUP, DAMAGED
 from afflux.store.schema import connect, make_file, refuse_other_schema, refuse_rollback_journal
 from afflux.store.segments import Place
@@ -131,6 +130,8 @@ class Index:
 
     def facts(self) -> dict[str, Any]:
         """What the store was made with, and its settings."""
+        from afflux.store.facts import read_facts  # msgspec: a server in memory does not need it
+
         with self._errors("read"):
             texts = dict(self._read(f"SELECT name, value FROM facts ORDER BY name LIMIT {_MOST_FACTS}"))
             if (order := json.loads(texts["order_version"])) != ORDER_VERSION:
@@ -142,6 +143,8 @@ class Index:
 
     def committed(self, facts: Mapping[str, Any] | None = None) -> CommittedState | None:
         """The last commit, which agrees with the facts, by default those in the file; None if there is none yet."""
+        from afflux.store.facts import ArrivalEntry, VectorEntry, check_entries, read_state
+
         facts = self.facts() if facts is None else facts
         with self._errors("read"), self._one_commit():
             state = self._read("SELECT meta, buffers, notes, crc FROM state LIMIT 2")
@@ -169,18 +172,19 @@ class Index:
             )
 
     def _entries(self, statement: str, type_: Any, *, numbered: bool) -> list[Any]:
-        """Entries of a table, of this type; the first column counts from 0 if `numbered`, else its values differ.
-
-        A damaged file may hold one page many times: reading ends at the first entry that cannot be.
+        """Entries of a table, of this type; the first column counts from 0 if `numbered`, else its values differ. A
+        damaged file may hold one page many times: reading ends at the first entry that cannot be.
         """
+        from afflux.store.facts import decoded
+
         found, seen = list[Any](), set[object]()
         with self._reading:
             for i, values in enumerate(self._reader.execute(statement)):
-                found.append(decoded(values, type_))
+                found.append(values)
                 if (values[0] != i) if numbered else (values[0] in seen):
                     raise ValueError(f"entry {i} is there twice, or one is missing")
                 seen.add(values[0])
-        return found
+        return [*decoded(found, list[type_])]
 
     @property
     def commit_counter(self) -> int:
@@ -357,6 +361,8 @@ def _key(client_id: ClientId) -> int | str | bytes:
 
 
 def _record(text: str) -> list[Any]:
+    from afflux.store.facts import ArrivalRecord, decoded
+
     record: list[Any] = json.loads(text)
     decoded(record, ArrivalRecord)
     return record

@@ -51,6 +51,7 @@ def remedy(store: Path, array: str) -> str:
 
 
 INDEX = "index.sqlite"  #: in the store's folder
+NAME = r"^[\w.-]{1,100}\Z"  #: of a vector of the rule: part of the name of a folder
 METADATA = "zarr.json"  #: in the folder of each array, and in the store's folder
 #: Of a segment: bytes, or a part of all bytes that may be needed, so that few files have to be open.
 SEGMENT_BYTES, MOST_SEGMENTS, MOST_SLOTS = 64 << 20, 256, 4096

@@ -114,7 +114,7 @@ class Store:
         self._index.sync_commits(self._power)
         places = {} if self.committed is None else self.committed.vectors
         last, codec = {} if self.committed is None else self.committed.last_slots, named(self.facts["codec"])
-        self._arrays = arrays = open_arrays(path, facts, last, mapped=promises_space(path))
+        arrays = self._arrays = open_arrays(path, facts, last, mapped=promises_space(path))
         for name, place in places.items():
             refuse_damage(arrays[name.partition(":")[0]], place, num_threads)
         if self._power and self.committed is not None and self.committed.meta["durability"] != "power":
@@ -126,13 +126,14 @@ class Store:
         self.params = ParamsSlots(arrays["params"], slots)
         own = {name: array for name, array in arrays.items() if name not in ("params", "rows", "arrivals")}
         self._vectors = VectorSlots(own, {name: places[name] for name in own if name in places}, num_threads)
-        waiting = [] if self.committed is None else self.committed.arrivals
-        self._arrivals = ArrivalSlots(arrays["arrivals"], waiting, num_threads)
+        self._arrivals = ArrivalSlots(
+            arrays["arrivals"], self.committed.arrivals if self.committed else [], num_threads
+        )
         self._lists = GrowingLists()
         self._largest_row: float = 0.0 if self.committed is None else self.committed.meta["largest_row"]
         self._retained_places = dict(retained)
         self.retained: Sequence[Pulled] = []  #: older versions that the last checkpoint has kept
-        #: those of them that its caller has asked for; the others are held for tasks
+        #: those that its caller has asked for; the others are held for tasks
         self.asked: Sequence[int] = [] if self.committed is None else self.committed.meta["asked"]
         self._committed_params: list[Row] = []  # of the last commit: no draft overwrites them while they are held
         self.host_versions: Versions | None = None  #: of a server on a GPU: copies of its versions, in slots of params
@@ -175,8 +176,8 @@ class Store:
     @property
     def buffers(self) -> Float64 | None:
         """The model's buffers at that version."""
-        own = None if self.committed is None else self.committed.buffers
-        return None if own is None else np.frombuffer(own, np.float64)
+        last = self.committed
+        return None if last is None or last.buffers is None else np.frombuffer(last.buffers, np.float64)
 
     @property
     def layout(self) -> Layout | None:
