@@ -66,6 +66,8 @@ class _Checkpoint(NamedTuple):
 class Store:
     """One folder, held by one process until `close`."""
 
+    committed: CommittedState | None  #: the last commit when the store was opened
+
     def __init__(
         self,
         path: Path,
@@ -76,9 +78,9 @@ class Store:
         *,
         new: bool = False,
     ) -> None:
-        """Opens what `create_store` has made, for a server on `device`. On the host the server's vectors are the slots
-        of the store; on a GPU they are copies of the last commit. The next commit stores durability and commit_every.
-        If a `new` store without a commit cannot be opened, its contents are removed.
+        """Opens what `create_store` has made, for a server on `device`: on the host its vectors are the slots of the
+        store, on a GPU copies of the last commit. The next commit stores durability and commit_every. If a `new` store
+        cannot be opened and has no commit, its contents are removed.
 
         Raises:
             StoreError: another process has the folder open, or it is damaged or of another format.
@@ -87,12 +89,11 @@ class Store:
         self._num_threads = num_threads
         self.device = device
         with ExitStack() as undo:
-            self._lock = Lock(path)
+            self._lock, self.committed = Lock(path), None
             undo.callback(self._lock.release)
             refuse_irregular(path, hard_links=True)
-            self.committed: CommittedState | None = None
             if new:
-                undo.callback(lambda: remove_contents(path) if self.committed is None else None)
+                undo.callback(lambda: None if self.committed else remove_contents(path))
             self._index = Index(path / INDEX)
             undo.callback(self._index.close)
             with damage_as_store_error(path):
@@ -106,14 +107,14 @@ class Store:
         self.committed = self._index.committed(facts)
         #: The rule, durability and commit_every of the last commit; then those that the next commit stores.
         self._stored_settings: dict[str, Any] = {name: facts[name] for name in ("rule", "commits")}
-        before = self._stored_settings["commits"]
+        before = facts["commits"]
         self.commit_every: int | None = before["commit_every"] if commit_every == "as before" else commit_every
         self._power = (durability or before["durability"]) == "power"
         self._commits = {"durability": self.durability, "commit_every": self.commit_every}
-        self._rule = StoredRule(path, self._stored_settings["rule"], self.facts)
+        self._rule = StoredRule(path, facts["rule"], self.facts)
         self._index.sync_commits(self._power)
-        places = {} if self.committed is None else self.committed.vectors
-        last, codec = {} if self.committed is None else self.committed.last_slots, named(self.facts["codec"])
+        places = self.committed.vectors if self.committed else {}
+        last, codec = self.committed.last_slots if self.committed else {}, named(self.facts["codec"])
         arrays = self._arrays = open_arrays(path, facts, last, mapped=promises_space(path))
         for name, place in places.items():
             refuse_damage(arrays[name.partition(":")[0]], place, num_threads)
@@ -121,24 +122,21 @@ class Store:
             for array in arrays.values():  # the commits so far were not flushed
                 array.flush(range(0, array.slots, array.shape.per_segment))
         retained = sorted((int(name[7:]), place) for name, place in places.items() if name.startswith("params:"))
-        newest = [places["params"]] if "params" in places else []
-        slots = dict.fromkeys(place.slot for place in (*newest, *(place for _, place in retained)))  # each once
-        self.params = ParamsSlots(arrays["params"], slots)
+        newest = [("", places["params"])] if "params" in places else []
+        self.params = ParamsSlots(arrays["params"], dict.fromkeys(place.slot for _, place in (*newest, *retained)))
         own = {name: array for name, array in arrays.items() if name not in ("params", "rows", "arrivals")}
         self._vectors = VectorSlots(own, {name: places[name] for name in own if name in places}, num_threads)
-        self._arrivals = ArrivalSlots(
-            arrays["arrivals"], self.committed.arrivals if self.committed else [], num_threads
-        )
-        self._lists = GrowingLists()
+        waiting, self._lists = self.committed.arrivals if self.committed else [], GrowingLists()
+        self._arrivals = ArrivalSlots(arrays["arrivals"], waiting, num_threads)
         self._largest_row: float = 0.0 if self.committed is None else self.committed.meta["largest_row"]
         self._retained_places = dict(retained)
         self.retained: Sequence[Pulled] = []  #: older versions that the last checkpoint has kept
         #: those that its caller has asked for; the others are held for tasks
-        self.asked: Sequence[int] = [] if self.committed is None else self.committed.meta["asked"]
+        self.asked: Sequence[int] = self.committed.meta["asked"] if self.committed else []
         self._committed_params: list[Row] = []  # of the last commit: no draft overwrites them while they are held
         self.host_versions: Versions | None = None  #: of a server on a GPU: copies of its versions, in slots of params
         self._spare_draft: Draft | None = None  # the next one of these
-        self.notes = None if self.committed is None else self.committed.notes
+        self.notes = self.committed.notes if self.committed else None
         self._after_commit: Callable[[], None] = lambda: None  # of the last transaction that has begun
         self._checkpoint: _Checkpoint | None = None  # that has not ended
         self.rows = None if codec is None else self._rows(codec)
@@ -171,18 +169,18 @@ class Store:
     @property
     def version(self) -> int:
         """The version of the last commit when the store was opened."""
-        return 0 if self.committed is None else int(self.committed.meta["version"])
+        return int(self.committed.meta["version"]) if self.committed else 0
 
     @property
     def buffers(self) -> Float64 | None:
         """The model's buffers at that version."""
-        last = self.committed
-        return None if last is None or last.buffers is None else np.frombuffer(last.buffers, np.float64)
+        own = self.committed.buffers if self.committed else None
+        return None if own is None else np.frombuffer(own, np.float64)
 
     @property
     def layout(self) -> Layout | None:
-        """The layout of the server's params; raises StoreError if it does not fit them."""
-        return layout_of(self.path, self.facts, None if self.committed is None else self.committed.buffers)
+        """The layout of params; raises StoreError if it does not fit them."""
+        return layout_of(self.path, self.facts, self.committed.buffers if self.committed else None)
 
     def resolve_rule(self, rule: Rule | None) -> Rule:
         """The rule to go on with: this one, or else that of the last commit.
@@ -389,8 +387,8 @@ class Store:
 
     def is_newest(self, version: int) -> bool:
         """Whether a kept version is the newest one, and in its slot; of a server on a GPU it is in another slot."""
-        newest = None if self.committed is None else self.committed.vectors["params"]
-        return newest is not None and self._retained_places[version].slot == newest.slot
+        last = self.committed
+        return last is not None and self._retained_places[version].slot == last.vectors["params"].slot
 
     def close(self, versions: Versions | None = None) -> None:
         """Closes all files and releases the lock. Versions that are still held stay as they are."""
