@@ -58,9 +58,8 @@ def test_opening_refuses_it(place, kind, path, victim):
         Server.open(path, RULE)
     assert said in str(caught.value)
     assert "remove it, or copy the folder" in str(caught.value)
-    if kind != "hard":  # which only a writer minds
-        with pytest.raises(StoreError, match=r"symbolic link|FIFO"):
-            store.info(path)
+    with pytest.raises(StoreError, match=r"symbolic link|FIFO|hard link"):
+        store.info(path)
     health = store.check(path)
     assert health.problems == (said,)
     assert (health.sound, health.mendable) == (False, False)

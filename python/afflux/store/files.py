@@ -80,23 +80,20 @@ def new_file(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
 
 
-def irregular(folder: Path, *, hard_links: bool) -> list[str]:
-    """Describes the entries of a store's folder that are neither regular files nor folders.
-
-    Args:
-        folder: the store's.
-        hard_links: also the files that have a second name, which may lie outside the folder.
+def irregular(folder: Path) -> list[str]:
+    """Describes the entries of a store's folder that are neither folders nor regular files with one name: a second one
+    may lie outside the folder, and SQLite writes to a file beside the index even if it only reads.
 
     Raises:
         StoreError: a folder cannot be read.
     """
     try:
-        return [*_irregular(folder, hard_links, 0)]
+        return [*_irregular(folder, 0)]
     except OSError as error:
         raise StoreError(f"[store] cannot read {error.filename or folder}: {error.strerror}") from None
 
 
-def _irregular(folder: Path, hard_links: bool, depth: int) -> Iterator[str]:
+def _irregular(folder: Path, depth: int) -> Iterator[str]:
     with os.scandir(folder) as entries:
         for entry in entries:
             try:
@@ -105,18 +102,18 @@ def _irregular(folder: Path, hard_links: bool, depth: int) -> Iterator[str]:
                 continue
             if stat.S_ISDIR(status.st_mode):
                 if depth < _DEPTH:
-                    yield from _irregular(folder / entry.name, hard_links, depth + 1)
-            elif not stat.S_ISREG(status.st_mode) or (hard_links and status.st_nlink > 1):
+                    yield from _irregular(folder / entry.name, depth + 1)
+            elif not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
                 yield f"{folder / entry.name} is {kind(status)}"
 
 
-def refuse_irregular(folder: Path, *, hard_links: bool) -> None:
+def refuse_irregular(folder: Path) -> None:
     """Checks that a store's folder has only regular files and folders; see `irregular`.
 
     Raises:
         StoreError: it has something else, through which the store would read or write elsewhere.
     """
-    found = irregular(folder, hard_links=hard_links)
+    found = irregular(folder)
     if found:
         raise StoreError(f"[store] {found[0]}: {PLAIN}")
 

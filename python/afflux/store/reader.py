@@ -45,7 +45,7 @@ class StoreReader:
             StoreError: there is no store, or it has no commit, or it is damaged.
         """
         self.path = folder_of(path)
-        refuse_irregular(path, hard_links=False)
+        refuse_irregular(path)
         self.index = Index(path / INDEX, read_only=True, alone=alone)
         with ExitStack() as undo, damage_as_store_error(path):
             undo.callback(self.index.close)

@@ -196,7 +196,7 @@ def check(path: "str | PathLike[str]", progress: Progress | None = None) -> Heal
 
     Cost: all committed bytes are read once; up to 24 d bytes of memory, and some for each client.
     """
-    others = tuple(irregular(folder_of(path), hard_links=True))
+    others = tuple(irregular(folder_of(path)))
     if others:  # nothing is read through a link
         return Health(clients=0, damaged=(), sum_error=None, problems=others, mendable=False, keeps_bits=False)
     with locked_reader(path) as store:
@@ -225,7 +225,7 @@ def repair(
     Cost: as `check`, and a transaction over all clients.
     """
     try:
-        refuse_irregular(folder_of(path), hard_links=True)
+        refuse_irregular(folder_of(path))
     except StoreError as error:
         raise StoreError(f"[repair] {str(error).removeprefix('[store] ')}") from None
     with locked_reader(path, shared=False) as store:

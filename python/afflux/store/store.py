@@ -91,7 +91,7 @@ class Store:
         with ExitStack() as undo:
             self._lock, self.committed = Lock(path), None
             undo.callback(self._lock.release)
-            refuse_irregular(path, hard_links=True)
+            refuse_irregular(path)
             if new:
                 undo.callback(lambda: None if self.committed else remove_contents(path))
             self._index = Index(path / INDEX)
