@@ -430,7 +430,7 @@ def test_the_commands_mistakes(tmp_path):
     said = "error: --checkpoint-every was given, but without --store there are no checkpoints\n"
     assert error("--rule", "fedbuff", "--checkpoint-every", "10") == said
     assert "index.sqlite is missing" in error("--resume", there)
-    for option in ("--rule=fedbuff", "--arrivals=7", "--client-lr=0.1", "--keep-updates", f"--store={there}"):
+    for option in ("--seed=3", "--arrivals=7", "--client-lr=0.1", "--keep-updates", f"--store={there}"):
         flag = option.partition("=")[0]
         assert error("--resume", there, option).startswith(f"error: {flag} was given, but --resume continues with")
     absent = ["--data", "mnist", "--data-dir", there, "--store", str(tmp_path / "s"), "--out", str(tmp_path / "o")]

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sqlite3
 import tempfile
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -170,8 +170,8 @@ def test_a_damaged_index(path):
         ("PRAGMA application_id = 7", "is no index of afflux"),
         ("UPDATE facts SET value = '2' WHERE name = 'order_version'", "has order_version 2, this afflux 1"),
         ("UPDATE state SET meta = replace(meta, '3', '4')", "does not agree with its checksum"),
-        ("DELETE FROM state", "is damaged: it has 9 rows of 0"),
-        ("DROP TABLE vectors", "no such table"),
+        ("DELETE FROM state", "is damaged: it has more than 0 rows"),
+        ("DROP TABLE vectors", "its schema differs"),
     ],
 )
 def test_a_foreign_index(path, statement, message):
@@ -312,7 +312,8 @@ def test_a_first_commit_that_fails_lets_go_of_the_folder(tmp_path, monkeypatch):
     with monkeypatch.context() as failing, pytest.raises(StoreError, match="disk is full"):
         failing.setattr("afflux.store.index.Index.commit", full)
         Server(RULE, np.zeros(3), num_clients=5, store=tmp_path / "new")
-    refused(tmp_path / "new", "holds no server")  # not: is in use
+    assert not (tmp_path / "new").exists()
+    Server(RULE, np.zeros(3), num_clients=5, store=tmp_path / "new").close()
 
 
 def test_reads_that_are_cut_short_go_on(path, monkeypatch):
@@ -433,5 +434,12 @@ def test_sqlite_fails_at_a_birth(tmp_path, monkeypatch):
 
 def test_sqlite_keeps_no_log(path, monkeypatch):
     """It says so in passing, and would commit in another way, which nobody looks for."""
-    monkeypatch.setattr(afflux.store.index, "_connect", lambda path, mode: sqlite3.connect(":memory:"))
+
+    def in_memory(path, mode):
+        copy = sqlite3.connect(":memory:")
+        with closing(sqlite3.connect(path)) as original:
+            original.backup(copy)
+        return copy
+
+    monkeypatch.setattr(afflux.store.index, "connect", in_memory)
     refused(path, r"cannot open .*index\.sqlite: SQLite has not made its log")

@@ -176,7 +176,7 @@ def test_a_file_that_cannot_be_cut(path, monkeypatch):
     def refused(*arguments):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(os, "truncate", refused)
+    monkeypatch.setattr(os, "ftruncate", refused)
     with pytest.raises(StoreError, match=rf"cannot cut {file} to size: Read-only file system$"):
         store.repair(path)
 

@@ -53,7 +53,8 @@ def test_check_finds_damaged_vectors(path, name):
     health = store.check(path)
     assert len(health.problems) == (2 if name == "params" else 1)
     assert all(f"{path / name} is damaged: slot" in problem for problem in health.problems)
-    assert health.mendable == (name == "sum")
+    assert health.mendable == (name in ("sum", "arrivals"))
+    assert health.arrivals == ((20,) if name == "arrivals" else ())
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_check_finds_what_the_index_cannot_say(path, statement, message):
     assert message in " ".join(health.problems)
     assert not health.mendable
     before = contents(path)
-    with pytest.raises(StoreError, match=r"\[repair\] .*index.sqlite: .*only rows and their sum are mended"):
+    with pytest.raises(StoreError, match=r"\[repair\] .*index.sqlite: .*only rows, their sum and arrivals are mended"):
         store.repair(path)
     assert contents(path) == before
 
@@ -254,7 +255,9 @@ def test_repair_leaves_what_it_cannot_mend(path):
     for slot in range(2):
         damage(path / "params" / "c" / "0" / "0", slot * 4 * 70_656 + 1000)
     before = contents(path)
-    with pytest.raises(StoreError, match=r"\[repair\] .*params is damaged.* only rows and their sum are mended"):
+    with pytest.raises(
+        StoreError, match=r"\[repair\] .*params is damaged.* only rows, their sum and arrivals are mended"
+    ):
         store.repair(path)
     assert contents(path) == before
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -71,7 +72,8 @@ REPLAY_HELP = """Replay the kept updates of a run with other rules.
 LOG is an audit log, audit/RULE-seedK.jsonl in the folder of a run with --keep-updates. \
 A client that was dispatched after k arrivals pulls each rule's version as of k arrivals, so staleness is each rule's \
 own; but it trained from the model of the log's rule. Only the aggregation differs. \
-The log's own rule gives the log's own params, bit for bit.
+The log's own rule gives the log's own params, bit for bit. \
+A log never makes a rule file run: name it with --rule if you trust that file.
 
 [bold]Examples[/bold]
 
@@ -86,7 +88,10 @@ PAIRED = (
 KEEP_UPDATES = "Keep all update vectors beside the audit log, 4 d bytes each, for `afflux replay`."
 RULE = "The rule; options follow it after colons: mf_ca2fl:bits=2:server_lr=1."
 STORE = "New folder in which the server is kept, with all that --resume needs to continue an interrupted run."
-RESUME = "Continue an interrupted run in its run folder (give --out if that has moved), to the same bits."
+RESUME = (
+    "Continue an interrupted run in its run folder (give --out if that has moved), to the same bits. "
+    "A rule file is executed only if you name it again: --rule FILE.py:FUNCTION."
+)
 CHECKPOINT_EVERY = "With --store: seconds between two checkpoints; 0: after every event. Also on Ctrl-C and SIGTERM."
 
 KeepUpdates = Annotated[bool, typer.Option("--keep-updates", help=KEEP_UPDATES)]
@@ -125,8 +130,8 @@ def run(
 ) -> None:
     """Simulate one rule (see RUN_HELP)."""
     if resume is not None:
-        refuse_other_options(context, "--resume", "resume", "checkpoint_every", "out")
-        _resume(resume, checkpoint_every, out)
+        refuse_other_options(context, "--resume", "resume", "checkpoint_every", "out", "rule")
+        _resume(resume, checkpoint_every, out, None if rule is None else parse_rules([rule])[0])
         return
     if store is None and is_on_command_line(context, "checkpoint_every"):
         raise ConfigError("--checkpoint-every was given, but without --store there are no checkpoints")
@@ -199,13 +204,13 @@ def _start_in_store(
         _run_with_store(store, folder, job, config, work)
 
 
-def _resume(store: Path, seconds: float, out: Path | None) -> None:
+def _resume(store: Path, seconds: float, out: Path | None, typed: RuleSpec | None) -> None:
     require(*EXTRA)
     from afflux.sim.runs.compare import Job
     from afflux.sim.runs.resume import resume
     from afflux.sim.runs.run_checkpoint import InterruptedRun
 
-    interrupted = InterruptedRun.of(store, out)
+    interrupted = InterruptedRun.of(store, out, typed)
     if interrupted.finished:
         typer.echo(f"the run in {store} is finished; its results are written again", err=True)
     job, folder = Job(interrupted.spec, interrupted.header.seed), interrupted.output.folder.parent
@@ -233,7 +238,9 @@ def _run_with_store(
         ):
             results = [work(partial(watch, 0))]
     except KeyboardInterrupt:
-        typer.echo(f"continue with: afflux run --resume {store}", err=True)
+        spec = job.spec
+        again = "" if spec.name in RULES else f" --rule {quote(spec.text)}"
+        typer.echo(f"continue with: afflux run --resume {store}{again}", err=True)
         raise
     run_folder.write_results(folder, results, config)
     _print_results(folder, results, config)

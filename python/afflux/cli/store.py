@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from afflux import store
+from afflux.aggregation.reports import DECISIONS
 from afflux.cli.common import report_errors
 from afflux.ops.errors import AffluxError
 from afflux.ops.units import in_bytes
@@ -39,11 +40,11 @@ Writes nothing. Exit code 0: sound; 1: damaged; 2: it cannot be opened, or a ser
 
   afflux store check runs/ca2fl.store
 """
-REPAIR_HELP = """Drop damaged rows of clients, and recompute the sum of the rows.
+REPAIR_HELP = """Drop damaged rows and waiting arrivals of clients, and recompute the sum of the rows.
 
 If a file of rows is missing or cut off, the rows in the missing part are damaged. \
 The server treats clients of dropped rows as never seen. All later bits differ from those without the damage; the \
-store records the version, and `afflux store info` shows it. Asks before it drops rows, and drops no others.
+store records the version, and `afflux store info` shows it. Asks before it drops anything, and names the clients.
 
 [bold]Examples[/bold]
 
@@ -51,7 +52,7 @@ store records the version, and `afflux store info` shows it. Asks before it drop
 
   afflux store repair runs/ca2fl.store --yes
 """
-EXPORT_HELP = """Write clients' rows, decoded, to a file that NumPy reads.
+EXPORT_HELP = """Write clients' rows, decoded, or the model's params to a file that NumPy reads.
 
 [bold]Examples[/bold]
 
@@ -60,12 +61,27 @@ EXPORT_HELP = """Write clients' rows, decoded, to a file that NumPy reads.
   afflux store export runs/ca2fl.store --clients 3,17,4 --out rows.npy
 
   afflux store export runs/ca2fl.store --clients 'ann,"Smith, Bob"' --out rows.npz
+
+  afflux store export runs/ca2fl.store --params --out model.npz
 """
 
 Folder = Annotated[Path, typer.Argument(help="The store's folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Whole = Annotated[bool, typer.Option("--all", help="Print every line of a long list.")]
 
+#: What became of a push, by the name of its count; see `Server.counts`.
+ENDS = {
+    "joined": "in a step, or waiting",
+    "replaced": "in the place of an earlier one of its client",
+    "superseded": "an arrival of its client from a newer version waited",
+    "rejected": "an arrival of its client waited",
+    "dropped": "older than max_staleness",
+    "deferred": "to the next pass",
+    "empty": "no examples",
+    "expired": "its task was closed, or its version gone",
+    "faulty": "recorded in Server.faults",
+    "refused": "with an error",
+}
 #: Lines of a list that are printed without --all.
 MOST = 20
 
@@ -116,19 +132,29 @@ def repair(
         if done is None:
             typer.echo("repaired: every file is whole again; no row was lost")
         else:
-            typer.echo(f"repaired: {_rows(len(done.dropped))} dropped; bit continuity ends at version {done.version}")
+            lost = [_rows(len(done.dropped))] if done.dropped or not done.arrivals else []
+            lost += [f"the waiting arrivals of clients {_named(done.arrivals, whole)}"] if done.arrivals else []
+            typer.echo(f"repaired: {' and '.join(lost)} dropped; bit continuity ends at version {done.version}")
 
 
 @app.command(help=EXPORT_HELP)
 def export(
     path: Folder,
-    out: Annotated[Path, typer.Option(help="A file .npy (rows alone) or .npz (clients and rows); replaced.")],
+    out: Annotated[
+        Path, typer.Option(help="A file .npy (rows, or params) or .npz (clients and rows, or the model); replaced.")
+    ],
     clients: Annotated[
         str | None, typer.Option(help="Ids between commas, quoted as in CSV; default: all with a row.")
     ] = None,
+    params: Annotated[bool, typer.Option("--params", help="The params of the last commit, in place of rows.")] = False,
 ) -> None:
-    """Write rows to a file (see EXPORT_HELP)."""
+    """Write rows or params to a file (see EXPORT_HELP)."""
     with report_errors():
+        if params:
+            if clients is not None:
+                raise AffluxError("[export] give --clients for rows, or --params")
+            typer.echo(f"wrote params of version {store.export_params(path, out)} to {out}")
+            return
         written = store.export(path, out, None if clients is None else _ids(path, clients))
         typer.echo(f"wrote {_rows(len(written))} to {out}")
 
@@ -150,6 +176,7 @@ def _lines(found: Info, whole: bool) -> Iterator[tuple[str, Any]]:
     yield "params", f"d = {found.d:,} {found.dtype}; arrivals are kept as {found.slot_dtype}"
     waiting = f", {found.waiting} arrivals wait" if found.waiting else ""
     yield "version", f"{found.version:,} after {found.joins:,} pushes{waiting}"
+    yield "pushes", _counts(found.counts)
     if found.codec is not None:
         yield "clients", f"{found.clients:,} of {found.num_clients:,} have a row"
         yield "rows", f"{found.codec}: {found.bits} bits an element, {in_bytes(found.bytes_per_client)} a client"
@@ -159,15 +186,24 @@ def _lines(found: Info, whole: bool) -> Iterator[tuple[str, Any]]:
     often = "checkpoints alone" if found.commit_every is None else f"commit_every {found.commit_every}"
     yield "durability", f"{found.durability}, {often}: the last commit {survives}"
     for repair in found.repairs:
-        dropped = ", ".join(_some(map(repr, repair["dropped"]), whole)) or "none"
-        yield (
-            "repaired",
-            f"at version {repair['version']}, where bit continuity ended; rows dropped of clients {dropped}",
-        )
+        dropped = f"rows dropped of clients {_named(repair['dropped'], whole) or 'none'}"
+        if repair["arrivals"]:
+            dropped += f"; arrivals dropped of clients {_named(repair['arrivals'], whole)}"
+        yield "repaired", f"at version {repair['version']}, where bit continuity ended; {dropped}"
     for problem in _some(found.problems, whole):
         yield "health", problem
     if not found.problems:
         yield "health", "all files exist; their content was not read, `afflux store check` reads it"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    """Return how the pushes ended, and what that means."""
+    decided, others = list[str](), list[str]()
+    for name, count in counts.items():
+        if count:
+            (decided if name in DECISIONS else others).append(f"{count:,} {name} ({ENDS.get(name, 'unknown')})")
+    beside = f"; not counted there: {', '.join(others)}" if others else ""
+    return (", ".join(decided) or "none") + beside
 
 
 def _print_health(health: Health, whole: bool, remedy: str = "") -> None:
@@ -178,20 +214,24 @@ def _print_health(health: Health, whole: bool, remedy: str = "") -> None:
         typer.echo(f"sound: every checksum holds, {_rows(health.clients)}{off}")
     else:
         lost = f"{len(health.damaged):,} of {_rows(health.clients)}" if health.damaged else "no row"
+        lost += f" and {_arrivals(len(health.arrivals))}" if health.arrivals else ""
         typer.echo(f"damaged: {lost} lost{remedy}")
 
 
 def _remedy(path: Path, health: Health) -> str:
     if not health.mendable:
         return BACKUP
-    return f"`afflux store repair {quote(str(path))}` {'drops them' if health.damaged else 'repairs it'}"
+    does = "drops them" if health.damaged or health.arrivals else "repairs it"
+    return f"`afflux store repair {quote(str(path))}` {does}"
 
 
 def _question(health: Health) -> str:
     if health.keeps_bits:
         return "recreate these files? No row is lost."
-    drop = f"drop {_rows(len(health.damaged))} and " if health.damaged else ""
-    return f"{drop}recompute the sum? Later bits will differ from those without the damage."
+    steps = [f"drop {_rows(len(health.damaged))}"] if health.damaged else []
+    steps += [f"drop {_arrivals(len(health.arrivals))}"] if health.arrivals else []
+    steps += ["recompute the sum"] if health.damaged or not health.arrivals else []
+    return f"{' and '.join(steps)}? Later bits will differ from those without the damage."
 
 
 def _some(lines: Iterable[str], whole: bool) -> list[str]:
@@ -199,6 +239,14 @@ def _some(lines: Iterable[str], whole: bool) -> list[str]:
     found = list(lines)
     more = [] if whole or len(found) <= MOST else [f"... and {len(found) - MOST:,} more (--all)"]
     return found if not more else found[:MOST] + more
+
+
+def _named(clients: Iterable[int | str], whole: bool) -> str:
+    return ", ".join(_some(map(repr, clients), whole))
+
+
+def _arrivals(count: int) -> str:
+    return "1 waiting arrival" if count == 1 else f"{count:,} waiting arrivals"
 
 
 def _rows(count: int) -> str:

@@ -11,3 +11,5 @@ class BusyError(AffluxError):
 
 class StoreError(AffluxError):
     """The folder of a store cannot be used as asked; what was committed last is still there."""
+
+    joined: bool | None = None  #: of a `Server.push`: whether the arrival has joined, and must not be pushed again

@@ -1,6 +1,7 @@
 """How a server's state outlives it: as plain arrays and JSON, or in a store on disk."""
 
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -28,8 +29,9 @@ from afflux.rules.rule import Rule, a_rule
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
 from afflux.server.plan import fitted
-from afflux.store.creation import create_store
+from afflux.store.creation import create_store, remove_contents, removed_if_it_fails
 from afflux.store.lock import promises_space
+from afflux.store.metadata import damage_as_store_error
 from afflux.store.store import CommitEvery, Store
 
 
@@ -98,20 +100,23 @@ def start_of(store: Store) -> tuple[Vector, ServerOptions]:
         options = ServerOptions(**facts, **store.options)
     except (AffluxError, TypeError) as error:
         raise StoreError(f"[open] {store.path} is damaged: its options are not those of a server: {error}") from None
-    return store.device.full(store.facts["d"], 0.0, options.dtype), options
+    with damage_as_store_error(store.path):
+        return store.device.full(store.facts["d"], 0.0, options.dtype), options
 
 
 def make_store(aggregator: Aggregator, path: Path, layout: Layout | None, options: ServerOptions) -> Store:
     """Makes a store for a server that is new, and moves its state there."""
     facts = facts_of(aggregator, layout, options)
     durability = options.durability or "process"
-    create_store(path, aggregator.rule, facts, options.stored(), durability, options.commit_every)
-    store = Store(path, aggregator.num_threads, device=aggregator.device)
-    try:
-        _move_to(store, aggregator, options)
-    except BaseException:
-        store.close()
-        raise
+    with removed_if_it_fails(path):
+        create_store(path, aggregator.rule, facts, options.stored(), durability, options.commit_every)
+        store = Store(path, aggregator.num_threads, device=aggregator.device, new=True)
+        try:
+            _move_to(store, aggregator, options)
+        except BaseException:
+            remove_contents(path)
+            store.close()
+            raise
     return store
 
 
@@ -296,6 +301,16 @@ def close(store: Store, aggregator: Aggregator, *, checkpoint: bool) -> None:
         aggregator.when_idle("close", end)
     if not aggregator.closed:
         aggregator.when_no_job_runs(end)
+
+
+def forget(store: Store, aggregator: Aggregator) -> None:
+    """Closes the store of a server that nobody refers to any more, without a checkpoint; in a forked child, nothing."""
+    if sys.is_finalizing():
+        return
+    with suppress(Exception):
+        aggregator.check_process("close")  # raises in a forked child: the store is its parent's
+        aggregator.closed = True
+        store.close(aggregator.versions)
 
 
 def retained(keep: Iterable[Pulled], aggregator: Aggregator) -> dict[int, Pulled]:

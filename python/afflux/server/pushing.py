@@ -92,6 +92,8 @@ def push(  # noqa: D417
     Raises:
         AffluxError: a wrong id, version, length, dtype or layout, or a non-finite value (with faults="record" a receipt
             says so instead); arguments that do not go together; nothing has changed.
+        StoreError: the store cannot be read or written; its attribute `joined`, and the message, say whether the
+            arrival has joined, and must not be pushed again.
         BusyError: all slots were taken for `timeout` seconds; nothing has changed.
         UnavailableError: a vector on a device that this build does not serve, or lent from another device.
 
@@ -186,6 +188,8 @@ def push(  # noqa: D417
     except Exception as error:
         if checking:
             _let_go(error)
+        if isinstance(error, StoreError):
+            _add_whether_joined(error, ticket)
         if ticket.decision is None:
             if options.faults == "record" and _is_clients(error, checking=checking):
                 return _no_arrival(aggregator, client_id, pulled, "faulty", _reason(error), found)
@@ -218,6 +222,14 @@ def _is_clients(error: Exception, *, checking: bool) -> bool:
     if isinstance(error, ClientError):
         return True
     return checking and not isinstance(error, CallError | BusyError | StoreError | MemoryError | OSError)
+
+
+def _add_whether_joined(error: StoreError, ticket: Ticket) -> None:
+    """Adds to an error whether the arrival that met it has joined."""
+    if error.joined is None:  # else another push, which has met it first, says so
+        error.joined = ticket.decision is not None
+        joined = "has joined: do not push it again" if error.joined else "has not joined"
+        error.args = (f"{error}; the push {joined}",)
 
 
 def _let_go(error: BaseException) -> None:

@@ -24,6 +24,7 @@ from afflux.server.assembly import assemble
 from afflux.server.inputs import InputAdapter
 from afflux.server.rule_vectors import rule_vector
 from afflux.server.steps import OnStep
+from afflux.store.metadata import damage_as_store_error
 from afflux.store.store import Store
 
 
@@ -145,7 +146,8 @@ class Server:
             server = cls(
                 rule, zeros, options=options, num_threads=num_threads, push_threads=push_threads, on_step=on_step
             )
-            attached = persistence.load_store(store, server._aggregator, options)
+            with damage_as_store_error(store.path):
+                attached = persistence.load_store(store, server._aggregator, options)
             server._adapter, server.options = replace(server._adapter, layout=attached.layout), attached.options
             server.retained_versions, server._store = attached.retained_versions, store
         except BaseException:
@@ -360,6 +362,12 @@ class Server:
         load = partial(persistence.load_state, self._aggregator, state, self.layout, self.options)
         self._aggregator.when_idle("load_state_dict", load)
         self._aggregator.notify_waiters()
+
+    def __del__(self) -> None:
+        """Releases the store of a server that was forgotten without close(), as the end of the process would."""
+        store = self.__dict__.get("_store")
+        if store is not None and not self._aggregator.closed:
+            persistence.forget(store, self._aggregator)
 
     def __repr__(self) -> str:
         return (

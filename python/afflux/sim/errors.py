@@ -4,14 +4,13 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import known_names
+from afflux.ops.validation import brief, known_names
 
 #: Modules that the simulator imports, and their packages in the extra `sim`.
 EXTRA = {
     "torch": "torch",
     "sklearn": "scikit-learn",
     "matplotlib": "matplotlib",
-    "msgspec": "msgspec",
     "rich": "rich",
 }
 
@@ -39,4 +38,4 @@ def known(what: str, name: str, names: Iterable[str]) -> None:
     """Raise ConfigError, listing the nearest and all known names, unless `name` is one of them."""
     choices = sorted(names)
     if name not in choices:
-        raise ConfigError(f"unknown {what} {name!r}; {known_names(name, choices)}")
+        raise ConfigError(f"unknown {what} {brief(name)}; {known_names(name, choices)}")

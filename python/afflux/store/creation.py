@@ -1,17 +1,21 @@
 """Makes new stores."""
 
+import re
+import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from afflux._engine import ORDER_VERSION
 from afflux.aggregation.options import Durability, codec_of
 from afflux.ops.errors import StoreError, UnavailableError
+from afflux.ops.validation import brief
 from afflux.rules.rule import Rule
 from afflux.store.index import Index
 from afflux.store.lock import LOCK, Lock
-from afflux.store.metadata import INDEX, make_arrays, shapes_of, sync
+from afflux.store.metadata import INDEX, NAME, make_arrays, shapes_of, sync
 
 
 def create_store(
@@ -29,6 +33,9 @@ def create_store(
     """
     if sys.byteorder != "little":
         raise UnavailableError("[store] rows are kept in little-endian order, and this machine is big-endian")
+    for name in rule.rule_vectors:
+        if not re.fullmatch(NAME, name):
+            raise StoreError(f"[Server] store: no folder can be called after the rule vector {brief(name)}: {NAME}")
     own = {name: server[name] for name in ("num_clients", "dtype", "slot_dtype")}
     shapes = shapes_of(rule, server["d"], **own, accumulate=options["accumulate"])
     codec = codec_of(rule, server["slot_dtype"])
@@ -47,14 +54,45 @@ def create_store(
         lock = Lock(path)
         try:
             _refuse_contents(path)  # of a process that had the lock before
-            make_arrays(path, shapes)
-            Index.make(path / INDEX, facts)
-            for folder in (path, path.parent):
-                sync(folder)
+            try:
+                make_arrays(path, shapes)
+                Index.make(path / INDEX, facts)
+                for folder in (path, path.parent):
+                    sync(folder)
+            except BaseException:
+                remove_contents(path)
+                raise
         finally:
             lock.release()
     except OSError as error:
         raise StoreError(f"[Server] store: cannot make {path}: {error.strerror}") from None
+
+
+@contextmanager
+def removed_if_it_fails(path: Path) -> Iterator[None]:
+    """Removes a folder, and those above it, if they were not there before the block and are empty after its error."""
+    new: list[Path] = []
+    with suppress(OSError):
+        new = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            if new and not any(file.name != LOCK for file in path.iterdir()):
+                (path / LOCK).unlink(missing_ok=True)
+            for folder in new:
+                folder.rmdir()
+        raise
+
+
+def remove_contents(path: Path) -> None:
+    """Removes all that a new store has made, but for its lock, which the caller holds; errors are ignored."""
+    with suppress(OSError):
+        for file in path.iterdir():
+            if file.is_dir() and not file.is_symlink():
+                shutil.rmtree(file, ignore_errors=True)
+            elif file.name != LOCK:
+                file.unlink(missing_ok=True)
 
 
 def _refuse_contents(path: Path) -> None:

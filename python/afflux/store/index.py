@@ -21,29 +21,13 @@ from afflux._engine import ORDER_VERSION
 from afflux.ops.errors import StoreError
 from afflux.ops.validation import plain_id
 from afflux.rules.rule import ClientId
-from afflux.store.metadata import BACKUP
+from afflux.store.metadata import BACKUP, DAMAGED
+from afflux.store.schema import connect, make_file, refuse_other_schema, refuse_rollback_journal
 from afflux.store.segments import Place
-
-FORMAT = 5
-#: "aflx": SQLite's application_id, which `file` shows.
-APPLICATION = 0x61666C78
-
-_SCHEMA = """
-CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE state (only INTEGER PRIMARY KEY CHECK (only = 0), meta TEXT NOT NULL, buffers BLOB, notes TEXT,
-                    crc INTEGER NOT NULL);
-CREATE TABLE vectors (name TEXT PRIMARY KEY, slot INTEGER NOT NULL, crc BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE rows (client NOT NULL PRIMARY KEY, place INTEGER NOT NULL, slot INTEGER NOT NULL, crc BLOB NOT NULL)
-       WITHOUT ROWID;
-CREATE TABLE arrivals (number INTEGER PRIMARY KEY, joined INTEGER NOT NULL, slot INTEGER, crc BLOB,
-                       record TEXT NOT NULL, buffers BLOB);
-CREATE TABLE passed (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
-CREATE TABLE log (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
-CREATE TABLE tasks (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
-"""
 
 #: Tables of the lists that grow.
 _LISTS = ("passed", "log", "tasks")
+_MOST_FACTS = 32
 
 
 class StoredArrival(NamedTuple):
@@ -111,7 +95,8 @@ class Index:
             alone: no other process commits meanwhile. Then no file is made beside the index, if it was closed.
         """
         self.path = path
-        self._inode = path.stat().st_ino
+        self._inode = path.lstat().st_ino
+        refuse_rollback_journal(path)
         self._log, shared = (path.with_name(f"{path.name}-{kind}") for kind in ("wal", "shm"))  # SQLite's own
         # A read-only open beside a log that another process has left creates a -shm file: it is deleted at the end.
         self._temporary = [shared] if read_only and alone and not shared.exists() else []
@@ -120,20 +105,14 @@ class Index:
             mode = "ro" if read_only else "rw"
             if read_only and alone and not _size(self._log):
                 mode = "ro&immutable=1"
-            self._writer, self._reader = (undo.enter_context(closing(_connect(path, mode))) for _ in range(2))
+            self._writer, self._reader = (undo.enter_context(closing(connect(path, mode))) for _ in range(2))
+            refuse_other_schema(path, self._writer)
             if not read_only:
                 (journal,) = self._writer.execute("PRAGMA journal_mode = WAL").fetchone()
                 if journal != "wal":  # SQLite leaves the mode as it was if it cannot change it
                     raise StoreError(f"[store] cannot open {path}: SQLite has not made its log")
                 # Each of SQLite's own checkpoints syncs, which on ext4 waits for all other dirty pages.
                 self._writer.execute("PRAGMA wal_autocheckpoint = 10000")
-            application, version = (
-                self._writer.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
-            )
-            if application != APPLICATION:
-                raise StoreError(f"[store] {path} is no index of afflux")
-            if version != FORMAT:
-                raise StoreError(f"[store] {path} has format {version}, this afflux reads {FORMAT}")
             if not read_only:  # SQLite opens files that it cannot write: here it raises
                 self._writer.execute("DELETE FROM facts WHERE 0")
             undo.pop_all()
@@ -142,19 +121,7 @@ class Index:
     @staticmethod
     def make(path: Path, facts: Mapping[str, Any]) -> None:
         """A new file without a commit. The file appears when it is complete."""
-        new = path.with_name(path.name + ".new")
-        try:
-            with closing(sqlite3.connect(new, isolation_level=None)) as connection:
-                connection.execute("BEGIN IMMEDIATE")
-                for statement in _SCHEMA.split(";"):
-                    connection.execute(statement)
-                connection.executemany("INSERT INTO facts VALUES (?, ?)", _facts(facts))
-                connection.execute(f"PRAGMA application_id = {APPLICATION}")
-                connection.execute(f"PRAGMA user_version = {FORMAT}")
-                connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise StoreError(f"[store] cannot make {path}: {error}") from None
-        new.replace(path)
+        make_file(path, _facts(facts))
 
     def sync_commits(self, power: bool) -> None:
         """`power`: from now on a commit is on the disk itself when `commit` returns."""
@@ -163,38 +130,61 @@ class Index:
 
     def facts(self) -> dict[str, Any]:
         """What the store was made with, and its settings."""
+        from afflux.store.facts import read_facts  # msgspec: a server in memory does not need it
+
         with self._errors("read"):
-            texts = dict(self._read("SELECT name, value FROM facts ORDER BY name"))
+            texts = dict(self._read(f"SELECT name, value FROM facts ORDER BY name LIMIT {_MOST_FACTS}"))
             if (order := json.loads(texts["order_version"])) != ORDER_VERSION:
                 raise StoreError(f"[store] {self.path.parent} has order_version {order}, this afflux {ORDER_VERSION}")
             own = texts.pop("crc")
             if own != str(_crc(texts)):
                 raise self._damaged("the facts do not agree with their checksum")
-            return {name: json.loads(value) for name, value in texts.items()}
+            return read_facts(texts)
 
-    def committed(self) -> CommittedState | None:
-        """The last commit; None if there is none yet."""
+    def committed(self, facts: Mapping[str, Any] | None = None) -> CommittedState | None:
+        """The last commit, which agrees with the facts, by default those in the file; None if there is none yet."""
+        from afflux.store.facts import ArrivalEntry, VectorEntry, check_entries, read_state
+
+        facts = self.facts() if facts is None else facts
         with self._errors("read"), self._one_commit():
-            state = self._read("SELECT meta, buffers, notes, crc FROM state")
+            state = self._read("SELECT meta, buffers, notes, crc FROM state LIMIT 2")
             if not state:
                 return None
             meta, buffers, notes, crc = state[0]
-            vectors = self._read("SELECT name, slot, crc FROM vectors ORDER BY name")
-            arrivals = self._read("SELECT * FROM arrivals ORDER BY number")
+            vectors = self._entries("SELECT name, slot, crc FROM vectors ORDER BY name", VectorEntry, numbered=False)
+            arrivals = self._entries("SELECT * FROM arrivals ORDER BY number", ArrivalEntry, numbered=True)
             lists = {name: self._list(name) for name in _LISTS}
             if crc != _crc(meta, buffers, notes, vectors, arrivals, [*map(len, lists.values())]):
                 raise self._damaged("the state does not agree with its checksum")
+            check_entries(vectors, arrivals, facts)
+            if notes is not None:
+                json.loads(notes)
             return CommittedState(
-                json.loads(meta),
+                read_state(meta, facts, [name for name, _, _ in vectors]),
                 buffers,
                 notes,
                 {name: Place(slot, crc) for name, slot, crc in vectors},
                 [
-                    StoredArrival(join, None if slot is None else Place(slot, crc), json.loads(record), own)
+                    StoredArrival(join, None if slot is None else Place(slot, crc or b""), _record(record), own)
                     for _, join, slot, crc, record, own in arrivals
                 ],
                 lists,
             )
+
+    def _entries(self, statement: str, type_: Any, *, numbered: bool) -> list[Any]:
+        """Entries of a table, of this type; the first column counts from 0 if `numbered`, else its values differ. A
+        damaged file may hold one page many times: reading ends at the first entry that cannot be.
+        """
+        from afflux.store.facts import decoded
+
+        found, seen = list[Any](), set[object]()
+        with self._reading:
+            for i, values in enumerate(self._reader.execute(statement)):
+                found.append(values)
+                if (values[0] != i) if numbered else (values[0] in seen):
+                    raise ValueError(f"entry {i} is there twice, or one is missing")
+                seen.add(values[0])
+        return [*decoded(found, list[type_])]
 
     @property
     def commit_counter(self) -> int:
@@ -207,21 +197,27 @@ class Index:
         client_id = plain_id(client_id, "row")  # SQLite takes NumPy's integers for bytes
         with self._errors("read"):
             found = self._read("SELECT client, slot, crc, place FROM rows WHERE client = ?", (_key(client_id),))
-        return _entry(*found[0])[1] if found else None
+            return _entry(*found[0])[1] if found else None
 
-    def num_rows(self) -> int:
-        """How many clients have a row."""
+    def refuse_other_count(self, count: int) -> None:
+        """Checks how many clients have a row; counting ends after one more than this.
+
+        Raises:
+            StoreError: others.
+        """
         with self._errors("read"):
-            return int(self._read("SELECT count(*) FROM rows")[0][0])
+            found = self._read("SELECT count(*) FROM (SELECT 1 FROM rows LIMIT ?)", (count + 1,))[0][0]
+        if found != count:
+            raise self._damaged(f"it has {f'more than {count} rows' if found > count else f'{found} rows of {count}'}")
 
     def rows(self) -> Iterator[tuple[ClientId, Place]]:
         """All clients that have a row, in the order in which they came."""
         with self._errors("read"):
             found = self._read("SELECT client, slot, crc, place FROM rows ORDER BY place")
-        for rank, entry in enumerate(found):
-            if entry[3] != rank:
-                raise self._damaged(f"client number {rank} is missing")
-            yield _entry(*entry)
+            for rank, entry in enumerate(found):
+                if entry[3] != rank:
+                    raise self._damaged(f"client number {rank} is missing")
+                yield _entry(*entry)
 
     def rows_by_slot(self) -> Iterator[tuple[ClientId, Place]]:
         """All clients that have a row, in the order of the slots, the fastest to read. No commit may come meanwhile."""
@@ -310,11 +306,15 @@ class Index:
         return StoreError(f"[store] {self.path} is damaged: {what}; {BACKUP}")
 
     def _list(self, table: str) -> list[Any]:
-        found = self._read(f"SELECT number, entry FROM {table} ORDER BY number")
-        for i, (number, text) in enumerate(found):
-            if number != i or text[:8] != _text(number, text=text[8:])[:8]:
-                raise self._damaged(f"{table} {i} does not agree with its checksum")
-        return [json.loads(text[8:]) for _, text in found]
+        entries = list[Any]()
+        with self._reading:
+            for i, (number, text) in enumerate(
+                self._reader.execute(f"SELECT number, entry FROM {table} ORDER BY number")
+            ):
+                if number != i or text[:8] != _text(number, text=text[8:])[:8]:
+                    raise self._damaged(f"{table} {i} does not agree with its checksum")
+                entries.append(json.loads(text[8:]))
+        return entries
 
     @contextmanager
     def _one_commit(self) -> Iterator[None]:
@@ -339,21 +339,14 @@ class Index:
             raise StoreError(f"[store] cannot {what} {self.path}: {error}") from None
         except sqlite3.ProgrammingError:
             raise StoreError(f"[store] cannot {what} {self.path}: the server has closed it") from None
-        except (sqlite3.Error, ValueError, TypeError, LookupError, AttributeError) as error:
+        except (sqlite3.Error, *DAMAGED) as error:
             if isinstance(error, StoreError):
                 raise
             raise self._damaged(error) from None
 
 
-def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    # Never used by two threads at once: the aggregator's mutex and `_reading` ensure that.
-    return sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False
-    )
-
-
 def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+    return path.lstat().st_size if path.exists() else 0
 
 
 def _arrivals(arrivals: Iterable[StoredArrival]) -> Iterator[tuple[Any, ...]]:
@@ -367,6 +360,14 @@ def _key(client_id: ClientId) -> int | str | bytes:
     return client_id.to_bytes(8, "big") if isinstance(client_id, int) and client_id >= 2**63 else client_id
 
 
+def _record(text: str) -> list[Any]:
+    from afflux.store.facts import ArrivalRecord, decoded
+
+    record: list[Any] = json.loads(text)
+    decoded(record, ArrivalRecord)
+    return record
+
+
 def guarded_crc(client_id: ClientId, place: Place) -> bytes:
     """A row's checksums as they are stored: followed by a checksum of the entry itself."""
     return place.crc + _crc(client_id, place.slot, place.crc).to_bytes(4, "little")
@@ -374,8 +375,10 @@ def guarded_crc(client_id: ClientId, place: Place) -> bytes:
 
 def _entry(key: Any, slot: Any, crc: Any, rank: Any) -> tuple[ClientId, Place]:
     """A client, and the place of its row; a place that matches no row, if the entry is damaged."""
-    client_id: ClientId = int.from_bytes(key, "big") if isinstance(key, bytes) else key
-    if isinstance(crc, bytes) and isinstance(slot, int) and isinstance(rank, int):
+    client_id: ClientId = int.from_bytes(key, "big") if isinstance(key, bytes) and len(key) == 8 else key
+    if not isinstance(client_id, int | str):
+        raise ValueError(f"{key!r} is no client's id")
+    if isinstance(crc, bytes) and isinstance(slot, int) and isinstance(rank, int) and min(slot, rank) >= 0:
         place = Place(slot, crc[:-4], rank)
         if guarded_crc(client_id, place) == crc:
             return client_id, place

@@ -15,9 +15,10 @@ import numpy.typing as npt
 from afflux.aggregation.cache.new_rows import Row
 from afflux.aggregation.cache.rows import decoded_dtype
 from afflux.ops.errors import StoreError
-from afflux.ops.validation import plain_id
+from afflux.ops.validation import brief, plain_id
 from afflux.rules.rule import ClientId
 from afflux.store.reader import StoreReader, locked_reader
+from afflux.store.records import layout_of
 from afflux.store.segments import Place
 
 
@@ -149,9 +150,7 @@ def export(
     [[5.0, 5.0, 5.0], [7.0, 7.0, 7.0]]
     >>> folder.cleanup()
     """
-    out = Path(out)
-    if out.suffix not in (".npy", ".npz"):
-        raise StoreError(f"[export] out is {out}, must end in .npy or .npz")
+    out = _checked_out(out)
     with locked_reader(path) as store:
         if store.codec is None:
             raise StoreError(f"[export] {path} has no rows: {store.server['rule']} keeps none")
@@ -160,16 +159,83 @@ def export(
             if clients is None
             else [(client_id, _place(store, client_id)) for client_id in (plain_id(c, "export") for c in clients)]
         )
-        ids, new = [client_id for client_id, _ in places], out.with_name(out.name + ".new")
-        try:
-            try:
-                _write(new, ids, _decoded(store, places), (len(ids), store.d), decoded_dtype(store.codec))
-                new.replace(out)
-            finally:
-                new.unlink(missing_ok=True)
-        except OSError as error:
-            raise StoreError(f"[export] cannot write {out}: {error.strerror}") from None
+        ids = [client_id for client_id, _ in places]
+        with _replaced(out) as new:
+            _write(new, ids, _decoded(store, places), (len(ids), store.d), decoded_dtype(store.codec))
         return ids
+
+
+def export_params(path: "str | PathLike[str]", out: "str | PathLike[str]") -> int:
+    """Writes params of the last commit to a file that NumPy reads without pickle; returns their version.
+
+    Args:
+        path: the store's folder; nothing is written there.
+        out: `.npy`: the flat vector, (d,); `.npz`: the model's arrays by their names, if the server was made with a
+            tree, else `params`. The model's buffers are float64. An existing file is replaced when everything is
+            written.
+
+    Raises:
+        StoreError: no store, in use, damaged params, or `out` cannot be written.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from afflux import Server
+    >>> from afflux.rules import fedbuff
+    >>> folder = TemporaryDirectory()
+    >>> Server(fedbuff(), {"w": np.ones((1, 2)), "b": np.zeros(1)}, store=f"{folder.name}/store").close()
+    >>> export_params(f"{folder.name}/store", f"{folder.name}/model.npz")
+    0
+    >>> with np.load(f"{folder.name}/model.npz") as model:
+    ...     {name: array.tolist() for name, array in model.items()}
+    {'w': [[1.0, 1.0]], 'b': [0.0]}
+    >>> folder.cleanup()
+    """
+    out = _checked_out(out)
+    with locked_reader(path) as store:
+        params = store.params()
+        with _replaced(out) as new, new.open("wb") as file:
+            if out.suffix == ".npy":
+                np.lib.format.write_array(file, params, allow_pickle=False)
+            else:
+                with ZipFile(file, "w") as archive:
+                    for name, array in _model(store, params):
+                        with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                            np.lib.format.write_array(entry, array, allow_pickle=False)
+        return int(store.committed.meta["version"])
+
+
+def _model(store: StoreReader, params: Row) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    """The names of the model's arrays, and the arrays; or the flat vector."""
+    layout = layout_of(store.path, store.server, store.committed.buffers)
+    if layout is None:
+        yield "params", params
+        return
+    own = np.frombuffer(store.committed.buffers or b"", np.float64)
+    for fields, flat in ((layout.fields, params), (layout.buffers, own)):
+        for field in fields:
+            if "/" in field.name or "\\" in field.name:  # names in an archive are paths
+                raise StoreError(f"[export] {brief(field.name)} cannot be a name in a .npz: give a .npy")
+            yield field.name or "params", flat[field.start : field.stop].reshape(field.shape)
+
+
+def _checked_out(out: "str | PathLike[str]") -> Path:
+    out = Path(out)
+    if out.suffix not in (".npy", ".npz"):
+        raise StoreError(f"[export] out is {out}, must end in .npy or .npz")
+    return out
+
+
+@contextmanager
+def _replaced(out: Path) -> Iterator[Path]:
+    """A file to write, which replaces `out` at the end of the block."""
+    new = out.with_name(out.name + ".new")
+    try:
+        try:
+            yield new
+            new.replace(out)
+        finally:
+            new.unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(f"[export] cannot write {out}: {error.strerror}") from None
 
 
 def clients_named(path: "str | PathLike[str]", texts: Iterable[str]) -> list[ClientId]:

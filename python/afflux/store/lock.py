@@ -5,6 +5,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from afflux.ops.errors import StoreError, UnavailableError
+from afflux.store.files import open_regular
 
 #: File systems on which allocated space stays allocated, also for writes through a map.
 PROMISING = frozenset({"ext2", "ext3", "ext4", "xfs", "tmpfs"})
@@ -32,9 +33,9 @@ class Lock:
         except ModuleNotFoundError:
             raise UnavailableError("[store] this system has no flock, which keeps a second writer out") from None
         try:
-            self._descriptor = os.open(folder / LOCK, os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT, 0o666)
+            self._descriptor = open_regular(folder / LOCK, os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT)
         except OSError as error:
-            raise StoreError(f"[store] cannot lock {folder}: {error.strerror}") from None
+            raise StoreError(f"[store] cannot lock {folder / LOCK}: {error.strerror}") from None
         status = os.fstat(self._descriptor)
         self._file, self._shared = (status.st_dev, status.st_ino), shared
         self._owner: int | None = None
@@ -44,6 +45,7 @@ class Lock:
                 try:
                     fcntl.flock(self._descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
                     self._owner = os.getpid()
+                    self._refuse_removed(folder)
                     if not shared:
                         _WRITERS[self._file] = self._owner
                     return
@@ -59,6 +61,19 @@ class Lock:
         except BaseException:
             self.release()
             raise
+
+    def _refuse_removed(self, folder: Path) -> None:
+        """Refuses a lock whose file was removed while it was waited for: another process may lock its successor.
+
+        Raises:
+            StoreError: it was removed.
+        """
+        try:
+            status = (folder / LOCK).lstat()
+        except OSError as error:
+            raise StoreError(f"[store] {folder / LOCK} has vanished: {error.strerror}") from None
+        if (status.st_dev, status.st_ino) != self._file:
+            raise StoreError(f"[store] {folder / LOCK} was replaced")
 
     @property
     def _is_ours(self) -> bool:

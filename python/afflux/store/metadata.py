@@ -6,7 +6,8 @@ zarr-python writes the metadata; when an array grows, its length is written here
 import json
 import os
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from shlex import quote
@@ -17,11 +18,23 @@ import numpy as np
 from afflux._engine import ORDER_VERSION
 from afflux.aggregation.checkpoint import STORED
 from afflux.aggregation.options import codec_of
-from afflux.ops.errors import StoreError
+from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Rule
+from afflux.store.files import new_file, read_text
 
-#: How damage is repaired of anything but rows, their sum and Zarr's metadata, for errors.
+#: How damage is repaired of anything but rows, their sum, waiting arrivals and Zarr's metadata, for errors.
 BACKUP = "only a backup of the folder brings it back"
+
+
+@contextmanager
+def damage_as_store_error(path: Path) -> Iterator[None]:
+    """Turns what made-up facts raise in the block into a StoreError; an AffluxError stays as it is."""
+    try:
+        yield
+    except AffluxError:
+        raise
+    except DAMAGED as error:
+        raise StoreError(f"[store] {path} is damaged: {type(error).__name__}: {error}; {BACKUP}") from None
 
 
 def remedy(store: Path, array: str) -> str:
@@ -30,14 +43,24 @@ def remedy(store: Path, array: str) -> str:
         return f"`afflux store repair {quote(str(store))}`, when no server has it open, drops the rows that are lost"
     if array == "sum":
         return f"`afflux store repair {quote(str(store))}` makes it anew"
+    if array == "arrivals":
+        return (
+            f"`afflux store repair {quote(str(store))}`, when no server has it open, drops the arrivals that are lost"
+        )
     return BACKUP
 
 
 INDEX = "index.sqlite"  #: in the store's folder
+NAME = r"^[\w.-]{1,100}\Z"  #: of a vector of the rule: part of the name of a folder
 METADATA = "zarr.json"  #: in the folder of each array, and in the store's folder
 #: Of a segment: bytes, or a part of all bytes that may be needed, so that few files have to be open.
 SEGMENT_BYTES, MOST_SEGMENTS, MOST_SLOTS = 64 << 20, 256, 4096
+_LIMITS = SEGMENT_BYTES, MOST_SEGMENTS, MOST_SLOTS
 _AGAIN = ".again"  #: a folder in the store's folder, while metadata are written again
+#: Bytes of a `zarr.json`.
+_MOST_METADATA = 1 << 20
+#: What reading damaged or made-up JSON raises.
+DAMAGED = (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError, MemoryError)
 _LINE, _PAGE, _HUGE_PAGE = 64, 4096, 2 << 20
 _DTYPES = ("float64", "float32", "float16", "uint16", "uint8")
 _LARGE, _HUGE = 65536, 8 << 20  #: bytes from which on a slot begins on a page, and on a huge one
@@ -87,11 +110,24 @@ def shape_of(dtype: str, size: int, slots: int) -> Shape:
 
     A slot begins on a cache line, a large slot on a page, so that no page holds parts of two slots.
     """
+    width = slot_width(dtype, size)
+    stride = width * np.dtype(dtype).itemsize
+    file = max(SEGMENT_BYTES, slots * stride // MOST_SEGMENTS)
+    return Shape(dtype, width, max(1, min(slots, MOST_SLOTS, file // stride)))
+
+
+def slot_width(dtype: str, size: int) -> int:
+    """The elements from one slot to the next, for slots of `size` elements."""
     item = np.dtype(dtype).itemsize
     aligned = _HUGE_PAGE if size * item >= _HUGE else _PAGE if size * item >= _LARGE else _LINE
-    stride = max(-(-size * item // aligned) * aligned, aligned)
-    file = max(SEGMENT_BYTES, slots * stride // MOST_SEGMENTS)
-    return Shape(dtype, stride // item, max(1, min(slots, MOST_SLOTS, file // stride)))
+    return max(-(-size * item // aligned) * aligned, aligned) // item
+
+
+def is_sound(shape: Shape, slots: int) -> bool:
+    """Whether `shape_of` may have made this shape for up to `slots` slots: a segment is allocated as a whole."""
+    segment, segments, most = _LIMITS
+    largest = max(segment, shape.slot_bytes, slots * shape.slot_bytes // segments)
+    return shape.dtype in _DTYPES and 0 < shape.per_segment <= most and shape.segment_bytes <= largest
 
 
 def make_arrays(folder: Path, shapes: Mapping[str, Shape]) -> None:
@@ -132,14 +168,14 @@ def read_slots(folder: Path, expected: Shape, last: int = -1) -> int:
     """
     path = folder / METADATA
     try:
-        meta = json.loads(path.read_bytes())
+        meta = json.loads(read_text(path, _MOST_METADATA))
         per_segment, width = meta["chunk_grid"]["configuration"]["chunk_shape"]
         shape = Shape(meta["data_type"], int(width), int(per_segment))
         ours = _is_ours(meta, shape)
         slots = int(meta["shape"][0])
     except OSError as error:
         what = f"cannot read {path}: {error.strerror}"
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
+    except DAMAGED as error:
         what = f"{path} is damaged: {type(error).__name__}: {error}"
     else:
         if not ours:
@@ -168,17 +204,17 @@ def _is_ours(meta: Any, shape: Shape) -> bool:
 def check_group(store: Path) -> None:
     """Raises LostMetadataError if the metadata of the group are damaged."""
     try:
-        if json.loads((store / METADATA).read_bytes())["node_type"] != "group":
+        if json.loads(read_text(store / METADATA, _MOST_METADATA))["node_type"] != "group":
             raise ValueError("not a group")
     except OSError as error:
         raise LostMetadataError(f"cannot read {store / METADATA}: {error.strerror}", store) from None
-    except (ValueError, KeyError, TypeError) as error:
+    except DAMAGED as error:
         raise LostMetadataError(f"{store / METADATA} is damaged: {type(error).__name__}: {error}", store) from None
 
 
 def write_slots(folder: Path, slots: int) -> None:
     """Writes the new length of the array, without importing zarr, for which a push would wait."""
-    meta = json.loads((folder / METADATA).read_bytes())
+    meta = json.loads(read_text(folder / METADATA, _MOST_METADATA))
     meta["shape"][0] = max(slots, meta["shape"][0])
     _replace(folder / METADATA, json.dumps(meta, indent=2))
 
@@ -192,12 +228,13 @@ def write_again(store: Path, lost: Collection[str], shapes: Mapping[str, Shape],
     again = store / _AGAIN
     try:
         shutil.rmtree(again, ignore_errors=True)  # of a process that was ended while it did this
+        again.mkdir()
         make_arrays(again, {name: shapes[name] for name in lost if name})
         for name in lost:
             if name:
                 write_slots(again / name, slots[name])
             (store / name).mkdir(exist_ok=True)
-            _replace(store / name / METADATA, (again / name / METADATA).read_text())
+            _replace(store / name / METADATA, read_text(again / name / METADATA, _MOST_METADATA).decode())
             sync(store / name)
         sync(store)  # an array's folder may be new
     except OSError as error:
@@ -208,7 +245,7 @@ def write_again(store: Path, lost: Collection[str], shapes: Mapping[str, Shape],
 
 def _replace(path: Path, text: str) -> None:
     new = path.with_name(f"{path.name}.new")
-    with new.open("w") as file:
+    with open(new_file(new), "w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -1,7 +1,7 @@
 """Reads a store without its rule, and without writing to it."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -12,10 +12,12 @@ from afflux.aggregation.cache.rows import decoded, row_crc
 from afflux.ops.codecs import named
 from afflux.ops.errors import StoreError
 from afflux.rules.rule import ClientId
+from afflux.store.files import refuse_irregular
 from afflux.store.index import Index
 from afflux.store.lock import Lock
-from afflux.store.metadata import INDEX, LostMetadataError, Shape, check_group, folder_of
+from afflux.store.metadata import INDEX, LostMetadataError, Shape, check_group, damage_as_store_error, folder_of
 from afflux.store.segments import Place, Segments
+from afflux.store.vectors import refuse_damage
 
 
 @contextmanager
@@ -43,10 +45,12 @@ class StoreReader:
             StoreError: there is no store, or it has no commit, or it is damaged.
         """
         self.path = folder_of(path)
+        refuse_irregular(path)
         self.index = Index(path / INDEX, read_only=True, alone=alone)
-        try:
+        with ExitStack() as undo, damage_as_store_error(path):
+            undo.callback(self.index.close)
             facts = self.index.facts()
-            committed = self.index.committed()
+            committed = self.index.committed(facts)
             if committed is None:
                 raise StoreError(f"[store] {path} holds no server: the process that began to make it was ended")
             self.committed = committed
@@ -62,9 +66,7 @@ class StoreReader:
                 check_group(self.path)
             except LostMetadataError as error:
                 self.lost[""] = error.what
-        except BaseException:
-            self.index.close()
-            raise
+            undo.pop_all()
 
     def _array(self, name: str) -> Segments:
         size = self.codec.row_size(self.d) if name == "rows" and self.codec is not None else self.d
@@ -103,6 +105,15 @@ class StoreReader:
         except StoreError:
             return None
         return row if row_crc(row, self.codec) == place.crc else None
+
+    def params(self) -> Row:
+        """(d,) the params of the last commit.
+
+        Raises:
+            StoreError: they are missing, or do not match their checksum.
+        """
+        refuse_damage(self.arrays["params"], self.committed.vectors["params"], 1)
+        return self.arrays["params"].array(self.committed.vectors["params"].slot)
 
     def decoded(self, row: Row) -> Row:
         """(d,) float32 or float64."""

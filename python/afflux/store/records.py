@@ -1,6 +1,7 @@
 """The parts of a commit besides vectors and rows: arrivals in the buffer, and the lists that grow."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,8 @@ from afflux.aggregation.checkpoint import arrival_record, log_record
 from afflux.aggregation.state import ServerState
 from afflux.aggregation.streaming import Term
 from afflux.arrays.interop import on_host
+from afflux.arrays.layout import Layout
+from afflux.ops.errors import AffluxError, StoreError
 from afflux.store.index import CommittedState, ListUpdate, StoredArrival
 from afflux.store.segments import Place, Segments
 from afflux.store.vectors import crc, refuse_damage
@@ -51,6 +54,23 @@ class GrowingLists:
     def set_committed(self, written: dict[str, WrittenList]) -> None:
         """These entries are now committed."""
         self._written = written
+
+
+def layout_of(path: Path, server: Mapping[str, Any], buffers: bytes | None) -> Layout | None:
+    """The layout of a server's params and of its model's `buffers`, from the server's facts.
+
+    Raises:
+        StoreError: the stored one is none, or does not fit.
+    """
+    own, count = server["layout"], len(buffers or b"") / np.dtype(np.float64).itemsize
+    try:
+        layout = None if own is None else Layout.from_json(own)
+    except (AffluxError, RecursionError) as error:
+        raise StoreError(f"[store] {path} is damaged: its layout: {error}") from None
+    sizes = (server["d"], 0) if layout is None else (layout.size, layout.buffers_size)
+    if sizes != (server["d"], count):
+        raise StoreError(f"[store] {path} is damaged: its layout has {sizes[0]} elements and {sizes[1]} buffers")
+    return layout
 
 
 def state_of(

@@ -4,16 +4,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from os import PathLike
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from afflux.ops.errors import StoreError
+from afflux.ops.validation import plain_id
 from afflux.rules.rule import ClientId, client_order
-from afflux.store.index import Index, Transaction
+from afflux.store.files import irregular, refuse_irregular
+from afflux.store.index import CommittedState, Index, ListUpdate, StoredArrival, Transaction
 from afflux.store.inspect import missing
-from afflux.store.metadata import BACKUP, INDEX, write_again
+from afflux.store.metadata import BACKUP, INDEX, folder_of, write_again
 from afflux.store.reader import StoreReader, locked_reader
 from afflux.store.segments import Place
 from afflux.store.vectors import crc, damage
@@ -35,7 +39,8 @@ class Health:
     sum_error: float | None
     problems: tuple[str, ...]  #: in words
     mendable: bool  #: whether `repair` can repair all of them
-    keeps_bits: bool  #: whether later bits are then the same as without the damage: no row is dropped
+    keeps_bits: bool  #: whether later bits are then the same as without the damage: nothing is dropped
+    arrivals: tuple[ClientId, ...] = ()  #: clients whose waiting arrival is lost, in the order of the joins
 
     @property
     def sound(self) -> bool:
@@ -49,6 +54,7 @@ class Repair:
 
     dropped: tuple[ClientId, ...]  #: clients that have no row any more, as if never seen
     version: int  #: after which the bits differ from those without the damage
+    arrivals: tuple[ClientId, ...] = ()  #: clients whose waiting arrival was dropped
 
 
 class _Examination:
@@ -65,9 +71,11 @@ class _Examination:
         self.bad: list[tuple[ClientId, Place]] = []
         self.total = np.zeros(store.d if store.codec is not None else 0, np.float64)
         self._largest = float(store.committed.meta["largest_row"])
-        #: Problems of: the index and its places, vectors without the sum, the sum, rows, files' sizes.
+        self.lost_arrivals: list[int] = []  #: their places among the waiting ones
+        #: Problems of: the index and its places, vectors without the sum, arrivals, the sum, rows, files' sizes.
         self.index = [f"{store.index.path}: {line}" for line in store.index.damage()]
         self.vectors, self.sum, self.rows = list(dict.fromkeys(self._vectors())), list[str](), list[str]()
+        self.arrivals = list(dict.fromkeys(self._arrivals()))
         self.oversized = store.oversized
         self.sum_error: float | None = None
         if store.codec is not None:
@@ -76,15 +84,21 @@ class _Examination:
             self._sum()
 
     def _vectors(self) -> Iterator[str]:
-        """Missing or truncated files; params, rule vectors and arrivals that do not match their checksums."""
+        """Missing or truncated files; params and rule vectors that do not match their checksums."""
         store = self._store
-        yield from missing(store, but=("rows", "sum"))
-        places = [(name.partition(":")[0], place) for name, place in store.committed.vectors.items() if name != "sum"]
-        places += [("arrivals", each.place) for each in store.committed.arrivals if each.place is not None]
-        for name, place in places:
-            problem = self._damage(name, place)
+        yield from missing(store, but=("rows", "sum", "arrivals"))
+        for name, place in store.committed.vectors.items():
+            problem = None if name == "sum" else self._damage(name.partition(":")[0], place)
             if problem is not None:
                 yield problem
+
+    def _arrivals(self) -> Iterator[str]:
+        """Waiting arrivals whose vectors are missing, or do not match their checksums."""
+        for i, waiting in enumerate(self._store.committed.arrivals):
+            problem = None if waiting.place is None else self._damage("arrivals", waiting.place)
+            if problem is not None:
+                self.lost_arrivals.append(i)
+                yield f"client {_client(waiting)!r}'s waiting arrival: {problem}"
 
     def _damage(self, name: str, place: Place) -> str | None:
         segments = self._store.arrays[name]
@@ -143,7 +157,7 @@ class _Examination:
             return
         stored: npt.NDArray[np.float64] = store.arrays["sum"].array(store.committed.vectors["sum"].slot)
         off = float(np.linalg.norm(stored - self.total)) / int(store.server["num_clients"])
-        self.sum_error = off / self._largest if off else 0.0
+        self.sum_error = 0.0 if not off else off / self._largest if self._largest else inf
         if not self.sum_error <= PROMISE:
             self.sum.append(
                 f"the sum of the rows is off by {self.sum_error:.1e} times the largest row's norm, the promise is "
@@ -161,9 +175,12 @@ class _Examination:
             clients=len(self.good) + len(self.bad),
             damaged=tuple(sorted((client_id for client_id, _ in self.bad), key=client_order)),
             sum_error=self.sum_error,
-            problems=(*self.index, *lost, *self.oversized, *self.vectors, *self.sum, *self.rows),
-            mendable=bool(lost or self.oversized or self.sum or self.rows) and not self.index and not self.vectors,
-            keeps_bits=not self.bad and not self.sum,
+            problems=(*self.index, *lost, *self.oversized, *self.vectors, *self.arrivals, *self.sum, *self.rows),
+            mendable=bool(lost or self.oversized or self.arrivals or self.sum or self.rows)
+            and not self.index
+            and not self.vectors,
+            keeps_bits=not self.bad and not self.sum and not self.arrivals,
+            arrivals=tuple(_client(self._store.committed.arrivals[i]) for i in self.lost_arrivals),
         )
 
 
@@ -179,6 +196,9 @@ def check(path: "str | PathLike[str]", progress: Progress | None = None) -> Heal
 
     Cost: all committed bytes are read once; up to 24 d bytes of memory, and some for each client.
     """
+    others = tuple(irregular(folder_of(path)))
+    if others:  # nothing is read through a link
+        return Health(clients=0, damaged=(), sum_error=None, problems=others, mendable=False, keeps_bits=False)
     with locked_reader(path) as store:
         return _Examination(store, progress or _silent).health()
 
@@ -186,11 +206,12 @@ def check(path: "str | PathLike[str]", progress: Progress | None = None) -> Heal
 def repair(
     path: "str | PathLike[str]", progress: Progress | None = None, *, agreed: Health | None = None
 ) -> Repair | None:
-    """Drops damaged rows, and computes the sum again from the sound ones; returns None if all rows are sound.
+    """Drops damaged rows and waiting arrivals, and computes the sum again from the sound rows; returns None if all rows
+    and arrivals are sound.
 
-    Clients whose rows are dropped count as never seen. Later bits then differ from those without the damage: the store
-    records the version at which that begins (`info(path).repairs`). Segment files of a wrong size and Zarr's metadata
-    are repaired also where no row is lost.
+    Clients whose rows are dropped count as never seen, and those whose arrivals are dropped may push again. Later bits
+    then differ from those without the damage: the store records the version at which that begins
+    (`info(path).repairs`). Segment files of a wrong size and Zarr's metadata are repaired also where nothing is lost.
 
     Args:
         path: the store's folder.
@@ -198,11 +219,15 @@ def repair(
         agreed: the result of `check`, if no more than that may be lost.
 
     Raises:
-        StoreError: no store, in use, more than rows and their sum is damaged, or more than in `agreed`; the store is
-            unchanged.
+        StoreError: no store, in use, more than rows, their sum and arrivals is damaged, or more than in `agreed`; the
+            store is unchanged.
 
     Cost: as `check`, and a transaction over all clients.
     """
+    try:
+        refuse_irregular(folder_of(path))
+    except StoreError as error:
+        raise StoreError(f"[repair] {str(error).removeprefix('[store] ')}") from None
     with locked_reader(path, shared=False) as store:
         look = _Examination(store, progress or _silent)
         health = look.health()
@@ -210,7 +235,7 @@ def repair(
             return None
         if not health.mendable:
             problems = "; ".join((*look.index, *look.vectors))
-            raise StoreError(f"[repair] {problems}: only rows and their sum are mended; {BACKUP}")
+            raise StoreError(f"[repair] {problems}: only rows, their sum and arrivals are mended; {BACKUP}")
         if agreed is not None:
             _refuse_more(health, agreed)
         if store.lost:
@@ -222,8 +247,8 @@ def repair(
             store.arrays["rows"].reserve(store.committed.meta["rows"][1])
         if health.keeps_bits:
             return None
-        _drop_rows(store, look, health.damaged)
-        return Repair(health.damaged, int(store.committed.meta["version"]))
+        _commit_rest(store, look, health)
+        return Repair(health.damaged, int(store.committed.meta["version"]), health.arrivals)
 
 
 def _refuse_more(found: Health, agreed: Health) -> None:
@@ -234,23 +259,40 @@ def _refuse_more(found: Health, agreed: Health) -> None:
             f"[repair] rows are damaged that were not when it was checked: {len(more)}, the first of client "
             f"{more[0]!r}; nothing was changed: check it again"
         )
+    if len(found.arrivals) > len(agreed.arrivals):
+        raise StoreError(
+            "[repair] waiting arrivals are damaged that were not when it was checked; nothing was changed: check it "
+            "again"
+        )
     if agreed.keeps_bits and not found.keeps_bits:
         raise StoreError(
             "[repair] the sum is damaged, which it was not when it was checked; nothing was changed: check it again"
         )
 
 
-def _drop_rows(store: StoreReader, look: _Examination, dropped: Sequence[ClientId]) -> None:
-    last, segments = store.committed, store.arrays["sum"]
-    slot = 1 - last.vectors["sum"].slot
-    segments.reserve(2)
-    segments.write(slot, look.total)
-    segments.flush([slot])
-    _, high, _ = last.meta["rows"]
-    ranked = sorted(look.good, key=lambda entry: entry[1].rank)
-    used = {place.slot for _, place in ranked}
-    meta = {**last.meta, "rows": [len(ranked), high, [slot for slot in range(high) if slot not in used]]}
-    entry = {"version": meta["version"], "joins": meta["joins"], "dropped": dropped}
+def _client(waiting: StoredArrival) -> ClientId:
+    return plain_id(waiting.record[0], "check")
+
+
+def _commit_rest(store: StoreReader, look: _Examination, health: Health) -> None:
+    """Commits what is sound, and a new sum of the rows if they, or it, are damaged."""
+    last, vectors, lists = store.committed, dict(store.committed.vectors), dict[str, ListUpdate]()
+    rows: dict[ClientId, Place] = {}
+    meta, kept = _without_arrivals(last, look.lost_arrivals)
+    if last.lists["passed"] and look.lost_arrivals:
+        lists["passed"] = ListUpdate(0, _passed(last, look.lost_arrivals))
+    anew = store.codec is not None and bool(health.damaged or look.sum)
+    if anew:
+        segments, slot = store.arrays["sum"], 1 - last.vectors["sum"].slot
+        segments.reserve(2)
+        segments.write(slot, look.total)
+        segments.flush([slot])
+        ranked = sorted(look.good, key=lambda entry: entry[1].rank)
+        rows = {client_id: place._replace(rank=rank) for rank, (client_id, place) in enumerate(ranked)}
+        used, high = {place.slot for place in rows.values()}, meta["rows"][1]
+        meta["rows"] = [len(rows), high, [slot for slot in range(high) if slot not in used]]
+        vectors["sum"] = Place(slot, crc(look.total, 1))
+    entry = {"version": meta["version"], "joins": meta["joins"], "dropped": health.damaged, "arrivals": health.arrivals}
     store.index.close()  # SQLite deletes its files when the last connection is closed
     index = Index(store.path / INDEX)
     try:
@@ -260,16 +302,30 @@ def _drop_rows(store: StoreReader, look: _Examination, dropped: Sequence[ClientI
                 meta,
                 last.buffers,
                 last.notes,
-                {**last.vectors, "sum": Place(slot, crc(look.total, 1))},
-                last.arrivals,
-                {client_id: place._replace(rank=rank) for rank, (client_id, place) in enumerate(ranked)},
-                lists={},
-                delete_rows=True,
+                vectors,
+                kept,
+                rows,
+                lists,
+                delete_rows=anew,
                 facts={"repairs": [*store.facts["repairs"], entry]},
             )
         )
     finally:
         index.close()
+
+
+def _without_arrivals(last: CommittedState, lost: Sequence[int]) -> tuple[dict[str, Any], list[StoredArrival]]:
+    """The state's facts, and the waiting arrivals, without those at these places."""
+    filled = last.meta["filled"]
+    meta = {**last.meta, "filled": filled - sum(i < filled for i in lost)}
+    return meta, [waiting for i, waiting in enumerate(last.arrivals) if i not in lost]
+
+
+def _passed(last: CommittedState, lost: Sequence[int]) -> list[Any]:
+    """The clients that have entered in this pass, those in the buffer last, without the lost ones in the buffer."""
+    passed, filled = last.lists["passed"], last.meta["filled"]
+    before = len(passed) - filled
+    return [*passed[:before], *(entry for i, entry in enumerate(passed[before:]) if i not in lost)]
 
 
 def _silent(done: int, whole: int) -> None:

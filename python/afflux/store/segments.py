@@ -4,9 +4,10 @@ before a slot of theirs is used, and mapped.
 
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from stat import S_ISREG
 from sys import maxsize
 from typing import Any, NamedTuple
 
@@ -14,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux._engine import PIECE, detach, populate, prefetch
+from afflux.ops.codecs import named
 from afflux.ops.errors import StoreError
+from afflux.store.files import opened
 from afflux.store.metadata import METADATA, Shape, read_slots, remedy, sync, write_slots
 
 Row = npt.NDArray[Any]
@@ -108,17 +111,19 @@ class Segments:
         """
         for path in self.oversized():
             try:
-                os.truncate(path, self.shape.segment_bytes)
-                sync(path)
+                with opened(path, os.O_RDWR) as descriptor:
+                    os.ftruncate(descriptor, self.shape.segment_bytes)
+                    os.fsync(descriptor)
             except OSError as error:
                 raise StoreError(f"[store] cannot cut {path} to size: {error.strerror}") from None
 
     def _size(self, segment: int) -> int:
-        """Bytes of a file; -1 if it is missing."""
+        """Bytes of a regular file; -1 if it is missing."""
         try:
-            return self._path(segment).stat().st_size
+            status = self._path(segment).lstat()
         except OSError:
             return -1
+        return status.st_size if S_ISREG(status.st_mode) else -1
 
     def missing_slot(self, slot: int) -> str | None:
         """Describes why a slot that a commit refers to is missing; None if it is not."""
@@ -138,11 +143,10 @@ class Segments:
             path = self._path(self._count)
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.touch()
-                with path.open("r+b") as file:
-                    _allocate(file.fileno(), self.shape.segment_bytes)
-                    file.truncate(self.shape.segment_bytes)  # an existing file may be longer
-                    os.fsync(file.fileno())
+                with opened(path, os.O_RDWR | os.O_CREAT) as descriptor:
+                    _allocate(descriptor, self.shape.segment_bytes)
+                    os.ftruncate(descriptor, self.shape.segment_bytes)  # an existing file may be longer
+                    os.fsync(descriptor)
                 write_slots(self.folder, (self._count + 1) * self.shape.per_segment)
                 for folder in (path.parent, path.parent.parent, self.folder):
                     sync(folder)
@@ -160,9 +164,9 @@ class Segments:
         out = np.empty(self.size, self.shape.dtype)
         path, offset = self._place(slot)
         try:
-            with path.open("rb", buffering=0) as file:
+            with opened(path) as descriptor:
                 done, view = 0, out.view(np.uint8).data
-                while done < out.nbytes and (count := os.preadv(file.fileno(), [view[done:]], offset + done)):
+                while done < out.nbytes and (count := os.preadv(descriptor, [view[done:]], offset + done)):
                     done += count  # 2 GiB at most
         except OSError as error:
             raise StoreError(f"[store] cannot read {path}: {error.strerror}") from None
@@ -186,9 +190,9 @@ class Segments:
         path, offset = self._place(slot)
         view = np.ascontiguousarray(array).data.cast("B")
         try:
-            with path.open("r+b", buffering=0) as file:
+            with opened(path, os.O_RDWR) as descriptor:
                 while view:
-                    done = os.pwrite(file.fileno(), view, offset)
+                    done = os.pwrite(descriptor, view, offset)
                     view, offset = view[done:], offset + done
         except OSError as error:
             raise StoreError(f"[store] cannot write {path}: {error.strerror}") from None
@@ -199,10 +203,10 @@ class Segments:
             prefetch(self.array(slot))
         elif hasattr(os, "posix_fadvise"):
             path, offset = self._place(slot)
-            with suppress(OSError), path.open("rb", buffering=0) as file:
+            with suppress(OSError), opened(path) as descriptor:
                 for at in range(0, self.slot_bytes, PIECE):
                     size = min(PIECE, self.slot_bytes - at)
-                    os.posix_fadvise(file.fileno(), offset + at, size, os.POSIX_FADV_WILLNEED)
+                    os.posix_fadvise(descriptor, offset + at, size, os.POSIX_FADV_WILLNEED)
 
     def populate(self, slots: Iterable[int], *, write: bool = False) -> None:
         """Maps the pages of these slots, so that a failing disk raises here, and is no signal amid a sweep. Pages to be
@@ -230,8 +234,8 @@ class Segments:
         """Returns when these slots are on the disk itself."""
         for segment in sorted({slot // self.shape.per_segment for slot in slots}):
             try:
-                with self._path(segment).open("r+b", buffering=0) as file:
-                    os.fdatasync(file.fileno()) if hasattr(os, "fdatasync") else os.fsync(file.fileno())
+                with opened(self._path(segment), os.O_RDWR) as descriptor:
+                    os.fdatasync(descriptor) if hasattr(os, "fdatasync") else os.fsync(descriptor)
             except OSError as error:
                 raise StoreError(f"[store] cannot flush {self._path(segment)}: {error.strerror}") from None
 
@@ -250,11 +254,12 @@ class Segments:
         if segment not in self._maps:
             path = self._path(segment)
             try:
-                with path.open("r+b") as file:
-                    inode = os.fstat(file.fileno()).st_ino
-                    if os.fstat(file.fileno()).st_size < self.shape.segment_bytes:
+                with opened(path, os.O_RDWR) as descriptor:
+                    status = os.fstat(descriptor)
+                    inode = status.st_ino
+                    if status.st_size < self.shape.segment_bytes:
                         raise StoreError(f"[store] {path} is truncated; {self.remedy}")
-                    pages = mmap.mmap(file.fileno(), self.shape.segment_bytes)
+                    pages = mmap.mmap(descriptor, self.shape.segment_bytes)
                     if self.shape.huge and hasattr(mmap, "MADV_HUGEPAGE"):
                         # After writeback each page faults again at its next write: huge pages fault 512 at once.
                         with suppress(OSError):
@@ -270,11 +275,21 @@ class Segments:
     def _checked(self, segment: int) -> None:
         _, path, inode = self._maps[segment]
         try:
-            now = path.stat()
+            now = path.lstat()
         except OSError as error:
             raise StoreError(f"[store] {path} has vanished: {error.strerror}") from None
         if now.st_ino != inode or now.st_size < self.shape.segment_bytes:
             raise StoreError(f"[store] {path} was replaced or truncated")
+
+
+def open_arrays(path: Path, facts: Mapping[str, Any], last: Mapping[str, int], *, mapped: bool) -> dict[str, Segments]:
+    """The arrays of a store with these facts, by name; `last` are the last slots that the index refers to."""
+    d, codec = facts["server"]["d"], named(facts["server"]["codec"])
+    sizes = {} if codec is None else {"rows": codec.row_size(d)}
+    return {
+        name: Segments(path / name, sizes.get(name, d), Shape(*shape), mapped=mapped, last=last.get(name, -1))
+        for name, shape in facts["shapes"].items()
+    }
 
 
 def _allocate(descriptor: int, size: int) -> None:

@@ -30,12 +30,14 @@ from afflux.arrays.pools import Draft, Vector, Versions
 from afflux.ops.codecs import Codec, named
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Float64, Rule
+from afflux.store.creation import remove_contents
 from afflux.store.disk_cache import DiskCache, NewDiskRows, RowTable
+from afflux.store.files import refuse_irregular
 from afflux.store.index import CommittedState, Index, Transaction
 from afflux.store.lock import Lock, promises_space
-from afflux.store.metadata import BACKUP, INDEX, Shape, folder_of
-from afflux.store.records import ArrivalSlots, GrowingLists, state_of
-from afflux.store.segments import Place, Row, Segments
+from afflux.store.metadata import INDEX, damage_as_store_error, folder_of
+from afflux.store.records import ArrivalSlots, GrowingLists, layout_of, state_of
+from afflux.store.segments import Place, Row, open_arrays
 from afflux.store.stored_rule import StoredRule
 from afflux.store.vectors import (
     NO_CHECKSUMS,
@@ -64,6 +66,8 @@ class _Checkpoint(NamedTuple):
 class Store:
     """One folder, held by one process until `close`."""
 
+    committed: CommittedState | None  #: the last commit when the store was opened
+
     def __init__(
         self,
         path: Path,
@@ -71,9 +75,12 @@ class Store:
         durability: Durability | None = None,
         commit_every: CommitEvery = "as before",
         device: Device = HOST,
+        *,
+        new: bool = False,
     ) -> None:
-        """Opens what `create_store` has made, for a server on `device`. On the host the server's vectors are the slots
-        of the store; on a GPU they are copies of the last commit. The next commit stores durability and commit_every.
+        """Opens what `create_store` has made, for a server on `device`: on the host its vectors are the slots of the
+        store, on a GPU copies of the last commit. The next commit stores durability and commit_every. If a `new` store
+        cannot be opened and has no commit, its contents are removed.
 
         Raises:
             StoreError: another process has the folder open, or it is damaged or of another format.
@@ -82,67 +89,61 @@ class Store:
         self._num_threads = num_threads
         self.device = device
         with ExitStack() as undo:
-            self._lock = Lock(path)
+            self._lock, self.committed = Lock(path), None
             undo.callback(self._lock.release)
+            refuse_irregular(path)
+            if new:
+                undo.callback(lambda: None if self.committed else remove_contents(path))
             self._index = Index(path / INDEX)
             undo.callback(self._index.close)
-            self._read(num_threads, durability, commit_every)
+            with damage_as_store_error(path):
+                self._read(num_threads, durability, commit_every)
             undo.pop_all()
 
     def _read(self, num_threads: int, durability: Durability | None, commit_every: CommitEvery) -> None:
         path, facts = self.path, self._index.facts()
         self.facts: dict[str, Any] = facts["server"]  #: that a server must agree with
         self.options: dict[str, Any] = facts["options"]  #: that the server was made with
-        self.committed: CommittedState | None = self._index.committed()
+        self.committed = self._index.committed(facts)
         #: The rule, durability and commit_every of the last commit; then those that the next commit stores.
         self._stored_settings: dict[str, Any] = {name: facts[name] for name in ("rule", "commits")}
-        before = self._stored_settings["commits"]
+        before = facts["commits"]
         self.commit_every: int | None = before["commit_every"] if commit_every == "as before" else commit_every
         self._power = (durability or before["durability"]) == "power"
         self._commits = {"durability": self.durability, "commit_every": self.commit_every}
-        self._rule = StoredRule(path, self._stored_settings["rule"], self.facts)
+        self._rule = StoredRule(path, facts["rule"], self.facts)
         self._index.sync_commits(self._power)
-        places = {} if self.committed is None else self.committed.vectors
-        mapped = promises_space(path)
-        d, codec = self.facts["d"], named(self.facts["codec"])
-        sizes = {} if codec is None else {"rows": codec.row_size(d)}
-        last = {} if self.committed is None else self.committed.last_slots
-        arrays = {
-            name: Segments(path / name, sizes.get(name, d), Shape(*shape), mapped=mapped, last=last.get(name, -1))
-            for name, shape in facts["shapes"].items()
-        }
-        self._arrays = arrays
+        places = self.committed.vectors if self.committed else {}
+        last, codec = self.committed.last_slots if self.committed else {}, named(self.facts["codec"])
+        arrays = self._arrays = open_arrays(path, facts, last, mapped=promises_space(path))
         for name, place in places.items():
             refuse_damage(arrays[name.partition(":")[0]], place, num_threads)
         if self._power and self.committed is not None and self.committed.meta["durability"] != "power":
             for array in arrays.values():  # the commits so far were not flushed
                 array.flush(range(0, array.slots, array.shape.per_segment))
         retained = sorted((int(name[7:]), place) for name, place in places.items() if name.startswith("params:"))
-        newest = [places["params"]] if "params" in places else []
-        slots = dict.fromkeys(place.slot for place in (*newest, *(place for _, place in retained)))  # each once
-        self.params = ParamsSlots(arrays["params"], slots)
+        newest = [("", places["params"])] if "params" in places else []
+        self.params = ParamsSlots(arrays["params"], dict.fromkeys(place.slot for _, place in (*newest, *retained)))
         own = {name: array for name, array in arrays.items() if name not in ("params", "rows", "arrivals")}
         self._vectors = VectorSlots(own, {name: places[name] for name in own if name in places}, num_threads)
-        waiting = [] if self.committed is None else self.committed.arrivals
+        waiting, self._lists = self.committed.arrivals if self.committed else [], GrowingLists()
         self._arrivals = ArrivalSlots(arrays["arrivals"], waiting, num_threads)
-        self._lists = GrowingLists()
         self._largest_row: float = 0.0 if self.committed is None else self.committed.meta["largest_row"]
         self._retained_places = dict(retained)
         self.retained: Sequence[Pulled] = []  #: older versions that the last checkpoint has kept
-        #: those of them that its caller has asked for; the others are held for tasks
-        self.asked: Sequence[int] = [] if self.committed is None else self.committed.meta["asked"]
+        #: those that its caller has asked for; the others are held for tasks
+        self.asked: Sequence[int] = self.committed.meta["asked"] if self.committed else []
         self._committed_params: list[Row] = []  # of the last commit: no draft overwrites them while they are held
         self.host_versions: Versions | None = None  #: of a server on a GPU: copies of its versions, in slots of params
         self._spare_draft: Draft | None = None  # the next one of these
-        self.notes = None if self.committed is None else self.committed.notes
+        self.notes = self.committed.notes if self.committed else None
         self._after_commit: Callable[[], None] = lambda: None  # of the last transaction that has begun
         self._checkpoint: _Checkpoint | None = None  # that has not ended
         self.rows = None if codec is None else self._rows(codec)
 
     def _rows(self, codec: Codec) -> DiskCache:
         count, high, free = (0, 0, []) if self.committed is None else self.committed.meta["rows"]
-        if (found := self._index.num_rows()) != count:
-            raise StoreError(f"[store] {self.path / INDEX} is damaged: it has {found} rows of {count}; {BACKUP}")
+        self._index.refuse_other_count(count)
         return DiskCache(
             self._arrays["rows"],
             self._vectors,
@@ -168,18 +169,18 @@ class Store:
     @property
     def version(self) -> int:
         """The version of the last commit when the store was opened."""
-        return 0 if self.committed is None else int(self.committed.meta["version"])
+        return int(self.committed.meta["version"]) if self.committed else 0
 
     @property
     def buffers(self) -> Float64 | None:
         """The model's buffers at that version."""
-        own = None if self.committed is None else self.committed.buffers
+        own = self.committed.buffers if self.committed else None
         return None if own is None else np.frombuffer(own, np.float64)
 
     @property
     def layout(self) -> Layout | None:
-        """The layout of the server's params."""
-        return None if self.facts["layout"] is None else Layout.from_json(self.facts["layout"])
+        """The layout of params; raises StoreError if it does not fit them."""
+        return layout_of(self.path, self.facts, self.committed.buffers if self.committed else None)
 
     def resolve_rule(self, rule: Rule | None) -> Rule:
         """The rule to go on with: this one, or else that of the last commit.
@@ -386,8 +387,8 @@ class Store:
 
     def is_newest(self, version: int) -> bool:
         """Whether a kept version is the newest one, and in its slot; of a server on a GPU it is in another slot."""
-        newest = None if self.committed is None else self.committed.vectors["params"]
-        return newest is not None and self._retained_places[version].slot == newest.slot
+        last = self.committed
+        return last is not None and self._retained_places[version].slot == last.vectors["params"].slot
 
     def close(self, versions: Versions | None = None) -> None:
         """Closes all files and releases the lock. Versions that are still held stay as they are."""

@@ -1,13 +1,26 @@
 """The rule of a store, which is kept as data."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from afflux.aggregation.options import codec_of
 from afflux.ops.errors import AffluxError, StoreError
+from afflux.ops.validation import brief
 from afflux.rules.rule import Rule
 from afflux.rules.serialization import from_config
+
+_LOGGER = logging.getLogger("afflux")
+
+
+def _changes(before: Any, now: Any, path: str = "") -> Iterator[str]:
+    """Describes the options that differ between two configurations of a rule."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for name in dict.fromkeys((*before, *now)):
+            yield from _changes(before.get(name), now.get(name), f"{path}.{name}" if path else str(name))
+    elif before != now:
+        yield f"{path} from {brief(before)} to {brief(now)}"
 
 
 class StoredRule:
@@ -49,6 +62,9 @@ class StoredRule:
                 raise StoreError(
                     f"[open] {self._path} holds a server whose {name} is {self._facts[name]!r}, not {value!r}"
                 )
+        changes = [*_changes(self._config, rule.to_config())] if self.was_given else []
+        if changes:
+            _LOGGER.warning("[open] %s: the rule that was given changes %s", self._path, "; ".join(changes))
         return rule
 
     def config(self, rule: Rule) -> dict[str, Any]:

@@ -138,7 +138,7 @@ class ParamsSlots:
     """Gives the slots of one array to a pool of versions, one by one."""
 
     def __init__(self, segments: Segments, committed: Iterable[int]) -> None:
-        """The slots in `committed` are given first, in this order."""
+        """The slots in `committed`, each once, are given first, in this order."""
         self._segments = segments
         self._committed = list(committed)
         self._slots: dict[int, int] = {}  # by the address of their memory

@@ -6,7 +6,8 @@ of an interrupted run does not have. Numbers that are not finite are null.
 
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from functools import reduce
 from hashlib import sha256
 from pathlib import Path
@@ -18,17 +19,27 @@ import numpy as np
 from msgspec import Meta
 
 from afflux.aggregation.reports import Report
-from afflux.sim.errors import ConfigError
+from afflux.ops.validation import brief
+from afflux.rules import RULES
+from afflux.sim.errors import ConfigError, known
 from afflux.sim.results.updates_file import read_updates, truncate_file
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import JsonScalar, RuleSpec, format_option, parse_rule
+from afflux.sim.workload.rule_specs import JsonScalar, RuleSpec, parse_rule
+from afflux.store.files import opened
 
 FORMAT, FORMAT_VERSION = "afflux-audit", 1
 FOLDER = "audit"  #: in a run folder
 LONGEST_NAME = 80
 
-Count = Annotated[int, Meta(ge=0)]
-Positive = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+Label = Annotated[
+    str, Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]*$", max_length=10_000)
+]  #: is printed: no control characters
+FileName = Annotated[str, Meta(pattern=r"^[\w.=+-]+\.npy$", max_length=255)]  #: of a file in the log's own folder
+
+#: Bytes of a line.
+MOST_LINE_BYTES = 64 << 20
 
 
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
@@ -40,32 +51,56 @@ class Header(_Line, frozen=True, tag="header"):
 
     format: str
     format_version: int
-    afflux: str  #: version of the package
-    label: str  #: the rule as tables call it
+    afflux: Label  #: version of the package
+    label: Label  #: the rule as tables call it
     rule: str
     options: dict[str, JsonScalar]
     kind: str  #: of the vectors that clients push: update, gradient or model
-    buffer_size: int
-    d: int
-    seed: int
-    num_clients: int  #: that hold data
+    buffer_size: Positive
+    d: Positive
+    seed: Count
+    num_clients: Positive  #: that hold data
     client_lr: float
-    leader: str  #: label of the rule from whose params the clients trained
-    updates: str | None  #: file of the kept updates, beside the log
+    leader: Label  #: label of the rule from whose params the clients trained
+    updates: FileName | None  #: file of the kept updates, beside the log
     first_params_sha256: str
     config: dict[str, JsonScalar]  #: the fields of SimConfig
 
     def sim_config(self, path: Path) -> SimConfig:
         """Return the settings; raises ConfigError, which names `path`, if this afflux does not have them."""
         try:
-            return SimConfig(**self.config)  # type: ignore[arg-type]
-        except TypeError as error:
-            raise ConfigError(f"{path} was made by afflux {self.afflux}: {error}") from error
+            unknown = self.config.keys() - {field.name for field in fields(SimConfig)}
+            if unknown:
+                raise ValueError(f"unknown settings: {', '.join(sorted(map(brief, unknown)))}")
+            return msgspec.convert(self.config, SimConfig)
+        except ValueError as error:
+            raise ConfigError(f"{path} was made by afflux {self.afflux}: {error}") from None
 
-    def rule_spec(self) -> RuleSpec:
-        """Return the rule with its options; raises ConfigError if this afflux does not have them."""
-        options = (f":{name}={format_option(value)}" for name, value in self.options.items())
-        return RuleSpec(self.rule, parse_rule(self.rule + "".join(options)).options, self.label)
+    def rule_spec(self, path: Path, typed: RuleSpec | None = None) -> RuleSpec:
+        """Return the rule with its options.
+
+        Args:
+            path: for messages.
+            typed: the rule that the user has typed in this very command. A header is data: it never makes a rule file
+                run.
+
+        Raises:
+            ConfigError: `typed` is another rule, or it is None and the header names a file, or a rule or an option that
+                this afflux does not have.
+        """
+        made = RuleSpec(self.rule, tuple(self.options.items()))
+        if typed is not None:
+            if (_function(typed.name), typed.plain_options()) != (_function(self.rule), self.options):
+                raise ConfigError(f"--rule is {typed.label}, but the rule of {path} is {made.text}")
+            return RuleSpec(typed.name, typed.options, self.label)
+        if self.rule not in RULES:
+            if ".py" in self.rule:
+                raise ConfigError(
+                    f"{path} names the rule file {brief(self.rule)}: a rule file is code, and is executed only if you "
+                    "name it in this command: give --rule FILE.py:FUNCTION, with its options, if you trust that file"
+                )
+            known("rule", self.rule, RULES)
+        return RuleSpec(self.rule, parse_rule(made.text).options, self.label)
 
 
 class ArrivalLine(_Line, frozen=True, tag="arrival"):
@@ -136,13 +171,18 @@ class AuditLog:
 
     def spec(self) -> RuleSpec:
         """Return the rule with its options; raises ConfigError if this afflux does not have them."""
-        return self.header.rule_spec()
+        return self.header.rule_spec(self.path)
 
     def updates(self) -> np.ndarray:
         """Return the complete kept updates, (n, d) float32, mapped; raises ConfigError if the run kept none."""
         if self.header.updates is None:
             raise ConfigError(f"{self.path} has no updates: make the run with --keep-updates")
         return read_updates(self.path.parent / self.header.updates, self.header.d)
+
+
+def _function(rule: str) -> str:
+    """Return a preset's name, or the name of the function in a rule file, which may have moved."""
+    return f"file:{rule.rpartition(':')[2]}" if ".py:" in rule else rule
 
 
 class AuditOutput(NamedTuple):
@@ -184,7 +224,7 @@ class AuditLogWriter:
         if size:
             truncate_file(path, size)
             self._sha256.update(path.read_bytes())
-        self._file = path.open("ab" if size else "xb")
+        self._file = path.open("ab" if size else "xb")  # truncate_file has refused a link
         self.header = header
         if not size:
             self.write(header)
@@ -229,16 +269,24 @@ def read_audit_log(path: Path | str) -> AuditLog:
     """
     path = Path(path)
     try:
-        *rows, _cut_off = path.read_bytes().split(b"\n")
+        with opened(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
+            return _read(path, iter(lambda: file.readline(MOST_LINE_BYTES), b""))
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _read(path: Path, rows: Iterable[bytes]) -> AuditLog:
     arrivals: list[ArrivalLine] = []
     rounds: list[RoundLine] = []
     header: Header | None = None
     end: EndLine | None = None
     for number, row in enumerate(rows, 1):
         try:
-            line = _decode(row)
+            if not row.endswith(b"\n"):
+                if len(row) == MOST_LINE_BYTES:
+                    raise ValueError(f"more than {MOST_LINE_BYTES} bytes")
+                break  # it was cut off
+            line = _decode(row[:-1])
             if (number == 1) != isinstance(line, Header):
                 raise ValueError("the header must be the first line, and only the first")
             if end is not None:
@@ -274,6 +322,8 @@ def read_audit_log(path: Path | str) -> AuditLog:
 def _decode(row: bytes) -> Line:
     try:
         return _DECODER.decode(row)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(_explain(str(error), row)) from None
 
@@ -282,7 +332,7 @@ def _explain(error: str, row: bytes) -> str:
     """Add the value to an error such as "Expected `int`, got `str` - at `$.joins[0]`"."""
     try:
         content = msgspec.json.decode(row)
-    except (msgspec.DecodeError, UnicodeDecodeError) as malformed:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as malformed:
         return f"no JSON: {malformed}"
     if not isinstance(content, dict) or content.get("type") not in TYPES:
         return f"no object whose type is one of {', '.join(TYPES)}"
@@ -290,4 +340,4 @@ def _explain(error: str, row: bytes) -> str:
     if not path:
         return message
     steps = [int(index) if index else name for name, index in re.findall(r"(\w+)|\[(\d+)\]", path)]
-    return f"{path.rstrip('`')} is {reduce(lambda part, step: part[step], steps, content)!r}: {message}"
+    return f"{path.rstrip('`')} is {brief(reduce(lambda part, step: part[step], steps, content))}: {message}"

@@ -85,10 +85,12 @@ def remove_empty_logs(folder: Path) -> bool:
 
 
 def write_results(folder: Path, results: Sequence[RunResult], config: SimConfig) -> None:
-    """Write all files of a comparison into `folder`."""
+    """Write all files of a comparison into `folder`; a file, or a link, of the same name is removed first."""
     require("matplotlib")
     from afflux.sim.results.figures import draw_comparison
 
+    for name in ("config.json", "metrics.csv", "staleness.csv", "summary.csv", "summary.json", "curves.png"):
+        (folder / name).unlink(missing_ok=True)
     _json(folder / "config.json", _configuration(results, config))
     _csv(folder / "metrics.csv", ("rule", "seed", *Evaluation._fields), _metrics(results))
     _csv(folder / "staleness.csv", ("rule", "seed", "staleness", "arrivals"), _staleness(results))

@@ -8,6 +8,7 @@ from types import TracebackType
 import numpy as np
 
 from afflux.sim.errors import ConfigError
+from afflux.store.files import opened
 
 
 class UpdatesFile:
@@ -57,12 +58,13 @@ def truncate_file(path: Path, size: int) -> None:
     """Truncate a file to its first `size` bytes.
 
     Raises:
-        ConfigError: the file has fewer bytes.
+        ConfigError: the file has fewer bytes, or is no regular file: a link is not followed.
     """
     try:
-        if path.stat().st_size < size:
-            raise ConfigError(f"{path} is shorter than the {size} bytes of the checkpoint")
-        os.truncate(path, size)
+        with opened(path, os.O_RDWR) as descriptor:
+            if os.fstat(descriptor).st_size < size:
+                raise ConfigError(f"{path} is shorter than the {size} bytes of the checkpoint")
+            os.ftruncate(descriptor, size)
     except OSError as error:
         raise ConfigError(f"cannot continue {path}: {error.strerror}") from error
 
@@ -74,19 +76,19 @@ def read_updates(path: Path, d: int) -> np.ndarray:
         ConfigError: there is no such file, or it does not hold float32 updates of length d.
     """
     try:
-        with path.open("rb") as file:
+        with opened(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
             version = np.lib.format.read_magic(file)
             if version != (1, 0):
                 raise ValueError(f"is a .npy file of version {version}")
             shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-            start = file.tell()
+            start, size = file.tell(), os.fstat(descriptor).st_size
     except FileNotFoundError:
         raise ConfigError(f"the kept updates {path} are missing") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(f"{path} holds no kept updates: {error}") from error
     if len(shape) != 2 or shape[1] != d or dtype != np.dtype("<f4") or fortran:
         raise ConfigError(f"{path} holds {dtype} of shape {shape}, not float32 updates of shape (n, {d})")
-    count = min(shape[0], (path.stat().st_size - start) // (4 * d))
-    if not count:
+    count = min(shape[0], (size - start) // (4 * d))
+    if count <= 0:
         return np.zeros((0, d), np.float32)
     return np.memmap(path, "<f4", "r", start, (count, d))

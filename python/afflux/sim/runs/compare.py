@@ -77,7 +77,7 @@ def compare(
     Returns:
         The results in the order of `jobs`; within a job, in the order of its rules.
     """
-    require("torch", "msgspec", *(["sklearn"] if config.data == "digits" else []))
+    require("torch", *(["sklearn"] if config.data == "digits" else []))
     watch = watch or (lambda index, arrivals: None)
     finished = {} if finished is None else finished
     for job in jobs:

@@ -1,15 +1,17 @@
 """Checkpoints of a run, kept in the store of its server: writing them, and reading the last one."""
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
-from zipfile import BadZipFile
+from typing import Annotated, Any
+from zipfile import BadZipFile, ZipFile
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from afflux.ops.errors import StoreError
 from afflux.server.server import Server
@@ -17,15 +19,62 @@ from afflux.sim import interrupts
 from afflux.sim.errors import ConfigError
 from afflux.sim.results import audit_log
 from afflux.sim.results.audit_log import AuditLogWriter, AuditOutput
-from afflux.sim.results.run_result import params_sha256
+from afflux.sim.results.run_result import Evaluation, params_sha256
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.simulated_server import RunHistory, SimulatedServer
 from afflux.sim.runs.training_stream import TrainingStream
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.store import info
+from afflux.store.files import new_file, opened
 
 FORMAT = 1
+#: The server's counts at a checkpoint: properties of `Server`.
+COUNTS = ("version", "joins", "arrivals_waiting")
+
+
+class _Stream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """See `TrainingStream.state`."""
+
+    events: audit_log.Count
+    arrivals: audit_log.Count
+    training: list[tuple[audit_log.Count, audit_log.Count, audit_log.Count, audit_log.Count]]
+    models: list[tuple[audit_log.Count, audit_log.Count]]
+
+
+class _History(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """See `RunHistory`."""
+
+    evaluations: Annotated[list[Evaluation], Meta(min_length=1)]
+    staleness: list[audit_log.Count]
+    round_staleness: list[audit_log.Count]
+    seconds: list[float]
+
+
+class _Notes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a checkpoint leaves in the store's notes; see `RunCheckpoints.save`."""
+
+    afflux_run: int
+    audit: str
+    header: audit_log.Header
+    log_bytes: audit_log.Count
+    log_sha256: str
+    server: dict[str, audit_log.Count]
+    stream: _Stream
+    arrays: Annotated[str, Meta(pattern=r"^clients-[0-9]{1,19}\.npz\Z")] | None
+    history: _History
+
+    def check(self) -> None:
+        """Compare the parts with each other; raises ValueError."""
+        stream, history = self.stream, self.history
+        config = self.header.sim_config(Path(self.audit))
+        if set(self.server) != set(COUNTS):
+            raise ValueError(f"the server's counts are {sorted(self.server)}")
+        # An arrival has a line in the log, which is there; a dispatch is an arrival or still trains.
+        if not stream.arrivals <= min(self.log_bytes, config.arrivals) or len(history.staleness) != stream.arrivals:
+            raise ValueError(f"{stream.arrivals} arrivals do not agree with the log")
+        if stream.events > 2 * stream.arrivals + len(stream.training):
+            raise ValueError(f"{stream.events} events do not agree with {stream.arrivals} arrivals")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +84,7 @@ class InterruptedRun:
     path: Path  #: the store
     output: AuditOutput  #: where its log and updates are
     header: audit_log.Header  #: of its log
+    spec: RuleSpec  #: the rule
     log_bytes: int  #: of the log's file, when the checkpoint was made
     log_sha256: str  #: of these bytes
     server: Mapping[str, int]  #: counts of the server at the checkpoint
@@ -43,12 +93,13 @@ class InterruptedRun:
     history: RunHistory
 
     @classmethod
-    def of(cls, path: Path, folder: Path | None = None) -> "InterruptedRun":
+    def of(cls, path: Path, folder: Path | None = None, typed: RuleSpec | None = None) -> "InterruptedRun":
         """Read the last checkpoint in a store; writes nothing.
 
         Args:
             path: the store.
             folder: the run folder, if it has moved.
+            typed: the rule, if the user has typed it; a rule file is executed only then.
 
         Raises:
             ConfigError: there is no run in the store, or one of another format; or `folder` belongs to another run.
@@ -59,23 +110,31 @@ class InterruptedRun:
             raise ConfigError(f"{path} holds no run that could be resumed")
         if notes["afflux_run"] != FORMAT:
             raise ConfigError(f"{path} holds a run of format {notes['afflux_run']}, this afflux reads {FORMAT}")
-        header = msgspec.convert(notes["header"], audit_log.Header)
-        audit = Path(notes["audit"]) if folder is None else folder / audit_log.FOLDER
+        try:
+            found = msgspec.convert(notes, _Notes)
+            found.check()
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{path} holds a run that is damaged: {error}") from None
+        header = found.header
+        audit = Path(found.audit) if folder is None else folder / audit_log.FOLDER
         interrupted = cls(
             path,
             AuditOutput(audit, header.updates is not None),
             header,
-            notes["log_bytes"],
-            notes["log_sha256"],
-            notes["server"],
-            notes["stream"],
-            notes["arrays"],
-            RunHistory.of(notes["history"]),
+            header.rule_spec(path, typed),
+            found.log_bytes,
+            found.log_sha256,
+            found.server,
+            msgspec.to_builtins(found.stream),
+            found.arrays,
+            RunHistory.of(msgspec.to_builtins(found.history)),
         )
-        if interrupted.arrivals and not interrupted.log.is_file():
+        # A store that somebody has made up may name any folder: none is made that the user has not named.
+        there = folder is not None or (audit.is_dir() and not audit.is_symlink())
+        if not interrupted.log.is_file() and (interrupted.arrivals or not there):
             raise ConfigError(
                 f"there is no {interrupted.log}: a run is resumed in its run folder, which was "
-                f"{Path(notes['audit']).parent}; give --out if it has moved"
+                f"{Path(found.audit).parent}; give --out if it has moved"
             )
         interrupted.check_run_folder()
         return interrupted
@@ -102,11 +161,6 @@ class InterruptedRun:
     def finished(self) -> bool:
         """Whether the checkpoint is the one after the last arrival."""
         return self.arrivals == self.config.arrivals
-
-    @property
-    def spec(self) -> RuleSpec:
-        """The rule; raises ConfigError if this afflux does not have it."""
-        return self.header.rule_spec()
 
     @property
     def config(self) -> SimConfig:
@@ -162,9 +216,14 @@ class InterruptedRun:
         if self.arrays is None:
             return {}
         try:
-            with (self.path / self.arrays).open("rb") as file, np.load(file) as arrays:
-                return dict(arrays)
-        except (OSError, ValueError, BadZipFile) as error:
+            with opened(self.path / self.arrays) as descriptor, open(descriptor, "rb", closefd=False) as file:
+                size = os.fstat(descriptor).st_size
+                with ZipFile(file) as archive:  # as np.savez writes them: a small file must not unpack to a large one
+                    if any(entry.compress_type or entry.file_size > size for entry in archive.infolist()):
+                        raise ValueError("its arrays are compressed")
+                with np.load(file, allow_pickle=False) as arrays:
+                    return dict(arrays)
+        except (OSError, ValueError, EOFError, KeyError, RecursionError, MemoryError, BadZipFile) as error:
             raise StoreError(f"[store] cannot read {self.path / self.arrays}: {error}") from None
 
 
@@ -205,7 +264,7 @@ class RunCheckpoints:
         if name is not None:
             new = self._path / f"{name}.new"
             try:
-                with new.open("wb") as file:
+                with open(new_file(new), "wb") as file:
                     np.savez(file, **arrays)  # type: ignore[arg-type]
                 new.replace(self._path / name)
             except OSError as error:
@@ -229,7 +288,7 @@ class RunCheckpoints:
 
 
 def _counts(server: Server) -> dict[str, int]:
-    return {"version": server.version, "joins": server.joins, "arrivals_waiting": server.arrivals_waiting}
+    return {name: getattr(server, name) for name in COUNTS}
 
 
 def require_unused_store(path: Path) -> None:

@@ -27,6 +27,10 @@ STEPS_LAWS = ("constant", "uniform")
 CONTROL_CODECS = tuple(name for name in get_args(codecs.Name) if name != "float64")
 EXAMPLES = ("data", "batch")
 
+#: Clients train in float32.
+MOST_FLOAT32 = 3.4028234e38
+#: Each has a list of examples, from the start of a run on.
+MOST_CLIENTS = 100_000
 AT_LEAST = {
     "num_clients": 1,
     "concurrency": 1,
@@ -104,12 +108,17 @@ class SimConfig:
         for name, least in AT_LEAST.items():
             if (value := getattr(self, name)) < least:
                 raise ConfigError(f"{name} is {value}, must be at least {least}")
+        if self.num_clients > MOST_CLIENTS:
+            raise ConfigError(f"num_clients is {self.num_clients}, must be at most {MOST_CLIENTS}")
         for name in ("alpha", "client_lr"):
             if not 0 < (value := getattr(self, name)) < float("inf"):
                 raise ConfigError(f"{name} is {value}, must be positive and finite")
         for name in ("weight_decay", "mu"):
             if not 0 <= (value := getattr(self, name)) < float("inf"):
                 raise ConfigError(f"{name} is {value}, must be 0 or more and finite")
+        for name in ("client_lr", "weight_decay", "mu"):
+            if (value := getattr(self, name)) > MOST_FLOAT32:
+                raise ConfigError(f"{name} is {value}, must be at most {MOST_FLOAT32}, the largest float32")
         if self.control_codec != "float32" and self.client_optimizer != "scaffold":
             raise ConfigError(f"control_codec is {self.control_codec}, which is for client optimizer scaffold")
         if self.local_epochs and self.steps_law != "constant":

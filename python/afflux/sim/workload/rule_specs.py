@@ -40,6 +40,11 @@ class RuleSpec:
             raise ConfigError(f"rule {self.label or self.name}: it returns {rule!r}, not an afflux.Rule")
         return rule
 
+    @property
+    def text(self) -> str:
+        """The rule with all its options, as `parse_rule` reads it."""
+        return self.name + "".join(f":{name}={format_option(value)}" for name, value in self.options)
+
     def plain_options(self) -> dict[str, JsonScalar]:
         """Return the options as JSON scalars: a staleness law, or inf, as the text that `parse_rule` reads."""
         return {name: value if _is_json_scalar(value) else format_option(value) for name, value in self.options}

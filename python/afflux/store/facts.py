@@ -1,0 +1,215 @@
+"""What the index may say: the types and ranges of its facts, checked before any of them is used.
+
+A checksum shows damage; it does not show what somebody has made up. So every value is decoded by these schemas, and
+compared with the others.
+"""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct, convert, to_builtins
+
+from afflux._engine import ORDER_VERSION
+from afflux.aggregation.checkpoint import STORED
+from afflux.ops.codecs import named
+from afflux.store.metadata import NAME, Shape, is_sound, slot_width
+
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+#: Elements of a vector: fewer than 2**48, so that sizes in bytes are ints of 64 bits.
+Size = Annotated[int, Meta(ge=0, le=2**48 - 1)]
+Name = Annotated[str, Meta(pattern=NAME)]
+
+#: Arrivals of a buffer for which a segment is made as large as they need.
+_MOST_WAITING = 1 << 16
+
+
+class _Facts(Struct, frozen=True, forbid_unknown_fields=True):
+    """Facts; others than these are refused."""
+
+
+class ServerFacts(_Facts, frozen=True):
+    """What a server that opens the store must agree with."""
+
+    rule: str
+    kind: Literal["update", "gradient", "model"]
+    d: Size
+    dtype: Literal["float32", "float64"]
+    slot_dtype: Literal["float32", "float64", "bfloat16"]
+    num_clients: Positive | None
+    rule_vectors: list[Name]
+    layout: dict[str, Any] | None
+    codec: str | None
+    seed: int | None = None  #: of codecs that draw random bits
+
+
+class StoredOptions(_Facts, frozen=True):
+    """The options of a server that a store keeps; `ServerOptions` checks their values."""
+
+    duplicates: str | None
+    max_staleness: Count | None
+    faults: str
+    max_slots: Positive | None
+    max_versions: Positive | None
+    check_versions: bool
+    log: bool
+    accumulate: bool
+    flush_after: float | None
+    max_abs: float | None
+    max_norm: float | None
+    seed: Annotated[int, Meta(ge=0)]
+
+
+class Commits(_Facts, frozen=True):
+    """How safe commits are."""
+
+    durability: Literal["process", "power"]
+    commit_every: Positive | None
+
+
+class RepairEntry(_Facts, frozen=True):
+    """A repair that has dropped something."""
+
+    version: Count
+    joins: Count
+    dropped: list[int | str]
+    arrivals: list[int | str] = []
+
+
+class StoreFacts(_Facts, frozen=True):
+    """All facts."""
+
+    order_version: int
+    server: ServerFacts
+    options: StoredOptions
+    commits: Commits
+    rule: dict[str, Any]  #: `from_config` checks it
+    shapes: dict[str, tuple[str, Size, Positive]]
+    repairs: list[RepairEntry]
+
+
+class Rows(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Which slots of the rows are in use."""
+
+    clients: Count
+    high: Count
+    free: list[Count]
+
+
+class StateMeta(_Facts, frozen=True):
+    """The state of a commit, without arrays and lists; `checkpoint.load` compares it with the server."""
+
+    durability: Literal["process", "power"]
+    largest_row: Annotated[float, Meta(ge=0)]
+    format: int
+    order_version: int
+    version: Count
+    joins: Count
+    counts: dict[str, Count]
+    filled: Count
+    added: Count
+    raw: list[float]
+    scalars: dict[str, float]
+    handed: list[str]
+    next_rule: dict[str, Any] | None
+    retained_buffers: dict[str, list[float]]
+    asked: list[Count]
+    rows: Rows | None = None
+
+
+VectorEntry = tuple[str, Count, bytes]
+#: See `checkpoint.arrival_record`.
+ArrivalRecord = tuple[int | str, Count, Positive, float | None, float | None, float | None, float | None, Count, Count]
+#: number, joined, slot, crc, record, buffers
+ArrivalEntry = tuple[Count, Count, Count | None, bytes | None, str, bytes | None]
+
+
+def decoded(value: Any, type_: Any) -> Any:
+    """A value of one of these types.
+
+    Raises:
+        ValueError: it has another type, or is out of range.
+    """
+    return convert(value, type_)
+
+
+def read_facts(texts: Mapping[str, str]) -> dict[str, Any]:
+    """All facts, from JSON, checked; as plain dicts and lists.
+
+    Raises:
+        ValueError: a fact is missing, unknown, of a wrong type, out of range, or does not agree with another one.
+    """
+    facts: StoreFacts = decoded({name: json.loads(text) for name, text in texts.items()}, StoreFacts)
+    _check_shapes(facts)
+    plain: dict[str, Any] = to_builtins(facts)
+    if facts.server.seed is None:
+        del plain["server"]["seed"]
+    return plain
+
+
+def _check_shapes(facts: StoreFacts) -> None:
+    """Compares the arrays with what a server of this kind needs: their names, dtypes and widths."""
+    server = facts.server
+    codec = named(server.codec)
+    needed = {"params": (server.dtype, server.d), "arrivals": (STORED[server.slot_dtype], server.d)}
+    needed |= {f"rule_vector.{name}": (server.dtype, server.d) for name in server.rule_vectors}
+    if facts.options.accumulate:
+        needed["total"] = "float64", server.d
+    if codec is not None:
+        if server.num_clients is None:
+            raise ValueError("rows are kept, and num_clients is None")
+        needed |= {"sum": ("float64", server.d), "rows": (codec.row_dtype, codec.row_size(server.d))}
+    if set(facts.shapes) != set(needed):
+        raise ValueError(f"the arrays are {sorted(facts.shapes)}, must be {sorted(needed)}")
+    for name, (dtype, size) in needed.items():
+        shape, slots = Shape(*facts.shapes[name]), _MOST_WAITING + (server.num_clients or 0)
+        if (shape.dtype, shape.width) != (dtype, slot_width(dtype, size)) or not is_sound(shape, slots):
+            raise ValueError(f"the array {name} has {shape}, for {size} elements of {dtype}")
+
+
+def read_state(meta: str, facts: Mapping[str, Any], vectors: Collection[str]) -> dict[str, Any]:
+    """The state's own facts, from JSON, checked against those of the store; `vectors` are the names of its vectors.
+
+    Raises:
+        ValueError: see `read_facts`.
+    """
+    state: StateMeta = decoded(json.loads(meta), StateMeta)
+    codec, rows = facts["server"]["codec"], state.rows
+    if (rows is None) != (codec is None):
+        raise ValueError(f"the codec is {codec}, and the state {'has' if rows is not None else 'lacks'} rows")
+    if rows is not None:
+        if rows.clients > facts["server"]["num_clients"] or rows.high != rows.clients + len(rows.free):
+            raise ValueError(f"{rows.clients} clients and {len(rows.free)} free slots are {rows.high} slots")
+        if len(set(rows.free)) < len(rows.free) or any(slot >= rows.high for slot in rows.free):
+            raise ValueError("a free slot is listed twice, or beyond those in use")
+    if state.added and "total" not in vectors:
+        raise ValueError(f"{state.added} arrivals are in a sum that is missing")
+    if state.order_version != ORDER_VERSION:
+        raise ValueError(f"order_version is {state.order_version}")
+    plain: dict[str, Any] = to_builtins(state)
+    if rows is None:
+        del plain["rows"]
+    return plain
+
+
+def check_entries(vectors: Sequence[VectorEntry], arrivals: Sequence[ArrivalEntry], facts: Mapping[str, Any]) -> None:
+    """Checks the entries of a commit: each array but rows and arrivals has a vector, params also older ones; no two
+    arrivals share a slot.
+
+    Raises:
+        ValueError: a name is missing, or has no array; or a slot is taken twice.
+    """
+    names = {name for name, _, _ in vectors}
+    older = {name for name in names if name.startswith("params:")}
+    missing = names - older ^ set(facts["shapes"]) - {"rows", "arrivals"}
+    if missing - ({"total"} - names):  # a sum of nothing is not stored
+        raise ValueError(f"the vectors are {sorted(names)}")
+    for name in older:
+        digits = name.removeprefix("params:")
+        if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
+            raise ValueError(f"a vector is called {name[:100]!r}")
+    slots = [entry[2] for entry in arrivals if entry[2] is not None]
+    if len(set(slots)) < len(slots):
+        raise ValueError("two arrivals have one slot")

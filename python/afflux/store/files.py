@@ -1,0 +1,122 @@
+"""Opens files of a folder that anybody may have written: regular files only, and never through a link."""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from afflux.ops.errors import StoreError
+
+#: Levels of folders in a store: array, c, segment.
+_DEPTH = 3
+#: O_NONBLOCK: opening a FIFO returns at once.
+_FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC"))
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """The descriptor of a regular file.
+
+    Raises:
+        OSError: it is a link or another kind of file, or for writing a file with a second name; or cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, flags | _FLAGS, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise
+        status: os.stat_result | None = None
+        with suppress(OSError):
+            status = os.lstat(path)
+        raise OSError(error.errno, error.strerror if status is None else f"it is {kind(status)}", path) from None
+    status = os.fstat(descriptor)
+    writes = flags & (os.O_WRONLY | os.O_RDWR)
+    if stat.S_ISREG(status.st_mode) and not (writes and status.st_nlink > 1):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, f"it is {kind(status)}", path)
+
+
+def kind(status: os.stat_result) -> str:
+    """What a file is that is not a regular file with one name."""
+    return _KINDS.get(stat.S_IFMT(status.st_mode), "a hard link")
+
+
+@contextmanager
+def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """The descriptor of a regular file, in a block; see `open_regular`."""
+    descriptor = open_regular(path, flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def read_text(path: Path, most: int) -> bytes:
+    """The bytes of a regular file.
+
+    Raises:
+        OSError: see `open_regular`; or the file has more than `most` bytes.
+    """
+    with opened(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
+        found = file.read(most + 1)
+    if len(found) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most} bytes", path)
+    return found
+
+
+def new_file(path: Path) -> int:
+    """The descriptor of a new file, for writing; whatever has its name is removed first, and no link is followed."""
+    path.unlink(missing_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
+
+
+def irregular(folder: Path) -> list[str]:
+    """Describes the entries of a store's folder that are neither folders nor regular files with one name: a second one
+    may lie outside the folder, and SQLite writes to a file beside the index even if it only reads.
+
+    Raises:
+        StoreError: a folder cannot be read.
+    """
+    try:
+        return [*_irregular(folder, 0)]
+    except OSError as error:
+        raise StoreError(f"[store] cannot read {error.filename or folder}: {error.strerror}") from None
+
+
+def _irregular(folder: Path, depth: int) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:  # removed meanwhile
+                continue
+            if stat.S_ISDIR(status.st_mode):
+                if depth < _DEPTH:
+                    yield from _irregular(folder / entry.name, depth + 1)
+            elif not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+                yield f"{folder / entry.name} is {kind(status)}"
+
+
+def refuse_irregular(folder: Path) -> None:
+    """Checks that a store's folder has only regular files and folders; see `irregular`.
+
+    Raises:
+        StoreError: it has something else, through which the store would read or write elsewhere.
+    """
+    found = irregular(folder)
+    if found:
+        raise StoreError(f"[store] {found[0]}: {PLAIN}")
+
+
+#: What a store's folder must be, for errors.
+PLAIN = "a store holds regular files with one name, and folders; remove it, or copy the folder from its origin"

@@ -1,0 +1,95 @@
+"""The tables of a store's index, and how SQLite opens a file that anybody may have written."""
+
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+
+from afflux.ops.errors import StoreError
+from afflux.store.files import PLAIN
+
+FORMAT = 5
+#: "aflx": SQLite's application_id, which `file` shows.
+APPLICATION = 0x61666C78
+
+_SCHEMA = """
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE state (only INTEGER PRIMARY KEY CHECK (only = 0), meta TEXT NOT NULL, buffers BLOB, notes TEXT,
+                    crc INTEGER NOT NULL);
+CREATE TABLE vectors (name TEXT PRIMARY KEY, slot INTEGER NOT NULL, crc BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE rows (client NOT NULL PRIMARY KEY, place INTEGER NOT NULL, slot INTEGER NOT NULL, crc BLOB NOT NULL)
+       WITHOUT ROWID;
+CREATE TABLE arrivals (number INTEGER PRIMARY KEY, joined INTEGER NOT NULL, slot INTEGER, crc BLOB,
+                       record TEXT NOT NULL, buffers BLOB);
+CREATE TABLE passed (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
+CREATE TABLE log (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
+CREATE TABLE tasks (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
+"""
+_STATEMENTS = tuple(statement.strip() for statement in _SCHEMA.split(";") if statement.strip())
+
+
+def make_file(path: Path, facts: Iterable[tuple[str, str]]) -> None:
+    """Makes an index without a commit. The file appears when it is complete.
+
+    Raises:
+        StoreError: it cannot be made.
+    """
+    new = path.with_name(path.name + ".new")
+    try:
+        with closing(sqlite3.connect(new, isolation_level=None)) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")  # see refuse_rollback_journal
+            connection.execute("BEGIN IMMEDIATE")
+            for statement in _STATEMENTS:
+                connection.execute(statement)
+            connection.executemany("INSERT INTO facts VALUES (?, ?)", facts)
+            connection.execute(f"PRAGMA application_id = {APPLICATION}")
+            connection.execute(f"PRAGMA user_version = {FORMAT}")
+            connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        raise StoreError(f"[store] cannot make {path}: {error}") from None
+    new.replace(path)
+
+
+def connect(path: Path, mode: str) -> sqlite3.Connection:
+    """A connection to an index. Never used by two threads at once: the aggregator's mutex and the index ensure that."""
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False
+    )
+    # What SQLite's documentation recommends for files of unknown origin.
+    for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0"):
+        connection.execute(f"PRAGMA {pragma}")
+    return connection
+
+
+def refuse_other_schema(path: Path, connection: sqlite3.Connection) -> None:
+    """Checks, before anything else is read, that a file has our tables, and no view, trigger or other table.
+
+    Raises:
+        StoreError: it has not.
+    """
+    application, version = (
+        connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+    )
+    if application != APPLICATION:
+        raise StoreError(f"[store] {path} is no index of afflux")
+    if version != FORMAT:
+        raise StoreError(f"[store] {path} has format {version}, this afflux reads {FORMAT}")
+    statement = f"SELECT type, name, tbl_name, sql FROM sqlite_schema LIMIT {len(_STATEMENTS) + 1}"
+    names = [text.split()[2] for text in _STATEMENTS]
+    ours = {("table", name, name, text) for name, text in zip(names, _STATEMENTS, strict=True)}
+    found = connection.execute(statement).fetchall()
+    if len(found) != len(ours) or set(found) != ours:
+        other = ", ".join(sorted(f"{kind} {name}" for kind, name, *_ in set(found) - ours))
+        raise StoreError(
+            f"[store] {path} is no index of afflux: its schema differs{': ' if other else ''}{other[:200]}"
+        )
+
+
+def refuse_rollback_journal(path: Path) -> None:
+    """Refuses a rollback journal beside an index, which is made with a write-ahead log and never has one.
+
+    SQLite would do what the journal says before any check of ours: write pages, or delete a file that it names.
+    """
+    journal = path.with_name(f"{path.name}-journal")
+    if journal.is_symlink() or journal.exists():
+        raise StoreError(f"[store] {journal} is no file of a store: {PLAIN}")

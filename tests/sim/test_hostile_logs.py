@@ -1,0 +1,242 @@
+"""Logs and runs that somebody has made up: one line of error in seconds, and nothing written outside the folders."""
+
+import json
+import os
+import shutil
+import signal
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from afflux.cli import app
+from afflux.sim.errors import ConfigError
+from afflux.sim.results import audit_log
+from afflux.sim.runs import resume as resumed
+from forged import DEEP, dumped, forge_state
+from hostile_stores import replaced
+
+SMALL = ["--arrivals", "16", "--model", "logreg", "--num-clients", "10", "--concurrency", "4", "--eval-every", "8"]
+LOG = "audit/fedbuff_buffer_size=4-seed0.jsonl"
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kept") / "run"
+    result = invoke("run", "--rule", "fedbuff:buffer_size=4", "--keep-updates", "--out", folder, *SMALL)
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+@pytest.fixture
+def log(kept, tmp_path):
+    return shutil.copytree(kept, tmp_path / "run") / LOG
+
+
+@pytest.fixture(autouse=True)
+def in_seconds():
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+
+
+def change(log, number, change):
+    lines = log.read_bytes().splitlines(keepends=True)
+    content = json.loads(lines[number])
+    lines[number] = dumped(change(content)).encode() + b"\n"
+    log.write_bytes(b"".join(lines))
+
+
+def refused(log, message=""):
+    result = invoke("replay", log, "--out", log.parent / "again")
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert message in result.stderr
+    assert len(result.stderr) < 2000
+    assert not (log.parent / "again").exists()
+
+
+HEADERS = [
+    ({"num_clients": 10**9}, "the clients or first params"),
+    ({"num_clients": -1}, "num_clients is -1"),
+    ({"d": 0}, "d is 0"),
+    ({"d": 10**30}, "d is 1000"),
+    ({"seed": -1}, "seed is -1"),
+    ({"updates": "../../victim.npy"}, "updates is '../../victim.npy'"),
+    ({"updates": "/dev/zero"}, "updates is '/dev/zero'"),
+    ({"label": "\x1b[31m"}, "label is"),
+    ({"leader": "a" * 100_000}, "leader is"),
+    ({"options": {"evil": 1}}, "unknown option of fedbuff: 'evil'"),
+    ({"options": {"buffer_size": "x"}}, "buffer_size"),
+    ({"options": {"buffer_size:server_lr": 1}}, "rule"),
+    ({"rule": "../../victim"}, "unknown rule"),
+    ({"rule": ""}, "unknown rule"),
+    ({"options": DEEP}, "maximum recursion depth"),
+    ({"config": {"evil": 1}}, "unknown settings: 'evil'"),
+]
+CONFIGS = [
+    {"num_clients": 10**9, "concurrency": 4},
+    {"num_clients": "x"},
+    {"arrivals": -1},
+    {"arrivals": 1.5},
+    {"model": 7},
+    {"data": ["digits"]},
+    {"alpha": "x"},
+    {"classes": None},
+    {"partition": "../../victim"},
+    {"batch_size": 0},
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), HEADERS, ids=lambda value: str(value)[:40].replace("\0", ""))
+def test_headers_that_cannot_be(changes, message, log):
+    change(log, 0, lambda header: header | changes)
+    refused(log, message)
+
+
+@pytest.mark.parametrize("changes", CONFIGS, ids=str)
+def test_settings_that_cannot_be(changes, log):
+    change(log, 0, lambda header: header | {"config": header["config"] | changes})
+    refused(log)
+
+
+@pytest.mark.parametrize("line", [1, 5])
+@pytest.mark.parametrize("content", [DEEP, [DEEP], {"type": DEEP}, {"type": "arrival"}, 2**70])
+def test_lines_that_cannot_be(line, content, log):
+    change(log, line, lambda old: content)
+    refused(log, f"line {line + 1}: ")
+
+
+def test_a_line_without_an_end(log, monkeypatch):
+    monkeypatch.setattr(audit_log, "MOST_LINE_BYTES", 1 << 20)
+    os.truncate(log, 1 << 40)  # a sparse file
+    refused(log, "more than 1048576 bytes")
+
+
+def test_files_of_another_kind(log, tmp_path):
+    for path in (log, log.with_suffix(".updates.npy")):
+        content = path.read_bytes()
+        path.unlink()
+        os.mkfifo(path)
+        refused(log, "it is a FIFO")
+        path.unlink()
+        (tmp_path / "elsewhere").write_bytes(content)
+        path.symlink_to(tmp_path / "elsewhere")
+        refused(log, "it is a symbolic link")
+        path.unlink()
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("shape", [(-5, 650), (2**62, 650), ()])
+def test_updates_of_an_impossible_shape(shape, log):
+    updates = log.with_suffix(".updates.npy")
+    with updates.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    refused(log)
+
+
+@pytest.mark.parametrize("piece", range(4))
+def test_random_changes_of_a_log(piece, kept, tmp_path):
+    """A replay of what is changed anywhere ends with a result, or with an error."""
+    for seed in range(piece * 12, piece * 12 + 12):
+        chance = np.random.default_rng(seed)
+        log = shutil.copytree(kept, tmp_path / str(seed)) / LOG
+        number = int(chance.integers(len(log.read_bytes().splitlines())))
+        number = 0 if chance.integers(2) else number
+        change(log, number, lambda line, chance=chance: replaced(line, chance))
+        result = invoke("replay", log, "--out", log.parent / "again")
+        assert isinstance(result.exception, SystemExit | None), f"seed {seed}, line {number}: {result.exception!r}"
+        assert result.exit_code in (0, 1, 2)
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """The store of a run of clients that keep control variates, stopped after eight arrivals, and its folder."""
+
+    def some(events, servers, progress):
+        for _, event in zip(range(20), events, strict=False):
+            for server in servers:
+                (server.handle_update if hasattr(event, "update") else server.handle_pull)(event)
+        raise KeyboardInterrupt
+
+    folder = tmp_path_factory.mktemp("interrupted")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(resumed, "feed_servers", some)
+        arguments = ["--checkpoint-every", "0", "--client-optimizer", "scaffold", "--store", folder / "store"]
+        result = invoke("run", "--rule", "fedbuff:buffer_size=4", "--out", folder / "run", *arguments, *SMALL)
+    assert result.exit_code == 130, result.output
+    return folder
+
+
+@pytest.fixture
+def stopped(interrupted, tmp_path):
+    here = shutil.copytree(interrupted, tmp_path / "here")
+    forge_state(here / "store", lambda found: found["notes"].update(audit=str(here / "run/audit")))
+    return here
+
+
+def test_a_run_is_resumed(stopped):
+    result = invoke("run", "--resume", stopped / "store")
+    assert result.exit_code == 0, result.output
+
+
+NOTES = [
+    {"arrays": "../../victim.npz"},
+    {"arrays": "/dev/zero"},
+    {"stream": DEEP},
+    {"stream": {"events": 10**12, "arrivals": 8, "training": [], "models": []}},
+    {"stream": {"events": 5, "arrivals": 10**12, "training": [], "models": []}},
+    {"header": {}},
+    {"history": {"evaluations": []}},
+    {"log_bytes": -1},
+    {"log_sha256": 5},
+    {"server": {"__class__": 1}},
+    {"evil": 1},
+    {"afflux_run": [1]},
+]
+
+
+@pytest.mark.parametrize("changes", NOTES, ids=lambda value: str(value)[:50].replace("\0", ""))
+def test_notes_that_cannot_be(changes, stopped):
+    forge_state(stopped / "store", lambda found: found["notes"].update(changes))
+    result = invoke("run", "--resume", stopped / "store")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
+
+
+def test_a_store_names_no_new_folder(stopped, tmp_path):
+    """The folder of a run that the user has not named must be there, with the run's log."""
+
+    def elsewhere(found):
+        found["notes"].update(audit=str(tmp_path / "victim/audit"))
+
+    forge_state(stopped / "store", elsewhere)
+    result = invoke("run", "--resume", stopped / "store")
+    assert result.exit_code == 2
+    assert "give --out if it has moved" in result.stderr
+    assert not (tmp_path / "victim").exists()
+
+
+@pytest.mark.parametrize("name", [LOG, "config.json", "metrics.csv", "summary.json", "curves.png"])
+def test_nothing_is_written_through_a_link_in_the_run_folder(name, stopped, tmp_path):
+    victim, at = tmp_path / "victim", stopped / "run" / name
+    content = at.read_bytes() if at.exists() else b"precious"
+    victim.write_bytes(content)
+    at.unlink(missing_ok=True)
+    at.symlink_to(victim)
+    with suppress(ConfigError):
+        invoke("run", "--resume", stopped / "store")
+    assert victim.read_bytes() == content
+
+
+def test_a_small_file_that_unpacks_to_a_large_one(stopped):
+    (file,) = (stopped / "store").glob("clients-*.npz")
+    np.savez_compressed(file, shifts=np.zeros(10**7))
+    result = invoke("run", "--resume", stopped / "store")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
+    assert "its arrays are compressed" in result.stderr
