@@ -21,7 +21,7 @@ namespace {
 struct Attributes {
   Attribute params{"params"}, out{"out"}, combine{"combine"}, calibrate{"calibrate"}, step{"step"}, states{"states"},
       states_out{"states_out"}, rule_vectors{"rule_vectors"};
-  Attribute updates{"updates"}, weights{"weights"}, params_weight{"params_weight"};
+  Attribute updates{"updates"}, weights{"weights"}, params_weight{"params_weight"}, most{"most"};
   Attribute kind{"kind"}, sum{"sum"}, sum_out{"sum_out"}, num_clients{"num_clients"}, rows{"rows"},
       new_rows{"new_rows"}, codec{"codec"}, name{"name"}, facts{"facts"}, quantize_direction{"quantize_direction"};
   Attribute lr{"lr"}, beta1{"beta1"}, beta2{"beta2"}, epsilon{"epsilon"}, root_scale{"root_scale"};
@@ -174,7 +174,8 @@ void apply_(const py::object& round, int num_threads, std::optional<py::list> do
   Pass pass;
   pass.params = params.view();
   pass.out = out.view();
-  pass.combine = {updates.list(), weights.list(), of.params_weight.number_of(combine)};
+  pass.combine = {updates.list(), weights.list(), of.params_weight.number_of(combine), of.most.number_of(combine)};
+  pass.most = of.most.number_of(round);
   if (!calibrate.is_none()) {
     const bool any = pass.combine.updates.size > 0;
     pass.calibrate = cache.emplace(calibrate, any ? pass.combine.updates.data[0].type : Type::float32).stage();
@@ -182,17 +183,17 @@ void apply_(const py::object& round, int num_threads, std::optional<py::list> do
   pass.step = steps.stage();
   if (!rule_vectors.is_none())
     pass.rule_vectors = held_vectors.emplace(rule_vectors, pass.combine.updates.size).stage();
-  bool finite = true;
+  bool sound = true;
   Checksums sums;
   {
     const GilRelease release;
-    finite = apply(pass, num_threads, dry, checksums ? &sums : nullptr);
+    sound = apply(pass, num_threads, dry, checksums ? &sums : nullptr);
   }
   if (checksums && !dry)
     checksums->append(py::make_tuple(as_bytes(sums.out), as_bytes(sums.sum), all_bytes(sums.rows),
                                      all_bytes(sums.states), all_bytes(sums.rule_vectors)));
   // Before Python can run a signal handler: an exception of one cannot hide from the caller that the sweep was made.
-  if (done && !dry) done->append(finite);
+  if (done && !dry) done->append(sound);
 }
 
 }  // namespace

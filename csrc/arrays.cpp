@@ -38,6 +38,15 @@ bool is_masked(py::handle object) {
   return !type.is_none() && py::isinstance(object, type);
 }
 
+// NumPy's array of another package's bfloat16, for which NumPy gives no buffer, as its uint16; null for anything else.
+py::object bfloat16_bits(py::handle object) {
+  static const Attribute dtype("dtype"), name("name");
+  const py::handle numpy = PyDict_GetItemString(PyImport_GetModuleDict(), "numpy");
+  if (!numpy || !py::isinstance(object, numpy.attr("ndarray"))) return {};
+  const py::object found = name.of(dtype.of(object));
+  return found.equal(py::str("bfloat16")) ? object.attr("view")("uint16") : py::object();
+}
+
 void release_reference(void* object) { Py_DECREF(static_cast<PyObject*>(object)); }
 
 thread_local Call* current_call = nullptr;
@@ -95,6 +104,13 @@ Array::Array(Argument argument, py::handle object, Access access, Shape shape) :
     if (is_masked(object)) fail("is a masked array: give its filled() values");
     if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_STRIDES | PyBUF_FORMAT) == 0) {
       from_buffer(access, shape);
+      return;
+    }
+    PyErr_Clear();
+    const py::object bits = bfloat16_bits(object);
+    if (bits && PyObject_GetBuffer(bits.ptr(), &buffer_, PyBUF_STRIDES | PyBUF_FORMAT) == 0) {
+      from_buffer(access, shape);
+      set_type("bfloat16");
       return;
     }
     PyErr_Clear();
@@ -264,12 +280,13 @@ void Array::set_tensor(const dlpack::Tensor& tensor, Shape shape) {
 
 // Checks what DLPack does not say: a tensor may be meant with the other sign, and its storage may have been shrunk.
 py::object Array::torch_storage(py::handle object) const {
-  static const Attribute untyped_storage("untyped_storage"), nbytes("nbytes"), storage_offset("storage_offset");
+  static const Attribute untyped_storage("untyped_storage"), storage_offset("storage_offset");
   py::object storage = untyped_storage.call_any(object);
   if (!storage) return storage;
   if (is_negative(object)) fail("has torch's negative bit set: resolve_neg() it");
   const auto offset = storage_offset.call_any(object).cast<std::int64_t>();
-  const auto held = nbytes.call_any(storage).cast<std::int64_t>();
+  const Py_ssize_t held = PyObject_Size(storage.ptr());  // in bytes
+  if (held < 0) throw py::error_already_set();
   if (size_ > 0 && (offset + size_) * item_size_ > held)
     fail("has a storage of " + std::to_string(held) + " bytes, which ends before the tensor does");
   return storage;

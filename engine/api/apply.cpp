@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <vector>
 
 #include "afflux/afflux.hpp"
@@ -147,6 +148,8 @@ void check_step(const Pass& pass, check::Overlaps& overlaps) {
   check_beta("beta2", stage.beta2);
   check::finite("apply", "epsilon", stage.epsilon);
   if (stage.epsilon < 0.0) check::fail("apply", "epsilon is " + std::to_string(stage.epsilon) + ", must be at least 0");
+  if (divides(stage.kind) && stage.epsilon == 0.0)
+    check::fail("apply", "epsilon is 0, must be greater than 0: what has not moved would be 0 / 0");
   check::finite("apply", "root_scale", stage.root_scale);
   if (!(stage.root_scale > 0.0))
     check::fail("apply", "root_scale is " + std::to_string(stage.root_scale) + ", must be greater than 0");
@@ -168,7 +171,13 @@ void check_rule_vectors(const Pass& pass, check::Overlaps& overlaps) {
   check_held("rule_vectors.vectors", rule_vectors.vectors, "rule_vectors.outs", rule_vectors.outs, pass, overlaps);
 }
 
+void check_most(check::Name name, double most) {
+  if (!(most > 0.0)) check::fail("apply", name.str() + " is " + std::to_string(most) + ", must be greater than 0");
+}
+
 void check_pass(const Pass& pass, check::Overlaps& overlaps) {
+  check_most("most", pass.most);
+  check_most("combine.most", pass.combine.most);
   check::type("apply", "params", pass.params.type, {Type::float32, Type::float64});
   check::type("apply", "out", pass.out.type, {pass.params.type});
   check::view("apply", "params", pass.params, pass.params.size);
@@ -182,19 +191,25 @@ void check_pass(const Pass& pass, check::Overlaps& overlaps) {
   overlaps.refuse("apply");
 }
 
-// Where no out is given, a vector is its own.
+double largest(Type type) {
+  return type == Type::float64 ? std::numeric_limits<double>::max()
+                               : static_cast<double>(std::numeric_limits<float>::max());
+}
+
+// Where no out is given, a vector is its own; no limit is beyond the type's.
 Pass with_outs(Pass pass) {
   if (pass.calibrate.sum_out.data == nullptr) pass.calibrate.sum_out = pass.calibrate.sum;
   if (pass.step.outs.size == 0) pass.step.outs = pass.step.states;
   if (pass.rule_vectors.outs.size == 0) pass.rule_vectors.outs = pass.rule_vectors.vectors;
+  pass.most = std::min(pass.most, largest(pass.params.type));
   return pass;
 }
 
 bool sweep(const Pass& pass, const std::vector<RowHeads>& heads, int threads, Checksums* checksums) {
   const auto kernel = kernels().apply;
-  std::atomic<bool> finite{true};
+  std::atomic<bool> sound{true};
   const auto piece = [&](std::int64_t begin, std::int64_t end) {
-    if (!kernel(pass, heads.data(), begin, end)) finite.store(false, std::memory_order_relaxed);
+    if (!kernel(pass, heads.data(), begin, end)) sound.store(false, std::memory_order_relaxed);
   };
   if (checksums == nullptr) {
     for_each_piece(pass.params.size, threads, piece);
@@ -208,7 +223,7 @@ bool sweep(const Pass& pass, const std::vector<RowHeads>& heads, int threads, Ch
       }
     });
   }
-  return finite.load(std::memory_order_relaxed);
+  return sound.load(std::memory_order_relaxed);
 }
 
 }  // namespace

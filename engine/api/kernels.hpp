@@ -76,7 +76,7 @@ struct Kernels {
   // sums[i * right_count + j] = <left[i], right[j]> over one superblock
   void (*gram)(const GramPanels& panels, std::int64_t begin, std::int64_t end, double* sums);
   // `heads`, one for each arrival, if the rows have some; the sweep itself neither reads nor writes those in the rows.
-  // Whether the direction was finite.
+  // Whether all that was written is sound, see afflux::apply; the pass has its outs and its limit.
   bool (*apply)(const Pass& pass, const RowHeads* heads, std::int64_t begin, std::int64_t end);
   void (*encode)(Codec codec, const RowHead& head, const void* vector, unsigned char* row, std::int64_t begin,
                  std::int64_t end);

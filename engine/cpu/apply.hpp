@@ -52,19 +52,10 @@ AFFLUX_FN std::int64_t tile_size(const Pass& pass) {
   return pass.combine.updates.size < kManyUpdates || pass.rule_vectors.next.size > 0 ? kTile : kLongTile;
 }
 
-// x - x is 0 for what is finite, else NaN, which a sum keeps; several sums hide the latency of an addition.
-AFFLUX_FN bool all_finite(const double* v, std::int64_t n) {
-  simd::Pack differences{};
-  double rest = 0.0;
-  std::int64_t i = 0;
-  for (; i + simd::kWide <= n; i += simd::kWide) {
-    const simd::Pack x = simd::VectorPack::load(v + i);
-    differences = differences + (x - x);
-  }
-  for (; i < n; ++i) rest = rest + (v[i] - v[i]);
-  const simd::Doubles all = (differences.a + differences.b) + (differences.c + differences.d);
-  for (int lane = 0; lane < simd::kWidth; ++lane) rest = rest + all[lane];
-  return rest == 0.0;
+AFFLUX_FN bool all_within(const double* v, std::int64_t n, double most) {
+  Soundness sound(most);
+  simd::each(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE { sound.look(lanes.load(v + i)); });
+  return sound.everywhere();
 }
 
 bool apply(const Pass& pass, const RowHeads* heads, std::int64_t begin, std::int64_t end) {
@@ -75,7 +66,7 @@ bool apply(const Pass& pass, const RowHeads* heads, std::int64_t begin, std::int
   const bool together = renews && pass.calibrate.kind == Calibration::none;
   const std::int64_t size = tile_size(pass);
   alignas(64) double v[kLongTile];
-  bool finite = true;
+  bool sound = true;
   for (Tile tile{begin, size}; tile.begin < end; tile.begin += size) {
     if (end - tile.begin < size) tile.size = end - tile.begin;
     wide ? start<double>(pass, tile, v) : start<float>(pass, tile, v);
@@ -84,12 +75,12 @@ bool apply(const Pass& pass, const RowHeads* heads, std::int64_t begin, std::int
     // renew() has memory for a short tile; the long tiles of rotations come with rows only, hence not together.
     for (Tile part{tile.begin, kTile}; renews && part.begin < tile.begin + tile.size; part.begin += kTile) {
       if (tile.begin + tile.size - part.begin < kTile) part.size = tile.begin + tile.size - part.begin;
-      renew(pass, updates, part, together ? v : nullptr);
+      sound = renew(pass, updates, part, together ? v : nullptr) && sound;
     }
-    finite = all_finite(v, tile.size) && finite;
-    wide ? step<double>(pass, tile, v) : step<float>(pass, tile, v);
+    if (pass.combine.most != kNoLimit) sound = all_within(v, tile.size, pass.combine.most) && sound;
+    sound = (wide ? step<double>(pass, tile, v) : step<float>(pass, tile, v)) && sound;
   }
-  return finite;
+  return sound;
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 #include "cpu/combine.hpp"
 #include "cpu/convert.hpp"
+#include "cpu/soundness.hpp"
 
 namespace afflux::AFFLUX_ISA {
 namespace {
@@ -13,10 +14,17 @@ AFFLUX_FN bool stays(const double* row, std::int64_t s, std::int64_t count) {
   return true;
 }
 
+// Returns whether all that is written is sound.
 template <class T>
-AFFLUX_FN void store(const double* values, const View<void>& vector, Tile tile) {
+AFFLUX_FN bool store(const double* values, const View<void>& vector, Tile tile, double most) {
   T* const to = tile_of<T>(vector, tile);
-  simd::each(tile.size, [&](auto lanes, std::int64_t i) AFFLUX_INLINE { lanes.store(to + i, lanes.load(values + i)); });
+  Soundness sound(most);
+  simd::each(tile.size, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
+    const auto value = lanes.load(values + i);
+    sound.look(value);
+    lanes.store(to + i, value);
+  });
+  return sound.everywhere();
 }
 
 template <class T>
@@ -26,8 +34,9 @@ AFFLUX_FN void copy(const View<void>& vector, const View<void>& out, Tile tile) 
 
 // outs[s] = sum_t next[s, t] vectors[t] + sum_i next[s, R + i] u_i. All sums are made before the first is stored.
 // If `v` is given, the updates' part of the direction is added to it, beside the first memory that changes: so updates
-// come from memory once and not again from L2. Not inlined: its sums would lie in the frame of every round.
-__attribute__((noinline)) void renew(const Pass& pass, Type updates, Tile tile, double* v) {
+// come from memory once and not again from L2. Returns whether all new values are sound. Not inlined: its sums would
+// lie in the frame of every round.
+__attribute__((noinline)) bool renew(const Pass& pass, Type updates, Tile tile, double* v) {
   const RuleVectors& rule_vectors = pass.rule_vectors;
   const Combine& stage = pass.combine;
   const bool wide = pass.params.type == Type::float64;
@@ -51,13 +60,16 @@ __attribute__((noinline)) void renew(const Pass& pass, Type updates, Tile tile, 
   if (v != nullptr)
     with_type(updates, [&](auto sample)
                            AFFLUX_INLINE { combine<decltype(sample)>(stage.updates, stage.weights.data, tile, v); });
+  bool sound = true;
   for (std::int64_t s = 0; s < held; ++s) {
     const View<void>&vector = rule_vectors.vectors.data[s], &out = rule_vectors.outs.data[s];
     if (!kept[s])
-      wide ? store<double>(sums[s], out, tile) : store<float>(sums[s], out, tile);
+      sound =
+          (wide ? store<double>(sums[s], out, tile, pass.most) : store<float>(sums[s], out, tile, pass.most)) && sound;
     else if (out.data != vector.data)
       wide ? copy<double>(vector, out, tile) : copy<float>(vector, out, tile);
   }
+  return sound;
 }
 
 }  // namespace

@@ -1,14 +1,16 @@
 // The server optimizers, one tile: from the direction d, and from the states as they are stored, to params and states.
 #pragma once
 #include "cpu/combine.hpp"
+#include "cpu/soundness.hpp"
 #include "formula/step.hpp"
 
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-// An out may be the vector that its new values come from: each element is read before it is written.
+// An out may be the vector that its new values come from: each element is read before it is written. Returns whether
+// all that is written is sound.
 template <StepKind kKind, int kStates, class T>
-AFFLUX_FN void step_of(const Pass& pass, Tile tile, const double* d) {
+AFFLUX_FN bool step_of(const Pass& pass, Tile tile, const double* d) {
   constexpr int kSize = kStates > 0 ? kStates : 1;
   const Step& stage = pass.step;
   const T *const params = tile_of<T>(pass.params, tile), *states[kSize] = {};
@@ -17,6 +19,7 @@ AFFLUX_FN void step_of(const Pass& pass, Tile tile, const double* d) {
     states[k] = tile_of<T>(stage.states.data[k], tile);
     outs[k] = tile_of<T>(stage.outs.data[k], tile);
   }
+  Soundness sound(pass.most);
   simd::each(tile.size, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
     decltype(lanes.fill(0.0)) values[kSize];
     AFFLUX_UNROLL
@@ -27,13 +30,18 @@ AFFLUX_FN void step_of(const Pass& pass, Tile tile, const double* d) {
     lanes.prefetch(params + i);
     const auto moved = formula::step(kKind, lanes, stage, lanes.load(params + i), lanes.load(d + i), values);
     AFFLUX_UNROLL
-    for (int k = 0; k < kStates; ++k) lanes.store(outs[k] + i, values[k]);
+    for (int k = 0; k < kStates; ++k) {
+      sound.look(values[k]);
+      lanes.store(outs[k] + i, values[k]);
+    }
+    sound.look(moved);
     lanes.store(out + i, moved);
   });
+  return sound.everywhere();
 }
 
 template <class T>
-AFFLUX_FN void step(const Pass& pass, Tile tile, const double* d) {
+AFFLUX_FN bool step(const Pass& pass, Tile tile, const double* d) {
   switch (pass.step.kind) {
 #define AFFLUX_KIND(kind, states) \
   case StepKind::kind:            \
@@ -41,6 +49,7 @@ AFFLUX_FN void step(const Pass& pass, Tile tile, const double* d) {
     AFFLUX_STEP_KINDS(AFFLUX_KIND)
 #undef AFFLUX_KIND
   }
+  return false;
 }
 
 }  // namespace

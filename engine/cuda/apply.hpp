@@ -23,6 +23,7 @@ struct ApplyBody {
     const Pass& pass = sweep.pass;
     const bool renews = pass.rule_vectors.next.size > 0;
     Doubles v = start<P>(pass, span);
+    bool sound = true;
     if constexpr (kRows == Rows::plain) {
       const Calibrate& stage = pass.calibrate;
       Doubles sum = span.template load<double>(stage.sum.data);
@@ -31,13 +32,13 @@ struct ApplyBody {
       add_differences<U>(pass, span, v, sum);
       span.store(stage.sum_out.data, sum);
       if (!weighted) add_mean(sum, stage.num_clients, v);
-      if (renews) renew<P, U>(pass, sweep.renewal, nullptr, span, v);
+      if (renews) sound = renew<P, U>(pass, sweep.renewal, nullptr, span, v);
     } else if (renews) {
-      renew<P, U>(pass, sweep.renewal, pass.combine.weights.data, span, v);
+      sound = renew<P, U>(pass, sweep.renewal, pass.combine.weights.data, span, v);
     } else {
       combine<U>(pass.combine.updates, pass.combine.weights.data, span, v);
     }
-    finish<P>(sweep, span, v);
+    finish<P>(sweep, span, v, sound);
   }
 
   template <class Block>
@@ -86,9 +87,9 @@ bool apply(const Where& where, const Pass& pass, const RowHeads* heads, const Ne
   else
     sweep_params<Executor, float>(executor, staged.sweep(), updates);
   new_heads.write(executor);
-  std::int32_t finite = 1;
-  executor.download(&finite, staged.sweep().finite, sizeof finite);
-  return finite != 0;
+  std::int32_t sound = 1;
+  executor.download(&sound, staged.sweep().sound, sizeof sound);
+  return sound != 0;
 }
 
 }  // namespace afflux::cuda

@@ -114,8 +114,9 @@ struct EncodedBody {
     each_span(block, tile.begin, [&](int thread, const auto& span) {
       span.store(stage.sum_out.data, sum[thread]);
       if (!weighted) add_mean(sum[thread], stage.num_clients, v[thread]);
-      if (pass.rule_vectors.next.size > 0) renew<P, U>(pass, sweep.renewal, nullptr, span, v[thread]);
-      finish<P>(sweep, span, v[thread]);
+      const bool renews = pass.rule_vectors.next.size > 0;
+      const bool sound = !renews || renew<P, U>(pass, sweep.renewal, nullptr, span, v[thread]);
+      finish<P>(sweep, span, v[thread], sound);
     });
   }
 };

@@ -15,14 +15,12 @@ AFFLUX_DEVICE Doubles start(const Pass& pass, const Span& span) {
   return v;
 }
 
-// What is done with the direction.
+// What is done with the direction; `sound`: all that was written before is.
 template <class P, class Span>
-AFFLUX_DEVICE void finish(const Sweep& sweep, const Span& span, const Doubles& v) {
-  bool finite = true;
-  AFFLUX_UNROLL_ON_DEVICE
-  for (int j = 0; j < kFour; ++j) finite = finite && formula::finite(v.at[j]);
-  if (!finite) *sweep.finite = 0;  // all that write, write this
-  step<P>(sweep.pass, span, v);
+AFFLUX_DEVICE void finish(const Sweep& sweep, const Span& span, const Doubles& v, bool sound) {
+  sound = step<P>(sweep.pass, span, v) && sound;
+  if (sweep.pass.combine.most != kNoLimit) sound = all_within(v, sweep.pass.combine.most) && sound;
+  if (!sound) *sweep.sound = 0;  // all that write, write this
 }
 
 }  // namespace afflux::cuda

@@ -32,24 +32,29 @@ AFFLUX_DEVICE void combine_all(const List<Vector>& list, const double* weights, 
 }
 
 // outs[s] = sum_t next[s, t] vectors[t] + sum_i next[s, R + i] u_i. All sums are made before the first is stored. With
-// `weights`, the updates' part of the direction is added to v. P, U: the types of params and of updates.
+// `weights`, the updates' part of the direction is added to v. Returns whether all new values are sound. P, U: the
+// types of params and of updates.
 template <class P, class U, class Span>
-AFFLUX_DEVICE void renew(const Pass& pass, const Renewal& renewal, const double* weights, const Span& span,
+AFFLUX_DEVICE bool renew(const Pass& pass, const Renewal& renewal, const double* weights, const Span& span,
                          Doubles& v) {
   const RuleVectors& rule_vectors = pass.rule_vectors;
   const std::int64_t held = rule_vectors.vectors.size, width = held + pass.combine.updates.size;
   Doubles sums[kMostRuleVectors] = {};
   combine_all<P>(rule_vectors.vectors, nullptr, rule_vectors, renewal, 0, width, span, v, sums);
   combine_all<U>(pass.combine.updates, weights, rule_vectors, renewal, held, width, span, v, sums);
+  bool sound = true;
   AFFLUX_UNROLL_ON_DEVICE
   for (int s = 0; s < kMostRuleVectors; ++s) {
     if (s >= held) continue;
     const View<void>&vector = rule_vectors.vectors.data[s], &out = rule_vectors.outs.data[s];
-    if ((renewal.stays >> s & 1u) == 0)
+    if ((renewal.stays >> s & 1u) == 0) {
+      sound = all_within(sums[s], pass.most) && sound;
       span.store(out.data, converted<P>(sums[s]));
-    else if (out.data != vector.data)
+    } else if (out.data != vector.data) {
       span.store(out.data, span.template load<P>(vector.data));
+    }
   }
+  return sound;
 }
 
 }  // namespace afflux::cuda

@@ -13,8 +13,8 @@ struct Sweep {
   Pass pass;
   const RowHeads* heads;
   Renewal renewal;
-  bool aligned;          // all vectors are, to 16 bytes
-  std::int32_t* finite;  // 1; 0 where the direction was not finite in an element
+  bool aligned;         // all vectors are, to 16 bytes
+  std::int32_t* sound;  // 1; 0 where an element is not, see afflux::apply
 };
 
 // A pass whose lists lie on the device; nothing else of it changes.
@@ -25,7 +25,7 @@ class StagedPass {
     const std::int64_t arrivals = pass.calibrate.kind == Calibration::none ? 0 : pass.combine.updates.size;
     const std::int32_t one = 1;
     Staging staging;
-    const std::int64_t finite = staging.add(&one, 1), kept_heads = staging.add(heads, heads == nullptr ? 0 : arrivals);
+    const std::int64_t sound = staging.add(&one, 1), kept_heads = staging.add(heads, heads == nullptr ? 0 : arrivals);
     const std::vector<std::uint8_t> readers = columns(pass.rule_vectors, pass.combine.updates.size);
     const std::int64_t kept_columns = staging.add(readers.data(), static_cast<std::int64_t>(readers.size()));
     const auto added = [&](const auto& list) { return staging.add(list.data, list.size); };
@@ -54,7 +54,7 @@ class StagedPass {
     sweep_.heads = staging.at<const RowHeads>(kept_heads);
     sweep_.renewal = {staging.at<const std::uint8_t>(kept_columns),
                       stays(pass.rule_vectors, pass.combine.updates.size)};
-    sweep_.finite = staging.at<std::int32_t>(finite);
+    sweep_.sound = staging.at<std::int32_t>(sound);
     sweep_.aligned = aligned(pass);
   }
   const Sweep& sweep() const { return sweep_; }

@@ -10,9 +10,9 @@ AFFLUX_FN Doubles sign(const Doubles& x) {
   return {{formula::sign(x.at[0]), formula::sign(x.at[1]), formula::sign(x.at[2]), formula::sign(x.at[3])}};
 }
 
-// P: the type of params.
+// Returns whether all that is written is sound. P: the type of params.
 template <class P, class Span>
-AFFLUX_DEVICE void step(const Pass& pass, const Span& span, const Doubles& d) {
+AFFLUX_DEVICE bool step(const Pass& pass, const Span& span, const Doubles& d) {
   const Step& stage = pass.step;
   Doubles states[kMostStates];
   AFFLUX_UNROLL_ON_DEVICE
@@ -20,10 +20,15 @@ AFFLUX_DEVICE void step(const Pass& pass, const Span& span, const Doubles& d) {
     if (k < stage.states.size) states[k] = doubles(span.template load<P>(stage.states.data[k].data));
   const Doubles params = doubles(span.template load<P>(pass.params.data));
   const Doubles out = formula::step(stage.kind, FourLanes{}, stage, params, d, states);
+  bool sound = all_within(out, pass.most);
   AFFLUX_UNROLL_ON_DEVICE
-  for (int k = 0; k < kMostStates; ++k)
-    if (k < stage.states.size) span.store(stage.outs.data[k].data, converted<P>(states[k]));
+  for (int k = 0; k < kMostStates; ++k) {
+    if (k >= stage.states.size) continue;
+    sound = all_within(states[k], pass.most) && sound;
+    span.store(stage.outs.data[k].data, converted<P>(states[k]));
+  }
   span.store(pass.out.data, converted<P>(out));
+  return sound;
 }
 
 }  // namespace afflux::cuda

@@ -38,6 +38,14 @@ AFFLUX_DEVICE Doubles doubles(const Vector4<T>& from) {
   return to;
 }
 
+// Whether all are finite and at most `most` in absolute value.
+AFFLUX_DEVICE bool all_within(const Doubles& x, double most) {
+  double sound = 1.0;
+  AFFLUX_UNROLL_ON_DEVICE
+  for (int j = 0; j < kFour; ++j) sound = formula::within(sound, x.at[j], most);
+  return sound != 0.0;
+}
+
 // For formulas over T, as a vector of the CPU's lanes is.
 AFFLUX_FN Doubles operator+(const Doubles& a, const Doubles& b) {
   return {{a.at[0] + b.at[0], a.at[1] + b.at[1], a.at[2] + b.at[2], a.at[3] + b.at[3]}};

@@ -30,6 +30,14 @@ AFFLUX_FN T greater(T acc, T x) {
 
 AFFLUX_FN bool finite(double x) { return x - x == 0.0; }
 
+// `sound` where |x| <= most, else 0; a NaN is not. T is a float64 or a vector of them.
+template <class T>
+AFFLUX_FN T within(T sound, T x, T most) {
+  const T zero{};
+  sound = x <= most ? sound : zero;
+  return -most <= x ? sound : zero;
+}
+
 // lanes[0 .. count) by halves; count is a power of two. The result is in lanes[0].
 AFFLUX_FN double lane_sum(double* lanes, int count) {
   for (int half = count / 2; half > 0; half /= 2)

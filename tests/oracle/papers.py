@@ -302,7 +302,7 @@ def wkafl(
     # 4. Who agrees with it.
     length = norm(estimate)
     clipped = f64([norm(g) for g in tilted])
-    cosines = f64([cosine(g, estimate) for g in tilted])
+    cosines = np.clip([cosine(g, estimate) for g in tilted], -1.0, 1.0)
     accepted = cosines >= sim_min if selection else np.ones(len(buffer), bool)
     # 5. The clip of stage two.
     two = shrink(clipped, stage_two_clip * length if stage == 2 else math.inf)
@@ -314,7 +314,7 @@ def wkafl(
         direction, _ = total(p * two, tilted)
     else:
         factors, direction = a / a.sum() * one, estimate
-    lr = server_lr / (1 + gamma * tau.min())
+    lr = server_lr / (1 + gamma * tau.min()) if staleness else server_lr
     _, terms = total(factors, [np.abs(g) + np.abs(tilt) for g in gradients])
     kept = estimate if memory == "estimate" else direction
     after = moved(state, state["params"] - lr * direction, estimate=kept, stage=stage)

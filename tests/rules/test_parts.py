@@ -90,7 +90,8 @@ REFUSED = [
     (lambda: Sgd(DelayAdaptive), f"[Sgd] lr is {DelayAdaptive!r}, must be {RATE}"),
     (lambda: Momentum(beta=1.0), "[Momentum] beta is 1.0, must be at least 0 and less than 1"),
     (lambda: Adam(beta2=-0.1), "[Adam] beta2 is -0.1, must be at least 0 and less than 1"),
-    (lambda: AmsGrad(epsilon=None), f"[AmsGrad] epsilon is None, must be a number, {NOT_NEGATIVE}"),
+    (lambda: AmsGrad(epsilon=None), "[AmsGrad] epsilon is None, must be a number, finite and positive"),
+    (lambda: Adam(epsilon=0, initial_v=1.0), "[Adam] epsilon is 0, must be finite and positive"),
     (lambda: Yogi(initial_v=-1), f"[Yogi] initial_v is -1, must be {NOT_NEGATIVE}"),
     (lambda: Adam(bias_correction="no"), "[Adam] bias_correction is 'no', must be True or False"),
     (

@@ -150,4 +150,19 @@ def test_jax_arrays(monkeypatch, dtype):
 def test_an_array_that_gives_its_memory_in_no_way():
     ml_dtypes = pytest.importorskip("ml_dtypes")
     with pytest.raises(AffluxError, match=r"update does not give its memory through DLPack: DLPack only supports"):
-        ops.ingest(np.ones(D, ml_dtypes.bfloat16), f32())
+        ops.ingest(np.ones(D, ml_dtypes.float8_e4m3fn), f32())
+
+
+def test_bfloat16_of_numpy_is_read_and_written_where_it_lies():
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    update, slot = np.arange(D).astype(bfloat16), np.empty(D, bfloat16)
+    assert ops.ingest(update, slot).max == D - 1
+    assert slot.tolist() == list(range(D))
+    params = f32()
+    ops.apply(ops.Pass(params, params, ops.Combine([slot], np.ones(1))))
+    assert params.tolist() == list(range(1, D + 1))
+    with pytest.raises(AffluxError, match="update is strided"):
+        ops.ingest(np.zeros(2 * D, bfloat16)[::2], slot)
+    slot.setflags(write=False)
+    with pytest.raises(AffluxError, match="slot is read-only"):
+        ops.ingest(update, slot)

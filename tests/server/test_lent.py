@@ -149,14 +149,21 @@ def test_all_of_a_round_may_be_rejected():
     assert (server.version, server.params.tolist(), report.weights.any()) == (1, [0.0] * 3, False)
 
 
-def test_a_sum_that_overflows_is_no_vectors_fault():
-    """As with copies: all values are finite."""
-    vectors = [np.full(3, 1e308)] * 10
-    lent, copied = (Server(plain(All(), 10), np.zeros(3), dtype="float64") for _ in range(2))
-    report = rounds(lent, vectors, False, rounds=1)[0]
-    rounds(copied, vectors, True, rounds=1)
-    assert not any(report.rejected)
-    assert bits(lent.params) == bits(copied.params)
+def test_values_beyond_the_limit_are_rejected():
+    vectors = [np.full(3, value, np.float32) for value in (1e15, 4e15, 1.0)]
+    server = Server(plain(All(), 3), np.zeros(3))
+    report = rounds(server, vectors, False, rounds=1)[0]
+    assert report.rejected == ("", "value beyond max_abs at index 0", "")
+    assert bits(server.params) == bits(np.full(3, np.float32(1e15)) + np.float32(1))
+
+
+def test_large_params_are_no_vectors_fault():
+    """Where they are a part of the direction, its limit says nothing of the vectors."""
+    lent, copied = (Server(fedasync(alpha=0.5), np.full(3, 1e20, np.float32)) for _ in range(2))
+    for server, copy in ((lent, False), (copied, True)):
+        report = rounds(server, [np.ones(3, np.float32)], copy, rounds=1)[0]
+        assert report.rejected == ("",)
+    assert bits(lent.params) == bits(copied.params) == bits(np.full(3, 5e19, np.float32))
 
 
 def test_a_weight_of_zero_is_not_looked_at():

@@ -270,16 +270,16 @@ def test_every_rule_in_every_type(name, dtype, slot_dtype, rng):
 
 
 def test_an_infinite_norm_is_saved():
-    server = Server(fedavg(buffer_size=2), np.zeros(2), dtype="float64")
+    server = Server(fedavg(buffer_size=2), np.zeros(2), dtype="float64", max_abs=1e200)
     server.push(client=0, update=np.array([1e200, 1e200]), version=0)
-    other = Server(fedavg(buffer_size=2), np.zeros(2), dtype="float64")
+    other = Server(fedavg(buffer_size=2), np.zeros(2), dtype="float64", max_abs=1e200)
     other.load_state_dict(server.state_dict())
     assert other.push(client=1, update=np.zeros(2), version=0).report.norms.tolist() == [np.inf, 0.0]
 
 
 def test_a_value_beyond_bfloat16_is_refused():
     """float32's largest value rounds to infinity."""
-    server = Server(fedavg(), np.zeros(3), slot_dtype="bfloat16")
+    server = Server(fedavg(), np.zeros(3), slot_dtype="bfloat16", max_abs=1e30)
     largest = np.array([0, np.finfo(np.float32).max, 0], np.float32)
     with pytest.raises(AffluxError, match="non-finite value at index 1"):
         server.push(client=0, update=largest, version=0)

@@ -1,6 +1,16 @@
 """What `mutants.py` breaks in the engine and its bindings: formulas, orders of sums, edges."""
 
 ENGINE = {
+    "step: a state is not looked at": (
+        "      sound.look(values[k]);\n",
+        "",
+        "test_limits.py",
+    ),
+    "rule vectors: what is written is not looked at": (
+        "    sound.look(value);\n",
+        "",
+        "test_limits.py",
+    ),
     "combine: fused multiply-add": (
         "return acc + weight * value;",
         "T sum = acc;\n"

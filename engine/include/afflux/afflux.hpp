@@ -80,9 +80,9 @@ struct Checksums {
   std::vector<std::vector<std::uint32_t>> rule_vectors;  // none if `next` is empty
 };
 
-// A dry one only checks: it throws what the real one would, and writes nothing. Returns whether the direction was
-// finite in every element; it is not where an update that was read holds an infinity or a NaN, or where the sum
-// overflows. `checksums`, if given, are filled in the same sweep.
+// A dry one only checks: it throws what the real one would, and writes nothing. Returns whether all is sound: every new
+// value of out, of the states and of the rule vectors is finite and at most pass.most, and every element of the
+// direction at most combine.most. `checksums`, if given, are filled in the same sweep.
 bool apply(const Pass& pass, int num_threads = 1, bool dry = false, Checksums* checksums = nullptr);
 
 // Every coding in every width that it comes in.

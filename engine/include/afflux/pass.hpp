@@ -8,6 +8,8 @@
 
 namespace afflux {
 
+constexpr double kNoLimit = __builtin_inf();
+
 // Stage 1: v = params_weight * params + sum_s rule_vectors.weights[s] * rule_vectors.vectors[s]
 //            + sum_i weights[i] * updates[i],
 // float64, in the order given. The updates are all float32, all float64 or all bfloat16. A vector whose weight is 0 is
@@ -16,6 +18,7 @@ struct Combine {
   List<View<const void>> updates{};
   List<double> weights{};
   double params_weight = 0.0;
+  double most = kNoLimit;  // the largest |v| that is sound, for updates that nobody has looked at
 };
 
 constexpr std::int64_t kMostRuleVectors = 4;
@@ -71,6 +74,9 @@ struct Pass {
   Calibrate calibrate{};
   Step step{};
   RuleVectors rule_vectors{};
+  // The largest absolute value that is sound in out, states and rule vectors: at most the largest finite one of their
+  // type. It changes no bit; `apply` returns whether all is sound.
+  double most = kNoLimit;
 };
 
 }  // namespace afflux

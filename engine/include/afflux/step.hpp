@@ -43,6 +43,8 @@ constexpr int kMostStates = [] {
 
 constexpr const char* name(StepKind kind) { return kStepKinds[static_cast<int>(kind)].name; }
 constexpr std::int64_t state_count(StepKind kind) { return kStepKinds[static_cast<int>(kind)].states; }
+// Whether a kind divides by the root of a moment, which `epsilon`, greater than 0 for these, keeps from 0.
+constexpr bool divides(StepKind kind) { return kind != StepKind::sgd && kind != StepKind::momentum; }
 
 // From the direction d to params and the states m, v, v_hat, in this order:
 //   sgd       out = params + lr * d

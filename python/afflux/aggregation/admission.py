@@ -6,6 +6,7 @@ from time import monotonic
 from typing import Literal
 
 from afflux.aggregation.arrivals import PendingArrival
+from afflux.aggregation.limits import Limits
 from afflux.aggregation.options import Duplicates
 from afflux.aggregation.participation import Participation
 from afflux.aggregation.reports import (
@@ -43,6 +44,7 @@ class Admission:
         self,
         duplicates: Duplicates,
         max_staleness: int | None,
+        limits: Limits,
         log: bool,
         first: ServerState,
         copies: str | None,
@@ -51,6 +53,7 @@ class Admission:
     ) -> None:
         self.duplicates = duplicates
         self.max_staleness = max_staleness
+        self.limits = limits
         self.state = first
         self.flush_after = flush_after  #: seconds; None: no limit
         self.reporting = reporting  #: whether reports of steps are kept until `next_report`
@@ -155,6 +158,7 @@ class Admission:
             state.scalars,
             ends_pass,
             slot_bytes,
+            self.limits,
         )
 
     def record(

@@ -192,7 +192,7 @@ class _Loader:
             own = [immutable_copy(row) for row in self._array("slot_buffers", "float64", (len(own), buffers.size))]
         return Saved(
             version=self._version,
-            params=self._array("params", self._facts["dtype"], (self._d,), check_finite=False),
+            params=self._array("params", self._facts["dtype"], (self._d,)),
             buffers=buffers,
             arrivals=self._waiting(own),
             filled=self._filled,
@@ -206,29 +206,25 @@ class _Loader:
             counts={name: _count(meta["counts"][name]) for name in no_counts()},
             log=None if meta["log"] is None else [_log_entry(record) for record in meta["log"]],
             rule_vectors={
-                name: self._array(f"rule_vector.{name}", self._facts["dtype"], (self._d,), check_finite=False)
-                for name in rule.rule_vectors
+                name: self._array(f"rule_vector.{name}", self._facts["dtype"], (self._d,)) for name in rule.rule_vectors
             },
             handed=frozenset(name for name in meta["handed"] if name in rule.needs.handed_in),
             scalars=self._scalars(),
             passed=self._passed(),
         )
 
-    def _array(
-        self, name: str, dtype: str, shape: tuple[int, ...], seen: Array | None = None, *, check_finite: bool = True
-    ) -> Array:
+    def _array(self, name: str, dtype: str, shape: tuple[int, ...], seen: Array | None = None) -> Array:
         """The array of this name. Its values must be finite, in the rows that `seen` marks if that is given."""
         if is_masked(self._arrays[name]):
             _fail(f"{name} is a masked array")
         array = np.asarray(self._arrays[name])
         if array.dtype != dtype or array.shape != shape:
             _fail(f"{name} is {array.dtype} of shape {array.shape}, expected {dtype} of shape {shape}")
-        if check_finite:
-            bad = ~finite(array)
-            if seen is not None:
-                bad &= seen[:, np.newaxis]
-            if bad.any():
-                _fail(f"{name} has a non-finite value at index {np.argwhere(bad)[0].tolist()}")
+        bad = ~finite(array)
+        if seen is not None:
+            bad &= seen[:, np.newaxis]
+        if bad.any():
+            _fail(f"{name} has a non-finite value at index {np.argwhere(bad)[0].tolist()}")
         return array
 
     def _waiting(self, buffers: Sequence[Float64 | None]) -> list[PendingArrival]:

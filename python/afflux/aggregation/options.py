@@ -11,12 +11,14 @@ from typing import Any, Literal, Self, TypedDict
 import numpy as np
 
 from afflux import ops
+from afflux.aggregation.limits import MOST_MAX_ABS, Limits
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.ops.validation import (
     Check,
     Dtype,
+    at_most,
     brief,
     check_fields,
     flag,
@@ -45,6 +47,8 @@ STORED = (
     "log",
     "accumulate",
     "flush_after",
+    "max_abs",
+    "max_norm",
     "seed",
 )
 
@@ -65,6 +69,8 @@ class Options(TypedDict, total=False):
     log: bool
     accumulate: bool
     flush_after: float | None
+    max_abs: float | None
+    max_norm: float | None
     durability: Durability | None
     commit_every: int | None
     seed: int
@@ -110,6 +116,12 @@ class ServerOptions:
             look at the time. A step that cannot be made raises in `poll`; the other calls leave the arrivals where they
             are, and go on. The server has no thread of its own: call `poll` from time to time if clients may be
             silent. After `Server.open` the time counts from there. None: a buffer waits until it is full.
+        max_abs: a vector with an element of a larger magnitude, as the rule takes it, is refused like one with a NaN:
+            one client could spoil params and moments for good. Default 1e15 where params are float32, 1e150 where they
+            are float64; at most 1e30 or 1e300. What a rule makes of vectors within it cannot overflow within a
+            million rounds, or its first round raises and says so. A model's buffers have the same limit. The round of a
+            vector that was lent checks its direction, and rejects vectors beyond.
+        max_norm: likewise of the Euclidean norm; None: no limit. Vectors cannot be lent then.
         durability: of a commit to the store. "process" (default): it survives the end of this process, however that
             comes about; "power": also a power failure of the machine.
         commit_every: versions that this divides are committed to the store; None: only `checkpoint` and `close` commit.
@@ -150,6 +162,8 @@ class ServerOptions:
     log: bool = False
     accumulate: bool = False
     flush_after: float | None = None
+    max_abs: float | None = None
+    max_norm: float | None = None
     durability: Durability | None = None
     commit_every: int | None = 1
     seed: int = 0
@@ -169,14 +183,21 @@ class ServerOptions:
             "seed": integer(0),
             "memory_budget": optional(integer(1)),
             "flush_after": optional(positive),
+            "max_norm": optional(positive),
             "rows_on": one_of("device", "host"),
             "faults": one_of("raise", "record"),
         } | dict.fromkeys(("inplace", "check_versions", "log", "accumulate"), flag)
         for name, checked in check.items():
             check_fields(self, checked, name, op="Server")
         check_fields(self, optional(one_dtype_of(self.dtype, "bfloat16")), "slot_dtype", op="Server")
+        check_fields(self, optional(at_most(MOST_MAX_ABS[self.dtype])), "max_abs", op="Server")
         if self.seed >= 2**64:
             raise AffluxError(f"[Server] seed is {self.seed}, must be less than 2**64")
+
+    @property
+    def limits(self) -> Limits:
+        """On the vectors that are taken in."""
+        return Limits.of(self.dtype, self.max_abs, self.max_norm)
 
     @property
     def slots_as(self) -> SlotType:
@@ -235,6 +256,11 @@ class ServerOptions:
             raise UnavailableError(f"[Server] check_versions: params is on {gpu}, and this is for the CPU alone")
         if self.inplace and store:
             raise AffluxError("[Server] inplace: a store keeps the last version while the next one is written")
+        if store and self.max_versions == 2 and self.commit_every != 1:
+            raise AffluxError(
+                f"[Server] max_versions is 2, must be at least 3: with commit_every={self.commit_every} a store holds "
+                "the last commit's version beside the newest one and the next"
+            )
         if not store and (self.durability is not None or self.commit_every != 1):
             what = "commit_every" if self.durability is None else "durability"
             raise AffluxError(f"[Server] {what}: without a store nothing is committed; give store=PATH")
@@ -319,16 +345,18 @@ def known_on_arrival(rule: Rule) -> OnArrival:
     raise AffluxError(f"[Server] accumulate=True needs weights that are known on arrival; {why}")
 
 
-def why_copied(rule: Rule, *, inplace: bool, accumulate: bool) -> str | None:
+def why_copied(rule: Rule, options: ServerOptions) -> str | None:
     """Why a server copies whatever is pushed; None if a round may read it in place.
 
     A round that has read a non-finite value is repeated without that vector, so it must not overwrite anything but
     memory of its own.
     """
-    if accumulate:
+    if options.accumulate:
         return "accumulate=True adds it up at once"
-    if inplace:
+    if options.inplace:
         return "inplace=True overwrites params"
+    if options.max_norm is not None:
+        return "max_norm needs its norm"
     if rule.needs.gram:
         return f"{rule.name} takes inner products first"
     if rule.calibrate.cached:

@@ -1,10 +1,10 @@
 """One server step: a full buffer in canonical order, its weights, and the sweep that makes the next version."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from operator import attrgetter
+from sys import float_info
 from time import perf_counter
 from types import MappingProxyType
 from typing import NamedTuple
@@ -16,9 +16,10 @@ from afflux._engine import strict_float_mode
 from afflux.aggregation.arrivals import PendingArrival, canonical
 from afflux.aggregation.cache.new_rows import NewRows
 from afflux.aggregation.cache.rows import RowCache
+from afflux.aggregation.limits import Limits
 from afflux.aggregation.reports import Pulled, Report
 from afflux.aggregation.streaming import Term, combine
-from afflux.arrays.interop import first_nonfinite, frozen, immutable_copy
+from afflux.arrays.interop import first_beyond, frozen, immutable_copy
 from afflux.arrays.pools import Draft, Slot, Vector
 from afflux.ops.errors import AffluxError
 from afflux.ops.exact import ordered_sum
@@ -38,28 +39,36 @@ class RoundStart(NamedTuple):
     scalars: Scalars
     ends_pass: bool
     slot_bytes: int  #: of each vector
+    limits: Limits  #: of the server
 
 
 class LentVectors(NamedTuple):
-    """Vectors of a round that were lent, hence not checked, and what is needed to repeat the round without them."""
+    """Vectors of a round that were lent, hence not checked, and what is needed to repeat the round without them: it
+    has overwritten nothing.
+    """
 
     places: tuple[int, ...]
     rule: Rule
     current: Pulled
     ordered: list[PendingArrival]
     weights: Weights
+    max_abs: float
 
-    def bad(self, slots: Sequence[Slot]) -> dict[int, int]:
-        """The index of the first non-finite value of each vector that was read and has one."""
-        found = {i: first_nonfinite(slots[i]) for i in self.places if self.weights.vectors[i] != 0}
-        return {i: index for i, index in found.items() if index is not None}
+    def bad(self, slots: Sequence[Slot]) -> dict[int, str]:
+        """What is wrong with each vector that was read and has a value that is not finite, or beyond max_abs."""
+        found: dict[int, str] = {}
+        for i in self.places:
+            index = None if self.weights.vectors[i] == 0 else first_beyond(slots[i], self.max_abs)
+            if index is not None:
+                kind = "non-finite value" if first_beyond(slots[i], float_info.max) == index else "value beyond max_abs"
+                found[i] = f"{kind} at index {index}"
+        return found
 
-    def without(self, bad: Mapping[int, int]) -> Weights:
+    def without(self, bad: Mapping[int, str]) -> Weights:
         """The weights with these rejected; those of the others stay."""
         vectors = np.array(self.weights.vectors)
         vectors[list(bad)] = 0.0
-        why = {i: f"non-finite value at index {index}" for i, index in bad.items()}
-        return replace(self.weights, vectors=frozen(vectors, np.float64), rejected={**self.weights.rejected, **why})
+        return replace(self.weights, vectors=frozen(vectors, np.float64), rejected={**self.weights.rejected, **bad})
 
 
 @dataclass(slots=True, eq=False)
@@ -86,10 +95,16 @@ class Round:
         """Swept and saved; only publication remains."""
         return self.saved and bool(self.done)
 
+    @property
+    def unsound(self) -> bool:
+        """The sweep has written a value that is not finite: nobody must see its version, and its states are spoiled."""
+        return bool(self.done) and not self.done[0]
+
     def release(self) -> None:
-        """Lets go of the slots, once the sweep has been made."""
+        """Lets go of slots and versions, once the round is over: the push that has made it may hold it for a while."""
         self.slots.clear()  # the sweep's own list
         self.lent = None
+        del self.sweep, self.draft
 
     def make(self, num_threads: int) -> None:
         """The sweep; nothing if it has been made."""
@@ -105,21 +120,25 @@ class Round:
             object.__setattr__(self.report, "seconds", self.report.seconds + perf_counter() - start)
 
     def _make_with_lent(self, lent: LentVectors, num_threads: int) -> None:
-        """The sweep, repeated without vectors that prove non-finite; an interrupted call may be repeated."""
-        finite: list[bool] = []
-        ops.apply(self.sweep, num_threads=num_threads, done=finite, checksums=self.checksums)
-        if not finite[0]:
+        """The sweep, repeated without vectors that prove bad; an interrupted call may be repeated."""
+        sound: list[bool] = []
+        ops.apply(self.sweep, num_threads=num_threads, done=sound, checksums=self.checksums)
+        if not sound[0]:
             # In the engine's floating-point mode, as prepare.
-            strict_float_mode(lambda known: self._make_without(known, num_threads), lent)
-        self.done.append(True)
+            strict_float_mode(lambda known: self._make_without(known, num_threads, sound), lent)
+        self.done.append(sound[-1])
 
-    def _make_without(self, lent: LentVectors, num_threads: int) -> None:
-        """Repeats the sweep without the arrivals that hold non-finite values; not if there are none."""
-        if bad := lent.bad(self.slots):
+    def _make_without(self, lent: LentVectors, num_threads: int, sound: list[bool]) -> None:
+        """Repeats the sweep without the arrivals that hold bad values, if there are some, and without a limit on the
+        direction: that of params is not known, where these are a part of it.
+        """
+        weights, bad = lent.weights, lent.bad(self.slots)
+        if bad:
             weights = lent.without(bad)
-            mix = ops.Combine(self.slots, weights.vectors, params_weight(lent.rule.kind, weights.vectors))
-            sweep = replace(self.sweep, combine=mix)
-            ops.apply(sweep, num_threads=num_threads, checksums=self.checksums)
+        mix = ops.Combine(self.slots, weights.vectors, params_weight(lent.rule.kind, weights.vectors))
+        sweep = replace(self.sweep, combine=mix)
+        ops.apply(sweep, num_threads=num_threads, done=sound, checksums=self.checksums)
+        if bad:
             self.buffers = mixed_buffers(lent.rule, lent.current, lent.ordered, sweep, weights)
             object.__setattr__(self.report, "weights", weights.vectors)
             object.__setattr__(self.report, "rejected", reasons(weights))
@@ -150,12 +169,15 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
         step = replace(step, lr=-lr)
     elif type(step.lr) is not float:  # the round's own number, whatever becomes of the rule's
         step = replace(step, lr=lr)
-    own = params_weight(rule.kind, weights.vectors)
+    own, all_weights = params_weight(rule.kind, weights.vectors), weights.vectors.tolist()
+    before.limits.check_step(rule, step, lr, [*all_weights, *weights.rule_vectors])
+    lent = [i for i, w in enumerate(ordered) if w.norm != w.norm]
     if terms:
         slots = terms[0].total.vectors
         mix = combine(rule, arrivals, weights.vectors, terms, own)
     else:
-        mix = ops.Combine(slots, weights.vectors, own)
+        most = before.limits.of_direction([*all_weights, own]) if lent else inf
+        mix = ops.Combine(slots, weights.vectors, own, most)
     rows = NewRows()
     cache, held_vectors = None, None
     if before.rows is not None:
@@ -201,8 +223,8 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
     made = Round(slots, draft, sweep, rows, after, buffers, scalars, report)
     if terms:
         made.terms = sorted([term for term in terms if not term.done], key=attrgetter("place"))
-    if lent := [i for i, w in enumerate(ordered) if w.norm != w.norm]:
-        made.lent = LentVectors(tuple(lent), rule, before.current, ordered, weights)
+    if lent:
+        made.lent = LentVectors(tuple(lent), rule, before.current, ordered, weights, before.limits.max_abs)
     return made
 
 
@@ -286,7 +308,7 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
         if not -inf < total < inf or (total == 0 and vectors.any()):
             raise AffluxError(f"[{name}] the weights that weigh gave sum to {total}, which is no divisor")
         # Weights that were divided by their sum already are one to rounding, and stay as they are.
-        if total != 0 and abs(total - 1.0) > count * sys.float_info.epsilon:
+        if total != 0 and abs(total - 1.0) > count * float_info.epsilon:
             vectors, rule_vectors = frozen(vectors / total, np.float64), rule_vectors / total
     if weights.rejected and not set(weights.rejected) <= set(range(count)):
         raise AffluxError(f"[{name}] weigh rejects {sorted(weights.rejected)}, the buffer holds {count} arrivals")

@@ -162,8 +162,8 @@ def ready(name: str, array: Array) -> Array:
         return array.astype(kind if kind in FLOATS else "float64", order="C", copy=False)
     if not isinstance(array, np.ndarray) and kind in FLOATS and hasattr(array, "__dlpack__"):
         return array  # JAX: contiguous, on whatever device
-    # Outside of torch and JAX, bfloat16 has neither buffer protocol nor DLPack.
-    dtype = "float64" if kind not in FLOATS else "float32" if kind == "bfloat16" else kind
+    # NumPy knows bfloat16 by no name of its own.
+    dtype = "float64" if kind not in FLOATS else None if kind == "bfloat16" else kind
     values = np.asarray(_as_numpy(name, array), dtype, order="C")
     return values if values.flags.aligned else values.copy()
 
@@ -259,9 +259,12 @@ def frozen(values: npt.ArrayLike, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return array
 
 
-def first_nonfinite(vector: Array) -> int | None:
-    """The index of the first NaN or infinity; None if there is none."""
-    good = finite(on_host(vector))
+def first_beyond(vector: Array, most: float) -> int | None:
+    """The index of the first NaN, or value of a magnitude beyond `most`; None if there is none."""
+    values = on_host(vector)
+    if values.dtype == np.uint16:  # the bits of bfloat16
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    good = np.abs(values) <= np.float64(most)  # which float32 may not hold
     return None if good.all() else int(np.argmin(good))
 
 

@@ -141,8 +141,8 @@ class Layout:
         """The parameters in the layout's order, each C-contiguous and of a type that the engine reads.
 
         Nothing is copied but what the engine could not read where it lies: a strided array (as in channels_last), an
-        unaligned or byte-swapped one, integers (to float64), and bfloat16 held by NumPy (to float32; torch's and
-        JAX's stay). torch tensors stay on their own device; the engine reads those that require grad, too.
+        unaligned or byte-swapped one, and integers (to float64). torch tensors stay on their own device; the engine
+        reads those that require grad, too.
 
         Args:
             tree: may lack buffers.

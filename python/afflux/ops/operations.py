@@ -126,9 +126,10 @@ def apply(
     Args:
         round: what to do.
         num_threads: at most so many; all CPUs of this process by default.
-        done: once the sweep was made, it is appended whether the direction was finite, which it is not where an update
-            that was read holds an infinity or a NaN, or where the sum overflows. A KeyboardInterrupt may be raised
-            between the sweep and the return of this function; the list then tells whether `out` was written.
+        done: once the sweep was made, it is appended whether all is sound: every new value of out, states and rule
+            vectors is finite and within round.most, and the direction within round.combine.most. A KeyboardInterrupt
+            may be raised between the sweep and the return of this function; the list then tells whether `out` was
+            written.
         checksums: likewise those of what was written are appended, taken in the same sweep.
 
     Raises:

@@ -5,6 +5,7 @@ Every vector is flat and contiguous; float64 is used inside.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ class Combine:
     updates: Sequence[Array]  #: M vectors (d,), all float32, all float64 or all bfloat16
     weights: Float64  #: (M,) float64
     params_weight: float = 0.0
+    most: float = inf  #: the largest |v| that is sound, for updates that nobody has looked at; greater than 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ class Adaptive:
     lr: float
     beta1: float  #: 0 <= beta1 < 1
     beta2: float  #: likewise; of no use to adagrad
-    epsilon: float  #: at least 0
+    epsilon: float  #: greater than 0
     root_scale: float = 1.0
 
 
@@ -156,6 +158,9 @@ class Pass:
     rule_vectors: RuleVectors | None = None
     #: as many vectors that take the new states; each is states[i] itself or lies apart. Empty: in place
     states_out: Sequence[Array] = ()
+    #: the largest absolute value that is sound in what is written: out, states and rule vectors; greater than 0, and at
+    #: most the largest finite one of their type, whatever is given. It changes no bit
+    most: float = inf
 
 
 #: CRC-32C of what a sweep has written, of each superblock as by `crc32c`: out, sum, each row (of its head first; empty:

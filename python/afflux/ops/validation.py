@@ -60,6 +60,11 @@ less_than_one = _number("at least 0 and less than 1", lambda x: 0 <= x < 1)
 one_or_less = _number("between 0 and 1", lambda x: 0 <= x <= 1)
 
 
+def at_most(most: float) -> Check[float]:
+    """A positive number of at most `most`."""
+    return _number(f"positive and at most {most:g}", lambda x: 0 < x <= most)
+
+
 def integer(least: int) -> Check[int]:
     """An int of at least `least`, as `as_int` reads it."""
 

@@ -20,7 +20,7 @@ from typing import ClassVar
 from afflux import ops
 from afflux.ops import exact
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import check_fields, flag, less_than_one, not_negative
+from afflux.ops.validation import check_fields, flag, less_than_one, not_negative, positive
 from afflux.rules.registry import register
 from afflux.rules.rule import Arrivals
 from afflux.rules.schedules import Rate, a_rate, rate
@@ -76,9 +76,8 @@ class Adam:
     def __post_init__(self) -> None:
         check_fields(self, a_rate, "lr")
         check_fields(self, less_than_one, "beta1", "beta2")
-        check_fields(self, not_negative, "epsilon", "initial_v")
-        if self.epsilon == 0 and self.initial_v == 0:
-            raise AffluxError(f"[{type(self).__name__}] epsilon and initial_v are 0: what has not moved would be 0 / 0")
+        check_fields(self, positive, "epsilon")
+        check_fields(self, not_negative, "initial_v")
         check_fields(self, flag, "bias_correction")
 
     @property

@@ -18,7 +18,7 @@ from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Rule
 from afflux.server.concurrency import Monitor
 from afflux.server.steps import OnStep, StepCalls
-from afflux.server.tasks import OpenTask, TaskBook
+from afflux.server.tasks import TaskBook
 from afflux.server.tickets import Decided, TaskClosedError, Ticket
 
 _Result = TypeVar("_Result")
@@ -47,13 +47,16 @@ class Aggregator:
         self.admission = admission
         self.streaming = streaming
         self.device = device
-        self.tasks = TaskBook(versions.max_versions, admission.max_staleness)
+        self.tasks = TaskBook(versions.max_versions, admission.max_staleness, lambda: admission.state.closed_task)
         self.reading: set[Ticket] = set()  #: of pushes whose conversion reads a version
         self.retained: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint was asked to keep
         self.storage: RoundStorage | None = None
         self.closed = False
+        self.failure: str | None = None  #: why no step can be made any more, until a state is loaded
         self._monitor = Monitor[Round | Total](self._publish, self._next_job, self._run, self._at_rest)
         self._monitor.alone = device.alone
+        #: Rejects calls in a forked child that cannot use the server.
+        self.check_process = self._monitor.check_process
         #: Lets threads that wait for a slot look again.
         self.notify_waiters = self._monitor.notify_waiters
         self._step_calls = None if on_step is None else StepCalls(on_step, admission.next_report, self.locked)
@@ -74,11 +77,12 @@ class Aggregator:
 
         Raises:
             StoreError: the server is closed.
+            AffluxError: a step has written a value that is not finite.
             AffluxError, UnavailableError: see above.
         """
         if getpid() != self._monitor.pid:
-            self.check_process(op)
-        if self.closed:
+            self._monitor.check_process(op)
+        if self.closed or self.failure:
             self._check_open(op)
         making, adding, me = self.admission.state.round, self.admission.state.total, get_ident()
         if (
@@ -91,18 +95,11 @@ class Aggregator:
                 "this thread"
             )
 
-    @property
-    def is_own_process(self) -> bool:
-        """Whether this process has made the server: False in a forked child."""
-        return getpid() == self._monitor.pid
-
-    def check_process(self, op: str) -> None:
-        """Rejects calls in a forked child that cannot use the server; see `Monitor.check_process`."""
-        self._monitor.check_process(op)
-
     def _check_open(self, op: str) -> None:
         if self.closed and self.storage is not None:
             raise StoreError(f"[{op}] this server is closed: Server.open({str(self.storage.path)!r}) goes on with it")
+        if self.failure and op not in ("load_state_dict", "close"):
+            raise AffluxError(f"[{op}] {self.failure}")
 
     def check_storage(self) -> None:
         """Raises a StoreError if files of the store have vanished or were cut off."""
@@ -192,7 +189,7 @@ class Aggregator:
     def _joined(self, pushed: Pushed, ticket: Ticket, begun: list[Report]) -> Decided | None:
         """The decision, once its round is published (or skipped) and its term is added; None until then."""
         admission, decision = self.admission, ticket.decision
-        if self.closed:
+        if self.closed or self.failure:
             self._check_open("push")
         if decision is None:
             if admission.state.passes is not None and not self._begin_overdue(begun):
@@ -200,7 +197,7 @@ class Aggregator:
             client_id, version, *_ = pushed
             task, closed = ticket.task, None
             if task is not None:
-                if not self.is_open(task):
+                if not self.tasks.is_open(task):
                     raise TaskClosedError(f"[push] task {task.opened.task} is closed")
                 closed = Closed(task.opened.task, "pushed")
             status, staleness = admission.status(client_id, version)
@@ -222,13 +219,6 @@ class Aggregator:
         _, _, _, term, completed = decision
         made = (completed is None or admission.state.round is not completed) and (term is None or term.done)
         return decision if made else None
-
-    def is_open(self, task: OpenTask) -> bool:
-        """Whether a task is open. Needs the mutex."""
-        last = self.admission.state.closed_task
-        if last is not None and (torn := self.tasks.find(last)) is not None:
-            self.tasks.close(torn)  # an interrupt came between the end of the task and this
-        return self.tasks.find(task.opened.task) is task
 
     def _has_room(self) -> bool:
         """Lets go of bases of tasks for a version that is to be written; False if a push that reads one is to be waited
@@ -260,6 +250,8 @@ class Aggregator:
                 waiting = self.admission.state.arrivals()
                 if not waiting or (late and not self.admission.late):
                     return (None,)
+                if not self._has_room():
+                    return None
                 prepared = self._prepared("flush", waiting)
                 self.admission.cut("flush", prepared)
             return None if self.admission.state.round is prepared else (prepared.report,)
@@ -311,7 +303,7 @@ class Aggregator:
     def _begin_overdue(self, begun: list[Report]) -> bool:
         """Decides rounds whose buffers were full when their pass began; False while one of them has to be made."""
         while self.admission.overdue:
-            if self.admission.state.round is not None:
+            if self.admission.state.round is not None or not self._has_room():
                 return False
             prepared = self._prepared("push", self.admission.state.arrivals())
             self.admission.cut("overdue", prepared)
@@ -322,7 +314,6 @@ class Aggregator:
     def _prepared(self, op: str, waiting: list[PendingArrival]) -> Round:
         """The round of these arrivals; an error leaves no trace."""
         self.versions.refuse_damaged_newest(op, self.admission.state.current.version)
-        self._has_room()
         try:
             draft = self.versions.take()
         except StoreError:
@@ -341,7 +332,7 @@ class Aggregator:
 
     def _next_job(self) -> Round | Total | None:
         state = self.admission.state
-        if self.closed:
+        if self.closed or self.failure:
             return None
         if state.round is not None and state.round.driver is None:
             return state.round
@@ -365,7 +356,7 @@ class Aggregator:
         job.make(self.num_threads)
         if rows is not None:
             rows.end_sweep(job.rows)
-        if storage is None:
+        if storage is None or job.unsound:
             job.saved = True
         else:
             storage.save_round(job, self.admission)
@@ -375,6 +366,9 @@ class Aggregator:
         made = self.admission.state.round
         if made is None or not made.finished:
             return self.admission.state.unfinished
+        if made.unsound:
+            self._fail(made)
+            return False
         version = made.report.version
         current = Pulled(self.versions.finished(made.draft, version), version, made.buffers)
         if (rows := self.admission.state.rows) is not None:
@@ -383,6 +377,17 @@ class Aggregator:
         self.tasks.release_outdated(version)
         made.release()
         return self.admission.state.unfinished
+
+    def _fail(self, made: Round) -> None:
+        """The version of a round is not published: from here on only reading and loading a state are possible."""
+        again = "load_state_dict" if self.storage is None else f"Server.open({str(self.storage.path)!r})"
+        self.failure = (
+            f"the step to version {made.report.version} wrote a value that is not finite, so the version was not "
+            f"published, and nothing goes on from here: the last params can be read; {again} goes on from a saved state"
+        )
+        state = self.admission.state
+        self.admission.state = state._replace(round=None, decided_state=None)
+        made.release()
 
     def _at_rest(self) -> bool:
         state = self.admission.state

@@ -62,11 +62,12 @@ def assemble(
         scalars=MappingProxyType(dict(rule.needs.scalars)),
         passes=passes,
     )
-    copies = why_copied(rule, inplace=options.inplace, accumulate=options.accumulate)
+    copies = why_copied(rule, options)
     assert options.duplicates is not None  # for_rule has filled it in
     admission = Admission(
         options.duplicates,
         options.max_staleness,
+        options.limits,
         options.log,
         state,
         copies,

@@ -1,5 +1,7 @@
 """Checking a version out: the task that a client gets, and how it ends without a push."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
 from time import monotonic
@@ -15,6 +17,7 @@ from afflux.server import reading
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
 from afflux.server.tasks import OpenTask
+from afflux.server.tickets import Ticket
 
 
 class CheckoutSource(Protocol):
@@ -72,7 +75,7 @@ class Task:
         """
         pulled = self.copied or self._aggregator.tasks.base_of(self._task)
         if pulled is None and not self._task.opened.hold:
-            newest = self._aggregator.admission.state.current
+            newest = reading.newest(self._aggregator)  # of a server that overwrites its params, a copy
             pulled = newest if newest.version == self.version else None
         if pulled is None:
             raise AffluxError(
@@ -92,7 +95,8 @@ class Task:
         Raises:
             AffluxError: as `pulled`, or as `Layout.load`; nothing is written.
         """
-        self._adapter.copy_out("Task.load", self.pulled, target)
+        with _reading(self._aggregator):
+            self._adapter.copy_out("Task.load", self.pulled, target)
 
     def tree(self) -> Tree:
         """A copy that may be written to, in the library, the dtypes and the nesting of the server's first params.
@@ -104,7 +108,8 @@ class Task:
         Raises:
             AffluxError: as `pulled`.
         """
-        return self._adapter.copied_tree(self.pulled)
+        with _reading(self._aggregator):
+            return self._adapter.copied_tree(self.pulled)
 
     def cancel(self) -> bool:
         """Closes the task, if it is open, because its client will not push; whether it was open."""
@@ -122,6 +127,18 @@ class Task:
 
     def __repr__(self) -> str:
         return f"Task({self.id!r}, client={self.client!r}, version={self.version})"
+
+
+@contextmanager
+def _reading(aggregator: Aggregator) -> Iterator[None]:
+    """While the block reads a version that a task holds, a step that needs its memory waits, rather than fail."""
+    ticket = Ticket()
+    try:
+        aggregator.reading.add(ticket)
+        yield
+    finally:
+        aggregator.reading.discard(ticket)
+        aggregator.notify_waiters()
 
 
 def checkout(  # noqa: D417
@@ -172,10 +189,14 @@ def checkout(  # noqa: D417
         if inplace:
             now = replace(now, params=aggregator.device.immutable_copy(now.params))
         task = tasks.new(client_id, now.version, seconds, hold=hold)
-        tasks.add(task, now)
-        admission.note(task.opened)
+        try:
+            tasks.add(task, now)
+            admission.note(task.opened)
+        except BaseException:  # an interrupt; the log does not know the task
+            tasks.close(task)
+            raise
         if admission.state.round is None and admission.state.task_events > 1000 + 8 * len(tasks):
-            admission.compact_task_events(tasks.opened())
+            admission.compact_task_events(aggregator.tasks.opened())
         return task, now
 
     # In place, a round that is being made writes to the newest version.
@@ -194,7 +215,7 @@ def close_task(aggregator: Aggregator, task: OpenTask, why: Literal["expired", "
     """Closes a task without a push, if it is open; whether it was."""
 
     def closed() -> bool:
-        if not aggregator.is_open(task):
+        if not aggregator.tasks.is_open(task):
             return False
         aggregator.admission.note(Closed(task.opened.task, why))
         aggregator.tasks.close(task)

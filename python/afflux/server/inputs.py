@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from sys import float_info
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from afflux.arrays import trees
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.gpu import device_of
 from afflux.arrays.interop import (
+    first_beyond,
     forbid_resizing,
     gpu_of,
     immutable_copy,
@@ -112,13 +114,16 @@ class InputAdapter:
         self.device.wait()  # a round on another stream than this thread's may read it
         return slot
 
-    def buffers(self, whose: str, model: "ops.Array | Tree | None", buffers: "Tree | None") -> Float64 | None:
+    def buffers(
+        self, whose: str, model: "ops.Array | Tree | None", buffers: "Tree | None", most: float = float_info.max
+    ) -> Float64 | None:
         """The client's own values of the model's buffers, (d_b,); None if the model has none.
 
         Args:
             whose: for messages.
             model: the client's model, in which they are if `buffers` is None.
             buffers: a tree that holds them, or a flat vector.
+            most: the largest magnitude of a value.
         """
         if self.layout is None or not self.layout.buffers:
             return None
@@ -138,10 +143,10 @@ class InputAdapter:
             raise AffluxError(f"{what}: {error}") from None
         if flat.shape != (self.layout.buffers_size,):
             raise AffluxError(f"{what} has shape {flat.shape}, expected ({self.layout.buffers_size},)")
-        finite = np.isfinite(flat)
-        if not finite.all():
-            index = int(np.argmin(finite))
-            raise AffluxError(f"{what} has a non-finite value at index {index}{within(self.layout.buffers, index)}")
+        index = first_beyond(flat, most)
+        if index is not None:
+            kind = f"a value beyond {most:g}" if np.isfinite(flat[index]) else "a non-finite value"
+            raise AffluxError(f"{what} has {kind} at index {index}{within(self.layout.buffers, index)}")
         return flat
 
     def place(self, index: int) -> str:

@@ -195,6 +195,7 @@ def load_state(aggregator: Aggregator, state: Mapping[str, Any], layout: Layout 
     device.fill(draft.buffer, saved.params)
     now = Pulled(versions.finished(draft, saved.version), saved.version, saved.buffers)
     admission.load(saved.server_state(now, arrivals)._replace(rule_vectors=rule_vectors), saved.log)
+    aggregator.failure = None
     aggregator.tasks.clear()  # their versions are those of another past
 
 
@@ -272,18 +273,21 @@ def checkpoint(store: Store, aggregator: Aggregator, notes: object, keep: Iterab
 def _commit(store: Store, aggregator: Aggregator, notes: str | None, kept: Mapping[int, Pulled]) -> None:
     """Commits a server at rest, with the versions of `kept` and those that are held for tasks.
 
-    With max_versions there is always room for the newest version, the last commit's and the one being written.
+    With max_versions there is always room for the newest version, the last commit's and the one being written; those
+    of tasks come after, the newest first.
     """
-    admission, tasks, most = aggregator.admission, aggregator.tasks, aggregator.versions.max_versions
-    admission.compact_task_events(tasks.opened())
-    held = tasks.bases()
-    room = len(held) if most is None else max(0, most - 3 - len(kept))
-    for_tasks = {version: held[version] for version in sorted(held, reverse=True)[:room]}
+    admission, most = aggregator.admission, aggregator.versions.max_versions
+    admission.compact_task_events(aggregator.tasks.opened())
+    held, newest = aggregator.tasks.bases(), admission.state.current.version
+    more = sorted(held.keys() - kept.keys() - {newest}, reverse=True)
+    room = len(more) if most is None else max(0, most - 3 - len(kept.keys() - {newest}))
+    for_tasks = {version: held[version] for version in [*more[:room], *held.keys() & {newest}]}
     store.checkpoint(admission, notes, [*{**for_tasks, **kept}.values()], sorted(kept))
 
 
 def close(store: Store, aggregator: Aggregator, *, checkpoint: bool) -> None:
-    """Closes a store, after a last checkpoint if that is asked for."""
+    """Closes a store, after a last checkpoint if that is asked for and possible."""
+    checkpoint = checkpoint and not aggregator.failure
 
     def end() -> None:
         if checkpoint:
@@ -302,9 +306,10 @@ def close(store: Store, aggregator: Aggregator, *, checkpoint: bool) -> None:
 
 def forget(store: Store, aggregator: Aggregator) -> None:
     """Closes the store of a server that nobody refers to any more, without a checkpoint; in a forked child, nothing."""
-    if sys.is_finalizing() or not aggregator.is_own_process:
+    if sys.is_finalizing():
         return
     with suppress(Exception):
+        aggregator.check_process("close")  # raises in a forked child
         aggregator.closed = True
         store.close(aggregator.versions)
 

@@ -12,6 +12,7 @@ from afflux.aggregation.arrivals import Pushed
 from afflux.aggregation.options import ServerOptions
 from afflux.aggregation.reports import Closed, Fault, Pulled, Receipt, Status
 from afflux.aggregation.streaming import MOST_SQUARES
+from afflux.arrays.interop import first_beyond
 from afflux.arrays.layout import Tree
 from afflux.arrays.pools import Slot
 from afflux.ops import Conversion, Kind
@@ -59,7 +60,7 @@ def push(  # noqa: D417
         gradient = -update / (client_lr local_steps), and back             in float64, rounded once
 
     where the base is the version that the client pulled, rounded to the dtype of each of the model's arrays before it
-    is subtracted: a bfloat16 client never saw more. (NumPy's arrays of bfloat16 count as float32 here.)
+    is subtracted: a bfloat16 client never saw more.
 
     Args:
         task: what `checkout` gave, or its id, in the place of `client` and `version`; the push closes it.
@@ -126,7 +127,7 @@ def push(  # noqa: D417
         given: Kind = "update"
         vector = update
         if update is None or gradient is not None or model is not None:
-            given, vector = _only_one(update, gradient, model, num_examples)
+            given, vector = _only_one(update, gradient, model, num_examples, adapter.kind)
         if timeout is not None or copy is not True:
             _check_call(aggregator, given, timeout, copy)
         if task is not None:
@@ -156,7 +157,8 @@ def push(  # noqa: D417
         if type(vector) is not np.ndarray or vector.shape != (adapter.size,):
             parts = adapter.parts(what, vector)
         if adapter.layout is not None and adapter.layout.buffers:
-            own = adapter.buffers(f"[push] client {client_id!r}'s", vector if given == "model" else None, buffers)
+            most = aggregator.admission.limits.max_abs
+            own = adapter.buffers(f"[push] client {client_id!r}'s", vector if given == "model" else None, buffers, most)
         norm, extremes = nan, (nan, nan)
         if copy:
             ticket.slot = aggregator.take_slot(timeout)
@@ -166,7 +168,7 @@ def push(  # noqa: D417
                 ticket.reading = True
                 aggregator.reading.add(ticket)
                 base = _base(aggregator, task, version, pulled)
-                if base is None and found is not None and "model" in (given, adapter.kind):
+                if base is None and "model" in (given, adapter.kind):
                     return _no_arrival(aggregator, client_id, pulled, "expired", _GONE, found)
                 conversion = _conversion(what, given, adapter.kind, base, scale)
             norm, extremes = _copied(aggregator, adapter, options, what, parts, ticket.slot, conversion)
@@ -186,7 +188,7 @@ def push(  # noqa: D417
         if checking:
             _let_go(error)
         if isinstance(error, StoreError):
-            _add_whether_joined(error, ticket)
+            ticket.add_to(error)
         if ticket.decision is None:
             if options.faults == "record" and _is_clients(error, checking=checking):
                 return _no_arrival(aggregator, client_id, pulled, "faulty", _reason(error), found)
@@ -202,7 +204,10 @@ def push(  # noqa: D417
             aggregator.report_steps()
 
 
-_GONE = "the version that it trains from is no longer held (max_staleness, max_versions, or hold=False)"
+_GONE = (
+    "the params of the version that it trains from are no longer held: check out a task (they are given up by "
+    "max_staleness, max_versions and hold=False), or give what pull() gave as version="
+)
 #: Characters of a reason that is kept.
 _MOST_REASON = 500
 
@@ -216,14 +221,6 @@ def _is_clients(error: Exception, *, checking: bool) -> bool:
     if isinstance(error, ClientError):
         return True
     return checking and not isinstance(error, CallError | BusyError | StoreError | MemoryError | OSError)
-
-
-def _add_whether_joined(error: StoreError, ticket: Ticket) -> None:
-    """Adds to an error whether the arrival that met it has joined."""
-    if error.joined is None:  # else another push, which has met it first, says so
-        error.joined = ticket.decision is not None
-        joined = "has joined: do not push it again" if error.joined else "has not joined"
-        error.args = (f"{error}; the push {joined}",)
 
 
 def _let_go(error: BaseException) -> None:
@@ -252,7 +249,7 @@ def _no_arrival(
     admission = aggregator.admission
 
     def decided() -> tuple[Status, str]:
-        if task is not None and not aggregator.is_open(task):
+        if task is not None and not aggregator.tasks.is_open(task):
             admission.count("expired")
             return "expired", "the task was closed meanwhile"
         if status == "faulty":
@@ -272,12 +269,16 @@ def _no_arrival(
     return Receipt(status, staleness, newest, None, None, None, reason=reason)
 
 
-def _only_one(update: object, gradient: object, model: object, num_examples: object) -> tuple[Kind, object]:
-    """The vector that was given, and its kind."""
+def _only_one(
+    update: object, gradient: object, model: object, num_examples: object, wanted: Kind
+) -> tuple[Kind, object]:
+    """The vector that was given, and its kind: with num_examples=0 none is needed."""
     if update is None and model is None and gradient is not None:
         return "gradient", gradient
-    if update is None and gradient is None and (model is not None or as_int(num_examples) == 0):
+    if update is None and gradient is None and model is not None:
         return "model", model
+    if update is None and gradient is None and as_int(num_examples) == 0:
+        return wanted, None
     given = {"update=": update, "gradient=": gradient, "model=": model}
     names = " and ".join(name for name, vector in given.items() if vector is not None) or "none of them"
     raise CallError(f"[push] give one of update=, gradient= and model=, not {names}")
@@ -325,7 +326,7 @@ def _found(aggregator: Aggregator, task: object, client: object, version: object
         raise CallError("[push] task= says who pushes and from which version: give no client= and version=")
     task_id = task.id if isinstance(task, Task) else task
     if not isinstance(task_id, str):
-        raise CallError(f"[push] task is {brief(task)}, must be what checkout() gave, or its id")
+        raise ClientError(f"[push] task is {brief(task)}, must be what checkout() gave, or its id")
     return aggregator.tasks.find(task_id)
 
 
@@ -359,16 +360,9 @@ _A = {"update": "an update", "gradient": "a gradient", "model": "a model"}
 
 def _conversion(what: str, given: Kind, wanted: Kind, base: Pulled | None, scale: float | None) -> Conversion:
     """From what was given to what the rule takes."""
-    params = None
-    if "model" in (given, wanted):
-        if base is None:
-            raise CallError(
-                f"{what} cannot become {_A[wanted]}: the params that the client pulled are no longer held; check out a "
-                "task, or give what pull() gave as version="
-            )
-        params = base.params
     if "gradient" in (given, wanted) and scale is None:
         raise CallError(f"{what} cannot become {_A[wanted]} without client_lr= and local_steps=")
+    params = base.params if base is not None and "model" in (given, wanted) else None
     return Conversion(given, wanted, params, scale or 1.0)
 
 
@@ -388,6 +382,16 @@ def _copied(
     if bad is not None:
         made = "" if conversion is None else f" as {_A[rule.kind]}"
         raise AffluxError(f"{what} has a non-finite value{made} at index {bad}{adapter.place(bad)}")
+    low, high, norm, limits = facts.min, facts.max, facts.norm, aggregator.admission.limits
+    if not limits.allow(low, high, norm):
+        at = "" if max(-low, high) <= limits.max_abs else _where(adapter, slot, limits.max_abs)
+        raise AffluxError(f"{what} has {limits.reason(low, high, norm)}{at}")
     if facts.sum_of_squares > MOST_SQUARES and (rule.needs.gram or options.accumulate):
         refuse_overflow(what, facts, "inner products" if rule.needs.gram else "sums")
-    return facts.norm, (facts.min, facts.max)
+    return norm, (low, high)
+
+
+def _where(adapter: InputAdapter, slot: Slot, most: float) -> str:
+    """Where the first value beyond `most` lies."""
+    index = first_beyond(slot, most)
+    return "" if index is None else f": at index {index}{adapter.place(index)}"

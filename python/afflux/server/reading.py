@@ -44,18 +44,18 @@ def pull(self: PullSource, *, out: "ops.Array | Tree | None" = None) -> Pulled |
     if self.options.inplace:
         self._enter("pull")
     if out is None:
-        return _newest(aggregator)
-    return _copied(aggregator, lambda newest: adapter.copy_out("pull", newest, out))
+        return newest(aggregator)
+    return _copied(aggregator, lambda now: adapter.copy_out("pull", now, out))
 
 
-def _newest(aggregator: Aggregator) -> Pulled:
+def newest(aggregator: Aggregator) -> Pulled:
     """The newest version; nothing is copied unless params are overwritten in place."""
     admission, device = aggregator.admission, aggregator.device
     if aggregator.versions.inplace:
 
         def copied() -> Pulled:
-            newest = admission.state.current
-            return replace(newest, params=device.immutable_copy(newest.params))
+            now = admission.state.current
+            return replace(now, params=device.immutable_copy(now.params))
 
         return aggregator.when_idle("pull", copied)
     _check_pull(aggregator)
@@ -72,9 +72,9 @@ def _copied(aggregator: Aggregator, copy: Callable[[Pulled], None]) -> int:
     """Copies the newest version with `copy`; returns its number."""
 
     def copied() -> int:
-        newest = aggregator.admission.state.current
-        copy(newest)
-        return newest.version
+        now = aggregator.admission.state.current
+        copy(now)
+        return now.version
 
     if aggregator.versions.inplace:
         return aggregator.when_idle("pull", copied)

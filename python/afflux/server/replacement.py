@@ -30,8 +30,8 @@ def replace_rule(self: RuleHolder, rule: Rule) -> bool:  # noqa: D417
 
     Args:
         rule: with the name, the kind and the codec of the rule before, and the same names of rule vectors, scalars and
-            vectors that are handed in; where the one before needs inner products or takes each client once per pass,
-            so does the new one.
+            vectors that are handed in; it needs inner products, or takes each client once per pass, if and only if
+            the one before does.
 
     Returns:
         Whether it is in force already, because the buffer was empty.

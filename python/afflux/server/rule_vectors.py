@@ -24,6 +24,9 @@ def rule_vector(
     bad = facts.first_nonfinite
     if bad is not None:
         raise AffluxError(f"{what} has a non-finite value at index {bad}{adapter.place(bad)}")
+    limits = options.limits
+    if facts.max > limits.max_abs or -facts.min > limits.max_abs:
+        raise AffluxError(f"{what} has {limits.reason(facts.min, facts.max, facts.norm)}")
     refuse_overflow(what, facts, "inner products")
     return new
 

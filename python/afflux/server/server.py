@@ -348,10 +348,11 @@ class Server:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads the state_dict() of a server with the same rule and options.
 
-        Arrivals that waited here are gone; versions that were pulled stay as they are, and clients that train from one
-        which the loaded state has not made have to pull again. A server that accumulates loads a buffered state; not
-        the other way round. The rule's name and kind, d, dtypes, number of clients, layout and the raw weights in a sum
-        must agree; other changes, such as of server_lr or buffer_size, change the next bits.
+        Arrivals that waited here are gone, and open tasks are closed; versions that were pulled stay as they are, and
+        clients that train from one which the loaded state has not made have to pull again. A server that accumulates
+        loads a buffered state; not the other way round. The rule's name and kind, d, dtypes, number of clients, layout
+        and the raw weights in a sum must agree; other changes, such as of server_lr or buffer_size, change the next
+        bits.
 
         Raises:
             AffluxError: a state of another kind of server, or a damaged one; nothing has changed.

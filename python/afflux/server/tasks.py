@@ -7,7 +7,7 @@ comes between two of them.
 
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count
 from math import inf
 from secrets import token_hex
@@ -36,11 +36,15 @@ class TaskBook:
     Args:
         max_versions: the largest number of versions whose params are held; None: MOST_BASES.
         max_staleness: params older than this are not held; None: however old.
+        closed_last: the id of the task that the server's state says was closed last; None: none was.
     """
 
-    def __init__(self, max_versions: int | None, max_staleness: int | None) -> None:
+    def __init__(
+        self, max_versions: int | None, max_staleness: int | None, closed_last: Callable[[], str | None]
+    ) -> None:
         self._most = MOST_BASES if max_versions is None else max_versions
         self._max_staleness = max_staleness
+        self._closed_last = closed_last
         self._open: dict[str, OpenTask] = {}
         self._bases: dict[int, tuple[Pulled, set[str]]] = {}  # by version, with the tasks that hold it
         self._start, self._numbers = (0, ""), count()
@@ -50,11 +54,23 @@ class TaskBook:
         return len(self._open)
 
     def __iter__(self) -> Iterator[OpenTask]:
+        self._finish_closing()
         return iter([*self._open.values()])
 
     def opened(self) -> list[Opened | Closed]:
         """The entries that have opened them."""
         return [task.opened for task in self]
+
+    def is_open(self, task: OpenTask) -> bool:
+        """Whether a task is open."""
+        self._finish_closing()
+        return self._open.get(task.opened.task) is task
+
+    def _finish_closing(self) -> None:
+        """Closes the task that was closed last here, too, if an interrupt has come between."""
+        last = self._closed_last()
+        if last is not None and (torn := self._open.get(last)) is not None:
+            self.close(torn)
 
     def find(self, task_id: str) -> OpenTask | None:
         """The open task of this id; None if there is none."""

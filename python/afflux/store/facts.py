@@ -57,6 +57,8 @@ class StoredOptions(_Facts, frozen=True):
     log: bool
     accumulate: bool
     flush_after: float | None
+    max_abs: float | None
+    max_norm: float | None
     seed: Annotated[int, Meta(ge=0)]
 
 

@@ -13,7 +13,17 @@ import numpy as np
 
 from afflux.ops import exact
 from afflux.ops.exact import ordered_sum, quadratic, times
-from afflux.ops.validation import check_fields, finite, flag, integer, one_of, optional, positive, positive_or_inf
+from afflux.ops.validation import (
+    check_fields,
+    finite,
+    flag,
+    integer,
+    not_negative,
+    one_of,
+    optional,
+    positive,
+    positive_or_inf,
+)
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
 from afflux.rules.registry import register
@@ -81,7 +91,7 @@ class CosineSelection:
         size = sqrt(quadratic(gram, estimate))
         onto = times(gram, estimate)
         cosines = [
-            0.0 if norm == 0 or size == 0 else (onto[i] + alpha * onto[0]) / (norm * size)
+            0.0 if norm == 0 or size == 0 else _clamped((onto[i] + alpha * onto[0]) / (norm * size))
             for i, norm in enumerate(norms, 1)
         ]
         rejected = {
@@ -134,6 +144,11 @@ def _shrink(norm: float, bound: float) -> float:
     return bound / norm if norm > bound else 1.0
 
 
+def _clamped(cosine: float) -> float:
+    """Within [-1, 1], which rounding may leave: sim_min = -1 rejects nothing."""
+    return max(-1.0, min(1.0, cosine))
+
+
 #: The paper's settings: `wkafl(**CIFAR10)`. alpha and sim_min are the same in both.
 EMNIST_MNIST: dict[str, Any] = {"beta": 10.0, "gamma": 0.1, "clip": 100.0, "stage_two_clip": 10.0, "server_lr": 0.005}
 
@@ -160,13 +175,13 @@ def wkafl(
 ) -> Rule:
     """x -= server_lr / (1 + gamma tau_min) * sum_i p_i g'_i over the gradients that agree with their estimate.
 
-    Algorithms 2 and 3 and eq. 4 to 10: see CosineSelection for g', p and the two stages. The ablations
-    are the paper's: `selection=False` steps with the estimate; `staleness=False` weighs all alike in it, and
-    `momentum=False` has alpha = 0, both without the bound `clip`. The paper gives no value for `stage_two_loss`. State
-    on the server: the last estimate, 4 d bytes. Sweeps: two, the inner products and the step.
+    Algorithms 2 and 3 and eq. 4 to 10: see CosineSelection for g', p and the two stages. The ablations are the paper's:
+    `selection=False` steps with the estimate; `staleness=False` weighs all alike in it, with gamma = 0 (section 4.3.4);
+    `momentum=False` has alpha = 0; the latter two are without the bound `clip`. The paper gives no value for
+    `stage_two_loss`. State on the server: the last estimate, 4 d bytes. Sweeps: two, the inner products and the step.
     """
     # Checked here, because an ablation leaves them out.
-    alpha = finite("wkafl", "alpha", alpha)
+    alpha, gamma = finite("wkafl", "alpha", alpha), not_negative("wkafl", "gamma", gamma)
     clip = optional(positive_or_inf)("wkafl", "clip", clip)
     staleness, momentum = flag("wkafl", "staleness", staleness), flag("wkafl", "momentum", momentum)
     weigh = CosineSelection(
@@ -181,4 +196,5 @@ def wkafl(
         stage_two_loss,
         stage_two_version,
     )
-    return Rule("wkafl", "gradient", buffer_size, weigh, NONE, Sgd(MinimumStaleness(server_lr, gamma)))
+    lr = MinimumStaleness(server_lr, gamma if staleness else 0.0)
+    return Rule("wkafl", "gradient", buffer_size, weigh, NONE, Sgd(lr))

@@ -1,0 +1,75 @@
+"""Limits on what a server takes in, so that nothing that a round makes of it can overflow."""
+
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from afflux import ops
+from afflux.ops.errors import AffluxError
+from afflux.rules.rule import Rule
+
+#: The default of `ServerOptions.max_abs`, and the largest one, by the dtype of params.
+MAX_ABS = {"float32": 1e15, "float64": 1e150}
+MOST_MAX_ABS = {"float32": 1e30, "float64": 1e300}
+#: What a step adds to params, and to a sum of squares, stays so much below the largest finite number: it can be made a
+#: million times.
+_STEPS = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one server."""
+
+    max_abs: float  #: the largest absolute value of an element that is taken in
+    max_norm: float  #: the largest Euclidean norm; infinite: no limit
+    largest: float  #: the largest finite number of the dtype of params
+
+    @classmethod
+    def of(cls, dtype: str, max_abs: float | None, max_norm: float | None) -> "Limits":
+        """Those of `ServerOptions`."""
+        return cls(max_abs or MAX_ABS[dtype], max_norm or inf, float(np.finfo(dtype).max))
+
+    def allow(self, low: float, high: float, norm: float) -> bool:
+        """Whether a vector of finite values is within them, given its least and largest element and its norm."""
+        return -self.max_abs <= low and high <= self.max_abs and norm <= self.max_norm
+
+    def reason(self, low: float, high: float, norm: float) -> str:
+        """Why they do not allow it."""
+        largest = max(-low, high)
+        if largest > self.max_abs:
+            return f"an element of magnitude {largest:.3g}, max_abs is {self.max_abs:g}"
+        return f"the norm {norm:.6g}, max_norm is {self.max_norm:g}"
+
+    def of_direction(self, weights: list[float]) -> float:
+        """The largest |sum_i w_i u_i| of vectors within the limits, rounded up."""
+        return sum(map(abs, weights)) * self.max_abs * (1 + 1e-9)
+
+    def check_step(self, rule: Rule, step: ops.Step, lr: float, weights: list[float]) -> None:
+        """Rejects numbers of a rule with which vectors within the limits could overflow.
+
+        That depends on nothing that a client sends but on the weights.
+
+        Args:
+            rule: for the message.
+            step: what its step gave.
+            lr: its learning rate.
+            weights: of the vectors, and of the rule vectors.
+
+        Raises:
+            AffluxError: params or a state could overflow within a million steps.
+        """
+        direction = 2 * self.of_direction(weights)  # twice: differences of models, and of cached rows
+        reach, squares = direction, 0.0
+        if isinstance(step, ops.Momentum):
+            reach = direction / (1 - step.beta1)
+        elif isinstance(step, ops.Adaptive):
+            reach = direction / step.epsilon
+            squares = direction * direction * (_STEPS if step.kind == "adagrad" else 1.0)
+        if abs(lr) * reach * _STEPS <= self.largest and squares <= self.largest:
+            return
+        raise AffluxError(
+            f"[{rule.name}] with lr {lr:.3g} and weights whose magnitudes add up to {sum(map(abs, weights)):.3g}, "
+            f"elements of magnitude {self.max_abs:g} could overflow: make Server's max_abs or the rule's numbers "
+            "smaller"
+        )

@@ -1,0 +1,293 @@
+"""max_abs and max_norm: a finite vector does not spoil params and moments; what is not finite is never published."""
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+from afflux import AffluxError, Calibrate, Layout, Rule, Server, ops, replay
+from afflux.aggregation import round as rounds
+from afflux.aggregation.limits import MAX_ABS
+from afflux.ops import Sgd
+from afflux.rules import RULES, fadas, fedadam, fedasync, fedbuff, wkafl
+from afflux.rules.optimizers import Adagrad
+from conftest import bits
+
+D = 9
+
+
+def vector(value, dtype=np.float32):
+    return np.full(D, value, dtype)
+
+
+def fresh(name, dtype="float32", **options):
+    rule = RULES[name](buffer_size=2) if "buffer_size" in RULES[name].__annotations__ else RULES[name]()
+    server = Server(rule, vector(0.5, dtype), num_clients=6, dtype=dtype, **options)
+    for each in rule.needs.handed_in:
+        server.set_rule_vector(each, vector(0.25, dtype))
+    return server
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_one_huge_vector_is_refused_and_the_next_rounds_move(name, dtype):
+    server, twin = fresh(name, dtype), fresh(name, dtype)
+    most = MAX_ABS[dtype]
+    for turn in range(6):
+        for bad in (most * 1.001, -most * 1.001, np.finfo(dtype).max):
+            huge = vector(0.1, dtype)
+            huge[3] = bad
+            with pytest.raises(AffluxError, match=r"has an element of magnitude .*, max_abs is .*: at index 3"):
+                server.push(client=turn, version=server.version, **{server.rule.kind: huge})
+        for each in (server, twin):
+            each.push(client=turn, version=each.version, loss=1.0, **{each.rule.kind: vector(0.1 * (turn + 1), dtype)})
+    assert bits(server.params) == bits(twin.params)
+    assert server.version == twin.version > 0
+    assert server.counts["refused"] == 18
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_all_of_the_largest_size_stays_finite(name, dtype):
+    """Params, moments and rows: 200 rounds of the worst that is let in, then honest ones still move."""
+    server = fresh(name, dtype)
+    most = MAX_ABS[dtype] * (1 - 1e-6)  # float32 rounds
+    if server.rule.needs.gram:
+        most /= 1e3
+    for turn in range(400):
+        sign = 1 if turn % 5 else -1
+        server.push(client=turn % 6, version=server.version, loss=1.0, **{server.rule.kind: vector(sign * most, dtype)})
+    assert np.isfinite(server.params).all()
+    assert all(np.isfinite(each).all() for each in server.rule_vectors.values())
+    assert server.version > 0
+
+
+def test_the_limit_is_of_what_the_rule_takes():
+    server = Server(fedbuff(buffer_size=1), vector(0.0), max_abs=10.0)
+    pulled = server.pull()
+    assert server.push(client=1, version=pulled, model=vector(9.0)).version == 1
+    server.push(client=1, version=server.pull(), model=vector(18.0))  # 9 more than the base
+    with pytest.raises(AffluxError, match="client 1's model has an element of magnitude 17, max_abs is 10"):
+        server.push(client=1, version=pulled, model=vector(17.0))
+    with pytest.raises(AffluxError, match="client 1's gradient has an element of magnitude 20, max_abs is 10"):
+        server.push(client=1, version=pulled, gradient=vector(2.0), client_lr=2.0, local_steps=5)
+    assert server.version == 2
+
+
+@pytest.mark.parametrize("slot_dtype", ["float32", "bfloat16"])
+def test_names_the_array(slot_dtype):
+    model = {"a": np.zeros((2, 2), np.float32), "b": np.zeros(3, np.float32)}
+    server = Server(fedbuff(), model, slot_dtype=slot_dtype)
+    huge = {"a": np.zeros((2, 2), np.float32), "b": np.array([0, -1e20, 0], np.float32)}
+    with pytest.raises(AffluxError, match=r"magnitude (1e\+20|9.97e\+19), max_abs is 1e\+15: at index 5 \(in b\)$"):
+        server.push(client=1, version=0, update=huge)
+
+
+def test_max_norm():
+    server = Server(fedbuff(buffer_size=1), vector(0.0), max_norm=3.0, faults="record")
+    receipt = server.push(client=1, version=0, update=vector(1.01))
+    assert (receipt.status, server.version) == ("faulty", 0)
+    assert receipt.reason == "[push] client 1's update has the norm 3.03, max_norm is 3"
+    assert server.push(client=1, version=0, update=vector(1.0)).version == 1
+    with pytest.raises(AffluxError, match=r"cannot be read in place: max_norm needs its norm"):
+        server.push(client=1, version=1, update=vector(1.0), copy=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(max_abs=0), r"max_abs is 0, must be positive and at most 1e\+30"),
+        (dict(max_abs=np.nan), "max_abs is nan"),
+        (dict(max_abs=1e31), r"max_abs is 1e\+31, must be positive and at most 1e\+30"),
+        (dict(max_abs=1e301, dtype="float64"), r"must be positive and at most 1e\+300"),
+        (dict(max_abs="1"), "max_abs is '1', must be a number"),
+        (dict(max_norm=-1.0), "max_norm is -1.0, must be finite and positive"),
+    ],
+)
+def test_refused_options(options, message):
+    with pytest.raises(AffluxError, match=message):
+        Server(fedbuff(), np.zeros(2), **options)
+
+
+def test_rule_vectors_and_buffers_have_the_limit_too():
+    server = fresh("zenopp")
+    with pytest.raises(AffluxError, match=r"validation has an element of magnitude 2e\+15"):
+        server.set_rule_vector("validation", vector(2e15))
+    tree = {"w": np.zeros(2, np.float32), "running_var": np.ones(2)}
+    server = Server(fedbuff(), tree)
+    assert [each.name for each in Layout.of(tree).buffers] == ["running_var"]
+    with pytest.raises(AffluxError, match=r"buffers has a value beyond 1e\+15 at index 1 \(in running_var\)"):
+        server.push(client=1, version=0, update=tree, buffers=np.array([1, 1e16]))
+
+
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [
+        (fedbuff(server_lr=1e30), {}),
+        (fedadam(server_lr=1e20), {}),
+        (fadas(server_lr=1.0, epsilon=1e-30), {}),
+        (fadas(server_lr=1.0), dict(max_abs=1e30)),
+        (Rule("sums", "update", 2, lambda arrivals: np.full(2, 1e5), Calibrate(cached=False), Adagrad(0.1)), {}),
+        (fedbuff(server_lr=1e200), dict(dtype="float64")),
+    ],
+)
+def test_numbers_of_a_rule_with_which_the_limit_could_overflow(rule, options):
+    """They raise in the first round, whatever is sent, and never because of what a client sends."""
+    server = Server(rule, np.zeros(D), **options)
+    dtype = options.get("dtype", "float32")
+    for client in range(rule.buffer_size - 1):
+        server.push(client=client, version=0, update=vector(0, dtype))
+    with pytest.raises(AffluxError, match="could overflow: make Server's max_abs or the rule's numbers smaller"):
+        server.push(client=99, version=0, update=vector(0, dtype))
+    assert (server.version, server.arrivals_waiting) == (0, rule.buffer_size - 1)
+
+
+class Grows:
+    """A step whose lr overflows params; the check of its numbers is switched off below."""
+
+    def __call__(self, arrivals):
+        return Sgd(1e30)
+
+
+@pytest.fixture
+def failed(monkeypatch, tmp_path):
+    """Makes a server whose second round writes infinities."""
+    monkeypatch.setattr(rounds.Limits, "check_step", lambda *_: None)
+
+    def make(**options):
+        if options.pop("stored", False):
+            options["store"] = tmp_path / "store"
+        rule = replace(fedbuff(buffer_size=1), step=Grows())
+        server = Server(rule, vector(0.5), **options)
+        server.push(client=1, version=0, update=vector(1e-30))
+        saved = None if "store" in options else server.state_dict()
+        with pytest.raises(AffluxError, match=r"\[push\] the step to version 2 wrote a value that is not finite"):
+            server.push(client=1, version=1, update=vector(1e14))
+        return server, saved
+
+    return make
+
+
+@pytest.mark.parametrize("options", [{}, dict(inplace=True), dict(accumulate=True), dict(log=True), dict(stored=True)])
+def test_a_version_that_is_not_finite_is_not_published(failed, options):
+    server, saved = failed(**options)
+    calls = {
+        "push": partial(server.push, client=1, version=1, update=vector(0)),
+        "checkout": partial(server.checkout, 1),
+        "flush": server.flush,
+        "discard": server.discard,
+        "poll": server.poll,
+        "state_dict": server.state_dict,
+        "rule_vectors": lambda: server.rule_vectors,
+        "set_rule_vector": partial(server.set_rule_vector, "m", vector(0)),
+        "replace_rule": partial(server.replace_rule, server.rule),
+    }
+    if "stored" in options:
+        calls["checkpoint"] = server.checkpoint
+    for name, call in calls.items():
+        with pytest.raises(AffluxError, match=rf"^\[{name}\] the step to version 2 wrote"):
+            call()
+    if "inplace" not in options:
+        assert server.params.tolist() == [1.5] * D
+    assert server.version == 1
+    if saved is not None:
+        server.load_state_dict(saved)
+        assert server.push(client=1, version=1, update=vector(1e-30)).version == 2
+        assert server.params.tolist() == [2.5] * D
+
+
+def test_a_store_goes_on_from_its_last_commit(failed, monkeypatch):
+    server, _ = failed(stored=True)
+    path = server._store.path
+    with pytest.raises(AffluxError, match=r"Server\.open\(.*\) goes on from a saved state"):
+        server.push(client=1, version=1, update=vector(0))
+    server.close()
+    with Server.open(path, server.rule) as again:
+        assert (again.version, again.params.tolist()) == (1, [1.5] * D)
+        assert again.push(client=1, version=1, update=vector(1e-30)).version == 2
+
+
+def test_a_state_that_is_not_finite_is_refused():
+    server = fresh("fadas")
+    for client in range(2):
+        server.push(client=client, version=0, update=vector(1.0))
+    for name in ("params", "rule_vector.m", "rule_vector.v_hat"):
+        state = server.state_dict()
+        state["arrays"][name][4] = np.inf
+        with pytest.raises(AffluxError, match=rf"{name} has a non-finite value at index \[4\]"):
+            server.load_state_dict(state)
+    server.load_state_dict(json.loads("{}") | server.state_dict())
+
+
+def test_replay_has_the_limits_that_it_is_given():
+    server = Server(fedasync(), vector(0.0), log=True, max_abs=1e20)
+    server.push(client=1, version=0, model=vector(1e18))
+    again = replay(server.log, Server(fedasync(), vector(0.0), max_abs=1e20), lambda join: vector(1e18))
+    assert bits(again.params) == bits(server.params)
+    with pytest.raises(AffluxError, match="max_abs"):
+        replay(server.log, Server(fedasync(), vector(0.0)), lambda join: vector(1e18))
+
+
+def test_wkafl_takes_the_largest_values():
+    server = Server(wkafl(buffer_size=3), vector(0.0))
+    for client in range(3):
+        server.push(client=client, version=0, gradient=vector(1e15))
+    assert server.version == 1
+    assert np.isfinite(server.params).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_sweep_says_whether_all_is_sound(dtype, threads):
+    """Params, every state, rule vectors and the direction, at each end and in the middle, on every instruction set."""
+    size = 5000
+    most = float(np.finfo(dtype).max)
+
+    def sound(step, states=(), rule_vectors=None, update=1.0, **limits):
+        params = np.ones(size, dtype)
+        updates = np.ones(size, dtype)
+        done = []
+        for at in (0, 2499, size - 1):
+            updates[:] = 1.0
+            updates[at] = update
+            mix = ops.Combine([updates], np.ones(1), most=limits.get("direction", np.inf))
+            held = [np.zeros(size, dtype) for _ in states]
+            for one, first in zip(held, states, strict=True):
+                one[at] = first
+            round_ = ops.Pass(params, params.copy(), mix, step=step, states=held, most=limits.get("most", np.inf))
+            if rule_vectors is not None:
+                kept = np.zeros(size, dtype)
+                kept[at] = rule_vectors
+                vectors = ops.RuleVectors([kept], np.zeros(1), np.array([[2.0, 0.0]]))
+                round_ = ops.Pass(params, params.copy(), mix, step=step, rule_vectors=vectors)
+            ops.apply(round_, num_threads=threads, done=done)
+        assert len(set(done)) == 1
+        return done[0]
+
+    adam = partial(ops.Adaptive, "adam", 1.0, 0.9, 0.99, 1e-8)
+    assert sound(Sgd(1.0))
+    assert sound(adam(), (0.0, 0.0))
+    for bad in (np.nan, np.inf, -np.inf):
+        assert not sound(Sgd(1.0), update=bad)
+        assert not sound(ops.Momentum(1e-3), (bad,))
+        assert not sound(adam(), (0.0, bad))
+    assert sound(Sgd(1.0), update=most / 2)
+    assert not sound(Sgd(3.0), update=most / 2)
+    assert not sound(Sgd(3.0), update=-most / 2)
+    assert not sound(ops.Momentum(1e-30, 0.9), (most,), update=most / 2)
+    assert sound(Sgd(1.0), rule_vectors=most / 4)
+    assert not sound(Sgd(1.0), rule_vectors=most)
+    assert sound(Sgd(1.0), update=6.0, most=7.0)
+    assert not sound(Sgd(1.0), update=6.5, most=7.0)
+    assert not sound(Sgd(1.0), update=-9.0, most=7.0)
+    assert sound(Sgd(0.0), update=6.0, direction=6.0)
+    assert not sound(Sgd(0.0), update=6.5, direction=6.0)
+    for name in ("most", "combine.most"):
+        for wrong in (0.0, -1.0, np.nan):
+            key = "direction" if "." in name else "most"
+            with pytest.raises(AffluxError, match=rf"\[apply\] {name} is .*, must be greater than 0"):
+                sound(Sgd(1.0), **{key: wrong})
+    with pytest.raises(AffluxError, match="epsilon is 0, must be greater than 0"):
+        sound(ops.Adaptive("adam", 1.0, 0.9, 0.99, 0.0), (0.0, 0.0))

@@ -1,0 +1,188 @@
+"""Tasks and rounds under way never make a step fail, and versions are as pulled ones are, whatever holds them."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from afflux import AffluxError, Server
+from afflux.rules import fedasync, fedbuff
+
+D = 4
+
+
+def ones():
+    return np.ones(D, np.float32)
+
+
+class SlowMutex:
+    """The mutex of a monitor, for which the thread named A waits once it has made its round."""
+
+    def __init__(self, monitor):
+        self.lock = threading.Lock()
+        self.waits, self.go = threading.Event(), threading.Event()
+        self.made = False
+        run = monitor._run
+
+        def noted(job):
+            run(job)
+            self.made = self.made or threading.current_thread().name == "A"
+
+        monitor._run, monitor._mutex = noted, self
+
+    def __enter__(self):
+        if self.made and threading.current_thread().name == "A":
+            self.waits.set()
+            assert self.go.wait(60)
+        self.lock.acquire()
+
+    def __exit__(self, *_):
+        self.lock.release()
+
+    def locked(self):
+        return self.lock.locked()
+
+
+def test_a_push_that_waits_for_the_mutex_holds_no_version():
+    """Another thread has published its round meanwhile."""
+    server = Server(fedbuff(buffer_size=1), np.zeros(D, np.float32), max_versions=3)
+    mutex = SlowMutex(server._aggregator._monitor)
+    slow = threading.Thread(target=lambda: server.push(client="a", version=0, update=ones()), name="A")
+    slow.start()
+    assert mutex.waits.wait(60)
+    for _ in range(4):
+        assert server.push(client="b", version=server.version, update=ones()).status == "joined"
+    assert server.versions_held == 1
+    mutex.go.set()
+    slow.join()
+    assert server.version == 5
+
+
+@pytest.mark.parametrize("most", [2, 3])
+@pytest.mark.parametrize("rule", [fedbuff(buffer_size=1), fedasync()])
+def test_threads_and_few_versions(most, rule):
+    """Nobody but the server holds a version: none of the pushes fails."""
+    server = Server(rule, np.zeros(300, np.float32), max_versions=most)
+    found = []
+
+    def client(name):
+        for _ in range(60):
+            task = server.checkout(name)
+            try:
+                found.append(server.push(task=task, **{rule.kind: np.ones(300, np.float32)}).status)
+            except AffluxError as error:
+                found.append(str(error))
+
+    threads = [threading.Thread(target=client, args=(name,)) for name in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(found) == {"joined"}
+    assert len(found) == 300
+
+
+@pytest.mark.parametrize("read", ["load", "tree"])
+def test_a_step_waits_until_a_task_is_read(read, monkeypatch):
+    server = Server(fedbuff(buffer_size=1), [np.zeros(D, np.float32)], max_versions=2)
+    task = server.checkout("ann")
+    server.push(client="bob", version=0, update=[ones()])  # the base of ann's task is the older one of two
+    name = {"load": "copy_out", "tree": "copied_tree"}[read]
+    copy, begun, go = getattr(type(server._adapter), name), threading.Event(), threading.Event()
+
+    def slow(adapter, *arguments):
+        begun.set()
+        assert go.wait(60)
+        return copy(adapter, *arguments)
+
+    monkeypatch.setattr(type(server._adapter), name, slow)
+    target, found = [np.full(D, 7, np.float32)], []
+
+    def reads():
+        found.append(task.load(target) if read == "load" else task.tree())
+
+    reader = threading.Thread(target=reads)
+    pusher = threading.Thread(target=lambda: found.append(server.push(client="bob", version=1, update=[ones()]).status))
+    reader.start()
+    assert begun.wait(60)
+    pusher.start()
+    pusher.join(0.2)
+    assert pusher.is_alive()
+    go.set()
+    reader.join()
+    pusher.join()
+    assert found[-1] == "joined" or found[0] == "joined"
+    assert (target if read == "load" else next(each for each in found if isinstance(each, list)))[0].tolist() == [0] * D
+    assert server.version == 2
+
+
+@pytest.mark.parametrize("call", ["flush", "poll"])
+def test_a_flush_waits_until_a_conversion_is_done(call, monkeypatch):
+    server = Server(fedbuff(buffer_size=9), np.zeros(D, np.float32), max_versions=2, flush_after=1e-9)
+    task = server.checkout("ann")
+    server.push(client="bob", version=0, update=ones())
+    server.flush()
+    ingest, begun, go = type(server._adapter).ingest, threading.Event(), threading.Event()
+
+    def slow(adapter, what, parts, slot, conversion=None):
+        if conversion is not None:
+            begun.set()
+            assert go.wait(60)
+        return ingest(adapter, what, parts, slot, conversion)
+
+    server._aggregator.admission.flush_after = None
+    server.push(client="bob", version=1, update=ones())
+    server._aggregator.admission.flush_after = 1e-9
+    monkeypatch.setattr(type(server._adapter), "ingest", slow)
+    slow_push = threading.Thread(target=lambda: server.push(task=task, model=ones()))
+    server._aggregator.flush_late = lambda: None
+    slow_push.start()
+    assert begun.wait(60)
+    made = []
+    flusher = threading.Thread(target=lambda: made.append(getattr(server, call)()))
+    flusher.start()
+    flusher.join(0.2)
+    assert flusher.is_alive()
+    go.set()
+    flusher.join()
+    slow_push.join()
+    assert made[0].version == 2
+
+
+def test_in_place_a_listed_task_gives_copies():
+    server = Server(fedbuff(buffer_size=1), np.zeros(D, np.float32), inplace=True)
+    server.checkout("ann", hold=False)
+    (task,) = server.tasks
+    params = task.params
+    assert not params.flags.writeable
+    server.push(client="bob", version=0, update=ones())
+    assert (params.tolist(), server.params.tolist()) == ([0] * D, [1] * D)
+    with pytest.raises(AffluxError, match="version 0 is no longer held"):
+        task.params  # noqa: B018
+
+
+@pytest.mark.parametrize("newest_too", [False, True])
+def test_a_commit_keeps_what_there_is_room_for(newest_too, tmp_path):
+    """A task of the newest version takes no place: the server holds that anyway."""
+    with Server(fedbuff(buffer_size=1), np.zeros(D, np.float32), max_versions=4, store=tmp_path / "store") as server:
+        old = server.checkout("ann").id
+        server.push(client="bob", version=0, update=ones())
+        if newest_too:
+            server.checkout("eve")
+        server.checkpoint()
+    with Server.open(tmp_path / "store") as server:
+        assert server.push(task=old, model=ones()).status == "joined"
+
+
+def test_a_store_with_too_few_versions_is_refused(tmp_path):
+    for commit_every in (3, None):
+        with pytest.raises(AffluxError, match="max_versions is 2, must be at least 3"):
+            Server(fedbuff(), np.zeros(D), max_versions=2, commit_every=commit_every, store=tmp_path / "store")
+    with Server(fedbuff(buffer_size=1), np.zeros(D), max_versions=2, store=tmp_path / "store") as server:
+        for _ in range(5):
+            server.push(client=1, version=server.version, update=np.ones(D))
+    with Server(
+        fedbuff(buffer_size=1), np.zeros(D), max_versions=3, commit_every=3, store=tmp_path / "other"
+    ) as server:
+        for _ in range(8):
+            server.push(client=1, version=server.version, update=np.ones(D))
