@@ -240,3 +240,18 @@ def test_a_small_file_that_unpacks_to_a_large_one(stopped):
     result = invoke("run", "--resume", stopped / "store")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
     assert "its arrays are compressed" in result.stderr
+
+
+@pytest.mark.parametrize("content", [b"", b"no zip", b"\x93NUMPY", "object", "shapes"])
+def test_a_data_set_that_a_log_names(content, log, tmp_path):
+    arrays = {"x_train": np.zeros((5, 28, 28), np.uint8), "y_train": np.zeros(5, np.uint8)}
+    arrays |= {"x_test": np.zeros((5, 28, 28), np.uint8), "y_test": np.zeros(4, np.uint8)}
+    if isinstance(content, bytes):
+        (tmp_path / "mnist.npz").write_bytes(content)
+    elif content == "object":
+        np.savez(tmp_path / "mnist.npz", **arrays | {"y_test": np.array([print], object)})
+    else:
+        np.savez(tmp_path / "mnist.npz", **arrays)
+    settings = {"data": "mnist", "data_dir": str(tmp_path)}
+    change(log, 0, lambda header: header | {"config": header["config"] | settings})
+    refused(log, f"{tmp_path}/mnist.npz")

@@ -189,7 +189,7 @@ def push(  # noqa: D417
         if checking:
             _let_go(error)
         if isinstance(error, StoreError):
-            _add_whether_joined(error, ticket)
+            ticket.add_to(error)
         if ticket.decision is None:
             if options.faults == "record" and _is_clients(error, checking=checking):
                 return _no_arrival(aggregator, client_id, pulled, "faulty", _reason(error), found)
@@ -222,14 +222,6 @@ def _is_clients(error: Exception, *, checking: bool) -> bool:
     if isinstance(error, ClientError):
         return True
     return checking and not isinstance(error, CallError | BusyError | StoreError | MemoryError | OSError)
-
-
-def _add_whether_joined(error: StoreError, ticket: Ticket) -> None:
-    """Adds to an error whether the arrival that met it has joined."""
-    if error.joined is None:  # else another push, which has met it first, says so
-        error.joined = ticket.decision is not None
-        joined = "has joined: do not push it again" if error.joined else "has not joined"
-        error.args = (f"{error}; the push {joined}",)
 
 
 def _let_go(error: BaseException) -> None:

@@ -5,7 +5,7 @@ from afflux.aggregation.reports import Decision
 from afflux.aggregation.round import Round
 from afflux.aggregation.streaming import Term
 from afflux.arrays.pools import Slot
-from afflux.ops.errors import AffluxError
+from afflux.ops.errors import AffluxError, StoreError
 from afflux.server.tasks import OpenTask
 
 #: What was decided about an arrival: status, staleness, number of the join, its term if the server accumulates, and the
@@ -29,3 +29,10 @@ class Ticket:
         self.task: OpenTask | None = None  #: that it closes
         self.made_step = False  #: whether it has completed a round
         self.reading = False  #: whether its conversion reads a version
+
+    def add_to(self, error: StoreError) -> None:
+        """Adds to an error whether the arrival that met it has joined."""
+        if error.joined is None:  # else another push, which has met it first, says so
+            error.joined = self.decision is not None
+            joined = "has joined: do not push it again" if error.joined else "has not joined"
+            error.args = (f"{error}; the push {joined}",)

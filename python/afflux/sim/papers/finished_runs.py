@@ -81,7 +81,7 @@ def load_outcomes(path: Path, jobs: Sequence[Job]) -> dict[int, Outcome]:
             )
             for line in kept
         }
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path} holds no finished runs: {error!r}") from error
     keys = [_key(_identity(job)) for job in jobs]
     return {index: found[key] for index, key in enumerate(keys) if key in found}

@@ -129,9 +129,9 @@ class InterruptedRun:
             found.arrays,
             RunHistory.of(msgspec.to_builtins(found.history)),
         )
-        # A store that somebody has made up may name any folder: none is made that the user has not named.
-        there = folder is not None or (audit.is_dir() and not audit.is_symlink())
-        if not interrupted.log.is_file() and (interrupted.arrivals or not there):
+        # A store that somebody has made up may name any folder: the user names one that is neither here nor beside it.
+        near = any(audit.resolve().is_relative_to(place.resolve()) for place in (Path(), path.parent))
+        if not interrupted.log.is_file() and (interrupted.arrivals or not (folder is not None or near)):
             raise ConfigError(
                 f"there is no {interrupted.log}: a run is resumed in its run folder, which was "
                 f"{Path(found.audit).parent}; give --out if it has moved"

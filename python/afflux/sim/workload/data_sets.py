@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -72,11 +73,19 @@ def mnist(data_dir: Path | None) -> DataSet:
     if not path.is_file():
         raise ConfigError(f"data 'mnist' needs the file {path}, which does not exist")
     keys = ("x_train", "y_train", "x_test", "y_test")
-    with np.load(path, allow_pickle=False) as archive:
-        absent = [key for key in keys if key not in archive]
-        if absent:
-            raise ConfigError(f"{path} has no array {', '.join(absent)}")
-        x_train, y_train, x_test, y_test = (archive[key] for key in keys)
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            absent = [key for key in keys if key not in archive]
+            if absent:
+                raise ConfigError(f"{path} has no array {', '.join(absent)}")
+            x_train, y_train, x_test, y_test = (archive[key] for key in keys)
+    except ConfigError:
+        raise
+    except (OSError, ValueError, TypeError, EOFError, MemoryError, BadZipFile) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    for x, y in ((x_train, y_train), (x_test, y_test)):
+        if x.dtype != np.uint8 or x.shape[1:] != (28, 28) or y.shape != x.shape[:1] or y.dtype.kind not in "iu":
+            raise ConfigError(f"{path} has {x.dtype} of shape {x.shape} and {y.dtype} of shape {y.shape}, no MNIST")
     x_train, x_test = standardised(x_train, x_test)
     return DataSet("mnist", x_train, y_train.astype(np.int64), x_test, y_test.astype(np.int64), 10)
 
