@@ -118,5 +118,5 @@ def test_the_callers_floating_point_mode_does_not_matter():
 
 def test_numpys_numbers_are_floats_too():
     assert afflux.exp(np.float64(1.0)) == afflux.exp(1.0) == afflux.exp(1)
-    with pytest.raises(AffluxError, match="x is .1., must be a number"):
+    with pytest.raises(AffluxError, match=r"x is .*, must be a number"):
         afflux.exp("1")

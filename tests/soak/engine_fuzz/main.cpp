@@ -67,7 +67,8 @@ class Memory {
   explicit Memory(Draw& draw) : draw_(draw) {}
 
   // Memory of exactly so many bytes, of some pattern.
-  void* fresh(std::int64_t bytes) {
+  void* fresh(std::int64_t wanted) {
+    const std::int64_t bytes = wanted < 0 ? 0 : wanted;
     auto* const data = static_cast<unsigned char*>(std::malloc(static_cast<std::size_t>(bytes) + (bytes == 0)));
     const unsigned pattern = draw_.byte();
     for (std::int64_t i = 0; i < bytes; ++i)
