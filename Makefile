@@ -18,7 +18,7 @@ GPU_CHECKED := 2049 or parts or finite or lent or trees
 FORMATTED := $(shell find engine csrc python/afflux tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test soak lint types core unit sanitize sanitize-all test-gpu gpu bench wheel mutants kills hostile scale long peers test-peers bench-peers format update-constraints clean
+.PHONY: help setup demo check test soak lint types core unit sanitize sanitize-all test-gpu gpu bench wheel mutants kills hostile scale fuzz long peers test-peers bench-peers format update-constraints clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -44,7 +44,7 @@ check: setup lint types core  ## lint, types, and the tests that a wrong formula
 
 test: setup lint types unit sanitize  ## what continuous integration runs: lint, types, the suite, a part of it under sanitizers
 
-soak: setup long kills hostile sanitize-all mutants  ## hours: storms of interrupts, kills, faults at each call, hostile stores, full products, mutants
+soak: setup long kills fuzz hostile sanitize-all mutants  ## hours: storms of interrupts, kills, faults at each call, hostile calls and stores, full products, mutants
 
 lint: setup
 	$(BIN)/ruff check .
@@ -100,6 +100,12 @@ kills: setup  ## kills a store's process 2,000 times; goes on where it was stopp
 
 hostile: setup  ## opens 5,000 damaged or made-up stores; goes on where it was stopped
 	$(BIN)/python $(shell find tests -name hostile_stores.py) 5000 build/hostile.json
+
+fuzz: setup  ## a million hostile calls of the Python API, and a million of the C++ API under sanitizers
+	$(BIN)/python $(shell find tests -name fuzz.py) 1000000
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S $(shell find tests -type d -name engine_fuzz) -B build/fuzz -DAFFLUX=$(CURDIR)
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/fuzz --parallel 2
+	build/fuzz/engine_fuzz 1000000 0
 
 scale: setup  ## 20,000 of a million clients push into stores on disk: 2 GB in the system's temporary folder, minutes
 	AFFLUX_TOUCHED=20000 $(BIN)/python -m pytest -q $(call files,store_scale)

@@ -22,12 +22,14 @@ from random import Random
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "support")]
 
+import torch._dynamo  # noqa: E402, F401 - which torch imports amid a call, for seconds
+
 from afflux import AffluxError, BusyError, UnavailableError  # noqa: E402
 from calls import OF_SERVERS, OFTEN, STARTED, STATELESS, fingerprint  # noqa: E402
 from spoiling import spoiled  # noqa: E402
 
 BATCH, SECONDS = 5_000, 5.0
-MEMORY = 16 << 30
+MEMORY = 5 << 30
 NAMES = list(OF_SERVERS)
 WEIGHTS = [OFTEN.get(name, 1) for name in NAMES]
 
