@@ -110,7 +110,7 @@ def gram(vectors: Sequence[Array], *, num_threads: int | None = None) -> Float64
     [[5.0, 11.0], [11.0, 25.0]]
     """
     try:
-        given = list(vectors)
+        given = [vectors[i] for i in range(len(vectors))]  # iterating may never end
     except Exception as error:
         unreadable("[gram] vectors", error)
     out = np.empty(len(given) ** 2, np.float64)
