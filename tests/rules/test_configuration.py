@@ -222,7 +222,7 @@ ROWS = st.one_of(
 
 def rules_of(weigh=st.one_of(*WEIGH.values()), step=st.one_of(*STEPS.values())):  # noqa: B008
     kind = st.sampled_from(["update", "gradient"])
-    return st.builds(Rule, st.text(max_size=5), kind, st.integers(1, 2**70), weigh, ROWS, step)
+    return st.builds(Rule, st.text(max_size=5), kind, st.integers(1, 2**53), weigh, ROWS, step)
 
 
 #: Rules with a part, by the part's name.
