@@ -32,9 +32,9 @@ class Name(StrEnum):
 
 
 THREES = [3, 3.0, np.int8(3), np.uint64(3), np.float16(3), np.float64(3), Index(), Three.THREE, np.array(3)]
-THREES += [torch.tensor(3), torch.tensor(3, dtype=torch.uint8)]
+THREES += [torch.tensor(3), torch.tensor(3, dtype=torch.uint8), torch.tensor(3.0), np.array(3.0)]
 NO_INTS = [None, "3", b"3", 3.5, float("nan"), float("inf"), -np.inf, np.float32(0.1), True, np.True_, 3 + 0j]
-NO_INTS += [np.array([3, 3]), np.array(True), torch.tensor(True), torch.tensor([3, 3]), torch.tensor(3.0), Fraction(3)]
+NO_INTS += [np.array([3, 3]), np.array(True), torch.tensor(True), torch.tensor([3, 3]), torch.tensor(3.5), Fraction(3)]
 
 
 @pytest.mark.parametrize("value", THREES, ids=repr)

@@ -285,7 +285,7 @@ def changed(config, path, value):
         (["kind"], "delta", "kind is 'delta', must be 'update' or 'gradient' or 'model'"),
         (["name"], 3, "name is 3, must be a str"),
         (["buffer_size"], 0, "[Rule] buffer_size is 0"),
-        (["buffer_size"], 2.0, "buffer_size is 2.0, must be an int"),
+        (["buffer_size"], 2.5, "buffer_size is 2.5, must be an int"),
         (["calibrate"], None, "calibrate is None, must be a calibrate part"),
         (["calibrate", "codec"], "int8", "calibrate.codec: [codec] 'int8' is unknown; known: float32"),
         (["calibrate", "cached"], 1, "calibrate.cached is 1, must be True or False"),

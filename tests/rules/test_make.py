@@ -208,3 +208,11 @@ def test_any_options_make_a_rule_or_an_error(name, options):
     except AffluxError:
         return
     assert from_config(json.loads(json.dumps(rule.to_config(), allow_nan=False))) == rule
+
+
+@pytest.mark.parametrize("size", [3.0, np.int8(3), np.array(3), np.float32(3)])
+def test_whole_numbers_are_ints(size):
+    """As YAML and TOML may have them, and arrays."""
+    assert make("fedbuff", buffer_size=size).buffer_size == 3
+    config = make("fedbuff", buffer_size=3).to_config()
+    assert from_config(config | {"buffer_size": 3.0}) == make("fedbuff", buffer_size=3)

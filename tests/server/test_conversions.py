@@ -215,3 +215,24 @@ def test_a_tree_has_the_dtypes_of_the_first_params():
     tree = Server(fedavg(buffer_size=1), first).checkout(1).tree()
     assert {name: array.dtype for name, array in tree.items()} == {name: array.dtype for name, array in first.items()}
     assert (tree["a"].tolist(), tree["b"].tolist(), tree["n"].tolist()) == ([1.0] * 3, [1.0, 1.0], [3, 4])
+
+
+def test_numbers_in_arrays_without_dimensions():
+    """As a loop in torch has them before it calls item()."""
+    torch = pytest.importorskip("torch")
+    server = fresh(fedbuff(buffer_size=1))
+    for made in (torch.tensor, np.array, np.float32):
+        receipt = server.push(
+            client=1,
+            version=server.version,
+            gradient=np.ones(D, np.float32),
+            client_lr=made(0.5),
+            local_steps=made(2.0),
+            num_examples=made(5.0),
+            loss=made(0.25),
+        )
+        assert receipt.status == "joined"
+    assert {(entry.num_examples, entry.loss) for entry in server.log} == {(5, 0.25)}
+    assert np.allclose(server.params, fresh(fedbuff()).params - 3)
+    with pytest.raises(AffluxError, match="loss is"):
+        server.push(client=1, version=0, update=np.ones(D), loss=np.ones(1))

@@ -39,7 +39,8 @@ def check_fields(part: object, check: Check[object], *names: str, op: str | None
 
 
 def _number(words: str, fits: Callable[[float], bool]) -> Check[float]:
-    def check(part: str, name: str, value: object) -> float:
+    def check(part: str, name: str, given: object) -> float:
+        value = zero_dim(given)
         if isinstance(value, bool) or not isinstance(value, Real):
             raise AffluxError(f"[{part}] {name} is {brief(value)}, must be a number, {words}")
         number = as_float(value)
@@ -178,15 +179,26 @@ def is_int(value: object) -> TypeGuard[int]:
 
 
 def as_int(value: object) -> int | None:
-    """The int that an argument stands for: an int, what has `__index__`, or a float without a fraction; else None.
+    """The int that an argument stands for: an int, what has `__index__`, or a float without a fraction, which may be in
+    an array without dimensions; else None.
 
     >>> as_int(np.int8(3)), as_int(3.0), as_int(3.5), as_int(True), as_int("3")
     (3, 3, None, None, None)
     """
     number = _index(value)
-    if number is None and isinstance(value, float | np.floating):
-        number = _of_foreign(lambda: int(value) if value.is_integer() else None)
+    if number is None:
+        single = zero_dim(value)
+        if isinstance(single, float | np.floating):
+            number = _of_foreign(lambda: int(single) if single.is_integer() else None)
     return number
+
+
+def zero_dim(value: object) -> object:
+    """The number in an array without dimensions, such as the loss that torch computes; anything else as it is."""
+    if isinstance(value, float | int):
+        return value
+    single = _of_foreign(lambda: (value.item(),) if getattr(value, "shape", None) == () else None)  # type: ignore[attr-defined]
+    return value if single is None else single[0]
 
 
 def as_float(value: object) -> float | None:
@@ -226,15 +238,16 @@ def _of_foreign(convert: Callable[[], T | None]) -> T | None:
 
 
 def loss_of(op: str, value: object) -> float:
-    """A client's loss; None means unknown, which is NaN.
+    """A client's loss, also in an array without dimensions; None means unknown, which is NaN.
 
     Raises:
         AffluxError: no number, a bool, or an int that is far outside of 64 bits.
     """
     if value is None:
         return nan
-    number = as_float(value) if isinstance(value, NUMBERS) else None
-    if number is None or (isinstance(value, int) and abs(number) > 2**63):
+    single = zero_dim(value)
+    number = as_float(single) if isinstance(single, NUMBERS) else None
+    if number is None or (isinstance(single, int) and abs(number) > 2**63):
         raise AffluxError(f"[{op}] loss is {brief(value)}, must be a number, or None if unknown")
     return number
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from afflux.ops.codecs import Codec, named
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import as_text, brief, is_function, known_names, reads
+from afflux.ops.validation import as_int, as_text, brief, is_function, known_names, reads
 from afflux.rules.presets import RULES
 from afflux.rules.presets.dialects import DIALECTS, Dialect
 from afflux.rules.presets.framework_names import FRAMEWORK_NAMES, in_our_names
@@ -216,6 +216,8 @@ class _Reader:
             if wanted and (isinstance(value, Codec | Dialect) or is_function(value)):
                 return value
             value = value.item() if isinstance(value, np.generic) else value
+            if not isinstance(value, float) and (number := as_int(value)) is not None:
+                value = number
         if isinstance(value, str):
             return self._text(value, kinds, path, depth)
         if isinstance(value, Mapping):
@@ -278,6 +280,8 @@ class _Reader:
             return value
         if kind is int and float in kinds:
             return float(value or 0)
+        if kind is float and int in kinds and (whole := as_int(value)) is not None:  # as YAML and TOML may have it
+            return whole
         raise self._wrong(value, kinds, path)
 
     def _wrong(self, value: object, kinds: list[Any], path: str) -> AffluxError:
