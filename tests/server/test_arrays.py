@@ -166,3 +166,8 @@ def test_bfloat16_of_numpy_is_read_and_written_where_it_lies():
     slot.setflags(write=False)
     with pytest.raises(AffluxError, match="slot is read-only"):
         ops.ingest(update, slot)
+
+
+def test_a_sequence_that_says_it_is_endless():
+    with pytest.raises(AffluxError, match=r"\[gram\] vectors has 1000000000000 entries, at most 32768 are served"):
+        ops.gram(Fresh(10**12, 1))

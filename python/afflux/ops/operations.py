@@ -49,6 +49,8 @@ class Conversion(NamedTuple):
 
 
 _NO_FACTS = RowFacts()
+#: Of `gram`, whose result has as many rows and columns.
+_MOST_VECTORS = 1 << 15
 
 
 def ingest(
@@ -102,7 +104,7 @@ def gram(vectors: Sequence[Array], *, num_threads: int | None = None) -> Float64
         (K, K) float64, symmetric.
 
     Raises:
-        AffluxError: wrong shape, dtype or layout.
+        AffluxError: wrong shape, dtype or layout, or more than 32,768 vectors.
 
     Cost: each vector is read once for K <= 64; larger K are done in panels of 64.
 
@@ -110,9 +112,12 @@ def gram(vectors: Sequence[Array], *, num_threads: int | None = None) -> Float64
     [[5.0, 11.0], [11.0, 25.0]]
     """
     try:
-        given = [vectors[i] for i in range(len(vectors))]  # iterating may never end
+        count = len(vectors)
+        given = [vectors[i] for i in range(min(count, _MOST_VECTORS + 1))]  # iterating may never end
     except Exception as error:
         unreadable("[gram] vectors", error)
+    if len(given) > _MOST_VECTORS:
+        raise AffluxError(f"[gram] vectors has {count} entries, at most {_MOST_VECTORS} are served")
     out = np.empty(len(given) ** 2, np.float64)
     _engine.gram(given, out, threads(num_threads, "gram"))
     return out.reshape(len(given), len(given))
