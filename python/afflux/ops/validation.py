@@ -42,10 +42,10 @@ def _number(words: str, fits: Callable[[float], bool]) -> Check[float]:
     def check(part: str, name: str, given: object) -> float:
         value = zero_dim(given)
         if isinstance(value, bool) or not isinstance(value, Real):
-            raise AffluxError(f"[{part}] {name} is {brief(value)}, must be a number, {words}")
+            raise AffluxError(f"[{part}] {name} is {brief(given)}, must be a number, {words}")
         number = as_float(value)
         if number is None or not fits(number):
-            raise AffluxError(f"[{part}] {name} is {brief(value)}, must be {words}")
+            raise AffluxError(f"[{part}] {name} is {brief(given)}, must be {words}")
         return number
 
     return check
