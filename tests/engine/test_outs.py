@@ -1,10 +1,10 @@
 """`apply` with outputs of their own for sum, states and rule vectors: the bits of a sweep in place."""
 
-from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from afflux import AffluxError, ops
 from afflux.ops import codecs

@@ -22,7 +22,7 @@ from afflux.rules.presets.dialects import DIALECTS, Dialect, OnePlusRoot, Versio
 from afflux.rules.presets.gsgm import GradientScheduling
 from afflux.rules.presets.wkafl import CosineSelection
 from afflux.rules.presets.zenopp import ScoreTest
-from afflux.rules.rule import Arrivals, Calibrate, Needs, Weights
+from afflux.rules.rule import Calibrate, Needs
 from afflux.rules.schedules import ByVersion, DelayAdaptive, MinimumStaleness
 from afflux.rules.staleness import Constant, Exponential, Hinge, Inverse, Polynomial
 from afflux.rules.weights import Examples, Staleness, Uniform
@@ -31,7 +31,7 @@ from variants import VARIANTS
 from variants import make as make_variant
 
 #: Dataclasses of the package that do not stand in a rule.
-NO_PARTS = {Arrivals, Dialect, Needs, Weights, registry.Part}
+NO_PARTS = {Dialect, Needs, registry.Part}
 NAMES = {
     "rule": ["rule"],
     "weigh": [

@@ -1,9 +1,8 @@
 """Awkward input to the operations: a clear message that names operation and argument, and nothing written."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from afflux import AffluxError, UnavailableError, _engine, ops
 from conftest import FakeCuda, bits

@@ -2,10 +2,10 @@
 
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from afflux import Rule, Server, Weights
 from afflux.rules import RULES, afa_cs, fedbuff, wkafl

@@ -3,6 +3,8 @@
 import dataclasses
 from random import Random
 
+import msgspec
+
 import afflux
 from afflux import Rule
 from hostile import SCALARS
@@ -37,6 +39,9 @@ def spoiled(value, rng: Random, depth=0):
             if hasattr(value, "_fields") and len(items) == len(value):
                 return type(value)(*items)
             return items if isinstance(value, list) else tuple(items)
+        if isinstance(value, msgspec.Struct) and value.__struct_fields__:
+            name = rng.choice(value.__struct_fields__)
+            return msgspec.structs.replace(value, **{name: spoiled(getattr(value, name), rng, depth + 1)})
         if (
             dataclasses.is_dataclass(value)
             and not isinstance(value, type | Rule | afflux.Task)

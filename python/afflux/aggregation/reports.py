@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from math import fsum, nan
 from typing import Any, Literal, NamedTuple, get_args
 
+from msgspec import Struct
+
 from afflux.rules.rule import ClientId, Float64, Int64, Scalars
 
 #: (d,) float32, or float64 if the server was asked for it: NumPy's; of a server on a GPU torch's or CuPy's, on it.
@@ -41,8 +43,7 @@ class Pulled:
     buffers: Float64 | None = None  #: the model's non-parameter arrays (BatchNorm statistics), flat; None: it has none
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Report:
+class Report(Struct, frozen=True, eq=False):
     """One server step: what went in and with which weight."""
 
     version: int  #: the server's version after it

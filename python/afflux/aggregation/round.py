@@ -1,7 +1,7 @@
 """One server step: a full buffer in canonical order, its weights, and the sweep that makes the next version."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from operator import attrgetter
 from sys import float_info
@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import force_setattr, replace
 
 from afflux import ops
 from afflux._engine import strict_float_mode
@@ -117,7 +118,7 @@ class Round:
             else:
                 self._make_with_lent(self.lent, num_threads)
             # Nobody has seen the report yet.
-            object.__setattr__(self.report, "seconds", self.report.seconds + perf_counter() - start)
+            force_setattr(self.report, "seconds", self.report.seconds + perf_counter() - start)
 
     def _make_with_lent(self, lent: LentVectors, num_threads: int) -> None:
         """The sweep, repeated without vectors that prove bad; an interrupted call may be repeated."""
@@ -140,8 +141,8 @@ class Round:
         ops.apply(sweep, num_threads=num_threads, done=sound, checksums=self.checksums)
         if bad:
             self.buffers = mixed_buffers(lent.rule, lent.current, lent.ordered, sweep, weights)
-            object.__setattr__(self.report, "weights", weights.vectors)
-            object.__setattr__(self.report, "rejected", reasons(weights))
+            force_setattr(self.report, "weights", weights.vectors)
+            force_setattr(self.report, "rejected", reasons(weights))
 
 
 def prepare(rule: Rule, before: RoundStart, waiting: Sequence[PendingArrival], draft: Draft, num_threads: int) -> Round:

@@ -1,15 +1,16 @@
 """One server round as data: its stages combine, calibrate and step, and the `Pass` that `apply` carries out.
 
-Every vector is flat and contiguous; float64 is used inside.
+Every vector is flat and contiguous; float64 is used inside. They are msgspec structs, which C code constructs: several
+are made in every round, and a frozen dataclass takes several times as long. `msgspec.structs.replace` changes one.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from math import inf
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from afflux.ops.codecs import Codec
 
@@ -18,8 +19,7 @@ Array = object  # anything with the buffer protocol or __dlpack__; the engine ch
 Float64 = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Combine:
+class Combine(Struct, frozen=True, eq=False):
     """Stage 1: v = params_weight * params + sum_i weights[i] * updates[i].
 
     The sum runs in the given order in float64. An update whose weight is 0 is not read.
@@ -31,8 +31,7 @@ class Combine:
     most: float = inf  #: the largest |v| that is sound, for updates that nobody has looked at; greater than 0
 
 
-@dataclass(frozen=True, slots=True)
-class RuleVectors:
+class RuleVectors(Struct, frozen=True, eq=False):
     """Up to 4 vectors that the server keeps: their part in stage 1, and what becomes of them in the same sweep.
 
     v = params_weight * params + sum_s weights[s] * vectors[s] + sum_i combine.weights[i] * updates[i], in this order.
@@ -56,8 +55,7 @@ class RowFacts(NamedTuple):
     high: float = 0.0  #: the largest
 
 
-@dataclass(frozen=True, slots=True)
-class _Cached:
+class _Cached(Struct, frozen=True, eq=False):
     """The clients' cached rows and their sum."""
 
     sum: Array  #: (d,) float64, overwritten
@@ -71,8 +69,7 @@ class _Cached:
     sum_out: Array | None = None  #: (d,) float64, takes the new sum, while `sum` is only read; None: in place
 
 
-@dataclass(frozen=True, slots=True)
-class CachedDifference(_Cached):
+class CachedDifference(_Cached, frozen=True, eq=False):
     """Stage 2 of CA2FL (Algorithm 2): v += sum/num_clients + sum_i weights[i] * (updates[i] - rows[i]).
 
     Replaces the weighted sum of stage 1; rows[i] is meant decoded. For each i with a new row: new_rows[i] = updates[i]
@@ -83,8 +80,7 @@ class CachedDifference(_Cached):
     kind: ClassVar[str] = "cached_difference"
 
 
-@dataclass(frozen=True, slots=True)
-class CachedMean(_Cached):
+class CachedMean(_Cached, frozen=True, eq=False):
     """Stage 2 of AFA-CS: first rows and sum as in CachedDifference, then v += sum/num_clients.
 
     Replaces the weighted sum of stage 1, whose weights play no role; an update without a new row is not read. `sum`
@@ -103,8 +99,7 @@ class _WithoutSecondMoment:
     root_scale: ClassVar[float] = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Sgd(_WithoutSecondMoment):
+class Sgd(_WithoutSecondMoment, Struct, frozen=True):
     """Stage 3: out = params + lr * v, rounded once to the type of out."""
 
     lr: float = 1.0
@@ -112,8 +107,7 @@ class Sgd(_WithoutSecondMoment):
     beta1: ClassVar[float] = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Momentum(_WithoutSecondMoment):
+class Momentum(_WithoutSecondMoment, Struct, frozen=True):
     """Stage 3: m = beta1 * m + v, out = params + lr * m. One state: m.
 
     The step uses the float64 m, which is then rounded once to its type.
@@ -124,8 +118,7 @@ class Momentum(_WithoutSecondMoment):
     kind: ClassVar[str] = "momentum"
 
 
-@dataclass(frozen=True, slots=True)
-class Adaptive:
+class Adaptive(Struct, frozen=True):
     """Stage 3 by the engine's formula of this name, from the direction d: adam, amsgrad, adagrad, yogi.
 
     m = beta1 * m + (1-beta1) * d, out = params + lr * m / (sqrt(V) * root_scale + epsilon), where the class of that
@@ -145,8 +138,7 @@ class Adaptive:
 Step = Sgd | Momentum | Adaptive
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
+class Pass(Struct, frozen=True, eq=False):
     """One server round as data. `out` may be `params` itself; other overlaps with what is written are refused."""
 
     params: Array  #: (d,) float32 or float64, read

@@ -16,6 +16,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec import field as struct_field
 
 from afflux import ops
 from afflux._engine import MOST_RULE_VECTORS
@@ -31,8 +33,7 @@ Scalars = Mapping[str, float]
 Kind = ops.Kind
 
 
-@dataclass(frozen=True, slots=True)
-class Arrivals:
+class Arrivals(Struct, frozen=True, eq=False):
     """A full buffer, frozen, in canonical order: by client (see `client_order`), version pulled and join number."""
 
     version: int  #: the server's version t before this step
@@ -45,7 +46,7 @@ class Arrivals:
     #: false: a rule that reads norms must look for it.
     norms: Float64
     gram: Float64 | None = None  #: (R + M, R + M) inner products of rule vectors and vectors, if the rule needs them
-    scalars: Scalars = field(default_factory=dict)  #: the rule's own numbers, as the last round left them
+    scalars: Scalars = struct_field(default_factory=dict)  #: the rule's own numbers, as the last round left them
     ends_pass: bool = False  #: under gradient scheduling: this round is the last one of its pass over all clients
 
     def __len__(self) -> int:
@@ -73,8 +74,7 @@ class Needs:
     passes: bool = False  #: gradient scheduling: a client enters once per pass over all N clients, later arrivals wait
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Weights:
+class Weights(Struct, frozen=True, eq=False):
     """A round's weights, with what else a rule may decide.
 
     The direction is v = sum_s rule_vectors[s] m_s + sum_i vectors[i] u_i, and the same sweep replaces the rule vectors
@@ -85,7 +85,7 @@ class Weights:
     rule_vectors: tuple[float, ...] = ()  #: (R,); empty: they do not enter the direction
     next: Float64 | None = None  #: (R, R + M); None: they stay as they are
     scalars: Scalars | None = None  #: after this round; None: as they were
-    rejected: Mapping[int, str] = field(default_factory=dict)  #: index of an arrival -> why its weight is 0
+    rejected: Mapping[int, str] = struct_field(default_factory=dict)  #: index of an arrival -> why its weight is 0
     cosines: Float64 | None = None  #: (M,) for the report
     skip: bool = False  #: no step is made: the buffer is emptied, version and rule vectors stay
 
