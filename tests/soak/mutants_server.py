@@ -28,7 +28,7 @@ SERVER = {
     ),
     "server: a failing rule loses the buffer": (
         "        prepared = prepare(self.rule",
-        "        self.admission.state = self.admission.state._replace(filled=0)\n        prepared = prepare(self.rule",
+        '        self.admission.cut("discard", None)\n        prepared = prepare(self.rule',
         "test_server.py",
     ),
     "store: a round writes over the committed sum": (

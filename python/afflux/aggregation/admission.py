@@ -5,6 +5,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Literal
 
+from msgspec.structs import replace
+
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.limits import Limits
 from afflux.aggregation.options import Duplicates
@@ -225,7 +227,7 @@ class Admission:
             since,
             unreported,
         )
-        self.state = new if decided is state.round else new._replace(decided_state=new)
+        self.state = new if decided is state.round else replace(new, decided_state=new)
         if prepared is not None:
             self._places = {}
 
@@ -248,7 +250,7 @@ class Admission:
         """Counts a push that is no arrival, and closes its task; "refused": it has raised."""
         counts = self.state.counts
         counts = {**counts, status: counts[status] + 1}
-        self.state = (self.state if closed is None else self._noted(closed))._replace(counts=counts)
+        self.state = replace(self.state if closed is None else self._noted(closed), counts=counts)
 
     def note(self, event: Opened | Closed) -> None:
         """A task is opened, or closed without a push."""
@@ -263,11 +265,11 @@ class Admission:
             logged += 1
         self._task_events[task_events:] = [event]
         closed_task = event.task if isinstance(event, Closed) else state.closed_task
-        return state._replace(logged=logged, task_events=task_events + 1, closed_task=closed_task)
+        return replace(state, logged=logged, task_events=task_events + 1, closed_task=closed_task)
 
     def compact_task_events(self, still_open: list[Opened | Closed]) -> None:
         """Forgets tasks that are closed. No round is decided and not committed."""
-        self._task_events, self.state = still_open, self.state._replace(task_events=len(still_open))
+        self._task_events, self.state = still_open, replace(self.state, task_events=len(still_open))
 
     def hand_in(self, rule_vectors: NamedVectors, name: str) -> None:
         """Replaces the rule vectors; one of them was handed in."""
@@ -276,7 +278,7 @@ class Admission:
         if self._log is not None:
             self._log[logged:] = [Handed(name)]
             logged += 1
-        self.state = state._replace(rule_vectors=rule_vectors, handed=state.handed | {name}, logged=logged)
+        self.state = replace(state, rule_vectors=rule_vectors, handed=state.handed | {name}, logged=logged)
 
     def replace_rule(self, rule: Rule, entry: Replaced) -> bool:
         """Replaces the rule: at once if the buffer is empty, else when it is emptied; whether it was at once."""
@@ -286,7 +288,7 @@ class Admission:
             self._log[logged:] = [entry]
             logged += 1
         now, later = (rule, None) if at_once else (state.rule, rule)
-        self.state = state._replace(rule=now, next_rule=later, logged=logged)
+        self.state = replace(state, rule=now, next_rule=later, logged=logged)
         return at_once
 
     def cut(self, kind: Literal["flush", "discard", "overdue"], prepared: Round | None) -> None:
@@ -305,7 +307,8 @@ class Admission:
             if not prepared.report.stepped:
                 unreported = self._with_report(prepared.report)
                 scalars, prepared = prepared.scalars, None
-        new = state._replace(
+        new = replace(
+            state,
             rule=state.next_rule or state.rule,
             next_rule=None,
             since=monotonic(),
@@ -318,7 +321,7 @@ class Admission:
             counts=counts,
             passes=passes,
         )
-        self.state = new if prepared is None else new._replace(decided_state=new)
+        self.state = new if prepared is None else replace(new, decided_state=new)
         self._places = {}
 
     def discard_leftovers(self) -> None:
@@ -330,7 +333,11 @@ class Admission:
     def commit(self, current: Pulled, done: Round) -> None:
         """The round is over: its version is the newest one."""
         state = after(self.state, current, done)
-        self.state = state._replace(unreported=self._with_report(done.report)) if self.reporting else state
+        self.state = replace(state, unreported=self._with_report(done.report)) if self.reporting else state
+
+    def abandon_round(self) -> None:
+        """The round is over, and its version is not published."""
+        self.state = replace(self.state, round=None, decided_state=None)
 
     def _with_report(self, report: Report) -> tuple[Report, ...]:
         """The reports that wait, and this one."""
@@ -342,14 +349,14 @@ class Admission:
         if not state.unreported:
             return None
         first, *others = state.unreported
-        self.state = state._replace(unreported=tuple(others))
+        self.state = replace(state, unreported=tuple(others))
         return first
 
     def load(self, state: ServerState, log: list[Entry] | None) -> None:
         """Takes over a saved state. A log that was not kept so far is not begun in the middle."""
         places = {} if self.duplicates == "both" else {w.client_id: i for i, w in enumerate(state.arrivals())}
         log = None if self._log is None else log
-        state = state._replace(since=monotonic(), unreported=self.state.unreported)
+        state = replace(state, since=monotonic(), unreported=self.state.unreported)
         # One statement without a call in it: an interrupt comes before or after.
         self._log, self._places, self.state = log, places, state
 

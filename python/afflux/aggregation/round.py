@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
 from afflux import ops
@@ -30,7 +31,7 @@ from afflux.rules.rule import Arrivals, Float64, Kind, Rule, Scalars, Weights
 NamedVectors = Mapping[str, Vector]
 
 
-class RoundStart(NamedTuple):
+class RoundStart(Struct, frozen=True, eq=False):
     """What a round starts from, beside its arrivals."""
 
     current: Pulled

@@ -1,7 +1,9 @@
 """The state of a server: all that is decided so far."""
 
 from types import MappingProxyType
-from typing import NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.cache.rows import RowCache
@@ -13,7 +15,7 @@ from afflux.arrays.pools import is_lent
 from afflux.rules.rule import Rule, Scalars
 
 
-class ServerState(NamedTuple):
+class ServerState(Struct, frozen=True, eq=False):
     """All that is decided so far. A state is never changed but replaced, by one assignment: an interrupt at any moment
     leaves the old state or the new one. Lists that grow are shared by states, which say how many entries count.
     """
@@ -25,7 +27,7 @@ class ServerState(NamedTuple):
     filled: int = 0  #: entries of `waiting` that count
     round: Round | None = None  #: decided, and not yet committed
     number: int = 0  #: of the next decision
-    counts: dict[str, int] = no_counts()
+    counts: dict[str, int] = field(default_factory=no_counts)
     logged: int = 0  #: entries of the log that count
     task_events: int = 0  #: entries of the list of tasks that count
     closed_task: str | None = None  #: the task that was closed last
@@ -69,6 +71,6 @@ class ServerState(NamedTuple):
 
 def after(state: ServerState, current: Pulled, done: Round) -> ServerState:
     """The state after a round, whose version is the newest one."""
-    return state._replace(
-        current=current, round=None, decided_state=None, scalars=done.scalars, rule_vectors=done.rule_vectors
+    return replace(
+        state, current=current, round=None, decided_state=None, scalars=done.scalars, rule_vectors=done.rule_vectors
     )

@@ -380,13 +380,12 @@ class Aggregator:
 
     def _fail(self, made: Round) -> None:
         """The version of a round is not published: from here on only reading and loading a state are possible."""
-        again = "load_state_dict" if self.storage is None else f"Server.open({str(self.storage.path)!r})"
+        resume = "load_state_dict" if self.storage is None else f"Server.open({str(self.storage.path)!r})"
         self.failure = (
-            f"the step to version {made.report.version} wrote a value that is not finite, so the version was not "
-            f"published, and nothing goes on from here: the last params can be read; {again} goes on from a saved state"
+            f"the step to version {made.report.version} wrote a value that is not finite: it was not published, and "
+            f"the server takes nothing more. Its last params can be read; {resume} goes on from a saved state"
         )
-        state = self.admission.state
-        self.admission.state = state._replace(round=None, decided_state=None)
+        self.admission.abandon_round()
         made.release()
 
     def _at_rest(self) -> bool:

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from afflux import ops
 from afflux.aggregation import checkpoint as checkpoints
@@ -140,7 +141,7 @@ def _move_to(store: Store, aggregator: Aggregator, options: ServerOptions) -> No
         draft = versions.take()
         draft.array[:] = now.params
         now = replace(now, params=versions.finished(draft, 0))
-    admission.load(state._replace(current=now, rows=store.rows), [])
+    admission.load(structs.replace(state, current=now, rows=store.rows), [])
     store.checkpoint(admission)
     aggregator.attach(store)
 
@@ -154,7 +155,7 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
         aggregator.versions = Versions(aggregator.slots.size, limit, dtype=options.dtype, device=device)
     last = Pulled(in_store.finished(in_store.take(), store.version), store.version, store.buffers)
     now = _on_device(last, aggregator)
-    admission.load(admission.state._replace(current=now, rows=store.rows), [])
+    admission.load(structs.replace(admission.state, current=now, rows=store.rows), [])
     saved = store.load(facts_of(aggregator, store.layout, options), admission)
     _prepare_next_rule(saved, aggregator, options)
     arrivals = arrivals_of(saved, aggregator)
@@ -193,7 +194,7 @@ def load_state(aggregator: Aggregator, state: Mapping[str, Any], layout: Layout 
     draft = versions.take()
     device.fill(draft.buffer, saved.params)
     now = Pulled(versions.finished(draft, saved.version), saved.version, saved.buffers)
-    admission.load(saved.server_state(now, arrivals)._replace(rule_vectors=rule_vectors), saved.log)
+    admission.load(structs.replace(saved.server_state(now, arrivals), rule_vectors=rule_vectors), saved.log)
     aggregator.failure = None
     aggregator.tasks.clear()  # their versions are those of another past
 

@@ -10,11 +10,11 @@ A crash at any moment leaves the last transaction, and everything that it refers
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from afflux.aggregation import checkpoint
 from afflux.aggregation.admission import Admission
@@ -270,7 +270,7 @@ class Store:
             return version
         draft, self._spare_draft = self._spare_draft or self.host_versions.take(), None
         bring(version.params, draft.array)
-        return replace(version, params=self.host_versions.finished(draft, version.version))
+        return Pulled(self.host_versions.finished(draft, version.version), version.version, version.buffers)
 
     def _end_checkpoint(self) -> None:
         """Completes a checkpoint whose transaction was made, also if an interrupt came after it, or undoes it. May be
@@ -374,7 +374,7 @@ class Store:
         rule_vectors = {name: self._on_device(f"rule_vector.{name}") for name in state.rule_vectors}
         self._committed_params = [params]
         self.retained = retained
-        return state._replace(rule_vectors=rule_vectors, rows=self.rows)
+        return replace(state, rule_vectors=rule_vectors, rows=self.rows)
 
     @property
     def retained_buffers(self) -> dict[int, Float64 | None]:
