@@ -12,10 +12,8 @@ from afflux.aggregation.arrivals import Pushed
 from afflux.aggregation.options import ServerOptions
 from afflux.aggregation.reports import Closed, Fault, Pulled, Receipt, Status
 from afflux.aggregation.streaming import MOST_SQUARES
-from afflux.arrays.interop import first_beyond
 from afflux.arrays.layout import Tree
 from afflux.arrays.modules import is_module
-from afflux.arrays.pools import Slot
 from afflux.ops import Conversion, Kind
 from afflux.ops.errors import AffluxError, BusyError, StoreError, UnavailableError
 from afflux.ops.validation import as_float, as_int, as_text, brief, integer, loss_of, plain_id, positive
@@ -23,9 +21,9 @@ from afflux.rules.rule import ClientId
 from afflux.server.aggregator import Aggregator
 from afflux.server.checkout import Task, close_overdue
 from afflux.server.inputs import InputAdapter
-from afflux.server.rule_vectors import refuse_overflow
 from afflux.server.tasks import OpenTask
 from afflux.server.tickets import TaskClosedError, Ticket
+from afflux.server.vectors import A_KIND, refuse_overflow, take_in
 
 
 class PushTarget(Protocol):
@@ -172,7 +170,10 @@ def push(  # noqa: D417
                 if base is None and "model" in (given, adapter.kind):
                     return _no_arrival(aggregator, client_id, pulled, "expired", _GONE, found)
                 conversion = _conversion(what, given, adapter.kind, base, scale)
-            norm, extremes = _copied(aggregator, adapter, options, what, parts, ticket.slot, conversion)
+            facts = take_in(what, adapter, parts, ticket.slot, aggregator.admission.limits, conversion)
+            if facts.sum_of_squares > MOST_SQUARES and (options.accumulate or aggregator.rule.needs.gram):
+                refuse_overflow(what, facts, "sums" if options.accumulate else "inner products")
+            norm, extremes = facts.norm, (facts.min, facts.max)
         else:
             ticket.slot = adapter.lent(what, parts, aggregator.slots.dtype)
         if conversion is not None:
@@ -295,7 +296,7 @@ def _check_call(aggregator: Aggregator, given: Kind, timeout: object, copy: obje
     if not copy:
         why, rule = aggregator.admission.copies, aggregator.rule
         if given != rule.kind:
-            why = f"{rule.name} takes {_A[rule.kind]}"
+            why = f"{rule.name} takes {A_KIND[rule.kind]}"
         if why is not None:
             raise AffluxError(f"[push] copy=False: the {given} cannot be read in place: {why}")
 
@@ -357,43 +358,9 @@ def _scale(client_lr: object, local_steps: object) -> float | None:
     return rate * steps
 
 
-_A = {"update": "an update", "gradient": "a gradient", "model": "a model"}
-
-
 def _conversion(what: str, given: Kind, wanted: Kind, base: Pulled | None, scale: float | None) -> Conversion:
     """From what was given to what the rule takes."""
     if "gradient" in (given, wanted) and scale is None:
-        raise CallError(f"{what} cannot become {_A[wanted]} without client_lr= and local_steps=")
+        raise CallError(f"{what} cannot become {A_KIND[wanted]} without client_lr= and local_steps=")
     params = base.params if base is not None and "model" in (given, wanted) else None
     return Conversion(given, wanted, params, scale or 1.0)
-
-
-def _copied(
-    aggregator: Aggregator,
-    adapter: InputAdapter,
-    options: ServerOptions,
-    what: str,
-    parts: "ops.Array | list[ops.Array]",
-    slot: Slot,
-    conversion: Conversion | None,
-) -> tuple[float, tuple[float, float]]:
-    """The sweep that takes a vector in: norm; min and max."""
-    rule = aggregator.rule
-    facts = adapter.ingest(what, parts, slot, conversion)
-    bad = facts.first_nonfinite
-    if bad is not None:
-        made = "" if conversion is None else f" as {_A[rule.kind]}"
-        raise AffluxError(f"{what} has a non-finite value{made} at index {bad}{adapter.place(bad)}")
-    low, high, norm, limits = facts.min, facts.max, facts.norm, aggregator.admission.limits
-    if not limits.allow(low, high, norm):
-        at = "" if max(-low, high) <= limits.max_abs else _where(adapter, slot, limits.max_abs)
-        raise AffluxError(f"{what} has {limits.reason(low, high, norm)}{at}")
-    if facts.sum_of_squares > MOST_SQUARES and (rule.needs.gram or options.accumulate):
-        refuse_overflow(what, facts, "inner products" if rule.needs.gram else "sums")
-    return norm, (low, high)
-
-
-def _where(adapter: InputAdapter, slot: Slot, most: float) -> str:
-    """Where the first value beyond `most` lies."""
-    index = first_beyond(slot, most)
-    return "" if index is None else f": at index {index}{adapter.place(index)}"

@@ -1,14 +1,17 @@
 """A vector that the user hands in for the rule, checked and copied."""
 
+from dataclasses import replace
+from math import inf
+
 from afflux import ops
 from afflux.aggregation.options import ServerOptions
-from afflux.aggregation.streaming import MOST_SQUARES
 from afflux.arrays.layout import Tree
 from afflux.arrays.pools import Vector
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import as_text, brief
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
+from afflux.server.vectors import refuse_overflow, take_in
 
 
 def rule_vector(
@@ -21,18 +24,7 @@ def rule_vector(
         raise AffluxError(f"[set_rule_vector] {brief(name)} is not handed in to {rule}; known: {known}")
     what = f"[set_rule_vector] {name}"
     new = aggregator.device.empty(adapter.size, options.dtype)
-    facts = adapter.ingest(what, adapter.parts(what, vector), new)
-    bad = facts.first_nonfinite
-    if bad is not None:
-        raise AffluxError(f"{what} has a non-finite value at index {bad}{adapter.place(bad)}")
-    limits = options.limits
-    if facts.max > limits.max_abs or -facts.min > limits.max_abs:
-        raise AffluxError(f"{what} has {limits.reason(facts.min, facts.max, facts.norm)}")
+    limits = replace(options.limits, max_norm=inf)  # which is for clients
+    facts = take_in(what, adapter, adapter.parts(what, vector), new, limits)
     refuse_overflow(what, facts, "inner products")
     return new
-
-
-def refuse_overflow(what: str, facts: ops.Ingested, which: str) -> None:
-    """Rejects a vector whose norm is so large that `which`, "sums" or "inner products", could overflow."""
-    if facts.sum_of_squares > MOST_SQUARES:
-        raise AffluxError(f"{what} has norm {facts.norm:.3g}: {which} would overflow")

@@ -1,0 +1,52 @@
+"""A vector that is taken in: one sweep into a slot, and what the server refuses of it."""
+
+from afflux import ops
+from afflux.aggregation.limits import Limits
+from afflux.aggregation.streaming import MOST_SQUARES
+from afflux.arrays.interop import first_beyond
+from afflux.arrays.pools import Vector
+from afflux.ops.errors import AffluxError
+from afflux.server.inputs import InputAdapter
+
+#: A kind with its article, for messages.
+A_KIND = {"update": "an update", "gradient": "a gradient", "model": "a model"}
+
+
+def take_in(
+    what: str,
+    adapter: InputAdapter,
+    parts: "ops.Array | list[ops.Array]",
+    slot: Vector,
+    limits: Limits,
+    conversion: ops.Conversion | None = None,
+) -> ops.Ingested:
+    """The sweep that takes a vector in.
+
+    Args:
+        what: for messages.
+        adapter: of the server.
+        parts: as `InputAdapter.parts` gives them.
+        slot: (d,), overwritten.
+        limits: on its elements and its norm, after the conversion.
+        conversion: to what the rule takes.
+
+    Raises:
+        AffluxError: it has a value that is not finite, or is beyond a limit.
+    """
+    facts = adapter.ingest(what, parts, slot, conversion)
+    bad = facts.first_nonfinite
+    if bad is not None:
+        made = "" if conversion is None else f" as {A_KIND[conversion.wanted]}"
+        raise AffluxError(f"{what} has a non-finite value{made} at index {bad}{adapter.place(bad)}")
+    low, high, norm = facts.min, facts.max, facts.norm
+    if not limits.allow(low, high, norm):
+        index = first_beyond(slot, limits.max_abs)  # None: it is the norm
+        at = "" if index is None else f": at index {index}{adapter.place(index)}"
+        raise AffluxError(f"{what} has {limits.reason(low, high, norm)}{at}")
+    return facts
+
+
+def refuse_overflow(what: str, facts: ops.Ingested, which: str) -> None:
+    """Rejects a vector whose norm is so large that `which`, "sums" or "inner products", could overflow."""
+    if facts.sum_of_squares > MOST_SQUARES:
+        raise AffluxError(f"{what} has norm {facts.norm:.3g}: {which} would overflow")
