@@ -65,7 +65,7 @@ Arrays<void> written(const char* name, const py::object& objects) {
 // Vectors that are overwritten, unless `outs` are.
 Arrays<void> held(const char* name, const py::object& objects, const py::object& outs) {
   const auto title = [name] { return std::string("[apply] the vectors beside ") + name; };
-  const bool in_place = looked_at(title, [&] { return py::len(outs) == 0; });
+  const bool in_place = read_foreign(title, [&] { return py::len(outs) == 0; });
   return {"apply", name, objects, in_place ? Access::write : Access::read, Shape::vector, false, as_view};
 }
 
@@ -84,13 +84,13 @@ struct CalibrateArrays {
                  [this](const Array& array) { return array.row(codec); }) {
     if (!out.is_none()) sum_out.emplace(Argument{"apply", "sum_out"}, out, Access::write);
     const py::object all = attributes->facts.of(stage);
-    looked_at([] { return std::string("[apply] facts"); },
-              [&] {
-                for (const py::handle fact : all) {
-                  const auto [key, low, high] = fact.cast<std::tuple<std::uint64_t, double, double>>();
-                  facts.push_back({key, low, high});
-                }
-              });
+    read_foreign([] { return std::string("[apply] facts"); },
+                 [&] {
+                   for (const py::handle fact : all) {
+                     const auto [key, low, high] = fact.cast<std::tuple<std::uint64_t, double, double>>();
+                     facts.push_back({key, low, high});
+                   }
+                 });
   }
   Calibrate stage() const {
     const List<RowFacts> all{facts.data(), static_cast<std::int64_t>(facts.size())};
@@ -144,7 +144,7 @@ struct RuleVectorArrays {
     const py::object shape = attributes->shape.of(numbers);
     const py::tuple expected = py::make_tuple(count, count + updates);
     const auto title = [] { return std::string("[apply] rule_vectors.next"); };
-    if (!looked_at(title, [&] { return shape.equal(expected); }))
+    if (!read_foreign(title, [&] { return shape.equal(expected); }))
       throw Error("[apply] rule_vectors.next has shape " + std::string(py::str(shape)) + ", expected " +
                   std::string(py::str(expected)));
     next.emplace("rule_vectors.next", numbers, Shape::any);

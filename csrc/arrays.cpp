@@ -90,7 +90,7 @@ std::uintptr_t Call::stream_for(py::handle object, int device) {
 }
 
 Array::Array(Argument argument, py::handle object, Access access, Shape shape) : argument_(argument) {
-  looked_at([this] { return title(); }, [&] { acquire(object, access, shape); });
+  read_foreign([this] { return title(); }, [&] { acquire(object, access, shape); });
 }
 
 void Array::acquire(py::handle object, Access access, Shape shape) {

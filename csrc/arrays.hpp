@@ -106,7 +106,7 @@ class Arrays {
   Arrays(const char* op, const char* name, pybind11::handle objects, Access access, Shape shape, bool optional,
          const Make& view) {
     const auto title = [&] { return "[" + std::string(op) + "] " + name; };
-    const std::size_t count = looked_at(title, [&] {
+    const std::size_t count = read_foreign(title, [&] {
       if (PySequence_Check(objects.ptr()) == 0)
         throw Error(title() + " is a " + Py_TYPE(objects.ptr())->tp_name + ", expected a list of arrays");
       return pybind11::len(objects);
@@ -115,7 +115,7 @@ class Arrays {
     views_.reserve(std::min<std::size_t>(count, kReserved));  // a sequence may lie about its length
     for (std::size_t i = 0; i < count; ++i) {
       // Owned while its memory is acquired: a sequence may make its items on the fly.
-      const auto object = looked_at(title, [&] { return pybind11::object(sequence[i]); });
+      const auto object = read_foreign(title, [&] { return pybind11::object(sequence[i]); });
       views_.emplace_back();
       if (optional && object.is_none()) continue;
       arrays_.emplace_back(Argument{op, name, static_cast<std::ptrdiff_t>(i)}, object, access, shape);

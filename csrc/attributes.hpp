@@ -21,12 +21,12 @@ class Attribute {
 
   // Of a round, or of a part of one. Throws Error.
   pybind11::object of(pybind11::handle owner) const {
-    return looked_at([this] { return std::string("[apply] ") + name_; },
-                     [&] {
-                       PyObject* const value = PyObject_GetAttr(owner.ptr(), interned_);
-                       if (value == nullptr) throw pybind11::error_already_set();
-                       return pybind11::reinterpret_steal<pybind11::object>(value);
-                     });
+    return read_foreign([this] { return std::string("[apply] ") + name_; },
+                        [&] {
+                          PyObject* const value = PyObject_GetAttr(owner.ptr(), interned_);
+                          if (value == nullptr) throw pybind11::error_already_set();
+                          return pybind11::reinterpret_steal<pybind11::object>(value);
+                        });
   }
   // Null if there is none.
   pybind11::object of_any(pybind11::handle owner) const {
@@ -58,7 +58,7 @@ class Attribute {
   T cast(pybind11::handle owner, const char* expected) const {
     const pybind11::object value = of(owner);
     pybind11::detail::make_caster<T> caster;
-    if (looked_at([this] { return std::string("[apply] ") + name_; }, [&] { return caster.load(value, true); }))
+    if (read_foreign([this] { return std::string("[apply] ") + name_; }, [&] { return caster.load(value, true); }))
       return pybind11::detail::cast_op<T>(std::move(caster));
     throw Error(std::string("[apply] ") + name_ + " is a " + Py_TYPE(value.ptr())->tp_name + ", expected " + expected);
   }

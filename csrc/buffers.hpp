@@ -38,7 +38,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   Type type() const { return type_; }
   bool checked() const { return checked_; }
   std::int64_t held() const;
-  // Where the buffers lie that nobody holds.
+  // Where the buffers lie that are not held.
   std::vector<std::uintptr_t> free() const;
   std::int64_t allocated() const;
   // Tags of the frozen buffers that had been written to when they came back.
@@ -77,7 +77,7 @@ class Buffer {
   bool lent() const { return lent_ != nullptr; }
   pybind11::object vector() const { return lent() ? vector_ : pybind11::none(); }
   View<void> view() const;
-  // Whether nobody has written to it since it was frozen; true if that is not watched.
+  // Whether it was not written to since it was frozen; true if that is not watched.
   bool intact() const;
   // Of the bytes when they were frozen, in a checked pool.
   std::optional<std::uint64_t> checksum() const { return checksum_; }

@@ -1,4 +1,4 @@
-// Objects of the caller's, of whatever library: looking at one of them may raise anything.
+// Objects of the caller's, of whatever library: reading one of them may raise anything.
 #pragma once
 #include <pybind11/pybind11.h>
 
@@ -8,12 +8,12 @@
 
 namespace afflux::python {
 
-// Calls `look`. What a Python object raises there becomes an Error about `title()`, such as "[gram] vectors"; what no
+// Calls `read`. What a Python object raises there becomes an Error about `title()`, such as "[gram] vectors"; what no
 // object is to blame for, as a KeyboardInterrupt or a MemoryError, stays as it is.
-template <class Title, class Look>
-auto looked_at(const Title& title, const Look& look) {
+template <class Title, class Read>
+auto read_foreign(const Title& title, const Read& read) {
   try {
-    return look();
+    return read();
   } catch (pybind11::error_already_set& error) {
     if (!error.matches(PyExc_Exception) || error.matches(PyExc_MemoryError)) throw;
     throw Error(title() + " cannot be read: " + error.what());

@@ -36,7 +36,7 @@ class Converted {
     using Facts = std::tuple<std::string, std::string, py::object, double>;
     py::detail::make_caster<Facts> caster;
     const auto title = [] { return std::string("[ingest] conversion"); };
-    if (!looked_at(title, [&] { return caster.load(conversion, true); }))
+    if (!read_foreign(title, [&] { return caster.load(conversion, true); }))
       throw Error("[ingest] conversion is no afflux.ops.Conversion");
     const auto [from, to, base, scale] = py::detail::cast_op<Facts>(std::move(caster));
     conversion_ = Conversion{kind_named(from), kind_named(to), {}, scale};
@@ -104,8 +104,8 @@ void decode_(const std::string& codec, const py::object& row, const py::object& 
 py::bytes crc32c_(const py::object& data, std::int64_t block, std::int64_t head, int num_threads, bool table) {
   if (PyObject_CheckBuffer(data.ptr()) == 0)
     throw Error(std::string("[crc32c] data is a ") + Py_TYPE(data.ptr())->tp_name + ", expected a buffer");
-  const py::buffer_info info = looked_at([] { return std::string("[crc32c] data"); },
-                                         [&] { return py::reinterpret_borrow<py::buffer>(data).request(); });
+  const py::buffer_info info = read_foreign([] { return std::string("[crc32c] data"); },
+                                            [&] { return py::reinterpret_borrow<py::buffer>(data).request(); });
   if (PyBuffer_IsContiguous(info.view(), 'C') == 0) throw Error("[crc32c] data is not C-contiguous");
   std::vector<std::uint32_t> out;
   {

@@ -54,7 +54,7 @@ AFFLUX_FN std::int64_t tile_size(const Pass& pass) {
 
 AFFLUX_FN bool all_within(const double* v, std::int64_t n, double most) {
   Soundness sound(most);
-  simd::each(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE { sound.look(lanes.load(v + i)); });
+  simd::each(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE { sound.check(lanes.load(v + i)); });
   return sound.everywhere();
 }
 

@@ -21,7 +21,7 @@ AFFLUX_FN bool store(const double* values, const View<void>& vector, Tile tile, 
   Soundness sound(most);
   simd::each(tile.size, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
     const auto value = lanes.load(values + i);
-    sound.look(value);
+    sound.check(value);
     lanes.store(to + i, value);
   });
   return sound.everywhere();

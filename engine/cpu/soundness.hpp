@@ -9,8 +9,10 @@ namespace {
 class Soundness {
  public:
   AFFLUX_INLINE explicit Soundness(double most) : most_(most) {}
-  AFFLUX_INLINE void look(simd::Doubles values) { lanes_ = formula::within(lanes_, values, simd::Vector::fill(most_)); }
-  AFFLUX_INLINE void look(double value) { single_ = formula::within(single_, value, most_); }
+  AFFLUX_INLINE void check(simd::Doubles values) {
+    lanes_ = formula::within(lanes_, values, simd::Vector::fill(most_));
+  }
+  AFFLUX_INLINE void check(double value) { single_ = formula::within(single_, value, most_); }
   AFFLUX_INLINE bool everywhere() const {
     double all = single_;
     for (int lane = 0; lane < simd::kWidth; ++lane) all = all * lanes_[lane];

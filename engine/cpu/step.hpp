@@ -31,10 +31,10 @@ AFFLUX_FN bool step_of(const Pass& pass, Tile tile, const double* d) {
     const auto moved = formula::step(kKind, lanes, stage, lanes.load(params + i), lanes.load(d + i), values);
     AFFLUX_UNROLL
     for (int k = 0; k < kStates; ++k) {
-      sound.look(values[k]);
+      sound.check(values[k]);
       lanes.store(outs[k] + i, values[k]);
     }
-    sound.look(moved);
+    sound.check(moved);
     lanes.store(out + i, moved);
   });
   return sound.everywhere();

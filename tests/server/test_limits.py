@@ -1,6 +1,5 @@
 """max_abs and max_norm: a finite vector does not spoil params and moments; what is not finite is never published."""
 
-import json
 from dataclasses import replace
 from functools import partial
 
@@ -54,8 +53,8 @@ def test_all_of_the_largest_size_stays_finite(name, dtype):
     """Params, moments and rows: 200 rounds of the worst that is let in, then honest ones still move."""
     server = fresh(name, dtype)
     most = MAX_ABS[dtype] * (1 - 1e-6)  # float32 rounds
-    if server.rule.needs.gram:
-        most /= 1e3
+    if dtype == "float64" and server.rule.needs.gram:
+        most /= 1e3  # a norm over 1e150 would overflow inner products, and is refused
     for turn in range(400):
         sign = 1 if turn % 5 else -1
         server.push(client=turn % 6, version=server.version, loss=1.0, **{server.rule.kind: vector(sign * most, dtype)})
@@ -218,7 +217,7 @@ def test_a_state_that_is_not_finite_is_refused():
         state["arrays"][name][4] = np.inf
         with pytest.raises(AffluxError, match=rf"{name} has a non-finite value at index \[4\]"):
             server.load_state_dict(state)
-    server.load_state_dict(json.loads("{}") | server.state_dict())
+    server.load_state_dict(server.state_dict())
 
 
 def test_replay_has_the_limits_that_it_is_given():

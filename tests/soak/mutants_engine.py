@@ -2,12 +2,12 @@
 
 ENGINE = {
     "step: a state is not looked at": (
-        "      sound.look(values[k]);\n",
+        "      sound.check(values[k]);\n",
         "",
         "test_limits.py",
     ),
     "rule vectors: what is written is not looked at": (
-        "    sound.look(value);\n",
+        "    sound.check(value);\n",
         "",
         "test_limits.py",
     ),

@@ -18,7 +18,7 @@ struct Combine {
   List<View<const void>> updates{};
   List<double> weights{};
   double params_weight = 0.0;
-  double most = kNoLimit;  // the largest |v| that is sound, for updates that nobody has looked at
+  double most = kNoLimit;  // the largest |v| that is sound, for updates that were not checked
 };
 
 constexpr std::int64_t kMostRuleVectors = 4;

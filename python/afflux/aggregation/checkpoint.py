@@ -168,7 +168,7 @@ def load(state: Mapping[str, Any], facts: Mapping[str, Any], admission: Admissio
     except (AffluxError, MemoryError):
         raise
     except Exception as error:  # a state may be any object
-        raise AffluxError(f"[load_state_dict] the state is damaged: {type(error).__name__}: {error}") from None
+        raise AffluxError(f"[load_state_dict] the state is damaged: {type(error).__name__}: {error}") from error
 
 
 class _Loader:

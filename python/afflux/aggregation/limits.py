@@ -12,8 +12,8 @@ from afflux.rules.rule import Rule
 #: The default of `ServerOptions.max_abs`, and the largest one, by the dtype of params.
 MAX_ABS = {"float32": 1e15, "float64": 1e150}
 MOST_MAX_ABS = {"float32": 1e30, "float64": 1e300}
-#: What a step adds to params, and to a sum of squares, stays so much below the largest finite number: it can be made a
-#: million times.
+#: So many steps in a row must not overflow: what each adds to params, or to a sum of squares, is at most the largest
+#: finite number divided by this.
 _STEPS = 1e6
 
 

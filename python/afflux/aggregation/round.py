@@ -99,7 +99,7 @@ class Round:
 
     @property
     def unsound(self) -> bool:
-        """The sweep has written a value that is not finite: nobody must see its version, and its states are spoiled."""
+        """The sweep has written a value that is not finite: the version is not published, and no state is kept."""
         return bool(self.done) and not self.done[0]
 
     def release(self) -> None:
@@ -118,7 +118,7 @@ class Round:
                 ops.apply(self.sweep, num_threads=num_threads, done=self.done, checksums=self.checksums)
             else:
                 self._make_with_lent(self.lent, num_threads)
-            # Nobody has seen the report yet.
+            # The report was not given out yet.
             force_setattr(self.report, "seconds", self.report.seconds + perf_counter() - start)
 
     def _make_with_lent(self, lent: LentVectors, num_threads: int) -> None:
@@ -332,7 +332,7 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
 
 
 def numbers(name: str, what: str, given: object, shape: tuple[int, ...]) -> Float64:
-    """A read-only copy of what weigh gave: finite numbers of a shape, in C order. Weights are looked at one by one."""
+    """A read-only copy of what weigh gave: finite numbers of a shape, in C order. The caller checks weights."""
     try:
         array = np.asarray(given)
         if array.dtype.kind not in "fiub":

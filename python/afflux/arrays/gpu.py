@@ -95,7 +95,7 @@ class Gpu(Device):
             return ops.ingest(parts, slot, num_threads=num_threads, conversion=conversion)
         if conversion is not None and conversion.base is not None:
             conversion = conversion._replace(base=on_host(conversion.base))
-        # Updates that come over a network are in the host's memory: they are looked at there, and copied once.
+        # Updates that come over a network are in the host's memory: they are checked there, and copied once.
         key = len(slot), kind_of("slot", slot)
         staging = Buffer(self._staging.setdefault(key, Pool(*key, 0)))
         found = ops.ingest(parts, staging, num_threads=num_threads, conversion=conversion)
@@ -278,7 +278,7 @@ class Arrays:
 
     @property
     def damaged(self) -> list[int]:
-        """None: nobody looks."""
+        """None: it is not watched."""
         return []
 
 

@@ -111,7 +111,7 @@ class Versions:
 
     @property
     def free(self) -> list[int]:
-        """The addresses of buffers that nobody holds."""
+        """The addresses of buffers that are not held."""
         return list(self._pool.free)
 
     @property
@@ -120,7 +120,7 @@ class Versions:
         return list(self._pool.damaged)
 
     def refuse_damage(self, op: str) -> None:
-        """Raises once for each version that was written to, as soon as nobody holds it any more."""
+        """Raises once for each version that was written to, as soon as it is not held any more."""
         if not self.checked:
             return
         damaged = self.damaged
@@ -128,7 +128,7 @@ class Versions:
             versions = ", ".join(map(str, damaged[self._damage_told :]))
             self._damage_told = len(damaged)
             raise AffluxError(
-                f"[{op}] version {versions} of params was written to by somebody who had pulled it; the server itself "
+                f"[{op}] version {versions} of params was written to after it was pulled; the server itself "
                 "is sound, and goes on: pull(out=...) gives a client an array of its own"
             )
 
@@ -136,7 +136,7 @@ class Versions:
         """The newest version is what a step or a state is made of."""
         if self._newest is not None and not self._newest.intact:
             raise AffluxError(
-                f"[{op}] version {version} of params, the newest, was written to by somebody who had pulled it: "
+                f"[{op}] version {version} of params, the newest, was written to after it was pulled: "
                 "load_state_dict() of an earlier state is the way back"
             )
 
@@ -159,7 +159,7 @@ class Draft:
 
     @property
     def intact(self) -> bool:
-        """Whether nobody has written to it since, as far as anybody looks."""
+        """Whether it was not written to since; True if that is not watched."""
         return not isinstance(self.buffer, Buffer) or self.buffer.intact()
 
 

@@ -28,7 +28,7 @@ class Combine(Struct, frozen=True, eq=False):
     updates: Sequence[Array]  #: M vectors (d,), all float32, all float64 or all bfloat16
     weights: Float64  #: (M,) float64
     params_weight: float = 0.0
-    most: float = inf  #: the largest |v| that is sound, for updates that nobody has looked at; greater than 0
+    most: float = inf  #: the largest |v| that is sound, for updates that were not checked; greater than 0
 
 
 class RuleVectors(Struct, frozen=True, eq=False):

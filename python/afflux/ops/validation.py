@@ -264,7 +264,7 @@ def brief(value: object) -> str:
 
 
 def unreadable(what: str, error: Exception) -> NoReturn:
-    """Raises for an object of a caller's that raised when it was looked at: an AffluxError; ours, and those of memory,
+    """Raises for an object of a caller's that raised when it was read: an AffluxError; ours, and those of memory,
     as they are.
 
     Args:
@@ -277,7 +277,7 @@ def unreadable(what: str, error: Exception) -> NoReturn:
 
 
 def reads(what: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Marks a function that looks at objects of a caller's, of whatever library, which may raise anything: what they
+    """Marks a function that reads objects of a caller's, of whatever library, which may raise anything: what they
     raise becomes an AffluxError about `what`, as "[layout] tree".
     """
 

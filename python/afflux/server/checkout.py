@@ -151,7 +151,7 @@ def checkout(  # noqa: D417
     Args:
         client: its id.
         lease: seconds after which the task is closed, so that a later push is `expired`; None: no limit. Leases are
-            looked at in `push`, `checkout`, `tasks` and `poll`.
+            checked in `push`, `checkout`, `tasks` and `poll`.
         hold: whether the server holds the version's params until then, for conversions from and to models. It lets go
             of them when the version's staleness exceeds max_staleness or, oldest first, when max_versions (64 if that
             is not given) are held; from then on a push that needs them is `expired`, and any other is as good as

@@ -305,7 +305,7 @@ def close(store: Store, aggregator: Aggregator, *, checkpoint: bool) -> None:
 
 
 def forget(store: Store, aggregator: Aggregator) -> None:
-    """Closes the store of a server that nobody refers to any more, without a checkpoint; in a forked child, nothing."""
+    """Closes the store of a server that was collected, without a checkpoint; does nothing in a forked child."""
     if sys.is_finalizing():
         return
     with suppress(Exception):

@@ -120,7 +120,7 @@ def push(  # noqa: D417
     pushed: Pushed | None = None
     client_id: Any = None
     pulled: Any = None
-    checking = False  # what the client sent is being looked at
+    checking = False  # what the client sent is being checked
     found = base = conversion = fetch = None
     try:
         given: Kind = "update"
@@ -219,7 +219,7 @@ class CallError(AffluxError):
 
 
 def _is_clients(error: Exception, *, checking: bool) -> bool:
-    """Whether an error is about what the client sent, which was being looked at if `checking`."""
+    """Whether an error is about what the client sent, which was being checked if `checking`."""
     if isinstance(error, ClientError):
         return True
     return checking and not isinstance(error, CallError | BusyError | StoreError | MemoryError | OSError)

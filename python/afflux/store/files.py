@@ -61,7 +61,7 @@ def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
         os.close(descriptor)
 
 
-def read_text(path: Path, most: int) -> bytes:
+def read_bytes(path: Path, most: int) -> bytes:
     """The bytes of a regular file.
 
     Raises:

@@ -20,7 +20,7 @@ from afflux.aggregation.checkpoint import STORED
 from afflux.aggregation.options import codec_of
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Rule
-from afflux.store.files import new_file, read_text
+from afflux.store.files import new_file, read_bytes
 
 #: How damage is repaired of anything but rows, their sum, waiting arrivals and Zarr's metadata, for errors.
 BACKUP = "only a backup of the folder brings it back"
@@ -168,7 +168,7 @@ def read_slots(folder: Path, expected: Shape, last: int = -1) -> int:
     """
     path = folder / METADATA
     try:
-        meta = json.loads(read_text(path, _MOST_METADATA))
+        meta = json.loads(read_bytes(path, _MOST_METADATA))
         per_segment, width = meta["chunk_grid"]["configuration"]["chunk_shape"]
         shape = Shape(meta["data_type"], int(width), int(per_segment))
         ours = _is_ours(meta, shape)
@@ -204,7 +204,7 @@ def _is_ours(meta: Any, shape: Shape) -> bool:
 def check_group(store: Path) -> None:
     """Raises LostMetadataError if the metadata of the group are damaged."""
     try:
-        if json.loads(read_text(store / METADATA, _MOST_METADATA))["node_type"] != "group":
+        if json.loads(read_bytes(store / METADATA, _MOST_METADATA))["node_type"] != "group":
             raise ValueError("not a group")
     except OSError as error:
         raise LostMetadataError(f"cannot read {store / METADATA}: {error.strerror}", store) from None
@@ -214,7 +214,7 @@ def check_group(store: Path) -> None:
 
 def write_slots(folder: Path, slots: int) -> None:
     """Writes the new length of the array, without importing zarr, for which a push would wait."""
-    meta = json.loads(read_text(folder / METADATA, _MOST_METADATA))
+    meta = json.loads(read_bytes(folder / METADATA, _MOST_METADATA))
     meta["shape"][0] = max(slots, meta["shape"][0])
     _replace(folder / METADATA, json.dumps(meta, indent=2))
 
@@ -234,7 +234,7 @@ def write_again(store: Path, lost: Collection[str], shapes: Mapping[str, Shape],
             if name:
                 write_slots(again / name, slots[name])
             (store / name).mkdir(exist_ok=True)
-            _replace(store / name / METADATA, read_text(again / name / METADATA, _MOST_METADATA).decode())
+            _replace(store / name / METADATA, read_bytes(again / name / METADATA, _MOST_METADATA).decode())
             sync(store / name)
         sync(store)  # an array's folder may be new
     except OSError as error:

@@ -229,12 +229,12 @@ def repair(
     except StoreError as error:
         raise StoreError(f"[repair] {str(error).removeprefix('[store] ')}") from None
     with locked_reader(path, shared=False) as store:
-        look = _Examination(store, progress or _silent)
-        health = look.health()
+        found = _Examination(store, progress or _silent)
+        health = found.health()
         if health.sound:
             return None
         if not health.mendable:
-            problems = "; ".join((*look.index, *look.vectors))
+            problems = "; ".join((*found.index, *found.vectors))
             raise StoreError(f"[repair] {problems}: only rows, their sum and arrivals are mended; {BACKUP}")
         if agreed is not None:
             _refuse_more(health, agreed)
@@ -247,7 +247,7 @@ def repair(
             store.arrays["rows"].reserve(store.committed.meta["rows"][1])
         if health.keeps_bits:
             return None
-        _commit_rest(store, look, health)
+        _commit_rest(store, found, health)
         return Repair(health.damaged, int(store.committed.meta["version"]), health.arrivals)
 
 
@@ -274,24 +274,24 @@ def _client(waiting: StoredArrival) -> ClientId:
     return plain_id(waiting.record[0], "check")
 
 
-def _commit_rest(store: StoreReader, look: _Examination, health: Health) -> None:
+def _commit_rest(store: StoreReader, found: _Examination, health: Health) -> None:
     """Commits what is sound, and a new sum of the rows if they, or it, are damaged."""
     last, vectors, lists = store.committed, dict(store.committed.vectors), dict[str, ListUpdate]()
     rows: dict[ClientId, Place] = {}
-    meta, kept = _without_arrivals(last, look.lost_arrivals)
-    if last.lists["passed"] and look.lost_arrivals:
-        lists["passed"] = ListUpdate(0, _passed(last, look.lost_arrivals))
-    anew = store.codec is not None and bool(health.damaged or look.sum)
+    meta, kept = _without_arrivals(last, found.lost_arrivals)
+    if last.lists["passed"] and found.lost_arrivals:
+        lists["passed"] = ListUpdate(0, _passed(last, found.lost_arrivals))
+    anew = store.codec is not None and bool(health.damaged or found.sum)
     if anew:
         segments, slot = store.arrays["sum"], 1 - last.vectors["sum"].slot
         segments.reserve(2)
-        segments.write(slot, look.total)
+        segments.write(slot, found.total)
         segments.flush([slot])
-        ranked = sorted(look.good, key=lambda entry: entry[1].rank)
+        ranked = sorted(found.good, key=lambda entry: entry[1].rank)
         rows = {client_id: place._replace(rank=rank) for rank, (client_id, place) in enumerate(ranked)}
         used, high = {place.slot for place in rows.values()}, meta["rows"][1]
         meta["rows"] = [len(rows), high, [slot for slot in range(high) if slot not in used]]
-        vectors["sum"] = Place(slot, crc(look.total, 1))
+        vectors["sum"] = Place(slot, crc(found.total, 1))
     entry = {"version": meta["version"], "joins": meta["joins"], "dropped": health.damaged, "arrivals": health.arrivals}
     store.index.close()  # SQLite deletes its files when the last connection is closed
     index = Index(store.path / INDEX)
