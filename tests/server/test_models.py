@@ -377,7 +377,7 @@ def test_writing_to_an_old_version_is_noticed_when_it_is_released(call):
     write_to(old.params)
     server.push(client=0, update=np.ones(100), version=1)  # it is still held
     del old
-    with pytest.raises(AffluxError, match=rf"\[{call}\] version 0 of params was written to after somebody"):
+    with pytest.raises(AffluxError, match=rf"\[{call}\] version 0 of params was written to after it was pulled"):
         calls[call]()
     calls[call]()  # once: the server is sound
     assert set(server.params.tolist()) == {float(server.version)}
