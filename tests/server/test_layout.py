@@ -315,6 +315,22 @@ def test_tied_weights_count_once():
     assert net["head"].weight.flatten().tolist() == list(range(15))
 
 
+def test_state_dicts_hold_tied_arrays_under_all_their_names():
+    torch = pytest.importorskip("torch")
+    net = torch.nn.ModuleDict({"embed": torch.nn.Embedding(5, 3), "head": torch.nn.Linear(3, 5, bias=False)})
+    net["head"].weight = net["embed"].weight
+    net["norm"] = net["again"] = torch.nn.BatchNorm1d(2)
+    layout = Layout.of({"body": net})
+    assert layout.tied == ("body.head.weight", *(f"body.again.{name}" for name in net["again"].state_dict()))
+    for known in (layout, Layout.from_json(json.loads(json.dumps(layout.to_json())))):
+        assert known == layout
+        assert bits(known.flatten({"body": net.state_dict()})) == bits(known.flatten({"body": net}))
+        first = {name: array for name, array in net.state_dict().items() if f"body.{name}" not in known.tied}
+        assert bits(known.flatten({"body": first})) == bits(known.flatten({"body": net}))
+    with pytest.raises(AffluxError, match=r"the tree holds body\.other, which the layout does not"):
+        layout.flatten({"body": net.state_dict() | {"other": torch.ones(1)}})
+
+
 def test_modules_inside_a_tree():
     torch = pytest.importorskip("torch")
     tree = {"actor": torch.nn.BatchNorm1d(2), "steps": [torch.nn.Linear(1, 1)]}

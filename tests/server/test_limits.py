@@ -10,7 +10,7 @@ from afflux import AffluxError, Calibrate, Layout, Rule, Server, ops, replay
 from afflux.aggregation import round as rounds
 from afflux.aggregation.limits import MAX_ABS
 from afflux.ops import Sgd
-from afflux.rules import RULES, fadas, fedadam, fedasync, fedbuff, wkafl
+from afflux.rules import RULES, ca2fl, fadas, fedadam, fedasync, fedbuff, wkafl
 from afflux.rules.optimizers import Adagrad
 from conftest import bits
 
@@ -218,6 +218,35 @@ def test_a_state_that_is_not_finite_is_refused():
         with pytest.raises(AffluxError, match=rf"{name} has a non-finite value at index \[4\]"):
             server.load_state_dict(state)
     server.load_state_dict(server.state_dict())
+
+
+@pytest.mark.parametrize("codec", ["affine-8", "rotated-4", "bfloat16", "affine-vector-4"])
+def test_encoded_rows_of_a_state_are_decoded_and_checked(codec):
+    """Byte 64 begins the pairs of blocks and the scales, byte 24 those of the vector; bfloat16 has no head."""
+    server = Server(ca2fl(buffer_size=1, codec=codec), vector(0.0), num_clients=3)
+    server.push(client="ann", version=0, update=vector(1.0))
+    at = {"bfloat16": 0, "affine-vector-4": 24}.get(codec, 64)
+    for bad in (b"\0\0\xc0\x7f", b"\0\0\x80\xff"):
+        state = server.state_dict()
+        state["arrays"]["rows"][0, at : at + 4] = np.frombuffer(bad, np.uint8)
+        with pytest.raises(
+            AffluxError, match=r"the row of client 'ann' (has a non-finite value|cannot be .* not finite$)"
+        ):
+            server.load_state_dict(state)
+    if codec != "bfloat16":
+        state = server.state_dict()
+        state["arrays"]["rows"][0, 0] = 0
+        with pytest.raises(AffluxError, match=r"the row of client 'ann' cannot be decoded: \[decode\] row"):
+            server.load_state_dict(state)
+    server.load_state_dict(server.state_dict())
+
+
+def test_a_sum_of_no_rows_is_refused():
+    server = Server(ca2fl(buffer_size=1), vector(0.0), num_clients=3)
+    state = server.state_dict()
+    state["arrays"]["sum"][0] = 1e150
+    with pytest.raises(AffluxError, match="the sum of no rows is not zero"):
+        server.load_state_dict(state)
 
 
 def test_replay_has_the_limits_that_it_is_given():

@@ -13,7 +13,7 @@ from afflux._engine import ORDER_VERSION
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.cache.memory import MemoryRows
-from afflux.aggregation.cache.rows import RowCache
+from afflux.aggregation.cache.rows import RowCache, decoded
 from afflux.aggregation.participation import Participation
 from afflux.aggregation.reports import DECISIONS, Closed, Cut, Entry, Handed, Join, Opened, Pulled, Replaced, no_counts
 from afflux.aggregation.round import NamedVectors
@@ -289,7 +289,18 @@ class _Loader:
         if len(clients) > rows.num_clients:
             _fail(f"the state has rows of {len(clients)} clients, num_clients is {rows.num_clients}")
         values = self._array("rows", rows.codec.row_dtype, (len(clients), rows.row_size))
-        return rows.loaded(dict(zip(clients, values, strict=True)), self._array("sum", "float64", (self._d,)))
+        total = self._array("sum", "float64", (self._d,))
+        if not clients and total.any():
+            _fail("the sum of no rows is not zero")
+        if not rows.codec.exact:
+            for client_id, row in zip(clients, values, strict=True):
+                try:
+                    sound = np.isfinite(decoded(row, self._d, rows.codec)).all()
+                except AffluxError as error:
+                    _fail(f"the row of client {client_id!r} cannot be decoded: {error}")
+                if not sound:
+                    _fail(f"the row of client {client_id!r} has a non-finite value")
+        return rows.loaded(dict(zip(clients, values, strict=True)), total)
 
     def _scalars(self) -> Scalars:
         scalars = {name: float(value) for name, value in self._meta["scalars"].items()}

@@ -72,6 +72,7 @@ class Layout:
     buffers: tuple[Field, ...]  #: the rest, in the order of a flat vector (buffers_size,), float64 for exact counters
     nesting: trees.Node  #: how `views` nests
     partial: bool = False  #: made with `select`: trees may hold anything else under other names, which is ignored
+    tied: tuple[str, ...] = ()  #: names under which a module's state_dict holds some of these again; they are ignored
     _parameter_matcher: Matcher = dataclasses.field(init=False, repr=False, compare=False)
     _buffer_matcher: Matcher = dataclasses.field(init=False, repr=False, compare=False)
 
@@ -84,7 +85,8 @@ class Layout:
         """The layout of a tree, or of a part of it.
 
         Args:
-            tree: tied parameters of a torch module count once, and its non-persistent buffers not at all.
+            tree: tied parameters of a torch module count once, under their first name, and its non-persistent buffers
+                not at all. A state_dict that is handed in later may hold them under all of their names.
             select: the arrays that the layout holds; None: all. Trees that are handed in later need only these, and
                 the rest of a tree is ignored: whole models can be pushed, and `load` writes the selected arrays alone.
                 "trainable" selects the torch tensors that require grad, as LoRA's adapters or an unfrozen head do, and
@@ -115,7 +117,7 @@ class Layout:
         kept = walk.leaves.keys() if select is None else selected(walk.leaves, chosen, select)
         placed = _fields_of(walk, kept, chosen)
         nesting = walk.node if select is None else trees.pruned(walk.node, kept)
-        return cls(placed[False], placed[True], nesting, select is not None)
+        return cls(placed[False], placed[True], nesting, select is not None, _tied(walk) if select is None else ())
 
     @property
     def size(self) -> int:
@@ -241,13 +243,14 @@ class Layout:
 
         >>> Layout.of({"w": np.ones((2, 3)), "n": np.array(1)}).to_json()  # doctest: +NORMALIZE_WHITESPACE
         {'fields': [['w', [2, 3]]], 'buffers': [['n', [], 'int64']], 'nesting': {'dict': [['w', 'w'], ['n', 'n']]},
-        'partial': False}
+        'partial': False, 'tied': []}
         """
         return {
             "fields": [[field.name, list(field.shape)] for field in self.fields],
             "buffers": [[field.name, list(field.shape), field.dtype] for field in self.buffers],
             "nesting": trees.to_json(self.nesting),
             "partial": self.partial,
+            "tied": list(self.tied),
         }
 
     @classmethod
@@ -257,7 +260,7 @@ class Layout:
             fields = _placed((*field, None) for field in data["fields"])
             buffers = _placed(data["buffers"])
             nesting = trees.from_json(data["nesting"])
-            partial = data["partial"]
+            partial, tied = data["partial"], data["tied"]
             named = [field.name for field in (*fields, *buffers)]
             sound = (
                 all(type(n) is int and n >= 0 for field in (*fields, *buffers) for n in field.shape)
@@ -265,22 +268,29 @@ class Layout:
                 and len(set(named)) == len(named)
                 and sorted(named) == sorted(trees.names(nesting))
                 and type(partial) is bool
+                and type(tied) is list
+                and all(type(name) is str and name not in named for name in tied)
             )
         except Exception as error:  # the data may be anything
             raise AffluxError(f"[layout] the data describes no layout: {brief(error)}") from None
         if not sound:
             raise AffluxError("[layout] the data describes no layout: a shape, dtype or name is wrong")
-        return cls(fields, buffers, nesting, partial)
+        return cls(fields, buffers, nesting, partial, tuple(tied))
 
     def _matcher_of(self, fields: Iterable[Field]) -> Matcher:
         fields, known = tuple(fields), [field.name for field in chain(self.fields, self.buffers)]
         names, shapes = [field.name for field in fields], [field.shape for field in fields]
-        return Matcher(names, shapes, known, partial=self.partial)
+        return Matcher(names, shapes, known, self.tied, partial=self.partial)
 
 
 @reads("[layout] tree")
 def _walked(tree: Tree) -> trees.Walk:
     return trees.Walk(tree)
+
+
+@reads("[layout] tree")
+def _tied(walk: trees.Walk) -> tuple[str, ...]:
+    return walk.tied()
 
 
 @reads("[layout] tree")

@@ -20,18 +20,26 @@ class Matcher:
     """
 
     def __init__(
-        self, names: Sequence[str], shapes: Sequence[tuple[int, ...]], known: Sequence[str], *, partial: bool
+        self,
+        names: Sequence[str],
+        shapes: Sequence[tuple[int, ...]],
+        known: Sequence[str],
+        tied: Sequence[str],
+        *,
+        partial: bool,
     ) -> None:
-        """`names` of the wanted arrays, among the names that are `known`; if `partial`, a tree may hold any others."""
+        """`names` of the wanted arrays, among the names that are `known`. A tree may hold others that are `tied`, and
+        if `partial`, any.
+        """
         self.names = tuple(names)
         self._shapes = tuple(shapes)
-        self._known = frozenset(known)
+        self._known = frozenset((*known, *tied))
         self._partial = partial
         places = [int(name) for name in names if name.isdecimal()]
         in_list = [str(place) for place in places] == list(names)
         self._places = places if in_list else []  # in a flat list
-        whole = self._known == {str(place) for place in range(len(self._known))}
-        self._longest = len(self._known) if whole else 0  # flat list without unknown arrays
+        whole = set(known) == {str(place) for place in range(len(known))}
+        self._longest = len(known) if whole else 0  # flat list without unknown arrays
 
     @reads("[layout] tree")
     def find(self, tree: Any) -> list[Array]:

@@ -43,6 +43,21 @@ def members(module: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return parameters, buffers
 
 
+def tied(module: Any) -> list[str]:
+    """Further names under which a torch module's state_dict holds arrays of `members`.
+
+    Cost: a call of its state_dict.
+    """
+    base = getattr(sys.modules.get("torch.nn.modules.module"), "Module", None)
+    if base is None or not isinstance(module, base):
+        return []
+    parameters, buffers = members(module)
+    known = parameters | buffers
+    arrays = set(map(id, known.values()))
+    held = module.state_dict(keep_vars=True).items()
+    return [name for name, array in held if name not in known and id(array) in arrays]
+
+
 class _Walk:
     """Collects the arrays of a module and of those in it, in the order of torch's methods."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from afflux.arrays.interop import label
-from afflux.arrays.modules import is_module, members
+from afflux.arrays.modules import is_module, members, tied
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief
 
@@ -35,7 +35,12 @@ class Walk:
         self._wanted = wanted
         self.leaves: dict[str, Any] = {}
         self.declared: dict[str, bool] = {}  # what torch modules say: is it a buffer?
+        self._modules: list[tuple[Any, tuple[str, ...]]] = []
         self.node = self._visit(tree, ())
+
+    def tied(self) -> tuple[str, ...]:
+        """Further names of arrays that torch modules hold twice, as their state_dicts have them."""
+        return tuple(".".join((*path, name)) for module, path in self._modules for name in tied(module))
 
     def _visit(self, tree: Any, path: tuple[str, ...]) -> Node:
         if tree is None and path:
@@ -70,6 +75,7 @@ class Walk:
         return Branch(kind, tuple(keys), tuple(nodes))
 
     def _module(self, module: Any, path: tuple[str, ...]) -> Branch:
+        self._modules.append((module, path))
         parameters, buffers = members(module)
         for name in parameters | buffers:
             self.declared[".".join((*path, name))] = name in buffers
