@@ -1,4 +1,4 @@
-"""flush_after: a step with the arrivals that have waited for too long, made by the next call that looks at the time."""
+"""flush_after: a step with the arrivals that have waited for too long, made by the next call."""
 
 from dataclasses import replace
 
@@ -46,6 +46,11 @@ CALLS = {
     "checkout": lambda server: server.checkout(8),
     "tasks": lambda server: server.tasks,
     "poll": lambda server: server.poll(),
+    "pull": lambda server: server.pull(),
+    "params": lambda server: server.params,
+    "state_dict": lambda server: server.state_dict(),
+    "rule_vectors": lambda server: server.rule_vectors,
+    "replace_rule": lambda server: server.replace_rule(server.rule),
 }
 
 
@@ -100,13 +105,33 @@ def test_a_client_that_replaces_its_arrival_does_not_put_the_step_off(clock):
     assert server.params[0] == 3.0
 
 
-def test_other_calls_do_not_look(clock):
+def test_calls_that_say_what_becomes_of_the_buffer(clock):
     server = Server(fedbuff(buffer_size=5), vector(0.0), flush_after=10)
     push(server)
     clock.now += 11
-    server.pull(), server.state_dict(), server.rule_vectors, server.params
-    assert (server.version, server.arrivals_waiting) == (0, 1)
-    assert server.flush().version == 1
+    assert (server.version, server.arrivals_waiting, server.counts["joined"]) == (0, 1, 1)
+    assert server.flush().client_ids == (0,)
+    push(server)
+    clock.now += 11
+    assert server.discard() == 1
+    push(server)
+    clock.now += 11
+    server.load_state_dict(Server(fedbuff(buffer_size=5), vector(0.0)).state_dict())
+    assert (server.version, server.arrivals_waiting) == (0, 0)
+
+
+def test_a_rule_that_pulls_while_a_late_step_is_decided(clock):
+    pulled = []
+
+    def weigh(arrivals):
+        pulled.append(server.pull().version)
+        return np.ones(len(arrivals))
+
+    server = Server(replace(fedbuff(buffer_size=5), weigh=weigh), vector(0.0), flush_after=10)
+    push(server)
+    clock.now += 11
+    assert server.pull().version == 1
+    assert pulled == [0]
 
 
 def test_none_waits_for_a_full_buffer(clock):

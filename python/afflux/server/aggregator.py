@@ -266,6 +266,7 @@ class Aggregator:
         """The round of arrivals that have waited for too long, if it can be made; `flush(late=True)` raises if not."""
         if self.admission.late:
             with suppress(Exception):
+                self.enter("flush")  # it may be the rule's weigh that pulls
                 self.flush(late=True)
 
     def report_steps(self) -> None:

@@ -27,7 +27,7 @@ class CheckoutSource(Protocol):
     _aggregator: Aggregator
     _adapter: InputAdapter
 
-    def _enter(self, op: str) -> None: ...
+    def _enter_on_time(self, op: str) -> None: ...
 
 
 class Task:
@@ -150,8 +150,8 @@ def checkout(  # noqa: D417
 
     Args:
         client: its id.
-        lease: seconds after which the task is closed, so that a later push is `expired`; None: no limit. Leases are
-            checked in `push`, `checkout`, `tasks` and `poll`.
+        lease: seconds after which the task is closed, so that a later push is `expired`; None: no limit. The
+            next call of `push`, `checkout`, `tasks`, `poll` and others looks for leases that have ended.
         hold: whether the server holds the version's params until then, for conversions from and to models. It lets go
             of them when the version's staleness exceeds max_staleness or, oldest first, when max_versions (64 if that
             is not given) are held; from then on a push that needs them is `expired`, and any other is as good as
@@ -174,12 +174,10 @@ def checkout(  # noqa: D417
     >>> task.cancel(), server.push(task=task.id, update=np.ones(2)).status
     (True, 'expired')
     """
-    self._enter("checkout")
-    self._aggregator.flush_late()
+    self._enter_on_time("checkout")
     client_id = plain_id(client, "checkout")
     seconds = optional(positive)("checkout", "lease", lease)
     aggregator, inplace = self._aggregator, self.options.inplace
-    close_overdue(aggregator)
     if flag("checkout", "hold", hold) and inplace:
         raise AffluxError("[checkout] inplace=True overwrites params: no version can be held, give hold=False")
 
@@ -206,8 +204,6 @@ def checkout(  # noqa: D417
 
 def open_tasks(aggregator: Aggregator, adapter: InputAdapter) -> tuple[Task, ...]:
     """The open tasks of a server."""
-    aggregator.flush_late()
-    close_overdue(aggregator)
     return tuple(Task(task, None, aggregator, adapter) for task in aggregator.locked(lambda: [*aggregator.tasks]))
 
 

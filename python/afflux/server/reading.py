@@ -28,7 +28,8 @@ def pull(self: PullSource) -> Pulled: ...
 @overload
 def pull(self: PullSource, *, out: "ops.Array | Tree") -> int: ...
 def pull(self: PullSource, *, out: "ops.Array | Tree | None" = None) -> Pulled | int:
-    """The newest params and their version; never waits for a step that is being made (unless inplace).
+    """The newest params and their version. It never waits for a step that is being made, unless inplace; with
+    `flush_after` it may make one.
 
     Without `out` nothing is copied. With `out`, params (and buffers) are copied into it, a flat vector or a tree
     like the server's, and only the version is returned.
@@ -43,6 +44,8 @@ def pull(self: PullSource, *, out: "ops.Array | Tree | None" = None) -> Pulled |
     aggregator, adapter = self._aggregator, self._adapter
     if self.options.inplace:
         self._enter("pull")
+    if self.options.flush_after is not None:
+        aggregator.flush_late()
     if out is None:
         return newest(aggregator)
     return _copied(aggregator, lambda now: adapter.copy_out("pull", now, out))

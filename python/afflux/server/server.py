@@ -168,12 +168,12 @@ class Server:
     @property
     def tasks(self) -> tuple[checking.Task, ...]:
         """The open tasks, oldest first."""
-        self._enter("tasks")
+        self._enter_on_time("tasks")
         return checking.open_tasks(self._aggregator, self._adapter)
 
     def poll(self) -> Report | None:
-        """Looks at what depends on time: closes the tasks whose lease has ended, and makes the step that `flush_after`
-        asks for, if it does; returns the report of that step.
+        """Does what the time asks for: closes the tasks whose lease has ended, and makes the step of arrivals that have
+        waited for longer than `flush_after`; returns the report of that step, or None.
         """
         self._enter("poll")
         checking.close_overdue(self._aggregator)
@@ -199,7 +199,7 @@ class Server:
         >>> receipt.report.weights.tolist(), server.params.tolist()
         ([0.5], [-1.5, -2.0])
         """
-        self._enter("set_rule_vector")
+        self._enter_on_time("set_rule_vector")
         new = rule_vector(self._aggregator, self._adapter, self.options, name, vector)
         self._aggregator.hand_in(name, new)
 
@@ -267,7 +267,7 @@ class Server:
     @property
     def rule_vectors(self) -> dict[str, Vector]:
         """Copies (d,) of the vectors that the rule keeps, by name. Waits for a step that is being made."""
-        self._enter("rule_vectors")
+        self._enter_on_time("rule_vectors")
         copy = self._aggregator.device.copy
         return self._aggregator.when_idle(
             "rule_vectors", lambda: {name: copy(own) for name, own in self._state.rule_vectors.items()}
@@ -293,7 +293,7 @@ class Server:
         Raises:
             StoreError: there is no store, or it cannot be written; the last commit stays.
         """
-        self._enter("checkpoint")
+        self._enter_on_time("checkpoint")
         store = self._stored("checkpoint")
 
         def commit() -> None:
@@ -340,7 +340,7 @@ class Server:
         A server with the same rule and options that loads it goes on with the same bits. To save it in a file:
         np.savez(file, meta=json.dumps(state["meta"]), **state["arrays"]).
         """
-        self._enter("state_dict")
+        self._enter_on_time("state_dict")
         save = partial(persistence.save_state, self._aggregator, self.layout, self.options)
         return self._aggregator.when_idle("state_dict", save, overdue=True)
 
@@ -385,3 +385,9 @@ class Server:
     def _enter(self, op: str) -> None:
         self._aggregator.enter(op)
         self._aggregator.versions.refuse_damage(op)
+
+    def _enter_on_time(self, op: str) -> None:
+        """Enters a call that first does what the time asks for."""
+        self._enter(op)
+        self._aggregator.flush_late()
+        checking.close_overdue(self._aggregator)
