@@ -12,9 +12,9 @@ import json
 import os
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 VERSIONED = b"dltensor_versioned"
 FLOAT, BFLOAT, UINT = 2, 4, 1
