@@ -115,7 +115,7 @@ $(PEERS)/.installed:
 	$(PYTHON) -m venv $(PEERS)
 	@echo "installing torch, Flower, NVFlare, pfl, APPFL, FLGo, FedLab and fluke (some minutes) ..."
 	$(PEERS)/bin/python -m pip install --quiet torch==2.13.0 flwr==1.41.0 nvflare==2.9.0 'pfl[pytorch]==0.6.0' \
-	  omegaconf==2.4.0 diskcache matplotlib pandas prettytable psutil pytest rich scikit-learn scipy seaborn toolz tqdm \
+	  omegaconf==2.4.0 diskcache matplotlib msgspec pandas prettytable psutil pytest rich scikit-learn scipy seaborn toolz tqdm \
 	  typer ujson zarr
 	$(PEERS)/bin/python -m pip install --quiet --no-deps appfl==1.12.0 fedlab==1.3.0 flgo==0.4.4 fluke-fl==0.8.1 \
 	  opacus==1.6.0
