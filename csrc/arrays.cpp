@@ -7,6 +7,7 @@
 #include "buffers.hpp"
 #include "dlpack.hpp"
 #include "exchange.hpp"
+#include "expected.hpp"
 #include "foreign.hpp"
 #include "formats.hpp"
 
@@ -98,6 +99,7 @@ void Array::acquire(py::handle object, Access access, Shape shape) {
     if (access == Access::write && buffer->frozen()) fail("is read-only, but is written");
     owner_ = {object.inc_ref().ptr(), release_reference};
     const View<void> view = buffer->view();
+    check_shape(1, &view.size);
     data_ = view.data;
     size_ = view.size;
     device_ = view.device;
@@ -164,7 +166,13 @@ void Array::wrong_type(const std::string& expected) const {
 }
 
 template <class Int>
+void Array::check_shape(int dimensions, const Int* shape) const {
+  if (argument_.shape && !has_shape(argument_.shape, dimensions, shape)) fail("has another shape than expected");
+}
+
+template <class Int>
 void Array::set_shape(int dimensions, const Int* shape, const Int* strides, std::int64_t unit, Shape wanted) {
+  check_shape(dimensions, shape);
   if (wanted == Shape::vector && dimensions != 1) fail("has " + std::to_string(dimensions) + " dimensions, expected 1");
   size_ = elements(dimensions, shape);
   if (size_ < 0) fail("has more elements than memory holds");

@@ -24,6 +24,7 @@ struct Argument {
   const char* op;
   const char* name;
   std::ptrdiff_t index = -1;
+  pybind11::handle shape{};  // that it must have, a tuple; null: any
 };
 
 // One call's CUDA stream: the current one of the library whose array comes first. The others are asked to have theirs
@@ -76,6 +77,8 @@ class Array {
   // `strides` are in units of which an element has `unit`; null: C-contiguous.
   template <class Int>
   void set_shape(int dimensions, const Int* shape, const Int* strides, std::int64_t unit, Shape wanted);
+  template <class Int>
+  void check_shape(int dimensions, const Int* shape) const;
   void set_type(const std::string& name);
   std::string title() const;
   [[noreturn]] void fail(const std::string& what) const;
@@ -102,23 +105,28 @@ template <class T>
 class Arrays {
  public:
   // view(array) makes the view of an item. None is a view without data where `optional`.
+  // `shapes`, if given, is a tuple of as many shapes, which the items must have.
   template <class Make>
   Arrays(const char* op, const char* name, pybind11::handle objects, Access access, Shape shape, bool optional,
-         const Make& view) {
+         const Make& view, pybind11::handle shapes = {}) {
     const auto title = [&] { return "[" + std::string(op) + "] " + name; };
     const std::size_t count = read_foreign(title, [&] {
       if (PySequence_Check(objects.ptr()) == 0)
         throw Error(title() + " is a " + Py_TYPE(objects.ptr())->tp_name + ", expected a list of arrays");
       return pybind11::len(objects);
     });
+    if (shapes && (!PyTuple_Check(shapes.ptr()) || static_cast<std::size_t>(PyTuple_GET_SIZE(shapes.ptr())) != count))
+      throw Error(title() + " has " + std::to_string(count) + " entries, which is not the number of shapes");
     const auto sequence = pybind11::reinterpret_borrow<pybind11::sequence>(objects);
     views_.reserve(std::min<std::size_t>(count, kReserved));  // a sequence may lie about its length
     for (std::size_t i = 0; i < count; ++i) {
       // Owned while its memory is acquired: a sequence may make its items on the fly.
-      const auto object = read_foreign(title, [&] { return pybind11::object(sequence[i]); });
+      const auto object = item(title, sequence, i);
       views_.emplace_back();
       if (optional && object.is_none()) continue;
-      arrays_.emplace_back(Argument{op, name, static_cast<std::ptrdiff_t>(i)}, object, access, shape);
+      const auto place = static_cast<std::ptrdiff_t>(i);
+      const pybind11::handle expected = shapes ? PyTuple_GET_ITEM(shapes.ptr(), place) : nullptr;
+      arrays_.emplace_back(Argument{op, name, place, expected}, object, access, shape);
       views_.back() = view(arrays_.back());
       // An empty array is no missing one: the engine reads a null pointer as "absent".
       if (optional && views_.back().data == nullptr) views_.back().data = aligned_nowhere();
@@ -128,6 +136,14 @@ class Arrays {
 
  private:
   static constexpr std::size_t kReserved = 1 << 16;
+
+  template <class Title>
+  static pybind11::object item(const Title& title, const pybind11::sequence& sequence, std::size_t i) {
+    PyObject* const list = sequence.ptr();
+    if (PyList_CheckExact(list) && i < static_cast<std::size_t>(PyList_GET_SIZE(list)))
+      return pybind11::reinterpret_borrow<pybind11::object>(PyList_GET_ITEM(list, static_cast<Py_ssize_t>(i)));
+    return read_foreign(title, [&] { return pybind11::object(sequence[i]); });
+  }
 
   static T* aligned_nowhere() { return reinterpret_cast<T*>(alignof(std::max_align_t)); }
 

@@ -52,17 +52,20 @@ class Converted {
   std::optional<Conversion> conversion_;
 };
 
-py::tuple ingest_(const py::object& update, const py::object& slot, int num_threads, const py::object& conversion) {
+py::tuple ingest_(const py::object& update, const py::object& slot, int num_threads, const py::object& conversion,
+                  const py::object& shapes) {
   const Call call;
   Statistics result{};
   const Array to({"ingest", "slot"}, slot, Access::write);
   const View<void> out = to.view();
   const Converted change(conversion);
   if (PyList_Check(update.ptr()) || PyTuple_Check(update.ptr())) {
-    const Arrays<const void> parts("ingest", "update", update, Access::read, Shape::any, false, as_view);
+    const Arrays<const void> parts("ingest", "update", update, Access::read, Shape::any, false, as_view,
+                                   shapes.is_none() ? py::handle() : py::handle(shapes));
     const GilRelease release;
     result = ingest(parts.list(), out, num_threads, change.get());
   } else {
+    if (!shapes.is_none()) throw Error("[ingest] shapes are those of several parts, and update is no list of them");
     const Array from({"ingest", "update"}, update, Access::read);
     const View<void> view = from.view();
     const GilRelease release;
@@ -164,7 +167,7 @@ PYBIND11_MODULE(main_interpreter_engine, module) {
   module.attr("STEP_KINDS") = step_kinds();
   module.attr("CODECS") = codecs_();
   module.def("ingest", ingest_, py::arg("update"), py::arg("slot"), py::arg("num_threads"),
-             py::arg("conversion") = py::none());
+             py::arg("conversion") = py::none(), py::arg("shapes") = py::none());
   module.def("unready", unready, py::arg("arrays"), py::arg("shapes"));
   module.def("gram", gram_, py::arg("vectors"), py::arg("out"), py::arg("num_threads"));
   bind_apply(module);

@@ -7,22 +7,13 @@
 #include "afflux/afflux.hpp"
 #include "attributes.hpp"
 #include "exchange.hpp"
+#include "expected.hpp"
 #include "formats.hpp"
 
 namespace py = pybind11;
 
 namespace afflux::python {
 namespace {
-
-template <class Int>
-bool has_shape(py::handle expected, int dimensions, const Int* shape) {
-  if (!PyTuple_Check(expected.ptr()) || PyTuple_GET_SIZE(expected.ptr()) != dimensions) return false;
-  for (int i = 0; i < dimensions; ++i) {
-    int overflow = 0;
-    if (PyLong_AsLongLongAndOverflow(PyTuple_GET_ITEM(expected.ptr(), i), &overflow) != shape[i]) return false;
-  }
-  return true;
-}
 
 bool is_ready_tensor(py::handle array, py::handle shape) {
   dlpack::Tensor tensor{};

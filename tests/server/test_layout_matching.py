@@ -280,3 +280,41 @@ def test_flat_trees_and_modules_are_not_walked(monkeypatch):
         assert whole.flatten(tree).size == 10
         assert head.flatten(tree).tolist() == [0, 0]
     assert listed.flatten((torch.ones(2), np.ones(1))).tolist() == [1, 1, 1]
+
+
+SHAPES = {"a": (2, 3), "b": (4,), "c": ()}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, None),
+        ({"b": torch.ones(8)[::2]}, None),  # strided: copied
+        ({"b": torch.ones(4, dtype=torch.int32)}, None),  # converted
+        ({"b": torch.ones(4, dtype=torch.bfloat16)}, None),
+        ({"b": np.ones(4, np.float16), "c": np.ones(())}, None),
+        ({"c": torch.ones((1, 2), dtype=torch.complex64).conj().imag[0, 0] + 1}, None),
+        ({"a": torch.ones(3, 2)}, r"a has shape \(3, 2\), the layout says \(2, 3\)"),
+        ({"b": torch.ones(2, 2)}, r"b has shape \(2, 2\), the layout says \(4,\)"),
+        ({"c": torch.ones(1)}, r"c has shape \(1,\), the layout says \(\)"),
+        ({"a": torch.ones(2, 3, dtype=torch.complex64)}, "a is complex64"),
+        ({"a": torch.ones(2, 3, device="meta")}, "a"),
+        ({"d": torch.ones(1)}, "the tree holds d, which the layout does not"),
+    ],
+)
+@pytest.mark.parametrize("form", [dict, lambda tree: list(tree.values())], ids=["dict", "list"])
+def test_a_push_checks_arrays_as_it_reads_them(change, message, form):
+    """Whatever the engine refuses is looked at once more, and converted or named."""
+    tree = {name: torch.ones(shape) for name, shape in SHAPES.items()}
+    server = Server(fedbuff(buffer_size=1), form(tree))
+    before = server.params.copy()
+    given = form(tree | change)
+    if message is None:
+        server.push(client=0, version=0, update=given)
+        flat = Layout.of(form(tree)).flatten(given)
+        assert bits(server.params) == bits(before + flat)
+    else:
+        named = message if form is dict else r"^\[push\] client 0's update"
+        with pytest.raises(AffluxError, match=named):
+            server.push(client=0, version=0, update=given)
+        assert (server.version, server.arrivals_waiting) == (0, 0)

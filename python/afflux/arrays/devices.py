@@ -122,10 +122,16 @@ class Host(Device):
         return frozen(vector, vector.dtype)
 
     def ingest(
-        self, parts: "Array | list[Array]", slot: Any, num_threads: int, conversion: ops.Conversion | None = None
+        self,
+        parts: "Array | list[Array]",
+        slot: Any,
+        num_threads: int,
+        conversion: ops.Conversion | None = None,
+        shapes: tuple[tuple[int, ...], ...] | None = None,
     ) -> ops.Ingested:
+        """With `shapes`, refuses parts that have others."""
         # `ops.ingest` without its calls, which a push of a short vector would notice.
-        first, squares, low, high = ingest(parts, slot, num_threads, conversion)
+        first, squares, low, high = ingest(parts, slot, num_threads, conversion, shapes)
         return ops.Ingested(None if first < 0 else first, squares, low, high)
 
     def wait(self) -> None:

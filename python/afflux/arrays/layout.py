@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from afflux.arrays import interop, trees
 from afflux.arrays.interop import Array
-from afflux.arrays.matching import Matcher, listed
+from afflux.arrays.matching import Found, Matcher, listed
 from afflux.arrays.selection import Select, selected
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import MOST_ELEMENTS, Dtype, as_text, brief, one_dtype_of, reads
@@ -148,6 +148,10 @@ class Layout:
         True
         """
         return self._parameter_matcher.ready(tree)
+
+    def found(self, tree: Tree) -> Found | list[Array]:
+        """As `parts`, for `Host.ingest`, see `Matcher.found`."""
+        return self._parameter_matcher.found(tree)
 
     def arrays(self, tree: Tree) -> dict[str, Array]:
         """The arrays of a tree that holds all of the layout, by name: parameters, then buffers.

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from afflux._engine import unready
 from afflux.arrays import interop, trees
@@ -10,6 +10,16 @@ from afflux.arrays.interop import Array
 from afflux.arrays.modules import is_module, members
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import reads
+
+
+class Found(NamedTuple):
+    """Arrays of a tree, in a layout's order. The engine checks their types and shapes in the pass in which it reads
+    them; `Matcher.ready` says what is wrong with those that it refuses, or converts them.
+    """
+
+    arrays: list[Array]
+    shapes: tuple[tuple[int, ...], ...]
+    tree: Any
 
 
 class Matcher:
@@ -54,6 +64,11 @@ class Matcher:
             _check_shape(name, array, shape)
         return arrays
 
+    def found(self, tree: Any) -> Found | list[Array]:
+        """The wanted arrays: not checked where `_quick` finds them, else as by `ready`."""
+        found = self._quick(tree)
+        return self.ready(tree) if found is None else Found(found, self._shapes, tree)
+
     @reads("[layout] tree")
     def ready(self, tree: Any) -> list[Array]:
         """The wanted arrays as the engine reads them, see `interop.ready`.
@@ -70,18 +85,23 @@ class Matcher:
         return arrays
 
     def _found(self, tree: Any) -> list[Array]:
+        found = self._quick(tree)
+        return self._walked(tree) if found is None else found
+
+    def _quick(self, tree: Any) -> list[Array] | None:
+        """Those of a module, or of a flat dict or list of NumPy's or torch's own arrays; None if it is something else,
+        or lacks some, or holds unknown ones.
+        """
         kind = type(tree)
         # No other types: a defaultdict, for one, makes what it lacks.
         if kind is dict or kind is OrderedDict:
-            found = self._looked_up(tree)
-        elif kind is list or kind is tuple:
-            found = self._listed(tree)
-        elif is_module(tree):
+            return self._looked_up(tree)
+        if kind is list or kind is tuple:
+            return self._listed(tree)
+        if is_module(tree):
             parameters, buffers = members(tree)
-            found = self._looked_up(parameters | buffers)
-        else:
-            found = None
-        return self._walked(tree) if found is None else found
+            return self._looked_up(parameters | buffers)
+        return None
 
     def _looked_up(self, tree: dict[Any, Any]) -> list[Array] | None:
         """Those of a flat dict; None if it is something else, or lacks some, or holds unknown ones."""

@@ -27,6 +27,7 @@ from afflux.arrays.interop import (
 )
 from afflux.arrays.layout import Field, Layout, Tree
 from afflux.arrays.likeness import Like
+from afflux.arrays.matching import Found
 from afflux.arrays.pools import Slot
 from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.ops.validation import MOST_ELEMENTS, brief, reads, unreadable
@@ -69,6 +70,15 @@ class InputAdapter:
         except Exception as error:
             unreadable(what, error)
 
+    def found(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
+        """As `parts`, for `ingest`, which checks the arrays of a tree as it reads them where it can."""
+        if self.layout is None or self.device is not HOST or not is_tree(vector):
+            return self.parts(what, vector)
+        try:
+            return self.layout.found(vector)
+        except Exception:
+            return self.parts(what, vector)  # which says what is wrong
+
     def _parts(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
         if self.layout is not None and is_tree(vector):
             try:
@@ -88,6 +98,11 @@ class InputAdapter:
         conversion: ops.Conversion | None = None,
     ) -> ops.Ingested:
         """The sweep from the caller's memory into a slot."""
+        if type(parts) is Found:
+            try:
+                return HOST.ingest(parts.arrays, slot, self.num_threads, conversion, parts.shapes)
+            except (AffluxError, UnavailableError):
+                parts = self.parts(what, parts.tree)
         try:
             return self.device.ingest(parts, slot, self.num_threads, conversion)
         except (AffluxError, UnavailableError) as error:

@@ -154,7 +154,7 @@ def push(  # noqa: D417
         scale = None if client_lr is None and local_steps is None else _scale(client_lr, local_steps)
         parts, own = vector, None
         if type(vector) is not np.ndarray or vector.shape != (adapter.size,):
-            parts = adapter.parts(what, vector)
+            parts = adapter.found(what, vector) if copy else adapter.parts(what, vector)
         if adapter.layout is not None and adapter.layout.buffers:
             most = aggregator.admission.limits.max_abs
             own = adapter.buffers(f"[push] client {client_id!r}'s", vector if given == "model" else None, buffers, most)

@@ -1,0 +1,17 @@
+// Shapes that a caller expects, as tuples of Python's.
+#pragma once
+#include <pybind11/pybind11.h>
+
+namespace afflux::python {
+
+template <class Int>
+bool has_shape(pybind11::handle expected, int dimensions, const Int* shape) {
+  if (!PyTuple_Check(expected.ptr()) || PyTuple_GET_SIZE(expected.ptr()) != dimensions) return false;
+  for (int i = 0; i < dimensions; ++i) {
+    int overflow = 0;
+    if (PyLong_AsLongLongAndOverflow(PyTuple_GET_ITEM(expected.ptr(), i), &overflow) != shape[i]) return false;
+  }
+  return true;
+}
+
+}  // namespace afflux::python
