@@ -27,53 +27,11 @@ sys.path[:0] = [str(TESTS), str(TESTS / "support")]
 
 import torch._dynamo  # noqa: E402, F401 - which torch imports amid a call, for seconds
 
-from afflux import AffluxError, BusyError, UnavailableError  # noqa: E402
-from calls import OF_SERVERS, OFTEN, STARTED, STATELESS, fingerprint  # noqa: E402
-from spoiling import spoiled  # noqa: E402
+from calls import STARTED  # noqa: E402
+from hostile_call import hostile_call  # noqa: E402
 
 BATCH, SECONDS = 5_000, 5.0
 MEMORY = 5 << 30
-NAMES = list(OF_SERVERS)
-MADE_UP = "wrote a value that is not finite"
-WEIGHTS = [OFTEN.get(name, 1) for name in NAMES]
-
-
-def spoil(given, rng):
-    """Replaces one or two of the arguments, of one call in six none."""
-    for _ in range(rng.choice([0, 1, 1, 1, 1, 2])):
-        if given:
-            name = rng.choice(list(given))
-            given[name] = spoiled(given[name], rng)
-
-
-def one_call(rng, servers, loaded):
-    """Makes a call; returns "done", "refused", or what is wrong. `loaded` names the servers that took a state."""
-    which = server = None
-    if rng.random() < 0.5:
-        name = rng.choice(list(STATELESS))
-        function, given = STATELESS[name](rng)
-    else:
-        name, which = rng.choices(NAMES, WEIGHTS)[0], rng.choice(list(servers))
-        server = servers[which]
-        function, given = OF_SERVERS[name](rng, server)
-    before = None if server is None else fingerprint(server)
-    try:
-        spoil(given, rng)
-        function(**given)
-    except BusyError:
-        server.flush()
-    except (AffluxError, UnavailableError, MemoryError) as error:
-        if which in loaded and MADE_UP in str(error):  # sums and moments of that state may be anything finite
-            servers[which] = STARTED[which]()
-            loaded.discard(which)
-        elif server is not None and fingerprint(server) != before:
-            return f"{name}: the state has changed, with {error!r:.200}"
-        return "refused"
-    except Exception as error:
-        return f"{name}: {type(error).__name__} is no error of the family: {error!r:.200}"
-    if name == "load_state_dict":
-        loaded.add(which)
-    return "done"
 
 
 def batch(seed, number, progress, results, stacks):
@@ -87,7 +45,7 @@ def batch(seed, number, progress, results, stacks):
     loaded = set()
     for call in range(BATCH):
         progress.value = call
-        found = one_call(rng, servers, loaded)
+        found = hostile_call(rng, servers, loaded)
         counts[found] = counts.get(found, 0) + 1
     progress.value = BATCH
     results.put(counts)

@@ -233,31 +233,39 @@ STATELESS = {
 }
 
 SERVERS = {
-    "fedbuff": lambda: Server(rules.fedbuff(buffer_size=3), np.zeros(D, np.float32), max_staleness=5, log=True),
-    "record": lambda: Server(rules.fedbuff(buffer_size=3), np.zeros(D, np.float32), faults="record", max_versions=3),
-    "tree": lambda: Server(rules.fedbuff(buffer_size=2), dict(TREE)),
-    "fedasync": lambda: Server(rules.fedasync(), np.zeros(D), dtype="float64"),
-    "ca2fl": lambda: Server(rules.mf_ca2fl(buffer_size=2), np.zeros(D, np.float32), num_clients=6, seed=5),
-    "streaming": lambda: Server(rules.fedavg(buffer_size=3), np.zeros(D, np.float32), accumulate=True),
-    "fadas": lambda: Server(rules.fadas(buffer_size=2), np.zeros(D, np.float32), slot_dtype="bfloat16"),
-    "wkafl": lambda: Server(
-        rules.wkafl(buffer_size=2), torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(1))
+    "fedbuff": lambda **more: Server(
+        rules.fedbuff(buffer_size=3), np.zeros(D, np.float32), max_staleness=5, log=True, **more
     ),
-    "gsgm": lambda: Server(rules.gsgm(buffer_size=2), np.zeros(D, np.float32), num_clients=4),
-    "zenopp": lambda: Server(rules.zenopp(server_lr=0.5), np.zeros(D, np.float32)),
-    "inplace": lambda: Server(rules.fedbuff(buffer_size=2), np.zeros(D, np.float32), inplace=True, max_slots=3),
+    "record": lambda **more: Server(
+        rules.fedbuff(buffer_size=3), np.zeros(D, np.float32), faults="record", max_versions=3, **more
+    ),
+    "tree": lambda **more: Server(rules.fedbuff(buffer_size=2), dict(TREE), **more),
+    "fedasync": lambda **more: Server(rules.fedasync(), np.zeros(D), dtype="float64", **more),
+    "ca2fl": lambda **more: Server(
+        rules.mf_ca2fl(buffer_size=2), np.zeros(D, np.float32), num_clients=6, seed=5, **more
+    ),
+    "streaming": lambda **more: Server(rules.fedavg(buffer_size=3), np.zeros(D, np.float32), accumulate=True, **more),
+    "fadas": lambda **more: Server(rules.fadas(buffer_size=2), np.zeros(D, np.float32), slot_dtype="bfloat16", **more),
+    "wkafl": lambda **more: Server(
+        rules.wkafl(buffer_size=2), torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(1)), **more
+    ),
+    "gsgm": lambda **more: Server(rules.gsgm(buffer_size=2), np.zeros(D, np.float32), num_clients=4, **more),
+    "zenopp": lambda **more: Server(rules.zenopp(server_lr=0.5), np.zeros(D, np.float32), **more),
+    "inplace": lambda **more: Server(
+        rules.fedbuff(buffer_size=2), np.zeros(D, np.float32), inplace=True, max_slots=3, **more
+    ),
 }
 
 
-def _started(make):
-    server = make()
+def _started(make, **more):
+    server = make(**more)
     for name in server.rule.needs.handed_in:
         server.set_rule_vector(name, np.full(D, 0.1))
     return server
 
 
 #: The same, with what the rule is handed in.
-STARTED = {name: lambda make=make: _started(make) for name, make in SERVERS.items()}
+STARTED = {name: lambda make=make, **more: _started(make, **more) for name, make in SERVERS.items()}
 
 
 def fingerprint(server):
