@@ -56,52 +56,58 @@ def main(calls, seed):
         return run(calls, seed, Path(folder))
 
 
+class Batch:
+    """A batch in a process of its own."""
+
+    def __init__(self, context, seed, number, folder):
+        self.name, self.stacks = f"batch {number} of seed {seed}", folder / str(number)
+        self.progress, self.results = context.Value(ctypes.c_long, -1, lock=False), context.SimpleQueue()
+        arguments = (seed, number, self.progress, self.results, self.stacks)
+        self.process = context.Process(target=batch, args=arguments, daemon=True)
+        self.process.start()
+        self.seen, self.waited = -1, 0.0
+
+    def found(self, seconds):
+        """After so many seconds more: the counts by finding, once it has ended; else None."""
+        if self.progress.value != self.seen:
+            self.seen, self.waited = self.progress.value, 0.0
+        elif self.process.is_alive() and 0 <= self.seen < BATCH:
+            self.waited += seconds
+            if self.waited > SECONDS:
+                os.kill(self.process.pid, signal.SIGUSR1)
+                time.sleep(0.5)
+                self.process.kill()
+                return {f"{self.name}: call {self.seen} hangs\n{self.stacks.read_text()}": 1}
+        if not self.results.empty():
+            counts = self.results.get()
+            self.process.join()
+            return counts
+        if self.process.is_alive():
+            return None
+        ended = f"call {self.progress.value} ends the process: {self.process.exitcode}"
+        return {f"{self.name}: {ended}\n{self.stacks.read_text()}": 1}
+
+
 def run(calls, seed, folder):
     context = multiprocessing.get_context("fork")
     totals, slowest, started = {}, 0.0, time.monotonic()
-    waiting, running = list(range(-(-calls // BATCH))), []
-
-    def count(finding, many=1):
-        totals[finding] = totals.get(finding, 0) + many
-        if finding not in ("done", "refused"):
-            print(finding, flush=True)
-
+    waiting, running, before = list(range(-(-calls // BATCH))), [], started
     while waiting or running:
         while waiting and len(running) < (os.cpu_count() or 1):
-            number, progress, results = (
-                waiting.pop(0),
-                context.Value(ctypes.c_long, -1, lock=False),
-                context.SimpleQueue(),
-            )
-            stacks = folder / str(number)
-            process = context.Process(target=batch, args=(seed, number, progress, results, stacks), daemon=True)
-            process.start()
-            running.append([process, number, progress, results, stacks, -1, time.monotonic()])
+            running.append(Batch(context, seed, waiting.pop(0), folder))
         time.sleep(0.02)
-        for entry in [*running]:
-            process, number, progress, results, stacks, last, since = entry
-            if progress.value != last:
-                entry[5:] = progress.value, time.monotonic()
-            elif process.is_alive() and 0 <= last < BATCH:
-                slowest = max(slowest, time.monotonic() - since)
-                if time.monotonic() - since > SECONDS:
-                    os.kill(process.pid, signal.SIGUSR1)
-                    time.sleep(0.5)
-                    process.kill()
-                    count(f"batch {number} of seed {seed}: call {last} hangs\n{stacks.read_text()}")
-                    running.remove(entry)
-                    continue
-            if not results.empty():
-                for finding, many in results.get().items():
-                    count(finding, many)
-                process.join()
-                running.remove(entry)
-            elif not process.is_alive():
-                count(
-                    f"batch {number} of seed {seed}: call {progress.value} ends the process: {process.exitcode}\n"
-                    f"{stacks.read_text()}"
-                )
-                running.remove(entry)
+        # Time in which this process, too, was stopped or had no CPU says nothing about a call.
+        seconds, before = min(time.monotonic() - before, 0.1), time.monotonic()
+        for each in [*running]:
+            found = each.found(seconds)
+            slowest = max(slowest, each.waited)
+            if found is None:
+                continue
+            running.remove(each)
+            for finding, many in found.items():
+                totals[finding] = totals.get(finding, 0) + many
+                if finding not in ("done", "refused"):
+                    print(finding, flush=True)
     findings = sum(many for what, many in totals.items() if what not in ("done", "refused"))
     print(
         f"{sum(totals.values()):,} calls in {time.monotonic() - started:.0f} s: {totals.get('done', 0):,} done, "
