@@ -116,7 +116,7 @@ class Arrays {
       return pybind11::len(objects);
     });
     if (shapes && (!PyTuple_Check(shapes.ptr()) || static_cast<std::size_t>(PyTuple_GET_SIZE(shapes.ptr())) != count))
-      throw Error(title() + " has " + std::to_string(count) + " entries, which is not the number of shapes");
+      throw Error(title() + " has " + std::to_string(count) + " entries, and shapes is no tuple of as many");
     const auto sequence = pybind11::reinterpret_borrow<pybind11::sequence>(objects);
     views_.reserve(std::min<std::size_t>(count, kReserved));  // a sequence may lie about its length
     for (std::size_t i = 0; i < count; ++i) {

@@ -1,6 +1,8 @@
 """flush_after: a step with the arrivals that have waited for too long, made by the next call."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import Event
 
 import numpy as np
 import pytest
@@ -9,7 +11,9 @@ from hypothesis import strategies as st
 
 from afflux import AffluxError, Cut, Server, StoreError, replay
 from afflux.aggregation import admission
+from afflux.aggregation.round import Round
 from afflux.rules import ca2fl, fadas, fedbuff, gsgm, zenopp
+from afflux.server.checkout import _reading
 from conftest import bits
 
 D = 5
@@ -48,9 +52,9 @@ CALLS = {
     "poll": lambda server: server.poll(),
     "pull": lambda server: server.pull(),
     "params": lambda server: server.params,
-    "state_dict": lambda server: server.state_dict(),
+    "pull(out)": lambda server: server.pull(out=vector()),
+    "rows": lambda server: server.rows,
     "rule_vectors": lambda server: server.rule_vectors,
-    "replace_rule": lambda server: server.replace_rule(server.rule),
 }
 
 
@@ -110,6 +114,8 @@ def test_calls_that_say_what_becomes_of_the_buffer(clock):
     push(server)
     clock.now += 11
     assert (server.version, server.arrivals_waiting, server.counts["joined"]) == (0, 1, 1)
+    server.state_dict(), server.replace_rule(fedbuff(buffer_size=4)), server.scalars
+    assert (server.version, server.arrivals_waiting) == (0, 1)
     assert server.flush().client_ids == (0,)
     push(server)
     clock.now += 11
@@ -132,6 +138,85 @@ def test_a_rule_that_pulls_while_a_late_step_is_decided(clock):
     clock.now += 11
     assert server.pull().version == 1
     assert pulled == [0]
+
+
+class Pulling:
+    """An array that pulls while it is read."""
+
+    shape = (D,)
+
+    def __init__(self, server):
+        self.server, self.pulled = server, []
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    def __dlpack__(self, **options):
+        self.pulled.append(self.server.pull().version)
+        return vector().__dlpack__(**options)
+
+
+def test_an_array_that_pulls_while_its_push_reads_a_version(clock):
+    """No step can be made as long as the push reads, since there is no version to write: the pull does not wait."""
+    server = Server(fedbuff(buffer_size=5), vector(0.0), flush_after=10, max_versions=2)
+    first = server.pull()
+    push(server)
+    server.flush()
+    second = server.pull()
+    array = Pulling(server)
+    waiting = server.checkout(7)  # its params are pulled while its task is loaded
+    push(server)
+    clock.now += 11
+    assert server._aggregator.versions.full
+    with _reading(server._aggregator):
+        assert server.pull().version == 1
+    assert server.arrivals_waiting == 1
+    assert server.push(client=3, version=second, model=array).status == "joined"
+    assert set(array.pulled) == {1}
+    assert (first.version, waiting.version) == (0, 1)
+
+
+def test_pulls_do_not_wait_for_the_step_of_another_thread(clock, monkeypatch):
+    started, go_on = Event(), Event()
+    make = Round.make
+
+    def held(self, num_threads):
+        started.set()
+        assert go_on.wait(30)
+        make(self, num_threads)
+
+    server = Server(fedbuff(buffer_size=2), vector(0.0), flush_after=10)
+    push(server)
+    monkeypatch.setattr(Round, "make", held)
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(push, server, 1)
+        assert started.wait(30)
+        server.push(client=2, version=0, update=vector())
+        clock.now += 11
+        assert (server.pull().version, server.arrivals_waiting) == (0, 1)
+        go_on.set()
+        assert other.result().version == 1
+
+
+def test_a_step_that_cannot_be_made_is_tried_once(clock):
+    tries = []
+
+    def weigh(arrivals):
+        tries.append(len(arrivals))
+        raise ValueError("no weights")
+
+    server = Server(replace(fedbuff(buffer_size=5), weigh=weigh), vector(0.0), flush_after=10)
+    push(server)
+    clock.now += 11
+    for _ in range(5):
+        server.pull()
+    assert tries == [1]
+    push(server, 1)  # what it depends on has changed
+    server.pull()
+    assert tries == [1, 2]
+    with pytest.raises(ValueError, match="no weights"):
+        server.poll()
+    assert server.arrivals_waiting == 2
 
 
 def test_none_waits_for_a_full_buffer(clock):

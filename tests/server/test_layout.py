@@ -8,7 +8,8 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from afflux import AffluxError, Layout
+from afflux import AffluxError, Layout, Server
+from afflux.rules import fedbuff
 from conftest import bits
 
 SHAPES = {"scale": (), "none": (0, 4), "head": (2, 3, 2), "encoder.0.weight": (3, 4), "encoder.0.bias": (3,)}
@@ -327,8 +328,29 @@ def test_state_dicts_hold_tied_arrays_under_all_their_names():
         assert bits(known.flatten({"body": net.state_dict()})) == bits(known.flatten({"body": net}))
         first = {name: array for name, array in net.state_dict().items() if f"body.{name}" not in known.tied}
         assert bits(known.flatten({"body": first})) == bits(known.flatten({"body": net}))
+    del (plain := layout.to_json())["tied"]
+    assert Layout.from_json(plain) == layout == Layout.of({"body": first})
+    server, other = (Server(fedbuff(buffer_size=2), tree) for tree in ({"body": net}, {"body": first}))
+    server.push(client=0, version=0, model={"body": net.state_dict()})
+    other.load_state_dict(server.state_dict())
+    server.load_state_dict(other.state_dict())
+    assert bits(other.params) == bits(server.params)
     with pytest.raises(AffluxError, match=r"the tree holds body\.other, which the layout does not"):
         layout.flatten({"body": net.state_dict() | {"other": torch.ones(1)}})
+
+
+@pytest.mark.parametrize("wrong", [RuntimeError("no state dict"), None])
+def test_a_state_dict_of_its_own_is_not_called_for_a_layout(wrong):
+    torch = pytest.importorskip("torch")
+
+    class Own(torch.nn.Linear):
+        def state_dict(self):
+            raise wrong or AssertionError
+
+    assert Layout.of(Own(2, 1)).size == 3
+    hooked = torch.nn.Linear(2, 1)
+    hooked.register_state_dict_post_hook(lambda module, state, prefix, local: state.update({5: 1}))
+    assert Layout.of(hooked).size == 3
 
 
 def test_modules_inside_a_tree():

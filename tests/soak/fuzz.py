@@ -64,8 +64,12 @@ class Batch:
         self.progress, self.results = context.Value(ctypes.c_long, -1, lock=False), context.SimpleQueue()
         arguments = (seed, number, self.progress, self.results, self.stacks)
         self.process = context.Process(target=batch, args=arguments, daemon=True)
+        self.stacks.touch()
         self.process.start()
         self.seen, self.waited = -1, 0.0
+
+    def _stack(self):
+        return self.stacks.read_text(errors="replace")
 
     def found(self, seconds):
         """After so many seconds more: the counts by finding, once it has ended; else None."""
@@ -77,7 +81,7 @@ class Batch:
                 os.kill(self.process.pid, signal.SIGUSR1)
                 time.sleep(0.5)
                 self.process.kill()
-                return {f"{self.name}: call {self.seen} hangs\n{self.stacks.read_text()}": 1}
+                return {f"{self.name}: call {self.seen} hangs\n{self._stack()}": 1}
         if not self.results.empty():
             counts = self.results.get()
             self.process.join()
@@ -85,7 +89,7 @@ class Batch:
         if self.process.is_alive():
             return None
         ended = f"call {self.progress.value} ends the process: {self.process.exitcode}"
-        return {f"{self.name}: {ended}\n{self.stacks.read_text()}": 1}
+        return {f"{self.name}: {ended}\n{self._stack()}": 1}
 
 
 def run(calls, seed, folder):

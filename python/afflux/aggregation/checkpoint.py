@@ -171,13 +171,18 @@ def load(state: Mapping[str, Any], facts: Mapping[str, Any], admission: Admissio
         raise AffluxError(f"[load_state_dict] the state is damaged: {type(error).__name__}: {error}") from error
 
 
+def _without_tied(fact: object) -> object:
+    """A layout without the names that it ignores: a model from another source has none."""
+    return {name: value for name, value in fact.items() if name != "tied"} if isinstance(fact, dict) else fact
+
+
 class _Loader:
     """Reads the parts of one state, each of which is checked against the others and against the server."""
 
     def __init__(self, state: Mapping[str, Any], facts: Mapping[str, Any], admission: Admission) -> None:
         meta, self._arrays = state["meta"], state["arrays"]
         for name, ours in {"format": FORMAT, "order_version": ORDER_VERSION, **facts}.items():
-            if meta[name] != ours:
+            if _without_tied(meta[name]) != _without_tied(ours):
                 _fail(f"{name} is {brief(meta[name])} in the state, {ours!r} here")
         self._meta, self._facts, self._admission = meta, facts, admission
         self._state, self._rule, self._d = admission.state, admission.state.rule, facts["d"]

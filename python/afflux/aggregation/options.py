@@ -113,13 +113,13 @@ class ServerOptions:
         log: keep every decision in `Server.log`, for `afflux.replay`.
         accumulate: add each arrival to one float64 sum as soon as it joins, so that its slot is free again, instead of
             buffering M vectors. For rules whose weights are known on arrival; `duplicates` is not "latest" then.
-        flush_after: seconds. When the first arrival in the buffer has waited longer, the next call first makes a step
-            with what is there, as `flush` does. Calls are `push`, `pull`, `checkout`, `poll` and all others that read
-            or change what a step changes; not `flush`, `discard`, `load_state_dict` and `close`, which say themselves
-            what becomes of the buffer, and not what only shows numbers (`version`, `counts`, ...). A step that cannot
-            be made raises in `poll`; the other calls leave the arrivals where they are, and go on. The server has no
-            thread of its own: call `poll` from time to time if clients may be silent. After `Server.open` the time
-            counts from there. None: a buffer waits until it is full.
+        flush_after: seconds. When the first arrival in the buffer has waited longer, the next call of `push`, `pull`,
+            `checkout` or `poll`, or the next look at `params`, `tasks`, `rows` or `rule_vectors`, first makes a step
+            with what is there, as `flush` does. `poll` waits until it is made, returns its report, and raises if it
+            cannot be made; the others leave the arrivals where they are, and go on. What saves or changes the server
+            (`state_dict`, `checkpoint`, `replace_rule`, ...) finds it as it is. The server has no thread of its own:
+            call `poll` from time to time if clients may be silent. After `Server.open` the time counts from there.
+            None: a buffer waits until it is full.
         max_abs: a vector with an element of a larger magnitude, as the rule takes it, is refused like one with a NaN:
             one client could spoil params and moments for good. Default 1e15 where params are float32, 1e150 where they
             are float64; at most 1e30 or 1e300. What a rule makes of vectors within it cannot overflow within a

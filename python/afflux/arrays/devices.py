@@ -129,7 +129,7 @@ class Host(Device):
         conversion: ops.Conversion | None = None,
         shapes: tuple[tuple[int, ...], ...] | None = None,
     ) -> ops.Ingested:
-        """With `shapes`, refuses parts that have others."""
+        """`shapes` are those of the parts; others are refused."""
         # `ops.ingest` without its calls, which a push of a short vector would notice.
         first, squares, low, high = ingest(parts, slot, num_threads, conversion, shapes)
         return ops.Ingested(None if first < 0 else first, squares, low, high)

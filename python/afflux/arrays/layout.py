@@ -72,7 +72,8 @@ class Layout:
     buffers: tuple[Field, ...]  #: the rest, in the order of a flat vector (buffers_size,), float64 for exact counters
     nesting: trees.Node  #: how `views` nests
     partial: bool = False  #: made with `select`: trees may hold anything else under other names, which is ignored
-    tied: tuple[str, ...] = ()  #: names under which a module's state_dict holds some of these again; they are ignored
+    #: names under which a module's state_dict holds some of these again, and which are ignored; they are not compared
+    tied: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     _parameter_matcher: Matcher = dataclasses.field(init=False, repr=False, compare=False)
     _buffer_matcher: Matcher = dataclasses.field(init=False, repr=False, compare=False)
 
@@ -149,7 +150,7 @@ class Layout:
         """
         return self._parameter_matcher.ready(tree)
 
-    def found(self, tree: Tree) -> Found | list[Array]:
+    def _found(self, tree: Tree) -> Found | list[Array]:
         """As `parts`, for `Host.ingest`, see `Matcher.found`."""
         return self._parameter_matcher.found(tree)
 
@@ -264,7 +265,7 @@ class Layout:
             fields = _placed((*field, None) for field in data["fields"])
             buffers = _placed(data["buffers"])
             nesting = trees.from_json(data["nesting"])
-            partial, tied = data["partial"], data["tied"]
+            partial, tied = data["partial"], data.get("tied", [])
             named = [field.name for field in (*fields, *buffers)]
             sound = (
                 all(type(n) is int and n >= 0 for field in (*fields, *buffers) for n in field.shape)

@@ -44,18 +44,19 @@ def members(module: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def tied(module: Any) -> list[str]:
-    """Further names under which a torch module's state_dict holds arrays of `members`.
-
-    Cost: a call of its state_dict.
+    """Further names under which a torch module's state_dict holds arrays of `members`: none of modules that make their
+    state_dict in a way of their own.
     """
     base = getattr(sys.modules.get("torch.nn.modules.module"), "Module", None)
     if base is None or not isinstance(module, base):
         return []
-    parameters, buffers = members(module)
-    known = parameters | buffers
-    arrays = set(map(id, known.values()))
-    held = module.state_dict(keep_vars=True).items()
-    return [name for name, array in held if name not in known and id(array) in arrays]
+    walk = _Walk(base)
+    if not walk.visit(module, ""):
+        return []
+    arrays = {id(array) for array in (walk.parameters | walk.buffers).values()}
+    held = base.state_dict(module, keep_vars=True)  # without hooks, as the walk has found
+    known = walk.parameters.keys() | walk.buffers.keys()
+    return [name for name, array in held.items() if name not in known and id(array) in arrays]
 
 
 class _Walk:

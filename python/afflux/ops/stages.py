@@ -1,7 +1,8 @@
 """One server round as data: its stages combine, calibrate and step, and the `Pass` that `apply` carries out.
 
-Every vector is flat and contiguous; float64 is used inside. They are msgspec structs, which C code constructs: several
-are made in every round, and a frozen dataclass takes several times as long. `msgspec.structs.replace` changes one.
+Every vector is flat and contiguous; float64 is used inside. The stages are msgspec structs, which C code constructs:
+several are made in every round, and a frozen dataclass takes several times as long. `msgspec.structs.replace` changes
+one.
 """
 
 from collections.abc import Sequence

@@ -53,6 +53,7 @@ class Aggregator:
         self.storage: RoundStorage | None = None
         self.closed = False
         self.failure: str | None = None  #: why no step can be made any more, until a state is loaded
+        self._failed_late: tuple[int, int, int] | None = None  # where a late step could not be made
         self._monitor = Monitor[Round | Total](self._publish, self._next_job, self._run, self._at_rest)
         self._monitor.alone = device.alone
         #: Rejects calls in a forked child that cannot use the server.
@@ -235,8 +236,11 @@ class Aggregator:
             "set_rule_vector", lambda: admission.hand_in({**admission.state.rule_vectors, name: vector}, name)
         )
 
-    def flush(self, *, late: bool = False) -> Report | None:
-        """The round of the arrivals that wait; None if there are none, or with `late` if it is too early."""
+    def flush(self, *, late: bool = False, wait: bool = True) -> Report | None:
+        """The round of the arrivals that wait; None if there are none, with `late` if it is too early, and without
+        `wait` if another thread's work would have to be waited for.
+        """
+        not_now = None if wait else (None,)
         prepared: Round | None = None
 
         def attempt() -> tuple[Report | None] | None:
@@ -246,12 +250,12 @@ class Aggregator:
                 self.admission.discard_leftovers()
                 self.check_storage()
                 if self.admission.state.unfinished:
-                    return None
+                    return not_now
                 waiting = self.admission.state.arrivals()
                 if not waiting or (late and not self.admission.late):
                     return (None,)
                 if not self._has_room():
-                    return None
+                    return not_now
                 prepared = self._prepared("flush", waiting)
                 self.admission.cut("flush", prepared)
             return None if self.admission.state.round is prepared else (prepared.report,)
@@ -263,11 +267,20 @@ class Aggregator:
         return found[0]
 
     def flush_late(self) -> None:
-        """The round of arrivals that have waited for too long, if it can be made; `flush(late=True)` raises if not."""
-        if self.admission.late:
-            with suppress(Exception):
-                self.enter("flush")  # it may be the rule's weigh that pulls
-                self.flush(late=True)
+        """The round of arrivals that have waited for too long, if it can be made now; `flush(late=True)` waits, and
+        raises if it cannot be made.
+        """
+        state = self.admission.state
+        if not self.admission.late or self._failed_late == (state.number, id(state.rule), id(state.rule_vectors)):
+            return
+        try:
+            self.enter("flush")
+        except Exception:  # the rule's weigh pulls, for one
+            return
+        try:
+            self.flush(late=True, wait=False)
+        except Exception:  # nothing that it depends on has changed when the next call comes
+            self._failed_late = state.number, id(state.rule), id(state.rule_vectors)
 
     def report_steps(self) -> None:
         """Calls on_step for the steps that it was not called for yet. The caller holds neither mutex nor slot."""

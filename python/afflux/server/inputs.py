@@ -75,7 +75,7 @@ class InputAdapter:
         if self.layout is None or self.device is not HOST or not is_tree(vector):
             return self.parts(what, vector)
         try:
-            return self.layout.found(vector)
+            return self.layout._found(vector)
         except Exception:
             return self.parts(what, vector)  # which says what is wrong
 
@@ -158,7 +158,10 @@ class InputAdapter:
         if buffers is None:
             names = ", ".join(field.name for field in self.layout.buffers[:3])
             more = ", ..." if len(self.layout.buffers) > 3 else ""
-            raise AffluxError(f"{whose} push lacks the model's buffers ({names}{more}): hand them in with buffers=")
+            raise AffluxError(
+                f"{whose} push lacks the model's buffers ({names}{more}): hand them in with buffers=, or the client's "
+                "whole model as model="
+            )
         what = f"{whose} buffers"
         try:
             if is_masked(buffers):

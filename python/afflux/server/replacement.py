@@ -17,7 +17,7 @@ class RuleHolder(Protocol):
     _aggregator: Aggregator
     _adapter: InputAdapter
 
-    def _enter_on_time(self, op: str) -> None: ...
+    def _enter(self, op: str) -> None: ...
 
 
 def replace_rule(self: RuleHolder, rule: Rule) -> bool:  # noqa: D417
@@ -51,7 +51,7 @@ def replace_rule(self: RuleHolder, rule: Rule) -> bool:  # noqa: D417
     >>> server.rule.buffer_size, server.params.tolist()
     (1, [1.0, 1.0])
     """
-    self._enter_on_time("replace_rule")
+    self._enter("replace_rule")
     a_rule("replace_rule", "rule", rule)
     aggregator = self._aggregator
     try:

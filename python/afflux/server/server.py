@@ -199,7 +199,7 @@ class Server:
         >>> receipt.report.weights.tolist(), server.params.tolist()
         ([0.5], [-1.5, -2.0])
         """
-        self._enter_on_time("set_rule_vector")
+        self._enter("set_rule_vector")
         new = rule_vector(self._aggregator, self._adapter, self.options, name, vector)
         self._aggregator.hand_in(name, new)
 
@@ -261,7 +261,7 @@ class Server:
     @property
     def rows(self) -> RowCache | None:
         """The cached rows, for rules that have them. Waits for a step that is being made."""
-        self._aggregator.enter("rows")
+        self._enter_on_time("rows")
         return self._aggregator.when_idle("rows", lambda: self._state.rows)
 
     @property
@@ -293,7 +293,7 @@ class Server:
         Raises:
             StoreError: there is no store, or it cannot be written; the last commit stays.
         """
-        self._enter_on_time("checkpoint")
+        self._enter("checkpoint")
         store = self._stored("checkpoint")
 
         def commit() -> None:
@@ -340,7 +340,7 @@ class Server:
         A server with the same rule and options that loads it goes on with the same bits. To save it in a file:
         np.savez(file, meta=json.dumps(state["meta"]), **state["arrays"]).
         """
-        self._enter_on_time("state_dict")
+        self._enter("state_dict")
         save = partial(persistence.save_state, self._aggregator, self.layout, self.options)
         return self._aggregator.when_idle("state_dict", save, overdue=True)
 
