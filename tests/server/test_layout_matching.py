@@ -64,7 +64,7 @@ def test_another_dict_gives_its_own_arrays():
     first["a"] = torch.full((2,), 5.0)
     assert layout.flatten(first).tolist() == [5, 5, 2, 2]
     for other in ({"a": np.ones(2), "c": np.ones(2)}, {"a": np.ones(2), 1: np.ones(2)}):
-        with pytest.raises(AffluxError, match=r"the tree lacks b$"):
+        with pytest.raises(AffluxError, match=r"the tree lacks b; the tree holds [c1], which the layout does not$"):
             layout.flatten(other)
     with pytest.raises(AffluxError, match="the tree holds c, which the layout does not"):
         layout.flatten(first | {"c": np.ones(2)})

@@ -211,4 +211,29 @@ SERVER = {
         "if False:",
         "test_on_step.py",
     ),
+    "push: whatever shapes arrays have, they fit": (
+        "conversion, parts.shapes)",
+        "conversion)",
+        "test_layout_matching.py",
+    ),
+    "pull: late steps are not made": (
+        "        aggregator.flush_late()\n    if out is None:",
+        "        pass\n    if out is None:",
+        "test_flush_after.py",
+    ),
+    "flush_after: a late step that cannot be made is tried in every call": (
+        "if not self.admission.late or self._failed_late ==",
+        "if not self.admission.late or False ==",
+        "test_flush_after.py",
+    ),
+    "state: encoded rows are taken as they are": (
+        "if not rows.codec.exact:",
+        "if False:",
+        "test_limits.py",
+    ),
+    "layout: tied names are part of its identity": (
+        'for name, value in fact.items() if name != "tied"}',
+        "for name, value in fact.items()}",
+        "test_layout.py",
+    ),
 }

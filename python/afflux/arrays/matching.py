@@ -127,11 +127,12 @@ class Matcher:
     def _walked(self, tree: Any) -> list[Array]:
         leaves = trees.Walk(tree, self._known if self._partial else None).leaves
         missing = [name for name in self.names if name not in leaves]
+        unknown = sorted(leaves.keys() - self._known)
+        others = f"the tree holds {listed(unknown)}, which the layout does not"
         if missing:
-            raise AffluxError(f"[layout] the tree lacks {listed(missing)}")
-        unknown = leaves.keys() - self._known
+            raise AffluxError(f"[layout] the tree lacks {listed(missing)}{f'; {others}' if unknown else ''}")
         if unknown:
-            raise AffluxError(f"[layout] the tree holds {listed(sorted(unknown))}, which the layout does not")
+            raise AffluxError(f"[layout] {others}")
         return [leaves[name] for name in self.names]
 
 
