@@ -7,6 +7,7 @@ import pytest
 
 from afflux import AffluxError, Server
 from afflux.rules import fedasync, fedbuff
+from afflux.server import pushing
 
 D = 4
 
@@ -135,7 +136,7 @@ def test_a_flush_waits_until_a_conversion_is_done(call, monkeypatch):
     server._aggregator.admission.flush_after = 1e-9
     monkeypatch.setattr(type(server._adapter), "ingest", slow)
     slow_push = threading.Thread(target=lambda: server.push(task=task, model=ones()))
-    server._aggregator.flush_late = lambda: None
+    monkeypatch.setattr(pushing, "flush_late", lambda aggregator: None)
     slow_push.start()
     assert begun.wait(60)
     made = []

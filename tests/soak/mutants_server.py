@@ -217,13 +217,13 @@ SERVER = {
         "test_layout_matching.py",
     ),
     "pull: late steps are not made": (
-        "        aggregator.flush_late()\n    if out is None:",
+        "        flush_late(aggregator)\n    if out is None:",
         "        pass\n    if out is None:",
         "test_flush_after.py",
     ),
     "flush_after: a late step that cannot be made is tried in every call": (
-        "if not self.admission.late or self._failed_late ==",
-        "if not self.admission.late or False ==",
+        "if not aggregator.admission.late or aggregator.failed_late ==",
+        "if not aggregator.admission.late or False ==",
         "test_flush_after.py",
     ),
     "state: encoded rows are taken as they are": (

@@ -53,7 +53,7 @@ class Aggregator:
         self.storage: RoundStorage | None = None
         self.closed = False
         self.failure: str | None = None  #: why no step can be made any more, until a state is loaded
-        self._failed_late: tuple[int, int, int] | None = None  # where a late step could not be made
+        self.failed_late: tuple[int, int, int] | None = None  #: for `flush_late`
         self._monitor = Monitor[Round | Total](self._publish, self._next_job, self._run, self._at_rest)
         self._monitor.alone = device.alone
         #: Rejects calls in a forked child that cannot use the server.
@@ -265,22 +265,6 @@ class Aggregator:
         prepared = None  # it holds versions of params, and on_step may take long
         self.report_steps()
         return found[0]
-
-    def flush_late(self) -> None:
-        """The round of arrivals that have waited for too long, if it can be made now; `flush(late=True)` waits, and
-        raises if it cannot be made.
-        """
-        state = self.admission.state
-        if not self.admission.late or self._failed_late == (state.number, id(state.rule), id(state.rule_vectors)):
-            return
-        try:
-            self.enter("flush")
-        except Exception:  # the rule's weigh pulls, for one
-            return
-        try:
-            self.flush(late=True, wait=False)
-        except Exception:  # nothing that it depends on has changed when the next call comes
-            self._failed_late = state.number, id(state.rule), id(state.rule_vectors)
 
     def report_steps(self) -> None:
         """Calls on_step for the steps that it was not called for yet. The caller holds neither mutex nor slot."""

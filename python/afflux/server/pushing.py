@@ -21,6 +21,7 @@ from afflux.rules.rule import ClientId
 from afflux.server.aggregator import Aggregator
 from afflux.server.checkout import Task, close_overdue
 from afflux.server.inputs import InputAdapter
+from afflux.server.late import flush_late
 from afflux.server.tasks import OpenTask
 from afflux.server.tickets import TaskClosedError, Ticket
 from afflux.server.vectors import A_KIND, refuse_overflow, take_in
@@ -113,7 +114,7 @@ def push(  # noqa: D417
     if aggregator.versions.checked:
         aggregator.versions.refuse_damage("push")
     if options.flush_after is not None:
-        aggregator.flush_late()
+        flush_late(aggregator)
     if aggregator.tasks.next_deadline != inf:
         close_overdue(aggregator)
     ticket = Ticket()

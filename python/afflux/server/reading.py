@@ -11,6 +11,7 @@ from afflux.arrays.devices import HOST
 from afflux.arrays.layout import Tree
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
+from afflux.server.late import flush_late
 
 
 class PullSource(Protocol):
@@ -45,7 +46,7 @@ def pull(self: PullSource, *, out: "ops.Array | Tree | None" = None) -> Pulled |
     if self.options.inplace:
         self._enter("pull")
     if self.options.flush_after is not None:
-        aggregator.flush_late()
+        flush_late(aggregator)
     if out is None:
         return newest(aggregator)
     return _copied(aggregator, lambda now: adapter.copy_out("pull", now, out))

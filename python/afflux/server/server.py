@@ -22,6 +22,7 @@ from afflux.server import checkout as checking
 from afflux.server import persistence, pushing, reading, replacement
 from afflux.server.assembly import assemble
 from afflux.server.inputs import InputAdapter
+from afflux.server.late import flush_late
 from afflux.server.rule_vectors import rule_vector
 from afflux.server.steps import OnStep
 from afflux.store.metadata import damage_as_store_error
@@ -389,5 +390,5 @@ class Server:
     def _enter_on_time(self, op: str) -> None:
         """Enters a call that first does what the time asks for."""
         self._enter(op)
-        self._aggregator.flush_late()
+        flush_late(self._aggregator)
         checking.close_overdue(self._aggregator)
