@@ -36,7 +36,9 @@ def method_call(rng, name, servers, which, loaded):
         server.flush()
         return "done"
     if error is None and name == "load_state_dict":
-        loaded.add(which) if fingerprint(server) != sound else loaded.discard(which)
+        loaded.discard(which)
+        if fingerprint(server) != sound:
+            loaded.add(which)
     if which in loaded and "wrote a value that is not finite" in str(error):
         servers[which] = STARTED[which]()
         loaded.discard(which)

@@ -53,7 +53,7 @@ class Aggregator:
         self.storage: RoundStorage | None = None
         self.closed = False
         self.failure: str | None = None  #: why no step can be made any more, until a state is loaded
-        self.failed_late: tuple[int, int, int] | None = None  #: for `flush_late`
+        self.failed_late: tuple[int, float] | None = None  #: the decisions with which `flush_late` has failed
         self._monitor = Monitor[Round | Total](self._publish, self._next_job, self._run, self._at_rest)
         self._monitor.alone = device.alone
         #: Rejects calls in a forked child that cannot use the server.
@@ -231,7 +231,7 @@ class Aggregator:
 
     def hand_in(self, name: str, vector: Vector) -> None:
         """Replaces one of the rule's vectors."""
-        admission = self.admission
+        admission, self.failed_late = self.admission, None
         self.when_idle(
             "set_rule_vector", lambda: admission.hand_in({**admission.state.rule_vectors, name: vector}, name)
         )
@@ -273,7 +273,7 @@ class Aggregator:
 
     def replace_rule(self, rule: Rule, max_slots: int) -> bool:
         """Replaces the rule, see `Admission.replace_rule`; from now on there may be so many slots, or more."""
-        entry = Replaced(rule.to_config())
+        entry, self.failed_late = Replaced(rule.to_config()), None
 
         def replaced() -> bool:
             self.slots.grow(max_slots)

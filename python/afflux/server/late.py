@@ -6,7 +6,7 @@ from afflux.server.aggregator import Aggregator
 def flush_late(aggregator: Aggregator) -> None:
     """Makes the step if it is late and can be made now. `Aggregator.flush(late=True)` waits, and raises if it fails."""
     state = aggregator.admission.state
-    tried = state.number, id(state.rule), id(state.rule_vectors)
+    tried = state.number, state.since
     if not aggregator.admission.late or aggregator.failed_late == tried:
         return
     try:

@@ -173,8 +173,8 @@ class Server:
         return checking.open_tasks(self._aggregator, self._adapter)
 
     def poll(self) -> Report | None:
-        """Does what the time asks for: closes the tasks whose lease has ended, and makes the step of arrivals that have
-        waited for longer than `flush_after`; returns the report of that step, or None.
+        """Closes the tasks whose lease has ended, and makes the step of arrivals that have waited for longer than
+        `flush_after`; returns the report of that step, or None.
         """
         self._enter("poll")
         checking.close_overdue(self._aggregator)
@@ -388,7 +388,7 @@ class Server:
         self._aggregator.versions.refuse_damage(op)
 
     def _enter_on_time(self, op: str) -> None:
-        """Enters a call that first does what the time asks for."""
+        """Enters a call that first makes a late step, and closes the tasks whose lease has ended."""
         self._enter(op)
         flush_late(self._aggregator)
         checking.close_overdue(self._aggregator)
