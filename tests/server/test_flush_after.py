@@ -216,7 +216,9 @@ def test_a_step_that_cannot_be_made_is_tried_once(clock):
     assert tries == [1, 2]
     with pytest.raises(ValueError, match="no weights"):
         server.poll()
-    assert server.arrivals_waiting == 2
+    assert server.replace_rule(replace(server.rule, name="fedbuff")) is False
+    server.pull()
+    assert (tries, server.arrivals_waiting) == ([1, 2, 2, 2], 2)
 
 
 def test_none_waits_for_a_full_buffer(clock):

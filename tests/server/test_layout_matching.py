@@ -285,6 +285,13 @@ def test_flat_trees_and_modules_are_not_walked(monkeypatch):
 SHAPES = {"a": (2, 3), "b": (4,), "c": ()}
 
 
+def test_a_push_of_sound_arrays_needs_no_second_pass(monkeypatch):
+    tree = {name: torch.ones(shape) for name, shape in SHAPES.items()}
+    server = Server(fedbuff(buffer_size=1), tree)
+    monkeypatch.setattr(Layout, "parts", None)
+    assert server.push(client=0, version=0, update=tree).status == "joined"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -24,7 +24,7 @@ from afflux.server.inputs import InputAdapter
 from afflux.server.late import flush_late
 from afflux.server.tasks import OpenTask
 from afflux.server.tickets import TaskClosedError, Ticket
-from afflux.server.vectors import A_KIND, refuse_overflow, take_in
+from afflux.server.vectors import A_KIND, overflow, take_in
 
 
 class PushTarget(Protocol):
@@ -173,7 +173,7 @@ def push(  # noqa: D417
                 conversion = _conversion(what, given, adapter.kind, base, scale)
             facts = take_in(what, adapter, parts, ticket.slot, aggregator.admission.limits, conversion)
             if facts.sum_of_squares > MOST_SQUARES and (options.accumulate or aggregator.rule.needs.gram):
-                refuse_overflow(what, facts, "sums" if options.accumulate else "inner products")
+                raise overflow(what, facts, "sums" if options.accumulate else "inner products")
             norm, extremes = facts.norm, (facts.min, facts.max)
         else:
             ticket.slot = adapter.lent(what, parts, aggregator.slots.dtype)

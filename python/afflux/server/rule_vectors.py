@@ -5,13 +5,14 @@ from math import inf
 
 from afflux import ops
 from afflux.aggregation.options import ServerOptions
+from afflux.aggregation.streaming import MOST_SQUARES
 from afflux.arrays.layout import Tree
 from afflux.arrays.pools import Vector
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import as_text, brief
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
-from afflux.server.vectors import refuse_overflow, take_in
+from afflux.server.vectors import overflow, take_in
 
 
 def rule_vector(
@@ -26,5 +27,6 @@ def rule_vector(
     new = aggregator.device.empty(adapter.size, options.dtype)
     limits = replace(options.limits, max_norm=inf)  # which is for clients
     facts = take_in(what, adapter, adapter.parts(what, vector), new, limits)
-    refuse_overflow(what, facts, "inner products")
+    if facts.sum_of_squares > MOST_SQUARES:
+        raise overflow(what, facts, "inner products")
     return new

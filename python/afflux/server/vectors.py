@@ -2,7 +2,6 @@
 
 from afflux import ops
 from afflux.aggregation.limits import Limits
-from afflux.aggregation.streaming import MOST_SQUARES
 from afflux.arrays.interop import first_beyond
 from afflux.arrays.pools import Vector
 from afflux.ops.errors import AffluxError
@@ -46,7 +45,6 @@ def take_in(
     return facts
 
 
-def refuse_overflow(what: str, facts: ops.Ingested, which: str) -> None:
-    """Rejects a vector whose norm is so large that `which`, "sums" or "inner products", could overflow."""
-    if facts.sum_of_squares > MOST_SQUARES:
-        raise AffluxError(f"{what} has norm {facts.norm:.3g}: {which} would overflow")
+def overflow(what: str, facts: ops.Ingested, which: str) -> AffluxError:
+    """The error of a vector beyond MOST_SQUARES: `which`, "sums" or "inner products", could overflow."""
+    return AffluxError(f"{what} has norm {facts.norm:.3g}: {which} would overflow")
