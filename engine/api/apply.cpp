@@ -9,6 +9,7 @@
 #include "api/overlap.hpp"
 #include "api/sweep_checksums.hpp"
 #include "cpu/dispatch.hpp"
+#include "cpu/memory_use.hpp"
 #include "cpu/parallel_for.hpp"
 
 namespace afflux {
@@ -205,11 +206,12 @@ Pass with_outs(Pass pass) {
   return pass;
 }
 
-bool sweep(const Pass& pass, const std::vector<RowHeads>& heads, int threads, Checksums* checksums) {
+bool sweep(const Pass& pass, const std::vector<RowHeads>& heads, const MemoryUse& memory, int threads,
+           Checksums* checksums) {
   const auto kernel = kernels().apply;
   std::atomic<bool> sound{true};
   const auto piece = [&](std::int64_t begin, std::int64_t end) {
-    if (!kernel(pass, heads.data(), begin, end)) sound.store(false, std::memory_order_relaxed);
+    if (!kernel(pass, heads.data(), memory, begin, end)) sound.store(false, std::memory_order_relaxed);
   };
   if (checksums == nullptr) {
     for_each_piece(pass.params.size, threads, piece);
@@ -244,7 +246,9 @@ bool apply(const Pass& pass, int num_threads, bool dry, Checksums* checksums) {
     return cuda::backend()->apply(cuda::on(device), with_outs(pass), heads.data(), renewed);
   }
   rows::finish(written, codec, pass.params.size, device);  // what they replace has been read
-  return sweep(with_outs(pass), heads, threads_worth(overlaps.traffic(), num_threads), checksums);
+  // Checksums are taken of what is in a cache yet.
+  const MemoryUse memory = memory_use(overlaps.traffic(), checksums == nullptr);
+  return sweep(with_outs(pass), heads, memory, threads_worth(overlaps.traffic(), num_threads), checksums);
 }
 
 }  // namespace afflux

@@ -7,6 +7,7 @@
 #include "api/overlap.hpp"
 #include "api/tree.hpp"
 #include "cpu/dispatch.hpp"
+#include "cpu/memory_use.hpp"
 
 namespace afflux {
 namespace {
@@ -60,11 +61,12 @@ Statistics sweep(const Part* begin, const Part* end, const PartChange* change, c
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const IngestSums nothing{0.0, kInfinity, -kInfinity, -1};
   const auto kernel = kernels().ingest;
+  const MemoryUse memory = memory_use(overlaps.traffic());
   const auto leaf = [&](std::int64_t superblock, IngestSums& out) {
     const std::int64_t first = superblock * kSuperblock;
     const auto starts_later = [](std::int64_t i, const Part& part) { return i < part.begin; };
     const Part* const part = std::upper_bound(begin, end, first, starts_later) - 1;
-    out = kernel(part, change, slot.type, slot.data, first, std::min(first + kSuperblock, slot.size));
+    out = kernel(part, change, memory, slot.type, slot.data, first, std::min(first + kSuperblock, slot.size));
   };
   const auto join = [](IngestSums& left, const IngestSums& right) { add_to(left, right); };
   const bool on_cuda = slot.size > 0 && overlaps.device().kind == DeviceKind::cuda;

@@ -66,18 +66,24 @@ struct RowHeads {
   RowHead old, renewed;
 };
 
+// What a sweep takes from the policy (afflux/policy.hpp).
+struct MemoryUse {
+  std::int64_t prefetch;  // bytes ahead
+  bool streams, fused;
+};
+
 // What one instruction set offers: plain functions over a range [begin, end) of elements, which begins on the border of
 // a superblock for the reductions (ingest, gram), on that of a block for the rest. Each instruction set compiles
 // cpu/kernels.cpp once and exports exactly one symbol, its table.
 struct Kernels {
   // `first` is the part that holds element `begin`, `type` that of the slot; `change` is null if there is none.
-  IngestSums (*ingest)(const Part* first, const PartChange* change, Type type, void* slot, std::int64_t begin,
-                       std::int64_t end);
+  IngestSums (*ingest)(const Part* first, const PartChange* change, const MemoryUse& memory, Type type, void* slot,
+                       std::int64_t begin, std::int64_t end);
   // sums[i * right_count + j] = <left[i], right[j]> over one superblock
   void (*gram)(const GramPanels& panels, std::int64_t begin, std::int64_t end, double* sums);
   // `heads`, one for each arrival, if the rows have some; the sweep itself neither reads nor writes those in the rows.
   // Whether all that was written is sound, see afflux::apply; the pass has its outs and its limit.
-  bool (*apply)(const Pass& pass, const RowHeads* heads, std::int64_t begin, std::int64_t end);
+  bool (*apply)(const Pass& pass, const RowHeads* heads, const MemoryUse& memory, std::int64_t begin, std::int64_t end);
   void (*encode)(Codec codec, const RowHead& head, const void* vector, unsigned char* row, std::int64_t begin,
                  std::int64_t end);
   void (*decode)(Codec codec, const RowHead& head, const unsigned char* row, void* vector, std::int64_t begin,

@@ -1,11 +1,12 @@
-// apply, tile by tile: each stage reads and writes a tile of the direction, which stays in L1 between the stages.
-// Element types are chosen per tile and stage, not for the whole sweep, so that a new one adds code and does not
-// multiply it.
+// apply: common rounds in registers (fused.hpp), all others and what is left of those tile by tile. Each stage reads
+// and writes a tile of the direction, which stays in L1 between the stages. Element types are chosen per tile and
+// stage, not for the whole sweep, so that a new one adds code and does not multiply it.
 #pragma once
 #include "api/kernels.hpp"
 #include "cpu/calibrate.hpp"
 #include "cpu/calibrate_encoded.hpp"
 #include "cpu/combine.hpp"
+#include "cpu/fused.hpp"
 #include "cpu/rule_vectors.hpp"
 #include "cpu/step.hpp"
 
@@ -17,7 +18,7 @@ template <class T>
 AFFLUX_FN void start(const Pass& pass, Tile tile, double* __restrict v) {
   for (std::int64_t i = 0; i < tile.size; ++i) v[i] = 0.0;
   const T* const params = tile_of<T>(pass.params, tile);
-  if (pass.combine.params_weight != 0.0) add_weighted(&params, &pass.combine.params_weight, 1, tile.size, v);
+  if (pass.combine.params_weight != 0.0) add_weighted(&params, &pass.combine.params_weight, 1, tile, v);
   combine<T>(pass.rule_vectors.vectors, pass.rule_vectors.weights.data, tile, v);
 }
 
@@ -58,22 +59,21 @@ AFFLUX_FN bool all_within(const double* v, std::int64_t n, double most) {
   return sound.everywhere();
 }
 
-bool apply(const Pass& pass, const RowHeads* heads, std::int64_t begin, std::int64_t end) {
+AFFLUX_FN bool apply_tiled(const Pass& pass, Type updates, const RowHeads* heads, std::int64_t ahead,
+                           std::int64_t begin, std::int64_t end) {
   const bool wide = pass.params.type == Type::float64;
-  const std::int64_t count = pass.combine.updates.size;
-  const Type updates = count > 0 ? pass.combine.updates.data[0].type : Type::float32;
   const bool renews = pass.rule_vectors.next.size > 0;
   const bool together = renews && pass.calibrate.kind == Calibration::none;
   const std::int64_t size = tile_size(pass);
   alignas(64) double v[kLongTile];
   bool sound = true;
-  for (Tile tile{begin, size}; tile.begin < end; tile.begin += size) {
+  for (Tile tile{begin, size, ahead}; tile.begin < end; tile.begin += size) {
     if (end - tile.begin < size) tile.size = end - tile.begin;
     wide ? start<double>(pass, tile, v) : start<float>(pass, tile, v);
     if (!together)
       with_type(updates, [&](auto sample) AFFLUX_INLINE { direction<decltype(sample)>(pass, heads, tile, v); });
     // renew() has memory for a short tile; the long tiles of rotations come with rows only, hence not together.
-    for (Tile part{tile.begin, kTile}; renews && part.begin < tile.begin + tile.size; part.begin += kTile) {
+    for (Tile part{tile.begin, kTile, ahead}; renews && part.begin < tile.begin + tile.size; part.begin += kTile) {
       if (tile.begin + tile.size - part.begin < kTile) part.size = tile.begin + tile.size - part.begin;
       sound = renew(pass, updates, part, together ? v : nullptr) && sound;
     }
@@ -81,6 +81,16 @@ bool apply(const Pass& pass, const RowHeads* heads, std::int64_t begin, std::int
     sound = (wide ? step<double>(pass, tile, v) : step<float>(pass, tile, v)) && sound;
   }
   return sound;
+}
+
+bool apply(const Pass& pass, const RowHeads* heads, const MemoryUse& memory, std::int64_t begin, std::int64_t end) {
+  const List<View<const void>>& all = pass.combine.updates;
+  const Type updates = all.size > 0 ? all.data[0].type : Type::float32;
+  const bool some_fused = memory.fused && can_fuse(pass, updates);
+  const std::int64_t middle = some_fused ? end - (end - begin) % simd::kWide : begin;
+  bool sound = true;
+  if (some_fused) sound = apply_fused(pass, updates, memory, begin, middle);
+  return apply_tiled(pass, updates, heads, memory.prefetch, middle, end) && sound;
 }
 
 }  // namespace

@@ -39,14 +39,14 @@ AFFLUX_FN const Row<T>* row_or_zeros(const View<const unsigned char>& row, Tile 
 // S stay in registers; S comes `from` elsewhere if the new one is written there. A weight of 0 adds nothing, and an
 // arrival that has one may hold what is not finite.
 template <bool kDirection, class T>
-AFFLUX_FN void add_differences(const Arrival<T>* arrivals, int count, std::int64_t n, double* __restrict v,
+AFFLUX_FN void add_differences(const Arrival<T>* arrivals, int count, Tile tile, double* __restrict v,
                                const double* from, double* sum) {
-  simd::each_wide(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
+  simd::each_wide(tile.size, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
     auto direction = lanes.load(v + i), total = lanes.load(from + i);
     for (int k = 0; k < count; ++k) {
       const Arrival<T>& arrival = arrivals[k];
-      lanes.prefetch(arrival.update + i);
-      lanes.prefetch(arrival.old + i);
+      lanes.prefetch(arrival.update + i, tile.ahead);
+      lanes.prefetch(arrival.old + i, tile.ahead);
       const auto update = lanes.load(arrival.update + i);
       formula::accumulate_difference(update, lanes.load(arrival.old + i), update, kDirection && arrival.weight != 0.0,
                                      lanes.fill(arrival.weight), arrival.renewed != nullptr, direction, total);
@@ -72,11 +72,11 @@ AFFLUX_FN void add_all_differences(const Pass& pass, Tile tile, double* __restri
     arrivals[count++] = {tile_of<T>(pass.combine.updates.data[k], tile), row_or_zeros<T>(stage.rows.data[k], tile),
                          new_row == nullptr ? nullptr : reinterpret_cast<Row<T>*>(new_row) + tile.begin, weight};
     if (count < kTogether) continue;
-    add_differences<kDirection>(arrivals, count, tile.size, v, from, sum);
+    add_differences<kDirection>(arrivals, count, tile, v, from, sum);
     from = sum;
     count = 0;
   }
-  if (count > 0 || from != sum) add_differences<kDirection>(arrivals, count, tile.size, v, from, sum);
+  if (count > 0 || from != sum) add_differences<kDirection>(arrivals, count, tile, v, from, sum);
 }
 
 }  // namespace

@@ -17,6 +17,7 @@ constexpr int kSideBySide = sizeof(T) == 2 ? 4 : kTogether;
 
 struct Tile {
   std::int64_t begin, size;
+  std::int64_t ahead;  // bytes that are prefetched ahead
 };
 
 template <class T>
@@ -31,12 +32,12 @@ AFFLUX_FN T* tile_of(const View<void>& vector, Tile tile) {
 
 // v += w[0] a[0] + ... + w[count - 1] a[count - 1], in this order; the sums stay in registers.
 template <class T>
-AFFLUX_FN void add_weighted(const T* const* vectors, const double* weights, int count, std::int64_t n,
+AFFLUX_FN void add_weighted(const T* const* vectors, const double* weights, int count, Tile tile,
                             double* __restrict v) {
-  simd::each_wide(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
+  simd::each_wide(tile.size, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
     auto sum = lanes.load(v + i);
     for (int k = 0; k < count; ++k) {
-      lanes.prefetch(vectors[k] + i);
+      lanes.prefetch(vectors[k] + i, tile.ahead);
       sum = formula::weighted(sum, lanes.fill(weights[k]), lanes.load(vectors[k] + i));
     }
     lanes.store(v + i, sum);
@@ -45,12 +46,12 @@ AFFLUX_FN void add_weighted(const T* const* vectors, const double* weights, int 
 
 // Two such sums, v by `weights` and w by `others`, of vectors that are read once.
 template <class T>
-AFFLUX_FN void add_weighted(const T* const* vectors, const double* weights, const double* others, int count,
-                            std::int64_t n, double* __restrict v, double* __restrict w) {
-  simd::each_wide(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
+AFFLUX_FN void add_weighted(const T* const* vectors, const double* weights, const double* others, int count, Tile tile,
+                            double* __restrict v, double* __restrict w) {
+  simd::each_wide(tile.size, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
     auto sum = lanes.load(v + i), other = lanes.load(w + i);
     for (int k = 0; k < count; ++k) {
-      lanes.prefetch(vectors[k] + i);
+      lanes.prefetch(vectors[k] + i, tile.ahead);
       const auto value = lanes.load(vectors[k] + i);
       sum = formula::weighted(sum, lanes.fill(weights[k]), value);
       other = formula::weighted(other, lanes.fill(others[k]), value);
@@ -71,10 +72,10 @@ AFFLUX_FN void combine(const List<Vector>& list, const double* all_weights, Tile
     vectors[count] = tile_of<T>(list.data[k], tile);
     weights[count++] = all_weights[k];
     if (count < kSideBySide<T>) continue;
-    add_weighted(vectors, weights, count, tile.size, v);
+    add_weighted(vectors, weights, count, tile, v);
     count = 0;
   }
-  if (count > 0) add_weighted(vectors, weights, count, tile.size, v);
+  if (count > 0) add_weighted(vectors, weights, count, tile, v);
 }
 
 // Both v += sum_k weights[k] * list[k] and w += sum_k others[k] * list[k], as if one were made after the other.
@@ -89,7 +90,7 @@ AFFLUX_FN void combine(const List<Vector>& list, const double* weights, const do
     for (; k < list.size && k - first < kSideBySide<T> && in_both(k) == both; ++k)
       vectors[k - first] = tile_of<T>(list.data[k], tile);
     if (both) {
-      add_weighted(vectors, weights + first, others + first, static_cast<int>(k - first), tile.size, v, w);
+      add_weighted(vectors, weights + first, others + first, static_cast<int>(k - first), tile, v, w);
     } else {
       const List<Vector> run{list.data + first, k - first};
       combine<T>(run, weights + first, tile, v);

@@ -10,22 +10,46 @@
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-// The same bytes, a cache line at a time, with source and target asked for ahead.
+// The same bytes, a cache line at a time, with source and target prefetched.
 template <class T>
-AFFLUX_FN void copy(const T* from, T* to, std::int64_t n) {
+AFFLUX_FN void copy(const T* from, T* to, std::int64_t n, std::int64_t ahead) {
   constexpr std::int64_t kLine = 64 / sizeof(T);
   std::int64_t i = 0;
   for (; i + kLine <= n; i += kLine) {
-    __builtin_prefetch(reinterpret_cast<const char*>(from + i) + simd::kPrefetchDistance);
-    __builtin_prefetch(reinterpret_cast<const char*>(to + i) + simd::kPrefetchDistance, 1);
+    if (ahead != 0) {
+      __builtin_prefetch(reinterpret_cast<const char*>(from + i) + ahead);
+      __builtin_prefetch(reinterpret_cast<const char*>(to + i) + ahead, 1);
+    }
     __builtin_memcpy(to + i, from + i, 64);
   }
   __builtin_memcpy(to + i, from + i, static_cast<std::size_t>(n - i) * sizeof(T));
 }
 
-// slot[begin, end) from the parts that lie there; `part` is the first of them, and in the end the last.
+// The same past the caches; `to` is aligned to kStreamed. The source is read again soon.
 template <class T>
-AFFLUX_FN void gather(const Part*& part, const PartChange* change, T* slot, std::int64_t begin, std::int64_t end) {
+AFFLUX_FN void copy_streaming(const T* from, T* to, std::int64_t n) {
+  constexpr std::int64_t kLine = 64 / sizeof(T);
+  constexpr std::int64_t kAhead = 4096;  // for a single stream
+  std::int64_t i = 0;
+  for (; i + kLine <= n; i += kLine) {
+    __builtin_prefetch(reinterpret_cast<const char*>(from + i) + kAhead);
+    simd::stream_line(from + i, to + i);
+  }
+  __builtin_memcpy(to + i, from + i, static_cast<std::size_t>(n - i) * sizeof(T));
+}
+
+// slot[begin, end) from the parts that lie there; `part` is the first of them, and in the end the last. Returns where
+// the values are in a cache: in the slot, or in a part that they come from as they are.
+template <class T>
+AFFLUX_FN const T* gather(const Part*& part, const PartChange* change, const MemoryUse& memory, T* slot,
+                          std::int64_t begin, std::int64_t end) {
+  while (part[1].begin <= begin) ++part;
+  if (memory.streams && change == nullptr && part->type == TypeOf<T>::value && end <= part[1].begin) {
+    const T* const from = static_cast<const T*>(part->data) + (begin - part->begin);
+    copy_streaming(from, slot + begin, end - begin);
+    return from;
+  }
+  const T* const values = slot + begin;
   while (begin < end) {
     while (part[1].begin <= begin) ++part;
     const std::int64_t n = (part[1].begin < end ? part[1].begin : end) - begin;
@@ -36,11 +60,12 @@ AFFLUX_FN void gather(const Part*& part, const PartChange* change, T* slot, std:
       else
         change_piece<double>(*change, *part, at, begin, n, slot + begin);
     else if (part->type == TypeOf<T>::value)
-      copy(static_cast<const T*>(part->data) + at, slot + begin, n);
+      copy(static_cast<const T*>(part->data) + at, slot + begin, n, memory.prefetch);
     else
       convert(part->type, part->data, at, n, slot + begin);
     begin += n;
   }
+  return values;
 }
 
 template <class T>
@@ -81,18 +106,18 @@ AFFLUX_FN void lane_extremes(const T* x, std::int64_t n, Value* lows, Value* hig
   }
 }
 
-// The first value that is not finite, or -1. A block's sum of squares is not finite if one of its values is not, and
-// for float64 also if it overflows; squares of narrower types cannot.
+// The first of n values that is not finite, or -1. A block's sum of squares is not finite if one of its values is not,
+// and for float64 also if it overflows; squares of narrower types cannot.
 template <class T>
-AFFLUX_FN std::int64_t first_nonfinite(const T* slot, std::int64_t begin, std::int64_t end) {
-  for (std::int64_t i = begin; i < end; ++i)
-    if (!formula::finite(simd::Single::load(slot + i))) return i;
+AFFLUX_FN std::int64_t first_nonfinite(const T* x, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i)
+    if (!formula::finite(simd::Single::load(x + i))) return i;
   return -1;
 }
 
 template <class T>
-AFFLUX_FN void ingest_into(const Part* part, const PartChange* change, T* slot, std::int64_t begin, std::int64_t end,
-                           IngestSums& sums) {
+AFFLUX_FN void ingest_into(const Part* part, const PartChange* change, const MemoryUse& memory, T* slot,
+                           std::int64_t begin, std::int64_t end, IngestSums& sums) {
   using Value = decltype(formula::widened(T{}));
   Value lows[kLanes], highs[kLanes];
   for (int lane = 0; lane < kLanes; ++lane) {
@@ -101,11 +126,13 @@ AFFLUX_FN void ingest_into(const Part* part, const PartChange* change, T* slot, 
   }
   for (std::int64_t i = begin; i < end; i += kBlock) {
     const std::int64_t n = end - i < kBlock ? end - i : kBlock;
-    gather(part, change, slot, i, i + n);
-    const double squares = block_sum_of_squares(slot + i, n);
+    const T* const values = gather(part, change, memory, slot, i, i + n);
+    const double squares = block_sum_of_squares(values, n);
     sums.sum_of_squares = sums.sum_of_squares + squares;
-    lane_extremes(slot + i, n, lows, highs);
-    if (!formula::finite(squares) && sums.first_nonfinite < 0) sums.first_nonfinite = first_nonfinite(slot, i, i + n);
+    lane_extremes(values, n, lows, highs);
+    if (formula::finite(squares) || sums.first_nonfinite >= 0) continue;
+    const std::int64_t first = first_nonfinite(values, n);
+    if (first >= 0) sums.first_nonfinite = i + first;
   }
   for (int half = kLanes / 2; half > 0; half /= 2)
     for (int lane = 0; lane < half; ++lane) {
@@ -116,12 +143,15 @@ AFFLUX_FN void ingest_into(const Part* part, const PartChange* change, T* slot, 
   sums.max = static_cast<double>(highs[0]);
 }
 
-IngestSums ingest(const Part* first, const PartChange* change, Type type, void* slot, std::int64_t begin,
-                  std::int64_t end) {
+IngestSums ingest(const Part* first, const PartChange* change, const MemoryUse& memory, Type type, void* slot,
+                  std::int64_t begin, std::int64_t end) {
   IngestSums sums{0.0, 0.0, 0.0, -1};
+  MemoryUse use = memory;
+  use.streams = memory.streams && reinterpret_cast<std::uintptr_t>(slot) % simd::kStreamed == 0;
   with_type(type, [&](auto sample) AFFLUX_INLINE {
-    ingest_into(first, change, static_cast<decltype(sample)*>(slot), begin, end, sums);
+    ingest_into(first, change, use, static_cast<decltype(sample)*>(slot), begin, end, sums);
   });
+  if (use.streams) simd::stored_streams();
   return sums;
 }
 

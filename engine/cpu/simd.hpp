@@ -32,12 +32,27 @@ constexpr int kWidth = 2;
 typedef double Doubles __attribute__((vector_size(kWidth * 8)));
 
 constexpr std::int64_t kPrefetchDistance = 2048;
+constexpr std::uintptr_t kStreamed = 64;
+#if defined(__AVX__)
+constexpr bool kCanStream = true;
+#else
+constexpr bool kCanStream = false;
+#endif
+
+// Asks for the `count` elements that lie so many bytes ahead; nothing if that is 0. Many streams are under way at once
+// so: a core's own prefetcher follows each only a few lines far, and none beyond its page.
+template <class T>
+AFFLUX_FN void prefetch(const T* values, int count, std::int64_t ahead) {
+  if (ahead == 0) return;
+  for (std::size_t line = 0; line < static_cast<std::size_t>(count) * sizeof(T); line += 64)
+    __builtin_prefetch(reinterpret_cast<const char*>(values) + ahead + line);
+}
 
 // kWidth elements at a time, any alignment.
 struct Vector {
   template <class T>
-  AFFLUX_FN void prefetch(const T* values) {
-    __builtin_prefetch(reinterpret_cast<const char*>(values) + kPrefetchDistance);
+  AFFLUX_FN void prefetch(const T* values, std::int64_t ahead) {
+    simd::prefetch(values, kWidth, ahead);
   }
   AFFLUX_FN Doubles load(const float* values) {
 #if defined(__AVX512F__)
@@ -102,6 +117,26 @@ struct Vector {
     vst1_f32(to, vcvt_f32_f64((float64x2_t)value));
 #endif
   }
+  // Stores past the caches, where the instruction set has such stores of half a vector; `to` is aligned to kStreamed.
+  // stored_streams() orders them before what other threads are told.
+  AFFLUX_FN void stream(float* to, Doubles value) {
+#if defined(__AVX512F__)
+    _mm256_stream_ps(to, _mm512_cvtpd_ps((__m512d)value));
+#elif defined(__AVX__)
+    _mm_stream_ps(to, _mm256_cvtpd_ps((__m256d)value));
+#else
+    store(to, value);
+#endif
+  }
+  AFFLUX_FN void stream(double* to, Doubles value) {
+#if defined(__AVX512F__)
+    _mm512_stream_pd(to, (__m512d)value);
+#elif defined(__AVX__)
+    _mm256_stream_pd(to, (__m256d)value);
+#else
+    store(to, value);
+#endif
+  }
   // To the same type, or to float32, rounded.
   AFFLUX_FN void copy(const double* from, double* to) { __builtin_memcpy(to, from, kWidth * sizeof(double)); }
   template <class From>
@@ -114,7 +149,7 @@ struct Vector {
 // The same for a single element.
 struct Single : formula::OneLane {
   template <class T>
-  AFFLUX_FN void prefetch(const T*) {}
+  AFFLUX_FN void prefetch(const T*, std::int64_t) {}
   AFFLUX_FN double load(const float* value) { return static_cast<double>(*value); }
   AFFLUX_FN double load(const double* value) { return *value; }
   AFFLUX_FN double load(const Bfloat16* value) { return static_cast<double>(formula::widened(*value)); }
@@ -154,18 +189,40 @@ struct VectorPack {
     Vector::store(to + 2 * kWidth, values.c);
     Vector::store(to + 3 * kWidth, values.d);
   }
+  template <class T>
+  AFFLUX_FN void stream(T* to, Pack values) {
+    Vector::stream(to, values.a);
+    Vector::stream(to + kWidth, values.b);
+    Vector::stream(to + 2 * kWidth, values.c);
+    Vector::stream(to + 3 * kWidth, values.d);
+  }
   template <class From, class To>
   AFFLUX_FN void copy(const From* from, To* to) {
     for (int part = 0; part < 4; ++part) Vector::copy(from + part * kWidth, to + part * kWidth);
   }
-  // Asks for what comes kPrefetchDistance bytes later, so that many streams are under way at once: a core's own
-  // prefetcher follows each only a few lines far.
   template <class T>
-  AFFLUX_FN void prefetch(const T* values) {
-    for (std::size_t line = 0; line < kWide * sizeof(T); line += 64)
-      __builtin_prefetch(reinterpret_cast<const char*>(values) + kPrefetchDistance + line);
+  AFFLUX_FN void prefetch(const T* values, std::int64_t ahead) {
+    simd::prefetch(values, kWide, ahead);
   }
 };
+
+// 64 bytes, likewise.
+AFFLUX_FN void stream_line(const void* from, void* to) {
+#if defined(__AVX512F__)
+  _mm512_stream_si512((__m512i*)to, _mm512_loadu_si512(from));
+#elif defined(__AVX__)
+  _mm256_stream_si256((__m256i*)to, _mm256_loadu_si256((const __m256i*)from));
+  _mm256_stream_si256((__m256i*)to + 1, _mm256_loadu_si256((const __m256i*)from + 1));
+#else
+  __builtin_memcpy(to, from, 64);
+#endif
+}
+
+AFFLUX_FN void stored_streams() {
+#if defined(__AVX__)
+  _mm_sfence();
+#endif
+}
 
 // body(lanes, i) for all of [0, n): vectors first, then what is left one by one. `body` is written once for both.
 template <class Body>

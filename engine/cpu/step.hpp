@@ -24,10 +24,10 @@ AFFLUX_FN bool step_of(const Pass& pass, Tile tile, const double* d) {
     decltype(lanes.fill(0.0)) values[kSize];
     AFFLUX_UNROLL
     for (int k = 0; k < kStates; ++k) {
-      lanes.prefetch(states[k] + i);
+      lanes.prefetch(states[k] + i, tile.ahead);
       values[k] = lanes.load(states[k] + i);
     }
-    lanes.prefetch(params + i);
+    lanes.prefetch(params + i, tile.ahead);
     const auto moved = formula::step(kKind, lanes, stage, lanes.load(params + i), lanes.load(d + i), values);
     AFFLUX_UNROLL
     for (int k = 0; k < kStates; ++k) {

@@ -21,6 +21,7 @@
 
 #include "afflux/order.hpp"
 #include "afflux/pass.hpp"
+#include "afflux/policy.hpp"
 #include "afflux/view.hpp"
 
 namespace afflux {

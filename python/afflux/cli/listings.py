@@ -1,4 +1,4 @@
-"""`afflux rules` and `afflux backends`: the presets, and the engine's instruction sets and devices."""
+"""`afflux rules` and `afflux backends`: the presets, and what the engine runs on."""
 
 from typing import Annotated
 
@@ -17,11 +17,15 @@ RULES_HELP = """Print the presets: their formulas, options and defaults.
 """
 BACKENDS_HELP = """Print the instruction sets and devices that the engine was compiled for, and which of them run here.
 
+The last line is the policy: how sweeps on the CPU use memory. It changes no bit of a result.
+
 [bold]Examples[/bold]
 
   afflux backends
 
   AFFLUX_ISA=avx2 afflux backends
+
+  AFFLUX_POLICY=prefetch=512,stream=never afflux backends
 """
 
 
@@ -35,8 +39,9 @@ def rules(name: Annotated[str | None, typer.Argument(help="A rule; default: all,
 
 
 def backends() -> None:
-    """Print instruction sets (see BACKENDS_HELP)."""
+    """Print instruction sets and the policy (see BACKENDS_HELP)."""
     with report_errors():
         for backend in ops.backends():
             state = "chosen" if backend.chosen else "runs here" if backend.runs else backend.why_not
             typer.echo(f"{backend.name:<10}{backend.device:<6}{state}")
+        typer.echo(f"policy    cpu   {ops.policy()} ({ops.processor_family()})")

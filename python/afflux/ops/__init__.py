@@ -9,7 +9,16 @@ stream of the library that the first of them comes from, which is waited for whe
 coefficients and the products of `gram` lie on the CPU.
 """
 
-from afflux.ops.backends import Backend, backends, choose_isa, default_threads, threads
+from afflux.ops.backends import (
+    Backend,
+    backends,
+    choose_isa,
+    choose_policy,
+    default_threads,
+    policy,
+    processor_family,
+    threads,
+)
 from afflux.ops.operations import (
     Conversion,
     Ingested,
@@ -61,12 +70,15 @@ __all__ = [
     "backends",
     "check",
     "choose_isa",
+    "choose_policy",
     "crc32c",
     "decode",
     "default_threads",
     "encode",
     "gram",
     "ingest",
+    "policy",
+    "processor_family",
     "row_bytes",
     "threads",
 ]

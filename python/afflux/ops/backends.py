@@ -1,10 +1,10 @@
-"""Ways to run the operations: instruction sets of the CPU, CUDA, and numbers of threads."""
+"""Ways to run the operations: instruction sets of the CPU, how they use memory, CUDA, and numbers of threads."""
 
 import os
 from dataclasses import dataclass
 
 from afflux import _engine
-from afflux.ops.errors import UnavailableError
+from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.ops.validation import a_thread_count, as_text, brief
 
 
@@ -48,3 +48,45 @@ def choose_isa(name: str) -> None:
         known = ", ".join(backend.name for backend in backends() if backend.device == "cpu")
         raise UnavailableError(f"choose_isa asks for {brief(name)}, which is unknown here; known: {known}")
     _engine.choose_isa(text)
+
+
+def policy() -> str:
+    """How sweeps on the CPU use memory in this process: "prefetch=256,stream=16777216,stages=fused".
+
+    The default is that of the processor's family; see `choose_policy`.
+
+    Raises:
+        AffluxError: the environment's AFFLUX_POLICY is no policy.
+    """
+    return _engine.policy()
+
+
+def choose_policy(text: str) -> None:
+    """Use this policy in all later calls of this process (the environment's AFFLUX_POLICY does so at the start).
+
+    It changes no bit of a result, only the speed.
+
+    Args:
+        text: settings separated by commas; those that are left out keep the processor's default:
+            prefetch=BYTES: prefetch vectors so many bytes ahead, 0 (by the processor alone) to 65536.
+            stream=BYTES, stream=never: sweeps over at least so many bytes write past the caches what they do not read.
+            stages=fused, stages=tiled: common rounds in registers, or all rounds tile by tile.
+
+    Raises:
+        AffluxError: something else is in the text.
+
+    >>> before = policy()
+    >>> choose_policy("prefetch=512,stages=tiled")
+    >>> policy().startswith("prefetch=512,"), policy().endswith(",stages=tiled")
+    (True, True)
+    >>> choose_policy(before)
+    """
+    given = as_text(text)
+    if given is None or not given.isascii():
+        raise AffluxError(f"choose_policy: text is {brief(text)}, must be a str such as {policy()!r}")
+    _engine.choose_policy(given)
+
+
+def processor_family() -> str:
+    """The family of processors that the default policy is of: "AMD family 26"."""
+    return _engine.processor_family()

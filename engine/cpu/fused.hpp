@@ -1,0 +1,265 @@
+// Common rounds in registers: {no rows, plain rows} x {every step} x {float32, bfloat16 updates}, with float32 params
+// and without rule vectors, composed of the functions that the tiles call (apply.hpp). An element's direction never
+// reaches memory, so that the rounds keep up with memory that is about as fast as L1. Same bits as the tiles.
+#pragma once
+#include "cpu/calibrate.hpp"
+#include "cpu/codec.hpp"
+#include "cpu/combine.hpp"
+#include "cpu/soundness.hpp"
+#include "formula/step.hpp"
+
+namespace afflux::AFFLUX_ISA {
+namespace {
+
+AFFLUX_FN bool has_work(const Pass& pass, std::int64_t k) {
+  const Calibrate& rows = pass.calibrate;
+  const bool weighs = rows.kind == Calibration::none || formula::weighs_differences(rows.kind);
+  return (weighs && pass.combine.weights.data[k] != 0.0) ||
+         (rows.kind != Calibration::none && rows.new_rows.data[k].data != nullptr);
+}
+
+// More updates than can be read side by side go tile by tile.
+AFFLUX_FN bool can_fuse(const Pass& pass, Type updates) {
+  if (pass.params.type != Type::float32 || (updates != Type::float32 && updates != Type::bfloat16)) return false;
+  if (pass.rule_vectors.vectors.size > 0) return false;
+  if (pass.calibrate.kind != Calibration::none && plain_bytes(pass.calibrate.codec) == 0) return false;
+  std::int64_t count = 0;
+  for (std::int64_t k = 0; k < pass.combine.updates.size; ++k) count += has_work(pass, k) ? 1 : 0;
+  return count <= kTogether;
+}
+
+// Where new values go. kStreams: past the caches, if they do not go where the old ones lie.
+template <class T, bool kStreams>
+struct Target {
+  T* values;
+  bool streams;
+
+  Target() = default;
+  AFFLUX_INLINE Target(const void* old, void* place)
+      : values(static_cast<T*>(place)),
+        streams(place != old && reinterpret_cast<std::uintptr_t>(place) % simd::kStreamed == 0) {}
+
+  template <class Lanes, class Value>
+  AFFLUX_INLINE void put(Lanes lanes, std::int64_t i, const Value& value) const {
+    kStreams&& streams ? lanes.stream(values + i, value) : lanes.store(values + i, value);
+  }
+  template <class Lanes, class From>
+  AFFLUX_INLINE void copy(Lanes lanes, std::int64_t i, const From* from) const {
+    kStreams&& streams ? lanes.stream(values + i, lanes.load(from + i)) : lanes.copy(from + i, values + i);
+  }
+};
+
+// The direction's part of params.
+class WeightedParams {
+ public:
+  AFFLUX_INLINE explicit WeightedParams(const Pass& pass)
+      : params_(static_cast<const float*>(pass.params.data)), weight_(pass.combine.params_weight) {}
+  AFFLUX_INLINE simd::Pack direction(std::int64_t i) const {
+    const simd::VectorPack lanes;
+    const simd::Pack nothing = lanes.fill(0.0);
+    return weight_ == 0.0 ? nothing : formula::weighted(nothing, lanes.fill(weight_), lanes.load(params_ + i));
+  }
+
+ private:
+  const float* params_;
+  double weight_;
+};
+
+// The direction without rows, of U's: updates of one type.
+template <class U>
+class CombinedUpdates {
+ public:
+  AFFLUX_INLINE CombinedUpdates(const Pass& pass, const MemoryUse& memory) : params_(pass), ahead_(memory.prefetch) {
+    for (std::int64_t k = 0; k < pass.combine.updates.size; ++k) {
+      if (!has_work(pass, k)) continue;
+      updates_[count_] = static_cast<const U*>(pass.combine.updates.data[k].data);
+      weights_[count_++] = pass.combine.weights.data[k];
+    }
+  }
+  AFFLUX_INLINE simd::Pack direction(std::int64_t i) const {
+    const simd::VectorPack lanes;
+    simd::Pack sum = params_.direction(i);
+    for (int k = 0; k < count_; ++k) {
+      lanes.prefetch(updates_[k] + i, ahead_);
+      sum = formula::weighted(sum, lanes.fill(weights_[k]), lanes.load(updates_[k] + i));
+    }
+    return sum;
+  }
+
+ private:
+  WeightedParams params_;
+  std::int64_t ahead_;
+  const U* updates_[kTogether];
+  double weights_[kTogether];
+  int count_ = 0;
+};
+
+// The direction with plain rows, which are replaced on the way, as is their sum. kWeighted: CA2FL's, else AFA-CS's.
+template <bool kWeighted, class U, bool kStreams>
+class CalibratedUpdates {
+ public:
+  AFFLUX_INLINE CalibratedUpdates(const Pass& pass, const MemoryUse& memory)
+      : params_(pass),
+        ahead_(memory.prefetch),
+        inverse_(formula::inverse_of(pass.calibrate.num_clients)),
+        sum_(pass.calibrate.sum.data),
+        sum_out_(pass.calibrate.sum.data, pass.calibrate.sum_out.data) {
+    for (std::int64_t k = 0; k < pass.combine.updates.size; ++k) {
+      if (!has_work(pass, k)) continue;
+      const void* const old = pass.calibrate.rows.data[k].data;
+      arrivals_[count_++] = {static_cast<const U*>(pass.combine.updates.data[k].data), static_cast<const Row<U>*>(old),
+                             RowTarget(old, pass.calibrate.new_rows.data[k].data),
+                             kWeighted ? pass.combine.weights.data[k] : 0.0};
+    }
+  }
+  AFFLUX_INLINE simd::Pack direction(std::int64_t i) const {
+    const simd::VectorPack lanes;
+    lanes.prefetch(sum_ + i, ahead_);
+    simd::Pack direction = params_.direction(i), sum = lanes.load(sum_ + i);
+    if (kWeighted) direction = formula::add_cached_mean(direction, sum, lanes.fill(inverse_));
+    for (int k = 0; k < count_; ++k) {
+      const PlainRow& arrival = arrivals_[k];
+      lanes.prefetch(arrival.update + i, ahead_);
+      const simd::Pack update = lanes.load(arrival.update + i);
+      simd::Pack old = lanes.fill(0.0);
+      if (arrival.old != nullptr) {
+        lanes.prefetch(arrival.old + i, ahead_);
+        old = lanes.load(arrival.old + i);
+      }
+      const bool replaced = arrival.renewed.values != nullptr;
+      formula::accumulate_difference(update, old, update, kWeighted && arrival.weight != 0.0,
+                                     lanes.fill(arrival.weight), replaced, direction, sum);
+      if (replaced) arrival.renewed.copy(lanes, i, arrival.update);
+    }
+    sum_out_.put(lanes, i, sum);
+    if (!kWeighted) direction = formula::add_cached_mean(direction, sum, lanes.fill(inverse_));
+    return direction;
+  }
+
+ private:
+  using RowTarget = Target<Row<U>, kStreams>;
+  struct PlainRow {
+    const U* update;
+    const Row<U>* old;  // null: zeros
+    RowTarget renewed;  // null: the row is kept
+    double weight;
+  };
+  WeightedParams params_;
+  std::int64_t ahead_;
+  double inverse_;
+  const double* sum_;
+  Target<double, kStreams> sum_out_;
+  PlainRow arrivals_[kTogether];
+  int count_ = 0;
+};
+
+// The step, from params and states to where the new ones go.
+template <StepKind kKind, int kStates, bool kStreams>
+class StepTargets {
+ public:
+  AFFLUX_INLINE StepTargets(const Pass& pass, const MemoryUse& memory)
+      : step_(pass.step),
+        ahead_(memory.prefetch),
+        params_(static_cast<const float*>(pass.params.data)),
+        out_(pass.params.data, pass.out.data),
+        sound_(pass.most) {
+    for (int k = 0; k < kStates; ++k) {
+      states_[k] = static_cast<const float*>(pass.step.states.data[k].data);
+      outs_[k] = {states_[k], pass.step.outs.data[k].data};
+    }
+  }
+  AFFLUX_INLINE void move(std::int64_t i, const simd::Pack& direction) {
+    const simd::VectorPack lanes;
+    lanes.prefetch(params_ + i, ahead_);
+    AFFLUX_UNROLL
+    for (int k = 0; k < kStates; ++k) lanes.prefetch(states_[k] + i, ahead_);
+    move(i, direction.a);
+    move(i + simd::kWidth, direction.b);
+    move(i + 2 * simd::kWidth, direction.c);
+    move(i + 3 * simd::kWidth, direction.d);
+  }
+  AFFLUX_INLINE bool sound() const { return sound_.everywhere(); }
+
+ private:
+  AFFLUX_INLINE void move(std::int64_t i, simd::Doubles direction) {
+    const simd::Vector lanes;
+    simd::Doubles values[kSize];
+    AFFLUX_UNROLL
+    for (int k = 0; k < kStates; ++k) values[k] = lanes.load(states_[k] + i);
+    const simd::Doubles moved = formula::step(kKind, lanes, step_, lanes.load(params_ + i), direction, values);
+    AFFLUX_UNROLL
+    for (int k = 0; k < kStates; ++k) {
+      sound_.check(values[k]);
+      outs_[k].put(lanes, i, values[k]);
+    }
+    sound_.check(moved);
+    out_.put(lanes, i, moved);
+  }
+
+  static constexpr int kSize = kStates > 0 ? kStates : 1;
+  const Step step_;
+  std::int64_t ahead_;
+  const float* params_;
+  Target<float, kStreams> out_;
+  const float* states_[kSize];
+  Target<float, kStreams> outs_[kSize];
+  Soundness sound_;
+};
+
+// Not inlined: each has the registers to itself.
+template <class Updates, class Targets, bool kStreams>
+__attribute__((noinline)) bool fuse(const Pass& pass, const MemoryUse& memory, std::int64_t begin, std::int64_t end) {
+  const Updates from(pass, memory);
+  Targets to(pass, memory);
+  const bool limited = pass.combine.most != kNoLimit;
+  Soundness within(pass.combine.most);
+  for (std::int64_t i = begin; i < end; i += simd::kWide) {
+    const simd::Pack direction = from.direction(i);
+    if (limited) within.check(direction);
+    to.move(i, direction);
+  }
+  if (kStreams) simd::stored_streams();
+  return to.sound() && within.everywhere();
+}
+
+template <class Updates, bool kStreams>
+AFFLUX_FN bool fuse_step(const Pass& pass, const MemoryUse& memory, std::int64_t begin, std::int64_t end) {
+  switch (pass.step.kind) {
+#define AFFLUX_KIND(kind, states) \
+  case StepKind::kind:            \
+    return fuse<Updates, StepTargets<StepKind::kind, states, kStreams>, kStreams>(pass, memory, begin, end);
+    AFFLUX_STEP_KINDS(AFFLUX_KIND)
+#undef AFFLUX_KIND
+  }
+  return false;
+}
+
+template <class U, bool kStreams>
+AFFLUX_FN bool fuse_rows(const Pass& pass, const MemoryUse& memory, std::int64_t begin, std::int64_t end) {
+  switch (pass.calibrate.kind) {
+    case Calibration::none:
+      return fuse_step<CombinedUpdates<U>, kStreams>(pass, memory, begin, end);
+    case Calibration::cached_difference:
+      return fuse_step<CalibratedUpdates<true, U, kStreams>, kStreams>(pass, memory, begin, end);
+    case Calibration::cached_mean:
+      return fuse_step<CalibratedUpdates<false, U, kStreams>, kStreams>(pass, memory, begin, end);
+  }
+  return false;
+}
+
+template <class U>
+AFFLUX_FN bool fuse_stores(const Pass& pass, const MemoryUse& memory, std::int64_t begin, std::int64_t end) {
+  if constexpr (simd::kCanStream)
+    if (memory.streams) return fuse_rows<U, true>(pass, memory, begin, end);
+  return fuse_rows<U, false>(pass, memory, begin, end);
+}
+
+// Elements [begin, end), whole packs, of a round that can be fused. Returns whether all that is written is sound.
+AFFLUX_FN bool apply_fused(const Pass& pass, Type updates, const MemoryUse& memory, std::int64_t begin,
+                           std::int64_t end) {
+  return updates == Type::float32 ? fuse_stores<float>(pass, memory, begin, end)
+                                  : fuse_stores<Bfloat16>(pass, memory, begin, end);
+}
+
+}  // namespace
+}  // namespace afflux::AFFLUX_ISA

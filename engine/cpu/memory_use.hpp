@@ -1,0 +1,14 @@
+// The policy as a sweep follows it.
+#pragma once
+#include "afflux/policy.hpp"
+#include "api/kernels.hpp"
+
+namespace afflux {
+
+// Of a sweep over so many bytes; `may_stream`: nothing reads soon what it writes.
+inline MemoryUse memory_use(std::int64_t bytes, bool may_stream = true) {
+  const Policy now = policy();
+  return {now.prefetch, may_stream && bytes >= now.stream, now.fused};
+}
+
+}  // namespace afflux

@@ -1,0 +1,205 @@
+"""How sweeps use memory changes no bit: rounds in registers or in tiles, prefetch distances, stores past the caches."""
+
+import os
+import re
+import subprocess
+import sys
+from itertools import product
+
+import numpy as np
+import pytest
+
+from afflux import AffluxError, _engine, ops
+from conftest import ISAS, THREADS, bits
+from pairwise import pairwise
+from test_stages import CACHES, KINDS, Round, same, step_of
+
+TILED = "prefetch=2048,stream=never,stages=tiled"
+#: Each setting alone and with others; stream=0 writes every sweep past the caches.
+POLICIES = (
+    "prefetch=0,stream=never,stages=fused",
+    "prefetch=256,stream=0,stages=fused",
+    "prefetch=65536,stream=0,stages=fused",
+    "prefetch=0,stream=0,stages=tiled",
+    "prefetch=64,stream=never,stages=tiled",
+)
+
+
+@pytest.fixture(autouse=True)
+def chosen_policy():
+    before = ops.policy()
+    yield
+    ops.choose_policy(before)
+
+
+def under(policy, run, *args, **kwargs):
+    ops.choose_policy(policy)
+    assert ops.policy() == policy
+    return run(*args, **kwargs)
+
+
+def a_round(rng, size, updates_type, arrivals):
+    given = Round(rng, size, "float32", updates_type, arrivals)
+    given.weights = np.resize([0.5, 0.0, -0.25, 1.5, 0.3, 1e-3], arrivals)
+    return given
+
+
+@pairwise(
+    "isa, updates_type, cache, arrivals",
+    ISAS,
+    ["float32", "bfloat16"],
+    list(CACHES),
+    [0, 1, 6, 16, 24],  # of 24, 20 have a weight: more than are read side by side
+    indirect=["isa"],
+)
+def test_rounds_in_registers_have_the_bits_of_tiles(isa, rng, updates_type, cache, arrivals):
+    """Every step, and sizes around what a pack, a tile and a piece hold."""
+    for size, kind in product((1, 31, 32, 33, 1024 + 63, 5 * 4096 + 7), KINDS):
+        given = a_round(rng, size, updates_type, arrivals)
+        tiled = under(TILED, given.run, cache, kind, "none")
+        for policy in POLICIES[:3]:
+            fused = under(policy, given.run, cache, kind, "none")
+            assert same(tiled, fused), (policy, size, kind)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("params_type", ["float32", "float64"])
+def test_no_policy_changes_a_bit(isa, rng, cache, params_type):
+    """Also of what is never fused: float64, and rule vectors."""
+    given = Round(rng, 70_001, params_type, "float32")
+    for memory in ("none", "renewed"):
+        tiled = under(TILED, given.run, cache, "amsgrad", memory, threads=1)
+        for policy, threads in product(POLICIES, THREADS):
+            assert same(tiled, under(policy, given.run, cache, "amsgrad", memory, threads=threads))
+
+
+def off(vector, elements):
+    """A copy of the vector that begins so many elements after the border of a cache line."""
+    room = np.zeros(vector.size + 64, vector.dtype)
+    first = -room.ctypes.data // room.itemsize % (64 // room.itemsize) + elements
+    room[first : first + vector.size] = vector
+    return room[first : first + vector.size]
+
+
+@pytest.mark.parametrize("at", [0, 1, 8])
+def test_outputs_elsewhere_and_in_place(isa, rng, at):
+    """Outputs past the caches only where they are not read: aligned or not, in place or apart."""
+    size = 4096 + 40
+    params, update, row = (rng.standard_normal(size).astype(np.float32) for _ in range(3))
+    states = [np.abs(rng.standard_normal(size)).astype(np.float32) for _ in range(3)]
+    total = rng.standard_normal(size)
+
+    def run(apart):
+        p, u, h, s = off(params, at), off(update, at), off(row, at), off(total, at)
+        held = [off(state, at) for state in states]
+        elsewhere = [off(np.zeros_like(state), at) for state in states] if apart else ()
+        out, row_out, sum_out = (off(np.zeros_like(v), at) if apart else v for v in (p, h, s))
+        cache = ops.CachedDifference(s, 5, [h], [row_out], sum_out=sum_out if apart else None)
+        step, _ = step_of("amsgrad")
+        combine = ops.Combine([u], np.array([0.7]), 0.5)
+        ops.apply(ops.Pass(p, out, combine, cache, step, held, states_out=elsewhere))
+        return [bits(a) for a in (out, row_out, sum_out, *(elsewhere or held))]
+
+    expected = under(TILED, run, False)
+    for policy, apart in product((TILED, *POLICIES), (False, True)):
+        assert under(policy, run, apart) == expected, (policy, apart)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, 3.4e38, -5.0])
+def test_what_is_not_sound_is_found_wherever_it_is(isa, kind, wrong):
+    """In each lane of a pack and in what is left over: by the direction's limit, and by that of what is written."""
+    size = 4 * 32 + 11
+    step, _ = step_of(kind)
+
+    def sound(at, most, direction_most):
+        update = np.zeros(size)
+        update[at] = wrong
+        combine = ops.Combine([update.astype(np.float32)], np.ones(1), most=direction_most)
+        params, states = np.zeros(size, np.float32), [np.zeros(size, np.float32) for _ in range(KINDS[kind])]
+        done = []
+        ops.apply(ops.Pass(params, params, combine, step=step, states=states, most=most), done=done)
+        return done
+
+    for at, (most, direction_most) in product(range(size), ((1e-6, np.inf), (np.inf, 4.0))):
+        expected = under(TILED, sound, at, most, direction_most)
+        assert under(POLICIES[0], sound, at, most, direction_most) == expected
+        if direction_most == 4.0:
+            assert expected == [False]
+    assert under(POLICIES[0], sound, 0, np.inf, 6.0) == [wrong == -5.0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("at", [0, 1])
+def test_ingest_past_the_caches(isa, rng, dtype, at):
+    """One part or many, of the slot's type or of others; statistics and bytes are those of ordinary stores."""
+    size = 3 * 2048 + 77
+    values = rng.standard_normal(size)
+    values[5000] = np.nan
+    single = values.astype(np.float32)
+    parts = [single[:2048], single[2048:2060].astype(np.float64), single[2060:]]
+    slots = _engine.Pool(size + 64, dtype, 2)
+
+    def run(update):
+        slot = np.asarray(_engine.Buffer(slots))[at : at + size]
+        slot[:] = 0
+        given = slot if dtype != "bfloat16" else None
+        if given is None:
+            buffer = _engine.Buffer(_engine.Pool(size, dtype, 1))
+            found = ops.ingest(update, buffer)
+            return bits(np.asarray(buffer)), repr(found)
+        found = ops.ingest(update, given)
+        return bits(given), repr(found)
+
+    for update in (single, values, parts):
+        expected = under(TILED, run, update)
+        for policy in POLICIES:
+            assert under(policy, run, update) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "item"),
+    [
+        *((item, item) for item in ("x=1", "fused", "prefetch=", "prefetch= 1", "prefetch=-1", "prefetch=65537")),
+        *((item, item) for item in ("stages=registers", "stages=fused;stream=0", "stream=99999999999999999999")),
+        (",", ""),
+        ("prefetch=0,,stages=fused", ""),
+    ],
+)
+def test_what_is_no_policy_is_refused(text, item):
+    before = ops.policy()
+    with pytest.raises(AffluxError, match=re.escape(f"choose_policy has '{item}', expected prefetch=BYTES")):
+        ops.choose_policy(text)
+    assert ops.policy() == before
+
+
+@pytest.mark.parametrize("text", [None, 3, b"stages=fused", "pr\xe9fetch=1"])
+def test_a_policy_is_a_text(text):
+    with pytest.raises(AffluxError, match=r"choose_policy: text is .*, must be a str"):
+        ops.choose_policy(text)
+
+
+def backends(**environment):
+    return subprocess.run(
+        [sys.executable, "-m", "afflux", "backends"], env=os.environ | environment, capture_output=True, text=True
+    )
+
+
+def test_the_environment_chooses_and_the_command_line_shows_it():
+    pytest.importorskip("typer")
+    done = backends(AFFLUX_POLICY="prefetch=128,stages=tiled,stream=never")
+    assert done.returncode == 0, done.stderr
+    last = done.stdout.splitlines()[-1]
+    assert last == f"policy    cpu   prefetch=128,stream=never,stages=tiled ({ops.processor_family()})"
+    done = backends(AFFLUX_POLICY="prefetch=many")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: AFFLUX_POLICY has 'prefetch=many', expected prefetch=BYTES (0 to 65536)")
+
+
+def test_an_empty_text_is_the_default():
+    code = "from afflux import ops; print(ops.policy())"
+    run = [sys.executable, "-c", code]
+    given = subprocess.run(run, env=os.environ | {"AFFLUX_POLICY": ""}, capture_output=True, text=True).stdout
+    environment = {name: value for name, value in os.environ.items() if name != "AFFLUX_POLICY"}
+    assert given == subprocess.run(run, env=environment, capture_output=True, text=True).stdout
+    assert given.endswith("stages=fused\n")
