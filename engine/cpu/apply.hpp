@@ -59,9 +59,16 @@ AFFLUX_FN bool all_within(const double* v, std::int64_t n, double most) {
   return sound.everywhere();
 }
 
-AFFLUX_FN bool apply_tiled(const Pass& pass, Type updates, const RowHeads* heads, std::int64_t ahead,
+// Where more is computed between the reads, they are asked for earlier, so that the memory does not rest meanwhile.
+AFFLUX_FN std::int64_t tiles_ahead(const Pass& pass, Type updates, std::int64_t prefetch) {
+  const bool computes = updates == Type::bfloat16 || pass.rule_vectors.next.size > 0;
+  return prefetch > 0 && computes ? simd::kPrefetchDistance : prefetch;
+}
+
+AFFLUX_FN bool apply_tiled(const Pass& pass, Type updates, const RowHeads* heads, const MemoryUse& memory,
                            std::int64_t begin, std::int64_t end) {
   const bool wide = pass.params.type == Type::float64;
+  const std::int64_t ahead = tiles_ahead(pass, updates, memory.prefetch);
   const bool renews = pass.rule_vectors.next.size > 0;
   const bool together = renews && pass.calibrate.kind == Calibration::none;
   const std::int64_t size = tile_size(pass);
@@ -90,7 +97,7 @@ bool apply(const Pass& pass, const RowHeads* heads, const MemoryUse& memory, std
   const std::int64_t middle = some_fused ? end - (end - begin) % simd::kWide : begin;
   bool sound = true;
   if (some_fused) sound = apply_fused(pass, updates, memory, begin, middle);
-  return apply_tiled(pass, updates, heads, memory.prefetch, middle, end) && sound;
+  return apply_tiled(pass, updates, heads, memory, middle, end) && sound;
 }
 
 }  // namespace

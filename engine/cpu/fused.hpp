@@ -18,14 +18,16 @@ AFFLUX_FN bool has_work(const Pass& pass, std::int64_t k) {
          (rows.kind != Calibration::none && rows.new_rows.data[k].data != nullptr);
 }
 
-// More updates than can be read side by side go tile by tile.
+// Of more streams at once the processor loses count: they go tile by tile, in turn.
+constexpr int kMostFused = 32;
+
 AFFLUX_FN bool can_fuse(const Pass& pass, Type updates) {
   if (pass.params.type != Type::float32 || (updates != Type::float32 && updates != Type::bfloat16)) return false;
   if (pass.rule_vectors.vectors.size > 0) return false;
   if (pass.calibrate.kind != Calibration::none && plain_bytes(pass.calibrate.codec) == 0) return false;
   std::int64_t count = 0;
   for (std::int64_t k = 0; k < pass.combine.updates.size; ++k) count += has_work(pass, k) ? 1 : 0;
-  return count <= kTogether;
+  return count <= (pass.calibrate.kind == Calibration::none ? kMostFused : kMostFused / 2);
 }
 
 // Where new values go. kStreams: past the caches, if they do not go where the old ones lie.
@@ -89,8 +91,8 @@ class CombinedUpdates {
  private:
   WeightedParams params_;
   std::int64_t ahead_;
-  const U* updates_[kTogether];
-  double weights_[kTogether];
+  const U* updates_[kMostFused];
+  double weights_[kMostFused];
   int count_ = 0;
 };
 
@@ -149,7 +151,7 @@ class CalibratedUpdates {
   double inverse_;
   const double* sum_;
   Target<double, kStreams> sum_out_;
-  PlainRow arrivals_[kTogether];
+  PlainRow arrivals_[kMostFused / 2];
   int count_ = 0;
 };
 

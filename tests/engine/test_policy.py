@@ -49,7 +49,7 @@ def a_round(rng, size, updates_type, arrivals):
     ISAS,
     ["float32", "bfloat16"],
     list(CACHES),
-    [0, 1, 6, 16, 24],  # of 24, 20 have a weight: more than are read side by side
+    [0, 1, 6, 16, 24, 48],  # of 24, 20 have a weight, and of 48 40: more than are fused, with rows and without
     indirect=["isa"],
 )
 def test_rounds_in_registers_have_the_bits_of_tiles(isa, rng, updates_type, cache, arrivals):
