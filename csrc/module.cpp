@@ -195,7 +195,7 @@ PYBIND11_MODULE(main_interpreter_engine, module) {
   module.def("choose_isa", choose_isa, py::arg("name"));
   module.def("policy", [] { return text(policy()); });
   module.def(
-      "choose_policy", [](const std::string& text) { choose_policy(policy_of(text, "choose_policy")); },
+      "choose_policy", [](const std::string& text) { choose_policy(policy_of(text, "[choose_policy] text")); },
       py::arg("text"));
   module.def("processor_family", processor_family);
   bind_buffers(module);

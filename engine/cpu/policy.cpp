@@ -66,10 +66,10 @@ Policy policy() {
 
 void choose_policy(const Policy& policy) {
   if (policy.prefetch < 0 || policy.prefetch > Policy::kMostPrefetch)
-    throw Error("choose_policy: prefetch is " + std::to_string(policy.prefetch) + ", must be from 0 to " +
+    throw Error("[choose_policy] prefetch is " + std::to_string(policy.prefetch) + ", must be from 0 to " +
                 std::to_string(Policy::kMostPrefetch) + " bytes");
   if (policy.stream < 0)
-    throw Error("choose_policy: stream is " + std::to_string(policy.stream) + ", must be at least 0 bytes");
+    throw Error("[choose_policy] stream is " + std::to_string(policy.stream) + ", must be at least 0 bytes");
   store(policy);
 }
 

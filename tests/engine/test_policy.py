@@ -168,14 +168,14 @@ def test_ingest_past_the_caches(isa, rng, dtype, at):
 )
 def test_what_is_no_policy_is_refused(text, item):
     before = ops.policy()
-    with pytest.raises(AffluxError, match=re.escape(f"choose_policy has '{item}', expected prefetch=BYTES")):
+    with pytest.raises(AffluxError, match=re.escape(f"[choose_policy] text has '{item}', expected prefetch=BYTES")):
         ops.choose_policy(text)
     assert ops.policy() == before
 
 
 @pytest.mark.parametrize("text", [None, 3, b"stages=fused", "pr\xe9fetch=1"])
 def test_a_policy_is_a_text(text):
-    with pytest.raises(AffluxError, match=r"choose_policy: text is .*, must be a str"):
+    with pytest.raises(AffluxError, match=r"\[choose_policy\] text is .*, must be a str"):
         ops.choose_policy(text)
 
 

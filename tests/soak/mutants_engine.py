@@ -4,7 +4,37 @@ ENGINE = {
     "step: a state is not looked at": (
         "      sound.check(values[k]);\n",
         "",
+        "test_policy.py",
+    ),
+    "fused: a state is not looked at": (
+        "      sound_.check(values[k]);\n",
+        "",
         "test_limits.py",
+    ),
+    "fused: the direction is not looked at": (
+        "if (limited) within.check(direction);",
+        "",
+        "test_policy.py",
+    ),
+    "fused: the mean comes before the rows": (
+        "    if (!kWeighted) direction = formula::add_cached_mean(direction, sum, lanes.fill(inverse_));\n    return",
+        "    return",
+        "test_stages.py",
+    ),
+    "fused: what is left over is forgotten": (
+        "  return apply_tiled(pass, updates, heads, memory, middle, end) && sound;",
+        "  return (some_fused || apply_tiled(pass, updates, heads, memory, middle, end)) && sound;",
+        "test_stages.py",
+    ),
+    "fused: more updates than there is room for": (
+        "kMostFused : kMostFused / 2);",
+        "kMostFused : kMostFused);",
+        "test_policy.py",
+    ),
+    "soundness: a NaN has a sign": (
+        "((Longs)values & kMagnitude)",
+        "(Longs)values",
+        "test_policy.py",
     ),
     "rule vectors: what is written is not looked at": (
         "    sound.check(value);\n",
@@ -34,7 +64,7 @@ ENGINE = {
     "calibrate: the cached mean is off": (
         "lanes.load(sum + i), lanes.fill(inverse)",
         "lanes.load(sum + i) + 1e-9, lanes.fill(inverse)",
-        "test_ops.py",
+        "test_policy.py",
     ),
     "calibrate: the cache sum in float32": (
         "  if (weighted) add_mean(stage.sum, stage.num_clients, tile, v);",
@@ -114,13 +144,13 @@ ENGINE = {
         "test_ops.py",
     ),
     "edges: the last block's bad value is missed": (
-        "if (!formula::finite(squares) && sums.first_nonfinite < 0)",
-        "if (!formula::finite(squares) && sums.first_nonfinite < 0 && n == kBlock)",
+        "if (formula::finite(squares) || sums.first_nonfinite >= 0) continue;",
+        "if (formula::finite(squares) || sums.first_nonfinite >= 0 || n < kBlock) continue;",
         "test_ops.py",
     ),
     "edges: an overflowing sum of squares counts as a bad value": (
-        "    if (!formula::finite(simd::Single::load(slot + i))) return i;\n  return -1;",
-        "    if (!formula::finite(simd::Single::load(slot + i))) return i;\n  return begin;",
+        "    if (!formula::finite(simd::Single::load(x + i))) return i;\n  return -1;",
+        "    if (!formula::finite(simd::Single::load(x + i))) return i;\n  return 0;",
         "test_types.py",
     ),
     "types: bfloat16 rounds ties away from zero": (

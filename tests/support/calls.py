@@ -153,6 +153,7 @@ STATELESS = {
     "ops.crc32c": _function(ops.crc32c, data=vector, block=_just(8), head=_just(0), num_threads=ONE),
     "ops.threads": _function(ops.threads, num_threads=ONE),
     "ops.choose_isa": _function(ops.choose_isa, name=_just("baseline")),
+    "ops.choose_policy": _function(ops.choose_policy, text=_just("prefetch=64,stream=0,stages=tiled")),
     "exp": _function(afflux.exp, x=_just(1.0)),
     "log": _function(afflux.log, x=_just(1.0)),
     "pow": _function(afflux.pow, x=_just(2.0), y=_just(0.5)),

@@ -83,7 +83,7 @@ def choose_policy(text: str) -> None:
     """
     given = as_text(text)
     if given is None or not given.isascii():
-        raise AffluxError(f"choose_policy: text is {brief(text)}, must be a str such as {policy()!r}")
+        raise AffluxError(f"[choose_policy] text is {brief(text)}, must be a str such as {policy()!r}")
     _engine.choose_policy(given)
 
 
