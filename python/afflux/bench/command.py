@@ -29,6 +29,10 @@ and its largest error against float64.
 
   afflux bench --against ../afflux-main
 
+  afflux bench --json machines/mine.json
+
+  afflux bench --machines machines
+
   afflux bench --quick
 """
 
@@ -56,11 +60,23 @@ def bench(
     against: Annotated[
         Path | None, typer.Option(exists=True, help="An older build to compare with: _engine*.so, or its checkout.")
     ] = None,
+    machines: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Print the JSON files of a folder side by side, and stop."),
+    ] = None,
     list_only: Annotated[bool, typer.Option("--list", help="List rows, contenders and probes, and stop.")] = False,
 ) -> None:
     """Time the engine's operations (see HELP)."""
     from afflux.bench.output.files import Files
 
+    if machines:
+        from afflux.bench.output.machines import markdown
+
+        try:
+            typer.echo(markdown(machines), nl=False)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--machines") from None
+        return
     files = Files(json_path, markdown_path, picture_path, samples, folder)
     if against:
         if refused := [name for name, given in (("--compile", compiled), ("--picture", picture_path)) if given]:

@@ -78,7 +78,7 @@ def available_bytes() -> int | None:
         return None
     available = int(psutil.virtual_memory().available)
     try:
-        limit, used = ((CGROUP / f"rule_vector.{name}").read_text().strip() for name in ("max", "current"))
+        limit, used = ((CGROUP / f"memory.{name}").read_text().strip() for name in ("max", "current"))
     except OSError:
         return available
     return available if limit == "max" else min(available, max(0, int(limit) - int(used)))
@@ -122,6 +122,7 @@ def version(package: str) -> str | None:
 def describe() -> dict[str, Any]:
     return {
         "cpu": cpu_model(),
+        "family": ops.processor_family(),
         "cores": os.cpu_count(),
         "usable_cores": ops.default_threads(),
         "caches": cache_bytes(),
@@ -142,6 +143,7 @@ def software() -> dict[str, Any]:
         "afflux": __version__,
         "commit": commit(),
         "instruction_set": instruction_set(),
+        "policy": ops.policy(),
         "compiler": compiler(),
         "python": sys.version.split()[0],
         "numpy": version("numpy"),

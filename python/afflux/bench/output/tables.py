@@ -31,16 +31,22 @@ def size(amount: float) -> str:
     return f"{amount / 2**10:.3g} KiB"
 
 
+def processor(box: dict[str, Any]) -> str:
+    """The model's name, and its family where the results name it."""
+    return str(box["cpu"]) + (f" ({box['family']})" if box.get("family") else "")
+
+
 def conditions(out: dict[str, Any]) -> str:
     """The machine, software and settings in one paragraph."""
     box, soft, chosen = out["machine"], out["software"], out["settings"]
     caches = ", ".join(f"{name} {size(amount)}" for name, amount in box["caches"].items())
     parts = [
         box.get("gpu", ""),
-        f"{box['cpu']}, {box['usable_cores']} of {box['cores']} cores",
+        f"{processor(box)}, {box['usable_cores']} of {box['cores']} cores",
         caches,
         f"{size(box['memory'])} memory" if box["memory"] else "",
         f"afflux {soft['afflux']} ({soft['instruction_set']}, {soft['compiler'] or 'compiler ?'})",
+        f"policy {soft['policy']}" if soft.get("policy") else "",
         f"commit {soft['commit'][:12]}{'+' * soft['commit'].endswith('+')}" if soft["commit"] else "",
         f"Python {soft['python']}, NumPy {soft['numpy']}, torch {soft['torch'] or 'absent'}",
         f"{chosen['repeats']} repeats, {chosen['sets']} input sets",
