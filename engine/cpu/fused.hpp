@@ -18,7 +18,7 @@ AFFLUX_FN bool has_work(const Pass& pass, std::int64_t k) {
          (rows.kind != Calibration::none && rows.new_rows.data[k].data != nullptr);
 }
 
-// Of more streams at once the processor loses count: they go tile by tile, in turn.
+// Streams that are read side by side; of more, tiles are faster (bench/NOTES.md).
 constexpr int kMostFused = 32;
 
 AFFLUX_FN bool can_fuse(const Pass& pass, Type updates) {
@@ -43,11 +43,11 @@ struct Target {
 
   template <class Lanes, class Value>
   AFFLUX_INLINE void put(Lanes lanes, std::int64_t i, const Value& value) const {
-    kStreams&& streams ? lanes.stream(values + i, value) : lanes.store(values + i, value);
+    (kStreams && streams) ? lanes.stream(values + i, value) : lanes.store(values + i, value);
   }
   template <class Lanes, class From>
   AFFLUX_INLINE void copy(Lanes lanes, std::int64_t i, const From* from) const {
-    kStreams&& streams ? lanes.stream(values + i, lanes.load(from + i)) : lanes.copy(from + i, values + i);
+    (kStreams && streams) ? lanes.stream(values + i, lanes.load(from + i)) : lanes.copy(from + i, values + i);
   }
 };
 

@@ -15,7 +15,7 @@ namespace {
 Policy default_policy() {
   const Processor here = processor();
   if (here.vendor == "AMD" && here.family == 26) return {256, std::int64_t{16} << 20, true};
-  return {};  // of 25 GB/s on a Xeon
+  return {};  // of a Xeon with 25 GB/s
 }
 
 // A reader may see a half of a new policy and a half of the old one: still a policy, and no bit depends on it. A

@@ -39,8 +39,8 @@ constexpr bool kCanStream = true;
 constexpr bool kCanStream = false;
 #endif
 
-// Asks for the `count` elements that lie so many bytes ahead; nothing if that is 0. Many streams are under way at once
-// so: a core's own prefetcher follows each only a few lines far, and none beyond its page.
+// Prefetches the `count` elements that lie so many bytes ahead; none if that is 0. The processor's own prefetchers
+// follow a stream only a few lines far, and not beyond its page.
 template <class T>
 AFFLUX_FN void prefetch(const T* values, int count, std::int64_t ahead) {
   if (ahead == 0) return;

@@ -9,7 +9,7 @@ struct Policy {
   static constexpr std::int64_t kNever = INT64_MAX, kMostPrefetch = 1 << 16;
 
   // How many bytes ahead of what is read vectors are prefetched, at most kMostPrefetch; 0: by the processor alone.
-  std::int64_t prefetch = 2048;
+  std::int64_t prefetch = 1024;
   // Sweeps over at least so many bytes write what they do not read past the caches (non-temporal stores).
   std::int64_t stream = kNever;
   // Whether the stages of common rounds are fused in registers, or all rounds go from stage to stage tile by tile.
