@@ -133,6 +133,34 @@ AFFLUX_FN void nearest(const float* y, const float* rms, unsigned char* codes, f
   store_sums(sums, products);
 }
 
+// The codes of y for 1 bit, its squared norms, and its inner products with the levels. The codes are signs and need no
+// norms, so y is converted once for both sums: y times a level of its sign is |y| times the positive level.
+AFFLUX_FN void signs_and_sums(const float* y, unsigned char* codes, double* squares, double* products) {
+  const simd::Doubles level = simd::Vector::fill(static_cast<double>(formula::level(1, 0)));
+  LaneSums norms{}, sums{};
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half)
+    for (int i = 0; i < kRotated; i += 4)
+#pragma GCC unroll 4
+      for (int k = 0; k < 4; ++k) {
+        const simd::Doubles value = simd::Vector::load(y + (i + k) * kRow + half * simd::kWidth);
+        simd::Doubles &norm = norms.partial[k][half], &sum = sums.partial[k][half];
+        norm = simd::dot_term<float>(norm, value, value);
+        sum = simd::dot_term<float>(sum, simd::magnitude(value), level);
+      }
+  store_sums(norms, squares);
+  store_sums(sums, products);
+  for (int i = 0; i < kRotated; i += 8) {
+    simd::Words packed{};
+#pragma GCC unroll 8
+    for (int number = 0; number < 8; ++number) {
+      const simd::Words bits = simd::bits_of(simd::load_floats(y + (i + number) * kRow));
+      packed |= (bits >> (31 - number)) & (1u << number);
+    }
+    simd::store_bytes(codes + i / 8 * kRow, packed);
+  }
+}
+
 // What is rotated back: number i + k of load(i, k).
 template <class Load>
 AFFLUX_FN void rotate_back(const Load& load, const Signs& signs, float* out) {
@@ -146,10 +174,11 @@ AFFLUX_FN void rotate_back(const Load& load, const Signs& signs, float* out) {
 template <int kBits>
 AFFLUX_FN void rotated_decode(const unsigned char* codes, const float* scales, std::uint64_t random, float* out) {
   for (int lane = 0; lane < kRotations; lane += simd::kFloats) {
-    const simd::Floats scale = simd::load_floats(scales + lane);
+    const simd::Floats scale = simd::load_floats(scales + lane), one_bit = scale * formula::level(1, 0);
     const auto load = [&](int i, int k) AFFLUX_INLINE {
       const int row = (i + k) / 8 * kBits + k % 8 % kBits;
       const simd::Words bytes = simd::load_bytes(codes + row * kRow + lane);
+      if (kBits == 1) return with_sign(one_bit, bytes << (31 - k % 8));
       return level_of<kBits>(bytes >> (k % 8 / kBits * kBits)) * scale;
     };
     rotate_back(load, random_signs(random, lane), out + lane);
@@ -170,13 +199,20 @@ AFFLUX_FN void rotated_encode(const float* x, std::uint64_t random, unsigned cha
     first_stages(load, y);
     last_stages(y, [&](int i, int k, simd::Floats value)
                        AFFLUX_INLINE { simd::store_floats(y + (i + kFirst * k) * kRow, value); });
-    squared_norms(y, squares);
-    for (int l = 0; l < simd::kFloats; ++l) rms[l] = formula::rotated_rms(squares[l]);
     float* const out = decoded + lane;
-    nearest<kBits>(y, rms, codes + lane, out, products);
+    if constexpr (kBits == 1) {
+      signs_and_sums(y, codes + lane, squares, products);
+    } else {
+      squared_norms(y, squares);
+      for (int l = 0; l < simd::kFloats; ++l) rms[l] = formula::rotated_rms(squares[l]);
+      nearest<kBits>(y, rms, codes + lane, out, products);
+    }
     for (int l = 0; l < simd::kFloats; ++l) scales[lane + l] = formula::rotated_scale(squares[l], products[l]);
-    const simd::Floats scale = simd::load_floats(scales + lane);
-    const auto chosen = [&](int i, int k) AFFLUX_INLINE { return simd::load_floats(out + (i + k) * kRow) * scale; };
+    const simd::Floats scale = simd::load_floats(scales + lane), one_bit = scale * formula::level(1, 0);
+    const auto chosen = [&](int i, int k) AFFLUX_INLINE {
+      if (kBits == 1) return with_sign(one_bit, simd::bits_of(simd::load_floats(y + (i + k) * kRow)));
+      return simd::load_floats(out + (i + k) * kRow) * scale;
+    };
     rotate_back(chosen, signs, out);
   }
 }

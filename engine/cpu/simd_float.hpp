@@ -94,6 +94,11 @@ AFFLUX_FN Floats exact_product_plus(Floats a, Floats b, Floats c) {
 #endif
 }
 
+AFFLUX_FN Doubles magnitude(Doubles values) {
+  typedef std::int64_t Longs __attribute__((vector_size(kWidth * 8)));
+  return (Doubles)((Longs)values & INT64_MAX);
+}
+
 // What formulas over float32 ask of lanes.
 struct FloatLanes {
   AFFLUX_FN Floats lesser(Floats acc, Floats x) { return simd::lesser(acc, x); }
