@@ -100,13 +100,23 @@ AFFLUX_FN float rotated_rms(double squares) {
   return static_cast<float>(OneLane::root(squares * (1.0 / static_cast<double>(kRotated))));
 }
 
-// The sign of y, whose bits are given, above the number of thresholds (each `threshold` times the rms) that |y|
-// exceeds.
+// The sign of y, whose bits are given, above the number of thresholds (each `threshold` times the rms, so they do not
+// descend) that |y| exceeds. Of 4 bits' seven thresholds three are compared, by bisection.
 template <int kBits, class F, class W>
 AFFLUX_FN W rotated_code(W y_bits, F size, const F* thresholds) {
   W code = (y_bits & 0x80000000u) >> (32 - kBits);
-  AFFLUX_UNROLL
-  for (int k = 0; k + 1 < (1 << (kBits - 1)); ++k) code = size > thresholds[k] ? code + 1u : code;
+  if constexpr (kBits == 4) {
+    const auto four = size > thresholds[3];
+    const auto two = size > (four ? thresholds[5] : thresholds[1]);
+    const F low = two ? thresholds[2] : thresholds[0], high = two ? thresholds[6] : thresholds[4];
+    const auto one = size > (four ? high : low);
+    code = four ? code + 4u : code;
+    code = two ? code + 2u : code;
+    code = one ? code + 1u : code;
+  } else {
+    AFFLUX_UNROLL
+    for (int k = 0; k + 1 < (1 << (kBits - 1)); ++k) code = size > thresholds[k] ? code + 1u : code;
+  }
   return code;
 }
 
