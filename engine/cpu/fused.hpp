@@ -30,27 +30,6 @@ AFFLUX_FN bool can_fuse(const Pass& pass, Type updates) {
   return count <= (pass.calibrate.kind == Calibration::none ? kMostFused : kMostFused / 2);
 }
 
-// Where new values go. kStreams: past the caches, if they do not go where the old ones lie.
-template <class T, bool kStreams>
-struct Target {
-  T* values;
-  bool streams;
-
-  Target() = default;
-  AFFLUX_INLINE Target(const void* old, void* place)
-      : values(static_cast<T*>(place)),
-        streams(place != old && reinterpret_cast<std::uintptr_t>(place) % simd::kStreamed == 0) {}
-
-  template <class Lanes, class Value>
-  AFFLUX_INLINE void put(Lanes lanes, std::int64_t i, const Value& value) const {
-    (kStreams && streams) ? lanes.stream(values + i, value) : lanes.store(values + i, value);
-  }
-  template <class Lanes, class From>
-  AFFLUX_INLINE void copy(Lanes lanes, std::int64_t i, const From* from) const {
-    (kStreams && streams) ? lanes.stream(values + i, lanes.load(from + i)) : lanes.copy(from + i, values + i);
-  }
-};
-
 // The direction's part of params.
 class WeightedParams {
  public:
@@ -97,7 +76,7 @@ class CombinedUpdates {
 };
 
 // The direction with plain rows, which are replaced on the way, as is their sum. kWeighted: CA2FL's, else AFA-CS's.
-template <bool kWeighted, class U, bool kStreams>
+template <bool kWeighted, class U>
 class CalibratedUpdates {
  public:
   AFFLUX_INLINE CalibratedUpdates(const Pass& pass, const MemoryUse& memory)
@@ -105,12 +84,12 @@ class CalibratedUpdates {
         ahead_(memory.prefetch),
         inverse_(formula::inverse_of(pass.calibrate.num_clients)),
         sum_(pass.calibrate.sum.data),
-        sum_out_(pass.calibrate.sum.data, pass.calibrate.sum_out.data) {
+        sum_out_(pass.calibrate.sum_out.data) {
     for (std::int64_t k = 0; k < pass.combine.updates.size; ++k) {
       if (!has_work(pass, k)) continue;
-      const void* const old = pass.calibrate.rows.data[k].data;
-      arrivals_[count_++] = {static_cast<const U*>(pass.combine.updates.data[k].data), static_cast<const Row<U>*>(old),
-                             RowTarget(old, pass.calibrate.new_rows.data[k].data),
+      arrivals_[count_++] = {static_cast<const U*>(pass.combine.updates.data[k].data),
+                             reinterpret_cast<const Row<U>*>(pass.calibrate.rows.data[k].data),
+                             reinterpret_cast<Row<U>*>(pass.calibrate.new_rows.data[k].data),
                              kWeighted ? pass.combine.weights.data[k] : 0.0};
     }
   }
@@ -120,7 +99,7 @@ class CalibratedUpdates {
     simd::Pack direction = params_.direction(i), sum = lanes.load(sum_ + i);
     if (kWeighted) direction = formula::add_cached_mean(direction, sum, lanes.fill(inverse_));
     for (int k = 0; k < count_; ++k) {
-      const PlainRow& arrival = arrivals_[k];
+      const Arrival<U>& arrival = arrivals_[k];
       lanes.prefetch(arrival.update + i, ahead_);
       const simd::Pack update = lanes.load(arrival.update + i);
       simd::Pack old = lanes.fill(0.0);
@@ -128,31 +107,43 @@ class CalibratedUpdates {
         lanes.prefetch(arrival.old + i, ahead_);
         old = lanes.load(arrival.old + i);
       }
-      const bool replaced = arrival.renewed.values != nullptr;
+      const bool replaced = arrival.renewed != nullptr;
       formula::accumulate_difference(update, old, update, kWeighted && arrival.weight != 0.0,
                                      lanes.fill(arrival.weight), replaced, direction, sum);
-      if (replaced) arrival.renewed.copy(lanes, i, arrival.update);
+      if (replaced) lanes.copy(arrival.update + i, arrival.renewed + i);
     }
-    sum_out_.put(lanes, i, sum);
+    lanes.store(sum_out_ + i, sum);
     if (!kWeighted) direction = formula::add_cached_mean(direction, sum, lanes.fill(inverse_));
     return direction;
   }
 
  private:
-  using RowTarget = Target<Row<U>, kStreams>;
-  struct PlainRow {
-    const U* update;
-    const Row<U>* old;  // null: zeros
-    RowTarget renewed;  // null: the row is kept
-    double weight;
-  };
   WeightedParams params_;
   std::int64_t ahead_;
   double inverse_;
   const double* sum_;
-  Target<double, kStreams> sum_out_;
-  PlainRow arrivals_[kMostFused / 2];
+  double* sum_out_;
+  Arrival<U> arrivals_[kMostFused / 2];  // a row of null is zeros
   int count_ = 0;
+};
+
+// Where a step's new values go. kStreams: past the caches, if that is not where the old ones lie.
+template <bool kStreams>
+struct Target {
+  float* values;
+  bool streams;
+
+  Target() = default;
+  AFFLUX_INLINE Target(const void* old, void* place)
+      : values(static_cast<float*>(place)),
+        streams(kStreams && place != old && reinterpret_cast<std::uintptr_t>(place) % simd::kStreamed == 0) {}
+
+  AFFLUX_INLINE void put(std::int64_t i, simd::Doubles value) const {
+    if (kStreams && streams)
+      simd::Vector::stream(values + i, value);
+    else
+      simd::Vector::store(values + i, value);
+  }
 };
 
 // The step, from params and states to where the new ones go.
@@ -192,19 +183,19 @@ class StepTargets {
     AFFLUX_UNROLL
     for (int k = 0; k < kStates; ++k) {
       sound_.check(values[k]);
-      outs_[k].put(lanes, i, values[k]);
+      outs_[k].put(i, values[k]);
     }
     sound_.check(moved);
-    out_.put(lanes, i, moved);
+    out_.put(i, moved);
   }
 
   static constexpr int kSize = kStates > 0 ? kStates : 1;
   const Step step_;
   std::int64_t ahead_;
   const float* params_;
-  Target<float, kStreams> out_;
+  Target<kStreams> out_;
   const float* states_[kSize];
-  Target<float, kStreams> outs_[kSize];
+  Target<kStreams> outs_[kSize];
   Soundness sound_;
 };
 
@@ -236,31 +227,27 @@ AFFLUX_FN bool fuse_step(const Pass& pass, const MemoryUse& memory, std::int64_t
   return false;
 }
 
-template <class U, bool kStreams>
+// Beside rows that are written where they lie, stores past the caches are slower than others (bench/NOTES.md).
+template <class U>
 AFFLUX_FN bool fuse_rows(const Pass& pass, const MemoryUse& memory, std::int64_t begin, std::int64_t end) {
   switch (pass.calibrate.kind) {
     case Calibration::none:
-      return fuse_step<CombinedUpdates<U>, kStreams>(pass, memory, begin, end);
+      if constexpr (simd::kCanStream)
+        if (memory.streams) return fuse_step<CombinedUpdates<U>, true>(pass, memory, begin, end);
+      return fuse_step<CombinedUpdates<U>, false>(pass, memory, begin, end);
     case Calibration::cached_difference:
-      return fuse_step<CalibratedUpdates<true, U, kStreams>, kStreams>(pass, memory, begin, end);
+      return fuse_step<CalibratedUpdates<true, U>, false>(pass, memory, begin, end);
     case Calibration::cached_mean:
-      return fuse_step<CalibratedUpdates<false, U, kStreams>, kStreams>(pass, memory, begin, end);
+      return fuse_step<CalibratedUpdates<false, U>, false>(pass, memory, begin, end);
   }
   return false;
-}
-
-template <class U>
-AFFLUX_FN bool fuse_stores(const Pass& pass, const MemoryUse& memory, std::int64_t begin, std::int64_t end) {
-  if constexpr (simd::kCanStream)
-    if (memory.streams) return fuse_rows<U, true>(pass, memory, begin, end);
-  return fuse_rows<U, false>(pass, memory, begin, end);
 }
 
 // Elements [begin, end), whole packs, of a round that can be fused. Returns whether all that is written is sound.
 AFFLUX_FN bool apply_fused(const Pass& pass, Type updates, const MemoryUse& memory, std::int64_t begin,
                            std::int64_t end) {
-  return updates == Type::float32 ? fuse_stores<float>(pass, memory, begin, end)
-                                  : fuse_stores<Bfloat16>(pass, memory, begin, end);
+  return updates == Type::float32 ? fuse_rows<float>(pass, memory, begin, end)
+                                  : fuse_rows<Bfloat16>(pass, memory, begin, end);
 }
 
 }  // namespace

@@ -128,15 +128,6 @@ struct Vector {
     store(to, value);
 #endif
   }
-  AFFLUX_FN void stream(double* to, Doubles value) {
-#if defined(__AVX512F__)
-    _mm512_stream_pd(to, (__m512d)value);
-#elif defined(__AVX__)
-    _mm256_stream_pd(to, (__m256d)value);
-#else
-    store(to, value);
-#endif
-  }
   // To the same type, or to float32, rounded.
   AFFLUX_FN void copy(const double* from, double* to) { __builtin_memcpy(to, from, kWidth * sizeof(double)); }
   template <class From>
@@ -188,13 +179,6 @@ struct VectorPack {
     Vector::store(to + kWidth, values.b);
     Vector::store(to + 2 * kWidth, values.c);
     Vector::store(to + 3 * kWidth, values.d);
-  }
-  template <class T>
-  AFFLUX_FN void stream(T* to, Pack values) {
-    Vector::stream(to, values.a);
-    Vector::stream(to + kWidth, values.b);
-    Vector::stream(to + 2 * kWidth, values.c);
-    Vector::stream(to + 3 * kWidth, values.d);
   }
   template <class From, class To>
   AFFLUX_FN void copy(const From* from, To* to) {
