@@ -278,6 +278,7 @@ def test_errors_of_wkafl(two_more):
 def test_says_where_it_ran_and_not_who(quick, result):
     assert set(result["machine"]) == {
         "cpu",
+        "family",
         "cores",
         "usable_cores",
         "caches",
