@@ -245,10 +245,13 @@ bool apply(const Pass& pass, int num_threads, bool dry, Checksums* checksums) {
     const cuda::NewHeads renewed = rows::new_heads(written, codec, pass.params.size);
     return cuda::backend()->apply(cuda::on(device), with_outs(pass), heads.data(), renewed);
   }
-  rows::finish(written, codec, pass.params.size, device);  // what they replace has been read
-  // Checksums are taken of what is in a cache yet.
+  // What the environment may say wrong is found before anything is written. Checksums are taken of what is still in a
+  // cache.
+  kernels();
   const MemoryUse memory = memory_use(overlaps.traffic(), checksums == nullptr);
-  return sweep(with_outs(pass), heads, memory, threads_worth(overlaps.traffic(), num_threads), checksums);
+  const int threads = threads_worth(overlaps.traffic(), num_threads);
+  rows::finish(written, codec, pass.params.size, device);  // what they replace has been read
+  return sweep(with_outs(pass), heads, memory, threads, checksums);
 }
 
 }  // namespace afflux

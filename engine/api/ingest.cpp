@@ -55,11 +55,17 @@ class Checked {
   PartChange change_{};
 };
 
+Statistics statistics(const IngestSums& sums) {
+  return {sums.sum_of_squares, sums.min, sums.max, sums.first_nonfinite};
+}
+
 // `parts` are [begin, end), and *end closes the last one.
 Statistics sweep(const Part* begin, const Part* end, const PartChange* change, const View<void>& slot,
                  const check::Overlaps& overlaps, int num_threads) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const IngestSums nothing{0.0, kInfinity, -kInfinity, -1};
+  if (slot.size > 0 && overlaps.device().kind == DeviceKind::cuda)
+    return statistics(cuda::backend()->ingest(cuda::on(overlaps.device()), begin, end, change, slot));
   const auto kernel = kernels().ingest;
   const MemoryUse memory = memory_use(overlaps.traffic());
   const auto leaf = [&](std::int64_t superblock, IngestSums& out) {
@@ -69,11 +75,7 @@ Statistics sweep(const Part* begin, const Part* end, const PartChange* change, c
     out = kernel(part, change, memory, slot.type, slot.data, first, std::min(first + kSuperblock, slot.size));
   };
   const auto join = [](IngestSums& left, const IngestSums& right) { add_to(left, right); };
-  const bool on_cuda = slot.size > 0 && overlaps.device().kind == DeviceKind::cuda;
-  const IngestSums sums = on_cuda
-                              ? cuda::backend()->ingest(cuda::on(overlaps.device()), begin, end, change, slot)
-                              : tree(slot.size, threads_worth(overlaps.traffic(), num_threads), nothing, leaf, join);
-  return {sums.sum_of_squares, sums.min, sums.max, sums.first_nonfinite};
+  return statistics(tree(slot.size, threads_worth(overlaps.traffic(), num_threads), nothing, leaf, join));
 }
 
 }  // namespace

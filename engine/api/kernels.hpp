@@ -69,7 +69,7 @@ struct RowHeads {
 // What a sweep takes from the policy (afflux/policy.hpp).
 struct MemoryUse {
   std::int64_t prefetch;  // bytes ahead
-  bool streams, fused;
+  bool streams, fused, direct;
 };
 
 // What one instruction set offers: plain functions over a range [begin, end) of elements, which begins on the border of

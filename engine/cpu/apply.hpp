@@ -24,15 +24,15 @@ AFFLUX_FN void start(const Pass& pass, Tile tile, double* __restrict v) {
 
 // v += what stage 2 makes of the updates, with the mean of the rows of before the round or of after it.
 template <class T>
-AFFLUX_FN void calibrate(const Pass& pass, const RowHeads* heads, Tile tile, double* v) {
+AFFLUX_FN void calibrate(const Pass& pass, const RowHeads* heads, const MemoryUse& memory, Tile tile, double* v) {
   const Calibrate& stage = pass.calibrate;
   const bool encoded = plain_bytes(stage.codec) == 0, weighted = formula::weighs_differences(stage.kind);
-  if (weighted) add_mean(stage.sum, stage.num_clients, tile, v);
+  if (weighted && !encoded) add_mean(stage.sum, stage.num_clients, tile, v);
   if (encoded && weighted)
-    stage.quantize_direction ? add_encoded_differences<true, true, T>(pass, heads, tile, v)
-                             : add_encoded_differences<true, false, T>(pass, heads, tile, v);
+    stage.quantize_direction ? add_encoded_differences<true, true, T>(pass, heads, memory, tile, v)
+                             : add_encoded_differences<true, false, T>(pass, heads, memory, tile, v);
   else if (encoded)
-    add_encoded_differences<false, false, T>(pass, heads, tile, v);
+    add_encoded_differences<false, false, T>(pass, heads, memory, tile, v);
   else
     weighted ? add_all_differences<true, T>(pass, tile, v) : add_all_differences<false, T>(pass, tile, v);
   if (!weighted) add_mean(stage.sum_out, stage.num_clients, tile, v);
@@ -40,11 +40,11 @@ AFFLUX_FN void calibrate(const Pass& pass, const RowHeads* heads, Tile tile, dou
 
 // The updates' part of the direction, in the type that they are stored in.
 template <class T>
-AFFLUX_FN void direction(const Pass& pass, const RowHeads* heads, Tile tile, double* v) {
+AFFLUX_FN void direction(const Pass& pass, const RowHeads* heads, const MemoryUse& memory, Tile tile, double* v) {
   if (pass.calibrate.kind == Calibration::none)
     combine<T>(pass.combine.updates, pass.combine.weights.data, tile, v);
   else
-    calibrate<T>(pass, heads, tile, v);
+    calibrate<T>(pass, heads, memory, tile, v);
 }
 
 // A tile is whole runs of the codec.
@@ -72,14 +72,15 @@ AFFLUX_FN bool apply_tiled(const Pass& pass, Type updates, const RowHeads* heads
   const std::int64_t ahead = tiles_ahead(pass, updates, memory.prefetch);
   const bool renews = pass.rule_vectors.next.size > 0;
   const bool together = renews && pass.calibrate.kind == Calibration::none;
+  const bool from_zero = starts_from_zero(pass);
   const std::int64_t size = tile_size(pass);
   alignas(64) double v[kLongTile];
   bool sound = true;
   for (Tile tile{begin, size, ahead}; tile.begin < end; tile.begin += size) {
     if (end - tile.begin < size) tile.size = end - tile.begin;
-    wide ? start<double>(pass, tile, v) : start<float>(pass, tile, v);
+    if (!from_zero) wide ? start<double>(pass, tile, v) : start<float>(pass, tile, v);
     if (!together)
-      with_type(updates, [&](auto sample) AFFLUX_INLINE { direction<decltype(sample)>(pass, heads, tile, v); });
+      with_type(updates, [&](auto sample) AFFLUX_INLINE { direction<decltype(sample)>(pass, heads, memory, tile, v); });
     // renew() has memory for a short tile; the long tiles of rotations come with rows only, hence not together.
     for (Tile part{tile.begin, kTile, ahead}; renews && part.begin < tile.begin + tile.size; part.begin += kTile) {
       if (tile.begin + tile.size - part.begin < kTile) part.size = tile.begin + tile.size - part.begin;

@@ -7,6 +7,14 @@
 namespace afflux::AFFLUX_ISA {
 namespace {
 
+// Whether arrival k adds to the direction or to the sum of the rows: no other is read.
+AFFLUX_FN bool has_work(const Pass& pass, std::int64_t k) {
+  const Calibrate& rows = pass.calibrate;
+  const bool weighs = rows.kind == Calibration::none || formula::weighs_differences(rows.kind);
+  return (weighs && pass.combine.weights.data[k] != 0.0) ||
+         (rows.kind != Calibration::none && rows.new_rows.data[k].data != nullptr);
+}
+
 // What the sweep needs of one arrival: rows are stored in the type that an update widens to (exact_codec), hence read
 // where they lie.
 template <class T>
@@ -66,9 +74,9 @@ AFFLUX_FN void add_all_differences(const Pass& pass, Tile tile, double* __restri
   Arrival<T> arrivals[kTogether];
   int count = 0;
   for (std::int64_t k = 0; k < pass.combine.updates.size; ++k) {
+    if (!has_work(pass, k)) continue;
     const double weight = kDirection ? pass.combine.weights.data[k] : 0.0;
     unsigned char* const new_row = stage.new_rows.data[k].data;
-    if (weight == 0.0 && new_row == nullptr) continue;
     arrivals[count++] = {tile_of<T>(pass.combine.updates.data[k], tile), row_or_zeros<T>(stage.rows.data[k], tile),
                          new_row == nullptr ? nullptr : reinterpret_cast<Row<T>*>(new_row) + tile.begin, weight};
     if (count < kTogether) continue;

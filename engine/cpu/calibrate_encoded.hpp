@@ -18,17 +18,54 @@ struct EncodedArrival {
   const char* later;  // what is prefetched meanwhile
 };
 
-// v += w (now - h) where kDirection;  S += q - h where the row is replaced. Asks for so many lines for 32 elements.
+// Whether nothing is in the direction before the rows' mean: it is not read then.
+AFFLUX_FN bool starts_from_zero(const Pass& pass) {
+  return plain_bytes(pass.calibrate.codec) == 0 && formula::weighs_differences(pass.calibrate.kind) &&
+         pass.combine.params_weight == 0.0 && pass.rule_vectors.vectors.size == 0;
+}
+
+// How the runs of a round's arrivals lie and are prefetched.
+struct RunPlan {
+  Codec codec;
+  std::int64_t run;
+  bool near, asks, copies;  // as the policy says; whether the coder prefetches too, and encodes from a copy
+  Lookahead ahead;
+  int lines;  // that are prefetched for 32 elements, beside the differences
+  bool from_zero;
+  double inverse;  // 1 / N
+
+  RunPlan(const Pass& pass, const MemoryUse& memory)
+      : codec(pass.calibrate.codec),
+        run(run_of(codec)),
+        near(memory.direct),
+        asks(AFFLUX_ISA::asks(codec)),
+        copies(asks && !near),
+        lines(asks ? 1 : 2),
+        from_zero(starts_from_zero(pass)),
+        inverse(formula::inverse_of(pass.calibrate.num_clients)) {
+    if (asks && near)
+      ahead = {run * static_cast<std::int64_t>(sizeof(float)) + memory.prefetch, true};
+    else if (run == kBlock)
+      ahead.bytes = 4 * run;
+  }
+  // The first byte that is prefetched beside the differences.
+  std::int64_t rest() const { return ahead.bytes + (asks ? 64 * (kFirstLines + kLinesBesideCodes) : 0); }
+};
+
+// v += w (now - h) where kDirection;  S += q - h where the row is replaced. With the first arrivals v += S / N before.
 template <bool kDirection, class T>
-AFFLUX_FN void add_differences(const EncodedArrival<T>* arrivals, int count, int lines, std::int64_t n,
-                               double* __restrict v, double* __restrict sum) {
+AFFLUX_FN void add_differences(const EncodedArrival<T>* arrivals, int count, const RunPlan& plan, bool first,
+                               std::int64_t n, double* __restrict v, double* __restrict sum) {
+  const Lookahead ahead = plan.ahead;
+  const int lines = plan.lines;
   simd::each_wide(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
-    auto direction = lanes.load(v + i), total = lanes.load(sum + i);
+    auto total = lanes.load(sum + i), direction = first && plan.from_zero ? lanes.fill(0.0) : lanes.load(v + i);
+    if (kDirection && first) direction = formula::add_cached_mean(direction, total, lanes.fill(plan.inverse));
     for (int k = 0; k < count; ++k) {
       const EncodedArrival<T>& arrival = arrivals[k];
       const auto old = lanes.load(arrival.old + i);
-      __builtin_prefetch(arrival.later + 2 * lines * i, 0, 2);
-      if (lines == 2) __builtin_prefetch(arrival.later + 2 * lines * i + 64, 0, 2);
+      ahead.ask_for(arrival.later + 2 * lines * i);
+      if (lines == 2) ahead.ask_for(arrival.later + 2 * lines * i + 64);
       formula::accumulate_difference(lanes.load(arrival.now + i), old, lanes.load(arrival.renewed + i),
                                      kDirection && arrival.weight != 0.0, lanes.fill(arrival.weight), arrival.replaced,
                                      direction, total);
@@ -85,9 +122,9 @@ struct EncodedArrivals {
 // Appends arrival k of the round, whose runs use this scratch memory.
 template <bool kOfRows, class T>
 AFFLUX_FN void append(const Pass& pass, const RowHeads* heads, std::int64_t k, double weight, std::int64_t begin,
-                      Scratch& scratch, std::int64_t run, EncodedArrivals<kOfRows, T>& some) {
+                      Scratch& scratch, const RunPlan& plan, EncodedArrivals<kOfRows, T>& some) {
   static const float zeros[kBlock] = {};
-  const std::int64_t at = some.count * run;
+  const std::int64_t at = some.count * plan.run;
   const unsigned char* const row = pass.calibrate.rows.data[k].data;
   unsigned char* const new_row = pass.calibrate.new_rows.data[k].data;
   float* const q = scratch.renewed + at;
@@ -99,20 +136,31 @@ AFFLUX_FN void append(const Pass& pass, const RowHeads* heads, std::int64_t k, d
   if (row != nullptr) some.decodings[some.decoded++] = {&heads[k].old, row, scratch.old + at};
   if (kOfRows || replaced) {
     some.encoding_of[some.count] = some.encoded;
-    some.encodings[some.encoded++] = {&heads[k].renewed, nullptr, scratch.x + at, new_row, q};
+    float* const copy = plan.copies ? scratch.x + at : nullptr;
+    some.encodings[some.encoded++] = {&heads[k].renewed, nullptr, copy, new_row, q};
   }
   ++some.count;
 }
 
-// Their runs, one after the other.
+// Into L2: what the stages beside the arrivals read and write of n elements.
+AFFLUX_FN void prefetch_others(const Pass& pass, std::int64_t begin, std::int64_t n) {
+  const std::int64_t size = size_of(pass.params.type);
+  const auto ask = [&](const void* vector, std::int64_t each) AFFLUX_INLINE {
+    const char* const first = static_cast<const char*>(vector) + begin * each;
+    for (std::int64_t byte = 0; byte < n * each; byte += 64) __builtin_prefetch(first + byte, 0, 2);
+  };
+  ask(pass.calibrate.sum_out.data, sizeof(double));
+  ask(pass.params.data, size);
+  if (pass.out.data != pass.params.data) ask(pass.out.data, size);
+  for (std::int64_t k = 0; k < pass.step.states.size; ++k) ask(pass.step.states.data[k].data, size);
+}
+
+// Their runs, one after the other. With the first arrivals the mean of the rows is added, and what the round's other
+// stages need of the next tile is prefetched.
 template <bool kDirection, bool kOfRows, class T>
-AFFLUX_FN void add_runs(Codec codec, Tile tile, Scratch& scratch, EncodedArrivals<kOfRows, T>& some, double* v,
-                        double* sum) {
-  const std::int64_t run = run_of(codec);
-  const bool shared = copies(codec);  // some lines were asked for before
-  const std::int64_t ahead = shared          ? simd::kPrefetchDistance + 64 * (kFirstLines + kLinesBesideCodes)
-                             : run == kBlock ? 4 * run
-                                             : simd::kPrefetchDistance;
+AFFLUX_FN void add_runs(const RunPlan& plan, const Pass& pass, bool first, Tile tile, Scratch& scratch,
+                        EncodedArrivals<kOfRows, T>& some, double* v, double* sum) {
+  const std::int64_t run = plan.run;
   for (std::int64_t i = 0; i < tile.size; i += run) {
     const std::int64_t n = tile.size - i < run ? tile.size - i : run;
     for (int k = 0; k < some.count; ++k) {
@@ -121,16 +169,17 @@ AFFLUX_FN void add_runs(Codec codec, Tile tile, Scratch& scratch, EncodedArrival
       const float* const from = as_floats(update, n, run, x);
       const int encoding = some.encoding_of[k];
       if (encoding >= 0) some.encodings[encoding].from = from;
-      some.arrivals[k].later = reinterpret_cast<const char*>(update) + ahead;
+      some.arrivals[k].later = reinterpret_cast<const char*>(update) + plan.rest();
       if constexpr (kOfRows)
         some.arrivals[k].now = scratch.renewed + k * run;
       else if constexpr (sizeof(T) == sizeof(double))
         some.arrivals[k].now = update;
       else
-        some.arrivals[k].now = encoding >= 0 && shared ? x : from;
+        some.arrivals[k].now = encoding >= 0 && plan.copies ? x : from;
     }
-    code_runs(codec, {tile.begin + i, n, some.decodings, some.decoded, some.encodings, some.encoded});
-    add_differences<kDirection>(some.arrivals, some.count, shared ? 1 : 2, n, v + i, sum + i);
+    if (first && plan.near) prefetch_others(pass, tile.begin + tile.size + i, n);
+    code_runs(plan.codec, {tile.begin + i, n, some.decodings, some.decoded, some.encodings, some.encoded, plan.ahead});
+    add_differences<kDirection>(some.arrivals, some.count, plan, first, n, v + i, sum + i);
   }
 }
 
@@ -141,26 +190,27 @@ AFFLUX_FN void copy_sum(const Calibrate& stage, Tile tile) {
                    static_cast<std::size_t>(tile.size) * sizeof(double));
 }
 
-// The differences of all arrivals that have a direction or a new row. Out of line, so that only passes with encoded
-// rows take this scratch memory from the stack.
+// The mean of the rows where kDirection, and the differences of all arrivals that have work. Out of line, so that only
+// passes with encoded rows take this scratch memory from the stack.
 template <bool kDirection, bool kOfRows, class T>
-__attribute__((noinline)) void add_encoded_differences(const Pass& pass, const RowHeads* heads, Tile tile, double* v) {
-  const Codec codec = pass.calibrate.codec;
-  const std::int64_t run = run_of(codec);
+__attribute__((noinline)) void add_encoded_differences(const Pass& pass, const RowHeads* heads, const MemoryUse& memory,
+                                                       Tile tile, double* v) {
+  const RunPlan plan(pass, memory);
+  bool first = true;
   double* const sum = pass.calibrate.sum_out.data + tile.begin;
   copy_sum(pass.calibrate, tile);
   Scratch scratch;
   EncodedArrivals<kOfRows, T> some;
   some.count = some.encoded = some.decoded = 0;
   for (std::int64_t k = 0; k < pass.combine.updates.size; ++k) {
-    const double weight = kDirection ? pass.combine.weights.data[k] : 0.0;
-    if (weight == 0.0 && pass.calibrate.new_rows.data[k].data == nullptr) continue;
-    append(pass, heads, k, weight, tile.begin, scratch, run, some);
-    if (some.count < most_together(codec)) continue;
-    add_runs<kDirection>(codec, tile, scratch, some, v, sum);
+    if (!has_work(pass, k)) continue;
+    append(pass, heads, k, kDirection ? pass.combine.weights.data[k] : 0.0, tile.begin, scratch, plan, some);
+    if (some.count < most_together(plan.codec)) continue;
+    add_runs<kDirection>(plan, pass, first, tile, scratch, some, v, sum);
+    first = false;
     some.count = some.encoded = some.decoded = 0;
   }
-  if (some.count > 0) add_runs<kDirection>(codec, tile, scratch, some, v, sum);
+  if (some.count > 0 || first) add_runs<kDirection>(plan, pass, first, tile, scratch, some, v, sum);
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ AFFLUX_FN T read(const unsigned char* from) {
 struct Encoding {
   const RowHead* head;
   const float* from;   // the run's part of the vector
-  float* x;            // a copy of it, which affine codecs make
+  float* x;            // a copy of it, which affine codecs make; null: they read it where it lies
   unsigned char* row;  // null: it is not stored
   float* decoded;      // what it will be decoded to
 };
@@ -43,6 +43,16 @@ struct Decoding {
   const RowHead* head;
   const unsigned char* row;
   float* out;
+};
+
+// How many bytes before they are read an update's lines are prefetched, into L1 or only into L2.
+struct Lookahead {
+  std::int64_t bytes = simd::kPrefetchDistance;
+  bool near = false;
+
+  AFFLUX_INLINE void ask_for(const char* line) const {
+    near ? __builtin_prefetch(line) : __builtin_prefetch(line, 0, 2);
+  }
 };
 
 // The runs from `begin` on of up to kTogether rows, some to be decoded, some to be encoded. Of halves n elements count;
@@ -53,21 +63,23 @@ struct Runs {
   int decoded;
   const Encoding* encodings;
   int encoded;
+  Lookahead ahead = {};
 };
 
 // Of the lines of an update that come later, all stages ask for some: memory is never idle, and never asked for more
 // than it can have under way. Where the differences are added the rest is asked for.
 constexpr int kFirstLines = 1, kLinesBesideCodes = 3;
-AFFLUX_FN void prefetch_update(const float* update, int first, int count) {
-  const char* const line = reinterpret_cast<const char*>(update) + simd::kPrefetchDistance + 64 * first;
-  for (int i = 0; i < count; ++i) __builtin_prefetch(line + 64 * i, 0, 2);
+AFFLUX_FN void prefetch_update(const Lookahead& ahead, const float* update, int first, int count) {
+  const char* const line = reinterpret_cast<const char*>(update) + ahead.bytes + 64 * first;
+  for (int i = 0; i < count; ++i) ahead.ask_for(line + 64 * i);
 }
 
-// Copies the runs as well: vectors that begin on pages share few sets of L1, and the runs are read again.
-AFFLUX_FN void find_extremes(const Encoding* runs, int count, float* least, float* most) {
-  for (int k = 0; k < count; ++k) {
-    prefetch_update(runs[k].from, 0, kFirstLines);
-    block_extremes(runs[k].from, runs[k].x, least[k], most[k]);
+AFFLUX_FN void find_extremes(const Runs& runs, float* least, float* most) {
+  for (int k = 0; k < runs.encoded; ++k) {
+    const Encoding& one = runs.encodings[k];
+    prefetch_update(runs.ahead, one.from, 0, kFirstLines);
+    one.x != nullptr ? block_extremes<true>(one.from, one.x, least[k], most[k])
+                     : block_extremes<false>(one.from, one.x, least[k], most[k]);
   }
 }
 
@@ -87,7 +99,7 @@ __attribute__((noinline)) void code_affine(Codec codec, const Runs& runs) {
   const formula::Place at = formula::place(codec, runs.begin);
   alignas(64) float least[kTogether] = {}, most[kTogether] = {};
   Grids grids;
-  find_extremes(runs.encodings, runs.encoded, least, most);
+  find_extremes(runs, least, most);
   for (int k = 0; k < runs.decoded; ++k) {
     const Decoding& one = runs.decodings[k];
     const unsigned char *const facts = one.row + at.facts, *const codes = one.row + at.codes;
@@ -106,9 +118,10 @@ __attribute__((noinline)) void code_affine(Codec codec, const Runs& runs) {
       write(one.row + at.facts + 4, grid.step);
     }
     unsigned char* const codes = one.row == nullptr ? discarded : one.row + at.codes;
-    prefetch_update(one.from, kFirstLines, kLinesBesideCodes);
-    own ? affine_encode<kBits, false>(one.x, grid, random, codes, one.decoded)
-        : affine_encode<kBits, true>(one.x, grid, random, codes, one.decoded);
+    const float* const x = one.x != nullptr ? one.x : one.from;
+    prefetch_update(runs.ahead, one.from, kFirstLines, kLinesBesideCodes);
+    own ? affine_encode<kBits, false>(x, grid, random, codes, one.decoded)
+        : affine_encode<kBits, true>(x, grid, random, codes, one.decoded);
   }
 }
 
@@ -178,13 +191,14 @@ AFFLUX_FN void code_halves(Codec codec, const Runs& runs) {
   }
 }
 
-// How the runs of a coding are encoded and decoded, for each of its widths. kCopies: encoding leaves a copy in x.
+// How the runs of a coding are encoded and decoded, for each of its widths. kAsks: it prefetches some of an update's
+// lines, and may copy the run to x.
 template <Coding kCoding>
 struct Coder;
 
 // Rows that are read where they lie.
 struct Uncoded {
-  static constexpr bool kCopies = false;
+  static constexpr bool kAsks = false;
   template <int kBits>
   AFFLUX_FN void code(Codec, const Runs&) {}
 };
@@ -195,7 +209,7 @@ struct Coder<Coding::float64> : Uncoded {};
 
 template <class Half>
 struct HalvesCoder {
-  static constexpr bool kCopies = false;
+  static constexpr bool kAsks = false;
   template <int kBits>
   AFFLUX_FN void code(Codec codec, const Runs& runs) {
     code_halves<Half>(codec, runs);
@@ -208,7 +222,7 @@ struct Coder<Coding::bfloat16> : HalvesCoder<Bfloat16> {};
 
 template <>
 struct Coder<Coding::affine> {
-  static constexpr bool kCopies = true;
+  static constexpr bool kAsks = true;
   template <int kBits>
   AFFLUX_FN void code(Codec codec, const Runs& runs) {
     code_affine<kBits>(codec, runs);
@@ -219,7 +233,7 @@ struct Coder<Coding::affine_vector> : Coder<Coding::affine> {};
 
 template <>
 struct Coder<Coding::rotated> {
-  static constexpr bool kCopies = false;
+  static constexpr bool kAsks = false;
   template <int kBits>
   AFFLUX_FN void code(Codec codec, const Runs& runs) {
     code_rotated<kBits>(codec, runs);
@@ -244,11 +258,11 @@ __attribute__((noinline)) void code_runs(Codec codec, const Runs& runs) {
   }
 }
 
-AFFLUX_FN bool copies(Codec codec) {
+AFFLUX_FN bool asks(Codec codec) {
   switch (codec.coding) {
 #define AFFLUX_CODING(coding, ...) \
   case Coding::coding:             \
-    return Coder<Coding::coding>::kCopies;
+    return Coder<Coding::coding>::kAsks;
     AFFLUX_CODINGS(AFFLUX_CODING)
 #undef AFFLUX_CODING
   }
@@ -266,11 +280,11 @@ void encode(Codec codec, const RowHead& head, const void* vector, unsigned char*
             std::int64_t end) {
   if (const std::int64_t bytes = plain_bytes(codec)) return copy(vector, row, begin * bytes, end * bytes);
   const std::int64_t run = run_of(codec);
-  alignas(64) float scratch[kBlock], copied[kCodecBlock], decoded[kBlock];
+  alignas(64) float scratch[kBlock], decoded[kBlock];
   for (std::int64_t i = begin; i < end; i += run) {
     const std::int64_t n = end - i < run ? end - i : run;
     const float* const from = padded(static_cast<const float*>(vector) + i, n, run, scratch);
-    const Encoding one{&head, from, copied, row, decoded};
+    const Encoding one{&head, from, nullptr, row, decoded};
     code_runs(codec, {i, n, nullptr, 0, &one, 1});
   }
 }

@@ -24,7 +24,8 @@ AFFLUX_FN void each_code(const Body& body, const Packed& packed) {
   }
 }
 
-// The least and the largest of a block, which is copied as well.
+// The least and the largest of a block, which is copied as well unless `copy` is null.
+template <bool kCopies>
 AFFLUX_FN void block_extremes(const float* x, float* copy, float& least, float& most) {
   simd::Floats low = simd::all(__builtin_inff()), high = -low;
 #pragma GCC unroll 8
@@ -32,7 +33,7 @@ AFFLUX_FN void block_extremes(const float* x, float* copy, float& least, float& 
     const simd::Floats values = simd::load_floats(x + e);
     low = simd::lesser(low, values);
     high = simd::greater(high, values);
-    simd::store_floats(copy + e, values);
+    if (kCopies) simd::store_floats(copy + e, values);
   }
   simd::extremes(low, high, least, most);
 }

@@ -178,8 +178,10 @@ AFFLUX_FN void rotated_decode(const unsigned char* codes, const float* scales, s
     const auto load = [&](int i, int k) AFFLUX_INLINE {
       const int row = (i + k) / 8 * kBits + k % 8 % kBits;
       const simd::Words bytes = simd::load_bytes(codes + row * kRow + lane);
-      if (kBits == 1) return with_sign(one_bit, bytes << (31 - k % 8));
-      return level_of<kBits>(bytes >> (k % 8 / kBits * kBits)) * scale;
+      if constexpr (kBits == 1)
+        return with_sign(one_bit, bytes << (31 - k % 8));
+      else
+        return level_of<kBits>(bytes >> (k % 8 / kBits * kBits)) * scale;
     };
     rotate_back(load, random_signs(random, lane), out + lane);
   }
@@ -210,8 +212,10 @@ AFFLUX_FN void rotated_encode(const float* x, std::uint64_t random, unsigned cha
     for (int l = 0; l < simd::kFloats; ++l) scales[lane + l] = formula::rotated_scale(squares[l], products[l]);
     const simd::Floats scale = simd::load_floats(scales + lane), one_bit = scale * formula::level(1, 0);
     const auto chosen = [&](int i, int k) AFFLUX_INLINE {
-      if (kBits == 1) return with_sign(one_bit, simd::bits_of(simd::load_floats(y + (i + k) * kRow)));
-      return simd::load_floats(out + (i + k) * kRow) * scale;
+      if constexpr (kBits == 1)
+        return with_sign(one_bit, simd::bits_of(simd::load_floats(y + (i + k) * kRow)));
+      else
+        return simd::load_floats(out + (i + k) * kRow) * scale;
     };
     rotate_back(chosen, signs, out);
   }

@@ -8,6 +8,7 @@
 
 #include "afflux/afflux.hpp"
 #include "api/kernels.hpp"
+#include "cpu/environment.hpp"
 
 namespace afflux {
 namespace {
@@ -63,7 +64,7 @@ const Isa* find(const std::string& name, const std::string& asked_by) {
     if (!isa.runs()) throw Unavailable(asked_by + " asks for '" + name + "', but this CPU lacks " + isa.needs);
     return &isa;
   }
-  throw Unavailable(asked_by + " asks for '" + name + "', which is unknown here; known: " + known_names());
+  throw Unavailable(asked_by + " asks for '" + printable(name) + "', which is unknown here; known: " + known_names());
 }
 
 const Isa* initial() {

@@ -1,4 +1,4 @@
-// Numbers that the environment may set.
+// What the environment may set.
 #pragma once
 #include <cerrno>
 #include <cstdlib>
@@ -7,6 +7,15 @@
 #include "afflux/afflux.hpp"
 
 namespace afflux {
+
+// At most 60 characters, for a message; bytes that are no printable ASCII as '?'.
+inline std::string printable(const std::string& text) {
+  constexpr std::size_t kMost = 60;
+  std::string shown = text.substr(0, kMost);
+  for (char& c : shown)
+    if (c < ' ' || c > '~') c = '?';
+  return text.size() > kMost ? shown + "..." : shown;
+}
 
 // The number in the environment's variable `name`, `otherwise` if it is not set. Throws Error for anything that is not
 // a number of `unit` from least to most.
@@ -18,7 +27,7 @@ inline long long from_environment(const char* name, const char* unit, long long 
   errno = 0;
   const long long number = std::strtoll(wanted, &end, 10);
   if (*end != '\0' || errno == ERANGE || number < least || number > most)
-    throw Error(std::string(name) + " is '" + wanted + "', must be a number of " + unit + " from " +
+    throw Error(std::string(name) + " is '" + printable(wanted) + "', must be a number of " + unit + " from " +
                 std::to_string(least) + " to " + std::to_string(most));
   return number;
 }

@@ -11,13 +11,6 @@
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-AFFLUX_FN bool has_work(const Pass& pass, std::int64_t k) {
-  const Calibrate& rows = pass.calibrate;
-  const bool weighs = rows.kind == Calibration::none || formula::weighs_differences(rows.kind);
-  return (weighs && pass.combine.weights.data[k] != 0.0) ||
-         (rows.kind != Calibration::none && rows.new_rows.data[k].data != nullptr);
-}
-
 // Streams that are read side by side; of more, tiles are faster (bench/NOTES.md).
 constexpr int kMostFused = 32;
 

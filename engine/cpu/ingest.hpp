@@ -25,29 +25,31 @@ AFFLUX_FN void copy(const T* from, T* to, std::int64_t n, std::int64_t ahead) {
   __builtin_memcpy(to + i, from + i, static_cast<std::size_t>(n - i) * sizeof(T));
 }
 
-// The same past the caches; `to` is aligned to kStreamed. The source is read again soon.
+// The same past the caches, and to `copy`, which is read instead: a source that its owner changes meanwhile is read
+// once. `to` is aligned to kStreamed.
 template <class T>
-AFFLUX_FN void copy_streaming(const T* from, T* to, std::int64_t n) {
+AFFLUX_FN void copy_streaming(const T* from, T* to, T* copy, std::int64_t n) {
   constexpr std::int64_t kLine = 64 / sizeof(T);
   constexpr std::int64_t kAhead = 4096;  // for a single stream
   std::int64_t i = 0;
   for (; i + kLine <= n; i += kLine) {
     __builtin_prefetch(reinterpret_cast<const char*>(from + i) + kAhead);
-    simd::stream_line(from + i, to + i);
+    simd::stream_line(from + i, to + i, copy + i);
   }
-  __builtin_memcpy(to + i, from + i, static_cast<std::size_t>(n - i) * sizeof(T));
+  const std::size_t rest = static_cast<std::size_t>(n - i) * sizeof(T);
+  __builtin_memcpy(copy + i, from + i, rest);
+  __builtin_memcpy(to + i, copy + i, rest);
 }
 
 // slot[begin, end) from the parts that lie there; `part` is the first of them, and in the end the last. Returns where
-// the values are in a cache: in the slot, or in a part that they come from as they are.
+// the values are in a cache: in the slot, or in `block`.
 template <class T>
-AFFLUX_FN const T* gather(const Part*& part, const PartChange* change, const MemoryUse& memory, T* slot,
+AFFLUX_FN const T* gather(const Part*& part, const PartChange* change, const MemoryUse& memory, T* slot, T* block,
                           std::int64_t begin, std::int64_t end) {
   while (part[1].begin <= begin) ++part;
   if (memory.streams && change == nullptr && part->type == TypeOf<T>::value && end <= part[1].begin) {
-    const T* const from = static_cast<const T*>(part->data) + (begin - part->begin);
-    copy_streaming(from, slot + begin, end - begin);
-    return from;
+    copy_streaming(static_cast<const T*>(part->data) + (begin - part->begin), slot + begin, block, end - begin);
+    return block;
   }
   const T* const values = slot + begin;
   while (begin < end) {
@@ -119,6 +121,7 @@ template <class T>
 AFFLUX_FN void ingest_into(const Part* part, const PartChange* change, const MemoryUse& memory, T* slot,
                            std::int64_t begin, std::int64_t end, IngestSums& sums) {
   using Value = decltype(formula::widened(T{}));
+  alignas(64) T block[kBlock];
   Value lows[kLanes], highs[kLanes];
   for (int lane = 0; lane < kLanes; ++lane) {
     lows[lane] = static_cast<Value>(__builtin_inf());
@@ -126,7 +129,7 @@ AFFLUX_FN void ingest_into(const Part* part, const PartChange* change, const Mem
   }
   for (std::int64_t i = begin; i < end; i += kBlock) {
     const std::int64_t n = end - i < kBlock ? end - i : kBlock;
-    const T* const values = gather(part, change, memory, slot, i, i + n);
+    const T* const values = gather(part, change, memory, slot, block, i, i + n);
     const double squares = block_sum_of_squares(values, n);
     sums.sum_of_squares = sums.sum_of_squares + squares;
     lane_extremes(values, n, lows, highs);

@@ -8,7 +8,7 @@ namespace afflux {
 // Of a sweep over so many bytes; `may_stream`: nothing reads soon what it writes.
 inline MemoryUse memory_use(std::int64_t bytes, bool may_stream = true) {
   const Policy now = policy();
-  return {now.prefetch, may_stream && bytes >= now.stream, now.fused};
+  return {now.prefetch, may_stream && bytes >= now.stream, now.fused, now.direct};
 }
 
 }  // namespace afflux

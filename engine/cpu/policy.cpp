@@ -4,8 +4,10 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
+#include <mutex>
 
 #include "afflux/afflux.hpp"
+#include "cpu/environment.hpp"
 #include "cpu/processor.hpp"
 
 namespace afflux {
@@ -14,17 +16,19 @@ namespace {
 // Measured (bench/NOTES.md, "Stages in registers").
 Policy default_policy() {
   const Processor here = processor();
-  if (here.vendor == "AMD" && here.family == 26) return {256, std::int64_t{16} << 20, true};
-  return {};  // of a Xeon with 25 GB/s
+  if (here.vendor == "AMD" && here.family == 26) return {256, std::int64_t{16} << 20, true, true};
+  return {};
 }
 
 // A reader may see a half of a new policy and a half of the old one: still a policy, and no bit depends on it. A
 // prefetch below 0: none is chosen yet.
 std::atomic<std::int64_t> chosen_prefetch{-1}, chosen_stream{0};
-std::atomic<bool> chosen_fused{true};
+std::atomic<bool> chosen_fused{true}, chosen_direct{false};
+std::mutex choosing;  // held to store
 
 void store(const Policy& policy) {
   chosen_fused.store(policy.fused, std::memory_order_relaxed);
+  chosen_direct.store(policy.direct, std::memory_order_relaxed);
   chosen_stream.store(policy.stream, std::memory_order_relaxed);
   chosen_prefetch.store(policy.prefetch, std::memory_order_release);
 }
@@ -37,31 +41,42 @@ std::int64_t bytes_of(const std::string& number, std::int64_t most) {
   return errno == ERANGE || value > most ? -1 : value;
 }
 
-// Whether `item`, such as "prefetch=256", is one of a policy's; then it is set.
-bool set(Policy& policy, const std::string& item) {
-  const std::size_t equals = item.find('=');
-  if (equals == std::string::npos) return false;
-  const std::string key = item.substr(0, equals), value = item.substr(equals + 1);
-  if (key == "stages") {
-    policy.fused = value == "fused";
-    return policy.fused || value == "tiled";
-  }
+// Whether `value` is one of two words; `is_first` says which.
+bool either(const std::string& value, const char* first, const char* second, bool& is_first) {
+  is_first = value == first;
+  return is_first || value == second;
+}
+
+// Whether the setting `key`=`value` is one of a policy's; then it is set.
+bool set(Policy& policy, const std::string& key, const std::string& value) {
+  if (key == "stages") return either(value, "fused", "tiled", policy.fused);
+  if (key == "rows") return either(value, "direct", "copied", policy.direct);
   if (key == "prefetch") return (policy.prefetch = bytes_of(value, Policy::kMostPrefetch)) >= 0;
   if (key != "stream") return false;
   policy.stream = value == "never" ? Policy::kNever : bytes_of(value, Policy::kNever);
   return policy.stream >= 0;
 }
 
+// As stored last; `false` if nothing is.
+bool load(Policy& policy) {
+  policy.prefetch = chosen_prefetch.load(std::memory_order_acquire);
+  policy.stream = chosen_stream.load(std::memory_order_relaxed);
+  policy.fused = chosen_fused.load(std::memory_order_relaxed);
+  policy.direct = chosen_direct.load(std::memory_order_relaxed);
+  return policy.prefetch >= 0;
+}
+
 }  // namespace
 
 Policy policy() {
-  const std::int64_t prefetch = chosen_prefetch.load(std::memory_order_acquire);
-  if (prefetch >= 0)
-    return {prefetch, chosen_stream.load(std::memory_order_relaxed), chosen_fused.load(std::memory_order_relaxed)};
+  Policy now;
+  if (load(now)) return now;
+  const std::lock_guard<std::mutex> lock(choosing);
+  if (load(now)) return now;  // another thread was first
   const char* const wanted = std::getenv("AFFLUX_POLICY");
-  const Policy initial = wanted == nullptr ? default_policy() : policy_of(wanted, "AFFLUX_POLICY");
-  store(initial);
-  return initial;
+  now = wanted == nullptr ? default_policy() : policy_of(wanted, "AFFLUX_POLICY");
+  store(now);
+  return now;
 }
 
 void choose_policy(const Policy& policy) {
@@ -70,24 +85,31 @@ void choose_policy(const Policy& policy) {
                 std::to_string(Policy::kMostPrefetch) + " bytes");
   if (policy.stream < 0)
     throw Error("[choose_policy] stream is " + std::to_string(policy.stream) + ", must be at least 0 bytes");
+  const std::lock_guard<std::mutex> lock(choosing);
   store(policy);
 }
 
 std::string text(const Policy& policy) {
   return "prefetch=" + std::to_string(policy.prefetch) +
          ",stream=" + (policy.stream == Policy::kNever ? "never" : std::to_string(policy.stream)) +
-         ",stages=" + (policy.fused ? "fused" : "tiled");
+         ",stages=" + (policy.fused ? "fused" : "tiled") + ",rows=" + (policy.direct ? "direct" : "copied");
 }
 
 Policy policy_of(const std::string& text, const std::string& asked_by) {
   Policy found = default_policy();
-  for (std::size_t begin = 0; begin < text.size();) {
+  if (text.empty()) return found;
+  std::string keys = ",";  // those that were set
+  for (std::size_t begin = 0; begin <= text.size();) {
     const std::size_t comma = std::min(text.find(',', begin), text.size());
     const std::string item = text.substr(begin, comma - begin);
-    if (!set(found, item))
-      throw Error(asked_by + " has '" + item + "', expected prefetch=BYTES (0 to " +
-                  std::to_string(Policy::kMostPrefetch) + "), stream=BYTES, stream=never, stages=fused or " +
-                  "stages=tiled, separated by commas");
+    const std::size_t equals = std::min(item.find('='), item.size());
+    const std::string key = item.substr(0, equals);
+    if (equals == item.size() || !set(found, key, item.substr(equals + 1)))
+      throw Error(asked_by + " has '" + printable(item) + "', expected prefetch=BYTES (0 to " +
+                  std::to_string(Policy::kMostPrefetch) + "), stream=BYTES or never, stages=fused or tiled, " +
+                  "rows=direct or copied, separated by commas");
+    if (keys.find("," + key + ",") != std::string::npos) throw Error(asked_by + " has " + key + " twice");
+    keys += key + ",";
     begin = comma + 1;
   }
   return found;

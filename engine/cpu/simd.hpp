@@ -190,15 +190,21 @@ struct VectorPack {
   }
 };
 
-// 64 bytes, likewise.
-AFFLUX_FN void stream_line(const void* from, void* to) {
+// 64 bytes, likewise, and to `copy`. They are read once.
+AFFLUX_FN void stream_line(const void* from, void* to, void* copy) {
 #if defined(__AVX512F__)
-  _mm512_stream_si512((__m512i*)to, _mm512_loadu_si512(from));
+  const __m512i line = _mm512_loadu_si512(from);
+  _mm512_stream_si512((__m512i*)to, line);
+  _mm512_storeu_si512(copy, line);
 #elif defined(__AVX__)
-  _mm256_stream_si256((__m256i*)to, _mm256_loadu_si256((const __m256i*)from));
-  _mm256_stream_si256((__m256i*)to + 1, _mm256_loadu_si256((const __m256i*)from + 1));
+  for (int half = 0; half < 2; ++half) {
+    const __m256i part = _mm256_loadu_si256((const __m256i*)from + half);
+    _mm256_stream_si256((__m256i*)to + half, part);
+    _mm256_storeu_si256((__m256i*)copy + half, part);
+  }
 #else
-  __builtin_memcpy(to, from, 64);
+  __builtin_memcpy(copy, from, 64);
+  __builtin_memcpy(to, copy, 64);
 #endif
 }
 

@@ -26,6 +26,21 @@ ENGINE = {
         "  return (some_fused || apply_tiled(pass, updates, heads, memory, middle, end)) && sound;",
         "test_stages.py",
     ),
+    "fused: what goes past the caches is something else": (
+        "      simd::Vector::stream(values + i, value);",
+        "      simd::Vector::stream(values + i, value + 1.0);",
+        "test_policy.py",
+    ),
+    "ingest: past the caches from the part's beginning": (
+        "(begin - part->begin), slot + begin, block,",
+        "0, slot + begin, block,",
+        "test_policy.py",
+    ),
+    "policy: a bad one is found after the heads are written": (
+        "  kernels();\n  const MemoryUse memory",
+        "  rows::finish(written, codec, pass.params.size, device);\n  const MemoryUse memory",
+        "test_policy.py",
+    ),
     "fused: more updates than there is room for": (
         "kMostFused : kMostFused / 2);",
         "kMostFused : kMostFused);",
@@ -67,10 +82,10 @@ ENGINE = {
         "test_policy.py",
     ),
     "calibrate: the cache sum in float32": (
-        "  if (weighted) add_mean(stage.sum, stage.num_clients, tile, v);",
+        "  if (weighted && !encoded) add_mean(stage.sum, stage.num_clients, tile, v);",
         "  double* const sum = pass.calibrate.sum.data + tile.begin;\n"
         "  for (std::int64_t i = 0; i < tile.size; ++i) sum[i] = static_cast<float>(sum[i]);\n"
-        "  if (weighted) add_mean(stage.sum, stage.num_clients, tile, v);",
+        "  if (weighted && !encoded) add_mean(stage.sum, stage.num_clients, tile, v);",
         "test_identities.py",
     ),
     "step: a learning rate that is almost right": (

@@ -1,4 +1,5 @@
-// How sweeps on the CPU use memory. Processors differ in what is fastest; no bit of a result depends on it.
+// How sweeps on the CPU use memory. Processors differ in what is fastest; no bit of a result depends on it. Defaults were
+// measured on AMD's family 26 and, those of all other processors, on one Xeon (bench/NOTES.md).
 #pragma once
 #include <cstdint>
 #include <string>
@@ -8,12 +9,19 @@ namespace afflux {
 struct Policy {
   static constexpr std::int64_t kNever = INT64_MAX, kMostPrefetch = 1 << 16;
 
-  // How many bytes ahead of what is read vectors are prefetched, at most kMostPrefetch; 0: by the processor alone.
+  // How many bytes ahead of what is read `ingest` and `apply` prefetch vectors, at most kMostPrefetch; 0: by the
+  // processor alone. Where more is computed than read (encoded rows, bfloat16 or renewed rule vectors in tiles) the
+  // distance is 2 KiB whatever it is here, but for encoded rows that are `direct`.
   std::int64_t prefetch = 1024;
-  // Sweeps over at least so many bytes write what they do not read past the caches (non-temporal stores).
+  // Sweeps over at least so many bytes write past the caches (non-temporal stores): `ingest` what it copies without a
+  // conversion, fused rounds without rows what does not go where it came from. Not where checksums are taken.
   std::int64_t stream = kNever;
-  // Whether the stages of common rounds are fused in registers, or all rounds go from stage to stage tile by tile.
+  // Whether the stages of common rounds are fused in registers: float32 params, updates of float32 or bfloat16 (at most
+  // 32, or 16 with rows), plain rows or none, no rule vectors. All other rounds go from stage to stage tile by tile.
   bool fused = true;
+  // Whether affine rows are encoded from updates where they lie, which are prefetched into L1; otherwise from copies in
+  // L1, for processors whose L1 has few ways.
+  bool direct = false;
 };
 
 // The policy of this process's calls: as last chosen, else AFFLUX_POLICY from the environment, else the processor's.
@@ -22,7 +30,8 @@ Policy policy();
 // For all later calls. Throws Error for a prefetch that is out of range, or a negative stream.
 void choose_policy(const Policy& policy);
 
-// As AFFLUX_POLICY spells it: "prefetch=256,stream=16777216,stages=fused", or "stream=never", or "stages=tiled".
+// As AFFLUX_POLICY spells it: "prefetch=256,stream=16777216,stages=fused,rows=direct", or "stream=never", or
+// "stages=tiled", or "rows=copied".
 std::string text(const Policy& policy);
 // From such a text; what is not in it has the processor's default. Throws Error, which names `asked_by`.
 Policy policy_of(const std::string& text, const std::string& asked_by);

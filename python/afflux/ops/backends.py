@@ -51,7 +51,7 @@ def choose_isa(name: str) -> None:
 
 
 def policy() -> str:
-    """How sweeps on the CPU use memory in this process: "prefetch=256,stream=16777216,stages=fused".
+    """How sweeps on the CPU use memory in this process: "prefetch=256,stream=16777216,stages=fused,rows=direct".
 
     The default is that of the processor's family; see `choose_policy`.
 
@@ -68,12 +68,16 @@ def choose_policy(text: str) -> None:
 
     Args:
         text: settings separated by commas; those that are left out keep the processor's default:
-            prefetch=BYTES: prefetch vectors so many bytes ahead, 0 (by the processor alone) to 65536.
-            stream=BYTES, stream=never: sweeps over at least so many bytes write past the caches what they do not read.
-            stages=fused, stages=tiled: common rounds in registers, or all rounds tile by tile.
+            prefetch=BYTES: `ingest` and `apply` prefetch vectors so many bytes ahead, 0 (by the processor alone) to
+                65536; rounds that compute more than they read keep a distance of their own.
+            stream=BYTES, stream=never: `ingest`, and rounds without rows in registers, write past the caches
+                (non-temporal stores) in sweeps over at least so many bytes.
+            stages=fused, stages=tiled: rounds of float32 params, float32 or bfloat16 updates, plain rows or none and
+                no rule vectors in registers, or all rounds tile by tile.
+            rows=direct, rows=copied: affine rows are encoded from updates where they lie, or from copies in L1.
 
     Raises:
-        AffluxError: something else is in the text.
+        AffluxError: something else is in the text, or a setting twice.
 
     >>> before = policy()
     >>> choose_policy("prefetch=512,stages=tiled")

@@ -47,13 +47,17 @@ def _read(path: Path) -> tuple[list[str], Cells]:
 
 
 def _cells(run: dict[str, Any]) -> Cells:
-    lines = [line for case in run["cases"] for row in case["rows"].values() for line in row if line["first"]]
-    return {(line["operation"], line["d"], line["m"]): _cell(line) for line in lines if line["operation"] in SHOWN}
+    """Of several cases with the same operation, d and M, such as other numbers of threads, the first one's."""
+    cells: Cells = {}
+    for line in [line for case in run["cases"] for row in case["rows"].values() for line in row if line["first"]]:
+        if line["operation"] in SHOWN:
+            cells.setdefault((line["operation"], line["d"], line["m"]), _cell(line))
+    return cells
 
 
 def _about(run: dict[str, Any]) -> list[str]:
     box, soft = run["machine"], run["software"]
-    best = max(case["best"].get("read", 0.0) for case in run["cases"])
+    best = max((case["best"].get("read", 0.0) for case in run["cases"]), default=0.0)
     return [
         processor(box),
         f"{box['usable_cores']} of {box['cores']}",
