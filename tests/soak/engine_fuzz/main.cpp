@@ -278,7 +278,7 @@ bool one_call(const Bytes& bytes) {
                                                        call_crc,   call_numbers, call_apply, call_codec};
   Draw draw(bytes);
   Memory memory(draw);
-  choose_policy({draw.rare(2) ? 0 : 256, draw.rare(2) ? 0 : Policy::kNever, !draw.rare(4)});
+  choose_policy({draw.rare(2) ? 0 : 256, draw.rare(2) ? 0 : Policy::kNever, !draw.rare(4), draw.rare(2)});
   try {
     kCalls[draw.below(std::size(kCalls))](draw, memory);
     return true;
