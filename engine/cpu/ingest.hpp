@@ -10,64 +10,104 @@
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-// The same bytes, a cache line at a time, with source and target prefetched.
-template <class T>
-AFFLUX_FN void copy(const T* from, T* to, std::int64_t n, std::int64_t ahead) {
-  constexpr std::int64_t kLine = 64 / sizeof(T);
+// What is read of a part is prefetched so many bytes ahead; near its end, the beginning of the next part.
+class Ahead {
+ public:
+  AFFLUX_INLINE Ahead(const Part* part, const void* from, std::int64_t bytes_left, std::int64_t distance)
+      : here_(static_cast<const char*>(from) + distance),
+        next_(static_cast<const char*>(part[1].data)),
+        left_(next_ == nullptr ? INT64_MAX : bytes_left - distance) {}
+  AFFLUX_INLINE void ask_for(std::int64_t byte) const {
+    __builtin_prefetch(byte < left_ ? here_ + byte : next_ + (byte - left_));
+  }
+
+ private:
+  const char *here_, *next_;
+  std::int64_t left_;
+};
+
+// n values of a part from `at` on, line(i) for whole cache lines of them; `ahead` bytes before, they are prefetched.
+template <class T, class Line>
+AFFLUX_FN void copy_lines(const Part* part, std::int64_t at, std::int64_t n, std::int64_t ahead, T* to,
+                          const Line& line) {
+  constexpr std::int64_t kLine = 64 / sizeof(T), kSize = sizeof(T);
+  const T* const from = static_cast<const T*>(part->data) + at;
+  const Ahead lines(part, from, (part[1].begin - part->begin - at) * kSize, ahead);
   std::int64_t i = 0;
   for (; i + kLine <= n; i += kLine) {
-    if (ahead != 0) {
-      __builtin_prefetch(reinterpret_cast<const char*>(from + i) + ahead);
-      __builtin_prefetch(reinterpret_cast<const char*>(to + i) + ahead, 1);
-    }
-    __builtin_memcpy(to + i, from + i, 64);
+    if (ahead != 0) lines.ask_for(i * kSize);
+    line(from + i, i);
   }
   __builtin_memcpy(to + i, from + i, static_cast<std::size_t>(n - i) * sizeof(T));
 }
 
-// The same past the caches, and to `copy`, which is read instead: a source that its owner changes meanwhile is read
-// once. `to` is aligned to kStreamed.
+// The same bytes; the target is prefetched too.
 template <class T>
-AFFLUX_FN void copy_streaming(const T* from, T* to, T* copy, std::int64_t n) {
-  constexpr std::int64_t kLine = 64 / sizeof(T);
-  constexpr std::int64_t kAhead = 4096;  // for a single stream
-  std::int64_t i = 0;
-  for (; i + kLine <= n; i += kLine) {
-    __builtin_prefetch(reinterpret_cast<const char*>(from + i) + kAhead);
-    simd::stream_line(from + i, to + i, copy + i);
-  }
-  const std::size_t rest = static_cast<std::size_t>(n - i) * sizeof(T);
-  __builtin_memcpy(copy + i, from + i, rest);
-  __builtin_memcpy(to + i, copy + i, rest);
+AFFLUX_FN void copy(const Part* part, std::int64_t at, std::int64_t n, std::int64_t ahead, T* to) {
+  copy_lines(part, at, n, ahead, to, [&](const T* from, std::int64_t i) AFFLUX_INLINE {
+    if (ahead != 0) __builtin_prefetch(reinterpret_cast<const char*>(to + i) + ahead, 1);
+    __builtin_memcpy(to + i, from, 64);
+  });
 }
 
-// slot[begin, end) from the parts that lie there; `part` is the first of them, and in the end the last. Returns where
-// the values are in a cache: in the slot, or in `block`.
+// What is in L1, from element i on, past the caches; `to` is aligned to kStreamed, here and below.
 template <class T>
-AFFLUX_FN const T* gather(const Part*& part, const PartChange* change, const MemoryUse& memory, T* slot, T* block,
-                          std::int64_t begin, std::int64_t end) {
-  while (part[1].begin <= begin) ++part;
-  if (memory.streams && change == nullptr && part->type == TypeOf<T>::value && end <= part[1].begin) {
-    copy_streaming(static_cast<const T*>(part->data) + (begin - part->begin), slot + begin, block, end - begin);
-    return block;
-  }
-  const T* const values = slot + begin;
+AFFLUX_FN void stream_out(const T* from, T* to, std::int64_t i, std::int64_t n) {
+  constexpr std::int64_t kLine = 64 / sizeof(T);
+  for (; i + kLine <= n; i += kLine) simd::stream_line(from + i, to + i);
+  __builtin_memcpy(to + i, from + i, static_cast<std::size_t>(n - i) * sizeof(T));
+}
+
+// The same bytes past the caches, and to `copy`.
+template <class T>
+AFFLUX_FN void copy_streaming(const Part* part, std::int64_t at, std::int64_t n, std::int64_t ahead, T* to, T* copy) {
+  constexpr std::int64_t kLine = 64 / sizeof(T);
+  copy_lines(part, at, n, ahead, copy,
+             [&](const T* from, std::int64_t i) AFFLUX_INLINE { simd::stream_line(from, to + i, copy + i); });
+  stream_out(copy, to, n - n % kLine, n);
+}
+
+// values[0, end - begin) = elements [begin, end) of the parts, of which `part` holds the first; in the end the last.
+template <class T>
+AFFLUX_FN void gather(const Part*& part, const PartChange* change, std::int64_t ahead, T* values, std::int64_t begin,
+                      std::int64_t end) {
   while (begin < end) {
     while (part[1].begin <= begin) ++part;
     const std::int64_t n = (part[1].begin < end ? part[1].begin : end) - begin;
     const std::int64_t at = begin - part->begin;
     if (change != nullptr)
       if (change->base_type == Type::float32)
-        change_piece<float>(*change, *part, at, begin, n, slot + begin);
+        change_piece<float>(*change, *part, at, begin, n, values);
       else
-        change_piece<double>(*change, *part, at, begin, n, slot + begin);
+        change_piece<double>(*change, *part, at, begin, n, values);
     else if (part->type == TypeOf<T>::value)
-      copy(static_cast<const T*>(part->data) + at, slot + begin, n, memory.prefetch);
+      copy(part, at, n, ahead, values);
     else
-      convert(part->type, part->data, at, n, slot + begin);
+      convert(part->type, part->data, at, n, values);
     begin += n;
+    values += n;
   }
-  return values;
+}
+
+// slot[begin, end), a block, from the parts. Returns where the values are in L1: in the slot or, if that is written
+// past the caches, in `block`. Each byte of the parts is read once, for their owners may change them meanwhile.
+template <class T>
+AFFLUX_FN const T* fill(const Part*& part, const PartChange* change, const MemoryUse& memory, T* slot, T* block,
+                        std::int64_t begin, std::int64_t end) {
+  constexpr std::int64_t kAhead = 4096;  // of a single stream
+  T* const to = slot + begin;
+  if (!memory.streams) {
+    gather(part, change, memory.prefetch, to, begin, end);
+    return to;
+  }
+  while (part[1].begin <= begin) ++part;
+  if (change == nullptr && part->type == TypeOf<T>::value && end <= part[1].begin) {
+    copy_streaming(part, begin - part->begin, end - begin, kAhead, to, block);
+  } else {
+    gather(part, change, kAhead, block, begin, end);
+    stream_out(block, to, 0, end - begin);
+  }
+  return block;
 }
 
 template <class T>
@@ -129,7 +169,7 @@ AFFLUX_FN void ingest_into(const Part* part, const PartChange* change, const Mem
   }
   for (std::int64_t i = begin; i < end; i += kBlock) {
     const std::int64_t n = end - i < kBlock ? end - i : kBlock;
-    const T* const values = gather(part, change, memory, slot, block, i, i + n);
+    const T* const values = fill(part, change, memory, slot, block, i, i + n);
     const double squares = block_sum_of_squares(values, n);
     sums.sum_of_squares = sums.sum_of_squares + squares;
     lane_extremes(values, n, lows, highs);

@@ -190,7 +190,18 @@ struct VectorPack {
   }
 };
 
-// 64 bytes, likewise, and to `copy`. They are read once.
+// 64 bytes, likewise.
+AFFLUX_FN void stream_line(const void* from, void* to) {
+#if defined(__AVX512F__)
+  _mm512_stream_si512((__m512i*)to, _mm512_loadu_si512(from));
+#elif defined(__AVX__)
+  for (int half = 0; half < 2; ++half)
+    _mm256_stream_si256((__m256i*)to + half, _mm256_loadu_si256((const __m256i*)from + half));
+#else
+  __builtin_memcpy(to, from, 64);
+#endif
+}
+// And to `copy`. They are read once.
 AFFLUX_FN void stream_line(const void* from, void* to, void* copy) {
 #if defined(__AVX512F__)
   const __m512i line = _mm512_loadu_si512(from);

@@ -32,8 +32,8 @@ ENGINE = {
         "test_policy.py",
     ),
     "ingest: past the caches from the part's beginning": (
-        "(begin - part->begin), slot + begin, block,",
-        "0, slot + begin, block,",
+        "copy_lines(part, at, n, ahead, copy,",
+        "copy_lines(part, 0, n, ahead, copy,",
         "test_policy.py",
     ),
     "policy: a bad one is found after the heads are written": (

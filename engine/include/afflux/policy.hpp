@@ -1,5 +1,5 @@
-// How sweeps on the CPU use memory. Processors differ in what is fastest; no bit of a result depends on it. Defaults were
-// measured on AMD's family 26 and, those of all other processors, on one Xeon (bench/NOTES.md).
+// How sweeps on the CPU use memory. Processors differ in what is fastest; no bit of a result depends on it. Defaults
+// were measured on AMD's family 26 and, those of all other processors, on one Xeon (bench/NOTES.md).
 #pragma once
 #include <cstdint>
 #include <string>
@@ -13,8 +13,8 @@ struct Policy {
   // processor alone. Where more is computed than read (encoded rows, bfloat16 or renewed rule vectors in tiles) the
   // distance is 2 KiB whatever it is here, but for encoded rows that are `direct`.
   std::int64_t prefetch = 1024;
-  // Sweeps over at least so many bytes write past the caches (non-temporal stores): `ingest` what it copies without a
-  // conversion, fused rounds without rows what does not go where it came from. Not where checksums are taken.
+  // Sweeps over at least so many bytes write past the caches (non-temporal stores): `ingest` into slots that begin on
+  // a cache line, fused rounds without rows what does not go where it came from. Not where checksums are taken.
   std::int64_t stream = kNever;
   // Whether the stages of common rounds are fused in registers: float32 params, updates of float32 or bfloat16 (at most
   // 32, or 16 with rows), plain rows or none, no rule vectors. All other rounds go from stage to stage tile by tile.
