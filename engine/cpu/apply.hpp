@@ -59,7 +59,7 @@ AFFLUX_FN bool all_within(const double* v, std::int64_t n, double most) {
   return sound.everywhere();
 }
 
-// Where more is computed between the reads, they are asked for earlier, so that the memory does not rest meanwhile.
+// Where more is computed between the reads, they are prefetched earlier, so that some are always under way.
 AFFLUX_FN std::int64_t tiles_ahead(const Pass& pass, Type updates, std::int64_t prefetch) {
   const bool encoded = pass.calibrate.kind != Calibration::none && plain_bytes(pass.calibrate.codec) == 0;
   const bool computes = encoded || updates == Type::bfloat16 || pass.rule_vectors.next.size > 0;

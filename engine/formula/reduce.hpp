@@ -30,7 +30,7 @@ AFFLUX_FN T greater(T acc, T x) {
 
 AFFLUX_FN bool finite(double x) { return x - x == 0.0; }
 
-// `sound` where |x| <= most, else 0; a NaN is not. T is a float64 or a vector of them.
+// `sound` where |x| <= most, else 0; a NaN is not.
 template <class T>
 AFFLUX_FN T within(T sound, T x, T most) {
   const T zero{};

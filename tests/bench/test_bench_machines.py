@@ -56,3 +56,9 @@ def test_a_folder_without_results_says_how_to_make_some(tmp_path):
     with pytest.raises(ValueError, match=r"has no results: afflux bench --json"):
         markdown(tmp_path)
     assert json.loads((MACHINES / "xeon-2.5ghz.json").read_text())["format"] == 4
+
+
+def test_options_that_would_be_ignored_are_refused(tmp_path):
+    done = bench("--machines", tmp_path, "--repeats", 3, "-d", 10)
+    assert done.returncode == 2
+    assert "does not go with -d, --repeats" in done.stderr

@@ -6,6 +6,7 @@
 //   encode   a vector into a cached row, and back: decode
 //   exp ...  elementary functions for weights: log, pow
 //   backends what was compiled, what runs on this machine, what is chosen
+//   policy   how sweeps on the CPU use memory (policy.hpp)
 //
 // Every result is the same bit for bit on any number of threads and any instruction set (see order.hpp), and on a GPU:
 // where its vectors lie, a call runs. They lie on one device; lists, weights and the products of `gram` on the host.

@@ -72,6 +72,9 @@ def bench(
     if machines:
         from afflux.bench.output.machines import markdown
 
+        given = {"--against": against, "--json": json_path, "--out": folder, "-d": d, "--repeats": repeats}
+        if refused := [name for name, value in given.items() if value is not None]:
+            raise typer.BadParameter(f"does not go with {', '.join(refused)}", param_hint="--machines")
         try:
             typer.echo(markdown(machines), nl=False)
         except ValueError as error:
