@@ -62,6 +62,54 @@ def test_rounds_in_registers_have_the_bits_of_tiles(isa, rng, updates_type, cach
             assert same(tiled, fused), (policy, size, kind)
 
 
+@pairwise(
+    "isa, updates_type, arrivals, memory",
+    ISAS,
+    ["float32", "bfloat16"],
+    [0, 1, 6, 32, 33],
+    ["read", "renewed", "unread", "stays", "NaN"],
+    indirect=["isa"],
+)
+def test_rounds_with_a_rule_vector_in_registers_have_the_bits_of_tiles(isa, rng, updates_type, arrivals, memory):
+    """And the oracle's. What has no weight in the direction, or none in the next rule vector, may hold NaN."""
+    for size in (1, 31, 33, 1024 + 63, 5 * 4096 + 7):
+        given = Round(rng, size, "float32", updates_type, arrivals, held=1)
+        given.weights = np.resize([0.5, 0.0, -0.25, 1.5, 0.0], arrivals)
+        given.next = rng.standard_normal((1, 1 + arrivals)) if memory != "stays" else np.eye(1, 1 + arrivals)
+        given.next[0, 3::3] = 0.0
+        if memory in ("unread", "NaN"):
+            given.memory_weights[:] = 0.0
+        if memory == "NaN":
+            given.next[0, 0] = 0.0
+            given.rule_vectors[0][:] = np.nan
+        kind = "read" if memory == "read" else "renewed"
+        tiled = under(TILED, given.run, "none", "sgd", kind)
+        assert same(tiled, given.expected("none", "sgd", kind))
+        for policy in POLICIES[:3]:
+            assert same(tiled, under(policy, given.run, "none", "sgd", kind)), (policy, size)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_rule_vector_goes_where_it_is_wanted(isa, rng, apart):
+    """In place or apart, past the caches or not; one that is not sound is found."""
+    size = 4096 + 64  # whole packs: nothing is left to tiles
+    params, update, vector = (rng.standard_normal(size).astype(np.float32) for _ in range(3))
+
+    def run(weight, most=np.inf):
+        held = off(vector, 0)
+        to, out, done = off(np.zeros_like(vector), 0) if apart else held, off(np.zeros_like(params), 0), []
+        vectors = ops.RuleVectors([held], np.array([0.5]), np.array([[1.5, weight]]), [to] if apart else ())
+        combine = ops.Combine([update], np.array([0.7]))
+        ops.apply(ops.Pass(params, out, combine, step=ops.Sgd(0.1), rule_vectors=vectors, most=most), done=done)
+        return bits(out), bits(to), bits(held) == bits(vector), done
+
+    for weight, most in ((0.25, np.inf), (1e39, np.inf), (-2.0, 4.0)):
+        expected = under(TILED, run, weight, most)
+        assert expected[2:] == (apart, [weight == 0.25])
+        for policy in POLICIES:
+            assert under(policy, run, weight, most) == expected, (policy, weight)
+
+
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("params_type", ["float32", "float64"])
 def test_no_policy_changes_a_bit(isa, rng, cache, params_type):

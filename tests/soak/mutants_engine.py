@@ -21,6 +21,16 @@ ENGINE = {
         "    return",
         "test_stages.py",
     ),
+    "fused: the rule vector takes the direction's weights": (
+        "    if (other != 0.0) renewed = formula::weighted(renewed, lanes.fill(other), values);",
+        "    if (other != 0.0) renewed = formula::weighted(renewed, lanes.fill(weight), values);",
+        "test_policy.py",
+    ),
+    "fused: a renewed rule vector is not looked at": (
+        "      sound_.check(renewed);\n",
+        "",
+        "test_policy.py",
+    ),
     "fused: what is left over is forgotten": (
         "  return apply_tiled(pass, updates, heads, memory, middle, end) && sound;",
         "  return (some_fused || apply_tiled(pass, updates, heads, memory, middle, end)) && sound;",
