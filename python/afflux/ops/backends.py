@@ -81,7 +81,7 @@ def choose_policy(text: str) -> None:
 
     >>> before = policy()
     >>> choose_policy("prefetch=512,stages=tiled")
-    >>> policy().startswith("prefetch=512,"), policy().endswith(",stages=tiled")
+    >>> policy().startswith("prefetch=512,"), ",stages=tiled," in policy()
     (True, True)
     >>> choose_policy(before)
     """
