@@ -14,7 +14,7 @@ struct Policy {
   // distance is 2 KiB whatever it is here, but for encoded rows that are `direct`.
   std::int64_t prefetch = 1024;
   // Sweeps over at least so many bytes write past the caches (non-temporal stores): `ingest` into slots that begin on
-  // a cache line, fused rounds without rows what does not go where it came from. Not where checksums are taken.
+  // a cache line; fused rounds without rows, and without checksums, what does not go where it came from.
   std::int64_t stream = kNever;
   // Whether the stages of common rounds are fused in registers: float32 params, updates of float32 or bfloat16 (at most
   // 32, or 16 with rows), plain rows or none, no rule vectors or, without rows, one beside a step without states. All

@@ -72,8 +72,17 @@ def bench(
     if machines:
         from afflux.bench.output.machines import markdown
 
-        given = {"--against": against, "--json": json_path, "--out": folder, "-d": d, "--repeats": repeats}
-        if refused := [name for name, value in given.items() if value is not None]:
+        given: dict[str, object] = {
+            "-d": d,
+            "-M": m,
+            "--threads": threads,
+            "--isa": isa,
+            "--repeats": repeats,
+            "--compile": compiled,
+        }
+        given |= {"--quick": quick, "--json": json_path, "--markdown": markdown_path, "--picture": picture_path}
+        given |= {"--samples": samples, "--out": folder, "--against": against, "--list": list_only}
+        if refused := [name for name, value in given.items() if value]:
             raise typer.BadParameter(f"does not go with {', '.join(refused)}", param_hint="--machines")
         try:
             typer.echo(markdown(machines), nl=False)

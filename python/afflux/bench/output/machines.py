@@ -1,6 +1,7 @@
 """The runs of several machines side by side, as Markdown: one JSON file of results each."""
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,10 @@ def _read(path: Path) -> tuple[list[str], Cells]:
 def _cells(run: dict[str, Any]) -> Cells:
     """Of several cases with the same operation, d and M, such as other numbers of threads, the first one's."""
     cells: Cells = {}
-    for line in [line for case in run["cases"] for row in case["rows"].values() for line in row if line["first"]]:
-        if line["operation"] in SHOWN:
-            cells.setdefault((line["operation"], line["d"], line["m"]), _cell(line))
+    for case in run["cases"]:
+        for line in chain.from_iterable(case["rows"].values()):
+            if line["first"] and line["operation"] in SHOWN:
+                cells.setdefault((line["operation"], line["d"], line["m"]), _cell(line))
     return cells
 
 
