@@ -1,4 +1,4 @@
-// afflux._engine: the five entry points over Python arrays. Views in, GIL released, exceptions out; no logic.
+// afflux._engine: the entry points over Python arrays. Views in, GIL released, exceptions out; no logic.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -81,6 +81,28 @@ void gram_(const py::object& vectors, const py::object& out, int num_threads) {
   const View<double> view = to.doubles();
   const GilRelease release;
   gram(from.list(), view, num_threads);
+}
+
+void inner_(const py::object& vectors, const py::object& weights, const py::object& memory, double shift,
+            double memory_weight, const py::object& out, int num_threads) {
+  const Call call;
+  const Arrays<const void> from("inner", "vectors", vectors, Access::read, Shape::vector, false, as_view);
+  std::optional<Array> given_weights, given_memory;
+  Inner terms{from.list(), {}, {}, shift, memory_weight};
+  if (!weights.is_none()) {
+    given_weights.emplace(Argument{"inner", "weights"}, weights, Access::read);
+    const View<double> view = given_weights->doubles();
+    static const double kNone = 0.0;  // an empty list is no missing one
+    terms.weights = {view.size > 0 ? view.data : &kNone, view.size};
+  }
+  if (!memory.is_none()) {
+    given_memory.emplace(Argument{"inner", "memory"}, memory, Access::read);
+    terms.memory = given_memory->view();
+  }
+  const Array to({"inner", "out"}, out, Access::write);
+  const View<double> view = to.doubles();
+  const GilRelease release;
+  inner(terms, view, num_threads);
 }
 
 void encode_(const std::string& codec, const py::object& vector, const py::object& row, std::uint64_t key, double low,
@@ -170,6 +192,8 @@ PYBIND11_MODULE(main_interpreter_engine, module) {
              py::arg("conversion") = py::none(), py::arg("shapes") = py::none());
   module.def("unready", unready, py::arg("arrays"), py::arg("shapes"));
   module.def("gram", gram_, py::arg("vectors"), py::arg("out"), py::arg("num_threads"));
+  module.def("inner", inner_, py::arg("vectors"), py::arg("weights"), py::arg("memory"), py::arg("shift"),
+             py::arg("memory_weight"), py::arg("out"), py::arg("num_threads"));
   bind_apply(module);
   module.def(
       "row_bytes", [](const std::string& codec, std::int64_t size) { return row_bytes(codec_named(codec), size); },

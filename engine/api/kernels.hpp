@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "afflux/inner.hpp"
+#include "afflux/order.hpp"
 #include "afflux/pass.hpp"
 #include "formula/conversion.hpp"
 #include "formula/reduce.hpp"
@@ -50,6 +52,14 @@ struct GramPanels {
   std::int64_t left_count, right_count;
 };
 
+// Elements of each vector that `inner` works on at once: whole rows of lanes.
+constexpr std::int64_t kInnerTile = 4 * kLanes;
+// Doubles of memory for it: tiles of the vectors, of e and of the shift, lanes of every sum, and a cache line to begin
+// on.
+AFFLUX_FN std::int64_t inner_work(std::int64_t vectors) {
+  return (vectors + 1) * kInnerTile + (2 * vectors + 1) * kLanes + 8;
+}
+
 // What the head of a row says beyond its codec and size.
 struct RowHead {
   std::uint64_t key;
@@ -73,7 +83,7 @@ struct MemoryUse {
 };
 
 // What one instruction set offers: plain functions over a range [begin, end) of elements, which begins on the border of
-// a superblock for the reductions (ingest, gram), on that of a block for the rest. Each instruction set compiles
+// a superblock for the reductions (ingest, gram, inner), on that of a block for the rest. Each instruction set compiles
 // cpu/kernels.cpp once and exports exactly one symbol, its table.
 struct Kernels {
   // `first` is the part that holds element `begin`, `type` that of the slot; `change` is null if there is none.
@@ -81,6 +91,10 @@ struct Kernels {
                        std::int64_t begin, std::int64_t end);
   // sums[i * right_count + j] = <left[i], right[j]> over one superblock
   void (*gram)(const GramPanels& panels, std::int64_t begin, std::int64_t end, double* sums);
+  // Over one superblock: sums[k] = <x_k, x_k> and, if there is an e, sums[K] = <e, e>, sums[K + 1 + k] = <x_k, e>.
+  // `work` is inner_work(K) doubles; `prefetch` is MemoryUse's.
+  void (*inner)(const Inner& inner, std::int64_t prefetch, std::int64_t begin, std::int64_t end, double* work,
+                double* sums);
   // `heads`, one for each arrival, if the rows have some; the sweep itself neither reads nor writes those in the rows.
   // Whether all that was written is sound, see afflux::apply; the pass has its outs and its limit.
   bool (*apply)(const Pass& pass, const RowHeads* heads, const MemoryUse& memory, std::int64_t begin, std::int64_t end);
@@ -136,6 +150,8 @@ struct Backend {
                        const View<void>& slot);
   // sums[i * right_count + j] = <left[i], right[j]>, for symmetric panels where j <= i
   void (*gram)(const Where& where, const GramPanels& panels, double* sums);
+  // sums as of Kernels::inner
+  void (*inner)(const Where& where, const Inner& inner, double* sums);
   bool (*apply)(const Where& where, const Pass& pass, const RowHeads* heads, const NewHeads& renewed);
   // Without the head.
   void (*encode)(const Where& where, Codec codec, const RowHead& head, const View<const void>& vector,

@@ -7,6 +7,7 @@
 #include "afflux/order.hpp"
 #include "api/kernels.hpp"
 #include "cpu/convert.hpp"
+#include "cpu/lane_sum.hpp"
 #include "cpu/simd.hpp"
 #include "formula/reduce.hpp"
 
@@ -61,19 +62,6 @@ class Prefetcher {
   const char* end_ = nullptr;
 };
 
-// A pair's sum in the fixed order; the first halvings are of whole native vectors.
-AFFLUX_FN double pair_sum(double* lanes) {
-  constexpr int kVectors = kLanes / simd::kWidth;
-  simd::Doubles sum[kVectors];
-  AFFLUX_UNROLL
-  for (int k = 0; k < kVectors; ++k) sum[k] = simd::Vector::load(lanes + k * simd::kWidth);
-  AFFLUX_UNROLL
-  for (int half = kVectors / 2; half > 0; half /= 2) AFFLUX_UNROLL
-  for (int k = 0; k < half; ++k) sum[k] = sum[k] + sum[k + half];
-  simd::Vector::store(lanes, sum[0]);
-  return formula::lane_sum(lanes, simd::kWidth);
-}
-
 // products[a][b] = the block's inner product of x[a] and y[b]; of a triangle, where y is x, only those with b <= a.
 template <int kRows, bool kTriangle, class X, class Y>
 AFFLUX_FN void block_products(const X* const* x, const Y* const* y, std::int64_t n, double (*products)[kSide],
@@ -116,7 +104,7 @@ AFFLUX_FN void block_products(const X* const* x, const Y* const* y, std::int64_t
       for (std::int64_t i = whole; i < n; ++i)
         sums[i - whole] =
             formula::dot_term<X, Y>(sums[i - whole], simd::Single::load(x[a] + i), simd::Single::load(y[b] + i));
-      products[a][b] = pair_sum(sums);
+      products[a][b] = lane_sum(sums);
     }
 }
 

@@ -6,9 +6,10 @@
 #include "cpu/codec.hpp"
 #include "cpu/gram.hpp"
 #include "cpu/ingest.hpp"
+#include "cpu/inner.hpp"
 
 namespace afflux::AFFLUX_ISA {
 
-const Kernels kernels{ingest, gram, apply, encode, decode};
+const Kernels kernels{ingest, gram, inner, apply, encode, decode};
 
 }  // namespace afflux::AFFLUX_ISA

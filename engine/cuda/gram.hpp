@@ -2,19 +2,17 @@
 // lane of it; all warps walk the same block of the order together, so that what one has read the others find in L1.
 #pragma once
 #include <type_traits>
+#include <vector>
 
 #include "afflux/order.hpp"
 #include "api/kernels.hpp"
 #include "cuda/block.hpp"
+#include "cuda/element.hpp"
 #include "cuda/staging.hpp"
 #include "cuda/tree.hpp"
-#include "formula/half.hpp"
 #include "formula/reduce.hpp"
 
 namespace afflux::cuda {
-
-// Vectors of several types: each says its own.
-struct Mixed {};
 
 constexpr int kSide = 3, kTilesOfBlock = 8;
 
@@ -57,17 +55,6 @@ struct GramBody {
     return {row * kSide, number * kSide};
   }
 
-  static AFFLUX_DEVICE double load(const View<const void>& vector, std::int64_t i) {
-    if constexpr (!std::is_same_v<T, Mixed>)
-      return formula::widened(on_device<T>(vector.data)[i]);
-    else if (vector.type == Type::float32)
-      return on_device<float>(vector.data)[i];
-    else if (vector.type == Type::float64)
-      return on_device<double>(vector.data)[i];
-    else
-      return formula::widened(on_device<Bfloat16>(vector.data)[i]);
-  }
-
   // sums[a, b] = a lane's part of the products of a tile in [begin, end). The last vector stands in for missing ones.
   AFFLUX_DEVICE void lane_sums(Tile tile, std::int64_t begin, std::int64_t end, double (&sums)[kPairs]) const {
     View<const void> x[kSide], y[kSide];
@@ -83,8 +70,8 @@ struct GramBody {
       AFFLUX_UNROLL_ON_DEVICE
       for (int r = 0; r < kRows; ++r) AFFLUX_UNROLL_ON_DEVICE
       for (int k = 0; k < kSide; ++k) {
-        left[r][k] = load(x[k], first + r * kLanes);
-        right[r][k] = load(y[k], first + r * kLanes);
+        left[r][k] = element<T>(x[k], first + r * kLanes);
+        right[r][k] = element<T>(y[k], first + r * kLanes);
       }
       AFFLUX_UNROLL_ON_DEVICE
       for (int r = 0; r < kRows; ++r) AFFLUX_UNROLL_ON_DEVICE
@@ -165,14 +152,10 @@ void gram_of(const Where& where, const GramPanels& panels, double* sums) {
 
 template <class Executor>
 void gram(const Where& where, const GramPanels& panels, double* sums) {
-  const Type type = panels.left[0].type;
-  bool mixed = false;
-  for (std::int64_t i = 0; i < panels.left_count; ++i) mixed = mixed || panels.left[i].type != type;
-  for (std::int64_t i = 0; i < panels.right_count; ++i) mixed = mixed || panels.right[i].type != type;
-  if (mixed) return gram_of<Executor, Mixed>(where, panels, sums);
-  if (type == Type::float64) return gram_of<Executor, double>(where, panels, sums);
-  if (type == Type::bfloat16) return gram_of<Executor, Bfloat16>(where, panels, sums);
-  gram_of<Executor, float>(where, panels, sums);
+  std::vector<View<const void>> all(panels.left, panels.left + panels.left_count);
+  all.insert(all.end(), panels.right, panels.right + panels.right_count);
+  with_common_type(all.data(), static_cast<std::int64_t>(all.size()),
+                   [&](auto sample) { gram_of<Executor, decltype(sample)>(where, panels, sums); });
 }
 
 }  // namespace afflux::cuda

@@ -6,11 +6,13 @@
 #include "cuda/gram.hpp"
 #include "cuda/heads.hpp"
 #include "cuda/ingest.hpp"
+#include "cuda/inner.hpp"
 
 namespace afflux::cuda {
 
 template <class Executor>
-constexpr Backend kBackendOn{Executor::why_not, ingest<Executor>, gram<Executor>,       apply<Executor>,
-                             encode<Executor>,  decode<Executor>, read_heads<Executor>, write_heads<Executor>};
+constexpr Backend kBackendOn{Executor::why_not, ingest<Executor>,     gram<Executor>,
+                             inner<Executor>,   apply<Executor>,      encode<Executor>,
+                             decode<Executor>,  read_heads<Executor>, write_heads<Executor>};
 
 }  // namespace afflux::cuda

@@ -50,6 +50,15 @@ def ingest(
 ) -> tuple[int, float, float, float]: ...
 def unready(arrays: list[object], shapes: tuple[tuple[int, ...], ...]) -> list[int]: ...
 def gram(vectors: Sequence[object], out: object, num_threads: int) -> None: ...
+def inner(
+    vectors: Sequence[object],
+    weights: object | None,
+    memory: object | None,
+    shift: float,
+    memory_weight: float,
+    out: object,
+    num_threads: int,
+) -> None: ...
 def apply(
     round: object,  # afflux.ops.Pass, read by attribute name
     num_threads: int,

@@ -107,7 +107,8 @@ def install(path):
     engine = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(engine)
     sys.modules["afflux._engine"] = engine
-    ingest, gram, apply, encode, decode = engine.ingest, engine.gram, engine.apply, engine.encode, engine.decode
+    ingest, gram, inner, apply = engine.ingest, engine.gram, engine.inner, engine.apply
+    encode, decode = engine.encode, engine.decode
 
     def moved(value):
         return on_cuda(value, engine)
@@ -130,6 +131,7 @@ def install(path):
 
     engine.ingest = ingest_moved
     engine.gram = lambda vectors, out, threads: gram(moved(list(vectors)), out, threads)
+    engine.inner = lambda vectors, weights, memory, *rest: inner(moved(list(vectors)), weights, moved(memory), *rest)
     engine.apply = apply_moved
     engine.encode = lambda codec, vector, row, *rest: encode(codec, moved(vector), moved(row), *rest)
     engine.decode = lambda codec, row, vector, *rest: decode(codec, moved(row), moved(vector), *rest)

@@ -126,6 +126,25 @@ def test_gram(size, kinds):
 
 
 @needs_device
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    "kinds", [["float32"] * 7, ["float64"], ["bfloat16"] * 17, [*STORED][::3] * 3, ["float32"] * 35], ids=len
+)
+def test_inner(size, kinds):
+    rng = np.random.default_rng(size)
+    vectors = [made(rng, size, kind, 1) for kind in kinds]
+    mine = [host(vector, kind) for vector, kind in zip(vectors, kinds, strict=True)]
+    theirs = [put(vector, kind) for vector, kind in zip(vectors, kinds, strict=True)]
+    memory, weights = made(rng, size), rng.standard_normal(len(kinds))
+    weights[-1] = 0.0
+    for some, shift, own in [(weights, 0.3, 0.0), (weights, 0.0, -1.5), (None, 0.7, 0.0), (weights, 0.1, 0.2)]:
+        with on_host():
+            expected = ops.inner(mine, some, memory=memory, shift=shift, memory_weight=own)
+        found = ops.inner(theirs, some, memory=put(memory), shift=shift, memory_weight=own)
+        assert [bits(np.asarray(value)) for value in found] == [bits(np.asarray(value)) for value in expected]
+
+
+@needs_device
 def test_gram_of_more_than_a_panel():
     vectors = [made(np.random.default_rng(k), 500) for k in range(67)]
     with on_host():

@@ -123,6 +123,20 @@ def types(num_threads, parts, vectors):
     return digest.hexdigest()
 
 
+def inner_products(num_threads, vectors):
+    """Inner with and without a memory and weights, of vectors of each type and of mixed ones."""
+    digest = hashlib.sha256()
+    mixed = [vectors[dtype][k] for k in (0, 1) for dtype in vectors]
+    for given in (*vectors.values(), mixed):
+        weights = np.array([0.1, -0.7, 0.0, 1 / 3, 2.5, -1e-3])[: len(given)]
+        for some, shift, own in [(weights, 0.3, 0.0), (weights, 0.0, -1.5), (None, 0.7, 0.0), (None, 0.0, 0.0)]:
+            memory = vectors["float32"][2]
+            found = ops.inner(given, some, memory=memory, shift=shift, memory_weight=own, num_threads=num_threads)
+            for value in found:
+                digest.update(b"" if value is None else np.asarray(value).tobytes())
+    return digest.hexdigest()
+
+
 STEPS = {
     "sgd": ops.Sgd(0.3),
     "momentum": ops.Momentum(-0.3, 0.9),
@@ -243,6 +257,7 @@ def operation_parts(num_threads):
         "operations": operations(num_threads, *inputs()),
         "types": types(num_threads, *typed_inputs()),
         "stages": stages(num_threads, typed_inputs()[1]),
+        "inner products": inner_products(num_threads, typed_inputs()[1]),
         "codecs": encoded(num_threads, typed_inputs()[1]),
         "tails": tails(num_threads),
         "weights": weights(),

@@ -145,6 +145,15 @@ STATELESS = {
     "ops.gram": _function(
         ops.gram, vectors=lambda rng: [vector(rng) for _ in range(rng.randrange(4))], num_threads=ONE
     ),
+    "ops.inner": _function(
+        ops.inner,
+        vectors=lambda rng: [vector(rng) for _ in range(2)],
+        weights=_just(np.array([0.5, -1.0])),
+        memory=vector,
+        shift=_just(0.5),
+        memory_weight=_just(1.0),
+        num_threads=ONE,
+    ),
     "ops.apply": _function(ops.apply, round=some_pass, num_threads=ONE, done=lambda rng: [], checksums=lambda rng: []),
     "ops.check": _function(ops.check, round=some_pass),
     "ops.row_bytes": _function(ops.row_bytes, size=_just(5), codec=_just("affine-4")),

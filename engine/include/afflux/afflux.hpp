@@ -2,6 +2,7 @@
 //
 //   ingest   one client's update, in one or many parts, into a slot; its norm, min, max and first non-finite value
 //   gram     all inner products of K vectors, in one sweep
+//   inner    their squares and their inner products with a weighted sum of them, in one sweep
 //   apply    combine -> calibrate -> step, in one sweep
 //   encode   a vector into a cached row, and back: decode
 //   exp ...  elementary functions for weights: log, pow
@@ -20,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "afflux/inner.hpp"
 #include "afflux/order.hpp"
 #include "afflux/pass.hpp"
 #include "afflux/policy.hpp"
@@ -73,6 +75,10 @@ Statistics ingest(View<const void> update, View<void> slot, int num_threads = 1,
 // Each is read once for K <= 64; larger K are done in panels of 64 (put vectors of one type side by side: two
 // neighbours of one type are done together). Scratch memory is at most a few MB, whatever d is.
 void gram(List<View<const void>> vectors, View<double> out, int num_threads = 1);
+
+// In float64: out[k] = <x_k, x_k> and, if there is an e, out[K] = <e, e> and out[K + 1 + k] = <x_k, e>, of K vectors.
+// Each vector is read once, the memory too. Scratch memory is 2 KB a vector and thread, whatever d is.
+void inner(const Inner& inner, View<double> out, int num_threads = 1);
 
 // CRC-32C of what a sweep has written: of each superblock's bytes, in turn. In a row, that of its head comes before.
 struct Checksums {

@@ -22,6 +22,7 @@ from afflux.ops.backends import (
 from afflux.ops.operations import (
     Conversion,
     Ingested,
+    InnerProducts,
     Kind,
     apply,
     check,
@@ -30,6 +31,7 @@ from afflux.ops.operations import (
     encode,
     gram,
     ingest,
+    inner,
     row_bytes,
 )
 from afflux.ops.stages import (
@@ -59,6 +61,7 @@ __all__ = [
     "Conversion",
     "Float64",
     "Ingested",
+    "InnerProducts",
     "Kind",
     "Momentum",
     "Pass",
@@ -77,6 +80,7 @@ __all__ = [
     "encode",
     "gram",
     "ingest",
+    "inner",
     "policy",
     "processor_family",
     "row_bytes",

@@ -165,6 +165,23 @@ void call_gram(Draw& draw, Memory& memory) {
   gram(list(vectors), out, draw.threads());
 }
 
+void call_inner(Draw& draw, Memory& memory) {
+  const std::int64_t count = draw.rare(16) ? 60 + draw.below(12) : draw.below(6), size = draw.size() % 3000;
+  std::vector<View<const void>> vectors;
+  std::vector<double> weights;
+  for (std::int64_t i = 0; i < count; ++i) vectors.push_back(memory.vector(size, some_type(draw)));
+  for (std::int64_t i = 0; i < count; ++i) weights.push_back(draw.number());
+  Inner terms{list(vectors),
+              draw.rare(3) ? List<double>{} : list(weights),
+              {},
+              draw.rare(2) ? draw.number() : 0.0,
+              draw.rare(3) ? draw.number() : 0.0};
+  if (!draw.rare(3)) terms.memory = memory.vector(size, some_type(draw));
+  const View<double> out = memory.doubles(terms.weights.data == nullptr ? count : 2 * count + 1);
+  memory.remember();
+  inner(terms, out, draw.threads());
+}
+
 void call_codec(Draw& draw, Memory& memory) {
   const Codec codec = some_codec(draw);
   const std::int64_t size = draw.size();
@@ -274,7 +291,7 @@ void call_apply(Draw& draw, Memory& memory) {
 
 // Whether the call was carried out.
 bool one_call(const Bytes& bytes) {
-  static constexpr void (*kCalls[])(Draw&, Memory&) = {call_apply, call_ingest,  call_gram,  call_codec,
+  static constexpr void (*kCalls[])(Draw&, Memory&) = {call_apply, call_ingest,  call_gram,  call_inner, call_codec,
                                                        call_crc,   call_numbers, call_apply, call_codec};
   Draw draw(bytes);
   Memory memory(draw);
