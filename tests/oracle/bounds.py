@@ -20,17 +20,17 @@ streaming   accumulate=True sums raw_i u_i and multiplies once: M + 1 roundings 
             at most (M + 4) + (M + 2) + 2 (M + 7) = 4 (M + 5) eps |terms| between the two directions. Against the oracle
             the bounds above hold as they are: they count 2 M + 3 roundings of the terms, and the weights' own.
 
-WKAFL, Gram form against direct form. With t = alpha * last estimate and e_i the coefficient of g_i in the estimate g,
+WKAFL. With t = alpha * last estimate and e_i the coefficient of x_i = g_i + t in the estimate g, x_i is formed with two
+roundings of what is no larger than |g_i| + |t|, and g with M + 2 more of sum_i e_i (|g_i| + |t|). So with
 
-    kappa   = sum_i e_i (|g_i| + |t|) / |g|,    kappa_i = (|g_i| + |t|) / |g_i + t|
+    kappa   = sum_i e_i (|g_i| + |t|) / |g|,    kappa_i = (|g_i| + |t|) / |x_i|
 
-are the condition numbers of |g| and of n_i = |g_i + t|: both norms come from sums of inner products that cancel. One
-entry of the Gram matrix, and the algebra on it, are off by delta = (DEPTH + 2 M + 12) eps of the sum of magnitudes. So
-    |g| by delta kappa^2, relatively;  n_i, and with it a clip to CB, by delta kappa_i^2;
-    e_i by epsilon = omega + max_i delta kappa_i^2;  g by epsilon kappa |g| in norm;
-    cos_i by sigma_i = 3 delta (kappa^2 + kappa_i^2) + 2 epsilon kappa, absolutely;
+and delta = (DEPTH + 2 M + 12) eps, which also counts the sums and the few operations on them, of both sides,
+    n_i = |x_i|, and with it a clip to CB, is off by delta kappa_i, relatively;
+    e_i by epsilon = omega + max_i delta kappa_i;  |g| by (delta + epsilon) kappa;
+    cos_i by sigma_i = 3 delta (kappa + kappa_i) + 2 epsilon kappa, absolutely;
     p_i by 2 beta max_i sigma_i + (M + 10) eps, relatively;
-    a clip to B |g| by delta (kappa^2 + 2 kappa_i^2) + epsilon kappa.
+    a clip to B |g| by delta (kappa + 2 kappa_i) + epsilon kappa.
 """
 
 import math
@@ -141,13 +141,13 @@ def wkafl_errors(before, buffer, decisions, options):
     length, delta = decisions["estimate_length"], (DEPTH + 2 * len(buffer) + 12) * EPS
     kappa = inner(weights, sizes) / length if length > 0 else math.inf
     own = np.where(norms > 0, sizes / np.where(norms > 0, norms, 1), 0)
-    epsilon = omega(buffer) + delta * np.max(own**2)
-    sigma = 3 * delta * (kappa**2 + own**2) + 2 * epsilon * kappa
-    two = delta * (kappa**2 + 2 * own**2) + epsilon * kappa
+    epsilon = omega(buffer) + delta * np.max(own)
+    sigma = 3 * delta * (kappa + own) + 2 * epsilon * kappa
+    two = delta * (kappa + 2 * own) + epsilon * kappa
     exponent = 2 * options.get("beta", 10.0) * sigma.max() + (len(buffer) + 10) * EPS
     by_estimate = not options.get("selection", True) or bool(decisions["fired"]["all rejected"])
     factors = epsilon if by_estimate else exponent + np.max(two) + epsilon
-    return {"clip": delta * own**2, "estimate": epsilon, "accepted": sigma, "stage two clip": two, "factors": factors}
+    return {"clip": delta * own, "estimate": epsilon, "accepted": sigma, "stage two clip": two, "factors": factors}
 
 
 def estimate_bound(before, buffer, decisions, options):

@@ -257,7 +257,7 @@ def operation_parts(num_threads):
         "operations": operations(num_threads, *inputs()),
         "types": types(num_threads, *typed_inputs()),
         "stages": stages(num_threads, typed_inputs()[1]),
-        "inner products": inner_products(num_threads, typed_inputs()[1]),
+        "inner": inner_products(num_threads, typed_inputs()[1]),
         "codecs": encoded(num_threads, typed_inputs()[1]),
         "tails": tails(num_threads),
         "weights": weights(),

@@ -31,12 +31,16 @@ def test_a_line(name, monkeypatch):
     server = Server(rule, np.ones(SIZE, np.float32), num_clients=clients)
     for memory in rule.needs.handed_in:
         server.set_rule_vector(memory, np.ones(SIZE))
-    grams = []
-    gram = ops.gram
-    monkeypatch.setattr(ops, "gram", lambda *args, **kwargs: grams.append(1) or gram(*args, **kwargs))
+    asked = []
+
+    def noted(call):
+        return lambda *args, **kwargs: asked.append(1) or call(*args, **kwargs)
+
+    for operation in ("gram", "inner"):
+        monkeypatch.setattr(ops, operation, noted(getattr(ops, operation)))
     for client in range(2 * clients):
         server.push(client=client % clients, **{server.rule.kind: np.full(SIZE, 0.5 + client)}, version=server.version)
     row = 0 if server.rows is None else server.rows.codec.row_bytes(SIZE)
     expected = eval(state.strip("`"), {"d": SIZE, "M": rule.buffer_size, "N": clients, "row": row})
     assert server.state_bytes == expected
-    assert int(sweeps) == 1 + bool(grams)
+    assert int(sweeps) == 1 + bool(asked)

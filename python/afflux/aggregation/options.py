@@ -338,7 +338,7 @@ def known_on_arrival(rule: Rule) -> OnArrival:
         why = f"{rule.name} replaces the rows that it caches by the vectors of a full buffer"
     elif needs.passes:
         why = f"{rule.name} has arrivals wait for the next pass"
-    elif needs.gram:
+    elif needs.products:
         why = f"{rule.name}'s come from the inner products of a full buffer"
     elif needs.rule_vectors:
         why = f"{rule.name} replaces its rule vectors ({', '.join(needs.rule_vectors)}) by the vectors of a full buffer"
@@ -361,7 +361,7 @@ def why_copied(rule: Rule, options: ServerOptions) -> str | None:
         return "inplace=True overwrites params"
     if options.max_norm is not None:
         return "max_norm needs its norm"
-    if rule.needs.gram:
+    if rule.needs.products:
         return f"{rule.name} takes inner products first"
     if rule.calibrate.cached:
         return f"{rule.name} overwrites cached rows"
@@ -383,7 +383,7 @@ def _lasting_facts(rule: Rule, slot_dtype: str) -> dict[str, object]:
         "scalars": sorted(needs.scalars),
         "handed_in": sorted(needs.handed_in),
         "passes": needs.passes,
-        "gram": needs.gram,
+        "inner products": needs.products,
     }
 
 

@@ -19,6 +19,7 @@ from afflux.aggregation.arrivals import PendingArrival, canonical
 from afflux.aggregation.cache.new_rows import NewRows
 from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.limits import Limits
+from afflux.aggregation.products import RoundVectors
 from afflux.aggregation.reports import Pulled, Report
 from afflux.aggregation.streaming import Term, combine
 from afflux.arrays.interop import first_beyond, frozen, immutable_copy
@@ -159,8 +160,11 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
     slots, terms = split(ordered)
     held = [before.rule_vectors[name] for name in rule.needs.rule_vectors]
     gram = frozen(ops.gram([*held, *slots], num_threads=num_threads), np.float64) if rule.needs.gram else None
-    arrivals = freeze(before, ordered, gram)
+    asked = RoundVectors(slots, rule.needs.rule_vectors, held, num_threads) if rule.needs.inner else None
+    arrivals = freeze(before, ordered, gram, asked)
     weights = checked_weights(rule, arrivals)
+    if asked is not None:
+        asked.close()
     step = rule.step(arrivals)
     if not isinstance(step, ops.Step):
         raise AffluxError(f"[{rule.name}] step gave {step!r}, must be an afflux.ops step")
@@ -275,7 +279,9 @@ def accepted(weights: Weights) -> list[bool]:
     return [w != 0 and i not in weights.rejected for i, w in enumerate(weights.vectors.tolist())]
 
 
-def freeze(before: RoundStart, ordered: list[PendingArrival], gram: Float64 | None) -> Arrivals:
+def freeze(
+    before: RoundStart, ordered: list[PendingArrival], gram: Float64 | None, sweep: RoundVectors | None
+) -> Arrivals:
     """The rule's view of a buffer in canonical order."""
     version = before.current.version
     client_ids, versions, num_examples, losses, norms, *_ = zip(*ordered, strict=True)
@@ -291,6 +297,7 @@ def freeze(before: RoundStart, ordered: list[PendingArrival], gram: Float64 | No
         gram,
         before.scalars,
         before.ends_pass,
+        sweep,
     )
 
 

@@ -33,6 +33,16 @@ Scalars = Mapping[str, float]
 Kind = ops.Kind
 
 
+class InnerSweep(Protocol):
+    """What Arrivals.inner asks: ops.inner over the vectors of a round, and a rule vector by its name."""
+
+    def __call__(
+        self, weights: Float64 | None, memory: str | None, shift: float, memory_weight: float, /
+    ) -> ops.InnerProducts:
+        """The products, in the order of the arrivals."""
+        ...
+
+
 class Arrivals(Struct, frozen=True, eq=False):
     """A full buffer, frozen, in canonical order: by client (see `client_order`), version pulled and join number."""
 
@@ -48,10 +58,43 @@ class Arrivals(Struct, frozen=True, eq=False):
     gram: Float64 | None = None  #: (R + M, R + M) inner products of rule vectors and vectors, if the rule needs them
     scalars: Scalars = struct_field(default_factory=dict)  #: the rule's own numbers, as the last round left them
     ends_pass: bool = False  #: under gradient scheduling: this round is the last one of its pass over all clients
+    sweep: InnerSweep | None = None  #: what `inner` calls, if the rule needs it
 
     def __len__(self) -> int:
         """The number of arrivals M."""
         return len(self.client_ids)
+
+    def inner(
+        self,
+        weights: Float64 | None = None,
+        *,
+        memory: str | None = None,
+        shift: float = 0.0,
+        memory_weight: float = 0.0,
+    ) -> ops.InnerProducts:
+        """Squares of the vectors, each moved by `shift` times a rule vector, and their products with a sum of them.
+
+            x_i = u_i + shift * memory,  e = memory_weight * memory + sum_i weights[i] x_i
+
+        Only within weigh, by a part whose needs say so (`Needs(inner=True)`), as often as it needs.
+
+        Args:
+            weights: (M,) float64; None: squares alone.
+            memory: the name of a rule vector.
+            shift: how much of it every vector gets.
+            memory_weight: how much of it e gets beside.
+
+        Returns:
+            Of (M,): squares <x_i, x_i>, products <x_i, e>; and the square <e, e>. See ops.inner.
+
+        Raises:
+            AffluxError: the rule does not need them, or has decided the round; and what ops.inner refuses.
+
+        Cost: one sweep over the buffer, and over the rule vector if it is asked for.
+        """
+        if self.sweep is None:
+            raise AffluxError("[Arrivals] inner is for rules whose weigh part has needs = Needs(inner=True)")
+        return self.sweep(weights, memory, shift, memory_weight)
 
 
 def client_order(client_id: ClientId) -> tuple[bool, ClientId]:
@@ -67,11 +110,17 @@ def client_order(client_id: ClientId) -> tuple[bool, ClientId]:
 class Needs:
     """What a weigh part needs beyond the facts above: its attribute `needs`."""
 
-    gram: bool = False  #: the inner products; one more sweep over the buffer
+    gram: bool = False  #: all inner products; one more sweep over the buffer
+    inner: bool = False  #: Arrivals.inner; a sweep over the buffer for each call
     rule_vectors: tuple[str, ...] = ()  #: names of vectors (d,) that the server holds for it: R of them, zeros at first
     handed_in: tuple[str, ...] = ()  #: those rule vectors that the user sets, with Server.set_rule_vector
     scalars: Scalars = field(default_factory=dict)  #: names of the rule's own numbers, and their first values
     passes: bool = False  #: gradient scheduling: a client enters once per pass over all N clients, later arrivals wait
+
+    @property
+    def products(self) -> bool:
+        """Whether the vectors are read before the weights are known."""
+        return self.gram or self.inner
 
 
 class Weights(Struct, frozen=True, eq=False):
@@ -180,7 +229,7 @@ class Rule:
     @reads("[Rule] what weigh or step needs")
     def _check_needs(self) -> None:
         needs = self.needs
-        if self.kind == "model" and (self.calibrate.cached or needs.gram or needs.rule_vectors):
+        if self.kind == "model" and (self.calibrate.cached or needs.products or needs.rule_vectors):
             raise AffluxError("[Rule] rows, inner products and rule vectors are of updates or gradients, not of models")
         if len(needs.rule_vectors) > MOST_RULE_VECTORS or not set(needs.handed_in) <= set(needs.rule_vectors):
             raise AffluxError(

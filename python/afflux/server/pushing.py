@@ -172,7 +172,7 @@ def push(  # noqa: D417
                     return _no_arrival(aggregator, client_id, pulled, "expired", _GONE, found)
                 conversion = _conversion(what, given, adapter.kind, base, scale)
             facts = take_in(what, adapter, parts, ticket.slot, aggregator.admission.limits, conversion)
-            if facts.sum_of_squares > MOST_SQUARES and (options.accumulate or aggregator.rule.needs.gram):
+            if facts.sum_of_squares > MOST_SQUARES and (options.accumulate or aggregator.rule.needs.products):
                 raise overflow(what, facts, "sums" if options.accumulate else "inner products")
             norm, extremes = facts.norm, (facts.min, facts.max)
         else:

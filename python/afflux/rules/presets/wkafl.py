@@ -1,8 +1,8 @@
 """WKAFL: weights from an estimate of the unbiased gradient, and from each arrival's cosine with it.
 
-Zhou, Li, Ren and Yang, Towards Efficient and Stable K-Asynchronous FL ..., IEEE TPDS 2022. Everything is computed from
-the Gram matrix G of [estimate of the last round, g_1 .. g_M], so that the buffer is read once for G and once by the
-step that writes both params and the new estimate.
+Zhou, Li, Ren and Yang, Towards Efficient and Stable K-Asynchronous FL ..., IEEE TPDS 2022. The buffer is read once for
+norms and cosines, if norms known from the pushes show that no clip is active, and once by the step that writes both
+params and the new estimate.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from afflux.ops import exact
-from afflux.ops.exact import ordered_sum, quadratic, times
+from afflux.ops.exact import ordered_sum
 from afflux.ops.validation import (
     check_fields,
     finite,
@@ -31,6 +31,10 @@ from afflux.rules.rule import Arrivals, Float64, Needs, Rule, Weights
 from afflux.rules.schedules import MinimumStaleness, Rate
 from afflux.rules.staleness import Exponential, StalenessLaw, a_law
 from afflux.rules.weights import with_sum
+
+_ESTIMATE = "estimate"  #: the rule vector
+#: Below this part of the bound a norm is surely within it: estimates are rounded by 2^-24 at most, norms by far less.
+_SURELY = 1.0 - 1e-6
 
 
 @register("cosine_selection", "weigh")
@@ -54,7 +58,9 @@ class CosineSelection:
         select: False takes the estimate itself as the direction.
         memory: what the next round adds: the "estimate" (the paper) or v, the "aggregate" (its authors' code).
 
-    Cost: O((R + M)^2) beside the gram. Precision is lost only where |estimate| is below 1e-7 of the largest |g_i|.
+    Cost: one sweep over buffer and estimate, in which g_i + alpha * estimate is formed element by element, so that no
+    precision is lost where the two nearly cancel. If a norm may exceed `clip`, a sweep for the norms comes before it.
+    Without selection the norms are all that is needed, and no cosines are reported.
     """
 
     alpha: float = 0.1
@@ -67,7 +73,7 @@ class CosineSelection:
     memory: Literal["estimate", "aggregate"] = "estimate"
     stage_two_loss: float | None = None
     stage_two_version: int | None = None
-    needs: ClassVar[Needs] = Needs(gram=True, rule_vectors=("estimate",), scalars={"stage": 1.0})
+    needs: ClassVar[Needs] = Needs(inner=True, rule_vectors=("estimate",), scalars={"stage": 1.0, "estimate_norm": 0.0})
 
     def __post_init__(self) -> None:
         check_fields(self, finite, "alpha", "sim_min", "beta")
@@ -81,36 +87,70 @@ class CosineSelection:
 
     def __call__(self, arrivals: Arrivals, /) -> Weights:
         """See the class."""
-        gram, alpha = arrivals.gram, self.alpha
-        assert gram is not None  # the rule needs it
-        stage = self._stage(arrivals)
-        squares = [gram[i, i] + 2.0 * alpha * gram[i, 0] + alpha * alpha * gram[0, 0] for i in range(1, len(gram))]
-        norms = [sqrt(max(square, 0.0)) for square in squares]
-        clips = [1.0 if self.clip is None else _shrink(norm, self.clip) for norm in norms]
-        estimate = self._combination(self._trust(arrivals), clips)
-        size = sqrt(quadratic(gram, estimate))
-        onto = times(gram, estimate)
+        stage, trust = self._stage(arrivals), self._trust(arrivals)
+        norms, clips = self._first_clips(arrivals)
+        estimate = [share * clip for share, clip in zip(trust, clips, strict=True)]
+        if not self.select:
+            return self._by_estimate(stage, estimate, norms)
+        found = arrivals.inner(np.array(estimate), memory=_ESTIMATE, shift=self.alpha)
+        norms, size = _roots(found.squares), sqrt(found.square)
+        assert found.products is not None  # it was asked for
+        onto = found.products.tolist()
         cosines = [
-            0.0 if norm == 0 or size == 0 else _clamped((onto[i] + alpha * onto[0]) / (norm * size))
-            for i, norm in enumerate(norms, 1)
+            0.0 if norm == 0 or size == 0 else _clamped(product / (norm * size))
+            for norm, product in zip(norms, onto, strict=True)
         ]
         rejected = {
             i: f"cosine {cosine:.3g} below {self.sim_min:g}"
             for i, cosine in enumerate(cosines)
-            if self.select and cosine < self.sim_min
+            if cosine < self.sim_min
         }
-        step = estimate
-        if self.select and len(rejected) < len(arrivals):
+        step, kept_norm = estimate, size
+        if len(rejected) < len(arrivals):
             if stage == 2:
-                limits = [
-                    _shrink(clip * norm, self.stage_two_clip * size) for clip, norm in zip(clips, norms, strict=True)
+                clips = [
+                    clip * _shrink(clip * norm, self.stage_two_clip * size)
+                    for clip, norm in zip(clips, norms, strict=True)
                 ]
-                clips = [clip * limit for clip, limit in zip(clips, limits, strict=True)]
-            step = self._combination(self._shares(cosines, rejected), clips)
+            step = [share * clip for share, clip in zip(self._shares(cosines, rejected), clips, strict=True)]
+            if self.memory == "aggregate":
+                kept_norm = _most(step, norms)
         elif rejected:
             rejected = {i: f"{why}, as all: the step is the estimate" for i, why in rejected.items()}
         kept = estimate if self.memory == "estimate" else step
-        return Weights(step[1:], (float(step[0]),), kept[None, :], {"stage": float(stage)}, rejected, np.array(cosines))
+        return self._weights(stage, step, kept, kept_norm, rejected, np.array(cosines))
+
+    def _first_clips(self, arrivals: Arrivals) -> tuple[list[float], list[float]]:
+        """Of each g_i + alpha * estimate, its norm or more than that, and what clips it to `clip`.
+
+        A sweep for the norms is made only if what is known of them does not rule out a clip. What is known was rounded,
+        by far less than the margin here; so the clips are the same either way.
+        """
+        added = abs(self.alpha) * arrivals.scalars["estimate_norm"]
+        most = [norm + added for norm in arrivals.norms.tolist()]
+        if self.clip is None or all(norm <= self.clip * _SURELY for norm in most):
+            return most, [1.0] * len(most)
+        norms = _roots(arrivals.inner(memory=_ESTIMATE, shift=self.alpha).squares)
+        return norms, [_shrink(norm, self.clip) for norm in norms]
+
+    def _by_estimate(self, stage: int, estimate: list[float], norms: list[float]) -> Weights:
+        """Without selection."""
+        return self._weights(stage, estimate, estimate, _most(estimate, norms), {}, None)
+
+    def _weights(
+        self,
+        stage: int,
+        step: list[float],
+        kept: list[float],
+        kept_norm: float,
+        rejected: dict[int, str],
+        cosines: Float64 | None,
+    ) -> Weights:
+        """The direction sum_i step_i (g_i + alpha * last estimate), and the same with `kept` as the next estimate."""
+        own = self.alpha * ordered_sum(step)
+        following = np.array([[self.alpha * ordered_sum(kept), *kept]])
+        scalars = {"stage": float(stage), "estimate_norm": kept_norm}
+        return Weights(np.array(step), (own,), following, scalars, rejected, cosines)
 
     def _stage(self, arrivals: Arrivals) -> int:
         mean_loss = ordered_sum(arrivals.losses) / len(arrivals)
@@ -133,15 +173,19 @@ class CosineSelection:
         total = ordered_sum(values)
         return [value / total for value in values]
 
-    def _combination(self, shares: list[float], clips: list[float]) -> Float64:
-        """sum_i shares_i clips_i (g_i + alpha * last estimate), as coefficients of [last estimate, g_1 .. g_M]."""
-        weights = [share * clip for share, clip in zip(shares, clips, strict=True)]
-        return np.array([self.alpha * ordered_sum(weights), *weights])
-
 
 def _shrink(norm: float, bound: float) -> float:
     """What clips a vector of this norm to a bound."""
     return bound / norm if norm > bound else 1.0
+
+
+def _roots(squares: Float64) -> list[float]:
+    return [sqrt(square) for square in squares.tolist()]
+
+
+def _most(shares: list[float], norms: list[float]) -> float:
+    """No sum of vectors with these shares and norms is longer, but for rounding."""
+    return ordered_sum([share * norm for share, norm in zip(shares, norms, strict=True)])
 
 
 def _clamped(cosine: float) -> float:
@@ -178,7 +222,8 @@ def wkafl(
     Algorithms 2 and 3 and eq. 4 to 10: see CosineSelection for g', p and the two stages. The ablations are the paper's:
     `selection=False` steps with the estimate; `staleness=False` weighs all alike in it, with gamma = 0 (section 4.3.4);
     `momentum=False` has alpha = 0; the latter two are without the bound `clip`. The paper gives no value for
-    `stage_two_loss`. State on the server: the last estimate, 4 d bytes. Sweeps: two, the inner products and the step.
+    `stage_two_loss`. State on the server: the last estimate, 4 d bytes. Sweeps: two, the inner products and the step;
+    one more where a norm may exceed `clip`, one less with `selection=False`.
     """
     # Checked here, because an ablation leaves them out.
     alpha, gamma = finite("wkafl", "alpha", alpha), not_negative("wkafl", "gamma", gamma)

@@ -34,7 +34,7 @@ class ScoreTest:
     rho: float = 0.02
     epsilon: float = 0.1
     scaled: bool = True
-    needs: ClassVar[Needs] = Needs(gram=True, rule_vectors=("validation",), handed_in=("validation",))
+    needs: ClassVar[Needs] = Needs(inner=True, rule_vectors=("validation",), handed_in=("validation",))
 
     def __post_init__(self) -> None:
         check_fields(self, not_negative, "gamma", "rho", "epsilon")
@@ -42,17 +42,16 @@ class ScoreTest:
 
     def __call__(self, arrivals: Arrivals, /) -> Weights:
         """See the class."""
-        gram = arrivals.gram
-        assert gram is not None  # the rule needs it
-        goal = float(gram[0, 0])
+        found = arrivals.inner(np.zeros(len(arrivals)), memory="validation", memory_weight=1.0)
+        assert found.products is not None  # with v itself, which is the sum that was asked for
+        goal, products = found.square, found.products.tolist()
         weights, rejected = np.zeros(len(arrivals)), {}
-        for i in range(len(arrivals)):
-            square = float(gram[i + 1, i + 1])
+        for i, square in enumerate(found.squares.tolist()):
             if square == 0:
                 rejected[i] = "a zero gradient"
                 continue
             weights[i] = sqrt(goal) / sqrt(square)
-            score = self.gamma * weights[i] * float(gram[0, i + 1]) - self.rho * (goal if self.scaled else square)
+            score = self.gamma * weights[i] * products[i] - self.rho * (goal if self.scaled else square)
             if score < -self.gamma * self.epsilon:
                 rejected[i] = f"score {score:.3g} below {-self.gamma * self.epsilon:.3g}"
                 weights[i] = 0.0

@@ -1,0 +1,102 @@
+"""Arrivals.inner: ops.inner over a round's vectors, for rules that need it and as long as they decide."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from afflux import AffluxError, Server, ops
+from afflux.rules.calibration import NONE
+from afflux.rules.optimizers import Sgd
+from afflux.rules.rule import Needs, Rule, Weights
+
+D = 300
+
+
+@dataclass(frozen=True)
+class Asking:
+    """A weigh part that does something with the arrivals."""
+
+    do: object
+    needs: ClassVar[Needs] = Needs(inner=True, rule_vectors=("goal",), handed_in=("goal",))
+
+    def __call__(self, arrivals):
+        self.do(arrivals)
+        return Weights(np.full(len(arrivals), 1 / len(arrivals)))
+
+
+@dataclass(frozen=True)
+class Needless(Asking):
+    """The same without the need."""
+
+    needs: ClassVar[Needs] = Needs()
+
+
+def served(part, vectors, **options):
+    """A server whose buffer these vectors fill, and the error that a push raises."""
+    server = Server(Rule("asking", "gradient", len(vectors), part, NONE, Sgd(1.0)), np.zeros(D, np.float32), **options)
+    if part.needs.handed_in:
+        server.set_rule_vector("goal", np.linspace(-1, 1, D))
+    for client, vector in enumerate(vectors):
+        server.push(client=client, version=0, gradient=vector)
+    return server
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_it_is_ops_inner(rng, threads):
+    vectors, found = rng.standard_normal((3, D)).astype(np.float32), []
+    weights = np.array([0.5, -1.0, 0.25])
+
+    def ask(arrivals):
+        found.append(arrivals.inner())
+        found.append(arrivals.inner(weights, memory="goal", shift=0.5))
+        found.append(arrivals.inner([0, 0, 0], memory="goal", memory_weight=1.0))
+
+    served(Asking(ask), vectors, num_threads=threads)
+    goal = np.linspace(-1, 1, D).astype(np.float32)
+    expected = [
+        ops.inner(vectors),
+        ops.inner(vectors, weights, memory=goal, shift=0.5),
+        ops.inner(vectors, np.zeros(3), memory=goal, memory_weight=1.0),
+    ]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert [np.asarray(x).tolist() for x in ours] == [np.asarray(x).tolist() for x in theirs]
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda a: a.inner(memory="aim", shift=1.0), r"\[Arrivals\] inner has no rule vector 'aim'; it has goal"),
+        (lambda a: a.inner(np.ones(3)), r"\[inner\] weights has 3 entries, expected 2, one for each vector"),
+        (lambda a: a.inner(shift=1.0), r"\[inner\] memory is missing"),
+    ],
+)
+def test_wrong_questions_raise(rng, ask, message):
+    with pytest.raises(AffluxError, match=message):
+        served(Asking(ask), rng.standard_normal((2, D)))
+
+
+def test_a_rule_that_does_not_need_it_is_refused(rng):
+    with pytest.raises(AffluxError, match=r"\[Arrivals\] inner is for rules whose weigh part has needs = Needs\(inner"):
+        served(Needless(lambda arrivals: arrivals.inner()), rng.standard_normal((2, D)))
+
+
+def test_a_decided_round_is_closed(rng):
+    kept = []
+    served(Asking(kept.append), rng.standard_normal((2, D)))
+    with pytest.raises(AffluxError, match="the round is decided, and its vectors are given back"):
+        kept[0].inner()
+
+
+def test_vectors_are_copied_and_not_streamed(rng):
+    server = served(Asking(lambda arrivals: None), rng.standard_normal((2, D)))
+    with pytest.raises(AffluxError, match="takes inner products first"):
+        server.push(client=1, version=1, gradient=np.ones(D, np.float32), copy=False)
+    with pytest.raises(AffluxError, match="come from the inner products of a full buffer"):
+        Server(server.rule, np.zeros(D), accumulate=True)
+
+
+def test_models_have_no_inner_products():
+    with pytest.raises(AffluxError, match="inner products and rule vectors are of updates or gradients, not of models"):
+        Rule("asking", "model", 2, Asking(print), NONE, Sgd(1.0))
