@@ -232,7 +232,7 @@ def test_parts_are_counted_as_parts(two_more):
         assert row[0]["name"] == "afflux"
         assert f"{name}: d = {D:_}, M = {M}, float32, {THREADS} threads" in printed
         assert f"{whole / 1e6:.4g} MB" in printed
-        assert [c["name"] for c in row if c["part"]] == (["afflux gram"] if name == "wkafl" else [])
+        assert [c["name"] for c in row if c["part"]] == (["afflux inner"] if name == "wkafl" else [])
         (plain,) = [c for c in row if c["role"] == "plain"]
         for c in row:
             assert c["name"] in printed
@@ -260,8 +260,8 @@ def test_errors_of_wkafl(two_more):
     The weights are exp(beta cos) over their sum, beta = 10; the params move with them along gradients below 0.1.
     """
     row = {c["name"]: c["errors"] for c in two_more[1]["rows"]["wkafl"]}
-    gram = row.pop("afflux gram")["gram"]
-    assert gram["abs"] <= D * EPS * gram["terms"]
+    found = row.pop("afflux inner")["inner"]
+    assert found["abs"] <= D * EPS * found["terms"]
     assert len(row) >= 3
     for name, errors in row.items():
         params, estimate, weights = (errors[what] for what in ("params", "estimate", "weights"))

@@ -50,7 +50,7 @@ def test_lists_and_helps(option):
     assert done.returncode == 0
     assert "fedbuff" in done.stdout
     assert "push" in done.stdout
-    listed = {"torch addmv_", "fadas", "torch fused Adam", "wkafl", "afflux gram"}
+    listed = {"torch addmv_", "fadas", "torch fused Adam", "wkafl", "afflux inner"}
     assert all(name in done.stdout for name in (listed if option == "--list" else {"afflux bench --quick"}))
 
 

@@ -1,10 +1,10 @@
-"""WKAFL: the inner products of all gradients and the last estimate, the weights, and the step that uses them.
+"""WKAFL: the inner products of gradients with their estimate, the weights, and the step that uses them.
 
 The weights depend on whole vectors. Their reference, `coefficients`, therefore reads whole vectors too: the paper's
 formulas in float64, without the Gram matrix.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import e, inf, sqrt
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from afflux import ops
+from afflux.aggregation.products import RoundVectors
 from afflux.arrays.interop import on_host
 from afflux.bench.rows import gram
 from afflux.bench.rows.references import weighted_sum
@@ -22,7 +23,7 @@ from afflux.bench.spec.optional_torch import Tensor, torch
 from afflux.bench.spec.row import Exact, Row, one_case
 from afflux.bench.spec.streams import Streams, Traffic
 from afflux.rules.presets.wkafl import CosineSelection
-from afflux.rules.rule import Arrivals, Weights
+from afflux.rules.rule import Arrivals, InnerSweep, Weights
 
 SELECTION = CosineSelection()
 ALPHA, SIM_MIN, BETA, CLIP = SELECTION.alpha, SELECTION.sim_min, SELECTION.beta, SELECTION.clip or inf
@@ -55,8 +56,8 @@ def coefficients(gradients: Vector, estimate: Vector, staleness: Int64) -> Float
 
 def reference(before: Arrays) -> Exact:
     """The definition, given the coefficients; or the inner products."""
-    if "gram" in before:
-        return gram.reference(before)
+    if "inner" in before:
+        return {"inner": (before["inner"], np.abs(before["inner"]))}
     params, last = (before[name].astype(np.float64) for name in ("params", "estimate"))
     gradients, shift = before["updates"], -ALPHA * last
     (in_estimate, in_direction), shifts = before["weights"], [shift] * len(gradients)
@@ -86,7 +87,8 @@ def ready(inputs: Inputs, run: Callable[[int], object], params: list[Any], estim
 # afflux
 
 
-def weigh(inputs: Inputs, products: Float64) -> Weights:
+def weigh(inputs: Inputs, norms: Float64, last_norm: float, sweep: InnerSweep) -> Weights:
+    """As a server asks for them: the norms are known from the pushes, that of the last estimate from its round."""
     m, now = inputs.m, 4
     return SELECTION(
         Arrivals(
@@ -96,19 +98,26 @@ def weigh(inputs: Inputs, products: Float64) -> Weights:
             staleness=inputs.staleness,
             num_examples=np.ones(m, np.int64),
             losses=np.full(m, np.nan),
-            norms=np.sqrt(np.diag(products)[1:]),
-            gram=products,
-            scalars=SELECTION.needs.scalars,
+            norms=norms,
+            scalars={"stage": 1.0, "estimate_norm": last_norm},
+            sweep=sweep,
         )
     )
+
+
+def norms_of(vectors: Iterable[Vector]) -> Float64:
+    return np.sqrt(ops.inner(list(vectors)).squares)
 
 
 def two_sweeps(inputs: Inputs) -> Round:
     estimate = inputs.last_mean()
     gradients = [list(block) for block in inputs.updates]
+    norms, last_norm = [norms_of(block) for block in gradients], float(norms_of([estimate])[0])
 
     def run(k: int) -> object:
-        weights = weigh(inputs, ops.gram([estimate, *gradients[k]], num_threads=inputs.num_threads))
+        nonlocal last_norm
+        vectors = RoundVectors(gradients[k], ["estimate"], [estimate], inputs.num_threads)
+        weights = weigh(inputs, norms[k], last_norm, vectors)
         round = ops.Pass(
             inputs.params[k],
             inputs.out,
@@ -117,14 +126,32 @@ def two_sweeps(inputs: Inputs) -> Round:
             rule_vectors=ops.RuleVectors([estimate], np.array(weights.rule_vectors), weights.next),
         )
         ops.apply(round, num_threads=inputs.num_threads)
+        assert weights.scalars is not None
+        last_norm = weights.scalars["estimate_norm"]
         return inputs.out, estimate, weights.vectors
 
     return ready(inputs, run, inputs.params, lambda k: estimate)
 
 
-def beside_estimate(inputs: Inputs) -> list[list[Vector]]:
-    estimate = inputs.last_mean()
-    return [[estimate, *block] for block in inputs.updates]
+def first_sweep(inputs: Inputs) -> Round:
+    """The inner products alone."""
+    estimate, even = inputs.last_mean(), np.full(inputs.m, 1 / inputs.m)
+
+    def run(k: int) -> ops.InnerProducts:
+        vectors = list(inputs.updates[k])
+        return ops.inner(vectors, even, memory=estimate, shift=ALPHA, num_threads=inputs.num_threads)
+
+    def before(k: int) -> Arrays:
+        parts = [np.zeros((inputs.m, inputs.m + 1))]
+        for piece in gram.slices(inputs.d, inputs.m):
+            moved = on_host(inputs.updates[k][:, piece]) + ALPHA * on_host(estimate[piece]).astype(np.float64)
+            parts[0] += moved @ np.vstack([moved, even @ moved]).T
+        return {"inner": np.concatenate([np.diag(parts[0]), parts[0][:, -1], [even @ parts[0][:, -1]]])}
+
+    def after(found: Any) -> Arrays:
+        return {"inner": np.concatenate([found.squares, found.products, [found.square]])}
+
+    return Round(run, before, after)
 
 
 # torch
@@ -210,6 +237,24 @@ def in_cupy() -> Sweeps:
     return Sweeps(as_cupy, gram.whole, step)
 
 
+@dataclass(frozen=True)
+class FromGram:
+    """What ops.inner would find, out of all inner products of [estimate, g_1 .. g_M]."""
+
+    gram: Float64
+
+    def __call__(
+        self, weights: Float64 | None, memory: str | None, shift: float, memory_weight: float, /
+    ) -> ops.InnerProducts:
+        """See Arrivals.inner; memory_weight is 0."""
+        count = len(self.gram) - 1
+        moved = np.hstack([np.full((count, 1), shift), np.eye(count)])
+        products = moved @ self.gram @ moved.T
+        given = np.zeros(count) if weights is None else weights
+        onto = products @ given
+        return ops.InnerProducts(np.diag(products), onto, float(given @ onto))
+
+
 def products(made: Callable[[], Sweeps]) -> Callable[[Inputs], Round]:
     """A contender on the contiguous blocks, and params of its own."""
 
@@ -221,7 +266,9 @@ def products(made: Callable[[], Sweeps]) -> Callable[[Inputs], Round]:
         params, moved = sweeps.convert(place, own), sweeps.convert(place, place.filled((2, inputs.d), 0))
 
         def run(k: int) -> object:
-            weights = weigh(inputs, on_host(sweeps.inner(blocks[k])).astype(np.float64))
+            gram = on_host(sweeps.inner(blocks[k])).astype(np.float64)
+            norms = np.sqrt(np.diag(gram))
+            weights = weigh(inputs, norms[1:], float(norms[0]), FromGram(gram))
             assert weights.next is not None
             parts = np.array([weights.next[0], [-LR * weights.rule_vectors[0], *(-LR * weights.vectors)]], np.float32)
             sweeps.step(sweeps.convert(place, parts), blocks[k], params, moved)
@@ -234,18 +281,18 @@ def products(made: Callable[[], Sweeps]) -> Callable[[Inputs], Round]:
 
 
 def traffic(m: int) -> Traffic:
-    """Gram: the gradients and the last estimate. Apply: gradients and params; out; the estimate, which is replaced."""
+    """Inner: the gradients and the last estimate. Apply: gradients and params; out; the estimate, which is replaced."""
     return Streams(reads=(4,) * (m + 1)), Streams(reads=(4,) * (m + 1), writes=(4,), in_place=(4,))
 
 
 IN_FLOAT32 = "needs one contiguous matrix; float32 products and sums; uses our weights"
 
 CONTENDERS = [
-    Contender("afflux", "ops.gram, CosineSelection, ops.apply", two_sweeps, vector_bytes(lambda m: 1), role="ours"),
+    Contender("afflux", "ops.inner, CosineSelection, ops.apply", two_sweeps, vector_bytes(lambda m: 1), role="ours"),
     Contender(
-        "afflux gram",
+        "afflux inner",
         "the first sweep alone",
-        gram.afflux_round(beside_estimate),
+        first_sweep,
         vector_bytes(lambda m: 1),
         role="ours",
         traffic=lambda m: traffic(m)[:1],
