@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -18,18 +19,33 @@ namespace py = pybind11;
 namespace afflux::python {
 namespace {
 
-constexpr std::size_t kHugePage = std::size_t{1} << 21;
+constexpr std::size_t kLine = 64, kPage = 4096, kHugePage = std::size_t{1} << 21;
 
-// Large vectors start on a huge page and ask for more of them: a sweep over many streams otherwise waits for the TLB.
+// The block that a vector of so many bytes lies in begins on a border of so many. Large ones ask for huge pages: a
+// sweep over many streams otherwise waits for the TLB.
+std::size_t border(std::size_t bytes) { return bytes >= kHugePage ? kHugePage : bytes >= kPage ? kPage : kLine; }
+
+// Each vector of a page or more begins at another line of its page than those before it: streams at one place of their
+// pages would share the few ways of one set of L1 (bench/NOTES.md).
+std::size_t next_place() {
+  static std::atomic<std::size_t> count{0};
+  constexpr std::size_t kApart = 43, kLines = kPage / kLine;  // no common factor
+  return count.fetch_add(1, std::memory_order_relaxed) * kApart % kLines * kLine;
+}
+
 void* allocate(std::size_t bytes) {
-  const std::size_t alignment = bytes >= kHugePage ? kHugePage : 64;
-  const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
-  void* const data = std::aligned_alloc(alignment, rounded == 0 ? alignment : rounded);
-  if (data == nullptr) throw std::bad_alloc();
+  const std::size_t alignment = border(bytes), place = alignment > kLine ? next_place() : 0;
+  const std::size_t rounded = (place + bytes + alignment - 1) / alignment * alignment;
+  void* const block = std::aligned_alloc(alignment, rounded == 0 ? alignment : rounded);
+  if (block == nullptr) throw std::bad_alloc();
 #if defined(MADV_HUGEPAGE)
-  if (alignment == kHugePage) madvise(data, rounded, MADV_HUGEPAGE);  // a wish: failure changes nothing but speed
+  if (alignment == kHugePage) madvise(block, rounded, MADV_HUGEPAGE);  // a wish: failure changes nothing but speed
 #endif
-  return data;
+  return static_cast<unsigned char*>(block) + place;
+}
+
+void release(void* data, std::size_t bytes) {
+  std::free(static_cast<unsigned char*>(data) - reinterpret_cast<std::uintptr_t>(data) % border(bytes));
 }
 
 // A bijection of `word` for each state, so that no single change of eight bytes goes unseen.
@@ -82,7 +98,7 @@ Pool::Pool(std::int64_t size, Type type, std::int64_t max_buffers, bool checked)
 
 Pool::~Pool() {
   for (void* const data : free_)
-    if (!is_lent(data)) std::free(data);
+    if (!is_lent(data)) release(data, static_cast<std::size_t>(bytes()));
 }
 
 bool Pool::is_lent(const void* data) const {

@@ -92,7 +92,7 @@ void inner_(const py::object& vectors, const py::object& weights, const py::obje
   if (!weights.is_none()) {
     given_weights.emplace(Argument{"inner", "weights"}, weights, Access::read);
     const View<double> view = given_weights->doubles();
-    static const double kNone = 0.0;  // an empty list is no missing one
+    static const double kNone = 0.0;  // without data there would be no sum
     terms.weights = {view.size > 0 ? view.data : &kNone, view.size};
   }
   if (!memory.is_none()) {

@@ -35,7 +35,8 @@ void check_all(const Inner& inner, const View<double>& out, int num_threads, che
     check::finite(kOp, check::Name("weights", k), inner.weights.data[k]);
   check::finite(kOp, "shift", inner.shift);
   check::finite(kOp, "memory_weight", inner.memory_weight);
-  if (inner.memory_weight != 0.0 && !with_sum) check::fail(kOp, "memory_weight is of a sum, and weights is missing");
+  if (inner.memory_weight != 0.0 && !with_sum) check::fail(kOp, "memory_weight asks for a sum, which takes weights");
+  if (inner.memory_weight != 0.0 && count == 0) check::fail(kOp, "memory_weight asks for a sum, and vectors is empty");
   const bool given = inner.memory.data != nullptr || inner.memory.size > 0;
   if (!given && (inner.shift != 0.0 || inner.memory_weight != 0.0))
     check::fail(kOp, "memory is missing, and shift or memory_weight is not 0");

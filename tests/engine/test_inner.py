@@ -44,10 +44,10 @@ def expected(vectors, weights, memory, shift, memory_weight):
 
 def same(found, wanted):
     squares, products, square = wanted
-    assert found.squares.tolist() == squares
+    assert bits(found.squares) == bits(np.array(squares))
     assert (found.products is None) == (products is None)
-    assert products is None or found.products.tolist() == products
-    assert found.square == square
+    assert products is None or bits(found.products) == bits(np.array(products))
+    assert bits(np.array(found.square)) == bits(np.array(square))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -145,7 +145,8 @@ ONES = np.ones(8, np.float32)
         (([ONES], np.ones(1, np.float32)), {}, "weights .*float64"),
         (([ONES],), {"shift": 0.5}, "memory is missing"),
         (([ONES], np.ones(1)), {"memory_weight": 1.0}, "memory is missing"),
-        (([ONES],), {"memory": ONES, "memory_weight": 1.0}, "memory_weight is of a sum, and weights is missing"),
+        (([ONES],), {"memory": ONES, "memory_weight": 1.0}, "memory_weight asks for a sum, which takes weights"),
+        (([], np.array([])), {"memory": ONES, "memory_weight": 1.0}, "asks for a sum, and vectors is empty"),
         (([ONES],), {"memory": ONES[:3], "shift": 1.0}, "memory has 3 elements, expected 8"),
         (([ONES],), {"memory": ONES, "shift": np.inf}, "shift is not finite"),
         (([ONES],), {"shift": "much"}, "shift"),

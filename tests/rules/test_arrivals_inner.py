@@ -50,8 +50,8 @@ def test_it_is_ops_inner(rng, threads):
 
     def ask(arrivals):
         found.append(arrivals.inner())
-        found.append(arrivals.inner(weights, memory="goal", shift=0.5))
-        found.append(arrivals.inner([0, 0, 0], memory="goal", memory_weight=1.0))
+        found.append(arrivals.inner(weights, rule_vector="goal", shift=0.5))
+        found.append(arrivals.inner([0, 0, 0], rule_vector="goal", own_weight=1.0))
 
     served(Asking(ask), vectors, num_threads=threads)
     goal = np.linspace(-1, 1, D).astype(np.float32)
@@ -67,9 +67,13 @@ def test_it_is_ops_inner(rng, threads):
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda a: a.inner(memory="aim", shift=1.0), r"\[Arrivals\] inner has no rule vector 'aim'; it has goal"),
+        (lambda a: a.inner(rule_vector="aim", shift=1.0), r"\[Arrivals\] inner has no rule vector 'aim': it has goal"),
         (lambda a: a.inner(np.ones(3)), r"\[inner\] weights has 3 entries, expected 2, one for each vector"),
         (lambda a: a.inner(shift=1.0), r"\[inner\] memory is missing"),
+        (lambda a: a.inner(rule_vector=["goal"]), r"\[Arrivals\] inner has no rule vector \['goal'\]"),
+        (lambda a: a.inner(["a", "b"]), r"\[Arrivals\] weights of inner"),
+        (lambda a: a.inner(np.array([1j, 2])), r"\[Arrivals\] weights of inner"),
+        (lambda a: a.inner(np.ma.array([1.0, 2.0], mask=[0, 1])), r"\[Arrivals\] weights of inner"),
     ],
 )
 def test_wrong_questions_raise(rng, ask, message):
@@ -85,8 +89,29 @@ def test_a_rule_that_does_not_need_it_is_refused(rng):
 def test_a_decided_round_is_closed(rng):
     kept = []
     served(Asking(kept.append), rng.standard_normal((2, D)))
-    with pytest.raises(AffluxError, match="the round is decided, and its vectors are given back"):
+    with pytest.raises(AffluxError, match="the round is decided, and its vectors serve others"):
         kept[0].inner()
+
+
+def test_a_rule_that_fails_gives_its_vectors_back(rng):
+    kept = []
+
+    def fail(arrivals):
+        kept.append(arrivals)
+        if len(kept) == 1:
+            raise ValueError("once")
+
+    server = Server(Rule("asking", "gradient", 2, Asking(fail), NONE, Sgd(1.0)), np.zeros(D, np.float32), max_slots=2)
+    server.set_rule_vector("goal", np.ones(D))
+    server.push(client=0, version=0, gradient=rng.standard_normal(D))
+    with pytest.raises(ValueError, match="once"):
+        server.push(client=1, version=0, gradient=rng.standard_normal(D))
+    with pytest.raises(AffluxError, match="the round is decided"):
+        kept[0].inner()
+    server.flush()
+    for client in range(4):
+        server.push(client=client, version=server.version, gradient=rng.standard_normal(D), timeout=0)
+    assert server.version == 3
 
 
 def test_vectors_are_copied_and_not_streamed(rng):

@@ -140,6 +140,21 @@ ENGINE = {
         "return Doubles{} + value;",
         "test_stages.py",
     ),
+    "inner: the last row is not padded": (
+        "for (; n % kLanes != 0; ++n)\n    for (std::int64_t k = 0; k <= inner.vectors.size",
+        "for (; n % kLanes != 0; ++n)\n    for (std::int64_t k = 0; k < inner.vectors.size - 1",
+        "test_inner.py",
+    ),
+    "inner: a vector of weight 0 is added": (
+        "if (kWithE && inner.weights.data[k] != 0.0)",
+        "if (kWithE)",
+        "test_inner.py",
+    ),
+    "inner: the memory's part of the sum is left out": (
+        "if (kWithE && inner.memory_weight != 0.0) e = ",
+        "if (kWithE && inner.memory_weight != inner.memory_weight) e = ",
+        "test_inner.py",
+    ),
     "gram: products of mixed types are fused": (
         "AFFLUX_FN Doubles dot_term(Doubles acc, Doubles x, Doubles y) {\n"
         "  if constexpr (sizeof(X) == sizeof(double) || sizeof(Y) == sizeof(double))",

@@ -12,19 +12,34 @@ RULES = {
         "test_dialects.py",
     ),
     "selection: stage two clips what the first clip has left out": (
-        "_shrink(clip * norm, self.stage_two_clip * size) for",
-        "_shrink(norm, self.stage_two_clip * size) for",
+        "clip * _shrink(clip * norm, bound)",
+        "clip * _shrink(norm, bound)",
         "test_by_hand.py",
     ),
     "selection: the step's clips forget the memory": (
-        "return np.array([self.alpha * ordered_sum(weights), *weights])",
-        "return np.array([self.alpha * ordered_sum(shares), *weights])",
+        "own = self.alpha * ordered_sum(step)",
+        "own = self.alpha",
         "test_by_hand.py",
     ),
     "selection: the threshold is on the wrong side": (
-        "if self.select and cosine < self.sim_min",
-        "if self.select and cosine <= self.sim_min",
+        "            if cosine < self.sim_min\n",
+        "            if cosine <= self.sim_min\n",
         "test_rules.py",
+    ),
+    "selection: products with the unclipped estimate": (
+        "if any(clip < 1.0 for clip in clips):",
+        "if any(clip < 0.0 for clip in clips):",
+        "test_by_hand.py",
+    ),
+    "selection: without it nothing is clipped": (
+        "if self.clip is None or self.clip == inf:",
+        "if True:",
+        "test_rules.py",
+    ),
+    "Arrivals.inner: a failed round stays open": (
+        "    finally:\n        if asked is not None:\n            asked.close()",
+        "    finally:\n        pass",
+        "test_arrivals_inner.py",
     ),
     "score: the threshold is on the wrong side": (
         "if score < -self.gamma",

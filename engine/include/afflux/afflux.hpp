@@ -77,7 +77,7 @@ Statistics ingest(View<const void> update, View<void> slot, int num_threads = 1,
 void gram(List<View<const void>> vectors, View<double> out, int num_threads = 1);
 
 // In float64: out[k] = <x_k, x_k> and, if there is an e, out[K] = <e, e> and out[K + 1 + k] = <x_k, e>, of K vectors.
-// Each vector is read once, the memory too. Scratch memory is 2 KB a vector and thread, whatever d is.
+// Each vector is read once, the memory too. On the CPU scratch memory is at most 3 KB a vector and thread.
 void inner(const Inner& inner, View<double> out, int num_threads = 1);
 
 // CRC-32C of what a sweep has written: of each superblock's bytes, in turn. In a row, that of its head comes before.

@@ -11,7 +11,7 @@ struct Inner {
   List<double> weights;            // of all vectors; without data there is no e
   View<const void> memory;         // optional; it is read if shift or memory_weight is not 0
   double shift = 0.0;
-  double memory_weight = 0.0;
+  double memory_weight = 0.0;  // 0 if there are no vectors
 };
 
 }  // namespace afflux

@@ -7,35 +7,50 @@ import numpy as np
 from afflux import ops
 from afflux.arrays.pools import Slot, Vector
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import brief
+from afflux.ops.validation import as_text, brief, reads
 from afflux.rules.rule import Float64
 
 
 class RoundVectors:
-    """Arrivals.inner of one round. Its vectors are those of later rounds afterwards: a closed one refuses."""
+    """Arrivals.inner of one round. Once the round is decided its slots serve other rounds, and a call is refused."""
 
-    __slots__ = ("_held", "_slots", "_threads")
+    __slots__ = ("_given",)
 
     def __init__(self, slots: Sequence[Slot], names: Sequence[str], held: Sequence[Vector], num_threads: int):
-        self._slots: Sequence[Slot] | None = slots
-        self._held = dict(zip(names, held, strict=True))
-        self._threads = num_threads
-
-    def __call__(
-        self, weights: Float64 | None, memory: str | None, shift: float, memory_weight: float, /
-    ) -> ops.InnerProducts:
-        """See Arrivals.inner."""
-        if self._slots is None:
-            raise AffluxError("[Arrivals] inner is for weigh: the round is decided, and its vectors are given back")
-        if memory is not None and memory not in self._held:
-            raise AffluxError(f"[Arrivals] inner has no rule vector {brief(memory)}; it has {', '.join(self._held)}")
-        given = None if weights is None else np.ascontiguousarray(weights, np.float64)
-        vector = None if memory is None else self._held[memory]
-        return ops.inner(
-            self._slots, given, memory=vector, shift=shift, memory_weight=memory_weight, num_threads=self._threads
+        #: slots, rule vectors by name, threads
+        self._given: tuple[Sequence[Slot], dict[str, Vector], int] | None = (
+            slots,
+            dict(zip(names, held, strict=True)),
+            num_threads,
         )
 
+    def __call__(
+        self, weights: Float64 | None, rule_vector: str | None, shift: float, own_weight: float, /
+    ) -> ops.InnerProducts:
+        """See Arrivals.inner."""
+        given = self._given
+        if given is None:
+            raise AffluxError("[Arrivals] inner is for weigh: the round is decided, and its vectors serve others")
+        slots, held, num_threads = given
+        vector = None
+        if rule_vector is not None:
+            name = as_text(rule_vector)
+            if name is None or name not in held:
+                known = f"it has {', '.join(held)}" if held else "the rule has none"
+                raise AffluxError(f"[Arrivals] inner has no rule vector {brief(rule_vector)}: {known}")
+            vector = held[name]
+        wanted = None if weights is None else _numbers(weights)
+        return ops.inner(slots, wanted, memory=vector, shift=shift, memory_weight=own_weight, num_threads=num_threads)
+
     def close(self) -> None:
-        """The rule has decided."""
-        self._slots = None
-        self._held = {}
+        """The rule has decided, or failed."""
+        self._given = None
+
+
+@reads("[Arrivals] weights of inner")
+def _numbers(weights: object) -> Float64:
+    """As a float64 array, which the engine takes."""
+    array = np.asarray(weights)
+    if isinstance(weights, np.ma.MaskedArray) or array.dtype.kind not in "fiub":
+        raise AffluxError(f"[Arrivals] weights of inner are {brief(weights)}, must be numbers")
+    return np.ascontiguousarray(array, np.float64)

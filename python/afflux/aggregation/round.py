@@ -162,9 +162,11 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
     gram = frozen(ops.gram([*held, *slots], num_threads=num_threads), np.float64) if rule.needs.gram else None
     asked = RoundVectors(slots, rule.needs.rule_vectors, held, num_threads) if rule.needs.inner else None
     arrivals = freeze(before, ordered, gram, asked)
-    weights = checked_weights(rule, arrivals)
-    if asked is not None:
-        asked.close()
+    try:
+        weights = checked_weights(rule, arrivals)
+    finally:
+        if asked is not None:
+            asked.close()
     step = rule.step(arrivals)
     if not isinstance(step, ops.Step):
         raise AffluxError(f"[{rule.name}] step gave {step!r}, must be an afflux.ops step")

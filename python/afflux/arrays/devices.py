@@ -4,6 +4,8 @@ On a GPU every vector is allocated by that library, and freed when its last refe
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,6 +90,27 @@ class Device(ABC):
         return vector
 
 
+#: Bytes of a cache line and of a page. Allocators begin vectors of _LARGE bytes and more at one place of a page.
+_LINE, _PAGE, _LARGE = 64, 4096, 1 << 17
+_places = count()
+
+
+def _placed(make: Callable[[int, type[np.uint8]], npt.NDArray[np.uint8]], size: int, dtype: str) -> Any:
+    """A vector that begins on a cache line; a large one at another line of its page than those before it.
+
+    Streams at one place of their pages share the few ways of one set of the first cache (bench/NOTES.md).
+    """
+    length = size * np.dtype(dtype).itemsize
+    if length < _LARGE:
+        room = make(length + _LINE, np.uint8)
+        start = -room.ctypes.data % _LINE
+    else:
+        room = make(length + _PAGE, np.uint8)
+        place = next(_places) * 43 * _LINE % _PAGE  # 43 lines apart: no common factor with the 64 of a page
+        start = (place - room.ctypes.data) % _PAGE
+    return room[start : start + length].view(dtype)
+
+
 class Host(Device):
     """NumPy's arrays, and the engine's buffers."""
 
@@ -100,12 +123,13 @@ class Host(Device):
         return Buffer(pool)
 
     def empty(self, size: int, dtype: str) -> Any:
-        room = np.empty(size * np.dtype(dtype).itemsize + 64, np.uint8)
-        start = -room.ctypes.data % 64
-        return room[start : start + room.size - 64].view(dtype)
+        return _placed(np.empty, size, dtype)
 
     def full(self, size: int, value: float, dtype: str) -> Any:
-        return np.full(size, value, dtype) if value else np.zeros(size, dtype)  # no memory before they are used
+        vector = _placed(np.empty if value else np.zeros, size, dtype)  # zeros take no memory before they are used
+        if value:
+            vector.fill(value)
+        return vector
 
     def fill(self, vector: Any, values: npt.NDArray[Any]) -> None:
         np.copyto(np.asarray(vector), values)

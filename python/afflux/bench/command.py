@@ -72,16 +72,10 @@ def bench(
     if machines:
         from afflux.bench.output.machines import markdown
 
-        given: dict[str, object] = {
-            "-d": d,
-            "-M": m,
-            "--threads": threads,
-            "--isa": isa,
-            "--repeats": repeats,
-            "--compile": compiled,
-        }
-        given |= {"--quick": quick, "--json": json_path, "--markdown": markdown_path, "--picture": picture_path}
-        given |= {"--samples": samples, "--out": folder, "--against": against, "--list": list_only}
+        given: dict[str, object] = {"-d": d, "-M": m, "--threads": threads, "--isa": isa, "--repeats": repeats}
+        given |= {"--compile": compiled, "--quick": quick, "--json": json_path, "--markdown": markdown_path}
+        given |= {"--picture": picture_path, "--samples": samples, "--out": folder, "--against": against}
+        given |= {"--list": list_only, "--rows": rows != DEFAULT_ROWS, "--sets": sets != 2, "--device": device != "cpu"}
         if refused := [name for name, value in given.items() if value]:
             raise typer.BadParameter(f"does not go with {', '.join(refused)}", param_hint="--machines")
         try:

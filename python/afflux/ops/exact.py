@@ -1,12 +1,12 @@
-"""Arithmetic with the same bits on every CPU: exp, log, pow, and small sums and products.
+"""Arithmetic with the same bits on every CPU: exp, log, pow, and small sums.
 
 `exp`, `log` and `pow` replace those of `math`. They use + - * / and integer operations only, on numbers of 106 bits.
 The error is below 0.51 ulp (measured in test_elementary.py), below 1 ulp where the result is subnormal. Special
 values are those of C99's functions: an undefined value is NaN, a value that is too large is infinite; only what is no
 number raises an AffluxError. A call takes one or two microseconds.
 
-`ordered_sum`, `inner`, `times` and `quadratic` add from the first element to the last. np.sum, np.dot and @ add in an
-order of their own that differs between CPUs.
+`ordered_sum` adds from the first element to the last. np.sum, np.dot and @ add in an order of their own that differs
+between CPUs.
 """
 
 from collections.abc import Iterable
@@ -65,33 +65,3 @@ def ordered_sum(values: Iterable[float]) -> float:
     for value in values:
         total = total + float(value)
     return total
-
-
-def inner(a: Float64, b: Float64) -> float:
-    """<a, b> of two vectors (M,).
-
-    >>> inner(np.array([1.0, 2.0]), np.array([3.0, 4.0]))
-    11.0
-    """
-    return ordered_sum(a * b)
-
-
-def times(matrix: Float64, vector: Float64) -> Float64:
-    """The product of a matrix (K, M) and a vector (M,), each entry summed from the first column to the last.
-
-    >>> times(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([10.0, 1.0])).tolist()
-    [12.0, 34.0]
-    """
-    total = np.zeros(len(matrix))
-    for column, factor in zip(matrix.T, vector, strict=True):
-        total = total + column * factor
-    return total
-
-
-def quadratic(matrix: Float64, vector: Float64) -> float:
-    """<v, G v>: with a Gram matrix G, the squared norm of a linear combination; at least 0, whatever rounding does.
-
-    >>> quadratic(np.array([[2.0, 0.0], [0.0, 3.0]]), np.array([1.0, 2.0]))
-    14.0
-    """
-    return max(inner(vector, times(matrix, vector)), 0.0)

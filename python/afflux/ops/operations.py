@@ -146,14 +146,14 @@ def inner(
         weights: (K,) float64; None: squares alone are wanted. A vector of weight 0 is no part of e.
         memory: (d,) float32, float64 or bfloat16. It is read only where `shift` or `memory_weight` is not 0.
         shift: how much of it every vector gets.
-        memory_weight: how much of it e gets, beside what comes with the vectors.
+        memory_weight: how much of it e gets, beside what comes with the vectors, of which there must be one.
         num_threads: at most so many; all CPUs of this process by default.
 
     Raises:
         AffluxError: wrong shape, dtype or layout, a number that is not finite, a memory that is asked for and missing,
             or more than 32,768 vectors.
 
-    Cost: each vector and the memory are read once. 2 KB a vector and thread of scratch memory.
+    Cost: each vector and the memory are read once. Scratch memory: at most 3 KB a vector and thread.
 
     >>> u = [np.array([1, 2], np.float32), np.array([3, 4], np.float32)]
     >>> squares, products, square = inner(u, np.array([0.5, 0.5]))
@@ -172,7 +172,7 @@ def inner(
 
 
 def _listed(what: str, vectors: Sequence[Array]) -> list[Array]:
-    """So many vectors as are served; iterating may never end."""
+    """The vectors as a list: no more than are served, because a sequence may lie about its length."""
     try:
         count = len(vectors)
         given = [vectors[i] for i in range(min(count, _MOST_VECTORS + 1))]

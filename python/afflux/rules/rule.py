@@ -37,7 +37,7 @@ class InnerSweep(Protocol):
     """What Arrivals.inner asks: ops.inner over the vectors of a round, and a rule vector by its name."""
 
     def __call__(
-        self, weights: Float64 | None, memory: str | None, shift: float, memory_weight: float, /
+        self, weights: Float64 | None, rule_vector: str | None, shift: float, own_weight: float, /
     ) -> ops.InnerProducts:
         """The products, in the order of the arrivals."""
         ...
@@ -58,7 +58,7 @@ class Arrivals(Struct, frozen=True, eq=False):
     gram: Float64 | None = None  #: (R + M, R + M) inner products of rule vectors and vectors, if the rule needs them
     scalars: Scalars = struct_field(default_factory=dict)  #: the rule's own numbers, as the last round left them
     ends_pass: bool = False  #: under gradient scheduling: this round is the last one of its pass over all clients
-    sweep: InnerSweep | None = None  #: what `inner` calls, if the rule needs it
+    inner_sweep: InnerSweep | None = None  #: what `inner` calls, if the rule needs it
 
     def __len__(self) -> int:
         """The number of arrivals M."""
@@ -68,21 +68,21 @@ class Arrivals(Struct, frozen=True, eq=False):
         self,
         weights: Float64 | None = None,
         *,
-        memory: str | None = None,
+        rule_vector: str | None = None,
         shift: float = 0.0,
-        memory_weight: float = 0.0,
+        own_weight: float = 0.0,
     ) -> ops.InnerProducts:
-        """Squares of the vectors, each moved by `shift` times a rule vector, and their products with a sum of them.
+        """Squares of the vectors, each moved by `shift` times a rule vector m, and their products with a sum of them.
 
-            x_i = u_i + shift * memory,  e = memory_weight * memory + sum_i weights[i] x_i
+            x_i = u_i + shift * m,  e = own_weight * m + sum_i weights[i] x_i
 
         Only within weigh, by a part whose needs say so (`Needs(inner=True)`), as often as it needs.
 
         Args:
             weights: (M,) float64; None: squares alone.
-            memory: the name of a rule vector.
-            shift: how much of it every vector gets.
-            memory_weight: how much of it e gets beside.
+            rule_vector: the name of m; it is read where `shift` or `own_weight` is not 0.
+            shift: how much of m every vector gets.
+            own_weight: how much of m e gets beside what comes with the vectors.
 
         Returns:
             Of (M,): squares <x_i, x_i>, products <x_i, e>; and the square <e, e>. See ops.inner.
@@ -92,9 +92,9 @@ class Arrivals(Struct, frozen=True, eq=False):
 
         Cost: one sweep over the buffer, and over the rule vector if it is asked for.
         """
-        if self.sweep is None:
+        if self.inner_sweep is None:
             raise AffluxError("[Arrivals] inner is for rules whose weigh part has needs = Needs(inner=True)")
-        return self.sweep(weights, memory, shift, memory_weight)
+        return self.inner_sweep(weights, rule_vector, shift, own_weight)
 
 
 def client_order(client_id: ClientId) -> tuple[bool, ClientId]:

@@ -166,7 +166,7 @@ void call_gram(Draw& draw, Memory& memory) {
 }
 
 void call_inner(Draw& draw, Memory& memory) {
-  const std::int64_t count = draw.rare(16) ? 60 + draw.below(12) : draw.below(6), size = draw.size() % 3000;
+  const std::int64_t count = draw.rare(16) ? 60 + draw.below(12) : draw.below(6), size = draw.size();
   std::vector<View<const void>> vectors;
   std::vector<double> weights;
   for (std::int64_t i = 0; i < count; ++i) vectors.push_back(memory.vector(size, some_type(draw)));

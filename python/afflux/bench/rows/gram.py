@@ -39,18 +39,13 @@ def named(gram: Any) -> Arrays:
     return {"gram": gram}
 
 
-def afflux_round(rows_of: Callable[[Inputs], list[list[Vector]]]) -> Callable[[Inputs], Round]:
-    """A contender on these vectors of each input set."""
-
-    def make(inputs: Inputs) -> Round:
-        rows = rows_of(inputs)
-        return Round(lambda k: ops.gram(rows[k], num_threads=inputs.num_threads), lambda k: exact(rows[k]), named)
-
-    return make
-
-
 def updates(inputs: Inputs) -> list[list[Vector]]:
     return [list(block) for block in inputs.updates]
+
+
+def afflux_round(inputs: Inputs) -> Round:
+    rows = updates(inputs)
+    return Round(lambda k: ops.gram(rows[k], num_threads=inputs.num_threads), lambda k: exact(rows[k]), named)
 
 
 def product(formula: Callable[[Any], Any], convert: Conversion = as_tensor) -> Callable[[Inputs], Round]:
@@ -79,7 +74,7 @@ def in_batches(block: Tensor) -> Tensor:
 ONE_MATRIX = "needs one contiguous matrix; float32 sums"
 
 CONTENDERS = [
-    Contender("afflux", "ops.gram", afflux_round(updates), role="ours"),
+    Contender("afflux", "ops.gram", afflux_round, role="ours"),
     Contender(
         "numpy U @ U.T",
         "float32, on all cores",

@@ -4,7 +4,7 @@ The weights depend on whole vectors. Their reference, `coefficients`, therefore 
 formulas in float64, without the Gram matrix.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import e, inf, sqrt
 from typing import Any
@@ -57,7 +57,7 @@ def coefficients(gradients: Vector, estimate: Vector, staleness: Int64) -> Float
 def reference(before: Arrays) -> Exact:
     """The definition, given the coefficients; or the inner products."""
     if "inner" in before:
-        return {"inner": (before["inner"], np.abs(before["inner"]))}
+        return {"inner": (before["inner"], before["terms"])}
     params, last = (before[name].astype(np.float64) for name in ("params", "estimate"))
     gradients, shift = before["updates"], -ALPHA * last
     (in_estimate, in_direction), shifts = before["weights"], [shift] * len(gradients)
@@ -87,8 +87,8 @@ def ready(inputs: Inputs, run: Callable[[int], object], params: list[Any], estim
 # afflux
 
 
-def weigh(inputs: Inputs, norms: Float64, last_norm: float, sweep: InnerSweep) -> Weights:
-    """As a server asks for them: the norms are known from the pushes, that of the last estimate from its round."""
+def weigh(inputs: Inputs, sweep: InnerSweep) -> Weights:
+    """As a server asks for them."""
     m, now = inputs.m, 4
     return SELECTION(
         Arrivals(
@@ -98,26 +98,20 @@ def weigh(inputs: Inputs, norms: Float64, last_norm: float, sweep: InnerSweep) -
             staleness=inputs.staleness,
             num_examples=np.ones(m, np.int64),
             losses=np.full(m, np.nan),
-            norms=norms,
-            scalars={"stage": 1.0, "estimate_norm": last_norm},
-            sweep=sweep,
+            norms=np.full(m, np.nan),
+            scalars=SELECTION.needs.scalars,
+            inner_sweep=sweep,
         )
     )
-
-
-def norms_of(vectors: Iterable[Vector]) -> Float64:
-    return np.sqrt(ops.inner(list(vectors)).squares)
 
 
 def two_sweeps(inputs: Inputs) -> Round:
     estimate = inputs.last_mean()
     gradients = [list(block) for block in inputs.updates]
-    norms, last_norm = [norms_of(block) for block in gradients], float(norms_of([estimate])[0])
 
     def run(k: int) -> object:
-        nonlocal last_norm
         vectors = RoundVectors(gradients[k], ["estimate"], [estimate], inputs.num_threads)
-        weights = weigh(inputs, norms[k], last_norm, vectors)
+        weights = weigh(inputs, vectors)
         round = ops.Pass(
             inputs.params[k],
             inputs.out,
@@ -126,8 +120,6 @@ def two_sweeps(inputs: Inputs) -> Round:
             rule_vectors=ops.RuleVectors([estimate], np.array(weights.rule_vectors), weights.next),
         )
         ops.apply(round, num_threads=inputs.num_threads)
-        assert weights.scalars is not None
-        last_norm = weights.scalars["estimate_norm"]
         return inputs.out, estimate, weights.vectors
 
     return ready(inputs, run, inputs.params, lambda k: estimate)
@@ -142,11 +134,13 @@ def first_sweep(inputs: Inputs) -> Round:
         return ops.inner(vectors, even, memory=estimate, shift=ALPHA, num_threads=inputs.num_threads)
 
     def before(k: int) -> Arrays:
-        parts = [np.zeros((inputs.m, inputs.m + 1))]
+        squares, onto, terms, last = np.zeros(inputs.m), np.zeros(inputs.m), np.zeros(inputs.m), 0.0
         for piece in gram.slices(inputs.d, inputs.m):
             moved = on_host(inputs.updates[k][:, piece]) + ALPHA * on_host(estimate[piece]).astype(np.float64)
-            parts[0] += moved @ np.vstack([moved, even @ moved]).T
-        return {"inner": np.concatenate([np.diag(parts[0]), parts[0][:, -1], [even @ parts[0][:, -1]]])}
+            part = even @ moved
+            squares, last = squares + np.square(moved).sum(axis=1), last + float(part @ part)
+            onto, terms = onto + moved @ part, terms + np.abs(moved) @ np.abs(part)
+        return {"inner": np.array([*squares, *onto, last]), "terms": np.array([*squares, *terms, last])}
 
     def after(found: Any) -> Arrays:
         return {"inner": np.concatenate([found.squares, found.products, [found.square]])}
@@ -244,9 +238,9 @@ class FromGram:
     gram: Float64
 
     def __call__(
-        self, weights: Float64 | None, memory: str | None, shift: float, memory_weight: float, /
+        self, weights: Float64 | None, rule_vector: str | None, shift: float, own_weight: float, /
     ) -> ops.InnerProducts:
-        """See Arrivals.inner; memory_weight is 0."""
+        """See Arrivals.inner; own_weight is 0."""
         count = len(self.gram) - 1
         moved = np.hstack([np.full((count, 1), shift), np.eye(count)])
         products = moved @ self.gram @ moved.T
@@ -267,8 +261,7 @@ def products(made: Callable[[], Sweeps]) -> Callable[[Inputs], Round]:
 
         def run(k: int) -> object:
             gram = on_host(sweeps.inner(blocks[k])).astype(np.float64)
-            norms = np.sqrt(np.diag(gram))
-            weights = weigh(inputs, norms[1:], float(norms[0]), FromGram(gram))
+            weights = weigh(inputs, FromGram(gram))
             assert weights.next is not None
             parts = np.array([weights.next[0], [-LR * weights.rule_vectors[0], *(-LR * weights.vectors)]], np.float32)
             sweeps.step(sweeps.convert(place, parts), blocks[k], params, moved)

@@ -1,16 +1,16 @@
 """WKAFL: weights from an estimate of the unbiased gradient, and from each arrival's cosine with it.
 
 Zhou, Li, Ren and Yang, Towards Efficient and Stable K-Asynchronous FL ..., IEEE TPDS 2022. The buffer is read once for
-norms and cosines, if norms known from the pushes show that no clip is active, and once by the step that writes both
-params and the new estimate.
+norms and cosines, twice where norms are clipped, and once by the step that writes both params and the new estimate.
 """
 
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from afflux import ops
 from afflux.ops import exact
 from afflux.ops.exact import ordered_sum
 from afflux.ops.validation import (
@@ -33,8 +33,6 @@ from afflux.rules.staleness import Exponential, StalenessLaw, a_law
 from afflux.rules.weights import with_sum
 
 _ESTIMATE = "estimate"  #: the rule vector
-#: Below this part of the bound a norm is surely within it: estimates are rounded by 2^-24 at most, norms by far less.
-_SURELY = 1.0 - 1e-6
 
 
 @register("cosine_selection", "weigh")
@@ -59,8 +57,8 @@ class CosineSelection:
         memory: what the next round adds: the "estimate" (the paper) or v, the "aggregate" (its authors' code).
 
     Cost: one sweep over buffer and estimate, in which g_i + alpha * estimate is formed element by element, so that no
-    precision is lost where the two nearly cancel. If a norm may exceed `clip`, a sweep for the norms comes before it.
-    Without selection the norms are all that is needed, and no cosines are reported.
+    precision is lost where the two nearly cancel. It assumes that no norm exceeds `clip`; if one does, it is made again
+    with the clips. Without selection one sweep for the norms is all, and no cosines are reported.
     """
 
     alpha: float = 0.1
@@ -73,7 +71,7 @@ class CosineSelection:
     memory: Literal["estimate", "aggregate"] = "estimate"
     stage_two_loss: float | None = None
     stage_two_version: int | None = None
-    needs: ClassVar[Needs] = Needs(inner=True, rule_vectors=("estimate",), scalars={"stage": 1.0, "estimate_norm": 0.0})
+    needs: ClassVar[Needs] = Needs(inner=True, rule_vectors=("estimate",), scalars={"stage": 1.0})
 
     def __post_init__(self) -> None:
         check_fields(self, finite, "alpha", "sim_min", "beta")
@@ -88,69 +86,61 @@ class CosineSelection:
     def __call__(self, arrivals: Arrivals, /) -> Weights:
         """See the class."""
         stage, trust = self._stage(arrivals), self._trust(arrivals)
-        norms, clips = self._first_clips(arrivals)
-        estimate = [share * clip for share, clip in zip(trust, clips, strict=True)]
         if not self.select:
-            return self._by_estimate(stage, estimate, norms)
-        found = arrivals.inner(np.array(estimate), memory=_ESTIMATE, shift=self.alpha)
-        norms, size = _roots(found.squares), sqrt(found.square)
+            estimate = _scaled(trust, self._norms_clips(arrivals))
+            return self._weights(stage, estimate, estimate)
+        found, clips = self._products(arrivals, trust)
         assert found.products is not None  # it was asked for
-        onto = found.products.tolist()
+        estimate, norms, size = _scaled(trust, clips), _roots(found.squares), sqrt(found.square)
         cosines = [
             0.0 if norm == 0 or size == 0 else _clamped(product / (norm * size))
-            for norm, product in zip(norms, onto, strict=True)
+            for norm, product in zip(norms, found.products.tolist(), strict=True)
         ]
         rejected = {
             i: f"cosine {cosine:.3g} below {self.sim_min:g}"
             for i, cosine in enumerate(cosines)
             if cosine < self.sim_min
         }
-        step, kept_norm = estimate, size
+        step = estimate
         if len(rejected) < len(arrivals):
             if stage == 2:
-                clips = [
-                    clip * _shrink(clip * norm, self.stage_two_clip * size)
-                    for clip, norm in zip(clips, norms, strict=True)
-                ]
-            step = [share * clip for share, clip in zip(self._shares(cosines, rejected), clips, strict=True)]
-            if self.memory == "aggregate":
-                kept_norm = _most(step, norms)
-        elif rejected:
+                bound = self.stage_two_clip * size
+                clips = [clip * _shrink(clip * norm, bound) for clip, norm in zip(clips, norms, strict=True)]
+            step = _scaled(self._shares(cosines, rejected), clips)
+        else:
             rejected = {i: f"{why}, as all: the step is the estimate" for i, why in rejected.items()}
         kept = estimate if self.memory == "estimate" else step
-        return self._weights(stage, step, kept, kept_norm, rejected, np.array(cosines))
+        return self._weights(stage, step, kept, rejected, np.array(cosines))
 
-    def _first_clips(self, arrivals: Arrivals) -> tuple[list[float], list[float]]:
-        """Of each g_i + alpha * estimate, its norm or more than that, and what clips it to `clip`.
+    def _products(self, arrivals: Arrivals, trust: list[float]) -> tuple[ops.InnerProducts, list[float]]:
+        """Of the moved gradients, and with their estimate; and what clips each of them to `clip`."""
+        found = arrivals.inner(np.array(trust), rule_vector=_ESTIMATE, shift=self.alpha)
+        clips = self._clips(found)
+        if any(clip < 1.0 for clip in clips):
+            found = arrivals.inner(np.array(_scaled(trust, clips)), rule_vector=_ESTIMATE, shift=self.alpha)
+        return found, clips
 
-        A sweep for the norms is made only if what is known of them does not rule out a clip. What is known was rounded,
-        by far less than the margin here; so the clips are the same either way.
-        """
-        added = abs(self.alpha) * arrivals.scalars["estimate_norm"]
-        most = [norm + added for norm in arrivals.norms.tolist()]
-        if self.clip is None or all(norm <= self.clip * _SURELY for norm in most):
-            return most, [1.0] * len(most)
-        norms = _roots(arrivals.inner(memory=_ESTIMATE, shift=self.alpha).squares)
-        return norms, [_shrink(norm, self.clip) for norm in norms]
+    def _norms_clips(self, arrivals: Arrivals) -> list[float]:
+        """The clips where nothing else is asked for."""
+        if self.clip is None or self.clip == inf:
+            return [1.0] * len(arrivals)
+        return self._clips(arrivals.inner(rule_vector=_ESTIMATE, shift=self.alpha))
 
-    def _by_estimate(self, stage: int, estimate: list[float], norms: list[float]) -> Weights:
-        """Without selection."""
-        return self._weights(stage, estimate, estimate, _most(estimate, norms), {}, None)
+    def _clips(self, found: ops.InnerProducts) -> list[float]:
+        return [1.0 if self.clip is None else _shrink(norm, self.clip) for norm in _roots(found.squares)]
 
     def _weights(
         self,
         stage: int,
         step: list[float],
         kept: list[float],
-        kept_norm: float,
-        rejected: dict[int, str],
-        cosines: Float64 | None,
+        rejected: dict[int, str] | None = None,
+        cosines: Float64 | None = None,
     ) -> Weights:
         """The direction sum_i step_i (g_i + alpha * last estimate), and the same with `kept` as the next estimate."""
         own = self.alpha * ordered_sum(step)
         following = np.array([[self.alpha * ordered_sum(kept), *kept]])
-        scalars = {"stage": float(stage), "estimate_norm": kept_norm}
-        return Weights(np.array(step), (own,), following, scalars, rejected, cosines)
+        return Weights(np.array(step), (own,), following, {"stage": float(stage)}, rejected or {}, cosines)
 
     def _stage(self, arrivals: Arrivals) -> int:
         mean_loss = ordered_sum(arrivals.losses) / len(arrivals)
@@ -183,9 +173,8 @@ def _roots(squares: Float64) -> list[float]:
     return [sqrt(square) for square in squares.tolist()]
 
 
-def _most(shares: list[float], norms: list[float]) -> float:
-    """No sum of vectors with these shares and norms is longer, but for rounding."""
-    return ordered_sum([share * norm for share, norm in zip(shares, norms, strict=True)])
+def _scaled(shares: list[float], clips: list[float]) -> list[float]:
+    return [share * clip for share, clip in zip(shares, clips, strict=True)]
 
 
 def _clamped(cosine: float) -> float:
@@ -223,7 +212,7 @@ def wkafl(
     `selection=False` steps with the estimate; `staleness=False` weighs all alike in it, with gamma = 0 (section 4.3.4);
     `momentum=False` has alpha = 0; the latter two are without the bound `clip`. The paper gives no value for
     `stage_two_loss`. State on the server: the last estimate, 4 d bytes. Sweeps: two, the inner products and the step;
-    one more where a norm may exceed `clip`, one less with `selection=False`.
+    one more where a norm exceeds `clip`.
     """
     # Checked here, because an ablation leaves them out.
     alpha, gamma = finite("wkafl", "alpha", alpha), not_negative("wkafl", "gamma", gamma)

@@ -42,7 +42,7 @@ class ScoreTest:
 
     def __call__(self, arrivals: Arrivals, /) -> Weights:
         """See the class."""
-        found = arrivals.inner(np.zeros(len(arrivals)), memory="validation", memory_weight=1.0)
+        found = arrivals.inner(np.zeros(len(arrivals)), rule_vector="validation", own_weight=1.0)
         assert found.products is not None  # with v itself, which is the sum that was asked for
         goal, products = found.square, found.products.tolist()
         weights, rejected = np.zeros(len(arrivals)), {}
