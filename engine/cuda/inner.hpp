@@ -1,6 +1,7 @@
-// inner, a superblock and up to kVectorsOfBlock vectors to a block of threads. All threads first make e of a block of
+// inner, a superblock and some vectors to a block of threads. All threads first make e of a block of
 // the order, in shared memory, out of every vector; then a warp takes some of the vectors, a thread a lane of them.
 #pragma once
+#include <type_traits>
 #include <vector>
 
 #include "afflux/order.hpp"
@@ -13,12 +14,14 @@
 
 namespace afflux::cuda {
 
-constexpr int kWarps = 8, kVectorsOfWarp = 2, kVectorsOfBlock = kWarps * kVectorsOfWarp;
+constexpr int kWarps = 8;
 
 // T: the type of all vectors, the memory too, or Mixed.
 template <class T>
 struct InnerBody {
-  static constexpr int kThreads = kWarps * kWarp;
+  static constexpr int kThreads = kWarps * kWarp, kVectorsOfWarp = 2, kVectorsOfBlock = kWarps * kVectorsOfWarp;
+  // Steps of a loop that are under way at once: what registers hold, mixed types taking more.
+  static constexpr int kStepsTogether = std::is_same_v<T, Mixed> ? 1 : 4;
   static_assert(kLanes == kWarp, "a thread is a lane");
   struct Shared {
     double e[kBlock];
@@ -42,6 +45,9 @@ struct InnerBody {
     const double moved = shift(i);
     double sum = 0.0;
     if (inner.memory_weight != 0.0) sum = sum + memory_times(inner.memory_weight, i);
+#if defined(__CUDACC__)
+#pragma unroll kStepsTogether
+#endif
     for (std::int64_t k = 0; k < inner.vectors.size; ++k)
       if (inner.weights.data[k] != 0.0) sum = formula::weighted(sum, inner.weights.data[k], x(k, i, moved));
     return sum;
@@ -54,6 +60,9 @@ struct InnerBody {
   AFFLUX_DEVICE LaneSums lane_sums(const Shared& shared, std::int64_t first_vector, int lane, std::int64_t begin,
                                    std::int64_t end) const {
     LaneSums sums{};
+#if defined(__CUDACC__)
+#pragma unroll kStepsTogether
+#endif
     for (std::int64_t i = begin + lane; i < end; i += kLanes) {
       const double moved = shift(i), along = adds ? shared.e[i - begin] : 0.0;
       sums.square_of_e = formula::weighted(sums.square_of_e, along, along);
@@ -137,7 +146,7 @@ void inner_of(const Where& where, const Inner& inner, double* sums) {
   Inner staged = inner;
   staged.vectors.data = staging.at<const View<const void>>(list);
   staged.weights.data = staging.at<const double>(weights);
-  const std::int64_t groups = (vectors + kVectorsOfBlock - 1) / kVectorsOfBlock;
+  const std::int64_t groups = (vectors + InnerBody<T>::kVectorsOfBlock - 1) / InnerBody<T>::kVectorsOfBlock;
   executor.run(superblocks * groups, InnerBody<T>{staged, adds, size, superblocks, groups, nodes});
   executor.run(count, TreeBody<double>{nodes, superblocks, roots});
   executor.download(sums, roots, bytes);
