@@ -1,6 +1,6 @@
 // inner, one superblock, a few rows of lanes at a time: every vector is widened and shifted into a tile of float64 and
-// added to e, and then each tile is multiplied with itself and with e. The tiles of some 20 vectors stay in L1, those of
-// more in L2. So a vector is read from memory once, although e is known only after the last of them.
+// added to e, and then each tile is multiplied with itself and with e. The tiles of some 20 vectors stay in L1, those
+// of more in L2. So a vector is read from memory once, although e is known only after the last of them.
 #pragma once
 #include "api/kernels.hpp"
 #include "cpu/convert.hpp"

@@ -51,7 +51,7 @@ def test_it_is_ops_inner(rng, threads):
     def ask(arrivals):
         found.append(arrivals.inner())
         found.append(arrivals.inner(weights, rule_vector="goal", shift=0.5))
-        found.append(arrivals.inner([0, 0, 0], rule_vector="goal", own_weight=1.0))
+        found.append(arrivals.inner(rule_vector="goal", own_weight=1.0))
 
     served(Asking(ask), vectors, num_threads=threads)
     goal = np.linspace(-1, 1, D).astype(np.float32)
@@ -69,7 +69,8 @@ def test_it_is_ops_inner(rng, threads):
     [
         (lambda a: a.inner(rule_vector="aim", shift=1.0), r"\[Arrivals\] inner has no rule vector 'aim': it has goal"),
         (lambda a: a.inner(np.ones(3)), r"\[inner\] weights has 3 entries, expected 2, one for each vector"),
-        (lambda a: a.inner(shift=1.0), r"\[inner\] memory is missing"),
+        (lambda a: a.inner(shift=1.0), r"inner has rule_vector None, shift 1.0 and own_weight 0.0: a rule vector goes"),
+        (lambda a: a.inner(rule_vector="goal"), r"inner has rule_vector 'goal', shift 0.0 and own_weight 0.0"),
         (lambda a: a.inner(rule_vector=["goal"]), r"\[Arrivals\] inner has no rule vector \['goal'\]"),
         (lambda a: a.inner(["a", "b"]), r"\[Arrivals\] weights of inner"),
         (lambda a: a.inner(np.array([1j, 2])), r"\[Arrivals\] weights of inner"),

@@ -263,7 +263,7 @@ def test_a_step_that_cannot_be_made_raises_in_poll_alone(clock):
             assert push(server, client).status == "joined"
         assert server.checkout(client).version == 0
         assert len(server.tasks) == client - 1
-        with pytest.raises(AffluxError, match="the memory 'validation' was never handed in"):
+        with pytest.raises(AffluxError, match="the rule vector 'validation' was never handed in"):
             server.poll()
     assert (server.version, server.arrivals_waiting) == (0, 2)
     server.set_rule_vector("validation", vector(0.1))

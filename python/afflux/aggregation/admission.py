@@ -143,13 +143,14 @@ class Admission:
         """What the round of so many arrivals starts from; `outs` says where its rule vectors may be written.
 
         Raises:
-            AffluxError: a memory that the rule reads was never handed in.
+            AffluxError: a rule vector that the rule reads was never handed in.
         """
         state = self.state
         for name in state.rule.needs.handed_in:
             if name not in state.handed:
                 raise AffluxError(
-                    f"[{state.rule.name}] the memory {name!r} was never handed in: set_rule_vector({name!r}, vector)"
+                    f"[{state.rule.name}] the rule vector {name!r} was never handed in: "
+                    f"set_rule_vector({name!r}, vector)"
                 )
         ends_pass = state.passes is not None and state.passes.left == arrivals - state.filled
         return RoundStart(

@@ -7,7 +7,7 @@ import numpy as np
 from afflux import ops
 from afflux.arrays.pools import Slot, Vector
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import as_text, brief, reads
+from afflux.ops.validation import any_number, as_text, brief, reads
 from afflux.rules.rule import Float64
 
 
@@ -32,6 +32,7 @@ class RoundVectors:
         if given is None:
             raise AffluxError("[Arrivals] inner is for weigh: the round is decided, and its vectors serve others")
         slots, held, num_threads = given
+        moved, own = any_number("Arrivals", "shift", shift), any_number("Arrivals", "own_weight", own_weight)
         vector = None
         if rule_vector is not None:
             name = as_text(rule_vector)
@@ -39,8 +40,15 @@ class RoundVectors:
                 known = f"it has {', '.join(held)}" if held else "the rule has none"
                 raise AffluxError(f"[Arrivals] inner has no rule vector {brief(rule_vector)}: {known}")
             vector = held[name]
+        if (rule_vector is not None) != (moved != 0 or own != 0):
+            raise AffluxError(
+                f"[Arrivals] inner has rule_vector {rule_vector!r}, shift {moved} and own_weight {own}: a rule vector "
+                "goes with one of them that is not 0, or none with neither"
+            )
         wanted = None if weights is None else _numbers(weights)
-        return ops.inner(slots, wanted, memory=vector, shift=shift, memory_weight=own_weight, num_threads=num_threads)
+        if wanted is None and own != 0:
+            wanted = np.zeros(len(slots))
+        return ops.inner(slots, wanted, memory=vector, shift=moved, memory_weight=own, num_threads=num_threads)
 
     def close(self) -> None:
         """The rule has decided, or failed."""

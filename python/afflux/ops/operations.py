@@ -149,9 +149,13 @@ def inner(
         memory_weight: how much of it e gets, beside what comes with the vectors, of which there must be one.
         num_threads: at most so many; all CPUs of this process by default.
 
+    Returns:
+        In float64: `squares` (K,) of the x_k; `products` (K,) of the x_k with e, and `square` of e. Without weights
+        products are None and the square is 0. Values of vectors that are not finite give results that are not.
+
     Raises:
-        AffluxError: wrong shape, dtype or layout, a number that is not finite, a memory that is asked for and missing,
-            or more than 32,768 vectors.
+        AffluxError: wrong shape, dtype or layout, a weight or factor that is not finite, a memory that is asked for and
+            missing, or more than 32,768 vectors.
 
     Cost: each vector and the memory are read once. Scratch memory: at most 3 KB a vector and thread.
 

@@ -79,13 +79,14 @@ class Arrivals(Struct, frozen=True, eq=False):
         Only within weigh, by a part whose needs say so (`Needs(inner=True)`), as often as it needs.
 
         Args:
-            weights: (M,) float64; None: squares alone.
-            rule_vector: the name of m; it is read where `shift` or `own_weight` is not 0.
+            weights: (M,) numbers; None: no vector is a part of e, and without `own_weight` there is none.
+            rule_vector: the name of m, with a `shift` or an `own_weight`.
             shift: how much of m every vector gets.
             own_weight: how much of m e gets beside what comes with the vectors.
 
         Returns:
-            Of (M,): squares <x_i, x_i>, products <x_i, e>; and the square <e, e>. See ops.inner.
+            Of (M,) float64: squares <x_i, x_i> and products <x_i, e>; and the square <e, e>. Products are None, and the
+            square is 0, where there is no e. `inner(rule_vector=name, own_weight=1.0)` gives the products with m.
 
         Raises:
             AffluxError: the rule does not need them, or has decided the round; and what ops.inner refuses.

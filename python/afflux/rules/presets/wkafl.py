@@ -114,17 +114,22 @@ class CosineSelection:
 
     def _products(self, arrivals: Arrivals, trust: list[float]) -> tuple[ops.InnerProducts, list[float]]:
         """Of the moved gradients, and with their estimate; and what clips each of them to `clip`."""
-        found = arrivals.inner(np.array(trust), rule_vector=_ESTIMATE, shift=self.alpha)
+        found = self._asked(arrivals, trust)
         clips = self._clips(found)
         if any(clip < 1.0 for clip in clips):
-            found = arrivals.inner(np.array(_scaled(trust, clips)), rule_vector=_ESTIMATE, shift=self.alpha)
+            found = self._asked(arrivals, _scaled(trust, clips))
         return found, clips
+
+    def _asked(self, arrivals: Arrivals, shares: list[float] | None) -> ops.InnerProducts:
+        """With alpha = 0 the last estimate is not read."""
+        last = _ESTIMATE if self.alpha != 0 else None
+        return arrivals.inner(None if shares is None else np.array(shares), rule_vector=last, shift=self.alpha)
 
     def _norms_clips(self, arrivals: Arrivals) -> list[float]:
         """The clips where nothing else is asked for."""
         if self.clip is None or self.clip == inf:
             return [1.0] * len(arrivals)
-        return self._clips(arrivals.inner(rule_vector=_ESTIMATE, shift=self.alpha))
+        return self._clips(self._asked(arrivals, None))
 
     def _clips(self, found: ops.InnerProducts) -> list[float]:
         return [1.0 if self.clip is None else _shrink(norm, self.clip) for norm in _roots(found.squares)]
@@ -209,10 +214,10 @@ def wkafl(
     """x -= server_lr / (1 + gamma tau_min) * sum_i p_i g'_i over the gradients that agree with their estimate.
 
     Algorithms 2 and 3 and eq. 4 to 10: see CosineSelection for g', p and the two stages. The ablations are the paper's:
-    `selection=False` steps with the estimate; `staleness=False` weighs all alike in it, with gamma = 0 (section 4.3.4);
-    `momentum=False` has alpha = 0; the latter two are without the bound `clip`. The paper gives no value for
-    `stage_two_loss`. State on the server: the last estimate, 4 d bytes. Sweeps: two, the inner products and the step;
-    one more where a norm exceeds `clip`.
+    `selection=False` steps with the estimate and reports no cosines; `staleness=False` weighs all alike in it, with
+    gamma = 0 (section 4.3.4); `momentum=False` has alpha = 0; the latter two are without the bound `clip`. The paper
+    gives no value for `stage_two_loss`. State on the server: the last estimate, 4 d bytes. Sweeps: two, the inner
+    products and the step; one more where a norm exceeds `clip`.
     """
     # Checked here, because an ablation leaves them out.
     alpha, gamma = finite("wkafl", "alpha", alpha), not_negative("wkafl", "gamma", gamma)

@@ -24,7 +24,7 @@ class ScoreTest:
         accept iff gamma <v, g'> - rho |g'|^2 >= -gamma epsilon
 
     The direction is the mean of the accepted g'. A zero gradient is rejected. If none is accepted, no step is made and
-    the version stays. v is the memory "validation": hand it in with Server.set_rule_vector, every few versions.
+    the version stays. v is the rule vector "validation": hand it in with Server.set_rule_vector, every few versions.
 
     Args:
         scaled: False takes |g|^2 for |g'|^2, as the authors' code does.
@@ -42,7 +42,7 @@ class ScoreTest:
 
     def __call__(self, arrivals: Arrivals, /) -> Weights:
         """See the class."""
-        found = arrivals.inner(np.zeros(len(arrivals)), rule_vector="validation", own_weight=1.0)
+        found = arrivals.inner(rule_vector="validation", own_weight=1.0)
         assert found.products is not None  # with v itself, which is the sum that was asked for
         goal, products = found.square, found.products.tolist()
         weights, rejected = np.zeros(len(arrivals)), {}
