@@ -299,8 +299,7 @@ def suites(env, plugin, *named):
 class TestEmulated:
     def test_every_operation_gives_the_bits_of_the_cpu(self, environment):
         told = json.loads(run(sys.executable, found("emulated.py"), **environment))
-        assert told == {name: GOLDEN[name] for name in told}
-        assert len(told) == 7
+        assert told == {name: digest for name, digest in GOLDEN.items() if name not in ["order_version", *RULES]}
 
     @pytest.mark.parametrize("arrays", ["cupy", "torch"])
     def test_every_rule_does(self, environment, arrays):
