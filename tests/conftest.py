@@ -35,6 +35,14 @@ def default_interrupts():
         yield
 
 
+@pytest.fixture
+def policy_after():
+    """Puts back the policy that the test chooses another in place of."""
+    before = ops.policy()
+    yield
+    ops.choose_policy(before)
+
+
 @pytest.fixture(params=ISAS)
 def isa(request):
     """Runs the test once per instruction set, and puts the choice back."""

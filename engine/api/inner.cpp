@@ -60,11 +60,11 @@ void inner(const Inner& inner, View<double> out, int num_threads) {
     cuda::backend()->inner(cuda::on(overlaps.device()), inner, sums.data());
   } else {
     const auto kernel = kernels().inner;
-    const std::int64_t prefetch = memory_use(overlaps.traffic()).prefetch;
+    const MemoryUse memory = memory_use(overlaps.traffic());
     const auto leaf = [&](std::int64_t superblock, Sums& node) {
       const std::int64_t begin = superblock * kSuperblock;
       Sums work(static_cast<std::size_t>(inner_work(count)));
-      kernel(inner, prefetch, begin, std::min(begin + kSuperblock, d), work.data(), node.data());
+      kernel(inner, memory, begin, std::min(begin + kSuperblock, d), work.data(), node.data());
     };
     const auto join = [](Sums& left, const Sums& right) {
       for (std::size_t i = 0; i < left.size(); ++i) left[i] = left[i] + right[i];

@@ -92,8 +92,8 @@ struct Kernels {
   // sums[i * right_count + j] = <left[i], right[j]> over one superblock
   void (*gram)(const GramPanels& panels, std::int64_t begin, std::int64_t end, double* sums);
   // Over one superblock: sums[k] = <x_k, x_k> and, if there is an e, sums[K] = <e, e>, sums[K + 1 + k] = <x_k, e>.
-  // `work` is inner_work(K) doubles; `prefetch` is MemoryUse's.
-  void (*inner)(const Inner& inner, std::int64_t prefetch, std::int64_t begin, std::int64_t end, double* work,
+  // `work` is inner_work(K) doubles.
+  void (*inner)(const Inner& inner, const MemoryUse& memory, std::int64_t begin, std::int64_t end, double* work,
                 double* sums);
   // `heads`, one for each arrival, if the rows have some; the sweep itself neither reads nor writes those in the rows.
   // Whether all that was written is sound, see afflux::apply; the pass has its outs and its limit.

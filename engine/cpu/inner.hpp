@@ -4,6 +4,7 @@
 #pragma once
 #include "api/kernels.hpp"
 #include "cpu/convert.hpp"
+#include "cpu/inner_fused.hpp"
 #include "cpu/lane_sum.hpp"
 #include "cpu/simd.hpp"
 #include "formula/combine.hpp"
@@ -126,11 +127,13 @@ AFFLUX_FN void sum_block(const Inner& inner, const InnerWork& work, std::int64_t
   }
 }
 
-void inner(const Inner& inner, std::int64_t prefetch, std::int64_t begin, std::int64_t end, double* space,
+void inner(const Inner& inner, const MemoryUse& memory, std::int64_t begin, std::int64_t end, double* space,
            double* sums) {
   const InnerWork work(inner.vectors.size, space);
-  constexpr std::int64_t kLeastAhead = 1024;  // nothing is read while a tile is multiplied
-  const std::int64_t ahead = prefetch > 0 && prefetch < kLeastAhead ? kLeastAhead : prefetch;
+  // Nothing is read while a tile is multiplied, and a run of lanes asks for lines that the next ones need.
+  constexpr std::int64_t kLeastAhead = 1024;
+  const std::int64_t ahead = memory.prefetch > 0 && memory.prefetch < kLeastAhead ? kLeastAhead : memory.prefetch;
+  const InnerFused fused = memory.fused ? inner_fused_of(inner) : nullptr;
   const bool shifts = inner.shift != 0.0, with_e = inner.weights.data != nullptr;
   const std::int64_t count = with_e ? 2 * inner.vectors.size + 1 : inner.vectors.size;
   const auto sum = shifts ? (with_e ? sum_block<true, true> : sum_block<true, false>)
@@ -138,7 +141,10 @@ void inner(const Inner& inner, std::int64_t prefetch, std::int64_t begin, std::i
   for (std::int64_t k = 0; k < count; ++k) sums[k] = 0.0;
   for (std::int64_t block = begin; block < end; block += kBlock) {
     for (std::int64_t i = 0; i < count * kLanes; ++i) work.squares(0)[i] = 0.0;
-    sum(inner, work, ahead, block, end - block < kBlock ? end : block + kBlock);
+    const std::int64_t block_end = end - block < kBlock ? end : block + kBlock;
+    const std::int64_t tiles = fused == nullptr ? block : block_end - (block_end - block) % kLanes;
+    if (fused != nullptr) fused(inner, ahead, block, tiles, work.squares(0));
+    if (tiles < block_end) sum(inner, work, ahead, tiles, block_end);
     for (std::int64_t k = 0; k < count; ++k) sums[k] = sums[k] + lane_sum(work.squares(k));
   }
 }

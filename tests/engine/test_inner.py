@@ -73,11 +73,27 @@ def test_bits(isa, rng, size, kinds, memory_kind):
             same(found, wanted)
 
 
-@pytest.mark.parametrize("count", [2, 17, 40])
-def test_many_vectors(isa, rng, count):
-    given, held = drawn(rng, 2500, ["float32"] * count)
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize("count", [*range(1, 18), 40])
+def test_stages_in_registers_and_in_tiles(isa, policy_after, rng, count, kind):
+    """Up to 16 vectors of one type are fused in registers: three blocks, the last with a run cut short and a tail."""
+    given, held = drawn(rng, 2 * 2048 + 777, [kind] * count)
+    memory = awkward(rng, held[0].size)
     weights = rng.standard_normal(count)
-    same(ops.inner(given, weights, num_threads=2), expected(held, weights, None, 0.0, 0.0))
+    for shift in (0.0, 0.3):
+        wanted = expected(held, weights, memory.astype(np.float64), shift, 0.0)
+        for policy in ("stages=fused", "stages=tiled"):
+            ops.choose_policy(policy)
+            same(ops.inner(given, weights, memory=memory, shift=shift, num_threads=2), wanted)
+
+
+@pytest.mark.parametrize("memory_kind", ["bfloat16", "float64"])
+def test_a_memory_of_another_type(isa, rng, memory_kind):
+    given, held = drawn(rng, 2500, ["float32"] * 3)
+    memory, memory_held = stored(awkward(rng, 2500), memory_kind)
+    weights = rng.standard_normal(3)
+    wanted = expected(held, weights, memory_held, 0.3, 0.0)
+    same(ops.inner(given, weights, memory=memory, shift=0.3), wanted)
 
 
 def test_squares_are_those_of_ingest(isa, rng):
@@ -87,16 +103,13 @@ def test_squares_are_those_of_ingest(isa, rng):
     assert ops.inner([vector]).products is None
 
 
-@pytest.mark.parametrize("policy", ["prefetch=0", "prefetch=64", "prefetch=8192"])
-def test_no_bit_depends_on_the_policy(policy, rng):
+@pytest.mark.parametrize("policy", ["prefetch=0", "prefetch=64", "prefetch=8192", "stages=tiled"])
+def test_no_bit_depends_on_the_policy(policy, policy_after, rng):
     given, _ = drawn(rng, 70_001, ["float32"] * 3)
     weights = np.array([0.5, -1.0, 0.25])
-    before, plain = ops.policy(), ops.inner(given, weights, memory=given[0], shift=0.5)
-    try:
-        ops.choose_policy(policy)
-        same(ops.inner(given, weights, memory=given[0], shift=0.5), (plain[0].tolist(), plain[1].tolist(), plain[2]))
-    finally:
-        ops.choose_policy(before)
+    plain = ops.inner(given, weights, memory=given[0], shift=0.5)
+    ops.choose_policy(policy)
+    same(ops.inner(given, weights, memory=given[0], shift=0.5), (plain[0].tolist(), plain[1].tolist(), plain[2]))
 
 
 def test_what_is_small_beside_its_parts_is_kept(rng):

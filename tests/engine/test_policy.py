@@ -14,6 +14,7 @@ from conftest import ISAS, THREADS, bits
 from pairwise import pairwise
 from test_stages import CACHES, KINDS, Round, same, step_of
 
+pytestmark = pytest.mark.usefixtures("policy_after")
 TILED = "prefetch=2048,stream=never,stages=tiled,rows=copied"
 #: Each setting alone and with others; stream=0 writes every sweep past the caches.
 POLICIES = (
@@ -23,13 +24,6 @@ POLICIES = (
     "prefetch=0,stream=0,stages=tiled,rows=direct",
     "prefetch=64,stream=never,stages=tiled,rows=copied",
 )
-
-
-@pytest.fixture(autouse=True)
-def chosen_policy():
-    before = ops.policy()
-    yield
-    ops.choose_policy(before)
 
 
 def under(policy, run, *args, **kwargs):

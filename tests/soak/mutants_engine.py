@@ -155,6 +155,21 @@ ENGINE = {
         "if (kWithE && inner.memory_weight != inner.memory_weight) e = ",
         "test_inner.py",
     ),
+    "inner: in registers a vector of weight 0 is added": (
+        "if (inner.vectors.data[k].type != type || inner.weights.data[k] == 0.0) return nullptr;",
+        "if (inner.vectors.data[k].type != type) return nullptr;",
+        "test_inner.py",
+    ),
+    "inner: in registers any memory is float32": (
+        "if (shifts && inner.memory.type != Type::float32) return nullptr;",
+        "",
+        "test_inner.py",
+    ),
+    "inner: in registers the tail is left out": (
+        "if (tiles < block_end) sum(inner",
+        "if (fused == nullptr) sum(inner",
+        "test_inner.py",
+    ),
     "gram: products of mixed types are fused": (
         "AFFLUX_FN Doubles dot_term(Doubles acc, Doubles x, Doubles y) {\n"
         "  if constexpr (sizeof(X) == sizeof(double) || sizeof(Y) == sizeof(double))",

@@ -73,7 +73,8 @@ def choose_policy(text: str) -> None:
             stream=BYTES, stream=never: `ingest`, and rounds without rows in registers, write past the caches
                 (non-temporal stores) in sweeps over at least so many bytes.
             stages=fused, stages=tiled: rounds of float32 params, float32 or bfloat16 updates and plain rows or none in
-                registers, with one rule vector at most, or all rounds tile by tile.
+                registers, with one rule vector at most, and `inner` of up to 16 such vectors; or all of them tile by
+                tile.
             rows=direct, rows=copied: affine rows are encoded from updates where they lie, or from copies in L1.
 
     Raises:

@@ -1,0 +1,101 @@
+// inner of a few vectors of one type, stages fused in registers: an x_k is formed, squared, added to e and multiplied
+// with it without a store. The sums of all vectors are in registers, so one native vector's width of lanes at a time
+// goes through a run of rows: the first reads the run from memory, the others from L1. The same formulas in the same
+// order as tiles (cpu/inner.hpp), which do the rest; tests compare the bits of both.
+#pragma once
+#include <utility>
+
+#include "api/kernels.hpp"
+#include "cpu/convert.hpp"
+#include "cpu/simd.hpp"
+#include "formula/combine.hpp"
+
+namespace afflux::AFFLUX_ISA {
+namespace {
+
+constexpr int kInnerFew = 16;           // with more, sums that are kept on the stack cost what tiles cost
+constexpr std::int64_t kInnerRun = 16;  // rows of lanes: 22 KB of ten float32 vectors and a memory
+constexpr std::int64_t kLineBytes = 64;
+
+// Rows of lanes [begin, end): adds to `lanes` the squares of kCount x's, that of e, and the products with e.
+using InnerFused = void (*)(const Inner& inner, std::int64_t ahead, std::int64_t begin, std::int64_t end,
+                            double* lanes);
+
+template <class T>
+AFFLUX_FN simd::Doubles fetched(const T* from, std::int64_t ahead) {
+  if (ahead != 0) __builtin_prefetch(reinterpret_cast<const char*>(from) + ahead);
+  return simd::Vector::load(from);
+}
+
+template <class T, bool kShifts, int kCount>
+AFFLUX_FN void inner_of_lanes(const T* const* vectors, const double* weights, const float* memory, double shift,
+                              std::int64_t ahead, std::int64_t end, double* lanes) {
+  using simd::Vector;
+  simd::Doubles square[kCount], product[kCount], square_of_e = Vector::load(lanes + kCount * kLanes);
+  AFFLUX_UNROLL
+  for (int k = 0; k < kCount; ++k) {
+    square[k] = Vector::load(lanes + k * kLanes);
+    product[k] = Vector::load(lanes + (kCount + 1 + k) * kLanes);
+  }
+  for (std::int64_t i = 0; i < end; i += kLanes) {
+    simd::Doubles x[kCount], e = Vector::fill(0.0), shifted = e;
+    if (kShifts) shifted = Vector::fill(shift) * fetched(memory + i, ahead);
+    AFFLUX_UNROLL
+    for (int k = 0; k < kCount; ++k) {
+      x[k] = fetched(vectors[k] + i, ahead);
+      if (kShifts) x[k] = x[k] + shifted;
+      e = formula::weighted(e, Vector::fill(weights[k]), x[k]);
+      square[k] = formula::weighted(square[k], x[k], x[k]);
+    }
+    square_of_e = formula::weighted(square_of_e, e, e);
+    AFFLUX_UNROLL
+    for (int k = 0; k < kCount; ++k) product[k] = formula::weighted(product[k], x[k], e);
+  }
+  AFFLUX_UNROLL
+  for (int k = 0; k < kCount; ++k) {
+    Vector::store(lanes + k * kLanes, square[k]);
+    Vector::store(lanes + (kCount + 1 + k) * kLanes, product[k]);
+  }
+  Vector::store(lanes + kCount * kLanes, square_of_e);
+}
+
+template <class T, bool kShifts, int kCount>
+void inner_fused(const Inner& inner, std::int64_t ahead, std::int64_t begin, std::int64_t end, double* lanes) {
+  for (std::int64_t run = begin; run < end; run += kInnerRun * kLanes) {
+    const std::int64_t size = end - run < kInnerRun * kLanes ? end - run : kInnerRun * kLanes;
+    for (std::int64_t lane = 0; lane < kLanes; lane += simd::kWidth) {
+      const T* vectors[kCount];
+      for (int k = 0; k < kCount; ++k) vectors[k] = static_cast<const T*>(inner.vectors.data[k].data) + run + lane;
+      const auto* const memory = kShifts ? static_cast<const float*>(inner.memory.data) + run + lane : nullptr;
+      const bool new_line = lane * static_cast<std::int64_t>(sizeof(T)) % kLineBytes == 0;
+      inner_of_lanes<T, kShifts, kCount>(vectors, inner.weights.data, memory, inner.shift, new_line ? ahead : 0, size,
+                                         lanes + lane);
+    }
+  }
+}
+
+template <class T, bool kShifts, int... kCounts>
+AFFLUX_FN InnerFused inner_fused_of(std::int64_t count, std::integer_sequence<int, kCounts...>) {
+  static constexpr InnerFused kAll[] = {inner_fused<T, kShifts, kCounts + 1>...};
+  return kAll[count - 1];
+}
+
+// nullptr if `inner` is not one of these: e is asked for without a part of the memory, and no vector is left out of it.
+AFFLUX_FN InnerFused inner_fused_of(const Inner& inner) {
+  const std::int64_t count = inner.vectors.size;
+  if (inner.weights.data == nullptr || inner.memory_weight != 0.0 || count < 1 || count > kInnerFew) return nullptr;
+  const Type type = inner.vectors.data[0].type;
+  for (std::int64_t k = 0; k < count; ++k)
+    if (inner.vectors.data[k].type != type || inner.weights.data[k] == 0.0) return nullptr;
+  const bool shifts = inner.shift != 0.0;
+  if (shifts && inner.memory.type != Type::float32) return nullptr;
+  constexpr auto kCounts = std::make_integer_sequence<int, kInnerFew>{};
+  if (type == Type::float32)
+    return shifts ? inner_fused_of<float, true>(count, kCounts) : inner_fused_of<float, false>(count, kCounts);
+  if (type == Type::bfloat16)
+    return shifts ? inner_fused_of<Bfloat16, true>(count, kCounts) : inner_fused_of<Bfloat16, false>(count, kCounts);
+  return nullptr;
+}
+
+}  // namespace
+}  // namespace afflux::AFFLUX_ISA
