@@ -17,8 +17,8 @@ struct Policy {
   // a cache line; fused rounds without rows, and without checksums, what does not go where it came from.
   std::int64_t stream = kNever;
   // Whether the stages of common rounds are fused in registers: float32 params, updates of float32 or bfloat16 (at most
-  // 32, or 16 with rows), plain rows or none, no rule vectors or, without rows, one beside a step without states; `inner`
-  // of at most 16 vectors, all float32 or all bfloat16. All others go from stage to stage tile by tile.
+  // 32, or 16 with rows), plain rows or none, no rule vectors or, without rows, one beside a step without states;
+  // `inner` of at most 16 vectors, all float32 or all bfloat16. All others go from stage to stage tile by tile.
   bool fused = true;
   // Whether affine rows are encoded from updates where they lie, which are prefetched into L1; otherwise from copies in
   // L1, for processors whose L1 has few ways.
