@@ -48,6 +48,7 @@ AFFLUX_FN T second_moment(StepKind kind, Lanes lanes, const Step& step, T v, T d
       return yogi_square(v, direction, rest);
     case StepKind::sgd:
     case StepKind::momentum:
+    case StepKind::assign:
       break;  // have none
   }
   return v;
@@ -79,6 +80,8 @@ AFFLUX_FN T step(StepKind kind, Lanes lanes, const Step& step, T params, T direc
     case StepKind::adagrad:
     case StepKind::yogi:
       return adaptive_step(kind, lanes, step, params, direction, states);
+    case StepKind::assign:
+      return lanes.fill(step.lr) * direction;
   }
   return params;
 }

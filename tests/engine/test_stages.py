@@ -19,6 +19,8 @@ LR, BETA1, BETA2, EPSILON, ROOT_SCALE = -0.3, 0.9, 0.99, 1e-3, 1.25
 def step_of(kind, lr=LR):
     if kind == "sgd":
         return ops.Sgd(lr), (lr,)
+    if kind == "assign":
+        return ops.Assign(lr), (lr,)
     if kind == "momentum":
         return ops.Momentum(lr, BETA1), (lr, BETA1)
     return ops.Adaptive(kind, lr, BETA1, BETA2, EPSILON, ROOT_SCALE), (lr, BETA1, BETA2, EPSILON, ROOT_SCALE)

@@ -197,11 +197,12 @@ def drawn_round(rng, codec):
     memory = rng.standard_normal(held), following if rng.random() < 0.7 else None, rng.random() < 0.5
     step, states = [
         (ops.Sgd(0.3), 0),
+        (ops.Assign(0.3), 0),
         (ops.Momentum(0.3, 0.9), 1),
         *(
             (ops.Adaptive(kind, 0.1, 0.9, 0.99, 1e-3, 1.25), states)
             for kind, states in _engine.STEP_KINDS.items()
-            if kind not in ("sgd", "momentum")
+            if kind not in ("sgd", "assign", "momentum")
         ),
     ][rng.integers(0, len(_engine.STEP_KINDS))]
     elsewhere, params_weight = rng.random() < 0.5, float(rng.choice([0.0, -0.7]))

@@ -121,6 +121,8 @@ def sign(x):
 def step(kind, params, d, states, lr, beta1=0.0, beta2=0.0, epsilon=0.0, root_scale=1.0):
     """Params and states after one step, rounded to the type of params."""
     x, (m, v, v_hat) = f64(params), [*map(f64, states), *[0.0] * 3][:3]
+    if kind == "assign":
+        return [(lr * d).astype(params.dtype)]
     if kind == "sgd":
         new, move = [], d
     elif kind == "momentum":

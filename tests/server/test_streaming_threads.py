@@ -6,8 +6,11 @@ import threading
 import numpy as np
 import pytest
 
-from afflux import AffluxError, BusyError, Server, ops, replay
+from afflux import AffluxError, BusyError, Calibrate, Rule, Server, ops, replay
+from afflux.ops import Sgd
 from afflux.rules import RULES, fadas, fedbuff
+from afflux.rules.rule import Weights
+from afflux.rules.weights import Uniform
 from conftest import bits
 from test_concurrency import Slow, start, vector, wait_for
 
@@ -62,8 +65,8 @@ def test_threads_push_and_a_replay_gives_the_same_bits(name, max_slots):
     for thread in threads:
         thread.join(60)
     assert server.counts["joined"] == 360
-    assert server._aggregator.slots.taken == 0
     same(server, replay(server.log, fresh(), lambda join: vectors[picks[join.number]]))
+    assert server._aggregator.slots.taken == 0  # the states that were compared hold all terms
 
 
 def test_joins_go_on_while_a_term_is_added(slow):
@@ -102,11 +105,105 @@ def test_the_next_total_fills_while_a_round_is_made(slow):
     assert inside.wait(20)
     receipt = server.push(client=2, update=vector(5.0), version=0)
     assert (receipt.status, receipt.staleness, server.version) == ("joined", 1, 0)
-    assert server._aggregator.admission.state.total.added == 1
+    assert server.arrivals_waiting == 1
     go.set()
     second.join(20)
     server.push(client=3, update=vector(5.0), version=1)
     same(server, replay(server.log, streaming(2), lambda join: vector(1.0 if join.client_id < 2 else 5.0)))
+
+
+def terms(monkeypatch):
+    """How many terms each sweep over a sum adds, from now on."""
+    apply, counts = ops.apply, []
+
+    def count(sweep, **options):
+        if isinstance(sweep.step, ops.Assign):
+            counts.append(len(sweep.combine.updates))
+        apply(sweep, **options)
+
+    monkeypatch.setattr(ops, "apply", count)
+    return counts
+
+
+def test_terms_that_wait_are_added_in_one_sweep(slow, monkeypatch):
+    """A push that finds a free slot leaves its term; what is left when a round is made is added by that."""
+    server, counts = streaming(6, max_slots=4), terms(monkeypatch)
+    threads = [start(lambda: server.push(client=0, update=vector(0.1), version=0))[0]]
+    assert slow.reached.wait(20)
+    for i in (1, 2, 3):  # one after the other: the log's order is that of the vectors
+        threads.append(start(lambda i=i: server.push(client=i, update=vector(0.1 * i), version=0))[0])
+        wait_for(lambda i=i: server.counts["joined"] == i + 1)
+    assert server._aggregator.slots.taken == 4
+    slow.go.set()
+    for thread in threads:
+        thread.join(20)
+    assert counts == [1]
+    assert server._aggregator.slots.taken == 3
+    server.flush()
+    assert counts == [1, 3]
+    assert server._aggregator.slots.taken == 0
+    twin = streaming(6, max_slots=1)
+    for i in range(4):
+        twin.push(client=i, update=vector(0.1 * max(i, 1)), version=0)
+    twin.flush()
+    assert counts == [1, 3, 1, 1, 1, 1]
+    same(server, twin)
+
+
+def test_a_single_thread_needs_one_slot(monkeypatch):
+    server, counts = streaming(5, max_slots=4), terms(monkeypatch)
+    for i in range(10):
+        server.push(client=i, update=vector(i), version=server.version)
+    assert (server.version, server._aggregator.slots._pools[0].allocated, counts) == (2, 1, [1] * 10)
+
+
+@pytest.mark.parametrize("finish", ["flush_after", "discard", "state_dict", "push", "checkout"])
+def test_terms_that_are_left_do_not_hold_up_other_calls(slow, finish):
+    server = streaming(6, max_slots=4, flush_after=0.05 if finish == "flush_after" else None)
+    first, _ = start(lambda: server.push(client=0, update=vector(1.0), version=0))
+    assert slow.reached.wait(20)
+    second, _ = start(lambda: server.push(client=1, update=vector(2.0), version=0))
+    wait_for(lambda: server.counts["joined"] == 2)
+    slow.go.set()
+    first.join(20), second.join(20)
+    if finish == "flush_after":
+        wait_for(lambda: server.poll() is not None or server.version == 1)
+        assert server.version == 1
+        return
+    assert server._aggregator.admission.state.unfinished
+    if finish == "push":
+        for i in range(4):
+            server.push(client=2 + i, update=vector(3.0), version=0)
+        assert (server.version, float(server.params[0])) == (1, 0.5 + 15 / 6)
+    elif finish == "checkout":
+        server.checkout(7)
+        assert server.push(client=7, update=vector(), version=0).status == "joined"
+    else:
+        getattr(server, finish)()
+        assert server._aggregator.slots.taken == 0
+
+
+class Skips(Uniform):
+    """No buffer is good enough for a step."""
+
+    def __call__(self, arrivals):
+        return Weights(super().__call__(arrivals), skip=True)
+
+
+def test_a_buffer_without_a_step_leaves_no_term(slow):
+    rule = Rule("skips", "update", 3, Skips(), Calibrate(cached=False), lambda arrivals: Sgd(1.0))
+    server = Server(rule, vector(0.5), accumulate=True, max_slots=4)
+    threads = [start(lambda: server.push(client=0, update=vector(), version=0))]
+    assert slow.reached.wait(20)
+    threads.append(start(lambda: server.push(client=1, update=vector(), version=0)))
+    wait_for(lambda: server.counts["joined"] == 2)
+    threads.append(start(lambda: server.push(client=2, update=vector(), version=0)))
+    slow.go.set()
+    for thread, _ in threads:
+        thread.join(20)
+    assert [found[0].status for _, found in threads] == ["joined"] * 3
+    assert (server.version, server.arrivals_waiting, server.params[0]) == (0, 0, 0.5)
+    assert server._aggregator.slots.taken == 0
 
 
 def test_push_waits_for_a_slot_or_raises(slow):
@@ -176,8 +273,8 @@ def test_an_interrupt_by_an_error_of_the_sweep(monkeypatch):
                 server.push(client=client, update=vector(client + 1.0), version=0)
         with pytest.raises(MemoryError):
             server.push(client=2, update=vector(3.0), version=0)
-    assert (server.counts["joined"], server.counts["refused"]) == (2, 1)  # the third could not complete the round
-    for client in range(2):
+    assert (server.counts["joined"], server.counts["refused"], server.version) == (3, 0, 0)
+    for client in range(3):
         twin.push(client=client, update=vector(client + 1.0), version=0)
     same(server, twin)
 

@@ -99,8 +99,8 @@ ENGINE = {
         "test_identities.py",
     ),
     "step: a learning rate that is almost right": (
-        "lanes.fill(step.lr) * direction",
-        "lanes.fill(step.lr * (1 + 1e-9)) * direction",
+        "return params + lanes.fill(step.lr) * direction",
+        "return params + lanes.fill(step.lr * (1 + 1e-9)) * direction",
         "test_ops.py",
     ),
     "step: epsilon under the root's scale": (

@@ -236,4 +236,24 @@ SERVER = {
         "for name, value in fact.items()}",
         "test_layout.py",
     ),
+    "streaming: the sum so far is left out": (
+        "ops.Combine(updates, weights, 1.0)",
+        "ops.Combine(updates, weights, 0.0)",
+        "test_streaming.py",
+    ),
+    "streaming: terms that are left hold up a late step": (
+        "return not_now if self._working() else None",
+        "return not_now",
+        "test_streaming_threads.py",
+    ),
+    "streaming: a buffer without a step is waited for": (
+        "return bool(term.done) or state.round is None",
+        "return bool(term.done)",
+        "test_streaming_threads.py",
+    ),
+    "streaming: a single thread takes all slots": (
+        "state.slots_held < taken < self.slots.limit",
+        "taken < self.slots.limit",
+        "test_streaming_threads.py",
+    ),
 }

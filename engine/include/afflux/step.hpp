@@ -14,7 +14,8 @@ namespace afflux {
   KIND(adam, 2)                 \
   KIND(amsgrad, 3)              \
   KIND(adagrad, 2)              \
-  KIND(yogi, 2)
+  KIND(yogi, 2)                 \
+  KIND(assign, 0)
 
 enum class StepKind : std::int32_t {
 #define AFFLUX_KIND(kind, states) kind,
@@ -44,10 +45,13 @@ constexpr int kMostStates = [] {
 constexpr const char* name(StepKind kind) { return kStepKinds[static_cast<int>(kind)].name; }
 constexpr std::int64_t state_count(StepKind kind) { return kStepKinds[static_cast<int>(kind)].states; }
 // Whether a kind divides by the root of a moment, which `epsilon`, greater than 0 for these, keeps from 0.
-constexpr bool divides(StepKind kind) { return kind != StepKind::sgd && kind != StepKind::momentum; }
+constexpr bool divides(StepKind kind) {
+  return kind != StepKind::sgd && kind != StepKind::momentum && kind != StepKind::assign;
+}
 
 // From the direction d to params and the states m, v, v_hat, in this order:
 //   sgd       out = params + lr * d
+//   assign    out = lr * d
 //   momentum  m = beta1 * m + d,  out = params + lr * m
 //   others    m = beta1 * m + (1 - beta1) * d,  out = params + lr * m / (sqrt(V) * root_scale + epsilon)
 //   adam      v = beta2 * v + (1 - beta2) * d * d,  V = v

@@ -113,8 +113,8 @@ class Round:
         """The sweep; nothing if it has been made."""
         if not self.done:
             start = perf_counter()
-            for term in self.terms:
-                term.add(num_threads)
+            if self.terms:
+                self.terms[0].total.add(sorted(self.terms, key=lambda term: term.place), num_threads)
             if self.lent is None:
                 ops.apply(self.sweep, num_threads=num_threads, done=self.done, checksums=self.checksums)
             else:

@@ -4,7 +4,9 @@
     v = factor * sum         for the round: sum_i w_i u_i with w_i = factor * raw_i, but for rounding
 
 A join puts a term into the server's state. The term needs its slot until it is added. Like the sweep of a round, that
-is done without the mutex, by one thread at a time, and by another one if that one is interrupted.
+is done without the mutex, by one thread at a time, and by another one if that one is interrupted. Terms that wait are
+added together, in one sweep over the sum, with the bits of one sweep each: so a push leaves its term to a later one
+while another slot, of those that there are, is free.
 """
 
 from collections.abc import Sequence
@@ -39,8 +41,26 @@ class Total:
 
     def make(self, num_threads: int) -> None:
         """Adds those that are due."""
-        for term in self.due:
-            term.add(num_threads)
+        self.add(self.due, num_threads)
+
+    def add(self, terms: Sequence["Term"], num_threads: int) -> None:
+        """Adds these, in the order of their joins, in one sweep: all that are left, or those before them are added. An
+        interrupt leaves what the next call goes on with.
+        """
+        left = [term for term in terms if not term.done]
+        if left:
+            done: list[bool] = []  # of all of them
+            for term in left:
+                term.done = done
+            (vector,) = self.vectors
+            before = vector if left[0].place else self.zeros
+            updates, weights = [term.slot for term in left], np.array([term.weight for term in left])
+            # Term by term onto the sum, so that no bit depends on which are added together.
+            sweep = ops.Pass(before, vector, ops.Combine(updates, weights, 1.0), step=ops.Assign())
+            ops.apply(sweep, num_threads=num_threads, done=done)
+        for term in terms:
+            term.slot = None
+        self.added = max(self.added, terms[-1].place + 1)
 
 
 class Term:
@@ -53,18 +73,7 @@ class Term:
         self.place = place  #: in the buffer, from 0
         self.weight = weight
         self.slot = slot  #: None once it is added
-        self.done: list[bool] = []  #: not empty once it is added
-
-    def add(self, num_threads: int) -> None:
-        """The sweep, if it has not been made; an interrupt leaves what the next call goes on with."""
-        total = self.total
-        if not self.done:
-            (vector,) = total.vectors
-            before = vector if self.place else total.zeros
-            sweep = ops.Pass(before, vector, ops.Combine([self.slot], np.array([self.weight])))
-            ops.apply(sweep, num_threads=num_threads, done=self.done)
-        self.slot = None
-        total.added = self.place + 1
+        self.done: list[bool] = []  #: not empty once it is added; one list of those that are added together
 
 
 class Streaming:

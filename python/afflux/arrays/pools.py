@@ -192,6 +192,11 @@ class Slots:
                 continue
         return None
 
+    @property
+    def spare(self) -> bool:
+        """Whether one that was taken before is free again, and kept."""
+        return self._device is HOST and any(pool.allocated > pool.held for pool in self._pools)
+
     def grow(self, limit: int) -> None:
         """From now on there are at most `limit` slots, unless there may be more already."""
         if limit > self.limit:

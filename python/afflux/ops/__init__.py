@@ -37,6 +37,7 @@ from afflux.ops.operations import (
 from afflux.ops.stages import (
     Adaptive,
     Array,
+    Assign,
     CachedDifference,
     CachedMean,
     Checksums,
@@ -53,6 +54,7 @@ from afflux.ops.stages import (
 __all__ = [
     "Adaptive",
     "Array",
+    "Assign",
     "Backend",
     "CachedDifference",
     "CachedMean",

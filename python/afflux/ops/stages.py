@@ -108,6 +108,14 @@ class Sgd(_WithoutSecondMoment, Struct, frozen=True):
     beta1: ClassVar[float] = 0.0
 
 
+class Assign(_WithoutSecondMoment, Struct, frozen=True):
+    """Stage 3: out = lr * v, rounded once to its type: with Combine.params_weight a sum that vectors are added to."""
+
+    lr: float = 1.0
+    kind: ClassVar[str] = "assign"
+    beta1: ClassVar[float] = 0.0
+
+
 class Momentum(_WithoutSecondMoment, Struct, frozen=True):
     """Stage 3: m = beta1 * m + v, out = params + lr * m. One state: m.
 
@@ -136,7 +144,7 @@ class Adaptive(Struct, frozen=True):
     root_scale: float = 1.0
 
 
-Step = Sgd | Momentum | Adaptive
+Step = Sgd | Assign | Momentum | Adaptive
 
 
 class Pass(Struct, frozen=True, eq=False):

@@ -13,7 +13,7 @@ from afflux.aggregation.round import NamedVectors, Round, prepare
 from afflux.aggregation.storage import RoundStorage
 from afflux.aggregation.streaming import Streaming, Term, Total
 from afflux.arrays.devices import HOST, Device
-from afflux.arrays.pools import Slot, Slots, Vector, Versions
+from afflux.arrays.pools import Slot, Slots, Vector, Versions, is_lent
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Rule
 from afflux.server.concurrency import Monitor
@@ -136,13 +136,17 @@ class Aggregator:
         """Calls `action` with the mutex, when no thread makes a round or terms; begins none."""
 
         def attempt() -> bool | None:
-            state = self.admission.state
-            if any(job is not None and job.driver is not None for job in (state.round, state.total)):
+            if self._working():
                 return None
             action()
             return True
 
         self._monitor.wait_for(attempt, work=False)
+
+    def _working(self) -> bool:
+        """Whether a thread makes a round or terms."""
+        state = self.admission.state
+        return any(job is not None and job.driver is not None for job in (state.round, state.total))
 
     def locked(self, action: Callable[[], _Result]) -> _Result:
         """Calls `action` with the mutex."""
@@ -203,7 +207,8 @@ class Aggregator:
                 closed = Closed(task.opened.task, "pushed")
             status, staleness = admission.status(client_id, version)
             completes, state = admission.completes(status), admission.state
-            if completes and (state.unfinished or not self._has_room()):
+            # Terms that are left are added with those of the round, in one sweep.
+            if completes and (state.round is not None or self._working() or not self._has_room()):
                 return None
             arrival = PendingArrival(*pushed, state.number, staleness, ticket.staged_row)
             term = None
@@ -218,8 +223,21 @@ class Aggregator:
                 self.tasks.close(task)
             ticket.decision = decision = (status, staleness, state.number, term, completed)
         _, _, _, term, completed = decision
-        made = (completed is None or admission.state.round is not completed) and (term is None or term.done)
+        made = (completed is None or admission.state.round is not completed) and (term is None or self._left(term))
         return decision if made else None
+
+    def _left(self, term: Term) -> bool:
+        """Whether a push is over although its term may not be added yet: it can wait for those of later pushes while
+        these find a slot, one that there is already, or a new one where several pushes are under way.
+        """
+        state, slot = self.admission.state, term.slot
+        if term.done or slot is None or term.total is not state.total:
+            # A round that makes no step adds nothing; one that is made adds what is left.
+            return bool(term.done) or state.round is None
+        if is_lent(slot):
+            return False
+        taken = self.slots.taken
+        return self.slots.spare or state.slots_held < taken < self.slots.limit
 
     def _has_room(self) -> bool:
         """Lets go of bases of tasks for a version that is to be written; False if a push that reads one is to be waited
@@ -250,7 +268,7 @@ class Aggregator:
                 self.admission.discard_leftovers()
                 self.check_storage()
                 if self.admission.state.unfinished:
-                    return not_now
+                    return not_now if self._working() else None
                 waiting = self.admission.state.arrivals()
                 if not waiting or (late and not self.admission.late):
                     return (None,)

@@ -243,7 +243,7 @@ def _accumulated(saved: Saved, aggregator: Aggregator, streaming: Streaming) -> 
                 f"and this rule gives it {term.weight}: save the state after a flush() or discard()"
             )
         if place >= saved.added:
-            term.add(aggregator.num_threads)
+            total.add([term], aggregator.num_threads)
         arrivals[place] = arrival._replace(slot=term)
     return arrivals
 

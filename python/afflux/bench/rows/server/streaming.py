@@ -4,6 +4,7 @@ The server copies and checks every vector; the baselines only add.
 """
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from afflux.bench.spec.row import QUICK_D, Asked, D, Row
 from afflux.rules.presets.fedbuff import fedbuff
 
 SMALL = 100_000  #: where fixed costs show
+PUSHERS, SLOTS = 4, 6  #: of the contender with several threads
 
 
 def cases(asked: Asked) -> list[Case]:
@@ -47,6 +49,30 @@ def a_round(*, copy: bool = True, **options: Any) -> Callable[[Inputs], Round]:
         )
 
     return make
+
+
+def by_threads(inputs: Inputs) -> Round:
+    """A contender that pushes the M fresh vectors to a server that accumulates from PUSHERS threads."""
+    threads = inputs.num_threads
+    rule = fedbuff(buffer_size=inputs.m, server_lr=LR)
+    server = Server(rule, inputs.params[0], accumulate=True, num_threads=threads, push_threads=threads, max_slots=SLOTS)
+    pool = ThreadPoolExecutor(PUSHERS)
+
+    def run(k: int) -> object:
+        version = server.version
+
+        def push(client_id: int) -> None:
+            server.push(client=client_id, update=inputs.vectors[k][client_id], version=version)
+
+        for _ in pool.map(push, range(inputs.m)):
+            pass
+        return server.params
+
+    return Round(
+        run,
+        lambda k: inputs.read(k, inputs.equal_weights) | {"params": server.params},
+        lambda params: {"params": np.asarray(params)},
+    )
 
 
 def added(view: Callable[[Float32], Any], add: Callable[[Any, Any, float], object]) -> Callable[[Inputs], Round]:
@@ -79,6 +105,11 @@ def buffered_bytes(d: int, m: int) -> int:
     return 4 * d * (m + 1)
 
 
+def pushers_bytes(d: int, m: int) -> int:
+    """Beside params: SLOTS slots, the sum and the next version."""
+    return (4 * SLOTS + 8 + 4) * d
+
+
 def streaming_bytes(d: int, m: int) -> int:
     """Beside params: one slot, the sum and the next version."""
     return (4 + 8 + 4) * d
@@ -97,6 +128,13 @@ def sum_bytes(d: int, m: int) -> int:
 CONTENDERS = [
     Contender(
         "afflux", "Server(accumulate=True).push, M times", a_round(accumulate=True), streaming_bytes, role="ours"
+    ),
+    Contender(
+        f"afflux, {PUSHERS} pushers",
+        f"Server(accumulate=True, max_slots={SLOTS}).push from {PUSHERS} threads: terms that wait share a sweep",
+        by_threads,
+        pushers_bytes,
+        role="ours",
     ),
     Contender("afflux, buffered", "Server.push, M times", a_round(), buffered_bytes, role="ours"),
     Contender("afflux, lent", "Server.push(copy=False), read in place", a_round(copy=False), lent_bytes, role="ours"),
