@@ -239,7 +239,7 @@ SERVER = {
     "streaming: the sum so far is left out": (
         "ops.Combine(updates, weights, 1.0)",
         "ops.Combine(updates, weights, 0.0)",
-        "test_streaming.py",
+        "test_streaming_threads.py",
     ),
     "streaming: terms that are left hold up a late step": (
         "return not_now if self._working() else None",

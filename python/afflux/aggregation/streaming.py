@@ -55,8 +55,10 @@ class Total:
             (vector,) = self.vectors
             before = vector if left[0].place else self.zeros
             updates, weights = [term.slot for term in left], np.array([term.weight for term in left])
-            # Term by term onto the sum, so that no bit depends on which are added together.
-            sweep = ops.Pass(before, vector, ops.Combine(updates, weights, 1.0), step=ops.Assign())
+            if len(left) == 1:  # a fifth faster
+                sweep = ops.Pass(before, vector, ops.Combine(updates, weights))
+            else:  # term by term onto the sum, so that no bit depends on which are added together
+                sweep = ops.Pass(before, vector, ops.Combine(updates, weights, 1.0), step=ops.Assign())
             ops.apply(sweep, num_threads=num_threads, done=done)
         for term in terms:
             term.slot = None
