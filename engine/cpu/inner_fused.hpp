@@ -29,7 +29,7 @@ AFFLUX_FN simd::Doubles fetched(const T* from, std::int64_t ahead) {
 
 template <class T, bool kShifts, int kCount>
 AFFLUX_FN void inner_of_lanes(const T* const* vectors, const double* weights, const float* memory, double shift,
-                              std::int64_t ahead, std::int64_t end, double* lanes) {
+                              std::int64_t ahead, std::int64_t memory_ahead, std::int64_t end, double* lanes) {
   using simd::Vector;
   simd::Doubles square[kCount], product[kCount], square_of_e = Vector::load(lanes + kCount * kLanes);
   AFFLUX_UNROLL
@@ -39,7 +39,7 @@ AFFLUX_FN void inner_of_lanes(const T* const* vectors, const double* weights, co
   }
   for (std::int64_t i = 0; i < end; i += kLanes) {
     simd::Doubles x[kCount], e = Vector::fill(0.0), shifted = e;
-    if (kShifts) shifted = Vector::fill(shift) * fetched(memory + i, ahead);
+    if (kShifts) shifted = Vector::fill(shift) * fetched(memory + i, memory_ahead);
     AFFLUX_UNROLL
     for (int k = 0; k < kCount; ++k) {
       x[k] = fetched(vectors[k] + i, ahead);
@@ -67,9 +67,9 @@ void inner_fused(const Inner& inner, std::int64_t ahead, std::int64_t begin, std
       const T* vectors[kCount];
       for (int k = 0; k < kCount; ++k) vectors[k] = static_cast<const T*>(inner.vectors.data[k].data) + run + lane;
       const auto* const memory = kShifts ? static_cast<const float*>(inner.memory.data) + run + lane : nullptr;
-      const bool new_line = lane * static_cast<std::int64_t>(sizeof(T)) % kLineBytes == 0;
-      inner_of_lanes<T, kShifts, kCount>(vectors, inner.weights.data, memory, inner.shift, new_line ? ahead : 0, size,
-                                         lanes + lane);
+      const auto at_new_line = [&](std::int64_t bytes) { return lane * bytes % kLineBytes == 0 ? ahead : 0; };
+      inner_of_lanes<T, kShifts, kCount>(vectors, inner.weights.data, memory, inner.shift, at_new_line(sizeof(T)),
+                                         at_new_line(sizeof(float)), size, lanes + lane);
     }
   }
 }

@@ -182,6 +182,54 @@ def test_terms_that_are_left_do_not_hold_up_other_calls(slow, finish):
         assert server._aggregator.slots.taken == 0
 
 
+def test_a_failed_step_with_terms_left_for_the_next_one(slow):
+    """A state can be loaded, as the message says: nobody waits for a round that is never made."""
+    slow.go.set()
+    big, update = vector(np.finfo(np.float32).max), vector(1e15)
+    server = Server(fedbuff(buffer_size=2, server_lr=1e17), big, accumulate=True, max_slots=6)
+    inside, go = threading.Event(), threading.Event()
+
+    def apply(sweep, **options):
+        if sweep.out.dtype == "float32":  # the round's own
+            inside.set()
+            assert go.wait(20)
+        slow.apply(sweep, **options)
+
+    ops.apply = apply  # the fixture puts it back
+    server.push(client=0, update=update, version=0)
+
+    def failing():
+        with pytest.raises(AffluxError, match="not finite"):
+            server.push(client=1, update=update, version=0)
+
+    second, _ = start(failing)
+    assert inside.wait(20)
+    assert server.push(client=2, update=update, version=0).status == "joined"
+    assert server._aggregator.admission.state.unfinished
+    go.set()
+    second.join(20)
+    state = Server(fedbuff(buffer_size=2, server_lr=1e17), vector(), accumulate=True).state_dict()
+    third, _ = start(lambda: server.load_state_dict(state))
+    third.join(20)
+    assert not third.is_alive()
+    assert server.push(client=3, update=vector(), version=0).status == "joined"
+
+
+def test_an_interrupt_after_a_sweep_leaves_no_slot_behind(monkeypatch):
+    server, apply = streaming(2, max_slots=4), ops.apply
+
+    def interrupt(*args, **options):
+        apply(*args, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ops, "apply", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        server.push(client=0, update=vector(), version=0)
+    monkeypatch.setattr(ops, "apply", apply)
+    server.push(client=1, update=vector(), version=0)
+    assert (server.version, server._aggregator.slots.taken) == (1, 0)
+
+
 class Skips(Uniform):
     """No buffer is good enough for a step."""
 

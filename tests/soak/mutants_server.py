@@ -242,7 +242,7 @@ SERVER = {
         "test_streaming_threads.py",
     ),
     "streaming: terms that are left hold up a late step": (
-        "return not_now if self._working() else None",
+        "return not_now if working else None",
         "return not_now",
         "test_streaming_threads.py",
     ),

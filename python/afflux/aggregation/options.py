@@ -111,8 +111,9 @@ class ServerOptions:
             step or a state that would be made of it raises, and for an older version the next call after the client has
             released it, once. Costs three more sweeps over params a step. On the CPU.
         log: keep every decision in `Server.log`, for `afflux.replay`.
-        accumulate: add each arrival to one float64 sum as soon as it joins, so that its slot is free again, instead of
-            buffering M vectors. For rules whose weights are known on arrival; `duplicates` is not "latest" then.
+        accumulate: add arrivals to one float64 sum, at once or, where several threads push, with those that join next,
+            instead of buffering M vectors. For rules whose weights are known on arrival; `duplicates` is not "latest"
+            then.
         flush_after: seconds. When the first arrival in the buffer has waited longer, the next call of `push`, `pull`,
             `checkout` or `poll`, or the next look at `params`, `tasks`, `rows` or `rule_vectors`, first makes a step
             with what is there, as `flush` does. `poll` waits until it is made, returns its report, and raises if it
@@ -141,7 +142,8 @@ class ServerOptions:
     float32 does; the rule's weights, its learning rate and all else that a report says are the same. The sum is made in
     the order of the joins: the bits are those of a replay, of any number of threads and any instruction set, but not
     those of permuted arrivals. A vector's norm must not exceed 1e150, and what underflows when a raw weight is
-    multiplied is lost. An update costs one more sweep, over its slot and the sum.
+    multiplied is lost. An update costs one more sweep, over its slot and the sum, or a
+    part of one that is made for several.
 
     Raises:
         AffluxError: an option has a wrong type or value, or does not go with another one.

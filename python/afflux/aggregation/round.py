@@ -114,7 +114,7 @@ class Round:
         if not self.done:
             start = perf_counter()
             if self.terms:
-                self.terms[0].total.add(sorted(self.terms, key=lambda term: term.place), num_threads)
+                self.terms[0].total.add(self.terms, num_threads)
             if self.lent is None:
                 ops.apply(self.sweep, num_threads=num_threads, done=self.done, checksums=self.checksums)
             else:
@@ -230,7 +230,7 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
     buffers = mixed_buffers(rule, before.current, ordered, sweep, weights)
     made = Round(slots, draft, sweep, rows, after, buffers, scalars, report)
     if terms:
-        made.terms = sorted([term for term in terms if not term.done], key=attrgetter("place"))
+        made.terms = sorted([term for term in terms if term.slot is not None], key=attrgetter("place"))
     if lent:
         made.lent = LentVectors(tuple(lent), rule, before.current, ordered, weights, before.limits.max_abs)
     return made

@@ -42,6 +42,7 @@ class Total:
     def make(self, num_threads: int) -> None:
         """Adds those that are due."""
         self.add(self.due, num_threads)
+        self.due = ()
 
     def add(self, terms: Sequence["Term"], num_threads: int) -> None:
         """Adds these, in the order of their joins, in one sweep: all that are left, or those before them are added. An

@@ -13,7 +13,7 @@ from afflux.aggregation.round import NamedVectors, Round, prepare
 from afflux.aggregation.storage import RoundStorage
 from afflux.aggregation.streaming import Streaming, Term, Total
 from afflux.arrays.devices import HOST, Device
-from afflux.arrays.pools import Slot, Slots, Vector, Versions, is_lent
+from afflux.arrays.pools import Slot, Slots, Vector, Versions
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Rule
 from afflux.server.concurrency import Monitor
@@ -60,6 +60,7 @@ class Aggregator:
         self.check_process = self._monitor.check_process
         #: Lets threads that wait for a slot look again.
         self.notify_waiters = self._monitor.notify_waiters
+        self._waiting_for_idle: set[int] = set()  # threads
         self._step_calls = None if on_step is None else StepCalls(on_step, admission.next_report, self.locked)
 
     @property
@@ -126,7 +127,12 @@ class Aggregator:
                         return None
             return (action(),)
 
-        found = self._monitor.wait_for(attempt)
+        me, waits = get_ident(), self._waiting_for_idle
+        try:
+            waits.add(me)  # pushes leave no terms meanwhile
+            found = self._monitor.wait_for(attempt)
+        finally:
+            waits.discard(me)
         assert found is not None  # it was given no timeout
         if overdue:
             self.report_steps()
@@ -234,7 +240,7 @@ class Aggregator:
         if term.done or slot is None or term.total is not state.total:
             # A round that makes no step adds nothing; one that is made adds what is left.
             return bool(term.done) or state.round is None
-        if is_lent(slot):
+        if self._waiting_for_idle:
             return False
         taken = self.slots.taken
         return self.slots.spare or state.slots_held < taken < self.slots.limit
@@ -267,8 +273,10 @@ class Aggregator:
             if prepared is None:
                 self.admission.discard_leftovers()
                 self.check_storage()
-                if self.admission.state.unfinished:
-                    return not_now if self._working() else None
+                # Terms that are left are added with those of the round.
+                working = self._working()
+                if working or self.admission.state.round is not None:
+                    return not_now if working else None
                 waiting = self.admission.state.arrivals()
                 if not waiting or (late and not self.admission.late):
                     return (None,)
@@ -348,9 +356,9 @@ class Aggregator:
 
     def _next_job(self) -> Round | Total | None:
         state = self.admission.state
-        if self.closed or self.failure:
+        if self.closed:
             return None
-        if state.round is not None and state.round.driver is None:
+        if state.round is not None and state.round.driver is None and not self.failure:
             return state.round
         total = state.total
         if total is None or total.added == state.filled or total.driver is not None:

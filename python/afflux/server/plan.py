@@ -36,8 +36,8 @@ class Plan:
         8 d      the sum of the rows, for rules that cache them, and for each client seen 4 d more (8 d, if slots are
                  float64), or what the rule's codec takes (`afflux.codecs`)
         p d      for each of `Server.rule_vectors`
-        8 d      the sum, if accumulating, in place of the buffer, with s d for each push that is under way; 8 d more
-                 while a round is applied, if other threads push
+        8 d      the sum, if accumulating, in place of the buffer, with s d for each push that is under way, and
+                 at most s max_slots d where several threads push; 8 d more while a round is applied, if others push
     """
 
     memory: dict[str, Part]  #: between two rounds: `Server.state_bytes`; of a server on a GPU, there
