@@ -2,8 +2,10 @@
 
 #include <pybind11/stl.h>
 
+#include <memory>
 #include <optional>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "afflux/afflux.hpp"
@@ -165,51 +167,86 @@ py::list all_bytes(const std::vector<std::vector<std::uint32_t>>& numbers) {
   return list;
 }
 
-void apply_(const py::object& round, int num_threads, std::optional<py::list> done, std::optional<py::list> checksums,
-            bool dry) {
-  const Call call;
-  const Attributes& of = *attributes;
-  const Array params({"apply", "params"}, of.params.of(round), Access::read);
-  const Array out({"apply", "out"}, of.out.of(round), Access::write);
-  const py::object combine = of.combine.of(round), calibrate = of.calibrate.of(round), step = of.step.of(round),
-                   rule_vectors = of.rule_vectors.of(round);
-  const Numbers weights("weights", of.weights.of(combine));
-  const Arrays<const void> updates("apply", "updates", of.updates.of(combine), Access::read, Shape::vector, false,
-                                   as_view);
-  const StepArrays steps(step, of.states.of(round), of.states_out.of(round));
-  std::optional<CalibrateArrays> cache;
-  std::optional<RuleVectorArrays> held_vectors;
-  Pass pass;
-  pass.params = params.view();
-  pass.out = out.view();
-  pass.combine = {updates.list(), weights.list(), of.params_weight.number_of(combine), of.most.number_of(combine)};
-  pass.most = of.most.number_of(round);
-  if (!calibrate.is_none()) {
-    const bool any = pass.combine.updates.size > 0;
-    pass.calibrate = cache.emplace(calibrate, any ? pass.combine.updates.data[0].type : Type::float32).stage();
+// A round whose arrays are acquired and whose arguments are checked, once, before its sweep is made.
+class PreparedPass {
+ public:
+  explicit PreparedPass(const py::object& round)
+      : params_({"apply", "params"}, attributes->params.of(round), Access::read),
+        out_({"apply", "out"}, attributes->out.of(round), Access::write),
+        combine_(attributes->combine.of(round)),
+        step_(attributes->step.of(round)),
+        weights_("weights", attributes->weights.of(combine_)),
+        updates_("apply", "updates", attributes->updates.of(combine_), Access::read, Shape::vector, false, as_view),
+        steps_(step_, attributes->states.of(round), attributes->states_out.of(round)) {
+    const Attributes& of = *attributes;
+    const py::object calibrate = of.calibrate.of(round), rule_vectors = of.rule_vectors.of(round);
+    pass_.params = params_.view();
+    pass_.out = out_.view();
+    pass_.combine = {updates_.list(), weights_.list(), of.params_weight.number_of(combine_),
+                     of.most.number_of(combine_)};
+    pass_.most = of.most.number_of(round);
+    if (!calibrate.is_none()) {
+      const bool any = pass_.combine.updates.size > 0;
+      const Type type = any ? pass_.combine.updates.data[0].type : Type::float32;
+      pass_.calibrate = cache_.emplace(calibrate, type).stage();
+    }
+    pass_.step = steps_.stage();
+    if (!rule_vectors.is_none())
+      pass_.rule_vectors = rule_vectors_.emplace(rule_vectors, pass_.combine.updates.size).stage();
   }
-  pass.step = steps.stage();
-  if (!rule_vectors.is_none())
-    pass.rule_vectors = held_vectors.emplace(rule_vectors, pass.combine.updates.size).stage();
-  bool sound = true;
-  Checksums sums;
-  {
+  PreparedPass(const PreparedPass&) = delete;
+  PreparedPass& operator=(const PreparedPass&) = delete;
+
+  void check() const {
     const GilRelease release;
-    sound = apply(pass, num_threads, dry, checksums ? &sums : nullptr);
+    afflux::apply(pass_, 1, true, nullptr);
   }
-  if (checksums && !dry)
-    checksums->append(py::make_tuple(as_bytes(sums.out), as_bytes(sums.sum), all_bytes(sums.rows),
-                                     all_bytes(sums.states), all_bytes(sums.rule_vectors)));
-  // Before Python can run a signal handler: an exception of one cannot hide from the caller that the sweep was made.
-  if (done && !dry) done->append(sound);
+  void apply(int num_threads, std::optional<py::list> done, std::optional<py::list> checksums) const {
+    bool sound = true;
+    Checksums sums;
+    {
+      const GilRelease release;
+      sound = afflux::apply(pass_, num_threads, false, checksums ? &sums : nullptr);
+    }
+    if (checksums)
+      checksums->append(py::make_tuple(as_bytes(sums.out), as_bytes(sums.sum), all_bytes(sums.rows),
+                                       all_bytes(sums.states), all_bytes(sums.rule_vectors)));
+    // Before Python can run a signal handler: an exception of one cannot hide from the caller that the sweep was made.
+    if (done) done->append(sound);
+  }
+
+ private:
+  const Array params_, out_;
+  const py::object combine_, step_;
+  const Numbers weights_;
+  const Arrays<const void> updates_;
+  const StepArrays steps_;
+  std::optional<CalibrateArrays> cache_;
+  std::optional<RuleVectorArrays> rule_vectors_;
+  Pass pass_;
+};
+
+void apply_(const py::object& round, int num_threads, std::optional<py::list> done, std::optional<py::list> checksums) {
+  const Call call;
+  PreparedPass(round).apply(num_threads, std::move(done), std::move(checksums));
+}
+
+std::unique_ptr<PreparedPass> prepared(const py::object& round) {
+  const Call call;
+  auto pass = std::make_unique<PreparedPass>(round);
+  pass->check();
+  return pass;
 }
 
 }  // namespace
 
 void bind_apply(py::module_& module) {
   attributes = new Attributes;
+  py::class_<PreparedPass>(module, "PreparedPass")
+      .def(py::init(&prepared), py::arg("round"))
+      .def("apply", &PreparedPass::apply, py::arg("num_threads"), py::arg("done"), py::arg("checksums") = py::none());
   module.def("apply", apply_, py::arg("round"), py::arg("num_threads"), py::arg("done") = py::none(),
-             py::arg("checksums") = py::none(), py::arg("dry") = false);
+             py::arg("checksums") = py::none());
 }
 
 }  // namespace afflux::python

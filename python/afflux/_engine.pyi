@@ -65,8 +65,19 @@ def apply(
     done: list[bool] | None = None,
     # out, sum, rows, states, rule vectors
     checksums: list[tuple[bytes, bytes, list[bytes], list[bytes], list[bytes]]] | None = None,
-    dry: bool = False,
 ) -> None: ...
+
+class PreparedPass:
+    """A round that is checked, and whose arrays are held: `apply` makes it, see there."""
+
+    def __init__(self, round: object) -> None: ...  # afflux.ops.Pass
+    def apply(
+        self,
+        num_threads: int,
+        done: list[bool] | None,
+        checksums: list[tuple[bytes, bytes, list[bytes], list[bytes], list[bytes]]] | None = None,
+    ) -> None: ...
+
 def strict_float_mode(function: Callable[[_T], _R], argument: _T) -> _R: ...
 def row_bytes(codec: str, size: int) -> int: ...
 def encode(codec: str, vector: object, row: object, key: int, low: float, high: float, num_threads: int) -> None: ...

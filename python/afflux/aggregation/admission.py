@@ -8,6 +8,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from afflux.aggregation.arrivals import PendingArrival
+from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.limits import Limits
 from afflux.aggregation.options import Duplicates
 from afflux.aggregation.participation import Participation
@@ -109,9 +110,10 @@ class Admission:
             return "dropped", staleness
         if state.passes is not None and state.passes.has(client_id):
             return "deferred", staleness
-        place = self._place(client_id)
+        place = None if client_id not in self._places else self._place(client_id)
         if place is None:
-            self._check_clients(client_id)
+            if state.rows is not None:
+                self._check_clients(client_id, state.rows)
             return "joined", staleness
         if self.duplicates == "reject":
             return "rejected", staleness
@@ -119,7 +121,9 @@ class Admission:
 
     def completes(self, status: Decision) -> bool:
         """Whether an arrival of this status makes the buffer full."""
-        return status == "joined" and self.state.filled + 1 == self._target()
+        state = self.state
+        full = state.rule.buffer_size if state.passes is None else self._target()
+        return status == "joined" and state.filled + 1 == full
 
     @property
     def overdue(self) -> bool:
@@ -367,10 +371,8 @@ class Admission:
             return None
         return place
 
-    def _check_clients(self, client_id: ClientId) -> None:
-        rows, making = self.state.rows, self.state.round
-        if rows is None:
-            return
+    def _check_clients(self, client_id: ClientId, rows: RowCache) -> None:
+        making = self.state.round
         coming = {} if making is None else making.rows
         if client_id in rows or len(rows) + len(coming) + self.state.filled < rows.num_clients:
             return  # even if all that wait are new; counting them at each push would be quadratic in M

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isfinite
 from operator import attrgetter
 from sys import float_info
 from time import perf_counter
@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
 from afflux import ops
-from afflux._engine import strict_float_mode
+from afflux._engine import Buffer, PreparedPass, strict_float_mode
 from afflux.aggregation.arrivals import PendingArrival, canonical
 from afflux.aggregation.cache.new_rows import NewRows
 from afflux.aggregation.cache.rows import RowCache
@@ -22,7 +22,7 @@ from afflux.aggregation.limits import Limits
 from afflux.aggregation.products import RoundVectors
 from afflux.aggregation.reports import Pulled, Report
 from afflux.aggregation.streaming import Term, combine
-from afflux.arrays.interop import first_beyond, frozen, immutable_copy
+from afflux.arrays.interop import column, first_beyond, frozen, immutable_copy
 from afflux.arrays.pools import Draft, Slot, Vector
 from afflux.ops.errors import AffluxError
 from afflux.ops.exact import ordered_sum
@@ -88,6 +88,7 @@ class Round:
     report: Report  #: its seconds grow with the sweep
     done: list[bool] = field(default_factory=list)  #: not empty once the sweep has been made
     terms: list[Term] = field(default_factory=list)  #: that are to be added before the sweep
+    checked: PreparedPass | None = None  #: the sweep for the engine; None on a GPU, and where vectors are lent
     lent: LentVectors | None = None  #: vectors that were not checked when they were pushed
     saved: bool = True  #: whether its rows are where they are kept, and a store has taken note of it, if there is one
     checksums: list[ops.Checksums] | None = None  #: of what the sweep has written, for a store
@@ -106,7 +107,7 @@ class Round:
     def release(self) -> None:
         """Lets go of slots and versions, once the round is over: the push that has made it may hold it for a while."""
         self.slots.clear()  # the sweep's own list
-        self.lent = None
+        self.lent = self.checked = None
         del self.sweep, self.draft
 
     def make(self, num_threads: int) -> None:
@@ -116,7 +117,8 @@ class Round:
             if self.terms:
                 self.terms[0].total.add(self.terms, num_threads)
             if self.lent is None:
-                ops.apply(self.sweep, num_threads=num_threads, done=self.done, checksums=self.checksums)
+                done, sums, checked = self.done, self.checksums, self.checked
+                ops.apply(self.sweep, num_threads=num_threads, done=done, checksums=sums, checked=checked)
             else:
                 self._make_with_lent(self.lent, num_threads)
             # The report was not given out yet.
@@ -158,9 +160,10 @@ def prepare(rule: Rule, before: RoundStart, waiting: Sequence[PendingArrival], d
 def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draft: Draft, num_threads: int) -> Round:
     start = perf_counter()
     slots, terms = split(ordered)
-    held = [before.rule_vectors[name] for name in rule.needs.rule_vectors]
-    gram = frozen(ops.gram([*held, *slots], num_threads=num_threads), np.float64) if rule.needs.gram else None
-    asked = RoundVectors(slots, rule.needs.rule_vectors, held, num_threads) if rule.needs.inner else None
+    needs, states = rule.needs, rule.states
+    held = [before.rule_vectors[name] for name in needs.rule_vectors]
+    gram = frozen(ops.gram([*held, *slots], num_threads=num_threads), np.float64) if needs.gram else None
+    asked = RoundVectors(slots, needs.rule_vectors, held, num_threads) if needs.inner else None
     arrivals = freeze(before, ordered, gram, asked)
     try:
         weights = checked_weights(rule, arrivals)
@@ -196,7 +199,7 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
     after = before.rule_vectors
     if apart := before.outs is not after:
         after = renewed(rule, before, weights)
-    outs = [[after[name] for name in names] if apart else [] for names in (rule.needs.rule_vectors, rule.states)]
+    outs = [[after[name] for name in names] if apart else [] for names in (needs.rule_vectors, states)]
     if held:
         held_vectors = ops.RuleVectors(held, np.array(weights.rule_vectors or [0.0] * len(held)), weights.next, outs[0])
     sweep = ops.Pass(
@@ -205,16 +208,16 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
         mix,
         cache,
         step,
-        [before.rule_vectors[name] for name in rule.states],
+        [before.rule_vectors[name] for name in states],
         held_vectors,
         outs[1],
     )
-    ops.check(sweep)
+    checked = ops.check(sweep)
     scalars = before.scalars if weights.scalars is None else weights.scalars
     report = Report(
         before.current.version + (not weights.skip),
         arrivals.client_ids,
-        frozen([w.join for w in ordered], np.int64),
+        column([w.join for w in ordered], np.int64),
         arrivals.versions,
         arrivals.staleness,
         weights.vectors,
@@ -229,6 +232,8 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
     )
     buffers = mixed_buffers(rule, before.current, ordered, sweep, weights)
     made = Round(slots, draft, sweep, rows, after, buffers, scalars, report)
+    if not lent and isinstance(draft.buffer, Buffer):  # else where the arrays lie is asked again
+        made.checked = checked
     if terms:
         made.terms = sorted([term for term in terms if term.slot is not None], key=attrgetter("place"))
     if lent:
@@ -290,12 +295,12 @@ def freeze(
     return Arrivals(
         version,
         client_ids,
-        frozen(versions, np.int64),
+        column(versions, np.int64),
         # That of the join, but for those that have waited for the next pass.
-        frozen([version - pulled for pulled in versions], np.int64),
-        frozen(num_examples, np.int64),
-        frozen(losses, np.float64),
-        frozen(norms, np.float64),
+        column([version - pulled for pulled in versions], np.int64),
+        column(num_examples, np.int64),
+        column(losses, np.float64),
+        column(norms, np.float64),
         gram,
         before.scalars,
         before.ends_pass,
@@ -309,9 +314,10 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
     weights = given if isinstance(given, Weights) else Weights(given)
     count, held = len(arrivals), len(needs.rule_vectors)
     vectors = numbers(name, "weights", weights.vectors, (count,))
-    for client_id, weight in zip(arrivals.client_ids, vectors.tolist(), strict=True):
-        if not -inf < weight < inf:
-            raise AffluxError(f"[{name}] weigh gave client {client_id!r} the weight {weight}, must be finite")
+    if not all(map(isfinite, vectors.tolist())):
+        for client_id, weight in zip(arrivals.client_ids, vectors.tolist(), strict=True):
+            if not -inf < weight < inf:
+                raise AffluxError(f"[{name}] weigh gave client {client_id!r} the weight {weight}, must be finite")
     given_vectors = weights.rule_vectors
     rule_vectors = numbers(name, "rule_vectors", given_vectors, (held,)) if len(given_vectors) else _NO_NUMBERS
     if rule.calibrate.cached:

@@ -154,9 +154,9 @@ class Host(Device):
         shapes: tuple[tuple[int, ...], ...] | None = None,
     ) -> ops.Ingested:
         """`shapes` are those of the parts; others are refused."""
-        # `ops.ingest` without its calls, which a push of a short vector would notice.
+        # `ops.ingest` without its calls, nor that of the class's own __new__: a push of a short vector would notice.
         first, squares, low, high = ingest(parts, slot, num_threads, conversion, shapes)
-        return ops.Ingested(None if first < 0 else first, squares, low, high)
+        return tuple.__new__(ops.Ingested, (None if first < 0 else first, squares, low, high))
 
     def wait(self) -> None:
         pass

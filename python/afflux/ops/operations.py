@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from afflux import _engine
+from afflux._engine import PreparedPass
 from afflux.ops import codecs
 from afflux.ops.backends import threads
 from afflux.ops.codecs import Codec
@@ -193,6 +194,7 @@ def apply(
     num_threads: int | None = None,
     done: list[bool] | None = None,
     checksums: list[Checksums] | None = None,
+    checked: PreparedPass | None = None,
 ) -> None:
     """One server round in one sweep: combine -> calibrate -> step, tile by tile.
 
@@ -206,6 +208,7 @@ def apply(
             may be raised between the sweep and the return of this function; the list then tells whether `out` was
             written.
         checksums: likewise those of what was written are appended, taken in the same sweep.
+        checked: what `check` gave for this round, which spares a second look at it.
 
     Raises:
         AffluxError: arguments that do not fit together, named in the message; nothing was written.
@@ -224,18 +227,25 @@ def apply(
     for name, into in (("done", done), ("checksums", checksums)):
         if not isinstance(into, list | None):
             raise AffluxError(f"[apply] {name} is {brief(into)}, must be a list")
-    _engine.apply(round, threads(num_threads, "apply"), done, checksums)
+    count = threads(num_threads, "apply")
+    if checked is None:
+        _engine.apply(round, count, done, checksums)
+    else:
+        checked.apply(count, done, checksums)
 
 
-def check(round: Pass) -> None:
+def check(round: Pass) -> PreparedPass:
     """Raises what `apply` would raise for this round; writes nothing.
+
+    Returns:
+        For `apply`. It holds the arrays' memory where that lies now, and knows nothing of a GPU's later work on it.
 
     >>> from afflux.ops import Combine
     >>> check(Pass(np.zeros(2), np.zeros(3), Combine([], np.array([]))))
     Traceback (most recent call last):
     afflux._engine.AffluxError: [apply] out has 3 elements, expected 2
     """
-    _engine.apply(round, 1, dry=True)
+    return PreparedPass(round)
 
 
 def row_bytes(size: int, *, codec: Codec | codecs.Name = codecs.float32) -> int:

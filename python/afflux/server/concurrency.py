@@ -24,6 +24,19 @@ from afflux.ops.errors import UnavailableError
 
 _Found = TypeVar("_Found")
 
+#: How many forks lie between the first process and this one: a system call for the process id is the dearer way to see
+#: one. C code that forks without PyOS_AfterFork_Child is not seen.
+forks = 0
+
+
+def _forked() -> None:
+    global forks
+    forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
 #: Seconds after which a waiter looks again, in case no thread notifies it: a resource may come free with the end of a
 #: traceback, or between a look and its bell.
 _RECHECK = 0.05
@@ -57,7 +70,7 @@ class Monitor(Generic[_Job]):
         self._bells: list[LockType] = []  # each is released to wake one waiter
         self._adopting = Lock()
         self.owner: int | None = None  #: the thread that holds the mutex
-        self.pid = os.getpid()  #: the process that may use it
+        self.forks = forks  #: of the process that may use it
         self.alone: str | None = None  #: what a forked child cannot use; None: it has a copy of its own
 
     def wait_for(
@@ -156,16 +169,16 @@ class Monitor(Generic[_Job]):
         Raises:
             UnavailableError: a thread was at work, or the child cannot use its parent's parts.
         """
-        if os.getpid() == self.pid:
+        if forks == self.forks:
             return
         if self.alone is not None:
             raise UnavailableError(f"[{op}] this process was forked, and {self.alone} is its parent's")
         if self._adopting.acquire(timeout=5):
             try:
-                if os.getpid() == self.pid:
+                if forks == self.forks:
                     return  # another thread was first
                 if self._at_rest() and not self._mutex.locked():
-                    self.pid = os.getpid()
+                    self.forks = forks
                     return
             finally:
                 self._adopting.release()

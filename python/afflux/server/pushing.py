@@ -171,10 +171,11 @@ def push(  # noqa: D417
                 if base is None and "model" in (given, adapter.kind):
                     return _no_arrival(aggregator, client_id, pulled, "expired", _GONE, found)
                 conversion = _conversion(what, given, adapter.kind, base, scale)
-            facts = take_in(what, adapter, parts, ticket.slot, aggregator.admission.limits, conversion)
-            if facts.sum_of_squares > MOST_SQUARES and (options.accumulate or aggregator.rule.needs.products):
+            facts, norm = take_in(what, adapter, parts, ticket.slot, aggregator.admission.limits, conversion)
+            _, squares, low, high = facts
+            if squares > MOST_SQUARES and (options.accumulate or aggregator.rule.needs.products):
                 raise overflow(what, facts, "sums" if options.accumulate else "inner products")
-            norm, extremes = facts.norm, (facts.min, facts.max)
+            extremes = (low, high)
         else:
             ticket.slot = adapter.lent(what, parts, aggregator.slots.dtype)
         if conversion is not None:

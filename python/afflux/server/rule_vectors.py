@@ -26,7 +26,7 @@ def rule_vector(
     what = f"[set_rule_vector] {name}"
     new = aggregator.device.empty(adapter.size, options.dtype)
     limits = replace(options.limits, max_norm=inf)  # which is for clients
-    facts = take_in(what, adapter, adapter.parts(what, vector), new, limits)
+    facts, _ = take_in(what, adapter, adapter.parts(what, vector), new, limits)
     if facts.sum_of_squares > MOST_SQUARES:
         raise overflow(what, facts, "inner products")
     return new

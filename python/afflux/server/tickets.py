@@ -1,5 +1,7 @@
 """What a push holds while it is under way."""
 
+from msgspec import Struct
+
 from afflux.aggregation.cache.staging import StagedRow
 from afflux.aggregation.reports import Decision
 from afflux.aggregation.round import Round
@@ -17,18 +19,15 @@ class TaskClosedError(AffluxError):
     """Another push of the task, or the end of its lease, came first."""
 
 
-class Ticket:
+class Ticket(Struct, eq=False):
     """What a push holds until it ends, however it ends."""
 
-    __slots__ = ("decision", "made_step", "reading", "slot", "staged_row", "task")
-
-    def __init__(self) -> None:
-        self.slot: Slot | None = None
-        self.staged_row: StagedRow | None = None  #: of the client's row
-        self.decision: Decided | None = None
-        self.task: OpenTask | None = None  #: that it closes
-        self.made_step = False  #: whether it has completed a round
-        self.reading = False  #: whether its conversion reads a version
+    slot: Slot | None = None
+    staged_row: StagedRow | None = None  #: of the client's row
+    decision: Decided | None = None
+    task: OpenTask | None = None  #: that it closes
+    made_step: bool = False  #: whether it has completed a round
+    reading: bool = False  #: whether its conversion reads a version
 
     def add_to(self, error: StoreError) -> None:
         """Adds to an error whether the arrival that met it has joined."""

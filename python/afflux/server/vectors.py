@@ -18,7 +18,7 @@ def take_in(
     slot: Vector,
     limits: Limits,
     conversion: ops.Conversion | None = None,
-) -> ops.Ingested:
+) -> tuple[ops.Ingested, float]:
     """The sweep that takes a vector in.
 
     Args:
@@ -29,6 +29,9 @@ def take_in(
         limits: on its elements and its norm, after the conversion.
         conversion: to what the rule takes.
 
+    Returns:
+        What the sweep found, and the vector's norm.
+
     Raises:
         AffluxError: it has a value that is not finite, or is beyond a limit.
     """
@@ -37,12 +40,13 @@ def take_in(
     if bad is not None:
         made = "" if conversion is None else f" as {A_KIND[conversion.wanted]}"
         raise AffluxError(f"{what} has a non-finite value{made} at index {bad}{adapter.place(bad)}")
-    low, high, norm = facts.min, facts.max, facts.norm
+    _, _, low, high = facts
+    norm = facts.norm
     if not limits.allow(low, high, norm):
         index = first_beyond(slot, limits.max_abs)  # None: it is the norm
         at = "" if index is None else f": at index {index}{adapter.place(index)}"
         raise AffluxError(f"{what} has {limits.reason(low, high, norm)}{at}")
-    return facts
+    return facts, norm
 
 
 def overflow(what: str, facts: ops.Ingested, which: str) -> AffluxError:
