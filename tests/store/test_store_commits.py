@@ -175,22 +175,28 @@ def test_clients_are_told_once_amid_a_commit(tmp_path, monkeypatch):
     assert rows.client_ids == list(range(6))
 
 
-def test_the_index_is_asked_once_for_who_pushes(tmp_path, monkeypatch):
-    """Until the next commit, which moves rows."""
-    asked, row = [], Index.row
+def test_sqlite_is_asked_for_no_row_twice(tmp_path, monkeypatch):
+    """Places that a commit writes are known from then on."""
+    asked, read = [], Index._read
 
-    def noted(self, client_id):
-        asked.append(client_id)
-        return row(self, client_id)
+    def noted(self, statement, values=()):
+        if "FROM rows WHERE" in statement:
+            asked.extend(values)
+        return read(self, statement, values)
 
-    there, here = made("ca2fl", 300, tmp_path / "store"), made("ca2fl", 300)
-    for r in range(5):
-        if r == 1:
-            monkeypatch.setattr(Index, "row", noted)
-        for client in range(M):
-            for server in (there, here):
-                server.push(client=client, update=np.full(300, r + client, np.float32), version=server.version)
-    assert asked == 4 * [*range(M)]
+    monkeypatch.setattr(Index, "_read", noted)
+    path = tmp_path / "store"
+    there, here = made("ca2fl", 300, path), made("ca2fl", 300)
+    for reopened in (False, True):
+        if reopened:
+            there.close()
+            there = Server.open(path)
+        for r in range(5):
+            for client in range(M):
+                for server in (there, here):
+                    server.push(client=client, update=np.full(300, r + client, np.float32), version=server.version)
+        assert asked == [*range(M)]
+        asked.clear()
     same(there, here)
 
 

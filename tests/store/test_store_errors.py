@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import afflux.store.creation
-import afflux.store.disk_cache
 import afflux.store.index
 from afflux import AffluxError, Server, StoreError
 from afflux.rules import ca2fl, fedbuff
@@ -49,18 +48,6 @@ def refused(path, message, rule=RULE):
     with pytest.raises(StoreError, match=message):
         Server.open(path, rule)
     assert {file: file.read_bytes() for file in before} == before
-
-
-def test_refused_pushes_do_not_pile_up(path, monkeypatch):
-    monkeypatch.setattr(afflux.store.disk_cache, "_REMEMBERED", 4)
-    with Server.open(path, RULE) as server:
-        for client in range(9):
-            with pytest.raises(AffluxError, match="non-finite"):
-                server.push(client=client, update=np.full(SIZE, np.nan, np.float32), version=3)
-            assert len(server.rows._remembered) <= 4
-        for client in range(3):
-            server.push(client=client, update=vector(client), version=3)
-        assert (server.version, server.rows._remembered) == (4, {})
 
 
 @pytest.mark.parametrize("where", [0, 4 * 65536 + 100, 4 * SIZE - 4])

@@ -4,7 +4,7 @@ import json
 import sqlite3
 from contextlib import closing, contextmanager
 
-from afflux.store.index import _crc, _text, guarded_crc
+from afflux.store.entries import crc_of, guarded_crc, list_entry
 from afflux.store.segments import Place
 
 #: In place of a value: JSON nested 200,000 levels deep.
@@ -34,7 +34,7 @@ def forge_fact(path, name, change):
         del texts["crc"]
         texts[name] = dumped(change(json.loads(texts[name])))
         texts = dict(sorted(texts.items()))
-        rows = [*texts.items(), ("crc", str(_crc(texts)))]
+        rows = [*texts.items(), ("crc", str(crc_of(texts)))]
         connection.execute("DELETE FROM facts")
         connection.executemany("INSERT INTO facts VALUES (?, ?)", rows)
 
@@ -63,7 +63,7 @@ def forge_state(path, change):
         connection.executemany("INSERT INTO vectors VALUES (?, ?, ?)", vectors)
         connection.execute("DELETE FROM arrivals")
         connection.executemany("INSERT INTO arrivals VALUES (?, ?, ?, ?, ?, ?)", arrivals)
-        crc = _crc(meta, found["buffers"], notes, vectors, arrivals, ends)
+        crc = crc_of(meta, found["buffers"], notes, vectors, arrivals, ends)
         connection.execute("DELETE FROM state")
         connection.execute("INSERT INTO state VALUES (0, ?, ?, ?, ?)", (meta, found["buffers"], notes, crc))
 
@@ -74,7 +74,7 @@ def forge_list(path, table, change):
         texts = [text for (text,) in connection.execute(f"SELECT entry FROM {table} ORDER BY number")]
         entries = change([json.loads(text[8:]) for text in texts])
         connection.execute(f"DELETE FROM {table}")
-        rows = [(i, _text(i, text=dumped(entry))) for i, entry in enumerate(entries)]
+        rows = [(i, list_entry(i, text=dumped(entry))) for i, entry in enumerate(entries)]
         connection.executemany(f"INSERT INTO {table} VALUES (?, ?)", rows)
     forge_state(path, lambda found: None)
 

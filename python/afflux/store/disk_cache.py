@@ -15,9 +15,6 @@ from afflux.store.index import Index
 from afflux.store.segments import Place, Segments
 from afflux.store.vectors import SweepChecksums, VectorSlots
 
-#: The largest number of places that are remembered between two rounds.
-_REMEMBERED = 4096
-
 
 class RowTable(NamedTuple):
     """Which rows have changed since the last commit, and where they lie; the other rows are in the index. Never changed
@@ -69,9 +66,6 @@ class DiskCache(RowCache):
         self._index = index
         self._table = table
         self._crcs: dict[ClientId, bytes] = {}  # of the changed rows
-        self._remembered: dict[
-            ClientId, Place
-        ] = {}  # places in the index, of clients that have pushed since the last round
         problem = segments.missing_slot(table.high - 1)
         if problem is not None:
             raise StoreError(f"[store] {problem}; {segments.remedy}")
@@ -79,7 +73,7 @@ class DiskCache(RowCache):
     def __contains__(self, client_id: ClientId) -> bool:
         if client_id in self._table.changed:
             return True
-        place = self._remembered.get(client_id) or self._index.row(client_id)
+        place = self._index.row(client_id)
         # A rank beyond the table: the row is committed, and its round is not published yet.
         return place is not None and place.rank < self._table.clients
 
@@ -110,7 +104,7 @@ class DiskCache(RowCache):
         changed = self._table.changed.get(client_id)
         if changed is not None:
             return changed[1]
-        place = self._remembered.get(client_id) or self._index.row(client_id)
+        place = self._index.row(client_id)
         return None if place is None else place.slot
 
     def _encoded(self, client_id: ClientId) -> Row | None:
@@ -147,12 +141,8 @@ class DiskCache(RowCache):
 
     def _request(self, client_id: ClientId) -> Place | None:
         """Has the system start to read a client's row; returns what `fetch` needs."""
-        remembered = self._remembered  # the next round replaces it
         place = self._committed_place(client_id, "push")
         if place is not None:
-            if len(remembered) >= _REMEMBERED:  # pushes that complete no round: refused, or too old
-                remembered.clear()
-            remembered[client_id] = place
             self._segments.prefetch(place.slot)
         return place
 
@@ -242,8 +232,6 @@ class DiskCache(RowCache):
 
     def set_table(self, table: RowTable) -> None:
         """Replaces the table."""
-        # First: the index is right at any time, and a slot remembered here may be free in the new table.
-        self._remembered = {}
         self._table = table
         if not table.changed:
             self._crcs = {}

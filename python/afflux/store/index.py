@@ -7,58 +7,25 @@ entry of a list and each client's row has one. A client's row whose entry does n
 
 import json
 import sqlite3
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import RLock
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from afflux._engine import ORDER_VERSION
 from afflux.ops.errors import StoreError
 from afflux.ops.validation import plain_id
 from afflux.rules.rule import ClientId
+from afflux.store.commits import LISTS, Commits, Transaction
+from afflux.store.entries import StoredArrival, crc_of, fact_entries, key_of, list_entry, record_of, row_of
 from afflux.store.metadata import BACKUP, DAMAGED
+from afflux.store.recent import RecentPlaces
 from afflux.store.schema import connect, make_file, refuse_other_schema, refuse_rollback_journal
 from afflux.store.segments import Place
 
-#: Tables of the lists that grow.
-_LISTS = ("passed", "log", "tasks")
 _MOST_FACTS = 32
-
-
-class StoredArrival(NamedTuple):
-    """An arrival in the buffer, or deferred to the next pass."""
-
-    join: int  #: its number
-    place: Place | None  #: of its vector; None if the vector is in a sum
-    record: Sequence[Any]  #: see checkpoint.arrival_record
-    buffers: bytes | None
-
-
-class ListUpdate(NamedTuple):
-    """The entries of a growing list from `start` on; they replace those stored from there on."""
-
-    start: int
-    entries: Sequence[Any]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Transaction:
-    """What one commit writes."""
-
-    meta: Mapping[str, Any]
-    buffers: bytes | None
-    notes: str | None
-    vectors: Mapping[str, Place]  #: all
-    arrivals: Sequence[StoredArrival]  #: all
-    rows: Mapping[ClientId, Place]  #: the new and the moved ones
-    lists: Mapping[str, ListUpdate]  #: by table: passed, log, tasks
-    delete_rows: bool = False  #: all others
-    facts: Mapping[str, Any] = field(default_factory=dict)  #: the new and the changed ones
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,11 +84,14 @@ class Index:
                 self._writer.execute("DELETE FROM facts WHERE 0")
             undo.pop_all()
         self._reading = RLock()
+        self._read_only = read_only
+        self._recent = RecentPlaces()
+        self._commits = Commits(self._writer)
 
     @staticmethod
     def make(path: Path, facts: Mapping[str, Any]) -> None:
         """A new file without a commit. The file appears when it is complete."""
-        make_file(path, _facts(facts))
+        make_file(path, fact_entries(facts))
 
     def sync_commits(self, power: bool) -> None:
         """`power`: from now on a commit is on the disk itself when `commit` returns."""
@@ -137,7 +107,7 @@ class Index:
             if (order := json.loads(texts["order_version"])) != ORDER_VERSION:
                 raise StoreError(f"[store] {self.path.parent} has order_version {order}, this afflux {ORDER_VERSION}")
             own = texts.pop("crc")
-            if own != str(_crc(texts)):
+            if own != str(crc_of(texts)):
                 raise self._damaged("the facts do not agree with their checksum")
             return read_facts(texts)
 
@@ -153,8 +123,8 @@ class Index:
             meta, buffers, notes, crc = state[0]
             vectors = self._entries("SELECT name, slot, crc FROM vectors ORDER BY name", VectorEntry, numbered=False)
             arrivals = self._entries("SELECT * FROM arrivals ORDER BY number", ArrivalEntry, numbered=True)
-            lists = {name: self._list(name) for name in _LISTS}
-            if crc != _crc(meta, buffers, notes, vectors, arrivals, [*map(len, lists.values())]):
+            lists = {name: self._list(name) for name in LISTS}
+            if crc != crc_of(meta, buffers, notes, vectors, arrivals, [*map(len, lists.values())]):
                 raise self._damaged("the state does not agree with its checksum")
             check_entries(vectors, arrivals, facts)
             if notes is not None:
@@ -165,7 +135,7 @@ class Index:
                 notes,
                 {name: Place(slot, crc) for name, slot, crc in vectors},
                 [
-                    StoredArrival(join, None if slot is None else Place(slot, crc or b""), _record(record), own)
+                    StoredArrival(join, None if slot is None else Place(slot, crc or b""), record_of(record), own)
                     for _, join, slot, crc, record, own in arrivals
                 ],
                 lists,
@@ -195,9 +165,15 @@ class Index:
     def row(self, client_id: ClientId) -> Place | None:
         """The place of a client's row; None if the client has none."""
         client_id = plain_id(client_id, "row")  # SQLite takes NumPy's integers for bytes
+        place = self._recent.get(client_id)
+        if place != "unknown":
+            return place
         with self._errors("read"):
-            found = self._read("SELECT client, slot, crc, place FROM rows WHERE client = ?", (_key(client_id),))
-            return _entry(*found[0])[1] if found else None
+            found = self._read("SELECT client, slot, crc, place FROM rows WHERE client = ?", (key_of(client_id),))
+            place = row_of(*found[0])[1] if found else None
+        if not self._read_only:  # else another process may commit
+            self._recent.add(client_id, place)
+        return place
 
     def refuse_other_count(self, count: int) -> None:
         """Checks how many clients have a row; counting ends after one more than this.
@@ -217,62 +193,22 @@ class Index:
             for rank, entry in enumerate(found):
                 if entry[3] != rank:
                     raise self._damaged(f"client number {rank} is missing")
-                yield _entry(*entry)
+                yield row_of(*entry)
 
     def rows_by_slot(self) -> Iterator[tuple[ClientId, Place]]:
         """All clients that have a row, in the order of the slots, the fastest to read. No commit may come meanwhile."""
         with self._errors("read"):
             found = self._reader.execute("SELECT client, slot, crc, place FROM rows ORDER BY slot")
             for entry in found:
-                yield _entry(*entry)
+                yield row_of(*entry)
 
     def commit(self, transaction: Transaction) -> None:
         """Writes a transaction completely, or not at all."""
-        meta = json.dumps(transaction.meta)
-        vectors = sorted((name, place.slot, place.crc) for name, place in transaction.vectors.items())
-        arrivals = [*_arrivals(transaction.arrivals)]
         with self._errors("write"):
-            if self._writer.in_transaction:  # left by an interrupt
-                self._writer.execute("ROLLBACK")
-            self._writer.execute("BEGIN IMMEDIATE")
-            try:
-                run = self._writer.executemany
-                if transaction.facts:
-                    run("INSERT OR REPLACE INTO facts VALUES (?, ?)", _facts({**self.facts(), **transaction.facts}))
-                if transaction.delete_rows:
-                    run("DELETE FROM rows", [()])
-                rows = (
-                    (_key(client_id), place.rank, place.slot, guarded_crc(client_id, place))
-                    for client_id, place in transaction.rows.items()
-                )
-                # The rank of a client that has a row stays as it is.
-                run(
-                    "INSERT INTO rows VALUES (?, ?, ?, ?) ON CONFLICT (client) DO UPDATE SET slot = excluded.slot, "
-                    "crc = excluded.crc",
-                    rows,
-                )
-                run("DELETE FROM vectors", [()])
-                run("INSERT INTO vectors VALUES (?, ?, ?)", vectors)
-                run("DELETE FROM arrivals", [()])
-                run("INSERT INTO arrivals VALUES (?, ?, ?, ?, ?, ?)", arrivals)
-                for table, (start, entries) in transaction.lists.items():
-                    run(f"DELETE FROM {table} WHERE number >= ?", [(start,)])
-                    numbered = ((start + i, _text(start + i, entry)) for i, entry in enumerate(entries))
-                    run(f"INSERT INTO {table} VALUES (?, ?)", numbered)
-                ends = [
-                    self._writer.execute(f"SELECT coalesce(max(number) + 1, 0) FROM {table}").fetchone()[0]
-                    for table in _LISTS
-                ]
-                crc = _crc(meta, transaction.buffers, transaction.notes, vectors, arrivals, ends)
-                run(
-                    "INSERT OR REPLACE INTO state VALUES (0, ?, ?, ?, ?)",
-                    [(meta, transaction.buffers, transaction.notes, crc)],
-                )
-                self._writer.execute("COMMIT")
-            except BaseException:
-                if self._writer.in_transaction:
-                    self._writer.execute("ROLLBACK")
-                raise
+            facts = {**self.facts(), **transaction.facts} if transaction.facts else None
+            before = self._recent.begin_commit(transaction.rows, others=transaction.delete_rows)
+            self._commits.write(transaction, facts)
+            self._recent.end_commit(transaction.rows, before)
 
     def check(self) -> None:
         """Refuses a file that has vanished or was replaced: commits to it would be lost."""
@@ -311,7 +247,7 @@ class Index:
             for i, (number, text) in enumerate(
                 self._reader.execute(f"SELECT number, entry FROM {table} ORDER BY number")
             ):
-                if number != i or text[:8] != _text(number, text=text[8:])[:8]:
+                if number != i or text[:8] != list_entry(number, text=text[8:])[:8]:
                     raise self._damaged(f"{table} {i} does not agree with its checksum")
                 entries.append(json.loads(text[8:]))
         return entries
@@ -347,54 +283,3 @@ class Index:
 
 def _size(path: Path) -> int:
     return path.lstat().st_size if path.exists() else 0
-
-
-def _arrivals(arrivals: Iterable[StoredArrival]) -> Iterator[tuple[Any, ...]]:
-    for number, (join, place, record, buffers) in enumerate(arrivals):
-        slot, crc = (None, None) if place is None else (place.slot, place.crc)
-        yield number, join, slot, crc, json.dumps(record), buffers
-
-
-def _key(client_id: ClientId) -> int | str | bytes:
-    """The client id as SQLite keeps it. Its ints are signed: those from 2**63 on are 8 bytes, the highest first."""
-    return client_id.to_bytes(8, "big") if isinstance(client_id, int) and client_id >= 2**63 else client_id
-
-
-def _record(text: str) -> list[Any]:
-    from afflux.store.facts import ArrivalRecord, decoded
-
-    record: list[Any] = json.loads(text)
-    decoded(record, ArrivalRecord)
-    return record
-
-
-def guarded_crc(client_id: ClientId, place: Place) -> bytes:
-    """A row's checksums as they are stored: followed by a checksum of the entry itself."""
-    return place.crc + _crc(client_id, place.slot, place.crc).to_bytes(4, "little")
-
-
-def _entry(key: Any, slot: Any, crc: Any, rank: Any) -> tuple[ClientId, Place]:
-    """A client, and the place of its row; a place that matches no row, if the entry is damaged."""
-    client_id: ClientId = int.from_bytes(key, "big") if isinstance(key, bytes) and len(key) == 8 else key
-    if not isinstance(client_id, int | str):
-        raise ValueError(f"{key!r} is no client's id")
-    if isinstance(crc, bytes) and isinstance(slot, int) and isinstance(rank, int) and min(slot, rank) >= 0:
-        place = Place(slot, crc[:-4], rank)
-        if guarded_crc(client_id, place) == crc:
-            return client_id, place
-    return client_id, Place(0, b"", rank if isinstance(rank, int) else 0)
-
-
-def _facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    texts = {name: json.dumps(facts[name], default=np.generic.item) for name in sorted(facts)}
-    return [*texts.items(), ("crc", str(_crc(texts)))]
-
-
-def _text(number: int, entry: Any = None, text: str = "") -> str:
-    """An entry of a list, with its checksum in front."""
-    text = text or json.dumps(entry)
-    return f"{_crc(number, text):08x}{text}"
-
-
-def _crc(*parts: Any) -> int:
-    return zlib.crc32(repr(parts).encode("utf-8", "surrogatepass"))

@@ -15,7 +15,8 @@ from afflux.aggregation.streaming import Term
 from afflux.arrays.interop import on_host
 from afflux.arrays.layout import Layout
 from afflux.ops.errors import AffluxError, StoreError
-from afflux.store.index import CommittedState, ListUpdate, StoredArrival
+from afflux.store.entries import ListUpdate, StoredArrival
+from afflux.store.index import CommittedState
 from afflux.store.segments import Place, Segments
 from afflux.store.vectors import crc, refuse_damage
 

@@ -14,8 +14,10 @@ import numpy.typing as npt
 from afflux.ops.errors import StoreError
 from afflux.ops.validation import plain_id
 from afflux.rules.rule import ClientId, client_order
+from afflux.store.commits import Transaction
+from afflux.store.entries import ListUpdate, StoredArrival
 from afflux.store.files import irregular, refuse_irregular
-from afflux.store.index import CommittedState, Index, ListUpdate, StoredArrival, Transaction
+from afflux.store.index import CommittedState, Index
 from afflux.store.inspect import missing
 from afflux.store.metadata import BACKUP, INDEX, folder_of, write_again
 from afflux.store.reader import StoreReader, locked_reader

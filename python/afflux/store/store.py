@@ -30,10 +30,11 @@ from afflux.arrays.pools import Draft, Vector, Versions
 from afflux.ops.codecs import Codec, named
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Float64, Rule
+from afflux.store.commits import Transaction
 from afflux.store.creation import remove_contents
 from afflux.store.disk_cache import DiskCache, NewDiskRows, RowTable
 from afflux.store.files import refuse_irregular
-from afflux.store.index import CommittedState, Index, Transaction
+from afflux.store.index import CommittedState, Index
 from afflux.store.lock import Lock, promises_space
 from afflux.store.metadata import INDEX, damage_as_store_error, folder_of
 from afflux.store.records import ArrivalSlots, GrowingLists, layout_of, state_of

@@ -1,0 +1,86 @@
+"""The entries of a store's index: how each is written, read, and guarded by a checksum."""
+
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from afflux.rules.rule import ClientId
+from afflux.store.segments import Place
+
+
+class StoredArrival(NamedTuple):
+    """An arrival in the buffer, or deferred to the next pass."""
+
+    join: int  #: its number
+    place: Place | None  #: of its vector; None if the vector is in a sum
+    record: Sequence[Any]  #: see checkpoint.arrival_record
+    buffers: bytes | None
+
+
+class ListUpdate(NamedTuple):
+    """The entries of a growing list from `start` on; they replace those stored from there on."""
+
+    start: int
+    entries: Sequence[Any]
+
+
+def arrival_entries(arrivals: Iterable[StoredArrival]) -> Iterator[tuple[Any, ...]]:
+    """The columns of the table of arrivals, for each of these."""
+    for number, (join, place, record, buffers) in enumerate(arrivals):
+        slot, crc = (None, None) if place is None else (place.slot, place.crc)
+        yield number, join, slot, crc, json.dumps(record), buffers
+
+
+def key_of(client_id: ClientId) -> int | str | bytes:
+    """The client id as SQLite keeps it. Its ints are signed: those from 2**63 on are 8 bytes, the highest first."""
+    return client_id.to_bytes(8, "big") if isinstance(client_id, int) and client_id >= 2**63 else client_id
+
+
+def record_of(text: str) -> list[Any]:
+    """The record of a stored arrival, see checkpoint.arrival_record.
+
+    Raises:
+        ValueError, msgspec.ValidationError: it is none.
+    """
+    from afflux.store.facts import ArrivalRecord, decoded
+
+    record: list[Any] = json.loads(text)
+    decoded(record, ArrivalRecord)
+    return record
+
+
+def guarded_crc(client_id: ClientId, place: Place) -> bytes:
+    """A row's checksums as they are stored: followed by a checksum of the entry itself."""
+    return place.crc + crc_of(client_id, place.slot, place.crc).to_bytes(4, "little")
+
+
+def row_of(key: Any, slot: Any, crc: Any, rank: Any) -> tuple[ClientId, Place]:
+    """A client, and the place of its row; a place that matches no row, if the entry is damaged."""
+    client_id: ClientId = int.from_bytes(key, "big") if isinstance(key, bytes) and len(key) == 8 else key
+    if not isinstance(client_id, int | str):
+        raise ValueError(f"{key!r} is no client's id")
+    if isinstance(crc, bytes) and isinstance(slot, int) and isinstance(rank, int) and min(slot, rank) >= 0:
+        place = Place(slot, crc[:-4], rank)
+        if guarded_crc(client_id, place) == crc:
+            return client_id, place
+    return client_id, Place(0, b"", rank if isinstance(rank, int) else 0)
+
+
+def fact_entries(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Name and JSON of each fact, and their checksum."""
+    texts = {name: json.dumps(facts[name], default=np.generic.item) for name in sorted(facts)}
+    return [*texts.items(), ("crc", str(crc_of(texts)))]
+
+
+def list_entry(number: int, entry: Any = None, text: str = "") -> str:
+    """An entry of a list, with its checksum in front."""
+    text = text or json.dumps(entry)
+    return f"{crc_of(number, text):08x}{text}"
+
+
+def crc_of(*parts: Any) -> int:
+    """A checksum of plain values."""
+    return zlib.crc32(repr(parts).encode("utf-8", "surrogatepass"))

@@ -1,0 +1,115 @@
+"""Places of rows that are known without SQLite: what they say is what the index says, whatever threads do."""
+
+from contextlib import closing
+
+import pytest
+
+from afflux.store.commits import Transaction
+from afflux.store.entries import ListUpdate
+from afflux.store.index import Index
+from afflux.store.recent import RecentPlaces
+from afflux.store.segments import Place
+
+FACTS = {"order_version": 1}
+
+
+def place(slot, rank=0):
+    return Place(slot, bytes(4), rank)
+
+
+def transaction(rows, **others):
+    lists = {"log": ListUpdate(0, []), "tasks": ListUpdate(0, [])}
+    return Transaction({}, None, None, {"params": place(0)}, [], rows, lists, **others)
+
+
+@pytest.fixture
+def index(tmp_path):
+    path = tmp_path / "index.sqlite"
+    Index.make(path, FACTS)
+    with closing(Index(path)) as index:
+        yield index
+
+
+def test_the_oldest_are_forgotten():
+    recent = RecentPlaces(most_bytes=4 * 304)
+    for client in range(9):
+        recent.add(client, place(client))
+    assert [recent.get(client) for client in range(9)] == ["unknown"] * 5 + [place(client) for client in range(5, 9)]
+    recent.add("long checksums", Place(1, bytes(4 * 304), 0))
+    assert [recent.get(client) for client in range(9)] == ["unknown"] * 9
+    assert recent.get("long checksums") is not None  # one always has room
+
+
+def test_a_commit_replaces_what_is_known(index):
+    assert index.row(7) is None
+    index.commit(transaction({7: place(3, rank=0), "7": place(4, rank=1)}))
+    assert (index.row(7), index.row("7")) == (place(3, rank=0), place(4, rank=1))
+    index.commit(transaction({7: place(5, rank=-1)}))
+    assert (index.row(7), index.row("7")) == (place(5, rank=0), place(4, rank=1))  # the rank stays
+    index.commit(transaction({8: place(6, rank=0)}, delete_rows=True))
+    assert (index.row(7), index.row("7"), index.row(8)) == (None, None, place(6, rank=0))
+
+
+def test_the_rank_of_a_client_that_is_not_known_is_read(index):
+    index.commit(transaction({7: place(3, rank=2)}))
+    index._recent = RecentPlaces()
+    index.commit(transaction({7: place(5, rank=-1)}))
+    assert index.row(7) == place(5, rank=2)
+
+
+@pytest.mark.parametrize("delete_rows", [False, True])
+def test_a_read_amid_a_commit_leaves_nothing_old(index, monkeypatch, delete_rows):
+    index.commit(transaction({7: place(3, rank=0)}))
+    fill, found = type(index._commits)._fill, []
+
+    def reads(self, *arguments):
+        tables = fill(self, *arguments)
+        found.append(index.row(7))  # as another thread would: not committed yet
+        return tables
+
+    monkeypatch.setattr(type(index._commits), "_fill", reads)
+    rows = {8: place(4, rank=0)} if delete_rows else {7: place(4, rank=-1)}
+    index.commit(transaction(rows, delete_rows=delete_rows))
+    assert found == [place(3, rank=0)]
+    assert index.row(7) == (None if delete_rows else place(4, rank=0))
+
+
+@pytest.mark.parametrize("interrupted", ["write", "end_commit"])
+def test_an_interrupt_leaves_the_last_commit_known(index, monkeypatch, interrupted):
+    """Whether the transaction was made or not: what is not known is read."""
+    index.commit(transaction({7: place(3, rank=0)}))
+    owner = index._commits if interrupted == "write" else index._recent
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+
+        def interrupt(*arguments):
+            raise KeyboardInterrupt
+
+        patch.setattr(owner, interrupted, interrupt)
+        index.commit(transaction({7: place(4, rank=-1)}))
+    assert index.row(7) == place(3 if interrupted == "write" else 4, rank=0)
+    index.commit(transaction({7: place(5, rank=-1)}))
+    assert index.row(7) == place(5, rank=0)
+
+
+def test_a_reader_remembers_nothing(index):
+    index.commit(transaction({7: place(3, rank=0)}))
+    with closing(Index(index.path, read_only=True)) as reader:
+        assert reader.row(7) == place(3, rank=0)
+        index.commit(transaction({7: place(4, rank=-1)}))
+        assert reader.row(7) == place(4, rank=0)
+
+
+def test_statements_that_change_nothing_are_left_out(index):
+    said = []
+    index._writer.set_trace_callback(said.append)
+    index.commit(transaction({7: place(3, rank=0)}))
+    assert any("DELETE FROM vectors" in line for line in said)
+    said.clear()
+    index.commit(transaction({7: place(4, rank=-1)}))
+    assert [line.split(" VALUES")[0] for line in said] == [
+        "BEGIN IMMEDIATE",
+        "INSERT INTO rows",
+        "INSERT OR REPLACE INTO vectors",
+        "INSERT OR REPLACE INTO state",
+        "COMMIT",
+    ]
