@@ -72,10 +72,20 @@ int populate_(const py::buffer&, bool) { return 0; }
 void detach_(const py::buffer&) {}  // nothing is mapped there
 #endif
 
+// Where a contiguous array begins, for a dictionary of arrays: several times faster than NumPy says it.
+std::uintptr_t address_(py::handle memory) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(memory.ptr(), &view, PyBUF_SIMPLE) != 0) throw py::error_already_set();
+  const auto address = reinterpret_cast<std::uintptr_t>(view.buf);
+  PyBuffer_Release(&view);
+  return address;
+}
+
 }  // namespace
 
 void bind_pages(py::module_& module) {
   module.attr("PIECE") = kPiece;
+  module.def("address", address_, py::arg("memory"));
   module.def("prefetch", prefetch_, py::arg("memory"));
   module.def("populate", populate_, py::arg("memory"), py::arg("write"));
   module.def("detach", detach_, py::arg("memory"));

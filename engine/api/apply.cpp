@@ -216,14 +216,15 @@ bool sweep(const Pass& pass, const std::vector<RowHeads>& heads, const MemoryUse
   if (checksums == nullptr) {
     for_each_piece(pass.params.size, threads, piece);
   } else {
-    const SweepChecksums sums(pass, *checksums);
-    for_each_superblock(pass.params.size, threads, [&](std::int64_t begin, std::int64_t end) {
+    SweepChecksums sums(pass, piece_size(pass.params.size, threads), *checksums);
+    for_each_piece(pass.params.size, threads, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t at = begin; at < end; at += SweepChecksums::kStrip) {
         const std::int64_t to = std::min(at + SweepChecksums::kStrip, end);
         piece(at, to);
         sums.extend(at, to);
       }
     });
+    sums.finish();
   }
   return sound.load(std::memory_order_relaxed);
 }

@@ -41,13 +41,6 @@ struct Powers {
 };
 constexpr Powers kPowers;
 
-// The CRC of what is one after the other, from those of both parts.
-std::uint32_t joined(std::uint32_t first, std::uint32_t second, std::int64_t second_size) {
-  for (std::size_t k = 0; second_size != 0; ++k, second_size >>= 1)
-    if (second_size & 1) first = product(kPowers.of[k], first);
-  return first ^ second;
-}
-
 struct Table {
   std::array<std::uint32_t, 256> of{};
   constexpr Table() {
@@ -151,6 +144,12 @@ void take(std::vector<Stream>& streams, Kernel go_on) {
 }
 
 }  // namespace
+
+std::uint32_t checksum::joined(std::uint32_t first, std::uint32_t second, std::int64_t second_size) {
+  for (std::size_t k = 0; second_size != 0; ++k, second_size >>= 1)
+    if (second_size & 1) first = product(kPowers.of[k], first);
+  return first ^ second;
+}
 
 void checksum::extend(const Stream* streams, std::int64_t count, bool table) {
   // Long ones are cut into parts, so that as many are under way to the end.

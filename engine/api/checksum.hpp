@@ -17,4 +17,7 @@ constexpr int kSideBySide = 4;
 // Takes all of them in. `table`: without the CPU's instruction.
 void extend(const Stream* streams, std::int64_t count, bool table = false);
 
+// The CRC of what is one after the other, from those of both parts.
+std::uint32_t joined(std::uint32_t first, std::uint32_t second, std::int64_t second_size);
+
 }  // namespace afflux::checksum

@@ -1,11 +1,14 @@
 #include "api/sweep_checksums.hpp"
 
+#include <algorithm>
+
 #include "api/checksum.hpp"
 #include "formula/codec.hpp"
 
 namespace afflux {
 
-SweepChecksums::SweepChecksums(const Pass& pass, Checksums& checksums) : size_(pass.params.size) {
+SweepChecksums::SweepChecksums(const Pass& pass, std::int64_t piece, Checksums& checksums)
+    : size_(pass.params.size), piece_(piece) {
   const Calibrate& cache = pass.calibrate;
   const bool cached = cache.kind != Calibration::none;
   if (cached) add(checksums.sum, cache.sum_out.data, exact_codec(Type::float64));
@@ -24,14 +27,15 @@ SweepChecksums::SweepChecksums(const Pass& pass, Checksums& checksums) : size_(p
 
 void SweepChecksums::add(std::vector<std::uint32_t>& crcs, const void* data, Codec codec) {
   const auto* const bytes = static_cast<const unsigned char*>(data);
-  const std::size_t superblocks = static_cast<std::size_t>((size_ + kSuperblock - 1) / kSuperblock);
+  const auto superblocks = static_cast<std::size_t>((size_ + kSuperblock - 1) / kSuperblock);
+  const auto pieces = static_cast<std::size_t>((size_ + piece_ - 1) / piece_);
   const std::size_t head = has_head(codec);
   crcs.assign(head + superblocks, 0);
   if (head != 0) {
     const checksum::Stream stream{bytes, kRowHead, crcs.data()};
     checksum::extend(&stream, 1);
   }
-  vectors_.push_back({bytes, codec, crcs.data() + head});
+  vectors_.push_back({bytes, codec, crcs.data() + head, std::vector<std::uint32_t>(pieces, 0)});
 }
 
 std::int64_t SweepChecksums::offset(Codec codec, std::int64_t element) const {
@@ -40,14 +44,23 @@ std::int64_t SweepChecksums::offset(Codec codec, std::int64_t element) const {
   return has_head(codec) ? place.facts : place.codes;
 }
 
-void SweepChecksums::extend(std::int64_t begin, std::int64_t end) const {
+void SweepChecksums::extend(std::int64_t begin, std::int64_t end) {
   std::vector<checksum::Stream> streams;
   streams.reserve(vectors_.size());
-  for (const Vector& vector : vectors_) {
+  for (Vector& vector : vectors_) {
     const std::int64_t from = offset(vector.codec, begin), to = offset(vector.codec, end);
-    streams.push_back({vector.data + from, to - from, vector.crcs + begin / kSuperblock});
+    streams.push_back({vector.data + from, to - from, &vector.pieces[static_cast<std::size_t>(begin / piece_)]});
   }
   checksum::extend(streams.data(), static_cast<std::int64_t>(streams.size()));
+}
+
+void SweepChecksums::finish() const {
+  for (const Vector& vector : vectors_)
+    for (std::int64_t begin = 0; begin < size_; begin += piece_) {
+      const std::int64_t bytes = offset(vector.codec, std::min(begin + piece_, size_)) - offset(vector.codec, begin);
+      std::uint32_t& crc = vector.crcs[begin / kSuperblock];
+      crc = checksum::joined(crc, vector.pieces[static_cast<std::size_t>(begin / piece_)], bytes);
+    }
 }
 
 }  // namespace afflux

@@ -11,22 +11,26 @@ class SweepChecksums {
   // Elements that are swept before their checksums go on: what they are written to stays in L2.
   static constexpr std::int64_t kStrip = 4 * kBlock;
 
-  // Every place that the pass writes to is spelled out, and heads of rows are written.
-  SweepChecksums(const Pass& pass, Checksums& checksums);
-  // The sweep has written elements begin to end, which belong to one superblock, whose earlier ones were taken.
-  void extend(std::int64_t begin, std::int64_t end) const;
+  // Every place that the pass writes to is spelled out, and heads of rows are written. The sweep goes by pieces of so
+  // many elements, which divide a superblock, or are one.
+  SweepChecksums(const Pass& pass, std::int64_t piece, Checksums& checksums);
+  // The sweep has written elements begin to end, which belong to one piece, whose earlier ones were taken.
+  void extend(std::int64_t begin, std::int64_t end);
+  // All pieces were taken.
+  void finish() const;
 
  private:
   struct Vector {
     const unsigned char* data;
     Codec codec;
-    std::uint32_t* crcs;
+    std::uint32_t* crcs;  // of the superblocks
+    std::vector<std::uint32_t> pieces;
   };
 
   void add(std::vector<std::uint32_t>& crcs, const void* data, Codec codec);
   std::int64_t offset(Codec codec, std::int64_t element) const;
 
-  std::int64_t size_;
+  std::int64_t size_, piece_;
   std::vector<Vector> vectors_;
 };
 

@@ -61,21 +61,19 @@ void parallel_for(std::int64_t count, int num_threads, const std::function<void(
   if (failure) std::rethrow_exception(failure);
 }
 
-void for_each_piece(std::int64_t d, int num_threads, const std::function<void(std::int64_t, std::int64_t)>& body) {
+std::int64_t piece_size(std::int64_t d, int num_threads) {
   // Enough pieces for threads to end at about the same time, and long enough for the hardware to prefetch.
   constexpr std::int64_t kPieces = 8, kLeast = 4 * kBlock;
   std::int64_t piece = kSuperblock;
   while (piece > kLeast && d < kPieces * num_threads * piece) piece /= 2;
+  return piece;
+}
+
+void for_each_piece(std::int64_t d, int num_threads, const std::function<void(std::int64_t, std::int64_t)>& body) {
+  const std::int64_t piece = piece_size(d, num_threads);
   parallel_for((d + piece - 1) / piece, num_threads, [&](std::int64_t i) {
     const std::int64_t begin = i * piece;
     body(begin, std::min(begin + piece, d));
-  });
-}
-
-void for_each_superblock(std::int64_t d, int num_threads, const std::function<void(std::int64_t, std::int64_t)>& body) {
-  parallel_for((d + kSuperblock - 1) / kSuperblock, num_threads, [&](std::int64_t i) {
-    const std::int64_t begin = i * kSuperblock;
-    body(begin, std::min(begin + kSuperblock, d));
   });
 }
 

@@ -16,9 +16,8 @@ void parallel_for(std::int64_t count, int num_threads, const std::function<void(
 void for_each_piece(std::int64_t d, int num_threads,
                     const std::function<void(std::int64_t begin, std::int64_t end)>& body);
 
-// The same for pieces that are superblocks.
-void for_each_superblock(std::int64_t d, int num_threads,
-                         const std::function<void(std::int64_t begin, std::int64_t end)>& body);
+// The elements of each of these pieces but the last: whole blocks, which divide a superblock, or a superblock.
+std::int64_t piece_size(std::int64_t d, int num_threads);
 
 // How many of num_threads are worth it for work that reads and writes so many bytes: one for 512 KiB, which takes a
 // thread about 50 us, and as long takes a helper that sleeps to come. No bit depends on it; the environment's

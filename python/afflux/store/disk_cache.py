@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
+from afflux._engine import address
 from afflux.aggregation.cache.new_rows import NewRows, Row
 from afflux.aggregation.cache.rows import RowCache, row_crc
 from afflux.aggregation.cache.staging import RowStaging, StagedRow
@@ -208,7 +209,7 @@ class DiskCache(RowCache):
         self._segments.check(rows.slots.values())
         for client_id, row in rows.items():
             self._segments.write(rows.slots[client_id], row)
-            crc = checksums.get(row.ctypes.data)
+            crc = checksums.get(address(row))
             self._crcs[client_id] = row_crc(row, self.codec, num_threads) if crc is None else crc
 
     def changed_places(self, table: RowTable) -> dict[ClientId, Place]:

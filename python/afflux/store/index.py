@@ -6,6 +6,7 @@ entry of a list and each client's row has one. A client's row whose entry does n
 """
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -64,13 +65,14 @@ class Index:
         self.path = path
         self._inode = path.lstat().st_ino
         refuse_rollback_journal(path)
-        self._log, shared = (path.with_name(f"{path.name}-{kind}") for kind in ("wal", "shm"))  # SQLite's own
+        log, shared = (path.with_name(f"{path.name}-{kind}") for kind in ("wal", "shm"))  # SQLite's own
+        self._file, self._log = str(path), str(log)
         # A read-only open beside a log that another process has left creates a -shm file: it is deleted at the end.
         self._temporary = [shared] if read_only and alone and not shared.exists() else []
         with self._errors("open"), ExitStack() as undo:
             undo.callback(self._delete_temporary)
             mode = "ro" if read_only else "rw"
-            if read_only and alone and not _size(self._log):
+            if read_only and alone and not _size(log):
                 mode = "ro&immutable=1"
             self._writer, self._reader = (undo.enter_context(closing(connect(path, mode))) for _ in range(2))
             refuse_other_schema(path, self._writer)
@@ -213,7 +215,8 @@ class Index:
     def check(self) -> None:
         """Refuses a file that has vanished or was replaced: commits to it would be lost."""
         try:
-            same = self.path.stat().st_ino == self._inode and self._log.exists()
+            same = os.stat(self._file).st_ino == self._inode
+            os.stat(self._log)
         except OSError:
             same = False
         if not same:

@@ -51,7 +51,7 @@ class RecentPlaces:
                 if place.rank >= 0:
                     self._put(client_id, place)
                 elif (old := before.get(client_id)) is not None:  # its rank stays
-                    self._put(client_id, place._replace(rank=old.rank))
+                    self._put(client_id, Place(place.slot, place.crc, old.rank))
             self._changing, self._all_change = (), False
 
     def _put(self, client_id: ClientId, place: Place | None) -> None:

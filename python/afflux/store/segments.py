@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from afflux._engine import PIECE, detach, populate, prefetch
+from afflux._engine import PIECE, address, detach, populate, prefetch
 from afflux.ops.codecs import named
 from afflux.ops.errors import StoreError
 from afflux.store.files import opened
@@ -33,7 +33,7 @@ class Place(NamedTuple):
 
 class _Mapped(NamedTuple):
     rows: Row  #: (slots, width)
-    path: Path
+    path: str
     inode: int
 
 
@@ -182,7 +182,7 @@ class Segments:
         """Writes an array to a slot, unless the array is the slot's own memory."""
         if self.mapped:
             own = self.array(slot)
-            if own.ctypes.data != array.ctypes.data:
+            if address(own) != address(array):
                 self.check([slot])
                 self.populate([slot], write=True)
                 own[:] = array
@@ -269,13 +269,13 @@ class Segments:
             except OSError as error:
                 raise StoreError(f"[store] cannot map {path}: {error.strerror}") from None
             rows = whole.reshape(self.shape.per_segment, self.shape.width)
-            self._maps[segment] = _Mapped(rows, path, inode)
+            self._maps[segment] = _Mapped(rows, str(path), inode)
         return self._maps[segment].rows
 
     def _checked(self, segment: int) -> None:
         _, path, inode = self._maps[segment]
         try:
-            now = path.lstat()
+            now = os.lstat(path)
         except OSError as error:
             raise StoreError(f"[store] {path} has vanished: {error.strerror}") from None
         if now.st_ino != inode or now.st_size < self.shape.segment_bytes:

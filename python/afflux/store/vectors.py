@@ -7,10 +7,8 @@
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-import numpy as np
-
 from afflux import ops
-from afflux._engine import SUPERBLOCK
+from afflux._engine import SUPERBLOCK, address
 from afflux.arrays.interop import bring, on_gpu
 from afflux.arrays.pools import Vector
 from afflux.ops.errors import StoreError
@@ -31,12 +29,12 @@ def sweep_checksums(sweep: ops.Pass, checksums: ops.Checksums) -> SweepChecksums
     written += zip(sweep.states_out or sweep.states, states, strict=True)
     if rule_vectors and (memory := sweep.rule_vectors) is not None:
         written += zip(memory.outs or memory.vectors, rule_vectors, strict=True)
-    return {np.asarray(vector).ctypes.data: crcs for vector, crcs in written if vector is not None}
+    return {address(vector): crcs for vector, crcs in written if vector is not None}
 
 
 def crc(row: Row, num_threads: int, checksums: SweepChecksums = NO_CHECKSUMS) -> bytes:
     """The CRC-32C of each superblock of a vector."""
-    found = checksums.get(row.ctypes.data)
+    found = checksums.get(address(row))
     return ops.crc32c(row, SUPERBLOCK * row.itemsize, num_threads=num_threads) if found is None else found
 
 
@@ -160,16 +158,16 @@ class ParamsSlots:
             row = self._segments.empty(slot)
             self._segments.populate([slot], write=True)
         self._rows[slot] = row
-        self._slots[row.ctypes.data] = slot
+        self._slots[address(row)] = slot
         return row
 
     def owns(self, params: Row) -> bool:
         """Whether `allocate` has returned the memory of this version."""
-        return params.ctypes.data in self._slots
+        return address(params) in self._slots
 
     def write(self, params: Row) -> int:
         """Writes a version to its slot, if it is not there already; returns the slot."""
-        slot = self._slots[params.ctypes.data]
+        slot = self._slots[address(params)]
         self._segments.write(slot, params)
         return slot
 
@@ -181,7 +179,7 @@ class ParamsSlots:
         """Versions that are still held stay as they are, whatever happens to the files; `free` is memory that is not
         held.
         """
-        self._segments.detach(self._slots[address] for address in self._slots.keys() - set(free))
+        self._segments.detach(self._slots[place] for place in self._slots.keys() - set(free))
 
     def flush(self, slots: Iterable[int]) -> None:
         """Returns when these slots are on the disk itself."""
