@@ -90,8 +90,8 @@ std::unique_ptr<Buffer> lend(const py::object& vector, std::int64_t size, const 
 
 }  // namespace
 
-Pool::Pool(std::int64_t size, Type type, std::int64_t max_buffers, bool checked)
-    : size_(size), type_(type), max_buffers_(max_buffers), checked_(checked) {
+Pool::Pool(std::int64_t size, Type type, std::int64_t max_buffers, bool checked, std::int64_t until_read)
+    : size_(size), type_(type), max_buffers_(max_buffers), checked_(checked), until_read_(until_read) {
   if (size < 0 || max_buffers < 0) throw Error("[Pool] size and max_buffers must not be negative");
   if (size > std::int64_t{1} << 59) throw std::bad_alloc();
 }
@@ -210,12 +210,14 @@ py::buffer_info Buffer::buffer() const {
 }
 
 void bind_buffers(py::module_& module) {
-  const auto make = [](std::int64_t size, const std::string& dtype, std::int64_t max_buffers, bool checked) {
-    return std::make_shared<Pool>(size, type_named(dtype), max_buffers, checked);
+  const auto make = [](std::int64_t size, const std::string& dtype, std::int64_t max_buffers, bool checked,
+                       std::int64_t until_read) {
+    return std::make_shared<Pool>(size, type_named(dtype), max_buffers, checked, until_read);
   };
   // Known to this build alone: a process may load another one beside it, to time both (`afflux bench --against`).
   py::class_<Pool, std::shared_ptr<Pool>>(module, "Pool", py::module_local())
-      .def(py::init(make), py::arg("size"), py::arg("dtype"), py::arg("max_buffers"), py::arg("checked") = false)
+      .def(py::init(make), py::arg("size"), py::arg("dtype"), py::arg("max_buffers"), py::arg("checked") = false,
+           py::arg("until_read") = 0)
       .def("lend", &Pool::lend, py::arg("memory"))
       .def_property_readonly("held", &Pool::held)
       .def_property_readonly("free", &Pool::free)

@@ -20,8 +20,8 @@ class Array;
 class Pool : public std::enable_shared_from_this<Pool> {
  public:
   // At most `max_buffers` buffers of `size` elements exist at once; 0: no limit. If `checked`, frozen buffers are
-  // compared with their checksum when they come back.
-  Pool(std::int64_t size, Type type, std::int64_t max_buffers, bool checked);
+  // compared with their checksum when they come back. `until_read`: see afflux::ingest.
+  Pool(std::int64_t size, Type type, std::int64_t max_buffers, bool checked, std::int64_t until_read);
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
@@ -37,6 +37,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::int64_t bytes() const { return size_ * afflux::bytes(type_); }
   Type type() const { return type_; }
   bool checked() const { return checked_; }
+  std::int64_t until_read() const { return until_read_; }
   std::int64_t held() const;
   // Where the buffers lie that are not held.
   std::vector<std::uintptr_t> free() const;
@@ -51,6 +52,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   const Type type_;
   const std::int64_t max_buffers_;
   const bool checked_;
+  const std::int64_t until_read_;
   mutable std::mutex mutex_;
   std::vector<void*> free_;
   std::vector<pybind11::buffer_info> lent_;
@@ -77,6 +79,7 @@ class Buffer {
   bool lent() const { return lent_ != nullptr; }
   pybind11::object vector() const { return lent() ? vector_ : pybind11::none(); }
   View<void> view() const;
+  std::int64_t until_read() const { return pool_ == nullptr ? 0 : pool_->until_read(); }
   // Whether it was not written to since it was frozen; true if that is not watched.
   bool intact() const;
   // Of the bytes when they were frozen, in a checked pool.

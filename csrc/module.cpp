@@ -59,17 +59,19 @@ py::tuple ingest_(const py::object& update, const py::object& slot, int num_thre
   const Array to({"ingest", "slot"}, slot, Access::write);
   const View<void> out = to.view();
   const Converted change(conversion);
+  const Buffer* const buffer = Buffer::in(slot);
+  const std::int64_t until_read = buffer == nullptr ? 0 : buffer->until_read();
   if (PyList_Check(update.ptr()) || PyTuple_Check(update.ptr())) {
     const Arrays<const void> parts("ingest", "update", update, Access::read, Shape::any, false, as_view,
                                    shapes.is_none() ? py::handle() : py::handle(shapes));
     const GilRelease release;
-    result = ingest(parts.list(), out, num_threads, change.get());
+    result = ingest(parts.list(), out, num_threads, change.get(), until_read);
   } else {
     if (!shapes.is_none()) throw Error("[ingest] shapes are those of several parts, and update is no list of them");
     const Array from({"ingest", "update"}, update, Access::read);
     const View<void> view = from.view();
     const GilRelease release;
-    result = ingest(view, out, num_threads, change.get());
+    result = ingest(view, out, num_threads, change.get(), until_read);
   }
   return py::make_tuple(result.first_nonfinite, result.sum_of_squares, result.min, result.max);
 }

@@ -61,13 +61,13 @@ Statistics statistics(const IngestSums& sums) {
 
 // `parts` are [begin, end), and *end closes the last one.
 Statistics sweep(const Part* begin, const Part* end, const PartChange* change, const View<void>& slot,
-                 const check::Overlaps& overlaps, int num_threads) {
+                 const check::Overlaps& overlaps, int num_threads, std::int64_t until_read) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const IngestSums nothing{0.0, kInfinity, -kInfinity, -1};
   if (slot.size > 0 && overlaps.device().kind == DeviceKind::cuda)
     return statistics(cuda::backend()->ingest(cuda::on(overlaps.device()), begin, end, change, slot));
   const auto kernel = kernels().ingest;
-  const MemoryUse memory = memory_use(overlaps.traffic());
+  const MemoryUse memory = memory_use(std::max(overlaps.traffic(), until_read));
   const auto leaf = [&](std::int64_t superblock, IngestSums& out) {
     const std::int64_t first = superblock * kSuperblock;
     const auto starts_later = [](std::int64_t i, const Part& part) { return i < part.begin; };
@@ -80,17 +80,19 @@ Statistics sweep(const Part* begin, const Part* end, const PartChange* change, c
 
 }  // namespace
 
-Statistics ingest(View<const void> update, View<void> slot, int num_threads, const Conversion* conversion) {
+Statistics ingest(View<const void> update, View<void> slot, int num_threads, const Conversion* conversion,
+                  std::int64_t until_read) {
   check::Overlaps overlaps;
   check::view("ingest", "update", update, update.size);
   overlaps.read("update", update);
   const Checked change(conversion, update.size, overlaps);
   check_slot(slot, update.size, num_threads, overlaps);
   const Part parts[] = {{update.data, update.type, 0}, {nullptr, update.type, update.size}};
-  return sweep(parts, parts + 1, change.get(), slot, overlaps, num_threads);
+  return sweep(parts, parts + 1, change.get(), slot, overlaps, num_threads, until_read);
 }
 
-Statistics ingest(List<View<const void>> parts, View<void> slot, int num_threads, const Conversion* conversion) {
+Statistics ingest(List<View<const void>> parts, View<void> slot, int num_threads, const Conversion* conversion,
+                  std::int64_t until_read) {
   check::list("ingest", "update", parts);
   check::Overlaps overlaps;
   std::vector<Part> laid;
@@ -106,7 +108,7 @@ Statistics ingest(List<View<const void>> parts, View<void> slot, int num_threads
   laid.push_back({nullptr, Type::float32, size});
   const Checked change(conversion, size, overlaps);
   check_slot(slot, size, num_threads, overlaps);
-  return sweep(laid.data(), laid.data() + parts.size, change.get(), slot, overlaps, num_threads);
+  return sweep(laid.data(), laid.data() + parts.size, change.get(), slot, overlaps, num_threads, until_read);
 }
 
 }  // namespace afflux

@@ -13,10 +13,11 @@
 namespace afflux {
 namespace {
 
-// Measured (bench/NOTES.md, "Stages in registers").
+// Measured on Zen 4 (family 25) and Zen 5 (26): bench/NOTES.md, "Stages in registers".
 Policy default_policy() {
   const Processor here = processor();
-  if (here.vendor == "AMD" && here.family == 26) return {256, std::int64_t{16} << 20, true, true};
+  if (here.vendor == "AMD" && (here.family == 25 || here.family == 26))
+    return {256, std::int64_t{16} << 20, true, true};
   return {};
 }
 

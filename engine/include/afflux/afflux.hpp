@@ -66,10 +66,12 @@ struct Conversion {
 // bfloat16 is rounded from float32, to which float64 is rounded first. A value beyond the slot's range counts as
 // non-finite. The slot is written even when values are not finite; whether to use it is the caller's decision.
 // With a conversion, slot = what it makes of the parts, in the same sweep, which reads the base too.
+// `until_read`: bytes that pass through the caches before the slot is read, as far as the caller knows; the policy says
+// from how many on the slot is written past the caches.
 Statistics ingest(List<View<const void>> parts, View<void> slot, int num_threads = 1,
-                  const Conversion* conversion = nullptr);
-Statistics ingest(View<const void> update, View<void> slot, int num_threads = 1,
-                  const Conversion* conversion = nullptr);
+                  const Conversion* conversion = nullptr, std::int64_t until_read = 0);
+Statistics ingest(View<const void> update, View<void> slot, int num_threads = 1, const Conversion* conversion = nullptr,
+                  std::int64_t until_read = 0);
 
 // out[i * K + j] = <vectors[i], vectors[j]> in float64, symmetric; each vector is float32, float64 or bfloat16.
 // Each is read once for K <= 64; larger K are done in panels of 64 (put vectors of one type side by side: two

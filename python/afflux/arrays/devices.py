@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     pass
 
 
+#: Of an element, by the dtype of a vector.
+ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
+
+
 class Device(ABC):
     """Makes vectors (d,), and moves what callers have. `dtype` is a name, bfloat16 and uint8 among them.
 
@@ -30,8 +34,10 @@ class Device(ABC):
     alone: str | None = None  #: what a forked child cannot use; None: it has a copy of its own
 
     @abstractmethod
-    def pool(self, size: int, dtype: str, limit: int, checked: bool = False) -> Any:
+    def pool(self, size: int, dtype: str, limit: int, checked: bool = False, until_read: int = 0) -> Any:
         """Gives vectors one by one, at most so many at once; 0: any number.
+
+        `until_read`: bytes that pass through the caches between the ingest into a vector and its round, about.
 
         Raises:
             UnavailableError: the library has no such type.
@@ -116,8 +122,8 @@ class Host(Device):
 
     name = "the CPU"
 
-    def pool(self, size: int, dtype: str, limit: int, checked: bool = False) -> Pool:
-        return Pool(size, dtype, limit, checked)
+    def pool(self, size: int, dtype: str, limit: int, checked: bool = False, until_read: int = 0) -> Pool:
+        return Pool(size, dtype, limit, checked, until_read)
 
     def take(self, pool: Any) -> Buffer:
         return Buffer(pool)

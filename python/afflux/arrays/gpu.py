@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from afflux import ops
 from afflux._engine import Buffer, Pool
-from afflux.arrays.devices import HOST, Device, as_list
+from afflux.arrays.devices import HOST, ITEM_BYTES, Device, as_list
 from afflux.arrays.interop import Array, as_torch, gpu_of, is_cupy, is_torch, kind_of, on_host
 from afflux.ops.errors import AffluxError, UnavailableError
 
@@ -43,7 +43,7 @@ class Gpu(Device):
         self._bounces: list[tuple[npt.NDArray[Any], Callable[[], bool]]] = []
         self._lock = Lock()
 
-    def pool(self, size: int, dtype: str, limit: int, checked: bool = False) -> "Arrays":
+    def pool(self, size: int, dtype: str, limit: int, checked: bool = False, until_read: int = 0) -> "Arrays":
         return Arrays(self, size, dtype, limit)
 
     def take(self, pool: Any) -> Any:
@@ -182,7 +182,7 @@ class CuPy(Gpu):
         super().__init__(index)
         self._cupy = sys.modules["cupy"]
 
-    def pool(self, size: int, dtype: str, limit: int, checked: bool = False) -> "Arrays":
+    def pool(self, size: int, dtype: str, limit: int, checked: bool = False, until_read: int = 0) -> "Arrays":
         if dtype == "bfloat16":
             raise UnavailableError("[Server] slot_dtype is 'bfloat16', which CuPy has not: give params as torch's")
         return super().pool(size, dtype, limit, checked)
@@ -246,7 +246,7 @@ class Arrays:
         self._coming = 0
         self._numbers = count()
         self._live: WeakValueDictionary[int, Any] = WeakValueDictionary()
-        self.buffer_bytes = size * {"float64": 8, "float32": 4, "bfloat16": 2}[dtype]
+        self.buffer_bytes = size * ITEM_BYTES[dtype]
 
     def take(self) -> Array:
         """A new one.

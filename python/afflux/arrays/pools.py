@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from afflux._engine import Buffer
-from afflux.arrays.devices import HOST, Device
+from afflux.arrays.devices import HOST, ITEM_BYTES, Device
 from afflux.ops.errors import AffluxError, BusyError
 
 #: (d,), NumPy's, or on a GPU that of the library that params came from.
@@ -174,14 +174,16 @@ def is_lent(slot: Slot) -> bool:
 
 
 class Slots:
-    """At most `limit` slots of `size` elements."""
+    """At most `limit` slots of `size` elements, of which a round reads `together`."""
 
-    def __init__(self, size: int, dtype: str, limit: int, device: Device = HOST) -> None:
+    def __init__(self, size: int, dtype: str, limit: int, device: Device = HOST, together: int = 1) -> None:
         self.size = size
         self.dtype = dtype
         self.limit = limit
         self._device = device
-        self._pools: tuple[Any, ...] = (device.pool(size, dtype, limit),)
+        # Callers' vectors are read and slots written: M of both lie between a push and its round, at most.
+        self._until_read = min(2 * together * size * ITEM_BYTES[dtype], 2**62)
+        self._pools: tuple[Any, ...] = (device.pool(size, dtype, limit, until_read=self._until_read),)
 
     def take(self) -> Slot | None:
         """A slot; None if all are taken."""
@@ -200,7 +202,8 @@ class Slots:
     def grow(self, limit: int) -> None:
         """From now on there are at most `limit` slots, unless there may be more already."""
         if limit > self.limit:
-            self._pools = (*self._pools, self._device.pool(self.size, self.dtype, limit - self.limit))
+            more = self._device.pool(self.size, self.dtype, limit - self.limit, until_read=self._until_read)
+            self._pools = (*self._pools, more)
             self.limit = limit
 
     def checked(self, op: str, slot: Slot | None) -> Slot:

@@ -74,6 +74,7 @@ def assemble(
         options.flush_after,
         on_step is not None,
     )
-    slots = Slots(size, options.slots_as, slots_of(rule, options.max_slots, accumulate=options.accumulate), device)
+    limit, together = slots_of(rule, options.max_slots, accumulate=options.accumulate), rule.buffer_size
+    slots = Slots(size, options.slots_as, limit, device, 1 if options.accumulate else together)
     streaming = Streaming(size, device) if options.accumulate else None
     return Aggregator(ops.threads(num_threads), versions, slots, admission, streaming, device, on_step)

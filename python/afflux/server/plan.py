@@ -7,13 +7,12 @@ from typing import NamedTuple, Unpack
 
 from afflux._engine import SUPERBLOCK
 from afflux.aggregation.options import Options, ServerOptions, clients_of, codec_of, options_of, slots_of
+from afflux.arrays.devices import ITEM_BYTES
 from afflux.ops.errors import AffluxError
 from afflux.ops.units import in_bytes
 from afflux.ops.validation import MOST_ELEMENTS, flag, integer
 from afflux.rules.rule import Rule, a_rule
 from afflux.store.metadata import Shape, shapes_of
-
-_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
 
 
 class Part(NamedTuple):
@@ -103,7 +102,7 @@ def _plan(rule: Rule, d: int, chosen: ServerOptions, *, store: bool, gpu: bool) 
     """The plan for options that were checked."""
     dtype, slot_dtype, accumulate = chosen.dtype, chosen.slots_as, chosen.accumulate
     max_slots, max_versions, commit_every = chosen.max_slots, chosen.max_versions, chosen.commit_every
-    size, slot = _BYTES[dtype] * d, _BYTES[slot_dtype] * d
+    size, slot = ITEM_BYTES[dtype] * d, ITEM_BYTES[slot_dtype] * d
     codec = codec_of(rule, slot_dtype)
     clients = 0
     if codec is not None or rule.needs.passes:
