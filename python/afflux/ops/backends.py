@@ -71,7 +71,8 @@ def choose_policy(text: str) -> None:
             prefetch=BYTES: `ingest` and `apply` prefetch vectors so many bytes ahead, 0 (by the processor alone) to
                 65536; rounds that compute more than they read keep a distance of their own.
             stream=BYTES, stream=never: `ingest`, and rounds without rows in registers, write past the caches
-                (non-temporal stores) in sweeps over at least so many bytes.
+                (non-temporal stores) in sweeps over at least so many bytes; a server's `ingest` counts the vectors of
+                the whole round.
             stages=fused, stages=tiled: rounds of float32 params, float32 or bfloat16 updates and plain rows or none in
                 registers, with one rule vector at most, and `inner` of up to 16 such vectors; or all of them tile by
                 tile.

@@ -10,6 +10,7 @@ from afflux.bench.rows.mf_ca2fl import MF_CA2FL
 from afflux.bench.rows.peers.rows import PEERS
 from afflux.bench.rows.scaling import SCALING
 from afflux.bench.rows.server.push import PUSH
+from afflux.bench.rows.server.pushers import PUSHERS_ROW
 from afflux.bench.rows.server.store import POWER, STORE
 from afflux.bench.rows.server.store_cold import COLD
 from afflux.bench.rows.server.streaming import STREAMING
@@ -18,6 +19,6 @@ from afflux.bench.rows.wkafl import WKAFL
 from afflux.bench.spec.row import Row
 
 OPERATIONS = [INGEST, GRAM, FEDBUFF, FEDBUFF_BF16, CA2FL, FADAS, WKAFL, CACHED, ROUNDS, PUSH, STREAMING, *SCALING]
-ROWS = [*OPERATIONS, *MF_CA2FL, STORE, COLD, POWER, THROUGHPUT, *PEERS]
+ROWS = [*OPERATIONS, *MF_CA2FL, STORE, COLD, POWER, THROUGHPUT, PUSHERS_ROW, *PEERS]
 #: Names for several rows at once.
 GROUPS: dict[str, list[Row]] = {"all": OPERATIONS, "scaling": SCALING, "mf-ca2fl": MF_CA2FL, "peers": PEERS}
