@@ -167,10 +167,10 @@ py::list all_bytes(const std::vector<std::vector<std::uint32_t>>& numbers) {
   return list;
 }
 
-// A round whose arrays are acquired and whose arguments are checked, once, before its sweep is made.
-class PreparedPass {
+// The arguments of a round, read once and checked, and its arrays, held until the sweep is made.
+class PassArrays {
  public:
-  explicit PreparedPass(const py::object& round)
+  explicit PassArrays(const py::object& round)
       : params_({"apply", "params"}, attributes->params.of(round), Access::read),
         out_({"apply", "out"}, attributes->out.of(round), Access::write),
         combine_(attributes->combine.of(round)),
@@ -194,9 +194,10 @@ class PreparedPass {
     if (!rule_vectors.is_none())
       pass_.rule_vectors = rule_vectors_.emplace(rule_vectors, pass_.combine.updates.size).stage();
   }
-  PreparedPass(const PreparedPass&) = delete;
-  PreparedPass& operator=(const PreparedPass&) = delete;
+  PassArrays(const PassArrays&) = delete;
+  PassArrays& operator=(const PassArrays&) = delete;
 
+  Device device() const { return pass_.out.device; }
   void check() const {
     const GilRelease release;
     afflux::apply(pass_, 1, true, nullptr);
@@ -228,23 +229,42 @@ class PreparedPass {
 
 void apply_(const py::object& round, int num_threads, std::optional<py::list> done, std::optional<py::list> checksums) {
   const Call call;
-  PreparedPass(round).apply(num_threads, std::move(done), std::move(checksums));
+  PassArrays(round).apply(num_threads, std::move(done), std::move(checksums));
 }
 
-std::unique_ptr<PreparedPass> prepared(const py::object& round) {
-  const Call call;
-  auto pass = std::make_unique<PreparedPass>(round);
-  pass->check();
-  return pass;
-}
+// A round that was checked, for a sweep on the CPU: what a GPU does with its arrays meanwhile is not known.
+class PreparedPass {
+ public:
+  explicit PreparedPass(const py::object& round) : round_(round) {
+    const Call call;
+    arrays_ = std::make_unique<PassArrays>(round);
+    arrays_->check();
+  }
+  void apply(const py::object& round, int num_threads, std::optional<py::list> done,
+             std::optional<py::list> checksums) const {
+    if (!round.is(round_)) throw Error("[apply] checked is not of this round, or was released");
+    if (arrays_->device().kind != DeviceKind::cpu) throw Error("[apply] checked is of a round on a GPU");
+    arrays_->apply(num_threads, std::move(done), std::move(checksums));
+  }
+  void release() {
+    round_ = py::object();
+    arrays_.reset();
+  }
+
+ private:
+  py::object round_;  // null once it was released
+  std::unique_ptr<PassArrays> arrays_;
+};
 
 }  // namespace
 
 void bind_apply(py::module_& module) {
   attributes = new Attributes;
   py::class_<PreparedPass>(module, "PreparedPass")
-      .def(py::init(&prepared), py::arg("round"))
-      .def("apply", &PreparedPass::apply, py::arg("num_threads"), py::arg("done"), py::arg("checksums") = py::none());
+      .def(py::init<const py::object&>(), py::arg("round"))
+      .def("apply", &PreparedPass::apply, py::arg("round"), py::arg("num_threads"), py::arg("done"),
+           py::arg("checksums") = py::none())
+      .def("release", &PreparedPass::release);
   module.def("apply", apply_, py::arg("round"), py::arg("num_threads"), py::arg("done") = py::none(),
              py::arg("checksums") = py::none());
 }

@@ -1,4 +1,5 @@
 // afflux._engine: the entry points over Python arrays. Views in, GIL released, exceptions out; no logic.
+#include <pthread.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -168,6 +169,9 @@ py::list backends_() {
 
 }  // namespace
 
+// Of this process, from the one that loaded the engine: seen without a system call, also where C code forks.
+std::uint64_t forks = 0;
+
 // In a subinterpreter, pybind11 would wait for a lock that this very thread holds. Checked before pybind11's own code.
 extern "C" PyObject* PyInit_main_interpreter_engine();
 extern "C" PYBIND11_EXPORT PyObject* PyInit__engine() {
@@ -182,6 +186,8 @@ PYBIND11_MODULE(main_interpreter_engine, module) {
   module.doc() = "The afflux engine. Use it through afflux.ops.";
   py::register_local_exception<Error>(module, "AffluxError", PyExc_ValueError);
   py::register_local_exception<Unavailable>(module, "UnavailableError", PyExc_RuntimeError);
+  pthread_atfork(nullptr, nullptr, [] { ++forks; });
+  module.attr("forks") = py::memoryview::from_buffer(&forks, {1}, {sizeof forks}, true);
   module.attr("__version__") = AFFLUX_VERSION;
   module.attr("ORDER_VERSION") = kOrderVersion;
   module.attr("LANES") = kLanes;

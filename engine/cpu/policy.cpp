@@ -13,10 +13,15 @@
 namespace afflux {
 namespace {
 
-// Measured on Zen 4 (family 25) and Zen 5 (26): bench/NOTES.md, "Stages in registers".
+// The models of AMD's family 25 that are Zen 4; the others are Zen 3.
+bool zen4(int model) {
+  return (model >= 0x10 && model < 0x20) || (model >= 0x60 && model < 0x80) || (model >= 0xA0 && model < 0xB0);
+}
+
+// Measured on Zen 4 (model 17 of family 25) and Zen 5 (family 26): bench/NOTES.md, "Stages in registers".
 Policy default_policy() {
   const Processor here = processor();
-  if (here.vendor == "AMD" && (here.family == 25 || here.family == 26))
+  if (here.vendor == "AMD" && (here.family == 26 || (here.family == 25 && zen4(here.model))))
     return {256, std::int64_t{16} << 20, true, true};
   return {};
 }

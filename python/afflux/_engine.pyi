@@ -68,15 +68,19 @@ def apply(
 ) -> None: ...
 
 class PreparedPass:
-    """A round that is checked, and whose arrays are held: `apply` makes it, see there."""
+    """A round on the CPU that was checked, whose arrays are held until `release`."""
 
     def __init__(self, round: object) -> None: ...  # afflux.ops.Pass
     def apply(
         self,
+        round: object,  # the same
         num_threads: int,
         done: list[bool] | None,
         checksums: list[tuple[bytes, bytes, list[bytes], list[bytes], list[bytes]]] | None = None,
     ) -> None: ...
+    def release(self) -> None: ...
+
+forks: memoryview  # [0]: forks between the process that loaded the engine first and this one
 
 def strict_float_mode(function: Callable[[_T], _R], argument: _T) -> _R: ...
 def row_bytes(codec: str, size: int) -> int: ...

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import oracle
-from afflux import ops
+from afflux import AffluxError, ops
 from conftest import awkward, bits
 from order import SIZES
 from pairwise import pairwise
@@ -223,3 +223,18 @@ def test_codec_round_trip(rng):
         back = np.full(size, np.nan, np.float32)
         ops.decode(row, back, num_threads=2)
         assert bits(back) == bits(vector)
+
+
+def test_a_checked_round_is_made_as_any(rng):
+    params, update = awkward(rng, 3000), awkward(rng, 3000)
+    rounds = [ops.Pass(params, np.empty_like(params), ops.Combine([update], np.array([0.5]))) for _ in range(2)]
+    checked = ops.check(rounds[0])
+    ops.apply(rounds[0], checked=checked)
+    ops.apply(rounds[1])
+    assert bits(rounds[0].out) == bits(rounds[1].out)
+    for wrong, message in ((5, "checked is 5, must be what check gave"), (checked, "checked is not of this round")):
+        with pytest.raises(AffluxError, match=message):
+            ops.apply(rounds[1], checked=wrong)
+    checked.release()
+    with pytest.raises(AffluxError, match="or was released"):
+        ops.apply(rounds[0], checked=checked)

@@ -1,11 +1,13 @@
 """Threads at one server: what happens while a round is made, when slots run out, and after an interrupt."""
 
+import sys
 import threading
 import time
 
 import numpy as np
 import pytest
 
+import afflux.aggregation.round
 from afflux import AffluxError, BusyError, Calibrate, Rule, Server, StoreError, ops, replay
 from afflux.ops import Sgd
 from afflux.rules import ca2fl, fedbuff, gsgm
@@ -312,3 +314,25 @@ def test_a_signal_handler_amid_any_call_is_refused_or_served(monkeypatch):
     with pytest.raises(AffluxError, match="num_examples"):
         server.push(client=1, update=vector(), version=0, num_examples=-1)
     assert seen == ["refused"]
+
+
+def test_a_stored_traceback_of_an_interrupt_holds_no_version(monkeypatch):
+    """The frame of the sweep is in it: with max_versions=2 the next steps need what it used."""
+    server = Server(fedbuff(buffer_size=1), vector(0.0), max_versions=2)
+    held = []
+    with monkeypatch.context() as patch:
+
+        def interrupt():
+            if sys._getframe(1).f_code.co_name == "make" and server._aggregator.admission.state.round.done:
+                raise KeyboardInterrupt
+            return time.perf_counter()
+
+        patch.setattr(afflux.aggregation.round, "perf_counter", interrupt)
+        try:
+            server.push(client=0, update=vector(), version=0)
+        except KeyboardInterrupt as error:
+            held.append(error)
+    for _ in range(3):
+        server.push(client=0, update=vector(), version=server.version, timeout=1)
+    assert server.version == 4
+    assert held

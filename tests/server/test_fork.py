@@ -241,3 +241,21 @@ def test_lent_vectors_that_wait_are_the_childs_too():
         print(pool.map(child, range(2), chunksize=1) == [(1, 1.0)] * 2, server.version)
     """)
     assert out.split() == ["True", "0"]
+
+
+def test_a_fork_by_c_code_is_seen(tmp_path):
+    """It runs none of Python's hooks."""
+    run(f"""
+        import ctypes
+        stored = Server(fedbuff(buffer_size=1), np.zeros(3), store={str(tmp_path / "store")!r})
+        child = ctypes.PyDLL(None).fork()
+        if child == 0:
+            try:
+                stored.push(client=0, update=np.ones(3), version=0)
+            except UnavailableError as error:
+                os._exit(0 if "this process was forked" in str(error) else 2)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert stored.push(client=0, update=np.ones(3), version=0).version == 1
+        stored.close()
+        """)

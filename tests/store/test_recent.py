@@ -1,9 +1,15 @@
 """Places of rows that are known without SQLite: what they say is what the index says, whatever threads do."""
 
 from contextlib import closing
+from threading import Thread
+from time import monotonic
 
+import numpy as np
 import pytest
 
+from afflux import Server
+from afflux.rules import ca2fl
+from afflux.store import check
 from afflux.store.commits import Transaction
 from afflux.store.entries import ListUpdate
 from afflux.store.index import Index
@@ -33,11 +39,15 @@ def index(tmp_path):
 def test_the_oldest_are_forgotten():
     recent = RecentPlaces(most_bytes=4 * 304)
     for client in range(9):
-        recent.add(client, place(client))
+        recent.add(client, place(client), 0)
     assert [recent.get(client) for client in range(9)] == ["unknown"] * 5 + [place(client) for client in range(5, 9)]
-    recent.add("long checksums", Place(1, bytes(4 * 304), 0))
+    recent.add("long checksums", Place(1, bytes(4 * 304), 0), 0)
     assert [recent.get(client) for client in range(9)] == ["unknown"] * 9
-    assert recent.get("long checksums") is not None  # one always has room
+    assert recent.get("long checksums") != "unknown"  # one always has room
+    recent.add("a" * 1000, None, 0)  # texts count too
+    recent.add("b" * 1000, None, 0)
+    assert recent.get("a" * 1000) == "unknown"
+    assert recent.get("b" * 1000) is None
 
 
 def test_a_commit_replaces_what_is_known(index):
@@ -72,6 +82,34 @@ def test_a_read_amid_a_commit_leaves_nothing_old(index, monkeypatch, delete_rows
     index.commit(transaction(rows, delete_rows=delete_rows))
     assert found == [place(3, rank=0)]
     assert index.row(7) == (None if delete_rows else place(4, rank=0))
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("read", ["before", "amid"])
+def test_a_read_that_a_commit_overtakes_leaves_nothing_old(index, monkeypatch, read, there):
+    """The thread that has read adds what it has found after the commit has ended."""
+    if there:
+        index.commit(transaction({7: place(3, rank=0)}))
+    index._recent.begin_commit({7: place(0)}, others=False)  # a commit that has failed: the entry is not known
+    add, late = type(index._recent).add, []
+    monkeypatch.setattr(type(index._recent), "add", lambda self, *found: late.append(found))
+    new = transaction({7: place(4, rank=-1 if there else 0)})
+    if read == "before":
+        index.row(7)
+    else:
+        fill = type(index._commits)._fill
+
+        def reads(self, *arguments):
+            tables = fill(self, *arguments)
+            index.row(7)
+            return tables
+
+        monkeypatch.setattr(type(index._commits), "_fill", reads)
+    index.commit(new)
+    assert len(late) == 1
+    assert late[0][1] == (place(3, rank=0) if there else None)
+    add(index._recent, *late[0])
+    assert index.row(7) == place(4, rank=0)
 
 
 @pytest.mark.parametrize("interrupted", ["write", "end_commit"])
@@ -113,3 +151,33 @@ def test_statements_that_change_nothing_are_left_out(index):
         "INSERT OR REPLACE INTO state",
         "COMMIT",
     ]
+
+
+def test_places_agree_with_the_index_while_threads_push(tmp_path):
+    """Few clients, which push again at once: their rows move while others read where they are."""
+    rule, clients, threads = ca2fl(buffer_size=2), 8, 4
+    server = Server(rule, np.zeros(300, np.float32), num_clients=clients, store=tmp_path / "store", num_threads=1)
+    end, failures = monotonic() + 1.5, []
+
+    def push(first):
+        while monotonic() < end and not failures:
+            for client in range(first, clients, threads):
+                try:
+                    server.push(client=client, update=np.full(300, client + 1.0), version=server.version)
+                except Exception as error:
+                    failures.append(error)
+
+    pushing = [Thread(target=push, args=(first,)) for first in range(threads)]
+    for thread in pushing:
+        thread.start()
+    for thread in pushing:
+        thread.join()
+    assert not failures
+    index = server.rows._index
+    for client in range(clients):
+        known = index.row(client)
+        index._recent = RecentPlaces()
+        assert index.row(client) == known
+    assert len({index.row(client).slot for client in range(clients)}) == clients
+    server.close()
+    assert not check(tmp_path / "store").problems

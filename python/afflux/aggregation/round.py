@@ -107,6 +107,8 @@ class Round:
     def release(self) -> None:
         """Lets go of slots and versions, once the round is over: the push that has made it may hold it for a while."""
         self.slots.clear()  # the sweep's own list
+        if self.checked is not None:
+            self.checked.release()  # frames of a stored traceback may hold it
         self.lent = self.checked = None
         del self.sweep, self.draft
 
@@ -117,8 +119,8 @@ class Round:
             if self.terms:
                 self.terms[0].total.add(self.terms, num_threads)
             if self.lent is None:
-                done, sums, checked = self.done, self.checksums, self.checked
-                ops.apply(self.sweep, num_threads=num_threads, done=done, checksums=sums, checked=checked)
+                done, sums = self.done, self.checksums
+                ops.apply(self.sweep, num_threads=num_threads, done=done, checksums=sums, checked=self.checked)
             else:
                 self._make_with_lent(self.lent, num_threads)
             # The report was not given out yet.

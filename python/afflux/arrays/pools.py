@@ -200,7 +200,9 @@ class Slots:
         return self._device is HOST and any(pool.allocated > pool.held for pool in self._pools)
 
     def grow(self, limit: int) -> None:
-        """From now on there are at most `limit` slots, unless there may be more already."""
+        """From now on there are at most `limit` slots, unless there may be more already. `together` stays: it decides
+        about speed only.
+        """
         if limit > self.limit:
             more = self._device.pool(self.size, self.dtype, limit - self.limit, until_read=self._until_read)
             self._pools = (*self._pools, more)

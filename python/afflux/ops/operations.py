@@ -208,7 +208,8 @@ def apply(
             may be raised between the sweep and the return of this function; the list then tells whether `out` was
             written.
         checksums: likewise those of what was written are appended, taken in the same sweep.
-        checked: what `check` gave for this round, which spares a second look at it.
+        checked: what `check` gave for this round, whose arguments are not read again then; of a round on the CPU
+            that has not changed since.
 
     Raises:
         AffluxError: arguments that do not fit together, named in the message; nothing was written.
@@ -230,15 +231,17 @@ def apply(
     count = threads(num_threads, "apply")
     if checked is None:
         _engine.apply(round, count, done, checksums)
-    else:
-        checked.apply(count, done, checksums)
+        return
+    if type(checked) is not PreparedPass:
+        raise AffluxError(f"[apply] checked is {brief(checked)}, must be what check gave")
+    checked.apply(round, count, done, checksums)
 
 
 def check(round: Pass) -> PreparedPass:
     """Raises what `apply` would raise for this round; writes nothing.
 
     Returns:
-        For `apply`. It holds the arrays' memory where that lies now, and knows nothing of a GPU's later work on it.
+        An object for `apply(checked=...)`. It holds the arrays until it is dropped, or its `release()` is called.
 
     >>> from afflux.ops import Combine
     >>> check(Pass(np.zeros(2), np.zeros(3), Combine([], np.array([]))))

@@ -5,6 +5,7 @@ from contextlib import suppress
 from threading import get_ident
 from typing import TypeVar
 
+from afflux._engine import forks
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival, Pushed
 from afflux.aggregation.reports import Closed, Pulled, Receipt, Replaced, Report
@@ -15,7 +16,6 @@ from afflux.arrays.devices import HOST, Device
 from afflux.arrays.pools import Slot, Slots, Vector, Versions
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Rule
-from afflux.server import concurrency
 from afflux.server.concurrency import Monitor
 from afflux.server.steps import OnStep, StepCalls
 from afflux.server.tasks import TaskBook
@@ -82,7 +82,7 @@ class Aggregator:
             AffluxError: a step has written a value that is not finite.
             AffluxError, UnavailableError: see above.
         """
-        if concurrency.forks != self._monitor.forks:
+        if forks[0] != self._monitor.forks:
             self._monitor.check_process(op)
         if self.closed or self.failure:
             self._check_open(op)

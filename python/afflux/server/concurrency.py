@@ -13,29 +13,16 @@ For that, `with` takes the plain lock itself, no call is made before its owner i
 `finally` makes no call: CPython raises interrupts, and runs signal handlers, only at calls and at backward jumps.
 """
 
-import os
 from _thread import LockType
 from collections.abc import Callable
 from threading import Lock, get_ident
 from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
+from afflux._engine import forks
 from afflux.ops.errors import UnavailableError
 
 _Found = TypeVar("_Found")
-
-#: How many forks lie between the first process and this one: a system call for the process id is the dearer way to see
-#: one. C code that forks without PyOS_AfterFork_Child is not seen.
-forks = 0
-
-
-def _forked() -> None:
-    global forks
-    forks += 1
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
 
 #: Seconds after which a waiter looks again, in case no thread notifies it: a resource may come free with the end of a
 #: traceback, or between a look and its bell.
@@ -70,7 +57,7 @@ class Monitor(Generic[_Job]):
         self._bells: list[LockType] = []  # each is released to wake one waiter
         self._adopting = Lock()
         self.owner: int | None = None  #: the thread that holds the mutex
-        self.forks = forks  #: of the process that may use it
+        self.forks = forks[0]  #: of the process that may use it
         self.alone: str | None = None  #: what a forked child cannot use; None: it has a copy of its own
 
     def wait_for(
@@ -169,16 +156,16 @@ class Monitor(Generic[_Job]):
         Raises:
             UnavailableError: a thread was at work, or the child cannot use its parent's parts.
         """
-        if forks == self.forks:
+        if forks[0] == self.forks:
             return
         if self.alone is not None:
             raise UnavailableError(f"[{op}] this process was forked, and {self.alone} is its parent's")
         if self._adopting.acquire(timeout=5):
             try:
-                if forks == self.forks:
+                if forks[0] == self.forks:
                     return  # another thread was first
                 if self._at_rest() and not self._mutex.locked():
-                    self.forks = forks
+                    self.forks = forks[0]
                     return
             finally:
                 self._adopting.release()

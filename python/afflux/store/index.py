@@ -167,14 +167,14 @@ class Index:
     def row(self, client_id: ClientId) -> Place | None:
         """The place of a client's row; None if the client has none."""
         client_id = plain_id(client_id, "row")  # SQLite takes NumPy's integers for bytes
-        place = self._recent.get(client_id)
+        generation, place = self._recent.generation, self._recent.get(client_id)
         if place != "unknown":
             return place
         with self._errors("read"):
             found = self._read("SELECT client, slot, crc, place FROM rows WHERE client = ?", (key_of(client_id),))
             place = row_of(*found[0])[1] if found else None
         if not self._read_only:  # else another process may commit
-            self._recent.add(client_id, place)
+            self._recent.add(client_id, place, generation)
         return place
 
     def refuse_other_count(self, count: int) -> None:

@@ -1,61 +1,79 @@
-"""Where the rows of clients lie that were read or committed lately, so that SQLite need not be asked for each push."""
+"""Places of rows that were read or committed lately, so that a push need not ask SQLite for them."""
 
-from collections.abc import Collection, Mapping
+from collections import OrderedDict
+from collections.abc import Mapping
 from threading import Lock
 from typing import Literal
 
 from afflux.rules.rule import ClientId
 from afflux.store.segments import Place
 
-#: Bytes of memory, about; those of an entry without its checksums.
-_MOST_BYTES, _ENTRY_BYTES = 8 << 20, 300
+_MOST_BYTES = 8 << 20  #: of memory, about
+_ENTRY_BYTES = 300  #: of an entry, without its checksums and the text of a client id
 
 
 class RecentPlaces:
-    """The newest places by client, None for those that have no row; the oldest are forgotten.
+    """The newest places by client, None for clients that have no row. The oldest are forgotten.
 
-    What stands here is what the index says: while a commit is written, its clients are not here, and a thread that has
-    read their entries just before cannot add them. An interrupt at any moment leaves entries out, never wrong ones in.
+    An entry agrees with the last commit. While a commit is written, its clients have no entry, and what a thread reads
+    before the commit ends is not added after it. An interrupt at any moment leaves entries out, never a wrong one in.
     """
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self._most_bytes = most_bytes
-        self._places: dict[ClientId, Place | None] = {}
-        self._changing: Collection[ClientId] = ()
-        self._all_change = False
+        self._bytes = 0
+        self._places: OrderedDict[ClientId, Place | None] = OrderedDict()
         self._lock = Lock()
+        #: Changes when a commit begins and when it ends.
+        self.generation = 0
 
     def get(self, client_id: ClientId) -> Place | Literal["unknown"] | None:
         """The client's place; None: it has no row."""
         return self._places.get(client_id, "unknown")
 
-    def add(self, client_id: ClientId, place: Place | None) -> None:
-        """What was read of the last commit."""
+    def add(self, client_id: ClientId, place: Place | None, generation: int) -> None:
+        """Adds what was read of the last commit, unless a commit has begun or ended since.
+
+        Args:
+            client_id: the client.
+            place: its place; None: it has no row.
+            generation: as it was before the entry was read.
+        """
         with self._lock:
-            if not self._all_change and client_id not in self._changing:
+            if generation == self.generation and not generation % 2:
                 self._put(client_id, place)
 
     def begin_commit(self, rows: Mapping[ClientId, Place], *, others: bool) -> dict[ClientId, Place | None]:
-        """From now on until `end_commit` the rows of these clients change, and with `others` those of all clients."""
+        """Forgets the places of these clients, and with `others` those of all, until `end_commit`; returns them."""
         with self._lock:
-            self._changing, self._all_change = rows.keys(), others
-            before = {client_id: self._places.pop(client_id) for client_id in rows if client_id in self._places}
-            if others:
-                self._places.clear()
+            self.generation += 1 + self.generation % 2  # odd also after a commit that has failed
+            before = {client_id: self._places[client_id] for client_id in rows if client_id in self._places}
+            for client_id in list(self._places) if others else before:
+                self._remove(client_id)
         return before
 
     def end_commit(self, rows: Mapping[ClientId, Place], before: Mapping[ClientId, Place | None]) -> None:
-        """The rows are committed; `before` is what `begin_commit` has returned."""
+        """Adds the rows that are committed now; `before` is what `begin_commit` has returned."""
         with self._lock:
             for client_id, place in rows.items():
                 if place.rank >= 0:
                     self._put(client_id, place)
                 elif (old := before.get(client_id)) is not None:  # its rank stays
                     self._put(client_id, Place(place.slot, place.crc, old.rank))
-            self._changing, self._all_change = (), False
+            self.generation += 1
 
     def _put(self, client_id: ClientId, place: Place | None) -> None:
-        entry = _ENTRY_BYTES + (0 if place is None else len(place.crc))
-        while len(self._places) >= max(1, self._most_bytes // entry):
-            del self._places[next(iter(self._places))]
+        if client_id in self._places:
+            self._remove(client_id)
         self._places[client_id] = place
+        self._bytes += _size(client_id, place)
+        while self._bytes > self._most_bytes and len(self._places) > 1:
+            self._remove(next(iter(self._places)))
+
+    def _remove(self, client_id: ClientId) -> None:
+        self._bytes -= _size(client_id, self._places.pop(client_id))
+
+
+def _size(client_id: ClientId, place: Place | None) -> int:
+    text = len(client_id) if isinstance(client_id, str) else 0
+    return _ENTRY_BYTES + text + (0 if place is None else len(place.crc))
