@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 PEERS := .venv-peers
+INTEGRATIONS := .venv-integrations
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 NATIVE := CMakeLists.txt setup.py pyproject.toml $(shell find engine csrc -type f)
@@ -18,7 +19,7 @@ GPU_CHECKED := 2049 or parts or finite or lent or trees
 FORMATTED := $(shell find engine csrc python/afflux tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test soak lint types core unit sanitize sanitize-all test-gpu gpu bench wheel mutants kills hostile scale fuzz long peers test-peers bench-peers format update-constraints clean
+.PHONY: help setup demo check test soak lint types core unit sanitize sanitize-all test-gpu gpu bench wheel mutants kills hostile scale fuzz long peers test-peers bench-peers test-integrations format update-constraints clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -110,6 +111,17 @@ fuzz: setup  ## a million hostile calls of the Python API, and a million of the 
 scale: setup  ## 20,000 of a million clients push into stores on disk: 2 GB in the system's temporary folder, minutes
 	AFFLUX_TOUCHED=20000 $(BIN)/python -m pytest -q $(call files,store_scale)
 
+# afflux itself is the one that `setup` has built.
+$(INTEGRATIONS)/.installed: Makefile
+	$(PYTHON) -m venv $(INTEGRATIONS)
+	@echo "installing torch and Flower with its simulation engine (some minutes) ..."
+	$(INTEGRATIONS)/bin/python -m pip install --quiet torch==2.13.0 'flwr[simulation]==1.41.0' ml_dtypes==0.6.0 \
+	  scikit-learn==1.9.1 pytest==9.2.0 numpy==2.4.6 msgspec==0.22.0 zarr==3.1.6
+	touch $@
+
+test-integrations: setup $(INTEGRATIONS)/.installed  ## the adapters, in the drivers of their own frameworks
+	PYTHONPATH=python $(INTEGRATIONS)/bin/python -m pytest tests/integrations
+
 # Those installed without their dependencies ask for much that their aggregation does not import.
 $(PEERS)/.installed:
 	$(PYTHON) -m venv $(PEERS)
@@ -127,7 +139,7 @@ test-peers: peers  ## compares the dialects of FedBuff, and the benchmark's peer
 	PYTHONPATH=python $(PEERS)/bin/python -m pytest tests/peers $(call files,bench_peers)
 
 bench-peers: peers  ## the benchmark's rows against these frameworks, one by one: together they need 25 GB
-	set -e; for row in peers-native peers-flat peers-adam peers-small from-models; do \
+	set -e; for row in peers-native peers-flat peers-adam peers-small from-models flower-adapter; do \
 	  PYTHONPATH=python $(PEERS)/bin/python -m afflux bench --rows $$row; done
 
 format: setup  ## formats Python and C++
@@ -140,4 +152,4 @@ update-constraints: setup  ## writes the versions in .venv to .ci/constraints.tx
 	mv .ci/constraints.new .ci/constraints.txt
 
 clean:  ## removes what was built
-	rm -rf $(VENV) $(PEERS) build dist runs python/afflux/*.so python/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(INTEGRATIONS) build dist runs python/afflux/*.so python/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

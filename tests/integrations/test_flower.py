@@ -1,0 +1,340 @@
+"""Flower's strategy over a Grid of functions: against FedAvg, replay, faults, resume, evaluation."""
+
+import random
+import re
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
+
+from flwr.app import Array, ArrayRecord, Error, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg
+
+from afflux import AffluxError, Server, replay
+from afflux.integrations._core import TrainingRun
+from afflux.integrations.flower import AsyncStrategy, FlowerRun, model_of, record_of
+from afflux.rules import ca2fl, fadas, fedavg, fedbuff, wkafl
+from flower_grid import FakeGrid, adds
+
+NODES = [2**63 + 7, 5, 2**64 - 1, 11]
+RULES = [fedbuff(buffer_size=3), ca2fl(buffer_size=3), fadas(buffer_size=3)]
+
+
+def initial(seed=0):
+    rng = np.random.default_rng(seed)
+    return record_of({"w": rng.standard_normal((3, 4), np.float32), "b": rng.standard_normal(5, np.float32)})
+
+
+def grid_of(*values, **options):
+    return FakeGrid(
+        {node: adds(value, 10 * (i + 1)) for i, (node, value) in enumerate(zip(NODES, values, strict=False))}, **options
+    )
+
+
+def strategy(rule, **options):
+    options = {"min_available_nodes": 1, "poll_interval": 0.0, "fraction_evaluate": 0.0, **options}
+    return AsyncStrategy(rule, **options)
+
+
+def flat(record):
+    return np.concatenate([array.ravel() for array in model_of(record).values()])
+
+
+def test_a_synchronous_round_is_that_of_fedavg():
+    """Fresh nodes, weighted by examples: ours rounds once, Flower's sums of K float32 terms K times."""
+    start, values = initial(), (1.0, -2.0, 0.5, 3.0)
+    theirs = FedAvg(fraction_evaluate=0.0, min_available_nodes=4, min_train_nodes=4)
+    theirs = theirs.start(grid_of(*values), start, num_rounds=1)
+    ours = strategy(fedavg(buffer_size=4)).start(grid_of(*values, most=10**9), start, num_rounds=1)
+    largest = np.abs(flat(start)) + max(map(abs, values))
+    assert np.all(np.abs(flat(ours.arrays) - flat(theirs.arrays)) <= 12 * np.finfo(np.float32).eps * largest)
+    assert ours.train_metrics_clientapp[1]["train_loss"] == pytest.approx(1.0)
+    assert list(ours.train_metrics_clientapp[1]) == list(theirs.train_metrics_clientapp[1])
+
+
+@pytest.fixture
+def received(monkeypatch):
+    """The models that have joined, by the number of their join, and all versions."""
+    models, versions, receive = {}, {}, TrainingRun.receive
+
+    def noted(self, key, arrays, **facts):
+        versions[self.server.version] = np.array(self.server.params)
+        kept = {}
+
+        def read():
+            kept.update(arrays())
+            return kept
+
+        receipt = receive(self, key, read, **facts)
+        if receipt is not None and receipt.join is not None:
+            models[receipt.join] = {name: np.array(array) for name, array in kept.items()}
+        return receipt
+
+    monkeypatch.setattr(TrainingRun, "receive", noted)
+    return models, versions
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_run_replays_to_the_same_bits(rule, received):
+    models, versions = received
+    own = strategy(rule, server_options={"log": True}, concurrency=3)
+    result = own.start(grid_of(1.0, -2.0, 0.5, 3.0, seed=3), initial(), num_rounds=6)
+    server = own.server
+    assert server.version == 6
+    assert max(entry.staleness for entry in server.log if hasattr(entry, "staleness")) > 0
+    fresh = Server(rule, model_of(initial()), log=True, num_clients=server.options.num_clients, faults="record")
+
+    def update(join):
+        base = fresh.layout.views(versions[join.version])
+        return {name: array - base[name] for name, array in models[join.number].items()}
+
+    again = replay(server.log, fresh, update)
+    assert again.params.tobytes() == server.params.tobytes() == flat(result.arrays).tobytes()
+
+
+def test_a_run_is_killed_and_goes_on_with_nodes_in_flight(tmp_path, monkeypatch):
+    def run(steps, store=None, grid=None):
+        own = strategy(ca2fl(buffer_size=2), store=store, checkpoint_every=2, concurrency=3, evaluate_every=2)
+        result = own.start(grid or grid_of(1.0, -2.0, 0.5, 3.0), initial(), num_rounds=steps)
+        return own, result
+
+    class Killed(Exception):
+        pass
+
+    class Kill(FakeGrid):
+        def pull_messages(self, keys):
+            if sum(m.metadata.message_type == "train" for m in self.sent) > 14:
+                raise Killed
+            return super().pull_messages(keys)
+
+    grid = Kill({node: adds(value, 10) for node, value in zip(NODES, (1.0, -2.0, 0.5, 3.0), strict=False)})
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        # Without the last checkpoint, as if the process had ended.
+        patch.setattr(FlowerRun, "close", lambda self: self.server.close(checkpoint=False))
+        run(9, tmp_path / "store", grid)
+    with Server.open(tmp_path / "store") as server:
+        stored = set(server.notes["in_flight"]) & set(grid.under_way)
+        assert stored
+        assert server.tasks
+    grid.__class__ = FakeGrid
+    own, result = run(9, tmp_path / "store", grid)
+    assert not stored & set(grid.under_way)  # replies to messages of the run before were taken in
+    assert sorted(result.train_metrics_clientapp) == [*range(1, 10)]
+    assert own.server.counts["joined"] == 18
+    with pytest.raises(AffluxError, match="another model"):
+        strategy(ca2fl(buffer_size=2), store=tmp_path / "store").start(
+            grid, record_of({"w": np.zeros(3, np.float32)}), num_rounds=9
+        )
+
+
+def bad(kind):
+    """A node whose replies are of no use."""
+    good = adds(1.0)
+
+    def node(message):
+        if kind == "lost":
+            return None
+        if kind == "error":
+            return Error(0, "out of memory")
+        reply = good(message)
+        if message.metadata.message_type == "evaluate":
+            return reply
+        arrays = dict(reply["arrays"].items())
+        if kind == "nan":
+            arrays["b"] = Array(np.full(5, np.nan, np.float32))
+        elif kind == "shape":
+            arrays["b"] = Array(np.zeros(6, np.float32))
+        elif kind == "name":
+            arrays["c"] = arrays.pop("b")
+        elif kind == "bytes":
+            arrays["b"] = Array("float32", (5,), "numpy.ndarray", arrays["b"].data[:-4])
+        elif kind == "no bytes":
+            arrays["b"] = Array("float32", (5,), "numpy.ndarray", b"")
+        elif kind == "objects":
+            arrays["b"] = Array(np.array(["a"] * 5))
+        content = {"arrays": ArrayRecord(arrays), "metrics": reply["metrics"]}
+        if kind == "zero":
+            content["metrics"] = MetricRecord({"num-examples": 0})
+        elif kind == "negative":
+            content["metrics"] = MetricRecord({"num-examples": -3})
+        elif kind == "list":
+            content["metrics"] = MetricRecord({"num-examples": [1, 2]})
+        elif kind == "no arrays":
+            del content["arrays"]
+        return RecordDict(content)
+
+    return node
+
+
+FAULTS = {
+    "error": "failed",
+    "nan": "faulty",
+    "shape": "faulty",
+    "name": "faulty",
+    "bytes": "faulty",
+    "no bytes": "faulty",
+    "objects": "faulty",
+    "no arrays": "faulty",
+    "negative": "faulty",
+    "list": "faulty",
+    "zero": "empty",
+}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_reply_that_is_of_no_use_changes_nothing_but_a_count(kind):
+    """With one node that trains, and beside it another one, the bits are those of the node alone."""
+    alone = strategy(fedbuff(buffer_size=2), concurrency=1)
+    first = alone.start(FakeGrid({5: adds(0.5)}), initial(), num_rounds=3)
+    rule, grid = fedbuff(buffer_size=2), FakeGrid({5: adds(0.5), 2**63: bad(kind)}, seed=1)
+    own = strategy(rule, concurrency=2)
+    result = own.start(grid, initial(), num_rounds=3)
+    assert flat(result.arrays).tobytes() == flat(first.arrays).tobytes()
+    counts = {**own.server.counts, **own.lost}
+    assert counts.pop(FAULTS[kind]) > 0
+    assert counts.pop("joined") == 6
+    assert not any(counts.values())
+    if FAULTS[kind] == "faulty":
+        assert own.server.faults[0].client_id == 2**63
+        assert own.server.faults[0].reason
+
+
+def test_lost_late_and_repeated_replies():
+    late, seen = [], []
+
+    class Grid(FakeGrid):
+        """The first reply of node 7 comes after its time is over, those of node 5 come twice."""
+
+        def pull_messages(self, keys):
+            time.sleep(0.001)
+            replies = super().pull_messages(keys)
+            for reply in replies:
+                if reply.metadata.src_node_id == 7 and not late:
+                    late.append(reply)
+            kept = [reply for reply in replies if reply not in late]
+            again = [reply for reply in seen[-1:] if random.random() < 0.5]
+            seen.extend(reply for reply in kept if reply.metadata.src_node_id == 5)
+            if late and len(seen) > 4:
+                again.append(late[0])
+            return kept + again
+
+    random.seed(0)
+    grid = Grid({5: adds(0.5), 7: adds(0.5), 9: bad("lost")})
+    own = strategy(fedbuff(buffer_size=2), concurrency=3, timeout=0.05, poll_interval=0.001)
+    result = own.start(grid, initial(), num_rounds=100)
+    assert own.lost["overdue"] >= 2
+    assert own.lost["unknown"] > 0
+    assert own.server.counts["joined"] == 200
+    assert own.server.counts["faulty"] == 0
+    assert own.server.tasks == ()
+    assert np.isfinite(flat(result.arrays)).all()
+
+
+def test_a_run_with_useless_replies_alone_ends():
+    with pytest.raises(RuntimeError, match=r"5 replies in a row were of no use, the last: .*out of memory"):
+        strategy(fedbuff(), max_failures=5).start(FakeGrid({1: bad("error")}), initial())
+
+
+def test_batch_norm_and_bfloat16():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    arrays = {
+        "bn.weight": np.ones(4, np.float32),
+        "bn.running_mean": np.zeros(4, np.float32),
+        "bn.num_batches_tracked": np.array(0, np.int64),
+        "half": np.ones(6, ml_dtypes.bfloat16),
+    }
+
+    def node(message):
+        model = model_of(message.content["arrays"])
+        assert [array.dtype for array in model.values()] == [array.dtype for array in arrays.values()]
+        moved = {name: (array + np.array(1, array.dtype)).astype(array.dtype) for name, array in model.items()}
+        return RecordDict({"arrays": record_of(moved), "metrics": MetricRecord({"num-examples": 1})})
+
+    own = strategy(fedavg(buffer_size=2))
+    result = own.start(FakeGrid({1: node, 2: node}), record_of(arrays), num_rounds=2)
+    assert own.server.counts["joined"] == 4
+    for name, array in model_of(result.arrays).items():
+        assert array.dtype == arrays[name].dtype
+        assert np.array_equal(np.asarray(array, np.float64), np.asarray(arrays[name], np.float64) + 2.0)
+
+
+def test_evaluation_goes_on_beside_training():
+    own = strategy(fedbuff(buffer_size=2), fraction_evaluate=1.0, min_evaluate_nodes=2, evaluate_every=2)
+    evaluated = []
+
+    def central(step, arrays):
+        evaluated.append(step)
+        return MetricRecord({"mean": float(flat(arrays).mean())})
+
+    result = own.start(grid_of(1.0, 1.0, 1.0), initial(), num_rounds=5, evaluate_fn=central)
+    assert evaluated == [0, 2, 4, 5] == sorted(result.evaluate_metrics_serverapp)
+    assert sorted(result.evaluate_metrics_clientapp) == [2, 4, 5]
+    for step in (2, 4, 5):  # the mean over the two arrays' means, of the same version
+        assert result.evaluate_metrics_clientapp[step]["mean"] == pytest.approx(step, abs=2.0)
+
+
+def test_rules_that_take_gradients():
+    rule = wkafl(buffer_size=3, server_lr=0.5)
+    with pytest.raises(AffluxError, match="without client_lr= and local_steps="):
+        strategy(rule).start(grid_of(1.0, 2.0, 3.0), initial(), num_rounds=1)
+    options = {"client_lr": 0.1, "local_steps": 5}
+    assert strategy(rule, **options).start(grid_of(1.0, 2.0, 3.0), initial(), num_rounds=2).arrays
+    nodes = {i: adds(1.0, **{"client-lr": 0.1, "local-steps": 5}) for i in range(3)}
+    assert strategy(rule).start(FakeGrid(nodes), initial(), num_rounds=2).arrays
+
+
+def test_versions_are_bounded_over_many_replies():
+    """10,000 replies, of which 1 per cent never come."""
+    rng, good = random.Random(0), adds(0.001)
+
+    def node(message):
+        return None if rng.random() < 0.01 else good(message)
+
+    held = []
+
+    class Grid(FakeGrid):
+        def pull_messages(self, keys):
+            if own.server is not None:
+                held.append(own.server.versions_held)
+            return super().pull_messages(keys)
+
+    own = strategy(fedbuff(buffer_size=10), concurrency=20, timeout=0.2, poll_interval=0.001)
+    own.start(Grid(dict.fromkeys(range(100), node), most=20), initial(), num_rounds=1000)
+    assert own.server.counts["joined"] == 10_000
+    assert own.lost["overdue"] > 10
+    assert max(held) <= 64
+
+
+def test_numpy_files_are_read_in_place():
+    array = np.arange(12.0, dtype=np.float32).reshape(3, 4)
+    record = record_of({"w": array, "f": np.asfortranarray(array), "s": np.array(3, np.int64), "e": np.empty((0, 2))})
+    for name, own in model_of(record).items():
+        assert np.array_equal(own, record[name].numpy())
+        assert own.dtype == record[name].numpy().dtype
+        assert not own.flags.writeable
+    assert not model_of(record)["w"].flags.owndata
+    fortran = Array(np.asfortranarray(array))
+    assert np.array_equal(model_of(ArrayRecord({"f": fortran}))["f"], array)
+
+
+def test_the_page_runs():
+    """Its block defines an app; here it gets a model, and a strategy that notes how it is used."""
+    torch = pytest.importorskip("torch")
+    page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names = {"new_model": lambda: SimpleNamespace(state_dict=lambda: {"w": torch.zeros(3)})}
+    exec(compile(block, "flower.md", "exec"), names)
+    assert names["AsyncStrategy"] is AsyncStrategy
+    started = []
+
+    class Noted(AsyncStrategy):
+        def start(self, grid, arrays, num_rounds):
+            started.append((self.rule.name, self.concurrency, num_rounds))
+
+    names["AsyncStrategy"] = Noted
+    names["main"](grid_of(1.0), None)
+    assert started == [("fedbuff", 10, 100)]
