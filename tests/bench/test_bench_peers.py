@@ -131,3 +131,8 @@ def check(name, line, *, differences=False):
         assert error["terms"] > 0.005  # the inputs were not zeros
         assert error["abs"] <= unit * error["terms"], output
     assert (line["errors"]["params"]["ulp"] < 0.51) == (exact and not differences)
+
+
+def test_a_row_that_cannot_run_here_says_why():
+    with pytest.raises(AssertionError, match=r"nothing in flower-adapter can run here: ModuleNotFoundError: .*flwr"):
+        bench("--rows", "flower-adapter", "--quick", hidden=["flwr"])

@@ -51,8 +51,15 @@ def scratch(case: Case, rows: list[Row]) -> int:
 
 
 def check_memory(case: Case, rows: list[Row], compiled: bool) -> None:
-    """Raises if the peak does not fit: shared vectors, the state of all contenders, and the largest temporaries."""
-    check_room(case, [contender for _, contender in entrants(rows, compiled)], scratch(case, rows))
+    """Raises if nothing can run, or the peak does not fit: shared vectors, all contenders' state, and the largest
+    temporaries.
+    """
+    contenders = [contender for _, contender in entrants(rows, compiled)]
+    if not contenders:
+        names = ", ".join(row.name for row in rows)
+        why = next((reason for row in rows for c in row.contenders if (reason := c.absent())), "torch is not installed")
+        raise typer.BadParameter(f"nothing in {names} can run here: {why}", param_hint="--rows")
+    check_room(case, contenders, scratch(case, rows))
 
 
 def check_room(case: Case, contenders: Sequence[Contender], scratch_vectors: int) -> None:

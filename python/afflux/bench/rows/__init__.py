@@ -7,6 +7,7 @@ from afflux.bench.rows.fedbuff_bf16 import FEDBUFF_BF16
 from afflux.bench.rows.gram import GRAM
 from afflux.bench.rows.ingest import INGEST
 from afflux.bench.rows.mf_ca2fl import MF_CA2FL
+from afflux.bench.rows.peers.adapters import FLOWER_ADAPTER
 from afflux.bench.rows.peers.rows import PEERS
 from afflux.bench.rows.scaling import SCALING
 from afflux.bench.rows.server.push import PUSH
@@ -19,6 +20,6 @@ from afflux.bench.rows.wkafl import WKAFL
 from afflux.bench.spec.row import Row
 
 OPERATIONS = [INGEST, GRAM, FEDBUFF, FEDBUFF_BF16, CA2FL, FADAS, WKAFL, CACHED, ROUNDS, PUSH, STREAMING, *SCALING]
-ROWS = [*OPERATIONS, *MF_CA2FL, STORE, COLD, POWER, THROUGHPUT, PUSHERS_ROW, *PEERS]
+ROWS = [*OPERATIONS, *MF_CA2FL, STORE, COLD, POWER, THROUGHPUT, PUSHERS_ROW, *PEERS, FLOWER_ADAPTER]
 #: Names for several rows at once.
 GROUPS: dict[str, list[Row]] = {"all": OPERATIONS, "scaling": SCALING, "mf-ca2fl": MF_CA2FL, "peers": PEERS}

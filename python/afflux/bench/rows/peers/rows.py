@@ -2,7 +2,6 @@
 
 from afflux.bench.rows.fedbuff import FEDBUFF
 from afflux.bench.rows.peers import adam, rounds
-from afflux.bench.rows.peers.adapters import FLOWER_ADAPTER
 from afflux.bench.rows.peers.models import MODELS
 from afflux.bench.spec.columns import BY_D, ERROR, ROLE, SPEED, TIMES_OURS, ULP, UPDATE, Line
 from afflux.bench.spec.inputs import Case
@@ -61,5 +60,4 @@ PEERS = [
         compare=an_update,
     ),
     MODELS,
-    FLOWER_ADAPTER,
 ]
