@@ -137,6 +137,13 @@ def test_a_reader_remembers_nothing(index):
         assert reader.row(7) == place(4, rank=0)
 
 
+def test_a_list_may_become_shorter(index):
+    for start, entries, expected in ((0, [1, 2, 3], [1, 2, 3]), (3, [4], [1, 2, 3, 4]), (1, [], [1]), (1, [5], [1, 5])):
+        lists = {"log": ListUpdate(start, entries), "tasks": ListUpdate(0, [])}
+        index.commit(Transaction({}, None, None, {"params": place(0)}, [], {}, lists))
+        assert index._list("log") == expected
+
+
 def test_statements_that_change_nothing_are_left_out(index):
     said = []
     index._writer.set_trace_callback(said.append)
