@@ -1,7 +1,8 @@
-"""Asynchronous federated learning with Flower on handwritten digits, in its simulation engine.
+"""Asynchronous federated learning with Flower on handwritten digits.
 
     pip install 'afflux[flower]' 'flwr[simulation]' scikit-learn torch
-    python examples/flower/digits.py --rule ca2fl
+    python examples/flower/digits.py --rule ca2fl          # in the simulation engine
+    flwr run examples/flower --run-config "rule='ca2fl'"    # where Flower's configuration says
 
 The ClientApp is that of a synchronous run; the ServerApp has another strategy.
 """
@@ -24,7 +25,8 @@ RULES = {
     "ca2fl": rules.ca2fl(buffer_size=5),
     "fadas": rules.fadas(buffer_size=5, server_lr=0.02),
 }
-client_app, server_app, chosen = ClientApp(), ServerApp(), argparse.Namespace()
+client_app, server_app = ClientApp(), ServerApp()
+settings = {"rule": "fedbuff", "steps": 40, "store": ""}
 
 
 def new_model() -> torch.nn.Module:
@@ -70,19 +72,26 @@ def accuracy(step: int, arrays: ArrayRecord) -> MetricRecord:
 
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
+    chosen = {**settings, **context.run_config}
+    rule, steps = chosen["rule"], chosen["steps"]
     strategy = AsyncStrategy(
-        RULES[chosen.rule], concurrency=6, store=chosen.store, evaluate_every=10, fraction_evaluate=0.0
+        RULES[rule],
+        concurrency=6,
+        store=chosen["store"] or None,
+        evaluate_every=10,
+        min_available_nodes=4,
+        fraction_evaluate=0.0,
     )
     initial = ArrayRecord(new_model().state_dict())
-    result = strategy.start(grid, initial, num_rounds=chosen.steps, evaluate_fn=accuracy)
-    last = result.evaluate_metrics_serverapp[chosen.steps]["accuracy"]
-    print(f"{chosen.rule}: accuracy {100 * last:.1f} % after {chosen.steps} steps")
+    result = strategy.start(grid, initial, num_rounds=steps, evaluate_fn=accuracy)
+    last = result.evaluate_metrics_serverapp[steps]["accuracy"]
+    print(f"{rule}: accuracy {100 * last:.1f} % after {steps} steps")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rule", choices=RULES, default="fedbuff")
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--store", help="a folder; a second run with it goes on")
-    chosen = parser.parse_args()
+    parser.add_argument("--rule", choices=RULES, default=settings["rule"])
+    parser.add_argument("--steps", type=int, default=settings["steps"])
+    parser.add_argument("--store", default="", help="a folder; a second run with it goes on")
+    settings = vars(parser.parse_args())
     run_simulation(server_app, client_app, num_supernodes=NODES)

@@ -131,6 +131,13 @@ def test_a_run_is_killed_and_goes_on_with_nodes_in_flight(tmp_path, monkeypatch)
         )
 
 
+def test_the_store_of_another_program_is_refused(tmp_path):
+    with Server(fedbuff(buffer_size=2), model_of(initial()), store=tmp_path / "store") as server:
+        server.checkpoint({"epoch": 3})
+    with pytest.raises(AffluxError, match=r"notes are not those of this adapter: .*epoch"):
+        strategy(fedbuff(buffer_size=2), store=tmp_path / "store").start(grid_of(1.0), initial())
+
+
 def bad(kind):
     """A node whose replies are of no use."""
     good = adds(1.0)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from time import monotonic
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -78,15 +79,18 @@ class TrainingRun:
         concurrency: clients that train at the same time, at most.
         timeout: seconds after which a client is given up; its late reply is `expired`.
         seed: of the choice of clients.
-        summary: makes of a reply's metrics what is kept until the next step, for `take_metrics`.
+        stored: whether the server has a store, for `checkpoint` and `resume`.
     """
 
-    def __init__(self, server: Server, *, concurrency: int, timeout: float, seed: int = 0) -> None:
+    def __init__(
+        self, server: Server, *, concurrency: int, timeout: float, seed: int = 0, stored: bool = False
+    ) -> None:
         self.server = server
+        self.stored = stored
         self.concurrency = count_of(1)("TrainingRun", "concurrency", concurrency)
         self.timeout = positive("TrainingRun", "timeout", timeout)
         #: Replies that nobody waits for, clients that failed, and clients that were given up.
-        self.lost = {"unknown": 0, "failed": 0, "overdue": 0}
+        self.lost: dict[str, int] = {"unknown": 0, "failed": 0, "overdue": 0}
         self._assigned: dict[str, Assignment] = {}
         self._metrics: list[Any] = []
         self._random = random.Random(seed)
@@ -198,26 +202,48 @@ class TrainingRun:
 
     def checkpoint(self, notes: Mapping[str, Any]) -> None:
         """Commits the server with its open tasks and the adapter's notes, JSON-able; nothing without a store."""
-        if self.server._store is not None:
-            in_flight = {key: [each.task, each.client, each.version] for key, each in self._assigned.items()}
-            self.server.checkpoint({**notes, "in_flight": in_flight, "lost": self.lost})
+        if self.stored:
+            tasks = {key: assigned.task for key, assigned in self._assigned.items()}
+            self.server.checkpoint({"in_flight": tasks, "lost": self.lost, "own": notes})
 
-    def resume(self) -> dict[str, Any]:
-        """Goes on after the last checkpoint; returns its notes, empty if there are none.
+    def resume(self, schema: Any) -> Any:
+        """Goes on after the last checkpoint.
 
         Replies of clients that trained then are taken in, while others train in their place; tasks that were opened
         later are cancelled.
+
+        Args:
+            schema: the type of the adapter's notes, a dict.
+
+        Returns:
+            The notes of the last checkpoint; an empty dict if there are none.
+
+        Raises:
+            AffluxError: the notes of the store are those of another program.
         """
-        notes = self.server.notes if self.server._store is not None else None
-        known: dict[str, Any] = dict(notes) if isinstance(notes, dict) else {}
+        notes = self.server.notes if self.stored else None
+        try:
+            found = msgspec.convert({} if notes is None else notes, _Notes)
+            own = msgspec.convert(found.own, schema, str_keys=True)
+        except msgspec.ValidationError as error:
+            raise AffluxError(f"[resume] the store's notes are not those of this adapter: {error}") from None
         opened = {task.id: task for task in self.server.tasks}
-        for key, (task_id, *_) in known.pop("in_flight", {}).items():
-            if task_id in opened:
-                self.sent(key, opened.pop(task_id), resumed=True)
-        for task in opened.values():
-            task.cancel()
-        self.lost.update(known.pop("lost", {}))
-        return known
+        for key, task in found.in_flight.items():
+            if task in opened:
+                self.sent(key, opened.pop(task), resumed=True)
+        for other in opened.values():
+            other.cancel()
+        for name, count in found.lost.items():
+            self.lost[name] = count
+        return own
+
+
+class _Notes(msgspec.Struct, forbid_unknown_fields=True):
+    """What a checkpoint stores beside the server."""
+
+    in_flight: dict[str, str] = {}  #: the task of each reply that is waited for
+    lost: dict[Literal["unknown", "failed", "overdue"], int] = {}
+    own: dict[str, Any] = {}  #: the adapter's
 
 
 class _Unreadable(Mapping[str, Any]):

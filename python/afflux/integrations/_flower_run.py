@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from time import sleep, time
-from typing import Any
+from typing import Any, Literal, get_args
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.logger import log
@@ -20,6 +20,9 @@ _NODES_EVERY = 2.0
 _NUMPY = "numpy.ndarray"  # what Flower calls bytes in NumPy's file format
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+#: What a checkpoint keeps of a `Result`.
+_Metrics = Literal["train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"]
+_History = dict[_Metrics, dict[int, dict[str, int | float | list[int | float]]]]
 
 
 @dataclass(slots=True)
@@ -56,14 +59,20 @@ class FlowerRun:
             options = {**options, "num_clients": len(self.nodes)}
         self.server = strategy.server = open_server(rule, arrays, strategy.store, strategy.num_threads, options)
         concurrency = strategy.concurrency or len(self.nodes)
-        self.training = TrainingRun(self.server, concurrency=concurrency, timeout=self.timeout, seed=strategy.seed)
+        self.training = TrainingRun(
+            self.server,
+            concurrency=concurrency,
+            timeout=self.timeout,
+            seed=strategy.seed,
+            stored=strategy.store is not None,
+        )
         strategy.lost = self.training.lost
         self.versions, self.record = VersionArrays(arrays, self.server.layout), (-1, initial)
         self.evaluations: dict[int, _Evaluation] = {}
         self.failures = 0
         self.history = Result()
-        for name, kept in self.training.resume().items():
-            getattr(self.history, name).update({int(step): MetricRecord(own) for step, own in kept.items()})
+        for name, kept in self.training.resume(_History).items():
+            getattr(self.history, name).update({step: MetricRecord(own) for step, own in kept.items()})
 
     def _wait_for_nodes(self) -> list[int]:
         least = max(1, self.strategy.min_available_nodes)
@@ -193,8 +202,10 @@ class FlowerRun:
             self.training.checkpoint(self._notes())
 
     def _notes(self) -> dict[str, Any]:
-        names = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
-        return {name: {step: dict(own) for step, own in getattr(self.history, name).items()} for name in names}
+        return {
+            name: {str(step): dict(own) for step, own in getattr(self.history, name).items()}
+            for name in get_args(_Metrics)
+        }
 
     # Evaluation
 
@@ -222,7 +233,11 @@ class FlowerRun:
         for step, each in [*self.evaluations.items()]:
             if not each.keys or time() > each.deadline:
                 del self.evaluations[step]
-                metrics = self.strategy.aggregate_evaluate(step, each.replies)
+                try:
+                    metrics = self.strategy.aggregate_evaluate(step, each.replies)
+                except Exception as error:  # replies that do not go together
+                    log(WARNING, "Evaluation of step %d cannot be aggregated: %r", step, error)
+                    continue
                 if metrics is not None:
                     self.history.evaluate_metrics_clientapp[step] = metrics
 
