@@ -61,7 +61,7 @@ core: setup
 	$(PYTEST) -q $(call files,bits) -k 'earlier or instruction'
 
 unit: setup
-	$(PYTEST) --doctest-modules --doctest-ignore-import-errors python/afflux tests
+	$(PYTEST) --doctest-modules --ignore=python/afflux/integrations python/afflux tests
 
 long: setup scale
 	$(PYTEST) -m soak tests

@@ -294,6 +294,36 @@ def test_rules_that_take_gradients():
     assert strategy(rule).start(FakeGrid(nodes), initial(), num_rounds=2).arrays
 
 
+def test_a_gradient_without_its_learning_rate_is_faulty_once_others_have_one():
+    """The operator's mistake raises, see above; that of one node does not stop the others."""
+    good = adds(1.0, **{"client-lr": 0.1, "local-steps": 5})
+    nodes = {1: good, 2: good, 3: adds(1.0)}
+    own = strategy(wkafl(buffer_size=2, server_lr=0.5), concurrency=1, seed=2)
+    own.start(FakeGrid(nodes), initial(), num_rounds=6)
+    assert own.server.counts["joined"] == 12
+    assert own.server.counts["faulty"] == len(own.server.faults) > 0
+    assert all("lacks client_lr or local_steps" in fault.reason for fault in own.server.faults)
+
+
+def test_a_loss_that_is_no_number_is_not_known():
+    nodes = {i: adds(1.0, train_loss=loss) for i, loss in enumerate((10**400, -(10**400), float("nan"), float("inf")))}
+    own = strategy(fedbuff(buffer_size=2), server_options={"log": True})
+    own.start(FakeGrid(nodes), initial(), num_rounds=4)
+    assert own.server.counts["joined"] == 8
+    assert all(np.isnan(entry.loss) for entry in own.server.log if hasattr(entry, "loss"))
+
+
+def test_a_step_that_no_reply_completes_is_noted():
+    """flush_after makes it while the other node is silent."""
+    grid = FakeGrid({1: adds(1.0), 2: bad("lost")})
+    own = strategy(fedbuff(buffer_size=100), concurrency=2, poll_interval=0.01, server_options={"flush_after": 0.02})
+    steps = []
+    result = own.start(grid, initial(), num_rounds=3, evaluate_fn=lambda step, arrays: steps.append(step))
+    assert steps[0] == 0
+    assert steps[-1] == own.server.version >= 3
+    assert sorted(result.train_metrics_clientapp) == steps[1:]
+
+
 def test_versions_are_bounded_over_many_replies():
     """10,000 replies, of which 1 per cent never come."""
     rng, good = random.Random(0), adds(0.001)

@@ -183,7 +183,7 @@ def test_terms_that_are_left_do_not_hold_up_other_calls(slow, finish):
 
 
 def test_a_failed_step_with_terms_left_for_the_next_one(slow):
-    """A state can be loaded, as the message says: nobody waits for a round that is never made."""
+    """A state can be loaded, as the message says: load_state_dict does not wait for the failed round."""
     slow.go.set()
     big, update = vector(np.finfo(np.float32).max), vector(1e15)
     server = Server(fedbuff(buffer_size=2, server_lr=1e17), big, accumulate=True, max_slots=6)

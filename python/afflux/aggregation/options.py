@@ -142,8 +142,8 @@ class ServerOptions:
     float32 does; the rule's weights, its learning rate and all else that a report says are the same. The sum is made in
     the order of the joins: the bits are those of a replay, of any number of threads and any instruction set, but not
     those of permuted arrivals. A vector's norm must not exceed 1e150, and what underflows when a raw weight is
-    multiplied is lost. An update costs one more sweep, over its slot and the sum, or a
-    part of one that is made for several.
+    multiplied is lost. An update costs one more sweep, over its slot and the sum; several
+    that wait share one.
 
     Raises:
         AffluxError: an option has a wrong type or value, or does not go with another one.

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf, isfinite
+from math import inf
 from operator import attrgetter
 from sys import float_info
 from time import perf_counter
@@ -316,10 +316,9 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
     weights = given if isinstance(given, Weights) else Weights(given)
     count, held = len(arrivals), len(needs.rule_vectors)
     vectors = numbers(name, "weights", weights.vectors, (count,))
-    if not all(map(isfinite, vectors.tolist())):
-        for client_id, weight in zip(arrivals.client_ids, vectors.tolist(), strict=True):
-            if not -inf < weight < inf:
-                raise AffluxError(f"[{name}] weigh gave client {client_id!r} the weight {weight}, must be finite")
+    for client_id, weight in zip(arrivals.client_ids, vectors.tolist(), strict=True):
+        if not -inf < weight < inf:
+            raise AffluxError(f"[{name}] weigh gave client {client_id!r} the weight {weight}, must be finite")
     given_vectors = weights.rule_vectors
     rule_vectors = numbers(name, "rule_vectors", given_vectors, (held,)) if len(given_vectors) else _NO_NUMBERS
     if rule.calibrate.cached:

@@ -6,7 +6,7 @@ On a GPU every vector is allocated by that library, and freed when its last refe
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +14,6 @@ import numpy.typing as npt
 from afflux import ops
 from afflux._engine import Buffer, Pool, ingest
 from afflux.arrays.interop import Array, frozen
-
-if TYPE_CHECKING:
-    pass
-
 
 #: Of an element, by the dtype of a vector.
 ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}

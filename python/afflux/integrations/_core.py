@@ -8,6 +8,7 @@ An adapter translates messages. For each client that shall train it calls `assig
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from os import PathLike
 from pathlib import Path
 from time import monotonic
@@ -17,11 +18,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from afflux import Layout, Server, Task
+from afflux import Layout, Pulled, Server, Task, ops
 from afflux.aggregation.options import Options
 from afflux.aggregation.reports import Receipt
+from afflux.arrays.likeness import Like
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import count_of, positive
+from afflux.ops.validation import as_float, count_of, positive
 from afflux.rules.rule import ClientId, Rule
 
 Arrays = Mapping[str, Any]
@@ -31,11 +33,9 @@ Arrays = Mapping[str, Any]
 class Assignment:
     """A client that trains."""
 
-    client: ClientId
-    task: str  #: its id
-    version: int  #: that the client trains from
+    task: Task
     deadline: float  #: by time.monotonic()
-    resumed: bool = False  #: of a run before this one: its reply may have come and been lost, so nobody waits for it
+    resumed: bool = False  #: opened by an earlier run; other clients train in its place, because its reply may be lost
 
 
 def missing(package: str, extra: str, error: ImportError) -> NoReturn:
@@ -60,15 +60,16 @@ def open_server(
     Raises:
         AffluxError, StoreError: the store holds a server of another rule or model, or is damaged.
     """
+    count = ops.threads(threads)  # replies are taken in one by one, by all threads
     if store is not None and Path(store).is_dir() and any(Path(store).iterdir()):
-        server = Server.open(store, rule, num_threads=threads)
+        server = Server.open(store, rule, num_threads=count, push_threads=count)
         if server.layout != Layout.of(arrays):
             server.close(checkpoint=False)
             raise AffluxError(f"[{rule.name}] {store} holds a server of another model")
         return server
     chosen: Options = {"faults": "record"}
     chosen.update(options)
-    return Server(rule, arrays, store=store, num_threads=threads, **chosen)
+    return Server(rule, arrays, store=store, num_threads=count, push_threads=count, **chosen)
 
 
 class TrainingRun:
@@ -77,7 +78,7 @@ class TrainingRun:
     Args:
         server: takes the replies; made with faults="record".
         concurrency: clients that train at the same time, at most.
-        timeout: seconds after which a client is given up; its late reply is `expired`.
+        timeout: seconds after which an assignment ends; a later reply has no effect.
         seed: of the choice of clients.
         stored: whether the server has a store, for `checkpoint` and `resume`.
     """
@@ -89,17 +90,18 @@ class TrainingRun:
         self.stored = stored
         self.concurrency = count_of(1)("TrainingRun", "concurrency", concurrency)
         self.timeout = positive("TrainingRun", "timeout", timeout)
-        #: Replies that nobody waits for, clients that failed, and clients that were given up.
+        #: Counts of replies without an assignment, of clients that failed, and of clients that exceeded the timeout.
         self.lost: dict[str, int] = {"unknown": 0, "failed": 0, "overdue": 0}
         self._assigned: dict[str, Assignment] = {}
         self._metrics: list[Any] = []
+        self._any_joined = False
         self._random = random.Random(seed)
 
     # Clients that train
 
     @property
     def keys(self) -> list[str]:
-        """The keys of the replies that are waited for."""
+        """The keys of the replies to open assignments."""
         return list(self._assigned)
 
     @property
@@ -109,7 +111,7 @@ class TrainingRun:
 
     def choose(self, clients: Iterable[ClientId]) -> list[ClientId]:
         """Clients to train next, drawn from those that do not train: as many as may, and are there."""
-        busy = {assigned.client for assigned in self._assigned.values() if not assigned.resumed}
+        busy = {assigned.task.client for assigned in self._assigned.values() if not assigned.resumed}
         idle = [client for client in clients if client not in busy]
         return self._random.sample(idle, min(self.free, len(idle)))
 
@@ -119,7 +121,7 @@ class TrainingRun:
 
     def sent(self, key: str, task: Task, *, resumed: bool = False) -> None:
         """The task was sent, and the reply to it will have this key."""
-        self._assigned[key] = Assignment(task.client, task.id, task.version, monotonic() + self.timeout, resumed)
+        self._assigned[key] = Assignment(task, monotonic() + self.timeout, resumed)
 
     # Replies
 
@@ -144,7 +146,11 @@ class TrainingRun:
             training: client_lr and local_steps, as for `Server.push`.
 
         Returns:
-            What became of the reply; None if nobody waits for it, as for the second of two replies.
+            What became of the reply; None if its key has no open assignment, as for the second of two replies.
+
+        Raises:
+            AffluxError: the rule takes gradients, and client_lr or local_steps is missing before any reply has joined:
+                the operator has not set them. Later a reply without them is faulty.
         """
         assigned = self._assigned.pop(key, None)
         if assigned is None:
@@ -154,12 +160,18 @@ class TrainingRun:
             model = arrays()
         except Exception as error:  # bytes that are no array, a record that lacks one
             model = _Unreadable(error)
-        known_loss = loss if isinstance(loss, int | float) and np.isfinite(loss) else None
+        if self._any_joined and self.server.rule.kind == "gradient" and not _is_complete(training):
+            model = _Unreadable(ValueError("the reply lacks client_lr or local_steps"))
+            training = {}
+        number = as_float(loss)
+        known_loss = number if number is not None and isfinite(number) else None
         receipt = self.server.push(
             task=assigned.task, model=model, num_examples=num_examples, loss=known_loss, **training
         )
-        if receipt.status in ("joined", "replaced") and metrics is not None:
-            self._metrics.append(metrics)
+        if receipt.status in ("joined", "replaced"):
+            self._any_joined = True
+            if metrics is not None:
+                self._metrics.append(metrics)
         return receipt
 
     def fail(self, key: str) -> None:
@@ -168,7 +180,7 @@ class TrainingRun:
             self.lost["failed"] += 1
 
     def expire(self) -> list[str]:
-        """Gives up the clients whose time is over; returns their keys."""
+        """Ends the assignments that exceed the timeout; returns their keys."""
         now = monotonic()
         overdue = [key for key, assigned in self._assigned.items() if assigned.deadline <= now]
         for key in overdue:
@@ -179,19 +191,13 @@ class TrainingRun:
     def _end(self, key: str) -> bool:
         assigned = self._assigned.pop(key, None)
         if assigned is not None:
-            self._cancel({assigned.task})
+            assigned.task.cancel()
         return assigned is not None
 
-    def _cancel(self, ids: Iterable[str]) -> None:
-        wanted = set(ids)
-        for task in self.server.tasks if wanted else ():
-            if task.id in wanted:
-                task.cancel()
-
     def end(self) -> None:
-        """Gives up all clients that still train: the run is over."""
-        self._cancel(assigned.task for assigned in self._assigned.values())
-        self._assigned.clear()
+        """Ends all assignments."""
+        for key in self.keys:
+            self._end(key)
 
     def take_metrics(self) -> list[Any]:
         """The metrics of the replies that joined since the last call."""
@@ -203,7 +209,7 @@ class TrainingRun:
     def checkpoint(self, notes: Mapping[str, Any]) -> None:
         """Commits the server with its open tasks and the adapter's notes, JSON-able; nothing without a store."""
         if self.stored:
-            tasks = {key: assigned.task for key, assigned in self._assigned.items()}
+            tasks = {key: assigned.task.id for key, assigned in self._assigned.items()}
             self.server.checkpoint({"in_flight": tasks, "lost": self.lost, "own": notes})
 
     def resume(self, schema: Any) -> Any:
@@ -241,7 +247,7 @@ class TrainingRun:
 class _Notes(msgspec.Struct, forbid_unknown_fields=True):
     """What a checkpoint stores beside the server."""
 
-    in_flight: dict[str, str] = {}  #: the task of each reply that is waited for
+    in_flight: dict[str, str] = {}  #: the id of the task of each open assignment, by the key of its reply
     lost: dict[Literal["unknown", "failed", "overdue"], int] = {}
     own: dict[str, Any] = {}  #: the adapter's
 
@@ -262,6 +268,10 @@ class _Unreadable(Mapping[str, Any]):
         raise self._error
 
 
+def _is_complete(training: Mapping[str, Any]) -> bool:
+    return training.get("client_lr") is not None and training.get("local_steps") is not None
+
+
 class VersionArrays:
     """The arrays of one version, by name and in the model's dtypes.
 
@@ -273,15 +283,9 @@ class VersionArrays:
     def __init__(self, arrays: Arrays, layout: Layout | None) -> None:
         assert layout is not None  # the server was made with a tree
         self._layout = layout
-        self._dtypes = {name: np.asarray(array).dtype for name, array in arrays.items()}
+        self._likes = {name: Like("numpy", np.asarray(array).dtype) for name, array in arrays.items()}
 
-    def of(self, task: Task) -> dict[str, npt.NDArray[Any]]:
+    def of(self, version: Pulled) -> dict[str, npt.NDArray[Any]]:
         """Read-only views of the version's params, as far as they have the model's dtypes, else copies."""
-        pulled = task.pulled
-        views = self._layout.views(pulled.params, pulled.buffers)
-        copies = None
-        for name, dtype in self._dtypes.items():
-            if views[name].dtype != dtype:
-                copies = task.tree() if copies is None else copies
-                views[name] = np.asarray(copies[name]).astype(dtype, copy=False)
-        return {name: views[name] for name in self._dtypes}
+        views = self._layout.views(version.params, version.buffers)
+        return {name: like.made_of(name, views[name]) for name, like in self._likes.items()}

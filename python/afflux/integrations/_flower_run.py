@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from logging import INFO, WARNING
-from time import sleep, time
+from time import monotonic, sleep
 from typing import Any, Literal, get_args
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -11,9 +11,9 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from afflux.aggregation.reports import Pulled
 from afflux.integrations._core import TrainingRun, VersionArrays, open_server
 from afflux.integrations._npy import array_of, bytes_of
-from afflux.server.checkout import Task
 
 #: Seconds between two looks for nodes that are new.
 _NODES_EVERY = 2.0
@@ -29,9 +29,9 @@ _History = dict[_Metrics, dict[int, dict[str, int | float | list[int | float]]]]
 class _Evaluation:
     """Of one step, by nodes."""
 
-    keys: set[str]  #: of replies that are waited for
+    keys: set[str]  #: of replies that have not come
     replies: list[Message]
-    deadline: float
+    deadline: float  #: by time.monotonic()
 
 
 class FlowerRun:
@@ -53,7 +53,7 @@ class FlowerRun:
         self.evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
         self.evaluate_fn = evaluate_fn
         self.nodes = self._wait_for_nodes()
-        self.nodes_seen = time()
+        self.nodes_seen = monotonic()
         arrays, rule, options = model_of(initial), strategy.rule, strategy.server_options
         if "num_clients" not in options and (rule.calibrate.cached or rule.needs.passes):
             options = {**options, "num_clients": len(self.nodes)}
@@ -73,6 +73,7 @@ class FlowerRun:
         self.history = Result()
         for name, kept in self.training.resume(_History).items():
             getattr(self.history, name).update({step: MetricRecord(own) for step, own in kept.items()})
+        self.noted = self.server.version  # the newest step that was evaluated and logged
 
     def _wait_for_nodes(self) -> list[int]:
         least = max(1, self.strategy.min_available_nodes)
@@ -91,7 +92,7 @@ class FlowerRun:
         self.training.end()
         while self.evaluations:
             self._look_for_replies(last)
-        self.history.arrays = self._arrays()
+        self.history.arrays = self._arrays(self.server.pull())
         self.training.checkpoint(self._notes())
         counts = {name: count for name, count in {**self.server.counts, **self.training.lost}.items() if count}
         log(INFO, "Made %d steps: %s", self.server.version, counts)
@@ -108,13 +109,13 @@ class FlowerRun:
         """Sends the newest version to idle nodes, as far as more may train."""
         if not self.training.free:
             return
-        if time() - self.nodes_seen > _NODES_EVERY:
-            self.nodes, self.nodes_seen = sorted(self.grid.get_node_ids()), time()
+        if monotonic() - self.nodes_seen > _NODES_EVERY:
+            self.nodes, self.nodes_seen = sorted(self.grid.get_node_ids()), monotonic()
         for node in self.training.choose(self.nodes):
             task = self.training.assign(node)
             config = ConfigRecord({**self.train_config, "server-round": task.version + 1})
             content = RecordDict(
-                {self.strategy.arrayrecord_key: self._arrays(task), self.strategy.configrecord_key: config}
+                {self.strategy.arrayrecord_key: self._arrays(task.pulled), self.strategy.configrecord_key: config}
             )
             message = Message(content, node, MessageType.TRAIN, group_id=str(task.version + 1), ttl=self.timeout)
             keys = list(self.grid.push_messages([message]))
@@ -123,13 +124,10 @@ class FlowerRun:
             else:  # the node has gone
                 task.cancel()
 
-    def _arrays(self, task: Task | None = None) -> ArrayRecord:
-        """The arrays of the newest version, made once for all nodes that it is sent to."""
-        if self.record[0] != self.server.version:
-            own = task or self.server.checkout("the newest version")
-            self.record = own.version, record_of(self.versions.of(own))
-            if task is None:
-                own.cancel()
+    def _arrays(self, pulled: Pulled) -> ArrayRecord:
+        """The arrays of a version, made once for all nodes that it is sent to."""
+        if self.record[0] != pulled.version:
+            self.record = pulled.version, record_of(self.versions.of(pulled))
         return self.record[1]
 
     def _look_for_replies(self, last: int) -> None:
@@ -139,15 +137,17 @@ class FlowerRun:
             if reply.metadata.message_type == MessageType.EVALUATE:
                 self._evaluated(reply)
             elif self.server.version < last:
-                self._trained(reply, last)
+                self._trained(reply)
+                self._note_step(last)
         for key in self.training.expire():
             log(WARNING, "No reply to message %s within %g s", key, self.timeout)
         self._end_evaluations()
         if not replies:
-            self.server.poll()
+            self.server.poll()  # a step that flush_after asks for
+            self._note_step(last)
             sleep(self.strategy.poll_interval)
 
-    def _trained(self, reply: Message, last: int) -> None:
+    def _trained(self, reply: Message) -> None:
         key, strategy = reply.metadata.reply_to_message_id, self.strategy
         if reply.has_error():
             log(INFO, "\t> Received error in reply from node %d: %s", reply.metadata.src_node_id, reply.error.reason)
@@ -175,17 +175,18 @@ class FlowerRun:
             self._failed(receipt.reason or receipt.status)
             return
         self.failures = 0
-        if receipt.report is not None and receipt.report.stepped:
-            self._stepped(last)
 
     def _failed(self, why: str) -> None:
         self.failures += 1
         if self.failures >= self.strategy.max_failures:
             raise RuntimeError(f"{self.failures} replies in a row were of no use, the last: {why}")
 
-    def _stepped(self, last: int) -> None:
-        """Takes note of a step, evaluates, and stores what has to be."""
-        step, strategy = self.server.version, self.strategy
+    def _note_step(self, last: int) -> None:
+        """Logs, evaluates and stores the newest version, once, however its step came about."""
+        step, strategy, before = self.server.version, self.strategy, self.noted
+        if step == before:
+            return
+        self.noted = step
         kept = self.training.take_metrics()
         if kept:
             try:
@@ -195,10 +196,10 @@ class FlowerRun:
             else:
                 self.history.train_metrics_clientapp[step] = metrics
         log(INFO, "[STEP %d/%d] %s", step, last, self.history.train_metrics_clientapp.get(step, ""))
-        if step % strategy.evaluate_every == 0 or step == last:
+        if step // strategy.evaluate_every > before // strategy.evaluate_every or step >= last:
             self._evaluate_here(step)
             self._evaluate_there(step)
-        if step % strategy.checkpoint_every == 0:
+        if step // strategy.checkpoint_every > before // strategy.checkpoint_every:
             self.training.checkpoint(self._notes())
 
     def _notes(self) -> dict[str, Any]:
@@ -210,17 +211,18 @@ class FlowerRun:
     # Evaluation
 
     def _evaluate_here(self, step: int) -> None:
-        metrics = None if self.evaluate_fn is None else self.evaluate_fn(step, self._arrays())
+        metrics = None if self.evaluate_fn is None else self.evaluate_fn(step, self._arrays(self.server.pull()))
         if metrics is not None:
             log(INFO, "Global evaluation of step %d: %s", step, metrics)
             self.history.evaluate_metrics_serverapp[step] = metrics
 
     def _evaluate_there(self, step: int) -> None:
         """Asks nodes to evaluate this step, beside their training."""
-        messages = self.strategy.configure_evaluate(step, self._arrays(), ConfigRecord(self.evaluate_config), self.grid)
+        arrays, config = self._arrays(self.server.pull()), ConfigRecord(self.evaluate_config)
+        messages = self.strategy.configure_evaluate(step, arrays, config, self.grid)
         keys = set(self.grid.push_messages(messages))
         if keys:
-            self.evaluations[step] = _Evaluation(keys, [], time() + self.timeout)
+            self.evaluations[step] = _Evaluation(keys, [], monotonic() + self.timeout)
 
     def _evaluated(self, reply: Message) -> None:
         key = reply.metadata.reply_to_message_id
@@ -231,7 +233,7 @@ class FlowerRun:
 
     def _end_evaluations(self) -> None:
         for step, each in [*self.evaluations.items()]:
-            if not each.keys or time() > each.deadline:
+            if not each.keys or monotonic() > each.deadline:
                 del self.evaluations[step]
                 try:
                     metrics = self.strategy.aggregate_evaluate(step, each.replies)

@@ -34,7 +34,8 @@ class AsyncStrategy(FedAvg):
     Args:
         rule: from `afflux.rules`, for example `fedbuff(buffer_size=10)`.
         concurrency: nodes that train at the same time; None: all that are there when the run starts.
-        timeout: seconds after which a node is given up; None: the `timeout` of `start`.
+        timeout: seconds after which another node trains in the place of one that has not replied; None: the `timeout`
+            of `start`.
         store: a folder for the server's state. `start` goes on from it if it holds a server.
         checkpoint_every: steps after which the nodes that train, arrivals that wait and the history are stored too.
         evaluate_every: steps between evaluations.
@@ -51,7 +52,8 @@ class AsyncStrategy(FedAvg):
 
     Attributes:
         server: the `afflux.Server` of the last run: params, counts, log, ...
-        lost: how many replies nobody waited for, nodes failed, and nodes were given up.
+        lost: counts of replies that belong to no open message ("unknown"), of nodes that replied with an error
+            ("failed"), and of nodes that exceeded the timeout ("overdue").
     """
 
     def __init__(

@@ -47,7 +47,7 @@ class _Tables(NamedTuple):
 
 
 class Commits:
-    """Writes commits through one connection, which nobody else writes through."""
+    """Writes commits through one connection. No other code may write through this connection."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection

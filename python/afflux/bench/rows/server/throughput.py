@@ -66,7 +66,7 @@ def a_second(lines: list[Line]) -> None:
 
 THROUGHPUT = Row(
     name="throughput",
-    formula=f"pushes of mf_ca2fl, {BITS} bits, through Server: N clients, of whom {TOUCHED:_} push in turn",
+    formula=f"pushes of mf_ca2fl, {BITS} bits, through Server: {TOUCHED:_} of N clients push, one after the other",
     counted="8 d M + those of mf-ca2fl-affine-4",
     traffic=whole,
     reference=no_outputs,
