@@ -25,7 +25,8 @@ RULES = {
     "ca2fl": rules.ca2fl(buffer_size=5),
     "fadas": rules.fadas(buffer_size=5, server_lr=0.02),
 }
-client_app, server_app = ClientApp(), ServerApp()
+client_app = ClientApp()
+server_app = ServerApp()
 settings = {"rule": "fedbuff", "steps": 40, "store": ""}
 
 

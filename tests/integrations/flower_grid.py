@@ -5,6 +5,10 @@ from collections.abc import Callable, Iterable
 from uuid import uuid4
 
 import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
+
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity

@@ -35,10 +35,7 @@ def by_adapter(inputs: Inputs) -> Round:
             training.sent(str(client), training.assign(client))
         for client, reply in enumerate(replies[k]):
             training.receive(str(client), lambda reply=reply: adapter.model_of(reply["arrays"]), num_examples=1)
-        task = server.checkout("next")
-        record = adapter.record_of(versions.of(task))
-        task.cancel()
-        return record
+        return adapter.record_of(versions.of(server.pull()))
 
     def before(k: int) -> Arrays:
         return {"updates": inputs.updates[k], "params": server.params}
