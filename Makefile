@@ -1,8 +1,7 @@
 # Everything runs in .venv, which the first target sets up by itself. Needs Python >= 3.11, a C++17 compiler and make.
 PYTHON ?= python3
 VENV := .venv
-PEERS := .venv-peers
-INTEGRATIONS := .venv-integrations
+FRAMEWORKS := .venv-frameworks
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 NATIVE := CMakeLists.txt setup.py pyproject.toml $(shell find engine csrc -type f)
@@ -19,7 +18,7 @@ GPU_CHECKED := 2049 or parts or finite or lent or trees
 FORMATTED := $(shell find engine csrc python/afflux tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test soak lint types core unit sanitize sanitize-all test-gpu gpu bench wheel mutants kills hostile scale fuzz long peers test-peers bench-peers test-integrations format update-constraints clean
+.PHONY: help setup demo check test soak lint types core unit sanitize sanitize-all test-gpu gpu bench wheel mutants kills hostile scale fuzz long frameworks test-peers bench-peers test-integrations soak-integrations format update-constraints clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -45,7 +44,7 @@ check: setup lint types core  ## lint, types, and the tests that a wrong formula
 
 test: setup lint types unit sanitize  ## what continuous integration runs: lint, types, the suite, a part of it under sanitizers
 
-soak: setup long kills fuzz hostile sanitize-all mutants  ## hours: storms of interrupts, kills, faults at each call, hostile calls and stores, full products, mutants
+soak: setup long kills fuzz hostile sanitize-all mutants soak-integrations  ## hours: storms of interrupts, kills, faults at each call, hostile calls and stores, full products, mutants
 
 lint: setup
 	$(BIN)/ruff check .
@@ -111,36 +110,29 @@ fuzz: setup  ## a million hostile calls of the Python API, and a million of the 
 scale: setup  ## 20,000 of a million clients push into stores on disk: 2 GB in the system's temporary folder, minutes
 	AFFLUX_TOUCHED=20000 $(BIN)/python -m pytest -q $(call files,store_scale)
 
-# afflux itself is the one that `setup` has built.
-$(INTEGRATIONS)/.installed: Makefile
-	$(PYTHON) -m venv $(INTEGRATIONS)
-	@echo "installing torch and Flower with its simulation engine (some minutes) ..."
-	$(INTEGRATIONS)/bin/python -m pip install --quiet torch==2.13.0 'flwr[simulation]==1.41.0' ml_dtypes==0.6.0 \
-	  scikit-learn==1.9.1 pytest==9.2.0 numpy==2.4.6 msgspec==0.22.0 zarr==3.1.6
-	touch $@
-
-test-integrations: setup $(INTEGRATIONS)/.installed  ## the adapters, in the drivers of their own frameworks
-	PYTHONPATH=python $(INTEGRATIONS)/bin/python -m pytest tests/integrations
-
-# Those installed without their dependencies ask for much that their aggregation does not import.
-$(PEERS)/.installed:
-	$(PYTHON) -m venv $(PEERS)
-	@echo "installing torch, Flower, NVFlare, pfl, APPFL, FLGo, FedLab and fluke (some minutes) ..."
-	$(PEERS)/bin/python -m pip install --quiet torch==2.13.0 flwr==1.41.0 nvflare==2.9.0 'pfl[pytorch]==0.6.0' \
-	  omegaconf==2.4.0 diskcache matplotlib msgspec pandas prettytable psutil pytest rich scikit-learn scipy seaborn toolz tqdm \
-	  typer ujson zarr
-	$(PEERS)/bin/python -m pip install --quiet --no-deps appfl==1.12.0 fedlab==1.3.0 flgo==0.4.4 fluke-fl==0.8.1 \
+# afflux itself is the one that `setup` has built. APPFL, FedLab, FLGo and fluke ask for much that is not imported here.
+$(FRAMEWORKS)/.installed: .ci/frameworks.txt
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	@echo "installing torch, Flower, NVFlare, APPFL, FLGo, pfl, FedLab and fluke (some minutes) ..."
+	$(FRAMEWORKS)/bin/python -m pip install --quiet -r .ci/frameworks.txt
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-deps appfl==1.12.0 fedlab==1.3.0 flgo==0.4.4 fluke-fl==0.8.1 \
 	  opacus==1.6.0
 	touch $@
 
-peers: setup $(PEERS)/.installed  ## an environment with Flower, NVFlare, pfl, APPFL, FLGo, FedLab and fluke
+frameworks: setup $(FRAMEWORKS)/.installed  ## an environment with Flower, NVFlare, APPFL, FLGo, pfl, FedLab and fluke
 
-test-peers: peers  ## compares the dialects of FedBuff, and the benchmark's peers, with these frameworks' own code
-	PYTHONPATH=python $(PEERS)/bin/python -m pytest tests/peers $(call files,bench_peers)
+test-integrations: frameworks  ## the adapters, in the drivers of their own frameworks
+	PYTHONPATH=python $(FRAMEWORKS)/bin/python -m pytest tests/integrations
 
-bench-peers: peers  ## the benchmark's rows against these frameworks, one by one: together they need 25 GB
-	set -e; for row in peers-native peers-flat peers-adam peers-small from-models flower-adapter; do \
-	  PYTHONPATH=python $(PEERS)/bin/python -m afflux bench --rows $$row; done
+soak-integrations: frameworks  ## the adapters over processes of their own, which are killed: minutes
+	PYTHONPATH=python $(FRAMEWORKS)/bin/python -m pytest -m soak tests/integrations
+
+test-peers: frameworks  ## compares the dialects of FedBuff, and the benchmark's peers, with these frameworks' own code
+	PYTHONPATH=python $(FRAMEWORKS)/bin/python -m pytest tests/peers $(call files,bench_peers)
+
+bench-peers: frameworks  ## the benchmark's rows against these frameworks, one by one: together they need 25 GB
+	set -e; for row in peers-native peers-flat peers-adam peers-small from-models adapters; do \
+	  PYTHONPATH=python $(FRAMEWORKS)/bin/python -m afflux bench --rows $$row; done
 
 format: setup  ## formats Python and C++
 	$(BIN)/ruff check --fix-only --quiet .
@@ -152,4 +144,4 @@ update-constraints: setup  ## writes the versions in .venv to .ci/constraints.tx
 	mv .ci/constraints.new .ci/constraints.txt
 
 clean:  ## removes what was built
-	rm -rf $(VENV) $(PEERS) $(INTEGRATIONS) build dist runs python/afflux/*.so python/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) build dist runs python/afflux/*.so python/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -106,7 +106,7 @@ def test_ours(here_and_now):
 @pytest.mark.parametrize("name", PEERS)
 def test_peer(name, request):
     if why := PEERS[name]():
-        pytest.skip(f"{why} (make peers installs it)")
+        pytest.skip(f"{why} (make frameworks installs it)")
     found = [(name_of, row[name]) for name_of, row in request.getfixturevalue("here_and_now").items() if name in row]
     assert found
     for row, line in found:

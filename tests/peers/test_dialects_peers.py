@@ -22,7 +22,7 @@ def peer(module):
         try:
             return importlib.import_module(module)
         except ImportError as missing:
-            pytest.skip(f"{module}: {missing} (make peers installs it)")
+            pytest.skip(f"{module}: {missing} (make frameworks installs it)")
 
 
 def trace(rng):

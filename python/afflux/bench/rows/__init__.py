@@ -1,5 +1,6 @@
 """All rows. A new operation is one more `Row` here; a new baseline or peer is one more `Contender` in a row."""
 
+from afflux.bench.rows.adapters import ADAPTERS
 from afflux.bench.rows.ca2fl import CA2FL
 from afflux.bench.rows.fadas import FADAS
 from afflux.bench.rows.fedbuff import CACHED, FEDBUFF, ROUNDS
@@ -7,7 +8,6 @@ from afflux.bench.rows.fedbuff_bf16 import FEDBUFF_BF16
 from afflux.bench.rows.gram import GRAM
 from afflux.bench.rows.ingest import INGEST
 from afflux.bench.rows.mf_ca2fl import MF_CA2FL
-from afflux.bench.rows.peers.adapters import FLOWER_ADAPTER
 from afflux.bench.rows.peers.rows import PEERS
 from afflux.bench.rows.scaling import SCALING
 from afflux.bench.rows.server.push import PUSH
@@ -20,6 +20,6 @@ from afflux.bench.rows.wkafl import WKAFL
 from afflux.bench.spec.row import Row
 
 OPERATIONS = [INGEST, GRAM, FEDBUFF, FEDBUFF_BF16, CA2FL, FADAS, WKAFL, CACHED, ROUNDS, PUSH, STREAMING, *SCALING]
-ROWS = [*OPERATIONS, *MF_CA2FL, STORE, COLD, POWER, THROUGHPUT, PUSHERS_ROW, *PEERS, FLOWER_ADAPTER]
+ROWS = [*OPERATIONS, *MF_CA2FL, STORE, COLD, POWER, THROUGHPUT, PUSHERS_ROW, *PEERS, *ADAPTERS]
 #: Names for several rows at once.
-GROUPS: dict[str, list[Row]] = {"all": OPERATIONS, "scaling": SCALING, "mf-ca2fl": MF_CA2FL, "peers": PEERS}
+GROUPS: dict[str, list[Row]] = {"all": OPERATIONS, "scaling": SCALING, "mf-ca2fl": MF_CA2FL, "peers": PEERS, "adapters": ADAPTERS}
