@@ -22,4 +22,10 @@ from afflux.bench.spec.row import Row
 OPERATIONS = [INGEST, GRAM, FEDBUFF, FEDBUFF_BF16, CA2FL, FADAS, WKAFL, CACHED, ROUNDS, PUSH, STREAMING, *SCALING]
 ROWS = [*OPERATIONS, *MF_CA2FL, STORE, COLD, POWER, THROUGHPUT, PUSHERS_ROW, *PEERS, *ADAPTERS]
 #: Names for several rows at once.
-GROUPS: dict[str, list[Row]] = {"all": OPERATIONS, "scaling": SCALING, "mf-ca2fl": MF_CA2FL, "peers": PEERS, "adapters": ADAPTERS}
+GROUPS: dict[str, list[Row]] = {
+    "all": OPERATIONS,
+    "scaling": SCALING,
+    "mf-ca2fl": MF_CA2FL,
+    "peers": PEERS,
+    "adapters": ADAPTERS,
+}
