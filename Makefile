@@ -18,7 +18,7 @@ GPU_CHECKED := 2049 or parts or finite or lent or trees
 FORMATTED := $(shell find engine csrc python/afflux tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test soak lint types core unit sanitize sanitize-all test-gpu gpu bench wheel mutants kills hostile scale fuzz long frameworks test-peers bench-peers test-integrations soak-integrations format update-constraints clean
+.PHONY: help setup demo check test soak lint types core docs unit sanitize sanitize-all test-gpu gpu bench wheel mutants kills hostile scale fuzz long frameworks test-peers bench-peers test-integrations soak-integrations format update-constraints clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -88,6 +88,10 @@ gpu:  ## builds, tests and measures on a bare machine with a GPU, and prints a s
 
 bench: setup  ## the micro-benchmarks against torch and this machine's own bandwidth
 	$(BIN)/afflux bench
+
+docs: setup  ## the documentation as a site: build/docs/index.html
+	PYTHONPATH=python $(BIN)/python -m sphinx --fail-on-warning --keep-going -q docs build/docs
+	@echo "open build/docs/index.html"
 
 mutants: setup  ## breaks formulas on purpose, one at a time, and checks that the suite notices
 	$(BIN)/python $(shell find tests -name mutants.py)

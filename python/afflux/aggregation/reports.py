@@ -65,7 +65,7 @@ class Report(Struct, frozen=True, eq=False):
         """The report as flat numbers, for a logger of metrics.
 
         Returns:
-            Plain floats. All reports of a server have the same keys:
+            Plain floats. All reports of a server have the same keys::
 
             version               the server's version after the step
             stepped               1.0; 0.0 if the rule rejected all, so that the version stays

@@ -67,7 +67,8 @@ def choose_policy(text: str) -> None:
     It changes no bit of a result, only the speed.
 
     Args:
-        text: settings separated by commas; those that are left out keep the processor's default:
+        text: settings separated by commas; those that are left out keep the processor's default::
+
             prefetch=BYTES: `ingest` and `apply` prefetch vectors so many bytes ahead, 0 (by the processor alone) to
                 65536; rounds that compute more than they read keep a distance of their own.
             stream=BYTES, stream=never: `ingest`, and rounds without rows in registers, write past the caches

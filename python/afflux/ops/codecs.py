@@ -25,6 +25,8 @@ from afflux import _engine
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import MOST_ELEMENTS, as_int, as_text, brief, integer, known_names, one_of
 
+__all__ = ["Codec", "affine", "bfloat16", "float16", "float32", "float64", "named", "rotated"]
+
 Scope = Literal["block", "vector"]
 if TYPE_CHECKING:
     Name = str
@@ -87,10 +89,10 @@ class Codec:
         return f"codecs.{kind}({bits}{scope})" if bits else f"codecs.{kind}"
 
 
-float32 = Codec("float32")
-float64 = Codec("float64")
-float16 = Codec("float16")
-bfloat16 = Codec("bfloat16")
+float32 = Codec("float32")  #: 4 bytes per element
+float64 = Codec("float64")  #: 8 bytes per element
+float16 = Codec("float16")  #: 2 bytes per element
+bfloat16 = Codec("bfloat16")  #: 2 bytes per element
 
 
 def affine(bits: int, *, scope: Scope = "block") -> Codec:

@@ -16,6 +16,7 @@ from afflux.ops.stages import Array, Checksums, Float64, Pass, RowFacts
 from afflux.ops.validation import any_number, brief, integer, unreadable
 
 #: What a vector holds. An update is a difference of models, local minus global; a gradient points uphill.
+#: What a client pushes, or a rule takes.
 Kind = Literal["update", "gradient", "model"]
 
 

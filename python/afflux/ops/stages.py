@@ -144,6 +144,7 @@ class Adaptive(Struct, frozen=True):
     root_scale: float = 1.0
 
 
+#: A server optimizer.
 Step = Sgd | Assign | Momentum | Adaptive
 
 

@@ -113,7 +113,7 @@ class Needs:
 
     gram: bool = False  #: all inner products; one more sweep over the buffer
     inner: bool = False  #: Arrivals.inner; a sweep over the buffer for each call
-    #: names of vectors (d,) that the server holds for it: R of them, zeros at first but for those that are handed in
+    #: names of vectors (d,) that the server holds for it; R of them, zeros at first but for those that are handed in
     rule_vectors: tuple[str, ...] = ()
     handed_in: tuple[str, ...] = ()  #: those rule vectors that the user sets, with Server.set_rule_vector
     scalars: Scalars = field(default_factory=dict)  #: names of the rule's own numbers, and their first values

@@ -27,7 +27,7 @@ class Plan:
     """Bytes by part, when every client has pushed. What grows without a bound is not in it: the log, and
     Python's own objects, some 100 bytes for each client.
 
-    Memory, in bytes, with p and s the sizes of an element of params and of a slot (4 by default):
+    Memory, in bytes, with p and s the sizes of an element of params and of a slot (4 by default)::
 
         2 p d    params and the version being written (p d if inplace), and p d for each older version that a caller
                  still holds; the memory of released versions is used again

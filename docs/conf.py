@@ -1,0 +1,74 @@
+"""Sphinx configuration: `make docs` writes the site to build/docs."""
+
+import re
+from importlib.metadata import version as installed_version
+from pathlib import Path
+
+from sphinx.application import Sphinx
+from sphinx.ext.autodoc.mock import _MockObject
+
+project = "afflux"
+author = "the afflux authors"
+copyright = "the afflux authors"
+release = installed_version("afflux")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]
+exclude_patterns = ["results"]
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 4
+
+# Adapters are documented without their frameworks, which are not installed together.
+autodoc_mock_imports = ["flwr", "nvflare", "appfl", "flgo", "omegaconf"]
+_MockObject.__or__ = _MockObject.__ror__ = lambda self, other: self  # annotations such as `Record | None`
+default_role = "code"
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # signatures would hold msgspec's and NumPy's internals; docstrings give shapes and dtypes
+napoleon_numpy_docstring = False
+
+html_theme = "furo"
+html_title = "afflux"
+
+ROOT, DOCS = Path(__file__).parents[1], Path(__file__).parent
+#: Pages of the site whose text is a file of the repository.
+FILES = {
+    "benchmark": "bench/README.md",
+    "changelog": "CHANGELOG.md",
+    "contributing": "CONTRIBUTING.md",
+    "peers": "bench/PEERS.md",
+    "security": "SECURITY.md",
+}
+PAGES = {ROOT / file: DOCS / f"{page}.md" for page, file in FILES.items()}
+LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
+IMAGE = re.compile(r"(!\[[^\]]*\])\(([^):\s]+)\)")
+
+
+def read_page(app: Sphinx, page: str, source: list[str]) -> None:
+    """Replaces a page by its file, and links to files that are no pages by their text. Missing files stay links."""
+    file = ROOT / FILES[page] if page in FILES else DOCS / f"{page}.md"
+    depth = "../" * page.count("/")
+
+    def link(found: re.Match[str]) -> str:
+        text, target, anchor = found[1], (file.parent / found[2]).resolve(), found[3] or ""
+        target = PAGES.get(target, target)
+        if not target.exists():
+            return found[0]
+        if target.suffix == ".md" and target.is_relative_to(DOCS):
+            return f"[{text}]({depth}{target.relative_to(DOCS)}{anchor})"
+        return text
+
+    def image(found: re.Match[str]) -> str:
+        target = (file.parent / found[2]).resolve()
+        return f"{found[1]}({depth}../{target.relative_to(ROOT)})" if target.exists() else found[0]
+
+    source[0] = IMAGE.sub(image, LINK.sub(link, file.read_text(encoding="utf-8")))
+
+
+def escape_formulas(app: Sphinx, what: str, name: str, item: object, options: object, lines: list[str]) -> None:
+    """Keeps bars and powers of formulas, `|x|` and `2**-53`, from being read as markup."""
+    lines[:] = [re.sub(r"(?<!`)(\||\*\*|(?<=\w)_(?=\W|$))(?!`)", r"\\\1", line) for line in lines]
+
+
+def setup(app: Sphinx) -> None:
+    """Registers the two transformations of sources."""
+    app.connect("source-read", read_page)
+    app.connect("autodoc-process-docstring", escape_formulas, priority=100)

@@ -1,0 +1,42 @@
+"""The documentation: it builds without a warning, and the API reference holds every public name."""
+
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import afflux
+import afflux.sim
+import afflux.store
+from conftest import ROOT
+
+pytest.importorskip("sphinx", reason="needs the extra docs")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "-q", ROOT / "docs", folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+MODULES = [afflux, afflux.rules, afflux.ops, afflux.codecs, afflux.store, afflux.sim]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_the_reference_holds_every_public_name(site, module):
+    """By the anchors of its pages."""
+    anchors = "".join(page.read_text(encoding="utf-8") for page in (site / "api").glob("*.html"))
+    modules = {name for name in module.__all__ if isinstance(getattr(module, name), ModuleType)}
+    names = set(module.__all__) - modules - {"__version__"}
+    assert not [name for name in sorted(names) if f'.{name}"' not in anchors]
+
+
+def test_every_page_is_reached(site):
+    """From the list of pages on the left."""
+    index = (site / "index.html").read_text(encoding="utf-8")
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.stem == "index" or f'href="{page.stem}.html"' in index
