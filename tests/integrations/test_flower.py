@@ -16,7 +16,8 @@ from flwr.serverapp.strategy import FedAvg
 
 from afflux import AffluxError, Server, replay
 from afflux.integrations._core import TrainingRun
-from afflux.integrations.flower import AsyncStrategy, FlowerRun, model_of, record_of
+from afflux.integrations._loop import Loop
+from afflux.integrations.flower import AsyncStrategy, model_of, record_of
 from afflux.rules import ca2fl, fadas, fedavg, fedbuff, wkafl
 from flower_grid import FakeGrid, adds
 
@@ -61,17 +62,17 @@ def received(monkeypatch):
     """The models that have joined, by the number of their join, and all versions."""
     models, versions, receive = {}, {}, TrainingRun.receive
 
-    def noted(self, key, arrays, **facts):
+    def noted(self, key, read):
         versions[self.server.version] = np.array(self.server.params)
-        kept = {}
+        kept = []
 
-        def read():
-            kept.update(arrays())
-            return kept
+        def reading():
+            kept.append(read())
+            return kept[0]
 
-        receipt = receive(self, key, read, **facts)
+        receipt = receive(self, key, reading)
         if receipt is not None and receipt.join is not None:
-            models[receipt.join] = {name: np.array(array) for name, array in kept.items()}
+            models[receipt.join] = {name: np.array(array) for name, array in kept[0].arrays.items()}
         return receipt
 
     monkeypatch.setattr(TrainingRun, "receive", noted)
@@ -114,7 +115,7 @@ def test_a_run_is_killed_and_goes_on_with_nodes_in_flight(tmp_path, monkeypatch)
     grid = Kill({node: adds(value, 10) for node, value in zip(NODES, (1.0, -2.0, 0.5, 3.0), strict=False)})
     with monkeypatch.context() as patch, pytest.raises(Killed):
         # Without the last checkpoint, as if the process had ended.
-        patch.setattr(FlowerRun, "close", lambda self: self.server.close(checkpoint=False))
+        patch.setattr(Loop, "__exit__", lambda self, *error: self.training.server.close(checkpoint=False))
         run(9, tmp_path / "store", grid)
     with Server.open(tmp_path / "store") as server:
         stored = set(server.notes["in_flight"]) & set(grid.under_way)
@@ -122,7 +123,9 @@ def test_a_run_is_killed_and_goes_on_with_nodes_in_flight(tmp_path, monkeypatch)
         assert server.tasks
     grid.__class__ = FakeGrid
     own, result = run(9, tmp_path / "store", grid)
-    assert not stored & set(grid.under_way)  # replies to messages of the run before were taken in
+    assert stored <= set(grid.under_way)  # a run of Flower cannot pull replies to messages of another one
+    with Server.open(tmp_path / "store") as server:
+        assert server.tasks == ()
     assert sorted(result.train_metrics_clientapp) == [*range(1, 10)]
     assert own.server.counts["joined"] == 18
     with pytest.raises(AffluxError, match="another model"):
@@ -132,7 +135,7 @@ def test_a_run_is_killed_and_goes_on_with_nodes_in_flight(tmp_path, monkeypatch)
 
 
 def test_the_store_of_another_program_is_refused(tmp_path):
-    with Server(fedbuff(buffer_size=2), model_of(initial()), store=tmp_path / "store") as server:
+    with Server(fedbuff(buffer_size=2), model_of(initial()), store=tmp_path / "store", faults="record") as server:
         server.checkpoint({"epoch": 3})
     with pytest.raises(AffluxError, match=r"notes are not those of this adapter: .*epoch"):
         strategy(fedbuff(buffer_size=2), store=tmp_path / "store").start(grid_of(1.0), initial())
@@ -225,7 +228,7 @@ def test_lost_late_and_repeated_replies():
             kept = [reply for reply in replies if reply not in late]
             again = [reply for reply in seen[-1:] if random.random() < 0.5]
             seen.extend(reply for reply in kept if reply.metadata.src_node_id == 5)
-            if late and len(seen) > 4:
+            if late and own.lost["overdue"] >= 2:
                 again.append(late[0])
             return kept + again
 
@@ -242,8 +245,11 @@ def test_lost_late_and_repeated_replies():
 
 
 def test_a_run_with_useless_replies_alone_ends():
-    with pytest.raises(RuntimeError, match=r"5 replies in a row were of no use, the last: .*out of memory"):
-        strategy(fedbuff(), max_failures=5).start(FakeGrid({1: bad("error")}), initial())
+    grid = FakeGrid({1: bad("error"), 2: bad("nan")})
+    with pytest.raises(
+        RuntimeError, match=r"none of 2 clients is of use: .* 3 times in a row or more, .*(memory|non-finite)"
+    ):
+        strategy(fedbuff(), max_failures=3, retry_after=0.001).start(grid, initial())
 
 
 def test_batch_norm_and_bfloat16():
@@ -286,16 +292,16 @@ def test_evaluation_goes_on_beside_training():
 
 def test_rules_that_take_gradients():
     rule = wkafl(buffer_size=3, server_lr=0.5)
-    with pytest.raises(AffluxError, match="without client_lr= and local_steps="):
-        strategy(rule).start(grid_of(1.0, 2.0, 3.0), initial(), num_rounds=1)
+    with pytest.raises(RuntimeError, match="lacks client_lr or local_steps, and the settings do not say them"):
+        strategy(rule, max_failures=1).start(grid_of(1.0, 2.0, 3.0), initial(), num_rounds=1)
     options = {"client_lr": 0.1, "local_steps": 5}
     assert strategy(rule, **options).start(grid_of(1.0, 2.0, 3.0), initial(), num_rounds=2).arrays
     nodes = {i: adds(1.0, **{"client-lr": 0.1, "local-steps": 5}) for i in range(3)}
     assert strategy(rule).start(FakeGrid(nodes), initial(), num_rounds=2).arrays
 
 
-def test_a_gradient_without_its_learning_rate_is_faulty_once_others_have_one():
-    """The operator's mistake raises, see above; that of one node does not stop the others."""
+def test_a_gradient_without_its_learning_rate_is_faulty():
+    """The operator's mistake ends the run, see above; that of one node does not stop the others."""
     good = adds(1.0, **{"client-lr": 0.1, "local-steps": 5})
     nodes = {1: good, 2: good, 3: adds(1.0)}
     own = strategy(wkafl(buffer_size=2, server_lr=0.5), concurrency=1, seed=2)
@@ -370,7 +376,7 @@ def test_the_page_runs():
 
     class Noted(AsyncStrategy):
         def start(self, grid, arrays, num_rounds):
-            started.append((self.rule.name, self.concurrency, num_rounds))
+            started.append((self.rule.name, self.settings.concurrency, num_rounds))
 
     names["AsyncStrategy"] = Noted
     names["main"](grid_of(1.0), None)

@@ -1,15 +1,16 @@
-"""What the adapters share: which clients train, what becomes of their replies, and how a run resumes after a crash.
+"""What the adapters share: the server, which clients train, what becomes of their replies, and resuming after a crash.
 
 An adapter translates messages. For each client that shall train it calls `assign`, sends the task's params, and calls
 `sent` with the key by which its framework names the reply. Each reply goes to `receive`, each error to `fail`, and
 `expire` ends the assignments whose time is over. None of these calls raises because of what a client has sent.
+
+A framework that a loop drives has one in _loop.py; a framework that calls the adapter uses `TrainingRun` itself.
 """
 
-import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from logging import getLogger
 from math import isfinite
-from os import PathLike
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, NoReturn
@@ -22,11 +23,30 @@ from afflux import Layout, Pulled, Server, Task, ops
 from afflux.aggregation.options import Options
 from afflux.aggregation.reports import Receipt
 from afflux.arrays.likeness import Like
+from afflux.integrations._clients import ClientKey, Clients
+from afflux.integrations._settings import RunSettings, refuse_options
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import as_float, count_of, positive
-from afflux.rules.rule import ClientId, Rule
+from afflux.ops.validation import as_float
+from afflux.rules.rule import ClientId, OnArrival, Rule
+from afflux.server.tasks import MOST_BASES
 
 Arrays = Mapping[str, Any]
+#: JSON-able metrics of one reply, by name.
+Metrics = Mapping[str, Any]
+#: What becomes of a reply that is of no use.
+NO_USE = ("faulty", "expired", "empty")
+
+
+class Trained(msgspec.Struct, frozen=True):
+    """What a reply says. Whatever of it is wrong is the client's fault."""
+
+    arrays: Arrays  #: the model, by name
+    num_examples: Any = None  #: as for `Server.push`; None: not known
+    loss: Any = None  #: what is no finite number counts as not known
+    client_lr: Any = None  #: None: as the settings say
+    local_steps: Any = None  #: likewise
+    metrics: Metrics | None = None  #: kept until the next step, if the reply joins
+    client: Any = None  #: the client's id, if replies say it (client_key="said")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +54,8 @@ class Assignment:
     """A client that trains."""
 
     task: Task
-    deadline: float  #: by time.monotonic()
+    address: ClientId
+    start: float  #: by the run's clock
     resumed: bool = False  #: opened by an earlier run; other clients train in its place, because its reply may be lost
 
 
@@ -45,57 +66,90 @@ def missing(package: str, extra: str, error: ImportError) -> NoReturn:
     ) from error
 
 
-def open_server(
-    rule: Rule, arrays: Arrays, store: "str | PathLike[str] | None", threads: int | None, options: Options
-) -> Server:
-    """A new server, or the one that a store holds.
+def open_server(rule: Rule, arrays: Arrays, settings: RunSettings, num_clients: int, concurrency: int) -> Server:
+    """A new server, or the one that the settings' store holds.
 
     Args:
         rule: of the server; a store's own rule is replaced by it, if they are of one name.
         arrays: the initial model by name; only its layout counts if the store holds a server.
-        store: a folder, new or made by an earlier run; None: the server is in memory.
-        threads: of a step; None: all CPUs of this process.
-        options: of a new server; `faults` is "record" if it is not given.
+        settings: of the run.
+        num_clients: of a new server, if its rule needs it and server_options do not say it.
+        concurrency: of the run.
 
     Raises:
         AffluxError, StoreError: the store holds a server of another rule or model, or is damaged.
     """
-    count = ops.threads(threads)  # replies are taken in one by one, by all threads
+    count = ops.threads(settings.num_threads)  # replies are taken in one by one, by all threads
+    store = settings.store
     if store is not None and Path(store).is_dir() and any(Path(store).iterdir()):
         server = Server.open(store, rule, num_threads=count, push_threads=count)
-        if server.layout != Layout.of(arrays):
+        try:
+            if server.layout != Layout.of(arrays):
+                raise AffluxError(f"[{rule.name}] {store} holds a server of another model")
+            refuse_options(server.options.faults, server.options.inplace)
+        except BaseException:
             server.close(checkpoint=False)
-            raise AffluxError(f"[{rule.name}] {store} holds a server of another model")
+            raise
+        if concurrency > (server.options.max_versions or MOST_BASES):
+            _log.warning(
+                "The store was made for fewer than %d clients at the same time: some replies will be expired",
+                concurrency,
+            )
         return server
-    chosen: Options = {"faults": "record"}
-    chosen.update(options)
-    return Server(rule, arrays, store=store, num_threads=count, push_threads=count, **chosen)
+    options: Options = {"faults": "record", **settings.server_options}
+    if rule.calibrate.cached or rule.needs.passes:
+        options.setdefault("num_clients", num_clients)
+    if concurrency > MOST_BASES - 2:  # each client may train from a version of its own
+        options.setdefault("max_versions", concurrency + 2)
+    return Server(rule, arrays, store=store, num_threads=count, push_threads=count, **options)
 
 
 class TrainingRun:
-    """The clients that train for one server, and the replies since its last step.
+    """A server, the clients that train for it, and the replies since its last step.
 
     Args:
-        server: takes the replies; made with faults="record".
-        concurrency: clients that train at the same time, at most.
-        timeout: seconds after which an assignment ends; a later reply has no effect.
-        seed: of the choice of clients.
-        stored: whether the server has a store, for `checkpoint` and `resume`.
+        rule: of the server.
+        arrays: the initial model by name; see `open_server`.
+        settings: of the run.
+        num_clients: that are there at the start: the concurrency and the server's num_clients, where the settings do
+            not say them.
+        timeout: where the settings do not say it.
+        key: the ids of clients that the framework addresses otherwise.
+        clock: seconds; of a framework with a virtual time, that time.
+
+    Attributes:
+        server: takes the replies.
+        lost: counts of replies without an assignment ("unknown"), of clients that failed ("failed"), and of clients
+            that exceeded the timeout ("overdue").
+
+    Raises:
+        AffluxError, StoreError: the rule does not fit the model or the options; the store is of another server, or is
+            damaged. No store stays open.
     """
 
     def __init__(
-        self, server: Server, *, concurrency: int, timeout: float, seed: int = 0, stored: bool = False
+        self,
+        rule: Rule,
+        arrays: Arrays,
+        settings: RunSettings,
+        *,
+        num_clients: int,
+        timeout: float = 3600.0,
+        key: ClientKey | None = None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
-        self.server = server
-        self.stored = stored
-        self.concurrency = count_of(1)("TrainingRun", "concurrency", concurrency)
-        self.timeout = positive("TrainingRun", "timeout", timeout)
-        #: Counts of replies without an assignment, of clients that failed, and of clients that exceeded the timeout.
+        self.settings = settings
+        self.concurrency = settings.concurrency or max(1, num_clients)
+        self.timeout = settings.timeout or timeout
+        self.server = open_server(rule, arrays, settings, max(1, num_clients), self.concurrency)
+        self.versions = VersionArrays(arrays, self.server.layout)
         self.lost: dict[str, int] = {"unknown": 0, "failed": 0, "overdue": 0}
+        self.clients = Clients(self.server, settings, key)
+        self._needs_rate = rule.kind == "gradient"
+        self._needs_examples = weighs_by_examples(rule)
+        self._clock = clock
         self._assigned: dict[str, Assignment] = {}
-        self._metrics: list[Any] = []
-        self._any_joined = False
-        self._random = random.Random(seed)
+        self._metrics: list[Metrics] = []
 
     # Clients that train
 
@@ -104,122 +158,155 @@ class TrainingRun:
         """The keys of the replies to open assignments."""
         return list(self._assigned)
 
+    def address_of(self, key: str) -> ClientId | None:
+        """Where the task went whose reply has this key; None if it is not open."""
+        assigned = self._assigned.get(key)
+        return None if assigned is None else assigned.address
+
     @property
     def free(self) -> int:
         """How many more clients may train."""
         return max(0, self.concurrency - sum(not assigned.resumed for assigned in self._assigned.values()))
 
-    def choose(self, clients: Iterable[ClientId]) -> list[ClientId]:
-        """Clients to train next, drawn from those that do not train: as many as may, and are there."""
-        busy = {assigned.task.client for assigned in self._assigned.values() if not assigned.resumed}
-        idle = [client for client in clients if client not in busy]
-        return self._random.sample(idle, min(self.free, len(idle)))
+    def choose(self) -> list[ClientId]:
+        """Addresses to send a task to: as many as may train, of `clients` that are there, idle and do not rest."""
+        free = self.free
+        if not free:
+            return []
+        busy = {assigned.address for assigned in self._assigned.values() if not assigned.resumed}
+        return self.clients.choose(free, busy, self._clock())
 
-    def assign(self, client: ClientId) -> Task:
-        """A task for this client, of the newest version."""
-        return self.server.checkout(client, lease=self.timeout)
+    def assign(self, address: ClientId) -> Task:
+        """A task for the client at this address, of the newest version."""
+        return self.server.checkout(self.clients.id_of(address), lease=self.timeout)
 
-    def sent(self, key: str, task: Task, *, resumed: bool = False) -> None:
-        """The task was sent, and the reply to it will have this key."""
-        self._assigned[key] = Assignment(task, monotonic() + self.timeout, resumed)
+    def sent(self, key: str | None, task: Task, address: ClientId | None = None) -> None:
+        """The task was sent to this address (None: that of the client), and the reply to it will have this key; None:
+        it could not be sent.
+        """
+        where = task.client if address is None else address
+        if key is None:
+            task.cancel()
+            self.lost["failed"] += 1
+            self.clients.failed(where, "nothing can be sent to it", 0.0, self._clock())
+        else:
+            self._assigned[key] = Assignment(task, where, self._clock())
 
     # Replies
 
-    def receive(
-        self,
-        key: str,
-        arrays: Callable[[], Arrays],
-        *,
-        num_examples: Any = 1,
-        loss: object = None,
-        metrics: object = None,
-        **training: Any,
-    ) -> Receipt | None:
+    def receive(self, key: str, read: Callable[[], Trained]) -> Receipt | None:
         """Pushes a client's model.
 
         Args:
             key: of the reply.
-            arrays: reads the model; what it raises is the client's fault.
-            num_examples: as for `Server.push`.
-            loss: likewise; what is no finite number counts as not known.
-            metrics: kept until the next step, if the reply joins.
-            training: client_lr and local_steps, as for `Server.push`.
+            read: reads the reply; what it raises is the client's fault.
 
         Returns:
             What became of the reply; None if its key has no open assignment, as for the second of two replies.
-
-        Raises:
-            AffluxError: the rule takes gradients, and client_lr or local_steps is missing before any reply has joined:
-                the operator has not set them. Later a reply without them is faulty.
         """
         assigned = self._assigned.pop(key, None)
         if assigned is None:
             self.lost["unknown"] += 1
             return None
+        task, settings = assigned.task, self.settings
+        client = task.client
+        facts: dict[str, Any] = {"task": task}
+        metrics = None
         try:
-            model = arrays()
-        except Exception as error:  # bytes that are no array, a record that lacks one
-            model = _Unreadable(error)
-        if self._any_joined and self.server.rule.kind == "gradient" and not _is_complete(training):
-            model = _Unreadable(ValueError("the reply lacks client_lr or local_steps"))
-            training = {}
-        number = as_float(loss)
-        known_loss = number if number is not None and isfinite(number) else None
-        receipt = self.server.push(
-            task=assigned.task, model=model, num_examples=num_examples, loss=known_loss, **training
-        )
-        if receipt.status in ("joined", "replaced"):
-            self._any_joined = True
-            if metrics is not None:
+            trained = read()
+            if not assigned.resumed:
+                client = self.clients.identify(assigned.address, trained.client)
+            rate = settings.client_lr if trained.client_lr is None else trained.client_lr
+            steps = settings.local_steps if trained.local_steps is None else trained.local_steps
+            if trained.num_examples is None and self._needs_examples:
+                raise ValueError("the reply lacks its number of examples, which the rule weighs by")
+            if self._needs_rate and (rate is None or steps is None):
+                raise ValueError("the reply lacks client_lr or local_steps, and the settings do not say them")
+            if client != task.client:  # the task was opened before the client has said who it is
+                facts = {"client": client, "version": task.pulled}
+            number = as_float(trained.loss)
+            facts["loss"] = number if number is not None and isfinite(number) else None
+            facts["num_examples"] = 1 if trained.num_examples is None else trained.num_examples
+            facts.update(model=trained.arrays, client_lr=rate, local_steps=steps)
+            metrics = None if trained.metrics is None else dict(trained.metrics)
+        except Exception as error:  # bytes that are no array, a record that lacks one, MemoryError for a made-up header
+            facts = {"task": task, "model": _Unreadable(error)}
+        receipt = self.server.push(**facts)
+        if "task" not in facts:
+            task.cancel()
+        if receipt.status in NO_USE:
+            self._failed(assigned, receipt.reason or receipt.status)
+        else:
+            joined = receipt.status in ("joined", "replaced", "deferred")
+            self.clients.succeeded(assigned.address, client, joined=joined)
+            if joined and metrics is not None:
                 self._metrics.append(metrics)
         return receipt
 
-    def fail(self, key: str) -> None:
+    def fail(self, key: str, reason: str = "error") -> None:
         """The client has failed, or will never reply."""
-        if self._end(key):
+        assigned = self._end(key)
+        if assigned is not None:
             self.lost["failed"] += 1
+            self._failed(assigned, reason)
 
     def expire(self) -> list[str]:
         """Ends the assignments that exceed the timeout; returns their keys."""
-        now = monotonic()
-        overdue = [key for key, assigned in self._assigned.items() if assigned.deadline <= now]
+        now = self._clock()
+        overdue = [key for key, assigned in self._assigned.items() if now - assigned.start >= self.timeout]
         for key in overdue:
-            self._end(key)
-            self.lost["overdue"] += 1
+            assigned = self._end(key)
+            if assigned is not None:
+                self.lost["overdue"] += 1
+                self._failed(assigned, f"no reply within {self.timeout:g} s")
         return overdue
 
-    def _end(self, key: str) -> bool:
+    def _failed(self, assigned: Assignment, reason: str) -> None:
+        if not assigned.resumed:
+            now = self._clock()
+            self.clients.failed(assigned.address, reason, now - assigned.start, now)
+
+    def _end(self, key: str) -> Assignment | None:
         assigned = self._assigned.pop(key, None)
         if assigned is not None:
             assigned.task.cancel()
-        return assigned is not None
+        return assigned
 
     def end(self) -> None:
         """Ends all assignments."""
         for key in self.keys:
             self._end(key)
 
-    def take_metrics(self) -> list[Any]:
+    def take_metrics(self) -> list[Metrics]:
         """The metrics of the replies that joined since the last call."""
         metrics, self._metrics = self._metrics, []
         return metrics
 
-    # Resuming
+    # Checkpoints
 
     def checkpoint(self, notes: Mapping[str, Any]) -> None:
         """Commits the server with its open tasks and the adapter's notes, JSON-able; nothing without a store."""
-        if self.stored:
+        if self.settings.store is not None:
             tasks = {key: assigned.task.id for key, assigned in self._assigned.items()}
-            self.server.checkpoint({"in_flight": tasks, "lost": self.lost, "own": notes})
+            kept = {"in_flight": tasks, "lost": self.lost, "metrics": self._metrics, "own": notes}
+            self.server.checkpoint(kept)
 
-    def resume(self, schema: Any) -> Any:
-        """Goes on after the last checkpoint.
+    def close(self, notes: Mapping[str, Any] | None = None) -> None:
+        """Closes the store, after a last checkpoint with these notes; with None it stays at its last commit."""
+        if self.settings.store is not None:
+            try:
+                if notes is not None:
+                    self.checkpoint(notes)
+            finally:
+                self.server.close(checkpoint=False)
 
-        Replies of clients that trained then are taken in, while others train in their place; tasks that were opened
-        later are cancelled.
+    def resume(self, schema: Any, *, replies_come: bool = True) -> Any:
+        """Goes on after the last checkpoint. Tasks that were opened later are cancelled.
 
         Args:
             schema: the type of the adapter's notes, a dict.
+            replies_come: whether clients that trained then may still reply to this run. Their replies are taken in,
+                while others train in their place; else their tasks are cancelled, too.
 
         Returns:
             The notes of the last checkpoint; an empty dict if there are none.
@@ -227,20 +314,21 @@ class TrainingRun:
         Raises:
             AffluxError: the notes of the store are those of another program.
         """
-        notes = self.server.notes if self.stored else None
+        notes = self.server.notes if self.settings.store is not None else None
         try:
             found = msgspec.convert({} if notes is None else notes, _Notes)
             own = msgspec.convert(found.own, schema, str_keys=True)
         except msgspec.ValidationError as error:
             raise AffluxError(f"[resume] the store's notes are not those of this adapter: {error}") from None
         opened = {task.id: task for task in self.server.tasks}
-        for key, task in found.in_flight.items():
+        for key, task in found.in_flight.items() if replies_come else ():
             if task in opened:
-                self.sent(key, opened.pop(task), resumed=True)
+                own_task = opened.pop(task)
+                self._assigned[key] = Assignment(own_task, own_task.client, self._clock(), resumed=True)
         for other in opened.values():
             other.cancel()
-        for name, count in found.lost.items():
-            self.lost[name] = count
+        self.lost.update({name: count for name, count in found.lost.items()})
+        self._metrics = list(found.metrics) if self.server.arrivals_waiting else []
         return own
 
 
@@ -249,27 +337,33 @@ class _Notes(msgspec.Struct, forbid_unknown_fields=True):
 
     in_flight: dict[str, str] = {}  #: the id of the task of each open assignment, by the key of its reply
     lost: dict[Literal["unknown", "failed", "overdue"], int] = {}
+    metrics: list[dict[str, Any]] = []  #: of the arrivals that wait
     own: dict[str, Any] = {}  #: the adapter's
 
 
 class _Unreadable(Mapping[str, Any]):
-    """The model of a reply that holds none. The server that reads it counts the error, and keeps the reason."""
+    """The model of a reply that cannot be read. The server that reads it counts the error, and keeps the reason."""
 
     def __init__(self, error: Exception) -> None:
-        self._error = error
+        # Never a MemoryError or an OSError, which `push` takes for the server's own.
+        self._reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
 
     def __getitem__(self, name: str) -> NoReturn:
-        raise self._error
+        raise ValueError(self._reason)
 
     def __iter__(self) -> NoReturn:
-        raise self._error
+        raise ValueError(self._reason)
 
     def __len__(self) -> NoReturn:
-        raise self._error
+        raise ValueError(self._reason)
 
 
-def _is_complete(training: Mapping[str, Any]) -> bool:
-    return training.get("client_lr") is not None and training.get("local_steps") is not None
+def weighs_by_examples(rule: Rule) -> bool:
+    """Whether the rule's weights depend on num_examples, as far as that can be seen."""
+    weigh = rule.weigh
+    if isinstance(weigh, OnArrival):
+        return weigh.on_arrival(0, 1, 1.0) != weigh.on_arrival(0, 2, 1.0)
+    return bool(getattr(weigh, "by_examples", False))
 
 
 class VersionArrays:
@@ -289,3 +383,6 @@ class VersionArrays:
         """Read-only views of the version's params, as far as they have the model's dtypes, else copies."""
         views = self._layout.views(version.params, version.buffers)
         return {name: like.made_of(name, views[name]) for name, like in self._likes.items()}
+
+
+_log = getLogger("afflux")

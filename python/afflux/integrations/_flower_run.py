@@ -1,28 +1,29 @@
-"""One run of Flower's strategy: messages to and from the nodes of a Grid."""
+"""Messages to and from the nodes of Flower's Grid, and the records in them."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from logging import INFO, WARNING
 from time import monotonic, sleep
 from typing import Any, Literal, get_args
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.common.logger import log
+from flwr.common.logger import FLOWER_LOGGER, log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from afflux.aggregation.reports import Pulled
-from afflux.integrations._core import TrainingRun, VersionArrays, open_server
+from afflux import Pulled, Task
+from afflux.integrations._core import Metrics, Trained, TrainingRun
+from afflux.integrations._loop import Reply, Transport
 from afflux.integrations._npy import array_of, bytes_of
+from afflux.rules.rule import ClientId
 
-#: Seconds between two looks for nodes that are new.
-_NODES_EVERY = 2.0
 _NUMPY = "numpy.ndarray"  # what Flower calls bytes in NumPy's file format
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 #: What a checkpoint keeps of a `Result`.
-_Metrics = Literal["train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"]
-_History = dict[_Metrics, dict[int, dict[str, int | float | list[int | float]]]]
+_Kept = Literal["train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"]
+History = dict[_Kept, dict[int, dict[str, int | float | list[int | float]]]]
 
 
 @dataclass(slots=True)
@@ -30,218 +31,217 @@ class _Evaluation:
     """Of one step, by nodes."""
 
     keys: set[str]  #: of replies that have not come
-    replies: list[Message]
     deadline: float  #: by time.monotonic()
+    replies: list[Message] = field(default_factory=list)
 
 
-class FlowerRun:
-    """One call of `AsyncStrategy.start`."""
+class FlowerTransport(Transport):
+    """The nodes of a Grid.
+
+    Args:
+        strategy: an AsyncStrategy, whose module imports this one.
+        grid: of the run.
+        training: likewise.
+        initial: the model.
+        train_config: sent to the nodes that train.
+        evaluate_config: sent to the nodes that evaluate.
+        evaluate_fn: evaluates a version here.
+    """
+
+    logger = FLOWER_LOGGER
+    #: A new run of Flower has a new id, and the replies to messages of another run cannot be pulled.
+    replies_come = False
+    schema = History
 
     def __init__(
         self,
-        strategy: Any,  # an AsyncStrategy, whose module imports this one
+        strategy: Any,
         grid: Grid,
+        training: TrainingRun,
         initial: ArrayRecord,
-        timeout: float,
         train_config: ConfigRecord | None,
         evaluate_config: ConfigRecord | None,
         evaluate_fn: EvaluateFn | None,
     ) -> None:
-        self.strategy, self.grid = strategy, grid
-        self.timeout = timeout if strategy.timeout is None else strategy.timeout
-        self.train_config = ConfigRecord() if train_config is None else train_config
-        self.evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
-        self.evaluate_fn = evaluate_fn
-        self.nodes = self._wait_for_nodes()
-        self.nodes_seen = monotonic()
-        arrays, rule, options = model_of(initial), strategy.rule, strategy.server_options
-        if "num_clients" not in options and (rule.calibrate.cached or rule.needs.passes):
-            options = {**options, "num_clients": len(self.nodes)}
-        self.server = strategy.server = open_server(rule, arrays, strategy.store, strategy.num_threads, options)
-        concurrency = strategy.concurrency or len(self.nodes)
-        self.training = TrainingRun(
-            self.server,
-            concurrency=concurrency,
-            timeout=self.timeout,
-            seed=strategy.seed,
-            stored=strategy.store is not None,
-        )
-        strategy.lost = self.training.lost
-        self.versions, self.record = VersionArrays(arrays, self.server.layout), (-1, initial)
-        self.evaluations: dict[int, _Evaluation] = {}
-        self.failures = 0
+        self._strategy, self._grid, self._training = strategy, grid, training
+        self._train_config = ConfigRecord() if train_config is None else train_config
+        self._evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
+        self._evaluate_fn = evaluate_fn
+        self._record = (-1, initial)  # of the version that was sent last
+        self._evaluations: dict[int, _Evaluation] = {}
         self.history = Result()
-        for name, kept in self.training.resume(_History).items():
-            getattr(self.history, name).update({step: MetricRecord(own) for step, own in kept.items()})
-        self.noted = self.server.version  # the newest step that was evaluated and logged
 
-    def _wait_for_nodes(self) -> list[int]:
-        least = max(1, self.strategy.min_available_nodes)
-        while len(nodes := sorted(self.grid.get_node_ids())) < least:
-            log(INFO, "Waiting for nodes to connect: %d connected (minimum required: %d).", len(nodes), least)
-            sleep(1)
-        return nodes
-
-    def to(self, last: int) -> Result:
-        """Goes on until the server has made this many steps and the last evaluation is over."""
-        if self.server.version == 0:
-            self._evaluate_here(0)
-        while self.server.version < last:
-            self._send_out()
-            self._look_for_replies(last)
-        self.training.end()
-        while self.evaluations:
-            self._look_for_replies(last)
-        self.history.arrays = self._arrays(self.server.pull())
-        self.training.checkpoint(self._notes())
-        counts = {name: count for name, count in {**self.server.counts, **self.training.lost}.items() if count}
-        log(INFO, "Made %d steps: %s", self.server.version, counts)
-        return self.history
-
-    def close(self) -> None:
-        """Closes the store."""
-        if self.strategy.store is not None:
-            self.server.close()
+    def clients(self) -> Iterable[ClientId]:
+        """The ids of the nodes."""
+        return sorted(self._grid.get_node_ids())
 
     # Training
 
-    def _send_out(self) -> None:
-        """Sends the newest version to idle nodes, as far as more may train."""
-        if not self.training.free:
-            return
-        if monotonic() - self.nodes_seen > _NODES_EVERY:
-            self.nodes, self.nodes_seen = sorted(self.grid.get_node_ids()), monotonic()
-        for node in self.training.choose(self.nodes):
-            task = self.training.assign(node)
-            config = ConfigRecord({**self.train_config, "server-round": task.version + 1})
-            content = RecordDict(
-                {self.strategy.arrayrecord_key: self._arrays(task.pulled), self.strategy.configrecord_key: config}
-            )
-            message = Message(content, node, MessageType.TRAIN, group_id=str(task.version + 1), ttl=self.timeout)
-            keys = list(self.grid.push_messages([message]))
-            if keys:
-                self.training.sent(keys[0], task)
-            else:  # the node has gone
-                task.cancel()
+    def send(self, address: ClientId, task: Task) -> str | None:
+        """Pushes a message."""
+        step, strategy = task.version + 1, self._strategy
+        config = ConfigRecord({**self._train_config, "server-round": step})
+        content = RecordDict({strategy.arrayrecord_key: self.arrays(task.pulled), strategy.configrecord_key: config})
+        ttl = self._training.timeout
+        message = Message(content, address, MessageType.TRAIN, group_id=str(step), ttl=ttl)
+        keys = list(self._grid.push_messages([message]))
+        return keys[0] if keys and keys[0] else None  # none, None or "" for a node that has gone
 
-    def _arrays(self, pulled: Pulled) -> ArrayRecord:
+    def arrays(self, version: Pulled) -> ArrayRecord:
         """The arrays of a version, made once for all nodes that it is sent to."""
-        if self.record[0] != pulled.version:
-            self.record = pulled.version, record_of(self.versions.of(pulled))
-        return self.record[1]
+        if self._record[0] != version.version:
+            self._record = version.version, record_of(self._training.versions.of(version))
+        return self._record[1]
 
-    def _look_for_replies(self, last: int) -> None:
-        keys = [*self.training.keys, *(key for each in self.evaluations.values() for key in each.keys)]
-        replies = list(self.grid.pull_messages(keys)) if keys else []
-        for reply in replies:
-            if reply.metadata.message_type == MessageType.EVALUATE:
-                self._evaluated(reply)
-            elif self.server.version < last:
-                self._trained(reply)
-                self._note_step(last)
-        for key in self.training.expire():
-            log(WARNING, "No reply to message %s within %g s", key, self.timeout)
+    def replies(self, keys: list[str]) -> Iterable[Reply]:
+        """Those of nodes that train; those of nodes that evaluate are kept here."""
+        evaluating = {key: each for each in self._evaluations.values() for key in each.keys}
+        found = []
+        for key, message in self._pulled([*keys, *evaluating]):
+            if key not in evaluating:
+                found.append(self._reply(key, message))
+                continue
+            evaluating[key].keys.discard(key)
+            if isinstance(message, Message):
+                evaluating[key].replies.append(message)
         self._end_evaluations()
-        if not replies:
-            self.server.poll()  # a step that flush_after asks for
-            self._note_step(last)
-            sleep(self.strategy.poll_interval)
+        return found
 
-    def _trained(self, reply: Message) -> None:
-        key, strategy = reply.metadata.reply_to_message_id, self.strategy
-        if reply.has_error():
-            log(INFO, "\t> Received error in reply from node %d: %s", reply.metadata.src_node_id, reply.error.reason)
-            self.training.fail(key)
-            self._failed(f"node {reply.metadata.src_node_id}: {reply.error.reason}")
-            return
-        found = list(reply.content.metric_records.values())
-        metrics = dict(found[0]) if found else {}
-        training = {
-            "client_lr": metrics.get("client-lr", strategy.training["client_lr"]),
-            "local_steps": metrics.get("local-steps", strategy.training["local_steps"]),
-        }
-        receipt = self.training.receive(
-            key,
-            lambda: model_of(next(iter(reply.content.array_records.values()))),
-            num_examples=metrics.get(strategy.weighted_by_key, 1),
-            loss=metrics.get(strategy.loss_key),
-            metrics=RecordDict({"metrics": found[0]}) if found else None,
-            **training,
+    def _pulled(self, keys: list[str]) -> list[tuple[str, "Message | Exception"]]:
+        """The messages that have come, by the key of what they reply to, or the error of a message that cannot be read.
+
+        What a message is about says the key, not its type: an error of Flower's own is of the type "system".
+        """
+        if not keys:
+            return []
+        try:
+            messages = list(self._grid.pull_messages(keys))
+        except Exception:
+            list(self._grid.get_node_ids())  # raises, too, if it is not about a message
+            found = [pulled for key in keys for pulled in self._pulled_alone(key)]
+            if len(keys) > 1 and len(found) == len(keys) and all(isinstance(each, Exception) for _, each in found):
+                raise
+            return found
+        return [(message.metadata.reply_to_message_id, message) for message in messages]
+
+    def _pulled_alone(self, key: str) -> list[tuple[str, "Message | Exception"]]:
+        try:
+            return [(key, message) for message in self._grid.pull_messages([key])]
+        except Exception as error:
+            return [(key, error)]
+
+    def _reply(self, key: str, message: "Message | Exception") -> Reply:
+        if isinstance(message, Exception):
+            return Reply(key, _nothing, f"its message cannot be read: {type(message).__name__}: {message}")
+        error = f"error {message.error.code}: {message.error.reason}" if message.has_error() else None
+        return Reply(key, partial(self._trained, message), error)
+
+    def _trained(self, message: Message) -> Trained:
+        strategy, content = self._strategy, message.content
+        arrays, metrics = _only(content.array_records, "ArrayRecord"), {}
+        if content.metric_records:
+            metrics = _only(content.metric_records, "MetricRecord")
+        return Trained(
+            model_of(arrays),
+            metrics.get(strategy.weighted_by_key),
+            metrics.get(strategy.loss_key),
+            metrics.get("client-lr"),
+            metrics.get("local-steps"),
+            dict(metrics) or None,
+            strategy.client_said(message),
         )
-        if receipt is None:
-            return
-        if receipt.status in ("faulty", "expired", "empty"):
-            log(INFO, "\t> Reply of node %d is %s: %s", reply.metadata.src_node_id, receipt.status, receipt.reason)
-            self._failed(receipt.reason or receipt.status)
-            return
-        self.failures = 0
 
-    def _failed(self, why: str) -> None:
-        self.failures += 1
-        if self.failures >= self.strategy.max_failures:
-            raise RuntimeError(f"{self.failures} replies in a row were of no use, the last: {why}")
+    def step_done(self, step: int, metrics: list[Metrics]) -> None:
+        """Aggregates the metrics."""
+        records = [RecordDict({"metrics": MetricRecord(dict(own))}) for own in metrics]
+        if records:
+            self._aggregate("Metrics", step, lambda: self._mean(records), self.history.train_metrics_clientapp)
+        log(INFO, "[STEP %d] %s", step, self.history.train_metrics_clientapp.get(step, ""))
 
-    def _note_step(self, last: int) -> None:
-        """Logs, evaluates and stores the newest version, once, however its step came about."""
-        step, strategy, before = self.server.version, self.strategy, self.noted
-        if step == before:
+    def _mean(self, records: list[RecordDict]) -> MetricRecord | None:
+        found: MetricRecord | None = self._strategy.train_metrics_aggr_fn(records, self._strategy.weighted_by_key)
+        return found
+
+    def _aggregate(
+        self, what: str, step: int, mean: Callable[[], MetricRecord | None], into: dict[int, MetricRecord]
+    ) -> None:
+        """Notes a mean, if there is one: what nodes say need not go together."""
+        try:
+            found = mean()
+        except Exception as error:
+            log(WARNING, "%s of step %d cannot be aggregated: %r", what, step, error)
             return
-        self.noted = step
-        kept = self.training.take_metrics()
-        if kept:
-            try:
-                metrics = strategy.train_metrics_aggr_fn(kept, strategy.weighted_by_key)
-            except Exception as error:  # nodes whose metrics do not go together
-                log(WARNING, "Metrics of step %d cannot be aggregated: %r", step, error)
-            else:
-                self.history.train_metrics_clientapp[step] = metrics
-        log(INFO, "[STEP %d/%d] %s", step, last, self.history.train_metrics_clientapp.get(step, ""))
-        if step // strategy.evaluate_every > before // strategy.evaluate_every or step >= last:
-            self._evaluate_here(step)
-            self._evaluate_there(step)
-        if step // strategy.checkpoint_every > before // strategy.checkpoint_every:
-            self.training.checkpoint(self._notes())
+        if found is not None:
+            into[step] = found
 
-    def _notes(self) -> dict[str, Any]:
+    def notes(self) -> Mapping[str, Any]:
+        """The history."""
         return {
             name: {str(step): dict(own) for step, own in getattr(self.history, name).items()}
-            for name in get_args(_Metrics)
+            for name in get_args(_Kept)
         }
+
+    def restore(self, notes: Any) -> None:
+        """Takes over a history."""
+        for name, kept in notes.items():
+            getattr(self.history, name).update({step: MetricRecord(own) for step, own in kept.items()})
 
     # Evaluation
 
-    def _evaluate_here(self, step: int) -> None:
-        metrics = None if self.evaluate_fn is None else self.evaluate_fn(step, self._arrays(self.server.pull()))
+    def evaluate(self, step: int) -> None:
+        """Evaluates here, and asks nodes to, beside their training."""
+        version = self._training.server.pull()
+        metrics = None if self._evaluate_fn is None else self._evaluate_fn(step, self.arrays(version))
         if metrics is not None:
             log(INFO, "Global evaluation of step %d: %s", step, metrics)
             self.history.evaluate_metrics_serverapp[step] = metrics
+        if step > 0:
+            self._ask_nodes(step, version)
 
-    def _evaluate_there(self, step: int) -> None:
-        """Asks nodes to evaluate this step, beside their training."""
-        arrays, config = self._arrays(self.server.pull()), ConfigRecord(self.evaluate_config)
-        messages = self.strategy.configure_evaluate(step, arrays, config, self.grid)
-        keys = set(self.grid.push_messages(messages))
+    def _ask_nodes(self, step: int, version: Pulled) -> None:
+        strategy, there = self._strategy, len(list(self._grid.get_node_ids()))
+        least = max(strategy.min_available_nodes, strategy.min_evaluate_nodes)
+        if strategy.fraction_evaluate and there < least:  # FedAvg would wait for them, and training with it
+            log(WARNING, "Step %d is not evaluated by nodes: %d are there, of %d", step, there, least)
+            return
+        config = ConfigRecord(self._evaluate_config)
+        messages = list(strategy.configure_evaluate(step, self.arrays(version), config, self._grid))
+        keys = {key for key in self._grid.push_messages(messages) if key} if messages else set()
         if keys:
-            self.evaluations[step] = _Evaluation(keys, [], monotonic() + self.timeout)
-
-    def _evaluated(self, reply: Message) -> None:
-        key = reply.metadata.reply_to_message_id
-        for each in self.evaluations.values():
-            if key in each.keys:
-                each.keys.discard(key)
-                each.replies.append(reply)
+            self._evaluations[step] = _Evaluation(keys, monotonic() + self._training.timeout)
 
     def _end_evaluations(self) -> None:
-        for step, each in [*self.evaluations.items()]:
+        for step, each in [*self._evaluations.items()]:
             if not each.keys or monotonic() > each.deadline:
-                del self.evaluations[step]
-                try:
-                    metrics = self.strategy.aggregate_evaluate(step, each.replies)
-                except Exception as error:  # replies that do not go together
-                    log(WARNING, "Evaluation of step %d cannot be aggregated: %r", step, error)
-                    continue
-                if metrics is not None:
-                    self.history.evaluate_metrics_clientapp[step] = metrics
+                del self._evaluations[step]
+                mean = partial(self._strategy.aggregate_evaluate, step, each.replies)
+                self._aggregate("Evaluation", step, mean, self.history.evaluate_metrics_clientapp)
+
+    def finish(self) -> None:
+        """Waits for the evaluations that go on."""
+        while self._evaluations:
+            self.replies([])
+            if self._evaluations:
+                sleep(self._training.settings.poll_interval)
+
+
+def wait_for_nodes(grid: Grid, least: int) -> int:
+    """Waits until so many nodes are there, at least one; returns how many are."""
+    while (there := len(list(grid.get_node_ids()))) < max(1, least):
+        log(INFO, "Waiting for nodes to connect: %d connected (minimum required: %d).", there, least)
+        sleep(1)
+    return there
+
+
+def _nothing() -> Trained:
+    raise ValueError("there is no message")
+
+
+def _only(records: Mapping[str, Any], kind: str) -> Any:
+    """The record of a reply; that of nodes which send several of one kind is not known."""
+    if len(records) != 1:
+        raise ValueError(f"the reply holds {len(records)} {kind}s, must be one")
+    return next(iter(records.values()))
 
 
 def model_of(record: ArrayRecord) -> dict[str, Any]:

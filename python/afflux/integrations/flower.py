@@ -2,24 +2,27 @@
 are. See docs/flower.md.
 """
 
+from collections.abc import Callable
 from logging import INFO
-from os import PathLike
 from typing import Any
 
-from afflux.aggregation.options import Options
-from afflux.integrations._core import missing
-from afflux.rules.rule import Rule
+from afflux.integrations._core import TrainingRun, missing
+from afflux.integrations._loop import Loop
+from afflux.integrations._settings import RunSettings
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import brief
+from afflux.rules.rule import ClientId, Rule
 from afflux.server.server import Server
 
 try:
-    from flwr.app import ArrayRecord, ConfigRecord
+    from flwr.app import ArrayRecord, ConfigRecord, Message
     from flwr.common.logger import log
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import FedAvg, Result
 except ImportError as error:
     missing("flwr", "flower", error)
 
-from afflux.integrations._flower_run import EvaluateFn, FlowerRun, model_of, record_of
+from afflux.integrations._flower_run import EvaluateFn, FlowerTransport, model_of, record_of, wait_for_nodes
 
 __all__ = ["AsyncStrategy", "model_of", "record_of"]
 
@@ -33,70 +36,60 @@ class AsyncStrategy(FedAvg):
 
     Args:
         rule: from `afflux.rules`, for example `fedbuff(buffer_size=10)`.
-        concurrency: nodes that train at the same time; None: all that are there when the run starts.
-        timeout: seconds after which another node trains in the place of one that has not replied; None: the `timeout`
-            of `start`.
-        store: a folder for the server's state. `start` goes on from it if it holds a server.
-        checkpoint_every: steps after which the nodes that train, arrivals that wait and the history are stored too.
-        evaluate_every: steps between evaluations.
         loss_key: of a node's training loss in its MetricRecord.
-        client_lr: learning rate of the nodes, for rules that take gradients; "client-lr" of a MetricRecord counts more.
-        local_steps: their number of local steps, likewise; "local-steps" of a MetricRecord counts more.
-        max_failures: replies in a row that are errors or are refused, after which `start` raises.
-        poll_interval: seconds between two looks for replies while there are none.
-        seed: of the choice of nodes.
-        num_threads: of a step; None: all CPUs of this process.
-        server_options: fields of `ServerOptions`, such as max_staleness. num_clients is the number of nodes at the
-            start if a rule needs it and it is not given.
-        options: of `flwr.serverapp.strategy.FedAvg`: fraction_evaluate, min_available_nodes, weighted_by_key, ...
+        client_key: of rules that keep something for each client, what tells a node in the next run, where it has
+            another id: a function of the node's id, or the key of an int or str in a MetricRecord or ConfigRecord of
+            each reply. None: the node's id.
+        options: the settings that all adapters share (docs/flower.md lists them): concurrency, timeout, store,
+            checkpoint_every, evaluate_every, max_failures, retry_after, poll_interval, seed, num_threads, client_lr,
+            local_steps, server_options; and those of `flwr.serverapp.strategy.FedAvg`: fraction_evaluate,
+            min_available_nodes, weighted_by_key, ... "client-lr" and "local-steps" of a reply's MetricRecord count more
+            than client_lr and local_steps.
 
     Attributes:
         server: the `afflux.Server` of the last run: params, counts, log, ...
+        result: of the last run, also of one that was interrupted.
         lost: counts of replies that belong to no open message ("unknown"), of nodes that replied with an error
             ("failed"), and of nodes that exceeded the timeout ("overdue").
+
+    Raises:
+        AffluxError: a setting has a wrong type or value.
+        TypeError: an option is neither a setting nor one of FedAvg.
     """
 
     def __init__(
         self,
         rule: Rule,
         *,
-        concurrency: int | None = None,
-        timeout: float | None = None,
-        store: "str | PathLike[str] | None" = None,
-        checkpoint_every: int = 10,
-        evaluate_every: int = 1,
         loss_key: str = "train_loss",
-        client_lr: float | None = None,
-        local_steps: int | None = None,
-        max_failures: int = 1000,
-        poll_interval: float = 0.05,
-        seed: int = 0,
-        num_threads: int | None = None,
-        server_options: Options | None = None,
+        client_key: str | Callable[[int], ClientId] | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(**options)
-        self.rule = rule
-        self.concurrency = concurrency
-        self.timeout = timeout
-        self.store = store
-        self.checkpoint_every, self.evaluate_every = checkpoint_every, evaluate_every
-        self.loss_key = loss_key
-        self.training = {"client_lr": client_lr, "local_steps": local_steps}
-        self.max_failures = max_failures
-        self.poll_interval = poll_interval
-        self.seed = seed
-        self.num_threads = num_threads
-        self.server_options: Options = server_options or {}
+        self.settings, others = RunSettings.split(options)
+        if not (client_key is None or isinstance(client_key, str) or callable(client_key)):
+            raise AffluxError(f"[AsyncStrategy] client_key is {brief(client_key)}, must be a function or a key")
+        super().__init__(**others)
+        self.rule, self.loss_key, self.client_key = rule, loss_key, client_key
         self.server: Server | None = None
+        self.result = Result()
         self.lost: dict[str, int] = {}
 
     def summary(self) -> None:
         """Logs the rule and the settings."""
         log(INFO, "\t├──> Asynchronous aggregation by afflux:")
         log(INFO, "\t│\t├── Rule: %s, M = %d", self.rule.name, self.rule.buffer_size)
-        log(INFO, "\t│\t└── Nodes at the same time: %s", self.concurrency or "all")
+        log(INFO, "\t│\t└── Nodes at the same time: %s", self.settings.concurrency or "all")
         super().summary()
+
+    def client_said(self, message: Message) -> object:
+        """The client that a reply says that it is of; None if `client_key` is no key of a record."""
+        if not isinstance(self.client_key, str):
+            return None
+        content = message.content
+        for record in (*content.metric_records.values(), *content.config_records.values()):
+            if self.client_key in record:
+                return record[self.client_key]
+        raise ValueError(f"the reply lacks {self.client_key!r}, the client_key")
 
     def start(
         self,
@@ -114,7 +107,7 @@ class AsyncStrategy(FedAvg):
             grid: any of Flower's.
             initial_arrays: the model; of a run that is resumed, only its names, shapes and dtypes count.
             num_rounds: steps of the server, those of the runs before included.
-            timeout: seconds for the reply of a node.
+            timeout: seconds for the reply of a node, if the setting of this name does not say it.
             train_config: sent to the nodes that train, with "server-round", the step that they train for.
             evaluate_config: sent to the nodes that evaluate.
             evaluate_fn: evaluates a version, called with its number and arrays.
@@ -123,13 +116,23 @@ class AsyncStrategy(FedAvg):
             The last version, and metrics by step, as FedAvg returns them by round.
 
         Raises:
-            AffluxError: the rule does not fit the model or the options.
-            RuntimeError: `max_failures` replies in a row were of no use.
+            AffluxError, StoreError: the rule does not fit the model or the options; the store is of another server.
+            RuntimeError: no node is of use.
         """
         log(INFO, "Starting %s strategy: %d steps", type(self).__name__, num_rounds)
         self.summary()
-        run = FlowerRun(self, grid, initial_arrays, timeout, train_config, evaluate_config, evaluate_fn)
-        try:
-            return run.to(num_rounds)
-        finally:
-            run.close()
+        key: Any = "said" if isinstance(self.client_key, str) else self.client_key
+        nodes = wait_for_nodes(grid, self.min_available_nodes)
+        training = TrainingRun(
+            self.rule, model_of(initial_arrays), self.settings, num_clients=nodes, timeout=timeout, key=key
+        )
+        self.server, self.lost = training.server, training.lost
+        transport = FlowerTransport(self, grid, training, initial_arrays, train_config, evaluate_config, evaluate_fn)
+        self.result = transport.history
+        with Loop(training, transport) as loop:
+            loop.run(num_rounds)
+            transport.finish()
+            self.result.arrays = transport.arrays(training.server.pull())
+        counts = {name: count for name, count in {**training.server.counts, **training.lost}.items() if count}
+        log(INFO, "Made %d steps: %s", training.server.version, counts)
+        return self.result

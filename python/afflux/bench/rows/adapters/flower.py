@@ -22,20 +22,20 @@ def flat_of(record: Any) -> Vector:
 
 def by_adapter(inputs: Inputs) -> Round:
     """What `AsyncStrategy` does with replies: bytes are read in place, converted, pushed; the next record is made."""
-    core, adapter = find("afflux.integrations._core"), find("afflux.integrations.flower")
+    core, adapter = find("afflux.integrations._core"), find("afflux.integrations._flower_run")
+    settings = find("afflux.integrations._settings").RunSettings(num_threads=inputs.num_threads)
     contain, _ = flower(inputs, {})
     start = {name: array.numpy() for name, array in model_of(torch.from_numpy(inputs.params[0])).items()}
-    server = core.open_server(fedavg(buffer_size=inputs.m), start, None, inputs.num_threads, {})
-    training = core.TrainingRun(server, concurrency=inputs.m, timeout=3600.0)
-    versions = core.VersionArrays(start, server.layout)
+    training = core.TrainingRun(fedavg(buffer_size=inputs.m), start, settings, num_clients=inputs.m)
+    server = training.server
     replies = [contain(models_of(inputs, k)) for k in range(len(inputs.updates))]
 
     def run(k: int) -> Any:
         for client in range(inputs.m):
             training.sent(str(client), training.assign(client))
         for client, reply in enumerate(replies[k]):
-            training.receive(str(client), lambda reply=reply: adapter.model_of(reply["arrays"]), num_examples=1)
-        return adapter.record_of(versions.of(server.pull()))
+            training.receive(str(client), lambda reply=reply: core.Trained(adapter.model_of(reply["arrays"]), 1))
+        return adapter.record_of(training.versions.of(server.pull()))
 
     def before(k: int) -> Arrays:
         return {"updates": inputs.updates[k], "params": server.params}

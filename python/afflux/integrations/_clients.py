@@ -1,0 +1,166 @@
+"""Which clients may train: their ids, their failures in a row, and how many a rule has room for.
+
+An address is what a framework sends to, such as the number of a node. The id is what the server knows the client by,
+and what cached rows are kept under. They are the same unless the adapter says otherwise.
+"""
+
+import random
+from collections.abc import Callable, Collection, Iterable
+from typing import Literal, NamedTuple
+
+from afflux import Server
+from afflux.integrations._settings import RunSettings
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import brief, plain_id
+from afflux.rules.rule import ClientId
+
+#: The id of the client at an address: a function, or "said" if each reply says it.
+ClientKey = Callable[[ClientId], ClientId] | Literal["said"]
+#: A client rests 2**10 times as long as after its first failure, at most.
+_MOST_DOUBLINGS = 10
+
+
+class _Failures(NamedTuple):
+    times: int  #: in a row
+    until: float  #: the client rests, by the run's clock
+    reason: str  #: of the last one
+
+
+class Clients:
+    """The clients of one run.
+
+    Args:
+        server: of the run.
+        settings: likewise.
+        key: the id of the client at an address; None: the address itself.
+    """
+
+    def __init__(self, server: Server, settings: RunSettings, key: ClientKey | None = None) -> None:
+        self._settings, self._key = settings, key
+        self._random = random.Random(settings.seed)
+        self._there: list[ClientId] = []
+        self._ids: dict[ClientId, ClientId] = {}  # by address, of those that are known
+        self._failures: dict[ClientId, _Failures] = {}  # by address
+        rule = server.rule
+        self._most = server.options.num_clients if rule.calibrate.cached or rule.needs.passes else None
+        self._rule = rule.name
+        #: The clients that the server's state speaks of: those with a row, and those that have entered in this pass.
+        self.known: set[ClientId] = set() if self._most is None else known_clients(server)
+
+    # Ids
+
+    def id_of(self, address: ClientId) -> ClientId:
+        """The id of the client at this address."""
+        found = self._ids.get(address)
+        if found is None:
+            if self._key is None or self._key == "said":
+                return address
+            found = self._ids[address] = plain_id(self._key(address), "client_key")
+        return found
+
+    def identify(self, address: ClientId, client: object) -> ClientId:
+        """The id of the client whose reply from this address says that it is `client`.
+
+        Raises:
+            AffluxError: it says no id, another one than before, or that of another client that is there; or the rule
+                has no room for one more client.
+        """
+        name = plain_id(client, "client_key") if self._key == "said" else self.id_of(address)
+        if self._most is not None and name not in self.known and len(self.known) >= self._most:
+            raise AffluxError(f"[clients] {brief(name)} would be client {self._most + 1} of num_clients={self._most}")
+        before = self._ids.get(address)
+        if before is not None and before != name:
+            raise AffluxError(f"[client_key] the client has said that it is {brief(before)}, and now {brief(name)}")
+        if before is None:
+            for other in self._there:
+                if other != address and self._ids.get(other) == name:
+                    raise AffluxError(f"[client_key] another client that is there is {brief(name)}")
+            self._ids[address] = name
+        return name
+
+    def require_known(self) -> None:
+        """Checks that a server that goes on knows some of those that are there.
+
+        Raises:
+            AffluxError: it knows none, so that what it keeps for each client would never be used again.
+        """
+        said = self._key == "said" and not all(address in self._ids for address in self._there)
+        if self._there and self.known and not said and self.known.isdisjoint(map(self.id_of, self._there)):
+            raise AffluxError(
+                f"[resume] the store keeps something for {len(self.known)} clients of {self._rule}, such as "
+                f"{brief(min(self.known, key=str))}, and none of the {len(self._there)} clients that are there is one "
+                f"of them: {brief(self.id_of(self._there[0]))}. Give client_key= with ids that stay the same"
+            )
+
+    # Choice
+
+    def are(self, addresses: Iterable[ClientId]) -> None:
+        """These are there now."""
+        self._there = list(addresses)
+        gone = self._failures.keys() - set(self._there)
+        for address in gone:
+            del self._failures[address]
+
+    def choose(self, count: int, busy: Collection[ClientId], now: float) -> list[ClientId]:
+        """Addresses of at most this many clients, drawn from those that are not busy and do not rest."""
+        idle = [address for address in self._there if address not in busy]
+        if self._failures:
+            idle = [address for address in idle if not self._rests(address, now)]
+        if self._most is not None:
+            return self._with_room(self._random.sample(idle, len(idle)), count, busy)
+        return self._random.sample(idle, min(count, len(idle)))
+
+    def _rests(self, address: ClientId, now: float) -> bool:
+        failed = self._failures.get(address)
+        return failed is not None and now < failed.until
+
+    def _with_room(self, idle: list[ClientId], count: int, busy: Collection[ClientId]) -> list[ClientId]:
+        """The first of these that the rule has room for."""
+        assert self._most is not None
+        taken = self.known | {self.id_of(address) for address in busy}
+        kept: list[ClientId] = []
+        for address in idle:
+            client = self.id_of(address)
+            unknown = self._key == "said" and address not in self._ids
+            if len(kept) < count and (unknown or client in taken or len(taken) < self._most):
+                kept.append(address)
+                taken.add(client)
+        return kept
+
+    # Failures
+
+    def succeeded(self, address: ClientId, client: ClientId, *, joined: bool) -> None:
+        """A reply was no failure, and perhaps it joined."""
+        self._failures.pop(address, None)
+        if joined and self._most is not None:
+            self.known.add(client)
+
+    def failed(self, address: ClientId, reason: str, took: float, now: float) -> None:
+        """A client has failed, or has not replied, after this many seconds."""
+        before = self._failures.get(address)
+        count = 1 if before is None else before.times + 1
+        rest = max(self._settings.retry_after, took) * 2 ** min(count - 1, _MOST_DOUBLINGS)
+        self._failures[address] = _Failures(count, now + rest, reason)
+
+    def require_some_of_use(self) -> None:
+        """Checks that not all clients fail.
+
+        Raises:
+            RuntimeError: all that are there have failed max_failures times in a row.
+        """
+        if len(self._failures) < len(self._there) or not self._there:
+            return
+        most = self._settings.max_failures
+        if all(self._failures[address].times >= most for address in self._there):
+            last = max(self._failures.values(), key=lambda failed: failed.until)
+            raise RuntimeError(
+                f"none of {len(self._there)} clients is of use: each has failed {most} times in a row or more, for "
+                f"example: {last.reason}"
+            )
+
+
+def known_clients(server: Server) -> set[ClientId]:
+    """The clients that a server's state speaks of by their ids."""
+    rows, passes = server.rows, server._aggregator.admission.state.passes
+    found: set[ClientId] = set() if rows is None else set(rows.client_ids)
+    return found if passes is None else found | set(passes.order[: passes.entered])

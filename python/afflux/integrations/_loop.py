@@ -1,0 +1,168 @@
+"""The loop of a framework that sends messages: it keeps clients training until the server has made so many steps."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from logging import Logger, getLogger
+from time import monotonic, sleep
+from typing import Any, Self
+
+from afflux import Task
+from afflux.integrations._core import NO_USE, Metrics, Trained, TrainingRun
+from afflux.rules.rule import ClientId
+
+#: Seconds between two looks for clients that have come or gone.
+_CLIENTS_EVERY = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A reply to a task."""
+
+    key: str  #: what `Transport.send` returned
+    read: Callable[[], Trained]  #: what it raises is the client's fault
+    error: str | None = None  #: the client has failed, or will never reply; `read` is not called
+
+
+class Transport(ABC):
+    """How a framework reaches its clients. Methods raise for failures of the framework only; those end the run."""
+
+    #: Of the framework, so that lines go where its users look.
+    logger: Logger = getLogger("afflux")
+    #: Whether clients that trained when a run ended may still reply to the next one.
+    replies_come = True
+    #: The type of `notes`, for msgspec.
+    schema: Any = dict[str, Any]
+
+    @abstractmethod
+    def clients(self) -> Iterable[ClientId]:
+        """The addresses of the clients that are there."""
+
+    @abstractmethod
+    def send(self, address: ClientId, task: Task) -> str | None:
+        """Sends `task.pulled`; returns the key of the reply, or None if the client cannot be reached."""
+
+    @abstractmethod
+    def replies(self, keys: list[str]) -> Iterable[Reply]:
+        """The replies to these that have come. Does not wait."""
+
+    def wait(self, seconds: float) -> None:
+        """Waits until a reply may have come, for so many seconds at most."""
+        sleep(seconds)
+
+    def step_done(self, step: int, metrics: list[Metrics]) -> None:  # noqa: B027
+        """The server has made this step, of replies with these metrics. Called once for each step that is seen."""
+
+    def evaluate(self, step: int) -> None:  # noqa: B027
+        """Evaluates the newest version, which is of this step. Called every `evaluate_every` steps and at the end."""
+
+    def notes(self) -> Mapping[str, Any]:
+        """What a checkpoint stores of the adapter, JSON-able."""
+        return {}
+
+    def restore(self, notes: Any) -> None:  # noqa: B027
+        """Takes over the notes of the last checkpoint, which are of the type `schema`."""
+
+
+class Loop:
+    """Keeps clients training. A context manager, which closes the store after a last checkpoint, whatever happens.
+
+    Args:
+        training: the server and its clients; closed if an error is raised here.
+        transport: to them.
+
+    Raises:
+        AffluxError: the store is that of another program, or of clients none of which is there.
+    """
+
+    def __init__(self, training: TrainingRun, transport: Transport) -> None:
+        self.training, self.transport = training, transport
+        try:
+            transport.restore(training.resume(transport.schema, replies_come=transport.replies_come))
+            training.clients.are(transport.clients())
+            training.clients.require_known()
+        except BaseException:
+            training.close()
+            raise
+        self._looked = monotonic()  # for clients
+        self._noted = training.server.version  # the newest step that was evaluated and logged
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.training.close(self.transport.notes())
+
+    def run(self, last: int) -> None:
+        """Goes on until the server has made this many steps; then no client has a task any more.
+
+        Raises:
+            RuntimeError: no client is of use.
+        """
+        server = self.training.server
+        if server.version == 0:
+            self.transport.evaluate(0)
+        while server.version < last:
+            self._send_out()
+            self._take_replies(last)
+        self.training.end()
+
+    def _send_out(self) -> None:
+        """Gives the newest version to idle clients, as far as more may train."""
+        training, clients = self.training, self.training.clients
+        if monotonic() - self._looked > _CLIENTS_EVERY:
+            clients.are(self.transport.clients())
+            clients.require_some_of_use()
+            self._looked = monotonic()
+        for address in training.choose():
+            task = training.assign(address)
+            try:
+                key = self.transport.send(address, task)
+            except BaseException:
+                task.cancel()
+                raise
+            training.sent(key, task, address)
+            if key is None:
+                self._warn_failed(address, "nothing can be sent to it")
+
+    def _take_replies(self, last: int) -> None:
+        came, server = False, self.training.server
+        for reply in self.transport.replies(self.training.keys):
+            came = True
+            if server.version < last:
+                self._take(reply)
+                self._note_step(last)
+        for key in self.training.expire():
+            self.transport.logger.warning("No reply to %s within %g s", key, self.training.timeout)
+            self.training.clients.require_some_of_use()
+        if not came:
+            server.poll()  # a step that flush_after asks for
+            self._note_step(last)
+            self.transport.wait(self.training.settings.poll_interval)
+
+    def _take(self, reply: Reply) -> None:
+        address = self.training.address_of(reply.key)
+        if reply.error is not None:
+            self.training.fail(reply.key, reply.error)
+            self._warn_failed(address, reply.error)
+            return
+        receipt = self.training.receive(reply.key, reply.read)
+        if receipt is not None and receipt.status in NO_USE:
+            self._warn_failed(address, f"its reply is {receipt.status}. {receipt.reason}")
+
+    def _warn_failed(self, address: ClientId | None, why: str) -> None:
+        if address is not None:
+            self.transport.logger.warning("Client %s: %s", address, why)
+            self.training.clients.require_some_of_use()
+
+    def _note_step(self, last: int) -> None:
+        """Logs, evaluates and stores the newest version, once, however its step came about."""
+        step, before, settings = self.training.server.version, self._noted, self.training.settings
+        if step == before:
+            return
+        self._noted = step
+        self.transport.step_done(step, self.training.take_metrics())
+        if step // settings.evaluate_every > before // settings.evaluate_every or step >= last:
+            self.transport.evaluate(step)
+        if step // settings.checkpoint_every > before // settings.checkpoint_every:
+            self.training.checkpoint(self.transport.notes())

@@ -1,0 +1,96 @@
+"""The settings of a run that all adapters share: one frozen, checked set."""
+
+from dataclasses import dataclass, field, fields
+from os import PathLike
+from typing import Any, Self
+
+from afflux.aggregation.options import Options, options_of
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import (
+    a_thread_count,
+    check_fields,
+    count_of,
+    instance,
+    integer,
+    not_negative,
+    optional,
+    path_of,
+    positive,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """How clients train for one server, whichever framework they are of.
+
+    Args:
+        concurrency: clients that train at the same time; None: all that are there when the run starts.
+        timeout: seconds after which another client trains in the place of one that has not replied, and a later reply
+            has no effect; None: as the framework says, else an hour.
+        store: a folder for the server's state; the run goes on from it if it holds a server. None: in memory.
+        checkpoint_every: steps after which the clients that train, arrivals that wait and the history are stored too.
+        evaluate_every: steps between evaluations.
+        max_failures: failures of a client in a row (errors, refused replies, no reply) after which it counts as of no
+            use. The run raises when that holds for all clients; until then each of them is tried again.
+        retry_after: seconds that a client rests after a failure, or as long as it took to fail if that is more; twice
+            as long after each further failure in a row, up to 1024 times.
+        poll_interval: seconds between two looks for replies while there are none.
+        seed: of the choice of clients.
+        num_threads: of a step; None: all CPUs of this process.
+        client_lr: learning rate of the clients, for rules that take gradients; what a reply says counts more.
+        local_steps: their number of local steps, likewise.
+        server_options: fields of `afflux.ServerOptions`, such as max_staleness. Not faults="raise": a client's fault
+            would end the run; not inplace=True: replies are models, which need the version that they started from.
+
+    Raises:
+        AffluxError: a setting has a wrong type or value.
+    """
+
+    concurrency: int | None = None
+    timeout: float | None = None
+    store: "str | PathLike[str] | None" = None
+    checkpoint_every: int = 10
+    evaluate_every: int = 1
+    max_failures: int = 5
+    retry_after: float = 0.5
+    poll_interval: float = 0.05
+    seed: int = 0
+    num_threads: int | None = None
+    client_lr: float | None = None
+    local_steps: int | None = None
+    server_options: Options = field(default_factory=lambda: Options())
+
+    def __post_init__(self) -> None:
+        count = count_of(1)
+        check_fields(self, count, "checkpoint_every", "evaluate_every", "max_failures", op="settings")
+        check_fields(self, optional(count), "concurrency", "local_steps", op="settings")
+        check_fields(self, optional(positive), "timeout", "client_lr", op="settings")
+        check_fields(self, not_negative, "poll_interval", "retry_after", op="settings")
+        check_fields(self, integer(0), "seed", op="settings")
+        check_fields(self, optional(a_thread_count), "num_threads", op="settings")
+        check_fields(self, optional(path_of), "store", op="settings")
+        check_fields(self, instance(dict, "a dict of fields of ServerOptions"), "server_options", op="settings")
+        try:
+            options_of("settings", None, self.server_options)
+        except AffluxError as error:
+            raise AffluxError(f"[settings] server_options: {error}") from None
+        refuse_options(self.server_options.get("faults", "record"), self.server_options.get("inplace", False))
+
+    @classmethod
+    def split(cls, given: dict[str, Any]) -> tuple[Self, dict[str, Any]]:
+        """The settings among keyword arguments, and the other arguments, for the framework's own class."""
+        names = {each.name for each in fields(cls)}
+        return cls(**{name: value for name, value in given.items() if name in names}), {
+            name: value for name, value in given.items() if name not in names
+        }
+
+
+def refuse_options(faults: str, inplace: bool) -> None:
+    """Raises for options of a server that no adapter can serve."""
+    if faults != "record":
+        raise AffluxError(f'[settings] a server with faults="{faults}" would end the run for one client\'s fault')
+    if inplace:
+        raise AffluxError(
+            "[settings] a server with inplace=True overwrites the version that a client trains from, and replies are "
+            "models, which need it"
+        )
