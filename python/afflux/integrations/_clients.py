@@ -68,6 +68,8 @@ class Clients:
         name = plain_id(client, "client_key") if self._key == "said" else self.id_of(address)
         if self._most is not None and name not in self.known and len(self.known) >= self._most:
             raise AffluxError(f"[clients] {brief(name)} would be client {self._most + 1} of num_clients={self._most}")
+        if self._key is None:
+            return name
         before = self._ids.get(address)
         if before is not None and before != name:
             raise AffluxError(f"[client_key] the client has said that it is {brief(before)}, and now {brief(name)}")

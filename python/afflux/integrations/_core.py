@@ -57,6 +57,7 @@ class Assignment:
     address: ClientId
     start: float  #: by the run's clock
     resumed: bool = False  #: opened by an earlier run; other clients train in its place, because its reply may be lost
+    pulled: Pulled | None = None  #: an older version than the task's, which the client has instead
 
 
 def missing(package: str, extra: str, error: ImportError) -> NoReturn:
@@ -180,9 +181,10 @@ class TrainingRun:
         """A task for the client at this address, of the newest version."""
         return self.server.checkout(self.clients.id_of(address), lease=self.timeout)
 
-    def sent(self, key: str | None, task: Task, address: ClientId | None = None) -> None:
+    def sent(self, key: str | None, task: Task, address: ClientId | None = None, pulled: Pulled | None = None) -> None:
         """The task was sent to this address (None: that of the client), and the reply to it will have this key; None:
-        it could not be sent.
+        it could not be sent. `pulled` is what the client has in the place of the task's version, if it got that before
+        its id was known.
         """
         where = task.client if address is None else address
         if key is None:
@@ -190,7 +192,7 @@ class TrainingRun:
             self.lost["failed"] += 1
             self.clients.failed(where, "nothing can be sent to it", 0.0, self._clock())
         else:
-            self._assigned[key] = Assignment(task, where, self._clock())
+            self._assigned[key] = Assignment(task, where, self._clock(), pulled=pulled)
 
     # Replies
 
@@ -222,7 +224,9 @@ class TrainingRun:
                 raise ValueError("the reply lacks its number of examples, which the rule weighs by")
             if self._needs_rate and (rate is None or steps is None):
                 raise ValueError("the reply lacks client_lr or local_steps, and the settings do not say them")
-            if client != task.client:  # the task was opened before the client has said who it is
+            if assigned.pulled is not None:
+                facts = {"client": client, "version": assigned.pulled}
+            elif client != task.client:  # the task was opened before the client has said who it is
                 facts = {"client": client, "version": task.pulled}
             number = as_float(trained.loss)
             facts["loss"] = number if number is not None and isfinite(number) else None
@@ -265,6 +269,10 @@ class TrainingRun:
         if not assigned.resumed:
             now = self._clock()
             self.clients.failed(assigned.address, reason, now - assigned.start, now)
+
+    def cancel(self, key: str) -> None:
+        """Ends an assignment, if it is open, because the client gets another one."""
+        self._end(key)
 
     def _end(self, key: str) -> Assignment | None:
         assigned = self._assigned.pop(key, None)
@@ -370,18 +378,29 @@ class VersionArrays:
     """The arrays of one version, by name and in the model's dtypes.
 
     Args:
-        arrays: the initial model.
+        arrays: the initial model: NumPy's arrays by name, or a torch module, whose versions are torch's tensors.
         layout: of the server.
     """
 
-    def __init__(self, arrays: Arrays, layout: Layout | None) -> None:
+    def __init__(self, arrays: Any, layout: Layout | None) -> None:
         assert layout is not None  # the server was made with a tree
         self._layout = layout
-        self._likes = {name: Like("numpy", np.asarray(array).dtype) for name, array in arrays.items()}
+        if isinstance(arrays, Mapping):
+            self._likes = {name: Like("numpy", np.asarray(array).dtype) for name, array in arrays.items()}
+        else:
+            self._likes = {name: Like.of(name, array) for name, array in layout.arrays(arrays).items()}
 
-    def of(self, version: Pulled) -> dict[str, npt.NDArray[Any]]:
+    def of(self, version: Pulled) -> dict[str, Any]:
         """Read-only views of the version's params, as far as they have the model's dtypes, else copies."""
-        views = self._layout.views(version.params, version.buffers)
+        return self._made(version.params, version.buffers)
+
+    def copied(self, version: Pulled) -> dict[str, Any]:
+        """As `of`, but of one copy of the version, which may be written to."""
+        buffers = None if version.buffers is None else np.array(version.buffers)
+        return self._made(np.array(version.params), buffers)
+
+    def _made(self, params: npt.NDArray[Any], buffers: npt.NDArray[Any] | None) -> dict[str, Any]:
+        views = self._layout.views(params, buffers)
         return {name: like.made_of(name, views[name]) for name, like in self._likes.items()}
 
 
