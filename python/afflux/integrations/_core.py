@@ -7,6 +7,7 @@ An adapter translates messages. For each client that shall train it calls `assig
 A framework that a loop drives has one in _loop.py; a framework that calls the adapter uses `TrainingRun` itself.
 """
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from logging import getLogger
@@ -22,6 +23,7 @@ import numpy.typing as npt
 from afflux import Layout, Pulled, Server, Task, ops
 from afflux.aggregation.options import Options
 from afflux.aggregation.reports import Receipt
+from afflux.arrays.interop import on_host
 from afflux.arrays.likeness import Like
 from afflux.integrations._clients import ClientKey, Clients
 from afflux.integrations._settings import RunSettings, refuse_options
@@ -47,6 +49,7 @@ class Trained(msgspec.Struct, frozen=True):
     local_steps: Any = None  #: likewise
     metrics: Metrics | None = None  #: kept until the next step, if the reply joins
     client: Any = None  #: the client's id, if replies say it (client_key="said")
+    delta: bool = False  #: `arrays` is what the client added to the model that it was sent, buffers included
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +234,11 @@ class TrainingRun:
             number = as_float(trained.loss)
             facts["loss"] = number if number is not None and isfinite(number) else None
             facts["num_examples"] = 1 if trained.num_examples is None else trained.num_examples
-            facts.update(model=trained.arrays, client_lr=rate, local_steps=steps)
+            facts.update(client_lr=rate, local_steps=steps)
+            if trained.delta:
+                facts.update(update=trained.arrays, buffers=self._buffers_of(task, trained.arrays))
+            else:
+                facts["model"] = trained.arrays
             metrics = None if trained.metrics is None else dict(trained.metrics)
         except Exception as error:  # bytes that are no array, a record that lacks one, MemoryError for a made-up header
             facts = {"task": task, "model": _Unreadable(error)}
@@ -246,6 +253,15 @@ class TrainingRun:
             if joined and metrics is not None:
                 self._metrics.append(metrics)
         return receipt
+
+    def _buffers_of(self, task: Task, delta: Arrays) -> npt.NDArray[np.float64] | None:
+        """The client's own values of the model's buffers, from what it added to them."""
+        layout = self.server.layout
+        if layout is None or not layout.buffers:
+            return None
+        base = task.pulled.buffers
+        assert base is not None
+        return base + layout.flatten_buffers(delta)
 
     def fail(self, key: str, reason: str = "error") -> None:
         """The client has failed, or will never reply."""
@@ -375,33 +391,44 @@ def weighs_by_examples(rule: Rule) -> bool:
 
 
 class VersionArrays:
-    """The arrays of one version, by name and in the model's dtypes.
+    """The arrays of one version, by name, and of the library and dtypes of the model's.
 
     Args:
-        arrays: the initial model: NumPy's arrays by name, or a torch module, whose versions are torch's tensors.
+        arrays: the initial model.
         layout: of the server.
     """
 
-    def __init__(self, arrays: Any, layout: Layout | None) -> None:
+    def __init__(self, arrays: Arrays, layout: Layout | None) -> None:
         assert layout is not None  # the server was made with a tree
         self._layout = layout
-        if isinstance(arrays, Mapping):
-            self._likes = {name: Like("numpy", np.asarray(array).dtype) for name, array in arrays.items()}
-        else:
-            self._likes = {name: Like.of(name, array) for name, array in layout.arrays(arrays).items()}
+        self._likes = {name: Like.of(name, array) for name, array in arrays.items()}
+        if any(like.library == "torch" for like in self._likes.values()):
+            _silence_torch()
 
     def of(self, version: Pulled) -> dict[str, Any]:
-        """Read-only views of the version's params, as far as they have the model's dtypes, else copies."""
-        return self._made(version.params, version.buffers)
+        """Views of the version's params, as far as they have the model's dtypes, else copies.
+
+        NumPy's are read-only. torch has no read-only tensors: whoever gets them must not write to them.
+        """
+        return self._made_of(version.params, version.buffers)
 
     def copied(self, version: Pulled) -> dict[str, Any]:
-        """As `of`, but of one copy of the version, which may be written to."""
-        buffers = None if version.buffers is None else np.array(version.buffers)
-        return self._made(np.array(version.params), buffers)
+        """A copy of the version, which may be written to."""
+        buffers = None if version.buffers is None else version.buffers.copy()
+        return self._made_of(on_host(version.params, copy=True), buffers)
 
-    def _made(self, params: npt.NDArray[Any], buffers: npt.NDArray[Any] | None) -> dict[str, Any]:
+    def _made_of(self, params: Any, buffers: npt.NDArray[np.float64] | None) -> dict[str, Any]:
         views = self._layout.views(params, buffers)
         return {name: like.made_of(name, views[name]) for name, like in self._likes.items()}
+
+
+def _silence_torch() -> None:
+    """Has torch give its only warning about tensors of read-only memory where nobody sees it."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.from_numpy(np.broadcast_to(np.float32(0), 1))
 
 
 _log = getLogger("afflux")
