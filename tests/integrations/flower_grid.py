@@ -54,6 +54,9 @@ class FakeGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         keys = []
         for message in messages:
+            if message.metadata.dst_node_id not in self.nodes:
+                keys.append("")
+                continue
             key = str(uuid4())
             message.metadata.__dict__["_message_id"] = key
             self.place[key] = len(self.sent)

@@ -11,14 +11,14 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
 
-from flwr.app import Array, ArrayRecord, Error, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 from afflux import AffluxError, Server, replay
 from afflux.integrations._core import TrainingRun
 from afflux.integrations._loop import Loop
 from afflux.integrations.flower import AsyncStrategy, model_of, record_of
-from afflux.rules import ca2fl, fadas, fedavg, fedbuff, wkafl
+from afflux.rules import ca2fl, fadas, fedavg, fedbuff, mf_ca2fl, wkafl
 from flower_grid import FakeGrid, adds
 
 NODES = [2**63 + 7, 5, 2**64 - 1, 11]
@@ -166,6 +166,12 @@ def bad(kind):
             arrays["b"] = Array("float32", (5,), "numpy.ndarray", b"")
         elif kind == "objects":
             arrays["b"] = Array(np.array(["a"] * 5))
+        elif kind == "header":
+            arrays["b"] = Array("float32", (5,), "numpy.ndarray", b"\x93NUMPY\x01\x00" + b"\x28\x23" + b"-" * 9000)
+        elif kind == "many":
+            return RecordDict({"arrays": reply["arrays"], "more": reply["arrays"], "metrics": reply["metrics"]})
+        elif kind == "many metrics":
+            return RecordDict({"arrays": reply["arrays"], "more": reply["metrics"], "metrics": reply["metrics"]})
         content = {"arrays": ArrayRecord(arrays), "metrics": reply["metrics"]}
         if kind == "zero":
             content["metrics"] = MetricRecord({"num-examples": 0})
@@ -186,6 +192,9 @@ FAULTS = {
     "shape": "faulty",
     "name": "faulty",
     "bytes": "faulty",
+    "header": "faulty",
+    "many": "faulty",
+    "many metrics": "faulty",
     "no bytes": "faulty",
     "objects": "faulty",
     "no arrays": "faulty",
@@ -288,6 +297,135 @@ def test_evaluation_goes_on_beside_training():
     assert sorted(result.evaluate_metrics_clientapp) == [2, 4, 5]
     for step in (2, 4, 5):  # the mean over the two arrays' means, of the same version
         assert result.evaluate_metrics_clientapp[step]["mean"] == pytest.approx(step, abs=2.0)
+
+
+@pytest.mark.parametrize("gone", ["error", "unreadable", "silent"])
+def test_an_evaluation_ends_when_its_replies_have_come_or_never_will(gone):
+    """Errors of Flower's own are of the type "system"; of one that cannot be read nothing else is lost."""
+    node = adds(1.0, 10)
+
+    def replies(message):
+        if message.metadata.message_type == "train":
+            return node(message)
+        return None if gone == "silent" else Error(3, "unavailable")
+
+    class Grid(FakeGrid):
+        def pull_messages(self, message_ids):
+            if gone == "unreadable":
+                for key in message_ids:
+                    if key in self.under_way and self.under_way[key].has_error():
+                        if len(list(message_ids)) == 1:
+                            self.under_way.pop(key)
+                        raise ValueError("not the bytes of a message")
+            found = super().pull_messages(message_ids)
+            for message in found:
+                if message.has_error():
+                    message.metadata.__dict__["_message_type"] = "system"
+            return found
+
+    own = strategy(fedbuff(buffer_size=2), fraction_evaluate=1.0, min_evaluate_nodes=1, timeout=3.0)
+    begin = time.monotonic()
+    result = own.start(Grid({1: replies, 2: adds(1.0, 10)}), initial(), num_rounds=2)
+    assert (time.monotonic() - begin < 2.5) is (gone != "silent")
+    assert own.lost["failed"] == own.lost["unknown"] == 0
+    assert sorted(result.evaluate_metrics_clientapp) == [1, 2]
+    assert own.server.counts["joined"] >= 4
+
+
+@pytest.mark.parametrize("key", ["", None])
+def test_a_message_to_a_node_that_has_gone_leaves_no_task(key):
+    class Grid(FakeGrid):
+        def push_messages(self, messages):
+            (message,) = messages
+            return [key] if message.metadata.dst_node_id == 2 else super().push_messages([message])
+
+    own = strategy(fedbuff(buffer_size=2))
+    own.start(Grid({1: adds(1.0), 2: adds(1.0)}), initial(), num_rounds=5)
+    assert own.server.tasks == ()
+    assert own.server.counts["joined"] == 10
+    assert own.lost["failed"] > 0
+
+
+def test_training_goes_on_when_nodes_for_the_evaluation_have_left():
+    """FedAvg would wait until as many nodes are there again."""
+    grid = FakeGrid({1: adds(1.0), 2: adds(1.0)})
+    own = strategy(fedbuff(buffer_size=1), fraction_evaluate=1.0, min_evaluate_nodes=2, min_available_nodes=2)
+
+    def central(step, arrays):
+        if step == 3:
+            del grid.nodes[2]
+
+    result = own.start(grid, initial(), num_rounds=8, evaluate_fn=central)
+    assert sorted(result.evaluate_metrics_clientapp) == [1, 2]
+
+
+def renamed(nodes, names):
+    """The same nodes under other ids, as in the next run of Flower's simulation."""
+    return dict(zip(names, nodes.values(), strict=True))
+
+
+def said(partition):
+    node = adds(1.0, 10)
+
+    def replies(message):
+        return RecordDict({**node(message), "who": ConfigRecord({"partition": partition})})
+
+    return replies
+
+
+@pytest.mark.parametrize("rule", [ca2fl(buffer_size=2), mf_ca2fl(buffer_size=2)], ids=lambda rule: rule.name)
+def test_rows_of_nodes_that_have_other_ids_in_the_next_run(rule, tmp_path):
+    def run(steps, nodes, client_key=None):
+        own = strategy(rule, store=tmp_path / "store", client_key=client_key)
+        own.start(FakeGrid(nodes), initial(), num_rounds=steps)
+        with Server.open(tmp_path / "store") as server:
+            return sorted(server.rows.client_ids)
+
+    nodes = {101: said("ann"), 102: said("bob"), 103: said("eve")}
+    assert run(6, nodes, "partition") == ["ann", "bob", "eve"]
+    assert run(12, renamed(nodes, [201, 202, 203]), "partition") == ["ann", "bob", "eve"]
+    with pytest.raises(AffluxError, match=r"none of the 3 .* is one of them: 301\. Give client_key="):
+        run(18, renamed(nodes, [301, 302, 303]))
+    names = {401: "ann", 402: "bob", 403: "eve"}
+    assert run(18, renamed(nodes, names), names.get) == ["ann", "bob", "eve"]
+    with pytest.raises(RuntimeError, match="the reply lacks 'partitoin', the client_key"):
+        strategy(rule, client_key="partitoin", max_failures=1).start(FakeGrid(nodes), initial())
+    with pytest.raises(AffluxError, match="client_key is 3, must be a function or a key"):
+        strategy(rule, client_key=3)
+
+
+def test_a_run_of_flower_is_interrupted_and_keeps_its_result(tmp_path):
+    def interrupt(step, arrays):
+        if step == 4:
+            raise KeyboardInterrupt
+        return MetricRecord({"step": step})
+
+    own = strategy(fedbuff(buffer_size=2), store=tmp_path / "store", checkpoint_every=100)
+    with pytest.raises(KeyboardInterrupt):
+        own.start(grid_of(1.0, 2.0), initial(), num_rounds=9, evaluate_fn=interrupt)
+    assert sorted(own.result.train_metrics_clientapp) == [1, 2, 3, 4]
+    assert sorted(own.result.evaluate_metrics_serverapp) == [0, 1, 2, 3]
+    again = strategy(fedbuff(buffer_size=2), store=tmp_path / "store")
+    result = again.start(grid_of(1.0, 2.0), initial(), num_rounds=6)
+    assert sorted(result.train_metrics_clientapp) == [1, 2, 3, 4, 5, 6]
+    assert sorted(result.evaluate_metrics_serverapp) == [0, 1, 2, 3]
+
+
+def test_metrics_without_the_weight_are_not_aggregated():
+    def node(message):
+        reply = adds(1.0)(message)
+        return RecordDict({"arrays": reply["arrays"]})
+
+    own = strategy(fedbuff(buffer_size=2))
+    assert not own.start(FakeGrid({1: node, 2: node}), initial(), num_rounds=2).train_metrics_clientapp
+    assert own.server.counts["joined"] == 4
+
+
+def test_options_that_are_none():
+    with pytest.raises(TypeError, match="concurency"):
+        strategy(fedbuff(), concurency=3)
+    with pytest.raises(AffluxError, match=r"\[settings\] concurrency is 0"):
+        strategy(fedbuff(), concurrency=0)
 
 
 def test_rules_that_take_gradients():

@@ -152,6 +152,7 @@ class TrainingRun:
         self._needs_rate = rule.kind == "gradient"
         self._needs_examples = weighs_by_examples(rule)
         self._clock = clock
+        self._lease = self.timeout if clock is monotonic else None  # the server's own clock is not virtual
         self._assigned: dict[str, Assignment] = {}
         self._metrics: list[Metrics] = []
 
@@ -166,6 +167,18 @@ class TrainingRun:
         """Where the task went whose reply has this key; None if it is not open."""
         assigned = self._assigned.get(key)
         return None if assigned is None else assigned.address
+
+    def __len__(self) -> int:
+        """How many assignments are open."""
+        return len(self._assigned)
+
+    def version_of(self, key: str) -> Pulled | None:
+        """The version that a client trains from; None if its assignment is not open, or the version no longer held."""
+        assigned = self._assigned.get(key)
+        try:
+            return None if assigned is None else assigned.pulled or assigned.task.pulled
+        except AffluxError:
+            return None
 
     @property
     def free(self) -> int:
@@ -182,7 +195,7 @@ class TrainingRun:
 
     def assign(self, address: ClientId) -> Task:
         """A task for the client at this address, of the newest version."""
-        return self.server.checkout(self.clients.id_of(address), lease=self.timeout)
+        return self.server.checkout(self.clients.id_of(address), lease=self._lease)
 
     def sent(self, key: str | None, task: Task, address: ClientId | None = None, pulled: Pulled | None = None) -> None:
         """The task was sent to this address (None: that of the client), and the reply to it will have this key; None:
