@@ -168,7 +168,8 @@ class TrainingRun:
         assigned = self._assigned.get(key)
         return None if assigned is None else assigned.address
 
-    def __len__(self) -> int:
+    @property
+    def open(self) -> int:
         """How many assignments are open."""
         return len(self._assigned)
 
@@ -407,14 +408,15 @@ class VersionArrays:
     """The arrays of one version, by name, and of the library and dtypes of the model's.
 
     Args:
-        arrays: the initial model.
+        arrays: the initial model: arrays by name, or a torch module.
         layout: of the server.
     """
 
-    def __init__(self, arrays: Arrays, layout: Layout | None) -> None:
+    def __init__(self, arrays: Any, layout: Layout | None) -> None:
         assert layout is not None  # the server was made with a tree
         self._layout = layout
-        self._likes = {name: Like.of(name, array) for name, array in arrays.items()}
+        named = arrays if isinstance(arrays, Mapping) else layout.arrays(arrays)
+        self._likes = {name: Like.of(name, array) for name, array in named.items()}
         if any(like.library == "torch" for like in self._likes.values()):
             _silence_torch()
 
