@@ -1,0 +1,150 @@
+"""Calls of Collab's clients, and what they return."""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from functools import partial
+from math import isfinite
+from threading import Event
+from typing import Any, NoReturn
+
+from nvflare.app_common.abstract.fl_model import FLModel, MetaKey
+from nvflare.collab import collab
+from nvflare.collab.api.exceptions import RunAborted
+from nvflare.collab.api.proxy_list import ProxyList
+
+from afflux import Task
+from afflux.arrays.interop import own_arrays
+from afflux.integrations._core import Metrics, Trained, TrainingRun
+from afflux.integrations._loop import Reply, Transport
+from afflux.ops.validation import as_float, brief
+from afflux.rules.rule import ClientId
+
+Model = Mapping[str, Any]
+#: Metrics of a reply that are kept, and the characters of their names.
+_MOST_METRICS, _MOST_NAME = 100, 100
+
+
+class CollabTransport(Transport):
+    """The clients of a Collab job.
+
+    Args:
+        app: an AsyncServer, whose module imports this one.
+        sites: proxies of the clients, by name.
+        training: of the run.
+    """
+
+    replies_come = False  #: a call ends with the job that made it
+
+    def __init__(self, app: Any, sites: Mapping[Any, Any], training: TrainingRun) -> None:
+        self.logger = app.logger
+        self._app, self._training = app, training
+        self._sites = dict[ClientId, Any](sites)
+        self._model: tuple[int, Model] = (-1, {})  # that was sent last
+        self._open: dict[str, Any] = {}  # results of the calls that have not ended, by key
+        self._came: deque[tuple[str, Any]] = deque()
+        self._something_came = Event()
+
+    def clients(self) -> Iterable[ClientId]:
+        """The names of the sites; NVFlare fixes them when the job starts."""
+        return list(self._sites)
+
+    def send(self, address: ClientId, task: Task) -> str | None:
+        """Calls the client's function, without waiting."""
+        key, version = task.id, task.version
+        if self._model[0] != version:
+            self._model = version, self._training.versions.of(task.pulled)  # NVFlare serializes it, in another thread
+        group = ProxyList([self._sites[address]])(
+            blocking=False, timeout=self._training.timeout, process_resp_cb=self._take, key=key
+        )
+        try:
+            function = getattr(group, self._app.call)
+            self._open[key] = function(self._model[1], version, **(self._app.call_args or {}))
+        except (RuntimeError, TypeError) as error:  # the client publishes no such function, or one of other arguments
+            self.logger.warning("Client %s cannot be called: %s", address, error)
+            return None
+        return key
+
+    def _take(self, call: Any, result: Any, key: str) -> None:
+        """Called in a thread of NVFlare's with what a client returned."""
+        self._came.append((key, result))
+        self._something_came.set()
+
+    def replies(self, keys: list[str]) -> Iterable[Reply]:
+        """What clients returned, and the calls that failed."""
+        if collab.is_aborted:
+            raise RunAborted("the job was aborted")
+        self._something_came.clear()
+        found = []
+        while self._came:
+            key, result = self._came.popleft()
+            self._open.pop(key, None)
+            found.append(Reply(key, partial(self._read, result)))
+        for key, results in [*self._open.items()]:
+            if results.failures:  # nothing is called for these
+                del self._open[key]
+                found.append(Reply(key, _nothing, str(next(iter(results.failures.values())))))
+        return found
+
+    def wait(self, seconds: float) -> None:
+        """Until a client has returned something."""
+        self._something_came.wait(seconds)
+
+    def _read(self, result: Any) -> Trained:
+        app, kind, meta = self._app, None, {}
+        if isinstance(result, FLModel):
+            params, found, kind, meta = result.params, result.metrics or {}, result.params_type, result.meta
+        elif isinstance(result, tuple | list) and len(result) == 2:
+            params, found = result
+        else:
+            params, found = result, {}
+        if not (isinstance(params, Mapping) and isinstance(found, Mapping)):
+            raise ValueError(f"the reply is {brief(result)}, must be params by name, (params, metrics) or an FLModel")
+        if kind is not None and kind != app.params_type:
+            raise ValueError(f"the FLModel is {kind}, params_type says {app.params_type}")
+        return Trained(
+            _in_memory(params),
+            found.get(app.weight_key, meta.get(MetaKey.NUM_STEPS_CURRENT_ROUND)),
+            found.get(app.loss_key),
+            found.get("client_lr"),
+            found.get("local_steps"),
+            _numbers(found) or None,
+            delta=app.params_type == "DIFF",
+        )
+
+    def step_done(self, step: int, metrics: list[Metrics]) -> None:
+        """Sends the means of the clients' metrics."""
+        names = {name: None for own in metrics for name in own}
+        values = {name: [own[name] for own in metrics if name in own] for name in names}
+        means = {name: sum(each) / len(each) for name, each in values.items()}
+        self.logger.info("Version %d %s", step, {name: f"{mean:.4g}" for name, mean in means.items()})
+        self._app.publish_metrics("train", step, means)
+
+    def evaluate(self, step: int) -> None:
+        """Fires the event of a new version, and evaluates it here."""
+        model = self._training.versions.copied(self._training.server.pull())
+        self._app.publish_version(step, model)
+        metrics = _numbers(self._app.evaluate(step, model) or {})
+        if metrics:
+            self.logger.info("Evaluation of version %d: %s", step, metrics)
+            self._app.publish_metrics("evaluate", step, metrics)
+
+
+def _in_memory(params: Model) -> Model:
+    """With the arrays that NVFlare has left on disk."""
+    if set(map(type, params.values())) <= own_arrays():
+        return params
+    return {name: array.materialize() if hasattr(array, "materialize") else array for name, array in params.items()}
+
+
+def _numbers(metrics: Mapping[Any, Any]) -> dict[str, float]:
+    """Those of the metrics that trackers take: finite numbers, not too many."""
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
+        number = as_float(value) if isinstance(name, str) and len(name) <= _MOST_NAME else None
+        if number is not None and isfinite(number) and len(found) < _MOST_METRICS:
+            found[name] = number
+    return found
+
+
+def _nothing() -> NoReturn:
+    raise ValueError("the call has failed")

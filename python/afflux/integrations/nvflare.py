@@ -1,0 +1,191 @@
+"""Asynchronous aggregation for NVIDIA FLARE's Collab API: `AsyncServer` as the server object of a `CollabRecipe`, with
+any rule. See docs/nvflare.md.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from afflux.integrations._core import Metrics, TrainingRun, missing
+from afflux.integrations._loop import Loop
+from afflux.integrations._settings import RunSettings
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import brief, count_of, instance, integer, one_of
+from afflux.rules import from_config, make
+from afflux.rules.presets.framework_names import FRAMEWORK_NAMES
+from afflux.rules.rule import Rule
+from afflux.server.server import Server
+
+try:
+    from nvflare.apis.analytix import AnalyticsDataType
+    from nvflare.apis.fl_component import FLComponent
+    from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
+    from nvflare.app_common.abstract.model import make_model_learnable
+    from nvflare.app_common.app_constant import AppConstants
+    from nvflare.app_common.app_event_type import AppEventType
+    from nvflare.collab import collab
+except ImportError as error:
+    missing("nvflare 2.9", "nvflare", error)
+
+from afflux.integrations._nvflare_calls import CollabTransport, Model
+
+#: Of a model's parameters: the clients' own, or what they added to those that they were sent.
+ParamsType = Literal["FULL", "DIFF"]
+_NAMES = FRAMEWORK_NAMES["nvflare"]
+
+
+class AsyncServer(FLComponent):  # type: ignore[misc]
+    """Keeps `concurrency` clients training, and makes a new version of every M replies.
+
+    A subclass defines `initial_model`, and perhaps `evaluate`. Its module is sent to the server with the job, whose
+    configuration is JSON: arguments are plain data.
+
+    Clients publish `train(model, version)`, which returns the params by name, or a pair of params and metrics, or an
+    `FLModel`. Of a reply's metrics, "client_lr" and "local_steps" count more than the settings of these names.
+
+    Args:
+        rule: the name of a rule in `afflux.rules`, or its configuration (`Rule.to_config`), or the rule.
+        rule_options: of the rule of this name. NVFlare's names are taken, too: num_updates_for_model,
+            max_model_history, global_lr; and of "fedbuff", which is NVFlare's own then, staleness_weight.
+        num_rounds: versions that are made, those of the runs before included.
+        call: the function that clients publish.
+        call_args: more arguments of this function, by name.
+        params_type: what replies hold: "FULL", the client's model, or "DIFF", what it added to the one that it was
+            sent. An `FLModel` of the other type is refused.
+        weight_key: of the number of examples, or local steps, in a reply's metrics, for rules that weigh by it. Of an
+            `FLModel` without it, NUM_STEPS_CURRENT_ROUND of its meta counts.
+        loss_key: of the training loss in a reply's metrics.
+        settings: those that all adapters share, by name (docs/nvflare.md lists them): concurrency, timeout, store, ...
+
+    Attributes:
+        server: the `afflux.Server` of the run: params, counts, log, ...
+        lost: counts of replies without an open call ("unknown"), of calls that failed ("failed"), and of clients that
+            exceeded the timeout ("overdue").
+
+    Raises:
+        AffluxError: an argument has a wrong type or value.
+    """
+
+    def __init__(
+        self,
+        rule: str | Mapping[str, Any] | Rule = "fedbuff",
+        rule_options: Mapping[str, Any] | None = None,
+        num_rounds: int = 3,
+        call: str = "train",
+        call_args: Mapping[str, Any] | None = None,
+        params_type: ParamsType = "FULL",
+        weight_key: str = "num_steps",
+        loss_key: str = "train_loss",
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        # NVFlare reads these attributes by the names of the arguments, and writes them into the job's configuration.
+        self.rule = (
+            rule.to_config() if isinstance(rule, Rule) else rule if isinstance(rule, str) else _plain("rule", rule)
+        )
+        self.rule_options = _plain("rule_options", rule_options)
+        self.call_args = _plain("call_args", call_args)
+        self.settings = _plain("settings", settings)
+        self.num_rounds = count_of(1)("AsyncServer", "num_rounds", num_rounds)
+        self.call, self.weight_key, self.loss_key = (
+            instance(str, "a str")("AsyncServer", name, value)
+            for name, value in (("call", call), ("weight_key", weight_key), ("loss_key", loss_key))
+        )
+        self.params_type = one_of("FULL", "DIFF")("AsyncServer", "params_type", params_type)
+        self.server: Server | None = None
+        self.lost: dict[str, int] = {}
+        self.configured()  # errors are raised where the job is made
+        if type(self).initial_model is AsyncServer.initial_model:
+            # Of this class itself, NVFlare would put the module nvflare.py into the job, in the place of its own.
+            raise AffluxError(f"[AsyncServer] {type(self).__name__} lacks initial_model(): define it in a subclass")
+
+    def initial_model(self) -> Model:
+        """The params of version 0 by name, such as a state_dict; those that are sent are of its library and dtypes."""
+        raise NotImplementedError
+
+    def evaluate(self, version: int, model: Model) -> Metrics | None:
+        """Evaluates a version, every `evaluate_every` versions; numbers by name are sent to NVFlare's trackers.
+
+        Args:
+            version: its number.
+            model: a copy of its params.
+        """
+        return None
+
+    def configured(self) -> tuple[Rule, RunSettings]:
+        """The rule and the settings that the arguments describe."""
+        options, most = dict(self.rule_options or {}), None
+        if "max_model_history" in options:
+            history = options.pop("max_model_history")
+            if history is not None:  # None: all are kept
+                most = integer(1)("AsyncServer", "max_model_history", history) - 1
+        settings, others = RunSettings.split(dict(self.settings or {}))
+        if others:
+            raise AffluxError(f"[AsyncServer] settings has {brief(min(others))}, which is no setting")
+        if most is not None:
+            if "max_staleness" in settings.server_options:
+                raise AffluxError("[AsyncServer] max_model_history and max_staleness are both given")
+            given = {**(self.settings or {}), "server_options": {**settings.server_options, "max_staleness": most}}
+            settings, _ = RunSettings.split(given)
+        return self._rule(options), settings
+
+    def _rule(self, options: dict[str, Any]) -> Rule:
+        if not isinstance(self.rule, str):
+            if options:
+                raise AffluxError("[AsyncServer] rule_options are those of a rule that is given by its name")
+            return from_config(self.rule or {})
+        if self.rule == "fedbuff" and not _NAMES.keys().isdisjoint(options):
+            options.setdefault("dialect", "nvflare")
+        elif self.rule != "fedbuff":
+            for name in ("num_updates_for_model", "global_lr"):
+                ours = _NAMES[name]
+                if name in options and ours is not None:
+                    if ours in options:
+                        raise AffluxError(f"[AsyncServer] {name} and {ours} are both given, must be one of them")
+                    options[ours] = options.pop(name)
+        return make(self.rule, **options)
+
+    @collab.main  # type: ignore[untyped-decorator]
+    def run(self) -> Model:
+        """Trains until the server has made `num_rounds` versions; returns a copy of the last one.
+
+        Raises:
+            AffluxError, StoreError: the rule does not fit the model or the options; the store is of another server.
+            RuntimeError: no client is of use.
+            RunAborted: the job was aborted.
+        """
+        rule, settings = self.configured()
+        sites = {proxy.name: proxy for proxy in collab.clients}
+        training = TrainingRun(rule, self.initial_model(), settings, num_clients=len(sites))
+        self.server, self.lost = training.server, training.lost
+        with Loop(training, CollabTransport(self, sites, training)) as loop:
+            loop.run(self.num_rounds)
+            last = training.versions.copied(training.server.pull())
+        counts = {name: count for name, count in {**training.server.counts, **training.lost}.items() if count}
+        self.logger.info("Made %d versions by %s: %s", training.server.version, rule.name, counts)
+        return last
+
+    # NVFlare's events
+
+    def publish_version(self, version: int, model: Model) -> None:
+        """Fires GLOBAL_WEIGHTS_UPDATED, for persistors and other handlers."""
+        with collab.fl_ctx.get_engine().new_context() as context:
+            context.set_prop(AppConstants.GLOBAL_MODEL, make_model_learnable(model, {}), private=True, sticky=True)
+            context.set_prop(AppConstants.CURRENT_ROUND, version, private=True, sticky=True)
+            self.fire_event(AppEventType.GLOBAL_WEIGHTS_UPDATED, context)
+
+    def publish_metrics(self, group: str, version: int, metrics: Metrics) -> None:
+        """Sends numbers to NVFlare's trackers, such as its TensorBoard receiver, under the tags group/name."""
+        with collab.fl_ctx.get_engine().new_context() as context:
+            for name, value in metrics.items():
+                tag, kind = f"{group}/{name}", AnalyticsDataType.SCALAR
+                send_analytic_dxo(self, create_analytic_dxo(tag, value, kind, global_step=version), context)
+
+
+def _plain(name: str, value: Any) -> dict[str, Any] | None:
+    """An argument as the job's configuration holds it."""
+    try:
+        found: dict[str, Any] = json.loads(json.dumps(value if value is None else dict(value)))
+    except (TypeError, ValueError) as error:
+        raise AffluxError(f"[AsyncServer] {name} is {brief(value)}, must be a dict as JSON has it: {error}") from None
+    return found
