@@ -1,0 +1,252 @@
+"""Asynchronous aggregation for FLGo: `algorithm(rule)` in the place of `flgo.algorithm.fedbuff`, with any rule.
+
+Clients, tasks, loggers and simulators stay as they are. See docs/flgo.md.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from os import PathLike
+from typing import Any
+
+from afflux.aggregation.options import Options
+from afflux.integrations._core import NO_USE, Trained, TrainingRun, missing
+from afflux.integrations._flgo_config import Notes, notes_of, refuse_options, rule_of, warn_of_version
+from afflux.integrations._settings import RunSettings
+from afflux.ops.errors import AffluxError
+from afflux.rules.rule import Rule
+
+try:
+    from flgo.algorithm.asyncbase import AsyncServer
+    from flgo.algorithm.fedbase import BasicClient
+except ImportError as error:
+    missing("flgo", "flgo", error)
+
+__all__ = ["AffluxServer", "algorithm"]
+
+#: What a package has beside FLGo's own `__cid` and `__t`: the id of the task that it answers.
+TASK = "__afflux_task"
+
+
+def algorithm(
+    rule: Rule | Mapping[str, Any] | None = None,
+    *,
+    client: type[Any] = BasicClient,
+    store: "str | PathLike[str] | None" = None,
+    timeout: float | None = None,
+    max_failures: int = 5,
+    num_threads: int | None = None,
+    server_options: Options | None = None,
+) -> type[Any]:
+    """An algorithm for `flgo.init`, of one run: FLGo changes the classes of an algorithm each time that it gets it.
+
+    Args:
+        rule: from `afflux.rules`; or its configuration, as JSON or YAML hold it: {"name": "fedbuff", ...its options},
+            with FLGo's names `buffer_ratio` and `eta` beside afflux's, or what `Rule.to_config` gives. None: the
+            configuration in FLGo's option "rule".
+        client: the class of the clients; they reply with their models, {"model": ...}, as BasicClient does.
+        store: a folder for the server's state. `run` goes on from it if it holds a server.
+        timeout: virtual time after which another client trains in the place of one that has not replied; None: FLGo's
+            tolerance for latency.
+        max_failures: packages of a client in a row that are of no use, after which it counts as such. `run` raises when
+            that holds for all clients that may be drawn.
+        num_threads: of a step; None: all CPUs of this process.
+        server_options: fields of `afflux.ServerOptions`, such as max_staleness or log.
+
+    Returns:
+        A class with the attributes Server and Client.
+
+    Raises:
+        AffluxError: a setting has a wrong type or value.
+    """
+    warn_of_version()
+    options: Options = {} if server_options is None else server_options
+    settings = RunSettings(
+        store=store, timeout=timeout, max_failures=max_failures, num_threads=num_threads, server_options=options
+    )
+    server = type("Server", (AffluxServer,), {"given_rule": rule, "settings": settings})
+    return type("afflux", (), {"Server": server, "Client": type("Client", (client,), {})})
+
+
+class AffluxServer(AsyncServer):
+    """FLGo's asynchronous server with an `afflux.Server` as its aggregation; `algorithm` makes its subclasses.
+
+    Attributes:
+        server: the `afflux.Server`: params, counts, rows, log, ...
+        lost: counts of packages that belong to no open task ("unknown"), and of clients that exceeded the timeout
+            ("overdue").
+    """
+
+    given_rule: Rule | Mapping[str, Any] | None = None
+    settings = RunSettings()
+
+    def initialize(self) -> None:
+        """Opens the server. FLGo calls it when model, clients and simulator are there."""
+        refuse_options(self.option)
+        given = self.option.get("rule") if self.given_rule is None else self.given_rule
+        rule = rule_of(given, self.num_clients)
+        if rule.buffer_size > self.num_clients:
+            raise AffluxError(
+                f"[flgo] buffer_size is {rule.buffer_size} of {self.num_clients} clients, and would never be reached: "
+                "FLGo draws no client whose model is in the buffer"
+            )
+        self.algo_para = {"rule": rule.name, "M": rule.buffer_size}  # names the file of the results
+        most = self.num_clients if "full" in self.sample_option else self.clients_per_round
+        settings, tolerance = replace(self.settings, concurrency=most), float(self.get_tolerance_for_latency())
+        self.training = TrainingRun(
+            rule, self.model, settings, num_clients=self.num_clients, timeout=tolerance, clock=self._now
+        )
+        self.server, self.lost = self.training.server, self.training.lost
+        self._in_buffer: set[int] = set()
+        try:
+            self._resumed: Notes = self.training.resume(Notes, replies_come=False)
+        except BaseException:
+            self.training.close()
+            raise
+        self.server.pull(out=self.model)
+        self.current_round = self.server.version + 1
+
+    def _now(self) -> float:
+        return float(self.gv.clock.current_time)
+
+    # Clients that train
+
+    def iterate(self) -> bool:
+        """One moment of FLGo's clock."""
+        self.training.expire()
+        # FLGo's own set keeps the clients that drop out, and their places with them.
+        self.concurrent_clients = {self.training.address_of(key) for key in self.training.keys}
+        updated: bool = super().iterate()
+        self.buffered_clients = set(self._in_buffer)
+        return updated
+
+    def pack(self, client_id: int, mtype: Any = 0, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """What a client gets to train: FLGo's package, and the id of a task."""
+        package: dict[str, Any] = super().pack(client_id, mtype, *args, **kwargs)
+        if mtype == 0:
+            package[TASK] = self.open_task(client_id)
+        return package
+
+    def open_task(self, client_id: int) -> str:
+        """The client trains from the newest version; returns the id of its task."""
+        task = self.training.assign(int(client_id))
+        self.training.sent(task.id, task)
+        return task.id
+
+    def communicate_with(self, target_id: int, package: dict[str, Any]) -> dict[str, Any]:
+        """A client's package, with the id of the task that it answers, and with what rules may ask for."""
+        reply = super().communicate_with(target_id, package)
+        reply = dict(reply) if isinstance(reply, Mapping) else {}
+        if TASK in package:
+            client = self.clients[target_id]
+            reply.setdefault("num_examples", client.datavol)
+            reply.setdefault("client_lr", client.learning_rate)
+            reply.setdefault("local_steps", client._working_amount)  # the simulator's, of this time
+            reply[TASK] = package[TASK]
+        return reply
+
+    def unpack(self, packages_received_from_clients: list[dict[str, Any]]) -> dict[str, list[Any]]:
+        """The packages as lists by name; None where a package lacks what another one has."""
+        packages = packages_received_from_clients
+        names = dict.fromkeys(name for package in packages for name in package)
+        return defaultdict(list, {name: [package.get(name) for package in packages] for name in names})
+
+    # Packages
+
+    def package_handler(self, received_packages: dict[str, list[Any]]) -> bool:
+        """Takes packages in; whether `run` shall log a round. Each step is a round, however many are made at a time."""
+        packages = [
+            dict(zip(received_packages, values, strict=True))
+            for values in zip(*received_packages.values(), strict=True)
+        ]
+        for place, package in enumerate(packages, 1):
+            if not self._take(package):
+                continue
+            self.server.pull(out=self.model)
+            self.current_round = self.server.version
+            if place == len(packages):
+                return True
+            self._end_round()
+            if self._if_exit():
+                break
+        return False
+
+    def _take(self, package: dict[str, Any]) -> bool:
+        """Pushes one package; whether there is a new version."""
+        before, client, training = self.server.version, package["__cid"], self.training
+        receipt = training.receive(str(package.get(TASK)), partial(_trained, package))
+        if receipt is None:
+            return False
+        if receipt.status in NO_USE:
+            self.gv.logger.info(f"The package of client {client} is {receipt.status}: {receipt.reason}")
+            training.clients.are(set(range(self.num_clients)) - self._in_buffer)
+            training.clients.require_some_of_use()
+        elif receipt.status in ("joined", "replaced", "deferred"):
+            self._in_buffer.add(client)
+        if receipt.report is not None:
+            self._in_buffer.clear()
+            for report in (receipt.report, *receipt.more):
+                for name, value in report.metrics().items():
+                    self.gv.logger.output[f"step_{name}"].append(value)
+            self.gv.logger.output["counts"] = {**self.server.counts, **self.lost}
+        return self.server.version > before
+
+    def _end_round(self) -> None:
+        """What `run` does after a round."""
+        logger = self.gv.logger
+        logger.info(f"--------------Round {self.current_round}--------------")
+        if logger.check_if_log(self.current_round, self.eval_interval):
+            logger.log_once()
+            if self.option.get("save_optimal", False):
+                logger.trace_optimal_state()
+        if logger.early_stop():
+            self.register_exit_condition(lambda server: True)
+        if self.current_round % self.option.get("check_interval", 1) == 0:
+            self._save_checkpoint()
+        self.current_round += 1
+        self.global_lr_scheduler(self.current_round)
+
+    # Runs
+
+    def run(self) -> None:
+        """Runs until FLGo's exit condition holds; then closes the store, after a last checkpoint."""
+        try:
+            super().run()
+        finally:
+            self.training.end()
+            self.training.close(self._notes(self.current_round - 1))
+
+    def _save_checkpoint(self) -> None:
+        """FLGo calls it every `check_interval` rounds, after it has logged the round."""
+        self.training.checkpoint(self._notes(self.current_round))
+
+    def _notes(self, logged: int) -> dict[str, Any]:
+        return notes_of(logged, self._now(), self.learning_rate, self.gv.logger)
+
+    def _load_checkpoint(self) -> bool:
+        """FLGo calls it first in `run`; whether the newest model needs no evaluation."""
+        notes, logger, version = self._resumed, self.gv.logger, self.server.version
+        if notes.round < 0:
+            return False
+        logger.output.update(notes.output)
+        for name, value in notes.early_stop.items():
+            setattr(logger, name, value)
+        self.gv.clock.set_time(max(notes.time, self._now()))
+        self.learning_rate = notes.learning_rate
+        for client in self.clients:
+            client.set_learning_rate(self.learning_rate)
+        for number in range(notes.round + 1, version + 1):  # steps that were stored before they were logged
+            self.global_lr_scheduler(number + 1)
+        logger.info(f"Goes on after round {version} at time {self._now():g}")
+        return not (notes.round < version and logger.check_if_log(version, self.eval_interval))
+
+
+def _trained(package: Mapping[str, Any]) -> Trained:
+    return Trained(
+        package["model"].state_dict(),
+        package.get("num_examples"),
+        package.get("loss"),
+        package.get("client_lr"),
+        package.get("local_steps"),
+    )
