@@ -414,10 +414,17 @@ class VersionArrays:
 
     def __init__(self, arrays: Any, layout: Layout | None) -> None:
         assert layout is not None  # the server was made with a tree
-        self._layout = layout
         named = arrays if isinstance(arrays, Mapping) else layout.arrays(arrays)
-        self._likes = {name: Like.of(name, array) for name, array in named.items()}
-        if any(like.library == "torch" for like in self._likes.values()):
+        likes = {name: Like.of(name, array) for name, array in named.items()}
+        fields = {
+            each.name: (each, parts is layout.buffers) for parts in (layout.fields, layout.buffers) for each in parts
+        }
+        self._places = [
+            (name, like, slice(field.start, field.stop), field.shape, is_buffer)
+            for name, like in likes.items()
+            for field, is_buffer in (fields[name],)
+        ]
+        if any(like.library == "torch" for like in likes.values()):
             _silence_torch()
 
     def of(self, version: Pulled) -> dict[str, Any]:
@@ -433,8 +440,11 @@ class VersionArrays:
         return self._made_of(on_host(version.params, copy=True), buffers)
 
     def _made_of(self, params: Any, buffers: npt.NDArray[np.float64] | None) -> dict[str, Any]:
-        views = self._layout.views(params, buffers)
-        return {name: like.made_of(name, views[name]) for name, like in self._likes.items()}
+        sources: tuple[Any, Any] = (params, buffers)
+        return {
+            name: like.made_of(name, sources[is_buffer][place].reshape(shape))
+            for name, like, place, shape, is_buffer in self._places
+        }
 
 
 def _silence_torch() -> None:
