@@ -1,5 +1,6 @@
 """The rows through the adapters, one for each framework."""
 
 from afflux.bench.rows.adapters.flower import FLOWER_ADAPTER
+from afflux.bench.rows.adapters.nvflare import NVFLARE_ADAPTER
 
-ADAPTERS = [FLOWER_ADAPTER]
+ADAPTERS = [FLOWER_ADAPTER, NVFLARE_ADAPTER]

@@ -1,0 +1,235 @@
+"""NVFlare's Collab API: from what M clients returned to the next model that can be sent."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from afflux.bench.rows.peers.find import absent, find
+from afflux.bench.rows.peers.models import MODELS, Model, model_of, of
+from afflux.bench.spec.columns import BY_D, ERROR, ROLE, TIMES_OURS, ULP, UPDATE
+from afflux.bench.spec.contender import Arrays, Contender, Round, vector_bytes
+from afflux.bench.spec.inputs import Inputs
+from afflux.bench.spec.optional_torch import torch
+from afflux.bench.spec.row import Row
+
+MODULES = ("torch", "nvflare.collab")
+
+
+def arrays_of(model: Model) -> Model:
+    """The same memory as NumPy's arrays, which a client may return, too."""
+    return {name: tensor.numpy() for name, tensor in model.items()}
+
+
+def as_they_are(model: Model) -> Model:
+    return model
+
+
+def flat_of(model: Any) -> Any:
+    return np.concatenate([np.ravel(array) for array in model.values()])
+
+
+def deltas_of(inputs: Inputs, k: int) -> Any:
+    """What clients that have trained from the first params send with params_type="DIFF", (M, d)."""
+    return inputs.updates[k] - inputs.params[0]
+
+
+def by_adapter(kind: Callable[[Model], Model], *, deltas: bool = False) -> Callable[[Inputs], Round]:
+    """What `AsyncServer` does with results that NVFlare has received; the version is ready to be sent."""
+
+    def make(inputs: Inputs) -> Round:
+        core, calls = find("afflux.integrations._core"), find("afflux.integrations._nvflare_calls")
+        adapter = find("afflux.integrations.nvflare")
+        start = kind(model_of(torch.from_numpy(inputs.params[0].copy())))
+
+        class App(adapter.AsyncServer):  # type: ignore[misc,name-defined]
+            def initial_model(self) -> Model:
+                return start
+
+        settings = {"num_threads": inputs.num_threads}
+        kinds = "DIFF" if deltas else "FULL"
+        app = App("fedavg", {"buffer_size": inputs.m}, settings=settings, params_type=kinds)
+        rule, checked = app.configured()
+        training = core.TrainingRun(rule, start, checked, num_clients=inputs.m)
+        transport, server = calls.CollabTransport(app, {}, training), training.server
+        sent = [deltas_of(inputs, k) if deltas else inputs.updates[k] for k in range(len(inputs.updates))]
+        replies = [
+            [(kind(model_of(torch.from_numpy(vector))), {"num_steps": 1}) for vector in vectors] for vectors in sent
+        ]
+        names = [f"site-{client + 1}" for client in range(inputs.m)]
+
+        def run(k: int) -> Any:
+            for name in names:
+                task = training.assign(name)
+                training.sent(name, task, name)
+            for name, reply in zip(names, replies[k], strict=True):
+                training.receive(name, partial(transport._read, reply))
+            return training.versions.of(server.pull())
+
+        def before(k: int) -> Arrays:
+            now = server.params
+            return {"updates": now + sent[k].astype("f8") if deltas else sent[k], "params": now}
+
+        return Round(run, before, lambda model: {"params": flat_of(model)})
+
+    return make
+
+
+def example(inputs: Inputs, params: Model) -> Any:
+    """The arithmetic of NVFlare's example of FedBuff in Collab, with a copy of the model for the clients."""
+
+    def mean(models: list[Model]) -> Model:
+        deltas = [{name: y.detach().cpu() - params[name] for name, y in model.items()} for model in models]
+        total: Model = {}
+        for delta in deltas:
+            for name, value in delta.items():
+                if name in total:
+                    total[name].add_(value, alpha=1.0)
+                else:
+                    total[name] = value.clone().mul_(1.0)
+        update = {name: value / len(models) for name, value in total.items()}
+        made = {name: x.detach().clone() + 1.0 * update[name] for name, x in params.items()}
+        return {name: x.detach().clone() for name, x in made.items()}
+
+    return list, mean
+
+
+def helper(kind: Callable[[Model], Model]) -> Any:
+    """The mean that NVFlare's FedAvg makes as results come; it is of the models, so it is the next model."""
+
+    def step(inputs: Inputs, params: Model) -> Any:
+        aggregation = find("nvflare.app_common.aggregators.weighted_aggregation_helper").WeightedAggregationHelper()
+
+        def mean(models: list[Model]) -> Model:
+            for client, model in enumerate(models):
+                aggregation.add(model, 1.0, f"site-{client + 1}", 0)
+            made: Model = aggregation.get_result()
+            return made
+
+        return lambda models: [kind(model) for model in models], mean
+
+    return step
+
+
+def as_arrays(make: Callable[[Inputs], Round]) -> Callable[[Inputs], Round]:
+    def made(inputs: Inputs) -> Round:
+        of_tensors = make(inputs)
+        return Round(of_tensors.run, of_tensors.before, lambda model: {"params": flat_of(model)})
+
+    return made
+
+
+def edge(inputs: Inputs) -> Round:
+    """Its manager of models for devices; a model that it makes is of lists, as JSON has it."""
+    dxo, mud = find("nvflare.apis.dxo"), find("nvflare.edge.mud")
+    context = find("nvflare.apis.fl_context").FLContext()
+    manager = find("nvflare.edge.assessors.buff_model_manager").BuffModelManager(num_updates_for_model=inputs.m)
+    manager.fire_event = lambda event, fl_ctx: None  # there is no engine here
+    start = arrays_of(model_of(torch.from_numpy(inputs.params[0].copy())))
+    manager.initialize_model(dxo.DXO(dxo.DataKind.WEIGHTS, data=start), context)
+    manager.generate_new_model(context)
+    deltas = [deltas_of(inputs, k) for k in range(len(inputs.updates))]
+    ready = [[arrays_of(model_of(torch.from_numpy(delta))) for delta in each] for each in deltas]
+    replies: list[Any] = []
+
+    def contain(k: int) -> None:
+        diffs = [dxo.DXO(dxo.DataKind.WEIGHT_DIFF, data={"dict": dict(own), "count": 1}) for own in ready[k]]
+        replies[:] = [mud.ModelUpdate(1, diff.to_shareable(), {str(i): 0.0}) for i, diff in enumerate(diffs)]
+
+    contain(0)  # for the check of errors
+
+    def run(k: int) -> Any:
+        version = manager.current_model_version
+        for reply in replies:
+            manager.process_updates({version: reply}, context)
+        manager.prune_model_versions({manager.current_model_version}, context)
+        return manager.current_model.data
+
+    def before(k: int) -> Arrays:
+        now = flat_of(manager.current_model.data)
+        return {"updates": now + deltas[k].astype("f8"), "params": now}
+
+    return Round(run, before, lambda model: {"params": flat_of(model)}, contain)
+
+
+MEAN = "checks nothing; float32 sums"
+HELPER_MODULES = ("torch", "nvflare.app_common.aggregators.weighted_aggregation_helper")
+EDGE_MODULES = ("torch", "nvflare.edge.assessors.buff_model_manager", "nvflare.edge.mud", "nvflare.apis.dxo")
+CONTENDERS: list[Contender] = []
+if torch is not None:
+    CONTENDERS = [
+        Contender(
+            "afflux",
+            "AsyncServer: M clients assigned, their results of tensors taken in, the next state_dict made",
+            by_adapter(as_they_are),
+            vector_bytes(lambda m: m + 4),
+            role="ours",
+            absent=lambda: absent(*MODULES),
+        ),
+        Contender(
+            "afflux, ndarrays",
+            "the same of NumPy's arrays",
+            by_adapter(arrays_of),
+            vector_bytes(lambda m: m + 4),
+            role="ours",
+            absent=lambda: absent(*MODULES),
+        ),
+        Contender(
+            "afflux, deltas",
+            "the same of NumPy's arrays, which hold what clients added",
+            by_adapter(arrays_of, deltas=True),
+            vector_bytes(lambda m: m + 4),
+            temporary=vector_bytes(lambda m: 2 * m),
+            role="ours",
+            absent=lambda: absent(*MODULES),
+        ),
+        Contender(
+            "nvflare, example",
+            "y - x for each, their weighted sum, its mean added to x, a copy for the clients: its example of FedBuff",
+            of(example),
+            temporary=vector_bytes(lambda m: m + 5),
+            role="peer",
+            caveat=f"written after its example, without its logs and its collection of garbage; {MEAN}",
+            absent=lambda: absent(*MODULES),
+        ),
+        Contender(
+            "nvflare, edge",
+            "BuffModelManager.process_updates of M deltas; the next model in lists",
+            edge,
+            temporary=vector_bytes(lambda m: 20),
+            role="peer",
+            caveat=f"of deltas, beside afflux's of deltas; makes lists of Python's floats; {MEAN}",
+            absent=lambda: absent(*EDGE_MODULES),
+        ),
+        Contender(
+            "nvflare, helper, tensors",
+            "WeightedAggregationHelper.add each, get_result()",
+            of(helper(as_they_are)),
+            temporary=vector_bytes(lambda m: 1),
+            role="peer",
+            caveat=f"a part of a round: of models, subtracts nothing, knows no base and no staleness; {MEAN}",
+            absent=lambda: absent(*HELPER_MODULES),
+        ),
+        Contender(
+            "nvflare, helper, ndarrays",
+            "the same of NumPy's arrays",
+            as_arrays(of(helper(arrays_of))),
+            temporary=vector_bytes(lambda m: 3),
+            role="peer",
+            caveat=f"a part of a round: of models, subtracts nothing, knows no base and no staleness; {MEAN}",
+            absent=lambda: absent(*HELPER_MODULES),
+        ),
+    ]
+
+NVFLARE_ADAPTER = Row(
+    name="nvflare-adapter",
+    formula="params + 1/M sum_i (y_i - params); from M results of 20 arrays to the next model that can be sent",
+    counted=MODELS.counted,
+    traffic=MODELS.traffic,
+    reference=MODELS.reference,
+    cases=MODELS.cases,
+    contenders=CONTENDERS,
+    columns=(BY_D, ROLE, *UPDATE, TIMES_OURS, ERROR, ULP),
+    compare=MODELS.compare,
+)
