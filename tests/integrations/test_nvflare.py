@@ -585,3 +585,56 @@ def test_without_nvflare_the_error_says_what_to_install():
     assert re.search(
         r"ImportError: afflux.integrations.nvflare needs nvflare.*pip install 'afflux\[nvflare\]'", done.stderr
     )
+
+
+# The page
+
+AROUND_THE_PAGE = """
+import json
+import numpy as np
+import yaml
+
+class Model:
+    def __init__(self):
+        self.arrays = {"w": np.zeros(3, np.float32)}
+
+    def state_dict(self):
+        return self.arrays
+
+    def load_state_dict(self, arrays):
+        self.arrays = {name: np.array(array) for name, array in arrays.items()}
+
+new_model = Model
+
+def fit(own):
+    own.arrays["w"] += 1
+    return 0.5, 3
+"""
+
+
+def test_the_page_runs(tmp_path, monkeypatch):
+    """Its first block is a job, which is exported, and runs over functions; its second makes server objects."""
+    pytest.importorskip("yaml")
+    page = (Path(__file__).parents[2] / "docs" / "nvflare.md").read_text()
+    job, rules = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "job_of_the_page.py").write_text(AROUND_THE_PAGE + job)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import job_of_the_page
+
+    recipe = job_of_the_page.recipe()
+    recipe.export(str(tmp_path / "exported"))
+    assert [*(tmp_path / "exported").rglob("job_of_the_page.py")]
+    train, server = job_of_the_page.Client().train, recipe.server
+    server.num_rounds = 3
+    last = run(
+        server,
+        Sites({f"site-{i}": lambda model, version: train(model=model, version=version) for i in range(8)}),
+        monkeypatch,
+    )
+    assert last["w"].min() > 0
+    assert server.server.counts["joined"] == 12
+    names = dict(vars(job_of_the_page))
+    made = [eval(line, names) for line in rules.splitlines() if line.startswith("Server(") and "settings=" not in line]
+    exec(compile(rules, "nvflare.md", "exec"), names)
+    assert [each.configured()[0].name for each in made] == ["fadas", "fedbuff"]
+    assert names["settings"] == {"server_options": {"max_staleness": 20}}
