@@ -19,6 +19,8 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
 from nvflare.collab import CollabRecipe
 from nvflare.collab.api.exceptions import RunAborted
+from nvflare.fuel.utils.class_utils import ModuleScanner
+from nvflare.fuel.utils.component_builder import ComponentBuilder
 
 from afflux import AffluxError, Server, replay
 from afflux.integrations import nvflare as adapter
@@ -493,7 +495,8 @@ def test_events_and_metrics(monkeypatch):
             return {"mean": float(flat(model).mean()), "model": model}  # what is no number is left out
 
     own = Evaluated(fedbuff(buffer_size=2), None, 5, settings={"evaluate_every": 2, "concurrency": 1})
-    sites = Sites({"a": adds(1.0, accuracy=0.5, note="fine", worst=float("nan"), **{"x" * 1000: 1.0})})
+    others = {"x" * 1000: 1.0, "two\nlines": 1.0, "\ud800": 1.0, "large": 10**400}
+    sites = Sites({"a": adds(1.0, accuracy=0.5, note="fine", worst=float("nan"), **others)})
     run(own, sites, monkeypatch)
     updated = [fields for event, fields in sites.engine.events if event == "_global_weights_updated"]
     assert [fields["current_round"] for fields in updated] == [0, 2, 4, 5]
@@ -510,6 +513,13 @@ def test_events_and_metrics(monkeypatch):
 # Configuration
 
 
+class Builder(ComponentBuilder):
+    """NVFlare's, which takes a dict with a name for a component if there is a class of this name."""
+
+    def get_module_scanner(self):
+        return ModuleScanner(["nvflare"], ["apis", "app_common", "widgets", "app_opt"], True)
+
+
 def test_arguments_go_through_the_configuration_of_a_job(tmp_path):
     """They are JSON there, from which NVFlare makes the object again."""
     rule = fadas(buffer_size=3, server_lr=0.5)
@@ -519,7 +529,7 @@ def test_arguments_go_through_the_configuration_of_a_job(tmp_path):
     recipe.export(str(tmp_path))
     (path,) = tmp_path.rglob("config_fed_server.json")
     (component,) = [each for each in json.loads(path.read_text())["components"] if each["id"] == "_server"]
-    again = Small(**component["args"])
+    again = Builder().build_component(component)
     assert again.configured() == own.configured() == (rule, own.configured()[1])
     for name in ("num_rounds", "params_type", "weight_key", "loss_key", "call", "call_args", "settings"):
         assert getattr(again, name) == getattr(own, name)

@@ -16,12 +16,12 @@ from afflux import Task
 from afflux.arrays.interop import own_arrays
 from afflux.integrations._core import Metrics, Trained, TrainingRun
 from afflux.integrations._loop import Reply, Transport
-from afflux.ops.validation import as_float, brief
+from afflux.ops.validation import as_float
 from afflux.rules.rule import ClientId
 
 Model = Mapping[str, Any]
-#: Metrics of a reply that are kept, and the characters of their names.
-_MOST_METRICS, _MOST_NAME = 100, 100
+#: Metrics of a reply that are kept, the characters of their names, and of the reason of a failure.
+_MOST_METRICS, _MOST_NAME, _MOST_REASON = 100, 100, 500
 
 
 class CollabTransport(Transport):
@@ -82,7 +82,7 @@ class CollabTransport(Transport):
         for key, results in [*self._open.items()]:
             if results.failures:  # nothing is called for these
                 del self._open[key]
-                found.append(Reply(key, _nothing, str(next(iter(results.failures.values())))))
+                found.append(Reply(key, _nothing, str(next(iter(results.failures.values())))[:_MOST_REASON]))
         return found
 
     def wait(self, seconds: float) -> None:
@@ -98,7 +98,8 @@ class CollabTransport(Transport):
         else:
             params, found = result, {}
         if not (isinstance(params, Mapping) and isinstance(found, Mapping)):
-            raise ValueError(f"the reply is {brief(result)}, must be params by name, (params, metrics) or an FLModel")
+            kinds = f"{type(result).__name__} of {type(params).__name__} and {type(found).__name__}"
+            raise ValueError(f"the reply is a {kinds}, must be params by name, a pair (params, metrics) or an FLModel")
         if kind is not None and kind != app.params_type:
             raise ValueError(f"the FLModel is {kind}, params_type says {app.params_type}")
         return Trained(
@@ -140,7 +141,8 @@ def _numbers(metrics: Mapping[Any, Any]) -> dict[str, float]:
     """Those of the metrics that trackers take: finite numbers, not too many."""
     found: dict[str, float] = {}
     for name, value in metrics.items():
-        number = as_float(value) if isinstance(name, str) and len(name) <= _MOST_NAME else None
+        named = isinstance(name, str) and len(name) <= _MOST_NAME and name.isprintable()
+        number = as_float(value) if named else None
         if number is not None and isfinite(number) and len(found) < _MOST_METRICS:
             found[name] = number
     return found
