@@ -8,11 +8,12 @@ import pytest
 
 from conftest import ROOT
 
-# Pages of other frameworks run beside them, in tests/integrations.
+#: Pages of other frameworks run beside them, in tests/integrations.
+OF_FRAMEWORKS = re.compile(r"afflux\.integrations|^(from|import) pfl\b", re.MULTILINE)
 PAGES = [
     page
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    if "```python" in page.read_text() and "afflux.integrations" not in page.read_text()
+    if "```python" in page.read_text() and not OF_FRAMEWORKS.search(page.read_text())
 ]
 
 
