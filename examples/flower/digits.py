@@ -10,10 +10,9 @@ The ClientApp is that of a synchronous run; the ServerApp has another strategy.
 import argparse
 
 import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
-from flwr.simulation import run_simulation
 from sklearn.datasets import load_digits
 
 from afflux import rules
@@ -21,13 +20,14 @@ from afflux.integrations.flower import AsyncStrategy
 
 NODES, TEST = 10, 297
 RULES = {
-    "fedbuff": rules.fedbuff(buffer_size=5),
-    "ca2fl": rules.ca2fl(buffer_size=5),
-    "fadas": rules.fadas(buffer_size=5, server_lr=0.02),
+    "fedbuff": rules.fedbuff(buffer_size=3),
+    "ca2fl": rules.ca2fl(buffer_size=3),
+    "fadas": rules.fadas(buffer_size=3, server_lr=0.02),
 }
 client_app = ClientApp()
 server_app = ServerApp()
 settings = {"rule": "fedbuff", "steps": 40, "store": ""}
+torch.set_num_threads(1)  # of a small model; other clients train at the same time
 
 
 def new_model() -> torch.nn.Module:
@@ -35,15 +35,15 @@ def new_model() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
 
 
-def data(node: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The part of a node, of few classes each; None: the test part."""
+def data(part: int | None, parts: int = NODES) -> tuple[torch.Tensor, torch.Tensor]:
+    """One part of the training data, of few classes; None: the test data."""
     pixels, digits = load_digits(return_X_y=True)
     x, y = torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(digits)
-    if node is None:
+    if part is None:
         return x[-TEST:], y[-TEST:]
-    chunks = torch.argsort(y[:-TEST], stable=True).chunk(2 * NODES)
-    part = torch.cat([chunks[node], chunks[node + NODES]])
-    return x[part], y[part]
+    chunks = torch.argsort(y[:-TEST], stable=True).chunk(2 * parts)
+    own = torch.cat([chunks[part], chunks[part + parts]])
+    return x[own], y[own]
 
 
 def loaded(message: Message) -> torch.nn.Module:
@@ -54,7 +54,8 @@ def loaded(message: Message) -> torch.nn.Module:
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    model, (x, y) = loaded(message), data(int(context.node_config["partition-id"]))
+    part, parts = (int(context.node_config[key]) for key in ("partition-id", "num-partitions"))
+    model, (x, y) = loaded(message), data(part, parts)
     optimizer, loss = torch.optim.SGD(model.parameters(), lr=0.1), torch.tensor(0.0)
     for batch in torch.cat([torch.randperm(len(x)) for _ in range(5)]).split(16):
         optimizer.zero_grad()
@@ -62,7 +63,9 @@ def train(message: Message, context: Context) -> Message:
         loss.backward()
         optimizer.step()
     metrics = MetricRecord({"num-examples": len(x), "train_loss": loss.item()})
-    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+    who = ConfigRecord({"partition-id": part})  # the node's id is another one in the next run
+    content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics, "who": who})
+    return Message(content, reply_to=message)
 
 
 def accuracy(step: int, arrays: ArrayRecord) -> MetricRecord:
@@ -77,10 +80,12 @@ def main(grid: Grid, context: Context) -> None:
     rule, steps = chosen["rule"], chosen["steps"]
     strategy = AsyncStrategy(
         RULES[rule],
-        concurrency=6,
+        concurrency=3,
+        client_key="partition-id",
         store=chosen["store"] or None,
+        checkpoint_every=1,  # a small model
         evaluate_every=10,
-        min_available_nodes=4,
+        min_available_nodes=3,
         fraction_evaluate=0.0,
     )
     initial = ArrayRecord(new_model().state_dict())
@@ -95,4 +100,7 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=settings["steps"])
     parser.add_argument("--store", default="", help="a folder; a second run with it goes on")
     settings = vars(parser.parse_args())
-    run_simulation(server_app, client_app, num_supernodes=NODES)
+    from flwr.simulation import run_simulation  # imports Ray, which a node does not need
+
+    one_cpu = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    run_simulation(server_app, client_app, num_supernodes=NODES, backend_config=one_cpu)

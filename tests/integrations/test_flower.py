@@ -3,6 +3,7 @@
 import random
 import re
 import time
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,12 +12,14 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from afflux import AffluxError, Server, replay
 from afflux.integrations._core import TrainingRun
 from afflux.integrations._loop import Loop
+from afflux.integrations._settings import RunSettings
 from afflux.integrations.flower import AsyncStrategy, model_of, record_of
 from afflux.rules import ca2fl, fadas, fedavg, fedbuff, mf_ca2fl, wkafl
 from flower_grid import FakeGrid, adds
@@ -503,12 +506,12 @@ def test_numpy_files_are_read_in_place():
 
 
 def test_the_page_runs():
-    """Its block defines an app; here it gets a model, and a strategy that notes how it is used."""
+    """Its blocks define apps; here they get a model, and a strategy that notes how it is used."""
     torch = pytest.importorskip("torch")
     page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
-    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    server, client = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names = {"new_model": lambda: SimpleNamespace(state_dict=lambda: {"w": torch.zeros(3)})}
-    exec(compile(block, "flower.md", "exec"), names)
+    exec(compile(server, "flower.md", "exec"), names)
     assert names["AsyncStrategy"] is AsyncStrategy
     started = []
 
@@ -518,4 +521,27 @@ def test_the_page_runs():
 
     names["AsyncStrategy"] = Noted
     names["main"](grid_of(1.0), None)
-    assert started == [("fedbuff", 10, 100)]
+    assert started == [("fedbuff", 5, 100)]
+    names = {
+        "client_app": ClientApp(),
+        "Message": Message,
+        "Context": object,
+        "ConfigRecord": ConfigRecord,
+        "trained": adds(1.0),
+    }
+    exec(compile(client, "flower.md", "exec"), names)
+
+    def node(partition):
+        context = SimpleNamespace(node_config={"partition-id": partition})
+        return lambda message: names["train"](message, context).content
+
+    own = strategy(ca2fl(buffer_size=2), client_key="partition-id")
+    own.start(FakeGrid({11: node(0), 12: node(1)}), initial(), num_rounds=2)
+    assert own.server.rows.client_ids == [0, 1]
+
+
+def test_the_settings_of_the_page_are_those_of_the_class():
+    page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
+    table = page.split("## Settings")[1].split("## Rules")[0]
+    named = {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    assert named == {field.name for field in fields(RunSettings)}

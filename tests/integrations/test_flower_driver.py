@@ -1,28 +1,38 @@
-"""Flower's own driver: the example in its simulation engine, with three rules, and resumed. Needs flwr and ray."""
+"""Flower's own driver: the example in its simulation engine, with three rules; killed, and resumed. Needs ray."""
 
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-for package in ("flwr", "ray", "torch", "sklearn"):
-    pytest.importorskip(package, reason=f"needs {package}: make test-integrations")
+pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
+pytest.importorskip("ray", reason="needs ray: make test-integrations")
+pytest.importorskip("torch", reason="needs torch: make test-integrations")
 
-ROOT = Path(__file__).parents[2]
+from afflux import Server
+from flower_processes import ROOT, kill_all, version_of, wait_for
+
+
+def start(*arguments):
+    """The example's process."""
+    command = [sys.executable, ROOT / "examples" / "flower" / "digits.py", *map(str, arguments)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "RAY_DISABLE_IMPORT_WARNING": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
 
 def run(*arguments):
     """The accuracies that the example reports, by step."""
-    command = [sys.executable, ROOT / "examples" / "flower" / "digits.py", *map(str, arguments)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "RAY_DISABLE_IMPORT_WARNING": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    said = re.findall(r"evaluation of step (\d+): {'accuracy': ([0-9.]+)", done.stdout + done.stderr)
-    assert "Made" in done.stdout + done.stderr
-    return {int(step): float(accuracy) for step, accuracy in said}
+    process = start(*arguments)
+    try:
+        said, _ = process.communicate(timeout=500)
+    finally:
+        kill_all([process])
+    assert process.returncode == 0, said[-3000:]
+    assert "Made" in said
+    found = re.findall(r"evaluation of step (\d+): {'accuracy': ([0-9.]+)", said)
+    return {int(step): float(accuracy) for step, accuracy in found}
 
 
 @pytest.mark.parametrize("rule", ["fedbuff", "ca2fl", "fadas"])
@@ -33,6 +43,20 @@ def test_the_example_learns(rule):
     assert max(accuracies.values()) > 0.5  # which replies come first is not the same in each run
 
 
-def test_a_second_run_goes_on(tmp_path):
-    assert sorted(run("--steps", 5, "--store", tmp_path / "store")) == [0, 5]
-    assert sorted(run("--steps", 10, "--store", tmp_path / "store")) == [10]
+def test_the_process_is_killed_and_a_second_run_goes_on(tmp_path):
+    """Nodes have other ids in the second run; the example says which is which."""
+    store = tmp_path / "store"
+    process = start("--rule", "ca2fl", "--steps", 10_000, "--store", store)
+    try:
+        wait_for(lambda: version_of(store) >= 12 or process.poll() is not None, 300)
+    finally:
+        kill_all([process])
+    killed = version_of(store)
+    assert killed >= 12
+    last = (killed // 10 + 1) * 10
+    assert sorted(run("--rule", "ca2fl", "--steps", last, "--store", store)) == [last]
+    with Server.open(store) as server:
+        assert server.version == last
+        assert server.tasks == ()
+        assert set(server.rows.client_ids) <= set(range(10))
+        assert server.counts["faulty"] == server.counts["expired"] == 0

@@ -96,6 +96,11 @@ class Clients:
 
     # Choice
 
+    @property
+    def there(self) -> int:
+        """How many are there."""
+        return len(self._there)
+
     def are(self, addresses: Iterable[ClientId]) -> None:
         """These are there now."""
         self._there = list(addresses)

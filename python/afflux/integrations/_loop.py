@@ -81,6 +81,7 @@ class Loop:
             transport.restore(training.resume(transport.schema, replies_come=transport.replies_come))
             training.clients.are(transport.clients())
             training.clients.require_known()
+            self._warn_too_few()
         except BaseException:
             training.close()
             raise
@@ -103,11 +104,20 @@ class Loop:
         if server.version == 0:
             self.transport.evaluate(0)
         while server.version < last:
-            self._send_out()
-            self._take_replies(last)
+            self.send_out()
+            self.take_replies(last)
         self.training.end()
 
-    def _send_out(self) -> None:
+    def _warn_too_few(self) -> None:
+        server, there = self.training.server, self.training.clients.there
+        if server.options.duplicates != "both" and there < server.rule.buffer_size:
+            self.transport.logger.warning(
+                "A buffer of %s takes each client once, and M = %d: no step before as many clients are there as that, "
+                "and now there are %d",
+                *(server.rule.name, server.rule.buffer_size, there),
+            )
+
+    def send_out(self) -> None:
         """Gives the newest version to idle clients, as far as more may train."""
         training, clients = self.training, self.training.clients
         if monotonic() - self._looked > _CLIENTS_EVERY:
@@ -125,7 +135,8 @@ class Loop:
             if key is None:
                 self._warn_failed(address, "nothing can be sent to it")
 
-    def _take_replies(self, last: int) -> None:
+    def take_replies(self, last: int) -> None:
+        """Takes in the replies that have come, and notes the steps that they make, up to this one."""
         came, server = False, self.training.server
         for reply in self.transport.replies(self.training.keys):
             came = True

@@ -20,22 +20,64 @@ def flat_of(record: Any) -> Vector:
     return flat(record.to_torch_state_dict())
 
 
+class _Grid:
+    """The part of a Grid that a run needs to take in replies, which are there already."""
+
+    def __init__(self, nodes: int) -> None:
+        self.nodes = list(range(nodes))
+        self.replies: list[Any] = []
+
+    def get_node_ids(self) -> list[int]:
+        return self.nodes
+
+    def pull_messages(self, keys: list[str]) -> list[Any]:
+        found, self.replies = self.replies, []
+        return found
+
+
+def replies_in(inputs: Inputs) -> list[list[Any]]:
+    """Flower's messages of M nodes, for each input set; the key of a node's reply is its number."""
+    make, (contain, _) = find("flwr.app").Message, flower(inputs, {})
+    found: list[list[Any]] = []
+    for k in range(len(inputs.updates)):
+        found.append([])
+        for node, content in enumerate(contain(models_of(inputs, k))):
+            message = make(content, node, "train", group_id="1")
+            message.metadata.__dict__["_message_id"] = str(node)
+            found[k].append(make(content, reply_to=message))
+    return found
+
+
+def quiet() -> None:
+    """Flower's lines about each step would be timed."""
+    find("flwr.common.logger").FLOWER_LOGGER.setLevel("ERROR")
+    # Its own drivers set it before a ServerApp runs.
+    identity = find("flwr.supercore.task_identity").TaskIdentity
+    identity.run_id, identity.node_id, identity.task_id = 1, 1, 1
+
+
 def by_adapter(inputs: Inputs) -> Round:
-    """What `AsyncStrategy` does with replies: bytes are read in place, converted, pushed; the next record is made."""
-    core, adapter = find("afflux.integrations._core"), find("afflux.integrations._flower_run")
-    settings = find("afflux.integrations._settings").RunSettings(num_threads=inputs.num_threads)
+    """What `AsyncStrategy` does with replies: messages are pulled, their bytes are read in place and pushed, the step
+    and its metrics are noted, and the next record is made.
+    """
+    quiet()
+    core, loops = find("afflux.integrations._core"), find("afflux.integrations._loop")
+    adapter, flower_run = find("afflux.integrations.flower"), find("afflux.integrations._flower_run")
     contain, _ = flower(inputs, {})
-    start = {name: array.numpy() for name, array in model_of(torch.from_numpy(inputs.params[0])).items()}
-    training = core.TrainingRun(fedavg(buffer_size=inputs.m), start, settings, num_clients=inputs.m)
-    server = training.server
-    replies = [contain(models_of(inputs, k)) for k in range(len(inputs.updates))]
+    initial = contain([model_of(torch.from_numpy(inputs.params[0]))])[0]["arrays"]
+    strategy = adapter.AsyncStrategy(fedavg(buffer_size=inputs.m), num_threads=inputs.num_threads, evaluate_every=10**9)
+    start, grid = adapter.model_of(initial), _Grid(inputs.m)
+    training = core.TrainingRun(strategy.rule, start, strategy.settings, num_clients=inputs.m)
+    transport = flower_run.FlowerTransport(strategy, grid, training, initial, None, None, None)
+    loop, server = loops.Loop(training, transport), training.server
+    replies = replies_in(inputs)
 
     def run(k: int) -> Any:
-        for client in range(inputs.m):
-            training.sent(str(client), training.assign(client))
-        for client, reply in enumerate(replies[k]):
-            training.receive(str(client), lambda reply=reply: core.Trained(adapter.model_of(reply["arrays"]), 1))
-        return adapter.record_of(training.versions.of(server.pull()))
+        for node in grid.nodes:
+            training.sent(str(node), training.assign(node), node)
+        grid.replies = replies[k]
+        loop.take_replies(10**9)
+        return transport.arrays(server.pull())
 
     def before(k: int) -> Arrays:
         return {"updates": inputs.updates[k], "params": server.params}
@@ -54,6 +96,20 @@ def flowers_own(inputs: Inputs, params: Model) -> Any:
     return contain, mean
 
 
+def by_fedavg(inputs: Inputs) -> Round:
+    """What FedAvg does with the same messages: it checks that they go together, and aggregates metrics too."""
+    quiet()
+    strategy, replies = find("flwr.serverapp.strategy").FedAvg(), replies_in(inputs)
+
+    def before(k: int) -> Arrays:
+        return {"updates": inputs.updates[k], "params": inputs.params[0]}
+
+    def run(k: int) -> Any:
+        return strategy.aggregate_train(1, replies[k])[0]
+
+    return Round(run, before, lambda record: {"params": flat_of(record)})
+
+
 CONTENDERS: list[Contender] = []
 if torch is not None:
 
@@ -64,7 +120,7 @@ if torch is not None:
     CONTENDERS = [
         Contender(
             "afflux",
-            "AsyncStrategy: M clients assigned, their replies taken in, the next ArrayRecord made",
+            "AsyncStrategy: M replies taken in, a step with its metrics, the next ArrayRecord",
             by_adapter,
             vector_bytes(lambda m: m + 4),
             temporary=vector_bytes(lambda m: 2),
@@ -77,7 +133,16 @@ if torch is not None:
             flower_record,
             temporary=vector_bytes(lambda m: 2 * m + 4),
             role="peer",
-            caveat="of models: subtracts and adds nothing; checks nothing; float32 sums",
+            caveat="of models: subtracts and adds nothing; checks nothing; float32 sums; no metrics",
+            absent=lambda: absent(*FLOWER_MODULES),
+        ),
+        Contender(
+            "flower, FedAvg",
+            "FedAvg.aggregate_train(step, replies)",
+            by_fedavg,
+            temporary=vector_bytes(lambda m: 2 * m + 4),
+            role="peer",
+            caveat="of models: subtracts and adds nothing; compares keys; float32 sums",
             absent=lambda: absent(*FLOWER_MODULES),
         ),
     ]

@@ -1,0 +1,35 @@
+"""The example on a SuperLink with SuperNodes; its ServerApp is killed while nodes train, and a second run goes on."""
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs flwr: make soak-integrations")
+pytest.importorskip("torch", reason="needs torch: make soak-integrations")
+
+from afflux import Server
+from flower_processes import ROOT, superlink, version_of, wait_for
+
+__all__ = ["superlink"]
+
+
+@pytest.mark.soak
+def test_a_server_app_is_killed_and_a_second_run_goes_on(superlink, tmp_path):
+    """A node makes a process for each message, which takes seconds: some steps are enough."""
+    app, folder = ROOT / "examples" / "flower", tmp_path / "store"
+    config = f"rule='ca2fl' steps={{}} store='{folder}'"
+    first = superlink.run(app, config.format(10_000))
+    wait_for(lambda: version_of(folder) >= 3 or superlink.status(first).startswith("finished"), 400, every=3)
+    assert version_of(folder) >= 3, superlink.logs()
+    superlink.server_app().kill()
+    wait_for(lambda: superlink.server_app() is None)
+    wait_for(lambda: superlink.status(first).startswith("finished"), 180)
+    killed = version_of(folder)
+    second = superlink.run(app, config.format(killed + 2))
+    wait_for(lambda: superlink.status(second).startswith("finished"), 400)
+    assert superlink.status(second) == "finished:completed", superlink.logs()
+    with Server.open(folder) as server:
+        assert server.version == killed + 2
+        assert server.tasks == ()
+        assert server.counts["faulty"] == server.counts["expired"] == 0
+        assert sorted(server.rows.client_ids) == [0, 1, 2]
+        history = server.notes["own"]["train_metrics_clientapp"]
+        assert sorted(map(int, history)) == [*range(1, killed + 3)]
