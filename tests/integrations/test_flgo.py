@@ -457,17 +457,22 @@ def test_a_run_is_killed_and_goes_on(tmp_path, monkeypatch):
     assert again.gv.logger.output["step_version"] == [*range(1, 9)]
 
 
-def test_a_step_that_was_stored_but_not_logged_is_evaluated(started, tmp_path):
+@pytest.mark.parametrize("interval", [1, 2])
+def test_a_step_that_was_stored_but_not_logged_is_evaluated(interval, started, tmp_path):
+    """The learning rate, too, is that of a run without an interruption."""
+
     class Killed(Exception):
         pass
 
-    chosen = algorithm(fedbuff(buffer_size=2), store=tmp_path / "store")
-    runner = started(chosen, num_rounds=9)
+    decay = {"lr_scheduler": "0", "learning_rate_decay": 0.5, "check_interval": interval}
+    whole = started(algorithm(fedbuff(buffer_size=2)), num_rounds=5, **decay)
+    whole.run()
+    runner = started(algorithm(fedbuff(buffer_size=2), store=tmp_path / "store"), num_rounds=9, **decay)
     log_once, runs = runner.gv.logger.log_once, []
 
     def stopping():
         runs.append(1)
-        if len(runs) == 4:
+        if len(runs) == 5:
             raise Killed
         log_once()
 
@@ -475,11 +480,33 @@ def test_a_step_that_was_stored_but_not_logged_is_evaluated(started, tmp_path):
     runner.training.close = lambda notes: runner.server.close(checkpoint=False)  # as if the process had ended
     with pytest.raises(Killed):
         runner.run()
-    runner = started(algorithm(fedbuff(buffer_size=2), store=tmp_path / "store"), num_rounds=5)
-    assert runner.server.version == 3
+    runner = started(algorithm(fedbuff(buffer_size=2), store=tmp_path / "store"), num_rounds=5, **decay)
+    assert runner.server.version == 4
     runner.run()
-    assert len(runner.gv.logger.output["test_distance"]) == 6
     assert runner.server.version == 5
+    output = runner.gv.logger.output
+    assert len(output["test_distance"]) == 7 - interval  # with two rounds a checkpoint, that of round 3 is missing
+    assert runner.learning_rate == whole.learning_rate < 0.01
+    assert {client.learning_rate for client in runner.clients} == {whole.learning_rate}
+
+
+def test_early_stopping(started):
+    """In a round of several at one time, and in the last of them; the packages that are left have no effect."""
+    for apart, patience in [(False, 1), (False, 2), (True, 3)]:
+        together = simulator(apart=apart, latencies=(3,))
+        chosen = algorithm(fedbuff(buffer_size=2))
+        runner = started(chosen, simulator=together, num_rounds=50, early_stop=patience)
+        runner.gv.logger.set_es_key("step_version")  # it grows, which counts as worse
+        runner.run()
+        assert runner.server.version == patience + 1
+        assert not runner.server.tasks
+        assert runner.gv.logger.output["step_version"] == [*range(1, patience + 2)]
+
+
+def test_clients_that_are_all_too_late_end_the_run(started):
+    runner = started(algorithm(fedbuff(buffer_size=2), timeout=2, max_failures=3), clients=2)
+    with pytest.raises(RuntimeError, match=r"none of 2 clients is of use: .* no reply within 2 s"):
+        runner.run()
 
 
 def test_the_store_of_another_program_is_refused(started, tmp_path):

@@ -24,17 +24,19 @@ class Notes(msgspec.Struct, forbid_unknown_fields=True):
     """What a checkpoint keeps of a run, beside the server."""
 
     round: int = -1  #: the last one that was logged; -1: there is no checkpoint
+    begun: int = 0  #: the last one that had begun, with this learning rate
     time: float = 0.0
     learning_rate: float = 0.0
     early_stop: dict[_EarlyStop, float | None] = {}
     output: dict[str, list[Any] | dict[str, Any]] = {}  #: the logger's, but for FLGo's options
 
 
-def notes_of(number: int, time: float, learning_rate: float, logger: Any) -> dict[str, Any]:
-    """The notes of a checkpoint after this round, as plain data."""
+def notes_of(logged: int, begun: int, time: float, learning_rate: float, logger: Any) -> dict[str, Any]:
+    """The notes of a checkpoint as plain data."""
     stop = {name: getattr(logger, name) for name in get_args(_EarlyStop)}
     return {
-        "round": number,
+        "round": logged,
+        "begun": begun,
         "time": time,
         "learning_rate": float(learning_rate),
         "early_stop": {name: None if value is None else float(value) for name, value in stop.items()},

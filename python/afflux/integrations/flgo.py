@@ -114,7 +114,8 @@ class AffluxServer(AsyncServer):
 
     def iterate(self) -> bool:
         """One moment of FLGo's clock."""
-        self.training.expire()
+        if self.training.expire():
+            self._require_some_of_use()
         # FLGo's own set keeps the clients that drop out, and their places with them.
         self.concurrent_clients = {self.training.address_of(key) for key in self.training.keys}
         updated: bool = super().iterate()
@@ -180,8 +181,7 @@ class AffluxServer(AsyncServer):
             return False
         if receipt.status in NO_USE:
             self.gv.logger.info(f"The package of client {client} is {receipt.status}: {receipt.reason}")
-            training.clients.are(set(range(self.num_clients)) - self._in_buffer)
-            training.clients.require_some_of_use()
+            self._require_some_of_use()
         elif receipt.status in ("joined", "replaced", "deferred"):
             self._in_buffer.add(client)
         if receipt.report is not None:
@@ -191,6 +191,11 @@ class AffluxServer(AsyncServer):
                     self.gv.logger.output[f"step_{name}"].append(value)
             self.gv.logger.output["counts"] = {**self.server.counts, **self.lost}
         return self.server.version > before
+
+    def _require_some_of_use(self) -> None:
+        """Raises RuntimeError if all clients that FLGo may draw fail again and again."""
+        self.training.clients.are(set(range(self.num_clients)) - self._in_buffer)
+        self.training.clients.require_some_of_use()
 
     def _end_round(self) -> None:
         """What `run` does after a round."""
@@ -222,7 +227,7 @@ class AffluxServer(AsyncServer):
         self.training.checkpoint(self._notes(self.current_round))
 
     def _notes(self, logged: int) -> dict[str, Any]:
-        return notes_of(logged, self._now(), self.learning_rate, self.gv.logger)
+        return notes_of(logged, self.current_round, self._now(), self.learning_rate, self.gv.logger)
 
     def _load_checkpoint(self) -> bool:
         """FLGo calls it first in `run`; whether the newest model needs no evaluation."""
@@ -236,8 +241,8 @@ class AffluxServer(AsyncServer):
         self.learning_rate = notes.learning_rate
         for client in self.clients:
             client.set_learning_rate(self.learning_rate)
-        for number in range(notes.round + 1, version + 1):  # steps that were stored before they were logged
-            self.global_lr_scheduler(number + 1)
+        for number in range(notes.begun + 1, version + 2):  # after steps that were stored later
+            self.global_lr_scheduler(number)
         logger.info(f"Goes on after round {version} at time {self._now():g}")
         return not (notes.round < version and logger.check_if_log(version, self.eval_interval))
 
