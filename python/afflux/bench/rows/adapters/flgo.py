@@ -39,7 +39,7 @@ def module(make: type[Any], tensors: Model) -> Any:
     return made
 
 
-def a_server(kind: type[Any], model: Any, clients: int, **facts: Any) -> Any:
+def a_server(kind: Any, model: Any, clients: int, **facts: Any) -> Any:
     """A server of FLGo's with what `flgo.init` gives it; its constructor wants a whole task."""
     server = kind.__new__(kind)
     shared = {"logger": SimpleNamespace(output=defaultdict(list)), "clock": SimpleNamespace(current_time=0)}
@@ -47,6 +47,10 @@ def a_server(kind: type[Any], model: Any, clients: int, **facts: Any) -> Any:
     known = {"option": OPTION, "tolerance_for_latency": 999999, "current_round": 1, "gv": SimpleNamespace(**shared)}
     server.__dict__.update(own | known | facts)
     return server
+
+
+def flat_of(model: Any) -> Arrays:
+    return {"params": flat(model.state_dict())}
 
 
 def by_adapter(inputs: Inputs) -> Round:
@@ -70,7 +74,7 @@ def by_adapter(inputs: Inputs) -> Round:
     def before(k: int) -> Arrays:
         return {"updates": inputs.updates[k], "params": server.server.params}
 
-    return Round(run, before, lambda model: {"params": flat(model.state_dict())})
+    return Round(run, before, flat_of)
 
 
 def by_fedbuff(inputs: Inputs) -> Round:
@@ -96,7 +100,7 @@ def by_fedbuff(inputs: Inputs) -> Round:
     def before(k: int) -> Arrays:
         return {"updates": inputs.updates[k], "params": inputs.params[0]}
 
-    return Round(run, before, lambda model: {"params": flat(model.state_dict())}, prepare)
+    return Round(run, before, flat_of, prepare)
 
 
 def average(inputs: Inputs, params: Model) -> Any:
