@@ -253,7 +253,7 @@ class TrainingRun:
                 facts.update(update=trained.arrays, buffers=self._buffers_of(task, trained.arrays))
             else:
                 facts["model"] = trained.arrays
-            metrics = None if trained.metrics is None else dict(trained.metrics)
+            metrics = trained.metrics
         except Exception as error:  # bytes that are no array, a record that lacks one, MemoryError for a made-up header
             facts = {"task": task, "model": _Unreadable(error)}
         receipt = self.server.push(**facts)
@@ -326,7 +326,8 @@ class TrainingRun:
         """Commits the server with its open tasks and the adapter's notes, JSON-able; nothing without a store."""
         if self.settings.store is not None:
             tasks = {key: assigned.task.id for key, assigned in self._assigned.items()}
-            kept = {"in_flight": tasks, "lost": self.lost, "metrics": self._metrics, "own": notes}
+            metrics = [dict(own) for own in self._metrics]
+            kept = {"in_flight": tasks, "lost": self.lost, "metrics": metrics, "own": notes}
             self.server.checkpoint(kept)
 
     def close(self, notes: Mapping[str, Any] | None = None) -> None:

@@ -137,23 +137,29 @@ class FlowerTransport(Transport):
         return Reply(key, partial(self._trained, message), error)
 
     def _trained(self, message: Message) -> Trained:
-        strategy, content = self._strategy, message.content
-        arrays, metrics = _only(content.array_records, "ArrayRecord"), {}
-        if content.metric_records:
-            metrics = _only(content.metric_records, "MetricRecord")
+        strategy, records = self._strategy, list(message.content.values())  # its own lists by kind take 10 us each
+        arrays = [record for record in records if isinstance(record, ArrayRecord)]
+        metrics = [record for record in records if isinstance(record, MetricRecord)]
+        if len(arrays) != 1 or len(metrics) > 1:
+            raise ValueError(
+                f"the reply holds {len(arrays)} ArrayRecords and {len(metrics)} MetricRecords: must be one of each"
+            )
+        said = metrics[0] if metrics else MetricRecord()
         return Trained(
-            model_of(arrays),
-            metrics.get(strategy.weighted_by_key),
-            metrics.get(strategy.loss_key),
-            metrics.get("client-lr"),
-            metrics.get("local-steps"),
-            dict(metrics) or None,
-            strategy.client_said(message),
+            model_of(arrays[0]),
+            said.get(strategy.weighted_by_key),
+            said.get(strategy.loss_key),
+            said.get("client-lr"),
+            said.get("local-steps"),
+            said if metrics else None,
+            strategy.client_said(records),
         )
 
     def step_done(self, step: int, metrics: list[Metrics]) -> None:
         """Aggregates the metrics."""
-        records = [RecordDict({"metrics": MetricRecord(dict(own))}) for own in metrics]
+        records = [
+            RecordDict({"metrics": own if isinstance(own, MetricRecord) else MetricRecord(own)}) for own in metrics
+        ]
         if records:
             self._aggregate("Metrics", step, lambda: self._mean(records), self.history.train_metrics_clientapp)
         log(INFO, "[STEP %d] %s", step, self.history.train_metrics_clientapp.get(step, ""))
@@ -235,13 +241,6 @@ def wait_for_nodes(grid: Grid, least: int) -> int:
 
 def _nothing() -> Trained:
     raise ValueError("there is no message")
-
-
-def _only(records: Mapping[str, Any], kind: str) -> Any:
-    """The record of a reply; that of nodes which send several of one kind is not known."""
-    if len(records) != 1:
-        raise ValueError(f"the reply holds {len(records)} {kind}s, must be one")
-    return next(iter(records.values()))
 
 
 def model_of(record: ArrayRecord) -> dict[str, Any]:

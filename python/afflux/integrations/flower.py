@@ -15,7 +15,7 @@ from afflux.rules.rule import ClientId, Rule
 from afflux.server.server import Server
 
 try:
-    from flwr.app import ArrayRecord, ConfigRecord, Message
+    from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
     from flwr.common.logger import log
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import FedAvg, Result
@@ -81,13 +81,12 @@ class AsyncStrategy(FedAvg):
         log(INFO, "\t│\t└── Nodes at the same time: %s", self.settings.concurrency or "all")
         super().summary()
 
-    def client_said(self, message: Message) -> object:
-        """The client that a reply says that it is of; None if `client_key` is no key of a record."""
+    def client_said(self, records: list[Any]) -> object:
+        """The client that the records of a reply are of; None if `client_key` is no key of a record."""
         if not isinstance(self.client_key, str):
             return None
-        content = message.content
-        for record in (*content.metric_records.values(), *content.config_records.values()):
-            if self.client_key in record:
+        for record in records:
+            if isinstance(record, MetricRecord | ConfigRecord) and self.client_key in record:
                 return record[self.client_key]
         raise ValueError(f"the reply lacks {self.client_key!r}, the client_key")
 
