@@ -1,0 +1,96 @@
+"""What APPFL's clients send: a dict of arrays, and a dict of what their trainer reports. Both may hold anything."""
+
+from collections.abc import Collection, Mapping
+from math import isfinite
+from typing import Any, NamedTuple
+
+from afflux.integrations._appfl_config import Aggregation
+from afflux.integrations._core import Metrics, Trained
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import as_float, as_int, plain_id, zero_dim
+from afflux.rules.rule import ClientId
+
+#: The name of a client's weight among its metrics.
+_WEIGHT = ""
+
+
+class Last(NamedTuple):
+    """Of a client's last model."""
+
+    mark: (
+        int | None
+    )  #: differs between models, unless a few elements and what the trainer reports agree; None: no model
+    round: int  #: how often the client has trained, as APPFL's trainers count; 1 if they do not
+
+
+def id_of(client_id: object) -> ClientId | None:
+    """The id as the server knows it; None if it is none."""
+    try:
+        return plain_id(client_id)
+    except AffluxError:
+        return None
+
+
+def last_of(model: Any, report: Mapping[str, Any]) -> Last:
+    """What is remembered of a client's model."""
+    return Last(_mark_of(model, report), as_int(report.get("round", 1)) or 0)
+
+
+def _mark_of(model: Any, report: Mapping[str, Any]) -> int | None:
+    try:
+        arrays = [*model.values()]
+        flat = [array.reshape(-1) for array in (arrays[0], arrays[len(arrays) // 2], arrays[-1])]
+        some = [tuple(each[:: max(1, len(each) // 8)].tolist()) for each in flat]
+        said = [(name, value) for name, value in report.items() if isinstance(value, int | float | str)]
+        return hash((*some, *said))
+    except Exception:  # it is no model
+        return None
+
+
+def trained_of(
+    model: Any, report: Mapping[str, Any], size: Any, chosen: Aggregation, unsaved: Collection[str]
+) -> Trained:
+    """A client's model with what is known of it.
+
+    Args:
+        model: arrays by name.
+        report: of the trainer.
+        size: the client's number of examples; None: not known.
+        chosen: what of these counts.
+        unsaved: names of arrays that the server's model does not have.
+
+    Raises:
+        ValueError: the model is no dict.
+    """
+    if not isinstance(model, Mapping):
+        raise ValueError(f"the model is a {type(model).__name__}, must be a dict of arrays")
+    arrays = {name: array for name, array in model.items() if name not in unsaved} if unsaved else model
+    if chosen.equal_weights:  # but those without examples have trained on none
+        count = 1 if size is None else as_int(size)
+        size = size if count is None else min(count, 1)
+    found = {name: number for name in chosen.metrics if (number := number_of(report.get(name))) is not None}
+    steps = as_int(report.get("current_local_steps"))
+    return Trained(
+        arrays,
+        size,
+        number_of(report.get(chosen.loss_key)),
+        local_steps=None if steps is None or steps < 1 else steps,
+        metrics={_WEIGHT: as_int(size) or 1, **found},
+    )
+
+
+def means_of(kept: list[Metrics], names: Collection[str]) -> dict[str, float]:
+    """The mean of each metric over the clients that report it, by their numbers of examples."""
+    means = {}
+    for name in names:
+        own = [(each[name], each[_WEIGHT]) for each in kept if name in each]
+        if own:
+            means[name] = sum(value * weight for value, weight in own) / sum(weight for _, weight in own)
+    return {name: mean for name, mean in means.items() if isfinite(mean)}
+
+
+def number_of(value: object) -> float | None:
+    """A finite number, the last one of a list, as trainers report one for each epoch; None of anything else."""
+    last = value[-1] if isinstance(value, list | tuple) and value else value
+    number = as_float(zero_dim(last))
+    return number if number is not None and isfinite(number) else None

@@ -1,0 +1,79 @@
+"""APPFL's own virtual-time driver: the example with three rules, killed and resumed. Needs appfl and scikit-learn."""
+
+import ast
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("appfl", reason="needs appfl: make test-integrations")
+pytest.importorskip("sklearn", reason="needs scikit-learn: make test-integrations")
+
+from afflux import Server
+
+ROOT = Path(__file__).parents[2]
+
+
+def started(*arguments):
+    """The example's process, and a file that it writes to."""
+    command = [sys.executable, ROOT / "examples" / "appfl" / "digits.py", *map(str, arguments)]
+    path = os.pathsep.join(map(str, (ROOT / "python", ROOT / "tests" / "integrations" / "stubs")))
+    env = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+
+
+def said(process):
+    """What the example says at its end: APPFL's checks, counts of models, the accuracy, the first and the last step."""
+    output, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, output[-3000:]
+    checks, counts = (ast.literal_eval(re.search(rf"^{name}: (.*)$", output, re.M)[1]) for name in ("checks", "counts"))
+    accuracy, first, last = re.search(r"accuracy ([\d.]+) % after steps (\d+) to (\d+)", output).groups()
+    return checks, counts, float(accuracy), int(first), int(last), output
+
+
+@pytest.mark.parametrize("rule", ["fedbuff", "ca2fl", "fadas"])
+def test_the_example_learns_and_appfl_verifies_it(rule):
+    checks, counts, accuracy, first, last, output = said(started("--rule", rule, "--models", 150))
+    assert checks
+    assert all(value is True for value in checks.values()), checks
+    joined, replaced = counts.pop("joined"), counts.pop("replaced", 0)
+    assert not counts
+    assert joined + replaced == 150
+    assert (replaced > 0) <= (rule == "ca2fl")
+    assert (first, last) == (1, joined // 5)
+    assert accuracy > 50
+    assert "'val_accuracy'" in output
+
+
+def test_a_run_is_killed_and_goes_on(tmp_path):
+    """The clients end with the driver: those that trained train again, and what has joined stays."""
+    store = tmp_path / "store"
+    process = started("--rule", "ca2fl", "--models", 10_000, "--store", store)
+    for line in process.stdout:
+        if "afflux: step 7:" in line:
+            break
+    time.sleep(0.3)  # somewhere
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    with Server.open(store) as server:
+        before = server.version
+        assert before >= 7
+        assert len(server.rows) > 0
+        in_flight = server.notes["in_flight"]
+        assert in_flight
+        assert len(server.notes["own"]["metrics"]) in (before // 2 * 2, before // 2 * 2 - 2)
+    checks, counts, _, first, last, _ = said(started("--rule", "ca2fl", "--models", 60, "--store", store))
+    assert all(value is True for value in checks.values()), checks
+    assert first == before + 1
+    assert last - before >= 60 // 5 - 2
+    assert "unknown" not in counts
+    assert "faulty" not in counts
+    with Server.open(store) as server:
+        assert server.version == last
+        assert server.tasks  # of clients that trained when the run ended
+        assert sorted(map(int, server.notes["own"]["metrics"]))[-1] == last
