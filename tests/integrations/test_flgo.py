@@ -341,6 +341,7 @@ def test_rules_from_configurations(started):
     [
         ({"server_options": {"faults": "raise"}}, {}, 'faults="raise" would end the run'),
         ({"server_options": {"inplace": True}}, {}, "inplace=True overwrites the version"),
+        ({"server_options": {"flush_after": 1.0}}, {}, "flush_after is in seconds, and FLGo's time is virtual"),
         ({"max_failures": 0}, {}, "max_failures"),
         ({}, {"save_checkpoint": "c"}, "save_checkpoint keeps the model alone"),
         ({}, {"load_checkpoint": "c"}, "load_checkpoint keeps the model alone"),

@@ -100,6 +100,8 @@ class AffluxServer(AsyncServer):
         self.server, self.lost = self.training.server, self.training.lost
         self._in_buffer: set[int] = set()
         try:
+            if self.server.options.flush_after is not None:
+                raise AffluxError("[flgo] flush_after is in seconds, and FLGo's time is virtual")
             self._resumed: Notes = self.training.resume(Notes, replies_come=False)
         except BaseException:
             self.training.close()
