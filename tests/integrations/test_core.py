@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from afflux import AffluxError, Server
-from afflux.integrations._core import Trained, TrainingRun, weighs_by_examples
+from afflux.integrations._core import Trained, TrainingRun
 from afflux.integrations._loop import Loop, Reply, Transport
 from afflux.integrations._npy import array_of, bytes_of
+from afflux.integrations._server import weighs_by_examples
 from afflux.integrations._settings import RunSettings
 from afflux.rules import afa_cs, ca2fl, fedasync, fedavg, fedbuff, gsgm, mf_ca2fl
 

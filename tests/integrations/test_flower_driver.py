@@ -15,20 +15,23 @@ from afflux import Server
 from flower_processes import ROOT, kill_all, version_of, wait_for
 
 
-def start(*arguments):
+def start(log, *arguments):
     """The example's process."""
     command = [sys.executable, ROOT / "examples" / "flower" / "digits.py", *map(str, arguments)]
     env = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "RAY_DISABLE_IMPORT_WARNING": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+    with log.open("wb") as said:
+        return subprocess.Popen(command, stdout=said, stderr=said, env=env)
 
 
-def run(*arguments):
+def run(folder, *arguments):
     """The accuracies that the example reports, by step."""
-    process = start(*arguments)
+    log = folder / "run.log"
+    process = start(log, *arguments)
     try:
-        said, _ = process.communicate(timeout=500)
+        process.wait(500)
     finally:
         kill_all([process])
+    said = log.read_text()
     assert process.returncode == 0, said[-3000:]
     assert "Made" in said
     found = re.findall(r"evaluation of step (\d+): {'accuracy': ([0-9.]+)", said)
@@ -36,8 +39,8 @@ def run(*arguments):
 
 
 @pytest.mark.parametrize("rule", ["fedbuff", "ca2fl", "fadas"])
-def test_the_example_learns(rule):
-    accuracies = run("--rule", rule, "--steps", 30)
+def test_the_example_learns(rule, tmp_path):
+    accuracies = run(tmp_path, "--rule", rule, "--steps", 30)
     assert sorted(accuracies) == [0, 10, 20, 30]
     assert accuracies[0] < 0.2
     assert max(accuracies.values()) > 0.5  # which replies come first is not the same in each run
@@ -46,7 +49,7 @@ def test_the_example_learns(rule):
 def test_the_process_is_killed_and_a_second_run_goes_on(tmp_path):
     """Nodes have other ids in the second run; the example says which is which."""
     store = tmp_path / "store"
-    process = start("--rule", "ca2fl", "--steps", 10_000, "--store", store)
+    process = start(tmp_path / "killed.log", "--rule", "ca2fl", "--steps", 10_000, "--store", store)
     try:
         wait_for(lambda: version_of(store) >= 12 or process.poll() is not None, 300)
     finally:
@@ -54,7 +57,7 @@ def test_the_process_is_killed_and_a_second_run_goes_on(tmp_path):
     killed = version_of(store)
     assert killed >= 12
     last = (killed // 10 + 1) * 10
-    assert sorted(run("--rule", "ca2fl", "--steps", last, "--store", store)) == [last]
+    assert sorted(run(tmp_path, "--rule", "ca2fl", "--steps", last, "--store", store)) == [last]
     with Server.open(store) as server:
         assert server.version == last
         assert server.tasks == ()

@@ -7,12 +7,9 @@ An adapter translates messages. For each client that shall train it calls `assig
 A framework that a loop drives has one in _loop.py; a framework that calls the adapter uses `TrainingRun` itself.
 """
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from logging import getLogger
 from math import isfinite
-from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, NoReturn
 
@@ -20,17 +17,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from afflux import Layout, Pulled, Server, Task, ops
-from afflux.aggregation.options import Options
+from afflux import Pulled, Task
 from afflux.aggregation.reports import Receipt
-from afflux.arrays.interop import on_host
-from afflux.arrays.likeness import Like
 from afflux.integrations._clients import ClientKey, Clients
-from afflux.integrations._settings import RunSettings, refuse_options
+from afflux.integrations._server import open_server, weighs_by_examples
+from afflux.integrations._settings import RunSettings
+from afflux.integrations._versions import VersionArrays
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import as_float
-from afflux.rules.rule import ClientId, OnArrival, Rule
-from afflux.server.tasks import MOST_BASES
+from afflux.rules.rule import ClientId, Rule
 
 Arrays = Mapping[str, Any]
 #: JSON-able metrics of one reply, by name.
@@ -68,44 +63,6 @@ def missing(package: str, extra: str, error: ImportError) -> NoReturn:
     raise ImportError(
         f"afflux.integrations.{extra} needs {package}: pip install 'afflux[{extra}]' ({error})", name=error.name
     ) from error
-
-
-def open_server(rule: Rule, arrays: Arrays, settings: RunSettings, num_clients: int, concurrency: int) -> Server:
-    """A new server, or the one that the settings' store holds.
-
-    Args:
-        rule: of the server; a store's own rule is replaced by it, if they are of one name.
-        arrays: the initial model by name; only its layout counts if the store holds a server.
-        settings: of the run.
-        num_clients: of a new server, if its rule needs it and server_options do not say it.
-        concurrency: of the run.
-
-    Raises:
-        AffluxError, StoreError: the store holds a server of another rule or model, or is damaged.
-    """
-    count = ops.threads(settings.num_threads)  # replies are taken in one by one, by all threads
-    store = settings.store
-    if store is not None and Path(store).is_dir() and any(Path(store).iterdir()):
-        server = Server.open(store, rule, num_threads=count, push_threads=count)
-        try:
-            if server.layout != Layout.of(arrays):
-                raise AffluxError(f"[{rule.name}] {store} holds a server of another model")
-            refuse_options(server.options.faults, server.options.inplace)
-        except BaseException:
-            server.close(checkpoint=False)
-            raise
-        if concurrency > (server.options.max_versions or MOST_BASES):
-            _log.warning(
-                "The store was made for fewer than %d clients at the same time: some replies will be expired",
-                concurrency,
-            )
-        return server
-    options: Options = {"faults": "record", **settings.server_options}
-    if rule.calibrate.cached or rule.needs.passes:
-        options.setdefault("num_clients", num_clients)
-    if concurrency > MOST_BASES - 2:  # each client may train from a version of its own
-        options.setdefault("max_versions", concurrency + 2)
-    return Server(rule, arrays, store=store, num_threads=count, push_threads=count, **options)
 
 
 class TrainingRun:
@@ -395,66 +352,3 @@ class _Unreadable(Mapping[str, Any]):
 
     def __len__(self) -> NoReturn:
         raise ValueError(self._reason)
-
-
-def weighs_by_examples(rule: Rule) -> bool:
-    """Whether the rule's weights depend on num_examples, as far as that can be seen."""
-    weigh = rule.weigh
-    if isinstance(weigh, OnArrival):
-        return weigh.on_arrival(0, 1, 1.0) != weigh.on_arrival(0, 2, 1.0)
-    return bool(getattr(weigh, "by_examples", False))
-
-
-class VersionArrays:
-    """The arrays of one version, by name, and of the library and dtypes of the model's.
-
-    Args:
-        arrays: the initial model: arrays by name, or a torch module.
-        layout: of the server.
-    """
-
-    def __init__(self, arrays: Any, layout: Layout | None) -> None:
-        assert layout is not None  # the server was made with a tree
-        named = arrays if isinstance(arrays, Mapping) else layout.arrays(arrays)
-        likes = {name: Like.of(name, array) for name, array in named.items()}
-        fields = {
-            each.name: (each, parts is layout.buffers) for parts in (layout.fields, layout.buffers) for each in parts
-        }
-        self._places = [
-            (name, like, slice(field.start, field.stop), field.shape, is_buffer)
-            for name, like in likes.items()
-            for field, is_buffer in (fields[name],)
-        ]
-        if any(like.library == "torch" for like in likes.values()):
-            _silence_torch()
-
-    def of(self, version: Pulled) -> dict[str, Any]:
-        """Views of the version's params, as far as they have the model's dtypes, else copies.
-
-        NumPy's are read-only. torch has no read-only tensors: whoever gets them must not write to them.
-        """
-        return self._made_of(version.params, version.buffers)
-
-    def copied(self, version: Pulled) -> dict[str, Any]:
-        """A copy of the version, which may be written to."""
-        buffers = None if version.buffers is None else version.buffers.copy()
-        return self._made_of(on_host(version.params, copy=True), buffers)
-
-    def _made_of(self, params: Any, buffers: npt.NDArray[np.float64] | None) -> dict[str, Any]:
-        sources: tuple[Any, Any] = (params, buffers)
-        return {
-            name: like.made_of(name, sources[is_buffer][place].reshape(shape))
-            for name, like, place, shape, is_buffer in self._places
-        }
-
-
-def _silence_torch() -> None:
-    """Has torch give its only warning about tensors of read-only memory where nobody sees it."""
-    import torch
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.from_numpy(np.broadcast_to(np.float32(0), 1))
-
-
-_log = getLogger("afflux")
