@@ -61,7 +61,7 @@ def kill_all(processes):
 
 
 class SuperLink:
-    """A SuperLink, and SuperNodes that know their numbers, on free ports of 127.0.0.1."""
+    """A SuperLink, and SuperNodes that know their numbers, on free ports of 127.0.0.1; without nodes it simulates."""
 
     def __init__(self, folder, nodes=3):
         self.folder, self.processes = Path(folder), []
@@ -83,6 +83,7 @@ class SuperLink:
                 "flower-superlink",
                 *("--insecure", "--host", "127.0.0.1", "--port", self.port),
                 "--disable-runtime-dependency-installation",
+                *(() if nodes else ("--simulation",)),
             )
             wait_for(self._answers)
             for number in range(nodes):

@@ -1,12 +1,16 @@
 """The example on a SuperLink with SuperNodes; its ServerApp is killed while nodes train, and a second run goes on."""
 
+import re
+import shlex
+import subprocess
+
 import pytest
 
 pytest.importorskip("flwr", reason="needs flwr: make soak-integrations")
 pytest.importorskip("torch", reason="needs torch: make soak-integrations")
 
 from afflux import Server
-from flower_processes import ROOT, superlink, version_of, wait_for
+from flower_processes import ROOT, SuperLink, superlink, version_of, wait_for
 
 __all__ = ["superlink"]
 
@@ -33,3 +37,17 @@ def test_a_server_app_is_killed_and_a_second_run_goes_on(superlink, tmp_path):
         assert sorted(server.rows.client_ids) == [0, 1, 2]
         history = server.notes["own"]["train_metrics_clientapp"]
         assert sorted(map(int, history)) == [*range(1, killed + 3)]
+
+
+@pytest.mark.soak
+def test_the_command_of_the_page_runs(tmp_path):
+    """In the simulation engine of a SuperLink."""
+    (command,) = re.findall(r"^flwr run .*$", (ROOT / "docs" / "flower.md").read_text(), re.MULTILINE)
+    made = SuperLink(tmp_path, nodes=0)
+    try:
+        done = subprocess.run(
+            shlex.split(command), cwd=ROOT, env=made.env, capture_output=True, text=True, timeout=400, check=False
+        )
+    finally:
+        made.close()
+    assert "Made 20 steps: {'joined': 60}" in done.stdout, done.stdout[-3000:] + done.stderr
