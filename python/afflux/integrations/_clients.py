@@ -18,6 +18,8 @@ from afflux.rules.rule import ClientId
 ClientKey = Callable[[ClientId], ClientId] | Literal["said"]
 #: A client rests 2**10 times as long as after its first failure, at most.
 _MOST_DOUBLINGS = 10
+#: Characters of what a client says about an error that are kept and logged.
+MOST_REASON = 500
 
 
 class _Failures(NamedTuple):
@@ -147,7 +149,7 @@ class Clients:
         before = self._failures.get(address)
         count = 1 if before is None else before.times + 1
         rest = max(self._settings.retry_after, took) * 2 ** min(count - 1, _MOST_DOUBLINGS)
-        self._failures[address] = _Failures(count, now + rest, reason)
+        self._failures[address] = _Failures(count, now + rest, reason[:MOST_REASON])
 
     def require_some_of_use(self) -> None:
         """Checks that not all clients fail.

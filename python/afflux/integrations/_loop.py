@@ -8,6 +8,7 @@ from time import monotonic, sleep
 from typing import Any, Self
 
 from afflux import Task
+from afflux.integrations._clients import MOST_REASON
 from afflux.integrations._core import NO_USE, Metrics, Trained, TrainingRun
 from afflux.rules.rule import ClientId
 
@@ -163,7 +164,7 @@ class Loop:
 
     def _warn_failed(self, address: ClientId | None, why: str) -> None:
         if address is not None:
-            self.transport.logger.warning("Client %s: %s", address, why)
+            self.transport.logger.warning("Client %s: %s", address, why[:MOST_REASON])
             self.training.clients.require_some_of_use()
 
     def _note_step(self, last: int) -> None:
