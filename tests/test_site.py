@@ -12,8 +12,6 @@ import afflux.sim
 import afflux.store
 from conftest import ROOT
 
-
-
 TEXTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "bench").glob("*.md")]
 
 
