@@ -15,7 +15,7 @@ GPU_TESTS := $(call files,cuda gpu_server gpu_rows bench_cuda)
 HELPERS := tests:tests/oracle:tests/support:tests/gpu:tests/soak
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 GPU_CHECKED := 2049 or parts or finite or lent or trees
-FORMATTED := $(shell find engine csrc python/afflux tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
+FORMATTED := $(shell find engine csrc python/afflux tests examples -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test soak lint types core docs unit sanitize sanitize-all test-gpu gpu bench wheel mutants kills hostile scale fuzz long frameworks test-peers bench-peers test-integrations soak-integrations format update-constraints clean

@@ -6,10 +6,11 @@ python examples/own_loop.py ca2fl --option buffer_size=5
 python examples/own_loop.py wkafl --option buffer_size=5 --option server_lr=0.5
 
 Twenty clients, eight of them training at once, learn a softmax regression on scikit-learn's digits. Each client checks
-a version out, trains a model of its own, and pushes that model; the server makes of it what the rule takes.
+a version out, trains a model of its own, and pushes that model; the server converts it into what the rule takes.
 """
 
 import argparse
+from ast import literal_eval
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -21,20 +22,18 @@ CLIENTS, AT_ONCE, ARRIVALS, STEPS, CLIENT_LR = 20, 8, 1500, 5, 0.5
 
 def parsed() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("rule", nargs="?", default="fedbuff", help="a name of afflux.rules (default: fedbuff)")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the rule")
     return parser.parse_args()
 
 
-def number_or_text(value: str) -> float | int | str:
+def number_or_text(value: str) -> object:
     """The value of an option."""
-    for kind in (int, float):
-        try:
-            return kind(value)
-        except ValueError:
-            pass
-    return value
+    try:
+        return literal_eval(value)
+    except (SyntaxError, ValueError):
+        return value
 
 
 def loss_and_gradient(model: dict, x: np.ndarray, y: np.ndarray) -> tuple[float, dict]:
@@ -48,13 +47,10 @@ def loss_and_gradient(model: dict, x: np.ndarray, y: np.ndarray) -> tuple[float,
 
 
 def main() -> None:
-    """Train with the rule of the command line, and print the accuracy."""
-    arguments = parsed()
-    rng = np.random.default_rng(0)
+    arguments, rng = parsed(), np.random.default_rng(0)
     x, y = load_digits(return_X_y=True)
     x = (x / 16).astype(np.float32)
-    order = rng.permutation(len(y))
-    test, train = order[:400], order[400:]
+    test, train = np.split(rng.permutation(len(y)), [400])
     shards = np.array_split(train[np.argsort(y[train], kind="stable")], CLIENTS)  # each client has few of the digits
 
     options = {name: number_or_text(value) for name, _, value in (each.partition("=") for each in arguments.option)}

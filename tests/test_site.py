@@ -1,5 +1,6 @@
-"""The documentation: it builds without a warning, and the API reference holds every public name."""
+"""The documentation: links lead somewhere, the site builds without a warning, and its API reference is complete."""
 
+import re
 import subprocess
 import sys
 from types import ModuleType
@@ -11,11 +12,18 @@ import afflux.sim
 import afflux.store
 from conftest import ROOT
 
-pytest.importorskip("sphinx", reason="needs the extra docs")
+TEXTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "bench").glob("*.md")]
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda text: str(text.relative_to(ROOT)))
+def test_links_lead_to_files(text):
+    links = re.findall(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)", text.read_text(encoding="utf-8"))
+    assert not [link for link in links if not (text.parent / link).exists()]
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
+    pytest.importorskip("sphinx", reason="needs the extra docs")
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "-q", ROOT / "docs", folder]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

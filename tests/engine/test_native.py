@@ -47,6 +47,17 @@ def embedded(release, tmp_path_factory):
     return dict(line.split(" ", 1) for line in lines)
 
 
+def test_the_example_in_cpp(release, tmp_path_factory):
+    """It builds against the installed engine, and its server reaches the optimum but for the clients' noise."""
+    options = [f"-DCMAKE_PREFIX_PATH={release / 'installed'}"]
+    folder = once(tmp_path_factory, "example", lambda folder: built(ROOT / "examples" / "cpp", folder, *options))
+    rounds, distance = re.fullmatch(
+        r"(\d+) rounds, mean squared distance from the optimum (.*)\n", run(folder / "example")
+    ).groups()
+    assert int(rounds) == 50
+    assert float(distance) < 1e-3
+
+
 @pytest.mark.parametrize("kind", ["release", "debug"])
 def test_an_instruction_sets_object_exports_its_table_and_nothing_weak(kind, request):
     folder = request.getfixturevalue(kind)

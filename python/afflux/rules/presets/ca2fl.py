@@ -24,11 +24,10 @@ CODECS = {
 def ca2fl(
     *, buffer_size: int = BUFFER_SIZE, server_lr: Rate = SERVER_LR, codec: Codec | codecs.Name | None = None
 ) -> Rule:
-    """v = h + 1/|S| * sum_{i in S} (u_i - h_i), x += server_lr * v, then h_i = u_i (Algorithm 2).
+    """v = h + 1/|S| * sum_{i in S} (u_i - h_i), x += server_lr * v, then h_i = u_i (Algorithm 1).
 
-    h is the mean of all N clients' cached rows, which start at 0. Algorithm 2 prints a plain sum where its proofs use
-    the mean: the mean. State on the server: 4 d bytes per client seen, or what the codec takes, and 8 d for the float64
-    sum. Sweeps: one.
+    h is the mean of all N clients' cached rows, which start at 0. State on the server: 4 d bytes per client seen, or
+    what the codec takes, and 8 d for the float64 sum. Sweeps: one.
     """
     return Rule("ca2fl", "update", buffer_size, Uniform(), cached_difference(codec), Sgd(server_lr))
 
