@@ -320,8 +320,8 @@ def test_what_is_no_run_is_refused(tmp_path, monkeypatch):
     live = {**paused.stream, "training": [[sequence, client + 1, *rest], *others]}
     with pytest.raises(ConfigError, match="other clients train than in the run"):
         resume(replace(paused, stream=live))
-    monkeypatch.setattr("afflux.sim.runs.run_checkpoint.FORMAT", 2)
-    with pytest.raises(ConfigError, match="holds a run of format 1, this afflux reads 2"):
+    monkeypatch.setattr("afflux.sim.runs.run_checkpoint.FORMAT", 3)
+    with pytest.raises(ConfigError, match="holds a run of format 2, this afflux reads 3"):
         InterruptedRun.of(tmp_path / "store")
 
 

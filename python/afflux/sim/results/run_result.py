@@ -3,11 +3,14 @@
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
 
+import msgspec
 import numpy as np
+from msgspec import Struct
 
+from afflux.sim.results.audit_log import Count
 from afflux.sim.workload.rule_specs import RuleSpec
 
 
@@ -19,6 +22,23 @@ class Evaluation(NamedTuple):
     virtual_time: float
     accuracy: float
     loss: float
+
+
+class RoundTotals(Struct, forbid_unknown_fields=True):
+    """Sums over the rounds of a run; weights are those of the report, divided by their sum over the round."""
+
+    AGGREGATED_ABOVE: ClassVar[float] = 10.0
+    """WKAFL's mu: an arrival counts as aggregated from the round's largest weight / mu on; the paper gives no value."""
+
+    weighted_rounds: Count = 0  #: whose weights are not all 0
+    weighted_staleness: float = 0.0  #: sum over these rounds of sum_i p_i tau_i
+    aggregated: Count = 0  #: arrivals of these rounds with p_i >= p_max / mu
+    skipped: Count = 0  #: rounds without a step: the rule rejected all arrivals
+    rejected: dict[str, Count] = msgspec.field(default_factory=dict)  #: arrivals by reason, numbers replaced by #
+    bin_counts: list[Count] = msgspec.field(default_factory=list)
+    """Arrivals by staleness: 0, 1, 2-3, 4-7, ...: bin b holds a staleness of b bits."""
+    bin_weights: list[float] = msgspec.field(default_factory=list)
+    """Sum of M p_i over the arrivals of a bin: a mean of 1 is an equal share."""
 
 
 def params_sha256(params: np.ndarray) -> str:
@@ -45,6 +65,12 @@ class RunResult:
     params: np.ndarray
     leader: str = ""
     """Label of the rule from whose params the clients trained, if it is not this run's own."""
+    clients: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Of each arrival, in the order of arrival; int64."""
+    decisions: dict[str, int] = field(default_factory=dict)
+    """Number of arrivals by what the server decided: joined, replaced, superseded, rejected, dropped, deferred."""
+    totals: RoundTotals = field(default_factory=RoundTotals)
+    """Sums over rounds: weights by staleness, rejections by reason."""
 
     @property
     def final_accuracy(self) -> float:

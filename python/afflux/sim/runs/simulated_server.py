@@ -1,9 +1,9 @@
 """The server of one rule in a simulation: it handles a stream of pulls and updates."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from afflux.server.server import Server
 from afflux.sim.clients.validation_gradient import ValidationGradient, needs_validation_gradient
 from afflux.sim.errors import ConfigError, DivergedError
 from afflux.sim.results import audit_log
+from afflux.sim.results.run_history import RunHistory
 from afflux.sim.results.run_result import Evaluation, RunResult, params_sha256
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
@@ -57,21 +58,6 @@ def feed_servers(
         for server in servers:
             server.handle_update(event)
         progress(event.number + 1)
-
-
-@dataclass(slots=True)
-class RunHistory:
-    """Evaluations and staleness of a run so far, in types that JSON has."""
-
-    evaluations: list[Evaluation]
-    staleness: list[int] = field(default_factory=list)  #: of each arrival
-    round_staleness: list[int] = field(default_factory=list)  #: the largest one of each round
-    seconds: list[float] = field(default_factory=list)  #: of each round
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> "RunHistory":
-        """Make a history from the result of `asdict`, perhaps stored as JSON in between."""
-        return cls(**{**content, "evaluations": [Evaluation(*row) for row in content["evaluations"]]})
 
 
 class SimulatedServer:
@@ -151,10 +137,7 @@ class SimulatedServer:
         if self._validation is not None:
             self._validation.refresh()
         history = self.history
-        history.staleness.append(receipt.staleness)
-        if receipt.report is not None:
-            history.round_staleness.append(int(np.max(receipt.report.staleness)))
-            history.seconds.append(receipt.report.seconds)
+        history.add_arrival(event.client, receipt)
         if self.log is not None:
             self._write(self.log, event, start.version, receipt, receipt.staleness)
         arrivals = event.number + 1
@@ -182,6 +165,9 @@ class SimulatedServer:
             num_clients=len(self._setup.clients),
             params=np.array(self.server.params),
             leader=self.leader,
+            clients=np.array(history.clients, dtype=np.int64),
+            decisions=history.decisions,
+            totals=history.totals,
         )
         if self.log is not None:
             self.log.write(audit_log.EndLine(len(history.staleness), self.server.version, result.digest))
@@ -228,7 +214,8 @@ class SimulatedServer:
             )
         )
         if receipt.report is not None:
-            log.write_round(receipt.report)
+            for report in (receipt.report, *receipt.more):
+                log.write_round(report)
 
     def _evaluate(self, arrivals: int, time: float) -> Evaluation:
         # The model is the one of the last evaluation if the version is.
