@@ -11,6 +11,7 @@ import numpy as np
 from msgspec import Struct
 
 from afflux.sim.results.audit_log import Count
+from afflux.sim.results.participation import Participation, participation
 from afflux.sim.workload.rule_specs import RuleSpec
 
 
@@ -98,6 +99,49 @@ class RunResult:
         return float(self.round_staleness.mean()) if len(self.round_staleness) else math.nan
 
     @property
+    def participation(self) -> Participation:
+        """How often the clients took part."""
+        return participation(self.clients, self.num_clients)
+
+    @property
+    def late_evaluations(self) -> tuple[Evaluation, ...]:
+        """The last tenth of the evaluations after the start, rounded up, but two if there are as many."""
+        after = self.evaluations[1:]
+        return after[-max(2, math.ceil(len(after) / 10)) :]
+
+    @property
+    def late_accuracy(self) -> float:
+        """Mean accuracy of the last tenth of the evaluations; nan if there are none after the start."""
+        late = self.late_evaluations
+        return float(np.mean([evaluation.accuracy for evaluation in late])) if late else math.nan
+
+    @property
+    def stability(self) -> float:
+        """Standard deviation (n - 1) of the accuracy over the last tenth of the evaluations: small is stable.
+
+        WKAFL takes the last ten evaluations, FADAS those of the last five rounds. nan for fewer than two.
+        """
+        late = [evaluation.accuracy for evaluation in self.late_evaluations]
+        return float(np.std(late, ddof=1)) if len(late) > 1 else math.nan
+
+    @property
+    def weighted_staleness(self) -> float:
+        """WKAFL's tau_ave: mean over rounds of sum_i p_i tau_i, with the weights p divided by their sum."""
+        totals = self.totals
+        return totals.weighted_staleness / totals.weighted_rounds if totals.weighted_rounds else math.nan
+
+    @property
+    def aggregated_per_round(self) -> float:
+        """WKAFL's N_ave: mean over rounds of the number of arrivals with p_i >= p_max / mu, mu = 10."""
+        totals = self.totals
+        return totals.aggregated / totals.weighted_rounds if totals.weighted_rounds else math.nan
+
+    @property
+    def rejected_arrivals(self) -> int:
+        """Arrivals that the rule gave no weight, whatever the reason."""
+        return sum(self.totals.rejected.values())
+
+    @property
     def server_ms(self) -> float:
         """Mean milliseconds of the server's arithmetic per round."""
         return 1e3 * float(self.server_seconds.mean()) if len(self.server_seconds) else math.nan
@@ -113,15 +157,22 @@ class RunResult:
 
     def summary(self, target: float) -> dict[str, float]:
         """Return the summary's numbers by name; nan where the target was not reached."""
-        hit = self.first_to_reach(target)
+        hit, participation = self.first_to_reach(target), self.participation
         return {
             "final_accuracy": self.final_accuracy,
             "best_accuracy": self.best_accuracy,
+            "late_accuracy": self.late_accuracy,
+            "stability": self.stability,
             "rounds_to_target": hit.version if hit else math.nan,
             "time_to_target": hit.virtual_time if hit else math.nan,
             "max_staleness": self.max_staleness,
             "mean_staleness": self.mean_staleness,
             "mean_max_staleness": self.mean_max_staleness,
+            "weighted_staleness": self.weighted_staleness,
+            "aggregated_per_round": self.aggregated_per_round,
+            "rejected_arrivals": self.rejected_arrivals,
+            "participating_clients": participation.clients,
+            "participation_gini": participation.gini,
             "server_ms": self.server_ms,
             "state_bytes": self.state_bytes,
         }
