@@ -90,9 +90,9 @@ def test_one_seed_pairs_the_rules(monkeypatch):
     seen = {}
     train = Trainer.train
 
-    def spy(self, client, pulled, rng, shift):
+    def spy(self, client, pulled, rng, *rest):
         seen[label].append((client, repr(rng.bit_generator.state)))
-        return train(self, client, pulled, rng, shift)
+        return train(self, client, pulled, rng, *rest)
 
     monkeypatch.setattr(Trainer, "train", spy)
     times, starts = {}, {}
@@ -117,9 +117,9 @@ def test_clients_train_from_what_they_pulled_at_dispatch(monkeypatch):
         pulls[-1] = (pulls[-1], pulls[-1].params.copy())
         return pulls[-1][0]
 
-    def spy_train(self, client, pulled, rng, shift):
+    def spy_train(self, client, pulled, rng, *rest):
         pushes.append([pulled.copy()])
-        return train(self, client, pulled, rng, shift)
+        return train(self, client, pulled, rng, *rest)
 
     def spy_push(self, *, version, **facts):
         pushes[-1].append(version.version)

@@ -25,12 +25,14 @@ from afflux.cli.common import (
 from afflux.rules import RULES
 from afflux.sim import interrupts
 from afflux.sim.errors import EXTRA, ConfigError, require
-from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.config import IMAGES, UNLIMITED, SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 
 if TYPE_CHECKING:
+    from afflux.sim.results.audit_log import AuditOutput
     from afflux.sim.results.run_result import RunResult
     from afflux.sim.runs.compare import Job
+    from afflux.sim.runs.library import Simulation
     from afflux.sim.runs.simulated_server import Progress
 
 COMPARE_HELP = f"""Compare aggregation rules in one simulation.
@@ -50,6 +52,8 @@ NAME may be path/to/file.py:FUNCTION: that file is executed, as your own code.
   afflux compare --rules fedbuff,ca2fl --model logreg --alpha 0.3
 
   afflux compare --rules fedbuff,wkafl,fadas --paired
+
+  afflux compare --rules fedbuff,ca2fl --task my_tasks.py:function --rounds 200
 """
 RUN_HELP = """Simulate one aggregation rule with one seed.
 
@@ -130,8 +134,9 @@ def run(
 ) -> None:
     """Simulate one rule (see RUN_HELP)."""
     if resume is not None:
-        refuse_other_options(context, "--resume", "resume", "checkpoint_every", "out", "rule")
-        _resume(resume, checkpoint_every, out, None if rule is None else parse_rules([rule])[0])
+        refuse_other_options(context, "--resume", "resume", "checkpoint_every", "out", "rule", "task")
+        task = config.task if is_on_command_line(context, "task") else None
+        _resume(resume, checkpoint_every, out, None if rule is None else parse_rules([rule])[0], task)
         return
     if store is None and is_on_command_line(context, "checkpoint_every"):
         raise ConfigError("--checkpoint-every was given, but without --store there are no checkpoints")
@@ -152,11 +157,12 @@ def replay(
     buffer_size: BufferSize = None,
     server_lr: ServerLr = None,
     data_dir: Annotated[str | None, typer.Option(help="Folder of mnist.npz, if it is not the log's.")] = None,
+    task: Annotated[str | None, typer.Option(help="FILE.py:FUNCTION of the log's task, if it is in a file.")] = None,
     out: OutFolder = None,
 ) -> None:
     """Replay kept updates (see REPLAY_HELP)."""
     with report_errors():
-        _replay(log, rule, {"buffer_size": buffer_size, "server_lr": server_lr}, data_dir, out)
+        _replay(log, rule, {"buffer_size": buffer_size, "server_lr": server_lr}, data_dir, task, out)
 
 
 def _simulate(
@@ -172,45 +178,55 @@ def _simulate(
     require(*EXTRA)
     from rich.console import Console
 
-    from afflux.sim.results import run_folder, terminal_output
-    from afflux.sim.runs.compare import available_cpus, compare, make_jobs
+    from afflux.sim.results import terminal_output
+    from afflux.sim.runs.compare import available_cpus
+    from afflux.sim.runs.library import Simulation
 
-    jobs = make_jobs(specs, seeds, paired=paired)
+    simulation = Simulation.of(config, specs, seeds, paired=paired)
+    jobs = simulation.jobs
     finished: dict[int, list[RunResult]] = {}
     with _run_folder(out, jobs, config, finished) as folder:
-        output = run_folder.create_audit_folder(folder, config, len(jobs), keep_updates, partial(typer.echo, err=True))
+        output = _audit_folder(folder, simulation, keep_updates)
         with terminal_output.progress_bars([job.label for job in jobs], config.arrivals, Console(stderr=True)) as watch:
-            results = compare(
-                jobs, config, processes=processes or available_cpus(), watch=watch, output=output, finished=finished
+            results = simulation.run_into(
+                output, processes=processes or available_cpus(), watch=watch, finished=finished
             )
-        run_folder.write_results(folder, results, config)
-    _print_results(folder, results, config)
+        results.write(folder)
+    _print_results(folder, list(results), config)
+
+
+def _audit_folder(folder: Path, simulation: "Simulation", keep_updates: bool) -> "AuditOutput":
+    from afflux.sim.results import run_folder
+
+    d = simulation.num_parameters() if keep_updates and simulation.config.task != IMAGES else None
+    announce = partial(typer.echo, err=True)
+    return run_folder.create_audit_folder(folder, simulation.config, len(simulation.jobs), keep_updates, announce, d)
 
 
 def _start_in_store(
     store: Path, spec: RuleSpec, seed: int, config: SimConfig, seconds: float, out: Path | None, keep_updates: bool
 ) -> None:
     require(*EXTRA)
-    from afflux.sim.results import run_folder
-    from afflux.sim.runs.compare import Job
+    from afflux.sim.runs.library import Simulation
     from afflux.sim.runs.resume import run_in_store
     from afflux.sim.runs.run_checkpoint import require_unused_store
 
     require_unused_store(store)
-    job = Job(spec, seed)
+    simulation = Simulation.of(config, [spec], [seed])
+    (job,) = simulation.jobs
     with _run_folder(out, [job], config, {}) as folder:
-        output = run_folder.create_audit_folder(folder, config, 1, keep_updates, partial(typer.echo, err=True))
+        output = _audit_folder(folder, simulation, keep_updates)
         work = partial(run_in_store, store, spec, seed, config, output, seconds=seconds)
         _run_with_store(store, folder, job, config, work)
 
 
-def _resume(store: Path, seconds: float, out: Path | None, typed: RuleSpec | None) -> None:
+def _resume(store: Path, seconds: float, out: Path | None, typed: RuleSpec | None, task: str | None) -> None:
     require(*EXTRA)
     from afflux.sim.runs.compare import Job
     from afflux.sim.runs.resume import resume
     from afflux.sim.runs.run_checkpoint import InterruptedRun
 
-    interrupted = InterruptedRun.of(store, out, typed)
+    interrupted = InterruptedRun.of(store, out, typed, task)
     if interrupted.finished:
         typer.echo(f"the run in {store} is finished; its results are written again", err=True)
     job, folder = Job(interrupted.spec, interrupted.header.seed), interrupted.output.folder.parent
@@ -240,6 +256,7 @@ def _run_with_store(
     except KeyboardInterrupt:
         spec = job.spec
         again = "" if spec.name in RULES else f" --rule {quote(spec.text)}"
+        again += f" --task {quote(config.task)}" if ".py" in config.task else ""
         typer.echo(f"continue with: afflux run --resume {store}{again}", err=True)
         raise
     run_folder.write_results(folder, results, config)
@@ -247,7 +264,12 @@ def _run_with_store(
 
 
 def _replay(
-    path: Path, rules: list[str] | None, common: dict[str, Any], data_dir: str | None, out: Path | None
+    path: Path,
+    rules: list[str] | None,
+    common: dict[str, Any],
+    data_dir: str | None,
+    task: str | None,
+    out: Path | None,
 ) -> None:
     require(*EXTRA)
     from rich.console import Console
@@ -258,9 +280,10 @@ def _replay(
 
     log = audit_log.read_audit_log(path)
     specs = parse_rules(rules, **common) if rules else [log.spec()]
-    config = replay_config(log, data_dir)
+    config = replay_config(log, data_dir, task)
     if (missing := log.planned - config.arrivals) > 0:
-        typer.echo(f"{path} was cut off: it lacks {missing} of {log.planned} arrivals", err=True)
+        lacks = f": it lacks {missing} of {log.planned} arrivals" if log.planned < UNLIMITED else ""
+        typer.echo(f"{path} was cut off{lacks}", err=True)
     jobs = [Job(specs[0], log.header.seed, tuple(specs[1:]))]
     with _run_folder(out, jobs, config, {}) as folder:
         output = run_folder.create_audit_folder(folder, config, 1)

@@ -12,7 +12,7 @@ import numpy as np
 from afflux.rules import SYNCHRONOUS
 from afflux.sim.errors import ConfigError
 from afflux.sim.workload.config import SAMPLING, SimConfig
-from afflux.sim.workload.delays import DELAYS, Delay
+from afflux.sim.workload.delays import DELAYS, Delay, DelayLaw
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.rule_specs import RuleSpec
 
@@ -150,7 +150,12 @@ def schedule_rounds(
 
 
 def make_schedule(
-    spec: RuleSpec, buffer_size: int, seed: int, config: SimConfig, clients: Sequence[int]
+    spec: RuleSpec,
+    buffer_size: int,
+    seed: int,
+    config: SimConfig,
+    clients: Sequence[int],
+    delays: DelayLaw | None = None,
 ) -> Iterator[Dispatch | Arrival]:
     """Return the schedule of a run. With a synchronous rule a new cohort starts when the last one has finished.
 
@@ -160,6 +165,7 @@ def make_schedule(
         seed: of the run.
         config: the settings.
         clients: those that hold data.
+        delays: law of the running times; None: that of the settings.
 
     Returns:
         Dispatches and arrivals in the order of virtual time.
@@ -175,7 +181,8 @@ def make_schedule(
             f"concurrency is {concurrency}, but only {len(clients)} of {config.num_clients} "
             f"clients hold data with seed {seed}"
         )
-    delay = DELAYS[config.delays](config.num_clients, random_stream(seed, StreamPurpose.DELAY_CLIENTS))
+    law = DELAYS[config.delays] if delays is None else delays
+    delay = law(config.num_clients, random_stream(seed, StreamPurpose.DELAY_CLIENTS))
     selection, times = random_stream(seed, StreamPurpose.SELECTION), random_stream(seed, StreamPurpose.DELAY_TIMES)
     if config.protocol == "rounds":
         probabilities = SAMPLING[config.sampling]

@@ -25,6 +25,7 @@ class RunHistory(Struct, forbid_unknown_fields=True):
     round_staleness: list[Count] = field(default_factory=list)  #: the largest one of each round
     seconds: list[float] = field(default_factory=list)  #: of each round
     totals: RoundTotals = field(default_factory=RoundTotals)
+    time: float = 0.0  #: virtual, of the last arrival
 
     def add_arrival(self, client: int, receipt: Receipt) -> None:
         """Add one arrival and the rounds that it completed; `receipt.staleness` is not None."""

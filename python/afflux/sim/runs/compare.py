@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import time
@@ -11,11 +12,12 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from afflux.sim import interrupts
-from afflux.sim.errors import require
+from afflux.sim.errors import ConfigError, require
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.run_result import RunResult
-from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.config import IMAGES, SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
+from afflux.sim.workload.task import Task
 
 POLL_SECONDS = 0.1
 
@@ -60,6 +62,7 @@ def compare(
     watch: JobProgress | None = None,
     output: AuditOutput | None = None,
     finished: dict[int, list[RunResult]] | None = None,
+    task: Task | None = None,
 ) -> list[RunResult]:
     """Run all jobs and return their results in the order of `jobs`, the leader's before its followers'.
 
@@ -73,11 +76,13 @@ def compare(
         watch: called with (index of the job, its arrivals so far).
         output: where the audit logs are written; default nowhere.
         finished: filled with the results of each finished job, by its index; read it after an error.
+        task: what the clients train; default what the settings name. More than one process need one that can be
+            pickled.
 
     Returns:
         The results in the order of `jobs`; within a job, in the order of its rules.
     """
-    require("torch", *(["sklearn"] if config.data == "digits" else []))
+    require("torch", *(["sklearn"] if task is None and config.task == IMAGES and config.data == "digits" else []))
     watch = watch or (lambda index, arrivals: None)
     finished = {} if finished is None else finished
     for job in jobs:
@@ -86,19 +91,19 @@ def compare(
     with interrupts.deferred():
         if processes == 1 or len(jobs) <= 1:
             for index, job in enumerate(jobs):
-                finished[index] = _run_job(index, job, config, output, watch)
+                finished[index] = _run_job(index, job, config, output, watch, task)
         else:
-            _run_in_processes(jobs, config, output, min(processes, len(jobs)), watch, finished)
+            _run_in_processes(jobs, config, output, min(processes, len(jobs)), watch, finished, task)
     return [result for index in range(len(jobs)) for result in finished[index]]
 
 
 def _run_job(
-    index: int, job: Job, config: SimConfig, output: AuditOutput | None, watch: JobProgress
+    index: int, job: Job, config: SimConfig, output: AuditOutput | None, watch: JobProgress, task: Task | None
 ) -> list[RunResult]:
     from afflux.sim.runs.simulation import run_paired
 
     specs = (job.spec, *job.followers)
-    return run_paired(specs, job.seed, job.config or config, lambda arrivals: watch(index, arrivals), output)
+    return run_paired(specs, job.seed, job.config or config, lambda arrivals: watch(index, arrivals), output, task)
 
 
 def _run_in_processes(
@@ -108,11 +113,12 @@ def _run_in_processes(
     processes: int,
     watch: JobProgress,
     finished: dict[int, list[RunResult]],
+    task: Task | None,
 ) -> None:
     context = multiprocessing.get_context("spawn")
     # Each job writes its own entry, so that no lock is needed; a 1 in the last entry stops all workers.
     shared = context.RawArray("q", len(jobs) + 1)
-    with ProcessPoolExecutor(processes, context, _start_worker, (shared,)) as pool:
+    with ProcessPoolExecutor(processes, context, _start_worker, (shared, pickled(task))) as pool:
         try:
             with _sigint_blocked():
                 futures = {pool.submit(_run_job_in_worker, i, job, config, output): i for i, job in enumerate(jobs)}
@@ -130,6 +136,16 @@ def _run_in_processes(
             raise
 
 
+def pickled(task: Task | None) -> bytes:
+    """Return the task for other processes of this program; raises ConfigError if it cannot be sent there."""
+    try:
+        return pickle.dumps(task)
+    except Exception as error:
+        raise ConfigError(
+            f"the task cannot be sent to another process ({error}): define its functions at the top of a module"
+        ) from error
+
+
 @contextmanager
 def _sigint_blocked() -> Iterator[None]:
     # Ctrl-C signals all processes. The workers inherit the mask, so that only the parent handles it.
@@ -144,14 +160,15 @@ def _sigint_blocked() -> Iterator[None]:
 
 
 _shared: Any = None
+_task: Task | None = None
 _outside_jobs = threading.Lock()
 
 
-def _start_worker(shared: Any) -> None:
+def _start_worker(shared: Any, task: bytes) -> None:
     # The parent stops workers through `shared`; this line is for systems without signal masks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    global _shared
-    _shared = shared
+    global _shared, _task
+    _shared, _task = shared, pickle.loads(task)
     _outside_jobs.acquire()
     threading.Thread(target=_exit_when_stopped, daemon=True).start()
 
@@ -171,6 +188,6 @@ def _run_job_in_worker(index: int, job: Job, config: SimConfig, output: AuditOut
 
     _outside_jobs.release()
     try:
-        return _run_job(index, job, config, output, watch)
+        return _run_job(index, job, config, output, watch, _task)
     finally:
         _outside_jobs.acquire()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from afflux.rules.rule import Rule
 from afflux.server.server import Server
-from afflux.sim.clients.training import single_torch_thread
+from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.results.audit_log import AuditLogWriter, AuditOutput, file_stem
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.results.updates_file import UpdatesFile
@@ -16,6 +16,7 @@ from afflux.sim.runs.simulation import record_updates
 from afflux.sim.runs.training_stream import TrainingStream
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
+from afflux.sim.workload.task import Task
 
 CHECKPOINT_SECONDS = 10.0
 
@@ -28,6 +29,7 @@ def run_in_store(
     output: AuditOutput,
     progress: Progress | None = None,
     seconds: float = CHECKPOINT_SECONDS,
+    task: Task | None = None,
 ) -> RunResult:
     """Simulate one rule as `run` does, with the server in a new store; the same bits.
 
@@ -39,6 +41,7 @@ def run_in_store(
         output: where the audit log is written; a resumed run continues these files.
         progress: see `run`.
         seconds: between two checkpoints; 0: after every event. Ctrl-C makes one, too.
+        task: see `run`.
 
     Returns:
         The result of the run.
@@ -47,11 +50,14 @@ def run_in_store(
         ConfigError: see `run`.
         StoreError: the store cannot be made or written.
     """
-    return _run(path, spec, seed, config, output, progress, seconds, None)
+    return _run(path, spec, seed, config, output, progress, seconds, None, task)
 
 
 def resume(
-    interrupted: InterruptedRun, progress: Progress | None = None, seconds: float = CHECKPOINT_SECONDS
+    interrupted: InterruptedRun,
+    progress: Progress | None = None,
+    seconds: float = CHECKPOINT_SECONDS,
+    task: Task | None = None,
 ) -> RunResult:
     """Continue a run from its last checkpoint, to the bits of a run without an interruption.
 
@@ -59,6 +65,7 @@ def resume(
         interrupted: the last checkpoint.
         progress: see `run`.
         seconds: see `run_in_store`.
+        task: see `run`.
 
     Returns:
         The result of the whole run.
@@ -68,7 +75,7 @@ def resume(
         StoreError: the store is damaged.
     """
     path, spec, seed = interrupted.path, interrupted.spec, interrupted.header.seed
-    return _run(path, spec, seed, interrupted.config, interrupted.output, progress, seconds, interrupted)
+    return _run(path, spec, seed, interrupted.config, interrupted.output, progress, seconds, interrupted, task)
 
 
 def _run(
@@ -80,9 +87,10 @@ def _run(
     progress: Progress | None,
     seconds: float,
     interrupted: InterruptedRun | None,
+    task: Task | None,
 ) -> RunResult:
-    with single_torch_thread(), ExitStack() as files:
-        setup = SimulationSetup.of(config, seed)
+    with reproducible_torch(), ExitStack() as files:
+        setup = SimulationSetup.of(config, seed, task)
         setup.schedule(spec)  # raises for an impossible one before anything is written
         if interrupted is not None:
             interrupted.check_setup(setup)

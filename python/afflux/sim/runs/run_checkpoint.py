@@ -59,7 +59,7 @@ class _Notes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def check(self) -> None:
         """Compare the parts with each other; raises ValueError."""
         stream, history = self.stream, self.history
-        config = self.header.sim_config(Path(self.audit))
+        config = self.header.settings(Path(self.audit))
         if set(self.server) != set(COUNTS):
             raise ValueError(f"the server's counts are {sorted(self.server)}")
         # An arrival has a line in the log, which is there; a dispatch is an arrival or still trains.
@@ -86,15 +86,19 @@ class InterruptedRun:
     stream: Mapping[str, Any]  #: `TrainingStream.state`
     arrays: str | None  #: a file in the store with `TrainingStream.state_arrays`
     history: RunHistory
+    config: SimConfig
 
     @classmethod
-    def of(cls, path: Path, folder: Path | None = None, typed: RuleSpec | None = None) -> "InterruptedRun":
+    def of(
+        cls, path: Path, folder: Path | None = None, typed: RuleSpec | None = None, task: str | None = None
+    ) -> "InterruptedRun":
         """Read the last checkpoint in a store; writes nothing.
 
         Args:
             path: the store.
             folder: the run folder, if it has moved.
             typed: the rule, if the user has typed it; a rule file is executed only then.
+            task: the setting `task`, likewise.
 
         Raises:
             ConfigError: there is no run in the store, or one of another format; or `folder` belongs to another run.
@@ -123,6 +127,7 @@ class InterruptedRun:
             msgspec.to_builtins(found.stream),
             found.arrays,
             found.history,
+            header.sim_config(path, task),
         )
         # A store that somebody has made up may name any folder: the user names one that is neither here nor beside it.
         near = any(audit.resolve().is_relative_to(place.resolve()) for place in (Path(), path.parent))
@@ -154,13 +159,11 @@ class InterruptedRun:
 
     @property
     def finished(self) -> bool:
-        """Whether the checkpoint is the one after the last arrival."""
-        return self.arrivals == self.config.arrivals
-
-    @property
-    def config(self) -> SimConfig:
-        """The settings; raises ConfigError if this afflux does not have them."""
-        return self.header.sim_config(self.path)
+        """Whether the checkpoint is known to be the one after the last arrival."""
+        config, last = self.config, self.history.evaluations[-1]
+        rounds = bool(config.rounds) and self.server["version"] >= config.rounds
+        reached = config.stop_at_target and last.accuracy >= config.target
+        return self.arrivals == config.arrivals or rounds or reached
 
     def check_run_folder(self) -> None:
         """Raise ConfigError if the run folder holds files of anything but this run: they would be overwritten."""

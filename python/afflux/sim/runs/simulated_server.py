@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +43,7 @@ class UpdateEvent(NamedTuple):
     num_examples: int
     loss: float
     steps: int
+    buffers: np.ndarray | None = None  #: the client's buffers, if the model has any
 
 
 def feed_servers(
@@ -90,6 +90,7 @@ class SimulatedServer:
         self._setup = setup
         self._total = arrivals
         rule = spec.build()
+        setup.check_rule(rule)
         if arrivals < rule.buffer_size:
             raise ConfigError(f"arrivals is {arrivals}, but {spec.label} steps after {rule.buffer_size}")
         self.server = (new_server or setup.new_server)(rule)
@@ -97,10 +98,10 @@ class SimulatedServer:
         if needs_validation_gradient(rule):
             config, rng = setup.config, random_stream(setup.seed, StreamPurpose.VALIDATION)
             self._validation = ValidationGradient(
-                self.server, setup.trainer, setup.num_train, config.validation, config.refresh_every, rng
+                self.server, setup.trainer, setup.num_validation, config.validation, config.refresh_every, rng
             )
         self.log: audit_log.AuditLogWriter | None = None
-        self.history = history or RunHistory([Evaluation(0, 0, 0.0, *setup.trainer.evaluate(self.server.params))])
+        self.history = history or RunHistory([self._measure(0, 0.0)])
         self._models: dict[int, Pulled] = {}
         self._pulled: dict[int, Pulled] = {}
 
@@ -131,6 +132,7 @@ class SimulatedServer:
             loss=event.loss,
             client_lr=self._setup.config.client_lr,
             local_steps=event.steps,
+            buffers=event.buffers,
         )
         if receipt.staleness is None or receipt.status == "faulty":
             raise self._diverged(event, receipt.reason)
@@ -138,6 +140,7 @@ class SimulatedServer:
             self._validation.refresh()
         history = self.history
         history.add_arrival(event.client, receipt)
+        history.time = event.time
         if self.log is not None:
             self._write(self.log, event, start.version, receipt, receipt.staleness)
         arrivals = event.number + 1
@@ -154,6 +157,8 @@ class SimulatedServer:
     def result(self) -> RunResult:
         """Return the result of the run, and write the end line of its log."""
         history = self.history
+        if history.evaluations[-1].arrivals < len(history.staleness):  # the run has ended before its last arrival
+            history.evaluations.append(self._evaluate(len(history.staleness), history.time))
         result = RunResult(
             spec=self.spec,
             seed=self._setup.seed,
@@ -192,7 +197,7 @@ class SimulatedServer:
             leader=self.leader or self.spec.label,
             updates=updates,
             first_params_sha256=params_sha256(setup.initial_params),
-            config=asdict(setup.config),
+            config=setup.config.recorded(),
         )
 
     def _write(
@@ -222,4 +227,17 @@ class SimulatedServer:
         last = self.history.evaluations[-1]
         if self.server.version == last.version:
             return last._replace(arrivals=arrivals, virtual_time=time)
-        return Evaluation(arrivals, self.server.version, time, *self._setup.trainer.evaluate(self.server.params))
+        return self._measure(arrivals, time)
+
+    def _measure(self, arrivals: int, time: float) -> Evaluation:
+        server, setup = self.server, self._setup
+        buffers = None if setup.model.initial_buffers is None else server.pull().buffers
+        return Evaluation(arrivals, server.version, time, *setup.trainer.evaluate(server.params, buffers))
+
+    @property
+    def ended(self) -> bool:
+        """Whether the number of rounds or the target, at which the run shall stop, is reached."""
+        config, history = self._setup.config, self.history
+        if config.rounds and self.server.version >= config.rounds:
+            return True
+        return config.stop_at_target and history.evaluations[-1].accuracy >= config.target

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from afflux.sim.clients.training import single_torch_thread
+from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.results.audit_log import AuditLogWriter, AuditOutput, file_stem
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.results.updates_file import UpdatesFile
@@ -13,10 +13,16 @@ from afflux.sim.runs.simulated_server import Progress, PullEvent, SimulatedServe
 from afflux.sim.runs.training_stream import TrainingStream
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
+from afflux.sim.workload.task import Task
 
 
 def run(
-    spec: RuleSpec, seed: int, config: SimConfig, progress: Progress | None = None, output: AuditOutput | None = None
+    spec: RuleSpec,
+    seed: int,
+    config: SimConfig,
+    progress: Progress | None = None,
+    output: AuditOutput | None = None,
+    task: Task | None = None,
 ) -> RunResult:
     """Simulate one rule with one seed.
 
@@ -29,6 +35,7 @@ def run(
         config: the settings.
         progress: called after each arrival with the number of arrivals so far; may raise to stop the run.
         output: where the audit log is written; default nowhere.
+        task: what the clients train; default what the settings name.
 
     Returns:
         The result of the run.
@@ -37,7 +44,7 @@ def run(
         ConfigError: the settings are impossible for this rule and seed, or data are missing.
         DivergedError: a client's loss or model is no longer finite.
     """
-    return run_paired([spec], seed, config, progress, output)[0]
+    return run_paired([spec], seed, config, progress, output, task)[0]
 
 
 def run_paired(
@@ -46,14 +53,15 @@ def run_paired(
     config: SimConfig,
     progress: Progress | None = None,
     output: AuditOutput | None = None,
+    task: Task | None = None,
 ) -> list[RunResult]:
     """Simulate several rules over one stream of updates: clients train from the params of the first rule.
 
     The first result has the bits of `run(specs[0], ...)`. The others get the same updates at the same times; the
     staleness of an arrival is each rule's own. Arguments and errors are those of `run`.
     """
-    with single_torch_thread(), ExitStack() as files:
-        setup = SimulationSetup.of(config, seed)
+    with reproducible_torch(), ExitStack() as files:
+        setup = SimulationSetup.of(config, seed, task)
         leader = SimulatedServer(specs[0], setup, config.arrivals)
         servers = [leader, *(SimulatedServer(spec, setup, config.arrivals, specs[0].label) for spec in specs[1:])]
         events = TrainingStream(setup, leader).events()

@@ -30,6 +30,8 @@ class TrainingStream:
     def events(self, after_each: Callable[[], None] = interrupts.raise_if_pending) -> Iterator[PullEvent | UpdateEvent]:
         """Yield the remaining events; `after_each` is called when an event has been handled."""
         for event in self._schedule():
+            if self._leader.ended or self._too_late(event):
+                return
             client, sequence, number = event.client, event.sequence, self._arrivals
             if isinstance(event, Dispatch):
                 sent = self._training[sequence] = self._broadcast.pull(client, event.age, number)
@@ -37,13 +39,18 @@ class TrainingStream:
             else:
                 sent = self._training.pop(sequence)
                 batches = random_stream(self._setup.seed, StreamPurpose.BATCHES, sequence)
-                trained = self._setup.trainer.train(client, sent.model.params, batches, sent.shift)
+                model = sent.model
+                trained = self._setup.trainer.train(client, model.params, batches, sent.shift, model.buffers)
                 facts = (trained.update, trained.num_examples, trained.loss, trained.steps)
-                yield UpdateEvent(number, sequence, sent.after, client, event.time, *facts)
+                yield UpdateEvent(number, sequence, sent.after, client, event.time, *facts, trained.buffers)
                 self._broadcast.record_result(sent, trained)
                 self._arrivals += 1
             self._events += 1
             after_each()
+
+    def _too_late(self, event: Dispatch | Arrival) -> bool:
+        limit = self._setup.config.virtual_time
+        return bool(limit) and isinstance(event, Arrival) and event.time > limit
 
     def _schedule(self) -> Iterator[Dispatch | Arrival]:
         """Return the remaining events. Those before are drawn again: they depend on the seed alone, not on models."""

@@ -1,0 +1,78 @@
+"""The results of a simulation of several rules and seeds: histories, summary, data frame, figure, run folder."""
+
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, overload
+
+from afflux.sim.errors import MissingExtraError, require
+from afflux.sim.results import run_folder
+from afflux.sim.results.run_result import Evaluation, RunResult, SeedStatistics, summarise
+from afflux.sim.workload.config import SimConfig
+
+
+class SimulationResults(Sequence[RunResult]):
+    """The results of all runs, seed by seed, in the order of the rules."""
+
+    def __init__(self, runs: Sequence[RunResult], config: SimConfig) -> None:
+        """Hold results of runs with these settings."""
+        self._runs = tuple(runs)
+        self.config = config
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @overload
+    def __getitem__(self, index: int) -> RunResult: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[RunResult]: ...
+    def __getitem__(self, index: int | slice) -> RunResult | Sequence[RunResult]:
+        return self._runs[index]
+
+    def of(self, rule: str, seed: int) -> RunResult:
+        """Return the run of the rule with this label and seed; raises KeyError if there is none."""
+        for run in self._runs:
+            if (run.spec.label, run.seed) == (rule, seed):
+                return run
+        raise KeyError((rule, seed))
+
+    @property
+    def histories(self) -> dict[tuple[str, int], tuple[Evaluation, ...]]:
+        """The evaluations of each run, by the rule's label and seed."""
+        return {(run.spec.label, run.seed): run.evaluations for run in self._runs}
+
+    def summary(self, target: float | None = None) -> dict[str, dict[str, SeedStatistics]]:
+        """Return {rule: {number: mean and deviation over seeds}}; `target` defaults to that of the simulation."""
+        return summarise(self._runs, self.config.target if target is None else target)
+
+    def frame(self) -> Any:
+        """Return the evaluations as a pandas DataFrame, one row each: rule, seed, and the fields of `Evaluation`.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        if find_spec("pandas") is None:
+            raise MissingExtraError("a data frame needs pandas: pip install pandas")
+        rows = [(run.spec.label, run.seed, *row) for run in self._runs for row in run.evaluations]
+        return import_module("pandas").DataFrame(rows, columns=["rule", "seed", *Evaluation._fields])
+
+    def draw(self, path: Path | str) -> None:
+        """Write a figure: accuracy over rounds and over virtual time, and staleness.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+        """
+        require("matplotlib")
+        from afflux.sim.results.figures import draw_comparison
+
+        title = run_folder.describe_setting(self.config, self._runs)
+        draw_comparison(self._runs, title, self.config.target, Path(path))
+
+    def write(self, folder: Path | str) -> None:
+        """Write the files of a run folder into `folder`; see `afflux compare`."""
+        run_folder.write_results(Path(folder), self._runs, self.config)
+
+    def __repr__(self) -> str:
+        found: list[Any] = [f"{run.spec.label}, seed {run.seed}: {run.final_accuracy:.4f}" for run in self._runs]
+        return f"SimulationResults({'; '.join(found)})"
