@@ -1,4 +1,4 @@
-"""The run folder: config.json, metrics.csv, staleness.csv, summary.csv and .json, curves.png; audit/ beside them."""
+"""The run folder: settings, tables and pictures of the results; audit/ beside them."""
 
 import csv
 import platform
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
+from hashlib import file_digest
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -17,10 +18,22 @@ import numpy as np
 from afflux import __version__
 from afflux.ops.units import in_bytes
 from afflux.sim.errors import ConfigError, require
-from afflux.sim.results.audit_log import FOLDER, AuditOutput, encode_json
+from afflux.sim.results.audit_log import FOLDER, AuditOutput, encode_json, file_stem
 from afflux.sim.results.run_result import Evaluation, RunResult, group_by_rule, summarise
+from afflux.sim.results.statistics import paired_differences, usual_targets
 from afflux.sim.workload.config import IMAGES, UNLIMITED, SimConfig
 
+FILES = (
+    "config.json",
+    "metrics.csv",
+    "staleness.csv",
+    "participation.csv",
+    "targets.csv",
+    "summary.csv",
+    "summary.json",
+    "curves.png",
+    "report.html",
+)
 ANNOUNCE_ABOVE = 1e9  #: bytes of kept updates from which their size is announced
 
 
@@ -90,12 +103,24 @@ def write_results(folder: Path, results: Sequence[RunResult], config: SimConfig)
     """Write all files of a comparison into `folder`; a file, or a link, of the same name is removed first."""
     require("matplotlib")
     from afflux.sim.results.figures import draw_comparison
+    from afflux.sim.results.report_html import render_report
 
-    for name in ("config.json", "metrics.csv", "staleness.csv", "summary.csv", "summary.json", "curves.png"):
+    for name in FILES:
         (folder / name).unlink(missing_ok=True)
-    _json(folder / "config.json", _configuration(results, config))
+    configuration, setting = _configuration(results, config), describe_setting(config, results)
+    _json(folder / "config.json", configuration)
     _csv(folder / "metrics.csv", ("rule", "seed", *Evaluation._fields), _metrics(results))
     _csv(folder / "staleness.csv", ("rule", "seed", "staleness", "arrivals"), _staleness(results))
+    _csv(folder / "participation.csv", ("rule", "seed", "client", "arrivals"), _participation(results))
+    targets = usual_targets(results, config.target)
+    _csv(folder / "targets.csv", ("rule", "seed", "target", *Evaluation._fields[:3]), _targets(results, targets))
+    _summaries(folder, results, config)
+    draw_comparison(results, setting, config.target, folder / "curves.png")
+    page = render_report(results, setting, config.target, configuration, _log_digests(folder, results))
+    (folder / "report.html").write_text(page, encoding="utf-8")
+
+
+def _summaries(folder: Path, results: Sequence[RunResult], config: SimConfig) -> None:
     table = summarise(results, config.target)
     names = list(next(iter(table.values())))
     _csv(
@@ -112,19 +137,22 @@ def write_results(folder: Path, results: Sequence[RunResult], config: SimConfig)
             "mean_and_std_over_seeds": {
                 label: {name: value._asdict() for name, value in row.items()} for label, row in table.items()
             },
+            "paired_differences_of_final_accuracy": [row._asdict() for row in paired_differences(results)],
             "runs": [
                 {
                     "rule": run.spec.label,
                     "seed": run.seed,
                     "clients_with_data": run.num_clients,
                     **run.summary(config.target),
+                    "participation": run.participation._asdict(),
+                    "decisions": run.decisions,
+                    "rejected": run.totals.rejected,
                     "params_sha256": run.digest,
                 }
                 for run in results
             ],
         },
     )
-    draw_comparison(results, describe_setting(config, results), config.target, folder / "curves.png")
 
 
 def describe_setting(config: SimConfig, results: Sequence[RunResult]) -> str:
@@ -177,6 +205,31 @@ def _staleness(results: Sequence[RunResult]) -> Iterable[tuple[Any, ...]]:
         values, counts = np.unique(run.staleness, return_counts=True)
         for value, count in zip(values.tolist(), counts.tolist(), strict=True):
             yield run.spec.label, run.seed, value, count
+
+
+def _participation(results: Sequence[RunResult]) -> Iterable[tuple[Any, ...]]:
+    for run in results:
+        clients, counts = np.unique(run.clients, return_counts=True)
+        for client, count in zip(clients.tolist(), counts.tolist(), strict=True):
+            yield run.spec.label, run.seed, client, count
+
+
+def _targets(results: Sequence[RunResult], targets: Sequence[float]) -> Iterable[tuple[Any, ...]]:
+    for run in results:
+        for target in targets:
+            hit = run.first_to_reach(target)
+            yield run.spec.label, run.seed, target, *(hit[:3] if hit is not None else ("", "", ""))
+
+
+def _log_digests(folder: Path, results: Sequence[RunResult]) -> dict[str, str]:
+    """Return the SHA-256 of the results' audit logs, by name."""
+    found = {}
+    for run in results:
+        path = folder / FOLDER / f"{file_stem(run.spec.label, run.seed)}.jsonl"
+        if path.is_file() and not path.is_symlink():
+            with path.open("rb") as file:
+                found[path.name] = file_digest(file, "sha256").hexdigest()
+    return found
 
 
 def _csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
