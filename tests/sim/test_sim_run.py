@@ -182,9 +182,13 @@ def test_a_failing_run_stops_the_others_across_processes():
 def test_progress_is_told_per_job():
     jobs = make_jobs([parse_rule("fedasync")], [0, 1])
     for processes in (1, 2):
-        told = {0: 0, 1: 0}
-        compare(jobs, SMALL, processes=processes, watch=told.__setitem__)
-        assert told == {0: 40, 1: 40}
+        told = {}
+        results = compare(jobs, SMALL, processes=processes, watch=told.__setitem__)
+        for index, result in enumerate(results):
+            last = result.evaluations[-1]
+            expected = (40, last.version, last.virtual_time, last.accuracy, result.mean_staleness, 1.0)
+            assert told[index] == expected
+            assert [type(value) for value in told[index]] == [int, int, float, float, float, float]
 
 
 def test_a_missing_package_is_named_before_any_work(monkeypatch):

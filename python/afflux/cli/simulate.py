@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -30,10 +31,10 @@ from afflux.sim.workload.rule_specs import RuleSpec
 
 if TYPE_CHECKING:
     from afflux.sim.results.audit_log import AuditOutput
+    from afflux.sim.results.run_progress import Progress
     from afflux.sim.results.run_result import RunResult
     from afflux.sim.runs.compare import Job
     from afflux.sim.runs.library import Simulation
-    from afflux.sim.runs.simulated_server import Progress
 
 COMPARE_HELP = f"""Compare aggregation rules in one simulation.
 
@@ -98,6 +99,10 @@ RESUME = (
 )
 CHECKPOINT_EVERY = "With --store: seconds between two checkpoints; 0: after every event. Also on Ctrl-C and SIGTERM."
 
+TENSORBOARD = (
+    "Write TensorBoard's event files into the run folder while the run goes on; needs the package tensorboard."
+)
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help=TENSORBOARD)]
 KeepUpdates = Annotated[bool, typer.Option("--keep-updates", help=KEEP_UPDATES)]
 
 
@@ -111,11 +116,12 @@ def compare(
     buffer_size: BufferSize = None,
     server_lr: ServerLr = None,
     keep_updates: KeepUpdates = False,
+    tensorboard: TensorBoard = False,
     out: OutFolder = None,
 ) -> None:
     """Compare rules (see COMPARE_HELP)."""
     specs = parse_rules(split_rules(rules), buffer_size=buffer_size, server_lr=server_lr)
-    _simulate(specs, parse_seeds(seeds), config, jobs, out, keep_updates, paired=paired)
+    _simulate(specs, parse_seeds(seeds), config, jobs, out, keep_updates, tensorboard, paired=paired)
 
 
 @with_config_options
@@ -127,6 +133,7 @@ def run(
     buffer_size: BufferSize = None,
     server_lr: ServerLr = None,
     keep_updates: KeepUpdates = False,
+    tensorboard: TensorBoard = False,
     store: Annotated[Path | None, typer.Option(help=STORE)] = None,
     resume: Annotated[Path | None, typer.Option(help=RESUME)] = None,
     checkpoint_every: Annotated[float, typer.Option(min=0, help=CHECKPOINT_EVERY)] = 10.0,
@@ -134,9 +141,9 @@ def run(
 ) -> None:
     """Simulate one rule (see RUN_HELP)."""
     if resume is not None:
-        refuse_other_options(context, "--resume", "resume", "checkpoint_every", "out", "rule", "task")
+        refuse_other_options(context, "--resume", "resume", "checkpoint_every", "out", "rule", "task", "tensorboard")
         task = config.task if is_on_command_line(context, "task") else None
-        _resume(resume, checkpoint_every, out, None if rule is None else parse_rules([rule])[0], task)
+        _resume(resume, checkpoint_every, out, None if rule is None else parse_rules([rule])[0], task, tensorboard)
         return
     if store is None and is_on_command_line(context, "checkpoint_every"):
         raise ConfigError("--checkpoint-every was given, but without --store there are no checkpoints")
@@ -144,9 +151,9 @@ def run(
         raise ConfigError("give --rule, or --resume to continue a run")
     specs = parse_rules([rule], buffer_size=buffer_size, server_lr=server_lr)
     if store is None:
-        _simulate(specs, [seed], config, 1, out, keep_updates)
+        _simulate(specs, [seed], config, 1, out, keep_updates, tensorboard)
     else:
-        _start_in_store(store, specs[0], seed, config, checkpoint_every, out, keep_updates)
+        _start_in_store(store, specs[0], seed, config, checkpoint_every, out, keep_updates, tensorboard)
 
 
 def replay(
@@ -172,13 +179,14 @@ def _simulate(
     processes: int | None,
     out: Path | None,
     keep_updates: bool,
+    tensorboard: bool,
     *,
     paired: bool = False,
 ) -> None:
-    require(*EXTRA)
+    _require(tensorboard)
     from rich.console import Console
 
-    from afflux.sim.results import terminal_output
+    from afflux.sim.results.progress import show_progress
     from afflux.sim.runs.compare import available_cpus
     from afflux.sim.runs.library import Simulation
 
@@ -186,8 +194,8 @@ def _simulate(
     jobs = simulation.jobs
     finished: dict[int, list[RunResult]] = {}
     with _run_folder(out, jobs, config, finished) as folder:
-        output = _audit_folder(folder, simulation, keep_updates)
-        with terminal_output.progress_bars([job.label for job in jobs], config.arrivals, Console(stderr=True)) as watch:
+        output = _audit_folder(folder, simulation, keep_updates, tensorboard)
+        with show_progress([job.title for job in jobs], config.arrivals, Console(stderr=True)) as watch:
             results = simulation.run_into(
                 output, processes=processes or available_cpus(), watch=watch, finished=finished
             )
@@ -195,18 +203,41 @@ def _simulate(
     _print_results(folder, list(results), config)
 
 
-def _audit_folder(folder: Path, simulation: "Simulation", keep_updates: bool) -> "AuditOutput":
+def _require(tensorboard: bool) -> None:
+    require(*EXTRA)
+    if tensorboard:
+        from afflux.sim.results.tensorboard import require_tensorboard
+
+        require_tensorboard()
+
+
+def _audit_folder(folder: Path, simulation: "Simulation", keep_updates: bool, tensorboard: bool) -> "AuditOutput":
     from afflux.sim.results import run_folder
 
     d = simulation.num_parameters() if keep_updates and simulation.config.task != IMAGES else None
     announce = partial(typer.echo, err=True)
-    return run_folder.create_audit_folder(folder, simulation.config, len(simulation.jobs), keep_updates, announce, d)
+    runs = len(simulation.jobs)
+    output = run_folder.create_audit_folder(folder, simulation.config, runs, keep_updates, announce, d)
+    return _with_event_files(output, tensorboard)
+
+
+def _with_event_files(output: "AuditOutput", tensorboard: bool) -> "AuditOutput":
+    from afflux.sim.results.tensorboard import FOLDER
+
+    return output._replace(tensorboard=output.folder.parent / FOLDER) if tensorboard else output
 
 
 def _start_in_store(
-    store: Path, spec: RuleSpec, seed: int, config: SimConfig, seconds: float, out: Path | None, keep_updates: bool
+    store: Path,
+    spec: RuleSpec,
+    seed: int,
+    config: SimConfig,
+    seconds: float,
+    out: Path | None,
+    keep_updates: bool,
+    tensorboard: bool,
 ) -> None:
-    require(*EXTRA)
+    _require(tensorboard)
     from afflux.sim.runs.library import Simulation
     from afflux.sim.runs.resume import run_in_store
     from afflux.sim.runs.run_checkpoint import require_unused_store
@@ -215,13 +246,15 @@ def _start_in_store(
     simulation = Simulation.of(config, [spec], [seed])
     (job,) = simulation.jobs
     with _run_folder(out, [job], config, {}) as folder:
-        output = _audit_folder(folder, simulation, keep_updates)
+        output = _audit_folder(folder, simulation, keep_updates, tensorboard)
         work = partial(run_in_store, store, spec, seed, config, output, seconds=seconds)
         _run_with_store(store, folder, job, config, work)
 
 
-def _resume(store: Path, seconds: float, out: Path | None, typed: RuleSpec | None, task: str | None) -> None:
-    require(*EXTRA)
+def _resume(
+    store: Path, seconds: float, out: Path | None, typed: RuleSpec | None, task: str | None, tensorboard: bool
+) -> None:
+    _require(tensorboard)
     from afflux.sim.runs.compare import Job
     from afflux.sim.runs.resume import resume
     from afflux.sim.runs.run_checkpoint import InterruptedRun
@@ -230,8 +263,9 @@ def _resume(store: Path, seconds: float, out: Path | None, typed: RuleSpec | Non
     if interrupted.finished:
         typer.echo(f"the run in {store} is finished; its results are written again", err=True)
     job, folder = Job(interrupted.spec, interrupted.header.seed), interrupted.output.folder.parent
+    interrupted = replace(interrupted, output=_with_event_files(interrupted.output, tensorboard))
     work = partial(resume, interrupted, seconds=seconds)
-    _run_with_store(store, folder, job, interrupted.config, work, interrupted.arrivals)
+    _run_with_store(store, folder, job, interrupted.config, work)
 
 
 def _run_with_store(
@@ -240,17 +274,17 @@ def _run_with_store(
     job: "Job",
     config: SimConfig,
     work: "Callable[[Progress], RunResult]",
-    done: int = 0,
 ) -> None:
     from rich.console import Console
 
-    from afflux.sim.results import run_folder, terminal_output
+    from afflux.sim.results import run_folder
+    from afflux.sim.results.progress import show_progress
 
     try:
         with (
             interrupts.deferred(),
             interrupts.sigterm_as_interrupt(),
-            terminal_output.progress_bars([job.label], config.arrivals, Console(stderr=True), done) as watch,
+            show_progress([job.title], config.arrivals, Console(stderr=True)) as watch,
         ):
             results = [work(partial(watch, 0))]
     except KeyboardInterrupt:
@@ -274,7 +308,8 @@ def _replay(
     require(*EXTRA)
     from rich.console import Console
 
-    from afflux.sim.results import audit_log, run_folder, terminal_output
+    from afflux.sim.results import audit_log, run_folder
+    from afflux.sim.results.progress import show_progress
     from afflux.sim.runs.compare import Job
     from afflux.sim.runs.replay import replay, replay_config
 
@@ -287,7 +322,7 @@ def _replay(
     jobs = [Job(specs[0], log.header.seed, tuple(specs[1:]))]
     with _run_folder(out, jobs, config, {}) as folder:
         output = run_folder.create_audit_folder(folder, config, 1)
-        with terminal_output.progress_bars([job.label for job in jobs], config.arrivals, Console(stderr=True)) as watch:
+        with show_progress([job.title for job in jobs], config.arrivals, Console(stderr=True)) as watch:
             results = replay(log, specs, config, partial(watch, 0), output.folder)
         run_folder.write_results(folder, results, config)
     _print_results(folder, results, config)

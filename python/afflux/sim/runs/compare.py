@@ -6,7 +6,7 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 from afflux.sim import interrupts
 from afflux.sim.errors import ConfigError, require
 from afflux.sim.results.audit_log import AuditOutput
+from afflux.sim.results.run_progress import JobProgress, RunProgress
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.workload.config import IMAGES, SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.sim.workload.task import Task
 
 POLL_SECONDS = 0.1
+FACTS = len(RunProgress._fields)
 
 
 class Job(NamedTuple):
@@ -34,12 +36,13 @@ class Job(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Name of the job in tables and progress bars."""
+        """Name of the job in tables."""
         return self.spec.label + "".join(f" + {follower.label}" for follower in self.followers)
 
-
-JobProgress = Callable[[int, int], None]
-"""Called with (index of the job, its arrivals so far)."""
+    @property
+    def title(self) -> str:
+        """Name of the job beside others of the same rule."""
+        return f"{self.label}, seed {self.seed}"
 
 
 def make_jobs(specs: Sequence[RuleSpec], seeds: Sequence[int], *, paired: bool = False) -> list[Job]:
@@ -73,7 +76,7 @@ def compare(
         jobs: the jobs.
         config: settings of the jobs that have none of their own.
         processes: more than 1 starts so many fresh interpreters (spawned: without torch threads of the parent).
-        watch: called with (index of the job, its arrivals so far).
+        watch: called with (index of the job, how far it is).
         output: where the audit logs are written; default nowhere.
         finished: filled with the results of each finished job, by its index; read it after an error.
         task: what the clients train; default what the settings name. More than one process need one that can be
@@ -83,7 +86,7 @@ def compare(
         The results in the order of `jobs`; within a job, in the order of its rules.
     """
     require("torch", *(["sklearn"] if task is None and config.task == IMAGES and config.data == "digits" else []))
-    watch = watch or (lambda index, arrivals: None)
+    watch = watch or (lambda index, run: None)
     finished = {} if finished is None else finished
     for job in jobs:
         for spec in (job.spec, *job.followers):
@@ -103,7 +106,7 @@ def _run_job(
     from afflux.sim.runs.simulation import run_paired
 
     specs = (job.spec, *job.followers)
-    return run_paired(specs, job.seed, job.config or config, lambda arrivals: watch(index, arrivals), output, task)
+    return run_paired(specs, job.seed, job.config or config, lambda run: watch(index, run), output, task)
 
 
 def _run_in_processes(
@@ -116,8 +119,8 @@ def _run_in_processes(
     task: Task | None,
 ) -> None:
     context = multiprocessing.get_context("spawn")
-    # Each job writes its own entry, so that no lock is needed; a 1 in the last entry stops all workers.
-    shared = context.RawArray("q", len(jobs) + 1)
+    # Each job writes its own entries, so that no lock is needed; a 1 in the last entry stops all workers.
+    shared = context.RawArray("d", len(jobs) * FACTS + 1)
     with ProcessPoolExecutor(processes, context, _start_worker, (shared, pickled(task))) as pool:
         try:
             with _sigint_blocked():
@@ -127,11 +130,11 @@ def _run_in_processes(
                 interrupts.raise_if_pending()
                 done, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
                 for index in range(len(jobs)):
-                    watch(index, shared[index])
+                    watch(index, _progress(shared, index))
                 for future in sorted(done, key=lambda future: future.exception() is not None):
                     finished[futures[future]] = future.result()
         except BaseException:
-            shared[len(jobs)] = 1
+            shared[-1] = 1
             pool.shutdown(cancel_futures=True)
             raise
 
@@ -144,6 +147,11 @@ def pickled(task: Task | None) -> bytes:
         raise ConfigError(
             f"the task cannot be sent to another process ({error}): define its functions at the top of a module"
         ) from error
+
+
+def _progress(shared: Any, index: int) -> RunProgress:
+    arrivals, version, *facts = shared[index * FACTS : (index + 1) * FACTS]
+    return RunProgress(int(arrivals), int(version), *facts)
 
 
 @contextmanager
@@ -183,8 +191,8 @@ def _exit_when_stopped() -> None:
 
 
 def _run_job_in_worker(index: int, job: Job, config: SimConfig, output: AuditOutput | None) -> list[RunResult]:
-    def watch(index: int, arrivals: int) -> None:
-        _shared[index] = arrivals
+    def watch(index: int, run: RunProgress) -> None:
+        _shared[index * FACTS : (index + 1) * FACTS] = run
 
     _outside_jobs.release()
     try:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from afflux.sim.errors import ConfigError, known
 from afflux.sim.results import run_folder
 from afflux.sim.results.audit_log import AuditOutput
+from afflux.sim.results.run_progress import JobProgress
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.results.simulation_results import SimulationResults
-from afflux.sim.runs.compare import Job, JobProgress, compare, make_jobs
+from afflux.sim.runs.compare import Job, compare, make_jobs
 from afflux.sim.workload.client_training import ClientTraining, sgd
 from afflux.sim.workload.config import DELAYS_OF_TASK, ENDS, MADE_IN_PYTHON, UNLIMITED, SimConfig
 from afflux.sim.workload.delays import DelayLaw
@@ -145,7 +146,7 @@ class Simulation:
                 More than one need a task that can be pickled: functions and classes at the top of a module.
             out: a new folder for the results and audit logs; default: nothing is written.
             keep_updates: whether all updates are kept beside the logs, 4 d bytes each.
-            watch: called with (index of the run, its arrivals so far); may raise to stop.
+            watch: called with (index of the run, how far it is); may raise to stop.
 
         Returns:
             The results.

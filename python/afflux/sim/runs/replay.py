@@ -13,9 +13,10 @@ from afflux.sim import interrupts
 from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.errors import ConfigError
 from afflux.sim.results.audit_log import ArrivalLine, AuditLog
+from afflux.sim.results.run_progress import Progress
 from afflux.sim.results.run_result import RunResult, params_sha256
 from afflux.sim.runs.setup import SimulationSetup
-from afflux.sim.runs.simulated_server import Progress, PullEvent, SimulatedServer, UpdateEvent, feed_servers
+from afflux.sim.runs.simulated_server import PullEvent, SimulatedServer, UpdateEvent, feed_servers
 from afflux.sim.runs.simulation import open_logs
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
@@ -93,7 +94,7 @@ def replay(
         if folder is not None:
             open_logs(servers, folder, log.header.seed, None, files)
         events = recorded_events(complete_arrivals(log), log.updates())
-        feed_servers(events, servers, progress or (lambda arrivals: None))
+        feed_servers(events, servers, progress or (lambda run: None))
         return [server.result() for server in servers]
 
 

@@ -7,12 +7,13 @@ from afflux.rules.rule import Rule
 from afflux.server.server import Server
 from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.results.audit_log import AuditLogWriter, AuditOutput, file_stem
+from afflux.sim.results.run_progress import Progress
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.results.updates_file import UpdatesFile
 from afflux.sim.runs.run_checkpoint import InterruptedRun, RunCheckpoints
 from afflux.sim.runs.setup import SimulationSetup
-from afflux.sim.runs.simulated_server import Progress, SimulatedServer, feed_servers
-from afflux.sim.runs.simulation import record_updates
+from afflux.sim.runs.simulated_server import SimulatedServer, feed_servers
+from afflux.sim.runs.simulation import open_metrics, record_updates
 from afflux.sim.runs.training_stream import TrainingStream
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
@@ -122,6 +123,7 @@ def _run(
             for old in (log_path, updates_path):
                 old.unlink(missing_ok=True)
         log = leader.log = files.enter_context(AuditLogWriter(log_path, header, size))
+        open_metrics([leader], output.tensorboard, seed, files, len(leader.history.staleness))
         checkpoints = RunCheckpoints(path, stream, leader, log, output, seconds)
         events = stream.events(checkpoints)
         if output.updates:
@@ -129,6 +131,6 @@ def _run(
             updates = files.enter_context(UpdatesFile(updates_path, len(setup.initial_params), count))
             events = record_updates(events, updates)
         checkpoints.save()
-        feed_servers(events, [leader], progress or (lambda arrivals: None))
+        feed_servers(events, [leader], progress or (lambda run: None))
         checkpoints.save()
         return leader.result()

@@ -14,13 +14,13 @@ from afflux.sim.clients.validation_gradient import ValidationGradient, needs_val
 from afflux.sim.errors import ConfigError, DivergedError
 from afflux.sim.results import audit_log
 from afflux.sim.results.run_history import RunHistory
+from afflux.sim.results.run_progress import Progress, RunProgress
 from afflux.sim.results.run_result import Evaluation, RunResult, params_sha256
+from afflux.sim.results.tensorboard import TensorBoardWriter
 from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.workload.config import UNLIMITED
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.rule_specs import RuleSpec
-
-Progress = Callable[[int], None]
-"""Called after each arrival with the number of arrivals so far; may raise to stop the run."""
 
 
 class PullEvent(NamedTuple):
@@ -57,7 +57,10 @@ def feed_servers(
             continue
         for server in servers:
             server.handle_update(event)
-        progress(event.number + 1)
+        progress(servers[0].progress())
+    ended = servers[0].progress()
+    if ended.arrivals and not ended.finished:
+        progress(ended._replace(done=1.0))
 
 
 class SimulatedServer:
@@ -102,12 +105,23 @@ class SimulatedServer:
             )
         self.log: audit_log.AuditLogWriter | None = None
         self.history = history or RunHistory([self._measure(0, 0.0)])
+        self.metrics: TensorBoardWriter | None = None
+        self._staleness = sum(self.history.staleness)
         self._models: dict[int, Pulled] = {}
         self._pulled: dict[int, Pulled] = {}
 
     def restore_models(self, models: dict[int, Pulled], pulled: dict[int, Pulled]) -> None:
         """Continue with models that may still be pulled, by the arrivals before them, and pulled ones, by dispatch."""
         self._models, self._pulled = models, pulled
+
+    def progress(self) -> RunProgress:
+        """Return how far the run is."""
+        config, history, version = self._setup.config, self.history, self.server.version
+        arrivals, last = len(history.staleness), history.evaluations[-1]
+        limits = ((arrivals, self._total), (version, config.rounds), (history.time, config.virtual_time))
+        shares = [reached / limit for reached, limit in limits if 0 < limit < UNLIMITED]
+        mean = self._staleness / arrivals if arrivals else math.nan
+        return RunProgress(arrivals, version, history.time, last.accuracy, mean, max(shares, default=math.nan))
 
     def handle_pull(self, event: PullEvent) -> None:
         """Hold the version that the client of this dispatch pulls."""
@@ -140,12 +154,16 @@ class SimulatedServer:
             self._validation.refresh()
         history = self.history
         history.add_arrival(event.client, receipt)
+        self._staleness += receipt.staleness
         history.time = event.time
         if self.log is not None:
             self._write(self.log, event, start.version, receipt, receipt.staleness)
+        if self.metrics is not None and receipt.report is not None:
+            for report in (receipt.report, *receipt.more):
+                self.metrics.add_round(report)
         arrivals = event.number + 1
         if arrivals % self._setup.config.eval_every == 0 or arrivals == self._total:
-            history.evaluations.append(self._evaluate(arrivals, event.time))
+            self._evaluate(arrivals, event.time)
 
     def _diverged(self, event: UpdateEvent, reason: str = "") -> DivergedError:
         why = f": {reason}" if reason else ""
@@ -158,7 +176,7 @@ class SimulatedServer:
         """Return the result of the run, and write the end line of its log."""
         history = self.history
         if history.evaluations[-1].arrivals < len(history.staleness):  # the run has ended before its last arrival
-            history.evaluations.append(self._evaluate(len(history.staleness), history.time))
+            self._evaluate(len(history.staleness), history.time)
         result = RunResult(
             spec=self.spec,
             seed=self._setup.seed,
@@ -222,12 +240,16 @@ class SimulatedServer:
             for report in (receipt.report, *receipt.more):
                 log.write_round(report)
 
-    def _evaluate(self, arrivals: int, time: float) -> Evaluation:
+    def _evaluate(self, arrivals: int, time: float) -> None:
         # The model is the one of the last evaluation if the version is.
         last = self.history.evaluations[-1]
         if self.server.version == last.version:
-            return last._replace(arrivals=arrivals, virtual_time=time)
-        return self._measure(arrivals, time)
+            evaluation = last._replace(arrivals=arrivals, virtual_time=time)
+        else:
+            evaluation = self._measure(arrivals, time)
+        self.history.evaluations.append(evaluation)
+        if self.metrics is not None:
+            self.metrics.add_evaluation(evaluation)
 
     def _measure(self, arrivals: int, time: float) -> Evaluation:
         server, setup = self.server, self._setup

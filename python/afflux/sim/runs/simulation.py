@@ -6,10 +6,12 @@ from pathlib import Path
 
 from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.results.audit_log import AuditLogWriter, AuditOutput, file_stem
+from afflux.sim.results.run_progress import Progress
 from afflux.sim.results.run_result import RunResult
+from afflux.sim.results.tensorboard import TensorBoardWriter
 from afflux.sim.results.updates_file import UpdatesFile
 from afflux.sim.runs.setup import SimulationSetup
-from afflux.sim.runs.simulated_server import Progress, PullEvent, SimulatedServer, UpdateEvent, feed_servers
+from afflux.sim.runs.simulated_server import PullEvent, SimulatedServer, UpdateEvent, feed_servers
 from afflux.sim.runs.training_stream import TrainingStream
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
@@ -33,7 +35,7 @@ def run(
         spec: the rule.
         seed: of all random numbers.
         config: the settings.
-        progress: called after each arrival with the number of arrivals so far; may raise to stop the run.
+        progress: called after each arrival with how far the run is; may raise to stop it.
         output: where the audit log is written; default nowhere.
         task: what the clients train; default what the settings name.
 
@@ -71,7 +73,8 @@ def run_paired(
                 updates = files.enter_context(UpdatesFile(output.folder / name, len(setup.initial_params)))
                 events = record_updates(events, updates)
             open_logs(servers, output.folder, seed, name, files)
-        feed_servers(events, servers, progress or (lambda arrivals: None))
+            open_metrics(servers, output.tensorboard, seed, files)
+        feed_servers(events, servers, progress or (lambda run: None))
         return [server.result() for server in servers]
 
 
@@ -92,3 +95,13 @@ def open_logs(
     for server in servers:
         path = folder / f"{file_stem(server.spec.label, seed)}.jsonl"
         server.log = files.enter_context(AuditLogWriter(path, server.log_header(updates)))
+
+
+def open_metrics(
+    servers: Sequence[SimulatedServer], folder: Path | None, seed: int, files: ExitStack, arrivals: int = 0
+) -> None:
+    """Open TensorBoard's event files in `folder` for each server, if it is not None; see `TensorBoardWriter`."""
+    if folder is not None:
+        for server in servers:
+            writer = TensorBoardWriter(folder / file_stem(server.spec.label, seed), arrivals)
+            server.metrics = files.enter_context(writer)
