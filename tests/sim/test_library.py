@@ -1,7 +1,6 @@
 """The simulator as a library: own modules, data and training functions; the ends of a run; results."""
 
 import copy
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,7 +12,6 @@ from torch import nn
 import own_tasks
 from afflux.sim import (
     ConfigError,
-    MissingExtraError,
     RuleSpec,
     SimConfig,
     Simulation,
@@ -287,7 +285,7 @@ def test_own_delays():
     assert {row.virtual_time for row in result.evaluations} <= set(np.arange(0.0, 400.0))
 
 
-def test_results(tmp_path, monkeypatch):
+def test_results(tmp_path):
     made = simulation(own_tasks.linear, rules=[RULE, "fedasync"], seeds=[0, 1], target=0.5)
     results = made.run(out=tmp_path / "run", keep_updates=True)
     assert [(run.spec.label, run.seed) for run in results] == [(RULE, 0), ("fedasync", 0), (RULE, 1), ("fedasync", 1)]
@@ -304,19 +302,6 @@ def test_results(tmp_path, monkeypatch):
     for again in (True, False):
         with pytest.raises(ConfigError):
             made.run(out=tmp_path / "run" if again else None, keep_updates=True)
-
-    class Frame:
-        def __init__(self, rows, columns):
-            self.rows, self.columns = rows, columns
-
-    monkeypatch.setattr("afflux.sim.results.simulation_results.find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match="pip install pandas"):
-        results.frame()
-    monkeypatch.setattr("afflux.sim.results.simulation_results.find_spec", lambda name: name)
-    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=Frame))
-    frame = results.frame()
-    assert frame.columns == ["rule", "seed", "arrivals", "version", "virtual_time", "accuracy", "loss"]
-    assert frame.rows[5] == ("fedasync", 0, *results[1].evaluations[1])
 
 
 def test_a_registered_task(monkeypatch):

@@ -19,8 +19,9 @@ from afflux import __version__
 from afflux.ops.units import in_bytes
 from afflux.sim.errors import ConfigError, require
 from afflux.sim.results.audit_log import FOLDER, AuditOutput, encode_json, file_stem
+from afflux.sim.results.data_frames import participation_rows, target_rows
 from afflux.sim.results.run_result import Evaluation, RunResult, group_by_rule, summarise
-from afflux.sim.results.statistics import paired_differences, usual_targets
+from afflux.sim.results.statistics import paired_differences
 from afflux.sim.workload.config import IMAGES, UNLIMITED, SimConfig
 
 FILES = (
@@ -111,9 +112,8 @@ def write_results(folder: Path, results: Sequence[RunResult], config: SimConfig)
     _json(folder / "config.json", configuration)
     _csv(folder / "metrics.csv", ("rule", "seed", *Evaluation._fields), _metrics(results))
     _csv(folder / "staleness.csv", ("rule", "seed", "staleness", "arrivals"), _staleness(results))
-    _csv(folder / "participation.csv", ("rule", "seed", "client", "arrivals"), _participation(results))
-    targets = usual_targets(results, config.target)
-    _csv(folder / "targets.csv", ("rule", "seed", "target", *Evaluation._fields[:3]), _targets(results, targets))
+    _csv(folder / "participation.csv", *participation_rows(results, config.target))
+    _csv(folder / "targets.csv", *target_rows(results, config.target))
     _summaries(folder, results, config)
     draw_comparison(results, setting, config.target, folder / "curves.png")
     page = render_report(results, setting, config.target, configuration, _log_digests(folder, results))
@@ -205,20 +205,6 @@ def _staleness(results: Sequence[RunResult]) -> Iterable[tuple[Any, ...]]:
         values, counts = np.unique(run.staleness, return_counts=True)
         for value, count in zip(values.tolist(), counts.tolist(), strict=True):
             yield run.spec.label, run.seed, value, count
-
-
-def _participation(results: Sequence[RunResult]) -> Iterable[tuple[Any, ...]]:
-    for run in results:
-        clients, counts = np.unique(run.clients, return_counts=True)
-        for client, count in zip(clients.tolist(), counts.tolist(), strict=True):
-            yield run.spec.label, run.seed, client, count
-
-
-def _targets(results: Sequence[RunResult], targets: Sequence[float]) -> Iterable[tuple[Any, ...]]:
-    for run in results:
-        for target in targets:
-            hit = run.first_to_reach(target)
-            yield run.spec.label, run.seed, target, *(hit[:3] if hit is not None else ("", "", ""))
 
 
 def _log_digests(folder: Path, results: Sequence[RunResult]) -> dict[str, str]:

@@ -1,14 +1,21 @@
-"""The results of a simulation of several rules and seeds: histories, summary, data frame, figure, run folder."""
+"""The results of a simulation of several rules and seeds: histories, statistics, data frames, figure, run folder."""
 
 from collections.abc import Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, overload
 
-from afflux.sim.errors import MissingExtraError, require
+from afflux.sim.errors import require
 from afflux.sim.results import run_folder
+from afflux.sim.results.data_frames import data_frame
 from afflux.sim.results.run_result import Evaluation, RunResult, SeedStatistics, summarise
+from afflux.sim.results.statistics import (
+    LEVEL,
+    PairedDifference,
+    TargetStatistics,
+    paired_differences,
+    reach_targets,
+    usual_targets,
+)
 from afflux.sim.workload.config import SimConfig
 
 
@@ -46,16 +53,35 @@ class SimulationResults(Sequence[RunResult]):
         """Return {rule: {number: mean and deviation over seeds}}; `target` defaults to that of the simulation."""
         return summarise(self._runs, self.config.target if target is None else target)
 
-    def frame(self) -> Any:
-        """Return the evaluations as a pandas DataFrame, one row each: rule, seed, and the fields of `Evaluation`.
+    def targets(self, *accuracies: float) -> list[TargetStatistics]:
+        """Return when each rule reached accuracies first; without arguments, the usual ones that a run has reached."""
+        return reach_targets(self._runs, accuracies or usual_targets(self._runs, self.config.target))
+
+    def paired_differences(self, number: str = "final_accuracy", level: float = LEVEL) -> list[PairedDifference]:
+        """Return the differences between the rules over the seeds that they share, with Student's intervals.
+
+        Args:
+            number: a name of `RunResult.summary`.
+            level: of the intervals.
 
         Raises:
+            ConfigError: an unknown number, or a level outside (0, 1).
+        """
+        return paired_differences(self._runs, number, level, self.config.target)
+
+    def to_dataframe(self, table: str = "evaluations") -> Any:
+        """Return results as a pandas DataFrame, whose first columns are rule and seed.
+
+        Args:
+            table: evaluations (one row each), runs (the numbers of `RunResult.summary`), arrivals (client and staleness
+                of each), participation (arrivals of each client), targets, or differences (of the final accuracy
+                between rules, without rule and seed).
+
+        Raises:
+            ConfigError: an unknown table.
             MissingExtraError: pandas is not installed.
         """
-        if find_spec("pandas") is None:
-            raise MissingExtraError("a data frame needs pandas: pip install pandas")
-        rows = [(run.spec.label, run.seed, *row) for run in self._runs for row in run.evaluations]
-        return import_module("pandas").DataFrame(rows, columns=["rule", "seed", *Evaluation._fields])
+        return data_frame(self._runs, table, self.config.target)
 
     def draw(self, path: Path | str) -> None:
         """Write a figure: accuracy over rounds and over virtual time, and staleness.

@@ -11,6 +11,7 @@ from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.run_progress import JobProgress
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.results.simulation_results import SimulationResults
+from afflux.sim.results.tensorboard import FOLDER, require_tensorboard
 from afflux.sim.runs.compare import Job, compare, make_jobs
 from afflux.sim.workload.client_training import ClientTraining, sgd
 from afflux.sim.workload.config import DELAYS_OF_TASK, ENDS, MADE_IN_PYTHON, UNLIMITED, SimConfig
@@ -137,6 +138,7 @@ class Simulation:
         processes: int = 1,
         out: Path | str | None = None,
         keep_updates: bool = False,
+        tensorboard: bool = False,
         watch: JobProgress | None = None,
     ) -> SimulationResults:
         """Make all runs.
@@ -146,6 +148,7 @@ class Simulation:
                 More than one need a task that can be pickled: functions and classes at the top of a module.
             out: a new folder for the results and audit logs; default: nothing is written.
             keep_updates: whether all updates are kept beside the logs, 4 d bytes each.
+            tensorboard: whether TensorBoard's event files are written while the runs go on.
             watch: called with (index of the run, how far it is); may raise to stop.
 
         Returns:
@@ -154,14 +157,18 @@ class Simulation:
         Raises:
             ConfigError: the settings do not go together, data are missing, or `out` is not empty.
             DivergedError: a client's loss or model is no longer finite.
+            MissingExtraError: a package is not installed.
         """
+        if tensorboard:
+            require_tensorboard()
         if out is None:
-            if keep_updates:
-                raise ConfigError("keep_updates needs out=, a folder")
+            if keep_updates or tensorboard:
+                raise ConfigError(f"{'keep_updates' if keep_updates else 'tensorboard'} needs out=, a folder")
             return self.run_into(None, processes=processes, watch=watch)
         folder = run_folder.create_run_folder(Path(out))
         d = self.num_parameters() if keep_updates else None
         output = run_folder.create_audit_folder(folder, self.config, len(self.jobs), keep_updates, d=d)
+        output = output._replace(tensorboard=folder / FOLDER if tensorboard else None)
         results = self.run_into(output, processes=processes, watch=watch)
         results.write(folder)
         return results
