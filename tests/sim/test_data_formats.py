@@ -244,6 +244,11 @@ UINT8 = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
         b"\x80\x02}(U\x01acnumpy\nndarray\n)\x81u.",  # a new object
         b"\x80\x02}(U\x01a(cos\nsystem\nU\x04trueou.",  # OBJ
         b"\x80\x02}(U\x01a(U\x04trueios\nsystem\nu.",  # INST
+        b"\x80\x02}(U\x04data" + ARRAY + b"u.",  # an array without content
+        b"\x80\x02}U\x04data(s.",  # a mark as value
+        b"\x80\x02}U\x04data" + UINT8 + b"s.",
+        b"\x80\x02}U\x04data]cnumpy\nndarray\nas.",
+        b"\x80\x02}U\x04data}U\x01acnumpy\nndarray\n\x85\x85ss.",
         b"\x80\x02cnumpy\nndarray\n.",
         b"\x80\x02cnumpy\nndarray\n)R.",
         b"\x80\x02c_codecs\nencode\nX\x01\0\0\0aU\x06rot_13\x86R.",
@@ -266,6 +271,9 @@ def test_deeply_nested_pickles_do_no_harm(tmp_path):
     # A million lists, each in the next one; and thirty lists that hold the one before twice.
     path.write_bytes(b"\x80\x02}U\x01a" + b"]" * 1_000_000 + b"a" * 999_999 + b"s.")
     assert isinstance(read_plain_pickle(path)["a"], list)
+    itself = b"\x80\x02}q\x01U\x01a]q\x02h\x02ah\x01as."
+    path.write_bytes(itself)
+    assert list(read_plain_pickle(path)) == ["a"], "a dict and a list that hold themselves"
     doubled = b"]q\x00" + b"".join(
         b"]" + b"h" + bytes([i]) + b"ah" + bytes([i]) + b"aq" + bytes([i + 1]) for i in range(30)
     )

@@ -22,11 +22,11 @@ def named(monkeypatch):
 
 def write_images(folder, name, shape, num_classes):
     rng = np.random.default_rng(0)
-    labels = np.arange(240) % num_classes
+    labels = np.arange(120) % num_classes
     # Each class has its own mean, so that there is something to learn.
-    images = rng.integers(0, 100, (240, *shape)) + (labels * (150 // num_classes)).reshape(-1, *[1] * len(shape))
+    images = rng.integers(0, 100, (120, *shape)) + (labels * (150 // num_classes)).reshape(-1, *[1] * len(shape))
     images = images.astype(np.uint8)
-    np.savez(folder / f"{name}.npz", x_train=images, y_train=labels, x_test=images[:60], y_test=labels[:60])
+    np.savez(folder / f"{name}.npz", x_train=images, y_train=labels, x_test=images[:20], y_test=labels[:20])
 
 
 def config(folder, dataset, network, **settings):

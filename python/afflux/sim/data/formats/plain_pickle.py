@@ -81,14 +81,12 @@ def read_plain_pickle(path: Path) -> dict[str, Any]:
     with readable(path, EXPECTED):
         content = path.read_bytes()
         try:
-            value = _Reader().read(content)
+            value = _finished(_Reader().read(content))
         except _RefusedError as refused:
             raise bad_file(path, str(refused), EXPECTED) from None
         except (IndexError, KeyError, RecursionError) as error:
             raise bad_file(path, f"is no complete pickle ({type(error).__name__})", EXPECTED) from None
-    if not isinstance(value, dict):
-        raise bad_file(path, f"holds a {type(value).__name__}", EXPECTED)
-    return {_text(key): item.array if isinstance(item, _Array) else item for key, item in value.items()}
+    return value
 
 
 class _Reader:
@@ -186,6 +184,25 @@ class _Reader:
             _set_content(target, *state)
         else:
             raise _RefusedError("gives a state to something that is no new array")
+
+
+def _finished(value: Any) -> dict[str, Any]:
+    """Return the dict with its arrays in place; what stands for a part of an array must be left nowhere."""
+    if not isinstance(value, dict):
+        raise _RefusedError(f"holds a {type(value).__name__}")
+    found = {_text(key): item.array if isinstance(item, _Array) else item for key, item in value.items()}
+    if any(isinstance(item, _Array) and item.array is None for item in value.values()):
+        raise _RefusedError("has an array without content")
+    waiting: list[Any] = list(found.values())
+    seen: set[int] = set()
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, _Mark | _Name | _Dtype | _Array):
+            raise _RefusedError("has a part of an array, or a whole one, inside a value")
+        if isinstance(item, list | tuple | dict) and id(item) not in seen:
+            seen.add(id(item))
+            waiting += item.values() if isinstance(item, dict) else item
+    return found
 
 
 def _two_lines(file: BytesIO) -> str:
