@@ -61,7 +61,7 @@ def _archive(name: str, files: tuple[str, ...], num_classes: int) -> Layout[Imag
         arrays = read_npz(path, PARTS)
         return _checked(name, [path] * 4, arrays, num_classes)
 
-    return Layout((".", "mnist") if name == "mnist" else (".", name), ("|".join(files),), read)
+    return Layout((".", name), ("|".join(files),), read)
 
 
 def _idx_parts(
