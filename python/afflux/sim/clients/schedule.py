@@ -4,8 +4,8 @@ The schedule does not depend on models: one seed gives every rule the same dispa
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,8 +17,7 @@ from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.rule_specs import RuleSpec
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatch:
+class Dispatch(NamedTuple):
     """A client pulls the model and starts training."""
 
     time: float
@@ -28,8 +27,7 @@ class Dispatch:
     """Of the model that it pulls: 0 is the newest, 1 the one before it, ..."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """The result of dispatch number `sequence` reaches the server."""
 
     time: float

@@ -3,9 +3,9 @@
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,8 +36,7 @@ def batch_indices(num_examples: int, batch_size: int, steps: int, rng: np.random
             done += 1
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class TrainingResult:
+class TrainingResult(NamedTuple):
     """The result of one local training."""
 
     update: np.ndarray

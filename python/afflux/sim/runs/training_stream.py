@@ -13,7 +13,8 @@ from afflux.sim.clients.schedule import Arrival, Dispatch
 from afflux.sim.errors import ConfigError
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.simulated_server import PullEvent, SimulatedServer, UpdateEvent
-from afflux.sim.workload.random_streams import StreamPurpose, random_stream
+from afflux.sim.workload.random_streams import StreamPurpose
+from afflux.sim.workload.stream_series import StreamSeries
 
 
 class TrainingStream:
@@ -21,6 +22,7 @@ class TrainingStream:
 
     def __init__(self, setup: SimulationSetup, leader: SimulatedServer) -> None:
         self._setup = setup
+        self._streams = StreamSeries(setup.seed, StreamPurpose.BATCHES)
         self._leader = leader
         self._broadcast = ModelBroadcast(leader.server, setup.config, len(setup.clients), setup.seed)
         self._training: dict[int, SentModel] = {}
@@ -38,7 +40,7 @@ class TrainingStream:
                 yield PullEvent(sequence, sent.after, self._broadcast.oldest)
             else:
                 sent = self._training.pop(sequence)
-                batches = random_stream(self._setup.seed, StreamPurpose.BATCHES, sequence)
+                batches = self._streams.stream(sequence)
                 model = sent.model
                 trained = self._setup.trainer.train(client, model.params, batches, sent.shift, model.buffers)
                 facts = (trained.update, trained.num_examples, trained.loss, trained.steps)
