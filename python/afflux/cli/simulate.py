@@ -54,6 +54,8 @@ NAME may be path/to/file.py:FUNCTION: that file is executed, as your own code.
 
   afflux compare --rules fedbuff,wkafl,fadas --paired
 
+  afflux compare --rules fedbuff,fadas --grid client_lr=.01,.1,1 --grid server_lr=.1,1 --seeds 0,1,2 --out runs/tuned
+
   afflux compare --rules fedbuff,ca2fl --task my_tasks.py:function --rounds 200
 """
 RUN_HELP = """Simulate one aggregation rule with one seed.
@@ -103,6 +105,11 @@ TENSORBOARD = (
     "Write TensorBoard's event files into the run folder while the run goes on; needs the package tensorboard."
 )
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help=TENSORBOARD)]
+GRID = (
+    "NAME=VALUE,VALUE,...: a setting such as client_lr, an option of the rules that have it such as server_lr, or "
+    "RULE.OPTION; may be given several times. Each rule is run with all combinations and the first seed on a "
+    "validation part, and its best one then with all seeds on the test part. The same command with --out continues."
+)
 KeepUpdates = Annotated[bool, typer.Option("--keep-updates", help=KEEP_UPDATES)]
 
 
@@ -117,10 +124,16 @@ def compare(
     server_lr: ServerLr = None,
     keep_updates: KeepUpdates = False,
     tensorboard: TensorBoard = False,
+    grid: Annotated[list[str] | None, typer.Option(help=GRID)] = None,
     out: OutFolder = None,
 ) -> None:
     """Compare rules (see COMPARE_HELP)."""
     specs = parse_rules(split_rules(rules), buffer_size=buffer_size, server_lr=server_lr)
+    if grid:
+        if paired or keep_updates or tensorboard:
+            raise ConfigError("--grid makes runs of their own: it goes without --paired, --keep-updates, --tensorboard")
+        _tune(specs, grid, parse_seeds(seeds), config, jobs, out)
+        return
     _simulate(specs, parse_seeds(seeds), config, jobs, out, keep_updates, tensorboard, paired=paired)
 
 
@@ -209,6 +222,20 @@ def _require(tensorboard: bool) -> None:
         from afflux.sim.results.tensorboard import require_tensorboard
 
         require_tensorboard()
+
+
+def _tune(
+    specs: list[RuleSpec], grid: list[str], seeds: list[int], config: SimConfig, jobs: int | None, out: Path | None
+) -> None:
+    require(*EXTRA)
+    from afflux.sim.papers.grid import parse_grid, tune
+    from afflux.sim.papers.publishing import publish
+
+    axes = parse_grid(grid)
+    with interrupts.deferred():
+        page, folder = publish(out, lambda measure: tune(specs, axes, seeds, config, measure), jobs)
+    typer.echo(page.markdown)
+    typer.echo(f"wrote {folder}/")
 
 
 def _audit_folder(folder: Path, simulation: "Simulation", keep_updates: bool, tensorboard: bool) -> "AuditOutput":

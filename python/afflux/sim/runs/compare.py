@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from afflux.sim import interrupts
-from afflux.sim.errors import ConfigError, require
+from afflux.sim.errors import ConfigError, DivergedError, require
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.run_progress import JobProgress, RunProgress
 from afflux.sim.results.run_result import RunResult
@@ -33,6 +33,8 @@ class Job(NamedTuple):
     """Rules that get the same updates; the clients train from the params of `spec`."""
     config: SimConfig | None = None
     """Settings of this job; None: those of all jobs."""
+    may_diverge: bool = False
+    """Whether a diverging client ends this job alone, which then has no results."""
 
     @property
     def label(self) -> str:
@@ -106,7 +108,12 @@ def _run_job(
     from afflux.sim.runs.simulation import run_paired
 
     specs = (job.spec, *job.followers)
-    return run_paired(specs, job.seed, job.config or config, lambda run: watch(index, run), output, task)
+    try:
+        return run_paired(specs, job.seed, job.config or config, lambda run: watch(index, run), output, task)
+    except DivergedError:
+        if job.may_diverge:
+            return []
+        raise
 
 
 def _run_in_processes(

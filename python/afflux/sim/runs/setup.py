@@ -16,7 +16,7 @@ from afflux.sim.errors import ConfigError
 from afflux.sim.workload.config import DELAYS_OF_TASK, IMAGES, SimConfig
 from afflux.sim.workload.delays import DelayLaw
 from afflux.sim.workload.rule_specs import RuleSpec
-from afflux.sim.workload.task import Task, clients_with_data, num_examples
+from afflux.sim.workload.task import Task, clients_with_data, num_examples, tuned_on_validation
 from afflux.sim.workload.task_registry import build_task
 
 
@@ -47,6 +47,7 @@ class SimulationSetup:
         if seed < 0:
             raise ConfigError(f"seed is {seed}, must be 0 or more")
         task = build_task(config) if task is None else task
+        task = tuned_on_validation(task) if config.part == "validation" else task
         data = task.data_for_seed(seed)
         if config.task != IMAGES:
             config = replace(config, num_clients=len(data))

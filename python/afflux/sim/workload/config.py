@@ -25,6 +25,7 @@ MADE_IN_PYTHON = "python"
 DELAYS_OF_TASK = "task"
 #: Settings that may end a run before its last arrival.
 ENDS = ("rounds", "virtual_time", "stop_at_target")
+PARTS = ("test", "validation")
 #: As many arrivals as a run cannot have: one that ends otherwise.
 UNLIMITED = 2**62
 #: Settings that only the task of images has.
@@ -116,6 +117,10 @@ class SimConfig:
     validation: int = _setting(64, "Zeno++: training examples, drawn from all, on which the server scores updates.")
     refresh_every: int = _setting(2, "Zeno++: versions between two gradients of these examples.")
     eval_every: int = _setting(40, "Arrivals between two evaluations on the test part.")
+    part: str = _setting(
+        "test",
+        "Examples of the evaluations: test; or validation, a fifth of the training part, which no client has then.",
+    )
     target: float = _setting(0.9, "Test accuracy for the rounds and the time to target.")
 
     def __post_init__(self) -> None:
@@ -131,6 +136,7 @@ class SimConfig:
         known("codec", self.control_codec, CONTROL_CODECS)
         known("steps law", self.steps_law, STEPS_LAWS)
         known("examples", self.examples, EXAMPLES)
+        known("part", self.part, PARTS)
         for name, least in AT_LEAST.items():
             if (value := getattr(self, name)) < least:
                 raise ConfigError(f"{name} is {value}, must be at least {least}")
@@ -177,7 +183,7 @@ class SimConfig:
     def recorded(self) -> dict[str, Any]:
         """Return the settings for logs and tables: without those that are new since format 1, if they are not used."""
         content = asdict(self)
-        unused = {name for name in ("task", *ENDS) if not self._differs(name)}
+        unused = {name for name in ("task", "part", *ENDS) if not self._differs(name)}
         if self.task != IMAGES:
             unused |= {name for name in OF_IMAGES if not self._differs(name)}
         return {name: value for name, value in content.items() if name not in unused}

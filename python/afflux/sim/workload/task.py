@@ -1,14 +1,16 @@
 """What clients train: a model, a data set for each client, a training function and an evaluation."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from afflux.sim.errors import ConfigError, known
+from afflux.sim.workload.data_sets import stratified_split
 from afflux.sim.workload.delays import DelayLaw
+from afflux.sim.workload.evaluation import Classification, classification
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 
@@ -21,6 +23,10 @@ Evaluate: TypeAlias = Callable[["nn.Module"], tuple[float, float]]
 """(model) -> accuracy, loss. The model is in evaluation mode, and no gradient is recorded."""
 Loss: TypeAlias = Callable[[Any, Any], Any]
 """(output of the model, labels) -> mean loss, a torch scalar."""
+
+
+#: Of the training examples, of each class.
+VALIDATION_SHARE = 0.2
 
 
 @runtime_checkable
@@ -63,6 +69,11 @@ class Task:
     """For the optimizers of the settings; None: cross entropy."""
     validation: Any = None
     """Data set (x, y) of the server, for rules that score updates by a validation gradient (Zeno++)."""
+    tuning: Evaluate | None = None
+    """Evaluation on validation data, for the setting part="validation", that is for grids.
+
+    None: a fifth of the training examples, if `clients` is `partitioned(...)` and `evaluate` is `classification(...)`.
+    """
     delays: DelayLaw | None = None
     """The running times, for the setting delays="task"."""
     seeds_torch: bool = True
@@ -88,6 +99,27 @@ class Task:
         if callable(self.clients):
             return _LazyClients(self.clients, int(self.num_clients or 0), seed)
         return self.clients
+
+
+def tuned_on_validation(task: Task) -> Task:
+    """Return the task whose evaluation is on a validation part, which no client has.
+
+    Raises:
+        ConfigError: the task has no `tuning`, and its examples cannot be divided.
+    """
+    if task.tuning is not None:
+        return replace(task, evaluate=task.tuning)
+    clients = task.clients
+    if not isinstance(clients, Partitioned) or not isinstance(task.evaluate, Classification):
+        raise ConfigError("the task has no validation part: give it tuning=, an evaluation function")
+    kept, held = stratified_split(np.asarray(clients.y), VALIDATION_SHARE)
+    evaluate = classification(clients.x[held], clients.y[held])
+    own = task.validation
+    if own is not None and own[1] is clients.y:  # the server's examples are those of all clients
+        own = (clients.x[kept], clients.y[kept])
+    return replace(
+        task, clients=replace(clients, x=clients.x[kept], y=clients.y[kept]), evaluate=evaluate, validation=own
+    )
 
 
 class _LazyClients(Sequence[Any]):
