@@ -25,13 +25,14 @@ th, td { padding: .3rem .7rem; border-bottom: 1px solid var(--rule); text-align:
 td { white-space: nowrap; }
 thead th { border-bottom: 2px solid var(--rule); vertical-align: bottom; overflow-wrap: anywhere; min-width: 5.5rem; }
 th:first-child { position: sticky; left: 0; background: var(--back); }
-tbody th { text-align: left; font-weight: 500; }
+tbody th { text-align: left; font-weight: 500; min-width: 11rem; }
+table.text tbody th { min-width: 6rem; }
 thead th:first-child { text-align: left; }
 table.text td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 table.text thead th { text-align: left; }
 code { font: .85em/1.4 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); gap: 12px; }
-figure { margin: 0; padding: 10px; background: var(--panel); border-radius: 6px; max-width: 620px; }
+figure { margin: 0; padding: 10px; background: var(--panel); border-radius: 6px; max-width: 500px; }
 figcaption { font-weight: 600; font-size: .9rem; margin-bottom: 2px; }
 figcaption .unit { display: block; font-weight: 400; font-size: .8rem; }
 svg.chart { display: block; width: 100%; height: auto; }
