@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from afflux.sim.errors import ConfigError, DivergedError, MissingExtraError
     from afflux.sim.results.audit_log import AuditLog, AuditOutput, read_audit_log
+    from afflux.sim.results.run_progress import RunProgress
     from afflux.sim.results.run_result import Evaluation, RunResult
     from afflux.sim.results.simulation_results import SimulationResults
     from afflux.sim.results.updates_file import read_updates
@@ -35,6 +36,7 @@ __all__ = [
     "Job",
     "MissingExtraError",
     "RuleSpec",
+    "RunProgress",
     "RunResult",
     "SimConfig",
     "Simulation",
@@ -62,6 +64,7 @@ __all__ = [
 _MODULES = {
     "errors": ("ConfigError", "DivergedError", "MissingExtraError"),
     "results.audit_log": ("AuditLog", "AuditOutput", "read_audit_log"),
+    "results.run_progress": ("RunProgress",),
     "results.run_result": ("Evaluation", "RunResult"),
     "results.simulation_results": ("SimulationResults",),
     "results.updates_file": ("read_updates",),
