@@ -75,3 +75,11 @@ def lazy_task(num_clients: int):
 
 def wrong_task():
     return 1
+
+
+def fails(model, data, rng):
+    return 1 / 0
+
+
+def returns_nothing(model, data, rng):
+    return None

@@ -110,6 +110,11 @@ GRID = (
     "RULE.OPTION; may be given several times. Each rule is run with all combinations and the first seed on a "
     "validation part, and its best one then with all seeds on the test part. The same command with --out continues."
 )
+WORKERS = (
+    "Processes of each run that train, with the same bits; 1: that of the run itself. Trainings that are known and not "
+    "yet needed are made beside the server's work."
+)
+WorkerCount = Annotated[int, typer.Option("--workers", min=1, help=WORKERS)]
 KeepUpdates = Annotated[bool, typer.Option("--keep-updates", help=KEEP_UPDATES)]
 
 
@@ -120,6 +125,7 @@ def compare(
     seeds: Annotated[str, typer.Option(help="Separated by commas.")] = "0",
     paired: Annotated[bool, typer.Option("--paired", help=PAIRED)] = False,
     jobs: Processes = None,
+    workers: WorkerCount = 1,
     buffer_size: BufferSize = None,
     server_lr: ServerLr = None,
     keep_updates: KeepUpdates = False,
@@ -130,11 +136,12 @@ def compare(
     """Compare rules (see COMPARE_HELP)."""
     specs = parse_rules(split_rules(rules), buffer_size=buffer_size, server_lr=server_lr)
     if grid:
-        if paired or keep_updates or tensorboard:
-            raise ConfigError("--grid makes runs of their own: it goes without --paired, --keep-updates, --tensorboard")
+        if paired or keep_updates or tensorboard or workers > 1:
+            others = "--paired, --keep-updates, --tensorboard and --workers"
+            raise ConfigError(f"--grid makes runs of their own: it goes without {others}")
         _tune(specs, grid, parse_seeds(seeds), config, jobs, out)
         return
-    _simulate(specs, parse_seeds(seeds), config, jobs, out, keep_updates, tensorboard, paired=paired)
+    _simulate(specs, parse_seeds(seeds), config, jobs, out, keep_updates, tensorboard, workers, paired=paired)
 
 
 @with_config_options
@@ -145,6 +152,7 @@ def run(
     seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 0,
     buffer_size: BufferSize = None,
     server_lr: ServerLr = None,
+    workers: WorkerCount = 1,
     keep_updates: KeepUpdates = False,
     tensorboard: TensorBoard = False,
     store: Annotated[Path | None, typer.Option(help=STORE)] = None,
@@ -154,9 +162,13 @@ def run(
 ) -> None:
     """Simulate one rule (see RUN_HELP)."""
     if resume is not None:
-        refuse_other_options(context, "--resume", "resume", "checkpoint_every", "out", "rule", "task", "tensorboard")
+        refuse_other_options(
+            context, "--resume", "resume", "checkpoint_every", "out", "rule", "task", "tensorboard", "workers"
+        )
         task = config.task if is_on_command_line(context, "task") else None
-        _resume(resume, checkpoint_every, out, None if rule is None else parse_rules([rule])[0], task, tensorboard)
+        _resume(
+            resume, checkpoint_every, out, None if rule is None else parse_rules([rule])[0], task, tensorboard, workers
+        )
         return
     if store is None and is_on_command_line(context, "checkpoint_every"):
         raise ConfigError("--checkpoint-every was given, but without --store there are no checkpoints")
@@ -164,9 +176,9 @@ def run(
         raise ConfigError("give --rule, or --resume to continue a run")
     specs = parse_rules([rule], buffer_size=buffer_size, server_lr=server_lr)
     if store is None:
-        _simulate(specs, [seed], config, 1, out, keep_updates, tensorboard)
+        _simulate(specs, [seed], config, 1, out, keep_updates, tensorboard, workers)
     else:
-        _start_in_store(store, specs[0], seed, config, checkpoint_every, out, keep_updates, tensorboard)
+        _start_in_store(store, specs[0], seed, config, checkpoint_every, out, keep_updates, tensorboard, workers)
 
 
 def replay(
@@ -193,6 +205,7 @@ def _simulate(
     out: Path | None,
     keep_updates: bool,
     tensorboard: bool,
+    workers: int,
     *,
     paired: bool = False,
 ) -> None:
@@ -210,7 +223,11 @@ def _simulate(
         output = _audit_folder(folder, simulation, keep_updates, tensorboard)
         with show_progress([job.title for job in jobs], config.arrivals, Console(stderr=True)) as watch:
             results = simulation.run_into(
-                output, processes=processes or available_cpus(), watch=watch, finished=finished
+                output,
+                processes=processes or max(1, available_cpus() // workers),
+                workers=workers,
+                watch=watch,
+                finished=finished,
             )
         results.write(folder)
     _print_results(folder, list(results), config)
@@ -263,6 +280,7 @@ def _start_in_store(
     out: Path | None,
     keep_updates: bool,
     tensorboard: bool,
+    workers: int,
 ) -> None:
     _require(tensorboard)
     from afflux.sim.runs.library import Simulation
@@ -274,12 +292,18 @@ def _start_in_store(
     (job,) = simulation.jobs
     with _run_folder(out, [job], config, {}) as folder:
         output = _audit_folder(folder, simulation, keep_updates, tensorboard)
-        work = partial(run_in_store, store, spec, seed, config, output, seconds=seconds)
+        work = partial(run_in_store, store, spec, seed, config, output, seconds=seconds, workers=workers)
         _run_with_store(store, folder, job, config, work)
 
 
 def _resume(
-    store: Path, seconds: float, out: Path | None, typed: RuleSpec | None, task: str | None, tensorboard: bool
+    store: Path,
+    seconds: float,
+    out: Path | None,
+    typed: RuleSpec | None,
+    task: str | None,
+    tensorboard: bool,
+    workers: int,
 ) -> None:
     _require(tensorboard)
     from afflux.sim.runs.compare import Job
@@ -291,7 +315,7 @@ def _resume(
         typer.echo(f"the run in {store} is finished; its results are written again", err=True)
     job, folder = Job(interrupted.spec, interrupted.header.seed), interrupted.output.folder.parent
     interrupted = replace(interrupted, output=_with_event_files(interrupted.output, tensorboard))
-    work = partial(resume, interrupted, seconds=seconds)
+    work = partial(resume, interrupted, seconds=seconds, workers=workers)
     _run_with_store(store, folder, job, interrupted.config, work)
 
 

@@ -25,6 +25,8 @@ class Dispatch(NamedTuple):
     client: int
     age: int = 0
     """Of the model that it pulls: 0 is the newest, 1 the one before it, ..."""
+    finish: float = 0.0
+    """Time of the arrival of its result."""
 
 
 class Arrival(NamedTuple):
@@ -83,8 +85,9 @@ def schedule_events(
             chosen = int(selection.integers(len(idle)))
             idle[chosen], idle[-1] = idle[-1], idle[chosen]
             client = idle.pop()
-            yield Dispatch(now, sequence, client)
-            heappush(training, (now + delay(client, times), sequence, client))
+            finish = now + delay(client, times)
+            yield Dispatch(now, sequence, client, finish=finish)
+            heappush(training, (finish, sequence, client))
             sequence += 1
         now, number, client = heappop(training)
         yield Arrival(now, number, client)
@@ -139,8 +142,9 @@ def schedule_rounds(
         started = []
         for place in np.argsort(exponentials, kind="stable")[:cohort]:
             client = clients[place]
-            yield Dispatch(now, sequence, client, int(ages.integers(min(stale_models, number + 1))))
-            started.append(Arrival(now + delay(client, times), sequence, client))
+            finish = now + delay(client, times)
+            yield Dispatch(now, sequence, client, int(ages.integers(min(stale_models, number + 1))), finish)
+            started.append(Arrival(finish, sequence, client))
             sequence += 1
         started.sort(key=lambda arrival: (arrival.time, arrival.sequence))
         yield from started[: arrivals - number * cohort]

@@ -6,16 +6,17 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from afflux.sim import interrupts
-from afflux.sim.errors import ConfigError, DivergedError, require
+from afflux.sim.errors import DivergedError, require
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.run_progress import JobProgress, RunProgress
 from afflux.sim.results.run_result import RunResult
+from afflux.sim.runs.workers import pickled, sigint_blocked
 from afflux.sim.workload.config import IMAGES, SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.sim.workload.task import Task
@@ -68,6 +69,7 @@ def compare(
     output: AuditOutput | None = None,
     finished: dict[int, list[RunResult]] | None = None,
     task: Task | None = None,
+    workers: int = 1,
 ) -> list[RunResult]:
     """Run all jobs and return their results in the order of `jobs`, the leader's before its followers'.
 
@@ -83,6 +85,7 @@ def compare(
         finished: filled with the results of each finished job, by its index; read it after an error.
         task: what the clients train; default what the settings name. More than one process need one that can be
             pickled.
+        workers: processes of each run that train; see `run`.
 
     Returns:
         The results in the order of `jobs`; within a job, in the order of its rules.
@@ -96,20 +99,27 @@ def compare(
     with interrupts.deferred():
         if processes == 1 or len(jobs) <= 1:
             for index, job in enumerate(jobs):
-                finished[index] = _run_job(index, job, config, output, watch, task)
+                finished[index] = _run_job(index, job, config, output, watch, task, workers)
         else:
-            _run_in_processes(jobs, config, output, min(processes, len(jobs)), watch, finished, task)
+            _run_in_processes(jobs, config, output, min(processes, len(jobs)), watch, finished, task, workers)
     return [result for index in range(len(jobs)) for result in finished[index]]
 
 
 def _run_job(
-    index: int, job: Job, config: SimConfig, output: AuditOutput | None, watch: JobProgress, task: Task | None
+    index: int,
+    job: Job,
+    config: SimConfig,
+    output: AuditOutput | None,
+    watch: JobProgress,
+    task: Task | None,
+    workers: int,
 ) -> list[RunResult]:
     from afflux.sim.runs.simulation import run_paired
 
     specs = (job.spec, *job.followers)
     try:
-        return run_paired(specs, job.seed, job.config or config, lambda run: watch(index, run), output, task)
+        progress = partial(watch, index)
+        return run_paired(specs, job.seed, job.config or config, progress, output, task, workers)
     except DivergedError:
         if job.may_diverge:
             return []
@@ -124,14 +134,17 @@ def _run_in_processes(
     watch: JobProgress,
     finished: dict[int, list[RunResult]],
     task: Task | None,
+    workers: int,
 ) -> None:
     context = multiprocessing.get_context("spawn")
     # Each job writes its own entries, so that no lock is needed; a 1 in the last entry stops all workers.
     shared = context.RawArray("d", len(jobs) * FACTS + 1)
     with ProcessPoolExecutor(processes, context, _start_worker, (shared, pickled(task))) as pool:
         try:
-            with _sigint_blocked():
-                futures = {pool.submit(_run_job_in_worker, i, job, config, output): i for i, job in enumerate(jobs)}
+            with sigint_blocked():
+                futures = {
+                    pool.submit(_run_job_in_worker, i, job, config, output, workers): i for i, job in enumerate(jobs)
+                }
             pending = set(futures)
             while pending:
                 interrupts.raise_if_pending()
@@ -146,32 +159,9 @@ def _run_in_processes(
             raise
 
 
-def pickled(task: Task | None) -> bytes:
-    """Return the task for other processes of this program; raises ConfigError if it cannot be sent there."""
-    try:
-        return pickle.dumps(task)
-    except Exception as error:
-        raise ConfigError(
-            f"the task cannot be sent to another process ({error}): define its functions at the top of a module"
-        ) from error
-
-
 def _progress(shared: Any, index: int) -> RunProgress:
     arrivals, version, *facts = shared[index * FACTS : (index + 1) * FACTS]
     return RunProgress(int(arrivals), int(version), *facts)
-
-
-@contextmanager
-def _sigint_blocked() -> Iterator[None]:
-    # Ctrl-C signals all processes. The workers inherit the mask, so that only the parent handles it.
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _shared: Any = None
@@ -197,12 +187,14 @@ def _exit_when_stopped() -> None:
         os._exit(1)
 
 
-def _run_job_in_worker(index: int, job: Job, config: SimConfig, output: AuditOutput | None) -> list[RunResult]:
+def _run_job_in_worker(
+    index: int, job: Job, config: SimConfig, output: AuditOutput | None, workers: int
+) -> list[RunResult]:
     def watch(index: int, run: RunProgress) -> None:
         _shared[index * FACTS : (index + 1) * FACTS] = run
 
     _outside_jobs.release()
     try:
-        return _run_job(index, job, config, output, watch, _task)
+        return _run_job(index, job, config, output, watch, _task, workers)
     finally:
         _outside_jobs.acquire()

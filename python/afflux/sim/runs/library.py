@@ -136,6 +136,7 @@ class Simulation:
         self,
         *,
         processes: int = 1,
+        workers: int = 1,
         out: Path | str | None = None,
         keep_updates: bool = False,
         tensorboard: bool = False,
@@ -146,6 +147,8 @@ class Simulation:
         Args:
             processes: runs that are made at the same time, each in a process of its own. The results are the same.
                 More than one need a task that can be pickled: functions and classes at the top of a module.
+            workers: processes of each run that train; 1: that of the run itself. The results are the same; more than
+                one need a task that can be pickled.
             out: a new folder for the results and audit logs; default: nothing is written.
             keep_updates: whether all updates are kept beside the logs, 4 d bytes each.
             tensorboard: whether TensorBoard's event files are written while the runs go on.
@@ -164,12 +167,12 @@ class Simulation:
         if out is None:
             if keep_updates or tensorboard:
                 raise ConfigError(f"{'keep_updates' if keep_updates else 'tensorboard'} needs out=, a folder")
-            return self.run_into(None, processes=processes, watch=watch)
+            return self.run_into(None, processes=processes, workers=workers, watch=watch)
         folder = run_folder.create_run_folder(Path(out))
         d = self.num_parameters() if keep_updates else None
         output = run_folder.create_audit_folder(folder, self.config, len(self.jobs), keep_updates, d=d)
         output = output._replace(tensorboard=folder / FOLDER if tensorboard else None)
-        results = self.run_into(output, processes=processes, watch=watch)
+        results = self.run_into(output, processes=processes, workers=workers, watch=watch)
         results.write(folder)
         return results
 
@@ -178,12 +181,20 @@ class Simulation:
         output: AuditOutput | None,
         *,
         processes: int = 1,
+        workers: int = 1,
         watch: JobProgress | None = None,
         finished: dict[int, list[RunResult]] | None = None,
     ) -> SimulationResults:
         """Make all runs; see `compare`."""
         results = compare(
-            self.jobs, self.config, processes=processes, watch=watch, output=output, finished=finished, task=self.task
+            self.jobs,
+            self.config,
+            processes=processes,
+            watch=watch,
+            output=output,
+            finished=finished,
+            task=self.task,
+            workers=workers,
         )
         return SimulationResults(results, self.config)
 

@@ -15,6 +15,7 @@ from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.simulated_server import SimulatedServer, feed_servers
 from afflux.sim.runs.simulation import open_metrics, record_updates
 from afflux.sim.runs.training_stream import TrainingStream
+from afflux.sim.runs.workers import start_workers
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.sim.workload.task import Task
@@ -31,6 +32,7 @@ def run_in_store(
     progress: Progress | None = None,
     seconds: float = CHECKPOINT_SECONDS,
     task: Task | None = None,
+    workers: int = 1,
 ) -> RunResult:
     """Simulate one rule as `run` does, with the server in a new store; the same bits.
 
@@ -43,6 +45,7 @@ def run_in_store(
         progress: see `run`.
         seconds: between two checkpoints; 0: after every event. Ctrl-C makes one, too.
         task: see `run`.
+        workers: see `run`.
 
     Returns:
         The result of the run.
@@ -51,7 +54,7 @@ def run_in_store(
         ConfigError: see `run`.
         StoreError: the store cannot be made or written.
     """
-    return _run(path, spec, seed, config, output, progress, seconds, None, task)
+    return _run(path, spec, seed, config, output, progress, seconds, None, task, workers)
 
 
 def resume(
@@ -59,6 +62,7 @@ def resume(
     progress: Progress | None = None,
     seconds: float = CHECKPOINT_SECONDS,
     task: Task | None = None,
+    workers: int = 1,
 ) -> RunResult:
     """Continue a run from its last checkpoint, to the bits of a run without an interruption.
 
@@ -67,6 +71,7 @@ def resume(
         progress: see `run`.
         seconds: see `run_in_store`.
         task: see `run`.
+        workers: see `run`.
 
     Returns:
         The result of the whole run.
@@ -76,7 +81,7 @@ def resume(
         StoreError: the store is damaged.
     """
     path, spec, seed = interrupted.path, interrupted.spec, interrupted.header.seed
-    return _run(path, spec, seed, interrupted.config, interrupted.output, progress, seconds, interrupted, task)
+    return _run(path, spec, seed, interrupted.config, interrupted.output, progress, seconds, interrupted, task, workers)
 
 
 def _run(
@@ -89,6 +94,7 @@ def _run(
     seconds: float,
     interrupted: InterruptedRun | None,
     task: Task | None,
+    workers: int,
 ) -> RunResult:
     with reproducible_torch(), ExitStack() as files:
         setup = SimulationSetup.of(config, seed, task)
@@ -109,7 +115,7 @@ def _run(
 
         history = None if interrupted is None else interrupted.history
         leader = SimulatedServer(spec, setup, config.arrivals, new_server=new_server, history=history)
-        stream = TrainingStream(setup, leader)
+        stream = TrainingStream(setup, leader, start_workers(workers, setup, task, files))
         if interrupted is not None:
             versions = {**leader.server.retained_versions, leader.server.version: leader.server.pull()}
             stream.restore(interrupted.stream, interrupted.read_arrays(), versions)

@@ -87,6 +87,11 @@ class SimulationSetup:
             **options,
         )
 
+    @property
+    def most_at_once(self) -> int:
+        """The largest number of clients that train at the same time, but for cohorts of a rule."""
+        return min(self.config.concurrency, len(self.clients))
+
     def check_rule(self, rule: Rule) -> None:
         """Raise ConfigError if the rule needs validation data, and the task has none."""
         if needs_validation_gradient(rule) and not self.num_validation:

@@ -13,6 +13,7 @@ from afflux.sim.results.updates_file import UpdatesFile
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.simulated_server import PullEvent, SimulatedServer, UpdateEvent, feed_servers
 from afflux.sim.runs.training_stream import TrainingStream
+from afflux.sim.runs.workers import start_workers
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.sim.workload.task import Task
@@ -25,6 +26,7 @@ def run(
     progress: Progress | None = None,
     output: AuditOutput | None = None,
     task: Task | None = None,
+    workers: int = 1,
 ) -> RunResult:
     """Simulate one rule with one seed.
 
@@ -38,6 +40,7 @@ def run(
         progress: called after each arrival with how far the run is; may raise to stop it.
         output: where the audit log is written; default nowhere.
         task: what the clients train; default what the settings name.
+        workers: processes that train; 1: this one. More give the same bits, and need a task that can be pickled.
 
     Returns:
         The result of the run.
@@ -46,7 +49,7 @@ def run(
         ConfigError: the settings are impossible for this rule and seed, or data are missing.
         DivergedError: a client's loss or model is no longer finite.
     """
-    return run_paired([spec], seed, config, progress, output, task)[0]
+    return run_paired([spec], seed, config, progress, output, task, workers)[0]
 
 
 def run_paired(
@@ -56,6 +59,7 @@ def run_paired(
     progress: Progress | None = None,
     output: AuditOutput | None = None,
     task: Task | None = None,
+    workers: int = 1,
 ) -> list[RunResult]:
     """Simulate several rules over one stream of updates: clients train from the params of the first rule.
 
@@ -66,7 +70,7 @@ def run_paired(
         setup = SimulationSetup.of(config, seed, task)
         leader = SimulatedServer(specs[0], setup, config.arrivals)
         servers = [leader, *(SimulatedServer(spec, setup, config.arrivals, specs[0].label) for spec in specs[1:])]
-        events = TrainingStream(setup, leader).events()
+        events = TrainingStream(setup, leader, start_workers(workers, setup, task, files)).events()
         if output is not None:
             name = f"{file_stem(leader.spec.label, seed)}.updates.npy" if output.updates else None
             if name is not None:
