@@ -196,7 +196,7 @@ def test_what_is_finished_survives_an_interrupt(processes):
     jobs = make_jobs([small("fedbuff")], [0, 1, 2, 3])
     finished = {}
 
-    def watch(index, arrivals):
+    def watch(index, run):
         if finished:
             raise KeyboardInterrupt
 

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from afflux.arrays.layout import Layout
-from afflux.sim.clients.training import Trainer, batch_indices, single_torch_thread
+from afflux.sim.clients.flat_model import FlatModel, reproducible_torch
+from afflux.sim.clients.training import Trainer, batch_indices
 from afflux.sim.workload import data_sets, models
 from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.evaluation import Classification
+from afflux.sim.workload.task import Task
 
 SHARDS = [np.arange(0, 23), np.arange(23, 26)]
 
@@ -16,12 +18,20 @@ def generator(seed=0):
     return np.random.Generator(np.random.PCG64(seed))
 
 
+def shards_of(data, shards):
+    return [(torch.tensor(data.x_train[shard]), torch.tensor(data.y_train[shard])) for shard in shards]
+
+
+def task_of(data):
+    test = Classification(torch.tensor(data.x_test), torch.tensor(data.y_test))
+    return Task(torch.nn.Identity(), [], test, seeds_torch=False)
+
+
 def trainer(config):
     task = data_sets.load_data_set("digits")
     module = models.build_model(config.model, task.shape, 10, generator())
-    layout = Layout.of(module)
-    params = layout.flatten(module)
-    return Trainer(module, layout, task, SHARDS, config), params
+    model = FlatModel(module)
+    return Trainer(model, shards_of(task, SHARDS), task_of(task), config), model.initial_params
 
 
 def reference(config, client, steps, seed):
@@ -53,7 +63,7 @@ def test_batches_are_shuffled_epochs():
 def test_local_sgd_is_torchs(model, weight_decay):
     config = SimConfig(model=model, local_steps=4, batch_size=8, weight_decay=weight_decay)
     worker, params = trainer(config)
-    with single_torch_thread():
+    with reproducible_torch():
         trained = worker.train(0, params, generator(3))
         expected = reference(config, 0, 4, 3)
     np.testing.assert_allclose(params + trained.update, expected, rtol=0, atol=1e-6)
@@ -74,7 +84,7 @@ def test_local_epochs_count_the_clients_own_batches():
     worker, params = trainer(config)
     # 23 samples are 3 batches, 3 samples are one.
     for client, steps in ((0, 6), (1, 2)):
-        with single_torch_thread():
+        with reproducible_torch():
             trained = worker.train(client, params, generator(5))
         expected = reference(config, client, steps, 5)
         np.testing.assert_allclose(params + trained.update, expected, rtol=0, atol=1e-6)
@@ -97,7 +107,7 @@ def test_the_threads_of_the_caller_are_restored():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with single_torch_thread():
+        with reproducible_torch():
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
     finally:

@@ -123,9 +123,9 @@ def test_compare_stops_after_the_arrival_at_hand(processes):
     config = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=10**6, local_steps=2)
     seen = []
 
-    def watch(index, arrivals):
-        if arrivals and not seen:
-            seen.append(arrivals)
+    def watch(index, run):
+        if run.arrivals and not seen:
+            seen.append(run)
             press()
 
     with pytest.raises(KeyboardInterrupt):

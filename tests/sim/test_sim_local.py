@@ -4,21 +4,25 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 import rows
 from afflux.arrays.layout import Layout
 from afflux.ops import codecs
 from afflux.sim.clients.control_variates import ControlVariates
+from afflux.sim.clients.flat_model import FlatModel, reproducible_torch
 from afflux.sim.clients.model_broadcast import ModelBroadcast
 from afflux.sim.clients.schedule import Dispatch, make_schedule
-from afflux.sim.clients.training import Trainer, batch_indices, single_torch_thread
+from afflux.sim.clients.training import Trainer, batch_indices
 from afflux.sim.errors import ConfigError
 from afflux.sim.runs.simulation import run
 from afflux.sim.workload import data_sets, models
 from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.evaluation import Classification
 from afflux.sim.workload.partitions import iid
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.rule_specs import parse_rule
+from afflux.sim.workload.task import Task
 
 EPSILON = 2.0**-24
 FEATURES, CLASSES = 4, 3
@@ -57,8 +61,10 @@ def data(shard):
 
 def trainer(config, shards):
     module = models.build_model("logreg", TASK.shape, CLASSES, generator())
-    layout = Layout.of(module)
-    return Trainer(module, layout, TASK, shards, config), layout.flatten(module)
+    model = FlatModel(module)
+    x, y = torch.tensor(TASK.x_train), torch.tensor(TASK.y_train)
+    task = Task(module, [], Classification(x, y), validation=(x, y), seeds_torch=False)
+    return Trainer(model, [(x[shard], y[shard]) for shard in shards], task, config), model.initial_params
 
 
 def slope(params, x, y):
@@ -108,7 +114,7 @@ def test_each_client_optimizer_is_its_formula(change):
     config = replace(CONFIG, **change)
     shard = np.arange(30)
     worker, params = trainer(config, [shard])
-    with single_torch_thread():
+    with reproducible_torch():
         ours = worker.train(0, params, generator(3))
         plain = trainer(CONFIG, [shard])[0].train(0, params, generator(3))
 
@@ -128,7 +134,7 @@ def test_scaffolds_shift_is_added_to_every_gradient():
     shard = np.arange(30)
     worker, params = trainer(CONFIG, [shard])
     shift = generator(8).standard_normal(D).astype(np.float32)
-    with single_torch_thread():
+    with reproducible_torch():
         ours = worker.train(0, params, generator(3), shift)
     expected = literal(params, shard, CONFIG, 4, generator(3), lambda y: shift.astype(np.float64)) - params
     assert np.linalg.norm(ours.update - expected) <= bound(CONFIG, 4, added=4.0) < 1e-3
@@ -292,7 +298,7 @@ def test_local_steps_are_drawn_uniformly_from_the_dispatchs_own_stream():
 def test_one_step_of_sgd_has_its_stochastic_gradient():
     config = replace(CONFIG, local_steps=1, client_lr=0.5)
     worker, params = trainer(config, [np.arange(30)])
-    with single_torch_thread():
+    with reproducible_torch():
         trained = worker.train(0, params, generator(1))
     (batch,) = batch_indices(30, 8, 1, generator(1))
     x, y = data(np.arange(30))

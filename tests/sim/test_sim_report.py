@@ -43,9 +43,12 @@ def test_the_folder_holds_these_files_and_no_more(folder):
         "config.json",
         "metrics.csv",
         "staleness.csv",
+        "participation.csv",
+        "targets.csv",
         "summary.csv",
         "summary.json",
         "curves.png",
+        "report.html",
     }
     assert names == files
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG\r\n")
@@ -80,6 +83,19 @@ def test_the_staleness_histogram_counts_every_arrival(folder, results):
     assert {int(r["staleness"]): int(r["arrivals"]) for r in first} == {
         value: count for value, count in enumerate(counts) if count
     }
+
+
+def test_participation_and_targets_are_tables_of_every_run(folder, results):
+    rows = rows_of(folder / "participation.csv")
+    assert sum(int(row["arrivals"]) for row in rows) == 4 * 30
+    own = [row for row in rows if (row["rule"], row["seed"]) == (SPECS[1].label, "1")]
+    counts = np.bincount(results[3].clients)
+    assert {int(r["client"]): int(r["arrivals"]) for r in own} == {i: count for i, count in enumerate(counts) if count}
+    for row in rows_of(folder / "targets.csv"):
+        run = next(r for r in results if (r.spec.label, str(r.seed)) == (row["rule"], row["seed"]))
+        hit = run.first_to_reach(float(row["target"]))
+        expected = ("", "", "") if hit is None else tuple(map(str, hit[:3]))
+        assert (row["arrivals"], row["version"], row["virtual_time"]) == expected
 
 
 def test_the_summaries_agree_and_unreached_targets_are_no_numbers(folder, results):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -21,7 +22,8 @@ from afflux.cli import app
 from afflux.rules import ca2fl
 from afflux.sim import interrupts
 from afflux.sim.errors import ConfigError
-from afflux.sim.results import run_folder, terminal_output
+from afflux.sim.results import run_folder
+from afflux.sim.results.progress import show_progress
 from afflux.sim.runs.resume import resume, run_in_store
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.runs.simulation import run
@@ -53,8 +55,8 @@ class Stopped(Exception):
 
 
 def stop_at(count):
-    def progress(arrivals):
-        if arrivals == count:
+    def progress(run):
+        if run.arrivals == count:
             raise Stopped
 
     return progress
@@ -164,8 +166,8 @@ def test_killed_again_and_again(name, expected, tmp_path):
 
 
 def test_ctrl_c_makes_a_checkpoint(expected, tmp_path):
-    def press(arrivals):
-        if arrivals == 10:
+    def press(run):
+        if run.arrivals == 10:
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt), interrupts.deferred():
@@ -174,7 +176,8 @@ def test_ctrl_c_makes_a_checkpoint(expected, tmp_path):
     assert paused.arrivals == 10
     seen = []
     result = resume(paused, seen.append)
-    assert seen == list(range(11, 37))
+    assert [run.arrivals for run in seen] == list(range(11, 37))
+    assert [run.mean_staleness for run in seen] == [result.staleness[:count].mean() for count in range(11, 37)]
     assert (reproducible(result), files(tmp_path / "run")) == expected("ca2fl")
 
 
@@ -320,8 +323,8 @@ def test_what_is_no_run_is_refused(tmp_path, monkeypatch):
     live = {**paused.stream, "training": [[sequence, client + 1, *rest], *others]}
     with pytest.raises(ConfigError, match="other clients train than in the run"):
         resume(replace(paused, stream=live))
-    monkeypatch.setattr("afflux.sim.runs.run_checkpoint.FORMAT", 2)
-    with pytest.raises(ConfigError, match="holds a run of format 1, this afflux reads 2"):
+    monkeypatch.setattr("afflux.sim.runs.run_checkpoint.FORMAT", 3)
+    with pytest.raises(ConfigError, match="holds a run of format 2, this afflux reads 3"):
         InterruptedRun.of(tmp_path / "store")
 
 
@@ -400,10 +403,11 @@ def test_the_progress_bar_goes_on_where_it_was(tmp_path):
     with pytest.raises(Stopped):
         begin("fedbuff", tmp_path, stop_at(10))
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    done = InterruptedRun.of(tmp_path / "store").arrivals
-    with terminal_output.progress_bars(["fedbuff"], SMALL.arrivals, console, done) as watch:
-        watch(0, 12)
-    assert "12/36" in console.file.getvalue()
+    with show_progress(["fedbuff"], SMALL.arrivals, console) as watch:
+        resume(InterruptedRun.of(tmp_path / "store"), partial(watch, 0))
+    shown = console.file.getvalue()
+    assert "10/36 arrivals" in shown
+    assert "36/36 arrivals" in shown
 
 
 def test_the_commands_mistakes(tmp_path):

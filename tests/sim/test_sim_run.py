@@ -90,9 +90,9 @@ def test_one_seed_pairs_the_rules(monkeypatch):
     seen = {}
     train = Trainer.train
 
-    def spy(self, client, pulled, rng, shift):
+    def spy(self, client, pulled, rng, *rest):
         seen[label].append((client, repr(rng.bit_generator.state)))
-        return train(self, client, pulled, rng, shift)
+        return train(self, client, pulled, rng, *rest)
 
     monkeypatch.setattr(Trainer, "train", spy)
     times, starts = {}, {}
@@ -117,9 +117,9 @@ def test_clients_train_from_what_they_pulled_at_dispatch(monkeypatch):
         pulls[-1] = (pulls[-1], pulls[-1].params.copy())
         return pulls[-1][0]
 
-    def spy_train(self, client, pulled, rng, shift):
+    def spy_train(self, client, pulled, rng, *rest):
         pushes.append([pulled.copy()])
-        return train(self, client, pulled, rng, shift)
+        return train(self, client, pulled, rng, *rest)
 
     def spy_push(self, *, version, **facts):
         pushes[-1].append(version.version)
@@ -182,9 +182,13 @@ def test_a_failing_run_stops_the_others_across_processes():
 def test_progress_is_told_per_job():
     jobs = make_jobs([parse_rule("fedasync")], [0, 1])
     for processes in (1, 2):
-        told = {0: 0, 1: 0}
-        compare(jobs, SMALL, processes=processes, watch=told.__setitem__)
-        assert told == {0: 40, 1: 40}
+        told = {}
+        results = compare(jobs, SMALL, processes=processes, watch=told.__setitem__)
+        for index, result in enumerate(results):
+            last = result.evaluations[-1]
+            expected = (40, last.version, last.virtual_time, last.accuracy, result.mean_staleness, 1.0)
+            assert told[index] == expected
+            assert [type(value) for value in told[index]] == [int, int, float, float, float, float]
 
 
 def test_a_missing_package_is_named_before_any_work(monkeypatch):

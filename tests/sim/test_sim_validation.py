@@ -22,9 +22,9 @@ def handed(monkeypatch):
     told, versions = [], []
     gradient, set_rule_vector, push = Trainer.gradient, Server.set_rule_vector, Server.push
 
-    def spy_gradient(self, params, examples):
+    def spy_gradient(self, params, examples, *rest):
         told.append([examples.tolist()])
-        return gradient(self, params, examples)
+        return gradient(self, params, examples, *rest)
 
     def spy_set(self, name, vector):
         assert name == "validation"

@@ -13,7 +13,7 @@ import typer
 from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.sim.errors import ConfigError
 from afflux.sim.interrupts import Terminated
-from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.config import ENDS, UNLIMITED, SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec, parse_rule, rule_parameters
 
 BufferSize = Annotated[int | None, typer.Option(help="Arrivals per server step, for rules with a buffer; default 10.")]
@@ -59,9 +59,17 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
         for field in fields(SimConfig)
     ]
 
+    asks_context = any(parameter.name == "context" for parameter in own)
+    if not asks_context:
+        own.append(inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
+
     def wrapped(**given: Any) -> None:
         with report_errors():
-            command(SimConfig(**{name: given.pop(name) for name in names}), **given)
+            settings = {name: given.pop(name) for name in names}
+            context = given["context"] if asks_context else given.pop("context")
+            if any(settings[end] for end in ENDS) and not is_on_command_line(context, "arrivals"):
+                settings["arrivals"] = UNLIMITED
+            command(SimConfig(**settings), **given)
 
     wrapped.__name__ = command.__name__
     keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]

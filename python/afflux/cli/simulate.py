@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -25,13 +26,15 @@ from afflux.cli.common import (
 from afflux.rules import RULES
 from afflux.sim import interrupts
 from afflux.sim.errors import EXTRA, ConfigError, require
-from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.config import IMAGES, UNLIMITED, SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 
 if TYPE_CHECKING:
+    from afflux.sim.results.audit_log import AuditOutput
+    from afflux.sim.results.run_progress import Progress
     from afflux.sim.results.run_result import RunResult
     from afflux.sim.runs.compare import Job
-    from afflux.sim.runs.simulated_server import Progress
+    from afflux.sim.runs.library import Simulation
 
 COMPARE_HELP = f"""Compare aggregation rules in one simulation.
 
@@ -50,6 +53,10 @@ NAME may be path/to/file.py:FUNCTION: that file is executed, as your own code.
   afflux compare --rules fedbuff,ca2fl --model logreg --alpha 0.3
 
   afflux compare --rules fedbuff,wkafl,fadas --paired
+
+  afflux compare --rules fedbuff,fadas --grid client_lr=.01,.1,1 --grid server_lr=.1,1 --seeds 0,1,2 --out runs/tuned
+
+  afflux compare --rules fedbuff,ca2fl --task my_tasks.py:function --rounds 200
 """
 RUN_HELP = """Simulate one aggregation rule with one seed.
 
@@ -94,6 +101,20 @@ RESUME = (
 )
 CHECKPOINT_EVERY = "With --store: seconds between two checkpoints; 0: after every event. Also on Ctrl-C and SIGTERM."
 
+TENSORBOARD = (
+    "Write TensorBoard's event files into the run folder while the run goes on; needs the package tensorboard."
+)
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help=TENSORBOARD)]
+GRID = (
+    "NAME=VALUE,VALUE,...: a setting such as client_lr, an option of the rules that have it such as server_lr, or "
+    "RULE.OPTION; may be given several times. Each rule is run with all combinations and the first seed on a "
+    "validation part, and its best one then with all seeds on the test part. The same command with --out continues."
+)
+WORKERS = (
+    "Processes of each run that train, with the same bits; 1: that of the run itself. Trainings that are known and not "
+    "yet needed are made beside the server's work."
+)
+WorkerCount = Annotated[int, typer.Option("--workers", min=1, help=WORKERS)]
 KeepUpdates = Annotated[bool, typer.Option("--keep-updates", help=KEEP_UPDATES)]
 
 
@@ -104,14 +125,23 @@ def compare(
     seeds: Annotated[str, typer.Option(help="Separated by commas.")] = "0",
     paired: Annotated[bool, typer.Option("--paired", help=PAIRED)] = False,
     jobs: Processes = None,
+    workers: WorkerCount = 1,
     buffer_size: BufferSize = None,
     server_lr: ServerLr = None,
     keep_updates: KeepUpdates = False,
+    tensorboard: TensorBoard = False,
+    grid: Annotated[list[str] | None, typer.Option(help=GRID)] = None,
     out: OutFolder = None,
 ) -> None:
     """Compare rules (see COMPARE_HELP)."""
     specs = parse_rules(split_rules(rules), buffer_size=buffer_size, server_lr=server_lr)
-    _simulate(specs, parse_seeds(seeds), config, jobs, out, keep_updates, paired=paired)
+    if grid:
+        if paired or keep_updates or tensorboard or workers > 1:
+            others = "--paired, --keep-updates, --tensorboard and --workers"
+            raise ConfigError(f"--grid makes runs of their own: it goes without {others}")
+        _tune(specs, grid, parse_seeds(seeds), config, jobs, out)
+        return
+    _simulate(specs, parse_seeds(seeds), config, jobs, out, keep_updates, tensorboard, workers, paired=paired)
 
 
 @with_config_options
@@ -122,7 +152,9 @@ def run(
     seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 0,
     buffer_size: BufferSize = None,
     server_lr: ServerLr = None,
+    workers: WorkerCount = 1,
     keep_updates: KeepUpdates = False,
+    tensorboard: TensorBoard = False,
     store: Annotated[Path | None, typer.Option(help=STORE)] = None,
     resume: Annotated[Path | None, typer.Option(help=RESUME)] = None,
     checkpoint_every: Annotated[float, typer.Option(min=0, help=CHECKPOINT_EVERY)] = 10.0,
@@ -130,8 +162,13 @@ def run(
 ) -> None:
     """Simulate one rule (see RUN_HELP)."""
     if resume is not None:
-        refuse_other_options(context, "--resume", "resume", "checkpoint_every", "out", "rule")
-        _resume(resume, checkpoint_every, out, None if rule is None else parse_rules([rule])[0])
+        refuse_other_options(
+            context, "--resume", "resume", "checkpoint_every", "out", "rule", "task", "tensorboard", "workers"
+        )
+        task = config.task if is_on_command_line(context, "task") else None
+        _resume(
+            resume, checkpoint_every, out, None if rule is None else parse_rules([rule])[0], task, tensorboard, workers
+        )
         return
     if store is None and is_on_command_line(context, "checkpoint_every"):
         raise ConfigError("--checkpoint-every was given, but without --store there are no checkpoints")
@@ -139,9 +176,9 @@ def run(
         raise ConfigError("give --rule, or --resume to continue a run")
     specs = parse_rules([rule], buffer_size=buffer_size, server_lr=server_lr)
     if store is None:
-        _simulate(specs, [seed], config, 1, out, keep_updates)
+        _simulate(specs, [seed], config, 1, out, keep_updates, tensorboard, workers)
     else:
-        _start_in_store(store, specs[0], seed, config, checkpoint_every, out, keep_updates)
+        _start_in_store(store, specs[0], seed, config, checkpoint_every, out, keep_updates, tensorboard, workers)
 
 
 def replay(
@@ -152,11 +189,12 @@ def replay(
     buffer_size: BufferSize = None,
     server_lr: ServerLr = None,
     data_dir: Annotated[str | None, typer.Option(help="Folder of mnist.npz, if it is not the log's.")] = None,
+    task: Annotated[str | None, typer.Option(help="FILE.py:FUNCTION of the log's task, if it is in a file.")] = None,
     out: OutFolder = None,
 ) -> None:
     """Replay kept updates (see REPLAY_HELP)."""
     with report_errors():
-        _replay(log, rule, {"buffer_size": buffer_size, "server_lr": server_lr}, data_dir, out)
+        _replay(log, rule, {"buffer_size": buffer_size, "server_lr": server_lr}, data_dir, task, out)
 
 
 def _simulate(
@@ -166,56 +204,119 @@ def _simulate(
     processes: int | None,
     out: Path | None,
     keep_updates: bool,
+    tensorboard: bool,
+    workers: int,
     *,
     paired: bool = False,
 ) -> None:
-    require(*EXTRA)
+    _require(tensorboard)
     from rich.console import Console
 
-    from afflux.sim.results import run_folder, terminal_output
-    from afflux.sim.runs.compare import available_cpus, compare, make_jobs
+    from afflux.sim.results.progress import show_progress
+    from afflux.sim.runs.compare import available_cpus
+    from afflux.sim.runs.library import Simulation
 
-    jobs = make_jobs(specs, seeds, paired=paired)
+    simulation = Simulation.of(config, specs, seeds, paired=paired)
+    jobs = simulation.jobs
     finished: dict[int, list[RunResult]] = {}
     with _run_folder(out, jobs, config, finished) as folder:
-        output = run_folder.create_audit_folder(folder, config, len(jobs), keep_updates, partial(typer.echo, err=True))
-        with terminal_output.progress_bars([job.label for job in jobs], config.arrivals, Console(stderr=True)) as watch:
-            results = compare(
-                jobs, config, processes=processes or available_cpus(), watch=watch, output=output, finished=finished
+        output = _audit_folder(folder, simulation, keep_updates, tensorboard)
+        with show_progress([job.title for job in jobs], config.arrivals, Console(stderr=True)) as watch:
+            results = simulation.run_into(
+                output,
+                processes=processes or max(1, available_cpus() // workers),
+                workers=workers,
+                watch=watch,
+                finished=finished,
             )
-        run_folder.write_results(folder, results, config)
-    _print_results(folder, results, config)
+        results.write(folder)
+    _print_results(folder, list(results), config)
+
+
+def _require(tensorboard: bool) -> None:
+    require(*EXTRA)
+    if tensorboard:
+        from afflux.sim.results.tensorboard import require_tensorboard
+
+        require_tensorboard()
+
+
+def _tune(
+    specs: list[RuleSpec], grid: list[str], seeds: list[int], config: SimConfig, jobs: int | None, out: Path | None
+) -> None:
+    require(*EXTRA)
+    from afflux.sim.papers.grid import parse_grid, tune
+    from afflux.sim.papers.publishing import publish
+
+    axes = parse_grid(grid)
+    with interrupts.deferred():
+        page, folder = publish(out, lambda measure: tune(specs, axes, seeds, config, measure), jobs)
+    typer.echo(page.markdown)
+    typer.echo(f"wrote {folder}/")
+
+
+def _audit_folder(folder: Path, simulation: "Simulation", keep_updates: bool, tensorboard: bool) -> "AuditOutput":
+    from afflux.sim.results import run_folder
+
+    d = simulation.num_parameters() if keep_updates and simulation.config.task != IMAGES else None
+    announce = partial(typer.echo, err=True)
+    runs = len(simulation.jobs)
+    output = run_folder.create_audit_folder(folder, simulation.config, runs, keep_updates, announce, d)
+    return _with_event_files(output, tensorboard)
+
+
+def _with_event_files(output: "AuditOutput", tensorboard: bool) -> "AuditOutput":
+    from afflux.sim.results.tensorboard import FOLDER
+
+    return output._replace(tensorboard=output.folder.parent / FOLDER) if tensorboard else output
 
 
 def _start_in_store(
-    store: Path, spec: RuleSpec, seed: int, config: SimConfig, seconds: float, out: Path | None, keep_updates: bool
+    store: Path,
+    spec: RuleSpec,
+    seed: int,
+    config: SimConfig,
+    seconds: float,
+    out: Path | None,
+    keep_updates: bool,
+    tensorboard: bool,
+    workers: int,
 ) -> None:
-    require(*EXTRA)
-    from afflux.sim.results import run_folder
-    from afflux.sim.runs.compare import Job
+    _require(tensorboard)
+    from afflux.sim.runs.library import Simulation
     from afflux.sim.runs.resume import run_in_store
     from afflux.sim.runs.run_checkpoint import require_unused_store
 
     require_unused_store(store)
-    job = Job(spec, seed)
+    simulation = Simulation.of(config, [spec], [seed])
+    (job,) = simulation.jobs
     with _run_folder(out, [job], config, {}) as folder:
-        output = run_folder.create_audit_folder(folder, config, 1, keep_updates, partial(typer.echo, err=True))
-        work = partial(run_in_store, store, spec, seed, config, output, seconds=seconds)
+        output = _audit_folder(folder, simulation, keep_updates, tensorboard)
+        work = partial(run_in_store, store, spec, seed, config, output, seconds=seconds, workers=workers)
         _run_with_store(store, folder, job, config, work)
 
 
-def _resume(store: Path, seconds: float, out: Path | None, typed: RuleSpec | None) -> None:
-    require(*EXTRA)
+def _resume(
+    store: Path,
+    seconds: float,
+    out: Path | None,
+    typed: RuleSpec | None,
+    task: str | None,
+    tensorboard: bool,
+    workers: int,
+) -> None:
+    _require(tensorboard)
     from afflux.sim.runs.compare import Job
     from afflux.sim.runs.resume import resume
     from afflux.sim.runs.run_checkpoint import InterruptedRun
 
-    interrupted = InterruptedRun.of(store, out, typed)
+    interrupted = InterruptedRun.of(store, out, typed, task)
     if interrupted.finished:
         typer.echo(f"the run in {store} is finished; its results are written again", err=True)
     job, folder = Job(interrupted.spec, interrupted.header.seed), interrupted.output.folder.parent
-    work = partial(resume, interrupted, seconds=seconds)
-    _run_with_store(store, folder, job, interrupted.config, work, interrupted.arrivals)
+    interrupted = replace(interrupted, output=_with_event_files(interrupted.output, tensorboard))
+    work = partial(resume, interrupted, seconds=seconds, workers=workers)
+    _run_with_store(store, folder, job, interrupted.config, work)
 
 
 def _run_with_store(
@@ -224,22 +325,23 @@ def _run_with_store(
     job: "Job",
     config: SimConfig,
     work: "Callable[[Progress], RunResult]",
-    done: int = 0,
 ) -> None:
     from rich.console import Console
 
-    from afflux.sim.results import run_folder, terminal_output
+    from afflux.sim.results import run_folder
+    from afflux.sim.results.progress import show_progress
 
     try:
         with (
             interrupts.deferred(),
             interrupts.sigterm_as_interrupt(),
-            terminal_output.progress_bars([job.label], config.arrivals, Console(stderr=True), done) as watch,
+            show_progress([job.title], config.arrivals, Console(stderr=True)) as watch,
         ):
             results = [work(partial(watch, 0))]
     except KeyboardInterrupt:
         spec = job.spec
         again = "" if spec.name in RULES else f" --rule {quote(spec.text)}"
+        again += f" --task {quote(config.task)}" if ".py" in config.task else ""
         typer.echo(f"continue with: afflux run --resume {store}{again}", err=True)
         raise
     run_folder.write_results(folder, results, config)
@@ -247,24 +349,31 @@ def _run_with_store(
 
 
 def _replay(
-    path: Path, rules: list[str] | None, common: dict[str, Any], data_dir: str | None, out: Path | None
+    path: Path,
+    rules: list[str] | None,
+    common: dict[str, Any],
+    data_dir: str | None,
+    task: str | None,
+    out: Path | None,
 ) -> None:
     require(*EXTRA)
     from rich.console import Console
 
-    from afflux.sim.results import audit_log, run_folder, terminal_output
+    from afflux.sim.results import audit_log, run_folder
+    from afflux.sim.results.progress import show_progress
     from afflux.sim.runs.compare import Job
     from afflux.sim.runs.replay import replay, replay_config
 
     log = audit_log.read_audit_log(path)
     specs = parse_rules(rules, **common) if rules else [log.spec()]
-    config = replay_config(log, data_dir)
+    config = replay_config(log, data_dir, task)
     if (missing := log.planned - config.arrivals) > 0:
-        typer.echo(f"{path} was cut off: it lacks {missing} of {log.planned} arrivals", err=True)
+        lacks = f": it lacks {missing} of {log.planned} arrivals" if log.planned < UNLIMITED else ""
+        typer.echo(f"{path} was cut off{lacks}", err=True)
     jobs = [Job(specs[0], log.header.seed, tuple(specs[1:]))]
     with _run_folder(out, jobs, config, {}) as folder:
         output = run_folder.create_audit_folder(folder, config, 1)
-        with terminal_output.progress_bars([job.label for job in jobs], config.arrivals, Console(stderr=True)) as watch:
+        with show_progress([job.title for job in jobs], config.arrivals, Console(stderr=True)) as watch:
             results = replay(log, specs, config, partial(watch, 0), output.folder)
         run_folder.write_results(folder, results, config)
     _print_results(folder, results, config)

@@ -4,21 +4,20 @@ The schedule does not depend on models: one seed gives every rule the same dispa
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 
 from afflux.rules import SYNCHRONOUS
 from afflux.sim.errors import ConfigError
 from afflux.sim.workload.config import SAMPLING, SimConfig
-from afflux.sim.workload.delays import DELAYS, Delay
+from afflux.sim.workload.delays import DELAYS, Delay, DelayLaw
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.rule_specs import RuleSpec
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatch:
+class Dispatch(NamedTuple):
     """A client pulls the model and starts training."""
 
     time: float
@@ -26,10 +25,11 @@ class Dispatch:
     client: int
     age: int = 0
     """Of the model that it pulls: 0 is the newest, 1 the one before it, ..."""
+    finish: float = 0.0
+    """Time of the arrival of its result."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """The result of dispatch number `sequence` reaches the server."""
 
     time: float
@@ -85,8 +85,9 @@ def schedule_events(
             chosen = int(selection.integers(len(idle)))
             idle[chosen], idle[-1] = idle[-1], idle[chosen]
             client = idle.pop()
-            yield Dispatch(now, sequence, client)
-            heappush(training, (now + delay(client, times), sequence, client))
+            finish = now + delay(client, times)
+            yield Dispatch(now, sequence, client, finish=finish)
+            heappush(training, (finish, sequence, client))
             sequence += 1
         now, number, client = heappop(training)
         yield Arrival(now, number, client)
@@ -141,8 +142,9 @@ def schedule_rounds(
         started = []
         for place in np.argsort(exponentials, kind="stable")[:cohort]:
             client = clients[place]
-            yield Dispatch(now, sequence, client, int(ages.integers(min(stale_models, number + 1))))
-            started.append(Arrival(now + delay(client, times), sequence, client))
+            finish = now + delay(client, times)
+            yield Dispatch(now, sequence, client, int(ages.integers(min(stale_models, number + 1))), finish)
+            started.append(Arrival(finish, sequence, client))
             sequence += 1
         started.sort(key=lambda arrival: (arrival.time, arrival.sequence))
         yield from started[: arrivals - number * cohort]
@@ -150,7 +152,12 @@ def schedule_rounds(
 
 
 def make_schedule(
-    spec: RuleSpec, buffer_size: int, seed: int, config: SimConfig, clients: Sequence[int]
+    spec: RuleSpec,
+    buffer_size: int,
+    seed: int,
+    config: SimConfig,
+    clients: Sequence[int],
+    delays: DelayLaw | None = None,
 ) -> Iterator[Dispatch | Arrival]:
     """Return the schedule of a run. With a synchronous rule a new cohort starts when the last one has finished.
 
@@ -160,6 +167,7 @@ def make_schedule(
         seed: of the run.
         config: the settings.
         clients: those that hold data.
+        delays: law of the running times; None: that of the settings.
 
     Returns:
         Dispatches and arrivals in the order of virtual time.
@@ -175,7 +183,8 @@ def make_schedule(
             f"concurrency is {concurrency}, but only {len(clients)} of {config.num_clients} "
             f"clients hold data with seed {seed}"
         )
-    delay = DELAYS[config.delays](config.num_clients, random_stream(seed, StreamPurpose.DELAY_CLIENTS))
+    law = DELAYS[config.delays] if delays is None else delays
+    delay = law(config.num_clients, random_stream(seed, StreamPurpose.DELAY_CLIENTS))
     selection, times = random_stream(seed, StreamPurpose.SELECTION), random_stream(seed, StreamPurpose.DELAY_TIMES)
     if config.protocol == "rounds":
         probabilities = SAMPLING[config.sampling]

@@ -1,32 +1,22 @@
 """Local training from a pulled model, on one torch module that all clients share."""
 
+import inspect
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from afflux.arrays.layout import Layout
+from afflux.ops.validation import brief
 from afflux.sim.clients import optimizers
+from afflux.sim.clients.flat_model import FlatModel
+from afflux.sim.errors import ConfigError
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.data_sets import DataSet
-
-#: Examples that are evaluated at once; limits the memory.
-EVALUATION_BATCH = 1000
-
-
-@contextmanager
-def single_torch_thread() -> Iterator[None]:
-    """Run torch on one thread in the block: the bits of a sum may depend on the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+from afflux.sim.workload.task import Task, TrainingFunction, num_examples
 
 
 def batch_indices(num_examples: int, batch_size: int, steps: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
@@ -46,8 +36,7 @@ def batch_indices(num_examples: int, batch_size: int, steps: int, rng: np.random
             done += 1
 
 
-@dataclass(frozen=True, eq=False)
-class TrainingResult:
+class TrainingResult(NamedTuple):
     """The result of one local training."""
 
     update: np.ndarray
@@ -56,37 +45,30 @@ class TrainingResult:
     loss: float
     steps: int
     """Number of local steps, K."""
+    buffers: np.ndarray | None = None
+    """The client's buffers, float64; None if the model has none."""
 
 
 class Trainer:
-    """Trains for all clients, and evaluates.
+    """Trains for all clients, and evaluates."""
 
-    Parameters and gradients of the module are views into two flat buffers, so a pull is one copy
-    and a local step is one axpy, whatever the number of layers.
-    """
+    def __init__(self, model: FlatModel, data: Sequence[Any], task: Task, config: SimConfig) -> None:
+        """Make a trainer.
 
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        layout: Layout,
-        data: DataSet,
-        shards: Sequence[np.ndarray],
-        config: SimConfig,
-    ) -> None:
-        """Bind `module` to flat buffers and divide the training data among the clients."""
-        self._module = module
+        Args:
+            model: changed by every training and evaluation.
+            data: the data set of each client.
+            task: its training function, loss, evaluation and validation data.
+            config: the settings.
+        """
+        self._model = model
+        self._data = data
         self._config = config
-        self._local = np.zeros(layout.size, dtype=np.float32)
-        gradient = np.zeros(layout.size, dtype=np.float32)
-        views = (layout.views(flat).values() for flat in (self._local, gradient))
-        for parameter, own, gradient_view in zip(module.parameters(), *views, strict=True):
-            parameter.data = torch.from_numpy(own)
-            parameter.grad = torch.from_numpy(gradient_view)
-        self._flat = torch.from_numpy(self._local)
-        self._gradient = torch.from_numpy(gradient)
-        self._train = x, y = torch.tensor(data.x_train), torch.tensor(data.y_train)
-        self._data = [(x[shard], y[shard]) for shard in map(torch.from_numpy, shards)]
-        self._test = torch.tensor(data.x_test), torch.tensor(data.y_test)
+        self._evaluate = task.evaluate
+        self._validation = task.validation
+        self._loss = task.loss or cross_entropy
+        self._seeds_torch = task.seeds_torch
+        self._training = None if task.training is None else with_settings(task.training, config)
 
     def train(
         self,
@@ -94,41 +76,64 @@ class Trainer:
         pulled: np.ndarray,
         rng: np.random.Generator,
         shift: np.ndarray | None = None,
+        buffers: np.ndarray | None = None,
     ) -> TrainingResult:
-        """Run the local steps of a client.
+        """Train as a client does.
 
         Args:
             client: the client.
             pulled: (d,) float32, the params from which it starts.
             rng: the dispatch's own stream, for the number of steps, if that is random, and then for the batches.
             shift: (d,) SCAFFOLD's c - c_i.
+            buffers: the pulled buffers, if the model has any.
 
         Returns:
             The result.
+
+        Raises:
+            ConfigError: the training function returns something else, or the data are none that the optimizer takes.
         """
-        config = self._config
-        x, y = self._data[client]
-        steps = self._steps(len(y), rng)
+        model = self._model
+        model.load(pulled, buffers)
+        if self._seeds_torch:
+            torch.default_generator.manual_seed(int(rng.integers(2**63)))
+        try:
+            data = self._data[client]
+            if self._training is None:
+                loss, steps, examples = self._local_steps(data, pulled, rng, shift)
+            else:
+                loss, steps, examples = _checked(self._training(model.module, data, rng))
+                model.check_bound()
+        except Exception as error:
+            error.add_note(f"while client {client} trained")
+            raise
+        return TrainingResult(model.params - pulled, examples, loss, steps, model.buffers())
+
+    def _local_steps(
+        self, data: Any, pulled: np.ndarray, rng: np.random.Generator, shift: np.ndarray | None
+    ) -> tuple[float, int, int]:
+        config, model = self._config, self._model
+        size = num_examples(data)
+        if not size:
+            raise ConfigError(f"a client's data set is {brief(data)}: it has no examples that can be counted")
+        steps = self._steps(size, rng)
         terms = self._gradient_terms(pulled, shift)
-        np.copyto(self._local, pulled)
         losses = 0.0
         seen = 0
-        for batch in map(torch.from_numpy, batch_indices(len(y), config.batch_size, steps, rng)):
-            losses += self._backward(x[batch], y[batch]) * len(batch)
+        for batch in batch_indices(size, config.batch_size, steps, rng):
+            losses += self._backward(*take(data, batch)) * len(batch)
             seen += len(batch)
             for term in terms:
-                term(self._gradient, self._flat)
-            self._flat.add_(self._gradient, alpha=-config.client_lr)
-        update: np.ndarray = self._local - pulled
-        examples = min(len(y), config.batch_size) if config.examples == "batch" else len(y)
-        return TrainingResult(update, examples, losses / seen, steps)
+                term(model.gradient, model.flat)
+            model.flat.add_(model.gradient, alpha=-config.client_lr)
+        examples = min(size, config.batch_size) if config.examples == "batch" else size
+        return losses / seen, steps, examples
 
-    def gradient(self, params: np.ndarray, examples: np.ndarray) -> np.ndarray:
-        """Return the mean gradient (d,) at `params` (d,) over these examples of the whole training part."""
-        np.copyto(self._local, params)
-        index = torch.from_numpy(examples)
-        self._backward(self._train[0][index], self._train[1][index])
-        return self._gradient.numpy().copy()
+    def gradient(self, params: np.ndarray, examples: np.ndarray, buffers: np.ndarray | None = None) -> np.ndarray:
+        """Return the mean gradient (d,) at `params` (d,) over these examples of the validation data."""
+        self._model.load(params, buffers)
+        self._backward(*take(self._validation, examples))
+        return self._model.gradient.numpy().copy()
 
     def _steps(self, num_examples: int, rng: np.random.Generator) -> int:
         config = self._config
@@ -147,20 +152,74 @@ class Trainer:
             terms.append(optimizers.shift_term(torch.from_numpy(shift)))
         return terms
 
-    def _backward(self, x: torch.Tensor, y: torch.Tensor) -> float:
+    def _backward(self, x: Any, y: torch.Tensor) -> float:
         """Fill the flat gradient with that of the mean loss over (x, y) at the local model; return the loss."""
-        self._gradient.zero_()
-        loss = cross_entropy(self._module(x), y)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.item()
+        self._model.zero_gradient()
+        loss = self._loss(call(self._model.module, x), y)
+        loss.backward()
+        return float(loss.item())
 
-    def evaluate(self, params: np.ndarray) -> tuple[float, float]:
-        """Return accuracy and mean loss of `params` (d,) on the test part."""
-        np.copyto(self._local, params)
-        x, y = self._test
-        with torch.inference_mode():
-            starts = range(0, len(y), EVALUATION_BATCH)
-            logits = torch.cat([self._module(x[start : start + EVALUATION_BATCH]) for start in starts])
-            loss = cross_entropy(logits, y).item()
-            correct = int((logits.argmax(dim=1) == y).sum())
-        return correct / len(y), loss
+    def evaluate(self, params: np.ndarray, buffers: np.ndarray | None = None) -> tuple[float, float]:
+        """Return accuracy and mean loss of `params` (d,) on the test part.
+
+        Raises:
+            ConfigError: the evaluation function returns something else.
+        """
+        self._model.load(params, buffers)
+        with self._model.evaluated() as module:
+            found = self._evaluate(module)
+        try:
+            accuracy, loss = found
+            return float(accuracy), float(loss)
+        except (TypeError, ValueError):
+            raise ConfigError(f"evaluate returns {brief(found)}, must return accuracy, loss") from None
+
+
+def with_settings(function: TrainingFunction, config: SimConfig) -> TrainingFunction:
+    """Return `function` with the settings that it takes as keyword-only parameters."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return function
+    names = {field.name for field in fields(SimConfig)}
+    wanted = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} & names
+    return partial(function, **{name: getattr(config, name) for name in wanted}) if wanted else function
+
+
+def _checked(found: Any) -> tuple[float, int, int]:
+    """Return what a training function has returned: loss, steps, examples."""
+    try:
+        loss, steps, examples = found
+        loss, steps, examples = float(loss), int(steps), int(examples)
+    except (TypeError, ValueError):
+        raise ConfigError(f"training returns {brief(found)}, must return loss, steps, examples") from None
+    if steps < 1 or examples < 1:
+        raise ConfigError(f"training returns {steps} steps and {examples} examples, must be at least 1 of each")
+    return loss, steps, examples
+
+
+def take(data: Any, batch: np.ndarray) -> tuple[Any, torch.Tensor]:
+    """Return (x, y) of these examples of a data set: a pair of arrays or trees of arrays, or a torch Dataset."""
+    if isinstance(data, tuple) and len(data) == 2:
+        index = torch.from_numpy(batch)
+        x, y = data
+        return _rows(x, index), _rows(y, index)
+    x, y = torch.utils.data.default_collate([data[place] for place in batch.tolist()])
+    return x, y
+
+
+def _rows(tree: Any, index: torch.Tensor) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return tree[index]
+    if isinstance(tree, Mapping):
+        return {name: _rows(array, index) for name, array in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(_rows(array, index) for array in tree)
+    return torch.as_tensor(np.asarray(tree)[index.numpy()])
+
+
+def call(module: Callable[..., Any], x: Any) -> Any:
+    """Call a module with a batch: a tensor, or a tuple or mapping of arguments."""
+    if isinstance(x, Mapping):
+        return module(**x)
+    return module(*x) if isinstance(x, tuple) else module(x)

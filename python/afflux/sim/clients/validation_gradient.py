@@ -17,26 +17,26 @@ def needs_validation_gradient(rule: Rule) -> bool:
 class ValidationGradient:
     """Sets the server's validation vector to the mean gradient over a few examples, and refreshes it.
 
-    The examples are drawn without replacement from the whole training part. Clients may hold them too; the shards of
-    the clients do not depend on them.
+    The examples are drawn without replacement from the validation data, of images the whole training part. Clients may
+    hold them too; the shards of the clients do not depend on them.
     """
 
     def __init__(
-        self, server: Server, trainer: Trainer, num_train: int, count: int, every: int, rng: np.random.Generator
+        self, server: Server, trainer: Trainer, available: int, count: int, every: int, rng: np.random.Generator
     ) -> None:
         """Draw the examples and set the first gradient.
 
         Args:
             server: of a rule that needs the gradient.
             trainer: computes it.
-            num_train: examples of the training part.
+            available: examples of the validation data.
             count: examples to draw.
             every: versions of params between two gradients.
             rng: stream for the draw.
         """
         self._server = server
         self._trainer = trainer
-        self._examples = np.sort(rng.choice(num_train, min(count, num_train), replace=False))
+        self._examples = np.sort(rng.choice(available, min(count, available), replace=False))
         self._every = every
         self._version = -1
         self.refresh()
@@ -45,6 +45,7 @@ class ValidationGradient:
         """Set the gradient at the current params if their version is new and a multiple of `every`."""
         version = self._server.version
         if version != self._version and version % self._every == 0:
-            gradient = self._trainer.gradient(self._server.params, self._examples)
+            buffers = None if self._server.layout is None else self._server.pull().buffers
+            gradient = self._trainer.gradient(self._server.params, self._examples, buffers)
             self._server.set_rule_vector(VECTOR, gradient)
         self._version = version

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ class Outcome(NamedTuple):
     """The rule's label."""
     seed: int
     evaluations: tuple[Evaluation, ...]
+    """Empty: a client diverged."""
     max_staleness: int
 
     @classmethod
@@ -58,8 +58,9 @@ class FinishedRuns(dict[int, list[RunResult]]):
     def __setitem__(self, index: int, results: list[RunResult]) -> None:
         """Write the results of job `index`."""
         with self._path.open("a", encoding="utf-8") as file:
-            for result in results:
-                file.write(json.dumps(_identity(self._jobs[index]) | Outcome.of(result)._asdict()) + "\n")
+            job = self._jobs[index]
+            for outcome in [Outcome.of(result) for result in results] or [Outcome(job.spec.label, job.seed, (), 0)]:
+                file.write(json.dumps(_identity(job) | outcome._asdict()) + "\n")
         super().__setitem__(index, results)
 
 
@@ -89,8 +90,8 @@ def load_outcomes(path: Path, jobs: Sequence[Job]) -> dict[int, Outcome]:
 
 def _identity(job: Job) -> dict[str, Any]:
     """Return everything on which a run depends; the folder of the data is not part of it."""
-    config = asdict(job.config or SimConfig())
-    del config["data_dir"]
+    config = (job.config or SimConfig()).recorded()
+    config.pop("data_dir", None)
     options = job.spec.plain_options()
     return {"afflux": __version__, "rule": job.spec.label, "options": options, "seed": job.seed, "config": config}
 

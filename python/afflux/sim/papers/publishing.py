@@ -55,16 +55,14 @@ def measure(
     require("torch", "matplotlib", "rich")
     from rich.console import Console
 
-    from afflux.sim.results import terminal_output
+    from afflux.sim.results.progress import show_progress
 
     ended = load_outcomes(folder / FILE, jobs)
     wanted = [job for index, job in enumerate(jobs) if index not in ended][:at_most]
     if wanted:
         config = job_config(wanted[0])
         finished = FinishedRuns(folder / FILE, wanted)
-        with terminal_output.progress_bars(
-            [job.label for job in wanted], config.arrivals, Console(stderr=True)
-        ) as watch:
+        with show_progress([job.title for job in wanted], config.arrivals, Console(stderr=True)) as watch:
             compare(wanted, config, processes=processes or available_cpus(), watch=watch, finished=finished)
         ended = load_outcomes(folder / FILE, jobs)
     if len(ended) < len(jobs):

@@ -7,7 +7,7 @@ of an interrupted run does not have. Numbers that are not finite are null.
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import reduce
 from hashlib import sha256
 from pathlib import Path
@@ -64,10 +64,31 @@ class Header(_Line, frozen=True, tag="header"):
     leader: Label  #: label of the rule from whose params the clients trained
     updates: FileName | None  #: file of the kept updates, beside the log
     first_params_sha256: str
-    config: dict[str, JsonScalar]  #: the fields of SimConfig
+    config: dict[str, JsonScalar]  #: the fields of SimConfig, some only if they are not the default
 
-    def sim_config(self, path: Path) -> SimConfig:
-        """Return the settings; raises ConfigError, which names `path`, if this afflux does not have them."""
+    def sim_config(self, path: Path, task: str | None = None) -> SimConfig:
+        """Return the settings, to run with them.
+
+        Args:
+            path: for messages.
+            task: the setting `task` that the user has typed in this very command. A header is data: it never makes the
+                file of a task run.
+
+        Raises:
+            ConfigError: this afflux does not have the settings, or they name a file and `task` is None.
+        """
+        config = self.settings(path)
+        if task is None and ".py" in config.task:
+            raise ConfigError(
+                f"{path} names the task file {brief(config.task)}: it is code, and is executed only if you name it in "
+                "this command: give --task FILE.py:FUNCTION, with its options, if you trust that file"
+            )
+        if task is not None and _function(task) != _function(config.task):
+            raise ConfigError(f"--task is {task}, but the task of {path} is {config.task}")
+        return config if task is None else replace(config, task=task)
+
+    def settings(self, path: Path) -> SimConfig:
+        """Return the settings, to read them; raises ConfigError if this afflux does not have them."""
         try:
             unknown = self.config.keys() - {field.name for field in fields(SimConfig)}
             if unknown:
@@ -162,12 +183,12 @@ class AuditLog:
 
     @property
     def planned(self) -> int:
-        """The number of arrivals of the complete run."""
-        return self.config().arrivals
+        """The number of arrivals of the complete run, or the most that it could have had."""
+        return self.header.settings(self.path).arrivals if self.end is None else self.end.arrivals
 
-    def config(self) -> SimConfig:
-        """Return the settings of the run; raises ConfigError if this afflux does not have them."""
-        return self.header.sim_config(self.path)
+    def config(self, task: str | None = None) -> SimConfig:
+        """Return the settings of the run; see `Header.sim_config`."""
+        return self.header.sim_config(self.path, task)
 
     def spec(self) -> RuleSpec:
         """Return the rule with its options; raises ConfigError if this afflux does not have them."""
@@ -180,9 +201,9 @@ class AuditLog:
         return read_updates(self.path.parent / self.header.updates, self.header.d)
 
 
-def _function(rule: str) -> str:
-    """Return a preset's name, or the name of the function in a rule file, which may have moved."""
-    return f"file:{rule.rpartition(':')[2]}" if ".py:" in rule else rule
+def _function(name: str) -> str:
+    """Return the name of a rule or task, or the function and options of a file, which may have moved."""
+    return f"file:{name.partition('.py:')[2]}" if ".py:" in name else name
 
 
 class AuditOutput(NamedTuple):
@@ -190,6 +211,7 @@ class AuditOutput(NamedTuple):
 
     folder: Path  #: must exist
     updates: bool = False  #: write the update vectors beside the log, 4 d bytes an arrival
+    tensorboard: Path | None = None  #: write TensorBoard's event files into this folder, too
 
 
 def file_stem(label: str, seed: int) -> str:

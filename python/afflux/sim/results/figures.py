@@ -1,7 +1,6 @@
 """The figure of a comparison: accuracy over rounds and over virtual time, and the staleness."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
+from afflux.sim.results.curves import Curve, bin_names, curve, staleness_bins
 from afflux.sim.results.run_result import RunResult, group_by_rule
 
 # Okabe and Ito's colours, which the colour-blind can tell apart, darkest first.
@@ -32,11 +32,8 @@ def draw_comparison(results: Sequence[RunResult], title: str, target: float, pat
     left, middle, right = figure.subplots(1, 3)
     groups = group_by_rule(results)
     for (label, runs), colour in zip(groups.items(), _colours(len(groups)), strict=True):
-        accuracy = np.array([[row.accuracy for row in run.evaluations] for run in runs])
-        rounds = np.mean([[row.version for row in run.evaluations] for run in runs], axis=0)
-        times = np.mean([[row.virtual_time for row in run.evaluations] for run in runs], axis=0)
-        for axes, x in ((left, rounds), (middle, times)):
-            _curve(axes, x, accuracy, label, colour)
+        for axes, across in ((left, "version"), (middle, "virtual_time")):
+            _draw_curve(axes, curve(runs, across, "accuracy"), label, colour)
     _accuracy_axes(left, target)
     _accuracy_axes(middle, target)
     middle.set_ylim(left.get_ylim())
@@ -63,13 +60,12 @@ def _colours(count: int) -> list[str]:
     return [COLOURS[index % len(COLOURS)] for index in range(count)]
 
 
-def _curve(axes: Axes, x: np.ndarray, accuracy: np.ndarray, label: str, colour: str) -> None:
-    mean = accuracy.mean(axis=0)
-    if len(accuracy) > 1:
-        std = accuracy.std(axis=0, ddof=1)
-        low, high = np.maximum(mean - std, 0), np.minimum(mean + std, 1)
-        axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.plot(x, mean, color=colour, linewidth=1.6, label=label)
+def _draw_curve(axes: Axes, drawn: Curve, label: str, colour: str) -> None:
+    if drawn.low is not None and drawn.high is not None:
+        low, high = np.maximum(drawn.low, 0), np.minimum(drawn.high, 1)
+        axes.fill_between(drawn.x[0], low, high, color=colour, alpha=0.15, linewidth=0)
+    for number, (x, y) in enumerate(zip(drawn.x, drawn.y, strict=True)):
+        axes.plot(x, y, color=colour, linewidth=1.6, label=label if number == 0 else None)
 
 
 def style_axes(axes: Axes) -> None:
@@ -90,18 +86,18 @@ def _accuracy_axes(axes: Axes, target: float) -> None:
 
 def _staleness(axes: Axes, groups: dict[str, list[RunResult]]) -> None:
     largest = max(run.max_staleness for runs in groups.values() for run in runs)
-    # 0, 1, 2, 4, 8, ...: staleness spans three orders of magnitude under the large-delay law.
-    starts = [0, *(2**power for power in range(max(1, largest).bit_length()))]
-    edges = np.array([*starts, 2 * max(starts[-1], 1)])
+    # Staleness spans three orders of magnitude under the large-delay law.
+    edges = staleness_bins(max(1, largest))
+    names = bin_names(edges)
     width = 0.8 / len(groups)
     for index, ((label, runs), colour) in enumerate(zip(groups.items(), _colours(len(groups)), strict=True)):
         staleness = np.concatenate([run.staleness for run in runs])
         counts, _ = np.histogram(staleness, bins=edges)
-        place = np.arange(len(starts)) + (index - (len(groups) - 1) / 2) * width
+        place = np.arange(len(names)) + (index - (len(groups) - 1) / 2) * width
         axes.bar(place, counts / len(staleness), width, color=colour, label=label)
     style_axes(axes)
     axes.grid(False, axis="x")
-    axes.set_xticks(np.arange(len(starts)), [_interval(*pair) for pair in _pairs(edges)])
+    axes.set_xticks(np.arange(len(names)), names)
     axes.tick_params(axis="x", labelsize=8, labelrotation=40)
     axes.set_yscale("symlog", linthresh=0.01, linscale=0.5)
     axes.set_ylim(bottom=0)
@@ -109,11 +105,3 @@ def _staleness(axes: Axes, groups: dict[str, list[RunResult]]) -> None:
     axes.set_title("staleness of the arrivals")
     axes.set_xlabel("staleness (rounds)")
     axes.set_ylabel("share of arrivals (linear below 1%)")
-
-
-def _pairs(edges: np.ndarray) -> list[tuple[int, int]]:
-    return [(int(low), int(high)) for low, high in pairwise(edges)]
-
-
-def _interval(low: int, high: int) -> str:
-    return f"{low}" if high == low + 1 else f"{low}-{high - 1}"

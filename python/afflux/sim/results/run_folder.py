@@ -1,4 +1,4 @@
-"""The run folder: config.json, metrics.csv, staleness.csv, summary.csv and .json, curves.png; audit/ beside them."""
+"""The run folder: settings, tables and pictures of the results; audit/ beside them."""
 
 import csv
 import platform
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
+from hashlib import file_digest
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -17,10 +18,23 @@ import numpy as np
 from afflux import __version__
 from afflux.ops.units import in_bytes
 from afflux.sim.errors import ConfigError, require
-from afflux.sim.results.audit_log import FOLDER, AuditOutput, encode_json
+from afflux.sim.results.audit_log import FOLDER, AuditOutput, encode_json, file_stem
+from afflux.sim.results.data_frames import participation_rows, target_rows
 from afflux.sim.results.run_result import Evaluation, RunResult, group_by_rule, summarise
-from afflux.sim.workload.config import SimConfig
+from afflux.sim.results.statistics import paired_differences
+from afflux.sim.workload.config import IMAGES, UNLIMITED, SimConfig
 
+FILES = (
+    "config.json",
+    "metrics.csv",
+    "staleness.csv",
+    "participation.csv",
+    "targets.csv",
+    "summary.csv",
+    "summary.json",
+    "curves.png",
+    "report.html",
+)
 ANNOUNCE_ABOVE = 1e9  #: bytes of kept updates from which their size is announced
 
 
@@ -42,6 +56,7 @@ def create_audit_folder(
     runs: int,
     updates: bool = False,
     announce: Callable[[str], None] = print,
+    d: int | None = None,
 ) -> AuditOutput:
     """Create the folder of the audit logs.
 
@@ -51,6 +66,7 @@ def create_audit_folder(
         runs: number of runs.
         updates: whether the runs keep their updates.
         announce: called with the size of the kept updates if it is more than a gigabyte.
+        d: elements of the model; None: of the task of images, as the settings say.
 
     Returns:
         The output for the runs.
@@ -58,8 +74,8 @@ def create_audit_folder(
     Raises:
         ConfigError: the disk has too little space for the updates.
     """
-    if updates:
-        size = 4 * config.num_parameters() * config.arrivals * runs
+    if updates and config.arrivals < UNLIMITED:
+        size = 4 * (config.num_parameters() if d is None else d) * config.arrivals * runs
         free = shutil.disk_usage(folder).free
         if size > free:
             raise ConfigError(f"the updates take {in_bytes(size)}, but {folder} has {in_bytes(free)} free")
@@ -88,12 +104,23 @@ def write_results(folder: Path, results: Sequence[RunResult], config: SimConfig)
     """Write all files of a comparison into `folder`; a file, or a link, of the same name is removed first."""
     require("matplotlib")
     from afflux.sim.results.figures import draw_comparison
+    from afflux.sim.results.report_html import render_report
 
-    for name in ("config.json", "metrics.csv", "staleness.csv", "summary.csv", "summary.json", "curves.png"):
+    for name in FILES:
         (folder / name).unlink(missing_ok=True)
-    _json(folder / "config.json", _configuration(results, config))
+    configuration, setting = _configuration(results, config), describe_setting(config, results)
+    _json(folder / "config.json", configuration)
     _csv(folder / "metrics.csv", ("rule", "seed", *Evaluation._fields), _metrics(results))
     _csv(folder / "staleness.csv", ("rule", "seed", "staleness", "arrivals"), _staleness(results))
+    _csv(folder / "participation.csv", *participation_rows(results, config.target))
+    _csv(folder / "targets.csv", *target_rows(results, config.target))
+    _summaries(folder, results, config)
+    draw_comparison(results, setting, config.target, folder / "curves.png")
+    page = render_report(results, setting, config.target, configuration, _log_digests(folder, results))
+    (folder / "report.html").write_text(page, encoding="utf-8")
+
+
+def _summaries(folder: Path, results: Sequence[RunResult], config: SimConfig) -> None:
     table = summarise(results, config.target)
     names = list(next(iter(table.values())))
     _csv(
@@ -110,19 +137,22 @@ def write_results(folder: Path, results: Sequence[RunResult], config: SimConfig)
             "mean_and_std_over_seeds": {
                 label: {name: value._asdict() for name, value in row.items()} for label, row in table.items()
             },
+            "paired_differences_of_final_accuracy": [row._asdict() for row in paired_differences(results)],
             "runs": [
                 {
                     "rule": run.spec.label,
                     "seed": run.seed,
                     "clients_with_data": run.num_clients,
                     **run.summary(config.target),
+                    "participation": run.participation._asdict(),
+                    "decisions": run.decisions,
+                    "rejected": run.totals.rejected,
                     "params_sha256": run.digest,
                 }
                 for run in results
             ],
         },
     )
-    draw_comparison(results, describe_setting(config, results), config.target, folder / "curves.png")
 
 
 def describe_setting(config: SimConfig, results: Sequence[RunResult]) -> str:
@@ -133,16 +163,20 @@ def describe_setting(config: SimConfig, results: Sequence[RunResult]) -> str:
     seeds = len({run.seed for run in results})
     leaders = {run.leader for run in results} - {""}
     paired = f", all on the updates of {', '.join(sorted(leaders))}" if leaders else ""
+    task = f"{config.data}, {config.model}, {config.num_clients} clients ({partition})"
+    if config.task != IMAGES:
+        task = f"{config.task}, {max(run.num_clients for run in results)} clients"
+    arrivals = sorted({len(run.staleness) for run in results})
     return (
-        f"{config.data}, {config.model}, {config.num_clients} clients ({partition}), "
-        f"{config.concurrency} at once, delays {config.delays}, "
-        f"{config.arrivals} arrivals, {seeds} seed{'s' if seeds > 1 else ''}{paired}"
+        f"{task}, {config.concurrency} at once, delays {config.delays}, "
+        f"{' to '.join(map(str, arrivals[:: max(len(arrivals) - 1, 1)]))} arrivals, "
+        f"{seeds} seed{'s' if seeds > 1 else ''}{paired}"
     )
 
 
 def _configuration(results: Sequence[RunResult], config: SimConfig) -> dict[str, Any]:
     return {
-        "simulation": asdict(config),
+        "simulation": asdict(config) if config.task == IMAGES else config.recorded(),
         "rules": [
             {
                 "label": label,
@@ -171,6 +205,17 @@ def _staleness(results: Sequence[RunResult]) -> Iterable[tuple[Any, ...]]:
         values, counts = np.unique(run.staleness, return_counts=True)
         for value, count in zip(values.tolist(), counts.tolist(), strict=True):
             yield run.spec.label, run.seed, value, count
+
+
+def _log_digests(folder: Path, results: Sequence[RunResult]) -> dict[str, str]:
+    """Return the SHA-256 of the results' audit logs, by name."""
+    found = {}
+    for run in results:
+        path = folder / FOLDER / f"{file_stem(run.spec.label, run.seed)}.jsonl"
+        if path.is_file() and not path.is_symlink():
+            with path.open("rb") as file:
+                found[path.name] = file_digest(file, "sha256").hexdigest()
+    return found
 
 
 def _csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

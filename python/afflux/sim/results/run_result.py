@@ -3,11 +3,15 @@
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
 
+import msgspec
 import numpy as np
+from msgspec import Struct
 
+from afflux.sim.results.audit_log import Count
+from afflux.sim.results.participation import Participation, participation
 from afflux.sim.workload.rule_specs import RuleSpec
 
 
@@ -19,6 +23,23 @@ class Evaluation(NamedTuple):
     virtual_time: float
     accuracy: float
     loss: float
+
+
+class RoundTotals(Struct, forbid_unknown_fields=True):
+    """Sums over the rounds of a run; weights are those of the report, divided by their sum over the round."""
+
+    AGGREGATED_ABOVE: ClassVar[float] = 10.0
+    """WKAFL's mu: an arrival counts as aggregated from the round's largest weight / mu on; the paper gives no value."""
+
+    weighted_rounds: Count = 0  #: whose weights are not all 0
+    weighted_staleness: float = 0.0  #: sum over these rounds of sum_i p_i tau_i
+    aggregated: Count = 0  #: arrivals of these rounds with p_i >= p_max / mu
+    skipped: Count = 0  #: rounds without a step: the rule rejected all arrivals
+    rejected: dict[str, Count] = msgspec.field(default_factory=dict)  #: arrivals by reason, numbers replaced by #
+    bin_counts: list[Count] = msgspec.field(default_factory=list)
+    """Arrivals by staleness: 0, 1, 2-3, 4-7, ...: bin b holds a staleness of b bits."""
+    bin_weights: list[float] = msgspec.field(default_factory=list)
+    """Sum of M p_i over the arrivals of a bin: a mean of 1 is an equal share."""
 
 
 def params_sha256(params: np.ndarray) -> str:
@@ -45,6 +66,12 @@ class RunResult:
     params: np.ndarray
     leader: str = ""
     """Label of the rule from whose params the clients trained, if it is not this run's own."""
+    clients: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Of each arrival, in the order of arrival; int64."""
+    decisions: dict[str, int] = field(default_factory=dict)
+    """Number of arrivals by what the server decided: joined, replaced, superseded, rejected, dropped, deferred."""
+    totals: RoundTotals = field(default_factory=RoundTotals)
+    """Sums over rounds: weights by staleness, rejections by reason."""
 
     @property
     def final_accuracy(self) -> float:
@@ -72,6 +99,49 @@ class RunResult:
         return float(self.round_staleness.mean()) if len(self.round_staleness) else math.nan
 
     @property
+    def participation(self) -> Participation:
+        """How often the clients took part."""
+        return participation(self.clients, self.num_clients)
+
+    @property
+    def late_evaluations(self) -> tuple[Evaluation, ...]:
+        """The last tenth of the evaluations after the start, rounded up, but two if there are as many."""
+        after = self.evaluations[1:]
+        return after[-max(2, math.ceil(len(after) / 10)) :]
+
+    @property
+    def late_accuracy(self) -> float:
+        """Mean accuracy of the last tenth of the evaluations; nan if there are none after the start."""
+        late = self.late_evaluations
+        return float(np.mean([evaluation.accuracy for evaluation in late])) if late else math.nan
+
+    @property
+    def stability(self) -> float:
+        """Standard deviation (n - 1) of the accuracy over the last tenth of the evaluations: small is stable.
+
+        WKAFL takes the last ten evaluations, FADAS those of the last five rounds. nan for fewer than two.
+        """
+        late = [evaluation.accuracy for evaluation in self.late_evaluations]
+        return float(np.std(late, ddof=1)) if len(late) > 1 else math.nan
+
+    @property
+    def weighted_staleness(self) -> float:
+        """WKAFL's tau_ave: mean over rounds of sum_i p_i tau_i, with the weights p divided by their sum."""
+        totals = self.totals
+        return totals.weighted_staleness / totals.weighted_rounds if totals.weighted_rounds else math.nan
+
+    @property
+    def aggregated_per_round(self) -> float:
+        """WKAFL's N_ave: mean over rounds of the number of arrivals with p_i >= p_max / mu, mu = 10."""
+        totals = self.totals
+        return totals.aggregated / totals.weighted_rounds if totals.weighted_rounds else math.nan
+
+    @property
+    def rejected_arrivals(self) -> int:
+        """Arrivals that the rule gave no weight, whatever the reason."""
+        return sum(self.totals.rejected.values())
+
+    @property
     def server_ms(self) -> float:
         """Mean milliseconds of the server's arithmetic per round."""
         return 1e3 * float(self.server_seconds.mean()) if len(self.server_seconds) else math.nan
@@ -87,15 +157,22 @@ class RunResult:
 
     def summary(self, target: float) -> dict[str, float]:
         """Return the summary's numbers by name; nan where the target was not reached."""
-        hit = self.first_to_reach(target)
+        hit, participation = self.first_to_reach(target), self.participation
         return {
             "final_accuracy": self.final_accuracy,
             "best_accuracy": self.best_accuracy,
+            "late_accuracy": self.late_accuracy,
+            "stability": self.stability,
             "rounds_to_target": hit.version if hit else math.nan,
             "time_to_target": hit.virtual_time if hit else math.nan,
             "max_staleness": self.max_staleness,
             "mean_staleness": self.mean_staleness,
             "mean_max_staleness": self.mean_max_staleness,
+            "weighted_staleness": self.weighted_staleness,
+            "aggregated_per_round": self.aggregated_per_round,
+            "rejected_arrivals": self.rejected_arrivals,
+            "participating_clients": participation.clients,
+            "participation_gini": participation.gini,
             "server_ms": self.server_ms,
             "state_bytes": self.state_bytes,
         }

@@ -2,22 +2,27 @@
 
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from afflux.sim import interrupts
-from afflux.sim.errors import require
+from afflux.sim.errors import DivergedError, require
 from afflux.sim.results.audit_log import AuditOutput
+from afflux.sim.results.run_progress import JobProgress, RunProgress
 from afflux.sim.results.run_result import RunResult
-from afflux.sim.workload.config import SimConfig
+from afflux.sim.runs.workers import pickled, sigint_blocked
+from afflux.sim.workload.config import IMAGES, SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
+from afflux.sim.workload.task import Task
 
 POLL_SECONDS = 0.1
+FACTS = len(RunProgress._fields)
 
 
 class Job(NamedTuple):
@@ -29,15 +34,18 @@ class Job(NamedTuple):
     """Rules that get the same updates; the clients train from the params of `spec`."""
     config: SimConfig | None = None
     """Settings of this job; None: those of all jobs."""
+    may_diverge: bool = False
+    """Whether a diverging client ends this job alone, which then has no results."""
 
     @property
     def label(self) -> str:
-        """Name of the job in tables and progress bars."""
+        """Name of the job in tables."""
         return self.spec.label + "".join(f" + {follower.label}" for follower in self.followers)
 
-
-JobProgress = Callable[[int, int], None]
-"""Called with (index of the job, its arrivals so far)."""
+    @property
+    def title(self) -> str:
+        """Name of the job beside others of the same rule."""
+        return f"{self.label}, seed {self.seed}"
 
 
 def make_jobs(specs: Sequence[RuleSpec], seeds: Sequence[int], *, paired: bool = False) -> list[Job]:
@@ -60,6 +68,8 @@ def compare(
     watch: JobProgress | None = None,
     output: AuditOutput | None = None,
     finished: dict[int, list[RunResult]] | None = None,
+    task: Task | None = None,
+    workers: int = 1,
 ) -> list[RunResult]:
     """Run all jobs and return their results in the order of `jobs`, the leader's before its followers'.
 
@@ -70,15 +80,18 @@ def compare(
         jobs: the jobs.
         config: settings of the jobs that have none of their own.
         processes: more than 1 starts so many fresh interpreters (spawned: without torch threads of the parent).
-        watch: called with (index of the job, its arrivals so far).
+        watch: called with (index of the job, how far it is).
         output: where the audit logs are written; default nowhere.
         finished: filled with the results of each finished job, by its index; read it after an error.
+        task: what the clients train; default what the settings name. More than one process need one that can be
+            pickled.
+        workers: processes of each run that train; see `run`.
 
     Returns:
         The results in the order of `jobs`; within a job, in the order of its rules.
     """
-    require("torch", *(["sklearn"] if config.data == "digits" else []))
-    watch = watch or (lambda index, arrivals: None)
+    require("torch", *(["sklearn"] if task is None and config.task == IMAGES and config.data == "digits" else []))
+    watch = watch or (lambda index, run: None)
     finished = {} if finished is None else finished
     for job in jobs:
         for spec in (job.spec, *job.followers):
@@ -86,19 +99,31 @@ def compare(
     with interrupts.deferred():
         if processes == 1 or len(jobs) <= 1:
             for index, job in enumerate(jobs):
-                finished[index] = _run_job(index, job, config, output, watch)
+                finished[index] = _run_job(index, job, config, output, watch, task, workers)
         else:
-            _run_in_processes(jobs, config, output, min(processes, len(jobs)), watch, finished)
+            _run_in_processes(jobs, config, output, min(processes, len(jobs)), watch, finished, task, workers)
     return [result for index in range(len(jobs)) for result in finished[index]]
 
 
 def _run_job(
-    index: int, job: Job, config: SimConfig, output: AuditOutput | None, watch: JobProgress
+    index: int,
+    job: Job,
+    config: SimConfig,
+    output: AuditOutput | None,
+    watch: JobProgress,
+    task: Task | None,
+    workers: int,
 ) -> list[RunResult]:
     from afflux.sim.runs.simulation import run_paired
 
     specs = (job.spec, *job.followers)
-    return run_paired(specs, job.seed, job.config or config, lambda arrivals: watch(index, arrivals), output)
+    try:
+        progress = partial(watch, index)
+        return run_paired(specs, job.seed, job.config or config, progress, output, task, workers)
+    except DivergedError:
+        if job.may_diverge:
+            return []
+        raise
 
 
 def _run_in_processes(
@@ -108,50 +133,47 @@ def _run_in_processes(
     processes: int,
     watch: JobProgress,
     finished: dict[int, list[RunResult]],
+    task: Task | None,
+    workers: int,
 ) -> None:
     context = multiprocessing.get_context("spawn")
-    # Each job writes its own entry, so that no lock is needed; a 1 in the last entry stops all workers.
-    shared = context.RawArray("q", len(jobs) + 1)
-    with ProcessPoolExecutor(processes, context, _start_worker, (shared,)) as pool:
+    # Each job writes its own entries, so that no lock is needed; a 1 in the last entry stops all workers.
+    shared = context.RawArray("d", len(jobs) * FACTS + 1)
+    with ProcessPoolExecutor(processes, context, _start_worker, (shared, pickled(task))) as pool:
         try:
-            with _sigint_blocked():
-                futures = {pool.submit(_run_job_in_worker, i, job, config, output): i for i, job in enumerate(jobs)}
+            with sigint_blocked():
+                futures = {
+                    pool.submit(_run_job_in_worker, i, job, config, output, workers): i for i, job in enumerate(jobs)
+                }
             pending = set(futures)
             while pending:
                 interrupts.raise_if_pending()
                 done, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
                 for index in range(len(jobs)):
-                    watch(index, shared[index])
+                    watch(index, _progress(shared, index))
                 for future in sorted(done, key=lambda future: future.exception() is not None):
                     finished[futures[future]] = future.result()
         except BaseException:
-            shared[len(jobs)] = 1
+            shared[-1] = 1
             pool.shutdown(cancel_futures=True)
             raise
 
 
-@contextmanager
-def _sigint_blocked() -> Iterator[None]:
-    # Ctrl-C signals all processes. The workers inherit the mask, so that only the parent handles it.
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def _progress(shared: Any, index: int) -> RunProgress:
+    arrivals, version, *facts = shared[index * FACTS : (index + 1) * FACTS]
+    return RunProgress(int(arrivals), int(version), *facts)
 
 
 _shared: Any = None
+_task: Task | None = None
 _outside_jobs = threading.Lock()
 
 
-def _start_worker(shared: Any) -> None:
+def _start_worker(shared: Any, task: bytes) -> None:
     # The parent stops workers through `shared`; this line is for systems without signal masks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    global _shared
-    _shared = shared
+    global _shared, _task
+    _shared, _task = shared, pickle.loads(task)
     _outside_jobs.acquire()
     threading.Thread(target=_exit_when_stopped, daemon=True).start()
 
@@ -165,12 +187,14 @@ def _exit_when_stopped() -> None:
         os._exit(1)
 
 
-def _run_job_in_worker(index: int, job: Job, config: SimConfig, output: AuditOutput | None) -> list[RunResult]:
-    def watch(index: int, arrivals: int) -> None:
-        _shared[index] = arrivals
+def _run_job_in_worker(
+    index: int, job: Job, config: SimConfig, output: AuditOutput | None, workers: int
+) -> list[RunResult]:
+    def watch(index: int, run: RunProgress) -> None:
+        _shared[index * FACTS : (index + 1) * FACTS] = run
 
     _outside_jobs.release()
     try:
-        return _run_job(index, job, config, output, watch)
+        return _run_job(index, job, config, output, watch, _task, workers)
     finally:
         _outside_jobs.acquire()

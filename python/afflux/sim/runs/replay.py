@@ -10,15 +10,17 @@ from pathlib import Path
 import numpy as np
 
 from afflux.sim import interrupts
-from afflux.sim.clients.training import single_torch_thread
+from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.errors import ConfigError
 from afflux.sim.results.audit_log import ArrivalLine, AuditLog
+from afflux.sim.results.run_progress import Progress
 from afflux.sim.results.run_result import RunResult, params_sha256
 from afflux.sim.runs.setup import SimulationSetup
-from afflux.sim.runs.simulated_server import Progress, PullEvent, SimulatedServer, UpdateEvent, feed_servers
+from afflux.sim.runs.simulated_server import PullEvent, SimulatedServer, UpdateEvent, feed_servers
 from afflux.sim.runs.simulation import open_logs
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
+from afflux.sim.workload.task import Task
 
 
 def complete_arrivals(log: AuditLog) -> tuple[ArrivalLine, ...]:
@@ -30,12 +32,25 @@ def complete_arrivals(log: AuditLog) -> tuple[ArrivalLine, ...]:
     return log.arrivals
 
 
-def replay_config(log: AuditLog, data_dir: str | None = None) -> SimConfig:
-    """Return the config with which the log was made, for as many arrivals as can be replayed."""
-    config = log.config()
+def replay_config(log: AuditLog, data_dir: str | None = None, task: str | None = None) -> SimConfig:
+    """Return the config with which the log was made, for as many arrivals as can be replayed.
+
+    Args:
+        log: of a run that kept its updates.
+        data_dir: folder of the data, if it is not the log's.
+        task: the setting `task`, if the user has typed it; the file of a task is executed only then.
+
+    Returns:
+        The settings, without another end than the number of arrivals.
+
+    Raises:
+        ConfigError: no complete arrival, or settings that this afflux does not have.
+    """
+    config = log.config(task)
     if not (arrivals := len(complete_arrivals(log))):
         raise ConfigError(f"{log.path} has no complete arrival")
-    return replace(config, arrivals=arrivals, data_dir=data_dir or config.data_dir)
+    config = replace(config, rounds=0, virtual_time=0.0, stop_at_target=False, arrivals=arrivals)
+    return replace(config, data_dir=data_dir or config.data_dir)
 
 
 def replay(
@@ -44,6 +59,7 @@ def replay(
     config: SimConfig,
     progress: Progress | None = None,
     folder: Path | None = None,
+    task: Task | None = None,
 ) -> list[RunResult]:
     """Feed the log's updates to each of `specs`, at once; the log's own rule gives the log's own bits.
 
@@ -56,6 +72,7 @@ def replay(
         config: `replay_config(log)`.
         progress: see `run`.
         folder: where the rules' own audit logs are written; must exist.
+        task: see `run`.
 
     Returns:
         One result for each of `specs`.
@@ -63,8 +80,10 @@ def replay(
     Raises:
         ConfigError: data or initial params are not those of the log.
     """
-    with single_torch_thread(), ExitStack() as files:
-        setup = SimulationSetup.of(config, log.header.seed)
+    with reproducible_torch(), ExitStack() as files:
+        setup = SimulationSetup.of(config, log.header.seed, task)
+        if setup.model.initial_buffers is not None:
+            raise ConfigError(f"{log.path}: the model has buffers, which kept updates do not hold")
         rebuilt = len(setup.clients), params_sha256(setup.initial_params)
         if rebuilt != (log.header.num_clients, log.header.first_params_sha256):
             raise ConfigError(
@@ -75,7 +94,7 @@ def replay(
         if folder is not None:
             open_logs(servers, folder, log.header.seed, None, files)
         events = recorded_events(complete_arrivals(log), log.updates())
-        feed_servers(events, servers, progress or (lambda arrivals: None))
+        feed_servers(events, servers, progress or (lambda run: None))
         return [server.result() for server in servers]
 
 

@@ -5,17 +5,20 @@ from pathlib import Path
 
 from afflux.rules.rule import Rule
 from afflux.server.server import Server
-from afflux.sim.clients.training import single_torch_thread
+from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.results.audit_log import AuditLogWriter, AuditOutput, file_stem
+from afflux.sim.results.run_progress import Progress
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.results.updates_file import UpdatesFile
 from afflux.sim.runs.run_checkpoint import InterruptedRun, RunCheckpoints
 from afflux.sim.runs.setup import SimulationSetup
-from afflux.sim.runs.simulated_server import Progress, SimulatedServer, feed_servers
-from afflux.sim.runs.simulation import record_updates
+from afflux.sim.runs.simulated_server import SimulatedServer, feed_servers
+from afflux.sim.runs.simulation import open_metrics, record_updates
 from afflux.sim.runs.training_stream import TrainingStream
+from afflux.sim.runs.workers import start_workers
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
+from afflux.sim.workload.task import Task
 
 CHECKPOINT_SECONDS = 10.0
 
@@ -28,6 +31,8 @@ def run_in_store(
     output: AuditOutput,
     progress: Progress | None = None,
     seconds: float = CHECKPOINT_SECONDS,
+    task: Task | None = None,
+    workers: int = 1,
 ) -> RunResult:
     """Simulate one rule as `run` does, with the server in a new store; the same bits.
 
@@ -39,6 +44,8 @@ def run_in_store(
         output: where the audit log is written; a resumed run continues these files.
         progress: see `run`.
         seconds: between two checkpoints; 0: after every event. Ctrl-C makes one, too.
+        task: see `run`.
+        workers: see `run`.
 
     Returns:
         The result of the run.
@@ -47,11 +54,15 @@ def run_in_store(
         ConfigError: see `run`.
         StoreError: the store cannot be made or written.
     """
-    return _run(path, spec, seed, config, output, progress, seconds, None)
+    return _run(path, spec, seed, config, output, progress, seconds, None, task, workers)
 
 
 def resume(
-    interrupted: InterruptedRun, progress: Progress | None = None, seconds: float = CHECKPOINT_SECONDS
+    interrupted: InterruptedRun,
+    progress: Progress | None = None,
+    seconds: float = CHECKPOINT_SECONDS,
+    task: Task | None = None,
+    workers: int = 1,
 ) -> RunResult:
     """Continue a run from its last checkpoint, to the bits of a run without an interruption.
 
@@ -59,6 +70,8 @@ def resume(
         interrupted: the last checkpoint.
         progress: see `run`.
         seconds: see `run_in_store`.
+        task: see `run`.
+        workers: see `run`.
 
     Returns:
         The result of the whole run.
@@ -68,7 +81,7 @@ def resume(
         StoreError: the store is damaged.
     """
     path, spec, seed = interrupted.path, interrupted.spec, interrupted.header.seed
-    return _run(path, spec, seed, interrupted.config, interrupted.output, progress, seconds, interrupted)
+    return _run(path, spec, seed, interrupted.config, interrupted.output, progress, seconds, interrupted, task, workers)
 
 
 def _run(
@@ -80,9 +93,11 @@ def _run(
     progress: Progress | None,
     seconds: float,
     interrupted: InterruptedRun | None,
+    task: Task | None,
+    workers: int,
 ) -> RunResult:
-    with single_torch_thread(), ExitStack() as files:
-        setup = SimulationSetup.of(config, seed)
+    with reproducible_torch(), ExitStack() as files:
+        setup = SimulationSetup.of(config, seed, task)
         setup.schedule(spec)  # raises for an impossible one before anything is written
         if interrupted is not None:
             interrupted.check_setup(setup)
@@ -100,7 +115,7 @@ def _run(
 
         history = None if interrupted is None else interrupted.history
         leader = SimulatedServer(spec, setup, config.arrivals, new_server=new_server, history=history)
-        stream = TrainingStream(setup, leader)
+        stream = TrainingStream(setup, leader, start_workers(workers, setup, task, files))
         if interrupted is not None:
             versions = {**leader.server.retained_versions, leader.server.version: leader.server.pull()}
             stream.restore(interrupted.stream, interrupted.read_arrays(), versions)
@@ -114,6 +129,7 @@ def _run(
             for old in (log_path, updates_path):
                 old.unlink(missing_ok=True)
         log = leader.log = files.enter_context(AuditLogWriter(log_path, header, size))
+        open_metrics([leader], output.tensorboard, seed, files, len(leader.history.staleness))
         checkpoints = RunCheckpoints(path, stream, leader, log, output, seconds)
         events = stream.events(checkpoints)
         if output.updates:
@@ -121,6 +137,6 @@ def _run(
             updates = files.enter_context(UpdatesFile(updates_path, len(setup.initial_params), count))
             events = record_updates(events, updates)
         checkpoints.save()
-        feed_servers(events, [leader], progress or (lambda arrivals: None))
+        feed_servers(events, [leader], progress or (lambda run: None))
         checkpoints.save()
         return leader.result()

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,16 +19,17 @@ from afflux.sim import interrupts
 from afflux.sim.errors import ConfigError
 from afflux.sim.results import audit_log
 from afflux.sim.results.audit_log import AuditLogWriter, AuditOutput
-from afflux.sim.results.run_result import Evaluation, params_sha256
+from afflux.sim.results.run_history import RunHistory
+from afflux.sim.results.run_result import params_sha256
 from afflux.sim.runs.setup import SimulationSetup
-from afflux.sim.runs.simulated_server import RunHistory, SimulatedServer
+from afflux.sim.runs.simulated_server import SimulatedServer
 from afflux.sim.runs.training_stream import TrainingStream
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.store import info
 from afflux.store.files import new_file, opened
 
-FORMAT = 1
+FORMAT = 2
 #: The server's counts at a checkpoint: properties of `Server`.
 COUNTS = ("version", "joins", "arrivals_waiting")
 
@@ -42,15 +43,6 @@ class _Stream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     models: list[tuple[audit_log.Count, audit_log.Count]]
 
 
-class _History(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """See `RunHistory`."""
-
-    evaluations: Annotated[list[Evaluation], Meta(min_length=1)]
-    staleness: list[audit_log.Count]
-    round_staleness: list[audit_log.Count]
-    seconds: list[float]
-
-
 class _Notes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a checkpoint leaves in the store's notes; see `RunCheckpoints.save`."""
 
@@ -62,17 +54,20 @@ class _Notes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     server: dict[str, audit_log.Count]
     stream: _Stream
     arrays: Annotated[str, Meta(pattern=r"^clients-[0-9]{1,19}\.npz\Z")] | None
-    history: _History
+    history: RunHistory
 
     def check(self) -> None:
         """Compare the parts with each other; raises ValueError."""
         stream, history = self.stream, self.history
-        config = self.header.sim_config(Path(self.audit))
+        config = self.header.settings(Path(self.audit))
         if set(self.server) != set(COUNTS):
             raise ValueError(f"the server's counts are {sorted(self.server)}")
         # An arrival has a line in the log, which is there; a dispatch is an arrival or still trains.
-        if not stream.arrivals <= min(self.log_bytes, config.arrivals) or len(history.staleness) != stream.arrivals:
+        counts = {stream.arrivals, len(history.clients), len(history.staleness)}
+        if not stream.arrivals <= min(self.log_bytes, config.arrivals) or len(counts) > 1:
             raise ValueError(f"{stream.arrivals} arrivals do not agree with the log")
+        if len(history.totals.bin_counts) != len(history.totals.bin_weights):
+            raise ValueError("the sums of weights by staleness have different lengths")
         if stream.events > 2 * stream.arrivals + len(stream.training):
             raise ValueError(f"{stream.events} events do not agree with {stream.arrivals} arrivals")
 
@@ -91,15 +86,19 @@ class InterruptedRun:
     stream: Mapping[str, Any]  #: `TrainingStream.state`
     arrays: str | None  #: a file in the store with `TrainingStream.state_arrays`
     history: RunHistory
+    config: SimConfig
 
     @classmethod
-    def of(cls, path: Path, folder: Path | None = None, typed: RuleSpec | None = None) -> "InterruptedRun":
+    def of(
+        cls, path: Path, folder: Path | None = None, typed: RuleSpec | None = None, task: str | None = None
+    ) -> "InterruptedRun":
         """Read the last checkpoint in a store; writes nothing.
 
         Args:
             path: the store.
             folder: the run folder, if it has moved.
             typed: the rule, if the user has typed it; a rule file is executed only then.
+            task: the setting `task`, likewise.
 
         Raises:
             ConfigError: there is no run in the store, or one of another format; or `folder` belongs to another run.
@@ -127,7 +126,8 @@ class InterruptedRun:
             found.server,
             msgspec.to_builtins(found.stream),
             found.arrays,
-            RunHistory.of(msgspec.to_builtins(found.history)),
+            found.history,
+            header.sim_config(path, task),
         )
         # A store that somebody has made up may name any folder: the user names one that is neither here nor beside it.
         near = any(audit.resolve().is_relative_to(place.resolve()) for place in (Path(), path.parent))
@@ -159,13 +159,11 @@ class InterruptedRun:
 
     @property
     def finished(self) -> bool:
-        """Whether the checkpoint is the one after the last arrival."""
-        return self.arrivals == self.config.arrivals
-
-    @property
-    def config(self) -> SimConfig:
-        """The settings; raises ConfigError if this afflux does not have them."""
-        return self.header.sim_config(self.path)
+        """Whether the checkpoint is known to be the one after the last arrival."""
+        config, last = self.config, self.history.evaluations[-1]
+        rounds = bool(config.rounds) and self.server["version"] >= config.rounds
+        reached = config.stop_at_target and last.accuracy >= config.target
+        return self.arrivals == config.arrivals or rounds or reached
 
     def check_run_folder(self) -> None:
         """Raise ConfigError if the run folder holds files of anything but this run: they would be overwritten."""
@@ -278,7 +276,7 @@ class RunCheckpoints:
             "server": _counts(self._leader.server),
             "stream": state,
             "arrays": name,
-            "history": asdict(self._leader.history),
+            "history": msgspec.to_builtins(self._leader.history),
         }
         self._leader.server.checkpoint(notes, keep=self._stream.older_versions())
         for old in self._path.glob("clients-*.npz*"):

@@ -1,59 +1,85 @@
-"""Shared by all rules in a simulation of one config and one seed: data, clients, initial params, schedule."""
+"""Shared by all rules in a simulation of one task, config and seed: clients, initial params, schedule."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from afflux.arrays.layout import Layout
 from afflux.rules.rule import Rule
 from afflux.server.server import Server
+from afflux.sim.clients.flat_model import FlatModel, make_module, tree_of
 from afflux.sim.clients.schedule import Arrival, Dispatch, make_schedule
 from afflux.sim.clients.training import Trainer
+from afflux.sim.clients.validation_gradient import needs_validation_gradient
 from afflux.sim.errors import ConfigError
-from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.partitions import PARTITIONS
-from afflux.sim.workload.random_streams import StreamPurpose, random_stream
+from afflux.sim.workload.config import DELAYS_OF_TASK, IMAGES, SimConfig
+from afflux.sim.workload.delays import DelayLaw
 from afflux.sim.workload.rule_specs import RuleSpec
+from afflux.sim.workload.task import Task, clients_with_data, num_examples, tuned_on_validation
+from afflux.sim.workload.task_registry import build_task
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SimulationSetup:
-    """Data, clients, initial params and schedule of one config and one seed; made by `SimulationSetup.of`."""
+    """Clients, initial params and schedule of one task, config and seed; made by `SimulationSetup.of`."""
 
     config: SimConfig
     seed: int
-    clients: tuple[int, ...]  #: those that hold data
+    clients: Sequence[int]  #: those that hold data
     trainer: Trainer
-    num_train: int  #: examples of the training part
-    initial_params: np.ndarray  #: (d,) float32, the params of version 0
+    num_validation: int  #: examples of the server's validation data; 0: there are none
+    model: FlatModel
+    delays: DelayLaw | None  #: the task's own, if the settings ask for them
 
     @classmethod
-    def of(cls, config: SimConfig, seed: int) -> "SimulationSetup":
+    def of(cls, config: SimConfig, seed: int, task: Task | None = None) -> "SimulationSetup":
         """Load the data and divide it among the clients.
 
+        Args:
+            config: the settings.
+            seed: of all random numbers.
+            task: what the clients train; None: what the settings say.
+
         Raises:
-            ConfigError: a negative seed, or missing data.
+            ConfigError: a negative seed, missing data, or a task that does not go with the settings.
         """
         if seed < 0:
             raise ConfigError(f"seed is {seed}, must be 0 or more")
-        data = config.load_data()
-        shards = PARTITIONS[config.partition](
-            data.y_train, config.num_clients, config.heterogeneity, random_stream(seed, StreamPurpose.PARTITION)
+        task = build_task(config) if task is None else task
+        task = tuned_on_validation(task) if config.part == "validation" else task
+        data = task.data_for_seed(seed)
+        if config.task != IMAGES:
+            config = replace(config, num_clients=len(data))
+        if task.training is not None and config.client_optimizer == "scaffold":
+            raise ConfigError("client_optimizer is scaffold, but the task has a training function of its own")
+        if config.delays == DELAYS_OF_TASK and task.delays is None:
+            raise ConfigError(f"delays is {DELAYS_OF_TASK}, but task {config.task} has no delays of its own")
+        model = FlatModel(make_module(task.model, seed))
+        return cls(
+            config,
+            seed,
+            clients_with_data(data),
+            Trainer(model, data, task, config),
+            (num_examples(task.validation) or 0) if task.validation is not None else 0,
+            model,
+            task.delays if config.delays == DELAYS_OF_TASK else None,
         )
-        clients = tuple(client for client, shard in enumerate(shards) if len(shard))
-        module = config.new_model(data, seed)
-        layout = Layout.of(module)
-        params = layout.flatten(module)
-        trainer = Trainer(module, layout, data, shards, config)
-        return cls(config, seed, clients, trainer, len(data.y_train), params)
+
+    @property
+    def initial_params(self) -> np.ndarray:
+        """(d,) float32, the params of version 0."""
+        return self.model.initial_params
 
     def new_server(self, rule: Rule, **options: Any) -> Server:
         """Make a server with the initial params, for these clients."""
+        params: Any = self.initial_params
+        if self.model.initial_buffers is not None:
+            self.model.load(self.initial_params, self.model.initial_buffers)
+            params, options["layout"] = tree_of(self.model)
         return Server(
             rule,
-            self.initial_params,
+            params,
             num_clients=len(self.clients),
             num_threads=1,
             seed=self.seed,
@@ -61,6 +87,16 @@ class SimulationSetup:
             **options,
         )
 
+    @property
+    def most_at_once(self) -> int:
+        """The largest number of clients that train at the same time, but for cohorts of a rule."""
+        return min(self.config.concurrency, len(self.clients))
+
+    def check_rule(self, rule: Rule) -> None:
+        """Raise ConfigError if the rule needs validation data, and the task has none."""
+        if needs_validation_gradient(rule) and not self.num_validation:
+            raise ConfigError(f"{rule.name} scores updates on validation data: give the task validation=(x, y)")
+
     def schedule(self, spec: RuleSpec) -> Iterator[Dispatch | Arrival]:
         """Yield which client starts and which one finishes when; depends on the rule only if it waits for a cohort."""
-        return make_schedule(spec, spec.build().buffer_size, self.seed, self.config, self.clients)
+        return make_schedule(spec, spec.build().buffer_size, self.seed, self.config, self.clients, self.delays)

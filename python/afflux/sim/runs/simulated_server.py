@@ -1,9 +1,8 @@
 """The server of one rule in a simulation: it handles a stream of pulls and updates."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,13 +13,14 @@ from afflux.server.server import Server
 from afflux.sim.clients.validation_gradient import ValidationGradient, needs_validation_gradient
 from afflux.sim.errors import ConfigError, DivergedError
 from afflux.sim.results import audit_log
+from afflux.sim.results.run_history import RunHistory
+from afflux.sim.results.run_progress import Progress, RunProgress
 from afflux.sim.results.run_result import Evaluation, RunResult, params_sha256
+from afflux.sim.results.tensorboard import TensorBoardWriter
 from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.workload.config import UNLIMITED
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.rule_specs import RuleSpec
-
-Progress = Callable[[int], None]
-"""Called after each arrival with the number of arrivals so far; may raise to stop the run."""
 
 
 class PullEvent(NamedTuple):
@@ -43,6 +43,7 @@ class UpdateEvent(NamedTuple):
     num_examples: int
     loss: float
     steps: int
+    buffers: np.ndarray | None = None  #: the client's buffers, if the model has any
 
 
 def feed_servers(
@@ -56,22 +57,10 @@ def feed_servers(
             continue
         for server in servers:
             server.handle_update(event)
-        progress(event.number + 1)
-
-
-@dataclass(slots=True)
-class RunHistory:
-    """Evaluations and staleness of a run so far, in types that JSON has."""
-
-    evaluations: list[Evaluation]
-    staleness: list[int] = field(default_factory=list)  #: of each arrival
-    round_staleness: list[int] = field(default_factory=list)  #: the largest one of each round
-    seconds: list[float] = field(default_factory=list)  #: of each round
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> "RunHistory":
-        """Make a history from the result of `asdict`, perhaps stored as JSON in between."""
-        return cls(**{**content, "evaluations": [Evaluation(*row) for row in content["evaluations"]]})
+        progress(servers[0].progress())
+    ended = servers[0].progress()
+    if ended.arrivals and not ended.finished:
+        progress(ended._replace(done=1.0))
 
 
 class SimulatedServer:
@@ -104,6 +93,7 @@ class SimulatedServer:
         self._setup = setup
         self._total = arrivals
         rule = spec.build()
+        setup.check_rule(rule)
         if arrivals < rule.buffer_size:
             raise ConfigError(f"arrivals is {arrivals}, but {spec.label} steps after {rule.buffer_size}")
         self.server = (new_server or setup.new_server)(rule)
@@ -111,16 +101,27 @@ class SimulatedServer:
         if needs_validation_gradient(rule):
             config, rng = setup.config, random_stream(setup.seed, StreamPurpose.VALIDATION)
             self._validation = ValidationGradient(
-                self.server, setup.trainer, setup.num_train, config.validation, config.refresh_every, rng
+                self.server, setup.trainer, setup.num_validation, config.validation, config.refresh_every, rng
             )
         self.log: audit_log.AuditLogWriter | None = None
-        self.history = history or RunHistory([Evaluation(0, 0, 0.0, *setup.trainer.evaluate(self.server.params))])
+        self.history = history or RunHistory([self._measure(0, 0.0)])
+        self.metrics: TensorBoardWriter | None = None
+        self._staleness = sum(self.history.staleness)
         self._models: dict[int, Pulled] = {}
         self._pulled: dict[int, Pulled] = {}
 
     def restore_models(self, models: dict[int, Pulled], pulled: dict[int, Pulled]) -> None:
         """Continue with models that may still be pulled, by the arrivals before them, and pulled ones, by dispatch."""
         self._models, self._pulled = models, pulled
+
+    def progress(self) -> RunProgress:
+        """Return how far the run is."""
+        config, history, version = self._setup.config, self.history, self.server.version
+        arrivals, last = len(history.staleness), history.evaluations[-1]
+        limits = ((arrivals, self._total), (version, config.rounds), (history.time, config.virtual_time))
+        shares = [reached / limit for reached, limit in limits if 0 < limit < UNLIMITED]
+        mean = self._staleness / arrivals if arrivals else math.nan
+        return RunProgress(arrivals, version, history.time, last.accuracy, mean, max(shares, default=math.nan))
 
     def handle_pull(self, event: PullEvent) -> None:
         """Hold the version that the client of this dispatch pulls."""
@@ -145,21 +146,24 @@ class SimulatedServer:
             loss=event.loss,
             client_lr=self._setup.config.client_lr,
             local_steps=event.steps,
+            buffers=event.buffers,
         )
         if receipt.staleness is None or receipt.status == "faulty":
             raise self._diverged(event, receipt.reason)
         if self._validation is not None:
             self._validation.refresh()
         history = self.history
-        history.staleness.append(receipt.staleness)
-        if receipt.report is not None:
-            history.round_staleness.append(int(np.max(receipt.report.staleness)))
-            history.seconds.append(receipt.report.seconds)
+        history.add_arrival(event.client, receipt)
+        self._staleness += receipt.staleness
+        history.time = event.time
         if self.log is not None:
             self._write(self.log, event, start.version, receipt, receipt.staleness)
+        if self.metrics is not None and receipt.report is not None:
+            for report in (receipt.report, *receipt.more):
+                self.metrics.add_round(report)
         arrivals = event.number + 1
         if arrivals % self._setup.config.eval_every == 0 or arrivals == self._total:
-            history.evaluations.append(self._evaluate(arrivals, event.time))
+            self._evaluate(arrivals, event.time)
 
     def _diverged(self, event: UpdateEvent, reason: str = "") -> DivergedError:
         why = f": {reason}" if reason else ""
@@ -171,6 +175,8 @@ class SimulatedServer:
     def result(self) -> RunResult:
         """Return the result of the run, and write the end line of its log."""
         history = self.history
+        if history.evaluations[-1].arrivals < len(history.staleness):  # the run has ended before its last arrival
+            self._evaluate(len(history.staleness), history.time)
         result = RunResult(
             spec=self.spec,
             seed=self._setup.seed,
@@ -182,6 +188,9 @@ class SimulatedServer:
             num_clients=len(self._setup.clients),
             params=np.array(self.server.params),
             leader=self.leader,
+            clients=np.array(history.clients, dtype=np.int64),
+            decisions=history.decisions,
+            totals=history.totals,
         )
         if self.log is not None:
             self.log.write(audit_log.EndLine(len(history.staleness), self.server.version, result.digest))
@@ -206,7 +215,7 @@ class SimulatedServer:
             leader=self.leader or self.spec.label,
             updates=updates,
             first_params_sha256=params_sha256(setup.initial_params),
-            config=asdict(setup.config),
+            config=setup.config.recorded(),
         )
 
     def _write(
@@ -228,11 +237,29 @@ class SimulatedServer:
             )
         )
         if receipt.report is not None:
-            log.write_round(receipt.report)
+            for report in (receipt.report, *receipt.more):
+                log.write_round(report)
 
-    def _evaluate(self, arrivals: int, time: float) -> Evaluation:
+    def _evaluate(self, arrivals: int, time: float) -> None:
         # The model is the one of the last evaluation if the version is.
         last = self.history.evaluations[-1]
         if self.server.version == last.version:
-            return last._replace(arrivals=arrivals, virtual_time=time)
-        return Evaluation(arrivals, self.server.version, time, *self._setup.trainer.evaluate(self.server.params))
+            evaluation = last._replace(arrivals=arrivals, virtual_time=time)
+        else:
+            evaluation = self._measure(arrivals, time)
+        self.history.evaluations.append(evaluation)
+        if self.metrics is not None:
+            self.metrics.add_evaluation(evaluation)
+
+    def _measure(self, arrivals: int, time: float) -> Evaluation:
+        server, setup = self.server, self._setup
+        buffers = None if setup.model.initial_buffers is None else server.pull().buffers
+        return Evaluation(arrivals, server.version, time, *setup.trainer.evaluate(server.params, buffers))
+
+    @property
+    def ended(self) -> bool:
+        """Whether the number of rounds or the target, at which the run shall stop, is reached."""
+        config, history = self._setup.config, self.history
+        if config.rounds and self.server.version >= config.rounds:
+            return True
+        return config.stop_at_target and history.evaluations[-1].accuracy >= config.target

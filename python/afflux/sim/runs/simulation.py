@@ -4,19 +4,29 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from afflux.sim.clients.training import single_torch_thread
+from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.results.audit_log import AuditLogWriter, AuditOutput, file_stem
+from afflux.sim.results.run_progress import Progress
 from afflux.sim.results.run_result import RunResult
+from afflux.sim.results.tensorboard import TensorBoardWriter
 from afflux.sim.results.updates_file import UpdatesFile
 from afflux.sim.runs.setup import SimulationSetup
-from afflux.sim.runs.simulated_server import Progress, PullEvent, SimulatedServer, UpdateEvent, feed_servers
+from afflux.sim.runs.simulated_server import PullEvent, SimulatedServer, UpdateEvent, feed_servers
 from afflux.sim.runs.training_stream import TrainingStream
+from afflux.sim.runs.workers import start_workers
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
+from afflux.sim.workload.task import Task
 
 
 def run(
-    spec: RuleSpec, seed: int, config: SimConfig, progress: Progress | None = None, output: AuditOutput | None = None
+    spec: RuleSpec,
+    seed: int,
+    config: SimConfig,
+    progress: Progress | None = None,
+    output: AuditOutput | None = None,
+    task: Task | None = None,
+    workers: int = 1,
 ) -> RunResult:
     """Simulate one rule with one seed.
 
@@ -27,8 +37,10 @@ def run(
         spec: the rule.
         seed: of all random numbers.
         config: the settings.
-        progress: called after each arrival with the number of arrivals so far; may raise to stop the run.
+        progress: called after each arrival with how far the run is; may raise to stop it.
         output: where the audit log is written; default nowhere.
+        task: what the clients train; default what the settings name.
+        workers: processes that train; 1: this one. More give the same bits, and need a task that can be pickled.
 
     Returns:
         The result of the run.
@@ -37,7 +49,7 @@ def run(
         ConfigError: the settings are impossible for this rule and seed, or data are missing.
         DivergedError: a client's loss or model is no longer finite.
     """
-    return run_paired([spec], seed, config, progress, output)[0]
+    return run_paired([spec], seed, config, progress, output, task, workers)[0]
 
 
 def run_paired(
@@ -46,24 +58,27 @@ def run_paired(
     config: SimConfig,
     progress: Progress | None = None,
     output: AuditOutput | None = None,
+    task: Task | None = None,
+    workers: int = 1,
 ) -> list[RunResult]:
     """Simulate several rules over one stream of updates: clients train from the params of the first rule.
 
     The first result has the bits of `run(specs[0], ...)`. The others get the same updates at the same times; the
     staleness of an arrival is each rule's own. Arguments and errors are those of `run`.
     """
-    with single_torch_thread(), ExitStack() as files:
-        setup = SimulationSetup.of(config, seed)
+    with reproducible_torch(), ExitStack() as files:
+        setup = SimulationSetup.of(config, seed, task)
         leader = SimulatedServer(specs[0], setup, config.arrivals)
         servers = [leader, *(SimulatedServer(spec, setup, config.arrivals, specs[0].label) for spec in specs[1:])]
-        events = TrainingStream(setup, leader).events()
+        events = TrainingStream(setup, leader, start_workers(workers, setup, task, files)).events()
         if output is not None:
             name = f"{file_stem(leader.spec.label, seed)}.updates.npy" if output.updates else None
             if name is not None:
                 updates = files.enter_context(UpdatesFile(output.folder / name, len(setup.initial_params)))
                 events = record_updates(events, updates)
             open_logs(servers, output.folder, seed, name, files)
-        feed_servers(events, servers, progress or (lambda arrivals: None))
+            open_metrics(servers, output.tensorboard, seed, files)
+        feed_servers(events, servers, progress or (lambda run: None))
         return [server.result() for server in servers]
 
 
@@ -84,3 +99,13 @@ def open_logs(
     for server in servers:
         path = folder / f"{file_stem(server.spec.label, seed)}.jsonl"
         server.log = files.enter_context(AuditLogWriter(path, server.log_header(updates)))
+
+
+def open_metrics(
+    servers: Sequence[SimulatedServer], folder: Path | None, seed: int, files: ExitStack, arrivals: int = 0
+) -> None:
+    """Open TensorBoard's event files in `folder` for each server, if it is not None; see `TensorBoardWriter`."""
+    if folder is not None:
+        for server in servers:
+            writer = TensorBoardWriter(folder / file_stem(server.spec.label, seed), arrivals)
+            server.metrics = files.enter_context(writer)

@@ -10,17 +10,30 @@ from afflux.aggregation.reports import Pulled
 from afflux.sim import interrupts
 from afflux.sim.clients.model_broadcast import ModelBroadcast, SentModel
 from afflux.sim.clients.schedule import Arrival, Dispatch
+from afflux.sim.clients.training import TrainingResult
 from afflux.sim.errors import ConfigError
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.simulated_server import PullEvent, SimulatedServer, UpdateEvent
-from afflux.sim.workload.random_streams import StreamPurpose, random_stream
+from afflux.sim.runs.workers import Workers
+from afflux.sim.workload.random_streams import StreamPurpose
+from afflux.sim.workload.stream_series import StreamSeries
 
 
 class TrainingStream:
     """Clients train from the params of `leader`, which must handle the events."""
 
-    def __init__(self, setup: SimulationSetup, leader: SimulatedServer) -> None:
+    def __init__(self, setup: SimulationSetup, leader: SimulatedServer, workers: Workers | None = None) -> None:
+        """Make the stream.
+
+        Args:
+            setup: of the run.
+            leader: the server from whose params the clients train.
+            workers: processes that train; None: this one.
+        """
         self._setup = setup
+        self._workers = workers
+        self._finish: dict[int, float] = {}
+        self._streams = StreamSeries(setup.seed, StreamPurpose.BATCHES)
         self._leader = leader
         self._broadcast = ModelBroadcast(leader.server, setup.config, len(setup.clients), setup.seed)
         self._training: dict[int, SentModel] = {}
@@ -29,21 +42,42 @@ class TrainingStream:
 
     def events(self, after_each: Callable[[], None] = interrupts.raise_if_pending) -> Iterator[PullEvent | UpdateEvent]:
         """Yield the remaining events; `after_each` is called when an event has been handled."""
-        for event in self._schedule():
+        events = self._schedule()
+        if self._workers is not None:
+            for sequence, sent in self._training.items():
+                self._workers.submit(sequence, self._finish[sequence], sent)
+        for event in events:
+            if self._leader.ended or self._too_late(event):
+                return
             client, sequence, number = event.client, event.sequence, self._arrivals
             if isinstance(event, Dispatch):
                 sent = self._training[sequence] = self._broadcast.pull(client, event.age, number)
+                if self._workers is not None:
+                    self._workers.submit(sequence, event.finish, sent)
                 yield PullEvent(sequence, sent.after, self._broadcast.oldest)
             else:
                 sent = self._training.pop(sequence)
-                batches = random_stream(self._setup.seed, StreamPurpose.BATCHES, sequence)
-                trained = self._setup.trainer.train(client, sent.model.params, batches, sent.shift)
+                trained = self._trained(sequence, sent)
                 facts = (trained.update, trained.num_examples, trained.loss, trained.steps)
-                yield UpdateEvent(number, sequence, sent.after, client, event.time, *facts)
+                yield UpdateEvent(number, sequence, sent.after, client, event.time, *facts, trained.buffers)
                 self._broadcast.record_result(sent, trained)
+                if self._workers is not None:
+                    self._workers.release(sequence)
                 self._arrivals += 1
             self._events += 1
             after_each()
+
+    def _trained(self, sequence: int, sent: SentModel) -> TrainingResult:
+        if self._workers is not None:
+            trained = self._workers.take(sequence)
+            if trained is not None:
+                return trained
+        batches, model = self._streams.stream(sequence), sent.model
+        return self._setup.trainer.train(sent.client, model.params, batches, sent.shift, model.buffers)
+
+    def _too_late(self, event: Dispatch | Arrival) -> bool:
+        limit = self._setup.config.virtual_time
+        return bool(limit) and isinstance(event, Arrival) and event.time > limit
 
     def _schedule(self) -> Iterator[Dispatch | Arrival]:
         """Return the remaining events. Those before are drawn again: they depend on the seed alone, not on models."""
@@ -52,8 +86,9 @@ class TrainingStream:
         for event in islice(events, self._events):
             if isinstance(event, Dispatch):
                 training[event.sequence] = event.client
+                self._finish[event.sequence] = event.finish
             else:
-                del training[event.sequence]
+                del training[event.sequence], self._finish[event.sequence]
         if training != {sequence: sent.client for sequence, sent in self._training.items()}:
             raise ConfigError("other clients train than in the run that was interrupted: another NumPy has made it")
         return events

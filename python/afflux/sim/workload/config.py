@@ -1,10 +1,11 @@
 """The settings of a simulation, but for the rule and the seed."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from afflux.ops import codecs
+from afflux.ops.validation import brief
 from afflux.sim.errors import ConfigError, known
 from afflux.sim.workload.data_sets import DATASETS, DataSet, load_data_set
 from afflux.sim.workload.delays import DELAYS
@@ -16,6 +17,19 @@ if TYPE_CHECKING:
     from torch import nn
 
 PROTOCOLS = ("events", "rounds")
+#: The task of the settings data, model and partition.
+IMAGES = "images"
+#: Names of tasks that no setting can make again.
+MADE_IN_PYTHON = "python"
+#: The delays of the task itself.
+DELAYS_OF_TASK = "task"
+#: Settings that may end a run before its last arrival.
+ENDS = ("rounds", "virtual_time", "stop_at_target")
+PARTS = ("test", "validation")
+#: As many arrivals as a run cannot have: one that ends otherwise.
+UNLIMITED = 2**62
+#: Settings that only the task of images has.
+OF_IMAGES = ("data", "data_dir", "model", "partition", "alpha", "classes")
 SAMPLING: dict[str, tuple[float, ...] | None] = {
     "uniform": None,
     "biased": (0.19, 0.19, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.01, 0.01),
@@ -29,7 +43,7 @@ EXAMPLES = ("data", "batch")
 
 #: Clients train in float32.
 MOST_FLOAT32 = 3.4028234e38
-#: Each has a list of examples, from the start of a run on.
+#: Each has a list of examples, from the start of a run on; clients of other tasks may have none.
 MOST_CLIENTS = 100_000
 AT_LEAST = {
     "num_clients": 1,
@@ -44,6 +58,8 @@ AT_LEAST = {
     "stale_models": 1,
     "validation": 1,
     "refresh_every": 1,
+    "rounds": 0,
+    "virtual_time": 0,
 }
 
 
@@ -56,6 +72,11 @@ def _setting(default: Any, description: str) -> Any:
 class SimConfig:
     """All settings but the rule and the seed; the defaults are those of the demo."""
 
+    task: str = _setting(
+        IMAGES,
+        f"What clients train: {IMAGES}, which is --data, --model and --partition; or path/to/file.py:FUNCTION, which "
+        "is executed and returns an afflux.sim.Task.",
+    )
     data: str = _setting("digits", f"Data set: {', '.join(DATASETS)}.")
     data_dir: str | None = _setting(None, "Folder of mnist.npz; default: AFFLUX_DATA.")
     model: str = _setting("cnn", f"Model: {', '.join(MODELS)}.")
@@ -71,8 +92,13 @@ class SimConfig:
     )
     stale_models: int = _setting(5, "Protocol rounds: a client starts from one of so many last models; 1: synchronous.")
     sampling: str = _setting("uniform", f"Protocol rounds, draw of clients: {', '.join(SAMPLING)} (for ten clients).")
-    arrivals: int = _setting(1600, "Client results that the server receives before it stops.")
-    delays: str = _setting("fadas-large", f"Law of the running times: {', '.join(DELAYS)}.")
+    arrivals: int = _setting(
+        1600, "Client results that the server receives before it stops; without limit if another end is given alone."
+    )
+    rounds: int = _setting(0, "If not 0: stop after so many server steps.")
+    virtual_time: float = _setting(0.0, "If not 0: stop before the first result that arrives later.")
+    stop_at_target: bool = _setting(False, "Stop at the first evaluation that reaches the target.")
+    delays: str = _setting("fadas-large", f"Law of the running times: {', '.join(DELAYS)}; task: that of the task.")
     partition: str = _setting("dirichlet", f"Partition of the data: {', '.join(PARTITIONS)}.")
     alpha: float = _setting(0.1, "Dirichlet's alpha: small means heterogeneous.")
     classes: int = _setting(2, f"Classes of a client, for the partitions {', '.join(BY_CLASSES)}.")
@@ -91,13 +117,18 @@ class SimConfig:
     validation: int = _setting(64, "Zeno++: training examples, drawn from all, on which the server scores updates.")
     refresh_every: int = _setting(2, "Zeno++: versions between two gradients of these examples.")
     eval_every: int = _setting(40, "Arrivals between two evaluations on the test part.")
+    part: str = _setting(
+        "test",
+        "Examples of the evaluations: test; or validation, a fifth of the training part, which no client has then.",
+    )
     target: float = _setting(0.9, "Test accuracy for the rounds and the time to target.")
 
     def __post_init__(self) -> None:
         """Check names and ranges; raises ConfigError."""
         known("data", self.data, DATASETS)
         known("model", self.model, MODELS)
-        known("delays", self.delays, DELAYS)
+        if self.task == IMAGES or self.delays != DELAYS_OF_TASK:
+            known("delays", self.delays, DELAYS)
         known("partition", self.partition, PARTITIONS)
         known("protocol", self.protocol, PROTOCOLS)
         known("sampling", self.sampling, SAMPLING)
@@ -105,10 +136,13 @@ class SimConfig:
         known("codec", self.control_codec, CONTROL_CODECS)
         known("steps law", self.steps_law, STEPS_LAWS)
         known("examples", self.examples, EXAMPLES)
+        known("part", self.part, PARTS)
         for name, least in AT_LEAST.items():
             if (value := getattr(self, name)) < least:
                 raise ConfigError(f"{name} is {value}, must be at least {least}")
-        if self.num_clients > MOST_CLIENTS:
+        if self.task != IMAGES:
+            self._check_task()
+        elif self.num_clients > MOST_CLIENTS:
             raise ConfigError(f"num_clients is {self.num_clients}, must be at most {MOST_CLIENTS}")
         for name in ("alpha", "client_lr"):
             if not 0 < (value := getattr(self, name)) < float("inf"):
@@ -123,6 +157,10 @@ class SimConfig:
             raise ConfigError(f"control_codec is {self.control_codec}, which is for client optimizer scaffold")
         if self.local_epochs and self.steps_law != "constant":
             raise ConfigError(f"steps_law is {self.steps_law}, but the clients train for {self.local_epochs} epochs")
+        if not self.virtual_time < float("inf"):
+            raise ConfigError(f"virtual_time is {self.virtual_time}, must be 0 or more and finite")
+        if self.arrivals >= UNLIMITED and not any(getattr(self, end) for end in ENDS):
+            raise ConfigError("the run has no end: give arrivals, rounds, virtual_time or stop_at_target")
         if not 0 < self.target <= 1:
             raise ConfigError(f"target is {self.target}, must be in (0, 1]")
         if self.protocol == "rounds":
@@ -131,8 +169,27 @@ class SimConfig:
             raise ConfigError(f"sampling is {self.sampling}, which is for protocol rounds")
         if self.refill > self.concurrency:
             raise ConfigError(f"refill is {self.refill}, but {self.concurrency} train at once")
-        if self.concurrency > self.num_clients:
+        if self.task == IMAGES and self.concurrency > self.num_clients:
             raise ConfigError(f"concurrency is {self.concurrency}, but there are {self.num_clients} clients")
+
+    def _check_task(self) -> None:
+        if not self.task.isprintable() or not self.task:
+            raise ConfigError(f"task is {brief(self.task)}, must be a name or FILE.py:FUNCTION")
+        # A function of the user may read the other settings of images, such as alpha.
+        for name in ("data", "model"):
+            if (value := getattr(self, name)) != type(self).__dataclass_fields__[name].default:
+                raise ConfigError(f"{name} is {value}, which is for task {IMAGES}, not {self.task}")
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings for logs and tables: without those that are new since format 1, if they are not used."""
+        content = asdict(self)
+        unused = {name for name in ("task", "part", *ENDS) if not self._differs(name)}
+        if self.task != IMAGES:
+            unused |= {name for name in OF_IMAGES if not self._differs(name)}
+        return {name: value for name, value in content.items() if name not in unused}
+
+    def _differs(self, name: str) -> bool:
+        return bool(getattr(self, name) != type(self).__dataclass_fields__[name].default)
 
     @property
     def heterogeneity(self) -> float:

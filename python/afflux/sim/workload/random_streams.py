@@ -16,6 +16,8 @@ class StreamPurpose(IntEnum):
     MODEL = 5
     STALE_MODELS = 6
     VALIDATION = 7
+    CLIENT_DATA = 8
+    TORCH = 9
 
 
 def random_stream(seed: int, purpose: StreamPurpose, *key: int) -> np.random.Generator:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import Any
 
 from afflux.rules import RULES
 from afflux.rules.rule import Rule
@@ -25,25 +26,41 @@ def split_rule_name(label: str) -> tuple[str, list[str]]:
 
 def rule_function(name: str) -> Callable[..., Rule]:
     """Return the function that makes the rule; raises ConfigError for an unknown preset, file or function."""
-    path, colon, function = name.partition(":")
-    if not path.endswith(".py"):
+    if not name.partition(":")[0].endswith(".py"):
         known("rule", name, RULES)
         return RULES[name]
+    return file_function(name, "rule")
+
+
+def file_function(name: str, what: str) -> Callable[..., Any]:
+    """Return the function that `path/to/file.py:function` names; the file is executed, once in this process.
+
+    Args:
+        name: the file and its function.
+        what: what the function makes, for messages.
+
+    Returns:
+        The function.
+
+    Raises:
+        ConfigError: no such file or function, or the file fails.
+    """
+    path, colon, function = name.partition(":")
     if not colon:
         raise ConfigError(f"{path} is a file: write {path}:FUNCTION")
-    made = getattr(_module(Path(path).resolve()), function, None)
+    made = getattr(_module(Path(path).resolve(), what), function, None)
     if not inspect.isfunction(made):
         raise ConfigError(f"{path} has no function {function!r}")
     return made
 
 
-def _module(path: Path) -> object:
+def _module(path: Path, what: str) -> object:
     """Execute the file, once in this process."""
-    key = f"afflux rule file {path}"
+    key = f"afflux {what} file {path}"
     if key in sys.modules:
         return sys.modules[key]
     if not path.is_file():
-        raise ConfigError(f"there is no rule file {path}")
+        raise ConfigError(f"there is no {what} file {path}")
     spec = spec_from_file_location(key, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path} is no Python file")

@@ -82,7 +82,7 @@ def parse_rule(text: str, common: Mapping[str, Any] | None = None) -> RuleSpec:
             raise ConfigError(f"rule {label}: {assignment!r} is not option=value")
         known(f"option of {name}:", option, taken)
         try:
-            options[option] = _value(value, taken[option].annotation)
+            options[option] = option_value(value, taken[option].annotation)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"rule {label}: {option}: {error}") from None
     return RuleSpec(name, tuple(sorted(options.items())), label)
@@ -116,7 +116,8 @@ def _is_json_scalar(value: Any) -> bool:
     return isinstance(value, JsonScalar) and not (isinstance(value, float) and not isfinite(value))
 
 
-def _value(text: str, annotation: Any) -> Any:
+def option_value(text: str, annotation: Any) -> Any:
+    """Return the value of an option that is annotated so; raises ValueError for text that is none."""
     named = {format_option(choice): choice for choice in literal_choices(annotation)}
     if text in named:
         return named[text]

@@ -1,0 +1,33 @@
+"""Errors about files: which file, what is wrong with it, what was expected."""
+
+import lzma
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from zipfile import BadZipFile
+
+from afflux.sim.errors import ConfigError
+
+PAGE = "docs/data.md"
+"""The page that documents the formats and the folders."""
+
+
+def bad_file(path: Path, found: str, expected: str) -> ConfigError:
+    """Return the error that `path` is not as expected.
+
+    Args:
+        path: the file.
+        found: what is wrong, as "has 3 dimensions".
+        expected: what a right file has, as "2 dimensions".
+    """
+    return ConfigError(f"{path} {found}; expected: {expected} (formats: {PAGE})")
+
+
+@contextmanager
+def readable(path: Path, expected: str) -> Iterator[None]:
+    """Turn errors of reading and decoding into a ConfigError that names the file."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError, EOFError, MemoryError, BadZipFile, zlib.error, lzma.LZMAError) as error:
+        raise bad_file(path, f"cannot be read ({type(error).__name__}: {error})", expected) from None

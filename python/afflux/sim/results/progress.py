@@ -1,0 +1,170 @@
+"""Live progress of runs on the terminal, by rich; a line now and then where the output is no terminal."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.text import Text
+
+from afflux.sim.results.run_progress import JobProgress, RunProgress
+from afflux.sim.workload.config import UNLIMITED
+
+#: Runs of which each finished one keeps its bar; of more runs, only those at work have one.
+MOST_BARS = 12
+#: Seconds between two updates of a bar, and between two lines of a run where the output is no terminal.
+BAR_SECONDS = 0.1
+LINE_SECONDS = 60.0
+
+
+class TimeLeft:
+    """Estimates the seconds that a run still takes, from its pace since `now`, when it was `done` so far."""
+
+    def __init__(self, now: float, done: float) -> None:
+        self._began, self._done_before = now, done
+
+    def seconds(self, now: float, done: float) -> float:
+        """Return the estimate; nan before there is one."""
+        gained = done - self._done_before
+        return max(now - self._began, 0.0) * (1 - done) / gained if gained > 0 else math.nan
+
+
+@contextmanager
+def show_progress(
+    titles: Sequence[str], arrivals: int, console: Console, clock: Callable[[], float] = time.monotonic
+) -> Iterator[JobProgress]:
+    """Show arrivals, accuracy, staleness and the time left of each run.
+
+    Args:
+        titles: one for each run.
+        arrivals: of each run, at most; UNLIMITED if it ends otherwise.
+        console: where they are shown: bars on a terminal, else a line a minute for each run.
+        clock: seconds, for the estimates.
+
+    Yields:
+        A function to call with (index of the run, its progress).
+    """
+    if console.is_terminal:
+        display = _Bars(titles, arrivals, console, clock)
+        with display.bars:
+            yield display.watch
+    else:
+        yield _Lines(titles, arrivals, console, clock).watch
+
+
+class _LeftColumn(ProgressColumn):
+    """The time left, as `TimeLeft` estimates it."""
+
+    def render(self, task: Task) -> Text:
+        return Text(format_seconds(task.fields["left"]), style="progress.remaining")
+
+
+class _Bars:
+    """A bar for each run at work, and one for all runs."""
+
+    def __init__(self, titles: Sequence[str], arrivals: int, console: Console, clock: Callable[[], float]) -> None:
+        self.bars = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[facts]}", markup=False),
+            _LeftColumn(),
+            console=console,
+        )
+        self._arrivals, self._clock = arrivals, clock
+        self._latest: list[RunProgress | None] = [None] * len(titles)
+        self._shown = [-math.inf] * len(titles)
+        # The pace of a run counts from its first arrival here: it may have waited for others, or go on.
+        self._left: list[TimeLeft | None] = [None] * len(titles)
+        self._all_left = TimeLeft(clock(), 0.0)
+        self._all = self._add("all runs", visible=len(titles) > 1)
+        self._tasks = [self._add(title, visible=len(titles) == 1) for title in titles]
+
+    def _add(self, title: str, visible: bool) -> TaskID:
+        return self.bars.add_task(title, total=1.0, visible=visible, facts="", left=math.nan)
+
+    def watch(self, index: int, run: RunProgress) -> None:
+        """Show how far a run is."""
+        now, earlier = self._clock(), self._latest[index]
+        if not _is_news(run, earlier) or (now - self._shown[index] < BAR_SECONDS and not run.finished):
+            return
+        self._latest[index], self._shown[index] = run, now
+        left = self._left[index] = self._left[index] or TimeLeft(now, _known(run.done))
+        self.bars.update(
+            self._tasks[index],
+            total=None if math.isnan(run.done) else 1.0,
+            completed=_known(run.done),
+            visible=not run.finished or len(self._tasks) <= MOST_BARS,
+            facts=describe(run, self._arrivals),
+            left=0.0 if run.finished else left.seconds(now, run.done),
+        )
+        begun = [one for one in self._latest if one is not None]
+        share = sum(_known(one.done) for one in begun) / len(self._latest)
+        self.bars.update(
+            self._all,
+            completed=share,
+            facts=f"{sum(one.finished for one in begun)} of {len(self._latest)} finished",
+            left=self._all_left.seconds(now, share),
+        )
+
+
+class _Lines:
+    """A line for a run, once a minute."""
+
+    def __init__(self, titles: Sequence[str], arrivals: int, console: Console, clock: Callable[[], float]) -> None:
+        self._titles, self._arrivals, self._console, self._clock = titles, arrivals, console, clock
+        self._due = [math.inf] * len(titles)
+        self._left: list[TimeLeft | None] = [None] * len(titles)
+
+    def watch(self, index: int, run: RunProgress) -> None:
+        """Print how far a run is, if its last line is a minute ago."""
+        if not _is_news(run, None):
+            return
+        now = self._clock()
+        left = self._left[index]
+        if left is None:
+            self._left[index], self._due[index] = TimeLeft(now, _known(run.done)), now + LINE_SECONDS
+            return
+        if now < self._due[index] or run.finished:
+            return
+        self._due[index] = now + LINE_SECONDS
+        remains = format_seconds(left.seconds(now, run.done))
+        text = f"{self._titles[index]}: {describe(run, self._arrivals)}{f', {remains} left' if remains else ''}"
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _is_news(run: RunProgress, earlier: RunProgress | None) -> bool:
+    """Return whether the run has gone on; a run in another process is polled, and may not have begun."""
+    if earlier is None:
+        return run.arrivals > 0
+    return run.arrivals > earlier.arrivals or run.finished > earlier.finished
+
+
+def describe(run: RunProgress, arrivals: int) -> str:
+    """Return the facts of a run in one line.
+
+    >>> describe(RunProgress(12, 4, 3.5, 0.8125, 2.25, 0.5), 24)
+    '12/24 arrivals, accuracy 81.2%, staleness 2.2'
+    """
+    count = f"{run.arrivals}/{arrivals}" if arrivals < UNLIMITED else f"{run.arrivals}"
+    accuracy = "" if math.isnan(run.accuracy) else f", accuracy {run.accuracy:.1%}"
+    staleness = "" if math.isnan(run.mean_staleness) else f", staleness {run.mean_staleness:.1f}"
+    return f"{count} arrivals{accuracy}{staleness}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a duration; nothing if it is not known.
+
+    >>> format_seconds(75.2), format_seconds(7325), format_seconds(float("nan"))
+    ('1:16', '2:02:05', '')
+    """
+    if not math.isfinite(seconds):
+        return ""
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _known(done: float) -> float:
+    return 0.0 if math.isnan(done) else min(done, 1.0)

@@ -1,0 +1,70 @@
+"""The history of a run while it goes on; a checkpoint stores it, and `RunResult` is made from it."""
+
+import re
+from math import inf
+from typing import Annotated
+
+from msgspec import Meta, Struct, field
+
+from afflux.aggregation.reports import Receipt, Report
+from afflux.sim.results.audit_log import Count
+from afflux.sim.results.run_result import Evaluation, RoundTotals
+
+MOST_REASONS = 20  #: distinct reasons of rejections that are counted apart
+OTHER_REASONS = "other reasons"
+_NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+
+
+class RunHistory(Struct, forbid_unknown_fields=True):
+    """Evaluations, arrivals and rounds of a run so far, in types that JSON has."""
+
+    evaluations: Annotated[list[Evaluation], Meta(min_length=1)]
+    clients: list[Count] = field(default_factory=list)  #: of each arrival
+    staleness: list[Count] = field(default_factory=list)  #: of each arrival
+    decisions: dict[str, Count] = field(default_factory=dict)  #: how many arrivals the server joined, dropped, ...
+    round_staleness: list[Count] = field(default_factory=list)  #: the largest one of each round
+    seconds: list[float] = field(default_factory=list)  #: of each round
+    totals: RoundTotals = field(default_factory=RoundTotals)
+    time: float = 0.0  #: virtual, of the last arrival
+
+    def add_arrival(self, client: int, receipt: Receipt) -> None:
+        """Add one arrival and the rounds that it completed; `receipt.staleness` is not None."""
+        assert receipt.staleness is not None
+        self.clients.append(client)
+        self.staleness.append(receipt.staleness)
+        self.decisions[receipt.status] = self.decisions.get(receipt.status, 0) + 1
+        if receipt.report is not None:
+            for report in (receipt.report, *receipt.more):
+                self._add_round(report)
+
+    def _add_round(self, report: Report) -> None:
+        staleness, weights = report.staleness.tolist(), report.weights.tolist()
+        self.round_staleness.append(max(staleness))
+        self.seconds.append(report.seconds)
+        add_weights(self.totals, staleness, weights)
+        self.totals.skipped += not report.stepped
+        rejected = self.totals.rejected
+        for reason in filter(None, report.rejected):
+            # A reason names numbers of its arrival ("cosine 0.12 below 0.3"): the audit log has them.
+            kind = _NUMBER.sub("#", reason)
+            if kind not in rejected and len(rejected) >= MOST_REASONS:
+                kind = OTHER_REASONS
+            rejected[kind] = rejected.get(kind, 0) + 1
+
+
+def add_weights(totals: RoundTotals, staleness: list[int], weights: list[float]) -> None:
+    """Add the weights of one round, which are divided by their sum; a round whose weights are all 0 is left out."""
+    total = sum(weights)
+    if not 0 < total < inf:
+        return
+    least = max(weights) / totals.AGGREGATED_ABOVE
+    totals.weighted_rounds += 1
+    totals.weighted_staleness += sum(w * late for w, late in zip(weights, staleness, strict=True)) / total
+    totals.aggregated += sum(w >= least for w in weights)
+    for weight, late in zip(weights, staleness, strict=True):
+        bin_ = late.bit_length()
+        while len(totals.bin_counts) <= bin_:
+            totals.bin_counts.append(0)
+            totals.bin_weights.append(0.0)
+        totals.bin_counts[bin_] += 1
+        totals.bin_weights[bin_] += weight * len(weights) / total

@@ -1,0 +1,104 @@
+"""Statistics over seeds: rounds and time to several targets, and paired differences between rules."""
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+from afflux.sim.errors import ConfigError, known, require
+from afflux.sim.results.run_result import Evaluation, RunResult, SeedStatistics, group_by_rule, seed_statistics
+
+#: Accuracies that a table of targets shows where a run has reached them.
+USUAL_TARGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+LEVEL = 0.95  #: of confidence intervals
+
+
+class TargetStatistics(NamedTuple):
+    """When the runs of a rule reached a target accuracy first, over the seeds that reached it."""
+
+    rule: str
+    target: float
+    runs: int  #: all, reached or not
+    arrivals: SeedStatistics
+    rounds: SeedStatistics
+    virtual_time: SeedStatistics
+
+
+def usual_targets(results: Sequence[RunResult], target: float) -> list[float]:
+    """Return `target` and the usual targets that a run has reached and that were not reached at its start."""
+    best = max(run.best_accuracy for run in results)
+    first = min(run.evaluations[0].accuracy for run in results)
+    return sorted({target, *(usual for usual in USUAL_TARGETS if first < usual <= best)})
+
+
+def reach_targets(results: Sequence[RunResult], targets: Iterable[float]) -> list[TargetStatistics]:
+    """Return arrivals, rounds and virtual time to each target, rule by rule."""
+
+    def over_seeds(hits: list[Evaluation], name: str) -> SeedStatistics:
+        return seed_statistics([float(getattr(hit, name)) for hit in hits])
+
+    rows, targets = [], list(targets)
+    for label, runs in group_by_rule(results).items():
+        for target in targets:
+            hits = [hit for run in runs if (hit := run.first_to_reach(target)) is not None]
+            fields = (over_seeds(hits, name) for name in ("arrivals", "version", "virtual_time"))
+            rows.append(TargetStatistics(label, target, len(runs), *fields))
+    return rows
+
+
+class PairedDifference(NamedTuple):
+    """A number of `first` less the same number of `second`, seed by seed."""
+
+    first: str  #: label of a rule
+    second: str
+    seeds: int  #: for which both rules have the number
+    mean: float
+    low: float  #: of the confidence interval; nan for a single seed
+    high: float
+
+
+def paired_differences(
+    results: Sequence[RunResult], number: str = "final_accuracy", level: float = LEVEL, target: float = 0.9
+) -> list[PairedDifference]:
+    """Compare the rules two by two on the seeds that they share.
+
+    With one seed all rules see the same clients, delays and batches, so the differences vary less than the numbers. The
+    interval is Student's: mean +- t s / sqrt(n) over n seeds, exact for normal differences. Each interval holds with
+    probability `level` for itself; nothing is corrected for the number of pairs.
+
+    Args:
+        results: one for each rule and seed.
+        number: a name of `RunResult.summary`.
+        level: of the intervals.
+        target: for the numbers that have one.
+
+    Returns:
+        One difference for each pair of rules that share a seed.
+
+    Raises:
+        ConfigError: an unknown number, or a level outside (0, 1).
+    """
+    if not 0 < level < 1:
+        raise ConfigError(f"level is {level}, must be in (0, 1)")
+    values: dict[str, dict[int, float]] = {}
+    for label, runs in group_by_rule(results).items():
+        for run in runs:
+            summary = run.summary(target)
+            known("number", number, summary)
+            values.setdefault(label, {})[run.seed] = summary[number]
+    found = []
+    for (first, mine), (second, theirs) in combinations(values.items(), 2):
+        both = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
+        mean, std, seeds = seed_statistics(both)
+        if seeds:
+            half = t_quantile(seeds - 1, (1 + level) / 2) * std / math.sqrt(seeds) if seeds > 1 else math.nan
+            found.append(PairedDifference(first, second, seeds, mean, mean - half, mean + half))
+    return found
+
+
+def t_quantile(degrees: int, probability: float) -> float:
+    """Return the quantile of Student's t distribution."""
+    require("sklearn")  # which brings SciPy
+    from scipy.special import stdtrit  # type: ignore[import-untyped]
+
+    return float(stdtrit(degrees, probability))

@@ -1,0 +1,187 @@
+"""Charts as SVG elements for a page: lines with bands, and bars. Colours are the page's, by class."""
+
+import math
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import NamedTuple
+
+from matplotlib.ticker import MaxNLocator
+
+WIDTH, HEIGHT = 400, 260
+LEFT, RIGHT, TOP, BOTTOM = 46, 20, 12, 42
+COLOURS = 7  #: of the page, classes c0 to c6; further series have the same colours and other dashes
+DASHES = ("", "6 3", "2 2", "8 3 2 3")
+LINEAR_BELOW = 0.01  #: of shares
+
+
+class Series(NamedTuple):
+    """One or more lines of a chart that have one colour, and perhaps a band."""
+
+    label: str
+    number: int  #: chooses colour and dashes
+    lines: list[list[tuple[float, float]]]
+    band: Sequence[tuple[float, float, float]] = ()  #: (x, low, high)
+
+
+class Axis(NamedTuple):
+    """Where values lie: `place` maps the values from `ticks[0]` to `ticks[-1]` to 0 to 1."""
+
+    title: str
+    ticks: list[tuple[float, str]]
+    place: Callable[[float], float]
+
+
+def linear_axis(title: str, low: float, high: float, number: Callable[[float], str] = "{:g}".format) -> Axis:
+    """Return an axis with about five round ticks that cover low to high."""
+    found = [float(tick) for tick in MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)]
+    first, last = found[0], found[-1]
+    return Axis(title, [(tick, number(tick)) for tick in found], lambda value: (value - first) / (last - first))
+
+
+def percent_axis(title: str) -> Axis:
+    """Return an axis from 0 to 100%."""
+    return Axis(title, [(k / 5, f"{20 * k}%") for k in range(6)], lambda value: value)
+
+
+def share_axis(title: str) -> Axis:
+    """Return an axis of shares, logarithmic from 1% on and linear below."""
+
+    def place(value: float) -> float:
+        return 0.25 * value / LINEAR_BELOW if value < LINEAR_BELOW else 0.25 + 0.375 * math.log10(value / LINEAR_BELOW)
+
+    return Axis(title, [(0, "0"), (0.01, "1%"), (0.1, "10%"), (1, "100%")], place)
+
+
+def logarithmic_axis(title: str, high: float) -> Axis:
+    """Return an axis of counts from 0 on, log(1 + x)."""
+    powers = [0.0, *(10.0**power for power in range(1 + math.ceil(math.log10(max(high, 10)))))]
+    return Axis(
+        title, [(tick, f"{tick:g}") for tick in powers], lambda value: math.log1p(value) / math.log1p(powers[-1])
+    )
+
+
+def category_axis(title: str, names: Sequence[str]) -> Axis:
+    """Return an axis whose value k is the middle of the k-th of the names."""
+    return Axis(title, list(enumerate(names)), lambda value: (value + 0.5) / len(names))
+
+
+def colour(index: int) -> str:
+    """Return the class of a series' colour."""
+    return f"c{index % COLOURS}"
+
+
+def dashes(index: int) -> str:
+    """Return the attribute for the dashes of a series."""
+    dash = DASHES[index // COLOURS % len(DASHES)]
+    return f' stroke-dasharray="{dash}"' if dash else ""
+
+
+def line_chart(
+    title: str, across: Axis, up: Axis, series: Sequence[Series], level: float | None = None, markers: bool = False
+) -> str:
+    """Return a chart of lines.
+
+    Args:
+        title: what the chart shows.
+        across: the horizontal axis.
+        up: the vertical axis.
+        series: points with a value that is not finite are left out.
+        level: height of a dotted line, such as a target.
+        markers: whether each point has one.
+    """
+    parts = []
+    if level is not None:
+        y = _y(up, level)
+        parts.append(f'<line class="level" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
+    for one in series:
+        if one.band:
+            upper = [_point(across, up, x, high) for x, _, high in one.band]
+            lower = [_point(across, up, x, low) for x, low, _ in reversed(one.band)]
+            parts.append(f'<polygon class="band {colour(one.number)}" points="{" ".join(upper + lower)}"/>')
+    for one in series:
+        inner = f"<title>{escape(one.label)}</title>"
+        for line in one.lines:
+            points = [_point(across, up, x, y) for x, y in line if math.isfinite(x) and math.isfinite(y)]
+            shape = f'class="line {colour(one.number)}"{dashes(one.number)} points="{" ".join(points)}"'
+            parts.append(f"<polyline {shape}>{inner}</polyline>")
+            if markers:
+                places = (point.split(",") for point in points)
+                parts += (f'<circle class="dot {colour(one.number)}" cx="{x}" cy="{y}" r="2.5"/>' for x, y in places)
+    return _chart(title, across, up, parts)
+
+
+def bar_chart(title: str, across: Axis, up: Axis, series: Sequence[tuple[str, Sequence[float]]]) -> str:
+    """Return a chart of bars in groups: `across` is a category axis; series are (label, a height for each category)."""
+    count = len(across.ticks)
+    width = 0.8 * (WIDTH - LEFT - RIGHT) / count / max(len(series), 1)
+    parts = []
+    for index, (label, heights) in enumerate(series):
+        for k, height in enumerate(heights):
+            if not height > 0:
+                continue
+            x = _x(across, k) + (index - len(series) / 2) * width
+            y = _y(up, height)
+            shape = f'x="{x:.1f}" y="{y}" width="{max(width - 0.5, 0.5):.1f}" height="{HEIGHT - BOTTOM - y:.1f}"'
+            inner = f"<title>{escape(f'{label}, {across.ticks[k][1]}: {height:.2%}')}</title>"
+            parts.append(f'<rect class="bar {colour(index)}" {shape}>{inner}</rect>')
+    return _chart(title, across, up, parts)
+
+
+def interval_bar(mean: float, low: float, high: float, largest: float) -> str:
+    """Return a small picture of an interval around `mean` on a scale from -largest to largest, with a line at 0."""
+
+    def place(value: float) -> str:
+        share = max(-1.0, min(1.0, value / largest)) if largest else 0.0
+        return f"{70 + 66 * share:.1f}"
+
+    whisker = ""
+    if math.isfinite(low) and math.isfinite(high):
+        whisker = f'<line class="whisker" x1="{place(low)}" x2="{place(high)}" y1="9" y2="9"/>'
+    return (
+        '<svg class="interval" viewBox="0 0 140 18" width="140" height="18" aria-hidden="true">'
+        f'<line class="zero" x1="70" x2="70" y1="1" y2="17"/>{whisker}'
+        f'<circle class="mean" cx="{place(mean)}" cy="9" r="3.5"/></svg>'
+    )
+
+
+def swatch(index: int) -> str:
+    """Return a short line in the colour and dashes of a series, for a legend."""
+    line = f'<line class="line {colour(index)}"{dashes(index)} x1="1" x2="25" y1="6" y2="6"/>'
+    return f'<svg viewBox="0 0 26 12" width="26" height="12" aria-hidden="true">{line}</svg>'
+
+
+def _x(axis: Axis, value: float) -> float:
+    return round(LEFT + (WIDTH - LEFT - RIGHT) * axis.place(value), 1)
+
+
+def _y(axis: Axis, value: float) -> float:
+    share = min(max(axis.place(value), 0.0), 1.0)
+    return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share, 1)
+
+
+def _point(across: Axis, up: Axis, x: float, y: float) -> str:
+    return f"{_x(across, x)},{_y(up, y)}"
+
+
+def _chart(title: str, across: Axis, up: Axis, parts: list[str]) -> str:
+    bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
+    frame = []
+    for value, name in up.ticks:
+        y = _y(up, value)
+        frame.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y}" y2="{y}"/>')
+        frame.append(f'<text x="{LEFT - 5}" y="{y + 4}" text-anchor="end">{escape(name)}</text>')
+    last = -math.inf
+    for value, name in across.ticks:
+        x = _x(across, value)
+        if x - last >= 6.5 * len(name) + 6:  # names must not overlap
+            frame.append(f'<text x="{x}" y="{bottom + 16}" text-anchor="middle">{escape(name)}</text>')
+            last = x
+    frame.append(f'<line class="axis" x1="{LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
+    middle = f'x="{(LEFT + right) / 2}" y="{HEIGHT - 6}" text-anchor="middle"'
+    frame.append(f'<text class="title" {middle}>{escape(across.title)}</text>')
+    name = f"{title}; across: {across.title}; up: {up.title}"
+    return (
+        f'<figure><figcaption>{escape(title)}<span class="unit">{escape(up.title)}</span></figcaption>'
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(name)}">'
+        f"{''.join(frame)}{''.join(parts)}</svg></figure>"
+    )

@@ -1,0 +1,207 @@
+"""A simulation of one's own model, data and clients."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from afflux.sim.errors import ConfigError, known
+from afflux.sim.results import run_folder
+from afflux.sim.results.audit_log import AuditOutput
+from afflux.sim.results.run_progress import JobProgress
+from afflux.sim.results.run_result import RunResult
+from afflux.sim.results.simulation_results import SimulationResults
+from afflux.sim.results.tensorboard import FOLDER, require_tensorboard
+from afflux.sim.runs.compare import Job, compare, make_jobs
+from afflux.sim.workload.client_training import ClientTraining, sgd
+from afflux.sim.workload.config import DELAYS_OF_TASK, ENDS, MADE_IN_PYTHON, UNLIMITED, SimConfig
+from afflux.sim.workload.delays import DelayLaw
+from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
+from afflux.sim.workload.task import Evaluate, Loss, SeededClients, Task, TrainingFunction
+
+if TYPE_CHECKING:
+    from torch import nn
+
+#: Settings that other arguments of `Simulation` give.
+_GIVEN_OTHERWISE = ("task", "data", "data_dir", "model", "partition", "alpha", "classes", "num_clients")
+
+
+class Simulation:
+    """Runs of some rules and seeds on one task; the command line's `afflux compare` as a library.
+
+    With one seed every rule sees the same clients, delays and batches. The same arguments give the same bits.
+    """
+
+    def __init__(
+        self,
+        model: "nn.Module | Callable[..., nn.Module]",
+        clients: "Sequence[Any] | SeededClients | Callable[..., Any]",
+        training: ClientTraining | TrainingFunction | None = None,
+        evaluate: Evaluate | None = None,
+        *,
+        rules: str | RuleSpec | Sequence[str | RuleSpec] = "fedbuff",
+        seeds: Sequence[int] = (0,),
+        paired: bool = False,
+        num_clients: int | None = None,
+        loss: Loss | None = None,
+        validation: Any = None,
+        delays: str | DelayLaw = "exponential",
+        name: str = "own",
+        **settings: Any,
+    ) -> None:
+        """Describe a simulation; `run` makes it.
+
+        A run ends at the first of its limits: `arrivals` (1600 unless another limit is given), `rounds` (server
+        steps), `virtual_time`, or `target` with `stop_at_target=True`.
+
+        Args:
+            model: a torch module, which is copied for each run, or a function that makes one; see `Task`.
+            clients: the data set of each client, or `partitioned(...)`, or a function of the client's number, which is
+                called whenever the client trains; see `Task`.
+            training: `sgd(...)`, `fedprox(...)` or `scaffold(...)`; or a function (model, data, rng) -> mean loss,
+                local steps, examples, which trains the model in place. Default `sgd()`. A function that takes settings
+                such as client_lr as keyword-only parameters gets them.
+            evaluate: a function (model) -> accuracy, loss, such as `classification(x_test, y_test)`.
+            rules: one rule or several, NAME or NAME:OPTION=VALUE:..., as on the command line.
+            seeds: one run of each rule for each seed.
+            paired: whether all rules get the updates of the first rule's clients.
+            num_clients: number of clients, if `clients` is a function.
+            loss: of `sgd` and the like, (output, labels) -> mean loss; default cross entropy.
+            validation: the server's own data set (x, y), for rules that score updates by it.
+            delays: law of the running times: a name, or (number of clients, rng) -> (client, rng) -> time.
+            name: of the task, for logs and tables.
+            settings: fields of `SimConfig`: concurrency, arrivals, rounds, protocol, eval_every, target, client_lr...
+
+        Raises:
+            ConfigError: an unknown or impossible setting or rule, or clients without a number.
+        """
+        if evaluate is None:
+            raise ConfigError("give evaluate=, a function (model) -> accuracy, loss")
+        allowed = [field.name for field in fields(SimConfig) if field.name not in _GIVEN_OTHERWISE]
+        for setting in settings:
+            known("setting", setting, allowed)
+        if training is None:
+            training = sgd()
+        own = None if isinstance(training, ClientTraining) else training
+        if isinstance(training, ClientTraining):
+            if twice := sorted(training.settings.keys() & settings.keys()):
+                raise ConfigError(f"{twice[0]} is given twice: it is part of training")
+            settings |= training.settings
+        self.task: Task | None = Task(
+            model=model,
+            clients=clients,
+            evaluate=evaluate,
+            training=own,
+            num_clients=num_clients,
+            loss=loss,
+            validation=validation,
+            delays=None if isinstance(delays, str) else delays,
+        )
+        count = num_clients or getattr(clients, "num_clients", None) or len(clients)  # type: ignore[arg-type]
+        settings |= {"num_clients": count, "delays": delays if isinstance(delays, str) else DELAYS_OF_TASK}
+        if "arrivals" not in settings and any(settings.get(end) for end in ENDS):
+            settings["arrivals"] = UNLIMITED
+        if "concurrency" not in settings:
+            settings["concurrency"] = min(count, SimConfig.concurrency)
+        self.config = SimConfig(task=f"{MADE_IN_PYTHON}:{name}", **settings)
+        self._set_runs([rules] if isinstance(rules, str | RuleSpec) else rules, seeds, paired)
+
+    @classmethod
+    def of(
+        cls,
+        config: SimConfig,
+        rules: Sequence[str | RuleSpec],
+        seeds: Sequence[int] = (0,),
+        *,
+        paired: bool = False,
+        task: Task | None = None,
+    ) -> "Simulation":
+        """Return the simulation of these settings, as the command line makes it; `task` replaces what they name."""
+        simulation = cls.__new__(cls)
+        simulation.task, simulation.config = task, config
+        simulation._set_runs(rules, seeds, paired)
+        return simulation
+
+    def _set_runs(self, rules: Sequence[str | RuleSpec], seeds: Sequence[int], paired: bool) -> None:
+        specs = [rule if isinstance(rule, RuleSpec) else parse_rule(rule) for rule in rules]
+        if not specs or not seeds:
+            raise ConfigError("give at least one rule and one seed")
+        if len({spec.label for spec in specs}) != len(specs) or len(set(seeds)) != len(seeds):
+            raise ConfigError("a rule or a seed is given twice")
+        for spec in specs:
+            spec.build()
+        self.jobs: list[Job] = make_jobs(specs, list(seeds), paired=paired)
+
+    def run(
+        self,
+        *,
+        processes: int = 1,
+        workers: int = 1,
+        out: Path | str | None = None,
+        keep_updates: bool = False,
+        tensorboard: bool = False,
+        watch: JobProgress | None = None,
+    ) -> SimulationResults:
+        """Make all runs.
+
+        Args:
+            processes: runs that are made at the same time, each in a process of its own. The results are the same.
+                More than one need a task that can be pickled: functions and classes at the top of a module.
+            workers: processes of each run that train; 1: that of the run itself. The results are the same; more than
+                one need a task that can be pickled.
+            out: a new folder for the results and audit logs; default: nothing is written.
+            keep_updates: whether all updates are kept beside the logs, 4 d bytes each.
+            tensorboard: whether TensorBoard's event files are written while the runs go on.
+            watch: called with (index of the run, how far it is); may raise to stop.
+
+        Returns:
+            The results.
+
+        Raises:
+            ConfigError: the settings do not go together, data are missing, or `out` is not empty.
+            DivergedError: a client's loss or model is no longer finite.
+            MissingExtraError: a package is not installed.
+        """
+        if tensorboard:
+            require_tensorboard()
+        if out is None:
+            if keep_updates or tensorboard:
+                raise ConfigError(f"{'keep_updates' if keep_updates else 'tensorboard'} needs out=, a folder")
+            return self.run_into(None, processes=processes, workers=workers, watch=watch)
+        folder = run_folder.create_run_folder(Path(out))
+        d = self.num_parameters() if keep_updates else None
+        output = run_folder.create_audit_folder(folder, self.config, len(self.jobs), keep_updates, d=d)
+        output = output._replace(tensorboard=folder / FOLDER if tensorboard else None)
+        results = self.run_into(output, processes=processes, workers=workers, watch=watch)
+        results.write(folder)
+        return results
+
+    def run_into(
+        self,
+        output: AuditOutput | None,
+        *,
+        processes: int = 1,
+        workers: int = 1,
+        watch: JobProgress | None = None,
+        finished: dict[int, list[RunResult]] | None = None,
+    ) -> SimulationResults:
+        """Make all runs; see `compare`."""
+        results = compare(
+            self.jobs,
+            self.config,
+            processes=processes,
+            watch=watch,
+            output=output,
+            finished=finished,
+            task=self.task,
+            workers=workers,
+        )
+        return SimulationResults(results, self.config)
+
+    def num_parameters(self) -> int:
+        """Return d, the number of trained parameters of the model."""
+        from afflux.sim.clients.flat_model import FlatModel, make_module
+        from afflux.sim.workload.task_registry import build_task
+
+        task = build_task(self.config) if self.task is None else self.task
+        return len(FlatModel(make_module(task.model, 0)).params)

@@ -1,0 +1,89 @@
+"""The clients' training by one of the built-in optimizers, for `Simulation`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ClientTraining:
+    """Settings of the clients' training, by the names that `SimConfig` has for them."""
+
+    settings: Mapping[str, Any]
+
+
+def sgd(
+    lr: float = 0.1,
+    *,
+    steps: int = 3,
+    epochs: int = 0,
+    batch_size: int = 16,
+    weight_decay: float = 0.0,
+    steps_law: str = "constant",
+    examples: str = "data",
+) -> ClientTraining:
+    """Mini-batch SGD on the mean loss.
+
+    The data of a client are a pair (x, y) of arrays or torch tensors, or a torch Dataset of such pairs. x may also be a
+    tuple or a dict of arrays: the arguments of the model.
+
+    Args:
+        lr: learning rate.
+        steps: mini-batch steps.
+        epochs: if not 0, whole epochs instead of steps.
+        batch_size: of a mini-batch.
+        weight_decay: added to the gradient, times the params.
+        steps_law: constant: `steps` each; uniform: drawn from 1 to twice as many.
+        examples: the number of examples that a client reports: of its data ("data"), or of a batch ("batch").
+
+    Returns:
+        The training, for `Simulation`.
+    """
+    return _training("sgd", lr, steps, epochs, batch_size, weight_decay, steps_law, examples)
+
+
+def fedprox(
+    lr: float = 0.1,
+    *,
+    mu: float = 0.1,
+    steps: int = 3,
+    epochs: int = 0,
+    batch_size: int = 16,
+    weight_decay: float = 0.0,
+    steps_law: str = "constant",
+    examples: str = "data",
+) -> ClientTraining:
+    """SGD with the proximal term mu |y - x|^2 / 2, x the pulled model (FedProx, FedAsync). Arguments as for `sgd`."""
+    return _training("fedprox", lr, steps, epochs, batch_size, weight_decay, steps_law, examples, mu=mu)
+
+
+def scaffold(
+    lr: float = 0.1,
+    *,
+    control_codec: str = "float32",
+    steps: int = 3,
+    epochs: int = 0,
+    batch_size: int = 16,
+    weight_decay: float = 0.0,
+    steps_law: str = "constant",
+    examples: str = "data",
+) -> ClientTraining:
+    """SGD with SCAFFOLD's control variates, which the server stores in `control_codec`. Arguments as for `sgd`."""
+    shared = (lr, steps, epochs, batch_size, weight_decay, steps_law, examples)
+    return _training("scaffold", *shared, control_codec=control_codec)
+
+
+def _training(
+    optimizer: str,
+    lr: float,
+    steps: int,
+    epochs: int,
+    batch_size: int,
+    weight_decay: float,
+    steps_law: str,
+    examples: str,
+    **own: Any,
+) -> ClientTraining:
+    shared: dict[str, Any] = {"client_lr": lr, "local_steps": steps, "local_epochs": epochs, "batch_size": batch_size}
+    shared |= {"weight_decay": weight_decay, "steps_law": steps_law, "examples": examples}
+    return ClientTraining({"client_optimizer": optimizer} | shared | own)

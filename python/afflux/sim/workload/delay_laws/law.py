@@ -1,0 +1,11 @@
+"""What a law of running times is."""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+
+Delay: TypeAlias = Callable[[int, np.random.Generator], float]
+"""(client, stream) -> running time of one dispatch of the client, drawn from the stream."""
+DelayLaw: TypeAlias = Callable[[int, np.random.Generator], Delay]
+"""(number of clients, stream for what is fixed per client) -> Delay."""

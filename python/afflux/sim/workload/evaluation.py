@@ -1,0 +1,47 @@
+"""Evaluation of a classifier on a test set."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import nn
+
+#: Examples that are evaluated at once; limits the memory.
+EVALUATION_BATCH = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Classification:
+    """Accuracy and mean cross entropy over examples x with labels y, torch tensors."""
+
+    x: Any
+    y: Any
+
+    def __call__(self, model: "nn.Module") -> tuple[float, float]:
+        """Return accuracy and mean loss of the model."""
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        starts = range(0, len(self.y), EVALUATION_BATCH)
+        logits = torch.cat([model(self.x[start : start + EVALUATION_BATCH]) for start in starts])
+        loss = cross_entropy(logits, self.y).item()
+        correct = int((logits.argmax(dim=1) == self.y).sum())
+        return correct / len(self.y), loss
+
+
+def classification(x: Any, y: Any) -> Classification:
+    """Return an evaluation function: accuracy and mean cross entropy of the model's logits.
+
+    Args:
+        x: (n, ...) the examples, an array or a torch tensor.
+        y: (n,) their labels: whole numbers.
+
+    Returns:
+        A function for `Simulation` and `Task`.
+    """
+    import torch
+
+    tensors = (own if isinstance(own, torch.Tensor) else torch.as_tensor(np.array(own)) for own in (x, y))
+    return Classification(*tensors)

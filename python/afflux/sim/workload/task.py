@@ -1,0 +1,206 @@
+"""What clients train: a model, a data set for each client, a training function and an evaluation."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+from afflux.sim.errors import ConfigError, known
+from afflux.sim.workload.data_sets import stratified_split
+from afflux.sim.workload.delays import DelayLaw
+from afflux.sim.workload.evaluation import Classification, classification
+from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS
+from afflux.sim.workload.random_streams import StreamPurpose, random_stream
+
+if TYPE_CHECKING:
+    from torch import nn
+
+TrainingFunction: TypeAlias = Callable[..., tuple[float, int, int]]
+"""(model, data, rng) -> mean loss, local steps, examples. The model holds the pulled params; it is trained in place."""
+Evaluate: TypeAlias = Callable[["nn.Module"], tuple[float, float]]
+"""(model) -> accuracy, loss. The model is in evaluation mode, and no gradient is recorded."""
+Loss: TypeAlias = Callable[[Any, Any], Any]
+"""(output of the model, labels) -> mean loss, a torch scalar."""
+
+
+#: Of the training examples, of each class.
+VALIDATION_SHARE = 0.2
+
+
+@runtime_checkable
+class SeededClients(Protocol):
+    """Clients whose data depend on the seed of the run."""
+
+    def for_seed(self, seed: int) -> Sequence[Any]:
+        """Return the data set of each client."""
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What clients train.
+
+    Everything is made again for each run and each worker process, from the seed of the run alone.
+    """
+
+    model: "nn.Module | Callable[..., nn.Module]"
+    """A torch module, which is copied; or a function that makes one, without arguments or with a NumPy generator.
+
+    torch's own random numbers are seeded before the function is called. Parameters that require no gradient stay as
+    they are; buffers, such as BatchNorm's statistics, are averaged by the server.
+    """
+    clients: "Sequence[Any] | SeededClients | Callable[..., Any]"
+    """The data set of each client: a sequence, or `partitioned(...)`, or a function of the client's number.
+
+    The function may take a NumPy generator, too, which depends on the seed and on the client. It is called whenever
+    the client trains, and its result is not kept. It needs `num_clients`.
+    """
+    evaluate: Evaluate
+    """See `Evaluate`; for example `classification(x, y)`."""
+    training: TrainingFunction | None = None
+    """The clients' training; None: the optimizer of the settings (sgd, fedprox, fedasync or scaffold).
+
+    It may have keyword-only parameters with the names of settings, such as client_lr, which it is given.
+    """
+    num_clients: int | None = None
+    """Number of clients, if `clients` is a function."""
+    loss: Loss | None = None
+    """For the optimizers of the settings; None: cross entropy."""
+    validation: Any = None
+    """Data set (x, y) of the server, for rules that score updates by a validation gradient (Zeno++)."""
+    tuning: Evaluate | None = None
+    """Evaluation on validation data, for the setting part="validation", that is for grids.
+
+    None: a fifth of the training examples, if `clients` is `partitioned(...)` and `evaluate` is `classification(...)`.
+    """
+    delays: DelayLaw | None = None
+    """The running times, for the setting delays="task"."""
+    seeds_torch: bool = True
+    """Whether torch's random numbers are seeded before each training, for dropout and the like."""
+
+    def __post_init__(self) -> None:
+        """Check that the parts go together; raises ConfigError."""
+        lazy = callable(self.clients) and not isinstance(self.clients, SeededClients)
+        if lazy and self.num_clients is None:
+            raise ConfigError("clients is a function: give num_clients, too")
+        if not lazy and self.num_clients is not None:
+            raise ConfigError("num_clients is given, but clients is no function: their number is its length")
+        if lazy and (self.num_clients or 0) < 1:
+            raise ConfigError(f"num_clients is {self.num_clients}, must be at least 1")
+        for name in ("evaluate", *(["training"] if self.training is not None else [])):
+            if not callable(getattr(self, name)):
+                raise ConfigError(f"{name} is {getattr(self, name)!r}, must be a function")
+
+    def data_for_seed(self, seed: int) -> Sequence[Any]:
+        """Return the data set of each client under `seed`."""
+        if isinstance(self.clients, SeededClients):
+            return self.clients.for_seed(seed)
+        if callable(self.clients):
+            return _LazyClients(self.clients, int(self.num_clients or 0), seed)
+        return self.clients
+
+
+def tuned_on_validation(task: Task) -> Task:
+    """Return the task whose evaluation is on a validation part, which no client has.
+
+    Raises:
+        ConfigError: the task has no `tuning`, and its examples cannot be divided.
+    """
+    if task.tuning is not None:
+        return replace(task, evaluate=task.tuning)
+    clients = task.clients
+    if not isinstance(clients, Partitioned) or not isinstance(task.evaluate, Classification):
+        raise ConfigError("the task has no validation part: give it tuning=, an evaluation function")
+    kept, held = stratified_split(np.asarray(clients.y), VALIDATION_SHARE)
+    evaluate = classification(clients.x[held], clients.y[held])
+    own = task.validation
+    if own is not None and own[1] is clients.y:  # the server's examples are those of all clients
+        own = (clients.x[kept], clients.y[kept])
+    return replace(
+        task, clients=replace(clients, x=clients.x[kept], y=clients.y[kept]), evaluate=evaluate, validation=own
+    )
+
+
+class _LazyClients(Sequence[Any]):
+    """Data sets that are made when they are asked for, and not kept."""
+
+    def __init__(self, make: Callable[..., Any], count: int, seed: int) -> None:
+        self._make, self._count, self._seed = make, count, seed
+        self._random = positional_parameters(make) > 1
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, client: Any) -> Any:
+        if not self._random:
+            return self._make(client)
+        return self._make(client, random_stream(self._seed, StreamPurpose.CLIENT_DATA, client))
+
+
+def clients_with_data(data: Sequence[Any]) -> Sequence[int]:
+    """Return the numbers of the clients that hold examples; of data sets that are made when needed, all clients."""
+    if not isinstance(data, list | tuple):
+        return range(len(data))
+    return tuple(client for client, own in enumerate(data) if num_examples(own) != 0)
+
+
+def num_examples(data: Any) -> int | None:
+    """Return the number of examples of a client's data set: (x, y), or anything with a length; None: not known."""
+    if isinstance(data, tuple) and len(data) == 2 and hasattr(data[1], "__len__"):
+        return len(data[1])
+    return len(data) if hasattr(data, "__len__") else None
+
+
+@dataclass(frozen=True, eq=False)
+class Partitioned:
+    """One data set that is divided among clients, in another way for each seed."""
+
+    x: Any
+    y: Any
+    num_clients: int
+    partition: str = "dirichlet"
+    heterogeneity: float = 0.1
+
+    def for_seed(self, seed: int) -> list[tuple[Any, Any]]:
+        """Return (x, y) of each client; some may be empty."""
+        rng = random_stream(seed, StreamPurpose.PARTITION)
+        shards = PARTITIONS[self.partition](np.asarray(self.y), self.num_clients, self.heterogeneity, rng)
+        return [(self.x[shard], self.y[shard]) for shard in shards]
+
+
+def partitioned(
+    x: Any, y: Any, num_clients: int = 100, partition: str = "dirichlet", alpha: float = 0.1, classes: int = 2
+) -> Partitioned:
+    """Divide a data set among clients.
+
+    Args:
+        x: the examples, an array or a torch tensor.
+        y: their labels, one for each example: whole numbers.
+        num_clients: number of clients.
+        partition: dirichlet, iid, classes or wkafl; see `afflux compare --help`.
+        alpha: Dirichlet's alpha: small means heterogeneous.
+        classes: classes of a client, for the partitions classes and wkafl.
+
+    Returns:
+        The clients, for `Simulation` and `Task`.
+
+    Raises:
+        ConfigError: an unknown partition, or another number of labels than examples.
+    """
+    known("partition", partition, PARTITIONS)
+    if len(x) != len(y):
+        raise ConfigError(f"there are {len(x)} examples, but {len(y)} labels")
+    if num_clients < 1:
+        raise ConfigError(f"num_clients is {num_clients}, must be at least 1")
+    return Partitioned(x, y, num_clients, partition, classes if partition in BY_CLASSES else alpha)
+
+
+def positional_parameters(function: Callable[..., Any]) -> int:
+    """Return how many arguments without a default a function takes by position."""
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        parameters = signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return 1
+    return sum(parameter.kind in kinds and parameter.default is Parameter.empty for parameter in parameters)

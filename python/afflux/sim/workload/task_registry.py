@@ -1,0 +1,77 @@
+"""From the setting `task` to a task: a registered name, or a function in a file of the user, which is executed."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from afflux.ops.validation import brief
+from afflux.sim.errors import ConfigError, known
+from afflux.sim.workload.config import IMAGES, MADE_IN_PYTHON, SimConfig
+from afflux.sim.workload.image_task import image_task
+from afflux.sim.workload.rule_files import file_function, split_rule_name
+from afflux.sim.workload.rule_specs import option_value
+from afflux.sim.workload.task import Task
+
+TASKS: dict[str, Callable[..., Task]] = {IMAGES: image_task}
+"""Functions that make tasks, by name; see `register_task`."""
+
+
+def register_task(name: str, function: Callable[..., Task]) -> None:
+    """Make a task known by name, for the setting `task` and the command line's --task.
+
+    Args:
+        name: its name, without ':'.
+        function: returns a `Task`. A parameter `settings` is given the settings, and one with the name of a setting,
+            such as num_clients, that setting; others are options, as in `--task NAME:OPTION=VALUE`.
+
+    Raises:
+        ConfigError: the name is taken, or cannot be one.
+    """
+    if ":" in name or ".py" in name or not name.isprintable() or not name:
+        raise ConfigError(f"{brief(name)} cannot be the name of a task")
+    if TASKS.setdefault(name, function) is not function:
+        raise ConfigError(f"there is a task {brief(name)} already")
+
+
+def build_task(config: SimConfig) -> Task:
+    """Return the task that the settings name; a file is executed.
+
+    Raises:
+        ConfigError: an unknown task, file, function or option, or a task that only its own program can make.
+    """
+    name, assignments = split_rule_name(config.task)
+    if name == MADE_IN_PYTHON:
+        raise ConfigError(f"the task {config.task} was made in Python: continue it in that program")
+    if name.partition(":")[0].endswith(".py"):
+        function: Callable[..., Any] = file_function(name, "task")
+    else:
+        known("task", name, TASKS)
+        function = TASKS[name]
+    options = _options(config, name, function, assignments)
+    try:
+        task = function(**options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"task {config.task}: {error}") from error
+    if not isinstance(task, Task):
+        raise ConfigError(f"task {config.task}: it returns {brief(task)}, not an afflux.sim.Task")
+    return task
+
+
+def _options(config: SimConfig, name: str, function: Callable[..., Any], assignments: list[str]) -> dict[str, Any]:
+    taken = inspect.signature(function, eval_str=True).parameters
+    settings = {field.name for field in fields(SimConfig)}
+    options = {option: getattr(config, option) for option in taken if option in settings}
+    if "settings" in taken:
+        options["settings"] = config
+    for assignment in assignments:
+        option, equals, value = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"task {config.task}: {assignment!r} is not option=value")
+        known(f"option of {name}:", option, [own for own in taken if own != "settings"])
+        try:
+            annotation = taken[option].annotation
+            options[option] = value if annotation is str else option_value(value, annotation)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"task {config.task}: {option}: {error}") from None
+    return options

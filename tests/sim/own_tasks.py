@@ -1,0 +1,85 @@
+"""Tasks of tests, in a module of their own: other processes import it."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from afflux.sim import Task, classification
+
+CLASSES, FEATURES = 3, 6
+
+
+def examples(count=240, seed=5):
+    """Labels and features around a centre of each class."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    y = np.arange(count) % CLASSES
+    x = np.eye(CLASSES, FEATURES)[y] * 2 + 0.5 * rng.standard_normal((count, FEATURES))
+    return torch.tensor(x.astype(np.float32)), torch.tensor(y)
+
+
+X, Y = examples()
+TEST = classification(*examples(90, seed=6))
+
+
+class Net(nn.Module):
+    """Has a frozen layer before BatchNorm, a frozen BatchNorm, dropout, and a module that is always in one mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.frozen = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8)).requires_grad_(False)
+        self.norm = nn.BatchNorm1d(8)
+        self.head = nn.Linear(8, CLASSES)
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x):
+        return self.head(self.drop(torch.relu(self.norm(self.frozen(x)))))
+
+
+def linear(rng):
+    """Made with NumPy's random numbers."""
+    layer = nn.Linear(FEATURES, CLASSES)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.from_numpy(rng.uniform(-0.1, 0.1, tuple(parameter.shape))))
+    return layer
+
+
+def lazy(client, rng):
+    """Twelve examples of a client, drawn anew whenever they are asked for."""
+    own = rng.integers(0, len(Y), 12)
+    return X[own], Y[own]
+
+
+def momentum(model, data, rng, *, client_lr, local_steps):
+    """Training with torch's own optimizer."""
+    x, y = data
+    optimizer = torch.optim.SGD(model.parameters(), lr=client_lr, momentum=0.5)
+    for _ in range(local_steps):
+        batch = torch.from_numpy(rng.choice(len(y), 8, replace=False))
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x[batch]), y[batch])
+        loss.backward()
+        optimizer.step()
+    return loss.item(), local_steps, len(y)
+
+
+def own_task(num_clients=30, *, alpha: float, shift: float = 0.0):
+    """For --task: `alpha` is a setting, `shift` an option."""
+    chosen = [(X[i::num_clients] + shift, Y[i::num_clients]) for i in range(num_clients)]
+    return Task(linear, chosen, TEST, validation=(X, Y))
+
+
+def lazy_task(num_clients: int):
+    return Task(Net, lazy, TEST, training=momentum, num_clients=num_clients)
+
+
+def wrong_task():
+    return 1
+
+
+def fails(model, data, rng):
+    return 1 / 0
+
+
+def returns_nothing(model, data, rng):
+    return None

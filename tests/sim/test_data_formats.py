@@ -1,0 +1,389 @@
+"""Readers of data files: what they read is what was written, and damaged or hostile files give a clear error."""
+
+import gzip
+import os
+import pickle
+import struct
+from io import BytesIO
+
+import numpy as np
+import pytest
+
+from afflux.sim.data.formats.cifar_binary import read_records
+from afflux.sim.data.formats.cifar_python import read_batch
+from afflux.sim.data.formats.idx import read_idx
+from afflux.sim.data.formats.leaf import read_pixels, read_text
+from afflux.sim.data.formats.npz import read_npz
+from afflux.sim.data.formats.plain_pickle import read_plain_pickle
+from afflux.sim.data.formats.speeches import read_roles, read_table
+from afflux.sim.errors import ConfigError
+
+
+def idx(array):
+    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+def python2_batch(labels_key=b"labels", count=3):
+    """The opcodes of CIFAR's published files, which Python 2 wrote: strings are SHORT_BINSTRING and BINSTRING."""
+    data = np.random.default_rng(0).integers(0, 256, (count, 3072), dtype=np.uint8)
+
+    def string(text):
+        return b"U" + bytes([len(text)]) + text
+
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\nq\x05cnumpy\nndarray\nq\x06K\x00\x85" + string(b"b") + b"\x87R"
+        b"(K\x01K" + bytes([count]) + b"M\x00\x0c\x86cnumpy\ndtype\nq\x07" + string(b"u1") + b"K\x00K\x01\x87R(K\x03"
+        + string(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89"
+        b"T" + struct.pack("<I", data.size) + data.tobytes() + b"tb"
+    )  # fmt: skip
+    labels = b"]q\x03(" + b"".join(b"K" + bytes([label]) for label in range(count)) + b"e"
+    body = b"}q\x01(" + string(b"batch_label") + string(b"training batch 1 of 5")
+    return b"\x80\x02" + body + string(labels_key) + labels + string(b"data") + array + b"u.", data
+
+
+@pytest.mark.parametrize("shape", [(5, 4, 3), (1, 1, 1), (0, 28, 28)])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_idx_files_are_read_as_written(tmp_path, shape, suffix):
+    images = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
+    path = tmp_path / f"images-idx3-ubyte{suffix}"
+    path.write_bytes(gzip.compress(idx(images)) if suffix else idx(images))
+    found = read_idx(path, 3)
+    assert found.dtype == np.uint8
+    assert found.shape == shape
+    assert np.array_equal(found, images)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "begins with the bytes"),
+        (b"\x1f\x8b\x08\x00", "begins with the bytes 1f 8b 08 00"),
+        (b"\0\0\x0d\x03", "type 0x0d and 3 dimensions"),
+        (b"\0\0\x08\x01\0\0\0\x05hello", "type 0x08 and 1 dimensions"),
+        (b"\0\0\x08\x03\0\0\0\x01", "ends within its header"),
+        (b"\0\0\x08\x03" + b"\0\0\0\x02" * 3 + b"1234567", r"has 7 bytes after its header; expected: 8 bytes"),
+        (b"\0\0\x08\x03" + b"\0\0\0\x02" * 3 + b"123456789", "has more than 8 bytes"),
+        (b"\0\0\x08\x03" + b"\xff\xff\xff\xff" * 3 + b"1", "has 1 bytes after its header"),
+    ],
+)
+def test_damaged_idx_files_are_refused(tmp_path, content, message):
+    path = tmp_path / "images"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_idx(path, 3)
+    assert str(path) in str(caught.value)
+    assert "docs/data.md" in str(caught.value)
+
+
+def test_a_gzip_file_that_ends_early_or_is_none(tmp_path):
+    path = tmp_path / "x.gz"
+    whole = gzip.compress(idx(np.random.default_rng(0).integers(0, 256, (9, 9, 9), dtype=np.uint8)))
+    for content in (whole[: len(whole) // 2], b"no gzip", whole[:-4] + b"\0\0\0\0"):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"x\.gz cannot be read"):
+            read_idx(path, 3)
+
+
+def test_archives_of_numpy(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, x=np.arange(3), y=np.ones(2))
+    y, x = read_npz(path, ("y", "x"))
+    assert (x.tolist(), y.tolist()) == ([0, 1, 2], [1, 1])
+    with pytest.raises(ConfigError, match=r"a\.npz has no array z; expected: an \.npz archive with the arrays x, z"):
+        read_npz(path, ("x", "z"))
+    np.savez(path, x=np.array([{"an": "object"}], dtype=object))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_npz(path, ("x",))
+    with path.open("wb") as file:
+        np.save(file, np.arange(3))
+    with pytest.raises(ConfigError, match="a single array, no archive"):
+        read_npz(path, ("x",))
+    path.write_bytes(b"PK\x03\x04 no zip")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_npz(path, ("x",))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_npz(tmp_path / "absent.npz", ("x",))
+
+
+@pytest.mark.parametrize("label_bytes", [1, 2])
+def test_cifars_binary_version(tmp_path, label_bytes):
+    rng = np.random.default_rng(2)
+    records = rng.integers(0, 256, (4, label_bytes + 3072), dtype=np.uint8)
+    path = tmp_path / "batch.bin"
+    path.write_bytes(records.tobytes())
+    images, labels = read_records(path, label_bytes)
+    assert labels.tolist() == records[:, label_bytes - 1].tolist()
+    # The red plane first, then green and blue, each row by row.
+    assert images[2, 1, 31, 5] == records[2, label_bytes + 1024 + 31 * 32 + 5]
+    for content in (b"", records.tobytes()[:-1]):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=f"records of {label_bytes + 3072} bytes"):
+            read_records(path, label_bytes)
+
+
+def test_cifars_python_version_as_python_2_wrote_it(tmp_path):
+    content, data = python2_batch()
+    # The file is a right one: Python's own unpickler gives the same.
+    assert np.array_equal(pickle.loads(content, encoding="bytes")[b"data"], data)
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(content)
+    images, labels = read_batch(path, "labels")
+    assert labels.tolist() == [0, 1, 2]
+    assert np.array_equal(images.reshape(3, 3072), data)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_pickles_of_python_3_hold_the_same(tmp_path, protocol, order):
+    rng = np.random.default_rng(3)
+    wanted = {
+        "data": np.array(rng.integers(0, 256, (3, 7), dtype=np.uint8), order=order),
+        "big": np.arange(5, dtype=">i4"),
+        "floats": rng.standard_normal((2, 2, 2)),
+        "labels": [0, 255, 2**40, -(2**80), True, False, None, 0.5],
+        "names": ["a.png", b"raw", ("x", 1), {"deep": [[]]}],
+    }
+    path = tmp_path / "batch"
+    path.write_bytes(pickle.dumps(wanted, protocol))
+    found = read_plain_pickle(path)
+    assert list(found) == list(wanted)
+    for name, value in wanted.items():
+        if isinstance(value, np.ndarray):
+            assert found[name].dtype == value.dtype
+            assert np.array_equal(found[name], value)
+        else:
+            assert found[name] == value
+
+
+class Call:
+    """Pickled as a call."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+class Stateful:
+    def __setstate__(self, state):
+        raise AssertionError("executed")
+
+    def __getstate__(self):
+        return {"a": 1}
+
+
+HOSTILE = {
+    "system": Call(os.system, "touch executed"),
+    "eval": Call(eval, "open('executed', 'w')"),
+    "getattr": Call(getattr, "x", "upper"),
+    "load": Call(np.load, "x"),
+    "object": Stateful(),
+    "type": int,
+    "set": {1, 2},
+    "objects": np.array([{}, 1], dtype=object),
+    "record": np.zeros(2, dtype=[("a", "i4")]),
+    "text": np.array(["a", "b"]),
+    "matrix": np.zeros((2, 2)).view(np.matrix),
+    "scalar": np.float64(1),
+    "masked": np.ma.array([1, 2], mask=[0, 1]),
+    "bytearray call": Call(bytearray, 10),
+    "time": np.array(["2020-01-01"], dtype="datetime64[s]"),
+}
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
+def test_nothing_that_a_pickle_names_is_executed(tmp_path, monkeypatch, name, protocol):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(pickle.dumps({"data": HOSTILE[name], "labels": [1]}, protocol))
+    with pytest.raises(ConfigError, match="data_batch_1"):
+        read_plain_pickle(path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["data_batch_1"]
+
+
+def test_a_call_is_named_in_the_error(tmp_path):
+    path = tmp_path / "batch"
+    path.write_bytes(pickle.dumps({"data": Call(os.system, "true")}, 2))
+    with pytest.raises(ConfigError, match=f"refers to '{os.system.__module__}.system'; expected: a pickle"):
+        read_plain_pickle(path)
+
+
+ARRAY = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R"
+UINT8 = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b".",
+        b"\x80\x02.",
+        b"\x80\x02}",
+        b"\x80\x02K\x01.",
+        b"\x80\x02]K\x01a.",
+        b"\x80\x02}(U\x04data" + ARRAY + b"u",  # no end
+        b"\x80\x02}(U\x04data" + ARRAY + b"(K\x01K\x02\x85" + UINT8 + b"\x89U\x01atbu.",  # 1 byte for 2
+        b"\x80\x02}(U\x04data" + ARRAY + b"(K\x01J\xff\xff\xff\xff\x85" + UINT8 + b"\x89U\x00tbu.",  # length -1
+        b"\x80\x02}(U\x04data" + ARRAY + b"(K\x01U\x01a" + UINT8 + b"\x89U\x01atbu.",  # a shape that is no tuple
+        b"\x80\x02}(U\x04data" + ARRAY + b"(K\x01(" + b"K\x01" * 9 + b"t" + UINT8 + b"\x89U\x01atbu.",  # 9 dimensions
+        b"\x80\x02}(U\x04data" + ARRAY + b"}bu.",  # a state that is no tuple
+        b"\x80\x02}(U\x04data]}bu.",  # a state for a list
+        b"\x80\x02}(U\x04dataT\xff\xff\xff\x7fabcu.",  # a string that is longer than the file
+        b"\x80\x02}(U\x04data\x8d" + b"\xff" * 8 + b"u.",
+        b"\x80\x02}(h\x07K\x01u.",  # an object that was never stored
+        b"\x80\x02}((K\x01tK\x01u.",  # a tuple as key
+        b"\x80\x02}(K\x01u.",  # a key without value
+        b"\x80\x02]K\x01K\x02s.",
+        b"\x80\x02}K\x01a.",
+        b"\x80\x02\x87.",
+        b"\x80\x02}(U\x01aP1\nu.",  # a persistent object
+        b"\x80\x02}(U\x01a\x82\x01u.",  # an extension
+        b"\x80\x02}(U\x01acnumpy\nndarray\n)\x81u.",  # a new object
+        b"\x80\x02}(U\x01a(cos\nsystem\nU\x04trueou.",  # OBJ
+        b"\x80\x02}(U\x01a(U\x04trueios\nsystem\nu.",  # INST
+        b"\x80\x02}(U\x04data" + ARRAY + b"u.",  # an array without content
+        b"\x80\x02}U\x04data(s.",  # a mark as value
+        b"\x80\x02}U\x04data" + UINT8 + b"s.",
+        b"\x80\x02}U\x04data]cnumpy\nndarray\nas.",
+        b"\x80\x02}U\x04data}U\x01acnumpy\nndarray\n\x85\x85ss.",
+        b"\x80\x02cnumpy\nndarray\n.",
+        b"\x80\x02cnumpy\nndarray\n)R.",
+        b"\x80\x02c_codecs\nencode\nX\x01\0\0\0aU\x06rot_13\x86R.",
+        b"\x80\x02}K\x01K\x02R.",
+        b"\x80\x04K\x01K\x02\x93.",  # a name that is no text
+        b"\x80\x04\x8c\x02os\x8c\x06system\x93.",
+        b"\xff\xfe",
+        b"I1" + b"0" * 5000 + b"\n.",
+    ],
+)
+def test_pickles_that_are_damaged_or_no_dict_of_plain_data(tmp_path, content):
+    path = tmp_path / "batch"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="batch"):
+        read_plain_pickle(path)
+
+
+def test_deeply_nested_pickles_do_no_harm(tmp_path):
+    path = tmp_path / "batch"
+    # A million lists, each in the next one; and thirty lists that hold the one before twice.
+    path.write_bytes(b"\x80\x02}U\x01a" + b"]" * 1_000_000 + b"a" * 999_999 + b"s.")
+    assert isinstance(read_plain_pickle(path)["a"], list)
+    itself = b"\x80\x02}q\x01U\x01a]q\x02h\x02ah\x01as."
+    path.write_bytes(itself)
+    assert list(read_plain_pickle(path)) == ["a"], "a dict and a list that hold themselves"
+    doubled = b"]q\x00" + b"".join(
+        b"]" + b"h" + bytes([i]) + b"ah" + bytes([i]) + b"aq" + bytes([i + 1]) for i in range(30)
+    )
+    path.write_bytes(b"\x80\x02}U\x01a" + doubled + b"s0.")
+    with pytest.raises(ConfigError):
+        read_plain_pickle(path)
+
+
+@pytest.mark.parametrize("cut", range(0, 9300, 311))
+def test_a_batch_that_ends_early(tmp_path, cut):
+    content, _ = python2_batch()
+    path = tmp_path / "batch"
+    path.write_bytes(content[:cut])
+    with pytest.raises(ConfigError, match="batch"):
+        read_batch(path, "labels")
+
+
+def test_any_changed_byte_of_a_batch_gives_a_batch_or_a_clear_error(tmp_path):
+    content, data = python2_batch(count=1)
+    path = tmp_path / "batch"
+    head = content.index(data.tobytes())
+    rng = np.random.default_rng(5)
+    refused = 0
+    for place in [*range(head), *range(head + 3072, len(content))]:
+        for _ in range(4):
+            changed = bytearray(content)
+            changed[place] = rng.integers(256)
+            path.write_bytes(changed)
+            try:
+                images, labels = read_batch(path, "labels")
+            except ConfigError:
+                refused += 1
+            else:
+                assert images.shape == (len(labels), 3, 32, 32)
+    assert refused > head
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"labels": [1]}, "has no key 'data'"),
+        ({"data": np.zeros((1, 3072), np.uint8)}, "has no key 'labels'"),
+        ({"data": np.zeros((1, 3072), np.int32), "labels": [1]}, "int32"),
+        ({"data": np.zeros((1, 3071), np.uint8), "labels": [1]}, "3071"),
+        ({"data": [1], "labels": [1]}, "'data' a list"),
+        ({"data": np.zeros((1, 3072), np.uint8), "labels": [1, 2]}, "1 images and 2 labels"),
+        ({"data": np.zeros((1, 3072), np.uint8), "labels": ["a"]}, "something else than a list of labels"),
+        ({"data": np.zeros((1, 3072), np.uint8), "labels": [2**70]}, "something else than a list of labels"),
+    ],
+)
+def test_a_batch_with_other_contents(tmp_path, batch, message):
+    path = tmp_path / "batch"
+    path.write_bytes(pickle.dumps(batch, 2))
+    with pytest.raises(ConfigError, match=message):
+        read_batch(path, "labels")
+
+
+def test_leafs_json(tmp_path):
+    (tmp_path / "b.json").write_text(
+        '{"users": ["u"], "num_samples": [1], "user_data": {"u": {"x": [[0.5]], "y": [3]}}}'
+    )
+    (tmp_path / "a.json").write_text(
+        '{"users": ["w", "v"], "user_data": {"v": {"x": [], "y": []}, "w": {"x": [[1, 0]], "y": [0]}}}'
+    )
+    found = [(path.name, user, examples.x, examples.y) for path, user, examples in read_pixels(tmp_path)]
+    assert found == [("a.json", "w", [[1, 0]], [0]), ("a.json", "v", [], []), ("b.json", "u", [[0.5]], [3])]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "cannot be read"),
+        ('{"users": []}', "missing required field `user_data`"),
+        ('{"users": ["u"], "user_data": {}}', "has no data of user 'u'"),
+        ('{"users": ["u"], "user_data": {"u": {"x": ["a"], "y": []}}}', "has 1 examples and 0 labels of user 'u'"),
+        ('{"users": ["u"], "user_data": {"u": {"x": [[1]], "y": ["a"]}}}', r"Expected `str`, got `array`.*x\[0\]"),
+        ('{"users": ["u"], "user_data": {"u": {"x": ["a"], "y": [1]}}}', r"Expected `str`, got `int`.*y\[0\]"),
+    ],
+)
+def test_json_of_another_form(tmp_path, content, message):
+    (tmp_path / "all.json").write_text(content)
+    with pytest.raises(ConfigError, match=message) as caught:
+        list(read_text(tmp_path))
+    assert "all.json" in str(caught.value)
+
+
+def test_a_folder_without_json(tmp_path):
+    with pytest.raises(ConfigError, match=r"has no file \*\.json"):
+        list(read_text(tmp_path))
+
+
+def test_tables_of_speeches(tmp_path):
+    path = tmp_path / "speeches.tsv"
+    path.write_text('no\tspeaker\ttext\tplay\r\n1\tA\tone\\ntwo\tP\r\n\n2\tB "q"\tthree\tP', "utf-8", newline="")
+    assert list(read_table(path)) == [("P: A", "one\ntwo"), ('P: B "q"', "three")]
+    path.write_text("play\ttext\n")
+    with pytest.raises(ConfigError, match="has no column speaker"):
+        list(read_table(path))
+    path.write_text("play\tspeaker\ttext\na\tb\tc\na\tb\n")
+    with pytest.raises(ConfigError, match="has 2 values in line 3; expected: 3"):
+        list(read_table(path))
+    path.write_bytes(BytesIO("play\tspeaker\ttext\na\tb\té\n".encode("latin-1")).getvalue())
+    with pytest.raises(ConfigError, match="cannot be read"):
+        list(read_table(path))
+
+
+def test_files_of_roles(tmp_path):
+    (tmp_path / "B.txt").write_text("third\n")
+    (tmp_path / "A.txt").write_text("first\n\nsecond")
+    assert list(read_roles(tmp_path)) == [("A", "first"), ("A", "second"), ("B", "third")]
+    with pytest.raises(ConfigError, match=r"has no file \*\.txt"):
+        list(read_roles(tmp_path / "absent"))

@@ -1,0 +1,313 @@
+"""Laws of running times with options: their distributions, their names, measured traces, and the papers' staleness."""
+
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from afflux.sim.clients.staleness import simulate_staleness
+from afflux.sim.errors import ConfigError
+from afflux.sim.workload.delay_laws.device_availability import DeviceAvailability, ReadyTimes
+from afflux.sim.workload.delay_laws.device_times import DeviceTimes
+from afflux.sim.workload.delay_laws.fadas import FadasDelays, fadas_classes
+from afflux.sim.workload.delay_laws.half_normal import HalfNormalDelays
+from afflux.sim.workload.delay_names import FAMILIES, delay_law, describe_delays, options
+from afflux.sim.workload.delays import DELAYS
+
+
+def generator(seed=0):
+    return np.random.Generator(np.random.PCG64(seed))
+
+
+def draws(law, num_clients, count, seed=0):
+    delay, times = law(num_clients, generator(seed)), generator(seed + 1)
+    return np.array([[delay(client, times) for _ in range(count)] for client in range(num_clients)])
+
+
+@pytest.mark.parametrize("gamma", [0.2, 1.0, 5.0])
+def test_gamma_sets_the_shares_of_fadas_classes(gamma):
+    found = draws(FadasDelays(50, 80, gamma), 2000, 1)[:, 0]
+    shares = [((found >= low) & (found <= high)).mean() for low, high in ((1, 2), (3, 5), (50, 80))]
+    assert abs(sum(shares) - 1) < 1e-12
+    # argmax of Dirichlet(3g, 2g, g), from a sample of its own; five standard deviations of both.
+    exact = np.bincount(generator(9).dirichlet((3 * gamma, 2 * gamma, gamma), 200_000).argmax(axis=1)) / 200_000
+    for share, expected in zip(shares, exact, strict=True):
+        assert abs(share - expected) < 5 * math.sqrt(expected * (1 - expected) * (1 / 2000 + 1 / 200_000))
+
+
+def test_a_smaller_gamma_gives_more_clients_of_large_delays():
+    """FADAS, section 6: "A smaller gamma value corresponds to a higher proportion of clients experiencing large"."""
+    large = [(fadas_classes(20_000, generator(), gamma) == 2).mean() for gamma in (0.1, 0.5, 1, 2, 10)]
+    assert large == sorted(large, reverse=True)
+    assert large[0] > 2 * large[2]
+
+
+def test_fadas_without_options_draws_as_before():
+    rng, times = generator(3), generator(4)
+    classes = np.argmax(rng.dirichlet((3, 2, 1), size=20), axis=1)
+    intervals = ((1.0, 2.0), (3.0, 5.0), (5.0, 8.0))
+    wanted = [times.uniform(*intervals[classes[client]]) for client in range(20)]
+    delay, times = delay_law("fadas-mild")(20, generator(3)), generator(4)
+    assert [delay(client, times) for client in range(20)] == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "upper"), [("ca2fl", 5), ("ca2fl-1", 1), ("ca2fl-0.5", 0.5), ("ca2fl:upper=2.5", 2.5)]
+)
+def test_half_normal_laws_with_a_location(name, upper):
+    found = draws(delay_law(name), 400, 300)
+    locations = generator(0).uniform(0, upper, 400)
+    beyond = found - locations[:, None]
+    assert beyond.min() >= 0
+    # |N(0, 1)|: mean sqrt(2/pi), variance 1 - 2/pi; five standard deviations.
+    assert abs(beyond.mean() - math.sqrt(2 / math.pi)) < 5 * math.sqrt((1 - 2 / math.pi) / beyond.size)
+    assert abs((beyond**2).mean() - 1) < 5 * math.sqrt(2 / beyond.size)
+    assert beyond.max() > 3.5
+
+
+def test_the_fixed_law_is_the_same_for_all_clients():
+    rng = generator(0)
+    law = delay_law("ca2fl-fixed")
+    law(10, rng)
+    assert rng.integers(2**62) == generator(0).integers(2**62), "nothing is drawn for the clients"
+    found = draws(law, 50, 200)
+    assert found.min() >= 5
+    assert (found.min(axis=1) < 5.1).all()
+
+
+def test_half_normal_laws_with_a_scale():
+    found = draws(delay_law("ca2fl:reading=scale:upper=2"), 400, 300)
+    scales = generator(0).uniform(0, 2, 400)
+    assert abs(((found / scales[:, None]) ** 2).mean() - 1) < 5 * math.sqrt(2 / found.size)
+
+
+SETTINGS = {
+    # (law, M_c, M): tau_max and tau_avg, CA2FL's Tables 4 and 5.
+    ("ca2fl", 15, 10): (3, 0.4888),
+    ("ca2fl", 20, 10): (4, 0.9184),
+    ("ca2fl", 25, 10): (5, 1.312),
+    ("ca2fl", 20, 15): (2, 0.3264),
+    ("ca2fl", 20, 5): (9, 2.6512),
+    ("ca2fl-1", 20, 10): (6, 0.9092),
+    ("ca2fl-0.5", 20, 10): (6, 0.8992),
+}
+
+
+@pytest.mark.parametrize(("name", "concurrency", "buffer_size"), SETTINGS)
+def test_the_location_gives_ca2fls_largest_staleness_and_the_scale_does_not(name, concurrency, buffer_size):
+    paper, mean = SETTINGS[name, concurrency, buffer_size]
+
+    def staleness(law):
+        given = {"num_clients": 100, "concurrency": concurrency, "buffer_size": buffer_size, "steps": 500}
+        return [simulate_staleness(delay_law(law), **given, seed=seed) for seed in range(3)]
+
+    location = staleness(name)
+    assert min(abs(found.largest - paper) for found in location) <= 1
+    assert max(abs(found.largest - paper) for found in location) <= 2
+    scale = staleness(f"{name}:reading=scale")
+    assert all(found.largest >= paper + 2 for found in scale)
+    # When M start whenever M have finished, M_c - M are training at each start: the mean is (M_c - M)/M, but for the
+    # first steps and the last ones. The paper's is up to 13 % smaller.
+    for found in (*location, *scale):
+        assert abs(found.mean - (concurrency - buffer_size) / buffer_size) < 0.04
+        assert mean <= found.mean <= 1.16 * mean
+
+
+def test_the_scale_reading_cannot_tell_the_papers_uniform_laws_apart():
+    """Multiplying all times by a number changes no order; but the paper's Table 5 has tau_max 4, 6 and 6."""
+    given = {"num_clients": 100, "concurrency": 20, "buffer_size": 10, "steps": 200}
+    found = [simulate_staleness(HalfNormalDelays(upper, None, "scale"), **given) for upper in (1.0, 2.0, 4.0)]
+    assert len({(one.largest, one.mean, one.mean_largest) for one in found}) == 1
+    assert found[2].time == 4 * found[0].time
+
+
+def test_staleness_without_concurrency_and_with_equal_times():
+    alone = simulate_staleness(DELAYS["constant"], num_clients=3, concurrency=1, buffer_size=1, steps=7)
+    assert (alone.largest, alone.mean, alone.mean_largest, alone.time) == (0, 0.0, 0.0, 7.0)
+    # Four clients at once, one replaced at each arrival: the first four have staleness 0, 1, 2, 3, all others 3.
+    four = simulate_staleness(DELAYS["constant"], num_clients=4, concurrency=4, buffer_size=1, steps=10)
+    assert (four.largest, four.mean) == (3, (0 + 1 + 2 + 7 * 3) / 10)
+    assert simulate_staleness(DELAYS["constant"], num_clients=4, concurrency=4, buffer_size=4, steps=9).largest == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ca3fl", "unknown delays 'ca3fl'.*ca2fl"),
+        ("constant:gamma=1", "constant has no options"),
+        ("fadas-large:gama=1", "unknown option of delays fadas-large 'gama'.*gamma"),
+        ("fadas-large:gamma", "'gamma' is not OPTION=VALUE"),
+        ("fadas-large:gamma=0", "gamma is 0.0, must be from 1e-06"),
+        ("fadas-large:gamma=nan", "gamma is nan"),
+        ("fadas-large:gamma=many", "could not convert"),
+        ("fadas-mild:low=9", "low and high are 9.0 and 8.0"),
+        ("fadas-mild:high=inf", "low and high"),
+        ("ca2fl:upper=0", "upper is 0.0, must be positive"),
+        ("ca2fl:s=-1", "s is -1.0, must be 0 or more"),
+        ("ca2fl:reading=variance", "'variance' is not one of location, scale"),
+        ("device-times", "needs file="),
+        ("device-availability:work=3", "needs file="),
+        ("phone-times:work=0", "work is 0.0, must be positive"),
+        ("phone-availability:work=inf", "work is inf, must be positive"),
+    ],
+)
+def test_unknown_names_and_impossible_options(text, message):
+    with pytest.raises(ConfigError, match=message):
+        delay_law(text)
+
+
+def test_names_options_and_descriptions():
+    assert delay_law("constant") is DELAYS["constant"]
+    assert delay_law("fadas-large:gamma=.5") == FadasDelays(50, 80, 0.5)
+    assert delay_law("fadas-large:high=60:low=55") == FadasDelays(55, 60)
+    assert delay_law("ca2fl-fixed:s=3") == HalfNormalDelays(s=3)
+    assert delay_law("ca2fl-fixed:s=none") == HalfNormalDelays()
+    assert delay_law("device-times:file=a.csv:work=2") == DeviceTimes("a.csv", work=2)
+    assert options("fadas-mild") == ("low", "high", "gamma")
+    for name in {*DELAYS, *FAMILIES}:
+        assert f"\n{name}: " in f"\n{describe_delays()}"
+    # Without options both registries give the same law.
+    assert all(delay_law(name) == family.law(**family.preset) for name, family in FAMILIES.items() if name in DELAYS)
+
+
+def test_running_times_of_devices(tmp_path):
+    path = tmp_path / "times.csv"
+    path.write_text('device,deviation,time\n"a, b",2,10\nc,,30\nd,1,\ne,0,50\n')
+    found = draws(DeviceTimes(str(path)), 3, 4000)
+    found = found[np.argsort(found.mean(axis=1))]
+    # d was not measured; c and e always take their mean; a has the gamma law of mean 10 and deviation 2.
+    assert (found[1:] == [[30], [50]]).all()
+    assert found[0].min() > 0
+    assert abs(found[0].mean() - 10) < 5 * 2 / math.sqrt(4000)
+    # The fourth central moment of this gamma law is (3 + 6/25) 2^4.
+    assert abs(found[0].var() - 4) < 5 * math.sqrt(((3 + 6 / 25) - 1) * 16 / 4000)
+    # Twice the work: the sum of two independent times.
+    double = draws(DeviceTimes(str(path), work=2), 3, 4000)
+    double = double[np.argsort(double.mean(axis=1))]
+    assert (double[1:] == [[60], [100]]).all()
+    assert abs(double[0].var() - 8) < 5 * math.sqrt(((3 + 6 / 50) - 1) * 64 / 4000)
+    without = draws(DeviceTimes(str(path), deviation="none"), 300, 1)
+    assert set(without.ravel()) == {10, 30, 50}, "more clients than devices: drawn with replacement"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "has no column time, deviation"),
+        ("time\n1\n", "has no column deviation"),
+        ("time,deviation\n", "has no line of values"),
+        ("time,deviation\n0,1\n,\n", "has no device with a time"),
+        ("time,deviation\n1,2\n3,x\n", "has deviation 'x' in line 3; expected: a finite number"),
+        ("time,deviation\n-1,0\n", "has time '-1' in line 2"),
+        ("time,deviation\ninf,0\n", "has time 'inf' in line 2"),
+        ('time,deviation\n"1"2,0\n', "is no CSV file after line 1"),
+        (b"time,deviation\n\xff,0\n", "cannot be read"),
+    ],
+)
+def test_damaged_tables_of_times(tmp_path, content, message):
+    path = tmp_path / "times.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigError, match=message) as caught:
+        DeviceTimes(str(path))(1, generator())
+    assert "times.csv" in str(caught.value)
+
+
+def test_a_trace_is_looked_for_in_the_folder_of_the_data(tmp_path, monkeypatch):
+    monkeypatch.delenv("AFFLUX_DATA", raising=False)
+    with pytest.raises(ConfigError, match=r"there is no file a\.csv; AFFLUX_DATA is not set"):
+        DeviceTimes("a.csv")(1, generator())
+    monkeypatch.setenv("AFFLUX_DATA", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"there is no file a\.csv or in"):
+        DeviceTimes("a.csv")(1, generator())
+    (tmp_path / "a.csv").write_text("time,deviation\n7,0\n")
+    assert draws(DeviceTimes("a.csv"), 1, 1).tolist() == [[7.0]]
+
+
+def test_work_waits_while_a_device_is_not_ready():
+    # Ready at 100 to 110, 130 to 135 and 200 to 220: 35 units of ready time, 120 in all.
+    trace = ReadyTimes(np.array([100.0, 130.0, 200.0]), np.array([110.0, 135.0, 220.0]))
+    assert trace.total == 35
+    assert trace.elapsed(0, 10) == 10, "it ends with the first interval"
+    assert trace.elapsed(0, 10.5) == 30.5
+    assert trace.elapsed(10, 5) == 5, "it begins with the second one"
+    assert trace.elapsed(9, 7) == (200 - 109) + 1
+    assert trace.elapsed(30, 5) == 5, "it ends with the trace"
+    assert trace.elapsed(30, 6) == 6, "the trace begins again"
+    assert trace.elapsed(12, 35) == 120
+    assert trace.elapsed(15, 35) == 55, "the last interval, then the first two"
+    assert trace.elapsed(0, 350) == 1200
+    assert trace.elapsed(0, 71) == 241
+
+
+def test_elapsed_time_by_small_steps():
+    starts = np.array([0.0, 7.0, 11.0])
+    ends = np.array([3.0, 8.0, 16.0])
+    ready = [t for t in range(16) if ((starts <= t) & (t < ends)).any()]
+    trace = ReadyTimes(starts, ends)
+    for begin in range(9):
+        for work in range(1, 40):
+            clock, left = ready[begin], work
+            while left:
+                left -= clock % 16 in ready
+                clock += 1
+            assert trace.elapsed(begin, work) == clock - ready[begin]
+
+
+def test_availability_of_devices(tmp_path):
+    path = tmp_path / "ready.csv"
+    path.write_text("device,start,end\na,10,20\nb,0,1\na,40,50\nc,5,5\na,20,25\n")
+    law = DeviceAvailability(str(path), work=4.0)
+    assert [trace.total for trace in law.read()] == [25, 1]
+    found = draws(law, 2, 3000)
+    found = found[np.argsort(found.max(axis=1))]
+    # b is ready for one unit and begins again at once; a waits for 15 when fewer than 4 are left before 25.
+    assert np.allclose(found[0], 4, rtol=0, atol=1e-12)
+    waits = found[1] > 4.5
+    assert abs(waits.mean() - 4 / 25) < 5 * math.sqrt(4 / 25 * 21 / 25 / 3000)
+    assert np.allclose(found[1][waits], 19, rtol=0, atol=1e-12)
+    assert np.allclose(found[1][~waits], 4, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("device,start\na,1\n", "has no column end"),
+        ("device,start,end\na,5,4\n", r"has an interval from 5\.0 to 4\.0"),
+        ("device,start,end\na,5,9\na,8,12\n", "has intervals of device 'a' that overlap"),
+        ("device,start,end\na,5,5\n", "has no interval with a length"),
+        ("device,start,end\na,5\n", r"has an interval from 5\.0 to 0\.0"),
+    ],
+)
+def test_damaged_tables_of_intervals(tmp_path, content, message):
+    path = tmp_path / "ready.csv"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        DeviceAvailability(str(path))(1, generator())
+
+
+def real(file):
+    folder = os.environ.get("AFFLUX_DATA")
+    if not folder or not (Path(folder) / file).is_file():
+        pytest.skip(f"needs {file} in the folder AFFLUX_DATA")
+
+
+def test_training_times_of_phones():
+    real("traces/phone_training_latency.csv")
+    # 978 of 997 devices were measured. As many clients: each device once.
+    found = draws(delay_law("phone-times:deviation=none"), 978, 1)[:, 0]
+    assert np.quantile(found, (0, 0.1, 0.5, 0.9, 0.99), method="higher").tolist() == [40, 69, 172, 477, 1662]
+    assert draws(delay_law("phone-times"), 978, 3).min() > 0
+
+
+def test_phones_that_are_ready():
+    real("traces/flash_availability_intervals.csv")
+    law = delay_law("phone-availability:work=600")
+    traces = law.read()
+    assert 600 < len(traces) <= 710
+    found = draws(law, len(traces), 5)
+    # Never less than the work; an hour's tenth of work takes most phones as long, and some of them days.
+    assert found.min() >= 600 - 1e-6
+    assert np.median(found) < 3600
+    assert found.max() > 24 * 3600

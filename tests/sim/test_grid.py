@@ -1,0 +1,181 @@
+"""Grids: which settings are tried, on which examples, which one is best, and that a stopped grid goes on."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import afflux.sim.runs.simulation
+import own_tasks
+from afflux.cli import app
+from afflux.sim import ConfigError, SimConfig, Task, parse_rule, run
+from afflux.sim.papers.grid import parse_grid, points
+from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.workload.image_task import image_task
+from afflux.sim.workload.task import tuned_on_validation
+
+CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=20, eval_every=5)
+SETTINGS = "--model logreg --num-clients 20 --concurrency 5 --arrivals 20 --eval-every 5 --buffer-size 4 --jobs 1"
+
+
+def tried(rules, *grid):
+    specs = [parse_rule(rule) for rule in rules]
+    return [(point.spec.text, point.config.client_lr) for point in points(specs, parse_grid(grid), CONFIG)]
+
+
+def test_each_rule_has_the_settings_and_options_that_it_takes():
+    assert tried(["fedbuff", "fedasync"], "client_lr=.5,.25", "server_lr=1,2", "fedasync.alpha=.1,.2") == [
+        ("fedbuff:server_lr=1.0", 0.5),
+        ("fedbuff:server_lr=2.0", 0.5),
+        ("fedbuff:server_lr=1.0", 0.25),
+        ("fedbuff:server_lr=2.0", 0.25),
+        ("fedasync:alpha=0.1", 0.5),
+        ("fedasync:alpha=0.2", 0.5),
+        ("fedasync:alpha=0.1", 0.25),
+        ("fedasync:alpha=0.2", 0.25),
+    ]
+    labels = [point.spec.label for point in points([parse_rule("fedbuff")], parse_grid(["server_lr=.1,1"]), CONFIG)]
+    assert labels == ["fedbuff:server_lr=0.1", "fedbuff:server_lr=1.0"]
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        (["client_lr"], "'client_lr' is not NAME=VALUE"),
+        (["client_lr=.1,,1"], "is not NAME=VALUE"),
+        (["client_lr=1,1"], "different values"),
+        (["client_lr=.1", "client-lr=1"], "given twice"),
+        (["client_lr=x"], "grid client_lr: could not convert"),
+        (["client_lr=-1"], "client_lr is -1.0, must be positive"),
+        (["beta1=.9"], "grid beta1: no rule has this option, nor is it one of the settings client_lr, "),
+        (["ca2fl.server_lr=.9"], "grid ca2fl.server_lr: no rule has this option"),
+        (["buffer_size=0"], "buffer_size is 0"),
+    ],
+)
+def test_impossible_grids(grid, message):
+    with pytest.raises(ConfigError, match=message):
+        tried(["fedbuff"], *grid)
+
+
+def test_the_validation_part_is_a_fifth_of_the_training_part_that_no_client_has():
+    task = image_task(CONFIG)
+    held = tuned_on_validation(task)
+
+    def rows(*parts):
+        return {bytes(row) for part in parts for row in torch.flatten(part, 1).numpy()}
+
+    shards = held.data_for_seed(3)
+    kept, evaluated, test = rows(*(x for x, _ in shards)), rows(held.evaluate.x), rows(task.evaluate.x)
+    assert kept | evaluated == rows(task.clients.x)
+    assert not kept & evaluated
+    assert not test & evaluated
+    assert rows(held.validation[0]) == kept, "nor has the server"
+    before, after = (np.bincount(y.numpy()) for y in (task.clients.y, held.evaluate.y))
+    assert np.abs(after - before / 5).max() <= 0.5
+    again = tuned_on_validation(image_task(CONFIG))
+    assert torch.equal(again.evaluate.x, held.evaluate.x), "whatever the seed"
+    setup = SimulationSetup.of(replace(CONFIG, part="validation"), 3)
+    assert setup.num_validation == len(held.clients.y)
+
+
+def test_a_task_without_a_validation_part():
+    task = Task(own_tasks.linear, own_tasks.lazy, own_tasks.TEST, num_clients=9)
+    with pytest.raises(ConfigError, match="no validation part: give it tuning="):
+        tuned_on_validation(task)
+    own = replace(task, tuning=lambda model: (0.25, 1.0))
+    config = SimConfig(task="python:own", concurrency=3, arrivals=6, part="validation")
+    assert run(parse_rule("fedasync"), 0, config, task=own).final_accuracy == 0.25
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Seeds, rules, parts and learning rates of the runs that are made."""
+    found, run_paired = [], afflux.sim.runs.simulation.run_paired
+
+    def counted(specs, seed, config, *rest):
+        found.append((seed, specs[0].label, config.part, config.client_lr))
+        return run_paired(specs, seed, config, *rest)
+
+    monkeypatch.setattr(afflux.sim.runs.simulation, "run_paired", counted)
+    return found
+
+
+def invoke(out, *more):
+    grid = ["--grid", "client_lr=.01,.3,1e37", "--grid", "server_lr=.5,1", *more]
+    command = ["compare", "--rules", "fedbuff,fedasync", "--seeds", "2,5", "--out", str(out)]
+    return CliRunner().invoke(app, [*command, *SETTINGS.split(), *grid])
+
+
+def test_the_best_on_the_validation_part_is_run_on_the_test_part(made, tmp_path):
+    result = invoke(tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    content = json.loads((tmp_path / "out" / "grid.json").read_text())
+    assert len(made) == 6 + 3 + 4
+    assert {entry[0] for entry in made[:9]} == {2}
+    assert [entry[2] for entry in made] == ["validation"] * 9 + ["test"] * 4
+    for rule in ("fedbuff", "fedasync"):
+        (best,) = (entry for entry in content["best"] if entry["rule"] == rule)
+        lines = [entry for entry in content["grid"] if entry["rule"] == rule]
+        assert best["validation"] == max(entry["accuracy"] or 0 for entry in lines)
+        assert [entry["accuracy"] for entry in lines if entry["client_lr"] == "1e37"] == [None] * (len(lines) // 3)
+        tuned = parse_rule(best["label"], {"buffer_size": 4})
+        config = replace(CONFIG, client_lr=float(best["client_lr"]))
+        finals = [run(tuned, seed, config).final_accuracy for seed in (2, 5)]
+        assert best["accuracies"] == finals
+        assert best["test"]["mean"] == pytest.approx(np.mean(finals))
+        late = [row.accuracy for row in run(tuned, 2, replace(config, part="validation")).evaluations][-1]
+        assert best["validation"] == late
+    assert "| `fedasync` | 1e37 |  | diverged |" in result.stdout
+
+
+def test_a_grid_goes_on(made, tmp_path, monkeypatch):
+    straight = invoke(tmp_path / "straight")
+    every, out = list(made), tmp_path / "out"
+    made.clear()
+    original = afflux.sim.runs.simulation.run_paired
+
+    def stopped(*arguments):
+        if len(made) == 5:
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(afflux.sim.runs.simulation, "run_paired", stopped)
+        assert invoke(out).exit_code == 130
+    assert invoke(out).exit_code == 0
+    assert made == every, "none twice"
+    for name in ("grid.json", "grid.md"):
+        assert (out / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
+    made.clear()
+    again = invoke(out)
+    assert (again.exit_code, made) == (0, [])
+    assert again.stdout.replace(str(out), "") == straight.stdout.replace(str(tmp_path / "straight"), "")
+
+
+def test_mistakes(tmp_path):
+    for more, message in [
+        (["--paired"], "--grid makes runs of their own"),
+        (["--grid", "beta=1"], "grid beta: no rule"),
+    ]:
+        result = invoke(tmp_path / "out", *more)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert message in result.stderr
+        assert not (tmp_path / "out").exists()
+    result = CliRunner().invoke(
+        app,
+        [
+            "compare",
+            "--rules",
+            "fedasync",
+            "--grid",
+            "client_lr=1e37",
+            "--out",
+            str(tmp_path / "none"),
+            *SETTINGS.split()[:-4],
+        ],
+    )
+    assert result.exit_code == 2
+    assert "fedasync: the clients diverged with every setting of the grid" in result.stderr

@@ -1,0 +1,128 @@
+"""The papers' data sets and models in the event simulator: runs of two server steps on small generated files."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from afflux.sim.errors import ConfigError
+from afflux.sim.runs.simulation import run
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.paper_task import paper_task
+from afflux.sim.workload.rule_specs import parse_rule
+from afflux.sim.workload.task_registry import TASKS, build_task
+
+
+@pytest.fixture(autouse=True)
+def named(monkeypatch):
+    monkeypatch.setitem(TASKS, "papers", paper_task)
+
+
+def write_images(folder, name, shape, num_classes):
+    rng = np.random.default_rng(0)
+    labels = np.arange(120) % num_classes
+    # Each class has its own mean, so that there is something to learn.
+    images = rng.integers(0, 100, (120, *shape)) + (labels * (150 // num_classes)).reshape(-1, *[1] * len(shape))
+    images = images.astype(np.uint8)
+    np.savez(folder / f"{name}.npz", x_train=images, y_train=labels, x_test=images[:20], y_test=labels[:20])
+
+
+def config(folder, dataset, network, **settings):
+    given = {"num_clients": 6, "concurrency": 4, "arrivals": 6, "eval_every": 3, "alpha": 10.0, "batch_size": 8}
+    return SimConfig(
+        task=f"papers:dataset={dataset}:network={network}", data_dir=str(folder), delays="ca2fl", **(given | settings)
+    )
+
+
+@pytest.mark.parametrize(
+    ("dataset", "network", "shape"),
+    [
+        ("mnist", "logreg", (28, 28)),
+        ("fashion-mnist", "lenet5", (28, 28)),
+        ("emnist-mnist", "wkafl-cnn", (28, 28)),
+        ("cifar10", "ca2fl-cnn", (32, 32, 3)),
+        ("cifar100", "resnet18-bn", (32, 32, 3)),
+    ],
+)
+def test_runs_on_images(tmp_path, dataset, network, shape):
+    write_images(tmp_path, dataset, shape, 100 if dataset == "cifar100" else 10)
+    settings = config(tmp_path, dataset, network, local_steps=1)
+    result = run(parse_rule("ca2fl:buffer_size=3"), 0, settings)
+    assert [evaluation.version for evaluation in result.evaluations] == [0, 1, 2]
+    assert np.isfinite(result.params).all()
+    again = run(parse_rule("ca2fl:buffer_size=3"), 0, settings)
+    assert np.array_equal(again.params, result.params)
+
+
+def test_a_run_learns(tmp_path):
+    write_images(tmp_path, "mnist", (28, 28), 3)
+    settings = config(tmp_path, "mnist", "mlp", arrivals=60, local_steps=4, client_lr=0.05)
+    result = run(parse_rule("fedbuff:buffer_size=3"), 0, settings)
+    assert result.final_accuracy > 0.9
+
+
+def write_leaf(folder, users):
+    folder.mkdir(parents=True)
+    content = {"users": list(users), "user_data": {user: {"x": x, "y": y} for user, (x, y) in users.items()}}
+    (folder / "all.json").write_text(json.dumps(content))
+
+
+def test_a_writer_is_a_client(tmp_path):
+    rng = np.random.default_rng(0)
+    examples = [(rng.random((5 + n, 784)).round(3).tolist(), [n] * (5 + n)) for n in range(4)]
+    write_leaf(tmp_path / "femnist" / "train", {f"f{n}": own for n, own in enumerate(examples)})
+    write_leaf(tmp_path / "femnist" / "test", {"f0": examples[0], "only-test": examples[1]})
+    settings = config(tmp_path, "femnist", "wkafl-cnn", concurrency=2)
+    task = build_task(settings)
+    clients = task.data_for_seed(0)
+    assert len(clients) == 4, "a writer without training examples is none"
+    assert [clients[n][1].tolist() for n in range(4)] == [[n] * (5 + n) for n in range(4)]
+    assert run(parse_rule("fedbuff:buffer_size=2"), 0, settings).final_accuracy >= 0
+
+
+def test_a_role_is_a_client(tmp_path):
+    folder = tmp_path / "shakespeare" / "roles"
+    folder.mkdir(parents=True)
+    for role in ("A", "B", "C"):
+        (folder / f"{role}.txt").write_text(f"The same words {role} again and again. \n" * 40)
+    settings = config(tmp_path, "shakespeare", "char-lstm", concurrency=2, client_lr=0.5)
+    windows, targets = build_task(settings).data_for_seed(0)[1]
+    assert windows.shape == (len(targets), 80)
+    result = run(parse_rule("fedbuff:buffer_size=2"), 0, settings)
+    assert result.evaluations[-1].loss < np.log(80)
+
+
+def test_what_does_not_go_together(tmp_path):
+    write_images(tmp_path, "mnist", (28, 28), 10)
+    for text, message in (
+        ("dataset=mnits", "unknown data 'mnits'"),
+        ("dataset=mnist:network=resnet", "unknown model 'resnet'"),
+        ("dataset=mnist:network=char-lstm", "needs windows of characters"),
+        ("dataset=cifar10", "has none of"),
+        ("data_set=mnist", "unknown option of papers: 'data_set'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            build_task(SimConfig(task=f"papers:{text}", data_dir=str(tmp_path)))
+
+
+def test_ca2fls_cnn_learns_cifar_10_itself():
+    folder = os.environ.get("AFFLUX_DATA")
+    if not folder or not (Path(folder) / "cifar10" / "test_batch.npz").is_file():
+        pytest.skip("needs cifar10/data_batch_1.npz ... test_batch.npz in the folder AFFLUX_DATA")
+    settings = SimConfig(
+        task="papers:dataset=cifar10:network=ca2fl-cnn",
+        data_dir=folder,
+        delays="ca2fl",
+        num_clients=10,
+        concurrency=4,
+        alpha=100.0,
+        arrivals=24,
+        eval_every=24,
+        local_steps=25,
+        batch_size=50,
+        client_lr=0.05,
+    )
+    # Chance is .1, with a standard deviation of .003 over 10000 images.
+    assert run(parse_rule("ca2fl:buffer_size=2"), 0, settings).final_accuracy > 0.25

@@ -1,0 +1,140 @@
+"""Live progress: what it shows of each run, on a terminal and elsewhere."""
+
+import io
+import math
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from afflux.sim.results.progress import BAR_SECONDS, LINE_SECONDS, TimeLeft, describe, format_seconds, show_progress
+from afflux.sim.results.run_progress import RunProgress
+from afflux.sim.runs.simulation import run
+from afflux.sim.workload.config import UNLIMITED, SimConfig
+from afflux.sim.workload.rule_specs import parse_rule
+
+SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=30, eval_every=7, local_steps=2)
+RULE = "fedbuff:buffer_size=3"
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def progress_of(arrivals, done, accuracy=0.5, staleness=1.25):
+    return RunProgress(arrivals, arrivals // 3, 2.0 * arrivals, accuracy, staleness, done)
+
+
+def terminal():
+    return Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
+
+
+def test_a_terminal_shows_a_bar_for_each_run_and_one_for_all():
+    clock, console = Clock(), terminal()
+    with show_progress(["fedbuff, seed 0", "[b]x[/b], seed 1"], 40, console, clock) as watch:
+        watch(0, progress_of(10, 0.25))
+        clock.now += 30
+        watch(0, progress_of(20, 0.5, accuracy=0.912))
+        clock.now += 1
+        watch(1, progress_of(4, 0.1))
+    shown = console.file.getvalue()
+    assert "20/40 arrivals, accuracy 91.2%, staleness 1.2" in shown
+    assert "1:00" in shown, "a quarter in 30 s: half in 60 s"
+    assert "4/40 arrivals" in shown
+    assert "[b]x[/b], seed 1" in shown, "a label is data, not markup"
+    assert "0 of 2 finished" in shown
+
+
+def test_one_run_has_no_bar_for_all():
+    console = terminal()
+    with show_progress(["fedbuff, seed 0"], 40, console) as watch:
+        watch(0, progress_of(40, 1.0))
+    assert "all runs" not in console.file.getvalue()
+    assert "40/40" in console.file.getvalue()
+
+
+def test_bars_are_not_updated_more_often_than_anybody_can_see():
+    clock, console = Clock(), terminal()
+    with show_progress(["a"], 1000, console, clock) as watch:
+        watch(0, progress_of(1, 0.001))
+        clock.now += BAR_SECONDS / 2
+        watch(0, progress_of(999, 0.999))
+    assert "999/" not in console.file.getvalue()
+    with show_progress(["a"], 1000, console, clock) as watch:
+        watch(0, progress_of(1, 0.001))
+        watch(0, progress_of(1000, 1.0))
+    assert "1000/1000" in console.file.getvalue(), "but the last one is shown"
+
+
+def test_no_terminal_gets_a_line_a_minute():
+    clock, console = Clock(), Console(file=io.StringIO(), force_terminal=False, width=20)
+    with show_progress(["fedbuff, seed 0", "b"], 40, console, clock) as watch:
+        watch(1, RunProgress(0, 0, 0.0, 0.0, 0.0, 0.0))  # polled before it has begun
+        watch(0, progress_of(10, 0.25))
+        clock.now += LINE_SECONDS - 1
+        watch(0, progress_of(11, 0.275))
+        assert console.file.getvalue() == ""
+        clock.now += 1
+        watch(0, progress_of(20, 0.5))
+        line = "fedbuff, seed 0: 20/40 arrivals, accuracy 50.0%, staleness 1.2, 2:00 left\n"
+        assert console.file.getvalue() == line
+        watch(0, progress_of(21, 0.525))
+        clock.now += 2 * LINE_SECONDS
+        watch(0, progress_of(40, 1.0))
+    assert console.file.getvalue() == line
+
+
+def test_the_time_left_is_that_of_the_pace_so_far():
+    left = TimeLeft(10.0, 0.5)  # resumed half-way
+    assert math.isnan(left.seconds(11.0, 0.5))
+    assert math.isnan(left.seconds(11.0, math.nan))
+    assert left.seconds(20.0, 0.75) == 10.0
+    assert format_seconds(3599.5) == "1:00:00"
+
+
+def test_what_is_not_known_is_not_shown():
+    assert describe(progress_of(5, math.nan, math.nan, math.nan), UNLIMITED) == "5 arrivals"
+    console = terminal()
+    with show_progress(["a"], UNLIMITED, console) as watch:
+        watch(0, progress_of(5, math.nan))
+    assert "5 arrivals, accuracy 50.0%" in console.file.getvalue()
+
+
+def told_by(**settings):
+    seen = []
+    result = run(parse_rule(RULE), 0, replace(SMALL, **settings), seen.append)
+    return seen, result
+
+
+def test_a_run_tells_how_far_it_is():
+    seen, result = told_by()
+    assert [one.arrivals for one in seen] == list(range(1, 31))
+    assert [one.done for one in seen] == [count / 30 for count in range(1, 31)]
+    assert [one.mean_staleness for one in seen] == [result.staleness[:count].mean() for count in range(1, 31)]
+    by_arrivals = {row.arrivals: row for row in result.evaluations}
+    for one in seen:
+        last = by_arrivals[max(arrivals for arrivals in by_arrivals if arrivals <= one.arrivals)]
+        assert one.accuracy == last.accuracy
+    assert [one.version for one in seen] == [count // 3 for count in range(1, 31)]
+
+
+@pytest.mark.parametrize("limit", ["rounds", "virtual_time", "target"])
+def test_a_run_with_another_limit_ends_with_all_of_it_done(limit):
+    _, whole = told_by()
+    middle = max(whole.evaluations[1:-1], key=lambda row: row.accuracy)
+    settings = {
+        "rounds": {"rounds": middle.version},
+        "virtual_time": {"virtual_time": middle.virtual_time},
+        "target": {"stop_at_target": True, "target": middle.accuracy},
+    }
+    seen, result = told_by(**settings[limit])
+    assert middle.accuracy > whole.evaluations[0].accuracy
+    assert 0 < len(result.staleness) < 30
+    assert [one.finished for one in seen] == [False] * (len(seen) - 1) + [True]
+    assert seen[-1].arrivals == len(result.staleness)
+    shares = [one.done for one in seen]
+    assert shares == sorted(shares)
+    assert 0 < shares[0] < 1

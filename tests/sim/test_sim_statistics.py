@@ -1,0 +1,236 @@
+"""Statistics of runs, against plain NumPy and loops over the audit log."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from afflux.sim.errors import ConfigError
+from afflux.sim.results import statistics
+from afflux.sim.results.audit_log import AuditOutput, read_audit_log
+from afflux.sim.results.participation import arrivals_per_client, participation
+from afflux.sim.results.run_history import MOST_REASONS, OTHER_REASONS, RunHistory, add_weights
+from afflux.sim.results.run_result import Evaluation, RoundTotals, RunResult, seed_statistics
+from afflux.sim.runs.simulation import run
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
+
+CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=60, eval_every=10, delays="fadas-mild")
+RULES = {
+    "fedasync": CONFIG,
+    "fedbuff:buffer_size=4:staleness=polynomial(1)": CONFIG,
+    "wkafl:buffer_size=5:sim_min=0.5": CONFIG,
+    "gsgm:buffer_size=3": CONFIG,
+    "zenopp": CONFIG,
+    "ca2fl:buffer_size=4": CONFIG,
+}
+
+
+def result_of(label, seed, accuracies, clients=(), num_clients=4):
+    rows = tuple(Evaluation(10 * i, i, 2.5 * i, a, 1.0) for i, a in enumerate(accuracies))
+    staleness = np.zeros(max(len(clients), 1), np.int64)
+    facts = RuleSpec(label, (), label), seed, rows, staleness, staleness, np.array([1e-3]), 8, num_clients
+    return RunResult(*facts, np.zeros(2, np.float32), clients=np.array(clients, np.int64))
+
+
+@pytest.fixture(scope="module", params=RULES)
+def made(request, tmp_path_factory):
+    """A run and its audit log, which holds every arrival and every round."""
+    folder = tmp_path_factory.mktemp("audit")
+    result = run(parse_rule(request.param), 1, RULES[request.param], output=AuditOutput(folder))
+    (path,) = folder.glob("*.jsonl")
+    return result, read_audit_log(path)
+
+
+def test_the_history_is_that_of_the_log(made):
+    result, log = made
+    assert result.clients.tolist() == [line.client for line in log.arrivals]
+    assert result.staleness.tolist() == [line.staleness for line in log.arrivals]
+    assert result.round_staleness.tolist() == [max(line.staleness) for line in log.rounds]
+    assert len(result.server_seconds) == len(log.rounds)
+    statuses = [line.status for line in log.arrivals]
+    assert result.decisions == {status: statuses.count(status) for status in statuses}
+    assert result.totals.skipped == sum(not line.stepped for line in log.rounds)
+    assert result.rejected_arrivals == sum(why != "" for line in log.rounds for why in line.rejected)
+
+
+def test_weighted_staleness_and_aggregated_arrivals_follow_the_paper(made):
+    """tau_ave = 1/J sum_j sum_i p_ji tau_ji and N_ave = 1/J sum_j |{p_ji >= p_j,max / mu}|, over the log's weights."""
+    result, log = made
+    late, many, rounds, bins = Fraction(0), 0, 0, {}
+    for line in log.rounds:
+        weights = [Fraction(weight) for weight in line.weights]
+        if sum(weights) == 0:
+            continue
+        shares = [weight / sum(weights) for weight in weights]
+        rounds += 1
+        late += sum(p * tau for p, tau in zip(shares, line.staleness, strict=True))
+        # A share at the threshold is on either side of it in float64: the rules here have none.
+        many += sum(p >= max(shares) / 10 for p in shares)
+        for p, tau in zip(shares, line.staleness, strict=True):
+            first = next(b for b in range(64) if tau < 2**b)
+            count, total = bins.get(first, (0, Fraction(0)))
+            bins[first] = count + 1, total + p * len(shares)
+    assert rounds == result.totals.weighted_rounds > 0
+    # Sums of n positive terms with relative error n u each (Higham, section 4.2); 4 more for the products and ratios.
+    u = 2.0**-53
+    bound = (len(log.arrivals) + rounds + 4) * u
+    assert result.weighted_staleness == pytest.approx(float(late / rounds), rel=bound, abs=0)
+    assert result.aggregated_per_round == many / rounds
+    for b, (count, total) in bins.items():
+        assert result.totals.bin_counts[b] == count
+        assert result.totals.bin_weights[b] == pytest.approx(float(total), rel=bound, abs=0)
+    assert sum(result.totals.bin_counts) == sum(count for count, _ in bins.values())
+
+
+def test_weights_that_are_no_shares_are_left_out():
+    totals = RoundTotals()
+    for weights in ([0.0, 0.0], [1.0, -1.0], [1e308, 1e308]):
+        add_weights(totals, [3, 4], weights)
+    assert totals == RoundTotals()
+    add_weights(totals, [0, 5], [3.0, 1.0])
+    assert (totals.weighted_rounds, totals.weighted_staleness, totals.aggregated) == (1, 1.25, 2)
+    assert (totals.bin_counts, totals.bin_weights) == ([1, 0, 0, 1], [1.5, 0.0, 0.0, 0.5])
+
+
+def test_only_so_many_reasons_are_counted_apart():
+    class Report:
+        staleness, weights = np.array([0]), np.array([1.0])
+        seconds, stepped = 0.5, True
+
+    class Receipt:
+        staleness, status, report, more = 0, "joined", Report, ()
+
+    history = RunHistory([Evaluation(0, 0, 0.0, 0.1, 2.0)])
+    for word in [chr(97 + i) for i in range(MOST_REASONS + 3)]:
+        for number in ("0.25", "-1.5e-07", "12"):
+            Report.rejected = (f"{word}: cosine {number} below 0.3",)
+            history.add_arrival(7, Receipt)
+    assert len(history.totals.rejected) == MOST_REASONS + 1
+    assert history.totals.rejected["a: cosine # below #"] == 3
+    assert history.totals.rejected[OTHER_REASONS] == 9
+
+
+@pytest.mark.parametrize(("count", "late"), [(1, 1), (2, 2), (9, 2), (20, 2), (21, 3), (35, 4), (100, 10)])
+def test_stability_is_the_deviation_of_the_last_tenth(count, late):
+    accuracies = np.random.default_rng(count).random(count)
+    result = result_of("a", 0, [0.5, *accuracies])  # the first evaluation is that of the initial params
+    assert result.late_accuracy == np.mean(accuracies[-late:])
+    if late == 1:
+        assert math.isnan(result.stability)
+    else:
+        assert result.stability == np.std(accuracies[-late:], ddof=1)
+
+
+def test_a_run_without_an_evaluation_after_the_start_has_no_stability():
+    result = result_of("a", 0, [0.5])
+    assert math.isnan(result.stability)
+    assert math.isnan(result.late_accuracy)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_participation_counts_arrivals(seed):
+    chance = np.random.default_rng(seed)
+    clients, n = chance.integers(0, 10, size=chance.integers(1, 40)) * 1000, 12
+    counts = sorted([(clients == client * 1000).sum() for client in range(10)] + [0, 0])
+    assert arrivals_per_client(clients, n).tolist() == counts
+    found = participation(clients, n)
+    assert (found.clients, found.least, found.most) == (np.count_nonzero(counts), counts[0], counts[-1])
+    assert found.median == np.median(counts)
+    assert found.busiest_tenth == (counts[-1] + counts[-2]) / len(clients), "a tenth of 12 clients is 2"
+    # Gini's mean absolute difference over twice the mean, as exact fractions.
+    differences = sum(abs(int(a) - int(b)) for a in counts for b in counts)
+    assert found.gini == float(Fraction(differences, 2 * n * len(clients)))
+
+
+def test_extreme_participation():
+    assert participation(np.arange(50), 50)[:5] == (50, 1, 1.0, 1, 0.0)
+    alone = participation(np.full(9, 3), 100)
+    assert (alone.clients, alone.least, alone.most, alone.busiest_tenth) == (1, 0, 9, 1.0)
+    assert alone.gini == 99 / 100
+    nobody = participation(np.zeros(0, np.int64), 5)
+    assert nobody[:4] == (0, 0, 0.0, 0)
+    assert math.isnan(nobody.gini)
+
+
+def test_targets_are_reached_at_the_first_evaluation_that_has_them():
+    results = [
+        result_of("a", 0, [0.1, 0.5, 0.4, 0.8]),
+        result_of("a", 1, [0.1, 0.2, 0.6, 0.7]),
+        result_of("b", 0, [0.1, 0.9, 0.2, 0.2]),
+    ]
+    assert statistics.usual_targets(results, 0.85) == [0.5, 0.6, 0.7, 0.8, 0.85, 0.9]
+    assert statistics.usual_targets([result_of("a", 0, [0.75, 0.85])], 0.9) == [0.8, 0.9]
+    rows = statistics.reach_targets(results, [0.5, 0.8])
+    assert [(row.rule, row.target, row.runs) for row in rows] == [
+        ("a", 0.5, 2),
+        ("a", 0.8, 2),
+        ("b", 0.5, 1),
+        ("b", 0.8, 1),
+    ]
+    assert rows[0].rounds == seed_statistics([1.0, 2.0])
+    assert rows[0].arrivals == seed_statistics([10.0, 20.0])
+    assert rows[0].virtual_time == seed_statistics([2.5, 5.0])
+    assert rows[1].rounds == (3.0, 0.0, 1), "the second seed did not get there"
+    assert rows[3].virtual_time == (2.5, 0.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "probability", "value"),
+    [
+        (1, 0.975, math.tan(math.pi * 0.475)),
+        (1, 0.95, math.tan(math.pi * 0.45)),
+        (2, 0.975, 0.95 * math.sqrt(2 / (4 * 0.975 * 0.025))),
+        (4, 0.975, 2 * math.sqrt(math.cos(math.acos(math.sqrt(0.0975)) / 3) / math.sqrt(0.0975) - 1)),
+    ],
+)
+def test_quantiles_of_students_distribution_that_have_a_closed_form(degrees, probability, value):
+    assert statistics.t_quantile(degrees, probability) == pytest.approx(value, rel=1e-12)
+
+
+def test_paired_differences_are_seed_by_seed():
+    chance = np.random.default_rng(3)
+    finals = {label: chance.random(3) for label in "ab"}
+    results = [result_of(label, seed, [0.0, 0.3, finals[label][seed]]) for seed in range(3) for label in "ab"]
+    results.append(result_of("c", 1, [0.0, 0.25]))
+    first, second, third = statistics.paired_differences(results)
+    assert [(row.first, row.second, row.seeds) for row in (first, second, third)] == [
+        ("a", "b", 3),
+        ("a", "c", 1),
+        ("b", "c", 1),
+    ]
+    differences = finals["a"] - finals["b"]
+    quantile = 0.95 * np.sqrt(2 / (4 * 0.975 * 0.025))  # of two degrees of freedom
+    half = quantile * differences.std(ddof=1) / np.sqrt(3)
+    assert first.mean == differences.mean()
+    assert first.low == pytest.approx(differences.mean() - half, rel=1e-12)
+    assert first.high == pytest.approx(differences.mean() + half, rel=1e-12)
+    assert second.mean == finals["a"][1] - 0.25
+    assert math.isnan(second.low)
+    assert math.isnan(second.high)
+    wider = statistics.paired_differences(results, level=0.99)[0]
+    assert wider.low < first.low < first.high < wider.high
+    best = statistics.paired_differences(results, "best_accuracy")[0]
+    assert best.mean == pytest.approx(np.mean(np.maximum(finals["a"], 0.3) - np.maximum(finals["b"], 0.3)))
+    with pytest.raises(ConfigError, match="unknown number 'accuracy'"):
+        statistics.paired_differences(results, "accuracy")
+    with pytest.raises(ConfigError, match="level is 1"):
+        statistics.paired_differences(results, level=1)
+
+
+def test_intervals_hold_as_often_as_they_say():
+    """Of 2,000 intervals over four seeds at level 0.9, about 1,800: six standard deviations are 80."""
+    chance = np.random.default_rng(0)
+    held = 0
+    for _ in range(2000):
+        noise = 0.5 + 0.01 * chance.standard_normal((2, 4))
+        results = [result_of(label, seed, [0.0, noise[i, seed]]) for i, label in enumerate("ab") for seed in range(4)]
+        (row,) = statistics.paired_differences(results, level=0.9)
+        held += row.low <= 0 <= row.high
+    assert abs(held - 1800) < 6 * math.sqrt(2000 * 0.9 * 0.1)
+
+
+def test_a_target_that_one_seed_missed_has_no_difference():
+    results = [result_of("a", 0, [0.1, 0.9]), result_of("b", 0, [0.1, 0.2])]
+    assert statistics.paired_differences(results, "rounds_to_target", target=0.8) == []

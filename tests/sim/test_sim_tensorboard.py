@@ -1,0 +1,106 @@
+"""TensorBoard's event files: what is in them, and the error without the package."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from afflux.cli import app
+from afflux.sim.errors import MissingExtraError
+from afflux.sim.results import tensorboard
+from afflux.sim.results.audit_log import AuditOutput, read_audit_log
+from afflux.sim.results.tensorboard import TensorBoardWriter
+from afflux.sim.runs.resume import resume, run_in_store
+from afflux.sim.runs.run_checkpoint import InterruptedRun
+from afflux.sim.runs.simulation import run, run_paired
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import parse_rule
+
+SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=36, eval_every=7, local_steps=2)
+SPEC = parse_rule("fedbuff:buffer_size=3")
+
+
+class Stopped(Exception):
+    """The run ends here."""
+
+
+def scalars(folder):
+    """Every scalar that TensorBoard itself shows of a folder: {tag: [(step, value)]}."""
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = loader.EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def expected(result, log, name):
+    """The mean of a round's number between two evaluations, from the audit log, as float32."""
+    rows, rounds, start = [], {line.version: line for line in log.rounds}, 0
+    for row in result.evaluations[1:]:
+        between = [rounds[version] for version in range(start + 1, row.version + 1)]
+        start = row.version
+        if between:
+            values = [name(line) for line in between]
+            rows.append((row.arrivals, float(np.float32(sum(values) / len(values)))))
+    return rows
+
+
+def test_the_files_hold_the_evaluations_and_the_rounds_between(tmp_path):
+    pytest.importorskip("tensorboard")
+    result = run(SPEC, 0, SMALL, output=AuditOutput(tmp_path, tensorboard=tmp_path / "events"))
+    (folder,) = (tmp_path / "events").iterdir()
+    assert folder.name == "fedbuff_buffer_size=3-seed0"
+    found = scalars(folder)
+    for name in ("accuracy", "loss"):
+        rows = [(row.arrivals, float(np.float32(getattr(row, name)))) for row in result.evaluations[1:]]
+        assert found[f"test/{name}"] == rows
+    log = read_audit_log(tmp_path / f"{folder.name}.jsonl")
+    assert found["round/staleness_max"] == expected(result, log, lambda line: max(line.staleness))
+    assert found["round/weight_max"] == expected(result, log, lambda line: max(line.weights))
+    assert found["round/rejected"] == expected(result, log, lambda line: sum(why != "" for why in line.rejected))
+    assert "round/version" not in found
+
+
+def test_every_rule_of_a_paired_run_has_its_own_folder(tmp_path):
+    pytest.importorskip("tensorboard")
+    specs = [SPEC, parse_rule("fedasync")]
+    run_paired(specs, 1, SMALL, output=AuditOutput(tmp_path, tensorboard=tmp_path / "events"))
+    assert sorted(path.name for path in (tmp_path / "events").iterdir()) == [
+        "fedasync-seed1",
+        "fedbuff_buffer_size=3-seed1",
+    ]
+
+
+@pytest.mark.parametrize(("seconds", "kept"), [(0.0, 19), (1000.0, 0)])
+def test_a_resumed_run_supersedes_what_was_written_after_its_checkpoint(seconds, kept, tmp_path):
+    pytest.importorskip("tensorboard")
+    config = replace(SMALL, eval_every=3)
+    whole = run(SPEC, 0, config, output=AuditOutput(tmp_path, tensorboard=tmp_path / "whole"))
+    folder = tmp_path / "run" / "audit"
+    folder.mkdir(parents=True)
+    output = AuditOutput(folder, tensorboard=tmp_path / "parts")
+
+    def stop(run):
+        if run.arrivals == 20:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        run_in_store(tmp_path / "store", SPEC, 0, config, output, stop, seconds=seconds)
+    paused = InterruptedRun.of(tmp_path / "store")
+    assert paused.arrivals == kept
+    paused = replace(paused, output=paused.output._replace(tensorboard=tmp_path / "parts"))
+    result = resume(paused)
+    assert result.digest == whole.digest
+    parts, all_at_once = (next((tmp_path / name).iterdir()) for name in ("parts", "whole"))
+    assert dict(scalars(parts)["test/accuracy"]) == dict(scalars(all_at_once)["test/accuracy"])
+
+
+def test_without_the_package_the_error_comes_before_any_work(monkeypatch, tmp_path):
+    monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match="pip install tensorboard"):
+        TensorBoardWriter(tmp_path / "events")
+    assert not (tmp_path / "events").exists()
+    for command in (["compare", "--rules", "fedbuff"], ["run", "--rule", "fedbuff"]):
+        result = CliRunner().invoke(app, [*command, "--tensorboard", "--out", str(tmp_path / "out")])
+        assert result.exit_code == 2
+        assert result.stderr == "error: event files need the package tensorboard: pip install tensorboard\n"
+    assert not (tmp_path / "out").exists()

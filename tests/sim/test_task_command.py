@@ -1,0 +1,155 @@
+"""`--task FILE.py:FUNCTION` and the ends of a run on the command line; logs and stores never make such a file run."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import own_tasks
+from afflux.cli import app
+from afflux.sim import Simulation, interrupts, parse_rule, read_audit_log
+from afflux.sim.runs.run_checkpoint import InterruptedRun
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.task_registry import build_task
+
+SETTINGS = ["--num-clients", "12", "--concurrency", "4", "--alpha", "1", "--eval-every", "10"]
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+@pytest.fixture
+def task(tmp_path, monkeypatch):
+    """The text of --task; the file notes that it was executed."""
+    path = tmp_path / "my tasks.py"
+    text = Path(own_tasks.__file__).read_text()
+    path.write_text(f"{text}\nwith open({str(tmp_path / 'executed')!r}, 'a') as file:\n    file.write('x')\n")
+    return f"{path}:own_task:shift=0.25"
+
+
+def test_the_command_gives_the_bits_of_the_library(task, tmp_path):
+    out = tmp_path / "out"
+    rules = "fedbuff:buffer_size=3,fedasync"
+    command = ["compare", "--rules", rules, "--task", task, "--seeds", "0,1", "--arrivals", "30", "--out", out]
+    result = invoke(*command, "--jobs", "2", "--buffer-size", "3", *SETTINGS)
+    assert result.exit_code == 0, result.output
+    assert f"{task}, 12 clients, 4 at once" in result.stdout.replace("\n", "")
+    config = SimConfig(task=task, num_clients=12, concurrency=4, alpha=1.0, eval_every=10, arrivals=30)
+    made = build_task(config)
+    for each in (
+        Simulation.of(config, rules.split(","), [0, 1]),
+        Simulation.of(config, rules.split(","), [0, 1], task=made),
+    ):
+        for run in each.run():
+            name = run.spec.label.replace(":", "_")
+            assert read_audit_log(out / "audit" / f"{name}-seed{run.seed}.jsonl").end.params_sha256 == run.digest
+
+
+@pytest.mark.parametrize(
+    ("end", "arrivals"),
+    [(["--rounds", "7"], 21), (["--rounds", "7", "--arrivals", "12"], 12), (["--virtual-time", "9"], None)],
+)
+def test_the_ends_of_a_run(end, arrivals, tmp_path):
+    out, store = tmp_path / "out", tmp_path / "store"
+    settings = [*SETTINGS, "--model", "logreg", "--delays", "fadas-mild", "--rule", "fedbuff:buffer_size=3", *end]
+    result = invoke("run", *settings, "--keep-updates", "--out", out)
+    assert result.exit_code == 0, result.output
+    log = read_audit_log(next((out / "audit").glob("*.jsonl")))
+    assert log.planned == len(log.arrivals)
+    assert arrivals in (None, len(log.arrivals))
+    if arrivals is None:
+        assert 0 < len(log.arrivals) < 1600
+        assert log.arrivals[-1].time <= 9
+    again = invoke("replay", log.path, "--out", tmp_path / "again")
+    assert (again.exit_code, again.stderr) == (0, "")
+    stored = invoke("run", *settings, "--keep-updates", "--out", tmp_path / "stored", "--store", store)
+    assert stored.exit_code == 0, stored.output
+    for name in ("config.json", "metrics.csv", f"audit/{log.path.name}"):
+        assert (tmp_path / "stored" / name).read_bytes() == (out / name).read_bytes()
+    before = log.path.read_bytes()
+    resumed = invoke("run", "--resume", store)
+    assert resumed.exit_code == 0, resumed.output
+    assert (tmp_path / "stored" / "audit" / log.path.name).read_bytes() == before
+
+
+def test_a_run_on_a_store_is_resumed_by_those_who_name_the_task(task, tmp_path, monkeypatch):
+    executed, store, out = tmp_path / "executed", tmp_path / "store", tmp_path / "out"
+
+    def press(self, client, receipt):
+        add(self, client, receipt)
+        if len(self.staleness) == 8:
+            interrupts._record(2, None)
+
+    from afflux.sim.results.run_history import RunHistory
+
+    add = RunHistory.add_arrival
+    settings = [*SETTINGS, "--rule", "fedbuff:buffer_size=3", "--arrivals", "20", "--keep-updates", "--task", task]
+    assert invoke("run", *settings, "--out", tmp_path / "whole").exit_code == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(RunHistory, "add_arrival", press)
+        with interrupts.deferred():
+            stopped = invoke("run", *settings, "--store", store, "--out", out)
+    assert stopped.exit_code == 130, stopped.output
+    assert f"--task '{task}'" in stopped.stderr
+    count = len(executed.read_text())
+    monkeypatch.delitem(sys.modules, f"afflux task file {task.partition(':')[0]}")
+    refused = invoke("run", "--resume", store)
+    assert refused.exit_code == 2
+    assert "it is code, and is executed only if you name it in this command: give --task" in refused.stderr
+    other = invoke("run", "--resume", store, "--task", task.replace("0.25", "0.5"))
+    assert (other.exit_code, other.stderr.count("\n")) == (2, 1)
+    assert len(executed.read_text()) == count
+    moved = shutil.copy(task.partition(":")[0], tmp_path / "moved.py")
+    resumed = invoke("run", "--resume", store, "--task", f"{moved}:{task.partition(':')[2]}")
+    assert resumed.exit_code == 0, resumed.output
+    assert InterruptedRun.of(store, task=task).finished
+    (log,) = (out / "audit").glob("*.jsonl")
+    assert log.read_bytes() == (tmp_path / "whole" / "audit" / log.name).read_bytes()
+    # The same of a replay.
+    count = len(executed.read_text())
+    assert count == 2, "the moved file is another one"
+    refused = invoke("replay", log, "--out", tmp_path / "replayed")
+    assert refused.exit_code == 2
+    assert "it is code" in refused.stderr
+    assert len(executed.read_text()) == count
+    replayed = invoke("replay", log, "--task", task, "--out", tmp_path / "replayed")
+    assert (replayed.exit_code, replayed.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--task", "absent.py:f"], "there is no task file"),
+        (["--task", "{file}"], "write {file}:FUNCTION"),
+        (["--task", "{file}:absent"], "has no function 'absent'"),
+        (["--task", "{file}:wrong_task"], "it returns 1, not an afflux.sim.Task"),
+        (["--task", "{file}:own_task:sift=1"], "unknown option of {file}:own_task: 'sift'; did you mean 'shift'"),
+        (["--task", "nothing"], "unknown task 'nothing'; known: images"),
+        (["--task", "python:own"], "was made in Python"),
+        (["--task", "{file}:own_task", "--model", "logreg"], "model is logreg, which is for task images"),
+        (["--rounds", "-1"], "rounds is -1"),
+        (["--virtual-time", "inf"], "virtual_time is inf"),
+        (["--delays", "task"], "unknown delays 'task'"),
+    ],
+)
+def test_mistakes(arguments, message, tmp_path):
+    file = shutil.copy(own_tasks.__file__, tmp_path / "tasks.py")
+    given = [argument.replace("{file}", str(file)) for argument in arguments]
+    result = invoke("run", "--rule", "fedasync", "--arrivals", "5", "--out", tmp_path / "out", *given)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.output
+    assert message.replace("{file}", str(file)) in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_lazy_clients_of_a_task(tmp_path):
+    task = f"{own_tasks.__file__}:lazy_task"
+    settings = ["--num-clients", "200000", "--concurrency", "3", "--arrivals", "12", "--client-lr", "0.3"]
+    result = invoke("run", "--rule", "fedbuff:buffer_size=3", "--task", task, *settings, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    log = read_audit_log(next((tmp_path / "out" / "audit").glob("*.jsonl")))
+    assert (log.header.num_clients, log.header.client_lr) == (200_000, 0.3)
+    assert max(line.client for line in log.arrivals) > 10_000
+    assert parse_rule("fedbuff:buffer_size=3") == log.spec()

@@ -1,0 +1,197 @@
+"""Workers: the bits and files of one process; stopped anywhere with trainings in flight, and resumed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import own_tasks
+from afflux.cli import app
+from afflux.sim import AuditOutput, ConfigError, SimConfig, Simulation, interrupts, parse_rule, partitioned, run_paired
+from afflux.sim.results import run_folder
+from afflux.sim.runs import workers as pool
+from afflux.sim.runs.resume import resume, run_in_store
+from afflux.sim.runs.run_checkpoint import InterruptedRun
+from afflux.sim.runs.setup import SimulationSetup
+from conftest import reproducible
+
+SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=36, eval_every=7, local_steps=2)
+SCAFFOLD = replace(SMALL, client_optimizer="scaffold", protocol="rounds", stale_models=3, steps_law="uniform")
+RULE = parse_rule("ca2fl:buffer_size=3")
+
+
+def made(folder, config, workers, rules=("ca2fl:buffer_size=3",)):
+    """The results and the bytes of all files of a run."""
+    folder.mkdir()
+    specs = [parse_rule(rule) for rule in rules]
+    results = run_paired(specs, 4, config, output=AuditOutput(folder, True), workers=workers)
+    return [reproducible(result) for result in results], {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("config", "count"),
+    [(replace(SMALL, model="cnn", client_optimizer="fedprox"), 2), (SCAFFOLD, 3)],
+    ids=["fedprox", "scaffold, rounds"],
+)
+def test_workers_give_the_bits_of_one_process(config, count, tmp_path):
+    rules = ("ca2fl:buffer_size=3", "fedasync")
+    assert made(tmp_path / "workers", config, count, rules) == made(tmp_path / "one", config, 1, rules)
+
+
+@pytest.mark.parametrize("model", [own_tasks.Net, own_tasks.Net()])
+def test_a_model_with_buffers_and_a_training_function_of_ones_own(model):
+    clients = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
+    settings = {"rules": "fedbuff:buffer_size=3", "arrivals": 30, "concurrency": 6, "delays": "fadas-mild"}
+    simulation = Simulation(model, clients, own_tasks.momentum, own_tasks.TEST, **settings)
+    one, two = (simulation.run(workers=count)[0] for count in (1, 2))
+    assert reproducible(one) == reproducible(two)
+
+
+def test_results_without_room_are_trained_here(monkeypatch, tmp_path):
+    """One place for each worker, and clients that overtake others whose results wait there."""
+    monkeypatch.setattr(pool, "WAITING_BYTES", 0)
+    monkeypatch.setattr(pool, "WAITING_LEAST", 0)
+    monkeypatch.setattr(pool, "QUEUE", 1)
+    config, here = replace(SMALL, concurrency=15, delays="exponential", arrivals=60), []
+    take = pool.Workers.take
+    monkeypatch.setattr(pool.Workers, "take", lambda self, sequence: (here.append(take(self, sequence)), here[-1])[1])
+    assert made(tmp_path / "workers", config, 2) == made(tmp_path / "one", config, 1)
+    assert None in here
+    assert any(result is not None for result in here)
+
+
+class Stopped(Exception):
+    """The run ends here, as if its process had been killed: nothing more is saved."""
+
+
+def stop_at(count):
+    def progress(run):
+        if run.arrivals == count:
+            raise Stopped
+
+    return progress
+
+
+def begin(folder, config, progress, seconds=0.0, count=2):
+    output = run_folder.create_audit_folder(run_folder.create_run_folder(folder / "run"), config, 1, True)
+    return run_in_store(folder / "store", RULE, 4, config, output, progress, seconds, workers=count)
+
+
+def same_as_one_process(folder, result, config):
+    whole = made(folder / "whole", config, 1)
+    files = {path.name: path.read_bytes() for path in (folder / "run" / "audit").iterdir()}
+    assert ([reproducible(result)], files) == whole
+
+
+@pytest.mark.parametrize("config", [SMALL, SCAFFOLD], ids=["events", "scaffold, rounds"])
+def test_stopped_and_resumed_with_other_numbers_of_workers(config, tmp_path):
+    with pytest.raises(Stopped):
+        begin(tmp_path, config, stop_at(8))
+    with pytest.raises(Stopped):
+        resume(InterruptedRun.of(tmp_path / "store"), stop_at(17), 0.0, workers=1)
+    result = resume(InterruptedRun.of(tmp_path / "store"), None, 0.01, workers=2)
+    same_as_one_process(tmp_path, result, config)
+
+
+def test_ctrl_c_with_trainings_in_flight(tmp_path):
+    def press(run):
+        if run.arrivals == 10:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+        begin(tmp_path, SMALL, press, seconds=1000)
+    paused = InterruptedRun.of(tmp_path / "store")
+    assert paused.arrivals == 10
+    assert paused.stream["training"]
+    same_as_one_process(tmp_path, resume(paused), SMALL)
+
+
+PROGRAM = """
+import os, signal, sys
+from pathlib import Path
+sys.path[:0] = {paths!r}
+if __name__ == "__main__":
+    import test_workers
+    def kill(run):
+        if run.arrivals == 11:
+            os.kill(os.getpid(), signal.SIGKILL)
+    test_workers.begin(Path({folder!r}), test_workers.SMALL, kill)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="sends signals")
+def test_killed_with_trainings_in_flight(tmp_path):
+    """The workers end with their parent."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(paths=sys.path, folder=str(tmp_path)))
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    deadline = time.monotonic() + 60
+    while any(str(tmp_path) in command for command in commands()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [command for command in commands() if str(tmp_path) in command]
+    assert InterruptedRun.of(tmp_path / "store").arrivals == 10
+    same_as_one_process(tmp_path, resume(InterruptedRun.of(tmp_path / "store"), workers=2), SMALL)
+
+
+def commands():
+    """The environments of processes name their folder if these were started by the program above."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            found.append((path / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_worker_that_is_killed_is_named_and_the_run_is_resumed(tmp_path, monkeypatch):
+    started = []
+    init = pool.Workers.__init__
+    monkeypatch.setattr(pool.Workers, "__init__", lambda self, *given: (init(self, *given), started.append(self))[0])
+
+    def kill(run):
+        if run.arrivals == 9:
+            os.kill(started[0]._processes[0].pid, signal.SIGKILL)
+
+    with pytest.raises(pool.WorkerError, match="a worker process has ended with exit code -9; the run can be resumed"):
+        begin(tmp_path, SMALL, kill)
+    assert started[0]._processes == [], "all have been ended"
+    same_as_one_process(tmp_path, resume(InterruptedRun.of(tmp_path / "store")), SMALL)
+
+
+def test_what_fails_in_a_worker_is_raised_here():
+    clients = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
+    settings = {"rules": "fedasync", "arrivals": 30, "concurrency": 6}
+    for training, kind, message in [
+        (own_tasks.fails, pool.WorkerError, "(?s)ZeroDivisionError: division by zero.*while client [0-9]+ trained"),
+        (own_tasks.returns_nothing, ConfigError, "training returns None, must return loss, steps, examples"),
+    ]:
+        with pytest.raises(kind, match=message):
+            Simulation(own_tasks.linear, clients, training, own_tasks.TEST, **settings).run(workers=2)
+
+
+def test_impossible_workers():
+    with pytest.raises(ConfigError, match="workers is 0, must be at least 1"):
+        run_paired([RULE], 0, SMALL, workers=0)
+    simulation = Simulation(lambda: own_tasks.Net(), [own_tasks.examples(9)] * 6, None, own_tasks.TEST, concurrency=3)
+    with pytest.raises(ConfigError, match="the task cannot be sent to another process"):
+        simulation.run(workers=2)
+    setup = SimulationSetup.of(SMALL, 0)
+    assert setup.most_at_once == 5
+
+
+def test_the_command(tmp_path):
+    settings = ["--model", "logreg", "--num-clients", "20", "--concurrency", "5", "--arrivals", "24"]
+    for count, name in ((1, "one"), (2, "two")):
+        command = ["run", "--rule", "fedasync", *settings, "--workers", str(count), "--out", str(tmp_path / name)]
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.output
+    for name in ("config.json", "metrics.csv", "audit/fedasync-seed0.jsonl"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
