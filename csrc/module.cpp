@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <atomic>
 #include <optional>
 #include <tuple>
 
@@ -15,6 +16,7 @@
 #include "pages.hpp"
 #include "ready.hpp"
 #include "release.hpp"
+#include "row_check.hpp"
 
 namespace py = pybind11;
 
@@ -53,9 +55,28 @@ class Converted {
   std::optional<Conversion> conversion_;
 };
 
-py::tuple ingest_(const py::object& update, const py::object& slot, int num_threads, const py::object& conversion,
-                  const py::object& shapes) {
+// While it lives, an `ingest` is under way: helpers are for a call that is alone, for others have threads of their own.
+class UnderWay {
+ public:
+  UnderWay() : before_(count().fetch_add(1, std::memory_order_relaxed)) {}
+  ~UnderWay() { count().fetch_sub(1, std::memory_order_relaxed); }
+  UnderWay(const UnderWay&) = delete;
+  UnderWay& operator=(const UnderWay&) = delete;
+  int threads(int asked) const { return asked == kAwake && before_ > 0 ? 1 : asked; }
+
+ private:
+  static std::atomic<int>& count() {
+    static std::atomic<int> calls{0};
+    return calls;
+  }
+  const int before_;
+};
+
+py::tuple ingest_(const py::object& update, const py::object& slot, int asked_threads, const py::object& conversion,
+                  const py::object& shapes, RowCheck* beside) {
   const Call call;
+  const UnderWay under_way;
+  const int num_threads = under_way.threads(asked_threads);
   Statistics result{};
   const Array to({"ingest", "slot"}, slot, Access::write);
   const View<void> out = to.view();
@@ -65,14 +86,16 @@ py::tuple ingest_(const py::object& update, const py::object& slot, int num_thre
   if (PyList_Check(update.ptr()) || PyTuple_Check(update.ptr())) {
     const Arrays<const void> parts("ingest", "update", update, Access::read, Shape::any, false, as_view,
                                    shapes.is_none() ? py::handle() : py::handle(shapes));
+    const auto sweep = [&] { result = ingest(parts.list(), out, num_threads, change.get(), until_read); };
     const GilRelease release;
-    result = ingest(parts.list(), out, num_threads, change.get(), until_read);
+    beside == nullptr ? sweep() : beside->beside(sweep);
   } else {
     if (!shapes.is_none()) throw Error("[ingest] shapes are those of several parts, and update is no list of them");
     const Array from({"ingest", "update"}, update, Access::read);
     const View<void> view = from.view();
+    const auto sweep = [&] { result = ingest(view, out, num_threads, change.get(), until_read); };
     const GilRelease release;
-    result = ingest(view, out, num_threads, change.get(), until_read);
+    beside == nullptr ? sweep() : beside->beside(sweep);
   }
   return py::make_tuple(result.first_nonfinite, result.sum_of_squares, result.min, result.max);
 }
@@ -190,6 +213,7 @@ PYBIND11_MODULE(main_interpreter_engine, module) {
   module.attr("forks") = py::memoryview::from_buffer(&forks, {1}, {sizeof forks}, true);
   module.attr("__version__") = AFFLUX_VERSION;
   module.attr("ORDER_VERSION") = kOrderVersion;
+  module.attr("AWAKE") = kAwake;
   module.attr("LANES") = kLanes;
   module.attr("BLOCK") = kBlock;
   module.attr("SUPERBLOCK") = kSuperblock;
@@ -197,7 +221,7 @@ PYBIND11_MODULE(main_interpreter_engine, module) {
   module.attr("STEP_KINDS") = step_kinds();
   module.attr("CODECS") = codecs_();
   module.def("ingest", ingest_, py::arg("update"), py::arg("slot"), py::arg("num_threads"),
-             py::arg("conversion") = py::none(), py::arg("shapes") = py::none());
+             py::arg("conversion") = py::none(), py::arg("shapes") = py::none(), py::arg("beside") = py::none());
   module.def("unready", unready, py::arg("arrays"), py::arg("shapes"));
   module.def("gram", gram_, py::arg("vectors"), py::arg("out"), py::arg("num_threads"));
   module.def("inner", inner_, py::arg("vectors"), py::arg("weights"), py::arg("memory"), py::arg("shift"),
@@ -212,6 +236,7 @@ PYBIND11_MODULE(main_interpreter_engine, module) {
   module.def("crc32c", crc32c_, py::arg("data"), py::arg("block"), py::arg("head"), py::arg("num_threads"),
              py::arg("table") = false);
   bind_pages(module);
+  bind_row_check(module);
   module.def(
       "strict_float_mode",
       [](const py::object& function, const py::object& argument) {

@@ -1,6 +1,8 @@
 #include "pages.hpp"
 
+#include <pybind11/stl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,6 +10,9 @@
 #include <cstdint>
 #include <cstring>
 #include <new>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "release.hpp"
 
@@ -29,27 +34,10 @@ struct Pages {
   std::size_t size;
 };
 
-Pages pages_of(const py::buffer& memory) {
-  const py::buffer_info info = memory.request();
+Pages pages_of(void* memory, std::size_t size) {
   const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
-  const std::uintptr_t before = reinterpret_cast<std::uintptr_t>(info.ptr) % page;
-  return {static_cast<char*>(info.ptr) - before, static_cast<std::size_t>(info.size * info.itemsize) + before};
-}
-
-// Has the system read what is on disk only, and does not wait.
-void prefetch_(const py::buffer& memory) {
-  const Pages pages = pages_of(memory);
-  const GilRelease release;
-  for (std::size_t at = 0; at < pages.size; at += kPiece)
-    madvise(pages.begin + at, std::min(kPiece, pages.size - at), MADV_WILLNEED);
-}
-
-// Returns 0, or the error number; EFAULT: an access would have been a SIGBUS. Systems that cannot tell do nothing.
-int populate_(const py::buffer& memory, bool write) {
-  const Pages pages = pages_of(memory);
-  const GilRelease release;
-  if (madvise(pages.begin, pages.size, write ? kPopulateWrite : kPopulateRead) == 0 || errno == EINVAL) return 0;
-  return errno;
+  const std::uintptr_t before = reinterpret_cast<std::uintptr_t>(memory) % page;
+  return {static_cast<char*>(memory) - before, size + before};
 }
 
 // The pages of a mapped file become a copy of this process's own, where they are: whoever writes to the file later does
@@ -67,10 +55,32 @@ void detach_(const py::buffer& memory) {
   }
 }
 #else
-void prefetch_(const py::buffer&) {}
-int populate_(const py::buffer&, bool) { return 0; }
 void detach_(const py::buffer&) {}  // nothing is mapped there
 #endif
+
+void prefetch_(const py::buffer& memory) {
+  const py::buffer_info info = memory.request();
+  const GilRelease release;
+  prefetch(info.ptr, static_cast<std::size_t>(info.size * info.itemsize));
+}
+
+int populate_(const py::buffer& memory, bool write) {
+  const py::buffer_info info = memory.request();
+  const GilRelease release;
+  return populate(info.ptr, static_cast<std::size_t>(info.size * info.itemsize), write);
+}
+
+// The first of the files, (path, inode, bytes), that has vanished, was replaced, or is shorter; -1: none.
+std::ptrdiff_t first_changed(const std::vector<std::tuple<std::string, std::uint64_t, std::int64_t>>& files) {
+  const GilRelease release;
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    const auto& [path, inode, bytes] = files[i];
+    struct stat now{};
+    if (lstat(path.c_str(), &now) != 0 || now.st_ino != inode || now.st_size < bytes)
+      return static_cast<std::ptrdiff_t>(i);
+  }
+  return -1;
+}
 
 // Where a contiguous array begins, for a dictionary of arrays: several times faster than NumPy says it.
 std::uintptr_t address_(py::handle memory) {
@@ -83,11 +93,29 @@ std::uintptr_t address_(py::handle memory) {
 
 }  // namespace
 
+#if defined(__linux__)
+void prefetch(void* memory, std::size_t size) {
+  const Pages pages = pages_of(memory, size);
+  for (std::size_t at = 0; at < pages.size; at += kPiece)
+    madvise(pages.begin + at, std::min(kPiece, pages.size - at), MADV_WILLNEED);
+}
+
+int populate(void* memory, std::size_t size, bool write) {
+  const Pages pages = pages_of(memory, size);
+  if (madvise(pages.begin, pages.size, write ? kPopulateWrite : kPopulateRead) == 0 || errno == EINVAL) return 0;
+  return errno;
+}
+#else
+void prefetch(void*, std::size_t) {}
+int populate(void*, std::size_t, bool) { return 0; }
+#endif
+
 void bind_pages(py::module_& module) {
   module.attr("PIECE") = kPiece;
   module.def("address", address_, py::arg("memory"));
   module.def("prefetch", prefetch_, py::arg("memory"));
   module.def("populate", populate_, py::arg("memory"), py::arg("write"));
+  module.def("first_changed", first_changed, py::arg("files"));
   module.def("detach", detach_, py::arg("memory"));
 }
 

@@ -2,7 +2,15 @@
 #pragma once
 #include <pybind11/pybind11.h>
 
+#include <cstddef>
+
 namespace afflux::python {
+
+// Has the system read what is on disk only, and does not wait.
+void prefetch(void* memory, std::size_t size);
+// Waits until all pages are there. Returns 0, or the error number; EFAULT: an access would have been a SIGBUS. Systems
+// that cannot tell do nothing.
+int populate(void* memory, std::size_t size, bool write);
 
 void bind_pages(pybind11::module_& module);
 

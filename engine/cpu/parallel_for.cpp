@@ -42,9 +42,9 @@ class DefaultFloatingPoint {
 
 std::atomic<std::int64_t> thread_bytes{0};  // 0: not asked for yet
 
-}  // namespace
+using WithHelpers = void (*)(int helpers, const Work& work);
 
-void parallel_for(std::int64_t count, int num_threads, const std::function<void(std::int64_t)>& body) {
+void share(std::int64_t count, int num_threads, const std::function<void(std::int64_t)>& body, WithHelpers run) {
   std::atomic<std::int64_t> next{0};
   std::exception_ptr failure;
   std::mutex failure_mutex;
@@ -57,8 +57,18 @@ void parallel_for(std::int64_t count, int num_threads, const std::function<void(
       failure = std::current_exception();
     }
   };
-  with_helpers(static_cast<int>(std::min<std::int64_t>(num_threads, count) - 1), work);
+  run(static_cast<int>(std::min<std::int64_t>(num_threads, count) - 1), work);
   if (failure) std::rethrow_exception(failure);
+}
+
+}  // namespace
+
+void parallel_for(std::int64_t count, int num_threads, const std::function<void(std::int64_t)>& body) {
+  share(count, num_threads, body, with_helpers);
+}
+
+void parallel_for_awake(std::int64_t count, int num_threads, const std::function<void(std::int64_t)>& body) {
+  share(count, num_threads, body, with_awake_helpers);
 }
 
 std::int64_t piece_size(std::int64_t d, int num_threads) {

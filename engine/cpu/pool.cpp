@@ -87,10 +87,10 @@ class Pool {
  public:
   explicit Pool(Microseconds spin_time) : requested_spin_time_(spin_time) {}
 
-  void run(const Work& work, int helpers) {
+  void run(const Work& work, int helpers, bool wake_some) {
     Job job{work, helpers};
-    const auto [spin_time, missing] = post(job);
-    wake(missing);
+    const auto [spin_time, missing] = post(job, wake_some);
+    if (wake_some) wake(missing);
     work(never);
     withdraw(job);
     const auto ended = [&] { return job.helpers.load(std::memory_order_acquire) == 0; };
@@ -98,6 +98,8 @@ class Pool {
     Lock lock(mutex_);
     ended_.wait(lock, ended);
   }
+
+  int awake() const { return spinning_.load(std::memory_order_relaxed); }
 
   // False in a child forked by the bare system call, which runs no handlers and has none of the threads.
   bool in_this_process() const { return process_ == getpid(); }
@@ -118,9 +120,9 @@ class Pool {
     int missing;  // helpers beyond those that spin for work
   };
 
-  Posted post(Job& job) {
+  Posted post(Job& job, bool new_ones) {
     const Lock lock(mutex_);
-    grow(static_cast<std::size_t>(job.wanted));
+    if (new_ones) grow(static_cast<std::size_t>(job.wanted));
     job.next = jobs_;
     jobs_ = &job;
     wanted_.fetch_add(job.wanted, std::memory_order_relaxed);
@@ -222,7 +224,7 @@ class Pool {
   std::vector<std::unique_ptr<Helper>> helpers_;
   Microseconds spin_time_{0};
   Job* jobs_ = nullptr;
-  int spinning_ = 0;
+  std::atomic<int> spinning_{0};
   std::atomic<int> wanted_{0};  // of all jobs
   std::atomic<bool> ending_{false};
 };
@@ -256,7 +258,18 @@ Pool& shared_pool() {
 
 void with_helpers(int helpers, const Work& work) {
   if (helpers < 1) return work(never);
-  shared_pool().run(work, helpers);
+  shared_pool().run(work, helpers, true);
+}
+
+void with_awake_helpers(int helpers, const Work& work) {
+  Pool* const made = pool.load(std::memory_order_acquire);
+  if (helpers < 1 || made == nullptr) return work(never);
+  made->run(work, helpers, false);
+}
+
+int awake_helpers() {
+  const Pool* const made = pool.load(std::memory_order_acquire);
+  return made == nullptr ? 0 : made->awake();
 }
 
 }  // namespace afflux

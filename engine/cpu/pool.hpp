@@ -25,4 +25,9 @@ using Work = std::function<void(const std::atomic<bool>& stop)>;
 // that is.
 void with_helpers(int helpers, const Work& work);
 
+// The same with helpers that spin for work: none is created or woken, which takes longer than short work does.
+void with_awake_helpers(int helpers, const Work& work);
+// How many of them there are now.
+int awake_helpers();
+
 }  // namespace afflux

@@ -13,7 +13,7 @@ from sanitize import library
 
 ENGINE = ROOT / "engine"
 CXX = shutil.which(os.environ.get("CXX", "c++"))
-CASES = ["counts", "nested", "throwing", "callers", "forks", "signals", "no_threads", "leave"]
+CASES = ["counts", "nested", "throwing", "callers", "awake", "forks", "signals", "no_threads", "leave"]
 CASES += ["late", "moved", "pinned_caller", "own_signals", "bare_fork", "leave_soon"]
 needs_compiler = pytest.mark.skipif(CXX is None, reason="there is no C++ compiler")
 needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="needs /proc")
@@ -49,7 +49,7 @@ def test_parallel_for(program, case, spin):
 
 @needs_compiler
 @pytest.mark.parametrize("spin", ["0", "50"])
-@pytest.mark.parametrize("case", ["counts", "nested", "throwing", "callers"])
+@pytest.mark.parametrize("case", ["counts", "nested", "throwing", "callers", "awake"])
 def test_under_thread_sanitizer(watched, case, spin):
     assert run(watched, case, AFFLUX_SPIN_US=spin) == "done\n"
 

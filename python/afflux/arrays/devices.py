@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux import ops
-from afflux._engine import Buffer, Pool, ingest
+from afflux._engine import Buffer, Pool, RowCheck, ingest
 from afflux.arrays.interop import Array, frozen
 
 #: Of an element, by the dtype of a vector.
@@ -154,10 +154,11 @@ class Host(Device):
         num_threads: int,
         conversion: ops.Conversion | None = None,
         shapes: tuple[tuple[int, ...], ...] | None = None,
+        beside: RowCheck | None = None,
     ) -> ops.Ingested:
-        """`shapes` are those of the parts; others are refused."""
+        """`shapes` are those of the parts; others are refused. `beside` is done beside the sweep."""
         # `ops.ingest` without its calls, nor that of the class's own __new__: a push of a short vector would notice.
-        first, squares, low, high = ingest(parts, slot, num_threads, conversion, shapes)
+        first, squares, low, high = ingest(parts, slot, num_threads, conversion, shapes, beside)
         return tuple.__new__(ops.Ingested, (None if first < 0 else first, squares, low, high))
 
     def wait(self) -> None:

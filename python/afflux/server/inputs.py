@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux import ops
-from afflux._engine import Buffer
+from afflux._engine import AWAKE, Buffer, RowCheck
 from afflux.aggregation.reports import Pulled
 from afflux.arrays import trees
 from afflux.arrays.devices import HOST, Device
@@ -42,22 +42,29 @@ class InputAdapter:
     layout: Layout | None  #: of servers that were made with a tree
     size: int  #: d
     num_threads: int
+    helped: bool = False  #: other threads of the engine may take part in a push while they are awake
     device: Device = HOST  #: that the vectors go to
     likes: Mapping[str, Like] = field(default_factory=dict)  #: of the arrays of the first params, by name
 
     @classmethod
     @reads("[Server] params")
     def of(
-        cls, params: "ops.Array | Tree", kind: Kind, num_threads: int, layout: Layout | None = None
+        cls,
+        params: "ops.Array | Tree",
+        kind: Kind,
+        num_threads: int,
+        layout: Layout | None = None,
+        *,
+        helped: bool = False,
     ) -> "tuple[InputAdapter, ops.Array | list[ops.Array]]":
         """For vectors like `params`, where these lie; and the parts of params. Without `layout`: that of all of it."""
         if layout is not None and not (isinstance(layout, Layout) and is_tree(params)):
             raise AffluxError(f"[Server] layout is {brief(layout)}, must be the Layout of params, a model's arrays")
         if is_tree(params):
             layout = layout or Layout.of(params)
-            intake = cls(kind, layout, layout.size, num_threads)
+            intake = cls(kind, layout, layout.size, num_threads, helped)
         else:
-            intake = cls(kind, None, length("[Server] params", params), num_threads)
+            intake = cls(kind, None, length("[Server] params", params), num_threads, helped)
         parts = intake.parts("[Server] params", params)
         leaves = {"": params} if layout is None else layout.arrays(params)
         likes = {name: Like.of(name, array) for name, array in leaves.items()}
@@ -96,19 +103,27 @@ class InputAdapter:
         parts: "ops.Array | list[ops.Array]",
         slot: ops.Array,
         conversion: ops.Conversion | None = None,
+        beside: RowCheck | None = None,
     ) -> ops.Ingested:
-        """The sweep from the caller's memory into a slot."""
+        """The sweep from the caller's memory into a slot; on the host, `beside` is done beside it."""
         if type(parts) is Found:
             try:
-                return HOST.ingest(parts.arrays, slot, self.num_threads, conversion, parts.shapes)
+                return HOST.ingest(parts.arrays, slot, self._threads, conversion, parts.shapes, beside)
             except (AffluxError, UnavailableError):
                 parts = self.parts(what, parts.tree)
         try:
+            if self.device is HOST:
+                return HOST.ingest(parts, slot, self._threads, conversion, None, beside)
             return self.device.ingest(parts, slot, self.num_threads, conversion)
         except (AffluxError, UnavailableError) as error:
             raise type(error)(f"{what}: {with_names(error, self.names)}") from None
         except Exception as error:
             unreadable(what, error)
+
+    @property
+    def _threads(self) -> int:
+        """For the engine's `ingest`."""
+        return AWAKE if self.helped else self.num_threads
 
     @property
     def names(self) -> list[str]:

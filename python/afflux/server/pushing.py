@@ -122,7 +122,7 @@ def push(  # noqa: D417
     client_id: Any = None
     pulled: Any = None
     checking = False  # what the client sent is being checked
-    found = base = conversion = fetch = None
+    found = base = conversion = row = beside = None
     try:
         given: Kind = "update"
         vector = update
@@ -163,7 +163,7 @@ def push(  # noqa: D417
         if copy:
             ticket.slot = aggregator.take_slot(timeout)
             rows = aggregator.admission.state.rows
-            fetch = None if rows is None else rows.prefetch(client_id)
+            row = None if rows is None else rows.prefetch(client_id)
             if given != adapter.kind:  # not before it has a slot: a step may wait until the base is read
                 ticket.reading = True
                 aggregator.reading.add(ticket)
@@ -171,7 +171,8 @@ def push(  # noqa: D417
                 if base is None and "model" in (given, adapter.kind):
                     return _no_arrival(aggregator, client_id, pulled, "expired", _GONE, found)
                 conversion = _conversion(what, given, adapter.kind, base, scale)
-            facts, norm = take_in(what, adapter, parts, ticket.slot, aggregator.admission.limits, conversion)
+            beside = None if row is None else row.check
+            facts, norm = take_in(what, adapter, parts, ticket.slot, aggregator.admission.limits, conversion, beside)
             _, squares, low, high = facts
             if squares > MOST_SQUARES and (options.accumulate or aggregator.rule.needs.products):
                 raise overflow(what, facts, "sums" if options.accumulate else "inner products")
@@ -181,8 +182,8 @@ def push(  # noqa: D417
         if conversion is not None:
             base = conversion = None  # the round that this push completes may need the memory
             aggregator.reading.discard(ticket)
-        if fetch is not None:  # the disk was read while the vector was copied
-            ticket.staged_row = fetch()
+        if row is not None:  # it was read while the vector was copied
+            ticket.staged_row = row.finish()
         pushed = (client_id, pulled, examples, known_loss, norm, ticket.slot, own, extremes)
         checking = False
         return aggregator.join(pushed, ticket)
@@ -200,7 +201,7 @@ def push(  # noqa: D417
         raise
     finally:
         # Neither on_step nor the frame of a stored traceback may find the slot taken, or versions held.
-        pushed = ticket.slot = ticket.staged_row = ticket.decision = fetch = base = conversion = None
+        pushed = ticket.slot = ticket.staged_row = ticket.decision = row = beside = base = conversion = None
         if ticket.reading:
             aggregator.reading.discard(ticket)
         aggregator.notify_waiters()

@@ -1,6 +1,7 @@
 """A vector that is taken in: one sweep into a slot, and what the server refuses of it."""
 
 from afflux import ops
+from afflux._engine import RowCheck
 from afflux.aggregation.limits import Limits
 from afflux.arrays.interop import first_beyond
 from afflux.arrays.pools import Vector
@@ -18,6 +19,7 @@ def take_in(
     slot: Vector,
     limits: Limits,
     conversion: ops.Conversion | None = None,
+    beside: RowCheck | None = None,
 ) -> tuple[ops.Ingested, float]:
     """The sweep that takes a vector in.
 
@@ -28,6 +30,7 @@ def take_in(
         slot: (d,), overwritten.
         limits: on its elements and its norm, after the conversion.
         conversion: to what the rule takes.
+        beside: what else is done meanwhile.
 
     Returns:
         What the sweep found, and the vector's norm.
@@ -35,7 +38,7 @@ def take_in(
     Raises:
         AffluxError: it has a value that is not finite, or is beyond a limit.
     """
-    facts = adapter.ingest(what, parts, slot, conversion)
+    facts = adapter.ingest(what, parts, slot, conversion, beside)
     bad = facts.first_nonfinite
     if bad is not None:
         made = "" if conversion is None else f" as {A_KIND[conversion.wanted]}"

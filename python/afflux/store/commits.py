@@ -99,7 +99,8 @@ class Commits:
         run("INSERT OR REPLACE INTO vectors VALUES (?, ?, ?)", vectors)
         if before is None or before.arrivals:
             run("DELETE FROM arrivals", [()])
-        run("INSERT INTO arrivals VALUES (?, ?, ?, ?, ?, ?)", arrivals)
+        if arrivals:
+            run("INSERT INTO arrivals VALUES (?, ?, ?, ?, ?, ?)", arrivals)
         ends = self._write_lists(transaction.lists, before)
         crc = crc_of(meta, transaction.buffers, transaction.notes, vectors, arrivals, [*ends.values()])
         run(
@@ -114,8 +115,9 @@ class Commits:
         for table, (start, entries) in lists.items():
             if before is None or start < before.ends[table]:
                 self._connection.execute(f"DELETE FROM {table} WHERE number >= ?", (start,))
-            numbered = [(start + i, list_entry(start + i, entry)) for i, entry in enumerate(entries)]
-            self._connection.executemany(f"INSERT INTO {table} VALUES (?, ?)", numbered)
+            if entries:
+                numbered = [(start + i, list_entry(start + i, entry)) for i, entry in enumerate(entries)]
+                self._connection.executemany(f"INSERT INTO {table} VALUES (?, ?)", numbered)
             ends[table] = start + len(entries)
         if before is not None:
             return ends

@@ -1,11 +1,11 @@
 """Cached rows of clients on disk, and their sum: a `RowCache` for any number of clients."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from afflux._engine import address
+from afflux._engine import RowCheck, address
 from afflux.aggregation.cache.new_rows import NewRows, Row
-from afflux.aggregation.cache.rows import RowCache, row_crc
+from afflux.aggregation.cache.rows import RowCache, RowRead, row_blocks, row_crc
 from afflux.aggregation.cache.staging import RowStaging, StagedRow
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.gpu import Gpu
@@ -59,6 +59,7 @@ class DiskCache(RowCache):
         codec: Codec,
         seed: int,
         device: Device,
+        num_threads: int,
     ) -> None:
         staging = RowStaging(device, pinned=False) if isinstance(device, Gpu) else None
         super().__init__(size, num_clients, codec, seed, device, staging)
@@ -66,6 +67,8 @@ class DiskCache(RowCache):
         self._vectors = vectors
         self._index = index
         self._table = table
+        self._blocks = row_blocks(codec)
+        self._num_threads = num_threads
         self._crcs: dict[ClientId, bytes] = {}  # of the changed rows
         problem = segments.missing_slot(table.high - 1)
         if problem is not None:
@@ -130,22 +133,22 @@ class DiskCache(RowCache):
             raise StoreError(f"[{op}] client {client_id!r}'s row: {problem}; {self._segments.remedy}")
         return place
 
-    def prefetch(self, client_id: ClientId) -> Callable[[], StagedRow | None]:
-        """Has the system start to read the row; the function returned waits for it, and compares its checksum."""
-        place = self._request(client_id)
+    def prefetch(self, client_id: ClientId) -> RowRead | None:
+        """Reads the row beside the sweep that takes the vector in, or has the system start to read it."""
+        place, check = self._committed_place(client_id, "push"), None
+        if place is not None and self._segments.mapped and self.device is HOST:
+            check = RowCheck(self._segments.array(place.slot), *self._blocks, place.crc, self._num_threads)
+        elif place is not None:
+            self._segments.prefetch(place.slot)
+        elif self.staging is None:
+            return None
 
-        def fetched() -> StagedRow | None:
-            self.fetch(client_id, place)
+        def finish() -> StagedRow | None:
+            if check is None or not check.sound:
+                self.fetch(client_id, place)
             return None if self.staging is None else self.staging.start_upload(client_id, self._stored_row)
 
-        return fetched
-
-    def _request(self, client_id: ClientId) -> Place | None:
-        """Has the system start to read a client's row; returns what `fetch` needs."""
-        place = self._committed_place(client_id, "push")
-        if place is not None:
-            self._segments.prefetch(place.slot)
-        return place
+        return RowRead(check, finish)
 
     def fetch(self, client_id: ClientId, place: Place | None, op: str = "push") -> None:
         """Reads a client's row into memory, before the round that replaces it, and compares its checksum.
@@ -204,13 +207,15 @@ class DiskCache(RowCache):
         """Maps the pages that the sweep writes; the pushes have read those that the sweep reads."""
         self._segments.populate(rows.slots.values(), write=True)
 
-    def record_sweep(self, rows: NewDiskRows, checksums: SweepChecksums, num_threads: int) -> None:
+    def record_sweep(self, rows: NewDiskRows, checksums: SweepChecksums) -> None:
         """Records the rows that a sweep has written, and their checksums. May be repeated."""
-        self._segments.check(rows.slots.values())
+        segments = self._segments
+        segments.check(rows.slots.values())
         for client_id, row in rows.items():
-            self._segments.write(rows.slots[client_id], row)
+            if not segments.mapped:  # else it is the slot's own memory
+                segments.write(rows.slots[client_id], row)
             crc = checksums.get(address(row))
-            self._crcs[client_id] = row_crc(row, self.codec, num_threads) if crc is None else crc
+            self._crcs[client_id] = row_crc(row, self.codec, self._num_threads) if crc is None else crc
 
     def changed_places(self, table: RowTable) -> dict[ClientId, Place]:
         """The places that a commit of this table writes to the index."""

@@ -166,10 +166,12 @@ class Index:
 
     def row(self, client_id: ClientId) -> Place | None:
         """The place of a client's row; None if the client has none."""
-        client_id = plain_id(client_id, "row")  # SQLite takes NumPy's integers for bytes
+        if type(client_id) is not int and type(client_id) is not str:
+            client_id = plain_id(client_id, "row")  # SQLite takes NumPy's integers for bytes
         generation, place = self._recent.generation, self._recent.get(client_id)
         if place != "unknown":
             return place
+        client_id = plain_id(client_id, "row")  # an int may be too large
         with self._errors("read"):
             found = self._read("SELECT client, slot, crc, place FROM rows WHERE client = ?", (key_of(client_id),))
             place = row_of(*found[0])[1] if found else None

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from afflux._engine import PIECE, address, detach, populate, prefetch
+from afflux._engine import PIECE, address, detach, first_changed, populate, prefetch
 from afflux.ops.codecs import named
 from afflux.ops.errors import StoreError
 from afflux.store.files import opened
@@ -35,6 +35,7 @@ class _Mapped(NamedTuple):
     rows: Row  #: (slots, width)
     path: str
     inode: int
+    file: tuple[bytes, int, int]  #: path, inode and bytes, for `first_changed`
 
 
 class Segments:
@@ -56,6 +57,7 @@ class Segments:
         self.size = size
         self.mapped = mapped
         self.shape = shape
+        self._per_segment = shape.per_segment
         slots = maxsize if lost else read_slots(folder, shape, last)
         self._item = np.dtype(self.shape.dtype).itemsize
         if self.shape.width < size:
@@ -159,8 +161,9 @@ class Segments:
     def array(self, slot: int) -> Row:
         """(size,) the slot's elements."""
         if self.mapped:
-            segment, place = divmod(slot, self.shape.per_segment)
-            return self._map(segment)[place, : self.size]
+            segment, place = divmod(slot, self._per_segment)
+            mapped = self._maps.get(segment)
+            return (self._map(segment) if mapped is None else mapped.rows)[place, : self.size]
         out = np.empty(self.size, self.shape.dtype)
         path, offset = self._place(slot)
         try:
@@ -226,9 +229,11 @@ class Segments:
 
     def check(self, slots: Iterable[int]) -> None:
         """Refuses mapped segments whose files have vanished or were truncated."""
-        for segment in sorted({slot // self.shape.per_segment for slot in slots}):
-            if segment in self._maps:
-                self._checked(segment)
+        per_segment, maps = self._per_segment, self._maps
+        mapped = {slot // per_segment for slot in slots} & maps.keys()
+        if mapped and first_changed([maps[segment].file for segment in mapped]) >= 0:
+            for segment in sorted(mapped):
+                self._checked(segment)  # which says what is wrong
 
     def flush(self, slots: Iterable[int]) -> None:
         """Returns when these slots are on the disk itself."""
@@ -269,11 +274,12 @@ class Segments:
             except OSError as error:
                 raise StoreError(f"[store] cannot map {path}: {error.strerror}") from None
             rows = whole.reshape(self.shape.per_segment, self.shape.width)
-            self._maps[segment] = _Mapped(rows, str(path), inode)
+            file = os.fsencode(path), inode, self.shape.segment_bytes
+            self._maps[segment] = _Mapped(rows, str(path), inode, file)
         return self._maps[segment].rows
 
     def _checked(self, segment: int) -> None:
-        _, path, inode = self._maps[segment]
+        _, path, inode, _ = self._maps[segment]
         try:
             now = os.lstat(path)
         except OSError as error:

@@ -155,6 +155,7 @@ class Store:
             codec=codec,
             seed=self.options["seed"],
             device=self.device,
+            num_threads=self._num_threads,
         )
 
     def _on_device(self, name: str) -> Vector:
@@ -226,7 +227,7 @@ class Store:
         new_rows = swept.rows if isinstance(swept.rows, NewDiskRows) else None
         checksums = sweep_checksums(swept.sweep, swept.checksums[-1]) if swept.checksums else NO_CHECKSUMS
         if self.rows is not None and new_rows is not None:
-            self.rows.record_sweep(new_rows, checksums, self._num_threads)
+            self.rows.record_sweep(new_rows, checksums)
             report = swept.report
             norms = [norm for norm, why in zip(report.norms.tolist(), report.rejected, strict=True) if not why]
             self._largest_row = max([self._largest_row, *norms])

@@ -74,6 +74,27 @@ void throwing() {
   }
 }
 
+// Only helpers that spin take part, and each index comes once, also while other calls wake or hold them.
+void awake() {
+  const std::thread::id own = std::this_thread::get_id();
+  afflux::parallel_for_awake(3, 4, [&](std::int64_t) { require(std::this_thread::get_id() == own, "no helper yet"); });
+  on_threads(3, [] {
+    for (int round = 0; round < 300; ++round) {
+      std::vector<int> times(4, 0);
+      afflux::parallel_for_awake(4, 3, [&](std::int64_t i) { ++times[static_cast<std::size_t>(i)]; });
+      for (const int each : times) require(each == 1, "each index once");
+      if (round % 3 == 0) sweep(5, 3);
+      try {
+        afflux::parallel_for_awake(2, 2, [](std::int64_t i) {
+          if (i == 1) throw std::runtime_error("one");
+        });
+        require(false, "an exception");
+      } catch (const std::runtime_error&) {
+      }
+    }
+  });
+}
+
 // More callers than helpers, of different sizes.
 void callers() {
   std::atomic<int> next{0};
@@ -284,21 +305,14 @@ int main(int count, char** words) {
   const struct {
     const char* name;
     void (*run)();
-  } cases[] = {{"counts", counts},
-               {"nested", nested},
-               {"throwing", throwing},
-               {"callers", callers},
-               {"forks", forks},
-               {"signals", signals},
-               {"no_threads", no_threads},
-               {"leave", leave},
-               {"late", late},
-               {"moved", moved},
-               {"pinned_caller", pinned_caller},
-               {"asks", asks},
-               {"own_signals", own_signals},
-               {"bare_fork", bare_fork},
-               {"leave_soon", leave_soon}};
+  } cases[] = {{"counts", counts},       {"nested", nested},
+               {"throwing", throwing},   {"callers", callers},
+               {"awake", awake},         {"forks", forks},
+               {"signals", signals},     {"no_threads", no_threads},
+               {"leave", leave},         {"late", late},
+               {"moved", moved},         {"pinned_caller", pinned_caller},
+               {"asks", asks},           {"own_signals", own_signals},
+               {"bare_fork", bare_fork}, {"leave_soon", leave_soon}};
   bool known = false;
   for (const auto& each : cases)
     if (std::strcmp(each.name, what) == 0) known = true, each.run();

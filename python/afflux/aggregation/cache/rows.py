@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from afflux import ops
-from afflux._engine import SUPERBLOCK
+from afflux._engine import SUPERBLOCK, RowCheck
 from afflux.aggregation.cache.new_rows import NewRows, Row
 from afflux.aggregation.cache.staging import RowStaging, StagedRow
 from afflux.arrays.devices import HOST, Device
@@ -17,6 +18,13 @@ from afflux.arrays.interop import on_host
 from afflux.ops import CachedDifference, CachedMean, RowFacts, codecs
 from afflux.ops.codecs import Codec
 from afflux.rules.rule import Calibrate, ClientId
+
+
+class RowRead(Struct, frozen=True, eq=False):
+    """A client's row that is being read for a push."""
+
+    check: RowCheck | None  #: what `ingest` shall do beside; None: nothing
+    finish: Callable[[], StagedRow | None]  #: waits for the row, and checks it
 
 
 class RowCache(ABC):
@@ -105,14 +113,12 @@ class RowCache(ABC):
             return None
         return decoded(row if self.staging is None else self.device.moved(row), self.size, self.codec, self.device)
 
-    def prefetch(self, client_id: ClientId) -> Callable[[], StagedRow | None] | None:
-        """Starts to read what the round of this client's push needs; the function returned waits for it, and checks
-        it. None: there is nothing to read.
-        """
+    def prefetch(self, client_id: ClientId) -> RowRead | None:
+        """Starts to read what the round of this client's push needs; None: there is nothing to read."""
         if self.staging is None:
             return None
         staged = self.staging.start_upload(client_id, self._encoded)
-        return lambda: staged
+        return RowRead(None, lambda: staged)
 
     def facts(self) -> dict[str, Any]:
         """What later bits depend on, besides rows and sum."""
@@ -189,8 +195,14 @@ def decoded_dtype(codec: Codec) -> str:
 
 def row_crc(row: Row, codec: Codec, num_threads: int = 1) -> bytes:
     """Of the head, if there is one, and of what encodes each superblock."""
+    block, head = row_blocks(codec)
+    return ops.crc32c(row, block, head=head, num_threads=num_threads)
+
+
+def row_blocks(codec: Codec) -> tuple[int, int]:
+    """Bytes of the blocks of an encoded row, and of its head, each of which has a checksum."""
     head = codec.row_bytes(0)
-    return ops.crc32c(row, codec.row_bytes(SUPERBLOCK) - head, head=head, num_threads=num_threads)
+    return codec.row_bytes(SUPERBLOCK) - head, head
 
 
 def row_key(seed: int, version: int, client_id: ClientId) -> int:
