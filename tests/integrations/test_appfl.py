@@ -1,6 +1,7 @@
 """APPFL's aggregator by its methods: against FedBuffAggregator, replay, faults, what is sent without an id, resume."""
 
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,10 +17,12 @@ pytest.importorskip("appfl", reason="needs appfl: make test-integrations")
 import torch
 from appfl.algorithm.aggregator import FedBuffAggregator
 from appfl.algorithm.scheduler import AsyncScheduler
+from appfl.misc.utils import create_instance_from_file
 from omegaconf import OmegaConf
 
 from afflux import AffluxError, Server, replay
 from afflux.integrations import _appfl_config
+from afflux.integrations import appfl as adapter
 from afflux.integrations._core import TrainingRun
 from afflux.integrations.appfl import AffluxAggregator
 from afflux.rules import ca2fl, fadas, fedasync, fedbuff, make
@@ -121,15 +124,28 @@ def test_a_run_replays_to_the_same_bits(rule, monkeypatch, rng):
 
 
 def test_what_clients_get_is_theirs():
+    """In whatever way they write to it."""
     own = aggregator()
-    before, got = params(own), own.get_parameters(client_id=1)
-    other = own.get_parameters(client_id=2)
-    again = own.aggregate(1, moved(got, 1.0))
-    for model in (got, again):
+    before, models = params(own), [own.get_parameters(client_id=client) for client in range(4)]
+    models.append(own.aggregate(0, moved(models[0], 1.0)))
+    other = own.get_parameters(client_id="other")
+    for write, model in zip(
+        (
+            lambda array: array.zero_(),
+            lambda array: array.numpy().fill(0),
+            lambda array: array.data.mul_(0),
+            lambda array: array.view(-1)[1:].zero_(),
+            lambda array: torch.from_dlpack(array).zero_(),
+        ),
+        models,
+        strict=True,
+    ):
         for array in model.values():
-            array.zero_()
-    assert params(own) == before
-    assert flat(other).astype(np.float32).tobytes() == before
+            write(array)
+        assert params(own) == before
+        assert flat(other).astype(np.float32).tobytes() == before
+        assert flat(own.get_parameters()).astype(np.float32).tobytes() == before
+        assert flat(model).astype(np.float32).tobytes() != before
 
 
 def test_batch_norm_other_buffers_and_bfloat16():
@@ -166,12 +182,18 @@ def spoiled(kind, model):
         return {**model, "more": torch.zeros(2)}
     if kind == "text":
         return {**model, first: "text"}
+    if kind == "device":
+        return {**model, first: torch.empty(3, 4, device="meta")}
+    if kind == "sparse":
+        return {**model, first: model[first].to_sparse()}
+    if kind == "complex":
+        return {**model, first: model[first].to(torch.complex64)}
     if kind == "objects":
         return {**model, first: np.array([object()] * 12).reshape(3, 4)}
     return {"none": None, "bytes": b"model", "list": [*model.values()], "empty": {}, "number": 10**400}[kind]
 
 
-MODELS = ["nan", "shape", "name", "missing", "more", "text", "objects", "none", "bytes", "list", "empty", "number"]
+MODELS = ("nan shape name missing more text objects device sparse complex none bytes list empty number").split()
 SIZES = {"zero": 0, "negative": -3, "huge": 10**400, "text size": "ten", "half": 0.5}
 
 
@@ -242,6 +264,16 @@ def test_what_is_no_id_changes_nothing_but_a_count(client):
     assert flat(own.aggregate(client, moved(held, 1.0))).astype(np.float32).tobytes() == before
     assert counted(own) == {"unknown": 1}
     assert own.server.tasks == ()
+
+
+def test_parameters_and_strided_tensors_are_models():
+    own = aggregator()
+    held = own.get_parameters(client_id="a")
+    own.aggregate("a", {name: torch.nn.Parameter(array + 1) for name, array in held.items()})
+    held = own.get_parameters(client_id="b")
+    own.aggregate("b", {name: torch.stack([array + 1] * 2, -1)[..., 0] for name, array in held.items()})
+    assert counted(own) == {"joined": 2}
+    assert flat(own.get_parameters()) == pytest.approx(flat(held) + 1, abs=1e-6)
 
 
 def test_ids_of_all_kinds_are_different_clients():
@@ -406,13 +438,13 @@ def test_new_ids_without_end_take_no_memory():
     for number in range(3000):
         own.set_client_sample_size(f"sized {number}", 3)
         model = own.get_parameters(client_id=f"asks {number}", init_model=False)
+        own.aggregate(f"first {number}", moved(first, 1.0))
         if number % 3 == 0:
-            own.aggregate(f"first {number}", moved(first, 1.0))
             own.aggregate(f"asks {number}", moved(model, float("nan")))
     assert len(own.server.tasks) == own.run.open <= 40
     assert own.server.versions_held <= 8
     for kept in (own._seen, own._last, own._sizes, own.run.clients._failures, own.run.clients._ids):
-        assert len(kept) <= 1000
+        assert len(kept) <= 40
     joined = own.counts["joined"]
     own.aggregate("good", moved(good, 1.0))  # whoever was there first stays
     assert own.counts["joined"] == joined + 1
@@ -510,6 +542,7 @@ def test_equal_weights_are_equal():
         ({"timeout": 0}, "timeout"),
         ({"metrics": "val_loss"}, "metrics"),
         ({"num_clients": 0}, "num_clients"),
+        ({"model": [np.zeros(3)]}, "torch module"),
         ({"rule": {"part": "rule"}}, "given whole"),
     ],
     ids=lambda value: str(value)[:40],
@@ -607,3 +640,33 @@ def test_without_appfl_the_error_says_what_to_install():
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT / "python"
     )
     assert "afflux.integrations.appfl needs appfl: pip install 'afflux[appfl]'" in done.stderr
+
+
+# The page
+
+
+def test_the_page_runs(tmp_path, capsys):
+    """Its Python and its configuration, which are one run."""
+    page = (ROOT / "docs" / "appfl.md").read_text()
+    first, second = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(second, "appfl.md", "exec"), {})
+    assert capsys.readouterr().out == "1 0\n"
+    (tmp_path / "aggregator.py").write_text(first)
+    shutil.copy(ROOT / "examples" / "appfl" / "model.py", tmp_path)
+    (config,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    server = OmegaConf.create(config.replace("aggregator.py", f"{tmp_path}/aggregator.py")).server_configs
+    server.aggregator_kwargs.model_configs.model_path = str(tmp_path / "model.py")
+    server.aggregator_kwargs.num_clients = server.num_clients
+    made = create_instance_from_file(
+        server.aggregator_path, server.aggregator, aggregator_configs=server.aggregator_kwargs, logger=None
+    )
+    assert made.server.rule == ca2fl(buffer_size=5)
+    assert made.server.options.num_clients == 10
+
+
+def test_the_module_itself_is_an_aggregator_path(tmp_path):
+    """APPFL runs the file once more, under the name of its own package."""
+    (tmp_path / "small.py").write_text(MODEL_FILE)
+    configs = OmegaConf.create({"K": 3, "model_configs": {"model_path": str(tmp_path / "small.py")}})
+    made = create_instance_from_file(adapter.__file__, "AffluxAggregator", aggregator_configs=configs, logger=None)
+    assert made.server.rule == fedbuff(buffer_size=3)

@@ -12,14 +12,15 @@ from afflux.aggregation.reports import Pulled
 from afflux.integrations._appfl_config import aggregation_of, model_of, require_version
 from afflux.integrations._appfl_replies import Last, id_of, last_of, means_of, trained_of
 from afflux.integrations._core import NO_USE, Trained, TrainingRun, missing
+from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief
 from afflux.rules.rule import ClientId
 from afflux.server.server import Server
 
 try:
+    import torch
     from appfl import __version__ as appfl_version
     from appfl.algorithm.aggregator import BaseAggregator
-    from torch.nn import Module
 except ImportError as error:
     missing("appfl", "appfl", error)
 
@@ -27,6 +28,8 @@ __all__ = ["AffluxAggregator"]
 
 require_version(appfl_version)
 
+#: Copies a tensor as soon as the copy or the original is written to, by whatever way; without it, at once.
+_copy_on_write = getattr(torch, "_lazy_clone", torch.clone)
 #: Steps whose metrics are kept, the newest ones.
 _STEPS_KEPT = 1000
 #: What a checkpoint keeps: metrics by step.
@@ -58,6 +61,8 @@ class AffluxAggregator(BaseAggregator):
         chosen = aggregation_of(aggregator_configs)
         self._chosen, self._logger = chosen, logger
         model = model_of(chosen.model_configs) if model is None else model
+        if not isinstance(model, torch.nn.Module):
+            raise AffluxError(f"[appfl] model is {brief(model)}, must be a torch module")
         self.run = TrainingRun(
             chosen.rule, model, chosen.settings, num_clients=chosen.num_clients or 64, timeout=chosen.timeout
         )
@@ -76,8 +81,8 @@ class AffluxAggregator(BaseAggregator):
         self._last: dict[str, Last] = {}  #: by key, of clients that were sent nothing but the answer to it
         self._sizes: dict[str, Any] = {}  #: numbers of examples, by key
         # What a module's state_dict leaves out, and APPFL's trainers send nevertheless.
-        every = dict(model.named_buffers()) if isinstance(model, Module) else {}
-        self._unsaved = every.keys() - model.state_dict().keys() if every else frozenset()
+        self._unsaved = {name for name, _ in model.named_buffers()} - model.state_dict().keys()
+        self._newest: tuple[int, dict[str, torch.Tensor]] = (-1, {})  #: the newest version that was sent
 
     @property
     def server(self) -> Server:
@@ -109,7 +114,7 @@ class AffluxAggregator(BaseAggregator):
             alone = kwargs.get("serial_run") or kwargs.get("globus_compute_run")
             if kwargs.get("init_model", True) and (client_id is None or not alone):
                 self._sent_without_id(pulled)
-            return self.run.versions.copied(pulled)
+            return self._copy_of(pulled)
 
     def aggregate(self, client_id: Any, local_model: Any, **kwargs: Any) -> dict[str, Any]:
         """Takes a client's model in; the M-th makes a step.
@@ -140,10 +145,11 @@ class AffluxAggregator(BaseAggregator):
                 self._log(f"the model of client {brief(client)} is {receipt.status}: {receipt.reason}")
             if receipt is not None:
                 self._remember(key, own)
+            self.run.clients.are(())  # APPFL chooses who trains: failures in a row do not count
             self._note_step()
             # In virtual time, get_parameters says what a client trains from.
             pulled = self.server.pull() if "virtual_time" in kwargs else self._assign(client)
-            return self.run.versions.copied(pulled)
+            return self._copy_of(pulled)
 
     def set_client_sample_size(self, client_id: Any, sample_size: Any) -> None:
         """The client's number of examples, for its models from now on."""
@@ -192,6 +198,14 @@ class AffluxAggregator(BaseAggregator):
         if len(self._last) > self._most:
             del self._last[next(iter(self._last))]
 
+    def _copy_of(self, pulled: Pulled) -> dict[str, Any]:
+        """A version for a client, which may write to it. Clients of one version share its memory until one does."""
+        version, arrays = self._newest
+        if version != pulled.version:
+            arrays = {name: array.clone() for name, array in self.run.versions.of(pulled).items()}
+            self._newest = pulled.version, arrays
+        return {name: _copy_on_write(array) for name, array in arrays.items()}
+
     # What becomes of a model
 
     def _read(self, key: str, model: Any, report: dict[str, Any]) -> Trained:
@@ -200,7 +214,7 @@ class AffluxAggregator(BaseAggregator):
     def _of_no_use(self, client: object, why: str, pulled: Pulled) -> dict[str, Any]:
         self.run.lost["unknown"] += 1
         self._log(f"the model of client {brief(client)} has no effect: {why}")
-        return self.run.versions.copied(pulled)
+        return self._copy_of(pulled)
 
     def _note_step(self) -> None:
         """Logs and stores the newest version, once."""
@@ -209,7 +223,6 @@ class AffluxAggregator(BaseAggregator):
             return
         self._noted = step
         self.run.expire()
-        self.run.clients.are(())  # APPFL chooses who trains: failures in a row do not count
         if monotonic() >= self._first[1]:
             self._first = (None, 0.0)  # the version is no longer held
         self.metrics[step] = means_of(self.run.take_metrics(), self._chosen.metrics)
