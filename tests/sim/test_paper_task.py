@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +11,8 @@ import pytest
 from afflux.sim.errors import ConfigError
 from afflux.sim.runs.simulation import run
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.paper_task import paper_task
 from afflux.sim.workload.rule_specs import parse_rule
-from afflux.sim.workload.task_registry import TASKS, build_task
-
-
-@pytest.fixture(autouse=True)
-def named(monkeypatch):
-    monkeypatch.setitem(TASKS, "papers", paper_task)
+from afflux.sim.workload.task_registry import build_task
 
 
 def write_images(folder, name, shape, num_classes):
@@ -92,6 +87,19 @@ def test_a_role_is_a_client(tmp_path):
     assert windows.shape == (len(targets), 80)
     result = run(parse_rule("fedbuff:buffer_size=2"), 0, settings)
     assert result.evaluations[-1].loss < np.log(80)
+
+
+def test_delays_with_options(tmp_path):
+    write_images(tmp_path, "mnist", (28, 28), 10)
+    trace = tmp_path / "trace.csv"
+    trace.write_text("time,deviation\n2,0\n")
+    spec = parse_rule("fedbuff:buffer_size=3")
+    for delays, end in ((f"device-times:file={trace}", 4.0), ("fadas-mild:gamma=0.5:low=6", None)):
+        settings = replace(config(tmp_path, "mnist", "logreg"), delays=delays)
+        result = run(spec, 0, settings)
+        assert end is None or result.evaluations[-1].virtual_time == end
+    with pytest.raises(ConfigError, match="unknown option of delays fadas-mild 'gama'"):
+        replace(settings, delays="fadas-mild:gama=1")
 
 
 def test_what_does_not_go_together(tmp_path):

@@ -4,6 +4,7 @@ No paper prints the number of parameters of a whole network, but for the 2NN of 
 the layers, their sizes are compared; the sums are those of these layers.
 """
 
+import hashlib
 import math
 import subprocess
 import sys
@@ -199,14 +200,14 @@ def test_group_norm_does_not_depend_on_the_batch():
         assert bool(difference < 1e-4 * together.abs().max()) is alike
 
 
-@pytest.mark.parametrize("name", ["logreg", "wkafl-cnn"])
-def test_runs_keep_their_initial_values(name):
-    """The same models of the event simulator's settings start from the same values."""
-    shape = MNIST
-    ours = build_model(name, shape, 10, generator(5))
-    theirs = workload_models.build_model(name, shape, 10, generator(5))
-    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert torch.equal(mine, other)
+@pytest.mark.parametrize(("name", "start"), [("logreg", "b3519f5b37ae5cf0"), ("wkafl-cnn", "c825ad3b6b834ab1")])
+def test_runs_keep_their_initial_values(name, start):
+    """The settings `model` and `task` start from the same values, which older logs have."""
+    for build in (build_model, workload_models.build_model):
+        values = [
+            parameter.detach().numpy().tobytes() for parameter in build(name, MNIST, 10, generator(5)).parameters()
+        ]
+        assert hashlib.sha256(b"".join(values)).hexdigest().startswith(start)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in ("logreg", "mlp", "char-lstm")])

@@ -12,7 +12,8 @@ import numpy as np
 from afflux.rules import SYNCHRONOUS
 from afflux.sim.errors import ConfigError
 from afflux.sim.workload.config import SAMPLING, SimConfig
-from afflux.sim.workload.delays import DELAYS, Delay, DelayLaw
+from afflux.sim.workload.delay_names import delay_law
+from afflux.sim.workload.delays import Delay, DelayLaw
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.rule_specs import RuleSpec
 
@@ -183,7 +184,7 @@ def make_schedule(
             f"concurrency is {concurrency}, but only {len(clients)} of {config.num_clients} "
             f"clients hold data with seed {seed}"
         )
-    law = DELAYS[config.delays] if delays is None else delays
+    law = delay_law(config.delays) if delays is None else delays
     delay = law(config.num_clients, random_stream(seed, StreamPurpose.DELAY_CLIENTS))
     selection, times = random_stream(seed, StreamPurpose.SELECTION), random_stream(seed, StreamPurpose.DELAY_TIMES)
     if config.protocol == "rounds":

@@ -1,6 +1,8 @@
 """The models by name. torch is imported when a model is built, not before."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -59,16 +61,27 @@ def build_model(name: str, shape: Shape, num_classes: int, seed: int | np.random
     Raises:
         ConfigError: an unknown name, or a shape that the model cannot take.
     """
+    rng = np.random.Generator(np.random.PCG64(seed)) if isinstance(seed, int) else seed
+    return filled_module(partial(new_module, name, shape, num_classes), rng)
+
+
+def new_module(name: str, shape: Shape, num_classes: int) -> "nn.Module":
+    """Return a model with torch's own initial values; raises ConfigError as `build_model`."""
     known("model", name, MODELS)
+    entry = MODELS[name]
+    module: nn.Module = getattr(import_module(f"afflux.sim.models.{entry.module}"), entry.function)(shape, num_classes)
+    return module
+
+
+def filled_module(make: "Callable[[], nn.Module]", rng: np.random.Generator) -> "nn.Module":
+    """Return the module that `make` makes, with initial values from `rng` alone (`initial_values.fill`)."""
     import torch
 
     from afflux.sim.models.initial_values import fill
 
-    entry = MODELS[name]
-    make = getattr(import_module(f"afflux.sim.models.{entry.module}"), entry.function)
     # On the meta device no memory is filled and no random number is drawn.
     with torch.device("meta"):
-        module: nn.Module = make(shape, num_classes)
+        module = make()
     module.to_empty(device="cpu")
-    fill(module, np.random.Generator(np.random.PCG64(seed)) if isinstance(seed, int) else seed)
+    fill(module, rng)
     return module

@@ -8,6 +8,7 @@ from afflux.ops import codecs
 from afflux.ops.validation import brief
 from afflux.sim.errors import ConfigError, known
 from afflux.sim.workload.data_sets import DATASETS, DataSet, load_data_set
+from afflux.sim.workload.delay_names import FAMILIES, delay_law
 from afflux.sim.workload.delays import DELAYS
 from afflux.sim.workload.models import MODELS, build_model
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 PROTOCOLS = ("events", "rounds")
 #: The task of the settings data, model and partition.
 IMAGES = "images"
+#: The task of the papers' data sets and models.
+PAPERS = "papers"
 #: Names of tasks that no setting can make again.
 MADE_IN_PYTHON = "python"
 #: The delays of the task itself.
@@ -74,11 +77,11 @@ class SimConfig:
 
     task: str = _setting(
         IMAGES,
-        f"What clients train: {IMAGES}, which is --data, --model and --partition; or path/to/file.py:FUNCTION, which "
-        "is executed and returns an afflux.sim.Task.",
+        f"What clients train: {IMAGES}, which is --data, --model and --partition; {PAPERS}:dataset=NAME:network=NAME "
+        "(docs/data.md); or path/to/file.py:FUNCTION, which is executed and returns an afflux.sim.Task.",
     )
     data: str = _setting("digits", f"Data set: {', '.join(DATASETS)}.")
-    data_dir: str | None = _setting(None, "Folder of mnist.npz; default: AFFLUX_DATA.")
+    data_dir: str | None = _setting(None, "Folder of the data sets (docs/data.md); default: AFFLUX_DATA.")
     model: str = _setting("cnn", f"Model: {', '.join(MODELS)}.")
     num_clients: int = _setting(100, "All clients, N.")
     concurrency: int = _setting(20, "Clients that train at once.")
@@ -98,7 +101,11 @@ class SimConfig:
     rounds: int = _setting(0, "If not 0: stop after so many server steps.")
     virtual_time: float = _setting(0.0, "If not 0: stop before the first result that arrives later.")
     stop_at_target: bool = _setting(False, "Stop at the first evaluation that reaches the target.")
-    delays: str = _setting("fadas-large", f"Law of the running times: {', '.join(DELAYS)}; task: that of the task.")
+    delays: str = _setting(
+        "fadas-large",
+        f"Law of the running times: {', '.join({**DELAYS, **FAMILIES})}, with options as in fadas-large:gamma=0.5 "
+        "(docs/data.md); task: that of the task.",
+    )
     partition: str = _setting("dirichlet", f"Partition of the data: {', '.join(PARTITIONS)}.")
     alpha: float = _setting(0.1, "Dirichlet's alpha: small means heterogeneous.")
     classes: int = _setting(2, f"Classes of a client, for the partitions {', '.join(BY_CLASSES)}.")
@@ -128,7 +135,7 @@ class SimConfig:
         known("data", self.data, DATASETS)
         known("model", self.model, MODELS)
         if self.task == IMAGES or self.delays != DELAYS_OF_TASK:
-            known("delays", self.delays, DELAYS)
+            delay_law(self.delays)
         known("partition", self.partition, PARTITIONS)
         known("protocol", self.protocol, PROTOCOLS)
         known("sampling", self.sampling, SAMPLING)
