@@ -73,8 +73,9 @@ class UnderWay {
 };
 
 py::tuple ingest_(const py::object& update, const py::object& slot, int asked_threads, const py::object& conversion,
-                  const py::object& shapes, RowCheck* beside) {
+                  const py::object& shapes, const py::object& other) {
   const Call call;
+  RowCheck* const beside = other.is_none() ? nullptr : other.cast<RowCheck*>();
   const UnderWay under_way;
   const int num_threads = under_way.threads(asked_threads);
   Statistics result{};

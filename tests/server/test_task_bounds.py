@@ -26,17 +26,17 @@ def test_a_step_waits_for_a_push_that_reads_the_last_free_version(monkeypatch):
     task, waited = server.checkout(1), []
     ingest = type(server._adapter).ingest
 
-    def slow(self, what, parts, slot, conversion=None):
+    def slow(self, what, parts, slot, conversion=None, *others):
         if conversion is not None and not waited:
             thread = threading.Thread(target=lambda: waited.append(server.push(client=2, version=1, update=ones())))
             step(server)
             thread.start()
             time.sleep(0.3)
             waited.append(server.version)
-            result = ingest(self, what, parts, slot, conversion)
+            result = ingest(self, what, parts, slot, conversion, *others)
             waited.append(thread)
             return result
-        return ingest(self, what, parts, slot, conversion)
+        return ingest(self, what, parts, slot, conversion, *others)
 
     monkeypatch.setattr(type(server._adapter), "ingest", slow)
     assert server.push(task=task, model=ones()).status == "joined"

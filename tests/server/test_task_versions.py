@@ -125,11 +125,11 @@ def test_a_flush_waits_until_a_conversion_is_done(call, monkeypatch):
     server.flush()
     ingest, begun, go = type(server._adapter).ingest, threading.Event(), threading.Event()
 
-    def slow(adapter, what, parts, slot, conversion=None):
+    def slow(adapter, what, parts, slot, conversion=None, *others):
         if conversion is not None:
             begun.set()
             assert go.wait(60)
-        return ingest(adapter, what, parts, slot, conversion)
+        return ingest(adapter, what, parts, slot, conversion, *others)
 
     server._aggregator.admission.flush_after = None
     server.push(client="bob", version=1, update=ones())

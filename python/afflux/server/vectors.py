@@ -1,5 +1,7 @@
 """A vector that is taken in: one sweep into a slot, and what the server refuses of it."""
 
+from math import sqrt
+
 from afflux import ops
 from afflux._engine import RowCheck
 from afflux.aggregation.limits import Limits
@@ -39,12 +41,11 @@ def take_in(
         AffluxError: it has a value that is not finite, or is beyond a limit.
     """
     facts = adapter.ingest(what, parts, slot, conversion, beside)
-    bad = facts.first_nonfinite
+    bad, squares, low, high = facts
     if bad is not None:
         made = "" if conversion is None else f" as {A_KIND[conversion.wanted]}"
         raise AffluxError(f"{what} has a non-finite value{made} at index {bad}{adapter.place(bad)}")
-    _, _, low, high = facts
-    norm = facts.norm
+    norm = sqrt(squares)
     if not limits.allow(low, high, norm):
         index = first_beyond(slot, limits.max_abs)  # None: it is the norm
         at = "" if index is None else f": at index {index}{adapter.place(index)}"
