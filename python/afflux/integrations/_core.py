@@ -70,7 +70,7 @@ class TrainingRun:
 
     Args:
         rule: of the server.
-        arrays: the initial model by name; see `open_server`.
+        arrays: the initial model: arrays by name, or a torch module; see `open_server`.
         settings: of the run.
         num_clients: that are there at the start: the concurrency and the server's num_clients, where the settings do
             not say them.
@@ -91,7 +91,7 @@ class TrainingRun:
     def __init__(
         self,
         rule: Rule,
-        arrays: Arrays,
+        arrays: Any,
         settings: RunSettings,
         *,
         num_clients: int,

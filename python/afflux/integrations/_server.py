@@ -1,6 +1,5 @@
 """The server of a run: a new one, or the one that a store holds."""
 
-from collections.abc import Mapping
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,12 @@ from afflux.server.tasks import MOST_BASES
 _log = getLogger("afflux")
 
 
-def open_server(
-    rule: Rule, arrays: Mapping[str, Any], settings: RunSettings, num_clients: int, concurrency: int
-) -> Server:
+def open_server(rule: Rule, arrays: Any, settings: RunSettings, num_clients: int, concurrency: int) -> Server:
     """A new server, or the one that the settings' store holds.
 
     Args:
         rule: of the server; a store's own rule is replaced by it, if they are of one name.
-        arrays: the initial model by name; only its layout counts if the store holds a server.
+        arrays: the initial model: arrays by name, or a torch module; only its layout counts if the store holds a server.
         settings: of the run.
         num_clients: of a new server, if its rule needs it and server_options do not say it.
         concurrency: of the run.

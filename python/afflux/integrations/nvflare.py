@@ -34,7 +34,7 @@ ParamsType = Literal["FULL", "DIFF"]
 _NAMES = FRAMEWORK_NAMES["nvflare"]
 
 
-class AsyncServer(FLComponent):  # type: ignore[misc]
+class AsyncServer(FLComponent):
     """Keeps `concurrency` clients training, and makes a new version of every M replies.
 
     A subclass defines `initial_model`, and perhaps `evaluate`. Its module is sent to the server with the job, whose
