@@ -19,7 +19,8 @@ def open_server(rule: Rule, arrays: Any, settings: RunSettings, num_clients: int
 
     Args:
         rule: of the server; a store's own rule is replaced by it, if they are of one name.
-        arrays: the initial model: arrays by name, or a torch module; only its layout counts if the store holds a server.
+        arrays: the initial model: arrays by name, or a torch module; only its layout counts if the store holds a
+            server.
         settings: of the run.
         num_clients: of a new server, if its rule needs it and server_options do not say it.
         concurrency: of the run.
