@@ -193,7 +193,23 @@ def spoiled(kind, model):
     return {"none": None, "bytes": b"model", "list": [*model.values()], "empty": {}, "number": 10**400}[kind]
 
 
-MODELS = ("nan shape name missing more text objects device sparse complex none bytes list empty number").split()
+MODELS = [
+    "nan",
+    "shape",
+    "name",
+    "missing",
+    "more",
+    "text",
+    "objects",
+    "device",
+    "sparse",
+    "complex",
+    "none",
+    "bytes",
+    "list",
+    "empty",
+    "number",
+]
 SIZES = {"zero": 0, "negative": -3, "huge": 10**400, "text size": "ten", "half": 0.5}
 
 

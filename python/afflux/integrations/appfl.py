@@ -63,8 +63,9 @@ class AffluxAggregator(BaseAggregator):
         model = model_of(chosen.model_configs) if model is None else model
         if not isinstance(model, torch.nn.Module):
             raise AffluxError(f"[appfl] model is {brief(model)}, must be a torch module")
+        tree: Any = model
         self.run = TrainingRun(
-            chosen.rule, model, chosen.settings, num_clients=chosen.num_clients or 64, timeout=chosen.timeout
+            chosen.rule, tree, chosen.settings, num_clients=chosen.num_clients or 64, timeout=chosen.timeout
         )
         try:
             self.metrics = self.run.resume(_Notes, replies_come=False).get("metrics", {})
