@@ -11,6 +11,7 @@ import pytest
 from afflux import AffluxError, Server, StoreError
 from afflux.rules import ca2fl, fedbuff
 from afflux.store import check, info
+from afflux.store.disk_cache import DiskCache
 from afflux.store.index import Index
 from afflux.store.segments import Segments
 from conftest import bits
@@ -266,23 +267,31 @@ def test_checksums_of_a_round_that_could_not_be_kept_at_first(commit_every, tmp_
     """It is kept later, of the same sweep: a checksum of what a row was before, or of another row that had its memory,
     would show.
     """
-    path, commits, calls = tmp_path / "store", [], itertools.count(1)
+    path, commits, calls, records = tmp_path / "store", [], itertools.count(1), itertools.count(1)
     there, here = (
         made("ca2fl", 5000, max_staleness=None, **to) for to in ({"store": path, "commit_every": commit_every}, {})
     )
-    write, commit = Segments.write, Index.commit
+    write, record, commit = Segments.write, DiskCache.record_sweep, Index.commit
 
     def may_fail(segments, slot, array):
         if next(calls) % 7 == 0:
             raise StoreError("[store] cannot write: for once")
         write(segments, slot, array)
 
+    def may_fail_later(rows, *arguments):  # rows in mapped files are not written again
+        record(rows, *arguments)
+        if next(records) % 3 == 1:  # never when it is repeated: that would be another push's error
+            raise StoreError("[store] cannot write: after the rows")
+
     def looked_at(index, change):
         commit(index, change)
         commits.append(path)
         sound_at(path, tmp_path / str(len(commits)))
 
-    monkeypatch.setattr(Segments, "write", may_fail)
+    if there.rows._segments.mapped:
+        monkeypatch.setattr(DiskCache, "record_sweep", may_fail_later)
+    else:
+        monkeypatch.setattr(Segments, "write", may_fail)
     monkeypatch.setattr(Index, "commit", looked_at)
     failed = 0
     for k in range(40):
@@ -295,6 +304,7 @@ def test_checksums_of_a_round_that_could_not_be_kept_at_first(commit_every, tmp_
                 except StoreError:
                     failed += 1
     monkeypatch.setattr(Segments, "write", write)
+    monkeypatch.setattr(DiskCache, "record_sweep", record)
     there.checkpoint()
     assert failed > 5
     assert len(commits) > 12 // commit_every
