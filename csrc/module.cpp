@@ -3,7 +3,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <atomic>
 #include <optional>
 #include <tuple>
 
@@ -55,29 +54,10 @@ class Converted {
   std::optional<Conversion> conversion_;
 };
 
-// While it lives, an `ingest` is under way: helpers are for a call that is alone, for others have threads of their own.
-class UnderWay {
- public:
-  UnderWay() : before_(count().fetch_add(1, std::memory_order_relaxed)) {}
-  ~UnderWay() { count().fetch_sub(1, std::memory_order_relaxed); }
-  UnderWay(const UnderWay&) = delete;
-  UnderWay& operator=(const UnderWay&) = delete;
-  int threads(int asked) const { return asked == kAwake && before_ > 0 ? 1 : asked; }
-
- private:
-  static std::atomic<int>& count() {
-    static std::atomic<int> calls{0};
-    return calls;
-  }
-  const int before_;
-};
-
-py::tuple ingest_(const py::object& update, const py::object& slot, int asked_threads, const py::object& conversion,
+py::tuple ingest_(const py::object& update, const py::object& slot, int num_threads, const py::object& conversion,
                   const py::object& shapes, const py::object& other) {
   const Call call;
   RowCheck* const beside = other.is_none() ? nullptr : other.cast<RowCheck*>();
-  const UnderWay under_way;
-  const int num_threads = under_way.threads(asked_threads);
   Statistics result{};
   const Array to({"ingest", "slot"}, slot, Access::write);
   const View<void> out = to.view();
@@ -214,7 +194,6 @@ PYBIND11_MODULE(main_interpreter_engine, module) {
   module.attr("forks") = py::memoryview::from_buffer(&forks, {1}, {sizeof forks}, true);
   module.attr("__version__") = AFFLUX_VERSION;
   module.attr("ORDER_VERSION") = kOrderVersion;
-  module.attr("AWAKE") = kAwake;
   module.attr("LANES") = kLanes;
   module.attr("BLOCK") = kBlock;
   module.attr("SUPERBLOCK") = kSuperblock;

@@ -8,7 +8,6 @@
 #include "api/tree.hpp"
 #include "cpu/dispatch.hpp"
 #include "cpu/memory_use.hpp"
-#include "cpu/pool.hpp"
 
 namespace afflux {
 namespace {
@@ -16,7 +15,7 @@ namespace {
 void check_slot(const View<void>& slot, std::int64_t size, int num_threads, check::Overlaps& overlaps) {
   check::type("ingest", "slot", slot.type, {Type::float32, Type::float64, Type::bfloat16});
   check::view("ingest", "slot", slot, size);
-  if (num_threads != kAwake) check::threads("ingest", num_threads);
+  check::threads("ingest", num_threads);
   overlaps.write("slot", slot);
   overlaps.refuse("ingest");
 }
@@ -76,11 +75,7 @@ Statistics sweep(const Part* begin, const Part* end, const PartChange* change, c
     out = kernel(part, change, memory, slot.type, slot.data, first, std::min(first + kSuperblock, slot.size));
   };
   const auto join = [](IngestSums& left, const IngestSums& right) { add_to(left, right); };
-  const auto on = [&](int threads, ParallelFor run) {
-    return statistics(tree(slot.size, threads, nothing, leaf, join, run));
-  };
-  if (num_threads == kAwake) return on(1 + awake_helpers(), parallel_for_awake);
-  return on(threads_worth(overlaps.traffic(), num_threads), parallel_for);
+  return statistics(tree(slot.size, threads_worth(overlaps.traffic(), num_threads), nothing, leaf, join));
 }
 
 }  // namespace

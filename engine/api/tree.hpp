@@ -28,8 +28,7 @@ void subtree(std::int64_t first, std::int64_t count, const Leaf& leaf, const Joi
 
 // The whole tree over d elements. `node` is the value for d = 0 and the shape of every node.
 template <class Node, class Leaf, class Join>
-Node tree(std::int64_t d, int num_threads, const Node& node, const Leaf& leaf, const Join& join,
-          ParallelFor run = parallel_for) {
+Node tree(std::int64_t d, int num_threads, const Node& node, const Leaf& leaf, const Join& join) {
   constexpr std::int64_t kMostChunks = 64;
   const std::int64_t superblocks = (d + kSuperblock - 1) / kSuperblock;
   if (superblocks == 0) return node;
@@ -37,7 +36,7 @@ Node tree(std::int64_t d, int num_threads, const Node& node, const Leaf& leaf, c
   while (chunk * kMostChunks < superblocks) chunk *= 2;
   const std::int64_t chunks = (superblocks + chunk - 1) / chunk;
   std::vector<Node> nodes(static_cast<std::size_t>(chunks), node);
-  run(chunks, num_threads, [&](std::int64_t i) {
+  parallel_for(chunks, num_threads, [&](std::int64_t i) {
     const std::int64_t first = i * chunk;
     const std::int64_t count = first + chunk < superblocks ? chunk : superblocks - first;
     subtree(first, count, leaf, join, nodes[static_cast<std::size_t>(i)]);

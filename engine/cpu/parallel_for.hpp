@@ -14,7 +14,6 @@ void parallel_for(std::int64_t count, int num_threads, const std::function<void(
 
 // The same on threads of the pool that spin for work (`awake_helpers`): none is woken.
 void parallel_for_awake(std::int64_t count, int num_threads, const std::function<void(std::int64_t)>& body);
-using ParallelFor = decltype(&parallel_for);
 
 // The same for elementwise work over d elements: body(begin, end) for pieces of whole blocks that cover them.
 void for_each_piece(std::int64_t d, int num_threads,

@@ -6,7 +6,6 @@ _R = TypeVar("_R")
 
 __version__: str
 ORDER_VERSION: int
-AWAKE: int  # as num_threads of `ingest`: the caller, and helpers that spin for work
 LANES: int
 BLOCK: int
 SUPERBLOCK: int

@@ -68,8 +68,6 @@ struct Conversion {
 // With a conversion, slot = what it makes of the parts, in the same sweep, which reads the base too.
 // `until_read`: bytes that pass through the caches before the slot is read, as far as the caller knows; the policy says
 // from how many on the slot is written past the caches.
-// `num_threads`: at most so many; kAwake: the caller's, and those of the pool that spin for work: none is woken.
-constexpr int kAwake = 0;
 Statistics ingest(List<View<const void>> parts, View<void> slot, int num_threads = 1,
                   const Conversion* conversion = nullptr, std::int64_t until_read = 0);
 Statistics ingest(View<const void> update, View<void> slot, int num_threads = 1, const Conversion* conversion = nullptr,

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux import ops
-from afflux._engine import AWAKE, Buffer, RowCheck, ingest
+from afflux._engine import Buffer, RowCheck, ingest
 from afflux.aggregation.reports import Pulled
 from afflux.arrays import trees
 from afflux.arrays.devices import HOST, Device
@@ -42,30 +42,22 @@ class InputAdapter:
     layout: Layout | None  #: of servers that were made with a tree
     size: int  #: d
     num_threads: int
-    engine_threads: int  #: on the host; AWAKE: the caller, and threads of the engine that are awake
     device: Device = HOST  #: that the vectors go to
     likes: Mapping[str, Like] = field(default_factory=dict)  #: of the arrays of the first params, by name
 
     @classmethod
     @reads("[Server] params")
     def of(
-        cls,
-        params: "ops.Array | Tree",
-        kind: Kind,
-        num_threads: int,
-        layout: Layout | None = None,
-        *,
-        helped: bool = False,
+        cls, params: "ops.Array | Tree", kind: Kind, num_threads: int, layout: Layout | None = None
     ) -> "tuple[InputAdapter, ops.Array | list[ops.Array]]":
         """For vectors like `params`, where these lie; and the parts of params. Without `layout`: that of all of it."""
         if layout is not None and not (isinstance(layout, Layout) and is_tree(params)):
             raise AffluxError(f"[Server] layout is {brief(layout)}, must be the Layout of params, a model's arrays")
-        engine_threads = AWAKE if helped else num_threads
         if is_tree(params):
             layout = layout or Layout.of(params)
-            intake = cls(kind, layout, layout.size, num_threads, engine_threads)
+            intake = cls(kind, layout, layout.size, num_threads)
         else:
-            intake = cls(kind, None, length("[Server] params", params), num_threads, engine_threads)
+            intake = cls(kind, None, length("[Server] params", params), num_threads)
         parts = intake.parts("[Server] params", params)
         leaves = {"": params} if layout is None else layout.arrays(params)
         likes = {name: Like.of(name, array) for name, array in leaves.items()}
@@ -109,14 +101,14 @@ class InputAdapter:
         """The sweep from the caller's memory into a slot; on the host, `beside` is done beside it."""
         if type(parts) is Found:
             try:
-                return HOST.ingest(parts.arrays, slot, self.engine_threads, conversion, parts.shapes, beside)
+                return HOST.ingest(parts.arrays, slot, self.num_threads, conversion, parts.shapes, beside)
             except (AffluxError, UnavailableError):
                 parts = self.parts(what, parts.tree)
         try:
             if self.device is not HOST:
                 return self.device.ingest(parts, slot, self.num_threads, conversion)
             # `HOST.ingest` without its call.
-            first, squares, low, high = ingest(parts, slot, self.engine_threads, conversion, None, beside)
+            first, squares, low, high = ingest(parts, slot, self.num_threads, conversion, None, beside)
             return tuple.__new__(ops.Ingested, (None if first < 0 else first, squares, low, high))
         except (AffluxError, UnavailableError) as error:
             raise type(error)(f"{what}: {with_names(error, self.names)}") from None

@@ -41,8 +41,7 @@ class Server:
         layout: of a part of params, `Layout.of(params, select=...)`, if not all of it is aggregated.
         store: a new folder, which holds all of the server's state from now on; see `open` and docs/store.md.
         num_threads: threads of a server step, fewer for short vectors; all CPUs of this process by default.
-        push_threads: threads of the sweep that takes a pushed vector in. None: the caller's; if no other push is under
-            way and `num_threads` is not 1, also those that a step has left awake, for a millisecond.
+        push_threads: threads of the sweep that takes a pushed vector in.
         on_step: called with the `Report` of each step, once its version can be pulled and without any lock, by the call
             that made the step; it may call the server. Calls come in the order of the steps and never overlap: if two
             threads make steps at about the same time, one may call for both, and what on_step itself leads to waits
@@ -79,20 +78,18 @@ class Server:
         layout: Layout | None = None,
         store: "str | PathLike[str] | None" = None,
         num_threads: int | None = None,
-        push_threads: int | None = None,
+        push_threads: int = 1,
         on_step: OnStep | None = None,
         **fields: Unpack[Options],
     ) -> None:
         a_rule("Server", "rule", rule)
         num_threads = optional(a_thread_count)("Server", "num_threads", num_threads)
-        push_threads = optional(a_thread_count)("Server", "push_threads", push_threads)
+        push_threads = a_thread_count("Server", "push_threads", push_threads)
         if not (on_step is None or is_function(on_step)):
             raise AffluxError(f"[Server] on_step is {brief(on_step)}, must be a function that takes a Report")
         chosen = options_of("Server", options, fields).for_rule(rule)
         folder = None if store is None else path_of("Server", "store", store)
-        self._adapter, parts = InputAdapter.of(
-            params, rule.kind, push_threads or 1, layout, helped=push_threads is None and num_threads != 1
-        )
+        self._adapter, parts = InputAdapter.of(params, rule.kind, push_threads, layout)
         chosen = persistence.for_place(rule, self._adapter, chosen, folder)
         self.options = chosen  #: with what depends on the rule and the memory budget filled in
         self.retained_versions: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint has kept
@@ -108,7 +105,7 @@ class Server:
         rule: Rule | None = None,
         *,
         num_threads: int | None = None,
-        push_threads: int | None = None,
+        push_threads: int = 1,
         durability: Durability | None = None,
         commit_every: int | Literal["as before"] | None = "as before",
         like: "ops.Array | None" = None,
