@@ -1,6 +1,8 @@
 """The simulator as a library: own modules, data and training functions; the ends of a run; results."""
 
 import copy
+import re
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -32,7 +34,7 @@ from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload import task_registry
 from afflux.sim.workload.data_sets import load_data_set
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
-from conftest import reproducible
+from conftest import ROOT, reproducible
 
 RULE = "fedbuff:buffer_size=3"
 CLIENTS = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
@@ -390,3 +392,21 @@ def test_modes_of_parts_are_put_back_after_an_evaluation():
     assert [part.training for part in (module, module.norm, module.frozen, module.frozen[1])] == [True, True] + [
         False
     ] * 2
+
+
+def test_the_example(monkeypatch, capsys):
+    """The whole program, with fewer arrivals."""
+    source = (ROOT / "examples" / "own_simulation.py").read_text()
+    assert len([line for line in source.splitlines() if line]) <= 32
+    monkeypatch.setattr(sys, "argv", ["own_simulation.py"])
+    exec(
+        compile(source.replace("arrivals=1000", "arrivals=200"), "own_simulation.py", "exec"), {"__name__": "__main__"}
+    )
+    lines = capsys.readouterr().out.splitlines()
+    found = [
+        re.fullmatch(r"(\S+), seed ([01]): accuracy (0\.\d+), staleness (\d+\.\d)", line).groups() for line in lines
+    ]
+    assert [(rule.partition(":")[0], seed) for rule, seed, *_ in found] == [
+        (rule, seed) for seed in "01" for rule in ("fedbuff", "ca2fl", "fedasync")
+    ]
+    assert all(float(accuracy) > 0.5 for *_, accuracy, _ in found)
