@@ -13,7 +13,9 @@ from torch import nn
 
 import own_tasks
 from afflux.sim import (
+    AuditOutput,
     ConfigError,
+    InterruptedRun,
     RuleSpec,
     SimConfig,
     Simulation,
@@ -23,7 +25,9 @@ from afflux.sim import (
     parse_rule,
     partitioned,
     register_task,
+    resume,
     run,
+    run_in_store,
     scaffold,
     sgd,
 )
@@ -410,3 +414,34 @@ def test_the_example(monkeypatch, capsys):
         (rule, seed) for seed in "01" for rule in ("fedbuff", "ca2fl", "fedasync")
     ]
     assert all(float(accuracy) > 0.5 for *_, accuracy, _ in found)
+
+
+def test_a_simulation_on_a_store_is_resumed_with_its_task(tmp_path):
+    made = simulation(own_tasks.Net, training=own_tasks.momentum)
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "run" / "audit").mkdir(parents=True)
+    whole = run(made.jobs[0].spec, 0, made.config, output=AuditOutput(tmp_path / "whole"), task=made.task)
+
+    def stop(progress):
+        if progress.arrivals == 13:
+            raise KeyboardInterrupt
+
+    arguments = (
+        tmp_path / "store",
+        made.jobs[0].spec,
+        0,
+        made.config,
+        AuditOutput(tmp_path / "run" / "audit"),
+        stop,
+        0.0,
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run_in_store(*arguments, task=made.task)
+    paused = InterruptedRun.of(tmp_path / "store")
+    assert paused.arrivals == 12
+    with pytest.raises(ConfigError, match="the task python:own was made in Python: continue it in that program"):
+        resume(paused)
+    result = resume(paused, task=made.task)
+    assert reproducible(result) == reproducible(whole), "buffers of the model included"
+    (log,) = (tmp_path / "whole").iterdir()
+    assert (tmp_path / "run" / "audit" / log.name).read_bytes() == log.read_bytes()
