@@ -46,7 +46,7 @@ def leaves(command, words=()):
 
 def test_the_help_of_every_command_has_examples_of_it():
     commands = leaves(typer.main.get_command(app))
-    assert len(commands) == 15
+    assert len(commands) == 16
     for words in commands:
         shown = invoke(*words, "--help").stdout
         assert "Examples" in shown, words
@@ -90,7 +90,7 @@ def test_run_is_one_rule_with_one_seed_in_a_dated_folder(tmp_path, monkeypatch):
         (["--rules", "fedbuf"], "unknown rule 'fedbuf'; did you mean 'fedbuff'? known: afa_cd, afa_cs, ca2fl, fadas, "),
         (["--data", "cifar"], "unknown data 'cifar'; known: digits, mnist"),
         (["--model", "vgg"], "unknown model 'vgg'; known: cnn, logreg, wkafl-cnn"),
-        (["--delays", "slow"], "unknown delays 'slow'; known: ca2fl, constant"),
+        (["--delays", "slow"], "unknown delays 'slow'; known: ca2fl, ca2fl-0.5, "),
         (["--partition", "x"], "unknown partition 'x'; known: classes, dirichlet, iid"),
         (["--seeds", "one"], "seeds are whole numbers"),
         (["--seeds", "1,1"], "different"),

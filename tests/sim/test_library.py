@@ -1,6 +1,8 @@
 """The simulator as a library: own modules, data and training functions; the ends of a run; results."""
 
 import copy
+import re
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,7 +13,9 @@ from torch import nn
 
 import own_tasks
 from afflux.sim import (
+    AuditOutput,
     ConfigError,
+    InterruptedRun,
     RuleSpec,
     SimConfig,
     Simulation,
@@ -21,7 +25,9 @@ from afflux.sim import (
     parse_rule,
     partitioned,
     register_task,
+    resume,
     run,
+    run_in_store,
     scaffold,
     sgd,
 )
@@ -32,7 +38,7 @@ from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload import task_registry
 from afflux.sim.workload.data_sets import load_data_set
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
-from conftest import reproducible
+from conftest import ROOT, reproducible
 
 RULE = "fedbuff:buffer_size=3"
 CLIENTS = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
@@ -390,3 +396,52 @@ def test_modes_of_parts_are_put_back_after_an_evaluation():
     assert [part.training for part in (module, module.norm, module.frozen, module.frozen[1])] == [True, True] + [
         False
     ] * 2
+
+
+def test_the_example(monkeypatch, capsys):
+    """The whole program, with fewer arrivals."""
+    source = (ROOT / "examples" / "own_simulation.py").read_text()
+    assert len([line for line in source.splitlines() if line]) <= 32
+    monkeypatch.setattr(sys, "argv", ["own_simulation.py"])
+    exec(
+        compile(source.replace("arrivals=1000", "arrivals=200"), "own_simulation.py", "exec"), {"__name__": "__main__"}
+    )
+    lines = capsys.readouterr().out.splitlines()
+    found = [
+        re.fullmatch(r"(\S+), seed ([01]): accuracy (0\.\d+), staleness (\d+\.\d)", line).groups() for line in lines
+    ]
+    assert [(rule.partition(":")[0], seed) for rule, seed, *_ in found] == [
+        (rule, seed) for seed in "01" for rule in ("fedbuff", "ca2fl", "fedasync")
+    ]
+    assert all(float(accuracy) > 0.5 for *_, accuracy, _ in found)
+
+
+def test_a_simulation_on_a_store_is_resumed_with_its_task(tmp_path):
+    made = simulation(own_tasks.Net, training=own_tasks.momentum)
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "run" / "audit").mkdir(parents=True)
+    whole = run(made.jobs[0].spec, 0, made.config, output=AuditOutput(tmp_path / "whole"), task=made.task)
+
+    def stop(progress):
+        if progress.arrivals == 13:
+            raise KeyboardInterrupt
+
+    arguments = (
+        tmp_path / "store",
+        made.jobs[0].spec,
+        0,
+        made.config,
+        AuditOutput(tmp_path / "run" / "audit"),
+        stop,
+        0.0,
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run_in_store(*arguments, task=made.task)
+    paused = InterruptedRun.of(tmp_path / "store")
+    assert paused.arrivals == 12
+    with pytest.raises(ConfigError, match="the task python:own was made in Python: continue it in that program"):
+        resume(paused)
+    result = resume(paused, task=made.task)
+    assert reproducible(result) == reproducible(whole), "buffers of the model included"
+    (log,) = (tmp_path / "whole").iterdir()
+    assert (tmp_path / "run" / "audit" / log.name).read_bytes() == log.read_bytes()

@@ -13,7 +13,18 @@ from typer.testing import CliRunner
 
 import own_tasks
 from afflux.cli import app
-from afflux.sim import AuditOutput, ConfigError, SimConfig, Simulation, interrupts, parse_rule, partitioned, run_paired
+from afflux.sim import (
+    AuditOutput,
+    ConfigError,
+    Job,
+    SimConfig,
+    Simulation,
+    compare,
+    interrupts,
+    parse_rule,
+    partitioned,
+    run_paired,
+)
 from afflux.sim.results import run_folder
 from afflux.sim.runs import workers as pool
 from afflux.sim.runs.resume import resume, run_in_store
@@ -175,6 +186,20 @@ def test_what_fails_in_a_worker_is_raised_here():
     ]:
         with pytest.raises(kind, match=message):
             Simulation(own_tasks.linear, clients, training, own_tasks.TEST, **settings).run(workers=2)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_runs_that_follow_each_other_share_their_workers(jobs, monkeypatch):
+    """Of other seeds, rules, settings and lengths; another client optimizer needs other memory."""
+    started = []
+    init = pool.Workers.__init__
+    monkeypatch.setattr(pool.Workers, "__init__", lambda self, *given: (started.append(1), init(self, *given))[1])
+    rules = [parse_rule("fedbuff:buffer_size=3"), parse_rule("fedasync")]
+    list_of = [Job(rule, seed, config=SMALL) for seed in (0, 1) for rule in rules]
+    list_of += [Job(rules[0], 1, config=replace(SMALL, client_lr=0.3, arrivals=12)), Job(rules[0], 1, config=SCAFFOLD)]
+    one, two = (compare(list_of, SMALL, processes=jobs, workers=count) for count in (1, 2))
+    assert [reproducible(result) for result in one] == [reproducible(result) for result in two]
+    assert len(started) == (2 if jobs == 1 else 0)
 
 
 def test_impossible_workers():

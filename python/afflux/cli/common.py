@@ -13,10 +13,15 @@ import typer
 from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.sim.errors import ConfigError
 from afflux.sim.interrupts import Terminated
+from afflux.sim.papers.presets.registry import find_preset
 from afflux.sim.workload.config import ENDS, UNLIMITED, SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec, parse_rule, rule_parameters
 
 BufferSize = Annotated[int | None, typer.Option(help="Arrivals per server step, for rules with a buffer; default 10.")]
+Paper = Annotated[
+    str | None,
+    typer.Option(help="Settings of a paper's experiment (afflux papers lists them); options given beside it win."),
+]
 ServerLr = Annotated[float | None, typer.Option(help="Server learning rate, for the rules that have one.")]
 OutFolder = Annotated[Path | None, typer.Option(help="Run folder; default runs/<date and time>.")]
 Processes = Annotated[int | None, typer.Option(min=1, help="Number of processes; default: one per CPU.")]
@@ -46,7 +51,10 @@ def flag_names_in_errors(**flags: str) -> Iterator[None]:
 
 
 def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameter `config` of `command(config, ...)` by one option for each field of SimConfig."""
+    """Replace the parameter `config` of `command(config, ...)` by one option for each field of SimConfig.
+
+    If the command has a parameter `paper`, the settings of that preset replace the defaults.
+    """
     names = [field.name for field in fields(SimConfig)]
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
     settings = [
@@ -67,6 +75,9 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
         with report_errors():
             settings = {name: given.pop(name) for name in names}
             context = given["context"] if asks_context else given.pop("context")
+            if given.get("paper") is not None:
+                values = find_preset(given["paper"]).values()
+                settings |= {name: value for name, value in values.items() if not is_on_command_line(context, name)}
             if any(settings[end] for end in ENDS) and not is_on_command_line(context, "arrivals"):
                 settings["arrivals"] = UNLIMITED
             command(SimConfig(**settings), **given)
@@ -137,3 +148,21 @@ def parse_rules(rules: list[str], **common: Any) -> list[RuleSpec]:
     for spec in specs:
         spec.build()
     return specs
+
+
+def rule_of_preset(
+    name: str, rule: str | None, buffer_size: int | None, server_lr: float | None
+) -> tuple[str, int | None, float | None]:
+    """Complete the options of the command line, which win, by those of a preset.
+
+    A rule of the command line takes the preset's buffer size, if it has one, and its own learning rate.
+    """
+    preset = find_preset(name)
+    text = preset.rule.value if rule is None else rule
+    spec = parse_rule(text)
+    if buffer_size is None and preset.buffer_size is not None:
+        free = "buffer_size" in rule_parameters(spec.name) and "buffer_size" not in dict(spec.options)
+        buffer_size = preset.buffer_size.value if free else None
+    if server_lr is None and rule is None and preset.server_lr is not None:
+        server_lr = preset.server_lr.value
+    return text, buffer_size, server_lr

@@ -1,4 +1,4 @@
-"""`afflux rules` and `afflux backends`: the presets, and what the engine runs on."""
+"""`afflux rules`, `papers` and `backends`: rules, settings of the papers, and what the engine runs on."""
 
 from typing import Annotated
 
@@ -14,6 +14,14 @@ RULES_HELP = """Print the presets: their formulas, options and defaults.
   afflux rules
 
   afflux rules wkafl
+"""
+PAPERS_HELP = """Print the presets of the papers' experiments, for `afflux run --paper`.
+
+[bold]Examples[/bold]
+
+  afflux papers
+
+  afflux papers ca2fl-cnn
 """
 BACKENDS_HELP = """Print the instruction sets and devices that the engine was compiled for, and which of them run here.
 
@@ -35,6 +43,19 @@ def rules(name: Annotated[str | None, typer.Argument(help="A rule; default: all,
 
     with report_errors():
         for line in describe_all_rules() if name is None else describe_rule(name):
+            typer.echo(line)
+
+
+def papers(
+    name: Annotated[
+        str | None, typer.Argument(help="A preset: all values with their sources; default: all presets.")
+    ] = None,
+) -> None:
+    """Print the papers' experiments (see PAPERS_HELP)."""
+    from afflux.sim.papers.presets import registry
+
+    with report_errors():
+        for line in registry.describe_all() if name is None else registry.describe(registry.find_preset(name)):
             typer.echo(line)
 
 

@@ -13,6 +13,7 @@ import typer
 from afflux.cli.common import (
     BufferSize,
     OutFolder,
+    Paper,
     Processes,
     ServerLr,
     is_on_command_line,
@@ -20,6 +21,7 @@ from afflux.cli.common import (
     parse_seeds,
     refuse_other_options,
     report_errors,
+    rule_of_preset,
     split_rules,
     with_config_options,
 )
@@ -67,6 +69,8 @@ RUN_HELP = """Simulate one aggregation rule with one seed.
   afflux run --rule fedasync:alpha=0.3 --delays fadas-mild --seed 7 --out runs/mild
 
   afflux run --rule mf_ca2fl:bits=2:codec=rotated
+
+  afflux run --paper ca2fl-cnn --data-dir ~/data --rounds 100
 
   afflux run --rule fedbuff --keep-updates --out runs/kept
 
@@ -149,6 +153,7 @@ def run(
     config: SimConfig,
     context: typer.Context,
     rule: Annotated[str | None, typer.Option(help=RULE)] = None,
+    paper: Paper = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 0,
     buffer_size: BufferSize = None,
     server_lr: ServerLr = None,
@@ -172,8 +177,10 @@ def run(
         return
     if store is None and is_on_command_line(context, "checkpoint_every"):
         raise ConfigError("--checkpoint-every was given, but without --store there are no checkpoints")
+    if paper is not None:
+        rule, buffer_size, server_lr = rule_of_preset(paper, rule, buffer_size, server_lr)
     if rule is None:
-        raise ConfigError("give --rule, or --resume to continue a run")
+        raise ConfigError("give --rule or --paper, or --resume to continue a run")
     specs = parse_rules([rule], buffer_size=buffer_size, server_lr=server_lr)
     if store is None:
         _simulate(specs, [seed], config, 1, out, keep_updates, tensorboard, workers)

@@ -58,7 +58,7 @@ def read_first(name: str, data_dir: Path, layouts: Sequence[Layout[Data]]) -> Da
         ConfigError: none is there, or a file is missing or damaged.
     """
     if not data_dir.is_dir():
-        raise ConfigError(f"data {name!r}: there is no folder {data_dir}")
+        raise ConfigError(f"data {name!r}: there is no folder {data_dir} (folders: {PAGE})")
     for layout in layouts:
         if (paths := layout.find(data_dir)) is not None:
             return layout.read(paths)

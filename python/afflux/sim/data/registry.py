@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from afflux.sim.data.cifar import read_cifar10, read_cifar100
 from afflux.sim.data.femnist import read_femnist
+from afflux.sim.data.formats.errors import PAGE
 from afflux.sim.data.image_set import ImageSet
 from afflux.sim.data.mnist import EMNIST_CLASSES, read_emnist, read_fashion_mnist, read_mnist
 from afflux.sim.data.shakespeare import read_shakespeare
@@ -56,7 +57,9 @@ def read_data_set(name: str, data_dir: Path | str | None = None) -> DataSet:
     known("data", name, SOURCES)
     folder = data_dir or os.environ.get("AFFLUX_DATA")
     if not folder:
-        raise ConfigError(f"data {name!r} is read from files: give their folder with --data-dir or AFFLUX_DATA")
+        raise ConfigError(
+            f"data {name!r} is read from files: give their folder with --data-dir or AFFLUX_DATA ({PAGE})"
+        )
     return _read(name, Path(folder))
 
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from contextlib import closing
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from afflux.sim.errors import DivergedError, require
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.run_progress import JobProgress, RunProgress
 from afflux.sim.results.run_result import RunResult
-from afflux.sim.runs.workers import pickled, sigint_blocked
+from afflux.sim.runs.workers import WorkerPool, pickled, sigint_blocked
 from afflux.sim.workload.config import IMAGES, SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.sim.workload.task import Task
@@ -98,8 +99,9 @@ def compare(
             spec.build()
     with interrupts.deferred():
         if processes == 1 or len(jobs) <= 1:
-            for index, job in enumerate(jobs):
-                finished[index] = _run_job(index, job, config, output, watch, task, workers)
+            with closing(WorkerPool(workers)) as pool:
+                for index, job in enumerate(jobs):
+                    finished[index] = _run_job(index, job, config, output, watch, task, pool)
         else:
             _run_in_processes(jobs, config, output, min(processes, len(jobs)), watch, finished, task, workers)
     return [result for index in range(len(jobs)) for result in finished[index]]
@@ -112,7 +114,7 @@ def _run_job(
     output: AuditOutput | None,
     watch: JobProgress,
     task: Task | None,
-    workers: int,
+    workers: WorkerPool,
 ) -> list[RunResult]:
     from afflux.sim.runs.simulation import run_paired
 
@@ -139,12 +141,10 @@ def _run_in_processes(
     context = multiprocessing.get_context("spawn")
     # Each job writes its own entries, so that no lock is needed; a 1 in the last entry stops all workers.
     shared = context.RawArray("d", len(jobs) * FACTS + 1)
-    with ProcessPoolExecutor(processes, context, _start_worker, (shared, pickled(task))) as pool:
+    with ProcessPoolExecutor(processes, context, _start_worker, (shared, pickled(task), workers)) as pool:
         try:
             with sigint_blocked():
-                futures = {
-                    pool.submit(_run_job_in_worker, i, job, config, output, workers): i for i, job in enumerate(jobs)
-                }
+                futures = {pool.submit(_run_job_in_worker, i, job, config, output): i for i, job in enumerate(jobs)}
             pending = set(futures)
             while pending:
                 interrupts.raise_if_pending()
@@ -166,14 +166,15 @@ def _progress(shared: Any, index: int) -> RunProgress:
 
 _shared: Any = None
 _task: Task | None = None
+_pool = WorkerPool(1)
 _outside_jobs = threading.Lock()
 
 
-def _start_worker(shared: Any, task: bytes) -> None:
+def _start_worker(shared: Any, task: bytes, workers: int) -> None:
     # The parent stops workers through `shared`; this line is for systems without signal masks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    global _shared, _task
-    _shared, _task = shared, pickle.loads(task)
+    global _shared, _task, _pool
+    _shared, _task, _pool = shared, pickle.loads(task), WorkerPool(workers)
     _outside_jobs.acquire()
     threading.Thread(target=_exit_when_stopped, daemon=True).start()
 
@@ -187,14 +188,12 @@ def _exit_when_stopped() -> None:
         os._exit(1)
 
 
-def _run_job_in_worker(
-    index: int, job: Job, config: SimConfig, output: AuditOutput | None, workers: int
-) -> list[RunResult]:
+def _run_job_in_worker(index: int, job: Job, config: SimConfig, output: AuditOutput | None) -> list[RunResult]:
     def watch(index: int, run: RunProgress) -> None:
         _shared[index * FACTS : (index + 1) * FACTS] = run
 
     _outside_jobs.release()
     try:
-        return _run_job(index, job, config, output, watch, _task, workers)
+        return _run_job(index, job, config, output, watch, _task, _pool)
     finally:
         _outside_jobs.acquire()

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from heapq import heappop, heappush
 from multiprocessing import connection
+from multiprocessing.util import Finalize
 from traceback import format_exception
 from typing import Any, NamedTuple
 
@@ -97,24 +98,17 @@ class Workers:
         Raises:
             ConfigError: the task cannot be sent to another process.
         """
-        d, buffers = len(setup.initial_params), setup.model.initial_buffers
-        waiting = max(WAITING_LEAST * count, min(setup.most_at_once, WAITING_BYTES // (4 * max(d, 1))))
-        scaffold = setup.config.client_optimizer == "scaffold"
-        shape = _Shape(d, 0 if buffers is None else len(buffers), count * QUEUE + 1, count * QUEUE + waiting, scaffold)
+        self._shape = shape = _shape_of(setup, count)
         context = multiprocessing.get_context("spawn")
         raw = _Memory.allocate(context, shape)
         self._memory = _Memory(shape, raw)
-        self._free_versions, self._free_results = list(range(shape.versions)), list(range(shape.results))
-        self._versions: dict[int, list[int]] = {}  # by version: its place, trainings that need it
-        self._known: dict[int, SentModel] = {}  # not given to a worker
-        self._first: list[tuple[float, int]] = []  # of these: a heap of finish and sequence
-        self._given: dict[int, tuple[_Job, int]] = {}  # to a worker: by sequence, with the version
-        self._done: dict[int, tuple[int, TrainingResult]] = {}
-        self._taken: dict[int, int] = {}
+        self._reset()
         self._processes: list[Any] = []
         self._queues: list[deque[int]] = []
         self._pipes: list[Any] = []
-        content = pickled(task)
+        self._content = content = pickled(task)
+        # Before multiprocessing waits for its children: they end when they are told so, and at nothing else.
+        self._at_exit = Finalize(self, _end, (self._processes, self._pipes), exitpriority=100)
         try:
             with sigint_blocked():
                 for _ in range(count):
@@ -129,6 +123,34 @@ class Workers:
         except BaseException:
             self.close()
             raise
+
+    def _reset(self) -> None:
+        shape = self._shape
+        self._free_versions, self._free_results = list(range(shape.versions)), list(range(shape.results))
+        self._versions: dict[int, list[int]] = {}  # by version: its place, trainings that need it
+        self._known: dict[int, SentModel] = {}  # not given to a worker
+        self._first: list[tuple[float, int]] = []  # of these: a heap of finish and sequence
+        self._given: dict[int, tuple[_Job, int]] = {}  # to a worker: by sequence, with the version
+        self._done: dict[int, tuple[int, TrainingResult]] = {}
+        self._taken: dict[int, int] = {}
+
+    def begin(self, setup: SimulationSetup, task: Task | None) -> bool:
+        """Begin another run; False if these workers cannot serve it, and must be closed.
+
+        Waits for the trainings of the last run that workers have been given.
+        """
+        if self._shape != _shape_of(setup, len(self._processes)) or self._content != pickled(task):
+            return False
+        try:
+            self._first = []
+            while self._given:
+                self._receive(POLL_SECONDS)
+            for pipe in self._pipes:
+                pipe.send((setup.config, setup.seed))
+        except (AffluxError, OSError):
+            return False
+        self._reset()
+        return True
 
     def submit(self, sequence: int, finish: float, sent: SentModel) -> None:
         """Make a training known whose result is needed at virtual time `finish`."""
@@ -231,28 +253,70 @@ class Workers:
 
     def close(self) -> None:
         """End the processes; what they train is lost, and nothing else."""
-        for process, pipe in zip(self._processes, self._pipes, strict=True):
-            pipe.close()
-            process.kill()
-        for process in self._processes:
-            process.join()
-            process.close()
-        self._processes, self._pipes = [], []
+        self._at_exit()
 
 
-def start_workers(count: int, setup: SimulationSetup, task: Task | None, files: ExitStack) -> Workers | None:
-    """Start workers, which `files` ends; None for a run that trains in this process.
+def _end(processes: list[Any], pipes: list[Any]) -> None:
+    for process, pipe in zip(processes, pipes, strict=True):
+        pipe.close()
+        process.kill()
+    for process in processes:
+        process.join()
+        process.close()
+    processes.clear()
+    pipes.clear()
 
-    Raises:
-        ConfigError: the number is less than 1, or the task cannot be sent to another process.
-    """
-    if count < 1:
-        raise ConfigError(f"workers is {count}, must be at least 1")
-    if count == 1:
-        return None
-    workers = Workers(count, setup, task)
-    files.callback(workers.close)
-    return workers
+
+def _shape_of(setup: SimulationSetup, count: int) -> _Shape:
+    d, buffers = len(setup.initial_params), setup.model.initial_buffers
+    waiting = max(WAITING_LEAST * count, min(setup.most_at_once, WAITING_BYTES // (4 * max(d, 1))))
+    scaffold = setup.config.client_optimizer == "scaffold"
+    return _Shape(d, 0 if buffers is None else len(buffers), count * QUEUE + 1, count * QUEUE + waiting, scaffold)
+
+
+class WorkerPool:
+    """The workers of runs that follow each other in one process: they are started once, if the runs are alike."""
+
+    def __init__(self, count: int) -> None:
+        """Make a pool for `count` workers, which the first run starts; 1: the run's own process trains.
+
+        Raises:
+            ConfigError: the number is less than 1.
+        """
+        if count < 1:
+            raise ConfigError(f"workers is {count}, must be at least 1")
+        self._count = count
+        self._workers: Workers | None = None
+
+    def for_run(self, setup: SimulationSetup, task: Task | None) -> Workers | None:
+        """Return workers for this run, and for no other at the same time; None: there are none.
+
+        Raises:
+            ConfigError: the task cannot be sent to another process.
+        """
+        if self._count == 1:
+            return None
+        if self._workers is None or not self._workers.begin(setup, task):
+            self.close()
+            self._workers = Workers(self._count, setup, task)
+        return self._workers
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
+
+
+def start_workers(
+    workers: int | WorkerPool, setup: SimulationSetup, task: Task | None, files: ExitStack
+) -> Workers | None:
+    """Return the workers of a run: those of a pool, or so many that `files` ends."""
+    if isinstance(workers, WorkerPool):
+        return workers.for_run(setup, task)
+    pool = WorkerPool(workers)
+    files.callback(pool.close)
+    return pool.for_run(setup, task)
 
 
 def _work(pipe: Any, shape: _Shape, raw: Sequence[Any], config: SimConfig, seed: int, content: bytes) -> None:
@@ -261,10 +325,15 @@ def _work(pipe: Any, shape: _Shape, raw: Sequence[Any], config: SimConfig, seed:
         signal.signal(number, signal.SIG_IGN)
     with reproducible_torch(), suppress(EOFError, OSError):
         try:
-            setup = SimulationSetup.of(config, seed, pickle.loads(content))
-            memory, streams = _Memory(shape, raw), StreamSeries(seed, StreamPurpose.BATCHES)
+            task, memory = pickle.loads(content), _Memory(shape, raw)
+            setup, streams = SimulationSetup.of(config, seed, task), StreamSeries(seed, StreamPurpose.BATCHES)
             while True:
-                job = _Job(*pipe.recv())
+                told = pipe.recv()
+                if len(told) == 2:  # another run
+                    config, seed = told
+                    setup, streams = SimulationSetup.of(config, seed, task), StreamSeries(seed, StreamPurpose.BATCHES)
+                    continue
+                job = _Job(*told)
                 shift = memory.shifts[job.result] if job.shift and memory.shifts is not None else None
                 pulled = memory.params[job.version], streams.stream(job.sequence), shift
                 buffers = None if memory.pulled is None else memory.pulled[job.version]

@@ -22,6 +22,8 @@ PROTOCOLS = ("events", "rounds")
 IMAGES = "images"
 #: The task of the papers' data sets and models.
 PAPERS = "papers"
+#: The task of GLUE's data sets and a transformer's adapters.
+LORA = "lora"
 #: Names of tasks that no setting can make again.
 MADE_IN_PYTHON = "python"
 #: The delays of the task itself.
@@ -78,7 +80,8 @@ class SimConfig:
     task: str = _setting(
         IMAGES,
         f"What clients train: {IMAGES}, which is --data, --model and --partition; {PAPERS}:dataset=NAME:network=NAME "
-        "(docs/data.md); or path/to/file.py:FUNCTION, which is executed and returns an afflux.sim.Task.",
+        f"(docs/data.md); {LORA}:dataset=NAME:checkpoint=FOLDER (docs/papers.md); or path/to/file.py:FUNCTION, which "
+        "is executed and returns an afflux.sim.Task.",
     )
     data: str = _setting("digits", f"Data set: {', '.join(DATASETS)}.")
     data_dir: str | None = _setting(None, "Folder of the data sets (docs/data.md); default: AFFLUX_DATA.")

@@ -7,14 +7,15 @@ from typing import Any
 
 from afflux.ops.validation import brief
 from afflux.sim.errors import ConfigError, known
-from afflux.sim.workload.config import IMAGES, MADE_IN_PYTHON, PAPERS, SimConfig
+from afflux.sim.workload.config import IMAGES, LORA, MADE_IN_PYTHON, PAPERS, SimConfig
 from afflux.sim.workload.image_task import image_task
+from afflux.sim.workload.lora_task import lora_task
 from afflux.sim.workload.paper_task import paper_task
 from afflux.sim.workload.rule_files import file_function, split_rule_name
 from afflux.sim.workload.rule_specs import option_value
 from afflux.sim.workload.task import Task
 
-TASKS: dict[str, Callable[..., Task]] = {IMAGES: image_task, PAPERS: paper_task}
+TASKS: dict[str, Callable[..., Task]] = {IMAGES: image_task, PAPERS: paper_task, LORA: lora_task}
 """Functions that make tasks, by name; see `register_task`."""
 
 

@@ -1,0 +1,1 @@
+"""Settings of the papers' experiments as data, a module for each paper (docs/papers.md)."""

@@ -1,0 +1,102 @@
+"""CA2FL (Wang, Cao, Wu, Chen and Chen, ICLR 2024): Tables 6 and 7."""
+
+from collections.abc import Iterator
+
+from afflux.sim.papers.presets.preset import DECIDED, Preset, Sourced, task_of
+
+PAPER = "CA2FL, ICLR 2024"
+NETWORK = (
+    "The paper names a CNN by Wang and Ji (2022) and does not print it. This is the small network of two that are in "
+    "use by these authors, 551,786 parameters; which of the two the paper ran is open: see docs/data.md."
+)
+ROUNDS, BUFFER = 500, 10
+NORM = "the paper says ResNet-18; decided: BatchNorm, as in the code of the authors' FADAS"
+
+#: (model, data, Dirichlet's alpha), the rows of Table 6; the first of a model and a data set has no "-dir" in its name.
+ROWS = (
+    ("cnn", "cifar10", 0.3),
+    ("cnn", "cifar10", 0.1),
+    ("resnet18", "cifar10", 0.3),
+    ("resnet18", "cifar10", 0.1),
+    ("resnet18", "cifar100", 0.1),
+    ("resnet18", "cifar100", 0.01),
+)
+#: The same learning rates stand in all cells of Table 6.
+CLIENT_LR, SERVER_LR = 0.01, 1.0
+_QUANTIZER = "section 5; the quantizer is not named, decided: affine with one scale, docs/choosing-bits.md"
+METHODS = {
+    "": Sourced("ca2fl", "Algorithm 1"),
+    "-async": Sourced("fedbuff:staleness=constant", "Algorithm 2, with the mean of its proofs"),
+    "-mf8": Sourced("mf_ca2fl:bits=8:codec=affine-vector", _QUANTIZER),
+    "-mf4": Sourced("mf_ca2fl:bits=4:codec=affine-vector", _QUANTIZER),
+}
+#: Table 7, CNN & Dir(0.3): FedAsync's rule and the proximal weight rho. Its other row is not fully legible.
+FEDASYNC = {
+    "-fedasync": ("fedasync:alpha=0.3:staleness=constant", 1.0),
+    "-fedasync-polynomial": ("fedasync:alpha=0.5:staleness=polynomial(0.3)", 1.0),
+}
+
+
+def presets() -> Iterator[Preset]:
+    """Yield the presets, row by row."""
+    seen = set()
+    for model, data, alpha in ROWS:
+        name = f"ca2fl-{model}" + ("" if data == "cifar10" else f"-{data}")
+        name += f"-dir{alpha:g}" if (model, data) in seen else ""
+        seen.add((model, data))
+        for suffix, rule in METHODS.items():
+            common = _settings(model, data, alpha) | {
+                "client_lr": Sourced(CLIENT_LR, "Table 6"),
+                "refill": Sourced(BUFFER, "Algorithm 2: M new clients when M have finished"),
+                "rounds": Sourced(ROUNDS, "Tables 1 and 2: T = 500"),
+            }
+            yield _preset(name + suffix, model, data, alpha, rule, common, BUFFER, Sourced(SERVER_LR, "Table 6"))
+    for suffix, (text, rho) in FEDASYNC.items():
+        common = _settings("cnn", "cifar10", 0.3) | {
+            "client_lr": Sourced(0.01, "Table 7"),
+            "client_optimizer": Sourced("fedasync", "appendix: regularization with weight rho"),
+            "mu": Sourced(rho, "Table 7: rho"),
+            "arrivals": Sourced(ROUNDS * BUFFER, f"{DECIDED}: as many arrivals as the methods with a buffer have"),
+        }
+        yield _preset(f"ca2fl-cnn{suffix}", "cnn", "cifar10", 0.3, Sourced(text, "Table 7"), common)
+
+
+def _settings(model: str, data: str, alpha: float) -> dict[str, Sourced]:
+    network = "ca2fl-cnn" if model == "cnn" else "resnet18-bn"
+    return {
+        "task": Sourced(task_of(data, network), "Table 6" if model == "cnn" else f"Table 6; {NORM}"),
+        "num_clients": Sourced(100, "appendix, experiment settings"),
+        "concurrency": Sourced(20, "appendix, experiment settings: M_c"),
+        "partition": Sourced("dirichlet", "section 6"),
+        "alpha": Sourced(alpha, "Table 6"),
+        "local_epochs": Sourced(2, "appendix, experiment settings"),
+        "batch_size": Sourced(50, "appendix, experiment settings"),
+        "weight_decay": Sourced(1e-4, "appendix, experiment settings"),
+        "delays": Sourced("ca2fl", "appendix: halfnorm(s), s ~ U(0, 5); s is the location (docs/data.md)"),
+        "eval_every": Sourced(BUFFER, "Table 1: the round that reaches an accuracy, hence each round"),
+    }
+
+
+def _preset(
+    name: str,
+    model: str,
+    data: str,
+    alpha: float,
+    rule: Sourced,
+    settings: dict[str, Sourced],
+    buffer_size: int | None = None,
+    server_lr: Sourced | None = None,
+) -> Preset:
+    network = "ca2fl-cnn" if model == "cnn" else "resnet18-bn"
+    return Preset(
+        name,
+        PAPER,
+        f"{'CNN' if model == 'cnn' else 'ResNet-18'} on {data}, Dir({alpha:g})",
+        data,
+        network,
+        rule,
+        settings,
+        None if buffer_size is None else Sourced(buffer_size, "appendix, experiment settings: M"),
+        server_lr,
+        NETWORK if model == "cnn" else "",
+    )

@@ -1,0 +1,61 @@
+"""The record of one experiment of a paper: settings, each with its source."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from afflux.sim.workload.config import ENDS, UNLIMITED, SimConfig
+
+#: Source of a value that no paper and no published code gives.
+DECIDED = "decided"
+
+
+class Sourced(NamedTuple):
+    """A value, and where it is from."""
+
+    value: Any
+    source: str
+    """A table, section or appendix of the paper, the authors' code, or `DECIDED` with the reason."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One experiment: one method of one paper on one data set."""
+
+    name: str
+    paper: str
+    about: str
+    """What is run, in one line."""
+    data: str
+    model: str
+    rule: Sourced
+    """As text, without buffer_size and server_lr."""
+    settings: Mapping[str, Sourced]
+    """Fields of SimConfig; others have their defaults, except arrivals, which has no limit where rounds is given."""
+    buffer_size: Sourced | None = None
+    """None: the rule has no buffer."""
+    server_lr: Sourced | None = None
+    """None: the rule has no such option."""
+    note: str = ""
+    """What is not settled."""
+
+    def values(self) -> dict[str, Any]:
+        """Return the settings without their sources."""
+        found = {name: given.value for name, given in self.settings.items()}
+        if any(found.get(end) for end in ENDS):
+            found.setdefault("arrivals", UNLIMITED)
+        return found
+
+    def config(self, **others: Any) -> SimConfig:
+        """Return the settings of the simulator; `others` replace those of the preset."""
+        return SimConfig(**(self.values() | others))
+
+    def all_values(self) -> dict[str, Sourced]:
+        """Return rule, buffer size, server learning rate and settings, with their sources."""
+        own = {"rule": self.rule, "buffer_size": self.buffer_size, "server_lr": self.server_lr}
+        return {name: value for name, value in own.items() if value is not None} | dict(self.settings)
+
+
+def task_of(data: str, model: str) -> str:
+    """Return the setting `task` of a data set and a model of the papers."""
+    return f"papers:dataset={data}:network={model}"

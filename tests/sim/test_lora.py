@@ -1,0 +1,170 @@
+"""LoRA: a small random transformer in a local checkpoint folder, whose adapters alone are trained and pushed."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers", reason="needs the extra lora: transformers is not installed")
+pytest.importorskip("peft", reason="needs the extra lora: peft is not installed")
+
+import torch
+from typer.testing import CliRunner
+
+from afflux.cli import app
+from afflux.sim import read_audit_log
+from afflux.sim.errors import ConfigError
+from afflux.sim.papers.presets.registry import all_presets
+from afflux.sim.results import run_folder
+from afflux.sim.runs.resume import resume, run_in_store
+from afflux.sim.runs.run_checkpoint import InterruptedRun
+from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.runs.simulation import run
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import parse_rule
+from afflux.sim.workload.task_registry import build_task
+
+# The libraries warn of their own later versions.
+pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
+PRESETS = [name for name, preset in all_presets().items() if preset.model == "lora"]
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "the", "a"]
+HIDDEN = 16
+#: A (rank 1) and B at the query and value projections of one layer.
+ADAPTERS = 2 * 2 * HIDDEN
+SMALL = ["--num-clients", "4", "--concurrency", "3", "--refill", "1", "--batch-size", "4", "--rounds", "2"]
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    """GLUE's folders, and BERT's with random weights."""
+    from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
+
+    folder = tmp_path_factory.mktemp("glue")
+    checkpoint = folder / "bert-base-uncased"
+    sizes = {"hidden_size": HIDDEN, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    torch.manual_seed(0)
+    BertForSequenceClassification(BertConfig(vocab_size=len(WORDS), **sizes)).save_pretrained(checkpoint)
+    (checkpoint / "vocab.txt").write_text("\n".join(WORDS))
+    BertTokenizer(str(checkpoint / "vocab.txt")).save_pretrained(checkpoint)
+    for name, header, lines in (
+        (
+            "RTE",
+            "index\tsentence1\tsentence2\tlabel",
+            ["0\tthe film\tgood\tentailment", "1\ta film\tbad\tnot_entailment"],
+        ),
+        ("MRPC", "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", ["1\t1\t2\tgood film\tgood", "0\t3\t4\tgood\tbad"]),
+        ("SST-2", "sentence\tlabel", ["the good film\t1", "a bad film\t0"]),
+    ):
+        (folder / name).mkdir()
+        (folder / name / "train.tsv").write_text("\n".join([header, *lines * 10, ""]))
+        (folder / name / "dev.tsv").write_text("\n".join([header, *lines * 2, ""]))
+    return folder
+
+
+def settings(data_dir, **others):
+    given = {"num_clients": 4, "concurrency": 3, "arrivals": 9, "eval_every": 3, "batch_size": 4, "alpha": 10.0}
+    given |= {"task": "lora:dataset=sst2:length=8", "client_lr": 0.5}
+    return SimConfig(data_dir=str(data_dir), delays="fadas-mild", **(given | others))
+
+
+SPEC = parse_rule("fadas:buffer_size=3:server_lr=0.05")
+
+
+def test_adapters_alone_are_trained_and_pushed(data_dir):
+    setup = SimulationSetup.of(settings(data_dir), 0)
+    names = [field.name for field in setup.model.layout.fields]
+    assert len(names) == 4
+    assert all("lora_" in name for name in names)
+    assert setup.model.layout.size == ADAPTERS == setup.new_server(SPEC.build()).pull().params.size
+    module = setup.model.module
+    frozen = {name: tensor.clone() for name, tensor in module.named_parameters() if not tensor.requires_grad}
+    client = setup.clients[0]
+    result = setup.trainer.train(client, setup.initial_params, np.random.default_rng(0))
+    assert result.update.shape == (ADAPTERS,)
+    assert result.update.any()
+    assert all(torch.equal(tensor, frozen[name]) for name, tensor in module.named_parameters() if name in frozen)
+    body = sum(tensor.numel() for tensor in frozen.values())
+    assert body > 20 * ADAPTERS, "the body is not pushed"
+
+
+def test_the_head_is_an_option(data_dir):
+    task = build_task(settings(data_dir, task="lora:dataset=sst2:head=true:rank=2"))
+    trained = [name for name, tensor in task.model().named_parameters() if tensor.requires_grad]
+    assert [name for name in trained if "lora_" not in name and "classifier" not in name] == []
+    assert any("classifier" in name for name in trained)
+
+
+def test_the_factor_of_the_adapters_is_alpha(data_dir):
+    for rank in (1, 2):
+        module = build_task(settings(data_dir, task=f"lora:dataset=sst2:rank={rank}:scale=8")).model()
+        scalings = [part.scaling["default"] for part in module.modules() if hasattr(part, "lora_A")]
+        assert scalings == [8.0, 8.0]
+
+
+def test_equal_seeds_give_equal_bits_and_others_do_not(data_dir):
+    one, again, other = (run(SPEC, seed, settings(data_dir)) for seed in (3, 3, 4))
+    assert one.digest == again.digest != other.digest
+    assert [evaluation.version for evaluation in one.evaluations] == [0, 1, 2, 3]
+    assert np.isfinite(one.params).all()
+
+
+class StoppedError(Exception):
+    """As if the process had been killed."""
+
+
+@pytest.mark.parametrize("count", [1, 4, 8])
+def test_resumes_bit_for_bit(data_dir, tmp_path, count):
+    config = settings(data_dir)
+    folder = run_folder.create_run_folder(tmp_path / "run")
+    output = run_folder.create_audit_folder(folder, config, 1, True, d=ADAPTERS)
+
+    def stop(run):
+        if run.arrivals == count:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        run_in_store(tmp_path / "store", SPEC, 3, config, output, stop, 0.0)
+    resumed = resume(InterruptedRun.of(tmp_path / "store"))
+    whole = run(SPEC, 3, config)
+    assert resumed.digest == whole.digest
+    assert resumed.evaluations == whole.evaluations
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_each_preset_makes_two_rounds(name, data_dir, tmp_path):
+    preset = all_presets()[name]
+    own = [] if preset.buffer_size is None else ["--buffer-size", "2"]
+    command = ["run", "--paper", name, "--data-dir", data_dir, "--out", tmp_path / "out", *SMALL, *own, "--alpha", "10"]
+    result = CliRunner().invoke(app, list(map(str, command)))
+    assert result.exit_code == 0, result.output
+    log = read_audit_log(next((tmp_path / "out" / "audit").glob("*.jsonl")))
+    assert log.end.version == 2
+    assert log.header.d == ADAPTERS + 2 * HIDDEN + 2, "adapters and the classification layer"
+    assert log.header.client_lr == preset.settings["client_lr"].value
+
+
+def test_errors_are_clear(data_dir, tmp_path):
+    config = settings(data_dir)
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text("{}")
+    for task, message in (
+        ("lora:dataset=cola", "unknown data 'cola'"),
+        ("lora:dataset=sst2:checkpoint=bert-large", "nothing is downloaded"),
+        ("lora:dataset=sst2:rank=0", "rank is 0, must be at least 1"),
+        ("lora:dataset=sst2:scale=0", "scale is 0.0, must be positive"),
+        (f"lora:dataset=sst2:checkpoint={broken}", "cannot be read"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            SimulationSetup.of(replace(config, task=task), 0)
+
+
+def test_pickled_weights_are_refused(data_dir, tmp_path):
+    import shutil
+
+    folder = tmp_path / "pickled"
+    shutil.copytree(data_dir / "bert-base-uncased", folder)
+    (folder / "model.safetensors").unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        SimulationSetup.of(settings(data_dir, task=f"lora:dataset=sst2:checkpoint={folder}"), 0)
