@@ -95,7 +95,7 @@ def test_anarchic_fls_preset_is_a_run_of_its_table(workers):
     preset = find_preset(f"afl-logreg-{workers.replace('/', 'of')}")
     jobs = afl_table2.make_jobs(workers, 5, [0])
     assert preset.config() in [job.config for job in jobs]
-    assert {job.rule.text for job in jobs} == {"afa_cd:buffer_size={}:server_lr=0.1".format(workers.partition("/")[0])}
+    assert {job.spec.text for job in jobs} == {"afa_cd:buffer_size={}:server_lr=0.1".format(workers.partition("/")[0])}
     assert (preset.rule.value, preset.server_lr.value) == ("afa_cd", 0.1)
 
 
@@ -122,7 +122,7 @@ def test_errors_are_clear(tmp_path, monkeypatch):
         result = invoke("run", *arguments)
         assert result.exit_code == 2
         assert message in result.stderr
-    assert not list(tmp_path.iterdir()), "an error leaves no run folder"
+    assert not list(tmp_path.glob("runs/*")), "an error leaves no run folder"
 
 
 def test_the_list():
