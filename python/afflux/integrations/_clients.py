@@ -96,6 +96,11 @@ class Clients:
                 f"of them: {brief(self.id_of(self._there[0]))}. Give client_key= with ids that stay the same"
             )
 
+    @property
+    def are_kept(self) -> bool:
+        """Whether the rule keeps something for each client."""
+        return self._most is not None
+
     # Choice
 
     @property

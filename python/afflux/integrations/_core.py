@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux import Pulled, Task
-from afflux.aggregation.reports import Receipt
+from afflux.aggregation.reports import Receipt, Report
 from afflux.integrations._clients import ClientKey, Clients
 from afflux.integrations._server import open_server, weighs_by_examples
 from afflux.integrations._settings import RunSettings
@@ -82,6 +82,7 @@ class TrainingRun:
         server: takes the replies.
         lost: counts of replies without an assignment ("unknown"), of clients that failed ("failed"), and of clients
             that exceeded the timeout ("overdue").
+        report: of the last step of this run.
 
     Raises:
         AffluxError, StoreError: the rule does not fit the model or the options; the store is of another server, or is
@@ -112,6 +113,7 @@ class TrainingRun:
         self._lease = self.timeout if clock is monotonic else None  # the server's own clock is not virtual
         self._assigned: dict[str, Assignment] = {}
         self._metrics: list[Metrics] = []
+        self.report: Report | None = None
 
     # Clients that train
 
@@ -214,6 +216,7 @@ class TrainingRun:
         except Exception as error:  # bytes that are no array, a record that lacks one, MemoryError for a made-up header
             facts = {"task": task, "model": _Unreadable(error)}
         receipt = self.server.push(**facts)
+        self.report = receipt.report or self.report
         if "task" not in facts:
             task.cancel()
         if receipt.status in NO_USE:
@@ -240,6 +243,10 @@ class TrainingRun:
         if assigned is not None:
             self.lost["failed"] += 1
             self._failed(assigned, reason)
+
+    def poll(self) -> None:
+        """Makes the step that `flush_after` asks for, if there is one."""
+        self.report = self.server.poll() or self.report
 
     def expire(self) -> list[str]:
         """Ends the assignments that exceed the timeout; returns their keys."""
@@ -341,14 +348,15 @@ class _Unreadable(Mapping[str, Any]):
     """The model of a reply that cannot be read. The server that reads it counts the error, and keeps the reason."""
 
     def __init__(self, error: Exception) -> None:
-        # Never a MemoryError or an OSError, which `push` takes for the server's own.
+        # An AffluxError passes through the layout's messages as it is. Never a MemoryError or an OSError, which `push`
+        # takes for the server's own.
         self._reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
 
     def __getitem__(self, name: str) -> NoReturn:
-        raise ValueError(self._reason)
+        raise AffluxError(self._reason)
 
     def __iter__(self) -> NoReturn:
-        raise ValueError(self._reason)
+        raise AffluxError(self._reason)
 
     def __len__(self) -> NoReturn:
-        raise ValueError(self._reason)
+        raise AffluxError(self._reason)

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from logging import INFO, WARNING
 from time import monotonic, sleep
-from typing import Any, Literal, get_args
+from typing import Any
 
+import msgspec
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.logger import FLOWER_LOGGER, log
 from flwr.serverapp import Grid
@@ -16,14 +17,24 @@ from afflux import Pulled, Task
 from afflux.integrations._core import Metrics, Trained, TrainingRun
 from afflux.integrations._loop import Reply, Transport
 from afflux.integrations._npy import array_of, bytes_of
+from afflux.ops.errors import AffluxError
 from afflux.rules.rule import ClientId
 
 _NUMPY = "numpy.ndarray"  # what Flower calls bytes in NumPy's file format
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+_MetricsByStep = dict[int, dict[str, int | float | list[int | float]]]
 #: What a checkpoint keeps of a `Result`.
-_Kept = Literal["train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"]
-History = dict[_Kept, dict[int, dict[str, int | float | list[int | float]]]]
+_HISTORY = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
+
+
+class _Notes(msgspec.Struct, forbid_unknown_fields=True):
+    """What a checkpoint stores of a run of Flower."""
+
+    train_metrics_clientapp: _MetricsByStep = {}
+    evaluate_metrics_clientapp: _MetricsByStep = {}
+    evaluate_metrics_serverapp: _MetricsByStep = {}
+    client_key: str | None = None  #: in words; None: not known
 
 
 @dataclass(slots=True)
@@ -51,7 +62,7 @@ class FlowerTransport(Transport):
     logger = FLOWER_LOGGER
     #: A new run of Flower has a new id, and the replies to messages of another run cannot be pulled.
     replies_come = False
-    schema = History
+    schema = _Notes
 
     def __init__(
         self,
@@ -162,7 +173,12 @@ class FlowerTransport(Transport):
         ]
         if records:
             self._aggregate("Metrics", step, lambda: self._mean(records), self.history.train_metrics_clientapp)
-        log(INFO, "[STEP %d] %s", step, self.history.train_metrics_clientapp.get(step, ""))
+        report, said = self._training.report, self.history.train_metrics_clientapp.get(step, "")
+        if report is None or report.version != step:  # `flush_after` made the step beside a call
+            log(INFO, "[STEP %d] %s", step, said)
+        else:
+            mean, largest = report.staleness.mean(), report.staleness.max()
+            log(INFO, "[STEP %d] %s staleness: mean %.1f, largest %d", step, said, mean, largest)
 
     def _mean(self, records: list[RecordDict]) -> MetricRecord | None:
         found: MetricRecord | None = self._strategy.train_metrics_aggr_fn(records, self._strategy.weighted_by_key)
@@ -181,16 +197,33 @@ class FlowerTransport(Transport):
             into[step] = found
 
     def notes(self) -> Mapping[str, Any]:
-        """The history."""
-        return {
-            name: {str(step): dict(own) for step, own in getattr(self.history, name).items()}
-            for name in get_args(_Kept)
+        """The history, and how clients are told apart."""
+        history = {
+            name: {str(step): dict(own) for step, own in getattr(self.history, name).items()} for name in _HISTORY
         }
+        return {**history, "client_key": self._key_in_words()}
 
-    def restore(self, notes: Any) -> None:
-        """Takes over a history."""
-        for name, kept in notes.items():
+    def restore(self, notes: _Notes) -> None:
+        """Takes over a history.
+
+        Raises:
+            AffluxError: replies name clients by another key than those that the store keeps something for.
+        """
+        key, now = self._strategy.client_key, self._key_in_words()
+        if isinstance(key, str) and notes.client_key not in (None, now) and self._training.clients.known:
+            raise AffluxError(
+                f"[resume] the store keeps something for each client under {notes.client_key}, and now "
+                f"client_key={key!r}. Give the client_key of the first start, or begin with a new store"
+            )
+        for name in _HISTORY:
+            kept = getattr(notes, name)
             getattr(self.history, name).update({step: MetricRecord(own) for step, own in kept.items()})
+
+    def _key_in_words(self) -> str:
+        key = self._strategy.client_key
+        if key is None:
+            return "the id of its node (client_key=None)"
+        return f"client_key={key!r}" if isinstance(key, str) else "a function of the id of its node"
 
     # Evaluation
 
@@ -221,7 +254,11 @@ class FlowerTransport(Transport):
             if not each.keys or monotonic() > each.deadline:
                 del self._evaluations[step]
                 mean = partial(self._strategy.aggregate_evaluate, step, each.replies)
-                self._aggregate("Evaluation", step, mean, self.history.evaluate_metrics_clientapp)
+                into: dict[int, MetricRecord] = {}
+                self._aggregate("Evaluation", step, mean, into)
+                self.history.evaluate_metrics_clientapp.update(into)
+                if into:
+                    log(INFO, "Evaluation of step %d by nodes: %s", step, into[step])
 
     def finish(self) -> None:
         """Waits for the evaluations that go on."""

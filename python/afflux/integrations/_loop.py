@@ -148,8 +148,9 @@ class Loop:
             self.transport.logger.warning("No reply to %s within %g s", key, self.training.timeout)
             self.training.clients.require_some_of_use()
         if not came:
-            server.poll()  # a step that flush_after asks for
-            self._note_step(last)
+            self.training.poll()
+        self._note_step(last)  # also of a step that `flush_after` has made beside these replies
+        if not came:
             self.transport.wait(self.training.settings.poll_interval)
 
     def _take(self, reply: Reply) -> None:

@@ -3,7 +3,8 @@ are. See docs/flower.md.
 """
 
 from collections.abc import Callable
-from logging import INFO
+from logging import INFO, WARNING
+from pathlib import Path
 from typing import Any
 
 from afflux.integrations._core import TrainingRun, missing
@@ -25,6 +26,10 @@ except ImportError as error:
 from afflux.integrations._flower_run import EvaluateFn, FlowerTransport, model_of, record_of, wait_for_nodes
 
 __all__ = ["AsyncStrategy", "model_of", "record_of"]
+
+
+#: Options of FedAvg for its sample of nodes.
+_WITHOUT_EFFECT = {"fraction_train", "min_train_nodes"}
 
 
 class AsyncStrategy(FedAvg):
@@ -53,7 +58,7 @@ class AsyncStrategy(FedAvg):
             ("failed"), and of nodes that exceeded the timeout ("overdue").
 
     Raises:
-        AffluxError: a setting has a wrong type or value.
+        AffluxError: a setting has a wrong type or value, or store is a relative path.
         TypeError: an option is neither a setting nor one of FedAvg.
     """
 
@@ -68,6 +73,14 @@ class AsyncStrategy(FedAvg):
         self.settings, others = RunSettings.split(options)
         if not (client_key is None or isinstance(client_key, str) or callable(client_key)):
             raise AffluxError(f"[AsyncStrategy] client_key is {brief(client_key)}, must be a function or a key")
+        if self.settings.store is not None and not Path(self.settings.store).is_absolute():
+            raise AffluxError(
+                f"[AsyncStrategy] store is {brief(str(self.settings.store))}, must be an absolute path: Flower may "
+                f"start a ServerApp in another folder"
+            )
+        for name in _WITHOUT_EFFECT & others.keys():
+            del others[name]
+            log(WARNING, "%s has no effect on AsyncStrategy: concurrency= says how many nodes train", name)
         super().__init__(**others)
         self.rule, self.loss_key, self.client_key = rule, loss_key, client_key
         self.server: Server | None = None
@@ -75,11 +88,18 @@ class AsyncStrategy(FedAvg):
         self.lost: dict[str, int] = {}
 
     def summary(self) -> None:
-        """Logs the rule and the settings."""
+        """Logs the rule, and the settings that have an effect."""
         log(INFO, "\t├──> Asynchronous aggregation by afflux:")
         log(INFO, "\t│\t├── Rule: %s, M = %d", self.rule.name, self.rule.buffer_size)
         log(INFO, "\t│\t└── Nodes at the same time: %s", self.settings.concurrency or "all")
-        super().summary()
+        log(INFO, "\t├──> Evaluation by nodes, every %d steps:", self.settings.evaluate_every)
+        log(INFO, "\t│\t├── Fraction: %.2f", self.fraction_evaluate)
+        log(INFO, "\t│\t└── Minimum nodes: %d", self.min_evaluate_nodes)
+        log(INFO, "\t├──> Minimum available nodes: %d", self.min_available_nodes)
+        log(INFO, "\t└──> Keys in records:")
+        log(INFO, "\t\t├── Weighted by: '%s'", self.weighted_by_key)
+        log(INFO, "\t\t├── ArrayRecord key: '%s'", self.arrayrecord_key)
+        log(INFO, "\t\t└── ConfigRecord key: '%s'", self.configrecord_key)
 
     def client_said(self, records: list[Any]) -> object:
         """The client that the records of a reply are of; None if `client_key` is no key of a record."""
@@ -129,9 +149,33 @@ class AsyncStrategy(FedAvg):
         transport = FlowerTransport(self, grid, training, initial_arrays, train_config, evaluate_config, evaluate_fn)
         self.result = transport.history
         with Loop(training, transport) as loop:
+            first = self._log_store(training)
+            training.checkpoint(transport.notes())  # so that the client_key is stored before the first row
             loop.run(num_rounds)
             transport.finish()
             self.result.arrays = transport.arrays(training.server.pull())
         counts = {name: count for name, count in {**training.server.counts, **training.lost}.items() if count}
-        log(INFO, "Made %d steps: %s", training.server.version, counts)
+        made = training.server.version - first
+        if not made:
+            log(INFO, "No step was needed: the store holds step %d of %d: %s", first, num_rounds, counts)
+        elif not first:
+            log(INFO, "Made %d steps: %s", made, counts)
+        else:
+            log(INFO, "Made %d steps, after %d of earlier runs; of all runs: %s", made, first, counts)
         return self.result
+
+    def _log_store(self, training: TrainingRun) -> int:
+        """Logs what is stored; returns the version that the run begins with."""
+        first, store = training.server.version, self.settings.store
+        if store is None:
+            return first
+        if training.server.joins:
+            log(INFO, "Going on from step %d of store %s", first, store)
+        elif training.clients.are_kept and self.client_key is None:
+            log(
+                WARNING,
+                "%s keeps something for each client under the id of its node, and Flower's simulation gives nodes new "
+                "ids in each run: without client_key= a second run cannot go on from this store",
+                self.rule.name,
+            )
+        return first
