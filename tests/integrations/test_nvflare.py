@@ -572,6 +572,7 @@ def test_its_own_names_of_options():
         ({"call": 3}, "call is 3, must be a str"),
         ({"settings": {"concurency": 3}}, "settings has 'concurency', which is no setting"),
         ({"settings": {"timeout": -1}}, "timeout is -1"),
+        ({"settings": {"store": "here"}}, "store is 'here', must be an absolute path"),
         ({"settings": {"server_options": {"faults": "raise"}}}, "faults"),
         (
             {"rule_options": {"max_model_history": 2}, "settings": {"server_options": {"max_staleness": 1}}},

@@ -4,6 +4,7 @@ any rule. See docs/nvflare.md.
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from afflux.integrations._core import Metrics, TrainingRun, missing
@@ -122,6 +123,11 @@ class AsyncServer(FLComponent):
         settings, others = RunSettings.split(dict(self.settings or {}))
         if others:
             raise AffluxError(f"[AsyncServer] settings has {brief(min(others))}, which is no setting")
+        if settings.store is not None and not Path(settings.store).is_absolute():
+            raise AffluxError(
+                f"[AsyncServer] store is {brief(str(settings.store))}, must be an absolute path: NVFlare's server runs in "
+                "a folder of its own, which the simulator deletes when a job starts"
+            )
         if most is not None:
             if "max_staleness" in settings.server_options:
                 raise AffluxError("[AsyncServer] max_model_history and max_staleness are both given")
