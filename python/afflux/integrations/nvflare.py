@@ -125,7 +125,7 @@ class AsyncServer(FLComponent):
             raise AffluxError(f"[AsyncServer] settings has {brief(min(others))}, which is no setting")
         if settings.store is not None and not Path(settings.store).is_absolute():
             raise AffluxError(
-                f"[AsyncServer] store is {brief(str(settings.store))}, must be an absolute path: NVFlare's server runs in "
+                f"[AsyncServer] store is {brief(str(settings.store))}, must be an absolute path: the server runs in "
                 "a folder of its own, which the simulator deletes when a job starts"
             )
         if most is not None:
