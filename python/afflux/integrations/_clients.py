@@ -79,7 +79,6 @@ class Clients:
             for other in self._there:
                 if other != address and self._ids.get(other) == name:
                     raise AffluxError(f"[client_key] another client that is there is {brief(name)}")
-            self._ids[address] = name
         return name
 
     def require_known(self) -> None:
@@ -114,6 +113,8 @@ class Clients:
         gone = self._failures.keys() - set(self._there)
         for address in gone:
             del self._failures[address]
+        for address in self._ids.keys() - set(self._there):
+            del self._ids[address]
 
     def choose(self, count: int, busy: Collection[ClientId], now: float) -> list[ClientId]:
         """Addresses of at most this many clients, drawn from those that are not busy and do not rest."""
@@ -143,9 +144,11 @@ class Clients:
 
     # Failures
 
-    def succeeded(self, address: ClientId, client: ClientId, *, joined: bool) -> None:
-        """A reply was no failure, and perhaps it joined."""
+    def succeeded(self, address: ClientId, client: ClientId, *, joined: bool, said: bool) -> None:
+        """A reply was no failure; perhaps it joined, and said its client."""
         self._failures.pop(address, None)
+        if said and self._key is not None:
+            self._ids[address] = client
         if joined and self._most is not None:
             self.known.add(client)
 

@@ -2,7 +2,8 @@
 
 An adapter translates messages. For each client that shall train it calls `assign`, sends the task's params, and calls
 `sent` with the key by which its framework names the reply. Each reply goes to `receive`, each error to `fail`, and
-`expire` ends the assignments whose time is over. None of these calls raises because of what a client has sent.
+`expire` ends the assignments whose time is over. None of these calls raises because of what a client has sent; a lack
+of memory, and an error of the store, are the server's own, and `receive` raises them.
 
 A framework that a loop drives has one in _loop.py; a framework that calls the adapter uses `TrainingRun` itself.
 """
@@ -17,14 +18,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from afflux import Pulled, Task
+from afflux import Layout, Pulled, Task
 from afflux.aggregation.reports import Receipt, Report
 from afflux.integrations._clients import ClientKey, Clients
+from afflux.integrations._reading import Unreadable, own_dict
 from afflux.integrations._server import open_server, weighs_by_examples
 from afflux.integrations._settings import RunSettings
 from afflux.integrations._versions import VersionArrays
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import as_float
+from afflux.ops.validation import as_float, brief
 from afflux.rules.rule import ClientId, Rule
 
 Arrays = Mapping[str, Any]
@@ -86,7 +88,7 @@ class TrainingRun:
 
     Raises:
         AffluxError, StoreError: the rule does not fit the model or the options; the store is of another server, or is
-            damaged. No store stays open.
+            damaged; `arrays` are no arrays by name. No store stays open then.
     """
 
     def __init__(
@@ -103,16 +105,21 @@ class TrainingRun:
         self.settings = settings
         self.concurrency = settings.concurrency or max(1, num_clients)
         self.timeout = settings.timeout or timeout
-        self.server = open_server(rule, arrays, settings, max(1, num_clients), self.concurrency)
-        self.versions = VersionArrays(arrays, self.server.layout)
-        self.lost: dict[str, int] = {"unknown": 0, "failed": 0, "overdue": 0}
-        self.clients = Clients(self.server, settings, key)
         self._needs_rate = rule.kind == "gradient"
         self._needs_examples = weighs_by_examples(rule)
+        self.versions = VersionArrays(arrays, Layout.of(arrays))
+        self.server = open_server(rule, arrays, settings, max(1, num_clients), self.concurrency)
+        try:
+            self.clients = Clients(self.server, settings, key)
+        except BaseException:
+            self.close()
+            raise
+        self.lost: dict[str, int] = {"unknown": 0, "failed": 0, "overdue": 0}
         self._clock = clock
         self._lease = self.timeout if clock is monotonic else None  # the server's own clock is not virtual
         self._assigned: dict[str, Assignment] = {}
-        self._metrics: list[Metrics] = []
+        self._metrics: dict[int, tuple[ClientId, Metrics]] = {}  # by the number of the join
+        self._adapter = ""
         self.report: Report | None = None
 
     # Clients that train
@@ -135,10 +142,7 @@ class TrainingRun:
     def version_of(self, key: str) -> Pulled | None:
         """The version that a client trains from; None if its assignment is not open, or the version no longer held."""
         assigned = self._assigned.get(key)
-        try:
-            return None if assigned is None else assigned.pulled or assigned.task.pulled
-        except AffluxError:
-            return None
+        return None if assigned is None else _base_of(assigned)
 
     @property
     def free(self) -> int:
@@ -189,53 +193,66 @@ class TrainingRun:
         task, settings = assigned.task, self.settings
         client = task.client
         facts: dict[str, Any] = {"task": task}
-        metrics = None
+        metrics, gone = None, False
         try:
             trained = read()
             if not assigned.resumed:
                 client = self.clients.identify(assigned.address, trained.client)
-            rate = settings.client_lr if trained.client_lr is None else trained.client_lr
-            steps = settings.local_steps if trained.local_steps is None else trained.local_steps
             if trained.num_examples is None and self._needs_examples:
                 raise ValueError("the reply lacks its number of examples, which the rule weighs by")
-            if self._needs_rate and (rate is None or steps is None):
-                raise ValueError("the reply lacks client_lr or local_steps, and the settings do not say them")
-            if assigned.pulled is not None:
-                facts = {"client": client, "version": assigned.pulled}
-            elif client != task.client:  # the task was opened before the client has said who it is
-                facts = {"client": client, "version": task.pulled}
+            if self._needs_rate:
+                rate = settings.client_lr if trained.client_lr is None else trained.client_lr
+                steps = settings.local_steps if trained.local_steps is None else trained.local_steps
+                if rate is None or steps is None:
+                    raise ValueError("the reply lacks client_lr or local_steps, and the settings do not say them")
+                facts.update(client_lr=rate, local_steps=steps)
+            base = _base_of(assigned)
+            arrays = own_dict(trained.arrays)
+            gone = base is None
+            if assigned.pulled is not None or client != task.client:  # the task was opened before the client was known
+                del facts["task"]
+                facts.update(client=client, version=task.version if base is None else base)
             number = as_float(trained.loss)
             facts["loss"] = number if number is not None and isfinite(number) else None
             facts["num_examples"] = 1 if trained.num_examples is None else trained.num_examples
-            facts.update(client_lr=rate, local_steps=steps)
-            if trained.delta:
-                facts.update(update=trained.arrays, buffers=self._buffers_of(task, trained.arrays))
-            else:
-                facts["model"] = trained.arrays
+            buffers = None
+            if trained.delta and base is not None:
+                buffers = self._buffers_of(base, arrays)
+            elif trained.delta:
+                task.cancel()  # so that the push says "expired": what the client has is not known any more
+                facts = {"task": task}
+            self.versions.check(arrays, buffers)
+            facts.update({"update": arrays, "buffers": buffers} if trained.delta else {"model": arrays})
             metrics = trained.metrics
         except Exception as error:  # bytes that are no array, a record that lacks one, MemoryError for a made-up header
-            facts = {"task": task, "model": _Unreadable(error)}
+            facts = {"task": task, "model": Unreadable(error)}
         receipt = self.server.push(**facts)
         self.report = receipt.report or self.report
         if "task" not in facts:
             task.cancel()
-        if receipt.status in NO_USE:
+        if receipt.status == "expired" and gone:
+            pass  # the client is slow: no failure, as a reply that is dropped
+        elif receipt.status in NO_USE:
             self._failed(assigned, receipt.reason or receipt.status)
         else:
             joined = receipt.status in ("joined", "replaced", "deferred")
-            self.clients.succeeded(assigned.address, client, joined=joined)
-            if joined and metrics is not None:
-                self._metrics.append(metrics)
+            self.clients.succeeded(assigned.address, client, joined=joined, said=not assigned.resumed)
+            self._keep(receipt, client, metrics)
         return receipt
 
-    def _buffers_of(self, task: Task, delta: Arrays) -> npt.NDArray[np.float64] | None:
+    def _keep(self, receipt: Receipt, client: ClientId, metrics: Metrics | None) -> None:
+        if receipt.status == "replaced":
+            self._metrics = {join: own for join, own in self._metrics.items() if own[0] != client}
+        if receipt.join is not None and metrics is not None and receipt.status in ("joined", "replaced", "deferred"):
+            self._metrics[receipt.join] = client, metrics
+
+    def _buffers_of(self, base: Pulled, delta: Arrays) -> npt.NDArray[np.float64] | None:
         """The client's own values of the model's buffers, from what it added to them."""
         layout = self.server.layout
         if layout is None or not layout.buffers:
             return None
-        base = task.pulled.buffers
-        assert base is not None
-        return base + layout.flatten_buffers(delta)
+        assert base.buffers is not None
+        return base.buffers + layout.flatten_buffers(delta)
 
     def fail(self, key: str, reason: str = "error") -> None:
         """The client has failed, or will never reply."""
@@ -280,9 +297,16 @@ class TrainingRun:
             self._end(key)
 
     def take_metrics(self) -> list[Metrics]:
-        """The metrics of the replies that joined since the last call."""
-        metrics, self._metrics = self._metrics, []
-        return metrics
+        """The metrics of the replies that joined since the last call, but for those of a later step."""
+        waiting = self._waiting()
+        taken = [own for join, (_, own) in self._metrics.items() if join not in waiting]
+        self._metrics = {join: own for join, own in self._metrics.items() if join in waiting}
+        return taken
+
+    def _waiting(self) -> dict[int, ClientId]:
+        """The clients of the arrivals that are of no step yet, by the number of the join."""
+        state = self.server._aggregator.admission.state
+        return {each.join: each.client_id for each in (*state.arrivals(), *state.deferred())}
 
     # Checkpoints
 
@@ -290,9 +314,9 @@ class TrainingRun:
         """Commits the server with its open tasks and the adapter's notes, JSON-able; nothing without a store."""
         if self.settings.store is not None:
             tasks = {key: assigned.task.id for key, assigned in self._assigned.items()}
-            metrics = [dict(own) for own in self._metrics]
-            kept = {"in_flight": tasks, "lost": self.lost, "metrics": metrics, "own": notes}
-            self.server.checkpoint(kept)
+            metrics = [dict(own) for _, own in self._metrics.values()]
+            kept = {"in_flight": tasks, "lost": self.lost, "metrics": metrics, "joins": list(self._metrics)}
+            self.server.checkpoint({**kept, "adapter": self._adapter, "own": notes})
 
     def close(self, notes: Mapping[str, Any] | None = None) -> None:
         """Closes the store, after a last checkpoint with these notes; with None it stays at its last commit."""
@@ -303,13 +327,14 @@ class TrainingRun:
             finally:
                 self.server.close(checkpoint=False)
 
-    def resume(self, schema: Any, *, replies_come: bool = True) -> Any:
+    def resume(self, schema: Any, *, replies_come: bool = True, adapter: str = "") -> Any:
         """Goes on after the last checkpoint. Tasks that were opened later are cancelled.
 
         Args:
             schema: the type of the adapter's notes, a dict.
             replies_come: whether clients that trained then may still reply to this run. Their replies are taken in,
                 while others train in their place; else their tasks are cancelled, too.
+            adapter: its name; a store of an adapter of another name is refused.
 
         Returns:
             The notes of the last checkpoint; an empty dict if there are none.
@@ -323,6 +348,9 @@ class TrainingRun:
             own = msgspec.convert(found.own, schema, str_keys=True)
         except msgspec.ValidationError as error:
             raise AffluxError(f"[resume] the store's notes are not those of this adapter: {error}") from None
+        if adapter and found.adapter not in ("", adapter):
+            raise AffluxError(f"[resume] the store is of a run of {brief(found.adapter)}, and this one is of {adapter}")
+        self._adapter = adapter
         opened = {task.id: task for task in self.server.tasks}
         for key, task in found.in_flight.items() if replies_come else ():
             if task in opened:
@@ -331,7 +359,9 @@ class TrainingRun:
         for other in opened.values():
             other.cancel()
         self.lost.update({name: count for name, count in found.lost.items()})
-        self._metrics = list(found.metrics) if self.server.arrivals_waiting else []
+        waiting = self._waiting()
+        kept = zip(found.joins, found.metrics, strict=False)  # older notes lack the joins
+        self._metrics = {join: (waiting[join], metrics) for join, metrics in kept if join in waiting}
         return own
 
 
@@ -341,22 +371,14 @@ class _Notes(msgspec.Struct, forbid_unknown_fields=True):
     in_flight: dict[str, str] = {}  #: the id of the task of each open assignment, by the key of its reply
     lost: dict[Literal["unknown", "failed", "overdue"], int] = {}
     metrics: list[dict[str, Any]] = []  #: of the arrivals that wait
+    joins: list[int] = []  #: the numbers of their joins
+    adapter: str = ""  #: its name; empty: not known
     own: dict[str, Any] = {}  #: the adapter's
 
 
-class _Unreadable(Mapping[str, Any]):
-    """The model of a reply that cannot be read. The server that reads it counts the error, and keeps the reason."""
-
-    def __init__(self, error: Exception) -> None:
-        # An AffluxError passes through the layout's messages as it is. Never a MemoryError or an OSError, which `push`
-        # takes for the server's own.
-        self._reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-
-    def __getitem__(self, name: str) -> NoReturn:
-        raise AffluxError(self._reason)
-
-    def __iter__(self) -> NoReturn:
-        raise AffluxError(self._reason)
-
-    def __len__(self) -> NoReturn:
-        raise AffluxError(self._reason)
+def _base_of(assigned: Assignment) -> Pulled | None:
+    """The version that a reply was trained from; None if it is no longer held."""
+    try:
+        return assigned.pulled or assigned.task.pulled
+    except AffluxError:
+        return None

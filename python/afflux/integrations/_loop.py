@@ -28,6 +28,8 @@ class Reply:
 class Transport(ABC):
     """How a framework reaches its clients. Methods raise for failures of the framework only; those end the run."""
 
+    #: Of the adapter: a store goes on with the adapter that has made it.
+    name = ""
     #: Of the framework, so that lines go where its users look.
     logger: Logger = getLogger("afflux")
     #: Whether clients that trained when a run ended may still reply to the next one.
@@ -66,7 +68,8 @@ class Transport(ABC):
 
 
 class Loop:
-    """Keeps clients training. A context manager, which closes the store after a last checkpoint, whatever happens.
+    """Keeps clients training. A context manager, which closes the store, whatever happens, after a last checkpoint if
+    that can be made.
 
     Args:
         training: the server and its clients; closed if an error is raised here.
@@ -79,7 +82,8 @@ class Loop:
     def __init__(self, training: TrainingRun, transport: Transport) -> None:
         self.training, self.transport = training, transport
         try:
-            transport.restore(training.resume(transport.schema, replies_come=transport.replies_come))
+            notes = training.resume(transport.schema, replies_come=transport.replies_come, adapter=transport.name)
+            transport.restore(notes)
             training.clients.are(transport.clients())
             training.clients.require_known()
             self._warn_too_few()
@@ -93,7 +97,11 @@ class Loop:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.training.close(self.transport.notes())
+        notes = None
+        try:
+            notes = self.transport.notes()
+        finally:
+            self.training.close(notes)
 
     def run(self, last: int) -> None:
         """Goes on until the server has made this many steps; then no client has a task any more.

@@ -33,6 +33,7 @@ class CollabTransport(Transport):
         training: of the run.
     """
 
+    name = "nvflare"
     replies_come = False  #: a call ends with the job that made it
 
     def __init__(self, app: Any, sites: Mapping[Any, Any], training: TrainingRun) -> None:
@@ -52,7 +53,7 @@ class CollabTransport(Transport):
         """Calls the client's function, without waiting."""
         key, version = task.id, task.version
         if self._model[0] != version:
-            self._model = version, self._training.versions.of(task.pulled)  # NVFlare serializes it, in another thread
+            self._model = version, self._training.versions.copied(task.pulled)  # calls may refer to it for long
         group = ProxyList([self._sites[address]])(
             blocking=False, timeout=self._training.timeout, process_resp_cb=self._take, key=key
         )

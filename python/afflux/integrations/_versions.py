@@ -10,6 +10,8 @@ import numpy.typing as npt
 from afflux import Layout, Pulled
 from afflux.arrays.interop import on_host
 from afflux.arrays.likeness import Like
+from afflux.ops.errors import AffluxError
+from afflux.server.inputs import is_tree
 
 
 class VersionArrays:
@@ -17,18 +19,22 @@ class VersionArrays:
 
     Args:
         arrays: the initial model: arrays by name, or a torch module.
-        layout: of the server.
+        layout: of it.
+
+    Raises:
+        AffluxError: the arrays have no names, or are nested.
     """
 
-    def __init__(self, arrays: Any, layout: Layout | None) -> None:
-        assert layout is not None  # the server was made with a tree
+    def __init__(self, arrays: Any, layout: Layout) -> None:
         named = arrays if isinstance(arrays, Mapping) else layout.arrays(arrays)
         likes = {name: Like.of(name, array) for name, array in named.items()}
         fields = {
             each.name: (each, parts is layout.buffers) for parts in (layout.fields, layout.buffers) for each in parts
         }
+        if not is_tree(arrays) or not likes.keys() <= fields.keys():
+            raise AffluxError("[model] the initial model must be arrays by name, not nested, or a torch module")
         self._places = [
-            (name, like, slice(field.start, field.stop), field.shape, is_buffer)
+            (name, like, slice(field.start, field.stop), field.shape, is_buffer, _limits(like.dtype))
             for name, like in likes.items()
             for field, is_buffer in (fields[name],)
         ]
@@ -49,10 +55,45 @@ class VersionArrays:
 
     def _made_of(self, params: Any, buffers: npt.NDArray[np.float64] | None) -> dict[str, Any]:
         sources: tuple[Any, Any] = (params, buffers)
-        return {
-            name: like.made_of(name, sources[is_buffer][place].reshape(shape))
-            for name, like, place, shape, is_buffer in self._places
-        }
+        made = {}
+        for name, like, place, shape, is_buffer, limits in self._places:
+            values = sources[is_buffer][place].reshape(shape)
+            # A step may leave the range of float16, and an older store may hold integers that leave theirs.
+            made[name] = like.made_of(name, values if limits is None else values.clip(*limits))
+        return made
+
+    def check(self, arrays: Any, buffers: npt.NDArray[np.float64] | None) -> None:
+        """Checks that a reply's values fit the dtypes of the model.
+
+        Args:
+            arrays: of the reply.
+            buffers: in the place of its own buffers, if not None.
+
+        Raises:
+            AffluxError: an array of float16 or of integers cannot hold the values that it would get.
+        """
+        for name, like, place, _, is_buffer, limits in self._places if isinstance(arrays, Mapping) else ():
+            if limits is None or name not in arrays:
+                continue
+            values = arrays[name] if buffers is None or not is_buffer else buffers[place]
+            if getattr(values, "dtype", None) == like.dtype:
+                continue
+            found = np.asarray(on_host(values))
+            if found.size and (found.min() < limits[0] or found.max() > limits[1]):
+                raise AffluxError(f"[model] {name} is {like.dtype}, which cannot hold values up to {abs(found).max()}")
+
+
+def _limits(dtype: Any) -> tuple[float, float] | None:
+    """The least and the largest float64 that an array of float16 or of integers holds; None of another dtype."""
+    kind = str(dtype).removeprefix("torch.")
+    if kind == "bool":
+        return 0.0, 1.0
+    if kind == "float16":
+        return -65504.0, 65504.0
+    if not kind.startswith(("int", "uint")):
+        return None
+    low, high = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
+    return float(low), float(high) if int(float(high)) == high else float(np.nextafter(float(high), 0.0))
 
 
 def _silence_torch() -> None:

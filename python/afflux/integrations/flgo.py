@@ -102,7 +102,7 @@ class AffluxServer(AsyncServer):
         try:
             if self.server.options.flush_after is not None:
                 raise AffluxError("[flgo] flush_after is in seconds, and FLGo's time is virtual")
-            self._resumed: Notes = self.training.resume(Notes, replies_come=False)
+            self._resumed: Notes = self.training.resume(Notes, replies_come=False, adapter="flgo")
         except BaseException:
             self.training.close()
             raise
