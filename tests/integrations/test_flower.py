@@ -4,6 +4,7 @@ import random
 import re
 import time
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from flwr.common.logger import FLOWER_LOGGER
 from flwr.serverapp.strategy import FedAvg
 
 from afflux import AffluxError, Server, replay
+from afflux.integrations import _flower_evaluations, _flower_run
 from afflux.integrations._core import TrainingRun
 from afflux.integrations._loop import Loop
 from afflux.integrations._settings import RunSettings
@@ -349,10 +351,16 @@ def test_a_message_to_a_node_that_has_gone_leaves_no_task(key):
     assert own.lost["failed"] > 0
 
 
+def all_of(grid, keys):
+    """Hands over all replies that are under way."""
+    return [grid.under_way.pop(key) for key in dict.fromkeys(keys) if key in grid.under_way]
+
+
 def test_training_goes_on_when_nodes_for_the_evaluation_have_left():
     """FedAvg would wait until as many nodes are there again."""
     grid = FakeGrid({1: adds(1.0), 2: adds(1.0)})
-    own = strategy(fedbuff(buffer_size=1), fraction_evaluate=1.0, min_evaluate_nodes=2, min_available_nodes=2)
+    grid.pull_messages = partial(all_of, grid)
+    own = strategy(fedbuff(buffer_size=2), fraction_evaluate=1.0, min_evaluate_nodes=2, min_available_nodes=2)
 
     def central(step, arrays):
         if step == 3:
@@ -529,6 +537,168 @@ def test_metrics_without_the_weight_are_not_aggregated():
     own = strategy(fedbuff(buffer_size=2))
     assert not own.start(FakeGrid({1: node, 2: node}), initial(), num_rounds=2).train_metrics_clientapp
     assert own.server.counts["joined"] == 4
+
+
+def trains_only(message):
+    return None if message.metadata.message_type == "evaluate" else adds(1.0)(message)
+
+
+@pytest.fixture
+def slept(monkeypatch):
+    """A clock that only sleeping moves: the seconds that have passed."""
+    passed = [0.0]
+    for module in (_flower_run, _flower_evaluations):
+        monkeypatch.setattr(module, "monotonic", lambda: passed[0])
+    monkeypatch.setattr(_flower_run, "sleep", lambda seconds: passed.__setitem__(0, passed[0] + max(seconds, 0.5)))
+    return passed
+
+
+def test_nodes_that_do_not_evaluate_are_asked_twice_at_most(slept):
+    """Once, and once more for the last step; and the end does not wait for them as long as a reply may take."""
+    grid = FakeGrid(dict.fromkeys(range(1, 11), trains_only))
+    own = strategy(fedbuff(buffer_size=1), fraction_evaluate=1.0)
+    result = own.start(grid, initial(), num_rounds=100)
+    asked = [message.metadata.dst_node_id for message in grid.sent if message.metadata.message_type == "evaluate"]
+    assert sorted(asked) == sorted([*range(1, 11)] * 2)
+    assert result.evaluate_metrics_clientapp == {}
+    assert 10.0 <= slept[0] <= 11.0
+
+
+def test_one_node_that_does_not_evaluate_holds_up_nothing(slept):
+    grid = FakeGrid({1: trains_only, 2: adds(1.0), 3: adds(1.0)})
+    grid.pull_messages = partial(all_of, grid)
+    own = strategy(fedbuff(buffer_size=3), fraction_evaluate=1.0)
+    result = own.start(grid, initial(), num_rounds=20)
+    assert sorted(result.evaluate_metrics_clientapp) == [*range(1, 21)]
+    assert sum(message.metadata.message_type == "evaluate" for message in grid.sent) == 2 + 2 * 20
+    assert slept[0] <= 11.0
+
+
+def test_the_end_waits_for_evaluations_in_proportion_to_the_slowest_reply(slept):
+    class Grid(FakeGrid):
+        def pull_messages(self, keys):
+            slept[0] += 20.0
+            return super().pull_messages(keys)
+
+    grid = Grid({1: trains_only, 2: trains_only})
+    strategy(fedbuff(buffer_size=1), fraction_evaluate=1.0, concurrency=1).start(grid, initial(), num_rounds=1)
+    assert 20.0 + 60.0 <= slept[0] <= 20.0 + 60.0 + 20.0 + 1.0
+
+
+def test_evaluations_of_many_steps_are_bounded(monkeypatch, slept):
+    """Nodes that come, withhold an evaluation and go: the oldest evaluation ends with the replies that it has."""
+    most, ask = [], _flower_evaluations.Evaluations.ask
+
+    def noted(self, step, arrays):
+        ask(self, step, arrays)
+        most.append(len(self))
+
+    monkeypatch.setattr(_flower_evaluations.Evaluations, "ask", noted)
+    monkeypatch.setattr(_flower_evaluations, "_MOST_STEPS", 5)
+    grid = FakeGrid({1: adds(1.0), 2: trains_only})
+    grid.pull_messages = partial(all_of, grid)
+
+    def central(step, arrays):
+        del grid.nodes[max(grid.nodes)]
+        grid.nodes[step + 100] = trains_only
+        before_the_end.append(sorted(own.result.evaluate_metrics_clientapp))
+
+    before_the_end = []
+    own = strategy(fedbuff(buffer_size=1), fraction_evaluate=1.0, min_evaluate_nodes=1)
+    result = own.start(grid, initial(), num_rounds=30, evaluate_fn=central)
+    assert max(most[:-1]) == 5
+    assert most[-1] == 6  # the last step is evaluated in any case
+    assert len(before_the_end[-1]) > 10
+    assert before_the_end[-1] == sorted(result.evaluate_metrics_clientapp)[: len(before_the_end[-1])]
+    assert sorted(result.evaluate_metrics_clientapp)[-1] == 30
+
+
+def test_metrics_of_a_node_are_bounded(tmp_path):
+    def chatty(message):
+        reply = adds(1.0)(message)
+        reply["metrics"]["num-examples"] = reply["metrics"].pop("num-examples")
+        more = {"x" * 101: 1.0, "list": [1.0] * 1001, "huge": 10**400, **{f"k{i}": 1.0 for i in range(2000)}}
+        named = {"num-examples": 10, **more, **reply["metrics"]}
+        return RecordDict({**reply, "metrics": MetricRecord(named)})
+
+    own = strategy(fedbuff(buffer_size=2), fraction_evaluate=1.0, store=tmp_path / "store", checkpoint_every=1)
+    result = own.start(FakeGrid({1: chatty, 2: chatty}), initial(), num_rounds=3)
+    assert sorted(result.evaluate_metrics_clientapp)[-1] == 3
+    assert sorted(result.train_metrics_clientapp) == [1, 2, 3]
+    for means in (result.train_metrics_clientapp, result.evaluate_metrics_clientapp):
+        for mean in means.values():
+            assert dict(mean) == pytest.approx({f"k{i}": 1.0 for i in range(100)})
+    again = strategy(fedbuff(buffer_size=2), store=tmp_path / "store")
+    assert again.start(FakeGrid({1: chatty}), initial(), 3).train_metrics_clientapp == result.train_metrics_clientapp
+
+
+@pytest.mark.parametrize("odd", [{"train_loss": [1.0, 2.0], "mean": [1.0]}, {"num-examples": None}, {"other": 3.0}])
+def test_a_record_that_differs_is_left_out_instead_of_the_step(odd, logged):
+    def node(message):
+        reply = adds(1.0)(message)
+        named = {**reply["metrics"], **odd}
+        reply["metrics"] = MetricRecord({name: value for name, value in named.items() if value is not None})
+        return reply
+
+    grid = FakeGrid({1: adds(1.0), 2: node, 3: adds(1.0)})
+    grid.pull_messages = partial(all_of, grid)
+    own = strategy(fedbuff(buffer_size=3), fraction_evaluate=1.0)
+    result = own.start(grid, initial(), num_rounds=3)
+    assert [mean["train_loss"] for mean in result.train_metrics_clientapp.values()] == pytest.approx([1.0] * 3)
+    assert sorted(result.train_metrics_clientapp) == sorted(result.evaluate_metrics_clientapp) == [1, 2, 3]
+    assert all(isinstance(mean["mean"], float) for mean in result.evaluate_metrics_clientapp.values())
+    assert "Evaluation of step 3: 1 replies differ from the others and are left out" in logged
+    if "other" not in odd:  # which train_metrics_aggr_fn takes
+        assert "Metrics of step 3: 1 records differ from the others and are left out" in logged
+
+
+@pytest.mark.parametrize("wrong", [0.5, [1], {"acc": np.float32(0.5)}, "good"])
+def test_the_result_of_evaluate_fn_is_checked(wrong, tmp_path):
+    own = strategy(fedbuff(buffer_size=2), store=tmp_path / "store")
+    message = r"the result of evaluate_fn for step 2 is .*, must be a MetricRecord or None"
+    with pytest.raises(AffluxError, match=message):
+        own.start(grid_of(1.0, 2.0), initial(), 5, evaluate_fn=lambda step, arrays: wrong if step == 2 else None)
+    with Server.open(tmp_path / "store") as server:
+        assert server.version == 2
+    assert strategy(fedbuff(buffer_size=2), store=tmp_path / "store").start(grid_of(1.0, 2.0), initial(), 5).arrays
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"timeout": 0}, r"\[start\] timeout is 0, must be finite and positive"),
+        ({"timeout": float("nan")}, r"\[start\] timeout is nan"),
+        ({"timeout": "x"}, r"\[start\] timeout is 'x', must be a number"),
+        ({"num_rounds": "3"}, r"\[start\] num_rounds is '3', must be an int"),
+        ({"num_rounds": -1}, r"\[start\] num_rounds is -1, must be an int of at least 0"),
+        ({"num_rounds": 2.5}, r"\[start\] num_rounds is 2\.5, must be an int"),
+    ],
+)
+def test_arguments_of_start_are_checked_before_anything_else(given, message, tmp_path):
+    grid = grid_of(1.0, 2.0)
+    with pytest.raises(AffluxError, match=message):
+        strategy(fedbuff(buffer_size=2), store=tmp_path / "store").start(grid, initial(), **given)
+    assert not grid.sent
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_checkpoint_keeps_the_metrics_of_the_newest_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(_flower_run, "_STEPS_KEPT", 12)
+
+    def run(steps):
+        own = strategy(fedbuff(buffer_size=2), store=tmp_path / "store", evaluate_every=2)
+        central = lambda step, arrays: MetricRecord({"step": step})  # noqa: E731
+        result = own.start(grid_of(1.0, 2.0), initial(), num_rounds=steps, evaluate_fn=central)
+        with Server.open(tmp_path / "store") as server:
+            notes = server.notes["own"]
+        return result, [sorted(map(int, notes[name])) for name in _flower_run._HISTORY]
+
+    result, stored = run(30)
+    assert sorted(result.train_metrics_clientapp) == [*range(1, 31)]
+    assert stored == [[*range(19, 31)], [], [*range(8, 31, 2)]]
+    result, stored = run(34)
+    assert sorted(result.train_metrics_clientapp) == [*range(19, 35)]
+    assert stored == [[*range(23, 35)], [], [*range(12, 35, 2)]]
 
 
 def test_options_that_are_none():

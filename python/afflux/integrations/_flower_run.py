@@ -1,8 +1,8 @@
 """Messages to and from the nodes of Flower's Grid, and the records in them."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from logging import INFO, WARNING
 from time import monotonic, sleep
 from typing import Any
@@ -15,9 +15,12 @@ from flwr.serverapp.strategy import Result
 
 from afflux import Pulled, Task
 from afflux.integrations._core import Metrics, Trained, TrainingRun
+from afflux.integrations._flower_evaluations import Evaluations
+from afflux.integrations._flower_metrics import mean_of, trim
 from afflux.integrations._loop import Reply, Transport
 from afflux.integrations._npy import array_of, bytes_of
 from afflux.ops.errors import AffluxError
+from afflux.ops.validation import brief
 from afflux.rules.rule import ClientId
 
 _NUMPY = "numpy.ndarray"  # what Flower calls bytes in NumPy's file format
@@ -26,6 +29,11 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 _MetricsByStep = dict[int, dict[str, int | float | list[int | float]]]
 #: What a checkpoint keeps of a `Result`.
 _HISTORY = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
+#: Of each of them the newest steps, so that the cost of a checkpoint does not grow with the run.
+_STEPS_KEPT = 1000
+#: Seconds that the end of a run waits for evaluations, at least; or 3 times as long as its slowest reply took, since a
+#: node may have to train and then to evaluate two versions.
+_LEAST_WAIT = 10.0
 
 
 class _Notes(msgspec.Struct, forbid_unknown_fields=True):
@@ -35,15 +43,6 @@ class _Notes(msgspec.Struct, forbid_unknown_fields=True):
     evaluate_metrics_clientapp: _MetricsByStep = {}
     evaluate_metrics_serverapp: _MetricsByStep = {}
     client_key: str | None = None  #: in words; None: not known
-
-
-@dataclass(slots=True)
-class _Evaluation:
-    """Of one step, by nodes."""
-
-    keys: set[str]  #: of replies that have not come
-    deadline: float  #: by time.monotonic()
-    replies: list[Message] = field(default_factory=list)
 
 
 class FlowerTransport(Transport):
@@ -57,8 +56,10 @@ class FlowerTransport(Transport):
         train_config: sent to the nodes that train.
         evaluate_config: sent to the nodes that evaluate.
         evaluate_fn: evaluates a version here.
+        last: the step that ends the run.
     """
 
+    name = "flower"
     logger = FLOWER_LOGGER
     #: A new run of Flower has a new id, and the replies to messages of another run cannot be pulled.
     replies_come = False
@@ -73,14 +74,18 @@ class FlowerTransport(Transport):
         train_config: ConfigRecord | None,
         evaluate_config: ConfigRecord | None,
         evaluate_fn: EvaluateFn | None,
+        last: int,
     ) -> None:
         self._strategy, self._grid, self._training = strategy, grid, training
         self._train_config = ConfigRecord() if train_config is None else train_config
-        self._evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
         self._evaluate_fn = evaluate_fn
         self._record = (-1, initial)  # of the version that was sent last
-        self._evaluations: dict[int, _Evaluation] = {}
         self.history = Result()
+        self._evaluations = Evaluations(
+            strategy, grid, evaluate_config, training.timeout, last, self.history.evaluate_metrics_clientapp
+        )
+        self._sent: dict[str, float] = {}  # when a node got its message, by time.monotonic(), by the key of the reply
+        self._slowest = 0.0  # seconds that a trained model took at most
 
     def clients(self) -> Iterable[ClientId]:
         """The ids of the nodes."""
@@ -95,8 +100,11 @@ class FlowerTransport(Transport):
         content = RecordDict({strategy.arrayrecord_key: self.arrays(task.pulled), strategy.configrecord_key: config})
         ttl = self._training.timeout
         message = Message(content, address, MessageType.TRAIN, group_id=str(step), ttl=ttl)
-        keys = list(self._grid.push_messages([message]))
-        return keys[0] if keys and keys[0] else None  # none, None or "" for a node that has gone
+        for key in self._grid.push_messages([message]):
+            if key:
+                self._sent[key] = monotonic()
+                return str(key)
+        return None  # none, None or "" for a node that has gone
 
     def arrays(self, version: Pulled) -> ArrayRecord:
         """The arrays of a version, made once for all nodes that it is sent to."""
@@ -106,16 +114,17 @@ class FlowerTransport(Transport):
 
     def replies(self, keys: list[str]) -> Iterable[Reply]:
         """Those of nodes that train; those of nodes that evaluate are kept here."""
-        evaluating = {key: each for each in self._evaluations.values() for key in each.keys}
-        found = []
-        for key, message in self._pulled([*keys, *evaluating]):
-            if key not in evaluating:
-                found.append(self._reply(key, message))
+        found, evaluations = [], self._evaluations
+        for key, message in self._pulled([*keys, *evaluations.keys]):
+            if key in evaluations.keys:
+                evaluations.take(key, message if isinstance(message, Message) else None)
                 continue
-            evaluating[key].keys.discard(key)
-            if isinstance(message, Message):
-                evaluating[key].replies.append(message)
-        self._end_evaluations()
+            now = monotonic()
+            self._slowest = max(self._slowest, now - self._sent.pop(key, now))
+            found.append(self._reply(key, message))
+        if len(self._sent) > 2 * len(keys) + 100:  # many messages will have no reply
+            self._sent = {key: self._sent[key] for key in keys if key in self._sent}
+        evaluations.end()
         return found
 
     def _pulled(self, keys: list[str]) -> list[tuple[str, "Message | Exception"]]:
@@ -156,14 +165,15 @@ class FlowerTransport(Transport):
                 f"the reply holds {len(arrays)} ArrayRecords and {len(metrics)} MetricRecords: must be one of each"
             )
         said = metrics[0] if metrics else MetricRecord()
+        client = strategy.client_said(records)  # before `said` is trimmed
         return Trained(
             model_of(arrays[0]),
             said.get(strategy.weighted_by_key),
             said.get(strategy.loss_key),
             said.get("client-lr"),
             said.get("local-steps"),
-            said if metrics else None,
-            strategy.client_said(records),
+            metrics=trim(said, strategy.weighted_by_key) if metrics else None,
+            client=client,
         )
 
     def step_done(self, step: int, metrics: list[Metrics]) -> None:
@@ -172,7 +182,7 @@ class FlowerTransport(Transport):
             RecordDict({"metrics": own if isinstance(own, MetricRecord) else MetricRecord(own)}) for own in metrics
         ]
         if records:
-            self._aggregate("Metrics", step, lambda: self._mean(records), self.history.train_metrics_clientapp)
+            self._note_metrics(step, records)
         report, said = self._training.report, self.history.train_metrics_clientapp.get(step, "")
         if report is None or report.version != step:  # `flush_after` made the step beside a call
             log(INFO, "[STEP %d] %s", step, said)
@@ -180,26 +190,25 @@ class FlowerTransport(Transport):
             mean, largest = report.staleness.mean(), report.staleness.max()
             log(INFO, "[STEP %d] %s staleness: mean %.1f, largest %d", step, said, mean, largest)
 
-    def _mean(self, records: list[RecordDict]) -> MetricRecord | None:
-        found: MetricRecord | None = self._strategy.train_metrics_aggr_fn(records, self._strategy.weighted_by_key)
-        return found
-
-    def _aggregate(
-        self, what: str, step: int, mean: Callable[[], MetricRecord | None], into: dict[int, MetricRecord]
-    ) -> None:
-        """Notes a mean, if there is one: what nodes say need not go together."""
+    def _note_metrics(self, step: int, records: list[RecordDict]) -> None:
+        strategy = self._strategy
+        key = strategy.weighted_by_key
         try:
-            found = mean()
-        except Exception as error:
-            log(WARNING, "%s of step %d cannot be aggregated: %r", what, step, error)
+            mean, left_out = mean_of(
+                records, lambda own: own, key, lambda some: strategy.train_metrics_aggr_fn(some, key)
+            )
+        except Exception as error:  # what nodes say need not go together
+            log(WARNING, "Metrics of step %d cannot be aggregated: %r", step, error)
             return
-        if found is not None:
-            into[step] = found
+        if left_out:
+            log(WARNING, "Metrics of step %d: %d records differ from the others and are left out", step, left_out)
+        if mean is not None:
+            self.history.train_metrics_clientapp[step] = mean
 
     def notes(self) -> Mapping[str, Any]:
-        """The history, and how clients are told apart."""
+        """The history of the newest steps, and how clients are told apart."""
         history = {
-            name: {str(step): dict(own) for step, own in getattr(self.history, name).items()} for name in _HISTORY
+            name: {str(step): dict(own) for step, own in _newest(getattr(self.history, name))} for name in _HISTORY
         }
         return {**history, "client_key": self._key_in_words()}
 
@@ -217,7 +226,7 @@ class FlowerTransport(Transport):
             )
         for name in _HISTORY:
             kept = getattr(notes, name)
-            getattr(self.history, name).update({step: MetricRecord(own) for step, own in kept.items()})
+            getattr(self.history, name).update({step: MetricRecord(own) for step, own in sorted(kept.items())})
 
     def _key_in_words(self) -> str:
         key = self._strategy.client_key
@@ -231,37 +240,20 @@ class FlowerTransport(Transport):
         """Evaluates here, and asks nodes to, beside their training."""
         version = self._training.server.pull()
         metrics = None if self._evaluate_fn is None else self._evaluate_fn(step, self.arrays(version))
+        if not (metrics is None or isinstance(metrics, MetricRecord)):
+            raise AffluxError(
+                f"[start] the result of evaluate_fn for step {step} is {brief(metrics)}, must be a MetricRecord or None"
+            )
         if metrics is not None:
             log(INFO, "Global evaluation of step %d: %s", step, metrics)
             self.history.evaluate_metrics_serverapp[step] = metrics
         if step > 0:
-            self._ask_nodes(step, version)
-
-    def _ask_nodes(self, step: int, version: Pulled) -> None:
-        strategy, there = self._strategy, len(list(self._grid.get_node_ids()))
-        least = max(strategy.min_available_nodes, strategy.min_evaluate_nodes)
-        if strategy.fraction_evaluate and there < least:  # FedAvg would wait for them, and training with it
-            log(WARNING, "Step %d is not evaluated by nodes: %d are there, of %d", step, there, least)
-            return
-        config = ConfigRecord(self._evaluate_config)
-        messages = list(strategy.configure_evaluate(step, self.arrays(version), config, self._grid))
-        keys = {key for key in self._grid.push_messages(messages) if key} if messages else set()
-        if keys:
-            self._evaluations[step] = _Evaluation(keys, monotonic() + self._training.timeout)
-
-    def _end_evaluations(self) -> None:
-        for step, each in [*self._evaluations.items()]:
-            if not each.keys or monotonic() > each.deadline:
-                del self._evaluations[step]
-                mean = partial(self._strategy.aggregate_evaluate, step, each.replies)
-                into: dict[int, MetricRecord] = {}
-                self._aggregate("Evaluation", step, mean, into)
-                self.history.evaluate_metrics_clientapp.update(into)
-                if into:
-                    log(INFO, "Evaluation of step %d by nodes: %s", step, into[step])
+            self._evaluations.ask(step, self.arrays(version))
 
     def finish(self) -> None:
-        """Waits for the evaluations that go on."""
+        """Waits for the evaluations that go on, but not long for nodes that do not reply."""
+        slowest = max(self._slowest, self._evaluations.slowest)
+        self._evaluations.hasten(min(self._training.timeout, max(_LEAST_WAIT, 3 * slowest)))
         while self._evaluations:
             self.replies([])
             if self._evaluations:
@@ -274,6 +266,11 @@ def wait_for_nodes(grid: Grid, least: int) -> int:
         log(INFO, "Waiting for nodes to connect: %d connected (minimum required: %d).", there, least)
         sleep(1)
     return there
+
+
+def _newest(history: dict[int, MetricRecord]) -> list[tuple[int, MetricRecord]]:
+    """The steps that a checkpoint keeps, in their order."""
+    return [*islice(reversed(history.items()), _STEPS_KEPT)][::-1]
 
 
 def _nothing() -> Trained:

@@ -11,7 +11,7 @@ from afflux.integrations._core import TrainingRun, missing
 from afflux.integrations._loop import Loop
 from afflux.integrations._settings import RunSettings
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import brief
+from afflux.ops.validation import brief, count_of, positive
 from afflux.rules.rule import ClientId, Rule
 from afflux.server.server import Server
 
@@ -138,6 +138,7 @@ class AsyncStrategy(FedAvg):
             AffluxError, StoreError: the rule does not fit the model or the options; the store is of another server.
             RuntimeError: no node is of use.
         """
+        timeout, num_rounds = positive("start", "timeout", timeout), count_of(0)("start", "num_rounds", num_rounds)
         log(INFO, "Starting %s strategy: %d steps", type(self).__name__, num_rounds)
         self.summary()
         key: Any = "said" if isinstance(self.client_key, str) else self.client_key
@@ -146,7 +147,9 @@ class AsyncStrategy(FedAvg):
             self.rule, model_of(initial_arrays), self.settings, num_clients=nodes, timeout=timeout, key=key
         )
         self.server, self.lost = training.server, training.lost
-        transport = FlowerTransport(self, grid, training, initial_arrays, train_config, evaluate_config, evaluate_fn)
+        transport = FlowerTransport(
+            self, grid, training, initial_arrays, train_config, evaluate_config, evaluate_fn, num_rounds
+        )
         self.result = transport.history
         with Loop(training, transport) as loop:
             first = self._log_store(training)
