@@ -57,9 +57,10 @@ class VersionArrays:
         sources: tuple[Any, Any] = (params, buffers)
         made = {}
         for name, like, place, shape, is_buffer, limits in self._places:
-            values = sources[is_buffer][place].reshape(shape)
+            values = sources[is_buffer][place]
             # A step may leave the range of float16, and an older store may hold integers that leave theirs.
-            made[name] = like.made_of(name, values if limits is None else values.clip(*limits))
+            values = values if limits is None else values.clip(*limits)
+            made[name] = like.made_of(name, values.reshape(shape))
         return made
 
     def check(self, arrays: Any, buffers: npt.NDArray[np.float64] | None) -> None:
