@@ -169,6 +169,106 @@ def test_whatever_the_bytes_of_a_client_raise_is_its_fault(error):
     assert run.server.tasks == ()
 
 
+class Raises(np.ndarray):
+    """An array whose shape raises, outside of what the server takes for the client's fault."""
+
+    @property
+    def shape(self):
+        raise MemoryError("made up")
+
+
+class RaisingMapping(dict):
+    def keys(self):
+        raise MemoryError("made up")
+
+    __iter__ = __len__ = items = keys
+
+
+class NoText(ValueError):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def of_subclass():
+    return Trained({**MODEL, "w": MODEL["w"].view(Raises)})
+
+
+def of_a_mapping():
+    return Trained(RaisingMapping(MODEL))
+
+
+@pytest.mark.parametrize("read", [of_subclass, of_a_mapping, OutOfMemory(NoText())])
+def test_an_error_of_a_reply_itself_is_the_clients_fault(read):
+    run = run_of()
+    run.sent("a", run.assign("ann"))
+    assert run.receive("a", read).status == "faulty"
+    assert run.server.tasks == ()
+
+
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "value"), [("int32", 1e11), ("bool", 5.0), ("uint8", -3.0), ("int64", 1e19), ("float16", 1e10)]
+)
+def test_values_that_the_models_dtype_cannot_hold_are_refused(dtype, value, delta):
+    model = {"w": np.zeros(3, np.float32), "n": np.zeros(2, dtype), "scalar": np.zeros((), "int16")}
+    run = TrainingRun(fedbuff(buffer_size=2), model, RunSettings(), num_clients=4)
+    for client, n, status in ((1, value, "faulty"), (2, 1.0, "joined"), (3, 1.0, "joined")):
+        run.sent("a", run.assign(client))
+        arrays = {**model, "n": np.full(2, n)}
+        assert run.receive("a", lambda arrays=arrays: Trained(arrays, delta=delta)).status == status
+    made = run.versions.of(run.server.pull())
+    assert made["n"].dtype == dtype
+    assert made["n"].tolist() == [1, 1]
+
+
+def test_a_store_with_values_that_a_dtype_cannot_hold_opens(tmp_path):
+    model = {"w": np.zeros(3, np.float16), "n": np.zeros(2, np.int32)}
+    server = Server(fedbuff(buffer_size=1), model, store=tmp_path / "store", faults="record")
+    server.push(client=1, version=server.pull(), model={"w": np.full(3, -1e10), "n": np.full(2, 1e11)})
+    server.close()
+    run = TrainingRun(fedbuff(buffer_size=1), model, RunSettings(store=tmp_path / "store"), num_clients=4)
+    made = run.versions.of(run.server.pull())
+    assert made["w"].tolist() == [-65504.0] * 3
+    assert made["n"].tolist() == [2**31 - 1] * 2
+    run.close()
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(3, np.float32), {"a": {"w": np.zeros(3, np.float32)}}, 3, None])
+def test_a_model_that_is_no_arrays_by_name_leaves_no_store(tmp_path, wrong):
+    with pytest.raises(AffluxError):
+        TrainingRun(fedbuff(buffer_size=2), wrong, RunSettings(store=tmp_path / "store"), num_clients=2)
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("facts", [{"client_lr": 0.0}, {"client_lr": "a"}, {"local_steps": -1}])
+def test_rates_that_the_rule_does_not_need_are_not_read(facts):
+    for rule, status in ((fedbuff(buffer_size=2), "joined"), (gsgm(buffer_size=2), "faulty")):
+        run = run_of(rule, client_lr=0.1, local_steps=1)
+        run.sent("a", run.assign(1))
+        assert run.receive("a", lambda: trained(**facts)).status == status
+
+
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize(("key", "rule"), [(None, fedbuff), ("said", fedbuff), (None, fedasync), ("said", fedasync)])
+def test_a_slow_client_does_not_fail(key, rule, delta):
+    """Its version is given up by max_staleness."""
+    model = {**MODEL, "n": np.zeros((), np.int64)}
+    made = RunSettings(server_options={"max_staleness": 1})
+    options = {} if rule is fedasync else {"buffer_size": 1}
+    run = TrainingRun(rule(**options), model, made, num_clients=4, key=key)
+    run.clients.are([1, 77])
+    run.sent("slow", run.assign(77), 77)
+    for _ in range(4):
+        run.sent("a", run.assign(1), 1)
+        reply = Trained({name: array + 1 for name, array in model.items()}, client="ann", delta=delta)
+        assert run.receive("a", lambda reply=reply: reply).status == "joined"
+    slow = Trained(model, client="slow", delta=delta)
+    assert run.receive("slow", lambda: slow).status in ("expired", "dropped")
+    assert run.server.tasks == ()
+    assert run.server.version == 4
+    assert 77 in run.choose()
+
+
 def test_a_reply_without_examples_is_faulty_where_the_rule_weighs_by_them():
     for rule, weighs in ((fedavg(buffer_size=1), True), (fedbuff(buffer_size=1), False), (ca2fl(buffer_size=1), False)):
         assert weighs_by_examples(rule) is weighs
@@ -333,6 +433,23 @@ def test_replies_say_their_clients():
     assert sorted(run.server.rows.client_ids) == ["ann", "bob"]
 
 
+def test_a_faulty_reply_takes_no_id():
+    run = run_of(key="said")
+    run.clients.are([1, 2])
+    run.sent("a", run.assign(1), 1)
+    assert run.receive("a", lambda: Trained({}, client="victim")).status == "faulty"
+    run.sent("b", run.assign(2), 2)
+    assert run.receive("b", lambda: trained(client="victim")).status == "joined"
+
+
+def test_ids_of_clients_that_have_gone_are_forgotten():
+    run = run_of(key=lambda address: address)
+    for address in range(50):
+        run.clients.are([address])
+        run.clients.id_of(address)
+    assert len(run.clients._ids) == 1
+
+
 def test_a_reply_that_says_its_client_is_converted_from_the_version_of_its_task():
     run = run_of(fedasync(alpha=0.5), key="said")
     run.sent("a", run.assign(1), 1)
@@ -473,6 +590,64 @@ def test_metrics_of_arrivals_that_wait_are_stored(tmp_path):
     assert again.receive("b", lambda: trained(metrics={"accuracy": 0.75})).report.version == 1
     assert again.take_metrics() == [{"accuracy": 0.25}, {"accuracy": 0.75}]
     again.close()
+
+
+def test_metrics_of_a_replaced_arrival_are_replaced():
+    run = run_of(fedbuff(buffer_size=2), server_options={"duplicates": "latest"})
+    for client, loss in ((1, 0.0), (1, 1.0), (1, 2.0), (2, 3.0)):
+        run.sent("a", run.assign(client))
+        run.receive("a", lambda loss=loss: trained(metrics={"loss": loss}))
+    assert run.server.version == 1
+    assert run.take_metrics() == [{"loss": 2.0}, {"loss": 3.0}]
+    assert run.take_metrics() == []
+
+
+def test_metrics_of_a_deferred_arrival_are_those_of_its_step(tmp_path):
+    def opened():
+        return run_of(gsgm(buffer_size=2), store=tmp_path / "store", client_lr=0.1, local_steps=1)
+
+    def push(run, client, loss):
+        run.sent("a", run.assign(client))
+        return run.receive("a", lambda: trained(metrics={"loss": loss})).status
+
+    run = opened()
+    assert [push(run, 1, 1.0), push(run, 1, 1.5)] == ["joined", "deferred"]
+    run.checkpoint({})
+    assert push(run, 2, 2.0) == "joined"
+    assert run.take_metrics() == [{"loss": 1.0}, {"loss": 2.0}]
+    assert [push(run, 3, 3.0), push(run, 4, 4.0)] == ["joined", "joined"]
+    assert run.take_metrics() == [{"loss": 3.0}, {"loss": 4.0}]
+    run.server.close(checkpoint=False)  # killed: the notes are those of the checkpoint
+    run = opened()
+    run.resume(dict)
+    assert [run.server.version, run.server.arrivals_waiting] == [2, 1]
+    push(run, 2, 5.0)
+    assert run.take_metrics() == [{"loss": 1.5}, {"loss": 5.0}]
+    run.close({})
+
+
+def test_a_store_goes_on_with_its_own_adapter(tmp_path):
+    class Other(Echo):
+        name = "other"
+
+    class Named(Echo):
+        name = "named"
+
+    for transport in (Echo(), Named(), Named()):  # a store without a name is any adapter's
+        looped(transport, 3, store=tmp_path / "store")
+    with pytest.raises(AffluxError, match=r"the store is of a run of 'named', and this one is of other"):
+        looped(Other(), 3, store=tmp_path / "store")
+    Server.open(tmp_path / "store").close()
+
+
+def test_notes_that_cannot_be_made_leave_no_lock(tmp_path):
+    class NoNotes(Echo):
+        def notes(self):
+            raise TypeError("no notes")
+
+    with pytest.raises(TypeError, match="no notes"):
+        looped(NoNotes(), 3, store=tmp_path / "store")
+    Server.open(tmp_path / "store").close()
 
 
 def test_a_start_that_fails_leaves_no_lock(tmp_path):
