@@ -425,8 +425,44 @@ def test_a_late_model_has_no_effect_and_its_client_goes_on():
     assert own.counts["joined"] == 1
 
 
-@pytest.mark.parametrize("report", [{}, {"round": 3, "val_loss": 0.5}])
-def test_a_model_that_comes_twice_counts_once(report):
+class Partly(torch.nn.Module):
+    """Of which the first, the middle and the last array are frozen."""
+
+    def __init__(self):
+        super().__init__()
+        for name in "abcde":
+            setattr(self, name, torch.nn.Parameter(torch.zeros(3), requires_grad=name in "bd"))
+
+
+@pytest.mark.parametrize("rounds", [True, False])
+def test_trainings_that_look_the_same_are_no_duplicates(rounds):
+    """Of arrays that are frozen, of rows of an embedding, and of no change at all."""
+
+    def trained(model, count, kind):
+        model = {name: array.clone() for name, array in model.items()}
+        if kind == "frozen":
+            model["b"] += 1
+        elif kind == "sparse":
+            model["w"][count * 7 + 3] += 1
+        return model
+
+    class Rows(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.zeros(1000, 8))
+
+    for kind, net in (("frozen", Partly()), ("sparse", Rows()), ("unchanged", Net())):
+        own = aggregator(net, K=1)
+        held = own.get_parameters(client_id=1)
+        for count in range(5):
+            report = {"round": count + 1} if rounds else {}
+            held = own.aggregate(1, trained(held, count, kind), **report)
+        assert counted(own) == {"joined": 5}
+        assert own.server.version == 5
+
+
+def test_a_model_that_comes_twice_counts_once():
+    report = {"round": 3, "val_loss": 0.5}
     own = aggregator(K=3)
     held = own.get_parameters(client_id="a")
     sent = moved(held, 1.0)
@@ -449,7 +485,8 @@ def test_a_model_that_comes_twice_counts_once(report):
 
 def test_new_ids_without_end_take_no_memory():
     own = aggregator(num_clients=20, K=10, server_options={"max_versions": 8})
-    good = own.get_parameters(client_id="good")
+    held = own.get_parameters(client_id="good")
+    good = own.aggregate("good", moved(held, 1.0))
     first = own.get_parameters()
     for number in range(3000):
         own.set_client_sample_size(f"sized {number}", 3)
@@ -457,13 +494,34 @@ def test_new_ids_without_end_take_no_memory():
         own.aggregate(f"first {number}", moved(first, 1.0))
         if number % 3 == 0:
             own.aggregate(f"asks {number}", moved(model, float("nan")))
+        if number % 10 == 0:
+            good = own.aggregate("good", moved(good, 1.0))
     assert len(own.server.tasks) == own.run.open <= 40
     assert own.server.versions_held <= 8
-    for kept in (own._seen, own._last, own._sizes, own.run.clients._failures, own.run.clients._ids):
+    for kept in (own._seen, own._last, own._joined, own._sizes, own.run.clients._failures, own.run.clients._ids):
         assert len(kept) <= 40
     joined = own.counts["joined"]
-    own.aggregate("good", moved(good, 1.0))  # whoever was there first stays
+    own.aggregate("good", moved(good, 1.0))
     assert own.counts["joined"] == joined + 1
+
+
+def test_invented_ids_take_no_place_of_a_client():
+    """Neither of one whose model has joined, nor of one that comes later."""
+    own = aggregator(rule="fedavg", K=100, num_clients=4, client_weights_mode="sample_size")
+    own.set_client_sample_size("early", 10)
+    early = own.aggregate("early", moved(own.get_parameters(client_id="early"), 1.0))
+    for number in range(50):
+        own.set_client_sample_size(f"invented {number}", 3)
+        own.aggregate(f"invented {number}", {})
+    assert own.run.open == 8
+    before = own.counts["unknown"]
+    own.set_client_sample_size("late", 10)
+    late = own.get_parameters(client_id="late")
+    for client, model in (("early", early), ("late", late)):
+        own.aggregate(client, moved(model, 1.0))
+    assert own.counts["unknown"] == before
+    assert own.counts["joined"] == 3
+    assert own.run.open == len(own._sizes) == 8
 
 
 def test_versions_are_bounded_over_many_models():

@@ -17,9 +17,9 @@ _WEIGHT = ""
 class Last(NamedTuple):
     """Of a client's last model."""
 
-    mark: (
-        int | None
-    )  #: differs between models, unless a few elements and what the trainer reports agree; None: no model
+    #: Differs between models, unless a few elements and what the trainer reports agree; None: no model, or the trainer
+    #: reports no round, so that two trainings with one result look the same.
+    mark: int | None
     round: int  #: how often the client has trained, as APPFL's trainers count; 1 if they do not
 
 
@@ -33,7 +33,8 @@ def id_of(client_id: object) -> ClientId | None:
 
 def last_of(model: Any, report: Mapping[str, Any]) -> Last:
     """What is remembered of a client's model."""
-    return Last(_mark_of(model, report), as_int(report.get("round", 1)) or 0)
+    number = as_int(report.get("round", 1))
+    return Last(_mark_of(model, report) if "round" in report and number is not None else None, number or 0)
 
 
 def _mark_of(model: Any, report: Mapping[str, Any]) -> int | None:

@@ -2,11 +2,12 @@
 are. See docs/appfl.md.
 """
 
+from collections.abc import Iterable
 from functools import partial
 from math import inf
 from threading import RLock
 from time import monotonic
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from afflux.aggregation.reports import Pulled
 from afflux.integrations._appfl_config import aggregation_of, model_of, require_version
@@ -30,6 +31,7 @@ require_version(appfl_version)
 
 #: Copies a tensor as soon as the copy or the original is written to, by whatever way; without it, at once.
 _copy_on_write = getattr(torch, "_lazy_clone", torch.clone)
+Value = TypeVar("Value")
 #: Steps whose metrics are kept, the newest ones.
 _STEPS_KEPT = 1000
 #: What a checkpoint keeps: metrics by step.
@@ -76,6 +78,7 @@ class AffluxAggregator(BaseAggregator):
         self._noted = self.server.version
         self._resumed = self.server.joins > 0  # clients may send what they have trained for an earlier run
         self._most = 2 * self.run.concurrency  # assignments; clients may come again under other ids
+        self._joined: dict[str, None] = {}  #: keys of clients whose models have joined, the newest last
         #: What was sent without an id, None if that is more than one version; and until when it counts.
         self._first: tuple[Pulled | None, float] = (None, 0.0)
         self._seen: set[str] = set()  #: keys of the clients that have had an assignment
@@ -145,7 +148,7 @@ class AffluxAggregator(BaseAggregator):
             elif receipt.status in NO_USE:
                 self._log(f"the model of client {brief(client)} is {receipt.status}: {receipt.reason}")
             if receipt is not None:
-                self._remember(key, own)
+                self._remember(key, own, joined=receipt.status in ("joined", "replaced", "deferred"))
             self.run.clients.are(())  # APPFL chooses who trains: failures in a row do not count
             self._note_step()
             # In virtual time, get_parameters says what a client trains from.
@@ -156,8 +159,9 @@ class AffluxAggregator(BaseAggregator):
         """The client's number of examples, for its models from now on."""
         with self._lock:
             key = ascii(id_of(client_id))
-            if key in self._sizes or len(self._sizes) < self._most:
-                self._sizes[key] = sample_size
+            if key not in self._sizes and len(self._sizes) >= self._most:
+                del self._sizes[self._to_forget(self._sizes)]
+            self._sizes[key] = sample_size
 
     def close(self) -> None:
         """Closes the store, after a last checkpoint. Without it, the store stays at its last commit."""
@@ -167,17 +171,22 @@ class AffluxAggregator(BaseAggregator):
     # What a client trains from
 
     def _assign(self, client: ClientId) -> Pulled:
-        """From now on the client trains from the newest version, unless too many others do."""
+        """From now on the client trains from the newest version; if too many do, one of the others does no more."""
         key = ascii(client)
         self.run.cancel(key)
         if self.run.open >= self._most and not self.run.expire():
-            return self.server.pull()
+            self.run.cancel(self._to_forget(self.run.keys))
         task = self.run.assign(client)
         self.run.sent(key, task)
         self._seen.add(key)
         if len(self._seen) >= self.run.concurrency:  # none of the clients is new any more
             self._first, self._seen = (None, inf), set()
         return task.pulled
+
+    def _to_forget(self, keys: Iterable[str]) -> str:
+        """The oldest of these clients, if possible one of which no model has joined: ids may be invented."""
+        known = list(keys)
+        return next((key for key in known if key not in self._joined), known[0])
 
     def _sent_without_id(self, pulled: Pulled) -> None:
         now = monotonic()
@@ -193,11 +202,10 @@ class AffluxAggregator(BaseAggregator):
             self._seen.add(key)
             self.run.sent(key, self.run.assign(client), pulled=pulled)
 
-    def _remember(self, key: str, own: Last) -> None:
-        self._last.pop(key, None)
-        self._last[key] = own  # the newest last
-        if len(self._last) > self._most:
-            del self._last[next(iter(self._last))]
+    def _remember(self, key: str, own: Last, *, joined: bool) -> None:
+        _put_last(self._last, key, own, self._most)
+        if joined:
+            _put_last(self._joined, key, None, self._most)
 
     def _copy_of(self, pulled: Pulled) -> dict[str, Any]:
         """A version for a client, which may write to it. Clients of one version share its memory until one does."""
@@ -236,3 +244,11 @@ class AffluxAggregator(BaseAggregator):
     def _log(self, text: str) -> None:
         if self._logger is not None:
             self._logger.info(f"afflux: {text}")
+
+
+def _put_last(kept: dict[str, Value], key: str, value: Value, most: int) -> None:
+    """Puts a value at the end; the first one of more than so many is left out."""
+    kept.pop(key, None)
+    kept[key] = value
+    if len(kept) > most:
+        del kept[next(iter(kept))]
