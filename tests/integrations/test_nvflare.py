@@ -427,7 +427,7 @@ def test_batch_norm_and_bfloat16(library, params_type, monkeypatch):
         assert (array == 3).all()
 
 
-def test_a_version_that_is_sent_is_not_copied(monkeypatch):
+def test_a_version_that_is_sent_is_copied_once(monkeypatch):
     seen = []
 
     def site(model, version):
@@ -439,8 +439,35 @@ def test_a_version_that_is_sent_is_not_copied(monkeypatch):
     assert not any(array.flags.writeable for _, array in seen)
     first = [array for version, array in seen if version == 0]
     assert all(np.shares_memory(first[0], array) for array in first)
+    assert not any(np.shares_memory(own.server.params, array) for _, array in seen)
     last["w"] += 1  # the result is a copy
     assert not np.shares_memory(last["w"], own.server.params)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_models_that_something_still_refers_to_hold_no_versions(library, monkeypatch):
+    """70 calls are open at a time, which bounds the versions, and 66 sites keep the models of the calls that failed."""
+    if library == "torch":
+        torch = pytest.importorskip("torch")
+    held = []
+
+    def fails(model, version):
+        held.append(model)
+        raise RuntimeError("out of memory")
+
+    def site(model, version):
+        return {name: array + 1 for name, array in model.items()}, {"num_steps": 1}
+
+    sites = Sites({**{f"good {i}": site for i in range(4)}, **{f"bad {i}": fails for i in range(66)}})
+    settings = {"concurrency": 70, "max_failures": 10**6}
+    own = small("fedasync", {"alpha": 0.5}, rounds=300, settings=settings)
+    if library == "torch":
+        own.model = lambda: {name: torch.from_numpy(array) for name, array in initial().items()}
+    run(own, sites, monkeypatch)
+    assert own.server.version == 300
+    assert own.server.options.max_versions == 72
+    assert len({id(model) for model in held}) > 72
+    assert own.server.versions_held <= 72
 
 
 def test_arrays_that_are_left_on_disk_are_read(monkeypatch):

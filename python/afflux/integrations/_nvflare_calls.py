@@ -7,6 +7,7 @@ from math import isfinite
 from threading import Event
 from typing import Any, NoReturn
 
+import numpy as np
 from nvflare.app_common.abstract.fl_model import FLModel, MetaKey
 from nvflare.collab import collab
 from nvflare.collab.api.exceptions import RunAborted
@@ -53,7 +54,7 @@ class CollabTransport(Transport):
         """Calls the client's function, without waiting."""
         key, version = task.id, task.version
         if self._model[0] != version:
-            self._model = version, self._training.versions.copied(task.pulled)  # calls may refer to it for long
+            self._model = version, _for_calls(self._training.versions.copied(task.pulled))
         group = ProxyList([self._sites[address]])(
             blocking=False, timeout=self._training.timeout, process_resp_cb=self._take, key=key
         )
@@ -129,6 +130,17 @@ class CollabTransport(Transport):
         if metrics:
             self.logger.info("Evaluation of version %d: %s", step, metrics)
             self._app.publish_metrics("evaluate", step, metrics)
+
+
+def _for_calls(model: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a version, which all its calls share, as far as possible read-only.
+
+    A copy, because NVFlare serializes it in another thread, and may refer to it long after the call has ended.
+    """
+    for array in model.values():
+        if isinstance(array, np.ndarray):
+            array.flags.writeable = False
+    return model
 
 
 def _in_memory(params: Model) -> Model:
