@@ -491,6 +491,31 @@ def test_a_step_that_was_stored_but_not_logged_is_evaluated(interval, started, t
     assert {client.learning_rate for client in runner.clients} == {whole.learning_rate}
 
 
+def test_clients_that_wait_in_the_buffer_are_not_drawn_after_a_resume(started, tmp_path):
+    def make():
+        return started(algorithm(fedbuff(buffer_size=4), store=tmp_path / "store"))
+
+    runner = make()
+    for client in (1, 4, 5):
+        key = runner.open_task(client)
+        runner.package_handler({"model": [runner.model], "__cid": [client], adapter.TASK: [key]})
+    assert runner.server.arrivals_waiting == 3
+    runner.training.close(runner._notes(0))
+    runner = make()
+    assert runner.server.arrivals_waiting == 3
+    drawn, pack = [], runner.pack
+
+    def noted(client, *args, **kwargs):
+        if runner.server.version == 0:
+            drawn.append(client)
+        return pack(client, *args, **kwargs)
+
+    runner.pack = noted
+    runner.run()
+    assert sorted(set(drawn)) == [0, 2, 3]
+    assert runner.server.version == 6
+
+
 def test_early_stopping(started):
     """In a round of several at one time, and in the last of them; the packages that are left have no effect."""
     for apart, patience in [(False, 1), (False, 2), (True, 3)]:

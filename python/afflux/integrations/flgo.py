@@ -98,7 +98,6 @@ class AffluxServer(AsyncServer):
             rule, self.model, settings, num_clients=self.num_clients, timeout=tolerance, clock=self._now
         )
         self.server, self.lost = self.training.server, self.training.lost
-        self._in_buffer: set[int] = set()
         try:
             if self.server.options.flush_after is not None:
                 raise AffluxError("[flgo] flush_after is in seconds, and FLGo's time is virtual")
@@ -106,6 +105,9 @@ class AffluxServer(AsyncServer):
         except BaseException:
             self.training.close()
             raise
+        waiting = self.training._waiting().values()  # since an earlier run
+        self._in_buffer = {client for client in waiting if isinstance(client, int)}
+        self.buffered_clients = set(self._in_buffer)
         self.server.pull(out=self.model)
         self.current_round = self.server.version + 1
 
