@@ -65,7 +65,7 @@ def by_adapter(kind: Callable[[Model], Model], *, deltas: bool = False) -> Calla
                 training.sent(name, task, name)
             for name, reply in zip(names, replies[k], strict=True):
                 training.receive(name, partial(transport._read, reply))
-            return training.versions.of(server.pull())
+            return calls._for_calls(training.versions.copied(server.pull()))
 
         def before(k: int) -> Arrays:
             now = server.params
