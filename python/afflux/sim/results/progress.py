@@ -98,6 +98,7 @@ class _Bars:
             visible=not run.finished or len(self._tasks) <= MOST_BARS,
             facts=describe(run, self._arrivals),
             left=0.0 if run.finished else left.seconds(now, run.done),
+            refresh=earlier is None,  # a run that goes on is seen where it begins, however fast it ends
         )
         begun = [one for one in self._latest if one is not None]
         share = sum(_known(one.done) for one in begun) / len(self._latest)
