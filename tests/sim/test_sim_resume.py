@@ -416,7 +416,7 @@ def test_the_commands_mistakes(tmp_path):
         assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
         return result.stderr
 
-    assert error("--seed", "3") == "error: give --rule, or --resume to continue a run\n"
+    assert error("--seed", "3") == "error: give --rule or --paper, or --resume to continue a run\n"
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "file").touch()
     there = str(tmp_path / "there")
