@@ -126,17 +126,17 @@ $(FRAMEWORKS)/.installed: .ci/frameworks.txt
 frameworks: setup $(FRAMEWORKS)/.installed  ## an environment with Flower, NVFlare, APPFL, FLGo, pfl, FedLab and fluke
 
 test-integrations: frameworks  ## the adapters, in the drivers of their own frameworks
-	PYTHONPATH=python $(FRAMEWORKS)/bin/python -m pytest tests/integrations
+	PYTHONPATH=$(CURDIR)/python $(FRAMEWORKS)/bin/python -m pytest tests/integrations
 
 soak-integrations: frameworks  ## the adapters over processes of their own, which are killed: minutes
-	PYTHONPATH=python $(FRAMEWORKS)/bin/python -m pytest -m soak tests/integrations
+	PYTHONPATH=$(CURDIR)/python $(FRAMEWORKS)/bin/python -m pytest -m soak tests/integrations
 
 test-peers: frameworks  ## compares the dialects of FedBuff, and the benchmark's peers, with these frameworks' own code
-	PYTHONPATH=python $(FRAMEWORKS)/bin/python -m pytest tests/peers $(call files,bench_peers)
+	PYTHONPATH=$(CURDIR)/python $(FRAMEWORKS)/bin/python -m pytest tests/peers $(call files,bench_peers)
 
 bench-peers: frameworks  ## the benchmark's rows against these frameworks, one by one: together they need 25 GB
 	set -e; for row in peers-native peers-flat peers-adam peers-small from-models adapters; do \
-	  PYTHONPATH=python $(FRAMEWORKS)/bin/python -m afflux bench --rows $$row; done
+	  PYTHONPATH=$(CURDIR)/python $(FRAMEWORKS)/bin/python -m afflux bench --rows $$row; done
 
 format: setup  ## formats Python and C++
 	$(BIN)/ruff check --fix-only --quiet .
