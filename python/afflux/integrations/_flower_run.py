@@ -206,7 +206,7 @@ class FlowerTransport(Transport):
             self.history.train_metrics_clientapp[step] = mean
 
     def notes(self) -> Mapping[str, Any]:
-        """The history of the newest steps, and how clients are told apart."""
+        """Notes for a checkpoint: the history of the newest steps, and the source of the clients' ids."""
         history = {
             name: {str(step): dict(own) for step, own in _newest(getattr(self.history, name))} for name in _HISTORY
         }

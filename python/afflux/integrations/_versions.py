@@ -44,7 +44,7 @@ class VersionArrays:
     def of(self, version: Pulled) -> dict[str, Any]:
         """Views of the version's params, as far as they have the model's dtypes, else copies.
 
-        NumPy's are read-only. torch has no read-only tensors: whoever gets them must not write to them.
+        NumPy's are read-only. torch has no read-only tensors: callers must not write to them.
         """
         return self._made_of(version.params, version.buffers)
 
@@ -98,7 +98,7 @@ def _limits(dtype: Any) -> tuple[float, float] | None:
 
 
 def _silence_torch() -> None:
-    """Has torch give its only warning about tensors of read-only memory where nobody sees it."""
+    """Triggers and hides the warning that torch gives once, for the first tensor of read-only memory."""
     import torch
 
     with warnings.catch_warnings():

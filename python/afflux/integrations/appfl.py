@@ -106,8 +106,9 @@ class AffluxAggregator(BaseAggregator):
         """The newest model, a copy.
 
         Args:
-            client_id: who trains from it; None: a client that is not known yet.
-            kwargs: APPFL's; with init_model=False, nobody who is not known trains from it.
+            client_id: the client that trains from it; None: a client whose id is not known yet.
+            kwargs: APPFL's; with init_model=False, a request without a known id is not recorded as the start of a
+                training.
         """
         with self._lock:
             client = None if client_id is None else id_of(client_id)

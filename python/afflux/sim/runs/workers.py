@@ -75,7 +75,7 @@ class _Memory:
 
 
 class _Job(NamedTuple):
-    """What a worker is told about one training."""
+    """The arguments of one training, as they are sent to a worker."""
 
     sequence: int
     client: int
@@ -107,7 +107,7 @@ class Workers:
         self._queues: list[deque[int]] = []
         self._pipes: list[Any] = []
         self._content = content = pickled(task)
-        # Before multiprocessing waits for its children: they end when they are told so, and at nothing else.
+        # Runs before multiprocessing waits for its children, because workers end only when they receive a stop message.
         self._at_exit = Finalize(self, _end, (self._processes, self._pipes), exitpriority=100)
         try:
             with sigint_blocked():
