@@ -3,13 +3,12 @@
 from itertools import count
 from typing import Any
 
+from afflux.bench.rows.adapters.row import adapter_row
 from afflux.bench.rows.peers.find import absent, find
-from afflux.bench.rows.peers.models import MODELS, Model, a_reply, appfl, flat, model_of, models_of, of
-from afflux.bench.spec.columns import BY_D, ERROR, ROLE, TIMES_OURS, ULP, UPDATE
+from afflux.bench.rows.peers.models import Model, appfl, flat, model_of, models_of, of
 from afflux.bench.spec.contender import Arrays, Contender, Round, vector_bytes
 from afflux.bench.spec.inputs import Inputs
 from afflux.bench.spec.optional_torch import torch
-from afflux.bench.spec.row import Row
 
 APPFL_MODULES = ("torch", "omegaconf", "appfl.algorithm.aggregator")
 
@@ -69,14 +68,4 @@ if torch is not None:
         ),
     ]
 
-APPFL_ADAPTER = Row(
-    name="appfl-adapter",
-    formula="params + 1/M sum_i (y_i - params); from M models of 20 tensors to the next model for each client",
-    counted=MODELS.counted,
-    traffic=MODELS.traffic,
-    reference=MODELS.reference,
-    cases=MODELS.cases,
-    contenders=CONTENDERS,
-    columns=(BY_D, ROLE, *UPDATE, TIMES_OURS, ERROR, ULP),
-    compare=a_reply,
-)
+APPFL_ADAPTER = adapter_row("appfl", "from M models of 20 tensors to the next model for each client", CONTENDERS)

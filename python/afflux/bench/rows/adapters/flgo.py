@@ -4,13 +4,12 @@ from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
+from afflux.bench.rows.adapters.row import adapter_row
 from afflux.bench.rows.peers.find import absent, find
-from afflux.bench.rows.peers.models import MODELS, Model, a_reply, flat, model_of, models_of, of
-from afflux.bench.spec.columns import BY_D, ERROR, ROLE, TIMES_OURS, ULP, UPDATE
+from afflux.bench.rows.peers.models import Model, flat, model_of, models_of, of
 from afflux.bench.spec.contender import Arrays, Contender, Round, vector_bytes
 from afflux.bench.spec.inputs import Inputs
 from afflux.bench.spec.optional_torch import torch
-from afflux.bench.spec.row import Row
 from afflux.rules import fedavg
 
 FLGO_MODULES = ("torch", "flgo.algorithm.asyncbase", "flgo.algorithm.fedbuff")
@@ -140,14 +139,4 @@ if torch is not None:
         ),
     ]
 
-FLGO_ADAPTER = Row(
-    name="flgo-adapter",
-    formula="params + 1/M sum_i (y_i - params); from M models of 20 tensors to FLGo's next model",
-    counted=MODELS.counted,
-    traffic=MODELS.traffic,
-    reference=MODELS.reference,
-    cases=MODELS.cases,
-    contenders=CONTENDERS,
-    columns=(BY_D, ROLE, *UPDATE, TIMES_OURS, ERROR, ULP),
-    compare=a_reply,
-)
+FLGO_ADAPTER = adapter_row("flgo", "from M models of 20 tensors to FLGo's next model", CONTENDERS)

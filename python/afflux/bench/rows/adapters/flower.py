@@ -2,14 +2,13 @@
 
 from typing import Any
 
+from afflux.bench.rows.adapters.row import adapter_row
 from afflux.bench.rows.peers.find import absent, find
-from afflux.bench.rows.peers.models import MODELS, Model, flat, flower, model_of, models_of, of
+from afflux.bench.rows.peers.models import Model, flat, flower, model_of, models_of, of
 from afflux.bench.spec.arrays import Vector
-from afflux.bench.spec.columns import BY_D, ERROR, ROLE, TIMES_OURS, ULP, UPDATE
 from afflux.bench.spec.contender import Arrays, Contender, Round, vector_bytes
 from afflux.bench.spec.inputs import Inputs
 from afflux.bench.spec.optional_torch import torch
-from afflux.bench.spec.row import Row
 from afflux.rules import fedavg
 
 FLOWER_MODULES = ("torch", "flwr.app", "flwr.serverapp.strategy.strategy_utils")
@@ -147,14 +146,4 @@ if torch is not None:
         ),
     ]
 
-FLOWER_ADAPTER = Row(
-    name="flower-adapter",
-    formula="params + 1/M sum_i (y_i - params); from the bytes of M replies of 20 arrays to the next ArrayRecord",
-    counted=MODELS.counted,
-    traffic=MODELS.traffic,
-    reference=MODELS.reference,
-    cases=MODELS.cases,
-    contenders=CONTENDERS,
-    columns=(BY_D, ROLE, *UPDATE, TIMES_OURS, ERROR, ULP),
-    compare=MODELS.compare,
-)
+FLOWER_ADAPTER = adapter_row("flower", "from the bytes of M replies of 20 arrays to the next ArrayRecord", CONTENDERS)

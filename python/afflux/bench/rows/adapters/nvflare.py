@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from afflux.bench.rows.adapters.row import adapter_row
 from afflux.bench.rows.peers.find import absent, find
-from afflux.bench.rows.peers.models import MODELS, Model, model_of, of
-from afflux.bench.spec.columns import BY_D, ERROR, ROLE, TIMES_OURS, ULP, UPDATE
+from afflux.bench.rows.peers.models import Model, model_of, of
 from afflux.bench.spec.contender import Arrays, Contender, Round, vector_bytes
 from afflux.bench.spec.inputs import Inputs
 from afflux.bench.spec.optional_torch import torch
-from afflux.bench.spec.row import Row
 
 MODULES = ("torch", "nvflare.collab")
 
@@ -222,14 +221,4 @@ if torch is not None:
         ),
     ]
 
-NVFLARE_ADAPTER = Row(
-    name="nvflare-adapter",
-    formula="params + 1/M sum_i (y_i - params); from M results of 20 arrays to the next model that can be sent",
-    counted=MODELS.counted,
-    traffic=MODELS.traffic,
-    reference=MODELS.reference,
-    cases=MODELS.cases,
-    contenders=CONTENDERS,
-    columns=(BY_D, ROLE, *UPDATE, TIMES_OURS, ERROR, ULP),
-    compare=MODELS.compare,
-)
+NVFLARE_ADAPTER = adapter_row("nvflare", "from M results of 20 arrays to the next model that can be sent", CONTENDERS)

@@ -1,0 +1,21 @@
+"""What the rows through the adapters have in common: those of from-models, without the columns of traffic."""
+
+from afflux.bench.rows.peers.models import MODELS
+from afflux.bench.spec.columns import BY_D, ERROR, ROLE, TIMES_OURS, ULP, UPDATE
+from afflux.bench.spec.contender import Contender
+from afflux.bench.spec.row import Row
+
+
+def adapter_row(framework: str, path: str, contenders: list[Contender]) -> Row:
+    """The row of a framework; `path` says from where to where its contenders go."""
+    return Row(
+        name=f"{framework}-adapter",
+        formula=f"params + 1/M sum_i (y_i - params); {path}",
+        counted=MODELS.counted,
+        traffic=MODELS.traffic,
+        reference=MODELS.reference,
+        cases=MODELS.cases,
+        contenders=contenders,
+        columns=(BY_D, ROLE, *UPDATE, TIMES_OURS, ERROR, ULP),
+        compare=MODELS.compare,
+    )
