@@ -33,16 +33,18 @@ def chosen_rows(names: str) -> list[Row]:
 
 
 def list_rows(threads: int, sets: int) -> None:
+    wide = max(len(row.name) for row in ROWS) + 1
+    indent = " " * wide
     for row in ROWS:
         cases = "; ".join(map(str, row.cases(Asked(None, None, threads, quick=False, sets=sets))))
-        print(f"{row.name:14}{row.formula}\n{'':14}bytes: {row.counted}\n{'':14}cases: {cases}")
+        print(f"{row.name:{wide}}{row.formula}\n{indent}bytes: {row.counted}\n{indent}cases: {cases}")
         for contender in row.contenders:
             role = f" [{contender.role}]" if contender.role not in ("", "ours") else ""
             note = " (with --compile)" if contender.compiles else ""
-            print(f"{'':14}- {contender.name}{role}: {contender.what}{note}")
+            print(f"{indent}- {contender.name}{role}: {contender.what}{note}")
     print(f"\nprobes: native, in many variants ({native_here() or 'they compile here'}); beside them")
     for probe in PROBES:
-        print(f"{'':14}- {probe.name}")
+        print(f"{indent}- {probe.name}")
 
 
 def choose(isa: str) -> None:
