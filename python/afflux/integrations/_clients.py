@@ -144,10 +144,10 @@ class Clients:
 
     # Failures
 
-    def succeeded(self, address: ClientId, client: ClientId, *, joined: bool, said: bool) -> None:
-        """A reply was no failure; perhaps it joined, and said its client."""
+    def succeeded(self, address: ClientId, client: ClientId, *, joined: bool) -> None:
+        """A reply was no failure; perhaps it joined."""
         self._failures.pop(address, None)
-        if said and self._key is not None:
+        if self._key is not None:
             self._ids[address] = client
         if joined and self._most is not None:
             self.known.add(client)

@@ -56,7 +56,6 @@ class Assignment:
     task: Task
     address: ClientId
     start: float  #: by the run's clock
-    resumed: bool = False  #: opened by an earlier run; other clients train in its place, because its reply may be lost
     pulled: Pulled | None = None  #: an older version than the task's, which the client has instead
 
 
@@ -147,14 +146,14 @@ class TrainingRun:
     @property
     def free(self) -> int:
         """How many more clients may train."""
-        return max(0, self.concurrency - sum(not assigned.resumed for assigned in self._assigned.values()))
+        return max(0, self.concurrency - len(self._assigned))
 
     def choose(self) -> list[ClientId]:
         """Addresses to send a task to: as many as may train, of `clients` that are there, idle and do not rest."""
         free = self.free
         if not free:
             return []
-        busy = {assigned.address for assigned in self._assigned.values() if not assigned.resumed}
+        busy = {assigned.address for assigned in self._assigned.values()}
         return self.clients.choose(free, busy, self._clock())
 
     def assign(self, address: ClientId) -> Task:
@@ -190,55 +189,64 @@ class TrainingRun:
         if assigned is None:
             self.lost["unknown"] += 1
             return None
-        task, settings = assigned.task, self.settings
-        client = task.client
-        facts: dict[str, Any] = {"task": task}
-        metrics, gone = None, False
+        task, base = assigned.task, _base_of(assigned)
+        metrics, readable = None, False
         try:
             trained = read()
-            if not assigned.resumed:
-                client = self.clients.identify(assigned.address, trained.client)
-            if trained.num_examples is None and self._needs_examples:
-                raise ValueError("the reply lacks its number of examples, which the rule weighs by")
-            if self._needs_rate:
-                rate = settings.client_lr if trained.client_lr is None else trained.client_lr
-                steps = settings.local_steps if trained.local_steps is None else trained.local_steps
-                if rate is None or steps is None:
-                    raise ValueError("the reply lacks client_lr or local_steps, and the settings do not say them")
-                facts.update(client_lr=rate, local_steps=steps)
-            base = _base_of(assigned)
-            arrays = own_dict(trained.arrays)
-            gone = base is None
-            if assigned.pulled is not None or client != task.client:  # the task was opened before the client was known
-                del facts["task"]
-                facts.update(client=client, version=task.version if base is None else base)
-            number = as_float(trained.loss)
-            facts["loss"] = number if number is not None and isfinite(number) else None
-            facts["num_examples"] = 1 if trained.num_examples is None else trained.num_examples
-            buffers = None
-            if trained.delta and base is not None:
-                buffers = self._buffers_of(base, arrays)
-            elif trained.delta:
-                task.cancel()  # so that the push says "expired": what the client has is not known any more
-                facts = {"task": task}
-            self.versions.check(arrays, buffers)
-            facts.update({"update": arrays, "buffers": buffers} if trained.delta else {"model": arrays})
-            metrics = trained.metrics
+            said = self._arguments(assigned, base, trained)
+            metrics, readable = trained.metrics, True
         except Exception as error:  # bytes that are no array, a record that lacks one, MemoryError for a made-up header
-            facts = {"task": task, "model": Unreadable(error)}
-        receipt = self.server.push(**facts)
+            said = {"task": task, "model": Unreadable(error)}
+        receipt = self.server.push(**said)
         self.report = receipt.report or self.report
-        if "task" not in facts:
+        if "task" not in said:
             task.cancel()
-        if receipt.status == "expired" and gone:
+        client = said.get("client", task.client)
+        if receipt.status == "expired" and readable and base is None:
             pass  # the client is slow: no failure, as a reply that is dropped
         elif receipt.status in NO_USE:
             self._failed(assigned, receipt.reason or receipt.status)
         else:
             joined = receipt.status in ("joined", "replaced", "deferred")
-            self.clients.succeeded(assigned.address, client, joined=joined, said=not assigned.resumed)
+            self.clients.succeeded(assigned.address, client, joined=joined)
             self._keep(receipt, client, metrics)
         return receipt
+
+    def _arguments(self, assigned: Assignment, base: Pulled | None, trained: Trained) -> dict[str, Any]:
+        """What the server is to push for a reply; raises what is wrong with the reply."""
+        task = assigned.task
+        client = self.clients.identify(assigned.address, trained.client)
+        if trained.num_examples is None and self._needs_examples:
+            raise ValueError("the reply lacks its number of examples, which the rule weighs by")
+        loss = as_float(trained.loss)
+        said: dict[str, Any] = {
+            "num_examples": 1 if trained.num_examples is None else trained.num_examples,
+            "loss": loss if loss is not None and isfinite(loss) else None,
+            **self._rate_of(trained),
+        }
+        arrays, buffers = own_dict(trained.arrays), None
+        if trained.delta and base is None:
+            said["task"] = task  # "expired": what the client has is not known any more
+            task.cancel()
+        elif assigned.pulled is None and client == task.client:
+            said["task"] = task
+        else:  # the task was opened before the client was known
+            said.update(client=client, version=task.version if base is None else base)
+        if trained.delta and base is not None:
+            buffers = self._buffers_of(base, arrays)
+        self.versions.check(arrays, buffers)
+        said["update" if trained.delta else "model"] = arrays
+        return said if buffers is None else {**said, "buffers": buffers}
+
+    def _rate_of(self, trained: Trained) -> dict[str, Any]:
+        """What turns an update into a gradient, for a rule of gradients."""
+        if not self._needs_rate:
+            return {}
+        rate = self.settings.client_lr if trained.client_lr is None else trained.client_lr
+        steps = self.settings.local_steps if trained.local_steps is None else trained.local_steps
+        if rate is None or steps is None:
+            raise ValueError("the reply lacks client_lr or local_steps, and the settings do not say them")
+        return {"client_lr": rate, "local_steps": steps}
 
     def _keep(self, receipt: Receipt, client: ClientId, metrics: Metrics | None) -> None:
         if receipt.status == "replaced":
@@ -277,9 +285,8 @@ class TrainingRun:
         return overdue
 
     def _failed(self, assigned: Assignment, reason: str) -> None:
-        if not assigned.resumed:
-            now = self._clock()
-            self.clients.failed(assigned.address, reason, now - assigned.start, now)
+        now = self._clock()
+        self.clients.failed(assigned.address, reason, now - assigned.start, now)
 
     def cancel(self, key: str) -> None:
         """Ends an assignment, if it is open, because the client gets another one."""
@@ -298,12 +305,12 @@ class TrainingRun:
 
     def take_metrics(self) -> list[Metrics]:
         """The metrics of the replies that joined since the last call, but for those of a later step."""
-        waiting = self._waiting()
+        waiting = self.waiting()
         taken = [own for join, (_, own) in self._metrics.items() if join not in waiting]
         self._metrics = {join: own for join, own in self._metrics.items() if join in waiting}
         return taken
 
-    def _waiting(self) -> dict[int, ClientId]:
+    def waiting(self) -> dict[int, ClientId]:
         """The clients of the arrivals that are of no step yet, by the number of the join."""
         state = self.server._aggregator.admission.state
         return {each.join: each.client_id for each in (*state.arrivals(), *state.deferred())}
@@ -311,12 +318,10 @@ class TrainingRun:
     # Checkpoints
 
     def checkpoint(self, notes: Mapping[str, Any]) -> None:
-        """Commits the server with its open tasks and the adapter's notes, JSON-able; nothing without a store."""
+        """Commits the server and the adapter's notes, JSON-able; nothing without a store."""
         if self.settings.store is not None:
-            tasks = {key: assigned.task.id for key, assigned in self._assigned.items()}
-            metrics = [dict(own) for _, own in self._metrics.values()]
-            kept = {"in_flight": tasks, "lost": self.lost, "metrics": metrics, "joins": list(self._metrics)}
-            self.server.checkpoint({**kept, "adapter": self._adapter, "own": notes})
+            metrics = {str(join): dict(own) for join, (_, own) in self._metrics.items()}
+            self.server.checkpoint({"adapter": self._adapter, "lost": self.lost, "metrics": metrics, "own": notes})
 
     def close(self, notes: Mapping[str, Any] | None = None) -> None:
         """Closes the store, after a last checkpoint with these notes; with None it stays at its last commit."""
@@ -327,13 +332,11 @@ class TrainingRun:
             finally:
                 self.server.close(checkpoint=False)
 
-    def resume(self, schema: Any, *, replies_come: bool = True, adapter: str = "") -> Any:
-        """Goes on after the last checkpoint. Tasks that were opened later are cancelled.
+    def resume(self, schema: Any, *, adapter: str = "") -> Any:
+        """Goes on after the last checkpoint; tasks of then are cancelled, for no framework delivers their replies now.
 
         Args:
             schema: the type of the adapter's notes, a dict.
-            replies_come: whether clients that trained then may still reply to this run. Their replies are taken in,
-                while others train in their place; else their tasks are cancelled, too.
             adapter: its name; a store of an adapter of another name is refused.
 
         Returns:
@@ -344,34 +347,26 @@ class TrainingRun:
         """
         notes = self.server.notes if self.settings.store is not None else None
         try:
-            found = msgspec.convert({} if notes is None else notes, _Notes)
+            found = msgspec.convert({} if notes is None else notes, _Notes, str_keys=True)
             own = msgspec.convert(found.own, schema, str_keys=True)
         except msgspec.ValidationError as error:
             raise AffluxError(f"[resume] the store's notes are not those of this adapter: {error}") from None
         if adapter and found.adapter not in ("", adapter):
             raise AffluxError(f"[resume] the store is of a run of {brief(found.adapter)}, and this one is of {adapter}")
         self._adapter = adapter
-        opened = {task.id: task for task in self.server.tasks}
-        for key, task in found.in_flight.items() if replies_come else ():
-            if task in opened:
-                own_task = opened.pop(task)
-                self._assigned[key] = Assignment(own_task, own_task.client, self._clock(), resumed=True)
-        for other in opened.values():
-            other.cancel()
+        for task in self.server.tasks:
+            task.cancel()
         self.lost.update({name: count for name, count in found.lost.items()})
-        waiting = self._waiting()
-        kept = zip(found.joins, found.metrics, strict=False)  # older notes lack the joins
-        self._metrics = {join: (waiting[join], metrics) for join, metrics in kept if join in waiting}
+        waiting = self.waiting()
+        self._metrics = {join: (waiting[join], said) for join, said in found.metrics.items() if join in waiting}
         return own
 
 
 class _Notes(msgspec.Struct, forbid_unknown_fields=True):
     """What a checkpoint stores beside the server."""
 
-    in_flight: dict[str, str] = {}  #: the id of the task of each open assignment, by the key of its reply
     lost: dict[Literal["unknown", "failed", "overdue"], int] = {}
-    metrics: list[dict[str, Any]] = []  #: of the arrivals that wait
-    joins: list[int] = []  #: the numbers of their joins
+    metrics: dict[int, dict[str, Any]] = {}  #: of the arrivals that wait, by the number of the join
     adapter: str = ""  #: its name; empty: not known
     own: dict[str, Any] = {}  #: the adapter's
 

@@ -61,8 +61,6 @@ class FlowerTransport(Transport):
 
     name = "flower"
     logger = FLOWER_LOGGER
-    #: A new run of Flower has a new id, and the replies to messages of another run cannot be pulled.
-    replies_come = False
     schema = _Notes
 
     def __init__(

@@ -32,8 +32,6 @@ class Transport(ABC):
     name = ""
     #: Of the framework, so that lines go where its users look.
     logger: Logger = getLogger("afflux")
-    #: Whether clients that trained when a run ended may still reply to the next one.
-    replies_come = True
     #: The type of `notes`, for msgspec.
     schema: Any = dict[str, Any]
 
@@ -82,7 +80,7 @@ class Loop:
     def __init__(self, training: TrainingRun, transport: Transport) -> None:
         self.training, self.transport = training, transport
         try:
-            notes = training.resume(transport.schema, replies_come=transport.replies_come, adapter=transport.name)
+            notes = training.resume(transport.schema, adapter=transport.name)
             transport.restore(notes)
             training.clients.are(transport.clients())
             training.clients.require_known()

@@ -35,7 +35,6 @@ class CollabTransport(Transport):
     """
 
     name = "nvflare"
-    replies_come = False  #: a call ends with the job that made it
 
     def __init__(self, app: Any, sites: Mapping[Any, Any], training: TrainingRun) -> None:
         self.logger = app.logger

@@ -70,7 +70,7 @@ class AffluxAggregator(BaseAggregator):
             chosen.rule, tree, chosen.settings, num_clients=chosen.num_clients or 64, timeout=chosen.timeout
         )
         try:
-            self.metrics = self.run.resume(_Notes, replies_come=False, adapter="appfl").get("metrics", {})
+            self.metrics = self.run.resume(_Notes, adapter="appfl").get("metrics", {})
         except BaseException:
             self.run.close()
             raise

@@ -101,11 +101,11 @@ class AffluxServer(AsyncServer):
         try:
             if self.server.options.flush_after is not None:
                 raise AffluxError("[flgo] flush_after is in seconds, and FLGo's time is virtual")
-            self._resumed: Notes = self.training.resume(Notes, replies_come=False, adapter="flgo")
+            self._resumed: Notes = self.training.resume(Notes, adapter="flgo")
         except BaseException:
             self.training.close()
             raise
-        waiting = self.training._waiting().values()  # since an earlier run
+        waiting = self.training.waiting().values()  # since an earlier run
         self._in_buffer = {client for client in waiting if isinstance(client, int)}
         self.buffered_clients = set(self._in_buffer)
         self.server.pull(out=self.model)
