@@ -13,7 +13,7 @@ from afflux.sim.clients.control_variates import ControlVariates
 from afflux.sim.clients.flat_model import FlatModel, reproducible_torch
 from afflux.sim.clients.model_broadcast import ModelBroadcast
 from afflux.sim.clients.schedule import Dispatch, make_schedule
-from afflux.sim.clients.training import Trainer, batch_indices
+from afflux.sim.clients.training import Trainer, batch_indices, take
 from afflux.sim.errors import ConfigError
 from afflux.sim.runs.simulation import run
 from afflux.sim.workload import data_sets, models
@@ -304,6 +304,25 @@ def test_one_step_of_sgd_has_its_stochastic_gradient():
     x, y = data(np.arange(30))
     expected = slope(params.astype(np.float64), x[batch], y[batch])
     assert np.linalg.norm(trained.update / -0.5 - expected) <= bound(config, 1) / 0.5
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.arange(60.0).reshape(5, 3, 2, 2),
+        torch.arange(60.0).reshape(5, 3, 2, 2).to(memory_format=torch.channels_last),
+        torch.arange(60.0).reshape(10, 6)[::2],
+        torch.arange(5),
+    ],
+    ids=["contiguous", "channels last", "every other row", "numbers"],
+)
+def test_a_batch_has_the_rows_and_the_memory_format_that_indexing_gives(x):
+    batch = np.array([3, 0, 3, 4])
+    found, labels = take((x, torch.arange(5)), batch)
+    expected = x[torch.from_numpy(batch)]
+    assert torch.equal(found, expected)
+    assert found.stride() == expected.stride()
+    assert labels.tolist() == batch.tolist()
 
 
 def test_examples_are_those_of_the_data_or_of_a_batch():

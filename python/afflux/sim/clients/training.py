@@ -210,7 +210,8 @@ def take(data: Any, batch: np.ndarray) -> tuple[Any, torch.Tensor]:
 
 def _rows(tree: Any, index: torch.Tensor) -> Any:
     if isinstance(tree, torch.Tensor):
-        return tree[index]
+        # index_select takes a third of the time, but does not keep another memory format.
+        return tree.index_select(0, index) if tree.is_contiguous() else tree[index]
     if isinstance(tree, Mapping):
         return {name: _rows(array, index) for name, array in tree.items()}
     if isinstance(tree, tuple):
