@@ -135,7 +135,7 @@ test-peers: frameworks  ## compares the dialects of FedBuff, and the benchmark's
 	PYTHONPATH=$(CURDIR)/python $(FRAMEWORKS)/bin/python -m pytest tests/peers $(call files,bench_peers)
 
 bench-peers: frameworks  ## the benchmark's rows against these frameworks, one by one: together they need 25 GB
-	set -e; for row in peers-native peers-flat peers-adam peers-small from-models adapters; do \
+	set -e; for row in peers-native peers-flat peers-adam peers-small from-models adapters simulators; do \
 	  PYTHONPATH=$(CURDIR)/python $(FRAMEWORKS)/bin/python -m afflux bench --rows $$row; done
 
 format: setup  ## formats Python and C++

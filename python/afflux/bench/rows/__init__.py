@@ -16,11 +16,12 @@ from afflux.bench.rows.server.store import POWER, STORE
 from afflux.bench.rows.server.store_cold import COLD
 from afflux.bench.rows.server.streaming import STREAMING
 from afflux.bench.rows.server.throughput import THROUGHPUT
+from afflux.bench.rows.simulators import SIMULATORS
 from afflux.bench.rows.wkafl import WKAFL
 from afflux.bench.spec.row import Row
 
 OPERATIONS = [INGEST, GRAM, FEDBUFF, FEDBUFF_BF16, CA2FL, FADAS, WKAFL, CACHED, ROUNDS, PUSH, STREAMING, *SCALING]
-ROWS = [*OPERATIONS, *MF_CA2FL, STORE, COLD, POWER, THROUGHPUT, PUSHERS_ROW, *PEERS, *ADAPTERS]
+ROWS = [*OPERATIONS, *MF_CA2FL, STORE, COLD, POWER, THROUGHPUT, PUSHERS_ROW, *PEERS, *ADAPTERS, *SIMULATORS]
 #: Names for several rows at once.
 GROUPS: dict[str, list[Row]] = {
     "all": OPERATIONS,
@@ -28,4 +29,5 @@ GROUPS: dict[str, list[Row]] = {
     "mf-ca2fl": MF_CA2FL,
     "peers": PEERS,
     "adapters": ADAPTERS,
+    "simulators": SIMULATORS,
 }

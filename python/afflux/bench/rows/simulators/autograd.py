@@ -1,0 +1,25 @@
+"""What torch's autograd alone takes for the same losses and gradients: the least time of all that train through it."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from afflux.bench.rows.simulators.workload import Run, Workload, data_of, flat, loss_of, seeded
+
+
+def autograd_alone(work: Workload) -> Callable[[], Run]:
+    """Forward and backward passes over batches that are ready: no optimizer, no order of batches, no server."""
+    module = seeded(work.make_model)
+    batches = [
+        [(x, y) for x, y in zip(*(part.split(work.batch_size) for part in data_of(client)), strict=True)]
+        for client in range(work.clients)
+    ]
+
+    def run() -> np.ndarray:
+        for update in range(work.updates):
+            for x, y in batches[update % work.clients]:
+                loss_of(module, x, y).backward()
+                module.zero_grad()
+        return flat(module)
+
+    return lambda: run

@@ -1,0 +1,44 @@
+"""What FLGo's tasks are made of: the data, the loss, and two loaders of batches."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from afflux.bench.rows.simulators.workload import data, loss_of
+from afflux.bench.spec.optional_torch import torch
+
+train_data = torch.utils.data.TensorDataset(*data())
+
+
+class BatchesByIndex:
+    """Shuffled batches of a client's examples, each of which is taken out of the data at once."""
+
+    def __init__(self, dataset: Any, batch_size: int, **options: Any) -> None:
+        self._tensors, self._rows = dataset.dataset.tensors, torch.as_tensor(dataset.indices)
+        self._size = batch_size
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        for batch in self._rows[torch.randperm(len(self._rows))].split(self._size):
+            yield [tensor[batch] for tensor in self._tensors]
+
+
+def torch_loader(dataset: Any, **options: Any) -> Any:
+    """torch's own loader, shuffled."""
+    return torch.utils.data.DataLoader(dataset, shuffle=True, **options)
+
+
+def data_to_device(batch: Any, device: Any) -> Any:
+    return batch
+
+
+def compute_loss(model: Any, batch: Any, device: Any) -> dict[str, Any]:
+    return {"loss": loss_of(model, *batch)}
+
+
+def eval(model: Any, loader: Any, device: Any) -> dict[str, float]:
+    """FLGo asks for it; there is no evaluation."""
+    return {}
+
+
+def get_model() -> Any:
+    """FLGo asks for it; the model is an argument of `flgo.init`."""
+    raise NotImplementedError
