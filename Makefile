@@ -75,7 +75,7 @@ sanitize-all: setup  ## most of the suite under ThreadSanitizer, AddressSanitize
 	$(BIN)/python $(shell find tests -name sanitize.py) address
 
 test-gpu: setup  ## the tests on a GPU, then memory and race checkers over some of them
-	$(BIN)/python -m pytest -rs $(GPU_TESTS)
+	$(BIN)/python -m pytest -rs $(GPU_TESTS) $(call files,vmap)
 	AFFLUX_ARRAYS=torch PYTHONPATH=$(HELPERS) $(BIN)/python -m pytest -p gpu_servers \
 	  $(call files,server rules store store_errors)
 	AFFLUX_ARRAYS=torch AFFLUX_ROWS_ON=host PYTHONPATH=$(HELPERS) $(BIN)/python -m pytest -p gpu_servers $(call files,log)

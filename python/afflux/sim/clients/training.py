@@ -49,6 +49,14 @@ class TrainingResult(NamedTuple):
     """The client's buffers, float64; None if the model has none."""
 
 
+class LocalPlan(NamedTuple):
+    """What a local training does with its data."""
+
+    steps: int
+    batches: Iterator[np.ndarray]  #: indices of the examples of each step
+    examples: int  #: the number that the client reports
+
+
 class Trainer:
     """Trains for all clients, and evaluates."""
 
@@ -62,13 +70,13 @@ class Trainer:
             config: the settings.
         """
         self._model = model
-        self._data = data
-        self._config = config
+        self.data = data
+        self.config = config
         self._evaluate = task.evaluate
         self._validation = task.validation
-        self._loss = task.loss or cross_entropy
-        self._seeds_torch = task.seeds_torch
-        self._training = None if task.training is None else with_settings(task.training, config)
+        self.loss = task.loss or cross_entropy
+        self.seeds_torch = task.seeds_torch
+        self.training = None if task.training is None else with_settings(task.training, config)
 
     def train(
         self,
@@ -95,14 +103,14 @@ class Trainer:
         """
         model = self._model
         model.load(pulled, buffers)
-        if self._seeds_torch:
+        if self.seeds_torch:
             torch.default_generator.manual_seed(int(rng.integers(2**63)))
         try:
-            data = self._data[client]
-            if self._training is None:
+            data = self.data[client]
+            if self.training is None:
                 loss, steps, examples = self._local_steps(data, pulled, rng, shift)
             else:
-                loss, steps, examples = _checked(self._training(model.module, data, rng))
+                loss, steps, examples = _checked(self.training(model.module, data, rng))
                 model.check_bound()
         except Exception as error:
             error.add_note(f"while client {client} trained")
@@ -112,22 +120,31 @@ class Trainer:
     def _local_steps(
         self, data: Any, pulled: np.ndarray, rng: np.random.Generator, shift: np.ndarray | None
     ) -> tuple[float, int, int]:
-        config, model = self._config, self._model
-        size = num_examples(data)
-        if not size:
-            raise ConfigError(f"a client's data set is {brief(data)}: it has no examples that can be counted")
-        steps = self._steps(size, rng)
-        terms = self._gradient_terms(pulled, shift)
+        model, plan = self._model, self.plan(data, rng)
+        terms = self.gradient_terms(pulled, None if shift is None else torch.from_numpy(shift))
         losses = 0.0
         seen = 0
-        for batch in batch_indices(size, config.batch_size, steps, rng):
+        for batch in plan.batches:
             losses += self._backward(*take(data, batch)) * len(batch)
             seen += len(batch)
             for term in terms:
                 term(model.gradient, model.flat)
-            model.flat.add_(model.gradient, alpha=-config.client_lr)
+            model.flat.add_(model.gradient, alpha=-self.config.client_lr)
+        return losses / seen, plan.steps, plan.examples
+
+    def plan(self, data: Any, rng: np.random.Generator) -> "LocalPlan":
+        """Draw the number of local steps, and then, whenever the next one is needed, their batches.
+
+        Raises:
+            ConfigError: the data have no examples that can be counted.
+        """
+        config = self.config
+        size = num_examples(data)
+        if not size:
+            raise ConfigError(f"a client's data set is {brief(data)}: it has no examples that can be counted")
+        steps = self._steps(size, rng)
         examples = min(size, config.batch_size) if config.examples == "batch" else size
-        return losses / seen, steps, examples
+        return LocalPlan(steps, batch_indices(size, config.batch_size, steps, rng), examples)
 
     def gradient(self, params: np.ndarray, examples: np.ndarray, buffers: np.ndarray | None = None) -> np.ndarray:
         """Return the mean gradient (d,) at `params` (d,) over these examples of the validation data."""
@@ -136,26 +153,38 @@ class Trainer:
         return self._model.gradient.numpy().copy()
 
     def _steps(self, num_examples: int, rng: np.random.Generator) -> int:
-        config = self._config
+        config = self.config
         if config.local_epochs:
             return config.local_epochs * math.ceil(num_examples / config.batch_size)
         if config.steps_law == "uniform":
             return int(rng.integers(1, 2 * config.local_steps, endpoint=True))
         return config.local_steps
 
-    def _gradient_terms(self, pulled: np.ndarray, shift: np.ndarray | None) -> list[optimizers.GradientTerm]:
-        config = self._config
+    def gradient_terms(
+        self, pulled: np.ndarray | torch.Tensor, shift: torch.Tensor | None
+    ) -> list[optimizers.GradientTerm]:
+        """Return what the client optimizer adds to a gradient.
+
+        Args:
+            pulled: (d,) the params from which a client starts, or (clients, d) of several; unchanged while it trains.
+            shift: SCAFFOLD's c - c_i, of the same shape.
+
+        Returns:
+            Functions of gradients and local params of that shape.
+        """
+        config = self.config
         terms = [optimizers.weight_decay_term(config.weight_decay)] if config.weight_decay else []
         if config.client_optimizer in optimizers.PROXIMAL:
-            terms.append(optimizers.proximal_term(config.mu, torch.tensor(pulled)))
+            start = torch.tensor(pulled) if isinstance(pulled, np.ndarray) else pulled
+            terms.append(optimizers.proximal_term(config.mu, start))
         if shift is not None:
-            terms.append(optimizers.shift_term(torch.from_numpy(shift)))
+            terms.append(optimizers.shift_term(shift))
         return terms
 
     def _backward(self, x: Any, y: torch.Tensor) -> float:
         """Fill the flat gradient with that of the mean loss over (x, y) at the local model; return the loss."""
         self._model.zero_gradient()
-        loss = self._loss(call(self._model.module, x), y)
+        loss = self.loss(call(self._model.module, x), y)
         loss.backward()
         return float(loss.item())
 

@@ -17,6 +17,7 @@ from afflux.sim.errors import DivergedError, require
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.run_progress import JobProgress, RunProgress
 from afflux.sim.results.run_result import RunResult
+from afflux.sim.runs.vmap_groups import Vmap
 from afflux.sim.runs.workers import WorkerPool, pickled, sigint_blocked
 from afflux.sim.workload.config import IMAGES, SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
@@ -70,7 +71,7 @@ def compare(
     output: AuditOutput | None = None,
     finished: dict[int, list[RunResult]] | None = None,
     task: Task | None = None,
-    workers: int = 1,
+    workers: int | Vmap = 1,
 ) -> list[RunResult]:
     """Run all jobs and return their results in the order of `jobs`, the leader's before its followers'.
 
@@ -136,7 +137,7 @@ def _run_in_processes(
     watch: JobProgress,
     finished: dict[int, list[RunResult]],
     task: Task | None,
-    workers: int,
+    workers: int | Vmap,
 ) -> None:
     context = multiprocessing.get_context("spawn")
     # Each job writes its own entries, so that no lock is needed; a 1 in the last entry stops all workers.
@@ -170,7 +171,7 @@ _pool = WorkerPool(1)
 _outside_jobs = threading.Lock()
 
 
-def _start_worker(shared: Any, task: bytes, workers: int) -> None:
+def _start_worker(shared: Any, task: bytes, workers: int | Vmap) -> None:
     # The parent stops workers through `shared`; this line is for systems without signal masks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     global _shared, _task, _pool

@@ -13,6 +13,7 @@ from afflux.sim.results.run_result import RunResult
 from afflux.sim.results.simulation_results import SimulationResults
 from afflux.sim.results.tensorboard import FOLDER, require_tensorboard
 from afflux.sim.runs.compare import Job, compare, make_jobs
+from afflux.sim.runs.vmap_groups import Vmap
 from afflux.sim.workload.client_training import ClientTraining, sgd
 from afflux.sim.workload.config import DELAYS_OF_TASK, ENDS, MADE_IN_PYTHON, UNLIMITED, SimConfig
 from afflux.sim.workload.delays import DelayLaw
@@ -136,7 +137,7 @@ class Simulation:
         self,
         *,
         processes: int = 1,
-        workers: int = 1,
+        workers: int | Vmap = 1,
         out: Path | str | None = None,
         keep_updates: bool = False,
         tensorboard: bool = False,
@@ -148,7 +149,8 @@ class Simulation:
             processes: runs that are made at the same time, each in a process of its own. The results are the same.
                 More than one need a task that can be pickled: functions and classes at the top of a module.
             workers: processes of each run that train; 1: that of the run itself. The results are the same; more than
-                one need a task that can be pickled.
+                one need a task that can be pickled. Or `Vmap(clients=32, device="cuda")`: many clients train in one
+                call, on a GPU for example; then the last bits of the results differ.
             out: a new folder for the results and audit logs; default: nothing is written.
             keep_updates: whether all updates are kept beside the logs, 4 d bytes each.
             tensorboard: whether TensorBoard's event files are written while the runs go on.
@@ -181,7 +183,7 @@ class Simulation:
         output: AuditOutput | None,
         *,
         processes: int = 1,
-        workers: int = 1,
+        workers: int | Vmap = 1,
         watch: JobProgress | None = None,
         finished: dict[int, list[RunResult]] | None = None,
     ) -> SimulationResults:

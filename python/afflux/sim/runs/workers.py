@@ -26,6 +26,7 @@ from afflux.sim.clients.model_broadcast import SentModel
 from afflux.sim.clients.training import TrainingResult
 from afflux.sim.errors import ConfigError
 from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.runs.vmap_groups import Vmap, VmapGroups
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.random_streams import StreamPurpose
 from afflux.sim.workload.stream_series import StreamSeries
@@ -277,23 +278,25 @@ def _shape_of(setup: SimulationSetup, count: int) -> _Shape:
 class WorkerPool:
     """The workers of runs that follow each other in one process: they are started once, if the runs are alike."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int | Vmap) -> None:
         """Make a pool for `count` workers, which the first run starts; 1: the run's own process trains.
 
         Raises:
             ConfigError: the number is less than 1.
         """
-        if count < 1:
+        if isinstance(count, int) and count < 1:
             raise ConfigError(f"workers is {count}, must be at least 1")
         self._count = count
         self._workers: Workers | None = None
 
-    def for_run(self, setup: SimulationSetup, task: Task | None) -> Workers | None:
+    def for_run(self, setup: SimulationSetup, task: Task | None) -> Workers | VmapGroups | None:
         """Return workers for this run, and for no other at the same time; None: there are none.
 
         Raises:
-            ConfigError: the task cannot be sent to another process.
+            ConfigError: the task cannot be sent to another process, or not trained by vmap.
         """
+        if isinstance(self._count, Vmap):
+            return VmapGroups(self._count, setup)
         if self._count == 1:
             return None
         if self._workers is None or not self._workers.begin(setup, task):
@@ -309,8 +312,8 @@ class WorkerPool:
 
 
 def start_workers(
-    workers: int | WorkerPool, setup: SimulationSetup, task: Task | None, files: ExitStack
-) -> Workers | None:
+    workers: int | Vmap | WorkerPool, setup: SimulationSetup, task: Task | None, files: ExitStack
+) -> Workers | VmapGroups | None:
     """Return the workers of a run: those of a pool, or so many that `files` ends."""
     if isinstance(workers, WorkerPool):
         return workers.for_run(setup, task)
