@@ -18,12 +18,13 @@ bool zen4(int model) {
   return (model >= 0x10 && model < 0x20) || (model >= 0x60 && model < 0x80) || (model >= 0xA0 && model < 0xB0);
 }
 
-// Measured on Zen 4 (model 17 of family 25) and Zen 5 (family 26): bench/NOTES.md, "Stages in registers".
+// Measured on Zen 3 (model 1 of family 25), Zen 4 (model 17) and Zen 5 (family 26): bench/NOTES.md, "Stages in
+// registers".
 Policy default_policy() {
   const Processor here = processor();
-  if (here.vendor == "AMD" && (here.family == 26 || (here.family == 25 && zen4(here.model))))
-    return {256, std::int64_t{16} << 20, true, true};
-  return {};
+  if (here.vendor != "AMD" || (here.family != 25 && here.family != 26)) return {};
+  const bool zen3 = here.family == 25 && !zen4(here.model);
+  return {zen3 ? 512 : 256, std::int64_t{16} << 20, true, !zen3};
 }
 
 // A reader may see a half of a new policy and a half of the old one: still a policy, and no bit depends on it. A

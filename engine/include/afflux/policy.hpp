@@ -1,5 +1,5 @@
 // How sweeps on the CPU use memory. Processors differ in what is fastest; no bit of a result depends on it. Defaults
-// were measured on AMD's Zen 4 and Zen 5 and, those of all other processors, on one Xeon (bench/NOTES.md).
+// were measured on AMD's Zen 3, 4 and 5 and, those of all other processors, on one Xeon (bench/NOTES.md).
 #pragma once
 #include <cstdint>
 #include <string>
