@@ -4,6 +4,7 @@ VENV := .venv
 FRAMEWORKS := .venv-frameworks
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+TORCH := $(shell sed -n 's/^torch==//p' .ci/constraints.txt)
 NATIVE := CMakeLists.txt setup.py pyproject.toml $(shell find engine csrc -type f)
 # Test files by their names without test_, in whatever folder under tests/.
 files = $(foreach name,$(1),$(shell find tests -name 'test_$(name).py'))
@@ -30,6 +31,8 @@ $(VENV)/.tools: .ci/constraints.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing the build tools, torch and the rest (a minute or two) ..."
 	$(PIP) install --quiet -c .ci/constraints.txt scikit-build-core setuptools pybind11 cmake ninja
+	$(PIP) install --quiet -c .ci/constraints.txt 'torch==$(TORCH)+cpu' 2>$(VENV)/torch-cpu.log || \
+	  echo "pip's index has no CPU build of torch: taking its default build, on Linux several GB with CUDA"
 	touch $@
 
 $(VENV)/.built: $(VENV)/.tools $(NATIVE)
@@ -37,8 +40,8 @@ $(VENV)/.built: $(VENV)/.tools $(NATIVE)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --quiet --no-build-isolation -c .ci/constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: setup  ## the main job: three rules on handwritten digits, with stale and heterogeneous clients
-	$(BIN)/afflux compare --rules fedbuff,fedasync,ca2fl --data digits --seeds 0,1,2
+demo: setup  ## a rule of each paper on handwritten digits, and a run that is killed and resumed to the same bits
+	$(BIN)/afflux demo
 
 check: setup lint types core  ## lint, types, and the tests that a wrong formula fails: two minutes
 

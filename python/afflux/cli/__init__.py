@@ -1,4 +1,4 @@
-"""The command line: `afflux compare`, `run`, `replay`, `reproduce`, `codecs`, `store`, `plan`, `bench`, `rules`, ..."""
+"""The command line: `afflux demo`, `compare`, `run`, `replay`, `reproduce`, `codecs`, `store`, `plan`, `bench`, ..."""
 
 import signal
 import sys
@@ -13,7 +13,7 @@ except ModuleNotFoundError:
     sys.exit("afflux: the command line needs typer: pip install 'afflux[sim]'")
 
 from afflux.bench import command as benchmark
-from afflux.cli import listings, plan, reproduce, simulate, store
+from afflux.cli import demo, listings, plan, reproduce, simulate, store
 
 app = typer.Typer(
     help="Asynchronous federated learning: the server's arithmetic, and a simulator around it.",
@@ -39,6 +39,7 @@ def _main(
     pass
 
 
+app.command(help=demo.DEMO_HELP)(demo.demo)
 app.command(help=simulate.COMPARE_HELP)(simulate.compare)
 app.command(help=simulate.RUN_HELP)(simulate.run)
 app.command(help=simulate.REPLAY_HELP)(simulate.replay)

@@ -1,12 +1,7 @@
 """`afflux compare`, `run` and `replay`."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -25,18 +20,10 @@ from afflux.cli.common import (
     split_rules,
     with_config_options,
 )
+from afflux.cli.make_runs import make_runs, print_results, replay_log, resume_run, run_in_new_store, tune_rules
 from afflux.rules import RULES
-from afflux.sim import interrupts
-from afflux.sim.errors import EXTRA, ConfigError, require
-from afflux.sim.workload.config import IMAGES, UNLIMITED, SimConfig
-from afflux.sim.workload.rule_specs import RuleSpec
-
-if TYPE_CHECKING:
-    from afflux.sim.results.audit_log import AuditOutput
-    from afflux.sim.results.run_progress import Progress
-    from afflux.sim.results.run_result import RunResult
-    from afflux.sim.runs.compare import Job
-    from afflux.sim.runs.library import Simulation
+from afflux.sim.errors import ConfigError
+from afflux.sim.workload.config import SimConfig
 
 COMPARE_HELP = f"""Compare aggregation rules in one simulation.
 
@@ -143,9 +130,12 @@ def compare(
         if paired or keep_updates or tensorboard or workers > 1:
             others = "--paired, --keep-updates, --tensorboard and --workers"
             raise ConfigError(f"--grid makes runs of their own: it goes without {others}")
-        _tune(specs, grid, parse_seeds(seeds), config, jobs, out)
+        tune_rules(specs, grid, parse_seeds(seeds), config, jobs, out)
         return
-    _simulate(specs, parse_seeds(seeds), config, jobs, out, keep_updates, tensorboard, workers, paired=paired)
+    folder, results = make_runs(
+        specs, parse_seeds(seeds), config, jobs, out, keep_updates, tensorboard, workers, paired=paired
+    )
+    print_results(folder, results, config)
 
 
 @with_config_options
@@ -171,7 +161,7 @@ def run(
             context, "--resume", "resume", "checkpoint_every", "out", "rule", "task", "tensorboard", "workers"
         )
         task = config.task if is_on_command_line(context, "task") else None
-        _resume(
+        resume_run(
             resume, checkpoint_every, out, None if rule is None else parse_rules([rule])[0], task, tensorboard, workers
         )
         return
@@ -183,9 +173,10 @@ def run(
         raise ConfigError("give --rule or --paper, or --resume to continue a run")
     specs = parse_rules([rule], buffer_size=buffer_size, server_lr=server_lr)
     if store is None:
-        _simulate(specs, [seed], config, 1, out, keep_updates, tensorboard, workers)
+        folder, results = make_runs(specs, [seed], config, 1, out, keep_updates, tensorboard, workers)
+        print_results(folder, results, config)
     else:
-        _start_in_store(store, specs[0], seed, config, checkpoint_every, out, keep_updates, tensorboard, workers)
+        run_in_new_store(store, specs[0], seed, config, checkpoint_every, out, keep_updates, tensorboard, workers)
 
 
 def replay(
@@ -201,224 +192,4 @@ def replay(
 ) -> None:
     """Replay kept updates (see REPLAY_HELP)."""
     with report_errors():
-        _replay(log, rule, {"buffer_size": buffer_size, "server_lr": server_lr}, data_dir, task, out)
-
-
-def _simulate(
-    specs: list[RuleSpec],
-    seeds: list[int],
-    config: SimConfig,
-    processes: int | None,
-    out: Path | None,
-    keep_updates: bool,
-    tensorboard: bool,
-    workers: int,
-    *,
-    paired: bool = False,
-) -> None:
-    _require(tensorboard)
-    from rich.console import Console
-
-    from afflux.sim.results.progress import show_progress
-    from afflux.sim.runs.compare import available_cpus
-    from afflux.sim.runs.library import Simulation
-
-    simulation = Simulation.of(config, specs, seeds, paired=paired)
-    jobs = simulation.jobs
-    finished: dict[int, list[RunResult]] = {}
-    with _run_folder(out, jobs, config, finished) as folder:
-        output = _audit_folder(folder, simulation, keep_updates, tensorboard)
-        with show_progress([job.title for job in jobs], config.arrivals, Console(stderr=True)) as watch:
-            results = simulation.run_into(
-                output,
-                processes=processes or max(1, available_cpus() // workers),
-                workers=workers,
-                watch=watch,
-                finished=finished,
-            )
-        results.write(folder)
-    _print_results(folder, list(results), config)
-
-
-def _require(tensorboard: bool) -> None:
-    require(*EXTRA)
-    if tensorboard:
-        from afflux.sim.results.tensorboard import require_tensorboard
-
-        require_tensorboard()
-
-
-def _tune(
-    specs: list[RuleSpec], grid: list[str], seeds: list[int], config: SimConfig, jobs: int | None, out: Path | None
-) -> None:
-    require(*EXTRA)
-    from afflux.sim.papers.grid import parse_grid, tune
-    from afflux.sim.papers.publishing import publish
-
-    axes = parse_grid(grid)
-    with interrupts.deferred():
-        page, folder = publish(out, lambda measure: tune(specs, axes, seeds, config, measure), jobs)
-    typer.echo(page.markdown)
-    typer.echo(f"wrote {folder}/")
-
-
-def _audit_folder(folder: Path, simulation: "Simulation", keep_updates: bool, tensorboard: bool) -> "AuditOutput":
-    from afflux.sim.results import run_folder
-
-    d = simulation.num_parameters() if keep_updates and simulation.config.task != IMAGES else None
-    announce = partial(typer.echo, err=True)
-    runs = len(simulation.jobs)
-    output = run_folder.create_audit_folder(folder, simulation.config, runs, keep_updates, announce, d)
-    return _with_event_files(output, tensorboard)
-
-
-def _with_event_files(output: "AuditOutput", tensorboard: bool) -> "AuditOutput":
-    from afflux.sim.results.tensorboard import FOLDER
-
-    return output._replace(tensorboard=output.folder.parent / FOLDER) if tensorboard else output
-
-
-def _start_in_store(
-    store: Path,
-    spec: RuleSpec,
-    seed: int,
-    config: SimConfig,
-    seconds: float,
-    out: Path | None,
-    keep_updates: bool,
-    tensorboard: bool,
-    workers: int,
-) -> None:
-    _require(tensorboard)
-    from afflux.sim.runs.library import Simulation
-    from afflux.sim.runs.resume import run_in_store
-    from afflux.sim.runs.run_checkpoint import require_unused_store
-
-    require_unused_store(store)
-    simulation = Simulation.of(config, [spec], [seed])
-    (job,) = simulation.jobs
-    with _run_folder(out, [job], config, {}) as folder:
-        output = _audit_folder(folder, simulation, keep_updates, tensorboard)
-        work = partial(run_in_store, store, spec, seed, config, output, seconds=seconds, workers=workers)
-        _run_with_store(store, folder, job, config, work)
-
-
-def _resume(
-    store: Path,
-    seconds: float,
-    out: Path | None,
-    typed: RuleSpec | None,
-    task: str | None,
-    tensorboard: bool,
-    workers: int,
-) -> None:
-    _require(tensorboard)
-    from afflux.sim.runs.compare import Job
-    from afflux.sim.runs.resume import resume
-    from afflux.sim.runs.run_checkpoint import InterruptedRun
-
-    interrupted = InterruptedRun.of(store, out, typed, task)
-    if interrupted.finished:
-        typer.echo(f"the run in {store} is finished; its results are written again", err=True)
-    job, folder = Job(interrupted.spec, interrupted.header.seed), interrupted.output.folder.parent
-    interrupted = replace(interrupted, output=_with_event_files(interrupted.output, tensorboard))
-    work = partial(resume, interrupted, seconds=seconds, workers=workers)
-    _run_with_store(store, folder, job, interrupted.config, work)
-
-
-def _run_with_store(
-    store: Path,
-    folder: Path,
-    job: "Job",
-    config: SimConfig,
-    work: "Callable[[Progress], RunResult]",
-) -> None:
-    from rich.console import Console
-
-    from afflux.sim.results import run_folder
-    from afflux.sim.results.progress import show_progress
-
-    try:
-        with (
-            interrupts.deferred(),
-            interrupts.sigterm_as_interrupt(),
-            show_progress([job.title], config.arrivals, Console(stderr=True)) as watch,
-        ):
-            results = [work(partial(watch, 0))]
-    except KeyboardInterrupt:
-        spec = job.spec
-        again = "" if spec.name in RULES else f" --rule {quote(spec.text)}"
-        again += f" --task {quote(config.task)}" if ".py" in config.task else ""
-        typer.echo(f"continue with: afflux run --resume {store}{again}", err=True)
-        raise
-    run_folder.write_results(folder, results, config)
-    _print_results(folder, results, config)
-
-
-def _replay(
-    path: Path,
-    rules: list[str] | None,
-    common: dict[str, Any],
-    data_dir: str | None,
-    task: str | None,
-    out: Path | None,
-) -> None:
-    require(*EXTRA)
-    from rich.console import Console
-
-    from afflux.sim.results import audit_log, run_folder
-    from afflux.sim.results.progress import show_progress
-    from afflux.sim.runs.compare import Job
-    from afflux.sim.runs.replay import replay, replay_config
-
-    log = audit_log.read_audit_log(path)
-    specs = parse_rules(rules, **common) if rules else [log.spec()]
-    config = replay_config(log, data_dir, task)
-    if (missing := log.planned - config.arrivals) > 0:
-        lacks = f": it lacks {missing} of {log.planned} arrivals" if log.planned < UNLIMITED else ""
-        typer.echo(f"{path} was cut off{lacks}", err=True)
-    jobs = [Job(specs[0], log.header.seed, tuple(specs[1:]))]
-    with _run_folder(out, jobs, config, {}) as folder:
-        output = run_folder.create_audit_folder(folder, config, 1)
-        with show_progress([job.title for job in jobs], config.arrivals, Console(stderr=True)) as watch:
-            results = replay(log, specs, config, partial(watch, 0), output.folder)
-        run_folder.write_results(folder, results, config)
-    _print_results(folder, results, config)
-    for result in results:
-        same = ", as in the log" if log.end is not None and result.digest == log.end.params_sha256 else ""
-        typer.echo(f"params of {result.spec.label}: sha256 {result.digest}{same}")
-    if not rules and log.end is not None and results[0].digest != log.end.params_sha256:
-        typer.echo(f"error: the log says {log.end.params_sha256}: the rule or the software has changed", err=True)
-        raise typer.Exit(1)
-
-
-@contextmanager
-def _run_folder(
-    out: Path | None, jobs: "list[Job]", config: SimConfig, finished: "dict[int, list[RunResult]]"
-) -> Iterator[Path]:
-    """Create the run folder; after an error, write the finished results into it, or remove it if there are none."""
-    from afflux.sim.results import run_folder
-
-    folder = run_folder.create_run_folder(out)
-    try:
-        yield folder
-    except BaseException:
-        results = [result for index in sorted(finished) for result in finished[index]]
-        if results:
-            run_folder.write_results(folder, results, config)
-        if run_folder.remove_empty_logs(folder):
-            typer.echo(f"{len(finished)} of {len(jobs)} runs were finished; kept {folder}/", err=True)
-        raise
-
-
-def _print_results(folder: Path, results: "list[RunResult]", config: SimConfig) -> None:
-    from rich.console import Console
-
-    from afflux.sim.results import run_folder, terminal_output
-
-    screen = Console()
-    if not screen.is_terminal:
-        screen = Console(width=200)
-    screen.print(run_folder.describe_setting(config, results), highlight=False)
-    screen.print(terminal_output.results_table(results, config))
-    screen.print(f"wrote {folder}/", highlight=False, soft_wrap=True)
+        replay_log(log, rule, {"buffer_size": buffer_size, "server_lr": server_lr}, data_dir, task, out)

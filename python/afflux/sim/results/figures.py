@@ -15,6 +15,7 @@ from afflux.sim.results.run_result import RunResult, group_by_rule
 # Okabe and Ito's colours, which the colour-blind can tell apart, darkest first.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MANY_TIMES = 3
+LEGEND_COLUMNS = 4
 #: Marker and colour of each kind of codec.
 CODEC_MARKERS = {
     "float16": ("x", COLOURS[0]),
@@ -51,7 +52,7 @@ def draw_comparison(results: Sequence[RunResult], title: str, target: float, pat
         left.set_ylabel("test accuracy (band: one standard deviation)")
     _staleness(right, groups)
     handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), LEGEND_COLUMNS), frameon=False)
     figure.suptitle(title, fontsize=11)
     figure.savefig(path, dpi=150)
 

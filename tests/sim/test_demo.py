@@ -1,0 +1,64 @@
+"""The demo: its rules, and a run that is killed and resumed."""
+
+import json
+import os
+
+import pytest
+from typer.testing import CliRunner
+
+from afflux.cli import app, demo, killed_run
+from afflux.ops.errors import AffluxError
+from afflux.sim import SimConfig, parse_rule
+from afflux.sim.runs.run_checkpoint import InterruptedRun
+
+SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=30, eval_every=10)
+RULE = parse_rule("ca2fl:buffer_size=5")
+
+
+def test_the_demo_ends_with_the_digests_of_a_killed_run(tmp_path):
+    out = tmp_path / "out"
+    result = CliRunner().invoke(app, ["demo", "--seeds", "4", "--arrivals", "40", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    for rule in demo.RULES:
+        assert rule in result.stdout
+    assert "SIGKILL after 20 of 40 arrivals" in result.stdout
+    assert result.stdout.count("SHA-256: the same") == 2
+    assert {"report.html", "curves.png", "killed"} <= {path.name for path in out.iterdir()}
+
+
+def test_other_bits_have_exit_code_1(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "print_comparison", lambda *logs: False)
+    result = CliRunner().invoke(app, ["demo", "--seeds", "4", "--arrivals", "20", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 1
+    assert "other bits" in result.stderr
+
+
+def test_a_killed_run_is_resumed_before_the_arrival_at_which_it_was_killed(tmp_path, capsys):
+    killed = killed_run.kill_and_resume(tmp_path, RULE, 3, SMALL, 12)
+    assert killed.resumed_from <= 12
+    lines = [json.loads(line) for line in killed.log.read_text().splitlines()]
+    assert sum(line["type"] == "arrival" for line in lines) == 30
+    assert demo.print_comparison(killed.log, killed.log)
+    cut = tmp_path / "cut.jsonl"
+    cut.write_text("".join(line + "\n" for line in killed.log.read_text().splitlines()[:-1]))
+    assert not demo.print_comparison(killed.log, cut)
+    assert "the run has no end" in capsys.readouterr().out
+
+
+def test_a_run_that_ends_before_it_is_killed(tmp_path):
+    with pytest.raises(AffluxError, match="ended with exit code 0"):
+        killed_run.kill_and_resume(tmp_path, RULE, 3, SMALL, 31)
+
+
+def test_a_resume_that_fails_says_why(tmp_path, monkeypatch):
+    read = InterruptedRun.of
+
+    def damaged(store):
+        found = read(store)
+        for path in store.rglob("zarr.json"):
+            os.truncate(path, 0)
+        return found
+
+    monkeypatch.setattr(InterruptedRun, "of", damaged)
+    with pytest.raises(AffluxError, match="ended with exit code 2: error: "):
+        killed_run.kill_and_resume(tmp_path, RULE, 3, SMALL, 12)
