@@ -155,9 +155,19 @@ def test_a_grid_goes_on(made, tmp_path, monkeypatch):
     assert again.stdout.replace(str(out), "") == straight.stdout.replace(str(tmp_path / "straight"), "")
 
 
+def test_workers_give_the_page_of_one_process(tmp_path):
+    """They are those of all runs, also after one that has diverged with trainings in flight."""
+    pages = {}
+    for count in ("1", "2"):
+        assert invoke(tmp_path / count, "--workers", count).exit_code == 0
+        pages[count] = [(tmp_path / count / name).read_bytes() for name in ("grid.md", "grid.json")]
+    assert pages["1"] == pages["2"]
+    assert b"diverged" in pages["1"][0]
+
+
 def test_mistakes(tmp_path):
     for more, message in [
-        (["--paired"], "--grid makes runs of their own"),
+        (["--paired"], "--grid makes runs of its own"),
         (["--grid", "beta=1"], "grid beta: no rule"),
     ]:
         result = invoke(tmp_path / "out", *more)

@@ -72,7 +72,13 @@ def _require_packages(tensorboard: bool) -> None:
 
 
 def tune_rules(
-    specs: list[RuleSpec], grid: list[str], seeds: list[int], config: SimConfig, jobs: int | None, out: Path | None
+    specs: list[RuleSpec],
+    grid: list[str],
+    seeds: list[int],
+    config: SimConfig,
+    jobs: int | None,
+    workers: int,
+    out: Path | None,
 ) -> None:
     """Run a grid of settings into `out`, and print its page."""
     require(*EXTRA)
@@ -81,7 +87,7 @@ def tune_rules(
 
     axes = parse_grid(grid)
     with interrupts.deferred():
-        page, folder = publish(out, lambda measure: tune(specs, axes, seeds, config, measure), jobs)
+        page, folder = publish(out, lambda measure: tune(specs, axes, seeds, config, measure), jobs, workers=workers)
     typer.echo(page.markdown)
     typer.echo(f"wrote {folder}/")
 

@@ -127,10 +127,9 @@ def compare(
     """Compare rules (see COMPARE_HELP)."""
     specs = parse_rules(split_rules(rules), buffer_size=buffer_size, server_lr=server_lr)
     if grid:
-        if paired or keep_updates or tensorboard or workers > 1:
-            others = "--paired, --keep-updates, --tensorboard and --workers"
-            raise ConfigError(f"--grid makes runs of their own: it goes without {others}")
-        tune_rules(specs, grid, parse_seeds(seeds), config, jobs, out)
+        if paired or keep_updates or tensorboard:
+            raise ConfigError("--grid makes runs of its own, without --paired, --keep-updates and --tensorboard")
+        tune_rules(specs, grid, parse_seeds(seeds), config, jobs, workers, out)
         return
     folder, results = make_runs(
         specs, parse_seeds(seeds), config, jobs, out, keep_updates, tensorboard, workers, paired=paired

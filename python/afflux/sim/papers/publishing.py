@@ -34,7 +34,7 @@ Measure = Callable[[Sequence[Job]], list[Outcome]]
 
 
 def measure(
-    jobs: Sequence[Job], folder: Path, processes: int | None = None, at_most: int | None = None
+    jobs: Sequence[Job], folder: Path, processes: int | None = None, at_most: int | None = None, workers: int = 1
 ) -> list[Outcome]:
     """Run the jobs that are not finished yet, in parallel; each result is written to `folder` when its run is finished.
 
@@ -43,8 +43,9 @@ def measure(
     Args:
         jobs: the jobs.
         folder: holds the results of finished runs.
-        processes: number of processes; default one per CPU.
+        processes: number of processes; default one per CPU, or fewer if each run has workers.
         at_most: run at most so many jobs.
+        workers: processes of each run that train; see `run`.
 
     Returns:
         The outcomes, in the order of `jobs`.
@@ -63,7 +64,8 @@ def measure(
         config = job_config(wanted[0])
         finished = FinishedRuns(folder / FILE, wanted)
         with show_progress([job.title for job in wanted], config.arrivals, Console(stderr=True)) as watch:
-            compare(wanted, config, processes=processes or available_cpus(), watch=watch, finished=finished)
+            count = processes or max(1, available_cpus() // workers)
+            compare(wanted, config, processes=count, watch=watch, finished=finished, workers=workers)
         ended = load_outcomes(folder / FILE, jobs)
     if len(ended) < len(jobs):
         raise ConfigError(f"{len(ended)} of {len(jobs)} runs have ended")
@@ -78,7 +80,11 @@ def job_config(job: Job) -> SimConfig:
 
 
 def publish(
-    out: Path | None, make: Callable[[Measure], Page], processes: int | None = None, at_most: int | None = None
+    out: Path | None,
+    make: Callable[[Measure], Page],
+    processes: int | None = None,
+    at_most: int | None = None,
+    workers: int = 1,
 ) -> tuple[Page, Path]:
     """Write the page that `make` returns into a folder.
 
@@ -89,13 +95,14 @@ def publish(
         make: makes the page; called with a `Measure`.
         processes: see `measure`.
         at_most: see `measure`.
+        workers: see `measure`.
 
     Returns:
         The page and the folder.
     """
     folder = out if out is not None and (out / FILE).is_file() else run_folder.create_run_folder(out)
     try:
-        page = make(partial(measure, folder=folder, processes=processes, at_most=at_most))
+        page = make(partial(measure, folder=folder, processes=processes, at_most=at_most, workers=workers))
         (folder / f"{page.name}.md").write_text(page.markdown, encoding="utf-8")
         text = json.dumps(page.content, indent=2, allow_nan=False) + "\n"
         (folder / f"{page.name}.json").write_text(text, encoding="utf-8")
