@@ -150,7 +150,7 @@ def push(  # noqa: D417
         examples = num_examples if type(num_examples) is int and 0 < num_examples < 2**63 else _examples(num_examples)
         if examples == 0:
             return _no_arrival(aggregator, client_id, pulled, "empty", "", found)
-        known_loss = nan if loss is None else loss_of("push", loss)
+        known_loss = nan if loss is None else loss if type(loss) is float else loss_of("push", loss)
         what = f"[push] client {client_id!r}'s {given}"
         scale = None if client_lr is None and local_steps is None else _scale(client_lr, local_steps)
         parts, own = vector, None
@@ -352,6 +352,8 @@ def _base(
 
 def _scale(client_lr: object, local_steps: object) -> float | None:
     """client_lr * local_steps, checked; None if one of them is not given."""
+    if type(client_lr) is float and type(local_steps) is int and 0 < client_lr < 1e100 and 0 < local_steps < 2**53:
+        return client_lr * local_steps
     rate = None if client_lr is None else positive("push", "client_lr", client_lr)
     steps = integer(1)("push", "local_steps", local_steps) if local_steps is not None else None
     if rate is None or steps is None:

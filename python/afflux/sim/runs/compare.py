@@ -93,7 +93,6 @@ def compare(
         The results in the order of `jobs`; within a job, in the order of its rules.
     """
     require("torch", *(["sklearn"] if task is None and config.task == IMAGES and config.data == "digits" else []))
-    watch = watch or (lambda index, run: None)
     finished = {} if finished is None else finished
     for job in jobs:
         for spec in (job.spec, *job.followers):
@@ -113,7 +112,7 @@ def _run_job(
     job: Job,
     config: SimConfig,
     output: AuditOutput | None,
-    watch: JobProgress,
+    watch: JobProgress | None,
     task: Task | None,
     workers: WorkerPool,
 ) -> list[RunResult]:
@@ -121,7 +120,7 @@ def _run_job(
 
     specs = (job.spec, *job.followers)
     try:
-        progress = partial(watch, index)
+        progress = None if watch is None else partial(watch, index)
         return run_paired(specs, job.seed, job.config or config, progress, output, task, workers)
     except DivergedError:
         if job.may_diverge:
@@ -134,7 +133,7 @@ def _run_in_processes(
     config: SimConfig,
     output: AuditOutput | None,
     processes: int,
-    watch: JobProgress,
+    watch: JobProgress | None,
     finished: dict[int, list[RunResult]],
     task: Task | None,
     workers: int | Vmap,
@@ -150,8 +149,9 @@ def _run_in_processes(
             while pending:
                 interrupts.raise_if_pending()
                 done, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
-                for index in range(len(jobs)):
-                    watch(index, _progress(shared, index))
+                if watch is not None:
+                    for index in range(len(jobs)):
+                        watch(index, _progress(shared, index))
                 for future in sorted(done, key=lambda future: future.exception() is not None):
                     finished[futures[future]] = future.result()
         except BaseException:

@@ -94,7 +94,7 @@ def replay(
         if folder is not None:
             open_logs(servers, folder, log.header.seed, None, files)
         events = recorded_events(complete_arrivals(log), log.updates())
-        feed_servers(events, servers, progress or (lambda run: None))
+        feed_servers(events, servers, progress)
         return [server.result() for server in servers]
 
 

@@ -138,6 +138,6 @@ def _run(
             updates = files.enter_context(UpdatesFile(updates_path, len(setup.initial_params), count))
             events = record_updates(events, updates)
         checkpoints.save()
-        feed_servers(events, [leader], progress or (lambda run: None))
+        feed_servers(events, [leader], progress)
         checkpoints.save()
         return leader.result()

@@ -47,9 +47,12 @@ class UpdateEvent(NamedTuple):
 
 
 def feed_servers(
-    events: Iterable[PullEvent | UpdateEvent], servers: "Sequence[SimulatedServer]", progress: Progress
+    events: Iterable[PullEvent | UpdateEvent], servers: "Sequence[SimulatedServer]", progress: Progress | None
 ) -> None:
-    """Let all servers handle each event in turn; each server counts versions of its own."""
+    """Let all servers handle each event in turn; each server counts versions of its own.
+
+    `progress`, if there is one, is called after each update with how far the first server is.
+    """
     for event in events:
         if isinstance(event, PullEvent):
             for server in servers:
@@ -57,7 +60,10 @@ def feed_servers(
             continue
         for server in servers:
             server.handle_update(event)
-        progress(servers[0].progress())
+        if progress is not None:
+            progress(servers[0].progress())
+    if progress is None:
+        return
     ended = servers[0].progress()
     if ended.arrivals and not ended.finished:
         progress(ended._replace(done=1.0))
@@ -125,9 +131,11 @@ class SimulatedServer:
 
     def handle_pull(self, event: PullEvent) -> None:
         """Hold the version that the client of this dispatch pulls."""
-        self._models[len(self.history.staleness)] = self.server.pull()
-        self._models = {after: model for after, model in self._models.items() if after >= event.oldest}
-        self._pulled[event.sequence] = self._models[event.after]
+        models = self._models
+        models[len(self.history.staleness)] = self.server.pull()
+        while (first := next(iter(models))) < event.oldest:  # the oldest come first
+            del models[first]
+        self._pulled[event.sequence] = models[event.after]
 
     def handle_update(self, event: UpdateEvent) -> None:
         """Push one update, from which the server makes what the rule takes.

@@ -79,7 +79,7 @@ def run_paired(
                 events = record_updates(events, updates)
             open_logs(servers, output.folder, seed, name, files)
             open_metrics(servers, output.tensorboard, seed, files)
-        feed_servers(events, servers, progress or (lambda run: None))
+        feed_servers(events, servers, progress)
         return [server.result() for server in servers]
 
 
