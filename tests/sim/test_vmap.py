@@ -1,10 +1,14 @@
 """Groups of clients that torch.func.vmap trains: the trainings of one process, up to the order of additions."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import own_tasks
+from afflux.cli import app
 from afflux.sim import ConfigError, SimConfig, Simulation, Task, Vmap, classification, partitioned, sgd
 from afflux.sim.clients.flat_model import FlatModel
 from afflux.sim.clients.training import Trainer
@@ -135,6 +139,29 @@ def test_a_group_is_trained_when_its_first_result_is_needed(monkeypatch):
     assert max(sizes) == 4
     # Those that still train when the run ends may have been trained for nothing.
     assert 60 <= sum(sizes) <= 60 + 8
+
+
+def test_the_command_line(tmp_path):
+    settings = "--model logreg --num-clients 20 --concurrency 5 --arrivals 20 --eval-every 10 --buffer-size 5"
+    for workers in ("vmap:clients=4:device=cpu", "1"):
+        out = tmp_path / workers[:4]
+        command = ["compare", "--rules", "fedbuff", "--workers", workers, "--out", str(out), *settings.split()]
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.output
+    read = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("vmap", "1")]
+    assert read[0].keys() == read[1].keys()
+    store, out = tmp_path / "store", tmp_path / "run"
+    command = ["run", "--rule", "fedbuff", "--workers", "vmap:device=cpu", "--store", str(store), "--out", str(out)]
+    assert CliRunner().invoke(app, [*command, *settings.split()[:-2]]).exit_code == 0
+    again = CliRunner().invoke(app, ["run", "--resume", str(store), "--workers", "vmap:clients=2:device=cpu"])
+    assert again.exit_code == 0, again.output
+
+
+@pytest.mark.parametrize("workers", ["0", "x", "vmap:4", "vmap:clients=0", "vmap:device=nowhere", "-1", "2.5"])
+def test_wrong_workers_on_the_command_line(workers):
+    result = CliRunner().invoke(app, ["compare", f"--workers={workers}"])
+    assert result.exit_code == 2
+    assert "--workers" in result.stderr
 
 
 class Branches(torch.nn.Module):

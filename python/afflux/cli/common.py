@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,9 @@ from afflux.sim.interrupts import Terminated
 from afflux.sim.papers.presets.registry import find_preset
 from afflux.sim.workload.config import ENDS, UNLIMITED, SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec, parse_rule, rule_parameters
+
+if TYPE_CHECKING:
+    from afflux.sim.runs.vmap_groups import Vmap
 
 BufferSize = Annotated[int | None, typer.Option(help="Arrivals per server step, for rules with a buffer; default 10.")]
 Paper = Annotated[
@@ -166,3 +169,22 @@ def rule_of_preset(
     if server_lr is None and rule is None and preset.server_lr is not None:
         server_lr = preset.server_lr.value
     return text, buffer_size, server_lr
+
+
+def parse_workers(text: Any) -> "int | Vmap":
+    """Read --workers: a number of processes, or vmap:clients=32:device=cuda.
+
+    Raises:
+        BadParameter: another text, or a value that is out of range.
+    """
+    words = re.fullmatch(r"(\d+)|vmap(?::clients=(\d+))?(?::device=(\S+))?", str(text))
+    if words is None or words[1] == "0":
+        raise typer.BadParameter(f"{text!r} is no number from 1 on, and not vmap:clients=32:device=cuda")
+    if words[1] is not None:
+        return int(words[1])
+    from afflux.sim.runs.vmap_groups import Vmap
+
+    try:
+        return Vmap(int(words[2] or Vmap.clients), words[3] or Vmap.device)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from None

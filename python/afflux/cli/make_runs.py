@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from afflux.sim.results.simulation_results import SimulationResults
     from afflux.sim.runs.compare import Job
     from afflux.sim.runs.library import Simulation
+    from afflux.sim.runs.vmap_groups import Vmap
 
 
 def make_runs(
@@ -34,7 +35,7 @@ def make_runs(
     out: Path | None,
     keep_updates: bool,
     tensorboard: bool,
-    workers: int,
+    workers: "int | Vmap",
     *,
     paired: bool = False,
 ) -> "tuple[Path, SimulationResults]":
@@ -43,7 +44,7 @@ def make_runs(
     from rich.console import Console
 
     from afflux.sim.results.progress import show_progress
-    from afflux.sim.runs.compare import available_cpus
+    from afflux.sim.runs.compare import default_processes
     from afflux.sim.runs.library import Simulation
 
     simulation = Simulation.of(config, specs, seeds, paired=paired)
@@ -54,7 +55,7 @@ def make_runs(
         with show_progress([job.title for job in jobs], config.arrivals, Console(stderr=True)) as watch:
             results = simulation.run_into(
                 output,
-                processes=processes or max(1, available_cpus() // workers),
+                processes=processes or default_processes(workers),
                 workers=workers,
                 watch=watch,
                 finished=finished,
@@ -77,7 +78,7 @@ def tune_rules(
     seeds: list[int],
     config: SimConfig,
     jobs: int | None,
-    workers: int,
+    workers: "int | Vmap",
     out: Path | None,
 ) -> None:
     """Run a grid of settings into `out`, and print its page."""
@@ -117,7 +118,7 @@ def run_in_new_store(
     out: Path | None,
     keep_updates: bool,
     tensorboard: bool,
-    workers: int,
+    workers: "int | Vmap",
 ) -> None:
     """Make one run whose server is kept in a new store, write its results into `out`, and print them."""
     _require_packages(tensorboard)
@@ -141,7 +142,7 @@ def resume_run(
     typed: RuleSpec | None,
     task: str | None,
     tensorboard: bool,
-    workers: int,
+    workers: "int | Vmap",
 ) -> None:
     """Continue the run in `store` in its run folder, or in `out` if that has moved, and print its results."""
     _require_packages(tensorboard)

@@ -13,7 +13,8 @@ from afflux.sim.errors import ConfigError, require
 from afflux.sim.papers.finished_runs import FILE, FinishedRuns, Outcome, load_outcomes
 from afflux.sim.results import run_folder
 from afflux.sim.results.run_result import SeedStatistics, seed_statistics
-from afflux.sim.runs.compare import Job, available_cpus, compare
+from afflux.sim.runs.compare import Job, compare, default_processes
+from afflux.sim.runs.vmap_groups import Vmap
 from afflux.sim.workload.config import SimConfig
 
 
@@ -34,7 +35,7 @@ Measure = Callable[[Sequence[Job]], list[Outcome]]
 
 
 def measure(
-    jobs: Sequence[Job], folder: Path, processes: int | None = None, at_most: int | None = None, workers: int = 1
+    jobs: Sequence[Job], folder: Path, processes: int | None = None, at_most: int | None = None, workers: int | Vmap = 1
 ) -> list[Outcome]:
     """Run the jobs that are not finished yet, in parallel; each result is written to `folder` when its run is finished.
 
@@ -64,7 +65,7 @@ def measure(
         config = job_config(wanted[0])
         finished = FinishedRuns(folder / FILE, wanted)
         with show_progress([job.title for job in wanted], config.arrivals, Console(stderr=True)) as watch:
-            count = processes or max(1, available_cpus() // workers)
+            count = processes or default_processes(workers)
             compare(wanted, config, processes=count, watch=watch, finished=finished, workers=workers)
         ended = load_outcomes(folder / FILE, jobs)
     if len(ended) < len(jobs):
@@ -84,7 +85,7 @@ def publish(
     make: Callable[[Measure], Page],
     processes: int | None = None,
     at_most: int | None = None,
-    workers: int = 1,
+    workers: int | Vmap = 1,
 ) -> tuple[Page, Path]:
     """Write the page that `make` returns into a folder.
 

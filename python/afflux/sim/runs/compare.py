@@ -62,6 +62,11 @@ def available_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def default_processes(workers: int | Vmap) -> int:
+    """Return how many runs are made at the same time: as many as CPUs for all of their workers, or one on a device."""
+    return max(1, available_cpus() // workers) if isinstance(workers, int) else 1
+
+
 def compare(
     jobs: Sequence[Job],
     config: SimConfig,
