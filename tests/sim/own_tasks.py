@@ -1,5 +1,10 @@
 """Tasks of tests, in a module of their own: other processes import it."""
 
+import os
+import tempfile
+import time
+from multiprocessing import parent_process
+
 import numpy as np
 import torch
 from torch import nn
@@ -83,3 +88,43 @@ def fails(model, data, rng):
 
 def returns_nothing(model, data, rng):
     return None
+
+
+def finds_no_file(model, data, rng):
+    return open("no such file")
+
+
+def is_worker(module):
+    """An evaluation: whether a worker process makes it."""
+    return float(parent_process() is not None), 0.0
+
+
+def fails_in_a_worker(module):
+    """An evaluation."""
+    return 1 / (parent_process() is None), 0.0
+
+
+def returns_nothing_in_a_worker(module):
+    """An evaluation."""
+    return None if parent_process() is not None else (0.0, 0.0)
+
+
+def counted(model, data, rng):
+    """A training that leaves a file."""
+    tempfile.mkstemp(dir=os.environ["AFFLUX_TEST_TRAININGS"])
+    return 1.0, 1, len(data[1])
+
+
+def awaits_trainings(module):
+    """An evaluation after 20 and 40 arrivals, which ends in a worker when 8 more trainings have, but at most 38.
+
+    Six were known at its beginning: the server has to go on, too.
+    """
+    folder = os.environ["AFFLUX_TEST_TRAININGS"]
+    enough = min(len(os.listdir(folder)) + 8, 38)
+    give_up = time.monotonic() + 60
+    while parent_process() is not None and len(os.listdir(folder)) < enough:
+        if time.monotonic() > give_up:
+            raise TimeoutError("nobody trains beside the evaluation")
+        time.sleep(0.01)
+    return 0.0, 0.0

@@ -182,6 +182,7 @@ def test_what_fails_in_a_worker_is_raised_here():
     settings = {"rules": "fedasync", "arrivals": 30, "concurrency": 6}
     for training, kind, message in [
         (own_tasks.fails, pool.WorkerError, "(?s)ZeroDivisionError: division by zero.*while client [0-9]+ trained"),
+        (own_tasks.finds_no_file, pool.WorkerError, "FileNotFoundError"),
         (own_tasks.returns_nothing, ConfigError, "training returns None, must return loss, steps, examples"),
     ]:
         with pytest.raises(kind, match=message):

@@ -17,8 +17,9 @@ from afflux.sim.errors import DivergedError, require
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.run_progress import JobProgress, RunProgress
 from afflux.sim.results.run_result import RunResult
+from afflux.sim.runs.process_start import pickled, sigint_blocked
 from afflux.sim.runs.vmap_groups import Vmap
-from afflux.sim.runs.workers import WorkerPool, pickled, sigint_blocked
+from afflux.sim.runs.worker_pool import WorkerPool
 from afflux.sim.workload.config import IMAGES, SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.sim.workload.task import Task

@@ -16,7 +16,7 @@ from afflux.sim.runs.simulated_server import SimulatedServer, feed_servers
 from afflux.sim.runs.simulation import open_metrics, record_updates
 from afflux.sim.runs.training_stream import TrainingStream
 from afflux.sim.runs.vmap_groups import Vmap
-from afflux.sim.runs.workers import WorkerPool, start_workers
+from afflux.sim.runs.worker_pool import WorkerPool, start_workers
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.sim.workload.task import Task
@@ -116,7 +116,9 @@ def _run(
 
         history = None if interrupted is None else interrupted.history
         leader = SimulatedServer(spec, setup, config.arrivals, new_server=new_server, history=history)
-        stream = TrainingStream(setup, leader, start_workers(workers, setup, task, files))
+        processes = start_workers(workers, setup, task, files)
+        leader.evaluate_in(processes)
+        stream = TrainingStream(setup, leader, processes)
         if interrupted is not None:
             versions = {**leader.server.retained_versions, leader.server.version: leader.server.pull()}
             stream.restore(interrupted.stream, interrupted.read_arrays(), versions)

@@ -257,6 +257,7 @@ class RunCheckpoints:
 
     def save(self) -> None:
         """Commit the server, and with it, in one transaction, the notes that `InterruptedRun` reads."""
+        self._leader.add_evaluations()
         state, arrays = self._stream.state(), self._stream.state_arrays()
         name = f"clients-{state['events']}.npz" if arrays else None
         if name is not None:

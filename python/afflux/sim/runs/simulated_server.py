@@ -15,9 +15,12 @@ from afflux.sim.errors import ConfigError, DivergedError
 from afflux.sim.results import audit_log
 from afflux.sim.results.run_history import RunHistory
 from afflux.sim.results.run_progress import Progress, RunProgress
-from afflux.sim.results.run_result import Evaluation, RunResult, params_sha256
+from afflux.sim.results.run_result import RunResult, params_sha256
 from afflux.sim.results.tensorboard import TensorBoardWriter
+from afflux.sim.runs.evaluations import Evaluations
 from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.runs.vmap_groups import VmapGroups
+from afflux.sim.runs.workers import Workers
 from afflux.sim.workload.config import UNLIMITED
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.rule_specs import RuleSpec
@@ -110,8 +113,12 @@ class SimulatedServer:
                 self.server, setup.trainer, setup.num_validation, config.validation, config.refresh_every, rng
             )
         self.log: audit_log.AuditLogWriter | None = None
-        self.history = history or RunHistory([self._measure(0, 0.0)])
         self.metrics: TensorBoardWriter | None = None
+        self._evaluations = Evaluations(setup, self.server)
+        if history is None:
+            self._evaluations.start(0, 0.0)
+            history = RunHistory(list(self._evaluations.ended(wait=True)))
+        self.history = history
         self._staleness = sum(self.history.staleness)
         self._models: dict[int, Pulled] = {}
         self._pulled: dict[int, Pulled] = {}
@@ -120,8 +127,13 @@ class SimulatedServer:
         """Continue with models that may still be pulled, by the arrivals before them, and pulled ones, by dispatch."""
         self._models, self._pulled = models, pulled
 
+    def evaluate_in(self, workers: Workers | VmapGroups | None) -> None:
+        """Let worker processes, if there are any, make the evaluations that follow, beside training."""
+        self._evaluations.workers = workers if isinstance(workers, Workers) else None
+
     def progress(self) -> RunProgress:
-        """Return how far the run is."""
+        """Return how far the run is; the accuracy is that of the last evaluation that has ended."""
+        self.add_evaluations(wait=False)
         config, history, version = self._setup.config, self.history, self.server.version
         arrivals, last = len(history.staleness), history.evaluations[-1]
         limits = ((arrivals, self._total), (version, config.rounds), (history.time, config.virtual_time))
@@ -183,8 +195,10 @@ class SimulatedServer:
     def result(self) -> RunResult:
         """Return the result of the run, and write the end line of its log."""
         history = self.history
+        self.add_evaluations()
         if history.evaluations[-1].arrivals < len(history.staleness):  # the run has ended before its last arrival
             self._evaluate(len(history.staleness), history.time)
+            self.add_evaluations()
         result = RunResult(
             spec=self.spec,
             seed=self._setup.seed,
@@ -249,20 +263,15 @@ class SimulatedServer:
                 log.write_round(report)
 
     def _evaluate(self, arrivals: int, time: float) -> None:
-        # The model is the one of the last evaluation if the version is.
-        last = self.history.evaluations[-1]
-        if self.server.version == last.version:
-            evaluation = last._replace(arrivals=arrivals, virtual_time=time)
-        else:
-            evaluation = self._measure(arrivals, time)
-        self.history.evaluations.append(evaluation)
-        if self.metrics is not None:
-            self.metrics.add_evaluation(evaluation)
+        self._evaluations.start(arrivals, time, self.history.evaluations[-1])
+        self.add_evaluations(wait=self._setup.config.stop_at_target)
 
-    def _measure(self, arrivals: int, time: float) -> Evaluation:
-        server, setup = self.server, self._setup
-        buffers = None if setup.model.initial_buffers is None else server.pull().buffers
-        return Evaluation(arrivals, server.version, time, *setup.trainer.evaluate(server.params, buffers))
+    def add_evaluations(self, wait: bool = True) -> None:
+        """Add the evaluations that have ended to the history; `wait`: all that were started."""
+        for evaluation in self._evaluations.ended(wait):
+            self.history.evaluations.append(evaluation)
+            if self.metrics is not None:
+                self.metrics.add_evaluation(evaluation)
 
     @property
     def ended(self) -> bool:

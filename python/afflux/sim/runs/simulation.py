@@ -14,7 +14,7 @@ from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.simulated_server import PullEvent, SimulatedServer, UpdateEvent, feed_servers
 from afflux.sim.runs.training_stream import TrainingStream
 from afflux.sim.runs.vmap_groups import Vmap
-from afflux.sim.runs.workers import WorkerPool, start_workers
+from afflux.sim.runs.worker_pool import WorkerPool, start_workers
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.sim.workload.task import Task
@@ -71,7 +71,10 @@ def run_paired(
         setup = SimulationSetup.of(config, seed, task)
         leader = SimulatedServer(specs[0], setup, config.arrivals)
         servers = [leader, *(SimulatedServer(spec, setup, config.arrivals, specs[0].label) for spec in specs[1:])]
-        events = TrainingStream(setup, leader, start_workers(workers, setup, task, files)).events()
+        processes = start_workers(workers, setup, task, files)
+        for server in servers:
+            server.evaluate_in(processes)
+        events = TrainingStream(setup, leader, processes).events()
         if output is not None:
             name = f"{file_stem(leader.spec.label, seed)}.updates.npy" if output.updates else None
             if name is not None:

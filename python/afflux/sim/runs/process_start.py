@@ -1,0 +1,32 @@
+"""What starts of processes share, here and in `compare`."""
+
+import pickle
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from afflux.sim.errors import ConfigError
+from afflux.sim.workload.task import Task
+
+
+def pickled(task: Task | None) -> bytes:
+    """Return the task for other processes of this program; raises ConfigError if it cannot be sent there."""
+    try:
+        return pickle.dumps(task)
+    except Exception as error:
+        raise ConfigError(
+            f"the task cannot be sent to another process ({error}): define its functions at the top of a module"
+        ) from error
+
+
+@contextmanager
+def sigint_blocked() -> Iterator[None]:
+    """Block Ctrl-C while processes are started: it signals all, and only the parent, without their mask, handles it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

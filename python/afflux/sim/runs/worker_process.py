@@ -1,0 +1,92 @@
+"""The main function of a worker process."""
+
+import pickle
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cached_property
+from traceback import format_exception
+from typing import Any, cast
+
+import numpy as np
+
+from afflux.sim.clients.flat_model import reproducible_torch
+from afflux.sim.errors import ConfigError
+from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.runs.worker_memory import Shape, SharedMemory, WorkerJob
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.random_streams import StreamPurpose
+from afflux.sim.workload.stream_series import StreamSeries
+from afflux.sim.workload.task import Task
+
+
+def work(pipe: Any, shape: Shape, raw: Sequence[Any], config: SimConfig, seed: int, content: bytes) -> None:
+    """Train and evaluate until the pipe is closed, which happens when the parent ends, however it ends.
+
+    Args:
+        pipe: jobs and the configurations of other runs come in; facts of results and errors go out.
+        shape: the places in `raw`.
+        raw: shared memory.
+        config: of the first run.
+        seed: of the first run.
+        content: the pickled task.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent answers them
+        signal.signal(number, signal.SIG_IGN)
+    worker, told = _Worker(shape, raw, content), (config, seed)
+    with reproducible_torch(), suppress(EOFError, OSError):  # of the pipe alone
+        while True:
+            answer = _tried(worker.answer, told)
+            if answer is not None:
+                pipe.send(answer)
+            told = pipe.recv()
+
+
+def _tried(action: Callable[[Any], Any], told: Any) -> Any:
+    """Return what `action` returns, or its error in types that can be sent."""
+    try:
+        return action(told)
+    except ConfigError as error:
+        return "error", True, str(error)
+    except Exception as error:
+        return "error", False, "a worker failed:\n" + "".join(format_exception(error))
+
+
+class _Worker:
+    """The trainings and evaluations of one run, and then of another one."""
+
+    def __init__(self, shape: Shape, raw: Sequence[Any], content: bytes) -> None:
+        self._memory = SharedMemory(shape, raw)
+        self._content = content
+
+    @cached_property
+    def _task(self) -> Task | None:
+        return cast("Task | None", pickle.loads(self._content))
+
+    def answer(self, told: Any) -> Any:
+        """Do a job; or begin another run, told its configuration and seed, which has no answer."""
+        if len(told) == 2:
+            config, seed = told
+            self._trainer = SimulationSetup.of(config, seed, self._task).trainer
+            self._streams = StreamSeries(seed, StreamPurpose.BATCHES)
+            return None
+        job = WorkerJob(*told)
+        return self._evaluate(job) if job.sequence < 0 else self._train(job)
+
+    def _train(self, job: WorkerJob) -> tuple[int, int, float, int]:
+        """Write the result of a job into its place; return the sequence, examples, loss and steps."""
+        memory = self._memory
+        shift = memory.shifts[job.result] if job.shift and memory.shifts is not None else None
+        pulled = memory.params[job.version], self._streams.stream(job.sequence), shift
+        trained = self._trainer.train(job.client, *pulled, self._buffers(job))
+        memory.updates[job.result] = trained.update
+        if memory.trained is not None and trained.buffers is not None:
+            memory.trained[job.result] = trained.buffers
+        return job.sequence, trained.num_examples, trained.loss, trained.steps
+
+    def _evaluate(self, job: WorkerJob) -> tuple[int, float, float]:
+        """Return the sequence of a job, and the accuracy and loss of its params."""
+        return job.sequence, *self._trainer.evaluate(self._memory.params[job.version], self._buffers(job))
+
+    def _buffers(self, job: WorkerJob) -> np.ndarray | None:
+        return None if self._memory.pulled is None else self._memory.pulled[job.version]
