@@ -108,7 +108,7 @@ class AsyncStrategy(FedAvg):
         for record in records:
             if isinstance(record, MetricRecord | ConfigRecord) and self.client_key in record:
                 return record[self.client_key]
-        raise ValueError(f"the reply lacks {self.client_key!r}, the client_key")
+        raise ValueError(f"no MetricRecord or ConfigRecord of the reply has {self.client_key!r}, the client_key")
 
     def start(
         self,
