@@ -18,7 +18,7 @@ from flwr.common.logger import FLOWER_LOGGER
 from flwr.serverapp.strategy import FedAvg
 
 from afflux import AffluxError, Server, replay
-from afflux.integrations import _flower_evaluations, _flower_run
+from afflux.integrations import _flower_run, _loop
 from afflux.integrations._core import TrainingRun
 from afflux.integrations._loop import Loop
 from afflux.integrations._settings import RunSettings
@@ -27,6 +27,7 @@ from afflux.rules import ca2fl, fadas, fedavg, fedbuff, mf_ca2fl, wkafl
 from flower_grid import FakeGrid, adds
 
 NODES = [2**63 + 7, 5, 2**64 - 1, 11]
+HISTORY = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
 RULES = [fedbuff(buffer_size=3), ca2fl(buffer_size=3), fadas(buffer_size=3)]
 
 
@@ -397,9 +398,15 @@ def test_rows_of_nodes_that_have_other_ids_in_the_next_run(rule, tmp_path):
     assert run(12, renamed(nodes, [201, 202, 203]), "partition") == ["ann", "bob", "eve"]
     with pytest.raises(AffluxError, match=r"none of the 3 .* is one of them: 301\. Give client_key="):
         run(18, renamed(nodes, [301, 302, 303]))
-    names = {401: "ann", 402: "bob", 403: "eve"}
-    assert run(18, renamed(nodes, names), names.get) == ["ann", "bob", "eve"]
-    with pytest.raises(RuntimeError, match="of the reply has 'partitoin', the client_key"):
+
+    class Names(dict):
+        """A function that cannot be hashed."""
+
+        __call__ = dict.__getitem__
+
+    names = Names({401: "ann", 402: "bob", 403: "eve"})
+    assert run(18, renamed(nodes, names), names) == ["ann", "bob", "eve"]
+    with pytest.raises(RuntimeError, match="nothing in the reply has the name 'partitoin'"):
         strategy(rule, client_key="partitoin", max_failures=1).start(FakeGrid(nodes), initial())
     with pytest.raises(AffluxError, match="client_key is 3, must be a function or a key"):
         strategy(rule, client_key=3)
@@ -439,13 +446,13 @@ def test_a_store_with_ids_of_nodes_is_not_resumed_with_a_client_key(tmp_path, lo
     assert not sent.sent
     with Server.open(tmp_path / "store") as server:
         notes = server.notes
-        del notes["own"]["client_key"]  # as older stores lack it
+        del notes["client_key"]  # as older stores lack it
         server.checkpoint(notes)
     logged.clear()
     assert run(4).server.version == 4
     assert not any("client_key" in line for line in logged)
     with Server.open(tmp_path / "store") as server:
-        assert server.notes["own"]["client_key"].endswith("(client_key=None)")
+        assert server.notes["client_key"].endswith("(client_key=None)")
         server.checkpoint(notes)
     with pytest.raises(RuntimeError, match="would be client 3 of num_clients=2"):
         strategy(ca2fl(buffer_size=2), store=tmp_path / "store", client_key="partition", max_failures=1).start(
@@ -508,7 +515,7 @@ def test_the_reason_of_an_unreadable_reply_is_its_own():
     own = strategy(fedbuff(buffer_size=1), client_key="partition", concurrency=3)
     own.start(FakeGrid(nodes), initial(), num_rounds=5)
     reasons = {fault.client_id: fault.reason for fault in own.server.faults}
-    assert reasons[2].endswith("no MetricRecord or ConfigRecord of the reply has 'partition', the client_key")
+    assert reasons[2].endswith("[client_key] nothing in the reply has the name 'partition'")
     assert reasons[3].startswith("[push] client 3's model: the reply holds 0 ArrayRecords")
 
 
@@ -547,9 +554,8 @@ def trains_only(message):
 def slept(monkeypatch):
     """A clock that only sleeping moves: the seconds that have passed."""
     passed = [0.0]
-    for module in (_flower_run, _flower_evaluations):
-        monkeypatch.setattr(module, "monotonic", lambda: passed[0])
-    monkeypatch.setattr(_flower_run, "sleep", lambda seconds: passed.__setitem__(0, passed[0] + max(seconds, 0.5)))
+    monkeypatch.setitem(TrainingRun.__init__.__kwdefaults__, "clock", lambda: passed[0])
+    monkeypatch.setattr(_loop, "sleep", lambda seconds: passed.__setitem__(0, passed[0] + max(seconds, 0.5)))
     return passed
 
 
@@ -587,14 +593,14 @@ def test_the_end_waits_for_evaluations_in_proportion_to_the_slowest_reply(slept)
 
 def test_evaluations_of_many_steps_are_bounded(monkeypatch, slept):
     """Nodes that come, withhold an evaluation and go: the oldest evaluation ends with the replies that it has."""
-    most, ask = [], _flower_evaluations.Evaluations.ask
+    most, evaluate = [], _flower_run.FlowerTransport.evaluate
 
-    def noted(self, step, arrays):
-        ask(self, step, arrays)
-        most.append(len(self))
+    def noted(self, step):
+        evaluate(self, step)
+        most.append(len(self.evaluated))
 
-    monkeypatch.setattr(_flower_evaluations.Evaluations, "ask", noted)
-    monkeypatch.setattr(_flower_evaluations, "_MOST_STEPS", 5)
+    monkeypatch.setattr(_flower_run.FlowerTransport, "evaluate", noted)
+    monkeypatch.setattr(_flower_run, "_MOST_STEPS", 5)
     grid = FakeGrid({1: adds(1.0), 2: trains_only})
     grid.pull_messages = partial(all_of, grid)
 
@@ -649,7 +655,7 @@ def test_a_record_that_differs_is_left_out_instead_of_the_step(odd, logged):
     assert all(isinstance(mean["mean"], float) for mean in result.evaluate_metrics_clientapp.values())
     assert "Evaluation of step 3: 1 replies differ from the others and are left out" in logged
     if "other" not in odd:  # which train_metrics_aggr_fn takes
-        assert "Metrics of step 3: 1 records differ from the others and are left out" in logged
+        assert "Metrics of step 3: 1 replies differ from the others and are left out" in logged
 
 
 @pytest.mark.parametrize("wrong", [0.5, [1], {"acc": np.float32(0.5)}, "good"])
@@ -691,7 +697,7 @@ def test_a_checkpoint_keeps_the_metrics_of_the_newest_steps(tmp_path, monkeypatc
         result = own.start(grid_of(1.0, 2.0), initial(), num_rounds=steps, evaluate_fn=central)
         with Server.open(tmp_path / "store") as server:
             notes = server.notes["own"]
-        return result, [sorted(map(int, notes[name])) for name in _flower_run._HISTORY]
+        return result, [sorted(map(int, notes[name])) for name in HISTORY]
 
     result, stored = run(30)
     assert sorted(result.train_metrics_clientapp) == [*range(1, 31)]
