@@ -100,6 +100,27 @@ def test_a_message_to_a_node_that_has_gone_leaves_no_task(key):
     assert own.lost["failed"] > 0
 
 
+@pytest.mark.parametrize("concurrency", [1, 2])
+@pytest.mark.parametrize("all_fails", [False, True])
+def test_a_grid_that_fails_ends_the_run_and_is_no_fault_of_a_node(concurrency, all_fails):
+    """A single message that cannot be read is the fault of its node, unless the Grid does not answer at all."""
+
+    class Grid(FakeGrid):
+        def pull_messages(self, keys):
+            raise ConnectionError("the link is down")
+
+        def get_node_ids(self):
+            if all_fails and self.sent:
+                raise ConnectionError("the link is down")
+            return super().get_node_ids()
+
+    own = strategy(fedbuff(buffer_size=2), concurrency=concurrency, max_failures=1)
+    alone = concurrency == 1 and not all_fails
+    with pytest.raises(RuntimeError if alone else ConnectionError, match="the link is down"):
+        own.start(Grid({1: adds(1.0), 2: adds(1.0)}), initial())
+    assert own.lost["failed"] == (2 if alone else 0)
+
+
 def test_the_reason_of_an_unreadable_reply_is_its_own():
     nodes = {1: said("ann"), 2: adds(1.0), 3: bad("no arrays")}
     own = strategy(fedbuff(buffer_size=1), client_key="partition", concurrency=3)

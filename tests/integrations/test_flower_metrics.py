@@ -8,7 +8,9 @@ import pytest
 pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
 
 from flwr.app import MetricRecord, RecordDict
+from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
+from afflux.integrations._flower_metrics import mean_of
 from afflux.rules import fedbuff
 from flower_grid import FakeGrid, adds, all_of, grid_of, initial, logged, strategy
 
@@ -62,6 +64,25 @@ def test_a_record_that_differs_is_left_out_instead_of_the_step(odd, logged):
     assert "Evaluation of step 3: 1 replies differ from the others and are left out" in logged
     if "other" not in odd:  # which train_metrics_aggr_fn takes
         assert "Metrics of step 3: 1 replies differ from the others and are left out" in logged
+
+
+@pytest.mark.parametrize(
+    ("records", "expected"),
+    [
+        ([{"n": 1, "loss": 2.0}, {"loss": 5.0}, {"loss": 5.0}], {"loss": 2.0}),  # most lack the weight
+        ([{"n": 1, "loss": [1.0, 1.0]}, {"n": 1, "loss": 3.0}], {"loss": 3.0}),  # of as many, those of fewer numbers
+        ([{"n": [1, 1], "loss": 2.0}, {"n": 3, "loss": 4.0}], {"loss": 4.0}),
+        ([{"loss": 2.0}, {"loss": 4.0}], None),
+        ([], None),
+    ],
+)
+def test_the_mean_is_over_the_records_of_the_most_frequent_form(records, expected, logged):
+    contents = [RecordDict({"metrics": MetricRecord(record)}) for record in records]
+    mean = mean_of("Metrics", contents, contents, "n", lambda some: aggregate_metricrecords(some, "n"))
+    assert (None if mean is None else dict(mean)) == expected
+    assert len(logged) == bool(records)
+    reason = "cannot be aggregated" if expected is None else "differ from the others and are left out"
+    assert all(reason in line for line in logged)
 
 
 def test_steps_and_evaluations_are_logged(logged):
