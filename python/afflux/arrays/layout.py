@@ -90,23 +90,22 @@ class Layout:
 
         Args:
             tree: the model. Tied parameters of a torch module count once, under their first name; its non-persistent
-            buffers do not count. A state_dict that is passed later may hold tied parameters under all of their names.
+                buffers do not count. A state_dict that is passed later may hold tied parameters under all of their names.
             select: the arrays that the layout holds; None: all. Trees that are passed later need only these; the other
-            arrays of a tree are ignored. So whole models can be pushed, and `load` writes only the selected arrays.
+                arrays of a tree are ignored. So whole models can be pushed, and `load` writes only the selected arrays.
                 "trainable" selects the torch tensors that require grad, such as LoRA's adapters or an unfrozen head. It
                 also selects the buffers of every module that directly holds such a tensor: the statistics of a
                 BatchNorm whose weight is trained, but not those of a frozen one. It selects all arrays of other
-                libraries.
-                A collection of dotted names selects the parameters and buffers of these names.
-                A function (name, array) -> bool is called for every parameter and buffer, and selects those for which
-                it returns True.
+                libraries. A collection of dotted names selects the parameters and buffers of these names. A function
+                (name, array) -> bool is called for every parameter and buffer, and selects those for which it returns
+                True.
             buffers: the names of all arrays that are buffers. By default they are the buffers that a torch module
-            registers. In other trees they are integers and bools, arrays whose last name is running_mean,
-            running_var or num_batches_tracked, and all arrays under a key "batch_stats".
+                registers. In other trees they are integers and bools, arrays whose last name is running_mean,
+                running_var or num_batches_tracked, and all arrays under a key "batch_stats".
 
         Raises:
             AffluxError: an element of the tree is not an array, two arrays have one name, a dtype is not listed above,
-            `select` or `buffers` has an unknown name, or no parameter is selected.
+                `select` or `buffers` has an unknown name, or no parameter is selected.
 
         Cost: no array is read.
 

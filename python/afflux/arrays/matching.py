@@ -57,8 +57,7 @@ class Matcher:
 
         Raises:
             AffluxError: the tree lacks some, or holds unknown ones, or an element that is not an array; or one has
-            another
-            shape.
+                another shape.
         """
         arrays = self._found(tree)
         for name, array, shape in zip(self.names, arrays, self._shapes, strict=True):
