@@ -90,7 +90,7 @@ class Layout:
 
         Args:
             tree: the model. Tied parameters of a torch module count once, under their first name; its non-persistent
-                buffers do not count. A state_dict that is passed later may hold tied parameters under all of their names.
+                buffers do not count. A state_dict that is passed later may hold tied ones under all of their names.
             select: the arrays that the layout holds; None: all. Trees that are passed later need only these; the other
                 arrays of a tree are ignored. So whole models can be pushed, and `load` writes only the selected arrays.
                 "trainable" selects the torch tensors that require grad, such as LoRA's adapters or an unfrozen head. It

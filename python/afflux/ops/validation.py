@@ -31,8 +31,8 @@ NUMBERS = (float, int, np.integer, np.floating)
 
 def check_fields(part: object, check: Check[object], *names: str, op: str | None = None) -> None:
     """Replaces these fields of a frozen dataclass by the results of the check; for its __post_init__.
- `op` is the
-    operation that messages name, by default the class.
+
+    `op` is the operation that messages name, by default the class.
     """
     for name in names:
         object.__setattr__(part, name, check(op or type(part).__name__, name, getattr(part, name)))
