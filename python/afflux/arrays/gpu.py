@@ -35,8 +35,7 @@ class Gpu(Device):
     """A GPU: the code that is the same for torch and CuPy."""
 
     #: The stream of uploads, by GPU: uploads run in parallel with the caller's work, one after the other. A stream is
-    #: never
-    #: deleted, because memory that was allocated for it is reused in its order.
+    #: never deleted, because memory that was allocated for it is reused in its order.
     _streams: ClassVar[dict[int, Any]]
 
     def __init__(self, index: int) -> None:
@@ -72,8 +71,7 @@ class Gpu(Device):
 
     def upload(self, values: npt.NDArray[Any], *, pinned: bool) -> Upload:
         """A new vector with the values of a NumPy array. The caller may change the array at once. If it is pinned
-        memory itself,
-        the caller may change it only when the copy is no longer used.
+        memory itself, the caller may change it only when the copy is no longer used.
         """
         if pinned:
             return self._sent(values)

@@ -137,8 +137,8 @@ class Layout:
         """The parameters in the layout's order, each C-contiguous and of a type that the engine reads.
 
         Only arrays that the engine cannot read in place are copied: strided arrays (as in channels_last), unaligned or
-        byte-swapped ones, and integers (to float64). torch tensors stay on their device; the engine
-        also reads tensors that require grad.
+        byte-swapped ones, and integers (to float64). torch tensors stay on their device; the engine also reads tensors
+        that require grad.
 
         Args:
             tree: may lack buffers.

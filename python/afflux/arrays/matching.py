@@ -90,8 +90,7 @@ class Matcher:
 
     def _quick(self, tree: Any) -> list[Array] | None:
         """The wanted arrays of a module, or of a flat dict or list of NumPy's or torch's own arrays. None if the tree
-        is
-        something else, or lacks some, or holds unknown ones.
+        is something else, or lacks some, or holds unknown ones.
         """
         kind = type(tree)
         # No other types: a defaultdict, for example, creates missing entries.

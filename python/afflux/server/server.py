@@ -44,7 +44,7 @@ class Server:
         push_threads: threads of the sweep that copies a pushed vector.
         on_step: a function that is called with the `Report` of each step, after its version can be pulled, without any
             lock, by the call that made the step; it may call the server. Calls are in the order of the steps and never
-        overlap: if two threads make steps at about the same time, one thread may call for both. If on_step itself
+            overlap: if two threads make steps at about the same time, one thread may call for both. If on_step itself
             causes a step, the call for that step follows after it returns. An exception that it raises is logged
             (logger "afflux"), and no step is lost. A step that an interrupt has left unfinished is reported with the
             next one, or by `poll`.
@@ -130,8 +130,7 @@ class Server:
         Raises:
             UnavailableError: `like` is on an unsupported GPU, or the server was made with check_versions.
             StoreError: there is no store, the rule is wrong or missing, another process uses the store, or it is
-                damaged.
-                The store does not change.
+                damaged. The store does not change.
 
         >>> from tempfile import TemporaryDirectory
         >>> import numpy as np
