@@ -9,7 +9,7 @@ from afflux.aggregation.streaming import Term
 from afflux.arrays.pools import Slot
 from afflux.rules.rule import ClientId, Float64
 
-#: What is known of an arrival before it joins: the first fields of PendingArrival.
+#: The facts about an arrival before it joins: the first fields of PendingArrival.
 Pushed = tuple[ClientId, int, int, float, float, Slot, Float64 | None, tuple[float, float]]
 
 

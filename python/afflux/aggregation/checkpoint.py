@@ -1,4 +1,4 @@
-"""A server's state as plain arrays and JSON-able facts, and back. What is read is checked before it is used."""
+"""Converts a server's state to plain arrays and JSON-able facts, and back. Data is checked before it is used."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,29 +26,29 @@ from afflux.rules.rule import ClientId, Float64, Rule, Scalars
 from afflux.rules.serialization import from_config
 
 FORMAT = 4
-#: How the elements of a slot are saved; bfloat16, which NumPy lacks, as its 16 bits.
+#: The types in which elements of a slot are saved; bfloat16, which NumPy lacks, as its 16 bits.
 STORED = {"float32": "float32", "float64": "float64", "bfloat16": "uint16"}
 
 Array = npt.NDArray[Any]
-#: What a push takes.
+#: The largest number of examples of a push.
 _MOST_EXAMPLES = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Saved:
-    """A state that has been checked."""
+    """A state that was checked."""
 
     version: int
     params: Array  #: the state's array
     buffers: Float64 | None
     arrivals: list[PendingArrival]  #: the buffer, then those deferred to the next pass; slots are the state's arrays
     filled: int  #: arrivals in the buffer
-    added: int  #: arrivals in the total, the first ones in the buffer; they have no slots
+    added: int  #: number of arrivals in the total: the first ones of the buffer, which have no slots
     raw: list[float]  #: their raw weights
-    total: Float64 | None  #: the state's array, if there are some
+    total: Float64 | None  #: the state's array, if arrivals are in it
     rows: RowCache | None
-    rule: Rule  #: the server's own
-    next_rule: Rule | None  #: that waits to replace it
+    rule: Rule  #: the server's rule
+    next_rule: Rule | None  #: the rule that waits to replace it
     number: int
     counts: dict[str, int]
     log: list[Entry] | None
@@ -58,7 +58,7 @@ class Saved:
     passed: tuple[int, list[ClientId]] | None  #: N, and the clients that have entered in this pass
 
     def server_state(self, current: Pulled, arrivals: list[PendingArrival]) -> ServerState:
-        """The server's state, once params and slots are in the server's own memory."""
+        """The server's state, after params and slots were copied to the server's own memory."""
         return ServerState(
             current=current,
             rule=self.rule,
@@ -77,7 +77,7 @@ class Saved:
 
 
 def scalar_facts(facts: Mapping[str, Any], state: ServerState) -> dict[str, Any]:
-    """`facts`, and those of the state whose size grows neither with the clients nor with the joins."""
+    """`facts`, and the facts of the state whose size does not grow with the number of clients or joins."""
     total, arrivals = state.total, state.arrivals()
     added = 0 if total is None else total.added
     return {
@@ -102,7 +102,7 @@ def arrival_record(w: PendingArrival) -> list[Any]:
 
 
 def log_record(entry: Entry) -> list[Any]:
-    """The fields of a Join, or a word and those of another entry; JSON-able."""
+    """The fields of a Join; for another entry its kind and its fields. JSON-able."""
     if isinstance(entry, Join):
         return [*entry[:6], _without_nan(entry.loss), entry.lent]
     if isinstance(entry, Opened):
@@ -115,13 +115,13 @@ def log_record(entry: Entry) -> list[Any]:
 
 
 def _without_nan(number: float) -> float | None:
-    """JSON has no NaN, and a NaN does not equal itself."""
+    """None in the place of NaN, because JSON has no NaN, and a NaN does not equal itself."""
     return None if number != number else number
 
 
 def save(facts: Mapping[str, Any], state: ServerState, log: Iterable[Entry] | None) -> dict[str, Any]:
-    """The state as {"meta": facts, "arrays": {name: array}}; `facts` identify the kind of server. Nothing decided is
-    still to be made.
+    """The state as {"meta": facts, "arrays": {name: array}}; `facts` identify the kind of server. All decided rounds
+    must be complete.
     """
     rows, current, d, total = state.rows, state.current, facts["d"], state.total
     waiting = [*state.arrivals(), *state.deferred()]
@@ -158,7 +158,7 @@ def _stacked(rows: Sequence[Any], dtype: str, size: int) -> Array:
 
 
 def load(state: Mapping[str, Any], facts: Mapping[str, Any], admission: Admission) -> Saved:
-    """Checks a state against the server that is to load it, which stays as it is.
+    """Checks a state against the server that will load it; the server does not change.
 
     Raises:
         AffluxError: the state is damaged, or of another kind of server.
@@ -172,12 +172,12 @@ def load(state: Mapping[str, Any], facts: Mapping[str, Any], admission: Admissio
 
 
 def _without_tied(fact: object) -> object:
-    """A layout without the names that it ignores: a model from another source has none."""
+    """A layout without the names that it ignores: they depend on the source of the model."""
     return {name: value for name, value in fact.items() if name != "tied"} if isinstance(fact, dict) else fact
 
 
 class _Loader:
-    """Reads the parts of one state, each of which is checked against the others and against the server."""
+    """Reads the parts of one state. Each is checked against the others and against the server."""
 
     def __init__(self, state: Mapping[str, Any], facts: Mapping[str, Any], admission: Admission) -> None:
         meta, self._arrays = state["meta"], state["arrays"]
@@ -221,7 +221,7 @@ class _Loader:
         )
 
     def _array(self, name: str, dtype: str, shape: tuple[int, ...], seen: Array | None = None) -> Array:
-        """The array of this name. Its values must be finite, in the rows that `seen` marks if that is given."""
+        """The array of this name. Its values must be finite; with `seen`, only in the rows that `seen` marks."""
         if is_masked(self._arrays[name]):
             _fail(f"{name} is a masked array")
         array = np.asarray(self._arrays[name])
@@ -235,7 +235,7 @@ class _Loader:
         return array
 
     def _list(self, name: str) -> Sequence[Any]:
-        """The list of this name: in memory as a whole, unlike other sequences."""
+        """The list of this name. Other sequences are refused, because they may not be in memory."""
         found = self._meta[name]
         if not isinstance(found, list | tuple):
             _fail(f"{name} is {brief(found)}, must be a list")
@@ -260,7 +260,7 @@ class _Loader:
         return [*waiting[:added], *(w._replace(slot=slot) for w, slot in zip(waiting[added:], slots, strict=True))]
 
     def _arrival(self, i: int, record: Sequence[Any], buffers: Float64 | None) -> PendingArrival:
-        """Without its slot."""
+        """An arrival without its slot."""
         client_id, version, examples, loss, norm, low, high, join, staleness = record
         version, join, staleness = map(_count, (version, join, staleness))
         examples = _count(examples, _MOST_EXAMPLES)
@@ -286,7 +286,7 @@ class _Loader:
 
     def _rows(self) -> RowCache | None:
         rows = self._state.rows
-        if not isinstance(rows, MemoryRows):  # none, or on disk, and not in the state
+        if not isinstance(rows, MemoryRows):  # no rows, or rows on disk, which are not in the state
             return rows
         clients = [_id(client_id) for client_id in self._list("row_ids")]
         if len(set(clients)) < len(clients):

@@ -1,4 +1,4 @@
-"""Limits on what a server takes in, so that nothing that a round makes of it can overflow."""
+"""Limits on the vectors that a server accepts, so that no result of a round can overflow."""
 
 from dataclasses import dataclass
 from math import inf
@@ -12,30 +12,30 @@ from afflux.rules.rule import Rule
 #: The default of `ServerOptions.max_abs`, and the largest one, by the dtype of params.
 MAX_ABS = {"float32": 1e15, "float64": 1e150}
 MOST_MAX_ABS = {"float32": 1e30, "float64": 1e300}
-#: So many steps in a row must not overflow: what each adds to params, or to a sum of squares, is at most the largest
+#: This many steps in a row must not overflow: one step adds to params, or to a sum of squares, at most the largest
 #: finite number divided by this.
 _STEPS = 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one server."""
+    """The limits of one server."""
 
-    max_abs: float  #: the largest absolute value of an element that is taken in
-    max_norm: float  #: the largest Euclidean norm; infinite: no limit
+    max_abs: float  #: the largest accepted absolute value of an element
+    max_norm: float  #: the largest accepted Euclidean norm; infinite: no limit
     largest: float  #: the largest finite number of the dtype of params
 
     @classmethod
     def of(cls, dtype: str, max_abs: float | None, max_norm: float | None) -> "Limits":
-        """Those of `ServerOptions`."""
+        """The limits that `ServerOptions` set."""
         return cls(max_abs or MAX_ABS[dtype], max_norm or inf, float(np.finfo(dtype).max))
 
     def allow(self, low: float, high: float, norm: float) -> bool:
-        """Whether a vector of finite values is within them, given its least and largest element and its norm."""
+        """Whether a vector of finite values is within the limits, given its least and largest element and its norm."""
         return -self.max_abs <= low and high <= self.max_abs and norm <= self.max_norm
 
     def reason(self, low: float, high: float, norm: float) -> str:
-        """Why they do not allow it."""
+        """The reason why a vector is not within the limits."""
         largest = max(-low, high)
         if largest > self.max_abs:
             return f"an element of magnitude {largest:.3g}, max_abs is {self.max_abs:g}"
@@ -46,15 +46,15 @@ class Limits:
         return sum(map(abs, weights)) * self.max_abs * (1 + 1e-9)
 
     def check_step(self, rule: Rule, step: ops.Step, lr: float, weights: list[float]) -> None:
-        """Rejects numbers of a rule with which vectors within the limits could overflow.
+        """Rejects numbers of a rule that could make vectors within the limits overflow.
 
-        That depends on nothing that a client sends but on the weights.
+        Of the values that clients send, the check depends only on those that determine the weights.
 
         Args:
-            rule: for the message.
-            step: what its step gave.
+            rule: the rule, for the message.
+            step: the result of its step part.
             lr: its learning rate.
-            weights: of the vectors, and of the rule vectors.
+            weights: the weights of the vectors, and of the rule vectors.
 
         Raises:
             AffluxError: params or a state could overflow within a million steps.

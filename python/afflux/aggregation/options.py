@@ -1,7 +1,7 @@
-"""The options of a server: one frozen, checked set, which `Server`, `plan` and the store share.
+"""The options of a server: one frozen, checked object, which `Server`, `plan` and the store share.
 
-`ServerOptions` checks each option by itself and against the others; `for_rule` checks them against a rule, and fills in
-what depends on it. Both raise before anything is allocated.
+`ServerOptions` checks each option by itself and against the others. `for_rule` checks them against a rule, and sets the
+options that depend on it. Both raise before any memory is allocated.
 """
 
 import sys
@@ -38,7 +38,7 @@ RowsOn = Literal["device", "host"]
 Durability = Literal["process", "power"]
 SlotType = Literal["float32", "float64", "bfloat16"]
 
-#: What a store keeps of the options, to go on with; the rest is in its facts or is given anew.
+#: The options that a store keeps. The others are in its facts, or are arguments of `Server.open`.
 STORED = (
     "duplicates",
     "max_staleness",
@@ -87,66 +87,66 @@ class ServerOptions:
     Args:
         num_clients: N, the number of clients; needed by rules that cache rows, and by those that take every client once
             per pass.
-        dtype: of params, "float32" or "float64"; sums are float64 in both cases. This and `slot_dtype` may also be
-            dtypes of NumPy, torch or ml_dtypes (np.float64, torch.float64); fields hold the name.
-        slot_dtype: of buffered arrivals: `dtype` (default), or "bfloat16", which halves the buffer and the main read
-            and rounds each arrival to 8 bits of precision.
-        duplicates: what a client's second arrival in one buffer does. "both" count (default of rules that cache no
-            rows); "latest": the one from the newer version stays, in its place, and the count does not change (default
-            of rules that cache rows); "reject": the first one stays.
+        dtype: the type of params, "float32" or "float64"; sums are float64 in both cases. This and `slot_dtype` may
+            also be dtypes of NumPy, torch or ml_dtypes (np.float64, torch.float64); the fields hold the name.
+        slot_dtype: the type of buffered arrivals: `dtype` (default), or "bfloat16", which halves the buffer and the
+            bytes that a step reads, and rounds each arrival to 8 bits of precision.
+        duplicates: the effect of a client's second arrival in one buffer. "both": both count (default of rules that
+            cache no rows). "latest": the one from the newer version is kept, in the place of the first one, and the
+            number of arrivals does not change (default of rules that cache rows). "reject": the first one is kept.
         max_staleness: arrivals older than this are dropped and counted; None keeps all.
-        faults: what `push` does where something is wrong with what a client sent: a vector of the wrong length, dtype
-            or shape or with a non-finite value, a version that was never made, and so on. "raise" an AffluxError, or
-            "record" it: the receipt has the status "faulty" and the reason, `Server.faults` lists the newest 1000, and
-            the count goes on. The operator's own mistakes raise in both cases. The round of a vector that was lent
-            (push(copy=False)) rejects non-finite values instead.
-        max_slots: the largest number of copies of pushed vectors, without those that are lent; at least M (1 if
-            accumulating), by default 2 M + the number of CPUs (1 + the number of CPUs). Not for rules whose arrivals
-            wait for the next pass, which would never end if they took all slots.
-        max_versions: the largest number of versions of params that exist at once, held by clients or being written; a
-            step that would need one more raises, and loses nothing. At least 2; None: no limit.
-        inplace: a step overwrites params, for models too large for two copies; pulls then copy, and wait for a step
-            that is being made. Not with a store.
-        check_versions: detect writes of a client to a version that it pulled, which torch and DLPack cannot prevent: a
-            step or a state that would be made of it raises, and for an older version the next call after the client has
-            released it, once. Costs three more sweeps over params a step. On the CPU.
+        faults: how `push` handles invalid arguments from a client: a vector of the wrong length, dtype or shape or with
+            a non-finite value, a version that was never made, and so on. "raise": an AffluxError. "record": a receipt
+            with the status "faulty" and the reason; `Server.faults` lists the newest 1000, and `Server.counts` counts
+            all. Errors in the calling program raise in both cases. The values of a lent vector (push(copy=False)) are
+            not checked by the push; its round rejects non-finite values.
+        max_slots: the largest number of copies of pushed vectors, without lent vectors; at least M (1 if
+            accumulating), by default 2 M + the number of CPUs (1 + the number of CPUs). Not allowed for rules whose
+            arrivals wait for the next pass: the pass would never end if waiting arrivals took all slots.
+        max_versions: the largest number of versions of params that exist at once, held by clients or being written. A
+            step that would need one more raises, and no arrival is lost. At least 2; None: no limit.
+        inplace: a step overwrites params, for models too large for two copies. Pulls then copy, and wait for a step
+            in progress. Not possible with a store.
+        check_versions: detect writes of a client to a version that it pulled, which torch and DLPack cannot prevent. A
+            step, or a saved state, that would use the damaged version raises. For an older version, the next call after
+            the client has released it raises, once. Costs three more sweeps over params for each step. Only on the CPU.
         log: keep every decision in `Server.log`, for `afflux.replay`.
-        accumulate: add arrivals to one float64 sum, at once or, where several threads push, with those that join next,
-            instead of buffering M vectors. For rules whose weights are known on arrival; `duplicates` is not "latest"
-            then.
+        accumulate: add arrivals to one float64 sum instead of buffering M vectors: at once, or, where several threads
+            push, together with the next arrivals. For rules whose weights are known on arrival; `duplicates` must not
+            be "latest".
         flush_after: seconds. When the first arrival in the buffer has waited longer, the next call of `push`, `pull`,
-            `checkout` or `poll`, or the next look at `params`, `tasks`, `rows` or `rule_vectors`, first makes a step
-            with what is there, as `flush` does. `poll` waits until it is made, returns its report, and raises if it
-            cannot be made; the others leave the arrivals where they are, and go on. What saves or changes the server
-            (`state_dict`, `checkpoint`, `replace_rule`, ...) finds it as it is. The server has no thread of its own:
-            call `poll` from time to time if clients may be silent. After `Server.open` the time counts from there.
+            `checkout` or `poll`, or the next read of `params`, `tasks`, `rows` or `rule_vectors`, first makes a step
+            with the waiting arrivals, as `flush` does. `poll` waits until the step is made, returns its report, and
+            raises if it cannot be made; the other calls then continue without the step. Calls that save or change the
+            server (`state_dict`, `checkpoint`, `replace_rule`, ...) make no such step. The server has no thread of its
+            own: call `poll` from time to time if clients may be silent. `Server.open` starts the time again.
             None: a buffer waits until it is full.
-        max_abs: a vector with an element of a larger magnitude, as the rule takes it, is refused like one with a NaN:
-            one client could spoil params and moments for good. Default 1e15 where params are float32, 1e150 where they
-            are float64; at most 1e30 or 1e300. What a rule makes of vectors within it cannot overflow within a
-            million rounds, or its first round raises and says so. A model's buffers have the same limit. The round of a
-            vector that was lent checks its direction, and rejects vectors beyond.
-        max_norm: likewise of the Euclidean norm; None: no limit. Vectors cannot be lent then.
-        durability: of a commit to the store. "process" (default): it survives the end of this process, however that
-            comes about; "power": also a power failure of the machine.
+        max_abs: a vector with an element of a larger magnitude, after the conversion, is refused like one with a NaN,
+            because one client could otherwise damage params and moments permanently. Default 1e15 if params are
+            float32, 1e150 if they are float64; at most 1e30 or 1e300. If a rule's numbers could make vectors within the
+            limit overflow within a million rounds, its first round raises an error. A model's buffers have the same
+            limit. The round of a lent vector checks its direction, and rejects vectors beyond the limit.
+        max_norm: a vector with a larger Euclidean norm is refused; None: no limit. With a limit, vectors cannot be
+            lent.
+        durability: of a commit to the store. "process" (default): it survives every kind of end of this process;
+            "power": also a power failure of the machine.
         commit_every: versions that this divides are committed to the store; None: only `checkpoint` and `close` commit.
-        seed: of the random bits that quantized rows are encoded with, at least 0, in 64 bits.
-        memory_budget: bytes that the figures of `afflux.plan` must not exceed. `max_slots` and `max_versions`, where
-            they are not given, are chosen so. The log is not counted; on a GPU neither is the
-            host's memory.
-        rows_on: of a server on a GPU without a store, where cached rows are kept: "device", or "host": pinned memory,
+        seed: of the random bits with which quantized rows are encoded; at least 0, in 64 bits.
+        memory_budget: bytes that the estimate of `afflux.plan` must not exceed. `max_slots` and `max_versions`, if
+            they are not given, are chosen accordingly. The log is not counted; on a GPU the host's memory is not
+            counted either.
+        rows_on: the memory of cached rows, for a server on a GPU without a store: "device", or "host": pinned memory,
             from which the row of a client that pushes is copied to the GPU.
 
     With `accumulate`, the direction v differs from the buffered one by at most 4 (M + 5) 2^-53 sum_i |w_i u_i| per
     element (for rules of kind `model` with |sum_i w_i params| in the sum), much less than what rounding params to
-    float32 does; the rule's weights, its learning rate and all else that a report says are the same. The sum is made in
-    the order of the joins: the bits are those of a replay, of any number of threads and any instruction set, but not
-    those of permuted arrivals. A vector's norm must not exceed 1e150, and what underflows when a raw weight is
-    multiplied is lost. An update costs one more sweep, over its slot and the sum; several
-    that wait share one.
+    float32 does; the rule's weights, its learning rate and the other values of a report are the same. The sum is made
+    in the order of the joins: the bits are the same in a replay, for any number of threads and any instruction set, but
+    not for permuted arrivals. A vector's norm must not exceed 1e150. Products with a raw weight that underflow are
+    lost. An update costs one more sweep, over its slot and the sum; several waiting updates share one sweep.
 
     Raises:
-        AffluxError: an option has a wrong type or value, or does not go with another one.
+        AffluxError: an option has a wrong type or value, or cannot be combined with another one.
 
     >>> ServerOptions(num_clients=10).max_staleness is None
     True
@@ -202,7 +202,7 @@ class ServerOptions:
 
     @property
     def limits(self) -> Limits:
-        """On the vectors that are taken in."""
+        """The limits on pushed vectors."""
         return Limits.of(self.dtype, self.max_abs, self.max_norm)
 
     @property
@@ -212,10 +212,10 @@ class ServerOptions:
         return name
 
     def for_rule(self, rule: Rule) -> Self:
-        """These options for a rule, with what depends on it filled in: duplicates.
+        """These options for a rule, with the default of `duplicates`, which depends on the rule.
 
         Raises:
-            AffluxError: an option does not go with the rule.
+            AffluxError: an option cannot be combined with the rule.
         """
         _check_first_values(rule, self.dtype)
         codec_of(rule, self.slots_as)
@@ -239,11 +239,11 @@ class ServerOptions:
         return replace(self, duplicates=duplicates)
 
     def for_replacement(self, before: Rule, rule: Rule) -> Self:
-        """These options for the rule that replaces the one they were made for.
+        """These options for a rule that replaces the one for which they were made.
 
         Raises:
-            AffluxError: an option does not go with the rule, or it differs from the one before in what the server's
-                state and the vectors under way depend on; the message names it.
+            AffluxError: an option cannot be combined with the rule, or the rule differs from the previous one in a
+                property on which the server's state and pushes in progress depend; the message names it.
         """
         ours, theirs = (_lasting_facts(each, self.slots_as) for each in (before, rule))
         for name, value in ours.items():
@@ -252,11 +252,11 @@ class ServerOptions:
         return self.for_rule(rule)
 
     def for_place(self, rule: Rule, gpu: str | None, *, store: bool) -> None:
-        """Checks the options against where the server keeps its vectors: on the GPU of that name, or on the CPU.
+        """Checks the options against the device of the server's vectors: the GPU of that name, or the CPU.
 
         Raises:
             UnavailableError: check_versions on a GPU.
-            AffluxError: another option that does not go with the device, or with or without a store.
+            AffluxError: another option cannot be combined with the device, or needs or excludes a store.
         """
         if self.check_versions and gpu is not None:
             raise UnavailableError(f"[Server] check_versions: params is on {gpu}, and this is for the CPU alone")
@@ -282,13 +282,13 @@ class ServerOptions:
                 raise AffluxError(f"[Server] rows_on is 'host', but {why}")
 
     def stored(self) -> dict[str, Any]:
-        """What a store keeps of them, as JSON has it."""
+        """The options that a store keeps, as JSON-able data."""
         values = asdict(self)
         return {name: values[name] for name in STORED}
 
 
 def options_of(op: str, options: object, fields: Options) -> ServerOptions:
-    """`options`, or the default ones, with these fields in the place of their own."""
+    """`options`, or the default options, with these fields replaced."""
     given = optional(instance(ServerOptions, "a ServerOptions"))(op, "options", options)
     keyword_arguments(op, fields, Options.__annotations__)
     return replace(ServerOptions() if given is None else given, **fields)
@@ -307,7 +307,7 @@ def codec_of(rule: Rule, slot_dtype: str) -> Codec | None:
     """The codec of the cached rows, by default one that keeps every bit; None for rules that cache no rows."""
     if not rule.calibrate.cached:
         return None
-    exact = codecs.float64 if slot_dtype == "float64" else codecs.float32  # also of bfloat16
+    exact = codecs.float64 if slot_dtype == "float64" else codecs.float32  # also for bfloat16
     codec = rule.calibrate.codec or exact
     if codec.exact and codec != exact:
         raise AffluxError(
@@ -317,7 +317,7 @@ def codec_of(rule: Rule, slot_dtype: str) -> Codec | None:
 
 
 def clients_of(rule: Rule, num_clients: int | None, duplicates: Duplicates) -> int:
-    """N, for rules that need it."""
+    """Checks N for rules that need it, and returns it."""
     if num_clients is None:
         why = "caches a row per client" if rule.calibrate.cached else "takes every client once per pass"
         raise AffluxError(f"[Server] {rule.name} {why}: give num_clients")
@@ -330,10 +330,10 @@ def clients_of(rule: Rule, num_clients: int | None, duplicates: Duplicates) -> i
 
 
 def known_on_arrival(rule: Rule) -> OnArrival:
-    """The rule's weigh part, if its weights are known on arrival but for a factor.
+    """The rule's weigh part, if its weights are known on arrival except for a common factor.
 
     Raises:
-        AffluxError: they are not; the message says why.
+        AffluxError: they are not; the message has the reason.
     """
     weigh, needs = rule.weigh, rule.needs
     if rule.calibrate.cached:
@@ -352,10 +352,10 @@ def known_on_arrival(rule: Rule) -> OnArrival:
 
 
 def why_copied(rule: Rule, options: ServerOptions) -> str | None:
-    """Why a server copies whatever is pushed; None if a round may read it in place.
+    """The reason why a server copies pushed vectors; None if a round may read them in place.
 
-    A round that has read a non-finite value is repeated without that vector, so it must not overwrite anything but
-    memory of its own.
+    A round that has read a non-finite value is repeated without that vector. So such a round must not overwrite
+    vectors that it reads.
     """
     if options.accumulate:
         return "accumulate=True adds it up at once"
@@ -373,8 +373,9 @@ def why_copied(rule: Rule, options: ServerOptions) -> str | None:
 
 
 def _lasting_facts(rule: Rule, slot_dtype: str) -> dict[str, object]:
-    """What does not change when a rule replaces another one. As `Server.open` asks: the name, what clients push, and
-    what the server keeps; and what is checked before a vector joins, by a push that may be under way.
+    """The properties that a rule must share with the rule that it replaces. These are the ones that `Server.open`
+    requires (the name, the kind and the vectors that the server keeps), and those that a push checks before its vector
+    joins.
     """
     codec, needs = codec_of(rule, slot_dtype), rule.needs
     return {
@@ -390,7 +391,7 @@ def _lasting_facts(rule: Rule, slot_dtype: str) -> dict[str, object]:
 
 
 def _check_first_values(rule: Rule, dtype: str) -> None:
-    """Rejects a rule whose vectors begin at a value that the dtype cannot hold."""
+    """Rejects a rule whose vectors start at a value that the dtype cannot represent."""
     for name, first in rule.rule_vectors.items():
         if not first < float(np.finfo(dtype).max):
             raise AffluxError(f"[Server] {rule.name} starts its {name} at {first}, which {dtype} cannot hold")

@@ -1,4 +1,4 @@
-"""Gradient scheduling: who has entered in the current pass over all clients, and which arrivals wait for the next."""
+"""Gradient scheduling: the clients that have entered in the current pass, and the arrivals that wait for the next."""
 
 from typing import NamedTuple
 
@@ -7,25 +7,25 @@ from afflux.rules.rule import ClientId
 
 
 class Participation(NamedTuple):
-    """Never changed but replaced, like the state that it belongs to. Lists are shared with the next one, and only grow:
-    an interrupt may leave more in them than the counts say.
+    """The current pass. An object is never changed, but replaced, like the state that it belongs to. It shares its
+    lists with its successor. The lists only grow: after an interrupt they may have more entries than the counts.
     """
 
     num_clients: int
-    order: list[ClientId]  #: who has entered, those that are in the buffer last
-    places: dict[ClientId, int]  #: of a client in `order`, if that agrees
+    order: list[ClientId]  #: the clients that have entered; those in the buffer are last
+    places: dict[ClientId, int]  #: a client's index in `order`; only valid if `order` has the client there
     queue: list[PendingArrival]  #: the arrivals that wait for the next pass
-    entered: int = 0  #: entries of `order` that count
-    queued: int = 0  #: entries of `queue` that count
+    entered: int = 0  #: valid entries of `order`
+    queued: int = 0  #: valid entries of `queue`
 
     @classmethod
     def of(cls, num_clients: int, order: list[ClientId], queue: list[PendingArrival]) -> "Participation":
-        """With these clients entered, and these arrivals waiting."""
+        """A pass in which these clients have entered, and these arrivals wait."""
         return cls(num_clients, order, {who: i for i, who in enumerate(order)}, queue, len(order), len(queue))
 
     @property
     def left(self) -> int:
-        """Clients that have not entered yet."""
+        """The number of clients that have not entered yet."""
         return self.num_clients - self.entered
 
     def has(self, client_id: ClientId) -> bool:
@@ -34,18 +34,18 @@ class Participation(NamedTuple):
         return place is not None and place < self.entered and self.order[place] == client_id
 
     def enter(self, client_id: ClientId) -> "Participation":
-        """The client, which has not entered yet, does."""
+        """The pass after this client has entered, which had not entered yet."""
         self.places[client_id] = self.entered
         self.order[self.entered :] = [client_id]
         return self._replace(entered=self.entered + 1)
 
     def defer(self, arrival: PendingArrival) -> "Participation":
-        """An arrival waits for the next pass."""
+        """The pass with one more arrival that waits for the next pass."""
         self.queue[self.queued :] = [arrival]
         return self._replace(queued=self.queued + 1)
 
     def emptied(self, arrivals: int) -> "Participation":
-        """The last clients to enter have not, and nothing waits any more."""
+        """The pass without the last clients that have entered, and without waiting arrivals."""
         return self._replace(entered=self.entered - arrivals, queue=[], queued=0)
 
     def discard_leftovers(self) -> None:
@@ -57,9 +57,10 @@ class Participation(NamedTuple):
         return self.queue[: self.queued]
 
     def opened(self, buffer_size: int, oldest: int) -> tuple[list[PendingArrival], int, "Participation"]:
-        """The next buffer with those who may enter now, how many of those were too old, and what remains.
+        """The next buffer, with the arrivals that may enter now; the number of arrivals that were too old; and the new
+        pass.
 
-        A pass that is complete gives way to the next. Arrivals that pulled a version before `oldest` are dropped.
+        If this pass is complete, the next one begins. Arrivals that pulled a version before `oldest` are dropped.
         """
         now = self if self.left else Participation.of(self.num_clients, [], self.waiting())
         if not now.queued:

@@ -1,4 +1,4 @@
-"""The vectors of a round, for a rule that asks for inner products while it decides."""
+"""The vectors of a round, for a rule that needs inner products to compute its weights."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from afflux.rules.rule import Float64
 
 
 class RoundVectors:
-    """Arrivals.inner of one round. Once the round is decided its slots serve other rounds, and a call is refused."""
+    """Arrivals.inner of one round. After the round is decided, other rounds reuse its slots, and a call is refused."""
 
     __slots__ = ("_given",)
 
@@ -51,13 +51,13 @@ class RoundVectors:
         return ops.inner(slots, wanted, memory=vector, shift=moved, memory_weight=own, num_threads=num_threads)
 
     def close(self) -> None:
-        """The rule has decided, or failed."""
+        """Refuses later calls: the rule has returned its weights, or has failed."""
         self._given = None
 
 
 @reads("[Arrivals] weights of inner")
 def _numbers(weights: object) -> Float64:
-    """As a float64 array, which the engine takes."""
+    """The numbers as a float64 array for the engine."""
     array = np.asarray(weights)
     if isinstance(weights, np.ma.MaskedArray) or array.dtype.kind not in "fiub":
         raise AffluxError(f"[Arrivals] weights of inner are {brief(weights)}, must be numbers")

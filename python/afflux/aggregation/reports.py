@@ -1,4 +1,4 @@
-"""What a server answers: the versions it hands out, what became of a push, what a step did, and the log of it all."""
+"""The results of a server's calls: versions, receipts of pushes, reports of steps, and the entries of the log."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,21 +9,22 @@ from msgspec import Struct
 
 from afflux.rules.rule import ClientId, Float64, Int64, Scalars
 
-#: (d,) float32, or float64 if the server was asked for it: NumPy's; of a server on a GPU torch's or CuPy's, on it.
+#: (d,) float32, or float64 with dtype="float64": a NumPy array; of a server on a GPU, torch's or CuPy's array on the
+#: GPU.
 Params = Any
 
-#: What became of a push. The first six are decided at its join, and are in the log.
+#: The outcome of a push. The first six are decided at its join, and are in the log.
 #:
 #:     joined       it is in the buffer, or in the round of `report`
-#:     replaced     likewise, in the place of an earlier arrival of the same client (duplicates="latest")
+#:     replaced     as joined, and it has replaced an earlier arrival of the same client (duplicates="latest")
 #:     superseded   the buffer holds an arrival of this client from a newer version (duplicates="latest")
 #:     rejected     the buffer holds an arrival of this client (duplicates="reject")
 #:     dropped      older than max_staleness
-#:     deferred     it waits for the next pass over all clients (gradient scheduling); if it is too old by then, it is
-#:                  dropped, and counts as such
+#:     deferred     it waits for the next pass over all clients (gradient scheduling); if it is too old when that pass
+#:                  begins, it is dropped, and counted as dropped
 #:     empty        the client has trained on no examples (num_examples=0)
 #:     expired      its task is closed, or the base that its conversion needs is no longer held
-#:     faulty       something is wrong with what the client sent (faults="record"); see Receipt.reason
+#:     faulty       an argument from the client is invalid (faults="record"); see Receipt.reason
 Decision = Literal["joined", "replaced", "superseded", "rejected", "dropped", "deferred"]
 Status = Literal[Decision, "empty", "expired", "faulty"]
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
@@ -32,37 +33,37 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pulled:
-    """One version of the model. The arrays are read-only and never change, however long they are held.
+    """One version of the model. The arrays are read-only and never change, however long a caller keeps them.
 
-    NumPy refuses to write to them, torch and CuPy do not: torch.from_numpy(params), and the tensor that a server on a
-    GPU gives, share the server's own memory. Train in a copy: pull(out=...), Layout.load or torch.tensor(params).
+    NumPy refuses to write to them, but torch and CuPy do not: torch.from_numpy(params), and the tensor of a server on a
+    GPU, share the server's own memory. Train in a copy: pull(out=...), Layout.load or torch.tensor(params).
     """
 
     params: Params  #: (d,)
     version: int
-    buffers: Float64 | None = None  #: the model's non-parameter arrays (BatchNorm statistics), flat; None: it has none
+    buffers: Float64 | None = None  #: the model's buffers (BatchNorm statistics), flat; None: the model has none
 
 
 class Report(Struct, frozen=True, eq=False):
-    """One server step: what went in and with which weight."""
+    """The report of one server step: its arrivals and their weights."""
 
-    version: int  #: the server's version after it
+    version: int  #: the server's version after the step
     client_ids: tuple[ClientId, ...]
     joins: Int64  #: (M,) the numbers of their joins: Receipt.join, and Join.number of the log
-    versions: Int64  #: (M,) that they pulled
+    versions: Int64  #: (M,) the versions that the clients pulled
     staleness: Int64  #: (M,)
-    weights: Float64  #: (M,) in the direction
+    weights: Float64  #: (M,) the weights in the direction
     norms: Float64  #: (M,); NaN for vectors that were pushed with copy=False
-    cosines: Float64 | None  #: (M,) with the rule's estimate; None if it has none
-    rejected: tuple[str, ...]  #: (M,) why the rule rejected an arrival; empty: it did not
-    server_lr: float  #: of this round; bias correction, if any, included
+    cosines: Float64 | None  #: (M,) cosines with the rule's estimate; None if the rule has none
+    rejected: tuple[str, ...]  #: (M,) the reason why the rule rejected an arrival; empty if it did not
+    server_lr: float  #: the learning rate of this round, bias correction included
     scalars: Scalars  #: the rule's own numbers after the round, such as WKAFL's stage
-    stepped: bool  #: False: the rule rejected all, and the version stays
-    seconds: float  #: weigh and apply
-    nbytes: int  #: of the vectors that went in: M d times the bytes of an element of a slot
+    stepped: bool  #: False: the rule rejected all arrivals, and the version did not change
+    seconds: float  #: duration of weigh and apply
+    nbytes: int  #: bytes of the round's vectors: M d times the bytes of an element of a slot
 
     def metrics(self) -> dict[str, float]:
-        """The report as flat numbers, for a logger of metrics.
+        """The report as a flat dict of numbers, for a logger of metrics.
 
         Returns:
             Plain floats. All reports of a server have the same keys::
@@ -121,66 +122,66 @@ def _effective_number(weights: list[float]) -> float:
 
 
 def _mean(values: list[float]) -> float:
-    """NaN of no values. Each is divided first: a sum of large ones might overflow."""
+    """The mean; NaN of no values. Each value is divided first, because a sum of large values might overflow."""
     return fsum(value / len(values) for value in values) if values else nan
 
 
 class Receipt(NamedTuple):
-    """What became of a push."""
+    """The result of a push."""
 
     status: Status
-    #: server steps between the version that the client pulled and the step it would join, less one; None if that
-    #: version is unknown
+    #: the number of steps that the server has decided since the version that the client pulled; None if that version is
+    #: unknown
     staleness: int | None
     version: int  #: the server's version after this push
-    join: int | None  #: the number of this decision, from 0: its place in the log; None for those that are not in it
-    step: int | None  #: the version that its step makes, unless the rule skips it; None if it is in no buffer
+    join: int | None  #: the number of this decision, from 0: its index in the log; None if it is not in the log
+    step: int | None  #: the version that its step makes, unless the rule skips the step; None if it is in no buffer
     report: Report | None  #: not None if this push completed a round
-    more: tuple[Report, ...] = ()  #: of rounds that were full as soon as their pass began (gradient scheduling)
-    durable: int | None = None  #: the version that makes this decision safe, at the latest; None without a store, or
-    #: where only checkpoint() and close() commit
-    reason: str = ""  #: of an expired or faulty push
+    more: tuple[Report, ...] = ()  #: reports of rounds that were full as soon as their pass began (gradient scheduling)
+    durable: int | None = None  #: the version whose commit contains this decision at the latest; None without a store,
+    #: or if only checkpoint() and close() commit
+    reason: str = ""  #: the reason of an expired or faulty push
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A push that was kept out because of what the client sent. The vector itself is not kept."""
+    """A push that was refused because an argument from the client is invalid. The vector itself is not kept."""
 
-    client_id: ClientId | None  #: None: it is no id
-    version: int | None  #: that the client says it has pulled; None: it says nothing that is a number
+    client_id: ClientId | None  #: None: the argument is not an id
+    version: int | None  #: the version of the push; None: the argument is not a number
     reason: str  #: the message of the error that faults="raise" would have raised
 
 
 class Join(NamedTuple):
-    """One push, and what was decided about it."""
+    """One push, and the decision about it."""
 
     number: int  #: Receipt.join
     status: Decision
     client_id: ClientId
-    version: int  #: that the client pulled
+    version: int  #: the version that the client pulled
     staleness: int
     num_examples: int
     loss: float  #: NaN if unknown
-    lent: bool = False  #: pushed with copy=False
+    lent: bool = False  #: whether it was pushed with copy=False
 
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """A memory of the rule was replaced by `Server.set_rule_vector`. The vector itself is not kept."""
+    """`Server.set_rule_vector` has replaced a rule vector. The vector itself is not kept."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The buffer was emptied before it was full: by `flush` (a step with what was there) or by `discard`."""
+    """The buffer was emptied before it was full: by `flush` (a step with its arrivals) or by `discard`."""
 
     kind: Literal["flush", "discard"]
 
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """The rule was replaced by `Server.replace_rule`, at once if the buffer was empty, else once it is."""
+    """`Server.replace_rule` has replaced the rule: at once if the buffer was empty, else when it is emptied."""
 
     config: Mapping[str, Any]  #: the new rule, as `Rule.to_config` gives it
 
@@ -192,8 +193,8 @@ class Opened:
     task: str  #: its id
     client_id: ClientId
     version: int
-    hold: bool  #: whether the version's params are held for it
-    until: float | None  #: Unix time at which it is closed; None: no limit
+    hold: bool  #: whether the version's params are held for the task
+    until: float | None  #: Unix time at which the task is closed; None: no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,5 +209,5 @@ Entry = Join | Cut | Handed | Replaced | Opened | Closed
 
 
 def no_counts() -> dict[str, int]:
-    """How many pushes ended in each way; `refused` counts those that raised."""
+    """Zero counts of pushes by status; `refused` counts pushes that raised an error."""
     return dict.fromkeys((*STATUSES, "refused"), 0)

@@ -1,4 +1,4 @@
-"""The state of a server: all that is decided so far."""
+"""The state of a server: all decisions so far."""
 
 from types import MappingProxyType
 
@@ -16,29 +16,29 @@ from afflux.rules.rule import Rule, Scalars
 
 
 class ServerState(Struct, frozen=True, eq=False):
-    """All that is decided so far. A state is never changed but replaced, by one assignment: an interrupt at any moment
-    leaves the old state or the new one. Lists that grow are shared by states, which say how many entries count.
+    """All decisions so far. A state is never changed; one assignment replaces it, so an interrupt at any moment leaves
+    the old state or the new one. States share the lists that grow, and have the numbers of their valid entries.
     """
 
     current: Pulled  #: the newest version
-    rule: Rule  #: of the arrivals in the buffer
+    rule: Rule  #: the rule of the arrivals in the buffer
     rows: RowCache | None
     waiting: list[PendingArrival]
-    filled: int = 0  #: entries of `waiting` that count
-    round: Round | None = None  #: decided, and not yet committed
-    number: int = 0  #: of the next decision
+    filled: int = 0  #: valid entries of `waiting`
+    round: Round | None = None  #: the round that is decided, and not yet committed
+    number: int = 0  #: the number of the next decision
     counts: dict[str, int] = field(default_factory=no_counts)
-    logged: int = 0  #: entries of the log that count
-    task_events: int = 0  #: entries of the list of tasks that count
-    closed_task: str | None = None  #: the task that was closed last
+    logged: int = 0  #: valid entries of the log
+    task_events: int = 0  #: valid entries of the list of tasks
+    closed_task: str | None = None  #: the id of the task that was closed last
     rule_vectors: NamedVectors = MappingProxyType({})  #: changed in place by a sweep, if not in a store
-    handed: frozenset[str] = frozenset()  #: those rule vectors that the user has handed in
+    handed: frozenset[str] = frozenset()  #: the rule vectors that the user has set
     scalars: Scalars = MappingProxyType({})  #: the rule's own numbers
-    passes: Participation | None = None  #: of rules that take every client once per pass
+    passes: Participation | None = None  #: for rules that take every client once per pass
     decided_state: "ServerState | None" = None  #: this state when `round` was decided, which a store commits
-    next_rule: Rule | None = None  #: takes the place of `rule` when the buffer is emptied
-    since: float = 0.0  #: when the first arrival in the buffer joined, by time.monotonic()
-    unreported: tuple[Report, ...] = ()  #: steps that on_step was not called for yet, oldest first
+    next_rule: Rule | None = None  #: replaces `rule` when the buffer is emptied
+    since: float = 0.0  #: time.monotonic() of the join of the first arrival in the buffer
+    unreported: tuple[Report, ...] = ()  #: steps for which on_step was not called yet, oldest first
 
     def arrivals(self) -> list[PendingArrival]:
         """The arrivals in the buffer."""
@@ -56,13 +56,13 @@ class ServerState(Struct, frozen=True, eq=False):
 
     @property
     def unfinished(self) -> bool:
-        """Whether a round, or a term of the sum, is decided and not made yet."""
+        """Whether a round, or a term of the sum, is decided and not yet computed."""
         total = self.total
         return self.round is not None or (total is not None and total.added < self.filled)
 
     @property
     def slots_held(self) -> int:
-        """Slots of the server that the waiting arrivals hold; those of the round are not counted."""
+        """Number of the server's slots that the waiting arrivals occupy; those of the round are not counted."""
         total = self.total
         if total is not None:
             return self.filled - total.added
@@ -70,7 +70,7 @@ class ServerState(Struct, frozen=True, eq=False):
 
 
 def after(state: ServerState, current: Pulled, done: Round) -> ServerState:
-    """The state after a round, whose version is the newest one."""
+    """The state after a round; the round's version is then the newest one."""
     return replace(
         state, current=current, round=None, decided_state=None, scalars=done.scalars, rule_vectors=done.rule_vectors
     )

@@ -13,10 +13,10 @@ class RoundStorage(Protocol):
     path: Path  #: for messages
 
     def check(self) -> None:
-        """Checks that the open files are still there and whole."""
+        """Checks that the open files still exist and are complete."""
 
     def rule_vector_outputs(self, rule_vectors: NamedVectors) -> NamedVectors:
-        """Vectors into which a sweep may write the successors of these; the same ones to update in place."""
+        """Vectors into which a sweep may write the new values of these; the same vectors to update in place."""
 
     def prepare_sweep(self, decided: Round) -> None:
         """Makes writable all memory that the sweep of this round writes. May be repeated."""

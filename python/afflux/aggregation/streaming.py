@@ -3,10 +3,10 @@
     sum = sum + raw_i u_i    for each arrival, in the order of the joins, in float64
     v = factor * sum         for the round: sum_i w_i u_i with w_i = factor * raw_i, but for rounding
 
-A join puts a term into the server's state. The term needs its slot until it is added. Like the sweep of a round, that
-is done without the mutex, by one thread at a time, and by another one if that one is interrupted. Terms that wait are
-added together, in one sweep over the sum, with the bits of one sweep each: so a push leaves its term to a later one
-while another slot, of those that there are, is free.
+A join puts a term into the server's state. The term needs its slot until it is added. Like the sweep of a round, a term
+is added without the mutex, by one thread at a time, and by another thread if that one is interrupted. Waiting terms are
+added together in one sweep over the sum, with the same bits as one sweep for each term. So a push leaves its term to a
+later push, as long as another slot is free.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from afflux.ops.errors import AffluxError
 from afflux.ops.validation import NUMBERS
 from afflux.rules.rule import Arrivals, Float64, OnArrival, Rule
 
-#: Neither a raw weight nor the factor is larger, and no vector's norm is: so no sum of what Server lets in overflows.
+#: The largest magnitude of a raw weight, of the factor and of a vector's norm: so no sum of accepted vectors overflows.
 MOST = 1e150
 MOST_SQUARES = MOST * MOST
 
@@ -34,23 +34,23 @@ class Total:
     """The sum of a buffer's terms."""
 
     vectors: list[Slot]  #: the sum, (d,) float64, and nothing else; the round's own list, which is emptied at its end
-    zeros: ops.Array  #: (d,), what it starts from; on a GPU the sum itself, as it is made
-    added: int = 0  #: of how many arrivals
-    due: Sequence["Term"] = ()  #: the next ones, in the order of their joins
+    zeros: ops.Array  #: (d,), the initial value; on a GPU the sum itself when it is made
+    added: int = 0  #: number of arrivals in the sum
+    due: Sequence["Term"] = ()  #: the next terms to add, in the order of their joins
     driver: int | None = None  #: the thread that adds them; None: no thread does
 
     def make(self, num_threads: int) -> None:
-        """Adds those that are due."""
+        """Adds the terms that are due."""
         self.add(self.due, num_threads)
         self.due = ()
 
     def add(self, terms: Sequence["Term"], num_threads: int) -> None:
-        """Adds these, in the order of their joins, in one sweep: all that are left, or those before them are added. An
-        interrupt leaves what the next call goes on with.
+        """Adds these terms, in the order of their joins, in one sweep, together with all terms before them that are not
+        added yet. After an interrupt, the next call continues.
         """
         left = [term for term in terms if not term.done]
         if left:
-            done: list[bool] = []  # of all of them
+            done: list[bool] = []  # shared by all of them
             for term in left:
                 term.done = done
             (vector,) = self.vectors
@@ -58,7 +58,7 @@ class Total:
             updates, weights = [term.slot for term in left], np.array([term.weight for term in left])
             if len(left) == 1:  # a fifth faster
                 sweep = ops.Pass(before, vector, ops.Combine(updates, weights))
-            else:  # term by term onto the sum, so that no bit depends on which are added together
+            else:  # term by term to the sum, so that no bit depends on which terms are added together
                 sweep = ops.Pass(before, vector, ops.Combine(updates, weights, 1.0), step=ops.Assign())
             ops.apply(sweep, num_threads=num_threads, done=done)
         for term in terms:
@@ -67,7 +67,7 @@ class Total:
 
 
 class Term:
-    """What an arrival adds to the total."""
+    """The term that an arrival adds to the total."""
 
     __slots__ = ("done", "place", "slot", "total", "weight")
 
@@ -76,7 +76,7 @@ class Term:
         self.place = place  #: in the buffer, from 0
         self.weight = weight
         self.slot = slot  #: None once it is added
-        self.done: list[bool] = []  #: not empty once it is added; one list of those that are added together
+        self.done: list[bool] = []  #: not empty once it is added; terms that are added together share one list
 
 
 class Streaming:
@@ -86,12 +86,12 @@ class Streaming:
         """For vectors of `size` elements."""
         self._size = size
         self._device = device
-        if device is HOST:  # on a GPU a sum is made of zeros
+        if device is HOST:  # on a GPU a sum is filled with zeros when it is made
             self._pool = Pool(size, "float64", 0)
-            self._zeros = np.zeros(size)  # never written: a system that maps all zeros to one page keeps no more
+            self._zeros = np.zeros(size)  # never written: the system may map all of it to one page of zeros
 
     def total(self, added: int = 0, values: Float64 | None = None) -> Total:
-        """Of so many arrivals, whose sum is `values` (d,), copied; an empty one."""
+        """A total of `added` arrivals whose sum is `values` (d,), which is copied; or an empty total."""
         if self._device is HOST:
             total = Total([Buffer(self._pool)], self._zeros, added)
         else:
@@ -102,13 +102,13 @@ class Streaming:
         return total
 
     def term(self, rule: Rule, total: Total, place: int, facts: tuple[int, int, float], slot: Slot | None) -> Term:
-        """The term of the arrival at `place` in the buffer; `facts` are its staleness, num_examples and norm.
+        """The term of the arrival at index `place` in the buffer; `facts` are its staleness, num_examples and norm.
 
         Raises:
-            AffluxError: its raw weight is no number, or too large.
+            AffluxError: its raw weight is not a number, or is too large.
         """
         weigh = cast(OnArrival, rule.weigh)  # ServerOptions.for_rule has checked it
-        # In the engine's floating-point mode, as all weights.
+        # In the engine's floating-point mode, like all weights.
         raw = strict_float_mode(lambda known: weigh.on_arrival(*known), facts)
         term = Term(total, place, bounded(rule.name, "on_arrival", raw), slot)
         if place < total.added:
@@ -126,7 +126,7 @@ def combine(
         AffluxError: the rule's raw weights and its factor do not give its weights.
     """
     factor = bounded(rule.name, "factor", known_on_arrival(rule).factor(arrivals))
-    # What rounding explains; more would not be within the bound that Server states.
+    # The largest difference by rounding; a larger one would exceed the bound that Server states.
     near = (len(terms) + 5) * 2.0**-52
     for client_id, term, weight in zip(arrivals.client_ids, terms, weights, strict=True):
         if not abs(factor * term.weight - weight) <= near * abs(weight) + 1 / MOST:
@@ -138,7 +138,7 @@ def combine(
 
 
 def bounded(name: str, what: str, given: float) -> float:
-    """What weigh's `what` gave, if it is a number of at most MOST."""
+    """The result of weigh's method `what`, if it is a number of at most MOST."""
     # As Python's float first: NumPy would round MOST to the type of a float32.
     if not isinstance(given, NUMBERS) or not abs(value := float(given)) <= MOST:
         raise AffluxError(f"[{name}] weigh's {what} gave {given!r}, must be a number of at most {MOST} in magnitude")

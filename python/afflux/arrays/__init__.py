@@ -1,1 +1,1 @@
-"""What users hand in: arrays of any library, trees of them, their layout, devices and pools of memory."""
+"""The arrays that users pass: arrays of any library, trees of them, their layout, devices and pools of memory."""

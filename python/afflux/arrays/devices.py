@@ -1,4 +1,4 @@
-"""Where a server's vectors live: in the host's memory, or on a GPU in arrays of the library that its params came from.
+"""The device of a server's vectors: the host's memory, or a GPU, with arrays of the library of the initial params.
 
 On a GPU every vector is allocated by that library, and freed when its last reference is dropped.
 """
@@ -15,25 +15,26 @@ from afflux import ops
 from afflux._engine import Buffer, Pool, RowCheck, ingest
 from afflux.arrays.interop import Array, frozen
 
-#: Of an element, by the dtype of a vector.
+#: Bytes of an element, by the dtype of a vector.
 ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
 
 
 class Device(ABC):
-    """Makes vectors (d,), and moves what callers have. `dtype` is a name, bfloat16 and uint8 among them.
+    """Makes vectors (d,), and copies callers' arrays. `dtype` is a name; bfloat16 and uint8 are possible.
 
-    What is written here is there when a method returns, for any stream of a GPU's.
+    When a method returns, any stream of the GPU may read the values that it has written.
     """
 
     name: str
-    index = -1  #: of a GPU
-    alone: str | None = None  #: what a forked child cannot use; None: it has a copy of its own
+    index = -1  #: the index of a GPU
+    alone: str | None = None  #: what a forked child cannot use; None: the child has its own copy
 
     @abstractmethod
     def pool(self, size: int, dtype: str, limit: int, checked: bool = False, until_read: int = 0) -> Any:
-        """Gives vectors one by one, at most so many at once; 0: any number.
+        """A pool of vectors, of which at most `limit` are in use at once; 0: any number.
 
-        `until_read`: bytes that pass through the caches between the ingest into a vector and its round, about.
+        `until_read`: about the number of bytes that pass through the caches between the ingest into a vector and its
+        round.
 
         Raises:
             UnavailableError: the library has no such type.
@@ -53,54 +54,59 @@ class Device(ABC):
 
     @abstractmethod
     def fill(self, vector: Any, values: npt.NDArray[Any]) -> None:
-        """Writes NumPy's values, of the same type (uint16 for bfloat16), into a vector of this device."""
+        """Writes the values of a NumPy array of the same type (uint16 for bfloat16) into a vector of this device."""
 
     @abstractmethod
     def copy(self, vector: Any) -> Any:
         """A copy."""
 
     def owns(self, array: Array) -> bool:
-        """Whether it is of the library that this device's arrays come from."""
+        """Whether the array is of the library of this device's arrays."""
         return True
 
     def alias(self, vector: Any) -> Any:
-        """The same memory for a caller, whose changes of the object (requires_grad_, resize_) do not reach ours."""
+        """A new object with the same memory, for a caller. Changes of that object (requires_grad_, resize_) do not
+        affect ours.
+        """
         return vector
 
     @abstractmethod
     def read_only(self, vector: Any) -> Any:
-        """What cannot be used to write to it: a read-only view, or a copy where there is none."""
+        """A read-only view; a copy, if the library has no read-only arrays."""
 
     @abstractmethod
     def immutable_copy(self, vector: Any) -> Any:
-        """A copy, as read-only as its library makes it."""
+        """A copy, read-only if its library supports that."""
 
     @abstractmethod
     def ingest(
         self, parts: "Array | list[Array]", slot: Any, num_threads: int, conversion: ops.Conversion | None = None
     ) -> ops.Ingested:
-        """The sweep from a caller's arrays into a slot of this device; a base of the conversion is on it too."""
+        """The sweep from a caller's arrays into a slot of this device. A base of the conversion must be on the same
+        device.
+        """
 
     @abstractmethod
     def wait(self) -> None:
-        """Returns when the work is done that this thread has given to the library."""
+        """Waits until the work that this thread has queued in the library is done."""
 
     def moved(self, values: npt.NDArray[Any]) -> Any:
-        """A new vector with NumPy's values."""
+        """A new vector with the values of a NumPy array."""
         vector = self.empty(values.size, values.dtype.name)
         self.fill(vector, values)
         return vector
 
 
-#: Bytes of a cache line and of a page. Allocators begin vectors of _LARGE bytes and more at one place of a page.
+#: Bytes of a cache line and of a page. Allocators begin all vectors of _LARGE bytes and more at the same offset in a
+#: page.
 _LINE, _PAGE, _LARGE = 64, 4096, 1 << 17
 _places = count()
 
 
 def _placed(make: Callable[[int, type[np.uint8]], npt.NDArray[np.uint8]], size: int, dtype: str) -> Any:
-    """A vector that begins on a cache line; a large one at another line of its page than those before it.
+    """A vector that begins on a cache line. A large vector begins at another line of its page than the previous ones.
 
-    Streams at one place of their pages share the few ways of one set of the first cache (bench/NOTES.md).
+    Vectors with the same offset in their pages compete for the few ways of one set of the first cache (bench/NOTES.md).
     """
     length = size * np.dtype(dtype).itemsize
     if length < _LARGE:
@@ -108,7 +114,7 @@ def _placed(make: Callable[[int, type[np.uint8]], npt.NDArray[np.uint8]], size: 
         start = -room.ctypes.data % _LINE
     else:
         room = make(length + _PAGE, np.uint8)
-        place = next(_places) * 43 * _LINE % _PAGE  # 43 lines apart: no common factor with the 64 of a page
+        place = next(_places) * 43 * _LINE % _PAGE  # 43 lines apart: no common factor with a page's 64
         start = (place - room.ctypes.data) % _PAGE
     return room[start : start + length].view(dtype)
 
@@ -156,8 +162,9 @@ class Host(Device):
         shapes: tuple[tuple[int, ...], ...] | None = None,
         beside: RowCheck | None = None,
     ) -> ops.Ingested:
-        """`shapes` are those of the parts; others are refused. `beside` is done beside the sweep."""
-        # `ops.ingest` without its calls, nor that of the class's own __new__: a push of a short vector would notice.
+        """`shapes` are those of the parts; others are refused. `beside` runs in parallel with the sweep."""
+        # As `ops.ingest`, without its function calls and that of the class's __new__, which slow pushes of short
+        # vectors.
         first, squares, low, high = ingest(parts, slot, num_threads, conversion, shapes, beside)
         return tuple.__new__(ops.Ingested, (None if first < 0 else first, squares, low, high))
 

@@ -1,4 +1,4 @@
-"""Devices that are GPUs: vectors are arrays of torch or CuPy, whose allocators keep the memory."""
+"""GPUs as devices: vectors are arrays of torch or CuPy, in memory of that library's allocator."""
 
 import sys
 from abc import abstractmethod
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 class Upload(NamedTuple):
-    """A vector that comes from the host, or is there already; `wait` returns when it may be used, by any stream."""
+    """A vector on the GPU that is being copied from the host, or was made on the GPU. After `wait` any stream may use
+    it.
+    """
 
     array: Any
     done: Callable[[], bool] = lambda: True
@@ -30,10 +32,10 @@ class Upload(NamedTuple):
 
 
 class Gpu(Device):
-    """What is the same whichever library its arrays are of."""
+    """A GPU: the code that is the same for torch and CuPy."""
 
-    #: By GPU, what uploads run on: beside the caller's work, one after the other. It stays for good, as memory that was
-    #: allocated for it is used again in its order.
+    #: The stream of uploads, by GPU: uploads run in parallel with the caller's work, one after the other. A stream is
+    #: never deleted, because memory that was allocated for it is reused in its order.
     _streams: ClassVar[dict[int, Any]]
 
     def __init__(self, index: int) -> None:
@@ -61,19 +63,19 @@ class Gpu(Device):
 
     @abstractmethod
     def pinned(self, size: int, dtype: str) -> npt.NDArray[Any]:
-        """A new vector in memory of the host that the system does not move, so that the GPU can read and write it."""
+        """A new vector in pinned memory of the host, which the GPU can read and write."""
 
     @abstractmethod
     def _sent(self, source: npt.NDArray[Any]) -> Upload:
         """A new vector, allocated and written on the stream of uploads."""
 
     def upload(self, values: npt.NDArray[Any], *, pinned: bool) -> Upload:
-        """A new vector that gets NumPy's values, which may be changed at once; if they are in pinned memory themselves,
-        only by somebody who uses the copy no more.
+        """A new vector with the values of a NumPy array. The caller may change the array at once. If it is pinned
+        memory itself, the caller may change it only when the copy is no longer used.
         """
         if pinned:
             return self._sent(values)
-        with self._lock:  # memory is used again when what was sent from it has arrived
+        with self._lock:  # memory is reused when the copy from it is complete
             free = next((at for at, (_, done) in enumerate(self._bounces) if done()), None)
             bounce = None if free is None else self._bounces.pop(free)[0]
         if bounce is None or (bounce.size, bounce.dtype) != (values.size, values.dtype):
@@ -86,7 +88,7 @@ class Gpu(Device):
 
     @abstractmethod
     def owner(self, array: Array) -> object:
-        """What lives as long as the array's memory is held."""
+        """An object that exists as long as the array's memory is in use."""
 
     def ingest(
         self, parts: "Array | list[Array]", slot: Any, num_threads: int, conversion: ops.Conversion | None = None
@@ -95,7 +97,7 @@ class Gpu(Device):
             return ops.ingest(parts, slot, num_threads=num_threads, conversion=conversion)
         if conversion is not None and conversion.base is not None:
             conversion = conversion._replace(base=on_host(conversion.base))
-        # Updates that come over a network are in the host's memory: they are checked there, and copied once.
+        # Updates received over a network are in the host's memory: they are checked there, and copied once.
         key = len(slot), kind_of("slot", slot)
         staging = Buffer(self._staging.setdefault(key, Pool(*key, 0)))
         found = ops.ingest(parts, staging, num_threads=num_threads, conversion=conversion)
@@ -104,7 +106,7 @@ class Gpu(Device):
 
 
 class Torch(Gpu):
-    """Through tensors like one that is there: torch gives new ones the same device."""
+    """A GPU with torch's tensors. New tensors are made from an existing one, so that they are on its device."""
 
     _streams: ClassVar[dict[int, Any]] = {}
 
@@ -117,7 +119,7 @@ class Torch(Gpu):
 
         return getattr(torch, dtype)
 
-    # What is made within torch.inference_mode() could not be used outside it.
+    # Tensors made within torch.inference_mode() could not be used outside it.
     def empty(self, size: int, dtype: str) -> Any:
         import torch
 
@@ -174,7 +176,7 @@ class Torch(Gpu):
 
 
 class CuPy(Gpu):
-    """Through its module, with this device as the current one."""
+    """A GPU with CuPy's arrays, made by its module with this device as the current one."""
 
     _streams: ClassVar[dict[int, Any]] = {}
 
@@ -235,7 +237,7 @@ class CuPy(Gpu):
 
 
 class Arrays:
-    """At most `limit` arrays of a GPU's library, each counted as long as somebody holds its memory."""
+    """At most `limit` arrays of a GPU's library. An array is counted as long as its memory is in use."""
 
     def __init__(self, device: Gpu, size: int, dtype: str, limit: int) -> None:
         self._device = device
@@ -258,7 +260,7 @@ class Arrays:
             if self._limit and self.held >= self._limit:
                 raise AffluxError(f"[Pool] all {self._limit} buffers of max_buffers are held")
             self._coming += 1
-        try:  # not under the lock: an allocator may run other Python, which may want a vector, too
+        try:  # not under the lock: an allocator may run other Python code, which may take a vector
             array = self._device.empty(self._size, self._dtype)
             self._live[next(self._numbers)] = self._device.owner(array)
             return array
@@ -268,26 +270,26 @@ class Arrays:
 
     @property
     def held(self) -> int:
-        """Those that somebody holds or is about to."""
+        """The arrays that are in use, or are being made."""
         return len(self._live) + self._coming
 
     def has(self, array: Array) -> bool:
-        """Whether its memory is that of one of these."""
+        """Whether its memory is that of an array of this pool."""
         owner = self._device.owner(array)
         return any(live() is owner for live in self._live.valuerefs())
 
     @property
     def damaged(self) -> list[int]:
-        """None: it is not watched."""
+        """None: writes to the memory are not detected."""
         return []
 
 
 def device_of(what: str, parts: "Array | Sequence[Array]", names: Sequence[str]) -> Device:
-    """Where a server with these params lives.
+    """The device of a server with these params.
 
     Raises:
         AffluxError: they lie on several devices, or their library's arrays cannot be written.
-        UnavailableError: on a GPU that this build or this machine does not serve.
+        UnavailableError: they are on a GPU that this build or this machine does not support.
     """
     arrays = as_list(parts)
     places = [gpu_of(array) for array in arrays]

@@ -1,4 +1,6 @@
-"""Single arrays of whatever library: their dtypes, handed to the engine without a copy, and written to."""
+"""Single arrays of any library: reading their dtypes, passing them to the engine without a copy,
+and writing to them.
+"""
 
 import re
 import sys
@@ -31,7 +33,7 @@ REAL = FLOATS | _INTEGERS
 
 
 def label(name: str) -> str:
-    """A name for messages; the array of a tree that is a single array has none."""
+    """A name for messages; a tree that is a single array has no names."""
     return name or "the tree"
 
 
@@ -53,12 +55,12 @@ def kind_of(name: str, array: Array) -> str:
 
 
 def is_masked(array: Array) -> bool:
-    """Whether it is a masked array of NumPy, whose memory holds the masked values too."""
+    """Whether it is a masked array of NumPy, whose memory also holds the masked values."""
     return type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray)
 
 
 def type_of(name: str, array: Array) -> str:
-    """The name of the array's dtype, whichever it is."""
+    """The name of the array's dtype, of any library."""
     return _dtype_name(array.dtype if hasattr(array, "dtype") else _as_numpy(name, array).dtype)
 
 
@@ -89,25 +91,27 @@ def is_cupy(array: Array) -> bool:
 
 
 def gpu_of(array: Array) -> int | None:
-    """The index of the GPU that it is on; None for what is on none."""
+    """The index of the array's GPU; None if it is not on a GPU."""
     if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack_device__"):
         return None
     try:
         kind, index = array.__dlpack_device__()
         return int(index) if kind in _GPUS else None
-    except Exception:  # the engine asks again, and says what is wrong
+    except Exception:  # the engine reads it again, and raises an error with the reason
         return None
 
 
 def on_gpu(array: Array) -> bool:
-    """Whether it is torch's or CuPy's, on a GPU."""
+    """Whether it is an array of torch or CuPy on a GPU."""
     return (is_torch(array) or is_cupy(array)) and gpu_of(array) is not None
 
 
 def on_host(vector: Array, *, copy: bool = False) -> npt.NDArray[Any]:
-    """What NumPy can read of it, or a copy, which a GPU's always is; bfloat16, which NumPy lacks, comes as uint16."""
+    """The array as NumPy reads it, or a copy; of an array on a GPU always a copy. bfloat16, which NumPy lacks, becomes
+    uint16.
+    """
     if isinstance(vector, Buffer) and vector.is_lent and on_gpu(vector.vector):
-        vector = vector.vector  # on the host the buffer itself gives the bytes, whatever library's they are
+        vector = vector.vector  # on the host the buffer gives the bytes, for any library
     if is_torch(vector):
         import torch
 
@@ -120,7 +124,9 @@ def on_host(vector: Array, *, copy: bool = False) -> npt.NDArray[Any]:
 
 
 def bring(vector: Array, out: npt.NDArray[Any]) -> None:
-    """Writes torch's or CuPy's vector into the host's memory, of the same type; it is there when this returns."""
+    """Copies a vector of torch or CuPy into the host's memory, of the same type; the copy is complete when this
+    returns.
+    """
     if is_torch(vector):
         as_torch(out).copy_(vector.detach())
     else:
@@ -128,7 +134,7 @@ def bring(vector: Array, out: npt.NDArray[Any]) -> None:
 
 
 def forbid_resizing(tensor: "torch.Tensor") -> None:
-    """From here on torch refuses to resize the memory of this vector on the CPU, as of all that NumPy has seen."""
+    """Makes torch refuse to resize the memory of this vector on the CPU, as it does for memory that NumPy has read."""
     import torch
 
     if tensor.device.type == "cpu" and tensor.numel():
@@ -137,12 +143,12 @@ def forbid_resizing(tensor: "torch.Tensor") -> None:
 
 
 def private_copy(array: Array) -> Array:
-    """What nobody else writes to, of the same values and dtype."""
+    """An array with the same values and dtype to which no other code writes."""
     if is_torch(array):
         return array.clone()
     if is_cupy(array):
         return array.copy()
-    # What has DLPack but no buffer protocol of NumPy's is JAX's, and immutable.
+    # An array with DLPack but without NumPy's buffer protocol is JAX's, and immutable.
     return array if hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray) else np.array(array)
 
 
@@ -154,7 +160,9 @@ def _as_numpy(name: str, array: Array) -> npt.NDArray[Any]:
 
 
 def ready(name: str, array: Array) -> Array:
-    """The array as the engine reads it: C-contiguous and of one of FLOATS; a copy only where it is not so already."""
+    """The array as the engine reads it: C-contiguous and of one of FLOATS. It is copied only if it
+    is not so already.
+    """
     kind = kind_of(name, array)
     if is_torch(array):
         tensor = array.detach().resolve_neg()
@@ -162,8 +170,8 @@ def ready(name: str, array: Array) -> Array:
     if is_cupy(array):
         return array.astype(kind if kind in FLOATS else "float64", order="C", copy=False)
     if not isinstance(array, np.ndarray) and kind in FLOATS and hasattr(array, "__dlpack__"):
-        return array  # JAX: contiguous, on whatever device
-    # NumPy knows bfloat16 by no name of its own.
+        return array  # JAX: contiguous, on any device
+    # NumPy has no name for bfloat16.
     dtype = "float64" if kind not in FLOATS else None if kind == "bfloat16" else kind
     values = np.asarray(_as_numpy(name, array), dtype, order="C")
     return values if values.flags.aligned else values.copy()
@@ -180,12 +188,12 @@ def fill(out: Array, names: Sequence[str], parts: Sequence[Array]) -> None:
 
 
 def with_names(error: Exception, names: Sequence[str]) -> str:
-    """What went wrong with one of many parts, with its name in the place of its number."""
+    """The error about one of many parts, with the part's name in the place of its number."""
     return re.sub(r"\bupdate\[(\d+)\]", lambda found: label(names[int(found[1])]), str(error))
 
 
 def prepare(name: str, array: Array, values: Array) -> Array:
-    """What `put` may write into `array`: `values`, rounded half to even for integers.
+    """The values that `put` may write into `array`: `values`, rounded half to even for integers.
 
     Raises:
         AffluxError: the array cannot be written, or is of integers that cannot hold the values.
@@ -220,7 +228,7 @@ def put(array: Array, values: Array) -> None:
         import torch
 
         array.detach().copy_(as_torch(values))
-        if is_cupy(values):  # whose memory CuPy may use again, on a stream that knows nothing of torch's
+        if is_cupy(values):  # CuPy may reuse this memory, on a stream that does not wait for torch's
             torch.cuda.current_stream(gpu_of(values)).synchronize()
         return
     if is_cupy(array):
@@ -229,7 +237,7 @@ def put(array: Array, values: Array) -> None:
             array[...] = cupy.asarray(values if is_cupy(values) else on_host(values))
         return
     given = on_host(values)
-    # Beyond the range is infinity, as in torch; the engine looks for it in its own sweep.
+    # A value beyond the range becomes infinite, as in torch; the engine detects it in its own sweep.
     with np.errstate(over="ignore"):
         if kind_of("", array) in ("float16", "bfloat16"):  # by way of float32, as in torch and in the engine
             given = given.astype(np.float32, copy=False)

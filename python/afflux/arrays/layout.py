@@ -1,4 +1,6 @@
-"""A model's many arrays as one flat vector, and back; what is no parameter, such as BatchNorm statistics, apart."""
+"""Converts a model's arrays into one flat vector and back. Buffers, such as BatchNorm statistics,
+form a second vector.
+"""
 
 import dataclasses
 from collections.abc import Collection, Iterable
@@ -25,13 +27,13 @@ Flat = Any
 Tree = Any
 
 _PARAMS_DTYPE = one_dtype_of("float32", "float64")
-#: What torch's normalisation layers call the arrays that are no parameters.
+#: The names of buffers in torch's normalisation layers.
 _STATISTICS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Where one array lies in its flat vector: the parameters' or the buffers'."""
+    """The place of one array in its flat vector: that of the parameters, or that of the buffers."""
 
     name: str  #: dotted path, as "encoder.0.weight"; empty if the tree is a single array
     shape: tuple[int, ...]
@@ -46,15 +48,16 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Names, shapes and places of a model's arrays: parameters in one flat vector, buffers in another, without gaps.
+    """Names, shapes and places of a model's arrays. One flat vector has the parameters, another one the buffers,
+    without gaps.
 
     The arrays may be NumPy's, torch's, JAX's or any with a `shape` and the buffer protocol or DLPack, of float16,
-    bfloat16, float32, float64, integers or bools. Their order is the tree's own. A tree that is handed in later is
+    bfloat16, float32, float64, integers or bools. They have the order of the tree. A tree that is passed later is
     matched by name, so a mapping may be in any order, and a module, its state_dict and a nested dict with the same
     dotted names are the same to a layout.
 
-    Every method checks names and shapes first and raises `AffluxError`, "[layout] ...", which names the array; then
-    nothing has been written.
+    Every method checks names and shapes before it writes. If one is wrong, it raises an `AffluxError`, "[layout] ...",
+    that names the array, and writes nothing.
 
     >>> model = {"dense": {"w": np.ones((2, 2)), "b": np.zeros(1)}, "steps": np.array(7)}
     >>> layout = Layout.of(model)
@@ -68,11 +71,11 @@ class Layout:
            [1., 1.]], dtype=float32), 'b': array([0.], dtype=float32)}}
     """
 
-    fields: tuple[Field, ...]  #: the parameters, in the order of the flat vector (size,), float32 or float64
+    fields: tuple[Field, ...]  #: the parameters, in the order of their flat vector (size,), float32 or float64
     buffers: tuple[Field, ...]  #: the rest, in the order of a flat vector (buffers_size,), float64 for exact counters
     nesting: trees.Node  #: how `views` nests
-    partial: bool = False  #: made with `select`: trees may hold anything else under other names, which is ignored
-    #: names under which a module's state_dict holds some of these again, and which are ignored; they are not compared
+    partial: bool = False  #: made with `select`: arrays of a tree under other names are ignored
+    #: further names of some of these arrays in a module's state_dict. They are ignored, and not compared
     tied: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     _parameter_matcher: Matcher = dataclasses.field(init=False, repr=False, compare=False)
     _buffer_matcher: Matcher = dataclasses.field(init=False, repr=False, compare=False)
@@ -86,23 +89,23 @@ class Layout:
         """The layout of a tree, or of a part of it.
 
         Args:
-            tree: tied parameters of a torch module count once, under their first name, and its non-persistent buffers
-                not at all. A state_dict that is handed in later may hold them under all of their names.
-            select: the arrays that the layout holds; None: all. Trees that are handed in later need only these, and
-                the rest of a tree is ignored: whole models can be pushed, and `load` writes the selected arrays alone.
-                "trainable" selects the torch tensors that require grad, as LoRA's adapters or an unfrozen head do, and
-                the buffers of every module that holds one of them itself: the statistics of a BatchNorm whose weight
-                is trained, not those of a frozen one. Of other libraries it selects all arrays.
-                A collection of dotted names selects these, parameters and buffers.
-                A function (name, array) -> bool is called for every parameter and buffer, and selects those for which
-                it is true.
-            buffers: the names of all arrays that are buffers. By default a torch module says so itself; elsewhere
-                they are integers and bools, arrays whose last name is running_mean, running_var or
-                num_batches_tracked, and whatever lies under a key "batch_stats".
+            tree: the model. Tied parameters of a torch module count once, under their first name; its non-persistent
+                buffers do not count. A state_dict that is passed later may hold tied ones under all of their names.
+            select: the arrays that the layout holds; None: all. Trees that are passed later need only these; the other
+                arrays of a tree are ignored. So whole models can be pushed, and `load` writes only the selected arrays.
+                "trainable" selects the torch tensors that require grad, such as LoRA's adapters or an unfrozen head. It
+                also selects the buffers of every module that directly holds such a tensor: the statistics of a
+                BatchNorm whose weight is trained, but not those of a frozen one. It selects all arrays of other
+                libraries. A collection of dotted names selects the parameters and buffers of these names. A function
+                (name, array) -> bool is called for every parameter and buffer, and selects those for which it returns
+                True.
+            buffers: the names of all arrays that are buffers. By default they are the buffers that a torch module
+                registers. In other trees they are integers and bools, arrays whose last name is running_mean,
+                running_var or num_batches_tracked, and all arrays under a key "batch_stats".
 
         Raises:
-            AffluxError: something that is no array, two arrays with one name, a dtype that is not listed above, an
-                unknown name in `select` or `buffers`, a choice without a parameter.
+            AffluxError: an element of the tree is not an array, two arrays have one name, a dtype is not listed above,
+                `select` or `buffers` has an unknown name, or no parameter is selected.
 
         Cost: no array is read.
 
@@ -133,9 +136,9 @@ class Layout:
     def parts(self, tree: Tree) -> list[Array]:
         """The parameters in the layout's order, each C-contiguous and of a type that the engine reads.
 
-        Nothing is copied but what the engine could not read where it lies: a strided array (as in channels_last), an
-        unaligned or byte-swapped one, and integers (to float64). torch tensors stay on their own device; the engine
-        reads those that require grad, too.
+        Only arrays that the engine cannot read in place are copied: strided arrays (as in channels_last), unaligned or
+        byte-swapped ones, and integers (to float64). torch tensors stay on their device; the engine also reads tensors
+        that require grad.
 
         Args:
             tree: may lack buffers.
@@ -151,11 +154,11 @@ class Layout:
         return self._parameter_matcher.ready(tree)
 
     def _found(self, tree: Tree) -> Found | list[Array]:
-        """As `parts`, for `Host.ingest`, see `Matcher.found`."""
+        """As `parts`, for `Host.ingest`; see `Matcher.found`."""
         return self._parameter_matcher.found(tree)
 
     def arrays(self, tree: Tree) -> dict[str, Array]:
-        """The arrays of a tree that holds all of the layout, by name: parameters, then buffers.
+        """The arrays of a tree by name: parameters, then buffers. The tree must hold all arrays of the layout.
 
         Raises:
             AffluxError: missing or unknown names, other shapes.
@@ -171,13 +174,13 @@ class Layout:
     def flatten(self, tree: Tree, out: Flat | None = None, dtype: Dtype = "float32") -> Flat:
         """Copies the parameters into one flat vector (size,): `out`, or a new one of `dtype`, float32 or float64.
 
-        A new one is NumPy's, wherever the tree is; `out` may be on the GPU that all of the tree is on. A value beyond
-        the range of float32 becomes infinite, which a server refuses.
+        A new vector is NumPy's, on whatever device the tree is. `out` may be on a GPU, if all arrays of the tree are on
+        the same GPU. A value beyond the range of float32 becomes infinite, and a server refuses it.
 
         Raises:
-            AffluxError: as `parts`; a wrong `out` or `dtype`; nothing is written.
+            AffluxError: as `parts`; or `out` or `dtype` is wrong. Nothing is written.
 
-        Cost: one copy; two of the arrays that `parts` has to copy.
+        Cost: one copy; two copies of the arrays that `parts` must copy.
         """
         if out is None:
             out = np.empty(self.size, _PARAMS_DTYPE("layout", "dtype", dtype))
@@ -196,10 +199,10 @@ class Layout:
 
     @reads("[layout] flat or buffers")
     def views(self, flat: Flat, buffers: Float64 | None = None) -> Tree:
-        """The tree of parameters again, nested as it was, of views into `flat`. Copies nothing.
+        """A tree of views into `flat`, nested as the original tree. Copies nothing.
 
-        A module comes back as a dict by dotted name, any mapping as a dict, a named tuple as a tuple. Where a buffer
-        was, a dict has no key and a sequence holds None, unless the vector `buffers` is given to make views into.
+        A module becomes a dict by dotted name, any mapping a dict, a named tuple a tuple. In the place of a buffer,
+        a dict has no key and a sequence holds None, unless the vector `buffers` is given; then it holds a view into it.
         """
         _check("flat", flat, self.size)
         views = _pieces(self.fields, flat)
@@ -217,7 +220,7 @@ class Layout:
         Args:
             target: overwritten; may lack buffers if none are given.
             flat: (size,) float32 or float64; NumPy's, or torch's or CuPy's on a GPU.
-            buffers: (buffers_size,) float64. None leaves the target's buffers alone.
+            buffers: (buffers_size,) float64. None leaves the target's buffers unchanged.
 
         Raises:
             AffluxError: missing or unknown names, other shapes, arrays that cannot be written (read-only, JAX's), a
@@ -260,7 +263,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, data: Any) -> "Layout":
-        """The inverse of `to_json`. Raises AffluxError if `data` is something else."""
+        """The inverse of `to_json`. Raises AffluxError if `data` is not a layout."""
         try:
             fields = _placed((*field, None) for field in data["fields"])
             buffers = _placed(data["buffers"])
@@ -305,7 +308,7 @@ def _buffers_of(walk: trees.Walk) -> Collection[str]:
 
 @reads("[layout] buffers")
 def _named(buffers: Collection[str], leaves: Collection[str]) -> Collection[str]:
-    """The names of the buffers, which are of the tree's arrays."""
+    """The names of the buffers, which must be names of arrays of the tree."""
     names = [buffers] if isinstance(buffers, str) else list(buffers)
     found = {text for text in map(as_text, names) if text is not None and text in leaves}
     unknown = [as_text(name) or brief(name) for name in names if as_text(name) not in found]
@@ -316,7 +319,7 @@ def _named(buffers: Collection[str], leaves: Collection[str]) -> Collection[str]
 
 @reads("[layout] tree")
 def _fields_of(walk: trees.Walk, kept: Collection[str], buffers: Collection[str]) -> list[tuple[Field, ...]]:
-    """The places of the parameters that are kept, then those of the buffers."""
+    """The fields of the parameters that are kept, then those of the buffers."""
     placed: tuple[list[tuple[str, Any, str | None]], ...] = ([], [])
     for name, array in walk.leaves.items():
         if name in kept:
@@ -342,7 +345,7 @@ def _pieces(fields: Iterable[Field], vector: Flat) -> Iterable[tuple[Field, Flat
 
 
 def _check(name: str, vector: Any, size: int, *dtypes: type[np.floating[Any]]) -> None:
-    """A flat vector that is handed in; of float32 or float64 if no dtype is said."""
+    """Checks a flat vector that a caller passes; without a dtype it must be float32 or float64."""
     dtypes = dtypes or (np.float32, np.float64)
     expected = f"{' or '.join(dtype.__name__ for dtype in dtypes)} of shape ({size},), contiguous"
     if interop.on_gpu(vector):
@@ -358,7 +361,7 @@ def _check(name: str, vector: Any, size: int, *dtypes: type[np.floating[Any]]) -
 
 
 def _is_buffer(walk: trees.Walk, name: str, array: Array) -> bool:
-    """What its module says, or what it looks like where no module holds it."""
+    """Whether the array is a buffer: as its module declares it, or without a module by its name and dtype."""
     if name in walk.declared:
         return walk.declared[name]
     path = name.split(".")

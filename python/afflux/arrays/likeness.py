@@ -1,4 +1,4 @@
-"""Arrays like others, which are not kept: of the same library, dtype and device."""
+"""New arrays of the library, dtype and device of an earlier array, which is not kept."""
 
 import sys
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from afflux.arrays.interop import Array, gpu_of, is_cupy, is_torch, prepare, put
 
 @dataclass(frozen=True, slots=True)
 class Like:
-    """What is known of an array."""
+    """The library, dtype and device of an array."""
 
     library: str  #: numpy, torch, cupy or jax
     dtype: Any  #: the library's own
@@ -20,7 +20,7 @@ class Like:
 
     @classmethod
     def of(cls, name: str, array: Array) -> "Like":
-        """The likeness of an array of any library; of one that is unknown, NumPy's."""
+        """The likeness of an array of any library; of an unknown library, that of a NumPy array."""
         if is_torch(array):
             return cls("torch", array.dtype, array.device)
         if is_cupy(array):

@@ -1,4 +1,4 @@
-"""The arrays of a layout found by name in the trees that are handed in."""
+"""Finds the arrays of a layout by name in the trees that callers pass."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from afflux.ops.validation import reads
 
 class Found(NamedTuple):
     """Arrays of a tree, in a layout's order. The engine checks their types and shapes in the pass in which it reads
-    them; `Matcher.ready` says what is wrong with those that it refuses, or converts them.
+    them. If it refuses them, `Matcher.ready` converts them, or raises an error with the reason.
     """
 
     arrays: list[Array]
@@ -25,8 +25,8 @@ class Found(NamedTuple):
 class Matcher:
     """Finds some arrays of a layout, in their order.
 
-    A module, or a flat dict or list of arrays, is not walked: its arrays are looked up by name or by place. Nothing is
-    remembered from one tree to the next.
+    A module, or a flat dict or list of arrays, is not walked: its arrays are looked up by name or by place. No state is
+    kept from one tree to the next.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class Matcher:
         *,
         partial: bool,
     ) -> None:
-        """`names` of the wanted arrays, among the names that are `known`. A tree may hold others that are `tied`, and
-        if `partial`, any.
+        """`names` of the wanted arrays, among the `known` names. A tree may also hold the names in `tied`, and if
+        `partial`, any other names.
         """
         self.names = tuple(names)
         self._shapes = tuple(shapes)
@@ -47,17 +47,17 @@ class Matcher:
         self._partial = partial
         places = [int(name) for name in names if name.isdecimal()]
         in_list = [str(place) for place in places] == list(names)
-        self._places = places if in_list else []  # in a flat list
+        self._places = places if in_list else []  # indices in a flat list
         whole = set(known) == {str(place) for place in range(len(known))}
-        self._longest = len(known) if whole else 0  # flat list without unknown arrays
+        self._longest = len(known) if whole else 0  # length of a flat list without unknown arrays
 
     @reads("[layout] tree")
     def find(self, tree: Any) -> list[Array]:
         """The wanted arrays.
 
         Raises:
-            AffluxError: the tree lacks some, or holds unknown ones, or something that is no array; one has another
-                shape.
+            AffluxError: the tree lacks some, or holds unknown ones, or an element that is not an array; or one has
+                another shape.
         """
         arrays = self._found(tree)
         for name, array, shape in zip(self.names, arrays, self._shapes, strict=True):
@@ -65,7 +65,7 @@ class Matcher:
         return arrays
 
     def found(self, tree: Any) -> Found | list[Array]:
-        """The wanted arrays: not checked where `_quick` finds them, else as by `ready`."""
+        """The wanted arrays: not checked if `_quick` finds them, else as by `ready`."""
         found = self._quick(tree)
         return self.ready(tree) if found is None else Found(found, self._shapes, tree)
 
@@ -89,11 +89,11 @@ class Matcher:
         return self._walked(tree) if found is None else found
 
     def _quick(self, tree: Any) -> list[Array] | None:
-        """Those of a module, or of a flat dict or list of NumPy's or torch's own arrays; None if it is something else,
-        or lacks some, or holds unknown ones.
+        """The wanted arrays of a module, or of a flat dict or list of NumPy's or torch's own arrays. None if the tree
+        is something else, or lacks some, or holds unknown ones.
         """
         kind = type(tree)
-        # No other types: a defaultdict, for one, makes what it lacks.
+        # No other types: a defaultdict, for example, creates missing entries.
         if kind is dict or kind is OrderedDict:
             return self._looked_up(tree)
         if kind is list or kind is tuple:
@@ -104,7 +104,9 @@ class Matcher:
         return None
 
     def _looked_up(self, tree: dict[Any, Any]) -> list[Array] | None:
-        """Those of a flat dict; None if it is something else, or lacks some, or holds unknown ones."""
+        """The wanted arrays of a flat dict; None if the tree is something else, or lacks some, or
+        holds unknown ones.
+        """
         if not _all_arrays(tree.values()):
             return None
         try:
@@ -114,7 +116,9 @@ class Matcher:
         return found if self._partial or len(tree) == len(found) or tree.keys() <= self._known else None
 
     def _listed(self, tree: Sequence[Any]) -> list[Array] | None:
-        """Those of a flat list; None if it is something else, or lacks some, or holds unknown ones."""
+        """The wanted arrays of a flat list; None if the tree is something else, or lacks some, or
+        holds unknown ones.
+        """
         if not self._places or not _all_arrays(tree):
             return None
         if not self._partial and len(tree) > self._longest:
@@ -137,7 +141,7 @@ class Matcher:
 
 
 def _all_arrays(values: Any) -> bool:
-    """Whether all are NumPy's or torch's own arrays: nothing to walk into."""
+    """Whether all are NumPy's or torch's own arrays, without nesting."""
     return set(map(type, values)) <= interop.own_arrays()
 
 

@@ -14,10 +14,10 @@ _DICTS = frozenset({dict, OrderedDict})
 
 
 def is_module(tree: object) -> bool:
-    """Whether it is a torch module: known by its method, so that torch stays optional."""
+    """Whether it is a torch module. It is recognised by its method, so that torch stays optional."""
     try:
         return hasattr(tree, "named_parameters")
-    except Exception:  # a property that raises is found wherever the tree is read
+    except Exception:  # reading the tree finds a property that raises
         return False
 
 
@@ -44,8 +44,8 @@ def members(module: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def tied(module: Any) -> list[str]:
-    """Further names under which a torch module's state_dict holds arrays of `members`: none of modules that make their
-    state_dict in a way of their own.
+    """Further names under which a torch module's state_dict holds arrays of `members`. Empty for modules that override
+    their state_dict.
     """
     base = getattr(sys.modules.get("torch.nn.modules.module"), "Module", None)
     if base is None or not isinstance(module, base):
@@ -73,7 +73,7 @@ class _Walk:
         self._seen_buffers: set[int] = set()
 
     def visit(self, module: Any, prefix: str) -> bool:
-        """Adds a module's arrays; false if it, or one in it, decides about its arrays in a way of its own."""
+        """Adds a module's arrays; false if the module, or a submodule, overrides torch's methods."""
         if id(module) in self._seen:
             return True
         self._seen.add(id(module))
@@ -105,7 +105,7 @@ class _Walk:
 def _add(
     arrays: dict[str, Any], prefix: str, seen: set[int], found: dict[str, Any], left_out: Collection[str] = ()
 ) -> None:
-    """Adds a module's own arrays; those that are left out are seen all the same."""
+    """Adds a module's own arrays; arrays that are left out are still recorded as seen."""
     for name, array in arrays.items():
         if array is not None and id(array) not in seen:
             seen.add(id(array))

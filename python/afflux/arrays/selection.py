@@ -1,4 +1,4 @@
-"""Which arrays of a model a layout holds: the trainable ones, those of some names, or those that a function chooses."""
+"""Selects the arrays of a layout: the trainable ones, those of given names, or those that a function chooses."""
 
 from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
@@ -21,7 +21,7 @@ def selected(arrays: Mapping[str, Array], buffers: Collection[str], select: Sele
         select: the choice.
 
     Raises:
-        AffluxError: `select` is something else, holds an unknown name, or chooses no parameter.
+        AffluxError: `select` has another type, holds an unknown name, or selects no parameter.
     """
     trainable = as_text(select) == "trainable"
     if trainable:
@@ -42,7 +42,7 @@ def selected(arrays: Mapping[str, Array], buffers: Collection[str], select: Sele
 
 
 def _trainable(arrays: Mapping[str, Array], buffers: Collection[str]) -> frozenset[str]:
-    """torch's tensors that require grad, the buffers beside them in a module, and all arrays of other libraries."""
+    """torch's tensors that require grad, the buffers in the same modules, and all arrays of other libraries."""
     trained = {name for name, array in arrays.items() if not is_torch(array) or array.requires_grad}
     owners = {_owner(name) for name in trained}
     return frozenset(trained | {name for name in buffers if _owner(name) in owners})
@@ -54,7 +54,7 @@ def _owner(name: str) -> str:
 
 
 def _meant(name: Any, arrays: Collection[str]) -> str:
-    """The known names that look most like an unknown one."""
+    """A hint with the known names that are most similar to an unknown one."""
     close = get_close_matches(name, arrays, n=3) if isinstance(name, str) else []
     if not close and isinstance(name, str):
         close = [known for known in arrays if known.startswith(f"{name}.")][:3]

@@ -1,4 +1,6 @@
-"""Trees of arrays: any nesting of modules, mappings and sequences taken apart, put together, and as JSON."""
+"""Takes trees of arrays (any nesting of modules, mappings and sequences) apart, builds them again, and converts to
+JSON.
+"""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,25 +28,25 @@ Node = Branch | str | None
 
 
 class Walk:
-    """A tree taken apart: its arrays by dotted name, in the tree's own order, and its nesting.
+    """The parts of a tree: its arrays by dotted name, in the order of the tree, and its nesting.
 
-    With `wanted`, whatever lies under another name is left out, also if it is no array.
+    With `wanted`, values under other names are left out, even if they are not arrays.
     """
 
     def __init__(self, tree: Any, wanted: Container[str] | None = None) -> None:
         self._wanted = wanted
         self.leaves: dict[str, Any] = {}
-        self.declared: dict[str, bool] = {}  # what torch modules say: is it a buffer?
+        self.declared: dict[str, bool] = {}  # whether a torch module declares it as a buffer
         self._modules: list[tuple[Any, tuple[str, ...]]] = []
         self.node = self._visit(tree, ())
 
     def tied(self) -> tuple[str, ...]:
-        """Further names of arrays that torch modules hold twice, as their state_dicts have them."""
+        """Further names, in state_dicts, of arrays that torch modules hold twice."""
         return tuple(".".join((*path, name)) for module, path in self._modules for name in tied(module))
 
     def _visit(self, tree: Any, path: tuple[str, ...]) -> Node:
         if tree is None and path:
-            return None  # as in JAX, a place without an array
+            return None  # as in JAX: no array
         if is_module(tree):
             return self._module(tree, path)
         if hasattr(tree, "shape"):
@@ -92,7 +94,7 @@ class Walk:
 
 
 def pruned(node: Node, kept: Container[str]) -> Node:
-    """The tree of the arrays that are `kept`: where another one was, a dict has no key and a sequence holds None."""
+    """The tree of the `kept` arrays: in the place of other arrays, a dict has no key and a sequence holds None."""
     if not isinstance(node, Branch):
         return node if node in kept else None
     nodes = [pruned(child, kept) for child in node.nodes]
@@ -105,7 +107,7 @@ def pruned(node: Node, kept: Container[str]) -> Node:
 
 
 def build(node: Node, arrays: Mapping[str, Any]) -> Any:
-    """The tree again, holding `arrays`. A name that is not among them leaves no key in a dict, and None in a list."""
+    """A tree of the same nesting that holds `arrays`. For a missing name, a dict has no key and a list holds None."""
     tree = _build(node, arrays)
     return {} if tree is _GONE else tree
 
@@ -131,7 +133,7 @@ def to_json(node: Node) -> Any:
 
 
 def from_json(data: Any) -> Node:
-    """The inverse of to_json. Raises ValueError, TypeError or KeyError if that is not what made `data`."""
+    """The inverse of to_json. Raises ValueError, TypeError or KeyError if `data` does not come from to_json."""
     if data is None or isinstance(data, str):
         return data
     ((kind, children),) = data.items()

@@ -42,7 +42,7 @@ CONFIDENCE = 0.95
 
 @dataclass
 class Pair:
-    """What both builds do alike."""
+    """A contender of both builds."""
 
     old: Timed
     new: Timed
@@ -123,7 +123,7 @@ def pairs_of(row: Row, other: Row | None) -> list[tuple[Contender, Contender]]:
 
 
 def outputs(timed: Timed, number: int) -> dict[str, str]:
-    """Digests of what the sample with this number writes. It is not timed."""
+    """Digests of the outputs of the sample with this number. The sample is not timed."""
     with timed.around():
         timed.prepare(number)
         written = timed.after(timed.sample(number))
@@ -143,7 +143,8 @@ def execute(case: Case, rows: list[Row], old: Build, old_rows: dict[str, Row], r
                 with old.active():
                     before = entrant(case, old_rows[row.name], old_by, shared)
                 after = entrant(case, row, new_by, shared)
-                # Alike for both: after a rest, whatever runs before a sample speeds its first microseconds up.
+                # The same for both builds: after a rest, code that runs before a sample makes its first microseconds
+                # faster.
                 before.around, after.around = old.active, new.active
                 pairs.append(Pair(before, after))
             load = measure_all([[pair.old, pair.new] for pair in pairs], repeats, step)
@@ -155,7 +156,7 @@ def execute(case: Case, rows: list[Row], old: Build, old_rows: dict[str, Row], r
 
 
 def described(build: Build) -> dict[str, Any]:
-    """What a build is, without paths."""
+    """The description of a build, without paths."""
     module = build.modules["afflux"]
     return {
         "afflux": module.__version__,
@@ -228,7 +229,7 @@ def table(out: dict[str, Any]) -> Printed:
 
 
 def sentences(out: dict[str, Any]) -> list[str]:
-    """What was compared, and whether the results are the same."""
+    """Sentences about the two builds, and whether their results are the same."""
     lines = table(out).lines
     different = [f"{line['name']} (d = {line['d']:_})" for line in lines if not line["same_bits"]]
     old = out["old"]

@@ -32,7 +32,7 @@ _numbers = count(1)
 
 
 class NoBuild(Exception):
-    """There is no build to load; the message says why."""
+    """There is no build to load; the message has the reason."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Build:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """While the block runs, every `import` of afflux, also one inside a function, finds this build."""
+        """During the block, every `import` of afflux, also one inside a function, imports this build."""
         others = _taken_out()
         sys.modules.update(self.modules)
         try:
@@ -63,7 +63,7 @@ class Build:
 def find(path: Path) -> tuple[Path, Path]:
     """The extension and the package of a build, given either of them, a checkout, or a folder of installed packages.
 
-    An extension that lies in no package is called by this package. Raises NoBuild.
+    An extension outside a package is called by this package. Raises NoBuild.
     """
     if path.is_file():
         return path, path.parent if (path.parent / "__init__.py").exists() else OWN_PACKAGE
@@ -75,7 +75,9 @@ def find(path: Path) -> tuple[Path, Path]:
 
 
 def own() -> Build:
-    """The build that runs, so that its modules are taken out and put back, too, where both must be treated alike."""
+    """The running build, as a Build: so its modules can be removed and restored in the same way as those of the
+    other.
+    """
     return Build(Path(_engine.__file__), OWN_PACKAGE, {name: sys.modules[name] for name in _names()})
 
 
@@ -109,7 +111,7 @@ def _extension(file: Path) -> ModuleType:
 
 
 def _taken_out() -> dict[str, ModuleType]:
-    """All modules of afflux, which are no longer in `sys.modules`."""
+    """Removes all modules of afflux from `sys.modules`, and returns them."""
     return {name: sys.modules.pop(name) for name in _names()}
 
 

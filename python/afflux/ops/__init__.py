@@ -4,9 +4,9 @@ Nothing is copied: the engine works on the caller's memory. Every vector is flat
 bfloat16 (from torch or JAX, or an `_engine.Buffer`: NumPy has none); float64 is used inside. Results are the same bit
 for bit on any number of threads and any instruction set.
 
-All vectors of a call lie on one device, the CPU or a GPU (torch, CuPy), and it runs there: on a GPU on the current
-stream of the library that the first of them comes from, which is waited for where something is returned. Weights,
-coefficients and the products of `gram` lie on the CPU.
+All vectors of a call are on one device, the CPU or a GPU (torch, CuPy), and the call runs on this device. On a GPU it
+uses the current stream of the library of the first vector. A call that returns a result waits for this stream. Weights,
+coefficients and the products of `gram` are on the CPU.
 """
 
 from afflux.ops.backends import (

@@ -1,4 +1,4 @@
-"""Ways to run the operations: instruction sets of the CPU, how they use memory, CUDA, and numbers of threads."""
+"""Instruction sets of the CPU, CUDA, the policy for memory accesses, and numbers of threads."""
 
 import os
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from afflux.ops.validation import a_thread_count, as_text, brief
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One way to run the operations."""
+    """An instruction set of the CPU, or CUDA."""
 
     name: str  #: "avx512", "avx2", "baseline", "neon" or "cuda"
     device: str  #: "cpu" or "cuda"
     compiled: bool
     runs: bool
     chosen: bool
-    why_not: str  #: empty if it runs
+    why_not: str  #: the reason why it cannot be used; empty if it can
 
 
 def default_threads() -> int:
@@ -35,12 +35,13 @@ def threads(num_threads: int | None, op: str = "threads") -> int:
 
 
 def backends() -> list[Backend]:
-    """What was compiled, what runs on this machine, and what is chosen; best first."""
+    """The compiled backends, whether they run on this machine, and which one is in use; best first."""
     return [Backend(*entry) for entry in _engine.backends()]
 
 
 def choose_isa(name: str) -> None:
-    """Use this instruction set in all later calls of this process (the environment's AFFLUX_ISA does so at the start).
+    """Sets the instruction set of all later calls of this process. The environment variable AFFLUX_ISA sets the first
+    one.
 
     Raises:
         UnavailableError: the name is unknown, or this CPU cannot run it.
@@ -53,36 +54,36 @@ def choose_isa(name: str) -> None:
 
 
 def policy() -> str:
-    """How sweeps on the CPU use memory in this process: "prefetch=256,stream=16777216,stages=fused,rows=direct".
+    """The policy of sweeps on the CPU in this process, as "prefetch=256,stream=16777216,stages=fused,rows=direct".
 
     The default is that of the processor's family; see `choose_policy`.
 
     Raises:
-        AffluxError: the environment's AFFLUX_POLICY is no policy.
+        AffluxError: the environment variable AFFLUX_POLICY is not a policy.
     """
     return _engine.policy()
 
 
 def choose_policy(text: str) -> None:
-    """Use this policy in all later calls of this process (the environment's AFFLUX_POLICY does so at the start).
+    """Sets the policy of all later calls of this process. The environment variable AFFLUX_POLICY sets the first one.
 
-    It changes no bit of a result, only the speed.
+    A policy changes no bit of a result, only the speed.
 
     Args:
-        text: settings separated by commas; those that are left out keep the processor's default::
+        text: settings separated by commas; missing settings have the processor's default::
 
-            prefetch=BYTES: `ingest` and `apply` prefetch vectors so many bytes ahead, 0 (by the processor alone) to
-                65536; rounds that compute more than they read keep a distance of their own.
-            stream=BYTES, stream=never: `ingest`, and rounds without rows in registers, write past the caches
-                (non-temporal stores) in sweeps over at least so many bytes; a server's `ingest` counts the vectors of
-                the whole round.
-            stages=fused, stages=tiled: rounds of float32 params, float32 or bfloat16 updates and plain rows or none in
-                registers, with one rule vector at most, and `inner` of up to 16 such vectors; or all of them tile by
-                tile.
-            rows=direct, rows=copied: affine rows are encoded from updates where they lie, or from copies in L1.
+            prefetch=BYTES: `ingest` and `apply` prefetch vectors this many bytes ahead, from 0 (only the processor
+                prefetches) to 65536. Rounds that are bound by computation have their own distance.
+            stream=BYTES, stream=never: sweeps over at least this many bytes write past the caches (non-temporal
+                stores). This applies to `ingest`, and to rounds without rows that run in registers. A server's `ingest`
+                counts the bytes of all vectors of the round.
+            stages=fused, stages=tiled: with fused, these run in registers: rounds of float32 params with float32 or
+                bfloat16 updates, plain rows or none, and at most one rule vector; and `inner` of up to 16 such vectors.
+                All others, and with tiled all, run tile by tile.
+            rows=direct, rows=copied: affine rows are encoded from the updates in place, or from copies in L1.
 
     Raises:
-        AffluxError: something else is in the text, or a setting twice.
+        AffluxError: the text has an unknown setting or value, or a setting twice.
 
     >>> before = policy()
     >>> choose_policy("prefetch=512,stages=tiled")
@@ -97,5 +98,5 @@ def choose_policy(text: str) -> None:
 
 
 def processor_family() -> str:
-    """The family of processors that the default policy is of: "AMD family 26"."""
+    """The processor family whose default policy is used, as "AMD family 26"."""
     return _engine.processor_family()

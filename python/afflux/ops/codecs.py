@@ -1,4 +1,4 @@
-"""How one client's cached vector is stored: what `Calibrate.codec` and `ops.encode` take. The bytes: docs/codecs.md.
+"""Formats of clients' cached vectors, for `Calibrate.codec` and `ops.encode`. docs/codecs.md defines the bytes.
 
 | codec                        | bytes per element | a value becomes                                                  |
 |------------------------------|-------------------|------------------------------------------------------------------|
@@ -31,13 +31,13 @@ Scope = Literal["block", "vector"]
 if TYPE_CHECKING:
     Name = str
 else:
-    #: As rules and the command line spell them: a codec's `name`.
+    #: Codecs by the names that rules and the command line use: a codec's `name`.
     Name = Literal[tuple(_engine.CODECS)]
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """One way to store a row; its name is the engine's."""
+    """A format of rows; its name is the engine's."""
 
     name: str
 
@@ -61,17 +61,17 @@ class Codec:
 
     @property
     def ranged(self) -> bool:
-        """Whether the encoder must be told the least and the largest element."""
+        """Whether the encoder needs the least and the largest element."""
         return _engine.CODECS[self.name][3]
 
     @property
     def bits(self) -> int:
-        """Of a stored element, scales apart."""
+        """Bits of a stored element, without scales."""
         return _engine.CODECS[self.name][0]
 
     @property
     def row_dtype(self) -> str:
-        """Of rows in NumPy; bfloat16, which it lacks, and what has a head are bytes."""
+        """The dtype of rows in NumPy. Rows of bfloat16, which NumPy lacks, and rows with a head are bytes."""
         dtype = _engine.CODECS[self.name][1]
         return "uint8" if dtype == "bfloat16" else dtype
 
@@ -80,7 +80,7 @@ class Codec:
         return _engine.row_bytes(self.name, _a_size("row_bytes", "size", size))
 
     def row_size(self, size: int) -> int:
-        """Elements of a row of `size` elements, of the type `row_dtype`."""
+        """Number of elements of type `row_dtype` of the row of a vector of `size` elements."""
         return self.row_bytes(size) // np.dtype(self.row_dtype).itemsize
 
     def __repr__(self) -> str:
@@ -96,11 +96,11 @@ bfloat16 = Codec("bfloat16")  #: 2 bytes per element
 
 
 def affine(bits: int, *, scope: Scope = "block") -> Codec:
-    """2^bits points from min to max, with stochastic rounding: unbiased, each element on its own.
+    """2^bits points from min to max, with stochastic rounding: unbiased for each element.
 
     Args:
         bits: 8, 4, 2 or 1.
-        scope: whose min and max: of each block of 128 elements, or of the whole vector, as in the literature.
+        scope: min and max of each block of 128 elements, or of the whole vector, as in the literature.
     """
     _a_scope("affine", "scope", scope)
     return Codec(f"{'affine-vector' if scope == 'vector' else 'affine'}-{_bits('affine', bits)}")
@@ -121,7 +121,7 @@ def named(codec: Codec | Name) -> Codec: ...
 @overload
 def named(codec: Codec | Name | None) -> Codec | None: ...
 def named(codec: Codec | Name | None) -> Codec | None:
-    """The codec of a name; a codec, or None, as it is.
+    """The codec of a name; a codec, or None, is returned unchanged.
 
     >>> named("rotated-2"), named(None)
     (codecs.rotated(2), None)

@@ -1,4 +1,4 @@
-"""The errors that afflux raises; after any of them nothing has changed."""
+"""The errors that afflux raises. After any of them the state has not changed."""
 
 from afflux._engine import AffluxError, UnavailableError
 
@@ -10,6 +10,6 @@ class BusyError(AffluxError):
 
 
 class StoreError(AffluxError):
-    """The folder of a store cannot be used as asked; what was committed last is still there."""
+    """The folder of a store cannot be used. The last commit still exists."""
 
-    joined: bool | None = None  #: of a `Server.push`: whether the arrival has joined, and must not be pushed again
+    joined: bool | None = None  #: after a `Server.push`: True if the arrival has joined, and must not be pushed again

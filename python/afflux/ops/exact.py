@@ -2,11 +2,10 @@
 
 `exp`, `log` and `pow` replace those of `math`. They use + - * / and integer operations only, on numbers of 106 bits.
 The error is below 0.51 ulp (measured in test_elementary.py), below 1 ulp where the result is subnormal. Special
-values are those of C99's functions: an undefined value is NaN, a value that is too large is infinite; only what is no
-number raises an AffluxError. A call takes one or two microseconds.
+values are those of C99's functions: an undefined value is NaN, a value that is too large is infinite. Only an argument
+that is not a number raises an AffluxError. A call takes one or two microseconds.
 
-`ordered_sum` adds from the first element to the last. np.sum, np.dot and @ add in an order of their own that differs
-between CPUs.
+`ordered_sum` adds from the first element to the last. np.sum, np.dot and @ add in an order that differs between CPUs.
 """
 
 from collections.abc import Iterable
@@ -43,7 +42,8 @@ def log(x: float) -> float:
 
 
 def pow(x: float, y: float) -> float:
-    """x**y: 1 where y is 0 or x is 1, even beside NaN; NaN for a negative x and a y that is no integer.
+    """x**y. It is 1 if y is 0 or x is 1, even if the other one is NaN; NaN for a negative x and a y that is not an
+    integer.
 
     >>> pow(2.0, 0.5)
     1.4142135623730951

@@ -15,18 +15,18 @@ from afflux.ops.errors import AffluxError
 from afflux.ops.stages import Array, Checksums, Float64, Pass, RowFacts
 from afflux.ops.validation import any_number, brief, integer, unreadable
 
-#: What a vector holds. An update is a difference of models, local minus global; a gradient points uphill.
-#: What a client pushes, or a rule takes.
+#: The content of a vector. An update is a difference of models, local minus global; a gradient points uphill.
+#: The kind of vector that a client pushes, or that a rule takes.
 Kind = Literal["update", "gradient", "model"]
 
 
 class Ingested(NamedTuple):
-    """What one sweep over an update found."""
+    """The result of one sweep over an update."""
 
     first_nonfinite: int | None  #: index of the first NaN or infinity; None if all values are finite
-    sum_of_squares: float  #: of the values written, in float64; a float64 slot's may overflow to +inf
+    sum_of_squares: float  #: of the written values, in float64; for a float64 slot it may overflow to +inf
     min: float  #: over all values that are not NaN; +inf when there is none
-    max: float  #: likewise; -inf when there is none
+    max: float  #: over all values that are not NaN; -inf when there is none
 
     @property
     def norm(self) -> float:
@@ -35,23 +35,24 @@ class Ingested(NamedTuple):
 
 
 class Conversion(NamedTuple):
-    """From what a client sends to what a rule takes, each an update, a gradient or a model.
+    """A conversion of the vector that a client sends into the kind that a rule takes: update, gradient or model.
 
         update = model - base,  model = base + update         in the dtype of the base
         gradient = -update / scale,  update = -gradient scale  in float64, rounded once
 
-    and one after the other between a gradient and a model, the update in the dtype of the base. What is subtracted is
-    the base as the client saw it: rounded to the dtype of each array first, if that is narrower.
+    and both, one after the other, between a gradient and a model, with the update in the dtype of the base. The base
+    that is subtracted is the one that the client received: it is first rounded to the dtype of each array, if that is
+    narrower.
     """
 
     given: Kind
     wanted: Kind
-    base: Array | None = None  #: (d,) float32 or float64, the params that the client started from; from or to a model
-    scale: float = 1.0  #: client learning rate times local steps, positive; from or to a gradient
+    base: Array | None = None  #: (d,) float32 or float64, the client's initial params; from or to a model
+    scale: float = 1.0  #: client learning rate times local steps, positive; for conversions from or to a gradient
 
 
 class InnerProducts(NamedTuple):
-    """What `inner` found, in float64."""
+    """The result of `inner`, in float64."""
 
     squares: Float64  #: (K,) <x_k, x_k>
     products: Float64 | None = None  #: (K,) <x_k, e>; None without weights
@@ -59,8 +60,12 @@ class InnerProducts(NamedTuple):
 
 
 _NO_FACTS = RowFacts()
+<<<<<<< HEAD
 _LIST = (list, type(None))
 #: Of `gram`, whose result has as many rows and columns, and of `inner`.
+=======
+#: The largest number of vectors of `gram`, whose result has as many rows and columns, and of `inner`.
+>>>>>>> language/main
 _MOST_VECTORS = 1 << 15
 
 
@@ -69,23 +74,24 @@ def ingest(
 ) -> Ingested:
     """Slot = update; finds the first non-finite value, the sum of squares, min and max in the same sweep.
 
-    The parts of a list are laid one after the other, without a copy between, and the result is that of one long vector.
-    The slot is written even when values are not finite: whether to use it is the caller's decision. A value beyond the
-    slot's range counts as non-finite. bfloat16 is rounded from float32, and float64 to float32 before.
+    The parts of a list are written one after the other, without an intermediate copy; the result is that of one long
+    vector. The slot is written even when values are not finite; the caller decides whether to use it. A value beyond
+    the slot's range counts as non-finite. For a bfloat16 slot, float64 values are first rounded to float32.
 
     Args:
         update: (d,), or a list or tuple of C-contiguous arrays of any shapes with d elements in all; float32, float64,
-            float16 or bfloat16, mixed as you like.
+            float16 or bfloat16, in any mixture.
         slot: (d,) float32, float64 or bfloat16, overwritten.
         num_threads: at least 1; one by default, because many pushes may run at once.
-        conversion: what to make of the update on its way into the slot; None: a copy.
+        conversion: converts the update while it is copied into the slot; None: a plain copy.
 
     Raises:
         AffluxError: wrong shape, dtype or layout, read-only slot, or overlapping memory; a conversion without the base
             or with a scale that is not positive; nothing was written.
-        UnavailableError: an array on a device that this build does not serve.
+        UnavailableError: an array is on a device that this build does not support.
 
-    Cost: each byte of the update, and of the conversion's base, read once, each of the slot written once.
+    Cost: each byte of the update, and of the conversion's base, is read once; each byte of the slot is written
+    once.
 
     >>> slot = np.empty(3, np.float32)
     >>> ingest(np.array([3.0, -4.0, 0.0]), slot).norm
@@ -105,10 +111,10 @@ def ingest(
 
 
 def gram(vectors: Sequence[Array], *, num_threads: int | None = None) -> Float64:
-    """G[i, j] = <vectors[i], vectors[j]> in float64: all that cosines, norms and clips need.
+    """G[i, j] = <vectors[i], vectors[j]> in float64. Cosines, norms and clips can be computed from it.
 
     Args:
-        vectors: K vectors (d,), each float32, float64 or bfloat16; fastest where equal types are neighbours.
+        vectors: K vectors (d,), each float32, float64 or bfloat16; fastest if vectors of one type are adjacent.
         num_threads: at most so many; all CPUs of this process by default.
 
     Returns:
@@ -141,24 +147,25 @@ def inner(
 
         x_k = vectors[k] + shift * memory,  e = memory_weight * memory + sum_k weights[k] x_k
 
-    Both are formed in float64, element by element, each product rounded before it is added. So nothing is lost where
-    vectors nearly cancel, as it is in combinations of the products that `gram` gives.
+    Both are computed in float64, element by element, and each product is rounded before it is added. So no precision is
+    lost if vectors nearly cancel. Combinations of the products of `gram` would lose it.
 
     Args:
         vectors: K vectors (d,), each float32, float64 or bfloat16.
-        weights: (K,) float64; None: squares alone are wanted. A vector of weight 0 is no part of e.
-        memory: (d,) float32, float64 or bfloat16. It is read only where `shift` or `memory_weight` is not 0.
-        shift: how much of it every vector gets.
-        memory_weight: how much of it e gets, beside what comes with the vectors, of which there must be one.
+        weights: (K,) float64; None: only squares are computed. A vector of weight 0 is not a part of e.
+        memory: (d,) float32, float64 or bfloat16. It is read only if `shift` or `memory_weight` is not 0.
+        shift: the factor of `memory` that is added to every vector.
+        memory_weight: the factor of `memory` that is added to e, in addition to the memory in the x_k. There must be at
+            least one vector.
         num_threads: at most so many; all CPUs of this process by default.
 
     Returns:
         In float64: `squares` (K,) of the x_k; `products` (K,) of the x_k with e, and `square` of e. Without weights
-        products are None and the square is 0. Values of vectors that are not finite give results that are not.
+        products are None and the square is 0. Non-finite values of vectors give non-finite results.
 
     Raises:
-        AffluxError: wrong shape, dtype or layout, a weight or factor that is not finite, a memory that is asked for and
-            missing, or more than 32,768 vectors.
+        AffluxError: wrong shape, dtype or layout, a weight or factor that is not finite, a missing memory whose factor
+            is not 0, or more than 32,768 vectors.
 
     Cost: each vector and the memory are read once. Scratch memory: at most 3 KB a vector and thread.
 
@@ -179,7 +186,7 @@ def inner(
 
 
 def _listed(what: str, vectors: Sequence[Array]) -> list[Array]:
-    """The vectors as a list: no more than are served, because a sequence may lie about its length."""
+    """The vectors as a list, of at most the supported number: a sequence may report a wrong length."""
     try:
         count = len(vectors)
         given = [vectors[i] for i in range(min(count, _MOST_VECTORS + 1))]
@@ -203,19 +210,19 @@ def apply(
     Everything is checked before anything is written.
 
     Args:
-        round: what to do.
+        round: the round, as data.
         num_threads: at most so many; all CPUs of this process by default.
-        done: once the sweep was made, it is appended whether all is sound: every new value of out, states and rule
+        done: a list. After the sweep, one bool is appended: whether every new value of out, states and rule
             vectors is finite and within round.most, and the direction within round.combine.most. A KeyboardInterrupt
-            may be raised between the sweep and the return of this function; the list then tells whether `out` was
+            may be raised between the sweep and the return of this function; the list then shows whether `out` was
             written.
-        checksums: likewise those of what was written are appended, taken in the same sweep.
-        checked: what `check` gave for this round, whose arguments are not read again then; of a round on the CPU
-            that has not changed since.
+        checksums: a list, to which the checksums of the written memory are appended; the same sweep computes them.
+        checked: the result of `check` for this round, whose arguments are then not read again. The round must be on
+            the CPU, and unchanged since.
 
     Raises:
         AffluxError: arguments that do not fit together, named in the message; nothing was written.
-        UnavailableError: an array on a device that this build does not serve.
+        UnavailableError: an array is on a device that this build does not support.
 
     Cost: reads M + 1 vectors and writes one. A cache adds M row reads, M row writes, and 8 d bytes read and written for
     the sum; each state of the step and each rule vector adds one read and one write.
@@ -240,10 +247,10 @@ def apply(
 
 
 def check(round: Pass) -> PreparedPass:
-    """Raises what `apply` would raise for this round; writes nothing.
+    """Raises the error that `apply` would raise for this round; writes nothing.
 
     Returns:
-        An object for `apply(checked=...)`. It holds the arrays until it is dropped, or its `release()` is called.
+        An object for `apply(checked=...)`. It refers to the arrays until it is deleted, or its `release()` is called.
 
     >>> from afflux.ops import Combine
     >>> check(Pass(np.zeros(2), np.zeros(3), Combine([], np.array([]))))
@@ -272,8 +279,8 @@ def encode(
         vector: (d,) float32, or float64 for codecs.float64; finite.
         row: (row_bytes(d),) uint8, at an address that is a multiple of 8, or (d,) of the codec's type; overwritten.
         codec: one of `afflux.codecs`.
-        facts: key, and for affine(scope="vector") the least and the largest element, such as `ingest` finds; what lies
-            beyond them becomes them.
+        facts: key, and for affine(scope="vector") the least and the largest element, as `ingest` returns them. Elements
+            beyond this range are clipped to it.
         num_threads: at least 1.
 
     >>> vector, row = np.linspace(-1, 1, 5, dtype=np.float32), np.empty(row_bytes(5, codec=codecs.affine(8)), np.uint8)
@@ -294,21 +301,21 @@ def decode(row: Array, vector: Array, *, codec: Codec | codecs.Name = codecs.flo
     """Vector = row, decoded. The vector, of the type that `encode` takes, is overwritten.
 
     Raises:
-        AffluxError: also for a row whose head says another codec or size.
+        AffluxError: also for a row whose head has another codec or size.
     """
     _engine.decode(_codec(codec).name, row, vector, threads(num_threads, "decode"))
 
 
 def crc32c(data: Array, block: int, *, head: int = 0, num_threads: int = 1) -> bytes:
-    """The CRC-32C of each block of `block` bytes, the last one perhaps shorter: uint32 in native order.
+    """The CRC-32C of each block of `block` bytes, as uint32 in native order. The last block may be shorter.
 
     Args:
         data: any C-contiguous array with the buffer protocol.
         block: bytes, at least 1; a block that is longer than the data ends with the data.
-        head: bytes that come before the first block, as a block of their own, if there are some.
+        head: number of bytes at the beginning that form a separate block; 0: none.
         num_threads: at least 1.
 
-    Cost: each byte read once.
+    Cost: each byte is read once.
 
     >>> crc32c(b"123456789", 9).hex(), len(crc32c(np.zeros(5, np.float32), 16))
     ('839206e3', 8)

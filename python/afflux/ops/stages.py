@@ -1,4 +1,4 @@
-"""One server round as data: its stages combine, calibrate and step, and the `Pass` that `apply` carries out.
+"""One server round as data: the stages combine, calibrate and step, and the `Pass` that `apply` executes.
 
 Every vector is flat and contiguous; float64 is used inside. The stages are msgspec structs, which C code constructs:
 several are made in every round, and a frozen dataclass takes several times as long. `msgspec.structs.replace` changes
@@ -29,31 +29,32 @@ class Combine(Struct, frozen=True, eq=False):
     updates: Sequence[Array]  #: M vectors (d,), all float32, all float64 or all bfloat16
     weights: Float64  #: (M,) float64
     params_weight: float = 0.0
-    most: float = inf  #: the largest |v| that is sound, for updates that were not checked; greater than 0
+    most: float = inf  #: the largest valid |v|, for updates that were not checked; greater than 0
 
 
 class RuleVectors(Struct, frozen=True, eq=False):
-    """Up to 4 vectors that the server keeps: their part in stage 1, and what becomes of them in the same sweep.
+    """Up to 4 vectors that the server keeps: their terms in stage 1, and their new values, from the same sweep.
 
     v = params_weight * params + sum_s weights[s] * vectors[s] + sum_i combine.weights[i] * updates[i], in this order.
     Then, with the old values on the right, vectors[s] = sum_t next[s, t] * vectors[t] + sum_i next[s, R+i] *
-    updates[i], rounded once; the updates are the raw ones whatever the calibration. A vector whose coefficient in a
-    sum is 0 is not read for it. A vector whose row of `next` is 1 at itself and 0 elsewhere is not written.
+    updates[i], rounded once; with every calibration these are the raw updates. A vector whose coefficient in a
+    sum is 0 is not read for that sum. A vector whose row of `next` is 1 at itself and 0 elsewhere is not written.
     """
 
     vectors: Sequence[Array]  #: R vectors (d,) of the type of params, overwritten
     weights: Float64  #: (R,) float64
-    next: Float64 | None = None  #: (R, R+M) float64, C-contiguous; None: the vectors stay
-    #: R vectors that take the new values, if `next` is given; each is vectors[s] itself or lies apart. Empty: in place
+    next: Float64 | None = None  #: (R, R+M) float64, C-contiguous; None: the vectors do not change
+    #: R vectors that receive the new values, if `next` is given; each is vectors[s] or has other memory. Empty: in
+    #: place
     outs: Sequence[Array] = ()
 
 
 class RowFacts(NamedTuple):
-    """What a vector is encoded with."""
+    """The key and the range with which a vector is encoded."""
 
-    key: int = 0  #: of the random bits, 64 of them: another one for every row that is ever stored
+    key: int = 0  #: the 64-bit key of the random bits; a different one for every row that is ever stored
     low: float = 0.0  #: the least element, for affine(scope="vector")
-    high: float = 0.0  #: the largest
+    high: float = 0.0  #: the largest element
 
 
 class _Cached(Struct, frozen=True, eq=False):
@@ -61,21 +62,21 @@ class _Cached(Struct, frozen=True, eq=False):
 
     sum: Array  #: (d,) float64, overwritten
     num_clients: int
-    #: M rows, encoded: as (d,) of the codec's type if it has one, or their bytes as uint8; None: all zeros, not read
+    #: M encoded rows: (d,) of the codec's type if it has one, else their bytes as uint8; None: a row of zeros, not read
     rows: Sequence[Array | None]
     new_rows: Sequence[Array | None]  #: M rows, overwritten; None: the row is kept. May be rows[i] itself
     codec: Codec | None = None  #: of all rows; None: float64 where the updates are float64, else float32
-    facts: "Sequence[RowFacts]" = ()  #: M, for codecs that are keyed: what each new row is encoded with
-    quantize_direction: bool = False  #: v uses the new row decoded in the place of the update
-    sum_out: Array | None = None  #: (d,) float64, takes the new sum, while `sum` is only read; None: in place
+    facts: "Sequence[RowFacts]" = ()  #: M, for keyed codecs: the facts with which each new row is encoded
+    quantize_direction: bool = False  #: v uses the new row, decoded, in the place of the update
+    sum_out: Array | None = None  #: (d,) float64, receives the new sum, and `sum` is only read; None: in place
 
 
 class CachedDifference(_Cached, frozen=True, eq=False):
     """Stage 2 of CA2FL (Algorithm 2): v += sum/num_clients + sum_i weights[i] * (updates[i] - rows[i]).
 
-    Replaces the weighted sum of stage 1; rows[i] is meant decoded. For each i with a new row: new_rows[i] = updates[i]
-    encoded, sum += new_rows[i] - rows[i], both decoded. `sum` is the float64 sum of all clients' rows, kept exact to
-    rounding; `sum` (or `sum_out`) and `new_rows` are overwritten.
+    Replaces the weighted sum of stage 1; rows[i] stands for the decoded row. For each i with a new row: new_rows[i] =
+    updates[i] encoded, sum += new_rows[i] - rows[i], both decoded. `sum` is the float64 sum of all clients' rows, kept
+    exact to rounding; `sum` (or `sum_out`) and `new_rows` are overwritten.
     """
 
     kind: ClassVar[str] = "cached_difference"
@@ -84,7 +85,7 @@ class CachedDifference(_Cached, frozen=True, eq=False):
 class CachedMean(_Cached, frozen=True, eq=False):
     """Stage 2 of AFA-CS: first rows and sum as in CachedDifference, then v += sum/num_clients.
 
-    Replaces the weighted sum of stage 1, whose weights play no role; an update without a new row is not read. `sum`
+    Replaces the weighted sum of stage 1, and ignores its weights. An update without a new row is not read. `sum`
     and `new_rows` are overwritten.
     """
 
@@ -92,7 +93,7 @@ class CachedMean(_Cached, frozen=True, eq=False):
 
 
 class _WithoutSecondMoment:
-    """What the engine reads of every step, where it has no meaning."""
+    """Fields that the engine reads of every step, for steps in which they have no meaning."""
 
     __slots__ = ()
     beta2: ClassVar[float] = 0.0
@@ -128,7 +129,7 @@ class Momentum(_WithoutSecondMoment, Struct, frozen=True):
 
 
 class Adaptive(Struct, frozen=True):
-    """Stage 3 by the engine's formula of this name, from the direction d: adam, amsgrad, adagrad, yogi.
+    """Stage 3 by the engine's formula `kind`, from the direction d: adam, amsgrad, adagrad, yogi.
 
     m = beta1 * m + (1-beta1) * d, out = params + lr * m / (sqrt(V) * root_scale + epsilon), where the class of that
     name in `afflux.rules.optimizers` says what V is. The states are m, v and, of amsgrad, v_hat.
@@ -139,7 +140,7 @@ class Adaptive(Struct, frozen=True):
     kind: str  #: one of `_engine.STEP_KINDS`, which says how many states it keeps
     lr: float
     beta1: float  #: 0 <= beta1 < 1
-    beta2: float  #: likewise; of no use to adagrad
+    beta2: float  #: 0 <= beta2 < 1; adagrad does not use it
     epsilon: float  #: greater than 0
     root_scale: float = 1.0
 
@@ -149,7 +150,7 @@ Step = Sgd | Assign | Momentum | Adaptive
 
 
 class Pass(Struct, frozen=True, eq=False):
-    """One server round as data. `out` may be `params` itself; other overlaps with what is written are refused."""
+    """One server round as data. `out` may be `params` itself; other overlaps with written memory are refused."""
 
     params: Array  #: (d,) float32 or float64, read
     out: Array  #: (d,) of the same type, overwritten
@@ -158,13 +159,13 @@ class Pass(Struct, frozen=True, eq=False):
     step: Step = field(default_factory=Sgd)
     states: Sequence[Array] = ()  #: the step's vectors (d,) of the type of params, overwritten
     rule_vectors: RuleVectors | None = None
-    #: as many vectors that take the new states; each is states[i] itself or lies apart. Empty: in place
+    #: one vector for each state, which receives its new value; each is states[i] or has other memory. Empty: in place
     states_out: Sequence[Array] = ()
-    #: the largest absolute value that is sound in what is written: out, states and rule vectors; greater than 0, and at
-    #: most the largest finite one of their type, whatever is given. It changes no bit
+    #: the largest valid absolute value in out, states and rule vectors; greater than 0. It is limited to the largest
+    #: finite value of their type. It changes no bit of the results
     most: float = inf
 
 
-#: CRC-32C of what a sweep has written, of each superblock as by `crc32c`: out, sum, each row (of its head first; empty:
-#: it was kept), the step's states, rule vectors (none where they stay).
+#: CRC-32C of each superblock that a sweep has written, as by `crc32c`: of out, sum, each row (its head first; empty if
+#: the row was kept), the step's states, and rule vectors (none if they do not change).
 Checksums = tuple[bytes, bytes, list[bytes], list[bytes], list[bytes]]

@@ -1,4 +1,4 @@
-"""Numbers for people."""
+"""Numbers in a readable form."""
 
 import math
 

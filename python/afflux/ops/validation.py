@@ -30,7 +30,7 @@ NUMBERS = (float, int, np.integer, np.floating)
 
 
 def check_fields(part: object, check: Check[object], *names: str, op: str | None = None) -> None:
-    """In the __post_init__ of a frozen dataclass: replaces these fields by what the check returns.
+    """Replaces these fields of a frozen dataclass by the results of the check; for its __post_init__.
 
     `op` is the operation that messages name, by default the class.
     """
@@ -67,7 +67,7 @@ def at_most(most: float) -> Check[float]:
 
 
 def integer(least: int, most: int | None = None) -> Check[int]:
-    """An int of at least `least`, and at most `most` if that is given, as `as_int` reads it."""
+    """An int of at least `least`, and if `most` is given at most `most`, as `as_int` reads it."""
 
     def check(part: str, name: str, value: object) -> int:
         number = as_int(value)
@@ -80,9 +80,9 @@ def integer(least: int, most: int | None = None) -> Check[int]:
     return check
 
 
-#: The largest count of arrivals, versions and the like: float64 holds all ints up to it.
+#: The largest count of arrivals, of versions and so on: float64 can represent all ints up to it.
 MOST_COUNT = 2**53
-#: The most elements of a vector: none has more bytes than 64 bits count.
+#: The largest number of elements of a vector: its bytes must be countable in 64 bits.
 MOST_ELEMENTS = 2**59
 
 
@@ -103,7 +103,7 @@ def flag(part: str, name: str, value: object) -> bool:
 
 
 def one_of(*known: str | None) -> Check[str | None]:
-    """One of several words, at least two; None may be among them."""
+    """One of several words, at least two; None may be one of them."""
 
     def check(part: str, name: str, value: object) -> str | None:
         found = as_text(value)
@@ -115,7 +115,7 @@ def one_of(*known: str | None) -> Check[str | None]:
 
 
 def instance(kind: type[T], words: str) -> Check[T]:
-    """An object of a class; `words` say what to give, as "a Rule such as afflux.rules.fedbuff()"."""
+    """An object of a class; `words` describe it in messages, as "a Rule such as afflux.rules.fedbuff()"."""
 
     def check(part: str, name: str, value: object) -> T:
         if not isinstance(value, kind):
@@ -126,7 +126,7 @@ def instance(kind: type[T], words: str) -> Check[T]:
 
 
 def keyword_arguments(op: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Rejects the name of an option that is none."""
+    """Rejects unknown names of options."""
     for name in given:
         if name not in known:
             raise AffluxError(f"[{op}] {brief(name)} is no option; {known_names(name, known)}")
@@ -145,7 +145,7 @@ def one_dtype_of(*known: str) -> Check[str]:
 
 
 def dtype_name(value: Dtype) -> str:
-    """The name of a dtype, such as "bfloat16"; of anything else some text. Imports no library.
+    """The name of a dtype, such as "bfloat16"; for any other object some text. Imports no library.
 
     >>> dtype_name(np.float32), dtype_name(np.dtype("<f8")), dtype_name("bfloat16")
     ('float32', 'float64', 'bfloat16')
@@ -164,23 +164,23 @@ def _either(known: Sequence[str | None]) -> str:
 
 
 def optional(check: Check[T]) -> Check[T | None]:
-    """None, or what the check allows."""
+    """None, or a value that passes the check."""
     return lambda part, name, value: None if value is None else check(part, name, value)
 
 
 def is_function(value: object) -> bool:
-    """Something to call with facts: an object that can be called, and not the class of such objects."""
+    """Whether it is an object that can be called, and not the class of such objects."""
     return callable(value) and not isinstance(value, type)
 
 
 def is_int(value: object) -> TypeGuard[int]:
-    """Python's or NumPy's, and no bool. For data that was saved; `as_int` is for arguments."""
+    """Whether it is an int of Python or NumPy, and no bool. For saved data; use `as_int` for arguments."""
     return type(value) is int or (isinstance(value, _INTS) and not isinstance(value, bool))
 
 
 def as_int(value: object) -> int | None:
-    """The int that an argument stands for: an int, what has `__index__`, or a float without a fraction, which may be in
-    an array without dimensions; else None.
+    """The int of an argument: an int, an object with `__index__`, or a float without a fraction, also in an array
+    without dimensions; else None.
 
     >>> as_int(np.int8(3)), as_int(3.0), as_int(3.5), as_int(True), as_int("3")
     (3, 3, None, None, None)
@@ -194,7 +194,7 @@ def as_int(value: object) -> int | None:
 
 
 def zero_dim(value: object) -> object:
-    """The number in an array without dimensions, such as the loss that torch computes; anything else as it is."""
+    """The number in an array without dimensions, such as torch's losses; any other object is returned unchanged."""
     if isinstance(value, float | int):
         return value
     single = _of_foreign(lambda: (value.item(),) if getattr(value, "shape", None) == () else None)  # type: ignore[attr-defined]
@@ -202,7 +202,9 @@ def zero_dim(value: object) -> object:
 
 
 def as_float(value: object) -> float | None:
-    """The number that an argument stands for, Python's or NumPy's; None of anything else, and of an int too large."""
+    """An argument as a float, if it is a number of Python or NumPy; None for other objects, and for an int too
+    large.
+    """
     if type(value) is float:
         return value
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -212,12 +214,12 @@ def as_float(value: object) -> float | None:
 
 
 def as_text(value: object) -> str | None:
-    """The str itself, also of one of a subclass; None of anything else."""
+    """A str, also of an object of a subclass; None for other objects."""
     return str.__str__(value) if isinstance(value, str) else None
 
 
 def _index(value: object) -> int | None:
-    """The int of an int or of what has `__index__`; None of anything else, and of bools of any library."""
+    """The int of an int or of an object with `__index__`; None for other objects, and for bools of any library."""
     if type(value) is int:
         return value
     if isinstance(value, bool):
@@ -230,7 +232,7 @@ def _index(value: object) -> int | None:
 
 
 def _of_foreign(convert: Callable[[], T | None]) -> T | None:
-    """What a method of an object that is not ours gives; None if it raises."""
+    """The result of a method of a foreign object; None if it raises."""
     try:
         return convert()
     except Exception:
@@ -241,7 +243,7 @@ def loss_of(op: str, value: object) -> float:
     """A client's loss, also in an array without dimensions; None means unknown, which is NaN.
 
     Raises:
-        AffluxError: no number, a bool, or an int that is far outside of 64 bits.
+        AffluxError: the value is not a number, is a bool, or is an int far outside of 64 bits.
     """
     if value is None:
         return nan
@@ -253,7 +255,7 @@ def loss_of(op: str, value: object) -> float:
 
 
 def brief(value: object) -> str:
-    """For an error: the value, or its type where that would take lines."""
+    """The value for an error message, or its type if the value would take several lines."""
     if isinstance(value, str | bytes | bytearray | list | tuple | dict | set) and len(value) > 80:
         return f"of type {type(value).__name__}"
     try:
@@ -264,12 +266,12 @@ def brief(value: object) -> str:
 
 
 def unreadable(what: str, error: Exception) -> NoReturn:
-    """Raises for an object of a caller's that raised when it was read: an AffluxError; ours, and those of memory,
-    as they are.
+    """Raises an AffluxError for a caller's object that raised when it was read. Errors of afflux and of memory are
+    raised unchanged.
 
     Args:
         what: the operation and the argument, as "[push] client 7's update".
-        error: what it raised.
+        error: the exception that it raised.
     """
     if isinstance(error, AffluxError | UnavailableError | MemoryError):
         raise error
@@ -277,8 +279,8 @@ def unreadable(what: str, error: Exception) -> NoReturn:
 
 
 def reads(what: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Marks a function that reads objects of a caller's, of whatever library, which may raise anything: what they
-    raise becomes an AffluxError about `what`, as "[layout] tree".
+    """Decorates a function that reads callers' objects of any library. Any exception of these objects becomes an
+    AffluxError about `what`, as "[layout] tree".
     """
 
     def mark(function: Callable[P, T]) -> Callable[P, T]:
@@ -302,7 +304,7 @@ def _text(error: Exception) -> str:
 
 
 def known_names(name: object, known: Iterable[str]) -> str:
-    """For an error about an unknown name: the known ones, and before them those that are spelled most like it."""
+    """The known names, for an error about an unknown name; those with the most similar spelling come first."""
     names, text = list(known), as_text(name)
     close = get_close_matches(text, names) if text is not None and len(text) <= 80 else []
     nearest = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
@@ -310,12 +312,12 @@ def known_names(name: object, known: Iterable[str]) -> str:
 
 
 def path_of(op: str, name: str, value: object) -> Path:
-    """A path that a caller gave."""
+    """The Path of a caller's argument."""
     try:
         path = Path(value)  # type: ignore[arg-type]
         if b"\0" not in os.fsencode(path):
             return path
-    except Exception:  # no path, no text of the file system's, or an object whose __fspath__ raises
+    except Exception:  # not a path, not encodable for the file system, or an object whose __fspath__ raises
         pass
     raise AffluxError(f"[{op}] {name} is {brief(value)}, must be a folder's path: a str or a Path")
 
@@ -324,7 +326,7 @@ def plain_id(client_id: object, op: str = "push") -> int | str:
     """The client id as Python's int or str.
 
     Args:
-        client_id: an int from -2**63 to 2**64 - 1, anything else with `__index__` in this range, or a str.
+        client_id: an int from -2**63 to 2**64 - 1, another object with `__index__` in this range, or a str.
         op: the operation that messages name.
 
     Raises:
@@ -333,7 +335,7 @@ def plain_id(client_id: object, op: str = "push") -> int | str:
     """
     number = client_id if type(client_id) is int else None
     if number is None and isinstance(client_id, str):
-        text = str.__str__(client_id)  # not str(): of an Enum's member that is the name
+        text = str.__str__(client_id)  # not str(): for a member of an Enum that is the name
         if not text.isascii():
             try:
                 text.encode()

@@ -8,7 +8,7 @@ with `bias_correction` (the code of FADAS's authors), t' = version + 1:
 
     params += lr / (1 - beta1^t') m / (sqrt(V) / sqrt(1 - beta2^t') + epsilon)
 
-Each keeps vectors (d,) of the type of params, which the same sweep updates.
+Each optimizer keeps vectors (d,) of the type of params. The sweep of the round updates them.
 """
 
 from collections.abc import Mapping
@@ -118,7 +118,7 @@ class Yogi(Adam):
 
 @register("adagrad", "step")
 class Adagrad(Adam):
-    """v = v + direction^2, V = v; beta2 has no meaning, hence no bias to correct either. Keeps m and v."""
+    """v = v + direction^2, V = v. beta2 has no meaning, and there is no bias to correct. Keeps m and v."""
 
     __slots__ = ()
     kind = "adagrad"

@@ -1,6 +1,6 @@
-"""The parts that may stand in a rule, by the names that configurations and stores use.
+"""The parts of rules, by the names that configurations and stores use.
 
-A name is looked up in this table and nowhere else: data that is read never imports a module or runs a file.
+A name is looked up only in this table: reading data never imports a module or runs a file.
 """
 
 import re
@@ -13,19 +13,19 @@ from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import as_text, brief
 
-#: Where a part stands: in the slots of a rule, as a law of a learning rate, as a law of staleness.
+#: The role of a part: a slot of a rule, a law of a learning rate, or a law of staleness.
 Role = Literal["rule", "weigh", "calibrate", "step", "schedule", "staleness"]
 T = TypeVar("T")
 
-#: The most levels of parts within parts.
+#: The largest depth of parts within parts.
 MAX_DEPTH = 32
-#: Keys of a configuration that are no option of a part: the part's name, and the name of a part without registration.
+#: Keys of a configuration that are not options: the part's name, and the name of the class of an unregistered part.
 PART, OWN = "part", "own"
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A class of parts, and where its objects stand in a rule."""
+    """A class of parts, and the role of its objects in a rule."""
 
     name: str
     role: Role
@@ -45,10 +45,10 @@ def register(name: str, role: Role) -> Callable[[type[T]], type[T]]:
 
     Returns:
         The decorator of a dataclass, whose fields are the options. A field holds None, a bool, an int, a float, a str,
-        a codec, a part, or numbers by version (`Mapping[int, float]`), and its annotation says which.
+        a codec, a part, or numbers by version (`Mapping[int, float]`), according to its annotation.
 
     Raises:
-        AffluxError: the name is taken or no name, the role is unknown, or the class is no dataclass.
+        AffluxError: the name is taken or invalid, the role is unknown, or the class is not a dataclass.
 
     >>> from dataclasses import dataclass
     >>> from afflux import rules

@@ -1,12 +1,12 @@
-"""The whole vocabulary of an aggregation rule: facts about a round, and three slots.
+"""The parts of an aggregation rule, and the facts about a round that they read. A rule has three slots.
 
-    weigh      one float64 weight per buffered arrival, and for some rules one per server-held vector (memory)
+    weigh      one float64 weight per buffered arrival, and for some rules one per rule vector of the server
     calibrate  whether per-client cached rows enter the direction
-    step       how the direction moves params
+    step       how the direction changes params
 
-Functions in the first and third slot are part of the exact path: they may use + - * / sqrt, comparisons, afflux.exp,
-log and pow, and the helpers of afflux.ops.exact; nothing whose last bit differs between CPUs (np.exp, np.power, np.dot,
-@, np.sum; test_exact_path.py).
+Functions in the first and third slot are part of the exact path. They may use + - * / sqrt, comparisons, afflux.exp,
+log and pow, and the helpers of afflux.ops.exact. They must not use operations whose last bit differs between CPUs
+(np.exp, np.power, np.dot, @, np.sum; test_exact_path.py).
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ Kind = ops.Kind
 
 
 class InnerSweep(Protocol):
-    """What Arrivals.inner asks: ops.inner over the vectors of a round, and a rule vector by its name."""
+    """The function that Arrivals.inner calls: ops.inner over the vectors of a round, and a rule vector by its name."""
 
     def __call__(
         self, weights: Float64 | None, rule_vector: str | None, shift: float, own_weight: float, /
@@ -44,21 +44,23 @@ class InnerSweep(Protocol):
 
 
 class Arrivals(Struct, frozen=True, eq=False):
-    """A full buffer, frozen, in canonical order: by client (see `client_order`), version pulled and join number."""
+    """The facts about a full buffer, frozen, in canonical order: by client (see `client_order`), pulled version and
+    join.
+    """
 
     version: int  #: the server's version t before this step
     client_ids: tuple[ClientId, ...]
     versions: Int64  #: (M,) the version that each client pulled
     staleness: Int64  #: (M,) version - version pulled, >= 0
     num_examples: Int64  #: (M,)
-    losses: Float64  #: (M,) as reported by the clients; NaN if not
-    #: (M,) Euclidean norms of what was pushed. NaN where it was lent (push(copy=False)), and comparisons with NaN are
-    #: false: a rule that reads norms must look for it.
+    losses: Float64  #: (M,) as reported by the clients; NaN if not reported
+    #: (M,) Euclidean norms of the pushed vectors. NaN for lent vectors (push(copy=False)). Comparisons with NaN are
+    #: false: a rule that reads norms must check for NaN.
     norms: Float64
     gram: Float64 | None = None  #: (R + M, R + M) inner products of rule vectors and vectors, if the rule needs them
-    scalars: Scalars = struct_field(default_factory=dict)  #: the rule's own numbers, as the last round left them
+    scalars: Scalars = struct_field(default_factory=dict)  #: the rule's own numbers after the last round
     ends_pass: bool = False  #: under gradient scheduling: this round is the last one of its pass over all clients
-    inner_sweep: InnerSweep | None = None  #: what `inner` calls, if the rule needs it
+    inner_sweep: InnerSweep | None = None  #: the function that `inner` calls, if the rule needs it
 
     def __len__(self) -> int:
         """The number of arrivals M."""
@@ -72,26 +74,27 @@ class Arrivals(Struct, frozen=True, eq=False):
         shift: float = 0.0,
         own_weight: float = 0.0,
     ) -> ops.InnerProducts:
-        """Squares of the vectors, each moved by `shift` times a rule vector m, and their products with a sum of them.
+        """Squares of the vectors, each shifted by `shift` times a rule vector m, and their products with a sum of them.
 
             x_i = u_i + shift * m,  e = own_weight * m + sum_i weights[i] x_i
 
-        Only within weigh, by a part whose needs say so (`Needs(inner=True)`), as often as it needs.
+        A weigh part with `Needs(inner=True)` may call it, any number of times, while it computes the weights.
 
         Args:
-            weights: (M,) numbers; None: no vector is a part of e, and without `own_weight` there is none.
+            weights: (M,) numbers; None: no vector is a part of e, and without `own_weight` there is no e.
             rule_vector: the name of m, with a `shift` or an `own_weight`.
-            shift: how much of m every vector gets.
-            own_weight: how much of m e gets beside what comes with the vectors.
+            shift: the factor of m that is added to every vector.
+            own_weight: the factor of m that is added to e, in addition to the m in the x_i.
 
         Returns:
-            Of (M,) float64: squares <x_i, x_i> and products <x_i, e>; and the square <e, e>. Products are None, and the
-            square is 0, where there is no e. `inner(rule_vector=name, own_weight=1.0)` gives the products with m.
+            Squares <x_i, x_i> and products <x_i, e>, each (M,) float64, and the square <e, e>. Without e, products are
+            None and the square is 0. `inner(rule_vector=name, own_weight=1.0)` gives the products with m.
 
         Raises:
-            AffluxError: the rule does not need them, or has decided the round; and what ops.inner refuses.
+            AffluxError: the rule's needs do not have `inner`, the round is already decided, or ops.inner refuses an
+                argument.
 
-        Cost: one sweep over the buffer, and over the rule vector if it is asked for.
+        Cost: one sweep over the buffer, and over the rule vector if it is used.
         """
         if self.inner_sweep is None:
             raise AffluxError("[Arrivals] inner is for rules whose weigh part has needs = Needs(inner=True)")
@@ -109,13 +112,13 @@ def client_order(client_id: ClientId) -> tuple[bool, ClientId]:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a weigh part needs beyond the facts above: its attribute `needs`."""
+    """The needs of a weigh part beyond the facts of `Arrivals`: its attribute `needs`."""
 
     gram: bool = False  #: all inner products; one more sweep over the buffer
     inner: bool = False  #: Arrivals.inner; a sweep over the buffer for each call
-    #: names of vectors (d,) that the server holds for it; R of them, zeros at first but for those that are handed in
+    #: names of the R vectors (d,) that the server holds for the part; they start at zero, except those in `handed_in`
     rule_vectors: tuple[str, ...] = ()
-    handed_in: tuple[str, ...] = ()  #: those rule vectors that the user sets, with Server.set_rule_vector
+    handed_in: tuple[str, ...] = ()  #: the rule vectors that the user sets, with Server.set_rule_vector
     scalars: Scalars = field(default_factory=dict)  #: names of the rule's own numbers, and their first values
     passes: bool = False  #: gradient scheduling: a client enters once per pass over all N clients, later arrivals wait
 
@@ -126,23 +129,23 @@ class Needs:
 
 
 class Weights(Struct, frozen=True, eq=False):
-    """A round's weights, with what else a rule may decide.
+    """The result of a weigh part: the weights of a round, and the other decisions of a rule.
 
     The direction is v = sum_s rule_vectors[s] m_s + sum_i vectors[i] u_i, and the same sweep replaces the rule vectors
     by m_r = sum_s next[r, s] m_s + sum_i next[r, R + i] u_i.
     """
 
-    vectors: Float64  #: (M,); 0 rejects an arrival: its vector is not read, and a cached row stays as it is
+    vectors: Float64  #: (M,); 0 rejects an arrival: its vector is not read, and its client's cached row does not change
     rule_vectors: tuple[float, ...] = ()  #: (R,); empty: they do not enter the direction
-    next: Float64 | None = None  #: (R, R + M); None: they stay as they are
-    scalars: Scalars | None = None  #: after this round; None: as they were
+    next: Float64 | None = None  #: (R, R + M); None: they do not change
+    scalars: Scalars | None = None  #: the rule's own numbers after this round; None: unchanged
     rejected: Mapping[int, str] = struct_field(default_factory=dict)  #: index of an arrival -> why its weight is 0
     cosines: Float64 | None = None  #: (M,) for the report
-    skip: bool = False  #: no step is made: the buffer is emptied, version and rule vectors stay
+    skip: bool = False  #: no step is made: the buffer is emptied, version and rule vectors do not change
 
 
 class Weigh(Protocol):
-    """(M,) float64 weights, or Weights. What it needs beyond plain facts stands in its attribute `needs`, if any."""
+    """A weigh part: returns (M,) float64 weights, or Weights. Its attribute `needs`, if any, declares further needs."""
 
     def __call__(self, arrivals: Arrivals, /) -> Float64 | Weights:
         """The weights, in the order of the arrivals."""
@@ -151,31 +154,31 @@ class Weigh(Protocol):
 
 @runtime_checkable
 class OnArrival(Weigh, Protocol):
-    """A weigh part whose weights are known on arrival but for a factor, as accumulate=True needs them:
-    w_i = factor * on_arrival_i, but for rounding.
+    """A weigh part whose weights are known on arrival except for a common factor, as accumulate=True needs them:
+    w_i = factor * on_arrival_i, up to rounding.
     """
 
     def on_arrival(self, staleness: int, num_examples: int, norm: float, /) -> float:
-        """The raw weight of an arrival, from facts about it alone. What is added up was copied, so `norm` is no NaN; in
-        `arrivals.norms`, which a buffering server weighs with, it is one where a vector was lent.
+        """The raw weight of an arrival, computed only from facts about this arrival. A streaming server copies every
+        vector, so `norm` is never NaN here; in `arrivals.norms` of a buffering server it is NaN for lent vectors.
         """
         ...
 
     def factor(self, arrivals: Arrivals, /) -> float:
-        """What the raw weights of these arrivals are multiplied with."""
+        """The common factor of the raw weights of these arrivals."""
         ...
 
 
 @register("calibrate", "calibrate")
 @dataclass(frozen=True, slots=True)
 class Calibrate:
-    """What per-client memory enters the direction. Facts only: the engine does the arithmetic."""
+    """Declares how per-client cached rows enter the direction. The engine does the arithmetic."""
 
     cached: bool  #: every client's last vector is kept as a row
     direction: Literal["difference", "mean"] = "difference"  #: h + sum_i w_i (u_i - h_i), or the new mean of all rows
     divide_by: Literal["all", "seen"] = "all"  #: the mean is over all N clients, or over those that have a row
     codec: Codec | None = None  #: how rows are stored; None: every bit is kept
-    quantize_direction: bool = False  #: the difference is of what is stored, not of what was pushed
+    quantize_direction: bool = False  #: the difference uses the stored (encoded) row, not the pushed vector
 
     def __post_init__(self) -> None:
         check_fields(self, flag, "cached", "quantize_direction")
@@ -187,8 +190,8 @@ class Calibrate:
 
 
 class Step(Protocol):
-    """A server optimizer. The vectors (d,) that it keeps stand in its attribute `states`, if any: names in the order of
-    the engine's step, with their first values.
+    """A server optimizer. Its attribute `states`, if any, has the names of the vectors (d,) that it keeps, in the order
+    of the engine's step, with their initial values.
     """
 
     def __call__(self, arrivals: Arrivals, /) -> ops.Step:
@@ -199,7 +202,7 @@ class Step(Protocol):
 @register("rule", "rule")
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """An aggregation rule. `kind` is what clients push, and gives the direction its sign.
+    """An aggregation rule. `kind` is the kind of vector that clients push; it determines the sign of the direction.
 
     update    u_i = local - pulled params:    v = sum w_i u_i
     gradient  G_i = -u_i/(client_lr * steps): v = sum w_i G_i, and the step goes against it
@@ -247,19 +250,19 @@ class Rule:
 
     @property
     def needs(self) -> Needs:
-        """What weigh needs beyond facts."""
+        """The needs of the weigh part."""
         needs: Needs = getattr(self.weigh, "needs", _NOTHING)
         return needs
 
     @property
     def states(self) -> Mapping[str, float]:
-        """The vectors that step keeps, and their first values."""
+        """The vectors that step keeps, and their initial values."""
         states: Mapping[str, float] = getattr(self.step, "states", {})
         return states
 
     @property
     def rule_vectors(self) -> dict[str, float]:
-        """The vectors that a server keeps for this rule, weigh's first, and their first values."""
+        """The vectors that a server keeps for this rule, those of weigh first, and their initial values."""
         return {**dict.fromkeys(self.needs.rule_vectors, 0.0), **self.states}
 
     def to_config(self) -> dict[str, Any]:
@@ -267,7 +270,7 @@ class Rule:
 
         Returns:
             The fields by name. A part is {"part": its registered name, ...its fields}, a codec its name, inf is "inf".
-            A part that is not registered leaves only its class's name, {"own": name}, which `from_config` refuses.
+            A part that is not registered is only its class's name, {"own": name}, which `from_config` refuses.
 
         Raises:
             AffluxError: parts are nested more than 32 levels deep.

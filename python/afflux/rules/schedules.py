@@ -1,4 +1,4 @@
-"""The laws of a server's learning rate: one number per round, from facts about its arrivals; on the exact path."""
+"""Laws of the server's learning rate: one number per round, from facts about its arrivals. On the exact path."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class LearningRate(Protocol):
         ...
 
 
-#: What step parts take: a constant, or a law.
+#: The learning rate of a step part: a constant, or a law.
 Rate = float | LearningRate
 
 
@@ -28,7 +28,7 @@ def rate(lr: Rate, arrivals: Arrivals) -> float:
 
 
 def a_rate(part: str, name: str, value: object) -> Rate:
-    """Refuses what is neither a law nor a finite number."""
+    """Rejects a value that is neither a law nor a finite number."""
     if is_function(value):
         return cast(LearningRate, value)
     try:
@@ -42,9 +42,9 @@ def a_rate(part: str, name: str, value: object) -> Rate:
 @register("delay_adaptive", "schedule")
 @dataclass(frozen=True, slots=True)
 class DelayAdaptive:
-    """Smaller where the stalest arrival of the buffer, tau_max, exceeds a threshold; else lr (FADAS).
+    """Smaller than lr if the largest staleness of the buffer, tau_max, exceeds a threshold; else lr (FADAS).
 
-    inverse    lr / tau_max         (eq. 77, what the paper's experiments ran)
+    inverse    lr / tau_max         (eq. 77, used in the paper's experiments)
     minimum    min(lr, 1 / tau_max) (eq. 4)
     """
 
@@ -87,7 +87,7 @@ class MinimumStaleness:
 @register("by_version", "schedule")
 @dataclass(frozen=True, slots=True)
 class ByVersion:
-    """The rate that stands at the greatest key not above the server's version.
+    """The rate of the greatest key that is not above the server's version.
 
     >>> law = ByVersion({0: 0.1, 100: 0.01})
     """

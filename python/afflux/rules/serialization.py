@@ -1,7 +1,7 @@
-"""Rules from configurations: data as JSON, YAML or TOML hold it becomes a rule. `Rule.to_config` is the other way.
+"""Makes rules from configurations, as JSON, YAML and TOML represent them. `Rule.to_config` is the inverse.
 
-Names are looked up in tables of this package: presets, registered parts, codecs, dialects. Annotations of presets and
-parts say what an option takes, so that every value is checked before anything is made.
+Names are looked up in tables of this package: presets, registered parts, codecs, dialects. The annotations of presets
+and parts give the types of options, so that every value is checked before any part is made.
 """
 
 import inspect
@@ -25,7 +25,7 @@ from afflux.rules.rule import Calibrate, Rule, Step, Weigh
 from afflux.rules.schedules import LearningRate
 from afflux.rules.staleness import StalenessLaw
 
-#: The annotations that ask for a part: its role, and what errors call it.
+#: The annotations of options that are parts: the role of the part, and its name in errors.
 PARTS: Mapping[object, tuple[Role, str]] = {
     Rule: ("rule", "a rule"),
     Weigh: ("weigh", "a weigh part"),
@@ -34,7 +34,7 @@ PARTS: Mapping[object, tuple[Role, str]] = {
     LearningRate: ("schedule", "a schedule of learning rates"),
     StalenessLaw: ("staleness", "a law of staleness"),
 }
-#: The other annotations, and what errors call their values. Any stands for all that are not listed.
+#: The other annotations, and the names of their values in errors. Any is for all annotations that are not listed.
 PLAIN: Mapping[object, str] = {
     Codec: "the name of a codec",
     Dialect: "a dialect",
@@ -47,20 +47,20 @@ PLAIN: Mapping[object, str] = {
 }
 #: Floats that JSON lacks.
 NOT_FINITE = {"inf": inf, "-inf": -inf, "nan": nan}
-#: Ints are smaller, so that they can be converted to float and to text.
+#: Ints must be smaller than this, so that they can be converted to float and to text.
 MAX_INT = 10**300
 
 
 @reads("[make] an option")
 def make(name: str, /, **options: object) -> Rule:
-    """Makes a preset from its name and hyper-parameters, as a configuration file holds them.
+    """Makes a preset from its name and hyper-parameters, as in a configuration file.
 
     Args:
         name: a name in `RULES`.
         options: hyper-parameters of the preset: numbers, strings, booleans, None; a codec by its name; a law of
             staleness or a schedule of learning rates by its name, or as {"part": name, ...its options}; inf also as
-            "inf". Objects are accepted, too. With `dialect=` also the options of that dialect, and the names that its
-            framework uses (docs/dialects.md).
+            "inf". Objects are also accepted. With `dialect=`, the options of that dialect, and the names that its
+            framework uses, are also accepted (docs/dialects.md).
 
     Returns:
         The rule.
@@ -99,7 +99,7 @@ def from_config(config: Mapping[str, Any]) -> Rule:
             default may be left out.
 
     Returns:
-        The rule; equal to the one whose configuration it is.
+        The rule. It is equal to the rule that `to_config` was called on.
 
     Raises:
         AffluxError: a key is unknown or missing, a value has a wrong type or value, or a part is not registered.
@@ -115,13 +115,13 @@ def from_config(config: Mapping[str, Any]) -> Rule:
 
 
 def _with_dialect(options: Mapping[str, object]) -> dict[str, object]:
-    """The options of `fedbuff` in its own names, with those of the dialect inside `dialect`."""
+    """The options of `fedbuff` under afflux's names, with the options of the dialect inside `dialect`."""
     given = dict(options)
     dialect = given.get("dialect", "paper")
     content = dict(dialect) if isinstance(dialect, Mapping) else {PART: dialect}
     name = content.get(PART)
     if not isinstance(name, str):
-        return given  # an object, or what `call` refuses
+        return given  # an object, not a name, or what `call` refuses
     if name not in DIALECTS:
         raise AffluxError(f"[make] dialect is {brief(name)}, unknown; {known_names(name, DIALECTS)}")
     given = in_our_names(name, given)
@@ -138,7 +138,7 @@ def _parameters(maker: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """The options of a preset, a part or a dialect."""
     try:
         return inspect.signature(maker, eval_str=True).parameters
-    except Exception:  # annotations of a user's part that cannot be evaluated: its values are not checked here
+    except Exception:  # the annotations of a user's part cannot be evaluated: its values are not checked here
         return inspect.signature(maker).parameters
 
 
@@ -166,7 +166,7 @@ def _choices(kinds: list[Any]) -> list[Any]:
 
 
 def _words(kinds: list[Any]) -> str:
-    """What an option takes, for errors."""
+    """A description of the values of an option, for errors."""
     found = [PARTS[kind][1] if kind in PARTS else PLAIN[kind] for kind in kinds if kind in PARTS or kind in PLAIN]
     found += ["a mapping from versions" for kind in kinds if get_origin(kind) in (abc.Mapping, dict)]
     return " or ".join([*map(repr, _choices(kinds)), *found])
@@ -177,7 +177,7 @@ def _join(path: str, key: str) -> str:
 
 
 class _Reader:
-    """Reads values as annotations ask for them. Errors name the operation and the path of keys to the value."""
+    """Reads values according to annotations. Errors name the operation and the path of keys to the value."""
 
     def __init__(self, operation: str, *, objects: bool) -> None:
         self._operation = operation

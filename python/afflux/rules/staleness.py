@@ -1,4 +1,4 @@
-"""Laws of staleness: the factor of an arrival that is so many server steps old.
+"""Laws of staleness: the factor of an arrival, as a function of its staleness in server steps.
 
 On the exact path: + - * / sqrt and afflux.pow on single numbers (see rule.py).
 """
@@ -17,7 +17,7 @@ HALF_E = 1.3591409142295225
 
 
 class StalenessLaw(Protocol):
-    """s(staleness), 1 for a fresh arrival."""
+    """A function s(staleness), which is 1 for staleness 0."""
 
     def __call__(self, staleness: int, /) -> float:
         """The factor for one staleness >= 0."""
@@ -25,7 +25,7 @@ class StalenessLaw(Protocol):
 
 
 def a_law(part: str, name: str, value: object) -> StalenessLaw:
-    """Refuses what is no law of staleness."""
+    """Rejects a value that is not a law of staleness."""
     if not is_function(value):
         raise AffluxError(f"[{part}] the {name} is {brief(value)}, must be one such as Polynomial(0.5)")
     return cast(StalenessLaw, value)
@@ -56,7 +56,7 @@ class Polynomial:
         base = 1.0 + staleness
         if self.a > 8 or 2 * self.a != int(2 * self.a):
             return exact.pow(base, -self.a)
-        # Up to 8 products and a square root: faster, and the bits of the first versions.
+        # Up to 8 products and a square root: faster than pow, and with the bits of the first versions.
         power = sqrt(base) if int(2 * self.a) % 2 else 1.0
         for _ in range(int(self.a)):
             power = power * base

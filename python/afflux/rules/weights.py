@@ -108,10 +108,10 @@ class Staleness:
 def with_sum(
     part: str, law: StalenessLaw, staleness: Sequence[int], counts: Sequence[float], *, raw: bool = False
 ) -> tuple[list[float], float]:
-    """What is divided by its own sum, s(staleness_i) counts_i, and that sum.
+    """The values s(staleness_i) counts_i, and their sum, by which they will be divided.
 
-    An exponential law is counted from the freshest arrival, which gives the same quotients and cannot underflow in all
-    of them; not if they are to be `raw`, each from facts about its arrival alone.
+    For an exponential law, staleness is counted from the freshest arrival. This gives the same quotients, and they
+    cannot all underflow. With `raw` it is not, because each value may depend only on its own arrival.
 
     Raises:
         AffluxError: the sum is 0.

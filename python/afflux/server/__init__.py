@@ -1,4 +1,6 @@
-"""The server: clients pull and push, every M arrivals make a round. Its plan, its persistence, the replay of a log."""
+"""The server: clients pull and push, and every M arrivals make a round. Also its plan, persistence, and replay of a
+log.
+"""
 
 from afflux.server.server import Server
 

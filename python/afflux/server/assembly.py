@@ -1,4 +1,4 @@
-"""Makes the parts of a new server from its options, which have been checked."""
+"""Makes the parts of a new server from its checked options."""
 
 from types import MappingProxyType
 
@@ -68,7 +68,7 @@ def assemble(
         passes=passes,
     )
     copies = why_copied(rule, options)
-    assert options.duplicates is not None  # for_rule has filled it in
+    assert options.duplicates is not None  # for_rule has set it
     admission = Admission(
         options.duplicates,
         options.max_staleness,

@@ -1,4 +1,4 @@
-"""Checking a version out: the task that a client gets, and how it ends without a push."""
+"""`Server.checkout`: the tasks of clients, and closing a task without a push."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from afflux.server.tickets import Ticket
 
 
 class CheckoutSource(Protocol):
-    """What a checkout needs of a server."""
+    """The parts of a server that a checkout needs."""
 
     options: ServerOptions
     _aggregator: Aggregator
@@ -31,7 +31,7 @@ class CheckoutSource(Protocol):
 
 
 class Task:
-    """What `Server.checkout` gives a client: a version to train from, and an id that its push names.
+    """The result of `Server.checkout`: a version from which a client trains, and an id for its push.
 
     >>> import numpy as np
     >>> from afflux import Server, rules
@@ -47,18 +47,18 @@ class Task:
 
     def __init__(self, task: OpenTask, copied: Pulled | None, aggregator: Aggregator, adapter: InputAdapter) -> None:
         self._task = task
-        self.copied = copied  #: a copy of the version, of a server that overwrites its params
+        self.copied = copied  #: a copy of the version, if the server overwrites its params
         self._aggregator = aggregator
         self._adapter = adapter
 
     @property
     def id(self) -> str:
-        """For a client that is far away: `push(task=id)`. No other task of any server has the same id."""
+        """An id for remote clients: `push(task=id)`. No other task of any server has the same id."""
         return self._task.opened.task
 
     @property
     def client(self) -> ClientId:
-        """Whose task it is."""
+        """The id of the task's client."""
         return self._task.opened.client_id
 
     @property
@@ -68,14 +68,14 @@ class Task:
 
     @property
     def pulled(self) -> Pulled:
-        """The version itself, as `pull` gives it: read-only, nothing is copied.
+        """The version, as `pull` returns it: read-only, without a copy.
 
         Raises:
             AffluxError: it is no longer held: the task is closed, or the version too old.
         """
         pulled = self.copied or self._aggregator.tasks.base_of(self._task)
         if pulled is None and not self._task.opened.hold:
-            newest = reading.newest(self._aggregator)  # of a server that overwrites its params, a copy
+            newest = reading.newest(self._aggregator)  # a copy, if the server overwrites its params
             pulled = newest if newest.version == self.version else None
         if pulled is None:
             raise AffluxError(
@@ -99,10 +99,10 @@ class Task:
             self._adapter.copy_out("Task.load", self.pulled, target)
 
     def tree(self) -> Tree:
-        """A copy that may be written to, in the library, the dtypes and the nesting of the server's first params.
+        """A writable copy, in the library, the dtypes and the nesting of the server's first params.
 
         A torch module is a dict by dotted name, for `load_state_dict`; with strict=False if some of its arrays are tied
-        or not selected. JAX's arrays cannot be written to. Of a server that was opened from a store, all arrays are
+        or not selected. JAX's arrays are not writable. If the server was opened from a store, all arrays are
         NumPy's.
 
         Raises:
@@ -112,7 +112,7 @@ class Task:
             return self._adapter.copied_tree(self.pulled)
 
     def cancel(self) -> bool:
-        """Closes the task, if it is open, because its client will not push; whether it was open."""
+        """Closes the task, because its client will not push; returns whether it was open."""
         self._aggregator.enter("Task.cancel")
         return close_task(self._aggregator, self._task, "cancelled")
 
@@ -131,7 +131,9 @@ class Task:
 
 @contextmanager
 def _reading(aggregator: Aggregator) -> Iterator[None]:
-    """While the block reads a version that a task holds, a step that needs its memory waits, rather than fail."""
+    """A block that reads a version of a task. A step that needs the version's memory waits for the block, and does not
+    fail.
+    """
     ticket = Ticket()
     try:
         aggregator.reading.add(ticket)
@@ -146,22 +148,22 @@ def checkout(  # noqa: D417
 ) -> Task:
     """Opens a task: a client trains from the newest version.
 
-    A push closes the task, and so do `Task.cancel` and the end of its lease. A client may have several.
+    A push closes the task, and so do `Task.cancel` and the end of its lease. A client may have several tasks.
 
     Args:
-        client: its id.
+        client: the client's id.
         lease: seconds after which the task is closed, so that a later push is `expired`; None: no limit. The
-            next call of `push`, `checkout`, `tasks`, `poll` and others looks for leases that have ended.
-        hold: whether the server holds the version's params until then, for conversions from and to models. It lets go
-            of them when the version's staleness exceeds max_staleness or, oldest first, when max_versions (64 if that
-            is not given) are held; from then on a push that needs them is `expired`, and any other is as good as
-            before. With False they are there as long as the version is the newest one. Servers with inplace=True hold
-            none: with hold=False, the task has a copy of its own.
+            next call of `push`, `checkout`, `tasks`, `poll` and others closes tasks whose lease has ended.
+        hold: whether the server holds the version's params while the task is open, for conversions from and to
+            models. The server releases them when the version's staleness exceeds max_staleness, or when max_versions
+            (default 64) versions are held, the oldest first. After that a push that needs them is `expired`; other
+            pushes are not affected. With False the params exist as long as the version is the newest one. Servers
+            with inplace=True hold no versions: with hold=False, the task has its own copy.
 
     Raises:
         AffluxError: an argument has a wrong type or value.
 
-    Cost: no array is copied, but with inplace.
+    Cost: no array is copied, except with inplace.
 
     With a store, `checkpoint` keeps the open tasks, and the versions that are held for them.
 
@@ -190,14 +192,14 @@ def checkout(  # noqa: D417
         try:
             tasks.add(task, now)
             admission.note(task.opened)
-        except BaseException:  # an interrupt; the log does not know the task
+        except BaseException:  # an interrupt; the task is not in the log
             tasks.close(task)
             raise
         if admission.state.round is None and admission.state.task_events > 1000 + 8 * len(tasks):
             admission.compact_task_events(aggregator.tasks.opened())
         return task, now
 
-    # In place, a round that is being made writes to the newest version.
+    # With inplace, a round in progress writes to the newest version.
     task, pulled = aggregator.when_idle("checkout", opened) if inplace else aggregator.locked(opened)
     return Task(task, pulled if inplace else None, aggregator, self._adapter)
 
@@ -208,7 +210,7 @@ def open_tasks(aggregator: Aggregator, adapter: InputAdapter) -> tuple[Task, ...
 
 
 def close_task(aggregator: Aggregator, task: OpenTask, why: Literal["expired", "cancelled"]) -> bool:
-    """Closes a task without a push, if it is open; whether it was."""
+    """Closes a task without a push, if it is open; returns whether it was open."""
 
     def closed() -> bool:
         if not aggregator.tasks.is_open(task):

@@ -1,6 +1,6 @@
-"""One mutex for an object that many threads share, jobs that run without it, and threads that wait.
+"""A monitor for an object that many threads share: one mutex, jobs that run without the mutex, and waiting threads.
 
-Knows nothing of what the object is. Its owner gives four functions, which a `Monitor` calls:
+It is independent of the object. The object's owner provides four functions, which a `Monitor` calls:
 
     publish()     with the mutex, first: makes the results of finished jobs visible; returns whether jobs are left
     next_job()    with the mutex: a job that no thread drives; None if there is none
@@ -8,9 +8,10 @@ Knows nothing of what the object is. Its owner gives four functions, which a `Mo
     at_rest()     in a forked child: no thread was at work when the process forked
 
 The mutex is held for decisions and copies of the state, never during a job. A KeyboardInterrupt may be raised at any
-call: it leaves the mutex free, and the job without a driver, so that another thread, or the next call, goes on with it.
-For that, `with` takes the plain lock itself, no call is made before its owner is noted, and the first statement of each
-`finally` makes no call: CPython raises interrupts, and runs signal handlers, only at calls and at backward jumps.
+call. It leaves the mutex free and the job without a driver, so that another thread, or the next call, continues the
+job. CPython raises interrupts, and runs signal handlers, only at calls and at backward jumps. Therefore `with` takes
+the plain lock itself, no call is made before the owner is stored, and the first statement of each `finally` makes no
+call.
 """
 
 from _thread import LockType
@@ -24,15 +25,15 @@ from afflux.ops.errors import UnavailableError
 
 _Found = TypeVar("_Found")
 
-#: Seconds after which a waiter looks again, in case no thread notifies it: a resource may come free with the end of a
-#: traceback, or between a look and its bell.
+#: Seconds after which a waiting thread checks again, in case a notification is missed: a resource may be released when
+#: a traceback is deleted, or between the thread's check and the registration of its lock in `_bells`.
 _RECHECK = 0.05
 
 
 class Job(Protocol):
-    """Work that one thread at a time does without the mutex."""
+    """A job, which one thread at a time runs without the mutex."""
 
-    driver: int | None  #: the thread that does it; None: no thread does
+    driver: int | None  #: the thread that runs it; None: no thread runs it
 
 
 _Job = TypeVar("_Job", bound=Job)
@@ -53,27 +54,27 @@ class Monitor(Generic[_Job]):
         self._run = run
         self._at_rest = at_rest
         self._mutex = Lock()
-        self._handed_out = False  # jobs, of which not all are known to be published
+        self._handed_out = False  # whether there are jobs whose results may be unpublished
         self._bells: list[LockType] = []  # each is released to wake one waiter
         self._adopting = Lock()
         self.owner: int | None = None  #: the thread that holds the mutex
-        self.forks = forks[0]  #: of the process that may use it
-        self.alone: str | None = None  #: what a forked child cannot use; None: it has a copy of its own
+        self.forks = forks[0]  #: the fork counter of the process that may use it
+        self.alone: str | None = None  #: what a forked child cannot use; None: the child has its own copy
 
     def wait_for(
         self, attempt: Callable[[], _Found | None], timeout: float | None = None, *, work: bool = True
     ) -> _Found | None:
-        """Calls `attempt` with the mutex until it returns something; between two calls, does jobs or sleeps.
+        """Calls `attempt` with the mutex until its result is not None; between two calls, runs jobs or sleeps.
 
-        A job that `attempt` has made, or found without a driver, is claimed before the mutex is released.
+        A job that `attempt` has created, or that has no driver, is claimed before the mutex is released.
 
         Args:
-            attempt: returns None to wait; it may have made a job.
-            timeout: seconds after which to give up; None: never.
+            attempt: returns None to wait; it may create a job.
+            timeout: seconds after which to stop waiting; None: never.
             work: False: sleeps, and leaves jobs to other threads.
 
         Returns:
-            What `attempt` returned; None after `timeout` seconds.
+            The result of `attempt`; None after `timeout` seconds.
         """
         me, bell, ran = get_ident(), None, False
         job: _Job | None = None
@@ -135,7 +136,7 @@ class Monitor(Generic[_Job]):
                 self.owner = None
 
     def notify_waiters(self) -> None:
-        """`notify` if a thread waits; else returns at once."""
+        """Calls `notify` if a thread waits; else returns at once."""
         if self._bells:
             self.notify()
 
@@ -151,10 +152,10 @@ class Monitor(Generic[_Job]):
         return bell
 
     def check_process(self, op: str) -> None:
-        """In a forked child: makes the copy the child's own, if no thread was at work when the process forked.
+        """In a forked child: makes the copy usable in the child, if no thread was in a job when the process forked.
 
         Raises:
-            UnavailableError: a thread was at work, or the child cannot use its parent's parts.
+            UnavailableError: a thread was in a job, or the child cannot use its parent's resources.
         """
         if forks[0] == self.forks:
             return

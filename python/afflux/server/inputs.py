@@ -1,4 +1,4 @@
-"""From a caller's arguments to plain ids and flat vectors, and back; messages name the client and the array."""
+"""Converts a caller's arguments to plain ids and flat vectors, and back. Messages name the client and the array."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,13 +36,13 @@ from afflux.rules.rule import Float64, Kind
 
 @dataclass(frozen=True, slots=True)
 class InputAdapter:
-    """How one server takes vectors in."""
+    """Reads the vectors and trees that are pushed to one server."""
 
     kind: Kind
-    layout: Layout | None  #: of servers that were made with a tree
+    layout: Layout | None  #: the layout, for servers that were made with a tree
     size: int  #: d
     num_threads: int
-    device: Device = HOST  #: that the vectors go to
+    device: Device = HOST  #: the device of the server's vectors
     likes: Mapping[str, Like] = field(default_factory=dict)  #: of the arrays of the first params, by name
 
     @classmethod
@@ -50,7 +50,9 @@ class InputAdapter:
     def of(
         cls, params: "ops.Array | Tree", kind: Kind, num_threads: int, layout: Layout | None = None
     ) -> "tuple[InputAdapter, ops.Array | list[ops.Array]]":
-        """For vectors like `params`, where these lie; and the parts of params. Without `layout`: that of all of it."""
+        """An adapter for vectors like `params`, on the device of params; and the parts of params. The default of
+        `layout` is the layout of all of params.
+        """
         if layout is not None and not (isinstance(layout, Layout) and is_tree(params)):
             raise AffluxError(f"[Server] layout is {brief(layout)}, must be the Layout of params, a model's arrays")
         if is_tree(params):
@@ -64,20 +66,20 @@ class InputAdapter:
         return replace(intake, device=device_of("[Server] params", parts, intake.names), likes=likes), parts
 
     def parts(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
-        """The array, or the tree's arrays (see Layout.parts), that make up the flat vector."""
+        """The array, or the tree's arrays (see Layout.parts), that form the flat vector."""
         try:
             return self._parts(what, vector)
         except Exception as error:
             unreadable(what, error)
 
     def found(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
-        """As `parts`, for `ingest`, which checks the arrays of a tree as it reads them where it can."""
+        """As `parts`, for `ingest`, which checks the arrays of a tree while it reads them, where possible."""
         if self.layout is None or self.device is not HOST or not is_tree(vector):
             return self.parts(what, vector)
         try:
             return self.layout._found(vector)
         except Exception:
-            return self.parts(what, vector)  # which says what is wrong
+            return self.parts(what, vector)  # raises an error with the reason
 
     def _parts(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
         if self.layout is not None and is_tree(vector):
@@ -98,7 +100,7 @@ class InputAdapter:
         conversion: ops.Conversion | None = None,
         beside: RowCheck | None = None,
     ) -> ops.Ingested:
-        """The sweep from the caller's memory into a slot; on the host, `beside` is done beside it."""
+        """The sweep from the caller's memory into a slot. On the host, `beside` runs in parallel with it."""
         if type(parts) is Found:
             try:
                 return HOST.ingest(parts.arrays, slot, self.num_threads, conversion, parts.shapes, beside)
@@ -107,7 +109,7 @@ class InputAdapter:
         try:
             if self.device is not HOST:
                 return self.device.ingest(parts, slot, self.num_threads, conversion)
-            # `HOST.ingest` without its call.
+            # As `HOST.ingest`, without its function call.
             first, squares, low, high = ingest(parts, slot, self.num_threads, conversion, None, beside)
             return tuple.__new__(ops.Ingested, (None if first < 0 else first, squares, low, high))
         except (AffluxError, UnavailableError) as error:
@@ -117,7 +119,7 @@ class InputAdapter:
 
     @property
     def names(self) -> list[str]:
-        """Of the arrays of a tree."""
+        """The names of the arrays of a tree."""
         return [] if self.layout is None else [field.name for field in self.layout.fields]
 
     def lent(self, what: str, parts: "ops.Array | list[ops.Array]", dtype: str) -> Slot:
@@ -127,7 +129,7 @@ class InputAdapter:
                 raise AffluxError("is a tree, whose arrays lie apart")
             if not is_torch(parts):
                 return self._lent(parts, dtype)
-            # An alias holds the memory whatever becomes of the tensor (set_, .data =).
+            # An alias keeps the memory, even if the tensor gets other memory (set_, .data =).
             alias = parts.detach()
             slot = self._lent(alias, dtype)
             forbid_resizing(alias)
@@ -142,17 +144,17 @@ class InputAdapter:
         if gpu_of(vector) is not None and not self.device.owns(vector):
             raise AffluxError("is of another library than params, whose work a round does not wait for")
         slot = Buffer.lent(vector, self.size, dtype, self.device.index)
-        self.device.wait()  # a round on another stream than this thread's may read it
+        self.device.wait()  # because a round may read it on another stream
         return slot
 
     def buffers(
         self, whose: str, model: "ops.Array | Tree | None", buffers: "Tree | None", most: float = float_info.max
     ) -> Float64 | None:
-        """The client's own values of the model's buffers, (d_b,); None if the model has none.
+        """The client's values of the model's buffers, (d_b,); None if the model has none.
 
         Args:
-            whose: for messages.
-            model: the client's model, in which they are if `buffers` is None.
+            whose: describes the push in messages.
+            model: the client's model, which holds them if `buffers` is None.
             buffers: a tree that holds them, or a flat vector.
             most: the largest magnitude of a value.
         """
@@ -187,7 +189,7 @@ class InputAdapter:
         return flat
 
     def place(self, index: int) -> str:
-        """In which of the model's arrays an element of the flat vector lies."""
+        """For messages: the array of the model that contains an element of the flat vector."""
         return "" if self.layout is None else within(self.layout.fields, index)
 
     def copy_out(self, op: str, now: Pulled, out: "ops.Array | Tree") -> None:
@@ -202,14 +204,14 @@ class InputAdapter:
                 raise AffluxError("this server was made with a flat vector: pull into one")
             else:
                 self.layout.load(out, now.params, now.buffers)
-                self.device.wait()  # this version's memory may be used again
+                self.device.wait()  # because this version's memory may be reused
         except (AffluxError, UnavailableError) as error:
             raise type(error)(f"[{op}] out: {error}") from None
         except Exception as error:
             unreadable(f"[{op}] out", error)
 
     def copied_tree(self, version: Pulled) -> Tree:
-        """A copy of a version, like the params that the server was made with."""
+        """A copy of a version, in the form of the server's first params."""
         flat = on_host(version.params, copy=True)
         if self.layout is None:
             return self._copied("", None, flat)
@@ -235,12 +237,12 @@ def is_tree(model: object) -> bool:
 
 
 def within(fields: Iterable[Field], index: int) -> str:
-    """For messages: the name of the field that an index of the flat vector lies in."""
+    """For messages: the name of the field that contains an index of the flat vector."""
     return next((f" (in {field.name})" for field in fields if field.start <= index < field.stop), "")
 
 
 def length(what: str, array: ops.Array) -> int:
-    """Elements of a flat vector, of any library."""
+    """The number of elements of a flat vector of any library."""
     shape = getattr(array, "shape", None)
     if shape is None:
         raise AffluxError(f"{what} is a {type(array).__name__}, expected an array")

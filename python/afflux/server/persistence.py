@@ -1,4 +1,4 @@
-"""How a server's state outlives it: as plain arrays and JSON, or in a store on disk."""
+"""Saves and loads a server's state: as plain arrays and JSON, or in a store on disk."""
 
 import json
 import sys
@@ -38,7 +38,7 @@ from afflux.store.store import CommitEvery, Store
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """What a server takes over from a store that was there before."""
+    """The state that a server reads from an existing store."""
 
     options: ServerOptions
     layout: Layout | None
@@ -56,7 +56,7 @@ def for_place(rule: Rule, adapter: InputAdapter, options: ServerOptions, folder:
 
 
 def facts_of(aggregator: Aggregator, layout: Layout | None, options: ServerOptions) -> dict[str, Any]:
-    """What a saved state must agree with."""
+    """The facts about a server with which a saved state must agree."""
     rule, state = aggregator.rule, aggregator.admission.state
     return {
         "rule": rule.name,
@@ -78,7 +78,9 @@ def open_store(
     commit_every: CommitEvery,
     like: object,
 ) -> Store:
-    """The store of `Server.open`, whose arguments are checked; of a server on the GPU of `like`, if that is given."""
+    """Opens the store of `Server.open`, and checks the arguments; for a server on the GPU of `like`, if that is
+    given.
+    """
     folder = path_of("open", "path", path)
     optional(a_rule)("open", "rule", rule)
     optional(one_of("process", "power"))("open", "durability", durability)
@@ -91,10 +93,10 @@ def open_store(
 
 
 def start_of(store: Store) -> tuple[Vector, ServerOptions]:
-    """Params of zeros, and the options that the server of a store was made with.
+    """Params of zeros, and the options of the server of a store.
 
     Raises:
-        StoreError: what the store says of them cannot be.
+        StoreError: the stored options or sizes are invalid.
     """
     facts = {name: store.facts[name] for name in ("num_clients", "dtype", "slot_dtype")}
     try:
@@ -106,7 +108,7 @@ def start_of(store: Store) -> tuple[Vector, ServerOptions]:
 
 
 def make_store(aggregator: Aggregator, path: Path, layout: Layout | None, options: ServerOptions) -> Store:
-    """Makes a store for a server that is new, and moves its state there."""
+    """Makes a store for a new server, and moves the server's state there."""
     facts = facts_of(aggregator, layout, options)
     durability = options.durability or "process"
     with removed_if_it_fails(path):
@@ -122,7 +124,9 @@ def make_store(aggregator: Aggregator, path: Path, layout: Layout | None, option
 
 
 def _store_versions(store: Store, aggregator: Aggregator, options: ServerOptions) -> Versions:
-    """Versions in the slots of a store: the server's own on the CPU; of a server on a GPU, copies of some."""
+    """Versions in the slots of a store: the server's own versions on the CPU; copies of some versions of a server on a
+    GPU.
+    """
     old, size, dtype = aggregator.versions, aggregator.slots.size, options.dtype
     if aggregator.device is HOST:
         limit, checked = old.max_versions, old.checked
@@ -150,7 +154,7 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
     """Loads the last commit of a store into a server that was made with the store's options."""
     admission, device = aggregator.admission, aggregator.device
     in_store = _store_versions(store, aggregator, options)
-    if device is not HOST:  # without the version that this server was made with
+    if device is not HOST:  # without the initial version of this server
         limit = aggregator.versions.max_versions
         aggregator.versions = Versions(aggregator.slots.size, limit, dtype=options.dtype, device=device)
     last = Pulled(in_store.finished(in_store.take(), store.version), store.version, store.buffers)
@@ -175,7 +179,7 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
 
 
 def _on_device(version: Pulled, aggregator: Aggregator) -> Pulled:
-    """A version that lies in a store, on the server's device."""
+    """A version of a store, on the server's device."""
     if aggregator.device is HOST:
         return version
     draft = aggregator.versions.take()
@@ -184,7 +188,7 @@ def _on_device(version: Pulled, aggregator: Aggregator) -> Pulled:
 
 
 def load_state(aggregator: Aggregator, state: Mapping[str, Any], layout: Layout | None, options: ServerOptions) -> None:
-    """Loads a state_dict. Everything is made before anything is replaced."""
+    """Loads a state_dict. All new objects are made before any old one is replaced."""
     facts = facts_of(aggregator, layout, options)
     admission, device, versions = aggregator.admission, aggregator.device, aggregator.versions
     saved = checkpoints.load(state, facts, admission)
@@ -196,11 +200,11 @@ def load_state(aggregator: Aggregator, state: Mapping[str, Any], layout: Layout 
     now = Pulled(versions.finished(draft, saved.version), saved.version, saved.buffers)
     admission.load(structs.replace(saved.server_state(now, arrivals), rule_vectors=rule_vectors), saved.log)
     aggregator.failure = None
-    aggregator.tasks.clear()  # their versions are those of another past
+    aggregator.tasks.clear()  # their versions belong to another history
 
 
 def _prepare_next_rule(saved: Saved, aggregator: Aggregator, options: ServerOptions) -> None:
-    """Checks the rule of a saved state that waits to replace the one in force, and makes room for its arrivals."""
+    """Checks the waiting rule of a saved state, and adds slots for its arrivals."""
     rule = saved.next_rule
     if rule is None:
         return
@@ -213,7 +217,9 @@ def _prepare_next_rule(saved: Saved, aggregator: Aggregator, options: ServerOpti
 
 
 def arrivals_of(saved: Saved, aggregator: Aggregator) -> list[PendingArrival]:
-    """The arrivals of a saved state, their vectors in the server's own memory; an error leaves no trace."""
+    """The arrivals of a saved state, with their vectors in the server's own memory. After an error nothing has
+    changed.
+    """
     if saved.added and aggregator.streaming is None:
         raise AffluxError(
             f"[load_state_dict] {saved.added} arrivals wait as one sum in the state, and accumulate=False needs the "
@@ -226,7 +232,7 @@ def arrivals_of(saved: Saved, aggregator: Aggregator) -> list[PendingArrival]:
 
 
 def _accumulated(saved: Saved, aggregator: Aggregator, streaming: Streaming) -> list[PendingArrival]:
-    """The same for a server that accumulates: vectors of a buffered state are added up here, through one slot."""
+    """The same for a server that accumulates: the vectors of a buffered state are added here, through one slot."""
     total, arrivals, slot = streaming.total(saved.added, saved.total), list(saved.arrivals), None
     for place, arrival in enumerate(arrivals):
         if place >= saved.added:
@@ -256,14 +262,16 @@ def _filled(slot: Slot | None, arrival: PendingArrival, aggregator: Aggregator) 
 
 
 def save_state(aggregator: Aggregator, layout: Layout | None, options: ServerOptions) -> dict[str, Any]:
-    """The state_dict of a server at rest."""
+    """The state_dict of a server without unfinished rounds."""
     admission, facts = aggregator.admission, facts_of(aggregator, layout, options)
     aggregator.versions.refuse_damaged_newest("state_dict", admission.state.current.version)
     return checkpoints.save(facts, admission.state, admission.log)
 
 
 def checkpoint(store: Store, aggregator: Aggregator, notes: object, keep: Iterable[Pulled]) -> dict[int, Pulled]:
-    """Commits the state of a server at rest; the versions of `keep`, by number. Those held for tasks stay too."""
+    """Commits the state of a server without unfinished rounds, with the versions of `keep`, by number. Versions that
+    are held for tasks are also kept.
+    """
     kept = retained(keep, aggregator)
     _commit(store, aggregator, notes_as_json(notes), kept)
     aggregator.retained = kept
@@ -271,10 +279,10 @@ def checkpoint(store: Store, aggregator: Aggregator, notes: object, keep: Iterab
 
 
 def _commit(store: Store, aggregator: Aggregator, notes: str | None, kept: Mapping[int, Pulled]) -> None:
-    """Commits a server at rest, with the versions of `kept` and those that are held for tasks.
+    """Commits a server without unfinished rounds, with the versions of `kept` and those that are held for tasks.
 
-    With max_versions there is always room for the newest version, the last commit's and the one being written; those
-    of tasks come after, the newest first.
+    With max_versions there is always space for the newest version, the last commit's and the one being written. The
+    remaining space is for the versions of tasks, the newest first.
     """
     admission, most = aggregator.admission, aggregator.versions.max_versions
     admission.compact_task_events(aggregator.tasks.opened())
@@ -286,7 +294,7 @@ def _commit(store: Store, aggregator: Aggregator, notes: str | None, kept: Mappi
 
 
 def close(store: Store, aggregator: Aggregator, *, checkpoint: bool) -> None:
-    """Closes a store, after a last checkpoint if that is asked for and possible."""
+    """Closes a store, after a last checkpoint if `checkpoint` is true and it is possible."""
     checkpoint = checkpoint and not aggregator.failure
 
     def end() -> None:
@@ -305,7 +313,7 @@ def close(store: Store, aggregator: Aggregator, *, checkpoint: bool) -> None:
 
 
 def forget(store: Store, aggregator: Aggregator) -> None:
-    """Closes the store of a server that was collected, without a checkpoint; does nothing in a forked child."""
+    """Closes the store of a garbage-collected server, without a checkpoint; does nothing in a forked child."""
     if sys.is_finalizing():
         return
     with suppress(Exception):
@@ -315,7 +323,7 @@ def forget(store: Store, aggregator: Aggregator) -> None:
 
 
 def retained(keep: Iterable[Pulled], aggregator: Aggregator) -> dict[int, Pulled]:
-    """The versions of checkpoint(keep=...), by number.
+    """Checks the versions of checkpoint(keep=...), and returns them by number.
 
     Raises:
         AffluxError: one is not a version that this server handed out.
@@ -337,7 +345,7 @@ def retained(keep: Iterable[Pulled], aggregator: Aggregator) -> dict[int, Pulled
 
 
 def notes_as_json(notes: object) -> str:
-    """The notes of a checkpoint as they are stored."""
+    """The notes of a checkpoint in their stored form."""
     try:
         return json.dumps(notes)
     except (TypeError, ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""What a server will take, in memory and on disk, part by part, before anything runs."""
+"""Estimates the memory and disk use of a server, part by part, without making it."""
 
 import sys
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from afflux.store.metadata import Shape, shapes_of
 
 
 class Part(NamedTuple):
-    """Bytes of one part, and what it is."""
+    """The bytes of one part, and its description."""
 
     size: int
     what: str
@@ -24,8 +24,8 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Bytes by part, when every client has pushed. What grows without a bound is not in it: the log, and
-    Python's own objects, some 100 bytes for each client.
+    """Bytes by part, after every client has pushed. It does not contain parts that grow without a bound: the log, and
+    Python objects, about 100 bytes for each client.
 
     Memory, in bytes, with p and s the sizes of an element of params and of a slot (4 by default)::
 
@@ -39,24 +39,24 @@ class Plan:
                  at most s max_slots d where several threads push; 8 d more while a round is applied, if others push
     """
 
-    memory: dict[str, Part]  #: between two rounds: `Server.state_bytes`; of a server on a GPU, there
-    working: dict[str, Part]  #: more, amid a round and while others push
-    disk: dict[str, Part]  #: in a store, allocated
-    host: dict[str, Part] = field(default_factory=dict)  #: of a server on a GPU, pinned
+    memory: dict[str, Part]  #: between two rounds: `Server.state_bytes`; of a server on a GPU, memory of the GPU
+    working: dict[str, Part]  #: in addition during a round, and while several threads push
+    disk: dict[str, Part]  #: allocated in a store
+    host: dict[str, Part] = field(default_factory=dict)  #: pinned memory of a server on a GPU
 
     @property
     def memory_bytes(self) -> int:
-        """The most that is in memory at once."""
+        """The largest number of bytes in memory at once."""
         return sum(part.size for part in (*self.memory.values(), *self.working.values()))
 
     @property
     def host_bytes(self) -> int:
-        """The most that is pinned on the host at once, if one thread pushes."""
+        """The largest number of pinned bytes on the host at once, if one thread pushes."""
         return sum(part.size for part in self.host.values())
 
     @property
     def disk_bytes(self) -> int:
-        """The most that is on disk."""
+        """The largest number of bytes on disk."""
         return sum(part.size for part in self.disk.values())
 
 
@@ -71,19 +71,20 @@ def plan(
 ) -> Plan:
     """Estimates memory and disk use of `Server(rule, params, options, ...)`.
 
-    Without `max_versions` no versions are counted that clients hold, beside the newest and the one being made. In a
-    store, params, rows and the rule's vectors lie in files, which are in memory as long as the system has room.
+    Without `max_versions`, only the newest version and the one being made are counted, and no versions that clients
+    hold. In a store, params, rows and the rule's vectors are in files, which the system caches in memory as long as it
+    has space.
 
     Args:
         rule: the aggregation rule.
         d: the number of elements of params.
         options: as for `Server`.
-        store: whether the server has one.
+        store: whether the server has a store.
         gpu: whether params are on a GPU.
         fields: fields of `ServerOptions`, in the place of those in `options`.
 
     Raises:
-        AffluxError: as of `Server`.
+        AffluxError: as `Server`.
 
     >>> from afflux.rules import ca2fl
     >>> found = plan(ca2fl(buffer_size=10), 1000, num_clients=50)
@@ -172,7 +173,7 @@ def _disk(
 
 
 def fitted(rule: Rule, d: int, options: ServerOptions, *, store: bool = False, gpu: bool = False) -> ServerOptions:
-    """The options with max_slots and max_versions that keep memory_budget; what is given of them stays.
+    """The options with max_slots and max_versions chosen within memory_budget; given values are not changed.
 
     Raises:
         AffluxError: the budget cannot be kept.

@@ -1,4 +1,4 @@
-"""What a server gives to read: the newest version, and the size of its state."""
+"""Reading a server: the newest version, and the size of its state."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +15,7 @@ from afflux.server.late import flush_late
 
 
 class PullSource(Protocol):
-    """What a pull needs of a server."""
+    """The parts of a server that a pull needs."""
 
     options: ServerOptions
     _aggregator: Aggregator
@@ -29,8 +29,8 @@ def pull(self: PullSource) -> Pulled: ...
 @overload
 def pull(self: PullSource, *, out: "ops.Array | Tree") -> int: ...
 def pull(self: PullSource, *, out: "ops.Array | Tree | None" = None) -> Pulled | int:
-    """The newest params and their version. It never waits for a step that is being made, unless inplace; with
-    `flush_after` it may make one.
+    """The newest params and their version. A pull never waits for a step in progress, unless inplace; with
+    `flush_after` it may make a step.
 
     Without `out` nothing is copied. With `out`, params (and buffers) are copied into it, a flat vector or a tree
     like the server's, and only the version is returned.
@@ -53,7 +53,7 @@ def pull(self: PullSource, *, out: "ops.Array | Tree | None" = None) -> Pulled |
 
 
 def newest(aggregator: Aggregator) -> Pulled:
-    """The newest version; nothing is copied unless params are overwritten in place."""
+    """The newest version; copied only if params are overwritten in place."""
     admission, device = aggregator.admission, aggregator.device
     if aggregator.versions.inplace:
 
@@ -67,7 +67,7 @@ def newest(aggregator: Aggregator) -> Pulled:
 
 
 def shared(aggregator: Aggregator, version: Pulled) -> Pulled:
-    """A version as callers get it: on a GPU other objects than the server's own, of the same memory."""
+    """A version for callers: on a GPU new array objects with the same memory."""
     device = aggregator.device
     return version if device is HOST else replace(version, params=device.alias(version.params))
 

@@ -11,7 +11,7 @@ from afflux.server.inputs import InputAdapter
 
 
 class RuleHolder(Protocol):
-    """What replacing a rule needs of a server."""
+    """The parts of a server that replacing its rule needs."""
 
     options: ServerOptions
     _aggregator: Aggregator
@@ -21,23 +21,24 @@ class RuleHolder(Protocol):
 
 
 def replace_rule(self: RuleHolder, rule: Rule) -> bool:  # noqa: D417
-    """Goes on with another rule: the same with another server_lr, buffer_size or law of staleness, for example.
+    """Replaces the rule, for example by the same rule with another server_lr, buffer_size or law of staleness.
 
-    Arrivals that wait in the buffer keep the rule that they joined under: the new one is in force from the next empty
-    buffer on. What the server keeps for its rule (moments, cached rows, numbers) stays. The log has a `Replaced`; a
-    store keeps the rule with its next commit, also while it waits. Other threads may push meanwhile.
+    Arrivals in the buffer keep the rule under which they joined; the new rule is in force from the next empty buffer
+    on. The state that the server keeps for its rule (moments, cached rows, numbers) does not change. The log gets an
+    entry `Replaced`. A store keeps the new rule with its next commit, even if it still waits. Other threads may push at
+    the same time.
 
     Args:
-        rule: with the name, the kind and the codec of the rule before, and the same names of rule vectors, scalars and
-            vectors that are handed in; it needs inner products, or takes each client once per pass, if and only if
-            the one before does.
+        rule: a rule with the name, the kind and the codec of the previous rule, and the same names of rule vectors,
+            scalars and vectors that the user sets. It must need inner products if and only if the previous rule does,
+            and take each client once per pass if and only if the previous rule does.
 
     Returns:
-        Whether it is in force already, because the buffer was empty.
+        Whether the new rule is already in force, because the buffer was empty.
 
     Raises:
         AffluxError: the rule differs in one of these, or an option of the server (max_slots, num_clients,
-            memory_budget) does not go with it; nothing has changed.
+            memory_budget) cannot be combined with it; nothing has changed.
 
     Without `max_slots` the number of slots grows with buffer_size, but is never reduced.
 

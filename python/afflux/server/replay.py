@@ -1,4 +1,4 @@
-"""The log of joins: every decision of a server in its order, which is all that a replay needs beside the vectors."""
+"""Replays a server's log: its decisions, in order. A replay needs only the log and the vectors."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -24,22 +24,22 @@ def replay(
     rule_vector: Callable[[Handed], ops.Array] | None = None,
     rule: Callable[[Replaced], Rule] | None = None,
 ) -> Server:
-    """Repeats the decisions of `log` on `server`, one after the other: the same joins give the same bits.
+    """Repeats the decisions of `log` on `server`, one after the other. The same joins give the same bits.
 
     Args:
         log: `server.log` of a server that was made with log=True.
-        server: a fresh server with the rule that the other one was made with, the same params and options; returned.
-            Its flush_after does not act meanwhile: the log says which steps were made.
-        vector: gives the vector that was pushed, for each Join, as the rule takes it: converted, if it was; the log
-            does not keep it. It may be one array, filled anew each time: those that were lent (copy=False) are copied
-            here.
-        buffers: likewise for the buffers of models that have them.
-        rule_vector: likewise for the vectors that were handed in with `Server.set_rule_vector`.
-        rule: gives the rule of each `Server.replace_rule`, if it has parts that are not registered; None: it is made
-            from its configuration.
+        server: a new server with the original rule, params and options; it is also the result. Its flush_after has no
+            effect during the replay, because the log has every step.
+        vector: a function that returns the pushed vector of each Join, after its conversion if there was one; the log
+            does not keep vectors. It may fill and return the same array each time: vectors that were lent (copy=False)
+            are copied here.
+        buffers: the same for the buffers of models that have them.
+        rule_vector: the same for the vectors that were set with `Server.set_rule_vector`.
+        rule: a function that returns the rule of each `Server.replace_rule`, if the rule has parts that are not
+            registered; None: the rule is made from its configuration.
 
     Raises:
-        AffluxError: a decision comes out differently: the server or a vector is not the one of the log.
+        AffluxError: a decision differs from that in the log, because the server or a vector is not the original one.
 
     >>> import numpy as np
     >>> from afflux.rules import fedbuff
@@ -69,7 +69,7 @@ def replay(
                 server.set_rule_vector(entry.name, rule_vector(entry))
             elif isinstance(entry, Replaced):
                 server.replace_rule(_made(entry) if rule is None else rule(entry))
-            # Tasks need not be repeated: vectors are handed in as they were converted.
+            # Tasks need not be repeated, because the vectors are already converted.
     finally:
         admission.flush_after = flush_after
     return server

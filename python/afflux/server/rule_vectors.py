@@ -1,4 +1,4 @@
-"""A vector that the user hands in for the rule, checked and copied."""
+"""Checks and copies a vector that the user sets for the rule."""
 
 from dataclasses import replace
 from math import inf
@@ -25,7 +25,7 @@ def rule_vector(
         raise AffluxError(f"[set_rule_vector] {brief(name)} is not handed in to {rule}; known: {known}")
     what = f"[set_rule_vector] {name}"
     new = aggregator.device.empty(adapter.size, options.dtype)
-    limits = replace(options.limits, max_norm=inf)  # which is for clients
+    limits = replace(options.limits, max_norm=inf)  # max_norm is for clients' vectors
     facts, _ = take_in(what, adapter, adapter.parts(what, vector), new, limits)
     if facts.sum_of_squares > MOST_SQUARES:
         raise overflow(what, facts, "inner products")

@@ -1,4 +1,4 @@
-"""The server: pull a version of params, push what was learned from it, and every M arrivals it takes one step."""
+"""The server: clients pull params and push updates, and every M arrivals the server makes one step."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -35,27 +35,29 @@ class Server:
     Args:
         rule: an aggregation rule, for example `afflux.rules.fedbuff(buffer_size=10)`.
         params: the initial model; copied. A flat vector (d,), or a torch module, state_dict, nested dict or list of
-            arrays, which may then be pushed and pulled as such (see `Layout`). If all of it is on one GPU (torch's or
-            CuPy's arrays), so is whatever the server keeps that grows with d, and what `pull` gives: docs/gpu.md.
+            arrays; clients may then push and pull such trees (see `Layout`). If all arrays are on one GPU (torch's or
+            CuPy's), all vectors of the server and the result of `pull` are on this GPU: docs/gpu.md.
         options: see `ServerOptions`.
-        layout: of a part of params, `Layout.of(params, select=...)`, if not all of it is aggregated.
-        store: a new folder, which holds all of the server's state from now on; see `open` and docs/store.md.
+        layout: the layout of a part of params, `Layout.of(params, select=...)`, if only this part is aggregated.
+        store: a new folder for all of the server's state; see `open` and docs/store.md.
         num_threads: threads of a server step, fewer for short vectors; all CPUs of this process by default.
-        push_threads: threads of the sweep that takes a pushed vector in.
-        on_step: called with the `Report` of each step, once its version can be pulled and without any lock, by the call
-            that made the step; it may call the server. Calls come in the order of the steps and never overlap: if two
-            threads make steps at about the same time, one may call for both, and what on_step itself leads to waits
-            until it returns. An exception that it raises is logged (logger "afflux"), and nothing is lost. A step that
-            an interrupt has left unfinished is reported with the next one, or by `poll`.
+        push_threads: threads of the sweep that copies a pushed vector.
+        on_step: a function that is called with the `Report` of each step, after its version can be pulled, without any
+            lock, by the call that made the step; it may call the server. Calls are in the order of the steps and never
+            overlap: if two threads make steps at about the same time, one thread may call for both. If on_step itself
+            causes a step, the call for that step follows after it returns. An exception that it raises is logged
+            (logger "afflux"), and no step is lost. A step that an interrupt has left unfinished is reported with the
+            next one, or by `poll`.
         fields: fields of `ServerOptions`, in the place of those in `options`: `Server(rule, params, log=True)`.
 
     Raises:
-        AffluxError: an argument is wrong, or does not go with another one or with the rule; nothing was written.
+        AffluxError: an argument is wrong, or cannot be combined with another one or with the rule; nothing was written.
 
-    Threads may push and pull at the same time. A push takes its vector in without any lock; under a short one it then
-    joins, or fails without a trace. While a round is applied the next buffer fills; only the arrival that would
-    complete it waits. Staleness counts the rounds that were complete at the join, applied or not: the log of joins
-    determines every bit. A forked child has a copy of its own if no other thread was pushing; on a GPU it raises.
+    Threads may push and pull at the same time. A push copies its vector without any lock. Then, under a short lock, it
+    joins, or fails without a change of the state. While a round is applied the next buffer fills; only the arrival that
+    would complete it waits. Staleness counts the rounds that were complete at the join, applied or not: the log of
+    joins determines every bit. A forked child has its own copy if no other thread was pushing at the fork; on a GPU
+    calls raise.
 
     >>> import numpy as np
     >>> from afflux.rules import fedbuff
@@ -91,7 +93,7 @@ class Server:
         folder = None if store is None else path_of("Server", "store", store)
         self._adapter, parts = InputAdapter.of(params, rule.kind, push_threads, layout)
         chosen = persistence.for_place(rule, self._adapter, chosen, folder)
-        self.options = chosen  #: with what depends on the rule and the memory budget filled in
+        self.options = chosen  #: including the values that depend on the rule and the memory budget
         self.retained_versions: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint has kept
         self._aggregator = assemble(rule, params, parts, self._adapter, chosen, num_threads, on_step)
         self._store: Store | None = None
@@ -111,22 +113,24 @@ class Server:
         like: "ops.Array | None" = None,
         on_step: OnStep | None = None,
     ) -> "Server":
-        """A server that goes on from the last commit of a store, with the same bits.
+        """A server that continues from the last commit of a store, with the same bits.
 
         Args:
             path: the store's folder.
-            rule: that of the server that was stored, with other parameters perhaps; a rule with a part of your own must
-                be given. None: the last one.
+            rule: the rule of the stored server, possibly with other parameters. It must be given if it has a part that
+                is not registered. None: the stored rule.
             num_threads: see the class.
-            push_threads: likewise.
-            durability: see `ServerOptions`; None: as it was last.
-            commit_every: likewise; "as before": as it was last. All other options are as they were.
-            like: an array of torch or CuPy on the GPU where the server shall be; None: on the CPU.
+            push_threads: see the class.
+            durability: see `ServerOptions`; None: the stored value.
+            commit_every: see `ServerOptions`; "as before": the stored value. All other options have their stored
+                values.
+            like: an array of torch or CuPy on the server's GPU; None: the server is on the CPU.
             on_step: see the class.
 
         Raises:
-            UnavailableError: `like` is on a GPU that is not served, or the server was made with check_versions.
-            StoreError: no store, a wrong rule or none, another process has it, or it is damaged; it stays as it is.
+            UnavailableError: `like` is on an unsupported GPU, or the server was made with check_versions.
+            StoreError: there is no store, the rule is wrong or missing, another process uses the store, or it is
+                damaged. The store does not change.
 
         >>> from tempfile import TemporaryDirectory
         >>> import numpy as np
@@ -163,7 +167,7 @@ class Server:
 
     @property
     def rule(self) -> Rule:
-        """The rule in force: that of the arrivals in the buffer."""
+        """The rule in force: the rule of the arrivals in the buffer."""
         return self._aggregator.rule
 
     @property
@@ -173,8 +177,8 @@ class Server:
         return checking.open_tasks(self._aggregator, self._adapter)
 
     def poll(self) -> Report | None:
-        """Closes the tasks whose lease has ended, and makes the step of arrivals that have waited for longer than
-        `flush_after`; returns the report of that step, or None.
+        """Closes the tasks whose lease has ended. If arrivals have waited longer than `flush_after`, makes their step
+        and returns its report; else returns None.
         """
         self._enter("poll")
         checking.close_overdue(self._aggregator)
@@ -183,14 +187,14 @@ class Server:
         return report
 
     def set_rule_vector(self, name: str, vector: ops.Array) -> None:
-        """Hands in a vector that the rule reads but does not make, such as Zeno++'s validation gradient.
+        """Sets a vector that the rule reads but does not compute, such as Zeno++'s validation gradient.
 
         Args:
             name: one of `rule.needs.handed_in`.
             vector: (d,), as for `push`; copied.
 
         Raises:
-            AffluxError: another name, a wrong length, dtype or layout, or a non-finite value; nothing has changed.
+            AffluxError: an unknown name, a wrong length, dtype or layout, or a non-finite value; nothing has changed.
 
         >>> import numpy as np
         >>> from afflux.rules import zenopp
@@ -205,12 +209,12 @@ class Server:
         self._aggregator.hand_in(name, new)
 
     def flush(self) -> Report | None:
-        """Makes a step with the arrivals that wait, however few; None if there are none."""
+        """Makes a step with the waiting arrivals, however few, and returns its report; None if there are none."""
         self._enter("flush")
         return self._aggregator.flush()
 
     def discard(self) -> int:
-        """Removes the arrivals that wait, for example because the rule cannot weigh them; returns their number."""
+        """Removes the waiting arrivals, for example because the rule cannot weight them; returns their number."""
         self._enter("discard")
         return self._aggregator.discard()
 
@@ -226,7 +230,7 @@ class Server:
 
     @property
     def layout(self) -> Layout | None:
-        """Where the model's arrays lie in the flat vector; None for a server that was made with a flat vector."""
+        """The places of the model's arrays in the flat vector; None for a server that was made with a flat vector."""
         return self._adapter.layout
 
     @property
@@ -236,17 +240,19 @@ class Server:
 
     @property
     def joins(self) -> int:
-        """Decisions about pushes so far: the number that the next one gets. After `open`: those in the commit."""
+        """The number of decisions about pushes so far, which is the number of the next one. After `open`: those in the
+        commit.
+        """
         return self._state.number
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many pushes ended in each Status, and how many were `refused` with an error; each push counts once."""
+        """The number of pushes by Status, and `refused`: those that raised an error. Each push counts once."""
         return dict(self._state.counts)
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """The newest 1000 pushes that were faulty, oldest first, if the server was made with faults="record"."""
+        """The newest 1000 faulty pushes, oldest first, if the server was made with faults="record"."""
         return tuple(self._aggregator.admission.faults)
 
     @property
@@ -256,18 +262,18 @@ class Server:
 
     @property
     def versions_held(self) -> int:
-        """Distinct versions of params that exist now, the newest included."""
+        """The number of versions of params that exist now, including the newest one."""
         return self._aggregator.versions.held
 
     @property
     def rows(self) -> RowCache | None:
-        """The cached rows, for rules that have them. Waits for a step that is being made."""
+        """The cached rows, for rules that have them. Waits for a step in progress."""
         self._enter_on_time("rows")
         return self._aggregator.when_idle("rows", lambda: self._state.rows)
 
     @property
     def rule_vectors(self) -> dict[str, Vector]:
-        """Copies (d,) of the vectors that the rule keeps, by name. Waits for a step that is being made."""
+        """Copies (d,) of the vectors that the rule keeps, by name. Waits for a step in progress."""
         self._enter_on_time("rule_vectors")
         copy = self._aggregator.device.copy
         return self._aggregator.when_idle(
@@ -276,23 +282,24 @@ class Server:
 
     @property
     def scalars(self) -> dict[str, float]:
-        """The rule's own numbers, such as WKAFL's stage, as the last finished step left them."""
+        """The rule's own numbers, such as WKAFL's stage, after the last finished step."""
         return dict(self._state.scalars)
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of params, M slots (or a slot and the sum), deferred arrivals, rule vectors, and rows so far."""
+        """Bytes of params, M slots (or one slot and the sum), deferred arrivals, rule vectors, and the current rows."""
         return reading.state_bytes(self._aggregator)
 
     def checkpoint(self, notes: object = None, *, keep: Iterable[Pulled] = ()) -> None:
-        """Commits all that was decided, the arrivals that wait included. Writes d elements for each of these.
+        """Commits all decisions so far, including the waiting arrivals. Writes d elements for each waiting arrival.
 
         Args:
-            notes: JSON-able, for the caller's own state; `notes` of the server that opens the store.
-            keep: older versions that are still needed: `retained_versions`, also of the server that opens the store.
+            notes: JSON-able data for the caller's own state; a server that opens the store has them as `notes`.
+            keep: older versions that are still needed. They are `retained_versions` of this server, and of a server
+                that opens the store.
 
         Raises:
-            StoreError: there is no store, or it cannot be written; the last commit stays.
+            StoreError: there is no store, or it cannot be written; the last commit does not change.
         """
         self._enter("checkpoint")
         store = self._stored("checkpoint")
@@ -304,10 +311,10 @@ class Server:
         self._aggregator.when_idle("checkpoint", commit)
 
     def close(self, *, checkpoint: bool = True) -> None:
-        """Closes the store, after a last checkpoint. Params that were pulled stay as they are.
+        """Closes the store, after a last checkpoint. Pulled params do not change.
 
         Args:
-            checkpoint: False leaves the store at its last commit, for when files have vanished or the disk is full.
+            checkpoint: False leaves the store at its last commit; use it if files have vanished or the disk is full.
         """
         if not self._aggregator.closed:
             self._enter("close")
@@ -336,9 +343,9 @@ class Server:
             self.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next bits depend on, copied, as {"meta": JSON-able facts, "arrays": {name: array}}.
+        """A copy of the complete state, as {"meta": JSON-able facts, "arrays": {name: array}}.
 
-        A server with the same rule and options that loads it goes on with the same bits. To save it in a file:
+        A server with the same rule and options that loads it continues with the same bits. To save it in a file:
         np.savez(file, meta=json.dumps(state["meta"]), **state["arrays"]).
         """
         self._enter("state_dict")
@@ -348,14 +355,14 @@ class Server:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads the state_dict() of a server with the same rule and options.
 
-        Arrivals that waited here are gone, and open tasks are closed; versions that were pulled stay as they are, and
-        clients that train from one which the loaded state has not made have to pull again. A server that accumulates
-        loads a buffered state; not the other way round. The rule's name and kind, d, dtypes, number of clients, layout
-        and the raw weights in a sum must agree; other changes, such as of server_lr or buffer_size, change the next
-        bits.
+        The waiting arrivals of this server are discarded, and open tasks are closed. Pulled versions do not change.
+        Clients that train from a version that the loaded state does not have must pull again. A server that accumulates
+        can load a buffered state, but not the reverse. The rule's name and kind, d, dtypes, number of clients, layout
+        and the raw weights in a sum must agree. Other options, such as server_lr or buffer_size, may differ; the
+        results then differ, too.
 
         Raises:
-            AffluxError: a state of another kind of server, or a damaged one; nothing has changed.
+            AffluxError: the state is of another kind of server, or is damaged; nothing has changed.
         """
         self._aggregator.enter("load_state_dict")
         if self._store is not None:
@@ -365,7 +372,7 @@ class Server:
         self._aggregator.notify_waiters()
 
     def __del__(self) -> None:
-        """Releases the store of a server that was forgotten without close(), as the end of the process would."""
+        """Releases the store of a server that was deleted without close(), as the end of the process would."""
         store = self.__dict__.get("_store")
         if store is not None and not self._aggregator.closed:
             persistence.forget(store, self._aggregator)
@@ -388,7 +395,7 @@ class Server:
         self._aggregator.versions.refuse_damage(op)
 
     def _enter_on_time(self, op: str) -> None:
-        """Enters a call that first makes a late step, and closes the tasks whose lease has ended."""
+        """Enters a call that first makes a due step, and closes the tasks whose lease has ended."""
         self._enter(op)
         flush_late(self._aggregator)
         checking.close_overdue(self._aggregator)

@@ -6,19 +6,19 @@ from os import getpid
 
 from afflux.aggregation.reports import Report
 
-#: What `Server(on_step=...)` takes.
+#: The type of `Server(on_step=...)`.
 OnStep = Callable[[Report], object]
 
 _LOGGER = logging.getLogger("afflux")
 
 
 class StepCalls:
-    """Calls `on_step` with one report after the other, in the order of the steps; two calls never overlap.
+    """Calls `on_step` with one report after the other, in the order of the steps. Calls never overlap.
 
     Args:
-        on_step: the user's function. An exception that it raises is logged: the step is made, and the caller of `push`
-            must get the receipt.
-        take: takes the oldest report that waits; called with the mutex.
+        on_step: the user's function. An exception that it raises is logged, because the step is made, and the caller
+            of `push` must get the receipt.
+        take: removes and returns the oldest waiting report; called with the mutex.
         locked: calls a function with the mutex.
     """
 
@@ -31,12 +31,12 @@ class StepCalls:
         self._on_step = on_step
         self._take = take
         self._locked = locked
-        #: Of the call of `run` that calls on_step now, and its process.
+        #: The token of the call of `run` that currently calls on_step, and its process.
         self._running: tuple[int, object] | None = None
 
     def run(self) -> None:
-        """Calls `on_step` until no report waits; not if a call of `run` does so already, in this or another thread."""
-        # Made first, so that an interrupt at any moment leaves a token that `finally` knows.
+        """Calls `on_step` until no report waits; returns at once if another call of `run` does so, in any thread."""
+        # Made first, so that after an interrupt at any moment `finally` has the token.
         token = getpid(), object()
         try:
             while (report := self._locked(lambda: self._next(token))) is not None:
@@ -49,7 +49,7 @@ class StepCalls:
                 self._running = None
 
     def _next(self, token: tuple[int, object]) -> Report | None:
-        """The next report for the call of this token, which is the one that runs until there is none."""
+        """The next report for the call with this token; the call with the token runs until there is none."""
         running = self._running
         # In a forked child the thread that ran may not exist.
         if running is not None and running is not token and running[0] == token[0]:

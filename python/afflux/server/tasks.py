@@ -1,8 +1,8 @@
 """The open tasks of a server: which client trains from which version, and the params of these versions.
 
-The params are held for conversions from and to models, within bounds: a step never fails because of a task. Methods
-that change something are called with the server's mutex. Each is made of steps that leave a sound book if an interrupt
-comes between two of them.
+The params are held for conversions from and to models, up to a limit: a step never fails because of a task. Methods
+that change the book are called with the server's mutex. Their statements are ordered so that the book is consistent if
+an interrupt comes between any two of them.
 """
 
 import os
@@ -16,18 +16,18 @@ from time import monotonic, time
 from afflux.aggregation.reports import Closed, Opened, Pulled
 from afflux.rules.rule import ClientId
 
-#: Versions whose params are held for tasks, if the server was made without max_versions.
+#: The largest number of versions whose params are held for tasks, if the server was made without max_versions.
 MOST_BASES = 64
 
 
 class OpenTask:
-    """A task of the book."""
+    """A task in the book."""
 
     __slots__ = ("deadline", "opened")
 
     def __init__(self, opened: Opened, deadline: float) -> None:
         self.opened = opened
-        self.deadline = deadline  #: of time.monotonic(); inf: none
+        self.deadline = deadline  #: by time.monotonic(); inf: none
 
 
 class TaskBook:
@@ -35,8 +35,8 @@ class TaskBook:
 
     Args:
         max_versions: the largest number of versions whose params are held; None: MOST_BASES.
-        max_staleness: params older than this are not held; None: however old.
-        closed_last: the id of the task that the server's state says was closed last; None: none was.
+        max_staleness: params older than this are not held; None: no limit.
+        closed_last: the id of the last closed task in the server's state; None: none was closed.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class TaskBook:
         self._max_staleness = max_staleness
         self._closed_last = closed_last
         self._open: dict[str, OpenTask] = {}
-        self._bases: dict[int, tuple[Pulled, set[str]]] = {}  # by version, with the tasks that hold it
+        self._bases: dict[int, tuple[Pulled, set[str]]] = {}  # by version, with the ids of the tasks that hold it
         self._start, self._numbers = (0, ""), count()
-        self.next_deadline = inf  #: no open task's is earlier
+        self.next_deadline = inf  #: no open task has an earlier deadline
 
     def __len__(self) -> int:
         return len(self._open)
@@ -58,7 +58,7 @@ class TaskBook:
         return iter([*self._open.values()])
 
     def opened(self) -> list[Opened | Closed]:
-        """The entries that have opened them."""
+        """The log entries that have opened the tasks."""
         return [task.opened for task in self]
 
     def is_open(self, task: OpenTask) -> bool:
@@ -67,7 +67,7 @@ class TaskBook:
         return self._open.get(task.opened.task) is task
 
     def _finish_closing(self) -> None:
-        """Closes the task that was closed last here, too, if an interrupt has come between."""
+        """Closes the task that the state has closed last, if an interrupt came before it was closed in the book."""
         last = self._closed_last()
         if last is not None and (torn := self._open.get(last)) is not None:
             self.close(torn)
@@ -82,7 +82,7 @@ class TaskBook:
         return None if found is None else found[0]
 
     def base_of(self, task: OpenTask) -> Pulled | None:
-        """The version that a task holds; None if the task is closed, or the version was given up."""
+        """The version that a task holds; None if the task is closed, or the version was released."""
         held = task.opened.hold and self._open.get(task.opened.task) is task
         return self.base(task.opened.version) if held else None
 
@@ -91,16 +91,16 @@ class TaskBook:
         return {version: base for version, (base, _) in self._bases.items()}
 
     def new(self, client_id: ClientId, version: int, lease: float | None, *, hold: bool) -> OpenTask:
-        """A task that is not in the book yet."""
+        """A new task, which is not in the book yet."""
         pid = os.getpid()
-        if self._start[0] != pid:  # never the same twice: a random start for each process, and a counter
+        if self._start[0] != pid:  # ids are unique: a random start for each process, and a counter
             self._start = pid, token_hex(8)
         until = None if lease is None else time() + lease
         opened = Opened(f"{self._start[1]}-{next(self._numbers)}", client_id, version, hold, until)
         return OpenTask(opened, inf if lease is None else monotonic() + lease)
 
     def add(self, task: OpenTask, base: Pulled | None) -> None:
-        """From now on the task is open, and holds its base, if that is given."""
+        """Opens the task. If `base` is given, the task holds it."""
         self.next_deadline = min(self.next_deadline, task.deadline)
         self._open[task.opened.task] = task
         if base is not None and task.opened.hold:
@@ -109,13 +109,13 @@ class TaskBook:
                 self._bases.pop(min(self._bases))
 
     def restore(self, opened: Iterable[Opened], bases: Mapping[int, Pulled]) -> None:
-        """Opens the tasks of a store, with those of their bases that it has kept."""
+        """Opens the tasks of a store, with the bases that the store has kept."""
         for entry in opened:
             left = inf if entry.until is None else monotonic() + entry.until - time()
             self.add(OpenTask(entry, left), bases.get(entry.version))
 
     def close(self, task: OpenTask) -> None:
-        """The task is no longer open. May be repeated."""
+        """Closes the task. May be repeated."""
         task_id, version = task.opened.task, task.opened.version
         self._open.pop(task_id, None)
         held = self._bases.get(version)
@@ -129,25 +129,25 @@ class TaskBook:
         self._open, self._bases, self.next_deadline = {}, {}, inf
 
     def overdue(self) -> list[OpenTask]:
-        """The tasks whose time is over."""
+        """The tasks whose lease has ended."""
         now = monotonic()
         return [task for task in self._open.values() if task.deadline <= now]
 
     def find_next_deadline(self) -> None:
-        """Sets `next_deadline`, when the tasks whose time is over are closed."""
+        """Sets `next_deadline`, after the tasks whose lease has ended were closed."""
         self.next_deadline = min((task.deadline for task in self._open.values()), default=inf)
 
     def release_outdated(self, version: int) -> None:
-        """Lets go of the bases that are too old at this version of the server."""
+        """Releases the bases that are too old at this version of the server."""
         if self._max_staleness is not None:
             while self._bases and version - min(self._bases) > self._max_staleness:
                 self._bases.pop(min(self._bases))
 
     def release_one(self, newest: int) -> bool:
-        """Lets go of the oldest base whose memory becomes free by that; False if there is none."""
+        """Releases the oldest base whose memory this frees; False if there is none."""
         for version in sorted(self._bases):
             if version == newest:
-                break  # which the server holds itself
+                break  # the server itself holds it
             base, users = self._bases.pop(version)
             alive, buffers = weakref.ref(base.params), base.buffers
             del base

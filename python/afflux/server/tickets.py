@@ -1,4 +1,4 @@
-"""What a push holds while it is under way."""
+"""The resources of a push in progress."""
 
 from msgspec import Struct
 
@@ -10,28 +10,28 @@ from afflux.arrays.pools import Slot
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.server.tasks import OpenTask
 
-#: What was decided about an arrival: status, staleness, number of the join, its term if the server accumulates, and the
+#: The decision about an arrival: status, staleness, number of the join, its term if the server accumulates, and the
 #: round that it completes.
 Decided = tuple[Decision, int, int, Term | None, Round | None]
 
 
 class TaskClosedError(AffluxError):
-    """Another push of the task, or the end of its lease, came first."""
+    """Another push of the task, or the end of its lease, has closed the task first."""
 
 
 class Ticket(Struct, eq=False):
-    """What a push holds until it ends, however it ends."""
+    """The resources that a push holds until it returns or raises."""
 
     slot: Slot | None = None
-    staged_row: StagedRow | None = None  #: of the client's row
+    staged_row: StagedRow | None = None  #: the client's row on the GPU
     decision: Decided | None = None
-    task: OpenTask | None = None  #: that it closes
+    task: OpenTask | None = None  #: the task that the push closes
     made_step: bool = False  #: whether it has completed a round
     reading: bool = False  #: whether its conversion reads a version
 
     def add_to(self, error: StoreError) -> None:
-        """Adds to an error whether the arrival that met it has joined."""
-        if error.joined is None:  # else another push, which has met it first, says so
+        """Adds to an error whether the arrival of the push has joined."""
+        if error.joined is None:  # else another push, which raised it first, has set it
             error.joined = self.decision is not None
             joined = "has joined: do not push it again" if error.joined else "has not joined"
             error.args = (f"{error}; the push {joined}",)

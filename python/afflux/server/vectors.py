@@ -1,4 +1,4 @@
-"""A vector that is taken in: one sweep into a slot, and what the server refuses of it."""
+"""Copies a pushed vector into a slot, in one sweep, and rejects invalid values."""
 
 from math import sqrt
 
@@ -23,22 +23,22 @@ def take_in(
     conversion: ops.Conversion | None = None,
     beside: RowCheck | None = None,
 ) -> tuple[ops.Ingested, float]:
-    """The sweep that takes a vector in.
+    """The sweep that copies a pushed vector into a slot, and checks it.
 
     Args:
-        what: for messages.
-        adapter: of the server.
-        parts: as `InputAdapter.parts` gives them.
+        what: describes the vector in messages.
+        adapter: the server's adapter.
+        parts: the result of `InputAdapter.parts`.
         slot: (d,), overwritten.
-        limits: on its elements and its norm, after the conversion.
-        conversion: to what the rule takes.
-        beside: what else is done meanwhile.
+        limits: the limits on its elements and its norm, after the conversion.
+        conversion: the conversion to the kind of the rule.
+        beside: a check that runs in parallel.
 
     Returns:
-        What the sweep found, and the vector's norm.
+        The result of the sweep, and the vector's norm.
 
     Raises:
-        AffluxError: it has a value that is not finite, or is beyond a limit.
+        AffluxError: the vector has a value that is not finite, or is beyond a limit.
     """
     facts = adapter.ingest(what, parts, slot, conversion, beside)
     bad, squares, low, high = facts

@@ -83,7 +83,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def _record(number: int, frame: FrameType | None) -> None:
-    """Record the first of the signals; a recorded SIGTERM stays one, whatever comes after it."""
+    """Record the first of the signals; a later signal does not replace a recorded SIGTERM."""
     global _pressed_at
     now = time.monotonic()
     if _pressed_at is None:

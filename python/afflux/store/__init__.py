@@ -1,4 +1,4 @@
-"""A server's state in a folder that survives the process: plain Zarr arrays, and an index in SQLite."""
+"""A server's state in a folder: plain Zarr arrays, and an index in SQLite. It survives the process."""
 
 from afflux.store.inspect import Info, export, export_params, info
 from afflux.store.repair import Health, Repair, check, repair

@@ -1,4 +1,4 @@
-"""A commit: one SQLite transaction, which writes what has changed since the one before."""
+"""A commit: one SQLite transaction, which writes the changes since the previous commit."""
 
 import json
 import sqlite3
@@ -25,25 +25,25 @@ LISTS = ("passed", "log", "tasks")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Transaction:
-    """What one commit writes."""
+    """The data that one commit writes."""
 
     meta: Mapping[str, Any]
     buffers: bytes | None
     notes: str | None
     vectors: Mapping[str, Place]  #: all
     arrivals: Sequence[StoredArrival]  #: all
-    rows: Mapping[ClientId, Place]  #: the new and the moved ones
+    rows: Mapping[ClientId, Place]  #: the new rows and the moved rows
     lists: Mapping[str, ListUpdate]  #: by table: passed, log, tasks
-    delete_rows: bool = False  #: all others
-    facts: Mapping[str, Any] = field(default_factory=dict)  #: the new and the changed ones
+    delete_rows: bool = False  #: whether all other rows are deleted
+    facts: Mapping[str, Any] = field(default_factory=dict)  #: the new and the changed facts
 
 
 class _Tables(NamedTuple):
-    """What the tables hold after a commit."""
+    """The contents of the tables after a commit."""
 
     vectors: frozenset[str]
     arrivals: int
-    ends: dict[str, int]  #: of the lists: one more than the number of the last entry
+    ends: dict[str, int]  #: for each list, one more than the number of its last entry
 
 
 class Commits:
@@ -54,7 +54,7 @@ class Commits:
         self._tables: _Tables | None = None  # None: not known, before the first commit and after one that failed
 
     def write(self, transaction: Transaction, facts: Mapping[str, Any] | None) -> None:
-        """Writes a transaction completely, or not at all; `facts` are all of them, or None if they stay.
+        """Writes a transaction completely, or not at all. `facts` are all facts, or None if they do not change.
 
         Raises:
             sqlite3.Error: it cannot be written; nothing has changed.
@@ -74,7 +74,7 @@ class Commits:
         self._tables = tables
 
     def _fill(self, transaction: Transaction, facts: Mapping[str, Any] | None, before: _Tables | None) -> _Tables:
-        """Statements that would change nothing, by what was there before, are left out."""
+        """Executes the statements of a transaction, without those that would change nothing."""
         run = self._connection.executemany
         meta = json.dumps(transaction.meta)
         vectors = sorted((name, place.slot, place.crc) for name, place in transaction.vectors.items())
@@ -87,7 +87,7 @@ class Commits:
             (key_of(client_id), place.rank, place.slot, guarded_crc(client_id, place))
             for client_id, place in transaction.rows.items()
         )
-        # The rank of a client that has a row stays as it is.
+        # The rank of a client that has a row does not change.
         run(
             "INSERT INTO rows VALUES (?, ?, ?, ?) ON CONFLICT (client) DO UPDATE SET slot = excluded.slot, "
             "crc = excluded.crc",
@@ -110,7 +110,7 @@ class Commits:
         return _Tables(names, len(arrivals), ends)
 
     def _write_lists(self, lists: Mapping[str, ListUpdate], before: _Tables | None) -> dict[str, int]:
-        """Writes the new entries; returns where each list ends then."""
+        """Writes the new entries; returns the new end of each list."""
         ends = {} if before is None else dict(before.ends)
         for table, (start, entries) in lists.items():
             if before is None or start < before.ends[table]:

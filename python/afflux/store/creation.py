@@ -53,7 +53,7 @@ def create_store(
         _refuse_contents(path)
         lock = Lock(path)
         try:
-            _refuse_contents(path)  # of a process that had the lock before
+            _refuse_contents(path)  # another process may have had the lock before
             try:
                 make_arrays(path, shapes)
                 Index.make(path / INDEX, facts)
@@ -70,7 +70,9 @@ def create_store(
 
 @contextmanager
 def removed_if_it_fails(path: Path) -> Iterator[None]:
-    """Removes a folder, and those above it, if they were not there before the block and are empty after its error."""
+    """If the block raises, removes a folder, and those above it, if they did not exist before the block and are
+    empty.
+    """
     new: list[Path] = []
     with suppress(OSError):
         new = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -86,7 +88,7 @@ def removed_if_it_fails(path: Path) -> Iterator[None]:
 
 
 def remove_contents(path: Path) -> None:
-    """Removes all that a new store has made, but for its lock, which the caller holds; errors are ignored."""
+    """Removes all files of a new store except its lock, which the caller holds; ignores errors."""
     with suppress(OSError):
         for file in path.iterdir():
             if file.is_dir() and not file.is_symlink():
@@ -96,7 +98,7 @@ def remove_contents(path: Path) -> None:
 
 
 def _refuse_contents(path: Path) -> None:
-    """Refuses a folder with anything in it but the lock that a failed attempt leaves."""
+    """Refuses a folder that contains anything except the lock of a failed attempt."""
     if not any(file.name != LOCK for file in path.iterdir()):
         return
     if (path / INDEX).exists():

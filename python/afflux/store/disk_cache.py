@@ -18,33 +18,33 @@ from afflux.store.vectors import SweepChecksums, VectorSlots
 
 
 class RowTable(NamedTuple):
-    """Which rows have changed since the last commit, and where they lie; the other rows are in the index. Never changed
-    but replaced.
+    """The rows that have changed since the last commit, and their slots; the other rows are in the index. A table is
+    never changed, but replaced.
     """
 
     clients: int  #: clients that have a row
-    high: int  #: slots from here on were never used
-    free: tuple[int, ...]  #: those below `high` that hold nothing
-    sum: Row  #: on a GPU the one there, which is updated in place
+    high: int  #: slots from this number on were never used
+    free: tuple[int, ...]  #: unused slots below `high`
+    sum: Row  #: on a GPU the sum on the GPU, which is updated in place
     changed: dict[ClientId, tuple[int, int]]  #: rank among the clients (-1: as in the index), slot
     retired: tuple[int, ...] = ()  #: slots that only the last commit refers to
 
     def after_commit(self) -> "RowTable":
-        """The same rows, once they are committed."""
+        """The same rows after their commit."""
         return self._replace(free=(*self.free, *self.retired), changed={}, retired=())
 
 
 class NewDiskRows(NewRows):
     """The rows of a round's accepted clients, and their slots."""
 
-    table: RowTable  #: after the round; after its commit, if it is committed
+    table: RowTable  #: the table after the round, or after the round's commit, if there is one
     slots: dict[ClientId, int]
 
 
 class DiskCache(RowCache):
     """Rows in slots of a Zarr array; a round writes new ones to slots that no commit refers to.
 
-    Between two commits a changed row has one slot of its own, which later rounds update in place.
+    Between two commits a changed row has one slot, which later rounds update in place.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class DiskCache(RowCache):
         self._table = table
         self._blocks = row_blocks(codec)
         self._num_threads = num_threads
-        self._crcs: dict[ClientId, bytes] = {}  # of the changed rows
+        self._crcs: dict[ClientId, bytes] = {}  # checksums of the changed rows
         problem = segments.missing_slot(table.high - 1)
         if problem is not None:
             raise StoreError(f"[store] {problem}; {segments.remedy}")
@@ -87,7 +87,7 @@ class DiskCache(RowCache):
 
     @property
     def client_ids(self) -> list[ClientId]:
-        """The clients that have a row, in the order in which they came."""
+        """The clients that have a row, in the order of their first push."""
         table = self._table
         new = {rank: client_id for client_id, (rank, _) in table.changed.items() if rank >= 0}
         # Without the rows whose round is not published yet; a client that was new until this commit is in both.
@@ -117,7 +117,7 @@ class DiskCache(RowCache):
         return self._stored_row(client_id)
 
     def _stored_row(self, client_id: ClientId) -> Row | None:
-        """A client's row where it lies; its checksum is not compared."""
+        """A client's row in its slot; its checksum is not verified."""
         slot = self._slot(client_id)
         if slot is None:
             return None
@@ -135,7 +135,7 @@ class DiskCache(RowCache):
         return place
 
     def prefetch(self, client_id: ClientId) -> RowRead | None:
-        """Reads the row beside the sweep that takes the vector in, or has the system start to read it."""
+        """Reads the row in parallel with the sweep that copies the vector, or makes the system start to read it."""
         place, check = self._committed_place(client_id, "push"), None
         if place is not None and self._segments.mapped and self.device is HOST:
             check = RowCheck(self._segments.array(place.slot), *self._blocks, place.crc, self._num_threads)
@@ -152,7 +152,7 @@ class DiskCache(RowCache):
         return RowRead(check, finish)
 
     def fetch(self, client_id: ClientId, place: Place | None, op: str = "push") -> None:
-        """Reads a client's row into memory, before the round that replaces it, and compares its checksum.
+        """Reads a client's row into memory before the round that replaces it, and verifies its checksum.
 
         Raises:
             StoreError: the row does not match its checksum, or cannot be read.
@@ -163,7 +163,7 @@ class DiskCache(RowCache):
             if row_crc(row, self.codec) == place.crc:
                 return
             before, place = place, self._committed_place(client_id, op)
-            if place == before:  # else a commit has moved the row meanwhile
+            if place == before:  # else a commit has moved the row in between
                 raise StoreError(
                     f"[{op}] client {client_id!r}'s row is damaged: slot {place.slot} of {self._segments.folder} does "
                     f"not agree with its checksum; {self._segments.remedy}"
@@ -172,7 +172,7 @@ class DiskCache(RowCache):
     def _allocate(
         self, client_ids: Collection[ClientId], accepted: Collection[ClientId], unaliased: Collection[ClientId]
     ) -> tuple[Mapping[ClientId, Row | None], NewDiskRows]:
-        """The new row of one that the last commit refers to gets another slot, as in memory one in `unaliased` does."""
+        """As in memory; in addition, the new row gets another slot if the last commit refers to the old one."""
         table, segments = self._table, self._segments
         slots = {client_id: self._slot(client_id) for client_id in client_ids}
         old = {client_id: None if slot is None else segments.array(slot) for client_id, slot in slots.items()}
@@ -200,12 +200,12 @@ class DiskCache(RowCache):
         new.clients = count
         new.sum_out = None if total is table.sum else total
         new.slots = {client_id: changed[client_id][1] for client_id in new}
-        # A slot that no commit refers to is free again when this round, which reads it, is over.
+        # A slot to which no commit refers becomes free at the end of this round, which reads it.
         new.table = RowTable(count, high, (*free, *left), total, changed, tuple(retired))
         return old, new
 
     def populate(self, rows: NewDiskRows) -> None:
-        """Maps the pages that the sweep writes; the pushes have read those that the sweep reads."""
+        """Maps the pages that the sweep writes. The pushes have already read the pages that the sweep reads."""
         self._segments.populate(rows.slots.values(), write=True)
 
     def record_sweep(self, rows: NewDiskRows, checksums: SweepChecksums) -> None:
@@ -230,7 +230,7 @@ class DiskCache(RowCache):
         return self._table
 
     def flush(self, table: RowTable) -> None:
-        """Returns when the changed rows are on the disk itself."""
+        """Waits until the changed rows are on the disk itself."""
         self._segments.flush(slot for _, slot in table.changed.values())
 
     def _commit_rows(self, rows: NewRows) -> None:

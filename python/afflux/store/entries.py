@@ -1,4 +1,4 @@
-"""The entries of a store's index: how each is written, read, and guarded by a checksum."""
+"""The entries of a store's index: writing them, reading them, and their checksums."""
 
 import json
 import zlib
@@ -14,14 +14,14 @@ from afflux.store.segments import Place
 class StoredArrival(NamedTuple):
     """An arrival in the buffer, or deferred to the next pass."""
 
-    join: int  #: its number
-    place: Place | None  #: of its vector; None if the vector is in a sum
+    join: int  #: the number of its join
+    place: Place | None  #: the place of its vector; None if the vector is in a sum
     record: Sequence[Any]  #: see checkpoint.arrival_record
     buffers: bytes | None
 
 
 class ListUpdate(NamedTuple):
-    """The entries of a growing list from `start` on; they replace those stored from there on."""
+    """The entries of a growing list from index `start` on; they replace the stored entries from `start` on."""
 
     start: int
     entries: Sequence[Any]
@@ -35,7 +35,9 @@ def arrival_entries(arrivals: Iterable[StoredArrival]) -> Iterator[tuple[Any, ..
 
 
 def key_of(client_id: ClientId) -> int | str | bytes:
-    """The client id as SQLite keeps it. Its ints are signed: those from 2**63 on are 8 bytes, the highest first."""
+    """The client id in SQLite. SQLite's ints are signed, so ints from 2**63 on are 8 bytes, most significant byte
+    first.
+    """
     return client_id.to_bytes(8, "big") if isinstance(client_id, int) and client_id >= 2**63 else client_id
 
 
@@ -43,7 +45,7 @@ def record_of(text: str) -> list[Any]:
     """The record of a stored arrival, see checkpoint.arrival_record.
 
     Raises:
-        ValueError, msgspec.ValidationError: it is none.
+        ValueError, msgspec.ValidationError: the record is invalid.
     """
     from afflux.store.facts import ArrivalRecord, decoded
 
@@ -53,12 +55,12 @@ def record_of(text: str) -> list[Any]:
 
 
 def guarded_crc(client_id: ClientId, place: Place) -> bytes:
-    """A row's checksums as they are stored: followed by a checksum of the entry itself."""
+    """A row's checksums in their stored form: followed by a checksum of the entry itself."""
     return place.crc + crc_of(client_id, place.slot, place.crc).to_bytes(4, "little")
 
 
 def row_of(key: Any, slot: Any, crc: Any, rank: Any) -> tuple[ClientId, Place]:
-    """A client, and the place of its row; a place that matches no row, if the entry is damaged."""
+    """A client, and the place of its row. If the entry is damaged, the place does not match any row."""
     client_id: ClientId = int.from_bytes(key, "big") if isinstance(key, bytes) and len(key) == 8 else key
     if not isinstance(client_id, int | str):
         raise ValueError(f"{key!r} is no client's id")

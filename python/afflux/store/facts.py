@@ -1,7 +1,7 @@
-"""What the index may say: the types and ranges of its facts, checked before any of them is used.
+"""The types and ranges of the facts in the index, which are checked before any fact is used.
 
-A checksum shows damage; it does not show what somebody has made up. So every value is decoded by these schemas, and
-compared with the others.
+A checksum detects damage, but not forged values. So every value is decoded by these schemas, and compared with the
+other values.
 """
 
 import json
@@ -22,16 +22,16 @@ Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Size = Annotated[int, Meta(ge=0, le=2**48 - 1)]
 Name = Annotated[str, Meta(pattern=NAME)]
 
-#: Arrivals of a buffer for which a segment is made as large as they need.
+#: The largest buffer whose arrivals fit into one segment.
 _MOST_WAITING = 1 << 16
 
 
 class _Facts(Struct, frozen=True, forbid_unknown_fields=True):
-    """Facts; others than these are refused."""
+    """Facts; unknown facts are refused."""
 
 
 class ServerFacts(_Facts, frozen=True):
-    """What a server that opens the store must agree with."""
+    """The facts with which a server that opens the store must agree."""
 
     rule: str
     kind: Literal["update", "gradient", "model"]
@@ -63,7 +63,7 @@ class StoredOptions(_Facts, frozen=True):
 
 
 class Commits(_Facts, frozen=True):
-    """How safe commits are."""
+    """The settings of commits."""
 
     durability: Literal["process", "power"]
     commit_every: Positive | None
@@ -91,7 +91,7 @@ class StoreFacts(_Facts, frozen=True):
 
 
 class Rows(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Which slots of the rows are in use."""
+    """The slots of the rows that are in use."""
 
     clients: Count
     high: Count
@@ -204,7 +204,7 @@ def check_entries(vectors: Sequence[VectorEntry], arrivals: Sequence[ArrivalEntr
     names = {name for name, _, _ in vectors}
     older = {name for name in names if name.startswith("params:")}
     missing = names - older ^ set(facts["shapes"]) - {"rows", "arrivals"}
-    if missing - ({"total"} - names):  # a sum of nothing is not stored
+    if missing - ({"total"} - names):  # an empty sum is not stored
         raise ValueError(f"the vectors are {sorted(names)}")
     for name in older:
         digits = name.removeprefix("params:")

@@ -1,4 +1,4 @@
-"""Opens files of a folder that anybody may have written: regular files only, and never through a link."""
+"""Opens files of an untrusted folder: only regular files, and never through a link."""
 
 import errno
 import os
@@ -27,7 +27,8 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     """The descriptor of a regular file.
 
     Raises:
-        OSError: it is a link or another kind of file, or for writing a file with a second name; or cannot be opened.
+        OSError: it is a link or another kind of file, it has a second name and is opened for writing, or it cannot be
+            opened.
     """
     try:
         descriptor = os.open(path, flags | _FLAGS, 0o666)
@@ -47,13 +48,13 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def kind(status: os.stat_result) -> str:
-    """What a file is that is not a regular file with one name."""
+    """The kind of a file that is not a regular file with one name."""
     return _KINDS.get(stat.S_IFMT(status.st_mode), "a hard link")
 
 
 @contextmanager
 def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """The descriptor of a regular file, in a block; see `open_regular`."""
+    """The descriptor of a regular file, for the duration of a block; see `open_regular`."""
     descriptor = open_regular(path, flags)
     try:
         yield descriptor
@@ -75,14 +76,16 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def new_file(path: Path) -> int:
-    """The descriptor of a new file, for writing; whatever has its name is removed first, and no link is followed."""
+    """The descriptor of a new file, for writing. An existing entry with its name is removed first; no link is
+    followed.
+    """
     path.unlink(missing_ok=True)
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
 
 
 def irregular(folder: Path) -> list[str]:
-    """Describes the entries of a store's folder that are neither folders nor regular files with one name: a second one
-    may lie outside the folder, and SQLite writes to a file beside the index even if it only reads.
+    """Describes the entries of a store's folder that are neither folders nor regular files with one name. A second name
+    may be outside the folder, and SQLite writes to a file beside the index even if it only reads.
 
     Raises:
         StoreError: a folder cannot be read.
@@ -108,7 +111,7 @@ def _irregular(folder: Path, depth: int) -> Iterator[str]:
 
 
 def refuse_irregular(folder: Path) -> None:
-    """Checks that a store's folder has only regular files and folders; see `irregular`.
+    """Checks that a store's folder contains only regular files and folders; see `irregular`.
 
     Raises:
         StoreError: it has something else, through which the store would read or write elsewhere.
@@ -118,5 +121,5 @@ def refuse_irregular(folder: Path) -> None:
         raise StoreError(f"[store] {found[0]}: {PLAIN}")
 
 
-#: What a store's folder must be, for errors.
+#: The requirement for a store's folder, for errors.
 PLAIN = "a store holds regular files with one name, and folders; remove it, or copy the folder from its origin"

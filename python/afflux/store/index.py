@@ -1,8 +1,8 @@
-"""The committed state in SQLite: which slot holds what, checksums, and everything that is no array. A commit is one
-transaction, which writes what has changed, whatever the number of clients.
+"""The committed state in SQLite: the contents of the slots, checksums, and all values that are not arrays. A commit is
+one transaction. It writes only changes, whatever the number of clients.
 
-SQLite has no checksums of its own. Here the facts have one; the state, its vectors and arrivals have one together; each
-entry of a list and each client's row has one. A client's row whose entry does not match its checksum counts as damaged.
+SQLite has no checksums. Here the facts have one; the state, its vectors and arrivals have one together; each entry of a
+list and each client's row has one. A client's row whose entry does not match its checksum counts as damaged.
 """
 
 import json
@@ -55,19 +55,19 @@ class Index:
     """The file `index.sqlite` of a store. One thread at a time commits; any may read."""
 
     def __init__(self, path: Path, *, read_only: bool = False, alone: bool = False) -> None:
-        """Opens the file; `make` made it.
+        """Opens a file that `make` has made.
 
         Args:
-            path: of the file.
+            path: the path of the file.
             read_only: refuse commits.
-            alone: no other process commits meanwhile. Then no file is made beside the index, if it was closed.
+            alone: no other process commits at the same time. Then no file is made beside the index, if it was closed.
         """
         self.path = path
         self._inode = path.lstat().st_ino
         refuse_rollback_journal(path)
         log, shared = (path.with_name(f"{path.name}-{kind}") for kind in ("wal", "shm"))  # SQLite's own
         self._file, self._log = str(path), str(log)
-        # A read-only open beside a log that another process has left creates a -shm file: it is deleted at the end.
+        # A read-only open creates a -shm file if another process has left a log: this file is deleted at the end.
         self._temporary = [shared] if read_only and alone and not shared.exists() else []
         with self._errors("open"), ExitStack() as undo:
             undo.callback(self._delete_temporary)
@@ -78,7 +78,7 @@ class Index:
             refuse_other_schema(path, self._writer)
             if not read_only:
                 (journal,) = self._writer.execute("PRAGMA journal_mode = WAL").fetchone()
-                if journal != "wal":  # SQLite leaves the mode as it was if it cannot change it
+                if journal != "wal":  # SQLite does not change the mode if it cannot
                     raise StoreError(f"[store] cannot open {path}: SQLite has not made its log")
                 # Each of SQLite's own checkpoints syncs, which on ext4 waits for all other dirty pages.
                 self._writer.execute("PRAGMA wal_autocheckpoint = 10000")
@@ -92,16 +92,16 @@ class Index:
 
     @staticmethod
     def make(path: Path, facts: Mapping[str, Any]) -> None:
-        """A new file without a commit. The file appears when it is complete."""
+        """A new file without a commit. The file gets its name when it is complete."""
         make_file(path, fact_entries(facts))
 
     def sync_commits(self, power: bool) -> None:
-        """`power`: from now on a commit is on the disk itself when `commit` returns."""
+        """With `power`, later commits are on the disk itself when `commit` returns."""
         with self._errors("open"):
             self._writer.execute(f"PRAGMA synchronous = {'FULL' if power else 'NORMAL'}")
 
     def facts(self) -> dict[str, Any]:
-        """What the store was made with, and its settings."""
+        """The facts with which the store was made, and its settings."""
         from afflux.store.facts import read_facts  # msgspec: a server in memory does not need it
 
         with self._errors("read"):
@@ -114,7 +114,7 @@ class Index:
             return read_facts(texts)
 
     def committed(self, facts: Mapping[str, Any] | None = None) -> CommittedState | None:
-        """The last commit, which agrees with the facts, by default those in the file; None if there is none yet."""
+        """The last commit, checked against the facts, by default those in the file; None if there is no commit yet."""
         from afflux.store.facts import ArrivalEntry, VectorEntry, check_entries, read_state
 
         facts = self.facts() if facts is None else facts
@@ -144,8 +144,8 @@ class Index:
             )
 
     def _entries(self, statement: str, type_: Any, *, numbered: bool) -> list[Any]:
-        """Entries of a table, of this type; the first column counts from 0 if `numbered`, else its values differ. A
-        damaged file may hold one page many times: reading ends at the first entry that cannot be.
+        """The entries of a table, of this type. The first column counts from 0 if `numbered`, else its values differ. A
+        damaged file may refer to one page many times, so reading stops at the first invalid entry.
         """
         from afflux.store.facts import decoded
 
@@ -180,10 +180,10 @@ class Index:
         return place
 
     def refuse_other_count(self, count: int) -> None:
-        """Checks how many clients have a row; counting ends after one more than this.
+        """Checks the number of clients that have a row; counting stops after `count` + 1.
 
         Raises:
-            StoreError: others.
+            StoreError: the number differs.
         """
         with self._errors("read"):
             found = self._read("SELECT count(*) FROM (SELECT 1 FROM rows LIMIT ?)", (count + 1,))[0][0]
@@ -191,7 +191,7 @@ class Index:
             raise self._damaged(f"it has {f'more than {count} rows' if found > count else f'{found} rows of {count}'}")
 
     def rows(self) -> Iterator[tuple[ClientId, Place]]:
-        """All clients that have a row, in the order in which they came."""
+        """All clients that have a row, in the order of their first push."""
         with self._errors("read"):
             found = self._read("SELECT client, slot, crc, place FROM rows ORDER BY place")
             for rank, entry in enumerate(found):
@@ -200,7 +200,9 @@ class Index:
                 yield row_of(*entry)
 
     def rows_by_slot(self) -> Iterator[tuple[ClientId, Place]]:
-        """All clients that have a row, in the order of the slots, the fastest to read. No commit may come meanwhile."""
+        """All clients that have a row, in the order of the slots, which is the fastest to read. There must be no commit
+        during the iteration.
+        """
         with self._errors("read"):
             found = self._reader.execute("SELECT client, slot, crc, place FROM rows ORDER BY slot")
             for entry in found:
@@ -259,7 +261,7 @@ class Index:
 
     @contextmanager
     def _one_commit(self) -> Iterator[None]:
-        """All reads in the block see the same commit, though another process may commit meanwhile."""
+        """All reads in the block read the same commit, even if another process commits."""
         with self._reading:
             try:
                 self._reader.execute("BEGIN")

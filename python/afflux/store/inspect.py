@@ -27,32 +27,32 @@ class Info:
     """Facts about a store; sizes in bytes."""
 
     path: str
-    rule: str  #: its name
-    rule_config: Mapping[str, Any]  #: what `Rule.to_config` gave, for `rules.from_config`
-    kind: str  #: what clients push
+    rule: str  #: the name of the rule
+    rule_config: Mapping[str, Any]  #: the result of `Rule.to_config`, for `rules.from_config`
+    kind: str  #: the kind of vector that clients push
     d: int
     dtype: str  #: of params
     slot_dtype: str  #: of arrivals
     version: int  #: of the last commit
-    joins: int  #: decisions about pushes until then
+    joins: int  #: the number of decisions about pushes until the last commit
     waiting: int  #: arrivals in the buffer, or deferred to the next pass
     counts: Mapping[str, int]  #: pushes by status
     num_clients: int | None  #: N, if the rule needs it
-    clients: int  #: that have a row
-    codec: str | None  #: of the rows; None if the rule keeps none
-    bits: int | None  #: of an element of a row, scales apart
-    bytes_per_client: int  #: a row
+    clients: int  #: the number of clients that have a row
+    codec: str | None  #: the codec of the rows; None if the rule keeps none
+    bits: int | None  #: bits of an element of a row, without scales
+    bytes_per_client: int  #: bytes of a row
     disk_bytes: Mapping[str, int]  #: of each array, allocated, and of the index
     durability: str  #: of the last commit: process or power
     commit_every: int | None  #: versions that this divides are committed; None: only checkpoints commit
-    repairs: tuple[Mapping[str, Any], ...]  #: where bit continuity ended
+    repairs: tuple[Mapping[str, Any], ...]  #: repairs, with the versions from which on bits differ
     in_use: bool  #: a process holds the store
     problems: tuple[str, ...]  #: missing files, and files of a wrong size; `check` also reads their contents
     notes: Any  #: of the last checkpoint
 
 
 def info(path: "str | PathLike[str]") -> Info:
-    """Facts about a store. Reads the index, and the sizes of all files; also while the store is in use.
+    """Facts about a store. Reads the index, and the sizes of all files. Works while the store is in use.
 
     Raises:
         StoreError: there is no store, or it is damaged.
@@ -102,7 +102,7 @@ def info(path: "str | PathLike[str]") -> Info:
 
 @contextmanager
 def _reader(path: Path) -> Iterator[tuple[StoreReader, bool]]:
-    """A reader, also of a store that a server has open, and whether one has."""
+    """A reader of a store, which a server may have open; and whether one has."""
     with ExitStack() as undo:
         try:
             store, in_use = undo.enter_context(locked_reader(path)), False
@@ -126,14 +126,16 @@ def export(
 
     Args:
         path: the store's folder; nothing is written there.
-        out: `.npy`: the rows, (n, d) float32 or float64; `.npz`: `rows`, and `clients`, (n,) int64, uint64 or text, or
-            where no such array holds all the ids (7 and "7") `clients_json`, (n,) each as JSON. An existing file is
-            replaced when everything is written.
-        clients: in this order; None: all that have a row, in the order in which they came.
+        out: `.npy`: the rows, (n, d) float32 or float64; `.npz`: `rows`, and `clients`, (n,) int64, uint64 or text. If
+            no such array holds all the ids (as 7 and "7"), `clients_json` (n,) holds each id as JSON. An existing file
+            is replaced after all data are written.
+        clients: the clients, in the order of the output; None: all that have a row, in the order of their first push.
 
     Raises:
-        StoreError: no store, in use, no rows, a client without a row or with a damaged one, or `out` cannot be written.
-        AffluxError: a client that is no int in 64 bits and no str.
+        StoreError: there is no store, it is in use or has no rows, a client has no row or a damaged one, or `out`
+            cannot be
+            written.
+        AffluxError: a client is neither an int in 64 bits nor a str.
 
     Cost: the rows are read and written once; memory for one of them, and some for each client.
 
@@ -171,11 +173,11 @@ def export_params(path: "str | PathLike[str]", out: "str | PathLike[str]") -> in
     Args:
         path: the store's folder; nothing is written there.
         out: `.npy`: the flat vector, (d,); `.npz`: the model's arrays by their names, if the server was made with a
-            tree, else `params`. The model's buffers are float64. An existing file is replaced when everything is
+            tree, else `params`. The model's buffers are float64. An existing file is replaced after all data are
             written.
 
     Raises:
-        StoreError: no store, in use, damaged params, or `out` cannot be written.
+        StoreError: there is no store, it is in use, its params are damaged, or `out` cannot be written.
 
     >>> from tempfile import TemporaryDirectory
     >>> from afflux import Server
@@ -226,7 +228,7 @@ def _checked_out(out: "str | PathLike[str]") -> Path:
 
 @contextmanager
 def _replaced(out: Path) -> Iterator[Path]:
-    """A file to write, which replaces `out` at the end of the block."""
+    """A temporary file for writing. It replaces `out` at the end of the block."""
     new = out.with_name(out.name + ".new")
     try:
         try:
@@ -239,10 +241,10 @@ def _replaced(out: Path) -> Iterator[Path]:
 
 
 def clients_named(path: "str | PathLike[str]", texts: Iterable[str]) -> list[ClientId]:
-    """The clients that texts name: a number names the int, or the str if only the str has a row.
+    """The clients with these texts as ids: a number means the int, or the str if only the str has a row.
 
     Raises:
-        StoreError: no store, in use, or a number names two clients that have a row.
+        StoreError: there is no store, it is in use, or a number means two clients that have a row.
     """
     with locked_reader(path) as store:
         return [_named(store, text) for text in texts]
@@ -292,7 +294,7 @@ def _write(new: Path, ids: Sequence[ClientId], rows: Iterator[Row], shape: tuple
 
 
 def _clients(ids: Sequence[ClientId]) -> tuple[str, npt.NDArray[Any]]:
-    """The ids as an array that holds them as they are, and its name."""
+    """The ids as an array that represents them exactly, and the array's name."""
     for dtype in (np.int64, np.uint64, np.str_):
         with suppress(ValueError, OverflowError):
             values = np.array(ids, dtype)

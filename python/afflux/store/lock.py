@@ -12,15 +12,15 @@ PROMISING = frozenset({"ext2", "ext3", "ext4", "xfs", "tmpfs"})
 
 LOCK = "lock"  #: in a store's folder
 
-#: How long a writer waits for readers, and how often it tries; seconds.
+#: Seconds for which a writer waits for readers, and seconds between two attempts.
 PATIENCE, INTERVAL = 1.0, 0.002
 
-#: By the file of a lock: the process that holds it for writing, this one or one that this one was forked from.
+#: The process that holds a lock for writing, by the lock's file: this process, or one from which it was forked.
 _WRITERS: dict[tuple[int, int], int] = {}
 
 
 class Lock:
-    """Held by one writer or by readers. The end of a process releases its lock."""
+    """A lock that one writer or several readers hold. The end of a process releases its lock."""
 
     def __init__(self, folder: Path, *, shared: bool = False) -> None:
         """`shared`: for reading, with other readers; else for writing, after a short wait for readers.
@@ -63,7 +63,8 @@ class Lock:
             raise
 
     def _refuse_removed(self, folder: Path) -> None:
-        """Refuses a lock whose file was removed while it was waited for: another process may lock its successor.
+        """Refuses a lock whose file was removed while this process waited for it: another process may lock the new
+        file.
 
         Raises:
             StoreError: it was removed.
@@ -81,7 +82,7 @@ class Lock:
         return _WRITERS.get(self._file) == os.getpid()
 
     def release(self) -> None:
-        """Releases the lock. A forked child closes its descriptor only: the lock is its parent's."""
+        """Releases the lock. A forked child only closes its descriptor, because the lock belongs to its parent."""
         if self._owner == os.getpid():
             import fcntl
 
@@ -108,7 +109,7 @@ def _holder(device: int, inode: int) -> str:
 
 
 def promises_space(folder: Path) -> bool:
-    """Whether writes through a map of an allocated file cannot run out of space."""
+    """Whether the file system guarantees space for writes through a map of an allocated file."""
     try:
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
         real, best, kind = str(folder.resolve()), "", ""

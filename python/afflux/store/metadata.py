@@ -22,13 +22,13 @@ from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Rule
 from afflux.store.files import new_file, read_bytes
 
-#: How damage is repaired of anything but rows, their sum, waiting arrivals and Zarr's metadata, for errors.
+#: The remedy in errors for damage to anything except rows, their sum, waiting arrivals and Zarr's metadata.
 BACKUP = "only a backup of the folder brings it back"
 
 
 @contextmanager
 def damage_as_store_error(path: Path) -> Iterator[None]:
-    """Turns what made-up facts raise in the block into a StoreError; an AffluxError stays as it is."""
+    """Converts exceptions that invalid facts raise in the block to a StoreError; an AffluxError is not changed."""
     try:
         yield
     except AffluxError:
@@ -38,7 +38,7 @@ def damage_as_store_error(path: Path) -> Iterator[None]:
 
 
 def remedy(store: Path, array: str) -> str:
-    """How damage to an array of a store is repaired, for errors."""
+    """The remedy in errors for damage to an array of a store."""
     if array == "rows":
         return f"`afflux store repair {quote(str(store))}`, when no server has it open, drops the rows that are lost"
     if array == "sum":
@@ -51,19 +51,19 @@ def remedy(store: Path, array: str) -> str:
 
 
 INDEX = "index.sqlite"  #: in the store's folder
-NAME = r"^[\w.-]{1,100}\Z"  #: of a vector of the rule: part of the name of a folder
+NAME = r"^[\w.-]{1,100}\Z"  #: allowed names of a rule's vectors, which are parts of names of folders
 METADATA = "zarr.json"  #: in the folder of each array, and in the store's folder
-#: Of a segment: bytes, or a part of all bytes that may be needed, so that few files have to be open.
+#: The size of a segment: bytes, or a part of all bytes that may be needed, so that few files are open.
 SEGMENT_BYTES, MOST_SEGMENTS, MOST_SLOTS = 64 << 20, 256, 4096
 _LIMITS = SEGMENT_BYTES, MOST_SEGMENTS, MOST_SLOTS
-_AGAIN = ".again"  #: a folder in the store's folder, while metadata are written again
-#: Bytes of a `zarr.json`.
+_AGAIN = ".again"  #: a folder in the store's folder, which exists while metadata are written again
+#: The largest size of a `zarr.json`, in bytes.
 _MOST_METADATA = 1 << 20
-#: What reading damaged or made-up JSON raises.
+#: The exceptions of reading damaged or forged JSON.
 DAMAGED = (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError, MemoryError)
 _LINE, _PAGE, _HUGE_PAGE = 64, 4096, 2 << 20
 _DTYPES = ("float64", "float32", "float16", "uint16", "uint8")
-_LARGE, _HUGE = 65536, 8 << 20  #: bytes from which on a slot begins on a page, and on a huge one
+_LARGE, _HUGE = 65536, 8 << 20  #: a slot of at least this many bytes begins on a page, or on a huge page
 
 
 def folder_of(path: "str | PathLike[str]") -> Path:
@@ -117,24 +117,26 @@ def shape_of(dtype: str, size: int, slots: int) -> Shape:
 
 
 def slot_width(dtype: str, size: int) -> int:
-    """The elements from one slot to the next, for slots of `size` elements."""
+    """The number of elements from one slot to the next, for slots of `size` elements."""
     item = np.dtype(dtype).itemsize
     aligned = _HUGE_PAGE if size * item >= _HUGE else _PAGE if size * item >= _LARGE else _LINE
     return max(-(-size * item // aligned) * aligned, aligned) // item
 
 
 def is_sound(shape: Shape, slots: int) -> bool:
-    """Whether `shape_of` may have made this shape for up to `slots` slots: a segment is allocated as a whole."""
+    """Whether `shape_of` can return this shape for up to `slots` slots. A larger segment would be allocated as a
+    whole.
+    """
     segment, segments, most = _LIMITS
     largest = max(segment, shape.slot_bytes, slots * shape.slot_bytes // segments)
     return shape.dtype in _DTYPES and 0 < shape.per_segment <= most and shape.segment_bytes <= largest
 
 
 def make_arrays(folder: Path, shapes: Mapping[str, Shape]) -> None:
-    """Makes the Zarr group and its arrays, which have no slots yet. zarr-python writes metadata, and never rows:
-    writing fill values deletes chunks, rewriting replaces the file under a map.
+    """Makes the Zarr group and its arrays, which have no slots yet. zarr-python writes only metadata, and never rows:
+    it deletes a chunk when fill values are written, and it replaces a file that may be mapped.
     """
-    import zarr  # takes half a second, and is not needed to open a store
+    import zarr  # this takes half a second, and is not needed to open a store
 
     group = zarr.create_group(folder, attributes={"afflux": "store", "order_version": ORDER_VERSION})
     for name, shape in shapes.items():
@@ -190,7 +192,7 @@ def read_slots(folder: Path, expected: Shape, last: int = -1) -> int:
 
 
 def _is_ours(meta: Any, shape: Shape) -> bool:
-    """Whether Zarr, with these metadata, finds the slots where they are."""
+    """Whether Zarr finds the slots with these metadata."""
     keys, endian = meta["chunk_key_encoding"], meta["codecs"][0].get("configuration", {}).get("endian", "little")
     return (
         (meta["zarr_format"], meta["node_type"], meta["chunk_grid"]["name"]) == (3, "array", "regular")
@@ -213,21 +215,21 @@ def check_group(store: Path) -> None:
 
 
 def write_slots(folder: Path, slots: int) -> None:
-    """Writes the new length of the array, without importing zarr, for which a push would wait."""
+    """Writes the new length of the array. Does not import zarr, because a push would have to wait for the import."""
     meta = json.loads(read_bytes(folder / METADATA, _MOST_METADATA))
     meta["shape"][0] = max(slots, meta["shape"][0])
     _replace(folder / METADATA, json.dumps(meta, indent=2))
 
 
 def write_again(store: Path, lost: Collection[str], shapes: Mapping[str, Shape], slots: Mapping[str, int]) -> None:
-    """Writes the metadata of these arrays, and of the group (""), as `make_arrays` did; changes nothing else.
+    """Writes the metadata of these arrays, and of the group (""), as `make_arrays` does; changes nothing else.
 
     Raises:
         StoreError: a file cannot be written; each file is as before, or complete.
     """
     again = store / _AGAIN
     try:
-        shutil.rmtree(again, ignore_errors=True)  # of a process that was ended while it did this
+        shutil.rmtree(again, ignore_errors=True)  # left by a process that was killed here
         again.mkdir()
         make_arrays(again, {name: shapes[name] for name in lost if name})
         for name in lost:
@@ -253,7 +255,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Returns when a file's bytes, or a folder's entries, are on the disk itself."""
+    """Waits until a file's bytes, or a folder's entries, are on the disk itself."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -22,7 +22,7 @@ from afflux.store.vectors import refuse_damage
 
 @contextmanager
 def locked_reader(path: "str | PathLike[str]", *, shared: bool = True) -> "Iterator[StoreReader]":
-    """A reader of a store that no other process writes to meanwhile; nor reads, if not `shared`.
+    """A reader with a lock: no other process writes to the store at the same time; nor reads it, if not `shared`.
 
     Raises:
         StoreError: see `StoreReader`; or a server has the store open.
@@ -39,7 +39,7 @@ class StoreReader:
     """Reads the last commit of a store."""
 
     def __init__(self, path: Path, *, alone: bool) -> None:
-        """Opens the index and the arrays' metadata; `alone`: no other process writes meanwhile.
+        """Opens the index and the arrays' metadata; `alone`: no other process writes at the same time.
 
         Raises:
             StoreError: there is no store, or it has no commit, or it is damaged.
@@ -89,7 +89,7 @@ class StoreReader:
 
     @property
     def clients(self) -> int:
-        """How many clients have a row."""
+        """The number of clients that have a row."""
         return int(self.committed.meta["rows"][0]) if self.codec is not None else 0
 
     def rows(self) -> Iterator[tuple[ClientId, Place]]:

@@ -1,4 +1,4 @@
-"""Places of rows that were read or committed lately, so that a push need not ask SQLite for them."""
+"""A cache of the places of rows that were read or committed recently, so that a push need not query SQLite."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -8,15 +8,16 @@ from typing import Literal
 from afflux.rules.rule import ClientId
 from afflux.store.segments import Place
 
-_MOST_BYTES = 8 << 20  #: of memory, about
-_ENTRY_BYTES = 300  #: of an entry, without its checksums and the text of a client id
+_MOST_BYTES = 8 << 20  #: bytes of memory, approximately
+_ENTRY_BYTES = 300  #: bytes of an entry, without its checksums and the text of a client id
 
 
 class RecentPlaces:
-    """The newest places by client, None for clients that have no row. The oldest are forgotten.
+    """The newest places by client; None for clients that have no row. The oldest entries are removed.
 
-    An entry agrees with the last commit. While a commit is written, its clients have no entry, and what a thread reads
-    before the commit ends is not added after it. An interrupt at any moment leaves entries out, never a wrong one in.
+    An entry agrees with the last commit. While a commit is written, its clients have no entry, and a place that a
+    thread has read before the end of the commit is not added after it. After an interrupt at any moment, entries may be
+    missing, but are never wrong.
     """
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
@@ -24,7 +25,7 @@ class RecentPlaces:
         self._bytes = 0
         self._places: OrderedDict[ClientId, Place | None] = OrderedDict()
         self._lock = Lock()
-        #: Changes when a commit begins and when it ends.
+        #: A counter that changes when a commit begins and when it ends.
         self.generation = 0
 
     def get(self, client_id: ClientId) -> Place | Literal["unknown"] | None:
@@ -32,19 +33,19 @@ class RecentPlaces:
         return self._places.get(client_id, "unknown")
 
     def add(self, client_id: ClientId, place: Place | None, generation: int) -> None:
-        """Adds what was read of the last commit, unless a commit has begun or ended since.
+        """Adds a place that was read from the last commit, unless a commit has begun or ended since.
 
         Args:
             client_id: the client.
             place: its place; None: it has no row.
-            generation: as it was before the entry was read.
+            generation: the value of `generation` before the place was read.
         """
         with self._lock:
             if generation == self.generation and not generation % 2:
                 self._put(client_id, place)
 
     def begin_commit(self, rows: Mapping[ClientId, Place], *, others: bool) -> dict[ClientId, Place | None]:
-        """Forgets the places of these clients, and with `others` those of all, until `end_commit`; returns them."""
+        """Removes the places of these clients, with `others` those of all clients, until `end_commit`; returns them."""
         with self._lock:
             self.generation += 1 + self.generation % 2  # odd also after a commit that has failed
             before = {client_id: self._places[client_id] for client_id in rows if client_id in self._places}
@@ -53,7 +54,7 @@ class RecentPlaces:
         return before
 
     def end_commit(self, rows: Mapping[ClientId, Place], before: Mapping[ClientId, Place | None]) -> None:
-        """Adds the rows that are committed now; `before` is what `begin_commit` has returned."""
+        """Adds the rows that are now committed; `before` is the result of `begin_commit`."""
         with self._lock:
             for client_id, place in rows.items():
                 if place.rank >= 0:

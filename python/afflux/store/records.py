@@ -1,4 +1,4 @@
-"""The parts of a commit besides vectors and rows: arrivals in the buffer, and the lists that grow."""
+"""The parts of a commit besides vectors and rows: arrivals in the buffer, and the growing lists."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,10 +22,10 @@ from afflux.store.vectors import crc, refuse_damage
 
 
 class WrittenList(NamedTuple):
-    """How much of a list is committed."""
+    """The committed part of a list."""
 
     entries: object  #: the list
-    fixed: int  #: this many entries are committed and never change
+    fixed: int  #: the number of entries that are committed and never change
 
 
 class GrowingLists:
@@ -42,7 +42,7 @@ class GrowingLists:
         }
         if log is not None:
             lists["log"] = log, log_record, state.logged, 0
-        if state.passes is not None:  # a discard takes those in the buffer out again
+        if state.passes is not None:  # a discard removes those in the buffer again
             lists["passed"] = state.passes.order, lambda client_id: client_id, state.passes.entered, state.filled
         updates, written = dict[str, ListUpdate](), dict[str, WrittenList]()
         for name, (entries, record_of, count, open_) in lists.items():
@@ -53,7 +53,7 @@ class GrowingLists:
         return updates, written
 
     def set_committed(self, written: dict[str, WrittenList]) -> None:
-        """These entries are now committed."""
+        """Records that these entries are committed."""
         self._written = written
 
 
@@ -61,7 +61,7 @@ def layout_of(path: Path, server: Mapping[str, Any], buffers: bytes | None) -> L
     """The layout of a server's params and of its model's `buffers`, from the server's facts.
 
     Raises:
-        StoreError: the stored one is none, or does not fit.
+        StoreError: the stored layout is invalid, or does not fit the facts.
     """
     own, count = server["layout"], len(buffers or b"") / np.dtype(np.float64).itemsize
     try:
@@ -82,7 +82,7 @@ def state_of(
     *,
     log: bool,
 ) -> dict[str, Any]:
-    """A commit in the form of `Server.state_dict`, without rows; `slots` are the vectors of the arrivals."""
+    """A commit in the form of `Server.state_dict`, without rows. `slots` are the vectors of the arrivals."""
     lists, waiting = last.lists, last.arrivals
     meta = {
         **facts,
@@ -101,7 +101,7 @@ def state_of(
 
 
 class ArrivalSlots:
-    """The vectors of arrivals. Each is written once, to a slot of its own, which is free again after the first commit
+    """The vectors of arrivals. Each is written once, to its own slot. The slot becomes free after the first commit
     without the arrival.
     """
 
@@ -113,7 +113,7 @@ class ArrivalSlots:
             refuse_damage(segments, place, num_threads)
 
     def write(self, waiting: Sequence[PendingArrival]) -> list[StoredArrival]:
-        """Writes the vectors that are not on disk yet; returns what a commit stores of all these arrivals."""
+        """Writes the vectors that are not on disk yet; returns the entries of all these arrivals for a commit."""
         taken = {place.slot for place in self._places.values()}
         stored, new = [], dict(self._places)
         for w in waiting:
@@ -130,7 +130,7 @@ class ArrivalSlots:
         return stored
 
     def set_committed(self, stored: Sequence[StoredArrival]) -> None:
-        """These arrivals are now committed, and no others."""
+        """Records that these arrivals are committed, and no others."""
         self._places = {each.join: each.place for each in stored if each.place is not None}
 
     def check(self) -> None:
@@ -138,11 +138,11 @@ class ArrivalSlots:
         self._segments.check(place.slot for place in self._places.values())
 
     def flush(self, stored: Sequence[StoredArrival]) -> None:
-        """Returns when these vectors are on the disk itself."""
+        """Waits until these vectors are on the disk itself."""
         self._segments.flush(each.place.slot for each in stored if each.place is not None)
 
     def stacked(self, stored: Sequence[StoredArrival]) -> np.ndarray:
-        """(n, d) a copy of the vectors of these arrivals, without those in a sum."""
+        """A copy (n, d) of the vectors of these arrivals, without those in a sum."""
         places = [each.place for each in stored if each.place is not None]
         out = np.empty((len(places), self._segments.size), self._segments.shape.dtype)
         for row, place in zip(out, places, strict=True):

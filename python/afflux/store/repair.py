@@ -33,29 +33,29 @@ PROMISE = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What was found in a store."""
+    """The result of a check of a store."""
 
-    clients: int  #: rows that were read
+    clients: int  #: the number of rows that were read
     damaged: tuple[ClientId, ...]  #: clients whose row does not match its checksum, sorted
     #: |sum - sum of the rows| / N relative to the largest norm; None: no rows, or damaged ones
     sum_error: float | None
-    problems: tuple[str, ...]  #: in words
+    problems: tuple[str, ...]  #: descriptions of the problems
     mendable: bool  #: whether `repair` can repair all of them
-    keeps_bits: bool  #: whether later bits are then the same as without the damage: nothing is dropped
+    keeps_bits: bool  #: whether the repair drops nothing, so that later bits are the same as without the damage
     arrivals: tuple[ClientId, ...] = ()  #: clients whose waiting arrival is lost, in the order of the joins
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether no problem was found."""
         return not self.problems
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What was done to a store."""
+    """The result of a repair."""
 
-    dropped: tuple[ClientId, ...]  #: clients that have no row any more, as if never seen
-    version: int  #: after which the bits differ from those without the damage
+    dropped: tuple[ClientId, ...]  #: clients whose rows were dropped, as if they had never pushed
+    version: int  #: the version after which the bits differ from those without the damage
     arrivals: tuple[ClientId, ...] = ()  #: clients whose waiting arrival was dropped
 
 
@@ -73,8 +73,7 @@ class _Examination:
         self.bad: list[tuple[ClientId, Place]] = []
         self.total = np.zeros(store.d if store.codec is not None else 0, np.float64)
         self._largest = float(store.committed.meta["largest_row"])
-        self.lost_arrivals: list[int] = []  #: their places among the waiting ones
-        #: Problems of: the index and its places, vectors without the sum, arrivals, the sum, rows, files' sizes.
+        self.lost_arrivals: list[int] = []  #: their indices among the waiting arrivals
         self.index = [f"{store.index.path}: {line}" for line in store.index.damage()]
         self.vectors, self.sum, self.rows = list(dict.fromkeys(self._vectors())), list[str](), list[str]()
         self.arrivals = list(dict.fromkeys(self._arrivals()))
@@ -107,7 +106,7 @@ class _Examination:
         self._read(segments.slot_bytes)
         try:
             return damage(segments, place, 1)
-        except StoreError as error:  # the disk fails
+        except StoreError as error:  # the disk has failed
             return str(error).removeprefix("[store] ")
 
     def _read_rows(self) -> None:
@@ -139,7 +138,7 @@ class _Examination:
                 yield f"client {client_id!r}'s row in {segments.folder} is damaged"
 
     def _added(self, place: Place) -> bool:
-        """Adds a row to the total; False if it is damaged. The row is freed before the next one is read."""
+        """Adds a row to the total; returns False if it is damaged. The row is freed before the next one is read."""
         row = self._store.sound_row(place)
         if row is None:
             return False
@@ -187,11 +186,11 @@ class _Examination:
 
 
 def check(path: "str | PathLike[str]", progress: Progress | None = None) -> Health:
-    """Reads every byte of a store: compares all checksums, the index, and the sum with the rows.
+    """Reads every byte of a store, and verifies all checksums, the index, and the sum of the rows.
 
     Args:
         path: the store's folder; nothing is written.
-        progress: called now and then with bytes read, and bytes to read.
+        progress: called repeatedly with the number of bytes read, and of bytes to read.
 
     Raises:
         StoreError: no store, in use, or so damaged that it cannot be opened.
@@ -211,18 +210,18 @@ def repair(
     """Drops damaged rows and waiting arrivals, and computes the sum again from the sound rows; returns None if all rows
     and arrivals are sound.
 
-    Clients whose rows are dropped count as never seen, and those whose arrivals are dropped may push again. Later bits
-    then differ from those without the damage: the store records the version at which that begins
-    (`info(path).repairs`). Segment files of a wrong size and Zarr's metadata are repaired also where nothing is lost.
+    Clients whose rows are dropped count as clients that have never pushed. Clients whose arrivals are dropped may push
+    again. Later bits then differ from those without the damage: the store records from which version on
+    (`info(path).repairs`). Segment files of a wrong size and Zarr's metadata are repaired even if nothing is lost.
 
     Args:
         path: the store's folder.
         progress: as for `check`.
-        agreed: the result of `check`, if no more than that may be lost.
+        agreed: the result of `check`; the repair is refused if it would lose more than this.
 
     Raises:
-        StoreError: no store, in use, more than rows, their sum and arrivals is damaged, or more than in `agreed`; the
-            store is unchanged.
+        StoreError: there is no store, it is in use, more than rows, their sum and arrivals is damaged, or more than in
+            `agreed`; the store is unchanged.
 
     Cost: as `check`, and a transaction over all clients.
     """
@@ -254,7 +253,7 @@ def repair(
 
 
 def _refuse_more(found: Health, agreed: Health) -> None:
-    """Refuses a repair that loses more than `agreed` says."""
+    """Refuses a repair that would lose more than `agreed`."""
     more = sorted({*found.damaged} - {*agreed.damaged}, key=client_order)
     if more:
         raise StoreError(
@@ -277,7 +276,7 @@ def _client(waiting: StoredArrival) -> ClientId:
 
 
 def _commit_rest(store: StoreReader, found: _Examination, health: Health) -> None:
-    """Commits what is sound, and a new sum of the rows if they, or it, are damaged."""
+    """Commits the sound parts, and a new sum of the rows if rows or the sum are damaged."""
     last, vectors, lists = store.committed, dict(store.committed.vectors), dict[str, ListUpdate]()
     rows: dict[ClientId, Place] = {}
     meta, kept = _without_arrivals(last, found.lost_arrivals)
@@ -317,7 +316,7 @@ def _commit_rest(store: StoreReader, found: _Examination, health: Health) -> Non
 
 
 def _without_arrivals(last: CommittedState, lost: Sequence[int]) -> tuple[dict[str, Any], list[StoredArrival]]:
-    """The state's facts, and the waiting arrivals, without those at these places."""
+    """The state's facts, and the waiting arrivals, without the arrivals at these indices."""
     filled = last.meta["filled"]
     meta = {**last.meta, "filled": filled - sum(i < filled for i in lost)}
     return meta, [waiting for i, waiting in enumerate(last.arrivals) if i not in lost]

@@ -1,4 +1,4 @@
-"""The tables of a store's index, and how SQLite opens a file that anybody may have written."""
+"""The tables of a store's index, and opening an untrusted file with SQLite."""
 
 import sqlite3
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from afflux.ops.errors import StoreError
 from afflux.store.files import PLAIN
 
 FORMAT = 5
-#: "aflx": SQLite's application_id, which `file` shows.
+#: "aflx": SQLite's application_id, which the program `file` shows.
 APPLICATION = 0x61666C78
 
 _SCHEMA = """
@@ -29,7 +29,7 @@ _STATEMENTS = tuple(statement.strip() for statement in _SCHEMA.split(";") if sta
 
 
 def make_file(path: Path, facts: Iterable[tuple[str, str]]) -> None:
-    """Makes an index without a commit. The file appears when it is complete.
+    """Makes an index without a commit. The file gets its name when it is complete.
 
     Raises:
         StoreError: it cannot be made.
@@ -51,7 +51,7 @@ def make_file(path: Path, facts: Iterable[tuple[str, str]]) -> None:
 
 
 def connect(path: Path, mode: str) -> sqlite3.Connection:
-    """A connection to an index. Never used by two threads at once: the aggregator's mutex and the index ensure that."""
+    """A connection to an index. Two threads never use it at once: the aggregator's mutex and the index ensure this."""
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False
     )
@@ -62,10 +62,10 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def refuse_other_schema(path: Path, connection: sqlite3.Connection) -> None:
-    """Checks, before anything else is read, that a file has our tables, and no view, trigger or other table.
+    """Checks that a file has afflux's tables, and no view, trigger or other table. Must be called before other reads.
 
     Raises:
-        StoreError: it has not.
+        StoreError: it has another schema.
     """
     application, version = (
         connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
@@ -88,7 +88,7 @@ def refuse_other_schema(path: Path, connection: sqlite3.Connection) -> None:
 def refuse_rollback_journal(path: Path) -> None:
     """Refuses a rollback journal beside an index, which is made with a write-ahead log and never has one.
 
-    SQLite would do what the journal says before any check of ours: write pages, or delete a file that it names.
+    SQLite would apply the journal before any check of ours: write pages, or delete a file that the journal names.
     """
     journal = path.with_name(f"{path.name}-journal")
     if journal.is_symlink() or journal.exists():

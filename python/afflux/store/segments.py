@@ -1,5 +1,5 @@
-"""One Zarr array of fixed-size slots. Its chunks are segments: uncompressed files of many slots, which are allocated
-before a slot of theirs is used, and mapped.
+"""One Zarr array of fixed-size slots. Its chunks are segments: uncompressed files of many slots. A segment is allocated
+before any of its slots is used, and mapped.
 """
 
 import mmap
@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
     slot: int
     crc: bytes  #: CRC-32C of each block, uint32 little-endian
-    rank: int = 0  #: of a row: how many clients came before; -1: unchanged
+    rank: int = 0  #: for a row, the number of clients that pushed before this one; -1: unchanged
 
 
 class _Mapped(NamedTuple):
@@ -39,10 +39,10 @@ class _Mapped(NamedTuple):
 
 
 class Segments:
-    """The array in one folder; `size` elements of a slot are used. Slots are numbered from 0.
+    """The array in one folder. `size` elements of each slot are used. Slots are numbered from 0.
 
-    If `mapped`, `array` is the mapped file itself. Else `array` is a copy that `write` writes to the file: for file
-    systems that do not guarantee space for writes through a map.
+    If `mapped`, `array` returns the mapped file itself. Else it returns a copy, which `write` writes to the file; this
+    is for file systems that do not guarantee space for writes through a map.
     """
 
     def __init__(
@@ -71,17 +71,17 @@ class Segments:
 
     @property
     def remedy(self) -> str:
-        """How damage to this array is repaired, for errors."""
+        """The remedy in errors for damage to this array."""
         return remedy(self.folder.parent, self.folder.name)
 
     @property
     def slots(self) -> int:
-        """How many slots have space."""
+        """The number of allocated slots."""
         return self._count * self.shape.per_segment
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes in use of one slot."""
+        """The bytes of one slot that are in use."""
         return self.size * self._item
 
     @property
@@ -128,7 +128,7 @@ class Segments:
         return status.st_size if S_ISREG(status.st_mode) else -1
 
     def missing_slot(self, slot: int) -> str | None:
-        """Describes why a slot that a commit refers to is missing; None if it is not."""
+        """Describes why a slot to which a commit refers is missing; None if it is not missing."""
         if slot < self.slots:
             return None
         segments = range(slot // self.shape.per_segment + 1)
@@ -159,7 +159,7 @@ class Segments:
             self._count += 1
 
     def array(self, slot: int) -> Row:
-        """(size,) the slot's elements."""
+        """The slot's elements, (size,)."""
         if self.mapped:
             segment, place = divmod(slot, self._per_segment)
             mapped = self._maps.get(segment)
@@ -178,7 +178,7 @@ class Segments:
         return out
 
     def empty(self, slot: int) -> Row:
-        """(size,) memory with any values, for `write` to this slot."""
+        """Uninitialized memory (size,), for `write` to this slot."""
         return self.array(slot) if self.mapped else np.empty(self.size, self.shape.dtype)
 
     def write(self, slot: int, array: Row) -> None:
@@ -201,7 +201,7 @@ class Segments:
             raise StoreError(f"[store] cannot write {path}: {error.strerror}") from None
 
     def prefetch(self, slot: int) -> None:
-        """Has the system start to read a slot from disk."""
+        """Makes the system start to read a slot from disk."""
         if self.mapped:
             prefetch(self.array(slot))
         elif hasattr(os, "posix_fadvise"):
@@ -212,8 +212,8 @@ class Segments:
                     os.posix_fadvise(descriptor, offset + at, size, os.POSIX_FADV_WILLNEED)
 
     def populate(self, slots: Iterable[int], *, write: bool = False) -> None:
-        """Maps the pages of these slots, so that a failing disk raises here, and is no signal amid a sweep. Pages to be
-        written are mapped once: they stay.
+        """Maps the pages of these slots, so that a failing disk raises an error here, and does not cause a signal
+        during a sweep. Pages for writing are mapped once; they stay mapped.
         """
         for slot in slots if self.mapped and self.size else ():
             if write and slot in self._writable:
@@ -233,7 +233,7 @@ class Segments:
         mapped = {slot // per_segment for slot in slots} & maps.keys()
         if mapped and first_changed([maps[segment].file for segment in mapped]) >= 0:
             for segment in sorted(mapped):
-                self._checked(segment)  # which says what is wrong
+                self._checked(segment)  # raises an error with the reason
 
     def flush(self, slots: Iterable[int]) -> None:
         """Returns when these slots are on the disk itself."""
@@ -245,7 +245,7 @@ class Segments:
                 raise StoreError(f"[store] cannot flush {self._path(segment)}: {error.strerror}") from None
 
     def detach(self, slots: Iterable[int]) -> None:
-        """Makes the memory of these slots private, so that no other process changes it through the file."""
+        """Makes the memory of these slots private, so that other processes cannot change it through the file."""
         for segment in {slot // self.shape.per_segment for slot in slots} & self._maps.keys():
             with suppress(StoreError):  # a truncated file cannot be read any more
                 self._checked(segment)
@@ -266,7 +266,8 @@ class Segments:
                         raise StoreError(f"[store] {path} is truncated; {self.remedy}")
                     pages = mmap.mmap(descriptor, self.shape.segment_bytes)
                     if self.shape.huge and hasattr(mmap, "MADV_HUGEPAGE"):
-                        # After writeback each page faults again at its next write: huge pages fault 512 at once.
+                        # After writeback each page faults again at its next write: a huge page makes one fault in the
+                        # place of 512.
                         with suppress(OSError):
                             pages.madvise(mmap.MADV_HUGEPAGE)
                     # NumPy's views keep the map open.

@@ -1,11 +1,11 @@
-"""A server's state in a folder: its Zarr arrays, its index, and the order of the steps of a commit.
+"""A server's state in a folder: its Zarr arrays, its index, and the steps of a commit.
 
     stage    new rows, the sum and the rule's vectors get slots that the last commit does not refer to
-    sweep    writes these slots; params go to a slot of their own, as every version does
+    sweep    writes these slots, and params to a new slot, as for every version
     save     checksums, with durability "power" a flush, then one SQLite transaction
     publish  clients can pull the new version
 
-A crash at any moment leaves the last transaction, and everything that it refers to, untouched.
+A crash at any moment does not change the last transaction, nor any data to which it refers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -54,18 +54,18 @@ CommitEvery = int | Literal["as before"] | None
 
 
 class _Checkpoint(NamedTuple):
-    """A checkpoint that has begun, and what to restore if its transaction fails."""
+    """A checkpoint that has begun, and the values to restore if its transaction fails."""
 
-    commit_counter: int  #: of the index before it
+    commit_counter: int  #: the counter of the index before the checkpoint
     notes: str | None
     retained_places: dict[int, Place]
     retained: Sequence[Pulled]
     asked: Sequence[int]
-    table: RowTable | None  #: that it commits
+    table: RowTable | None  #: the table that it commits
 
 
 class Store:
-    """One folder, held by one process until `close`."""
+    """A store's folder. One process holds it until `close`."""
 
     committed: CommittedState | None  #: the last commit when the store was opened
 
@@ -103,8 +103,8 @@ class Store:
 
     def _read(self, num_threads: int, durability: Durability | None, commit_every: CommitEvery) -> None:
         path, facts = self.path, self._index.facts()
-        self.facts: dict[str, Any] = facts["server"]  #: that a server must agree with
-        self.options: dict[str, Any] = facts["options"]  #: that the server was made with
+        self.facts: dict[str, Any] = facts["server"]  #: the facts with which a server must agree
+        self.options: dict[str, Any] = facts["options"]  #: the options of the server
         self.committed = self._index.committed(facts)
         #: The rule, durability and commit_every of the last commit; then those that the next commit stores.
         self._stored_settings: dict[str, Any] = {name: facts[name] for name in ("rule", "commits")}
@@ -132,9 +132,9 @@ class Store:
         self._largest_row: float = 0.0 if self.committed is None else self.committed.meta["largest_row"]
         self._retained_places = dict(retained)
         self.retained: Sequence[Pulled] = []  #: older versions that the last checkpoint has kept
-        #: those that its caller has asked for; the others are held for tasks
+        #: the numbers of the versions that the caller has given as `keep`; the others are held for tasks
         self.asked: Sequence[int] = self.committed.meta["asked"] if self.committed else []
-        self._committed_params: list[Row] = []  # of the last commit: no draft overwrites them while they are held
+        self._committed_params: list[Row] = []  # of the last commit; no draft overwrites them while in use
         self.host_versions: Versions | None = None  #: of a server on a GPU: copies of its versions, in slots of params
         self._spare_draft: Draft | None = None  # the next one of these
         self.notes = self.committed.notes if self.committed else None
@@ -165,7 +165,7 @@ class Store:
 
     @property
     def durability(self) -> Durability:
-        """How safe commits are from now on."""
+        """The durability of later commits."""
         return "power" if self._power else "process"
 
     @property
@@ -185,7 +185,7 @@ class Store:
         return layout_of(self.path, self.facts, self.committed.buffers if self.committed else None)
 
     def resolve_rule(self, rule: Rule | None) -> Rule:
-        """The rule to go on with: this one, or else that of the last commit.
+        """The rule of the opened server: `rule`, or else that of the last commit.
 
         Raises:
             StoreError: the rule does not fit the store, or the stored one has a part that must be given.
@@ -195,7 +195,9 @@ class Store:
         return self._rule.resolve(rule)
 
     def rule_vector_outputs(self, rule_vectors: NamedVectors) -> NamedVectors:
-        """The spare slots of these rule vectors; of a server on a GPU the rule vectors themselves, updated in place."""
+        """The spare slots of these rule vectors; for a server on a GPU the rule vectors themselves, updated in
+        place.
+        """
         if self.host_versions is not None:
             self._spare_draft = self._spare_draft or self.host_versions.take()  # fails before the round is decided
             return rule_vectors
@@ -243,9 +245,9 @@ class Store:
     def checkpoint(
         self, admission: Admission, notes: str | None = None, keep: Sequence[Pulled] = (), asked: Sequence[int] = ()
     ) -> None:
-        """Commits everything that was decided, including the arrivals in the buffer. All of it has been made.
+        """Commits all decisions, including the arrivals in the buffer. All decided rounds must be complete.
 
-        The notes and the older versions in `keep` stay until the next checkpoint.
+        The store keeps the notes and the older versions in `keep` until the next checkpoint.
         """
         for version in keep:
             if self.host_versions is None and not self.params.owns(version.params):
@@ -267,7 +269,7 @@ class Store:
             self._end_checkpoint()
 
     def _in_slot(self, version: Pulled) -> Pulled:
-        """The version itself if its params lie in a slot; of a version on a GPU a copy in a slot."""
+        """The version itself if its params are in a slot; for a version on a GPU a copy in a slot."""
         if self.host_versions is None or not on_gpu(version.params):
             return version
         draft, self._spare_draft = self._spare_draft or self.host_versions.take(), None
@@ -275,8 +277,8 @@ class Store:
         return Pulled(self.host_versions.finished(draft, version.version), version.version, version.buffers)
 
     def _end_checkpoint(self) -> None:
-        """Completes a checkpoint whose transaction was made, also if an interrupt came after it, or undoes it. May be
-        repeated.
+        """Completes a checkpoint if its transaction was made, even if an interrupt came after it; else undoes it. May
+        be repeated.
         """
         begun = self._checkpoint
         if begun is None:
@@ -293,7 +295,7 @@ class Store:
     def _commit(
         self, state: ServerState, table: RowTable | None, admission: Admission, checksums: SweepChecksums = NO_CHECKSUMS
     ) -> None:
-        """Writes what is not in its slot yet, and makes the transaction."""
+        """Writes all data that are not in their slots yet, and makes the transaction."""
         newest = state.current.version
         now = next((each for each in self.retained if each.version == newest), None) or self._in_slot(state.current)
         own = {f"rule_vector.{name}": vector for name, vector in state.rule_vectors.items()}
@@ -354,7 +356,7 @@ class Store:
         slots = self._arrivals.stacked(last.arrivals)
         try:
             state = state_of(self.facts, last, vectors, slots, log=self.options["log"])
-            if self._rule.was_given:  # in the place of both, the one in force and the one that waits
+            if self._rule.was_given:  # it replaces both the rule in force and the waiting rule
                 state["meta"]["next_rule"] = None
             return checkpoint.load(state, facts, admission)
         except AffluxError as error:
@@ -372,7 +374,7 @@ class Store:
             raise StoreError(f"[open] {self.path} is damaged: its tasks: {error}") from None
 
     def attach(self, state: ServerState, params: Row, retained: Sequence[Pulled]) -> ServerState:
-        """The state of a server that goes on from the last commit; `params` and those of `retained` are slots."""
+        """The state of a server that continues from the last commit; `params` and those of `retained` are slots."""
         rule_vectors = {name: self._on_device(f"rule_vector.{name}") for name in state.rule_vectors}
         self._committed_params = [params]
         self.retained = retained
@@ -388,12 +390,12 @@ class Store:
         }
 
     def is_newest(self, version: int) -> bool:
-        """Whether a kept version is the newest one, and in its slot; of a server on a GPU it is in another slot."""
+        """Whether a kept version is the newest one, and in its slot; for a server on a GPU it is in another slot."""
         last = self.committed
         return last is not None and self._retained_places[version].slot == last.vectors["params"].slot
 
     def close(self, versions: Versions | None = None) -> None:
-        """Closes all files and releases the lock. Versions that are still held stay as they are."""
+        """Closes all files and releases the lock. Versions that are still in use do not change."""
         if versions is not None:
             versions = self.host_versions or versions
             self._committed_params, self.retained, self._spare_draft = [], [], None

@@ -29,7 +29,7 @@ class StoredRule:
     Args:
         path: the store's folder, for messages.
         config: the configuration of the rule of the last commit.
-        facts: that a server must agree with.
+        facts: the facts with which a server must agree.
     """
 
     def __init__(self, path: Path, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
@@ -40,7 +40,7 @@ class StoredRule:
         self.was_given = False  #: whether `resolve` was given a rule
 
     def resolve(self, rule: Rule | None) -> Rule:
-        """The rule to go on with: this one, or else that of the last commit.
+        """The rule of the opened server: `rule`, or else that of the last commit.
 
         Raises:
             StoreError: the rule does not fit the store, or the stored one has a part that must be given.
@@ -68,7 +68,7 @@ class StoredRule:
         return rule
 
     def config(self, rule: Rule) -> dict[str, Any]:
-        """The configuration of a rule; made once for all commits with this rule."""
+        """The configuration of a rule; it is made once for all commits with this rule."""
         if self._newest is None or self._newest[0] is not rule:
             self._newest = rule, rule.to_config()
         return self._newest[1]

@@ -1,7 +1,7 @@
 """Vectors of a server's state on disk.
 
-`VectorSlots` holds the sum of the rows and the rule's vectors: two slots each, the committed one and the next one.
-`ParamsSlots` holds versions of params: a slot each, reused when nothing refers to the version any more.
+`VectorSlots` holds the sum of the rows and the rule's vectors. Each has two slots: the committed one and the next one.
+`ParamsSlots` holds versions of params. Each version has a slot, which is reused when nothing refers to the version.
 """
 
 from collections.abc import Iterable, Mapping
@@ -39,7 +39,7 @@ def crc(row: Row, num_threads: int, checksums: SweepChecksums = NO_CHECKSUMS) ->
 
 
 def damage(segments: Segments, place: Place, num_threads: int) -> str | None:
-    """Describes what is wrong with the vector in a slot that a commit refers to; None if it is sound."""
+    """Describes the damage of the vector in a slot that a commit refers to; None if it is sound."""
     problem = segments.missing_slot(place.slot)
     if problem is not None:
         return problem
@@ -51,7 +51,7 @@ def damage(segments: Segments, place: Place, num_threads: int) -> str | None:
 
 
 def refuse_damage(segments: Segments, place: Place, num_threads: int) -> None:
-    """Checks the vector in a slot that a commit refers to.
+    """Checks the vector in a slot to which a commit refers.
 
     Raises:
         StoreError: it is missing, or does not match its checksum.
@@ -80,7 +80,7 @@ class VectorSlots:
         return self._slots[name][self.committed.get(name, 0)]
 
     def output(self, name: str, now: Row) -> Row:
-        """Where a sweep may write the successor of `now`: perhaps `now` itself."""
+        """The vector into which a sweep may write the new values of `now`; it may be `now` itself."""
         return self._slots[name][self._target(name, now)]
 
     def _target(self, name: str, now: Row) -> int:
@@ -94,7 +94,7 @@ class VectorSlots:
         )
 
     def write(self, name: str, now: Vector, checksums: SweepChecksums) -> Place:
-        """The place of `now`, to be committed; copies it to a slot if it lies elsewhere, as on a GPU."""
+        """The place of `now` for a commit. Copies `now` to a slot if it is not in one, for example on a GPU."""
         committed = self.committed.get(name)
         if committed is not None and self._slots[name][committed] is now:
             slot = committed
@@ -118,7 +118,7 @@ class VectorSlots:
             self._arrays[name].populate(slots, write=True)
 
     def set_committed(self, places: Mapping[str, Place]) -> None:
-        """These places are now committed."""
+        """Records that these places are committed."""
         self.committed = {name: place.slot for name, place in places.items()}
 
     def flush(self, places: Mapping[str, Place]) -> None:
@@ -133,10 +133,10 @@ class VectorSlots:
 
 
 class ParamsSlots:
-    """Gives the slots of one array to a pool of versions, one by one."""
+    """Allocates the slots of one array for a pool of versions, one by one."""
 
     def __init__(self, segments: Segments, committed: Iterable[int]) -> None:
-        """The slots in `committed`, each once, are given first, in this order."""
+        """The slots in `committed`, each once, are allocated first, in this order."""
         self._segments = segments
         self._committed = list(committed)
         self._slots: dict[int, int] = {}  # by the address of their memory
@@ -166,7 +166,7 @@ class ParamsSlots:
         return address(params) in self._slots
 
     def write(self, params: Row) -> int:
-        """Writes a version to its slot, if it is not there already; returns the slot."""
+        """Writes a version to its slot, if it is not there yet; returns the slot."""
         slot = self._slots[address(params)]
         self._segments.write(slot, params)
         return slot
@@ -176,11 +176,9 @@ class ParamsSlots:
         self._segments.check(self._rows)
 
     def detach(self, free: Iterable[int]) -> None:
-        """Versions that are still held stay as they are, whatever happens to the files; `free` is memory that is not
-        held.
-        """
+        """Makes versions that are still in use independent of the files. `free` is memory that is not in use."""
         self._segments.detach(self._slots[place] for place in self._slots.keys() - set(free))
 
     def flush(self, slots: Iterable[int]) -> None:
-        """Returns when these slots are on the disk itself."""
+        """Waits until these slots are on the disk itself."""
         self._segments.flush(slots)

@@ -17,7 +17,9 @@ from afflux.rules.rule import ClientId
 
 
 class MemoryRows(RowCache):
-    """Rows in memory, one per client seen: memory of the device, or of a GPU's rows pinned memory of the host."""
+    """Rows in memory, one per client that has pushed: memory of the device, or, for a GPU, pinned memory of the
+    host.
+    """
 
     def __init__(
         self,
@@ -44,7 +46,7 @@ class MemoryRows(RowCache):
 
     @property
     def client_ids(self) -> list[ClientId]:
-        """The clients that have a row, in the order in which they came."""
+        """The clients that have a row, in the order of their first push."""
         return list(self.arrays)
 
     def values(self) -> Iterable[Row]:

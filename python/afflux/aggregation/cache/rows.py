@@ -1,4 +1,4 @@
-"""Cached rows of clients and their sum: what is common to rows in memory and on disk."""
+"""Cached rows of clients and their sum: the common part of rows in memory and rows on disk."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -23,13 +23,13 @@ from afflux.rules.rule import Calibrate, ClientId
 class RowRead(Struct, frozen=True, eq=False):
     """A client's row that is being read for a push."""
 
-    check: RowCheck | None  #: what `ingest` shall do beside; None: nothing
+    check: RowCheck | None  #: a check that `ingest` makes in parallel; None: none
     finish: Callable[[], StagedRow | None]  #: waits for the row, and checks it
 
 
 class RowCache(ABC):
-    """Each client's last vector, encoded, and the float64 sum of all rows. A client never seen has no row, which counts
-    as zeros.
+    """Each client's last vector, encoded, and the float64 sum of all rows. A client that has never pushed has no row,
+    which counts as zeros.
     """
 
     def __init__(
@@ -42,9 +42,14 @@ class RowCache(ABC):
         staging: RowStaging | None = None,
     ) -> None:
         self.size = size  #: d
+<<<<<<< HEAD
         self.device = device  #: of the sum, and of the rounds
         self.staging = staging  #: of rows that are kept on the host, if the device is a GPU
         self.reads_ahead = staging is not None  #: whether `prefetch` may have something to read
+=======
+        self.device = device  #: the device of the sum, and of the rounds
+        self.staging = staging  #: for rows that are kept on the host, if the device is a GPU
+>>>>>>> language/main
         self.num_clients = num_clients
         self.codec = codec
         self.seed = seed
@@ -58,7 +63,7 @@ class RowCache(ABC):
     @property
     @abstractmethod
     def client_ids(self) -> list[ClientId]:
-        """The clients that have a row, in the order in which they came."""
+        """The clients that have a row, in the order of their first push."""
 
     @abstractmethod
     def values(self) -> Iterable[Row]:
@@ -80,8 +85,8 @@ class RowCache(ABC):
     def _allocate(
         self, client_ids: Collection[ClientId], accepted: Collection[ClientId], unaliased: Collection[ClientId]
     ) -> tuple[Mapping[ClientId, Row | None], NewRows]:
-        """The rows of these clients, and memory for the new rows of the accepted ones; of those in `unaliased`, which
-        are read after they are written, memory apart from the old row.
+        """The rows of these clients, and memory for the new rows of the accepted ones. For the clients in `unaliased`,
+        whose old row is read after the new one is written, the memory is separate from the old row.
         """
 
     @property
@@ -100,14 +105,14 @@ class RowCache(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Bytes in use: a row for each client seen and 8 d for the sum."""
+        """Bytes in use: a row for each client that has pushed, and 8 d for the sum."""
         return 8 * self.size + len(self) * self.codec.row_bytes(self.size)
 
     def row(self, client_id: ClientId) -> Row | None:
-        """The client's row decoded, (d,) float32 or float64, or None if it was never seen.
+        """The client's row decoded, (d,) float32 or float64, or None if the client has never pushed.
 
         Raises:
-            StoreError: it is on disk, and does not agree with its checksum.
+            StoreError: it is on disk, and does not match its checksum.
         """
         row = self._encoded(client_id)
         if row is None:
@@ -115,14 +120,14 @@ class RowCache(ABC):
         return decoded(row if self.staging is None else self.device.moved(row), self.size, self.codec, self.device)
 
     def prefetch(self, client_id: ClientId) -> RowRead | None:
-        """Starts to read what the round of this client's push needs; None: there is nothing to read."""
+        """Starts to read the row that the round of this client's push needs; None: there is nothing to read."""
         if self.staging is None:
             return None
         staged = self.staging.start_upload(client_id, self._encoded)
         return RowRead(None, lambda: staged)
 
     def facts(self) -> dict[str, Any]:
-        """What later bits depend on, besides rows and sum."""
+        """The facts, besides rows and sum, that later bits depend on."""
         return {"codec": self.codec.name, "seed": self.seed} if self.codec.keyed else {}
 
     def prepare_rows(
@@ -144,7 +149,7 @@ class RowCache(ABC):
             StoreError: the disk is full.
         """
         last = {client_id: i for i, client_id in enumerate(client_ids) if accepted[i]}
-        read = {client_id: i for i, client_id in enumerate(client_ids)}  # for the last time
+        read = {client_id: i for i, client_id in enumerate(client_ids)}  # the last arrival that reads the row
         unaliased = {client_id for client_id, i in last.items() if read[client_id] > i}
         old, new = self._allocate(client_ids, last, unaliased)
         inputs: Mapping[ClientId, Row | None] = old
@@ -165,19 +170,19 @@ class RowCache(ABC):
         return stage(self._own_sum, counted, rows, replaced, *how_rows, new.sum_out), new
 
     def begin_sweep(self, rows: NewRows) -> None:
-        """The sweep begins that writes these rows. May be repeated."""
+        """Must be called before the sweep that writes these rows. May be repeated."""
         if self.staging is not None:
             self.staging.begin_sweep(rows)
 
     def end_sweep(self, rows: NewRows) -> None:
-        """Copies what the sweep has written to where the rows are kept. May be repeated."""
+        """Copies the rows that the sweep has written to the memory where rows are kept. May be repeated."""
         if self.staging is not None:
             self.staging.copy_back(rows)
 
     def commit(self, rows: NewRows) -> None:
         """Makes these rows the clients' rows. May be repeated."""
         self._commit_rows(rows)
-        if self.staging is not None:  # last: from here on pushes read the rows on the host again
+        if self.staging is not None:  # last: after this pushes read the rows on the host again
             self.staging.end_round(rows)
 
 
@@ -190,12 +195,12 @@ def decoded(row: Row, size: int, codec: Codec, device: Device = HOST) -> Row:
 
 
 def decoded_dtype(codec: Codec) -> str:
-    """Of rows that are decoded."""
+    """The dtype of decoded rows."""
     return "float64" if codec == codecs.float64 else "float32"
 
 
 def row_crc(row: Row, codec: Codec, num_threads: int = 1) -> bytes:
-    """Of the head, if there is one, and of what encodes each superblock."""
+    """The checksums of the head, if there is one, and of the code of each superblock."""
     block, head = row_blocks(codec)
     return ops.crc32c(row, block, head=head, num_threads=num_threads)
 
@@ -207,7 +212,7 @@ def row_blocks(codec: Codec) -> tuple[int, int]:
 
 
 def row_key(seed: int, version: int, client_id: ClientId) -> int:
-    """The 64 bits that key a row's random bits: BLAKE2b of the seed, the version that the row is committed with, and
+    """The 64-bit key of a row's random bits: BLAKE2b of the seed, the version with which the row is committed, and
     the client, as in docs/codecs.md.
 
     >>> row_key(0, 1, 7) == row_key(0, 1, "7"), row_key(0, 1, 7) == row_key(0, 2, 7)
@@ -217,7 +222,7 @@ def row_key(seed: int, version: int, client_id: ClientId) -> int:
         kind, client = b"s", client_id.encode()
     elif client_id < 2**63:
         kind, client = b"i", client_id.to_bytes(8, "little", signed=True)
-    else:  # a kind of their own: -1 and 2**64 - 1 have the same bytes
+    else:  # with a prefix of their own: -1 and 2**64 - 1 have the same bytes
         kind, client = b"u", client_id.to_bytes(8, "little")
     numbers = (seed % 2**64).to_bytes(8, "little") + version.to_bytes(8, "little")
     return int.from_bytes(blake2b(numbers + kind + client, digest_size=8).digest(), "little")

@@ -1,4 +1,4 @@
-"""Rows that are kept on the host, for rounds on a GPU: a client's row is uploaded when the client pushes, and copied
+"""Rows that are kept on the host, for rounds on a GPU. A client's row is uploaded when the client pushes, and copied
 back after the sweep that has written it.
 
     push    starts the upload: from pinned memory itself, or through a pinned copy (arrays.gpu.Gpu.upload)
@@ -6,7 +6,7 @@ back after the sweep that has written it.
     end     the new rows are copied to the host, before the new version is published
 
 An uploaded row belongs to one client and one version of its row. When a sweep begins that writes the row, earlier
-uploads become invalid, and pushes until the end of the round use what the sweep has left on the GPU.
+uploads become invalid; pushes until the end of the round use the rows that the sweep has written on the GPU.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -21,30 +21,32 @@ from afflux.rules.rule import ClientId
 
 
 class StagedRow:
-    """The row of one client on the GPU. The client's arrivals hold it, so that it is freed with the last of them."""
+    """The row of one client on the GPU. The client's arrivals refer to it, so that it is freed with the last of
+    them.
+    """
 
     __slots__ = ("__weakref__", "claim", "row")
 
     def __init__(self) -> None:
-        self.row: Upload | None = None  #: the present row; None: it is not on the GPU
-        self.claim: object = None  #: of the push whose upload becomes `row`
+        self.row: Upload | None = None  #: the current row; None: it is not on the GPU
+        self.claim: object = None  #: identifies the push whose upload becomes `row`
 
 
 class RowStaging:
     """The rows of all clients that push, and of the round that is being made."""
 
     def __init__(self, device: Gpu, *, pinned: bool) -> None:
-        """`pinned`: the rows themselves lie in pinned memory, which the GPU reads."""
+        """`pinned`: the rows themselves are in pinned memory, which the GPU reads."""
         self.device = device
         self._pinned = pinned
         self._lock = Lock()
         self._staged: WeakValueDictionary[ClientId, StagedRow] = WeakValueDictionary()
-        self._written: Collection[ClientId] = ()  # by the sweep that has begun, until the end of its round
+        self._written: Collection[ClientId] = ()  # whose rows a sweep writes, until its round ends
 
     def start_upload(self, client_id: ClientId, row_on_host: Callable[[ClientId], Row | None]) -> StagedRow:
         """Starts to upload a client's row, unless it is on the GPU already."""
         claim = object()
-        with self._lock:  # first: a sweep that begins from here on sees the claim
+        with self._lock:  # first: a sweep that begins after this reads the claim
             staged = self._staged.get(client_id)
             if staged is None:
                 staged = self._staged[client_id] = StagedRow()
@@ -64,7 +66,7 @@ class RowStaging:
     ) -> Mapping[ClientId, Any]:
         """The rows `old` on the GPU, for a sweep to read; sets where the sweep writes `new`.
 
-        A new row overwrites the one that is read, but for the clients in `unaliased`, which get memory of their own.
+        A new row overwrites the one that is read; for the clients in `unaliased` it has separate memory.
         """
         read = {client_id: None if row is None else self._uploaded(client_id, row) for client_id, row in old.items()}
         for client_id, row in new.items():
@@ -76,13 +78,13 @@ class RowStaging:
         with self._lock:
             staged = self._staged.get(client_id)
             upload = None if staged is None else staged.row
-        if upload is None:  # its arrival was loaded with the server's state, or two pushes of its client have met
+        if upload is None:  # its arrival was loaded with a state, or two pushes of its client overlapped
             upload = self.device.upload(row, pinned=self._pinned)
-        upload.wait()  # on the host: from here on any stream may read it
+        upload.wait()  # on the host: after this any stream may read it
         return upload.array
 
     def begin_sweep(self, rows: NewRows) -> None:
-        """The sweep begins that writes these rows. May be repeated."""
+        """Must be called before the sweep that writes these rows. May be repeated."""
         with self._lock:
             self._written = rows.keys()
             for client_id in rows:
@@ -90,7 +92,7 @@ class RowStaging:
                     staged.row = staged.claim = None
 
     def copy_back(self, rows: NewRows) -> None:
-        """Copies what a sweep has written to the host. May be repeated."""
+        """Copies the rows that a sweep has written to the host. May be repeated."""
         for client_id, row in rows.staged.items():
             bring(row, rows[client_id])
 

@@ -43,7 +43,7 @@ def sum_of(inputs: Inputs, rows: Vector) -> Vector:
 
 
 def first_read(inputs: Inputs, k: int) -> Arrays:
-    """What a server's first round reads: no client has a row yet."""
+    """The inputs of a server's first round: no client has a row yet."""
     rows, h, num_clients = np.zeros_like(inputs.updates[k]), np.zeros(inputs.d), np.array(inputs.num_clients)
     return inputs.read(k, inputs.equal_weights, rows=rows, h=h, num_clients=num_clients) | {"params": inputs.params[0]}
 

@@ -18,7 +18,7 @@ from afflux.bench.spec.row import Exact, Row, one_case
 from afflux.bench.spec.streams import Streams
 from afflux.rules.presets.fadas import BETA1, BETA2, EPSILON
 
-#: What a round reads beside the updates, and what it gives.
+#: The inputs of a round besides the updates, and its outputs.
 NAMES = ("params", "m", "v", "v_hat")
 
 
@@ -115,7 +115,7 @@ def eager_step(params: Tensor, direction: Tensor, m: Tensor, v: Tensor, v_hat: T
 
 
 def fused_step(params: Tensor, direction: Tensor, m: Tensor, v: Tensor, v_hat: Tensor) -> Any:
-    """After so many steps that torch's bias corrections, which FADAS has not, are 1: the same function.
+    """torch's Adam with so large a step counter that its bias corrections, which FADAS does not have, are 1.
 
     Torch's Adam descends: of -direction it keeps -m. The signs change no bit but the sign's.
     """

@@ -1,4 +1,4 @@
-"""FedBuff on updates that were taken in as bfloat16, as `Server(slot_dtype="bfloat16")` keeps them."""
+"""FedBuff on updates in bfloat16, as `Server(slot_dtype="bfloat16")` keeps them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,13 +30,13 @@ def decoded(bits: Bits) -> Float32:
 
 
 def reference(before: Arrays) -> Exact:
-    """What FedBuff makes of the updates as they were rounded."""
+    """FedBuff in float64 on the rounded updates."""
     updates = before["updates"]
     return fedbuff.reference(before | {"updates": decoded(updates) if updates.dtype == np.uint16 else updates})
 
 
 def reads(inputs: Inputs, updates: Callable[[int], list[Bits]]) -> Callable[[int], Arrays]:
-    """As `inputs.read`, with the updates as they were taken in."""
+    """As `inputs.read`, with the rounded updates."""
     return lambda k: (
         inputs.read(k, inputs.weights) | {"updates": np.array([ends(bits, CHECKED) for bits in updates(k)])}
     )
@@ -60,7 +60,7 @@ def afflux_round(inputs: Inputs) -> Round:
 
 
 def on_tensors(formula: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Inputs], Round]:
-    """A contender on a contiguous bfloat16 matrix (M, d), and params of its own."""
+    """A contender on a contiguous bfloat16 matrix (M, d), with its own params."""
 
     def make(inputs: Inputs) -> Round:
         own = HOST.copied(inputs.params[0])
@@ -82,7 +82,7 @@ def stack_mean(params: Tensor, updates: Tensor, weights: Tensor) -> Tensor:
 
 
 def add_loop(params: Tensor, updates: Tensor, weights: Tensor) -> Tensor:
-    """Type promotion takes the bfloat16 updates as they are; addmv_ does not."""
+    """add_ promotes the types of bfloat16 updates; addmv_ does not."""
     fedbuff.add_loop(params, updates, LR * weights)
     return params
 

@@ -1,4 +1,4 @@
-"""The inner products of all updates, which rules need that compare directions."""
+"""The inner products of all updates, for rules that compare directions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ def reference(before: Arrays) -> Exact:
 
 
 def exact(rows: list[Vector]) -> Arrays:
-    """In float64, of whole vectors, which `check` sees only the ends of."""
+    """The products in float64, of whole vectors; `check` has only their ends."""
     gram = np.zeros((len(rows), len(rows)))
     for piece in slices(rows[0].shape[0], len(rows)):
         part = np.array([on_host(row[piece]) for row in rows], np.float64)

@@ -1,1 +1,1 @@
-"""What a run is described with: rows, contenders, inputs, streams of memory, columns of tables."""
+"""The description of a run: rows, contenders, inputs, streams of memory, columns of tables."""

@@ -32,14 +32,14 @@ class Host:
         return array
 
     def copied(self, array: Vector) -> Vector:
-        """The same values in memory of their own, of an array that is there."""
+        """A copy of an existing array."""
         copy = self.empty(array.shape, array.dtype)
         copy[...] = array
         return copy
 
     @contextmanager
     def written(self, vector: Vector) -> Iterator[npt.NDArray[Any]]:
-        """NumPy's array whose values, once the block ends, are the vector's."""
+        """A NumPy array, whose values are copied to the vector at the end of the block."""
         yield vector
 
     def array(self, array: Vector) -> npt.NDArray[Any]:
@@ -47,13 +47,13 @@ class Host:
         return np.asarray(array)
 
     def tensor(self, array: Vector) -> Any:
-        """torch's, over the same memory; of a small array on the host, such as weights, a copy there."""
+        """torch's tensor over the same memory; of a small array on the host, such as weights, a copy on the GPU."""
         import torch
 
         return torch.from_numpy(array)
 
     def cupy(self, array: Vector) -> Any:
-        """CuPy's, likewise."""
+        """CuPy's array, in the same way."""
         raise TypeError("CuPy's arrays are on a GPU")
 
 
@@ -80,7 +80,7 @@ class Gpu(Host):
         return array.clone()
 
     def array(self, array: Vector) -> Vector:
-        """As it is: there is no NumPy."""
+        """The tensor itself: NumPy cannot read a GPU's memory."""
         return array
 
     def tensor(self, array: Vector) -> Any:

@@ -15,7 +15,7 @@ class Column:
 
 
 def number(head: str, key: str, form: str, scale: float = 1) -> Column:
-    """A figure times `scale`, empty where there is none."""
+    """A figure times `scale`; empty if there is none."""
     return Column(head, lambda line: "" if line.get(key) is None else format(scale * line[key], form))
 
 
@@ -24,7 +24,7 @@ def text(head: str, key: str) -> Column:
 
 
 def milliseconds(seconds: float) -> str:
-    """With three digits, however short."""
+    """Milliseconds with three digits, also for short times."""
     return f"{1e3 * seconds:.1f}" if seconds >= 1e-2 else f"{1e3 * seconds:.3g}"
 
 
@@ -47,7 +47,7 @@ COMPILING = number("compile s", "compile_seconds", ".1f")
 ERROR = Column("error", lambda line: of_output(line, "abs", ".1e"))
 ULP = Column("ulp", lambda line: of_output(line, "ulp", ".3g"))
 TIMED = (ROLE, *TIME, TIMES_OURS, COMPILING, ERROR, ULP)
-#: Of one update, with its share of the round: `us` is the row's own figure.
+#: Times of one update, with its share of the round: `us` is the row's own figure.
 UPDATE = (
     number("us an update", "us", ".1f"),
     Column("min .. max", lambda line: " .. ".join(f"{1e6 * line[end] / line['m']:.1f}" for end in ("min", "max"))),
@@ -61,7 +61,7 @@ LIMIT = (
     *(number(f"best {kind}", kind, ".1f") for kind in KINDS),
     text("how", "how"),
 )
-#: One line an operation: afflux's own.
+#: One line for each operation: afflux's own.
 SUMMARY = (
     BY_D,
     BY_M,

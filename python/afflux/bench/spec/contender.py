@@ -12,7 +12,7 @@ from afflux.bench.spec.arrays import Vector
 from afflux.bench.spec.inputs import Inputs
 from afflux.bench.spec.streams import Traffic
 
-#: ours; the formula as papers' authors write it in torch; as well as torch can; another library's; or none of these
+#: ours; plain: the papers' formula in torch; best: the fastest torch code; peer: another library; or none of these
 Role = Literal["ours", "plain", "best", "peer", ""]
 #: Seconds, more than enough for the workers of OpenMP and OpenBLAS, which spin after their work and hold a core.
 REST, REST_OF_OPENBLAS = 0.025, 0.06
@@ -30,9 +30,9 @@ class Round:
     """A contender that is ready to run: its state and containers are built."""
 
     run: Callable[[int], object]  #: one server round on input set k; all that is timed
-    before: Callable[[int], Arrays]  #: what that round is going to read
-    after: Callable[[object], Arrays]  #: its outputs, given what `run` returned
-    prepare: Callable[[int], object] = unprepared  #: comes before each run, and is not timed
+    before: Callable[[int], Arrays]  #: the inputs of that round, before it runs
+    after: Callable[[object], Arrays]  #: its outputs, given the result of `run`
+    prepare: Callable[[int], object] = unprepared  #: called before each run, and not timed
 
 
 def nothing(d: int, m: int) -> int:
@@ -58,12 +58,12 @@ class Contender:
     kept: Callable[[int, int], int] = nothing  #: bytes of its own state, of (d, M)
     temporary: Callable[[int, int], int] = nothing  #: bytes that a round allocates and frees
     role: Role = ""
-    caveat: str = ""  #: what it needs or leaves out, unlike afflux; for "where we lose"
+    caveat: str = ""  #: its requirements and omissions in comparison with afflux; for "where we lose"
     traffic: Callable[[int], Traffic] | None = None  #: of M; if it is not the row's: a part of it, or of other data
     rest: float = REST  #: seconds of rest before the next contender's turn
     numpy: bool = False  #: runs on NumPy's arrays, so on the host only
-    compiles: bool = False  #: its first run compiles, which takes long; it takes part with --compile only
-    absent: Callable[[], str | None] = here  #: why it cannot take part; asked only if its row runs
+    compiles: bool = False  #: its first run compiles, which takes long; it takes part only with --compile
+    absent: Callable[[], str | None] = here  #: the reason why it cannot take part; called only if its row runs
 
 
 def ends(array: Vector, size: int) -> npt.NDArray[Any]:

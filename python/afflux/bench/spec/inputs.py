@@ -1,4 +1,4 @@
-"""The vectors that one run works on, and whether they fit into memory."""
+"""The vectors of one run, and the check that they fit into memory."""
 
 import math
 from collections.abc import Callable
@@ -14,8 +14,8 @@ Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
-LR = 0.7  #: the server's step; not 1, so that a multiplication by it cannot be left out
-LIBRARIES = 500_000_000  #: bytes that Python and torch take, whatever d is
+LR = 0.7  #: the server's learning rate; not 1, so that a contender cannot leave out the multiplication
+LIBRARIES = 500_000_000  #: bytes that Python and torch take, independent of d
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Case:
     d: int
     m: int
     threads: int
-    separate: bool = False  #: the updates also as M arrays of their own, as they come from clients
+    separate: bool = False  #: also make the updates as M separate arrays, as clients push them
     sets: int = 2  #: input sets that take turns
     laps: int = 1  #: runs in a sample, each on the next set
     warm: bool = False  #: all laps of a sample are on one set, which is in the cache if it fits
@@ -50,9 +50,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What all contenders share. Only `out`, `scratch` and spare rows are written; each keeps its own state.
+    """The vectors that all contenders share. Only `out`, `scratch` and spare rows are written; each contender has its
+    own state.
 
-    On the host all of it is allocated by NumPy, which asks for huge pages: baselines run on the same memory.
+    On the host NumPy allocates all of it, with huge pages: baselines run on the same memory.
     """
 
     blocks: list[Vector]  #: per input set (1 + M, d), contiguous: a spare row, and the M updates
@@ -60,12 +61,12 @@ class Inputs:
     vectors: list[list[Vector]]  #: per input set the M updates: these rows, or separate copies of them
     params: list[Vector]  #: per input set (d,)
     out: Vector  #: (d,)
-    scratch: Vector  #: (some, d): what probes write
+    scratch: Vector  #: (some, d): the output of probes
     staleness: Int64  #: (M,): 0 to 4 in turn
     weights: Float64  #: (M,): (1 + staleness)^-1/2 / M, as in FedBuff
     num_threads: int
     num_clients: int
-    place: Host = HOST  #: where all vectors lie
+    place: Host = HOST  #: the memory of all vectors
 
     @property
     def d(self) -> int:
@@ -80,7 +81,9 @@ class Inputs:
         return np.full(self.m, 1 / self.m)
 
     def read(self, k: int, weights: Float64, **state: Vector) -> dict[str, Vector]:
-        """What a round on input set k reads: params, updates and weights, and what the contender keeps or replaces."""
+        """The inputs of a round on set k: params, updates and weights, and the vectors that the contender keeps or
+        replaces.
+        """
         return {"params": self.params[k], "updates": self.updates[k], "weights": weights, **state}
 
     def last_rows(self) -> Vector:
@@ -97,7 +100,7 @@ class Inputs:
 
 
 def make(case: Case, scratch: int, place: Host = HOST) -> Inputs:
-    """Normal vectors: params of size 0.1 and updates of size 0.01. Every page of theirs is touched."""
+    """Normal vectors: params of size 0.1 and updates of size 0.01. Each of their pages is touched."""
     d, m, sets = case.d, case.m, case.sets
     blocks = [place.empty((1 + m, d)) for _ in range(sets)]
     updates = [block[1:] for block in blocks]

@@ -1,4 +1,4 @@
-"""torch is a baseline of the benchmark and no dependency: `torch` is None where it is not installed."""
+"""torch is a baseline of the benchmark, and not a dependency: `torch` is None if it is not installed."""
 
 from collections.abc import Callable
 from typing import Any

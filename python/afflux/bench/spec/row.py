@@ -40,14 +40,14 @@ class Row:
 
     name: str
     formula: str
-    counted: str  #: what `bytes` counts, in words
+    counted: str  #: a description of the bytes that `bytes` counts
     traffic: Callable[[int], Traffic]  #: of M: the vectors that are read and written
     reference: Callable[[Arrays], Exact]  #: the definition in float64
     cases: Callable[[Asked], list[Case]]
     contenders: list[Contender]
-    output: str = "params"  #: the one whose error the tables show
+    output: str = "params"  #: the output whose error the tables show
     dtype: str = "float32"  #: of the updates
-    along: str = ""  #: d, m or clients: what its cases differ in, if it is about how the time grows
+    along: str = ""  #: d, m or clients: the size in which the cases differ, if the row shows how the time grows
     columns: tuple[Column, ...] = TIMED
     compare: Callable[[list[Line]], None] = nothing_more  #: adds the row's own figures to the lines of all its cases
 

@@ -1,4 +1,4 @@
-"""What an operation moves: the one place from which its bytes, and the probes of its limit, follow."""
+"""The memory streams of an operation. Its bytes, and the probes of its limit, are derived from them."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -9,9 +9,9 @@ class Streams:
     """The vectors of one sweep over d elements: the bytes an element of each, in 64ths."""
 
     reads: tuple[float, ...] = ()
-    writes: tuple[float, ...] = ()  #: elsewhere than what is read
+    writes: tuple[float, ...] = ()  #: written to other memory than the vectors that are read
     in_place: tuple[float, ...] = ()  #: read and written back
-    times: int = 1  #: the sweep is made over so many sets of vectors, which lie one after the other
+    times: int = 1  #: the number of sets of vectors, stored one after the other, over which the sweep is made
 
     def bytes(self, d: int) -> int:
         """Each input once, each output once."""
@@ -36,7 +36,7 @@ def moved(traffic: Traffic, d: int) -> int:
 
 
 def kind(traffic: Traffic) -> str:
-    """What the memory sees: read, read and write, in place, or all of it (mixed)."""
+    """The kind of memory traffic: read, read and write, in place, or all of these (mixed)."""
     in_place = any(streams.in_place for streams in traffic)
     elsewhere = any(streams.writes for streams in traffic)
     if in_place:
@@ -49,6 +49,6 @@ def spoken(traffic: Traffic) -> str:
 
 
 def amounts(sizes: tuple[float, ...]) -> str:
-    """For example "11", or "10 of 2 bytes + 1" where not all are of 4."""
+    """The numbers of streams, as "11", or "10 of 2 bytes + 1" if not all have elements of 4 bytes."""
     kinds = dict.fromkeys(sizes)
     return " + ".join(f"{sizes.count(size)}" + (f" of {size:g} bytes" if size != 4 else "") for size in kinds)

@@ -1,4 +1,4 @@
-"""The presets: the papers' rules as compositions of parts, one paper a file."""
+"""The presets: the papers' rules as compositions of parts, one file for each paper."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ from afflux.rules.presets.wkafl import wkafl
 from afflux.rules.presets.zenopp import zenopp
 from afflux.rules.rule import Rule
 
-#: Every preset by name; the contract tests walk it. Each can be called without arguments.
+#: Every preset by name; the contract tests test each of them. Each can be called without arguments.
 RULES: dict[str, Callable[..., Rule]] = {
     "fedavg": fedavg,
     "fedbuff": fedbuff,
@@ -38,7 +38,7 @@ RULES: dict[str, Callable[..., Rule]] = {
     "zenopp": zenopp,
 }
 
-#: The synchronous ones: they are exact there when M is a cohort that starts together and is waited for.
+#: The synchronous presets. They are exact if M clients start together and the server waits for all of them.
 SYNCHRONOUS = ("fedavg", "fedadam", "fedyogi", "fedadagrad", "fedams")
 
 __all__ = [

@@ -26,8 +26,8 @@ def ca2fl(
 ) -> Rule:
     """v = h + 1/|S| * sum_{i in S} (u_i - h_i), x += server_lr * v, then h_i = u_i (Algorithm 1).
 
-    h is the mean of all N clients' cached rows, which start at 0. State on the server: 4 d bytes per client seen, or
-    what the codec takes, and 8 d for the float64 sum. Sweeps: one.
+    h is the mean of all N clients' cached rows, which start at 0. State on the server: 4 d bytes per client that has
+    pushed, or the bytes of the codec, and 8 d for the float64 sum. Sweeps: one.
     """
     return Rule("ca2fl", "update", buffer_size, Uniform(), cached_difference(codec), Sgd(server_lr))
 
@@ -42,10 +42,10 @@ def mf_ca2fl(
 ) -> Rule:
     """CA2FL with rows of few bits: h_i = Q(u_i) (section 5).
 
-    v uses the full u_i and the rows decoded, or Q(u_i) with `quantize_direction`, as equation G.2 has it. The paper
-    does not name Q; one scale for the whole vector ("affine-vector") is the likely one, one for each 128 elements
+    v uses the full u_i and the decoded rows; with `quantize_direction` it uses Q(u_i), as in equation G.2. The paper
+    does not name Q. Probably Q has one scale for the whole vector ("affine-vector"). One scale for each 128 elements
     ("affine") has a smaller error, and "rotated" the smallest for 4, 2 and 1 bits: docs/choosing-bits.md. State on the
-    server: d bits/8 bytes and a little per client seen, and 8 d for the float64 sum. Sweeps: one.
+    server: slightly more than d bits/8 bytes per client that has pushed, and 8 d for the float64 sum. Sweeps: one.
     """
     if as_text(codec) not in CODECS:
         raise AffluxError(f"[mf_ca2fl] codec is {brief(codec)}, must be one of {', '.join(map(repr, CODECS))}")

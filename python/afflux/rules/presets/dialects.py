@@ -1,7 +1,7 @@
-"""What other frameworks compute under the name of FedBuff; docs/dialects.md compares them, with numbers.
+"""The variants of FedBuff in other frameworks; docs/dialects.md compares them, with numbers.
 
-u: what a client added to the model that it pulled; y: that client's own model; x: params when the buffer is applied;
-t: staleness; s: the law of staleness; M: arrivals. Where y stands, the rule's kind is `model`: clients push y.
+u: a client's update; y: the client's own model; x: params when the buffer is applied; t: staleness; s: the law of
+staleness; M: arrivals. If a formula has y, the rule's kind is `model`: clients push y.
 """
 
 from collections.abc import Callable
@@ -23,17 +23,17 @@ Name = Literal["paper", "flsim", "appfl", "nvflare", "fedscale", "plato", "feder
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """A way to compute FedBuff: what clients push, the law of staleness, and the weights."""
+    """A variant of FedBuff: the kind of vector that clients push, the law of staleness, and the weights."""
 
-    #: From the law and the buffer size; None: the paper's, where `normalise` is free.
+    #: Makes the weights from the law and the buffer size; None: the paper's weights, where `normalise` can be chosen.
     part: Callable[[StalenessLaw, int], Weigh] | None = None
     kind: Kind = "update"
     law: StalenessLaw = Polynomial(0.5)  # noqa: RUF009 - frozen; if the user names none
-    law_is_fixed: bool = False  #: the framework has no other
+    law_is_fixed: bool = False  #: the framework has no other law
 
 
 def paper() -> Dialect:
-    """1/M sum s(t) u (Nguyen et al., Algorithm 1). FLGo 0.4.4, fedbuff.Server.package_handler, is the same."""
+    """1/M sum s(t) u (Nguyen et al., Algorithm 1). FLGo 0.4.4, fedbuff.Server.package_handler, computes the same."""
     return Dialect()
 
 
@@ -58,7 +58,8 @@ def appfl(*, num_clients: int = 1) -> Dialect:
 def nvflare(*, per_version: bool = False) -> Dialect:
     """1/M sum s(t) u, s = 1 / (1 + sqrt(1 + t)). NVFlare 2.9.0, BuffModelManager(staleness_weight=True).
 
-    With `per_version` the sum over versions of the mean over the arrivals that pulled it, as in NVFlare 2.7.0 to 2.8.0.
+    With `per_version`: the sum over versions of the mean over the arrivals from that version, as in NVFlare 2.7.0 to
+    2.8.0.
     """
     by_version = flag("nvflare", "per_version", per_version)
     return Dialect(lambda law, size: VersionMeans(law) if by_version else Staleness(law), law=OnePlusRoot())
@@ -110,7 +111,7 @@ class OnePlusRoot:
 @register("version_means", "weigh")
 @dataclass(frozen=True, slots=True)
 class VersionMeans:
-    """w_i = s(staleness_i) / (how many of the buffer pulled the same version)."""
+    """w_i = s(staleness_i) / (number of arrivals of the buffer from the same version)."""
 
     law: StalenessLaw
 

@@ -9,7 +9,7 @@ from afflux.rules.rule import Rule
 from afflux.rules.schedules import DelayAdaptive, Rate
 from afflux.rules.weights import Uniform
 
-#: Section 6: (beta1, beta2) and epsilon of all experiments.
+#: Section 6: (beta1, beta2) and epsilon of all experiments of the paper.
 BETA1, BETA2, EPSILON = 0.9, 0.99, 1e-8
 #: Section 6: M under large worst-case delays (N = 50 clients, 25 at once) and under mild ones (N = 100, 20 at once).
 BUFFER_SIZE_LARGE, BUFFER_SIZE_MILD = 5, 10
@@ -31,10 +31,10 @@ def fadas(
 ) -> Rule:
     """x += lr m / (sqrt(v_hat) + epsilon), of the moments of D = mean(u) (Algorithm 1 with eq. 3).
 
-    m = beta1 m + (1 - beta1) D, v = beta2 v + (1 - beta2) D^2, v_hat = max(v_hat, v).
-    Delay-adaptive: if the largest staleness of the buffer exceeds `threshold`, lr is server_lr / tau_max ("inverse":
-    eq. 77, what the experiments ran) or min(server_lr, 1 / tau_max) ("minimum": eq. 4). `bias_correction` is the
-    authors' code (see afflux.rules.optimizers). State on the server: m, v and v_hat, 12 d bytes. Sweeps: one.
+    m = beta1 m + (1 - beta1) D, v = beta2 v + (1 - beta2) D^2, v_hat = max(v_hat, v). Delay-adaptive: if the largest
+    staleness of the buffer exceeds `threshold`, lr is server_lr / tau_max ("inverse": eq. 77, used in the paper's
+    experiments) or min(server_lr, 1 / tau_max) ("minimum": eq. 4). `bias_correction` computes as the authors' code (see
+    afflux.rules.optimizers). State on the server: m, v and v_hat, 12 d bytes. Sweeps: one.
     """
     threshold = integer(0)("fadas", "threshold", threshold)
     lr: Rate = server_lr if delay_adaptive is None else DelayAdaptive(server_lr, threshold, delay_adaptive)

@@ -8,8 +8,8 @@ from afflux.rules.weights import Examples
 
 
 def fedavg(*, buffer_size: int = 10, server_lr: Rate = 1.0) -> Rule:
-    """x += server_lr * sum_i (n_i / sum n) u_i (Algorithm 1); the synchronous baseline when M is the cohort.
+    """x += server_lr * sum_i (n_i / sum n) u_i (Algorithm 1); the synchronous baseline if M is the size of the cohort.
 
-    State on the server: nothing but params and the buffer. Sweeps: one.
+    State on the server: only params and the buffer. Sweeps: one.
     """
     return Rule("fedavg", "update", buffer_size, Examples(), NONE, Sgd(server_lr))

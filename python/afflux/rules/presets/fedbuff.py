@@ -24,13 +24,13 @@ def fedbuff(
     """x += server_lr / M * sum_i s(staleness_i) u_i (Algorithm 1), s(t) = (1 + t)^-1/2 by default (section 5).
 
     `normalise="weights"` divides by sum s instead of M. With `staleness=Constant()` this is the Async FL baseline of
-    CA2FL and FADAS; `staleness=None` is the dialect's own law, and not none. State on the server: nothing but params
-    and the buffer. Sweeps: one.
+    CA2FL and FADAS. `staleness=None` selects the dialect's own law; it does not switch the law off. State on the
+    server: only params and the buffer. Sweeps: one.
 
     `dialect` names a framework whose FedBuff is computed instead, or is one of `afflux.rules.presets.dialects` with its
-    options, such as `appfl(num_clients=100)`. It brings its own law of staleness, which `staleness` replaces where the
-    framework leaves the choice, and decides the rule's kind: in appfl, fedscale and plato clients push models, since
-    these take the difference to the current params and not to what the client pulled.
+    options, such as `appfl(num_clients=100)`. A dialect has its own law of staleness; `staleness` replaces it if the
+    framework lets users choose. The dialect also determines the rule's kind: in appfl, fedscale and plato clients push
+    models, because these use the difference from the current params, and not from the params that the client pulled.
     """
     if isinstance(dialect, Dialect):
         chosen = dialect

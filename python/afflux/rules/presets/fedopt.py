@@ -6,7 +6,7 @@ from afflux.rules.rule import Rule, Step
 from afflux.rules.schedules import Rate
 from afflux.rules.weights import Uniform
 
-#: Section 5.3: beta1 and beta2 of FedAdam and FedYogi; FedAdagrad takes beta1 = 0. tau, here epsilon, is 1e-3 where it
+#: Section 5.3: beta1 and beta2 of FedAdam and FedYogi; FedAdagrad has beta1 = 0. tau, here epsilon, is 1e-3 if it
 #: is not tuned, and v starts at tau^2 (here at 0 unless initial_v is given).
 BETA1, BETA2, EPSILON = 0.9, 0.99, 1e-3
 

@@ -1,4 +1,4 @@
-"""The names that other frameworks give to options of their FedBuff; `rules.make` takes them beside `dialect=`."""
+"""The names of FedBuff's options in other frameworks; `rules.make` accepts them together with `dialect=`."""
 
 from collections.abc import Callable, Mapping
 from math import inf
@@ -8,7 +8,7 @@ from afflux.ops.validation import brief, flag, integer, one_or_less
 
 Options = dict[str, object]
 
-#: {dialect: {name in the framework: name in afflux}}; None: not an option of a rule, only its default is accepted.
+#: {dialect: {name in the framework: name in afflux}}; None: not an option of a rule; only its default is accepted.
 FRAMEWORK_NAMES: Mapping[str, Mapping[str, str | None]] = {
     "appfl": {
         "K": "buffer_size",
@@ -50,7 +50,7 @@ def in_our_names(dialect: str, options: Mapping[str, object]) -> Options:
 
 
 def _law(given: Options, theirs: Options) -> None:
-    """APPFL: the name of a law, and its options apart."""
+    """APPFL: the name of a law, and separately its options."""
     if "staleness_fn" not in theirs:
         raise AffluxError("[make] staleness_fn_kwargs is given without staleness_fn")
     options = theirs.get("staleness_fn_kwargs")

@@ -18,8 +18,8 @@ from afflux.rules.schedules import Rate
 class GradientScheduling:
     """v = alpha * momentum + mean(g); after a pass, momentum = the mean of its rounds' directions v.
 
-    GSGM (Li et al. 2020) with M gradients per step, as WKAFL's authors compare with it. The server lets a client enter
-    once per pass; later arrivals wait for the next one, and the last buffer of a pass may be short.
+    GSGM (Li et al. 2020) with M gradients per step, as in the comparisons of WKAFL's authors. Each client enters once
+    per pass; its later arrivals wait for the next pass. The last buffer of a pass may be short.
     """
 
     alpha: float = 0.1

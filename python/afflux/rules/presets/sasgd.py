@@ -11,6 +11,6 @@ from afflux.rules.weights import Staleness
 def sasgd(*, buffer_size: int = 10, server_lr: Rate = 0.005) -> Rule:
     """x -= server_lr / M * sum_i g_i / max(staleness_i, 1) (WKAFL section 6.1.2).
 
-    State on the server: nothing but params and the buffer. Sweeps: one.
+    State on the server: only params and the buffer. Sweeps: one.
     """
     return Rule("sasgd", "gradient", buffer_size, Staleness(Inverse()), NONE, Sgd(server_lr))

@@ -1,7 +1,7 @@
 """WKAFL: weights from an estimate of the unbiased gradient, and from each arrival's cosine with it.
 
 Zhou, Li, Ren and Yang, Towards Efficient and Stable K-Asynchronous FL ..., IEEE TPDS 2022. The buffer is read once for
-norms and cosines, twice where norms are clipped, and once by the step that writes both params and the new estimate.
+norms and cosines, twice if norms are clipped, and once by the step, which writes both params and the new estimate.
 """
 
 from dataclasses import dataclass
@@ -46,19 +46,20 @@ class CosineSelection:
         p_i ~ exp(beta cos(g'_i, estimate)), 0 where the cosine < sim_min   eq. 6 to 8
         v = sum_i p_i g'_i, each first clipped to stage_two_clip * |estimate| in stage two   eq. 9
 
-    A zero vector has cosine 0. If all are rejected, v is the estimate; cached rows stay even so. Stage two begins
-    when the mean loss of the buffer is at most `stage_two_loss`, or at the version `stage_two_version`, and never ends;
-    losses that clients did not report begin no stage.
+    A zero vector has cosine 0. If all are rejected, v is the estimate, and cached rows do not change. Stage two begins
+    when the mean loss of the buffer is at most `stage_two_loss`, or at the version `stage_two_version`, and never ends.
+    If a loss is not reported, the losses of that buffer do not begin stage two.
 
     Args:
-        law: None weighs all arrivals alike in the estimate.
-        clip: CB, on norms; None or inf: none.
-        select: False takes the estimate itself as the direction.
-        memory: what the next round adds: the "estimate" (the paper) or v, the "aggregate" (its authors' code).
+        law: the law of staleness a; None: all arrivals have equal weights in the estimate.
+        clip: the bound CB on norms; None or inf: no bound.
+        select: False uses the estimate itself as the direction.
+        memory: the vector that the next round adds: the "estimate" (the paper) or v, the "aggregate" (its authors'
+            code).
 
     Cost: one sweep over buffer and estimate, in which g_i + alpha * estimate is formed element by element, so that no
-    precision is lost where the two nearly cancel. It assumes that no norm exceeds `clip`; if one does, it is made again
-    with the clips. Without selection one sweep for the norms is all, and no cosines are reported.
+    precision is lost if the two nearly cancel. The sweep assumes that no norm exceeds `clip`; if one does, it is
+    repeated with the clips. Without selection there is only a sweep for the norms, and no cosines are reported.
     """
 
     alpha: float = 0.1
@@ -90,7 +91,7 @@ class CosineSelection:
             estimate = _scaled(trust, self._norms_clips(arrivals))
             return self._weights(stage, estimate, estimate)
         found, clips = self._products(arrivals, trust)
-        assert found.products is not None  # it was asked for
+        assert found.products is not None  # because weights were given
         estimate, norms, size = _scaled(trust, clips), _roots(found.squares), sqrt(found.square)
         cosines = [
             0.0 if norm == 0 or size == 0 else _clamped(product / (norm * size))
@@ -113,7 +114,9 @@ class CosineSelection:
         return self._weights(stage, step, kept, rejected, np.array(cosines))
 
     def _products(self, arrivals: Arrivals, trust: list[float]) -> tuple[ops.InnerProducts, list[float]]:
-        """Of the moved gradients, and with their estimate; and what clips each of them to `clip`."""
+        """Squares of the shifted gradients and their products with the estimate; and the factors that clip them to
+        `clip`.
+        """
         found = self._asked(arrivals, trust)
         clips = self._clips(found)
         if any(clip < 1.0 for clip in clips):
@@ -121,12 +124,12 @@ class CosineSelection:
         return found, clips
 
     def _asked(self, arrivals: Arrivals, shares: list[float] | None) -> ops.InnerProducts:
-        """With alpha = 0 the last estimate is not read."""
+        """The inner products of one sweep. With alpha = 0 the last estimate is not read."""
         last = _ESTIMATE if self.alpha != 0 else None
         return arrivals.inner(None if shares is None else np.array(shares), rule_vector=last, shift=self.alpha)
 
     def _norms_clips(self, arrivals: Arrivals) -> list[float]:
-        """The clips where nothing else is asked for."""
+        """The clips, if nothing else is needed."""
         if self.clip is None or self.clip == inf:
             return [1.0] * len(arrivals)
         return self._clips(self._asked(arrivals, None))
@@ -154,7 +157,7 @@ class CosineSelection:
         return 2 if arrivals.scalars["stage"] == 2.0 or by_loss or by_version else 1
 
     def _trust(self, arrivals: Arrivals) -> list[float]:
-        """Each arrival's share in the estimate."""
+        """The share of each arrival in the estimate."""
         if self.law is None:
             return [1.0 / len(arrivals)] * len(arrivals)
         staleness = arrivals.staleness.tolist()
@@ -162,7 +165,7 @@ class CosineSelection:
         return [value / total for value in values]
 
     def _shares(self, cosines: list[float], rejected: dict[int, str]) -> list[float]:
-        """p_i; the largest cosine is taken off in the exponent, so that exp cannot overflow."""
+        """p_i. The largest cosine is subtracted in the exponent, so that exp cannot overflow."""
         top = max(cosines)
         values = [0.0 if i in rejected else exact.exp(self.beta * (cosine - top)) for i, cosine in enumerate(cosines)]
         total = ordered_sum(values)
@@ -170,7 +173,7 @@ class CosineSelection:
 
 
 def _shrink(norm: float, bound: float) -> float:
-    """What clips a vector of this norm to a bound."""
+    """The factor that clips a vector of this norm to a bound."""
     return bound / norm if norm > bound else 1.0
 
 
@@ -183,7 +186,7 @@ def _scaled(shares: list[float], clips: list[float]) -> list[float]:
 
 
 def _clamped(cosine: float) -> float:
-    """Within [-1, 1], which rounding may leave: sim_min = -1 rejects nothing."""
+    """The cosine, clamped to [-1, 1] because rounding may exceed it; so sim_min = -1 rejects no arrival."""
     return max(-1.0, min(1.0, cosine))
 
 
@@ -211,15 +214,16 @@ def wkafl(
     momentum: bool = True,
     memory: Literal["estimate", "aggregate"] = "estimate",
 ) -> Rule:
-    """x -= server_lr / (1 + gamma tau_min) * sum_i p_i g'_i over the gradients that agree with their estimate.
+    """x -= server_lr / (1 + gamma tau_min) * sum_i p_i g'_i over the gradients whose cosine with the estimate is large
+    enough.
 
     Algorithms 2 and 3 and eq. 4 to 10: see CosineSelection for g', p and the two stages. The ablations are the paper's:
-    `selection=False` steps with the estimate and reports no cosines; `staleness=False` weighs all alike in it, with
-    gamma = 0 (section 4.3.4); `momentum=False` has alpha = 0; the latter two are without the bound `clip`. The paper
-    gives no value for `stage_two_loss`. State on the server: the last estimate, 4 d bytes. Sweeps: two, the inner
-    products and the step; one more where a norm exceeds `clip`.
+    `selection=False` steps with the estimate and reports no cosines; `staleness=False` gives all arrivals equal weights
+    in the estimate, with gamma = 0 (section 4.3.4); `momentum=False` has alpha = 0. The latter two have no bound
+    `clip`. The paper gives no value for `stage_two_loss`. State on the server: the last estimate, 4 d bytes. Sweeps:
+    two, the inner products and the step; one more where a norm exceeds `clip`.
     """
-    # Checked here, because an ablation leaves them out.
+    # Checked here, because an ablation does not use them.
     alpha, gamma = finite("wkafl", "alpha", alpha), not_negative("wkafl", "gamma", gamma)
     clip = optional(positive_or_inf)("wkafl", "clip", clip)
     staleness, momentum = flag("wkafl", "staleness", staleness), flag("wkafl", "momentum", momentum)

@@ -23,11 +23,12 @@ class ScoreTest:
 
         accept iff gamma <v, g'> - rho |g'|^2 >= -gamma epsilon
 
-    The direction is the mean of the accepted g'. A zero gradient is rejected. If none is accepted, no step is made and
-    the version stays. v is the rule vector "validation": hand it in with Server.set_rule_vector, every few versions.
+    The direction is the mean of the accepted g'. A zero gradient is rejected. If none is accepted, no step is made, and
+    the version does not change. v is the rule vector "validation": set it with Server.set_rule_vector, every few
+    versions.
 
     Args:
-        scaled: False takes |g|^2 for |g'|^2, as the authors' code does.
+        scaled: False uses |g|^2 in the place of |g'|^2, as the authors' code does.
     """
 
     gamma: float = 0.1
@@ -43,7 +44,7 @@ class ScoreTest:
     def __call__(self, arrivals: Arrivals, /) -> Weights:
         """See the class."""
         found = arrivals.inner(rule_vector="validation", own_weight=1.0)
-        assert found.products is not None  # with v itself, which is the sum that was asked for
+        assert found.products is not None  # products with v, because own_weight was given
         goal, products = found.square, found.products.tolist()
         weights, rejected = np.zeros(len(arrivals)), {}
         for i, square in enumerate(found.squares.tolist()):
@@ -73,8 +74,8 @@ def zenopp(
 ) -> Rule:
     """x -= server_lr * g', g' = g |v| / |g|, iff gamma <v, g'> - rho |g'|^2 >= -gamma epsilon (Algorithm 1), M = 1.
 
-    v is a validation gradient: `server.set_rule_vector("validation", v)`, again every few versions. `scaled=False`
-    takes |g|^2 in the second term, as the authors' code does. A rejected arrival does not advance the version. State
+    v is a validation gradient: call `server.set_rule_vector("validation", v)` every few versions. `scaled=False`
+    uses |g|^2 in the second term, as the authors' code does. A rejected arrival does not advance the version. State
     on the server: v, 4 d bytes. Sweeps: two, the inner products and the step.
     """
     return Rule("zenopp", "gradient", 1, ScoreTest(gamma, rho, epsilon, scaled), NONE, Sgd(server_lr))

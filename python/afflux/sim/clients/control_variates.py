@@ -39,7 +39,7 @@ class ControlVariates:
         self._steps = 0
         self._waiting: dict[int, np.ndarray] = {}
         self.server = self._zeros
-        """c (d,) as of the last step; a step makes a new array, and arrays returned before stay as they are."""
+        """c (d,) after the last step. A step makes a new array; arrays that were returned before do not change."""
 
     def client(self, client: int) -> np.ndarray:
         """Return c_i (d,), with the updates that are not yet part of c."""

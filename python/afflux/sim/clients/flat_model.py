@@ -1,4 +1,4 @@
-"""A torch module whose trained parameters lie in one flat vector: a pull is one copy, a local step is one axpy."""
+"""A torch module whose trained parameters are one flat vector: a pull is one copy, a local step is one axpy."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -45,8 +45,8 @@ def make_module(model: torch.nn.Module | Callable[..., torch.nn.Module], seed: i
 class FlatModel:
     """A module on the CPU; its trained parameters and their gradients are views into two flat float32 vectors.
 
-    Parameters that require no gradient stay as they are. Buffers of modules with trained parameters are part of the
-    model; all others are put back at every `load`.
+    Parameters that require no gradient do not change. Buffers of modules with trained parameters are part of the
+    model; every `load` restores all other buffers.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""The models that clients pull at a dispatch: one of the last few versions, with SCAFFOLD's shift where needed."""
+"""The models that clients pull at a dispatch: one of the last few versions, with SCAFFOLD's shift if needed."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence

@@ -25,7 +25,7 @@ class Dispatch(NamedTuple):
     sequence: int
     client: int
     age: int = 0
-    """Of the model that it pulls: 0 is the newest, 1 the one before it, ..."""
+    """Age of the model that the client pulls: 0 is the newest model, 1 the one before it, ..."""
     finish: float = 0.0
     """Time of the arrival of its result."""
 
@@ -60,9 +60,9 @@ def schedule_events(
         delay: law of the running times.
         selection: stream for the choice of clients.
         times: stream for the running times.
-        refill: replacements start when so many clients have finished. 1: at once; the buffer size: the loop of CA2FL
-            and FADAS; `concurrency`: FedAvg's rounds. WKAFL's K-async law is K with all P clients at once: no other
-            client is idle, so that the new model goes to the K clients that finished.
+        refill: replacements start when this number of clients have finished. 1: at once; the buffer size: the loop of
+            CA2FL and FADAS; `concurrency`: FedAvg's rounds. WKAFL's K-async law is K with all P clients at once: no
+            other client is idle, so that the new model goes to the K clients that finished.
 
     Yields:
         Dispatches and arrivals, `Dispatch` before the `Arrival` with the same sequence number.
@@ -82,7 +82,7 @@ def schedule_events(
     vacant = concurrency
     while done < arrivals:
         for _ in range(vacant):
-            # Swapping with the last makes the draw O(1); the order of `idle` stays deterministic.
+            # Swapping with the last entry makes the draw O(1); the order of `idle` is still deterministic.
             chosen = int(selection.integers(len(idle)))
             idle[chosen], idle[-1] = idle[-1], idle[chosen]
             client = idle.pop()
@@ -117,7 +117,7 @@ def schedule_rounds(
         clients: those that hold data.
         cohort: clients of a round, drawn without replacement.
         arrivals: number of arrivals after which the schedule ends.
-        stale_models: a client starts from one of so many last models, drawn uniformly; 1: synchronous.
+        stale_models: a client starts from one of this number of last models, drawn uniformly; 1: synchronous.
         delay: law of the running times.
         selection: stream for the choice of clients.
         ages: stream for the choice of models.

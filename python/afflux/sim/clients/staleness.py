@@ -41,7 +41,8 @@ def simulate_staleness(
         concurrency: M_c, clients that train at once.
         buffer_size: M, arrivals per server step.
         steps: T, server steps.
-        refill: new clients start when so many have finished: None: `buffer_size`, as in CA2FL and FADAS; 1: at once.
+        refill: new clients start when this number have finished. None: `buffer_size`, as in CA2FL and FADAS; 1: at
+            once.
         seed: of the run.
 
     Returns:

@@ -99,7 +99,7 @@ class Trainer:
             The result.
 
         Raises:
-            ConfigError: the training function returns something else, or the data are none that the optimizer takes.
+            ConfigError: the training function returns an invalid result, or the optimizer does not support the data.
         """
         model = self._model
         model.load(pulled, buffers)
@@ -163,7 +163,7 @@ class Trainer:
     def gradient_terms(
         self, pulled: np.ndarray | torch.Tensor, shift: torch.Tensor | None
     ) -> list[optimizers.GradientTerm]:
-        """Return what the client optimizer adds to a gradient.
+        """Return the terms that the client optimizer adds to a gradient.
 
         Args:
             pulled: (d,) the params from which a client starts, or (clients, d) of several; unchanged while it trains.
@@ -216,7 +216,7 @@ def with_settings(function: TrainingFunction, config: SimConfig) -> TrainingFunc
 
 
 def _checked(found: Any) -> tuple[float, int, int]:
-    """Return what a training function has returned: loss, steps, examples."""
+    """Check the result of a training function, and return it: loss, steps, examples."""
     try:
         loss, steps, examples = found
         loss, steps, examples = float(loss), int(steps), int(examples)

@@ -158,7 +158,9 @@ class VmapTrainer:
         return torch.from_numpy(np.stack(vectors)).to(self._device)
 
     def _buffers(self, starts: Sequence[Start]) -> dict[str, torch.Tensor]:
-        """Return each buffer of the module, for each client: those of the layout as pulled, the others as they are."""
+        """Return each buffer of the module, for each client: the pulled values for those of the layout, else the
+        module's.
+        """
         buffers = {name: tensor.expand(len(starts), *tensor.shape).clone() for name, tensor in self._fixed.items()}
         pulled = [start.buffers for start in starts if start.buffers is not None]
         for field in self._model.layout.buffers:

@@ -1,4 +1,4 @@
-"""Finds the files of a data set in the user's folder: several layouts, the first that is there counts."""
+"""Finds the files of a data set in the user's folder. Several layouts are possible; the first that exists is used."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Data = TypeVar("Data")
 
 @dataclass(frozen=True)
 class Layout(Generic[Data]):
-    """One way in which a data set lies in a folder."""
+    """One layout of a data set's files in a folder."""
 
     folders: tuple[str, ...]
     """Folders below the user's; any of them; "." is the user's own."""
@@ -30,7 +30,7 @@ class Layout(Generic[Data]):
         return folder + (names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}")
 
     def find(self, data_dir: Path) -> list[Path] | None:
-        """Return the paths of the files; None: none of them is there. Raises ConfigError if only some are."""
+        """Return the paths of the files; None if none of them exists. Raises ConfigError if only some exist."""
         for folder in self.folders:
             paths = [_existing(data_dir / folder, file) for file in self.files]
             if all(paths):
@@ -52,10 +52,10 @@ def read_first(name: str, data_dir: Path, layouts: Sequence[Layout[Data]]) -> Da
     Args:
         name: of the data set, for errors.
         data_dir: the user's folder.
-        layouts: in the order in which they are looked for.
+        layouts: the layouts, in the order in which they are tried.
 
     Raises:
-        ConfigError: none is there, or a file is missing or damaged.
+        ConfigError: no layout exists, or a file is missing or damaged.
     """
     if not data_dir.is_dir():
         raise ConfigError(f"data {name!r}: there is no folder {data_dir} (folders: {PAGE})")

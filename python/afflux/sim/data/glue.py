@@ -35,7 +35,7 @@ class SentenceSet:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a task lies, and its columns."""
+    """The folder of a task, and its columns."""
 
     folder: str
     columns: Columns

@@ -29,12 +29,12 @@ def read_shakespeare(
 
     Args:
         data_dir: the user's folder.
-        least_characters: roles with fewer characters are left out. LEAF's JSON is taken as it is.
+        least_characters: roles with fewer characters are left out; in LEAF's JSON, all roles are kept.
         train_share: the first speeches of a role, until they have this share of its characters, are the training
             part; the rest is the test part. No window has characters of both. LEAF's JSON has its own parts.
 
     Raises:
-        ConfigError: no file, a damaged file, no role with so many characters, or a share that is not in (0, 1].
+        ConfigError: there is no file, a file is damaged, no role has enough characters, or a share is not in (0, 1].
     """
     if not 0 < train_share <= 1:
         raise ConfigError(f"train_share is {train_share}, must be in (0, 1]")

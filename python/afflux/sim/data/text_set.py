@@ -9,7 +9,7 @@ from afflux.sim.data.image_set import shards_of
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters; the index of a character is its class."""
 UNKNOWN = ALPHABET.index(" ")
-"""Of characters outside the alphabet, as in LEAF."""
+"""The index of characters outside the alphabet, as in LEAF."""
 WINDOW = 80
 
 

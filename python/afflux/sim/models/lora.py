@@ -75,7 +75,7 @@ def lora_classifier(folder: Path, num_classes: int, rank: int, scale: float, hea
         head: whether the classification layer is trained, too.
 
     Raises:
-        ConfigError: the checkpoint cannot be read, or peft does not know its kind of model.
+        ConfigError: the checkpoint cannot be read, or peft does not support its kind of model.
     """
     from peft import LoraConfig, TaskType, get_peft_model
     from torch import float32

@@ -14,7 +14,7 @@ from afflux.sim.runs.compare import Job
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec, format_option, option_value, rule_parameters
 
-#: Settings that a grid may have beside the options of rules.
+#: Settings that a grid may have in addition to the options of rules.
 SETTINGS = ("client_lr", "local_steps", "local_epochs", "batch_size", "weight_decay", "mu", "concurrency", "refill")
 #: Evaluations whose mean accuracy is compared: those in the last part of a run, which are less noisy than the last.
 LATE_SHARE = 0.25
@@ -115,7 +115,7 @@ def tune(
         axes: the grid.
         seeds: of the runs on the test part.
         config: the settings that are not in the grid.
-        measure: runs jobs, and continues where it was stopped; a run that diverges has no evaluations.
+        measure: runs jobs, and continues after an earlier interruption; a run that diverges has no evaluations.
 
     Returns:
         The page, with the table of the grid and that of the best settings.

@@ -20,7 +20,7 @@ from afflux.sim.workload.rule_specs import parse_rule
 
 SERVER_LR, BUFFER_SIZE = 0.6, 10
 
-#: The others are compared with the first.
+#: The first rule is the reference for the others.
 RULES = (
     "ca2fl",
     *(f"mf_ca2fl:bits={bits}:codec={codec}" for codec in ("affine", "affine-vector") for bits in (8, 4, 2, 1)),

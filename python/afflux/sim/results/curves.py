@@ -11,8 +11,8 @@ from afflux.sim.results.run_result import RunResult
 class Curve(NamedTuple):
     """Values at the evaluations of a rule's runs.
 
-    Runs that stop by themselves may have different evaluations. A mean over those that go on would jump when one stops,
-    so that each run is a curve of its own then.
+    Runs that stop at different times may have different evaluations. A mean over the remaining runs would jump when one
+    stops. In this case each run is a separate curve.
     """
 
     x: list[np.ndarray]  #: one curve, or one for each run

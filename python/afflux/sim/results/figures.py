@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 from afflux.sim.results.curves import Curve, bin_names, curve, staleness_bins
 from afflux.sim.results.run_result import RunResult, group_by_rule
 
-# Okabe and Ito's colours, which the colour-blind can tell apart, darkest first.
+# Okabe and Ito's colours, which colour-blind readers can distinguish, darkest first.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MANY_TIMES = 3
 LEGEND_COLUMNS = 4

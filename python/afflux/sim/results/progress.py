@@ -1,4 +1,4 @@
-"""Live progress of runs on the terminal, by rich; a line now and then where the output is no terminal."""
+"""Live progress of runs: bars of rich on a terminal, else a line from time to time."""
 
 import math
 import time
@@ -14,7 +14,7 @@ from afflux.sim.workload.config import UNLIMITED
 
 #: Runs of which each finished one keeps its bar; of more runs, only those at work have one.
 MOST_BARS = 12
-#: Seconds between two updates of a bar, and between two lines of a run where the output is no terminal.
+#: Seconds between two updates of a bar, and between two lines of a run if the output is not a terminal.
 BAR_SECONDS = 0.1
 LINE_SECONDS = 60.0
 
@@ -40,7 +40,7 @@ def show_progress(
     Args:
         titles: one for each run.
         arrivals: of each run, at most; UNLIMITED if it ends otherwise.
-        console: where they are shown: bars on a terminal, else a line a minute for each run.
+        console: the output: bars on a terminal, else a line a minute for each run.
         clock: seconds, for the estimates.
 
     Yields:
@@ -75,7 +75,7 @@ class _Bars:
         self._arrivals, self._clock = arrivals, clock
         self._latest: list[RunProgress | None] = [None] * len(titles)
         self._shown = [-math.inf] * len(titles)
-        # The pace of a run counts from its first arrival here: it may have waited for others, or go on.
+        # The pace of a run counts from its first arrival here: it may have waited for other runs, or be a resumed run.
         self._left: list[TimeLeft | None] = [None] * len(titles)
         self._all_left = TimeLeft(clock(), 0.0)
         self._all = self._add("all runs", visible=len(titles) > 1)
@@ -98,7 +98,7 @@ class _Bars:
             visible=not run.finished or len(self._tasks) <= MOST_BARS,
             facts=describe(run, self._arrivals),
             left=0.0 if run.finished else left.seconds(now, run.done),
-            refresh=earlier is None,  # a run that goes on is seen where it begins, however fast it ends
+            refresh=earlier is None,  # shows where a resumed run begins, even if it ends at once
         )
         begun = [one for one in self._latest if one is not None]
         share = sum(_known(one.done) for one in begun) / len(self._latest)

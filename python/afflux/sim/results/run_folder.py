@@ -66,7 +66,7 @@ def create_audit_folder(
         runs: number of runs.
         updates: whether the runs keep their updates.
         announce: called with the size of the kept updates if it is more than a gigabyte.
-        d: elements of the model; None: of the task of images, as the settings say.
+        d: elements of the model; None: of the task of images, according to the settings.
 
     Returns:
         The output for the runs.

@@ -1,4 +1,4 @@
-"""The history of a run while it goes on; a checkpoint stores it, and `RunResult` is made from it."""
+"""The history of a run in progress; a checkpoint stores it, and `RunResult` is made from it."""
 
 import re
 from math import inf

@@ -59,7 +59,7 @@ class RunResult:
     round_staleness: np.ndarray
     """Largest staleness of each round; int64."""
     server_seconds: np.ndarray
-    """Of each round, as the server reports it; the only field that is not reproducible."""
+    """Seconds of each round, as the server reports them; the only field that is not reproducible."""
     state_bytes: int
     num_clients: int
     """Clients that hold data."""
@@ -69,7 +69,7 @@ class RunResult:
     clients: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     """Of each arrival, in the order of arrival; int64."""
     decisions: dict[str, int] = field(default_factory=dict)
-    """Number of arrivals by what the server decided: joined, replaced, superseded, rejected, dropped, deferred."""
+    """Number of arrivals by the server's decision: joined, replaced, superseded, rejected, dropped, deferred."""
     totals: RoundTotals = field(default_factory=RoundTotals)
     """Sums over rounds: weights by staleness, rejections by reason."""
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from afflux.sim.errors import ConfigError, known, require
 from afflux.sim.results.run_result import Evaluation, RunResult, SeedStatistics, group_by_rule, seed_statistics
 
-#: Accuracies that a table of targets shows where a run has reached them.
+#: The accuracies in a table of targets, if a run has reached them.
 USUAL_TARGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 LEVEL = 0.95  #: of confidence intervals
 

@@ -24,7 +24,7 @@ class Series(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """Where values lie: `place` maps the values from `ticks[0]` to `ticks[-1]` to 0 to 1."""
+    """The scale of an axis: `place` maps the values from `ticks[0]` to `ticks[-1]` to 0 to 1."""
 
     title: str
     ticks: list[tuple[float, str]]

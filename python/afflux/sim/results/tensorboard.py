@@ -29,7 +29,7 @@ class TensorBoardWriter:
 
         Args:
             folder: is created.
-            arrivals: before which the run was resumed; what an earlier process has written after them is superseded.
+            arrivals: number of arrivals before the run was resumed; later values of an earlier process are superseded.
         """
         require_tensorboard()
         from torch.utils.tensorboard import SummaryWriter

@@ -15,7 +15,9 @@ class UpdatesFile:
     """Appends rows (d,) to a .npy file. The header counts a row only when it is written, so np.load always works."""
 
     def __init__(self, path: Path, d: int, count: int = 0) -> None:
-        """Create the file `path`, which must not exist yet; with `count`, continue it after so many rows."""
+        """Create the file `path`, which must not exist yet; with `count`, continue an existing file after `count`
+        rows.
+        """
         self._d = d
         self._count = count
         if count:

@@ -34,7 +34,7 @@ class Job(NamedTuple):
     spec: RuleSpec
     seed: int
     followers: tuple[RuleSpec, ...] = ()
-    """Rules that get the same updates; the clients train from the params of `spec`."""
+    """Other rules that get the same updates; the clients train from the params of `spec`."""
     config: SimConfig | None = None
     """Settings of this job; None: those of all jobs."""
     may_diverge: bool = False
@@ -47,7 +47,7 @@ class Job(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Name of the job beside others of the same rule."""
+        """Name of the job, different from those of other jobs with the same rule."""
         return f"{self.label}, seed {self.seed}"
 
 
@@ -81,17 +81,18 @@ def compare(
 ) -> list[RunResult]:
     """Run all jobs and return their results in the order of `jobs`, the leader's before its followers'.
 
-    Ctrl-C stops all jobs after the arrival at hand and raises KeyboardInterrupt (see `interrupts.deferred`). A failing
-    job stops the others.
+    Ctrl-C stops all jobs after the current arrival and raises KeyboardInterrupt (see `interrupts.deferred`). If a job
+    fails, the others are stopped.
 
     Args:
         jobs: the jobs.
-        config: settings of the jobs that have none of their own.
-        processes: more than 1 starts so many fresh interpreters (spawned: without torch threads of the parent).
+        config: settings of the jobs that have no settings.
+        processes: with more than 1, this number of new interpreters is started (spawned: without the parent's torch
+            threads).
         watch: called with (index of the job, how far it is).
-        output: where the audit logs are written; default nowhere.
+        output: the destination of the audit logs; default none.
         finished: filled with the results of each finished job, by its index; read it after an error.
-        task: what the clients train; default what the settings name. More than one process need one that can be
+        task: the task of the clients; default the task in the settings. More than one process need a task that can be
             pickled.
         workers: processes of each run that train; see `run`.
 

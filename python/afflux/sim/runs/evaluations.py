@@ -1,4 +1,4 @@
-"""The evaluations of a run, in their order; if there are worker processes, these make them beside training."""
+"""The evaluations of a run, in order. If there are worker processes, these evaluate in parallel with training."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ class Evaluations:
         self._open: deque[_Open] = deque()
 
     def start(self, arrivals: int, time: float, last: Evaluation | None = None) -> None:
-        """Evaluate the model as it is now; `last` is the newest evaluation in the history.
+        """Evaluate the current model; `last` is the newest evaluation in the history.
 
         Raises:
             ConfigError: as `Trainer.evaluate`.

@@ -23,7 +23,7 @@ from afflux.sim.workload.task import Evaluate, Loss, SeededClients, Task, Traini
 if TYPE_CHECKING:
     from torch import nn
 
-#: Settings that other arguments of `Simulation` give.
+#: Settings that are set by other arguments of `Simulation`.
 _GIVEN_OTHERWISE = ("task", "data", "data_dir", "model", "partition", "alpha", "classes", "num_clients")
 
 
@@ -61,7 +61,7 @@ class Simulation:
                 called whenever the client trains; see `Task`.
             training: `sgd(...)`, `fedprox(...)` or `scaffold(...)`; or a function (model, data, rng) -> mean loss,
                 local steps, examples, which trains the model in place. Default `sgd()`. A function that takes settings
-                such as client_lr as keyword-only parameters gets them.
+                such as client_lr as keyword-only parameters gets their values.
             evaluate: a function (model) -> accuracy, loss, such as `classification(x_test, y_test)`.
             rules: one rule or several, NAME or NAME:OPTION=VALUE:..., as on the command line.
             seeds: one run of each rule for each seed.
@@ -117,7 +117,9 @@ class Simulation:
         paired: bool = False,
         task: Task | None = None,
     ) -> "Simulation":
-        """Return the simulation of these settings, as the command line makes it; `task` replaces what they name."""
+        """Return the simulation of these settings, as the command line makes it; `task` replaces the task in the
+        settings.
+        """
         simulation = cls.__new__(cls)
         simulation.task, simulation.config = task, config
         simulation._set_runs(rules, seeds, paired)
@@ -146,14 +148,14 @@ class Simulation:
         """Make all runs.
 
         Args:
-            processes: runs that are made at the same time, each in a process of its own. The results are the same.
+            processes: number of runs at the same time, each in a separate process. The results are the same.
                 More than one need a task that can be pickled: functions and classes at the top of a module.
             workers: processes of each run that train; 1: that of the run itself. The results are the same; more than
                 one need a task that can be pickled. Or `Vmap(clients=32, device="cuda")`: many clients train in one
                 call, on a GPU for example; then the last bits of the results differ.
             out: a new folder for the results and audit logs; default: nothing is written.
-            keep_updates: whether all updates are kept beside the logs, 4 d bytes each.
-            tensorboard: whether TensorBoard's event files are written while the runs go on.
+            keep_updates: whether all updates are kept in files beside the logs, 4 d bytes each.
+            tensorboard: whether TensorBoard's event files are written during the runs.
             watch: called with (index of the run, how far it is); may raise to stop.
 
         Returns:

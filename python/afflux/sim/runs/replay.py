@@ -61,7 +61,7 @@ def replay(
     folder: Path | None = None,
     task: Task | None = None,
 ) -> list[RunResult]:
-    """Feed the log's updates to each of `specs`, at once; the log's own rule gives the log's own bits.
+    """Push the log's updates to all of `specs` in one pass; the log's own rule gives the log's own bits.
 
     A client that was dispatched after k arrivals pulls each rule's version as of k arrivals. Clients trained from the
     params of the log's leader: a gradient is -update / (client_lr steps), a model is that version + update.
@@ -71,7 +71,7 @@ def replay(
         specs: the rules.
         config: `replay_config(log)`.
         progress: see `run`.
-        folder: where the rules' own audit logs are written; must exist.
+        folder: the folder for the rules' own audit logs; must exist.
         task: see `run`.
 
     Returns:

@@ -42,7 +42,7 @@ def run_in_store(
         spec: the rule.
         seed: see `run`.
         config: see `run`.
-        output: where the audit log is written; a resumed run continues these files.
+        output: the destination of the audit log; a resumed run continues these files.
         progress: see `run`.
         seconds: between two checkpoints; 0: after every event. Ctrl-C makes one, too.
         task: see `run`.

@@ -62,7 +62,7 @@ class _Notes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         config = self.header.settings(Path(self.audit))
         if set(self.server) != set(COUNTS):
             raise ValueError(f"the server's counts are {sorted(self.server)}")
-        # An arrival has a line in the log, which is there; a dispatch is an arrival or still trains.
+        # Each arrival has a line in the log, which exists; each dispatch is an arrival or still trains.
         counts = {stream.arrivals, len(history.clients), len(history.staleness)}
         if not stream.arrivals <= min(self.log_bytes, config.arrivals) or len(counts) > 1:
             raise ValueError(f"{stream.arrivals} arrivals do not agree with the log")
@@ -77,7 +77,7 @@ class InterruptedRun:
     """A run as of the last checkpoint in its store."""
 
     path: Path  #: the store
-    output: AuditOutput  #: where its log and updates are
+    output: AuditOutput  #: the files of its log and updates
     header: audit_log.Header  #: of its log
     spec: RuleSpec  #: the rule
     log_bytes: int  #: of the log's file, when the checkpoint was made
@@ -98,7 +98,7 @@ class InterruptedRun:
             path: the store.
             folder: the run folder, if it has moved.
             typed: the rule, if the user has typed it; a rule file is executed only then.
-            task: the setting `task`, likewise.
+            task: the setting `task`, in the same way.
 
         Raises:
             ConfigError: there is no run in the store, or one of another format; or `folder` belongs to another run.
@@ -129,7 +129,8 @@ class InterruptedRun:
             found.history,
             header.sim_config(path, task),
         )
-        # A store that somebody has made up may name any folder: the user names one that is neither here nor beside it.
+        # A forged store may name any folder: a folder that is neither here nor beside the store must be named by the
+        # user.
         near = any(audit.resolve().is_relative_to(place.resolve()) for place in (Path(), path.parent))
         if not interrupted.log.is_file() and (interrupted.arrivals or not (folder is not None or near)):
             raise ConfigError(

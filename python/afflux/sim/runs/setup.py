@@ -28,9 +28,9 @@ class SimulationSetup:
     seed: int
     clients: Sequence[int]  #: those that hold data
     trainer: Trainer
-    num_validation: int  #: examples of the server's validation data; 0: there are none
+    num_validation: int  #: number of examples of the server's validation data; 0: no validation data
     model: FlatModel
-    delays: DelayLaw | None  #: the task's own, if the settings ask for them
+    delays: DelayLaw | None  #: the task's own delays, if the settings select them
 
     @classmethod
     def of(cls, config: SimConfig, seed: int, task: Task | None = None) -> "SimulationSetup":
@@ -39,7 +39,7 @@ class SimulationSetup:
         Args:
             config: the settings.
             seed: of all random numbers.
-            task: what the clients train; None: what the settings say.
+            task: the task of the clients; None: the task in the settings.
 
         Raises:
             ConfigError: a negative seed, missing data, or a task that does not go with the settings.

@@ -30,7 +30,7 @@ class PullEvent(NamedTuple):
     """A client pulls a model and starts training: dispatch number `sequence`."""
 
     sequence: int
-    after: int  #: the client pulls the model as of so many arrivals
+    after: int  #: the client pulls the model after this number of arrivals
     oldest: int  #: no later event pulls a model as of fewer arrivals
 
 
@@ -52,7 +52,7 @@ class UpdateEvent(NamedTuple):
 def feed_servers(
     events: Iterable[PullEvent | UpdateEvent], servers: "Sequence[SimulatedServer]", progress: Progress | None
 ) -> None:
-    """Let all servers handle each event in turn; each server counts versions of its own.
+    """Let all servers handle each event in turn; each server has its own versions.
 
     `progress`, if there is one, is called after each update with how far the first server is.
     """
@@ -128,7 +128,7 @@ class SimulatedServer:
         self._models, self._pulled = models, pulled
 
     def evaluate_in(self, workers: Workers | VmapGroups | None) -> None:
-        """Let worker processes, if there are any, make the evaluations that follow, beside training."""
+        """Let worker processes, if there are any, make the later evaluations, in parallel with training."""
         self._evaluations.workers = workers if isinstance(workers, Workers) else None
 
     def progress(self) -> RunProgress:
@@ -150,7 +150,7 @@ class SimulatedServer:
         self._pulled[event.sequence] = models[event.after]
 
     def handle_update(self, event: UpdateEvent) -> None:
-        """Push one update, from which the server makes what the rule takes.
+        """Push one update, which the server converts to the kind of the rule.
 
         Raises:
             DivergedError: the loss or the vector is not finite.

@@ -1,4 +1,4 @@
-"""One run: one seed, and one rule from whose params the clients train; other rules may get the same updates."""
+"""One run: one seed, and one rule. The clients train from the rule's params; other rules may get the same updates."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -39,9 +39,10 @@ def run(
         seed: of all random numbers.
         config: the settings.
         progress: called after each arrival with how far the run is; may raise to stop it.
-        output: where the audit log is written; default nowhere.
-        task: what the clients train; default what the settings name.
-        workers: processes that train; 1: this one. More give the same bits, and need a task that can be pickled.
+        output: the destination of the audit log; default none.
+        task: the task of the clients; default the task in the settings.
+        workers: processes that train; 1: this one. More processes give the same bits, and need a task that can be
+            pickled.
 
     Returns:
         The result of the run.

@@ -1,4 +1,4 @@
-"""The workers of runs that follow each other in one process."""
+"""Workers for consecutive runs in one process."""
 
 from contextlib import ExitStack
 
@@ -10,7 +10,7 @@ from afflux.sim.workload.task import Task
 
 
 class WorkerPool:
-    """The workers of runs that follow each other in one process: they are started once, if the runs are alike."""
+    """Workers for consecutive runs in one process. The next run reuses them if they accept it (`Workers.begin`)."""
 
     def __init__(self, count: int | Vmap) -> None:
         """Make a pool for `count` workers, which the first run starts; 1: the run's own process trains.
@@ -24,7 +24,7 @@ class WorkerPool:
         self._workers: Workers | None = None
 
     def for_run(self, setup: SimulationSetup, task: Task | None) -> Workers | VmapGroups | None:
-        """Return workers for this run, and for no other at the same time; None: there are none.
+        """Return workers for this run, and for no other at the same time; None if the run has no workers.
 
         Raises:
             ConfigError: the task cannot be sent to another process, or not trained by vmap.
@@ -48,7 +48,7 @@ class WorkerPool:
 def start_workers(
     workers: int | Vmap | WorkerPool, setup: SimulationSetup, task: Task | None, files: ExitStack
 ) -> Workers | VmapGroups | None:
-    """Return the workers of a run: those of a pool, or so many that `files` ends."""
+    """Return the workers of a run: those of a pool, or new ones, which `files` ends."""
     if isinstance(workers, WorkerPool):
         return workers.for_run(setup, task)
     pool = WorkerPool(workers)

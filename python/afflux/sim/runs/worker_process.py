@@ -24,7 +24,7 @@ def work(pipe: Any, shape: Shape, raw: Sequence[Any], config: SimConfig, seed: i
     """Train and evaluate until the pipe is closed, which happens when the parent ends, however it ends.
 
     Args:
-        pipe: jobs and the configurations of other runs come in; facts of results and errors go out.
+        pipe: the worker receives jobs and the configurations of other runs, and sends facts of results, and errors.
         shape: the places in `raw`.
         raw: shared memory.
         config: of the first run.
@@ -43,7 +43,7 @@ def work(pipe: Any, shape: Shape, raw: Sequence[Any], config: SimConfig, seed: i
 
 
 def _tried(action: Callable[[Any], Any], told: Any) -> Any:
-    """Return what `action` returns, or its error in types that can be sent."""
+    """Return the result of `action`, or its error, in types that can be sent."""
     try:
         return action(told)
     except ConfigError as error:
@@ -64,7 +64,9 @@ class _Worker:
         return cast("Task | None", pickle.loads(self._content))
 
     def answer(self, told: Any) -> Any:
-        """Do a job; or begin another run, told its configuration and seed, which has no answer."""
+        """Run a job and send its result; or begin another run with a new configuration and seed, which sends
+        nothing.
+        """
         if len(told) == 2:
             config, seed = told
             self._trainer = SimulationSetup.of(config, seed, self._task).trainer

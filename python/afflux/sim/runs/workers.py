@@ -1,4 +1,4 @@
-"""Processes that train and evaluate for a run, beside the process of its server, with the same bits.
+"""Processes that train and evaluate for a run, in parallel with the process of its server, with the same bits.
 
 A training depends on the pulled params, the client and the number of its dispatch alone, all of which are known when it
 is dispatched. Those whose results are needed first are trained first. A worker makes the task and the clients' data
@@ -26,7 +26,7 @@ from afflux.sim.runs.worker_memory import Shape, SharedMemory, WorkerJob
 from afflux.sim.runs.worker_process import work
 from afflux.sim.workload.task import Task
 
-#: Trainings that a worker has been given: the next one is there when it has done one.
+#: The number of trainings in a worker's queue: when it has finished one, the next one is already there.
 QUEUE = 2
 #: Results that wait beside those of `QUEUE`: as many as train at once, if they fit into so many bytes, but at least so
 #: many of each worker.
@@ -52,7 +52,7 @@ class Workers:
         Args:
             count: number of processes.
             setup: of the run.
-            task: what was handed to `SimulationSetup.of`.
+            task: the task that `SimulationSetup.of` has got.
 
         Raises:
             ConfigError: the task cannot be sent to another process.
@@ -156,7 +156,7 @@ class Workers:
                 self._assign()
 
     def evaluate(self, model: Pulled) -> "Future[tuple[float, float]]":
-        """Return what will hold the accuracy and loss of a model.
+        """Return an object that will hold the accuracy and loss of a model.
 
         Waits if two models for each worker have not been evaluated yet.
 
@@ -176,13 +176,13 @@ class Workers:
         return found
 
     def _wait(self) -> None:
-        """Wait for a result; raises what has ended the thread that takes them."""
+        """Wait for a result; raises the exception that has ended the receiving thread."""
         if self._error is not None:
             raise self._error
         self._changed.wait(POLL_SECONDS)
 
     def _feed(self) -> None:
-        """Take results and give trainings until a worker fails or the processes are ended."""
+        """Receive results and send trainings until a worker fails or the processes are ended."""
         try:
             while True:
                 ready: list[Any] = connection.wait(self._pipes)
@@ -244,7 +244,7 @@ class Workers:
         return held[0]
 
     def _receive(self, pipe: Any) -> None:
-        """Take what a worker has sent."""
+        """Receive a message of a worker."""
         worker = self._pipes.index(pipe)
         try:
             while pipe.poll():
@@ -281,7 +281,7 @@ class Workers:
         return WorkerError(f"a worker process has ended with exit code {process.exitcode}; the run can be resumed")
 
     def close(self) -> None:
-        """End the processes; what they train is lost, and nothing else."""
+        """End the processes; only their trainings in progress are lost."""
         self._at_exit()
 
 

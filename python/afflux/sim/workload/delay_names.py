@@ -23,7 +23,7 @@ class Family:
     law: type[Any]
     """A dataclass whose fields are the options, and which is a DelayLaw."""
     preset: dict[str, Any]
-    """Options that the name sets; others of the same name in the text replace them."""
+    """Options that the name sets; options of the same name in the text replace them."""
 
 
 _PHONE_TIMES = {"file": "traces/phone_training_latency.csv", "time": "resnet_ms", "deviation": "resnet_std_ms"}

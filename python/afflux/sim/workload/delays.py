@@ -10,7 +10,7 @@ __all__ = ["DELAYS", "Delay", "DelayLaw", "constant", "exponential", "fadas_clas
 
 
 def constant(num_clients: int, rng: np.random.Generator) -> Delay:
-    """Every dispatch takes 1: staleness comes from the concurrency alone."""
+    """Every dispatch takes 1: the staleness depends only on the concurrency."""
     return lambda client, times: 1.0
 
 

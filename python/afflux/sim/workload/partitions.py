@@ -33,7 +33,7 @@ def dirichlet(labels: np.ndarray, num_clients: int, alpha: float, rng: np.random
         members = rng.permutation(np.flatnonzero(labels == label))
         shares = rng.dirichlet(np.full(num_clients, alpha))
         ends = np.rint(np.cumsum(shares) * len(members)).astype(np.int64)
-        # The sum of shares is 1 only up to rounding; the last client takes what is left.
+        # The sum of shares is 1 only up to rounding; the last client gets the remaining examples.
         ends[-1] = len(members)
         owner[members] = np.searchsorted(ends, np.arange(len(members)), side="right")
     return [np.flatnonzero(owner == client) for client in range(num_clients)]

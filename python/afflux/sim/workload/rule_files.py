@@ -37,7 +37,7 @@ def file_function(name: str, what: str) -> Callable[..., Any]:
 
     Args:
         name: the file and its function.
-        what: what the function makes, for messages.
+        what: the kind of object that the function makes, for messages.
 
     Returns:
         The function.

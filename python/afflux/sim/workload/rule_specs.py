@@ -117,7 +117,7 @@ def _is_json_scalar(value: Any) -> bool:
 
 
 def option_value(text: str, annotation: Any) -> Any:
-    """Return the value of an option that is annotated so; raises ValueError for text that is none."""
+    """Return the value of an option with this annotation; raises ValueError for invalid text."""
     named = {format_option(choice): choice for choice in literal_choices(annotation)}
     if text in named:
         return named[text]

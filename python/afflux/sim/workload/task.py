@@ -61,7 +61,7 @@ class Task:
     training: TrainingFunction | None = None
     """The clients' training; None: the optimizer of the settings (sgd, fedprox, fedasync or scaffold).
 
-    It may have keyword-only parameters with the names of settings, such as client_lr, which it is given.
+    It may have keyword-only parameters with the names of settings, such as client_lr, and gets their values.
     """
     num_clients: int | None = None
     """Number of clients, if `clients` is a function."""
@@ -123,7 +123,7 @@ def tuned_on_validation(task: Task) -> Task:
 
 
 class _LazyClients(Sequence[Any]):
-    """Data sets that are made when they are asked for, and not kept."""
+    """Data sets that are made when they are read, and not kept."""
 
     def __init__(self, make: Callable[..., Any], count: int, seed: int) -> None:
         self._make, self._count, self._seed = make, count, seed

@@ -1,1 +1,1 @@
-"""The aggregators of other frameworks beside afflux's: see bench/PEERS.md."""
+"""The aggregators of other frameworks, compared with afflux's: see bench/PEERS.md."""

@@ -1,4 +1,4 @@
-"""Each peer's weighted mean: its own container around what a client sends, and its own callable on M of them.
+"""Each peer's weighted mean: the peer's container of a client's vector, and its callable on M containers.
 
 A model is one array, named "w": every peer loops over its arrays in Python, so that one is the fewest calls and the
 longest sweeps that it can have. Containers are views of the client's vector wherever the peer allows it.
@@ -27,10 +27,10 @@ class Mean(Protocol):
         """The peer's container around one client's vector, and its weight."""
 
     def mean(self, clients: Containers) -> Any:
-        """The peer's callable: what it makes of sum_i examples_i u_i / sum_i examples_i."""
+        """The peer's callable, which computes sum_i examples_i u_i / sum_i examples_i."""
 
     def array(self, result: Any) -> Any:
-        """The mean as an array or tensor, out of what `mean` returned."""
+        """The mean as an array or tensor, from the result of `mean`."""
 
 
 def shares(clients: Containers) -> list[float]:
@@ -174,7 +174,8 @@ class Fluke:
 
 
 class APPFL:
-    """x + sum_i w_i (y_i - x) of its own x: of weights that add up to 1 the mean of the y, which are our vectors.
+    """x + sum_i w_i (y_i - x) with its own x. For weights that add up to 1 this is the mean of the y, which are our
+    vectors.
 
     Each call returns a copy of x. With optimize_memory, its default, each also collects garbage: of the whole
     process, whose imports here are those of all peers. `collecting=False` makes that call do nothing.
@@ -208,11 +209,11 @@ class APPFL:
 
 @dataclass(frozen=True)
 class Peer:
-    """A peer's mean, before anything of it is imported."""
+    """A peer's mean, before its modules are imported."""
 
     name: str
     what: str
-    modules: tuple[str, ...]  #: without which it cannot run
+    modules: tuple[str, ...]  #: the modules that it needs
     make: Callable[[int, int], Mean]  #: of (d, M)
     contained: Bytes = nothing  #: of containers that are no views, for two input sets
     kept: Bytes = nothing  #: of the peer's own state

@@ -84,7 +84,7 @@ def afflux_mean(inputs: Inputs) -> Round:
 
 
 def torch_mean(inputs: Inputs) -> Round:
-    """Unweighted, as it is written."""
+    """torch's unweighted mean."""
     updates = [list(torch.from_numpy(block)) for block in inputs.updates]
 
     def before(k: int) -> Arrays:

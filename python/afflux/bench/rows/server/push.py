@@ -1,4 +1,4 @@
-"""Taking updates in: `Server.push` beside a plain copy, and beside what a careful server would write.
+"""Copying and checking updates: `Server.push`, a plain copy, and the code of a careful server.
 
 One sample is M pushes, a fresh vector into a fresh slot each. The buffer holds more than M, so that no
 server step falls into the time; between samples a last push, not timed, completes the round.
@@ -22,7 +22,7 @@ from afflux.bench.spec.row import Asked, Exact, Row
 from afflux.bench.spec.streams import Streams
 from afflux.rules.presets.fedbuff import fedbuff
 
-FEW, MANY = 64, 4096  #: pushes a sample, when everything lies in the cache and at most
+FEW, MANY = 64, 4096  #: pushes of a sample if all of it is in the cache, and at most
 
 
 def cases(asked: Asked) -> list[Case]:
@@ -56,7 +56,7 @@ def reads(inputs: Inputs) -> Callable[[int], Arrays]:
 
 
 def norms(vectors: Iterable[Vector]) -> Float64:
-    """In float64, a piece at a time; of whole vectors, which `check` sees only the ends of."""
+    """Norms in float64, a piece at a time, of whole vectors; `check` has only their ends."""
     piece = 2**20
     squares = [
         [
@@ -186,7 +186,7 @@ if torch is not None:
 
 
 def a_push(lines: list[Line]) -> None:
-    """Microseconds of one push, what is over 1.5 plain copies, and where its vectors and slots lie."""
+    """Microseconds of one push, the time beyond 1.5 plain copies, and the level of memory of its vectors and slots."""
     for line in lines:
         line["us"] = 1e6 * line["median"] / line["m"]
         line["times_copy"] = 1 / line["times_plain"]

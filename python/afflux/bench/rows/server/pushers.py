@@ -1,7 +1,7 @@
-"""Clients that push at the same time, one thread each: how long a push takes, and how many come in a second.
+"""Clients that push at the same time, one thread each: the time of a push, and the number of pushes a second.
 
-A lap is the M pushes of a round, shared by the threads. What a push takes, from its call to its receipt, is kept for
-each of them: with its step, and with the time that it waits for others.
+A lap is the M pushes of a round, shared by the threads. The time of each push, from its call to its receipt, is kept.
+It includes the step, if the push makes one, and waiting times.
 """
 
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""A store on disk: rounds beside the same in memory, and the cost of surviving a power cut.
+"""A store on disk: rounds compared with the same in memory, and the cost of surviving a power cut.
 
 The folders are created where Python puts temporary files ($TMPDIR), so that disk is measured.
 """
@@ -26,7 +26,7 @@ CODEC = codecs.affine(BITS)
 
 
 def new_server(inputs: Inputs, buffer_size: int, folder: str | None, **options: Any) -> Server:
-    """The folder, if there is one, is made here."""
+    """A new server, and its folder if it has a store."""
     return Server(
         mf_ca2fl_rule(buffer_size=buffer_size, server_lr=LR, bits=BITS),
         inputs.params[0],
@@ -65,7 +65,7 @@ def pushed(*, disk: bool, last: bool = False, **options: Any) -> Callable[[Input
 
 
 def taken_in(pushes: int) -> Callable[[int], Traffic]:
-    """So many vectors of M copied into slots, and the round."""
+    """The streams of a given number of M vectors that are copied into slots, and of the round."""
     return lambda m: (Streams(reads=(4,), writes=(4,), times=min(pushes, m)), *mf_ca2fl.traffic(CODEC)(m))
 
 
@@ -74,7 +74,7 @@ def whole(m: int) -> Traffic:
 
 
 def held(d: int, m: int) -> int:
-    """M slots, params and the sum, each with its successor, and each row likewise: on disk it is the page cache's."""
+    """Bytes of M slots, params, the sum and the rows, each with its new values; those on disk are in the page cache."""
     return 4 * d * (m + 2) + 16 * d + 2 * m * CODEC.row_bytes(d)
 
 

@@ -1,4 +1,4 @@
-"""Pushes whose clients' rows only the disk has: beside the same with rows in memory, and plain reading."""
+"""Pushes whose clients' rows are only on disk, compared with the same with rows in memory, and with plain reading."""
 
 import gc
 import os
@@ -22,7 +22,7 @@ BLOCK = 2**20  #: bytes of one read() of the contender that only reads
 
 
 def evict(file: Path) -> None:
-    """Drops the file's pages from the page cache; mapped pages would stay."""
+    """Drops the file's pages from the page cache; mapped pages would not be dropped."""
     with file.open("r+b") as opened:
         os.fsync(opened.fileno())
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -41,7 +41,7 @@ def pushed(*, cold: bool) -> Callable[[Inputs], Round]:
                 served[0].push(client=first + i, update=inputs.vectors[k][i % m], version=served[0].version)
 
         def prepare(k: int) -> None:
-            """A map keeps its pages, so the store is closed and opened again. Other clients' pushes warm its slots."""
+            """Closes and opens the store, because a map keeps its pages. Other clients' pushes warm its slots."""
             served.pop().close(checkpoint=False)
             gc.collect()
             for segment in path.glob("rows/c/*/0") if cold else ():
@@ -59,7 +59,7 @@ def pushed(*, cold: bool) -> Callable[[Inputs], Round]:
 
 
 def plain_reading(inputs: Inputs) -> Round:
-    """As many bytes as M rows have from one file, from its beginning to its end."""
+    """Reads one file, with as many bytes as M rows have, from its beginning to its end."""
     folder = TemporaryDirectory(prefix="afflux-bench-")
     path, block = Path(folder.name, "rows"), bytearray(BLOCK)
     path.write_bytes(np.random.default_rng(0).bytes(inputs.m * CODEC.row_bytes(inputs.d)))

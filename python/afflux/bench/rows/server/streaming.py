@@ -19,7 +19,7 @@ from afflux.bench.spec.optional_torch import torch
 from afflux.bench.spec.row import QUICK_D, Asked, D, Row
 from afflux.rules.presets.fedbuff import fedbuff
 
-SMALL = 100_000  #: where fixed costs show
+SMALL = 100_000  #: a size at which fixed costs are visible
 PUSHERS, SLOTS = 4, 6  #: of the contender with several threads
 
 
@@ -101,27 +101,27 @@ def numpy_add(total: Float32, vector: Float32, weight: float) -> None:
 
 
 def buffered_bytes(d: int, m: int) -> int:
-    """Beside params: M slots and the next version."""
+    """Bytes in addition to params: M slots and the next version."""
     return 4 * d * (m + 1)
 
 
 def pushers_bytes(d: int, m: int) -> int:
-    """Beside params: SLOTS slots, the sum and the next version."""
+    """Bytes in addition to params: SLOTS slots, the sum and the next version."""
     return (4 * SLOTS + 8 + 4) * d
 
 
 def streaming_bytes(d: int, m: int) -> int:
-    """Beside params: one slot, the sum and the next version."""
+    """Bytes in addition to params: one slot, the sum and the next version."""
     return (4 + 8 + 4) * d
 
 
 def lent_bytes(d: int, m: int) -> int:
-    """Beside params: the next version; the vectors stay where their owners keep them."""
+    """Bytes in addition to params: the next version; the vectors are in the callers' memory."""
     return 4 * d
 
 
 def sum_bytes(d: int, m: int) -> int:
-    """Beside params: a float32 sum and the next version."""
+    """Bytes in addition to params: a float32 sum and the next version."""
     return 8 * d
 
 
@@ -167,7 +167,7 @@ if torch is not None:
 
 
 def an_update(lines: list[Line]) -> None:
-    """Microseconds of one update with its share of the step, and the bytes that wait for more of them."""
+    """Microseconds of one update with its share of the step, and the bytes that the server holds between updates."""
     held = {contender.name: contender.kept for contender in CONTENDERS}
     for line in lines:
         line["us"] = 1e6 * line["median"] / line["m"]

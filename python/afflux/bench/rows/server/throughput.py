@@ -1,4 +1,4 @@
-"""How many pushes a second one server takes with everything switched on: encoded rows, a store on disk, many clients.
+"""The number of pushes a second of one server with encoded rows, a store on disk and many clients.
 
 Clients push in turn, in an order that was shuffled once; each has pushed before, so that every push reads a row and
 every round replaces M of them. The folders are created where Python puts temporary files ($TMPDIR).

@@ -20,7 +20,7 @@ def read_batch(path: Path, labels: str) -> tuple[np.ndarray, np.ndarray]:
         Images (n, 3, 32, 32) uint8 and labels (n,) int64.
 
     Raises:
-        ConfigError: the file cannot be read, or does not hold what CIFAR's batches hold.
+        ConfigError: the file cannot be read, or has other contents than CIFAR's batches.
     """
     expected = f"a dict with 'data', uint8 of shape (n, {PIXELS}), and {labels!r}, a list of n whole numbers"
     batch = read_plain_pickle(path)

@@ -1,4 +1,4 @@
-"""Errors about files: which file, what is wrong with it, what was expected."""
+"""Errors about files: the file, the problem, and the expected value."""
 
 import lzma
 import zlib
@@ -18,8 +18,8 @@ def bad_file(path: Path, found: str, expected: str) -> ConfigError:
 
     Args:
         path: the file.
-        found: what is wrong, as "has 3 dimensions".
-        expected: what a right file has, as "2 dimensions".
+        found: the problem, as "has 3 dimensions".
+        expected: the expected value, as "2 dimensions".
     """
     return ConfigError(f"{path} {found}; expected: {expected} (formats: {PAGE})")
 

@@ -27,7 +27,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
         The array, read-only.
 
     Raises:
-        ConfigError: the file cannot be read, or is no IDX file of uint8 with so many dimensions and bytes.
+        ConfigError: the file cannot be read, or is not an IDX file of uint8 with these dimensions and bytes.
     """
     expected = f"an IDX file of uint8 with {dimensions} dimension{'s' * (dimensions > 1)}"
     with readable(path, expected), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:

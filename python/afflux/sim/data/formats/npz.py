@@ -12,7 +12,7 @@ def read_npz(path: Path, names: tuple[str, ...]) -> list[np.ndarray]:
 
     Args:
         path: the file.
-        names: of the arrays; others in the archive are not read.
+        names: the names of the arrays to read; other arrays in the archive are not read.
 
     Returns:
         The arrays, in the order of `names`.

@@ -116,7 +116,7 @@ class _Reader:
         raise _RefusedError("has no end")
 
     def items(self) -> list[Any]:
-        """Remove what lies above the last mark, and the mark."""
+        """Remove the items above the last mark, and the mark."""
         for place in range(len(self.stack) - 1, -1, -1):
             if isinstance(self.stack[place], _Mark):
                 items = self.stack[place + 1 :]
@@ -166,7 +166,7 @@ class _Reader:
         self.name(f"{module} {attribute}")
 
     def reduce(self) -> None:
-        """Replace a label and its arguments by what NumPy would make of them."""
+        """Replace a label and its arguments by the object that NumPy would make from them."""
         arguments, function = self.stack.pop(), self.stack.pop()
         make = MAKERS.get(function.role) if isinstance(function, _Name) else None
         if make is None or not isinstance(arguments, tuple):
@@ -187,7 +187,7 @@ class _Reader:
 
 
 def _finished(value: Any) -> dict[str, Any]:
-    """Return the dict with its arrays in place; what stands for a part of an array must be left nowhere."""
+    """Return the dict with its arrays. No placeholder for a part of an array may remain."""
     if not isinstance(value, dict):
         raise _RefusedError(f"holds a {type(value).__name__}")
     found = {_text(key): item.array if isinstance(item, _Array) else item for key, item in value.items()}

@@ -11,7 +11,7 @@ DECIDED = "decided"
 
 
 class Sourced(NamedTuple):
-    """A value, and where it is from."""
+    """A value and its source."""
 
     value: Any
     source: str

@@ -43,7 +43,8 @@ class ReadyTimes:
 
 @dataclass(frozen=True)
 class DeviceAvailability:
-    """Time until a device has been ready for `work` units of time, from a random moment at which it is ready.
+    """The time, from a random moment at which a device is ready, until the device has been ready for `work` units of
+    time.
 
     Each client is a device of the trace, drawn without replacement as long as there are enough. A dispatch starts at
     a moment that is uniform over the device's ready time.

@@ -11,7 +11,7 @@ from afflux.sim.errors import ConfigError
 
 
 def trace_path(file: str) -> Path:
-    """Return the path of a trace: as given if it is there, else below the folder AFFLUX_DATA.
+    """Return the path of a trace: the given path if it exists, else below the folder AFFLUX_DATA.
 
     Raises:
         ConfigError: there is no such file.
