@@ -60,12 +60,8 @@ class InnerProducts(NamedTuple):
 
 
 _NO_FACTS = RowFacts()
-<<<<<<< HEAD
 _LIST = (list, type(None))
-#: Of `gram`, whose result has as many rows and columns, and of `inner`.
-=======
 #: The largest number of vectors of `gram`, whose result has as many rows and columns, and of `inner`.
->>>>>>> language/main
 _MOST_VECTORS = 1 << 15
 
 

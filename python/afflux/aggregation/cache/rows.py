@@ -42,14 +42,9 @@ class RowCache(ABC):
         staging: RowStaging | None = None,
     ) -> None:
         self.size = size  #: d
-<<<<<<< HEAD
-        self.device = device  #: of the sum, and of the rounds
-        self.staging = staging  #: of rows that are kept on the host, if the device is a GPU
-        self.reads_ahead = staging is not None  #: whether `prefetch` may have something to read
-=======
         self.device = device  #: the device of the sum, and of the rounds
         self.staging = staging  #: for rows that are kept on the host, if the device is a GPU
->>>>>>> language/main
+        self.reads_ahead = staging is not None  #: whether `prefetch` may have something to read
         self.num_clients = num_clients
         self.codec = codec
         self.seed = seed
