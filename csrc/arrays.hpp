@@ -67,6 +67,7 @@ class Array {
   enum class Kind { other, type, bytes };
 
   void acquire(pybind11::handle object, Access access, Shape shape);
+  bool from_numpy(pybind11::handle object, Access access, Shape shape);
   void from_buffer(Access access, Shape shape);
   bool from_exchange(pybind11::handle object, Access access, Shape shape);
   void from_dlpack(pybind11::handle object, Access access, Shape shape);
