@@ -407,6 +407,18 @@ def test_a_module_is_no_update():
     assert server.counts["refused"] == 1
 
 
+def test_a_state_dict_is_no_update():
+    """It would double the model. Differences are pushed as any dict."""
+    server = Server(fedavg(buffer_size=1), torch.nn.Linear(2, 1))
+    mine = torch.nn.Linear(2, 1).state_dict()
+    with pytest.raises(AffluxError, match=r"update= is a module's state_dict, .* push it as model="):
+        server.push(client=3, update=mine, version=0)
+    assert server.counts["refused"] == 1
+    before = server.params
+    server.push(client=3, update={name: torch.ones_like(array) for name, array in mine.items()}, version=0)
+    assert server.params.tolist() == (before + 1).tolist()
+
+
 def test_a_server_says_what_it_is():
     server = Server(fedavg(buffer_size=3), np.zeros(7))
     server.push(client=0, update=np.ones(7), version=0)

@@ -21,6 +21,11 @@ def is_module(tree: object) -> bool:
         return False
 
 
+def is_state_dict(tree: object) -> bool:
+    """Whether it is what `torch.nn.Module.state_dict` returns, which differences of such dicts are not."""
+    return type(tree) is OrderedDict and hasattr(tree, "_metadata")
+
+
 def members(module: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """The parameters and the persistent buffers, as torch's methods give them: tied arrays once, under the first name.
 

@@ -13,7 +13,7 @@ from afflux.aggregation.options import ServerOptions
 from afflux.aggregation.reports import Closed, Fault, Pulled, Receipt, Status
 from afflux.aggregation.streaming import MOST_SQUARES
 from afflux.arrays.layout import Tree
-from afflux.arrays.modules import is_module
+from afflux.arrays.modules import is_module, is_state_dict
 from afflux.ops import Conversion, Kind
 from afflux.ops.errors import AffluxError, BusyError, StoreError, UnavailableError
 from afflux.ops.validation import as_float, as_int, as_text, brief, integer, loss_of, plain_id, positive
@@ -151,8 +151,8 @@ def push(  # noqa: D417
             client_id, pulled = found.opened.client_id, found.opened.version
         elif client is None or version is None:
             raise CallError("[push] give task=, or client= and version=")
-        if given != "model" and type(vector) is not np.ndarray and is_module(vector):
-            raise CallError(f"[push] {given}= is a module, which holds the client's params: push it as model=")
+        if given != "model" and type(vector) is not np.ndarray:
+            _refuse_model(given, vector)
         checking = True
         if found is None:
             client_id = plain_id(client)
@@ -305,6 +305,17 @@ def _only_one(
     given = {"update=": update, "gradient=": gradient, "model=": model}
     names = " and ".join(name for name, vector in given.items() if vector is not None) or "none of them"
     raise CallError(f"[push] give one of update=, gradient= and model=, not {names}")
+
+
+def _refuse_model(given: Kind, vector: object) -> None:
+    """Rejects a client's own params under another name: added as an update, they would double the model."""
+    if is_module(vector):
+        raise CallError(f"[push] {given}= is a module, which holds the client's params: push it as model=")
+    if is_state_dict(vector):
+        raise CallError(
+            f"[push] {given}= is a module's state_dict, which holds the client's params: push it as model=, and "
+            "differences as a dict of their own"
+        )
 
 
 def _check_call(aggregator: Aggregator, given: Kind, timeout: object, copy: object) -> None:
