@@ -31,7 +31,7 @@ def parameters(model):
 
 
 FORMS = {
-    "state_dict": lambda model: model.state_dict(),
+    "torch dict": lambda model: dict(model.state_dict()),
     "numpy dict": lambda model: {name: value.numpy() for name, value in model.state_dict().items()},
     "flat torch": lambda model: torch.cat([p.detach().flatten() for p in model.parameters()]),
     "flat numpy": parameters,
