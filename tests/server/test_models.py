@@ -181,7 +181,7 @@ def test_pull_into_everything(inplace):
     for out in (flat, wide, tensor):
         assert server.pull(out=out) == 1
         assert np.array_equal(out, expected)
-    for form in (lambda model: model, FORMS["state_dict"], FORMS["numpy dict"]):
+    for form in (lambda model: model, FORMS["torch dict"], FORMS["numpy dict"]):
         mine = module(3)
         assert server.pull(out=form(mine)) == 1
         assert bits(parameters(mine)) == bits(expected)
