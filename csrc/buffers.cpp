@@ -133,6 +133,11 @@ void* Pool::take() {
   return data;
 }
 
+bool Pool::full() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return free_.empty() && max_buffers_ > 0 && allocated_ == max_buffers_;
+}
+
 void Pool::give_back(void* data) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
   free_.push_back(data);

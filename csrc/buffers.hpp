@@ -28,6 +28,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
 
   // A free buffer, else a new one. Throws Error when max_buffers are held, std::bad_alloc when memory is short.
   void* take();
+  // Whether max_buffers are held.
+  bool full() const;
   // Takes in `memory`, writable and of at least bytes(), for its next buffer; keeps the object as long as it lives.
   void lend(const pybind11::buffer& memory);
   void give_back(void* data) noexcept;

@@ -11,7 +11,10 @@
 #include "arrays.hpp"
 #include "buffers.hpp"
 #include "checksums.hpp"
+#include "columns.hpp"
+#include "fast_push.hpp"
 #include "foreign.hpp"
+#include "forks.hpp"
 #include "pages.hpp"
 #include "ready.hpp"
 #include "release.hpp"
@@ -173,7 +176,6 @@ py::list backends_() {
 
 }  // namespace
 
-// Of this process, from the one that loaded the engine: seen without a system call, also where C code forks.
 std::uint64_t forks = 0;
 
 // In a subinterpreter, pybind11 would wait for a lock that this very thread holds. Checked before pybind11's own code.
@@ -236,6 +238,8 @@ PYBIND11_MODULE(main_interpreter_engine, module) {
       py::arg("text"));
   module.def("processor_family", processor_family);
   bind_buffers(module);
+  bind_columns(module);
+  bind_fast_push(module);
 }
 
 }  // namespace afflux::python

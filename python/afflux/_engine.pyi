@@ -1,5 +1,11 @@
 from collections.abc import Callable, Sequence
-from typing import TypeVar, final
+from typing import Any, TypeVar, final
+
+import numpy as np
+import numpy.typing as npt
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -41,6 +47,45 @@ class Buffer:
     def intact(self) -> bool: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+@final
+class FastPush:
+    """The most frequent pushes of one server, without Python's frames: a vector that needs no conversion joins a buffer
+    that it does not fill. Both methods leave all others to the general way, before anything has changed.
+    """
+
+    def __init__(
+        self,
+        classes: tuple[type, type, type, type, type],  # ServerState, PendingArrival, Receipt, Join, numpy.ndarray
+        kind: str,  # of the vectors that the rule takes
+        size: int,
+        num_threads: int,  # of the sweep that takes a vector in
+        max_abs: float,
+        max_norm: float,
+        most_squares: float,
+        max_staleness: int | None,
+        both_count: bool,  # whether a client may have several arrivals in a buffer
+    ) -> None: ...
+    def push(
+        self,
+        aggregator: object,
+        client: object,
+        version: object,
+        update: object,
+        gradient: object,
+        model: object,
+        num_examples: object,
+        loss: object,
+        /,
+    ) -> Any:  # a Receipt; or what is Pushed, its vector in its slot, but not joined; or None: nothing was done
+        ...
+    def join(self, aggregator: object, pushed: tuple[Any, ...], /) -> Any:  # a Receipt; or None: nothing was done
+        ...
+
+def columns(
+    arrivals: list[Any],  # PendingArrival
+    version: int,  # of the server
+) -> tuple[Int64, Int64, Int64, Float64, Float64, Int64]:  # read-only (M,): versions, staleness, num_examples, losses,
+    ...  # norms, joins
 def ingest(
     update: object,
     slot: object,

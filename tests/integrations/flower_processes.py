@@ -1,5 +1,6 @@
 """Processes of Flower for tests: a SuperLink with SuperNodes on this machine, and how they end."""
 
+import contextlib
 import json
 import os
 import signal
@@ -127,8 +128,9 @@ class SuperLink:
     def server_app(self):
         """The process of the ServerApp that runs now, or None."""
         for each in psutil.Process(self.link.pid).children(recursive=True):
-            if any("flwr-serverapp" in part for part in each.cmdline()):
-                return each
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ends now, or has ended and is still listed
+                if any("flwr-serverapp" in part for part in each.cmdline()):
+                    return each
         return None
 
     def logs(self):

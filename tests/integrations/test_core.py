@@ -1,6 +1,7 @@
 """What all adapters share, without a framework: settings, files of NumPy, clients, replies, the loop, resuming."""
 
 import io
+import logging
 import random
 import tracemalloc
 
@@ -11,8 +12,10 @@ from afflux import AffluxError, Server
 from afflux.integrations._core import Trained, TrainingRun
 from afflux.integrations._loop import Loop, Reply, Transport
 from afflux.integrations._npy import array_of, bytes_of
+from afflux.integrations._reading import bounded
 from afflux.integrations._server import weighs_by_examples
-from afflux.integrations._settings import RunSettings
+from afflux.integrations._settings import RunSettings, require_absolute_store
+from afflux.integrations._versions import OncePerVersion
 from afflux.rules import afa_cs, ca2fl, fedasync, fedavg, fedbuff, gsgm, mf_ca2fl
 
 MODEL = {"w": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.float32)}
@@ -55,6 +58,13 @@ def run_of(rule=None, num_clients=4, key=None, clock=None, **settings):
 def test_settings_are_checked(wrong, message):
     with pytest.raises(AffluxError, match=rf"\[settings\].*{message}"):
         RunSettings(**wrong)
+
+
+def test_a_relative_store_is_refused_where_the_folder_may_change(tmp_path):
+    for store in (None, tmp_path / "store"):
+        require_absolute_store("run", RunSettings(store=store), "it runs elsewhere")
+    with pytest.raises(AffluxError, match=r"\[run\] store is 'runs/1', must be an absolute path: it runs elsewhere"):
+        require_absolute_store("run", RunSettings(store="runs/1"), "it runs elsewhere")
 
 
 def test_a_stored_server_that_raises_for_faults_is_refused(tmp_path):
@@ -416,6 +426,32 @@ def test_a_store_with_rows_needs_clients_that_it_knows(tmp_path, rule):
     assert sorted(named.server.rows.client_ids) == [11, 12]
 
 
+def test_a_store_with_rows_is_not_resumed_with_the_names_in_replies(tmp_path):
+    """Nothing would tell which of the stored rows is whose."""
+    store = tmp_path / "store"
+    run = run_of(ca2fl(buffer_size=2), store=store)
+    one_round(run, [11, 12])
+    run.close({})
+    run = run_of(ca2fl(buffer_size=2), store=store, key="name")
+    with pytest.raises(AffluxError, match=r"under its address \(client_key=None\), and now client_key='name'\. Give"):
+        run.resume(dict)
+    run.close()
+    for key in (lambda address: address, None):  # the ids themselves are compared
+        run = run_of(ca2fl(buffer_size=2), store=store, key=key)
+        run.resume(dict)
+        run.close({})
+    named = tmp_path / "named"
+    for key, refused in (("name", False), ("name", False), ("other", True)):
+        run = run_of(ca2fl(buffer_size=2), store=named, key=key)
+        if refused:
+            with pytest.raises(AffluxError, match=r"under client_key='name', and now client_key='other'"):
+                run.resume(dict)
+        else:
+            run.resume(dict)
+            one_round(run, [11, 12], **{"11": "ann", "12": "bob"})
+        run.close(None if refused else {})
+
+
 def test_replies_say_their_clients():
     run = run_of(ca2fl(buffer_size=2), num_clients=3, key="said", server_options={"log": True})
     run.clients.are([101, 102, 103])
@@ -487,6 +523,31 @@ def test_a_rule_of_passes_needs_clients_that_it_knows(tmp_path):
     again.close()
 
 
+# Metrics
+
+
+def test_metrics_are_bounded():
+    many = {f"k{i}": float(i) for i in range(200)}
+    assert bounded(many) == {f"k{i}": float(i) for i in range(100)}
+    assert bounded(many, "k150") == {**bounded(many), "k150": 150.0}
+    odd = {"x" * 101: 1.0, "huge": 10**400, "text": "a", 3: 1.0, "mixed": [1.0, "a"], "none": None, "flag": True}
+    assert bounded({**odd, "good": 1, "nan": [float("nan")]}).keys() == {"good", "nan"}
+    lists = {"long": [1.0] * 1001, "first": [1.0] * 600, "second": [1.0] * 600, "third": [1.0] * 400, "last": 1.0}
+    assert bounded(lists).keys() == {"first", "third"}
+    assert bounded({"weight": "odd"}, "weight") == {"weight": "odd"}
+    assert bounded({"a": 1.0}, "weight") == {"a": 1.0}
+
+
+def test_what_is_sent_is_made_once_per_version():
+    server, made = Server(fedbuff(buffer_size=1), MODEL), []
+    model_of = OncePerVersion(lambda version: made.append(version.version) or object())
+    first = server.pull()
+    assert model_of(first) is model_of(server.pull())
+    server.push(client=1, version=first, update=MODEL)
+    assert model_of(server.pull()) is model_of(server.pull())
+    assert made == [0, 1]
+
+
 # The loop
 
 
@@ -545,6 +606,60 @@ def test_the_loop_notes_each_step_once():
     assert transport.evaluated == [0, 3, 6, 7]
     assert run.server.version == 7
     assert run.server.tasks == ()
+
+
+def test_the_loop_logs_steps_and_counts(tmp_path, caplog):
+    def lines(steps):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "afflux"):
+            looped(Spoken(), steps, store=tmp_path / "store", concurrency=1)
+        return [record.getMessage() for record in caplog.records]
+
+    class Spoken(Echo):
+        def step_done(self, step, metrics):
+            return f"{len(metrics)} of step {step}"
+
+        def finish(self):
+            self.logger.info("finished")
+
+    first = lines(2)
+    assert [line.split(" staleness")[0] for line in first[:2]] == ["[STEP 1] 2 of step 1", "[STEP 2] 2 of step 2"]
+    assert first[0].endswith("staleness: mean 0.0, largest 0")
+    assert first[2:] == ["finished", "Made 2 steps: {'joined': 4}"]
+    going_on = f"Going on from step 2 of store {tmp_path / 'store'}"
+    assert lines(2) == [going_on, "finished", "No step was needed: the store holds step 2 of 2: {'joined': 4}"]
+    assert lines(3)[0] == going_on
+    assert lines(5)[-1] == "Made 2 steps, after 3 of earlier runs; of all runs: {'joined': 10}"
+
+
+def test_the_notes_are_stored_before_the_first_step(tmp_path):
+    class Interrupted(Echo):
+        name = "first"
+
+        def send(self, address, task):
+            raise KeyboardInterrupt
+
+    class Other(Echo):
+        name = "other"
+
+    run = run_of(store=tmp_path / "store")
+    loop = Loop(run, Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(3)
+    run.server.close(checkpoint=False)  # killed
+    with pytest.raises(AffluxError, match="the store is of a run of 'first', and this one is of other"):
+        looped(Other(), 3, store=tmp_path / "store")
+
+
+def test_the_slowest_reply_is_known():
+    run = run_of(clock=(clock := Clock()))
+    for key, seconds in (("a", 2.0), ("b", 5.0), ("c", 1.0)):
+        run.sent(key, run.assign(1))
+        clock.now += seconds
+        _ = run.fail(key) if key == "b" else run.receive(key, trained)
+    assert run.slowest == 5.0
+    run.note_duration(start=1.0)
+    assert run.slowest == 7.0
 
 
 def test_clients_that_fail_at_once_do_not_end_the_run_of_the_others():

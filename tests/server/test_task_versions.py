@@ -40,6 +40,12 @@ class SlowMutex:
     def __exit__(self, *_):
         self.lock.release()
 
+    def acquire(self, blocking):
+        return self.lock.acquire(blocking)
+
+    def release(self):
+        self.lock.release()
+
     def locked(self):
         return self.lock.locked()
 

@@ -1,7 +1,7 @@
 """Arrivals that wait for their round, and their canonical order."""
 
 from collections.abc import Sequence
-from operator import attrgetter
+from operator import itemgetter
 from typing import NamedTuple
 
 from afflux.aggregation.cache.staging import StagedRow
@@ -36,4 +36,4 @@ def canonical(waiting: Sequence[PendingArrival]) -> list[PendingArrival]:
     return sorted(ints, key=_ORDER) + sorted(texts, key=_ORDER)
 
 
-_ORDER = attrgetter("client_id", "version", "join")
+_ORDER = itemgetter(*map(PendingArrival._fields.index, ("client_id", "version", "join")))

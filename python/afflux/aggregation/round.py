@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isfinite
 from operator import attrgetter
 from sys import float_info
 from time import perf_counter
@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
 from afflux import ops
-from afflux._engine import Buffer, PreparedPass, strict_float_mode
+from afflux._engine import Buffer, PreparedPass, columns, strict_float_mode
 from afflux.aggregation.arrivals import PendingArrival, canonical
 from afflux.aggregation.cache.new_rows import NewRows
 from afflux.aggregation.cache.rows import RowCache
@@ -22,11 +22,11 @@ from afflux.aggregation.limits import Limits
 from afflux.aggregation.products import RoundVectors
 from afflux.aggregation.reports import Pulled, Report
 from afflux.aggregation.streaming import Term, combine
-from afflux.arrays.interop import column, first_beyond, frozen, immutable_copy
+from afflux.arrays.interop import first_beyond, frozen, immutable_copy
 from afflux.arrays.pools import Draft, Slot, Vector
 from afflux.ops.errors import AffluxError
 from afflux.ops.exact import ordered_sum
-from afflux.rules.rule import Arrivals, Float64, Kind, Rule, Scalars, Weights
+from afflux.rules.rule import Arrivals, Float64, Int64, Kind, Rule, Scalars, Weights
 
 #: The vectors that a server keeps for its rule, by name, in the order of Rule.rule_vectors.
 NamedVectors = Mapping[str, Vector]
@@ -166,7 +166,7 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
     held = [before.rule_vectors[name] for name in needs.rule_vectors]
     gram = frozen(ops.gram([*held, *slots], num_threads=num_threads), np.float64) if needs.gram else None
     asked = RoundVectors(slots, needs.rule_vectors, held, num_threads) if needs.inner else None
-    arrivals = freeze(before, ordered, gram, asked)
+    arrivals, joins = freeze(before, ordered, gram, asked)
     try:
         weights = checked_weights(rule, arrivals)
     finally:
@@ -219,7 +219,7 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
     report = Report(
         before.current.version + (not weights.skip),
         arrivals.client_ids,
-        column([w.join for w in ordered], np.int64),
+        joins,
         arrivals.versions,
         arrivals.staleness,
         weights.vectors,
@@ -290,24 +290,24 @@ def accepted(weights: Weights) -> list[bool]:
 
 def freeze(
     before: RoundStart, ordered: list[PendingArrival], gram: Float64 | None, sweep: RoundVectors | None
-) -> Arrivals:
-    """The rule's view of a buffer in canonical order."""
-    version = before.current.version
-    client_ids, versions, num_examples, losses, norms, *_ = zip(*ordered, strict=True)
-    return Arrivals(
-        version,
-        client_ids,
-        column(versions, np.int64),
-        # That of the join, but for those that have waited for the next pass.
-        column([version - pulled for pulled in versions], np.int64),
-        column(num_examples, np.int64),
-        column(losses, np.float64),
-        column(norms, np.float64),
+) -> tuple[Arrivals, Int64]:
+    """The rule's view of a buffer in canonical order, and the numbers of the joins."""
+    # The staleness is that of the join, but for arrivals that have waited for the next pass.
+    versions, staleness, num_examples, losses, norms, joins = columns(ordered, before.current.version)
+    arrivals = Arrivals(
+        before.current.version,
+        tuple([arrival.client_id for arrival in ordered]),
+        versions,
+        staleness,
+        num_examples,
+        losses,
+        norms,
         gram,
         before.scalars,
         before.ends_pass,
         sweep,
     )
+    return arrivals, joins
 
 
 def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
@@ -316,9 +316,11 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
     weights = given if isinstance(given, Weights) else Weights(given)
     count, held = len(arrivals), len(needs.rule_vectors)
     vectors = numbers(name, "weights", weights.vectors, (count,))
-    for client_id, weight in zip(arrivals.client_ids, vectors.tolist(), strict=True):
-        if not -inf < weight < inf:
-            raise AffluxError(f"[{name}] weigh gave client {client_id!r} the weight {weight}, must be finite")
+    if not all(map(isfinite, values := vectors.tolist())):
+        client_id, weight = next(
+            both for both in zip(arrivals.client_ids, values, strict=True) if not isfinite(both[1])
+        )
+        raise AffluxError(f"[{name}] weigh gave client {client_id!r} the weight {weight}, must be finite")
     given_vectors = weights.rule_vectors
     rule_vectors = numbers(name, "rule_vectors", given_vectors, (held,)) if len(given_vectors) else _NO_NUMBERS
     if rule.calibrate.cached:

@@ -4,7 +4,7 @@ and writing to them.
 
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -264,13 +264,6 @@ def immutable_copy(array: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 def frozen(values: npt.ArrayLike, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """A read-only copy, in C order."""
     array = np.array(values, dtype, order="C")
-    array.setflags(write=False)
-    return array
-
-
-def column(values: Collection[float], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Numbers as a read-only vector; `frozen` in half the time."""
-    array = np.fromiter(values, dtype, len(values))
     array.setflags(write=False)
     return array
 

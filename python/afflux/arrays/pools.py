@@ -147,13 +147,16 @@ class Draft:
     def __init__(self, buffer: Any) -> None:
         #: For the engine, which knows its type: (d,), writable until it is published.
         self.buffer = buffer
-        #: The same for callers: on the host for NumPy.
-        self.array: Vector = np.asarray(buffer) if isinstance(buffer, Buffer) else buffer
+
+    @property
+    def array(self) -> Vector:
+        """The same for callers: on the host for NumPy."""
+        return np.asarray(self.buffer) if isinstance(self.buffer, Buffer) else self.buffer
 
     def publish(self, version: int) -> Vector:
         """The finished version, read-only for good: NumPy refuses to make it writable again, other libraries do not."""
         if not isinstance(self.buffer, Buffer):
-            return self.array
+            return self.buffer
         self.buffer.freeze(version)
         return np.asarray(self.buffer)
 

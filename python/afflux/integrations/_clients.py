@@ -6,7 +6,7 @@ and what cached rows are kept under. They are the same unless the adapter says o
 
 import random
 from collections.abc import Callable, Collection, Iterable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from afflux import Server
 from afflux.integrations._settings import RunSettings
@@ -14,8 +14,8 @@ from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief, plain_id
 from afflux.rules.rule import ClientId
 
-#: The id of the client at an address: a function, or "said" if each reply says it.
-ClientKey = Callable[[ClientId], ClientId] | Literal["said"]
+#: The id of the client at an address: a function, or, if each reply says the id, the name that it says it under.
+ClientKey = Callable[[ClientId], ClientId] | str
 #: A client rests 2**10 times as long as after its first failure, at most.
 _MOST_DOUBLINGS = 10
 #: Characters of what a client says about an error that are kept and logged.
@@ -55,7 +55,7 @@ class Clients:
         """The id of the client at this address."""
         found = self._ids.get(address)
         if found is None:
-            if self._key is None or self._key == "said":
+            if self._key is None or isinstance(self._key, str):
                 return address
             found = self._ids[address] = plain_id(self._key(address), "client_key")
         return found
@@ -67,7 +67,9 @@ class Clients:
             AffluxError: it says no id, another one than before, or that of another client that is there; or the rule
                 has no room for one more client.
         """
-        name = plain_id(client, "client_key") if self._key == "said" else self.id_of(address)
+        if isinstance(self._key, str) and client is None:
+            raise AffluxError(f"[client_key] nothing in the reply has the name {self._key!r}")
+        name = plain_id(client, "client_key") if isinstance(self._key, str) else self.id_of(address)
         if self._most is not None and name not in self.known and len(self.known) >= self._most:
             raise AffluxError(f"[clients] {brief(name)} would be client {self._most + 1} of num_clients={self._most}")
         if self._key is None:
@@ -87,12 +89,31 @@ class Clients:
         Raises:
             AffluxError: it knows none, so that what it keeps for each client would never be used again.
         """
-        said = self._key == "said" and not all(address in self._ids for address in self._there)
+        said = isinstance(self._key, str) and not all(address in self._ids for address in self._there)
         if self._there and self.known and not said and self.known.isdisjoint(map(self.id_of, self._there)):
             raise AffluxError(
                 f"[resume] the store keeps something for {len(self.known)} clients of {self._rule}, such as "
                 f"{brief(min(self.known, key=str))}, and none of the {len(self._there)} clients that are there is one "
                 f"of them: {brief(self.id_of(self._there[0]))}. Give client_key= with ids that stay the same"
+            )
+
+    @property
+    def source(self) -> str:
+        """Where the ids come from, in words."""
+        if self._key is None:
+            return "its address (client_key=None)"
+        return f"client_key={self._key!r}" if isinstance(self._key, str) else "a function of its address"
+
+    def require_source(self, before: str | None) -> None:
+        """Checks that replies name clients as in the run that the server goes on from; None: it is not known how.
+
+        Raises:
+            AffluxError: they do not, and the server's state speaks of clients.
+        """
+        if isinstance(self._key, str) and self.known and before not in (None, self.source):
+            raise AffluxError(
+                f"[resume] the store keeps something for each client under {before}, and now {self.source}. Give the "
+                "client_key of the first start, or begin with a new store"
             )
 
     @property
@@ -136,7 +157,7 @@ class Clients:
         kept: list[ClientId] = []
         for address in idle:
             client = self.id_of(address)
-            unknown = self._key == "said" and address not in self._ids
+            unknown = isinstance(self._key, str) and address not in self._ids
             if len(kept) < count and (unknown or client in taken or len(taken) < self._most):
                 kept.append(address)
                 taken.add(client)

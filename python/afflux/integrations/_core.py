@@ -45,7 +45,7 @@ class Trained(msgspec.Struct, frozen=True):
     client_lr: Any = None  #: None: as the settings say
     local_steps: Any = None  #: likewise
     metrics: Metrics | None = None  #: kept until the next step, if the reply joins
-    client: Any = None  #: the client's id, if replies say it (client_key="said")
+    client: Any = None  #: the client's id, if replies say it (client_key is a str)
     delta: bool = False  #: `arrays` is what the client added to the model that it was sent, buffers included
 
 
@@ -83,6 +83,8 @@ class TrainingRun:
         server: takes the replies.
         lost: counts of replies without an assignment ("unknown"), of clients that failed ("failed"), and of clients
             that exceeded the timeout ("overdue").
+        slowest: seconds that a reply took at most.
+        clock: of the run.
         report: of the last step of this run.
 
     Raises:
@@ -114,7 +116,8 @@ class TrainingRun:
             self.close()
             raise
         self.lost: dict[str, int] = {"unknown": 0, "failed": 0, "overdue": 0}
-        self._clock = clock
+        self.slowest = 0.0
+        self.clock = clock
         self._lease = self.timeout if clock is monotonic else None  # the server's own clock is not virtual
         self._assigned: dict[str, Assignment] = {}
         self._metrics: dict[int, tuple[ClientId, Metrics]] = {}  # by the number of the join
@@ -154,7 +157,7 @@ class TrainingRun:
         if not free:
             return []
         busy = {assigned.address for assigned in self._assigned.values()}
-        return self.clients.choose(free, busy, self._clock())
+        return self.clients.choose(free, busy, self.clock())
 
     def assign(self, address: ClientId) -> Task:
         """A task for the client at this address, of the newest version."""
@@ -169,9 +172,9 @@ class TrainingRun:
         if key is None:
             task.cancel()
             self.lost["failed"] += 1
-            self.clients.failed(where, "nothing can be sent to it", 0.0, self._clock())
+            self.clients.failed(where, "nothing can be sent to it", 0.0, self.clock())
         else:
-            self._assigned[key] = Assignment(task, where, self._clock(), pulled=pulled)
+            self._assigned[key] = Assignment(task, where, self.clock(), pulled=pulled)
 
     # Replies
 
@@ -189,6 +192,7 @@ class TrainingRun:
         if assigned is None:
             self.lost["unknown"] += 1
             return None
+        self.note_duration(assigned.start)
         task, base = assigned.task, _base_of(assigned)
         metrics, readable = None, False
         try:
@@ -267,7 +271,12 @@ class TrainingRun:
         assigned = self._end(key)
         if assigned is not None:
             self.lost["failed"] += 1
+            self.note_duration(assigned.start)
             self._failed(assigned, reason)
+
+    def note_duration(self, start: float) -> None:
+        """The reply has come to what was sent at this time of the clock."""
+        self.slowest = max(self.slowest, self.clock() - start)
 
     def poll(self) -> None:
         """Makes the step that `flush_after` asks for, if there is one."""
@@ -275,7 +284,7 @@ class TrainingRun:
 
     def expire(self) -> list[str]:
         """Ends the assignments that exceed the timeout; returns their keys."""
-        now = self._clock()
+        now = self.clock()
         overdue = [key for key, assigned in self._assigned.items() if now - assigned.start >= self.timeout]
         for key in overdue:
             assigned = self._end(key)
@@ -285,7 +294,7 @@ class TrainingRun:
         return overdue
 
     def _failed(self, assigned: Assignment, reason: str) -> None:
-        now = self._clock()
+        now = self.clock()
         self.clients.failed(assigned.address, reason, now - assigned.start, now)
 
     def cancel(self, key: str) -> None:
@@ -321,7 +330,8 @@ class TrainingRun:
         """Commits the server and the adapter's notes, JSON-able; nothing without a store."""
         if self.settings.store is not None:
             metrics = {str(join): dict(own) for join, (_, own) in self._metrics.items()}
-            self.server.checkpoint({"adapter": self._adapter, "lost": self.lost, "metrics": metrics, "own": notes})
+            shared = {"adapter": self._adapter, "client_key": self.clients.source, "lost": self.lost}
+            self.server.checkpoint({**shared, "metrics": metrics, "own": notes})
 
     def close(self, notes: Mapping[str, Any] | None = None) -> None:
         """Closes the store, after a last checkpoint with these notes; with None it stays at its last commit."""
@@ -343,7 +353,7 @@ class TrainingRun:
             The notes of the last checkpoint; an empty dict if there are none.
 
         Raises:
-            AffluxError: the notes of the store are those of another program.
+            AffluxError: the notes of the store are those of another program, or clients had ids from another source.
         """
         notes = self.server.notes if self.settings.store is not None else None
         try:
@@ -353,6 +363,7 @@ class TrainingRun:
             raise AffluxError(f"[resume] the store's notes are not those of this adapter: {error}") from None
         if adapter and found.adapter not in ("", adapter):
             raise AffluxError(f"[resume] the store is of a run of {brief(found.adapter)}, and this one is of {adapter}")
+        self.clients.require_source(found.client_key)
         self._adapter = adapter
         for task in self.server.tasks:
             task.cancel()
@@ -368,6 +379,7 @@ class _Notes(msgspec.Struct, forbid_unknown_fields=True):
     lost: dict[Literal["unknown", "failed", "overdue"], int] = {}
     metrics: dict[int, dict[str, Any]] = {}  #: of the arrivals that wait, by the number of the join
     adapter: str = ""  #: its name; empty: not known
+    client_key: str | None = None  #: the source of the clients' ids, in words; None: not known
     own: dict[str, Any] = {}  #: the adapter's
 
 

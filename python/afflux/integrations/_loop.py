@@ -51,11 +51,19 @@ class Transport(ABC):
         """Waits until a reply may have come, for so many seconds at most."""
         sleep(seconds)
 
-    def step_done(self, step: int, metrics: list[Metrics]) -> None:  # noqa: B027
-        """The server has made this step, of replies with these metrics. Called once for each step that is seen."""
+    def step_done(self, step: int, metrics: list[Metrics]) -> object:
+        """The server has made this step, of replies with these metrics. Called once for each step that is seen.
+
+        Returns:
+            What the log says of the metrics.
+        """
+        return ""
 
     def evaluate(self, step: int) -> None:  # noqa: B027
         """Evaluates the newest version, which is of this step. Called every `evaluate_every` steps and at the end."""
+
+    def finish(self) -> None:  # noqa: B027
+        """The last step is made and evaluated. Waits for what goes on beside training."""
 
     def notes(self) -> Mapping[str, Any]:
         """What a checkpoint stores of the adapter, JSON-able."""
@@ -85,11 +93,15 @@ class Loop:
             training.clients.are(transport.clients())
             training.clients.require_known()
             self._warn_too_few()
+            training.checkpoint(transport.notes())  # the first steps are stored beside the notes that they need
         except BaseException:
             training.close()
             raise
         self._looked = monotonic()  # for clients
-        self._noted = training.server.version  # the newest step that was evaluated and logged
+        self._first = training.server.version
+        self._noted = self._first  # the newest step that was evaluated and logged
+        if training.settings.store is not None and training.server.joins:
+            transport.logger.info("Going on from step %d of store %s", self._first, training.settings.store)
 
     def __enter__(self) -> Self:
         return self
@@ -114,6 +126,19 @@ class Loop:
             self.send_out()
             self.take_replies(last)
         self.training.end()
+        self.transport.finish()
+        self._log_end(last)
+
+    def _log_end(self, last: int) -> None:
+        logger, server, first = self.transport.logger, self.training.server, self._first
+        counts = {name: count for name, count in {**server.counts, **self.training.lost}.items() if count}
+        if server.version == first:
+            logger.info("No step was needed: the store holds step %d of %d: %s", first, last, counts)
+        elif not first:
+            logger.info("Made %d steps: %s", server.version, counts)
+        else:
+            made = server.version - first
+            logger.info("Made %d steps, after %d of earlier runs; of all runs: %s", made, first, counts)
 
     def _warn_too_few(self) -> None:
         server, there = self.training.server, self.training.clients.there
@@ -180,7 +205,12 @@ class Loop:
         if step == before:
             return
         self._noted = step
-        self.transport.step_done(step, self.training.take_metrics())
+        said, report = self.transport.step_done(step, self.training.take_metrics()), self.training.report
+        if report is None or report.version != step:  # `flush_after` made the step beside a call
+            self.transport.logger.info("[STEP %d] %s", step, said)
+        else:
+            mean, largest = report.staleness.mean(), report.staleness.max()
+            self.transport.logger.info("[STEP %d] %s staleness: mean %.1f, largest %d", step, said, mean, largest)
         if step // settings.evaluate_every > before // settings.evaluate_every or step >= last:
             self.transport.evaluate(step)
         if step // settings.checkpoint_every > before // settings.checkpoint_every:

@@ -15,14 +15,15 @@ from nvflare.collab.api.proxy_list import ProxyList
 
 from afflux import Task
 from afflux.arrays.interop import own_arrays
+from afflux.integrations._clients import MOST_REASON
 from afflux.integrations._core import Metrics, Trained, TrainingRun
 from afflux.integrations._loop import Reply, Transport
+from afflux.integrations._reading import bounded
+from afflux.integrations._versions import OncePerVersion
 from afflux.ops.validation import as_float
 from afflux.rules.rule import ClientId
 
 Model = Mapping[str, Any]
-#: Metrics of a reply that are kept, the characters of their names, and of the reason of a failure.
-_MOST_METRICS, _MOST_NAME, _MOST_REASON = 100, 100, 500
 
 
 class CollabTransport(Transport):
@@ -40,7 +41,7 @@ class CollabTransport(Transport):
         self.logger = app.logger
         self._app, self._training = app, training
         self._sites = dict[ClientId, Any](sites)
-        self._model: tuple[int, Model] = (-1, {})  # that was sent last
+        self._model_of = OncePerVersion(lambda version: _for_calls(training.versions.copied(version)))
         self._open: dict[str, Any] = {}  # results of the calls that have not ended, by key
         self._came: deque[tuple[str, Any]] = deque()
         self._something_came = Event()
@@ -51,15 +52,13 @@ class CollabTransport(Transport):
 
     def send(self, address: ClientId, task: Task) -> str | None:
         """Calls the client's function, without waiting."""
-        key, version = task.id, task.version
-        if self._model[0] != version:
-            self._model = version, _for_calls(self._training.versions.copied(task.pulled))
+        key = task.id
         group = ProxyList([self._sites[address]])(
             blocking=False, timeout=self._training.timeout, process_resp_cb=self._take, key=key
         )
         try:
             function = getattr(group, self._app.call)
-            self._open[key] = function(self._model[1], version, **(self._app.call_args or {}))
+            self._open[key] = function(self._model_of(task.pulled), task.version, **(self._app.call_args or {}))
         except (RuntimeError, TypeError) as error:  # the client publishes no such function, or one of other arguments
             self.logger.warning("Client %s cannot be called: %s", address, error)
             return None
@@ -83,7 +82,7 @@ class CollabTransport(Transport):
         for key, results in [*self._open.items()]:
             if results.failures:  # nothing is called for these
                 del self._open[key]
-                found.append(Reply(key, _nothing, str(next(iter(results.failures.values())))[:_MOST_REASON]))
+                found.append(Reply(key, _nothing, str(next(iter(results.failures.values())))[:MOST_REASON]))
         return found
 
     def wait(self, seconds: float) -> None:
@@ -113,13 +112,13 @@ class CollabTransport(Transport):
             delta=app.params_type == "DIFF",
         )
 
-    def step_done(self, step: int, metrics: list[Metrics]) -> None:
+    def step_done(self, step: int, metrics: list[Metrics]) -> object:
         """Sends the means of the clients' metrics."""
         names = {name: None for own in metrics for name in own}
         values = {name: [own[name] for own in metrics if name in own] for name in names}
         means = {name: sum(each) / len(each) for name, each in values.items()}
-        self.logger.info("Version %d %s", step, {name: f"{mean:.4g}" for name, mean in means.items()})
         self._app.publish_metrics("train", step, means)
+        return {name: f"{mean:.4g}" for name, mean in means.items()}
 
     def evaluate(self, step: int) -> None:
         """Fires the event of a new version, and evaluates it here."""
@@ -151,13 +150,8 @@ def _in_memory(params: Model) -> Model:
 
 def _numbers(metrics: Mapping[Any, Any]) -> dict[str, float]:
     """Those of the metrics that trackers take: finite numbers, not too many."""
-    found: dict[str, float] = {}
-    for name, value in metrics.items():
-        named = isinstance(name, str) and len(name) <= _MOST_NAME and name.isprintable()
-        number = as_float(value) if named else None
-        if number is not None and isfinite(number) and len(found) < _MOST_METRICS:
-            found[name] = number
-    return found
+    found = {name: as_float(value) for name, value in bounded(metrics).items() if name.isprintable()}
+    return {name: number for name, number in found.items() if number is not None and isfinite(number)}
 
 
 def _nothing() -> NoReturn:

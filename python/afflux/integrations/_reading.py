@@ -5,6 +5,10 @@ from typing import Any, NoReturn
 
 from afflux.arrays.interop import own_arrays
 from afflux.ops.errors import AffluxError
+from afflux.ops.validation import as_float
+
+#: Of one reply: the metrics that are kept, the characters of each name, and the numbers of all of them.
+_MOST_NAMES, _MOST_CHARACTERS, _MOST_NUMBERS = 100, 100, 1000
 
 
 def own_dict(arrays: Any) -> Any:
@@ -16,6 +20,25 @@ def own_dict(arrays: Any) -> Any:
         for array in found.values():
             getattr(array, "shape", None), getattr(array, "dtype", None)
     return found
+
+
+def bounded(metrics: Mapping[Any, Any], weight: str | None = None) -> dict[str, Any]:
+    """The first metrics of a reply, within the limits above: numbers that float64 holds, and lists of such numbers.
+
+    `weight` is kept in any case.
+    """
+    kept = {weight: metrics[weight]} if weight is not None and weight in metrics else {}
+    found: dict[str, Any] = {}
+    room = _MOST_NUMBERS
+    for name, value in metrics.items():
+        if name in kept:
+            continue
+        numbers = value if isinstance(value, list) else [value]
+        fits = isinstance(name, str) and len(name) <= _MOST_CHARACTERS and len(numbers) <= room
+        if fits and len(found) < _MOST_NAMES and all(as_float(number) is not None for number in numbers):
+            found[name] = value
+            room -= len(numbers)
+    return {**kept, **found}
 
 
 class Unreadable(Mapping[str, Any]):

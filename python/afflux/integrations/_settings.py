@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass, field, fields
 from os import PathLike
+from pathlib import Path
 from typing import Any, Self
 
 from afflux.aggregation.options import Options, options_of
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import (
     a_thread_count,
+    brief,
     check_fields,
     count_of,
     instance,
@@ -83,6 +85,12 @@ class RunSettings:
         return cls(**{name: value for name, value in given.items() if name in names}), {
             name: value for name, value in given.items() if name not in names
         }
+
+
+def require_absolute_store(operation: str, settings: RunSettings, why: str) -> None:
+    """Raises for a store whose path depends on the folder that the framework starts the server in."""
+    if settings.store is not None and not Path(settings.store).is_absolute():
+        raise AffluxError(f"[{operation}] store is {brief(str(settings.store))}, must be an absolute path: {why}")
 
 
 def refuse_options(faults: str, inplace: bool) -> None:

@@ -1,8 +1,8 @@
 """The arrays of a version, as clients get them."""
 
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,8 @@ from afflux.arrays.interop import on_host
 from afflux.arrays.likeness import Like
 from afflux.ops.errors import AffluxError
 from afflux.server.inputs import is_tree
+
+T = TypeVar("T")
 
 
 class VersionArrays:
@@ -82,6 +84,19 @@ class VersionArrays:
             found = np.asarray(on_host(values))
             if found.size and (found.min() < limits[0] or found.max() > limits[1]):
                 raise AffluxError(f"[model] {name} is {like.dtype}, which cannot hold values up to {abs(found).max()}")
+
+
+class OncePerVersion(Generic[T]):
+    """What is made of a version, once for all clients that are sent this version one after the other."""
+
+    def __init__(self, make: Callable[[Pulled], T]) -> None:
+        self._make = make
+        self._last: tuple[int, T] | None = None
+
+    def __call__(self, version: Pulled) -> T:
+        if self._last is None or self._last[0] != version.version:
+            self._last = version.version, self._make(version)
+        return self._last[1]
 
 
 def _limits(dtype: Any) -> tuple[float, float] | None:

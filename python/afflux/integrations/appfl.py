@@ -13,6 +13,7 @@ from afflux.aggregation.reports import Pulled
 from afflux.integrations._appfl_config import aggregation_of, model_of, require_version
 from afflux.integrations._appfl_replies import Last, id_of, last_of, means_of, trained_of
 from afflux.integrations._core import NO_USE, Trained, TrainingRun, missing
+from afflux.integrations._versions import OncePerVersion
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief
 from afflux.rules.rule import ClientId
@@ -86,7 +87,7 @@ class AffluxAggregator(BaseAggregator):
         self._sizes: dict[str, Any] = {}  #: numbers of examples, by key
         # What a module's state_dict leaves out, and APPFL's trainers send nevertheless.
         self._unsaved = {name for name, _ in model.named_buffers()} - model.state_dict().keys()
-        self._newest: tuple[int, dict[str, torch.Tensor]] = (-1, {})  #: the newest version that was sent
+        self._arrays_of = OncePerVersion(self._cloned)
 
     @property
     def server(self) -> Server:
@@ -210,11 +211,10 @@ class AffluxAggregator(BaseAggregator):
 
     def _copy_of(self, pulled: Pulled) -> dict[str, Any]:
         """A version for a client, which may write to it. Clients of one version share its memory until one does."""
-        version, arrays = self._newest
-        if version != pulled.version:
-            arrays = {name: array.clone() for name, array in self.run.versions.of(pulled).items()}
-            self._newest = pulled.version, arrays
-        return {name: _copy_on_write(array) for name, array in arrays.items()}
+        return {name: _copy_on_write(array) for name, array in self._arrays_of(pulled).items()}
+
+    def _cloned(self, pulled: Pulled) -> dict[str, torch.Tensor]:
+        return {name: array.clone() for name, array in self.run.versions.of(pulled).items()}
 
     # What becomes of a model
 

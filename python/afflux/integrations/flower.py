@@ -4,32 +4,29 @@ are. See docs/flower.md.
 
 from collections.abc import Callable
 from logging import INFO, WARNING
-from pathlib import Path
-from typing import Any
+from time import sleep
+from typing import Any, cast
 
+from afflux.integrations._clients import ClientKey
 from afflux.integrations._core import TrainingRun, missing
 from afflux.integrations._loop import Loop
-from afflux.integrations._settings import RunSettings
+from afflux.integrations._settings import RunSettings, require_absolute_store
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief, count_of, positive
 from afflux.rules.rule import ClientId, Rule
 from afflux.server.server import Server
 
 try:
-    from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+    from flwr.app import ArrayRecord, ConfigRecord
     from flwr.common.logger import log
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import FedAvg, Result
 except ImportError as error:
     missing("flwr", "flower", error)
 
-from afflux.integrations._flower_run import EvaluateFn, FlowerTransport, model_of, record_of, wait_for_nodes
+from afflux.integrations._flower_run import EvaluateFn, FlowerTransport, model_of, record_of
 
 __all__ = ["AsyncStrategy", "model_of", "record_of"]
-
-
-#: Options of FedAvg for its sample of nodes.
-_WITHOUT_EFFECT = {"fraction_train", "min_train_nodes"}
 
 
 class AsyncStrategy(FedAvg):
@@ -45,11 +42,9 @@ class AsyncStrategy(FedAvg):
         client_key: of rules that keep something for each client, what tells a node in the next run, where it has
             another id: a function of the node's id, or the key of an int or str in a MetricRecord or ConfigRecord of
             each reply. None: the node's id.
-        options: the settings that all adapters share (docs/flower.md lists them): concurrency, timeout, store,
-            checkpoint_every, evaluate_every, max_failures, retry_after, poll_interval, seed, num_threads, client_lr,
-            local_steps, server_options; and those of `flwr.serverapp.strategy.FedAvg`: fraction_evaluate,
-            min_available_nodes, weighted_by_key, ... "client-lr" and "local-steps" of a reply's MetricRecord count more
-            than client_lr and local_steps.
+        options: the settings that all adapters share (docs/flower.md lists them), and those of
+            `flwr.serverapp.strategy.FedAvg`. "client-lr" and "local-steps" of a reply's MetricRecord count more than
+            client_lr and local_steps.
 
     Attributes:
         server: the `afflux.Server` of the last run: params, counts, log, ...
@@ -73,12 +68,8 @@ class AsyncStrategy(FedAvg):
         self.settings, others = RunSettings.split(options)
         if not (client_key is None or isinstance(client_key, str) or callable(client_key)):
             raise AffluxError(f"[AsyncStrategy] client_key is {brief(client_key)}, must be a function or a key")
-        if self.settings.store is not None and not Path(self.settings.store).is_absolute():
-            raise AffluxError(
-                f"[AsyncStrategy] store is {brief(str(self.settings.store))}, must be an absolute path: Flower may "
-                f"start a ServerApp in another folder"
-            )
-        for name in _WITHOUT_EFFECT & others.keys():
+        require_absolute_store("AsyncStrategy", self.settings, "Flower may start a ServerApp in another folder")
+        for name in {"fraction_train", "min_train_nodes"} & others.keys():
             del others[name]
             log(WARNING, "%s has no effect on AsyncStrategy: concurrency= says how many nodes train", name)
         super().__init__(**others)
@@ -89,26 +80,13 @@ class AsyncStrategy(FedAvg):
 
     def summary(self) -> None:
         """Logs the rule, and the settings that have an effect."""
-        log(INFO, "\t├──> Asynchronous aggregation by afflux:")
-        log(INFO, "\t│\t├── Rule: %s, M = %d", self.rule.name, self.rule.buffer_size)
-        log(INFO, "\t│\t└── Nodes at the same time: %s", self.settings.concurrency or "all")
-        log(INFO, "\t├──> Evaluation by nodes, every %d steps:", self.settings.evaluate_every)
-        log(INFO, "\t│\t├── Fraction: %.2f", self.fraction_evaluate)
-        log(INFO, "\t│\t└── Minimum nodes: %d", self.min_evaluate_nodes)
-        log(INFO, "\t├──> Minimum available nodes: %d", self.min_available_nodes)
-        log(INFO, "\t└──> Keys in records:")
-        log(INFO, "\t\t├── Weighted by: '%s'", self.weighted_by_key)
-        log(INFO, "\t\t├── ArrayRecord key: '%s'", self.arrayrecord_key)
-        log(INFO, "\t\t└── ConfigRecord key: '%s'", self.configrecord_key)
-
-    def client_said(self, records: list[Any]) -> object:
-        """The client that the records of a reply are of; None if `client_key` is no key of a record."""
-        if not isinstance(self.client_key, str):
-            return None
-        for record in records:
-            if isinstance(record, MetricRecord | ConfigRecord) and self.client_key in record:
-                return record[self.client_key]
-        raise ValueError(f"no MetricRecord or ConfigRecord of the reply has {self.client_key!r}, the client_key")
+        log(INFO, "\t├──> Rule: %s, M = %d", self.rule.name, self.rule.buffer_size)
+        nodes = (self.settings.concurrency or "all", self.min_available_nodes)
+        log(INFO, "\t├──> Nodes that train: %s, of at least %d", *nodes)
+        evaluated = (self.settings.evaluate_every, self.fraction_evaluate, self.min_evaluate_nodes)
+        log(INFO, "\t├──> Evaluation by nodes: every %d steps, by %.2f of them, at least %d", *evaluated)
+        keys = (self.weighted_by_key, self.arrayrecord_key, self.configrecord_key)
+        log(INFO, "\t└──> Keys: weight '%s', ArrayRecord '%s', ConfigRecord '%s'", *keys)
 
     def start(
         self,
@@ -141,44 +119,20 @@ class AsyncStrategy(FedAvg):
         timeout, num_rounds = positive("start", "timeout", timeout), count_of(0)("start", "num_rounds", num_rounds)
         log(INFO, "Starting %s strategy: %d steps", type(self).__name__, num_rounds)
         self.summary()
-        key: Any = "said" if isinstance(self.client_key, str) else self.client_key
-        nodes = wait_for_nodes(grid, self.min_available_nodes)
-        training = TrainingRun(
-            self.rule, model_of(initial_arrays), self.settings, num_clients=nodes, timeout=timeout, key=key
-        )
-        self.server, self.lost = training.server, training.lost
-        transport = FlowerTransport(
-            self, grid, training, initial_arrays, train_config, evaluate_config, evaluate_fn, num_rounds
-        )
-        self.result = transport.history
+        least = max(1, self.min_available_nodes)
+        while (there := len(list(grid.get_node_ids()))) < least:
+            log(INFO, "Waiting for nodes to connect: %d connected (minimum required: %d).", there, least)
+            sleep(1)
+        arrays, key = model_of(initial_arrays), cast(ClientKey | None, self.client_key)
+        training = TrainingRun(self.rule, arrays, self.settings, num_clients=there, timeout=timeout, key=key)
+        self.server, self.lost, self.result = training.server, training.lost, Result()
+        configs = (train_config or ConfigRecord(), evaluate_config or ConfigRecord())
+        transport = FlowerTransport(self, grid, training, *configs, evaluate_fn, last=num_rounds)
         with Loop(training, transport) as loop:
-            first = self._log_store(training)
-            training.checkpoint(transport.notes())  # so that the client_key is stored before the first row
+            if self.settings.store is not None and key is None and training.clients.are_kept and not self.server.joins:
+                why = "under the id of its node, and Flower's simulation gives nodes new ids in each run"
+                effect = "without client_key= a second run cannot go on from this store"
+                log(WARNING, "%s keeps something for each client %s: %s", self.rule.name, why, effect)
             loop.run(num_rounds)
-            transport.finish()
             self.result.arrays = transport.arrays(training.server.pull())
-        counts = {name: count for name, count in {**training.server.counts, **training.lost}.items() if count}
-        made = training.server.version - first
-        if not made:
-            log(INFO, "No step was needed: the store holds step %d of %d: %s", first, num_rounds, counts)
-        elif not first:
-            log(INFO, "Made %d steps: %s", made, counts)
-        else:
-            log(INFO, "Made %d steps, after %d of earlier runs; of all runs: %s", made, first, counts)
         return self.result
-
-    def _log_store(self, training: TrainingRun) -> int:
-        """Logs what is stored; returns the version that the run begins with."""
-        first, store = training.server.version, self.settings.store
-        if store is None:
-            return first
-        if training.server.joins:
-            log(INFO, "Going on from step %d of store %s", first, store)
-        elif training.clients.are_kept and self.client_key is None:
-            log(
-                WARNING,
-                "%s keeps something for each client under the id of its node, and Flower's simulation gives nodes new "
-                "ids in each run: without client_key= a second run cannot go on from this store",
-                self.rule.name,
-            )
-        return first

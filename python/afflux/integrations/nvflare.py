@@ -4,12 +4,11 @@ any rule. See docs/nvflare.md.
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from afflux.integrations._core import Metrics, TrainingRun, missing
 from afflux.integrations._loop import Loop
-from afflux.integrations._settings import RunSettings
+from afflux.integrations._settings import RunSettings, require_absolute_store
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief, count_of, instance, integer, one_of
 from afflux.rules import from_config, make
@@ -123,11 +122,8 @@ class AsyncServer(FLComponent):
         settings, others = RunSettings.split(dict(self.settings or {}))
         if others:
             raise AffluxError(f"[AsyncServer] settings has {brief(min(others))}, which is no setting")
-        if settings.store is not None and not Path(settings.store).is_absolute():
-            raise AffluxError(
-                f"[AsyncServer] store is {brief(str(settings.store))}, must be an absolute path: the server runs in "
-                "a folder of its own, which the simulator deletes when a job starts"
-            )
+        own_folder = "the server runs in a folder of its own, which the simulator deletes when a job starts"
+        require_absolute_store("AsyncServer", settings, own_folder)
         if most is not None:
             if "max_staleness" in settings.server_options:
                 raise AffluxError("[AsyncServer] max_model_history and max_staleness are both given")
@@ -166,10 +162,7 @@ class AsyncServer(FLComponent):
         self.server, self.lost = training.server, training.lost
         with Loop(training, CollabTransport(self, sites, training)) as loop:
             loop.run(self.num_rounds)
-            last = training.versions.copied(training.server.pull())
-        counts = {name: count for name, count in {**training.server.counts, **training.lost}.items() if count}
-        self.logger.info("Made %d versions by %s: %s", training.server.version, rule.name, counts)
-        return last
+            return training.versions.copied(training.server.pull())
 
     # NVFlare's events
 

@@ -29,6 +29,8 @@ def default_threads() -> int:
 
 def threads(num_threads: int | None, op: str = "threads") -> int:
     """`num_threads` as Python's int, or all CPUs for None; messages name the operation."""
+    if type(num_threads) is int and 0 < num_threads < 2**31:
+        return num_threads
     return default_threads() if num_threads is None else a_thread_count(op, "num_threads", num_threads)
 
 

@@ -60,6 +60,7 @@ class InnerProducts(NamedTuple):
 
 
 _NO_FACTS = RowFacts()
+_LIST = (list, type(None))
 #: The largest number of vectors of `gram`, whose result has as many rows and columns, and of `inner`.
 _MOST_VECTORS = 1 << 15
 
@@ -229,9 +230,9 @@ def apply(
     >>> params.tolist()
     [2.0, 3.0]
     """
-    for name, into in (("done", done), ("checksums", checksums)):
-        if not isinstance(into, list | None):
-            raise AffluxError(f"[apply] {name} is {brief(into)}, must be a list")
+    if not (isinstance(done, _LIST) and isinstance(checksums, _LIST)):
+        name, into = ("checksums", checksums) if isinstance(done, _LIST) else ("done", done)
+        raise AffluxError(f"[apply] {name} is {brief(into)}, must be a list")
     count = threads(num_threads, "apply")
     if checked is None:
         _engine.apply(round, count, done, checksums)

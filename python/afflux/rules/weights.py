@@ -98,8 +98,11 @@ class Staleness:
         if self.normalise == "weights":
             return with_sum("Staleness", self.law, staleness, counts, raw=raw)
         law = {tau: self.law(tau) for tau in set(staleness)}
-        values = [law[tau] * n for tau, n in zip(staleness, counts, strict=True)]
-        return values, ordered_sum(counts) if self.normalise == "count" else 1.0
+        if self.by_examples:
+            values, total = [law[tau] * n for tau, n in zip(staleness, counts, strict=True)], ordered_sum(counts)
+        else:
+            values, total = [law[tau] for tau in staleness], float(len(staleness))
+        return values, total if self.normalise == "count" else 1.0
 
 
 def with_sum(

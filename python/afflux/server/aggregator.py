@@ -5,7 +5,7 @@ from contextlib import suppress
 from threading import get_ident
 from typing import TypeVar
 
-from afflux._engine import forks
+from afflux._engine import FastPush, forks
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival, Pushed
 from afflux.aggregation.reports import Closed, Pulled, Receipt, Replaced, Report
@@ -40,6 +40,7 @@ class Aggregator:
         streaming: Streaming | None,
         device: Device,
         on_step: OnStep | None,
+        fast: FastPush | None = None,
     ) -> None:
         self.num_threads = num_threads
         self.versions = versions
@@ -47,6 +48,7 @@ class Aggregator:
         self.admission = admission
         self.streaming = streaming
         self.device = device
+        self.fast = fast  #: makes pushes that only join without Python's frames; None: this server's cannot be
         self.tasks = TaskBook(versions.max_versions, admission.max_staleness, lambda: admission.state.closed_task)
         self.reading: set[Ticket] = set()  #: of pushes whose conversion reads a version
         self.retained: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint was asked to keep

@@ -2,14 +2,19 @@
 
 from types import MappingProxyType
 
+import numpy as np
+
 from afflux import ops
+from afflux._engine import FastPush
 from afflux.aggregation.admission import Admission
+from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.cache.memory import MemoryRows
 from afflux.aggregation.options import ServerOptions, codec_of, slots_of, why_copied
 from afflux.aggregation.participation import Participation
-from afflux.aggregation.reports import Pulled
+from afflux.aggregation.reports import Join, Pulled, Receipt
 from afflux.aggregation.state import ServerState
-from afflux.aggregation.streaming import Streaming
+from afflux.aggregation.streaming import MOST_SQUARES, Streaming
+from afflux.arrays.devices import HOST
 from afflux.arrays.layout import Tree
 from afflux.arrays.pools import Slots, Versions
 from afflux.ops.errors import AffluxError
@@ -77,4 +82,19 @@ def assemble(
     limit, together = slots_of(rule, options.max_slots, accumulate=options.accumulate), rule.buffer_size
     slots = Slots(size, options.slots_as, limit, device, 1 if options.accumulate else together)
     streaming = Streaming(size, device) if options.accumulate else None
-    return Aggregator(ops.threads(num_threads), versions, slots, admission, streaming, device, on_step)
+    fast = None
+    if streaming is None and device is HOST and options.flush_after is None and not options.check_versions:
+        classes = ServerState, PendingArrival, Receipt, Join, np.ndarray
+        limits, both = options.limits, options.duplicates == "both"
+        fast = FastPush(
+            classes,
+            adapter.kind,
+            size,
+            adapter.num_threads,
+            limits.max_abs,
+            limits.max_norm,
+            MOST_SQUARES,
+            options.max_staleness,
+            both_count=both,
+        )
+    return Aggregator(ops.threads(num_threads), versions, slots, admission, streaming, device, on_step, fast)

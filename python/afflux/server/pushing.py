@@ -110,6 +110,18 @@ def push(  # noqa: D417
     ('joined', [1.0, 2.0])
     """
     aggregator, adapter, options = self._aggregator, self._adapter, self.options
+    pushed: Pushed | None = None
+    if (
+        aggregator.fast is not None
+        and (task is None and client_lr is None and local_steps is None and buffers is None and timeout is None)
+        and copy is True
+        and (adapter.layout is None or not adapter.layout.buffers)
+    ):
+        known = version.version if type(version) is Pulled else version
+        found = aggregator.fast.push(aggregator, client, known, update, gradient, model, num_examples, loss)
+        if type(found) is Receipt:
+            return found
+        pushed = found  # its vector is in its slot, or None
     aggregator.enter("push")
     if aggregator.versions.checked:
         aggregator.versions.refuse_damage("push")
@@ -118,12 +130,14 @@ def push(  # noqa: D417
     if aggregator.tasks.next_deadline != inf:
         close_overdue(aggregator)
     ticket = Ticket()
-    pushed: Pushed | None = None
     client_id: Any = None
     pulled: Any = None
     checking = False  # what the client sent is being checked
     found = base = conversion = row = beside = None
     try:
+        if pushed is not None:
+            client_id, pulled, ticket.slot = pushed[0], pushed[1], pushed[5]
+            return aggregator.join(pushed, ticket)
         given: Kind = "update"
         vector = update
         if update is None or gradient is not None or model is not None:
@@ -186,6 +200,10 @@ def push(  # noqa: D417
             ticket.staged_row = row.finish()
         pushed = (client_id, pulled, examples, known_loss, norm, ticket.slot, own, extremes)
         checking = False
+        if aggregator.fast is not None and ticket.task is None and ticket.staged_row is None:
+            receipt: Receipt | None = aggregator.fast.join(aggregator, pushed)
+            if receipt is not None:
+                return receipt
         return aggregator.join(pushed, ticket)
     except TaskClosedError as error:
         return _no_arrival(aggregator, client_id, pulled, "expired", str(error))

@@ -63,6 +63,7 @@ class DiskCache(RowCache):
     ) -> None:
         staging = RowStaging(device, pinned=False) if isinstance(device, Gpu) else None
         super().__init__(size, num_clients, codec, seed, device, staging)
+        self.reads_ahead = True
         self._segments = segments
         self._vectors = vectors
         self._index = index

@@ -44,6 +44,7 @@ class RowCache(ABC):
         self.size = size  #: d
         self.device = device  #: the device of the sum, and of the rounds
         self.staging = staging  #: for rows that are kept on the host, if the device is a GPU
+        self.reads_ahead = staging is not None  #: whether `prefetch` may have something to read
         self.num_clients = num_clients
         self.codec = codec
         self.seed = seed

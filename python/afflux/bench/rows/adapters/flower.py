@@ -67,7 +67,7 @@ def by_adapter(inputs: Inputs) -> Round:
     strategy = adapter.AsyncStrategy(fedavg(buffer_size=inputs.m), num_threads=inputs.num_threads, evaluate_every=10**9)
     start, grid = adapter.model_of(initial), _Grid(inputs.m)
     training = core.TrainingRun(strategy.rule, start, strategy.settings, num_clients=inputs.m)
-    transport = flower_run.FlowerTransport(strategy, grid, training, initial, None, None, None, 10**9)
+    transport = flower_run.FlowerTransport(strategy, grid, training, {}, {}, None, last=10**9)
     loop, server = loops.Loop(training, transport), training.server
     replies = replies_in(inputs)
 

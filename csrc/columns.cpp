@@ -1,0 +1,52 @@
+#include "columns.hpp"
+
+#include <pybind11/numpy.h>
+
+#include <cstdint>
+
+namespace py = pybind11;
+
+namespace afflux::python {
+namespace {
+
+// NumPy's read-only vector of as many elements, each made of a tuple of the list.
+template <class T, class Element>
+py::array column(const py::list& tuples, const Element& element) {
+  py::array_t<T> made(static_cast<py::ssize_t>(tuples.size()));
+  T* const data = made.mutable_data();
+  for (std::size_t i = 0; i < tuples.size(); ++i) data[i] = element(PyList_GET_ITEM(tuples.ptr(), i));
+  py::detail::array_proxy(made.ptr())->flags &= ~py::detail::npy_api::NPY_ARRAY_WRITEABLE_;
+  return made;
+}
+
+std::int64_t integer(PyObject* tuple, Py_ssize_t place) {
+  const long long value = PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, place));
+  if (value == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+  return value;
+}
+
+double real(PyObject* tuple, Py_ssize_t place) {
+  const double value = PyFloat_AsDouble(PyTuple_GET_ITEM(tuple, place));
+  if (value == -1.0 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+  return value;
+}
+
+// See afflux/_engine.pyi. The places are those of aggregation.arrivals.PendingArrival.
+py::tuple columns(const py::list& arrivals, std::int64_t version) {
+  for (const py::handle each : arrivals)
+    if (!PyTuple_Check(each.ptr()) || PyTuple_GET_SIZE(each.ptr()) < 9)
+      throw py::type_error("columns takes a list of PendingArrival");
+  return py::make_tuple(
+      column<std::int64_t>(arrivals, [](PyObject* each) { return integer(each, 1); }),
+      column<std::int64_t>(arrivals, [version](PyObject* each) { return version - integer(each, 1); }),
+      column<std::int64_t>(arrivals, [](PyObject* each) { return integer(each, 2); }),
+      column<double>(arrivals, [](PyObject* each) { return real(each, 3); }),
+      column<double>(arrivals, [](PyObject* each) { return real(each, 4); }),
+      column<std::int64_t>(arrivals, [](PyObject* each) { return integer(each, 8); }));
+}
+
+}  // namespace
+
+void bind_columns(py::module_& module) { module.def("columns", columns, py::arg("arrivals"), py::arg("version")); }
+
+}  // namespace afflux::python

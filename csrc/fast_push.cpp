@@ -1,0 +1,439 @@
+#include "fast_push.hpp"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+#include <pythread.h>
+
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "afflux/afflux.hpp"
+#include "buffers.hpp"
+#include "forks.hpp"
+#include "release.hpp"
+
+namespace py = pybind11;
+
+namespace afflux::python {
+namespace {
+
+py::object owned(PyObject* created) {
+  if (created == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(created);
+}
+
+// An attribute or a method, by a name that is interned once.
+class Name {
+ public:
+  explicit Name(const std::string& text) : text_(owned(PyUnicode_InternFromString(text.c_str()))) {}
+  py::object of(py::handle owner) const { return owned(PyObject_GetAttr(owner.ptr(), text_.ptr())); }
+  void set(py::handle owner, py::handle value) const {
+    if (PyObject_SetAttr(owner.ptr(), text_.ptr(), value.ptr()) != 0) throw py::error_already_set();
+  }
+  py::object call(py::handle owner, py::handle argument) const {
+    return owned(PyObject_CallMethodOneArg(owner.ptr(), text_.ptr(), argument.ptr()));
+  }
+  PyObject* text() const { return text_.ptr(); }
+
+ private:
+  py::object text_;
+};
+
+struct Names {
+  // Of the Aggregator and its parts.
+  Name admission{"admission"}, monitor{"_monitor"}, slots{"slots"}, tasks{"tasks"}, storage{"storage"},
+      closed{"closed"}, failure{"failure"}, next_deadline{"next_deadline"}, pools{"_pools"},
+      next_durable_version{"next_durable_version"};
+  // Of the Monitor and its mutex.
+  Name mutex{"_mutex"}, owner{"owner"}, forks{"forks"}, bells{"_bells"}, handed_out{"_handed_out"}, acquire{"acquire"},
+      release{"release"};
+  // Of the Admission, its state and what that holds.
+  Name state{"state"}, places{"_places"}, log{"_log"}, check_clients{"_check_clients"}, current{"current"},
+      rows{"rows"}, round{"round"}, version{"version"}, driver{"driver"}, buffer_size{"buffer_size"},
+      reads_ahead{"reads_ahead"};
+  py::str joined{"joined"}, nothing{""};
+  py::tuple no_reports;
+  py::object nan = py::module_::import("math").attr("nan");  // the same object each time: entries of logs are compared
+};
+const Names* names = nullptr;  // made with the module, for the life of the process
+
+// The fields of a ServerState that are read or replaced here; all others stay as they are.
+enum Field : std::size_t {
+  kCurrent,
+  kRule,
+  kRows,
+  kWaiting,
+  kFilled,
+  kRound,
+  kNumber,
+  kCounts,
+  kLogged,
+  kPasses,
+  kSince
+};
+constexpr std::array<const char*, 11> kFields = {"current", "rule",   "rows",   "waiting", "filled", "round",
+                                                 "number",  "counts", "logged", "passes",  "since"};
+
+// Aggregation.arrivals.Pushed: the facts of an arrival before it joins.
+enum Fact : std::size_t { kClient, kVersion, kExamples, kLoss, kNorm, kSlot, kBuffers, kExtremes, kFacts };
+
+py::object integer(std::int64_t value) { return owned(PyLong_FromLongLong(value)); }
+py::object real(double value) { return owned(PyFloat_FromDouble(value)); }
+bool is_none(py::handle value) { return value.ptr() == Py_None; }
+bool is_set(py::handle flag) { return flag.ptr() != Py_False; }
+bool is_this_thread(py::handle thread) {
+  return !is_none(thread) && PyLong_AsUnsignedLong(thread.ptr()) == PyThread_get_thread_ident();
+}
+
+// Of an int of Python's own class that fits; nothing of any other object.
+std::optional<std::int64_t> plain_int(py::handle value) {
+  if (!PyLong_CheckExact(value.ptr())) return {};
+  int overflow = 0;
+  const long long found = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
+  return overflow == 0 ? std::optional<std::int64_t>(found) : std::nullopt;
+}
+
+// Of one of the server's own counts.
+std::int64_t count(py::handle value) { return plain_int(value).value(); }
+
+bool is_plain_id(py::handle client) {
+  return PyUnicode_CheckExact(client.ptr()) ? PyUnicode_IS_ASCII(client.ptr()) != 0 : plain_int(client).has_value();
+}
+
+// A tuple, or a NamedTuple without the call of its class. Items are borrowed.
+template <std::size_t N>
+py::object tuple_of(py::handle type, const std::array<py::handle, N>& items) {
+  auto* const known = reinterpret_cast<PyTypeObject*>(type.ptr());
+  py::object made = owned(known->tp_alloc(known, N));
+  for (std::size_t i = 0; i < N; ++i)
+    PyTuple_SET_ITEM(made.ptr(), static_cast<Py_ssize_t>(i), items[i].inc_ref().ptr());
+  return made;
+}
+
+// list[place:] = [item]: an interrupt may have left entries beyond those that count.
+void put(py::handle list, std::int64_t place, py::handle item) {
+  const Py_ssize_t size = PyList_GET_SIZE(list.ptr());
+  if ((size > place && PyList_SetSlice(list.ptr(), place, size, nullptr) != 0) ||
+      PyList_Append(list.ptr(), item.ptr()) != 0)
+    throw py::error_already_set();
+}
+
+void put(py::handle dict, py::handle key, py::handle value) {
+  if (PyDict_SetItem(dict.ptr(), key.ptr(), value.ptr()) != 0) throw py::error_already_set();
+}
+
+// The mutex of a Monitor, if it is free, with its owner noted.
+class Mutex {
+ public:
+  explicit Mutex(py::handle monitor) : monitor_(monitor), lock_(names->mutex.of(monitor)) {
+    const py::object thread = owned(PyLong_FromUnsignedLong(PyThread_get_thread_ident()));
+    taken_ = names->acquire.call(lock_, Py_False).ptr() == Py_True;
+    if (taken_) names->owner.set(monitor_, thread);
+  }
+  ~Mutex() {
+    if (!taken_) return;
+    const py::error_scope error;  // one may be on its way
+    PyObject_SetAttr(monitor_.ptr(), names->owner.text(), Py_None);
+    Py_XDECREF(PyObject_CallMethodNoArgs(lock_.ptr(), names->release.text()));
+  }
+  Mutex(const Mutex&) = delete;
+  Mutex& operator=(const Mutex&) = delete;
+  bool taken() const { return taken_; }
+
+ private:
+  const py::handle monitor_;
+  const py::object lock_;
+  bool taken_ = false;
+};
+
+// The class ServerState, whose fields are copied from one state to the next.
+class StateType {
+  static constexpr std::size_t kMost = 24;
+
+ public:
+  explicit StateType(py::object type) : type_(std::move(type)) {
+    for (const py::handle field : type_.attr("__struct_fields__")) {
+      const auto name = field.cast<std::string>();
+      for (std::size_t known = 0; known < kFields.size(); ++known)
+        if (name == kFields[known]) places_[known] = names_.size();
+      names_.emplace_back(name);
+    }
+    if (names_.size() > kMost) throw Error("[FastPush] ServerState has more than " + std::to_string(kMost) + " fields");
+  }
+
+  // The values of a state.
+  class Values {
+   public:
+    Values(const StateType& type, py::handle state) : type_(type) {
+      for (std::size_t i = 0; i < type.names_.size(); ++i) values_[i] = type.names_[i].of(state);
+    }
+    py::object& operator[](Field field) { return values_[type_.places_[field]]; }
+    // The state that they make.
+    py::object state() const {
+      std::array<PyObject*, kMost> items;
+      for (std::size_t i = 0; i < type_.names_.size(); ++i) items[i] = values_[i].ptr();
+      return owned(PyObject_Vectorcall(type_.type_.ptr(), items.data(), type_.names_.size(), nullptr));
+    }
+
+   private:
+    const StateType& type_;
+    std::array<py::object, kMost> values_;
+  };
+
+ private:
+  const py::object type_;
+  std::vector<Name> names_;
+  std::array<std::size_t, kFields.size()> places_{};
+};
+
+struct Limits {
+  double max_abs, max_norm;
+  double most_squares;  // of a sum of squares whose inner products cannot overflow
+};
+
+// What the pushes of one server have in common. Holds nothing of the server, which holds it.
+class FastPush {
+ public:
+  FastPush(const py::tuple& classes, const std::string& kind, std::int64_t size, int num_threads, Limits limits,
+           std::optional<std::int64_t> max_staleness, bool both_count)
+      : server_state_(classes[0]),
+        pending_arrival_(classes[1]),
+        receipt_(classes[2]),
+        log_entry_(classes[3]),
+        numpy_array_(classes[4]),
+        wanted_(kind == "update"     ? 0
+                : kind == "gradient" ? 1
+                                     : 2),
+        size_(size),
+        num_threads_(num_threads),
+        limits_(limits),
+        max_staleness_(max_staleness),
+        both_count_(both_count) {}
+
+  // See afflux/_engine.pyi.
+  py::object push(py::handle aggregator, py::handle client, py::handle version, const std::array<py::handle, 3>& given,
+                  py::handle num_examples, py::handle loss) const {
+    for (std::size_t i = 0; i < given.size(); ++i)
+      if (i != wanted_ && !is_none(given[i])) return py::none();
+    py::object pushed = taken_in(aggregator, client, version, given[wanted_], num_examples, loss);
+    if (is_none(pushed)) return pushed;
+    py::object receipt = join(aggregator, pushed);
+    return is_none(receipt) ? pushed : receipt;
+  }
+
+  py::object join(py::handle aggregator, py::handle pushed) const {
+    const py::object admission = names->admission.of(aggregator);
+    if (!PyTuple_CheckExact(pushed.ptr()) || PyTuple_GET_SIZE(pushed.ptr()) != kFacts)
+      throw py::type_error("[FastPush] pushed is no tuple of the facts of an arrival");
+    PyObject* const* const facts = &PyTuple_GET_ITEM(pushed.ptr(), 0);
+    py::object number, newest;
+    std::int64_t staleness = 0, makes = 0;
+    {
+      const py::object monitor = names->monitor.of(aggregator);
+      const Mutex mutex(monitor);
+      if (!mutex.taken() || is_set(names->handed_out.of(monitor)) ||
+          PyList_GET_SIZE(names->bells.of(monitor).ptr()) != 0 || !is_open(aggregator))
+        return py::none();
+      StateType::Values now(server_state_, names->state.of(admission));
+      const std::int64_t filled = count(now[kFilled]);
+      newest = names->version.of(now[kCurrent]);
+      makes = count(newest) + !is_none(now[kRound]) + 1;
+      staleness = makes - 1 - count(facts[kVersion]);
+      if (staleness < 0 || (max_staleness_ && staleness > *max_staleness_) || !is_none(now[kPasses]) ||
+          filled + 1 >= count(names->buffer_size.of(now[kRule])) || !is_new(admission, now[kRows], facts[kClient]))
+        return py::none();
+      number = now[kNumber];
+      record(admission, now, facts, filled, staleness);
+    }
+    const py::object storage = names->storage.of(aggregator), step = integer(makes);
+    const py::object durable = is_none(storage) ? py::none() : names->next_durable_version.call(storage, step);
+    return tuple_of<9>(receipt_, {names->joined, integer(staleness), newest, number, step, py::none(),
+                                  names->no_reports, durable, names->nothing});
+  }
+
+ private:
+  // The server is not closed, and no step of it has failed.
+  static bool is_open(py::handle aggregator) {
+    return !is_set(names->closed.of(aggregator)) && is_none(names->failure.of(aggregator));
+  }
+
+  // `Aggregator.enter`; and no lease of a task can have ended.
+  static bool may_enter(py::handle aggregator, py::handle state) {
+    const py::object monitor = names->monitor.of(aggregator), making = names->round.of(state);
+    if (PyLong_AsUnsignedLongLong(names->forks.of(monitor).ptr()) != forks || !is_open(aggregator) ||
+        is_this_thread(names->owner.of(monitor)) || (!is_none(making) && is_this_thread(names->driver.of(making))))
+      return false;
+    return PyFloat_AsDouble(names->next_deadline.of(names->tasks.of(aggregator)).ptr()) == HUGE_VAL;
+  }
+
+  // No arrival of the client waits, and it is no client too many for the cached rows.
+  bool is_new(py::handle admission, py::handle rows, py::handle client) const {
+    const int waits = both_count_ ? 0 : PyDict_Contains(names->places.of(admission).ptr(), client.ptr());
+    if (waits < 0) throw py::error_already_set();
+    if (waits != 0 || is_none(rows)) return waits == 0;
+    PyObject* const arguments[] = {admission.ptr(), client.ptr(), rows.ptr()};
+    PyObject* const found = PyObject_VectorcallMethod(names->check_clients.text(), arguments, 3, nullptr);
+    Py_XDECREF(found);
+    if (found == nullptr && PyErr_ExceptionMatches(PyExc_Exception) == 0) throw py::error_already_set();
+    PyErr_Clear();  // `Aggregator.join` raises it once more
+    return found != nullptr;
+  }
+
+  // The memory of a plain vector of float32 or float64; nothing of anything else.
+  std::optional<View<const void>> plain_vector(py::handle vector) const {
+    if (!py::type::handle_of(vector).is(numpy_array_)) return {};
+    const auto array = py::reinterpret_borrow<py::array>(vector);
+    if (array.ndim() != 1 || array.shape(0) != size_ || array.strides(0) != array.itemsize()) return {};
+    const py::dtype dtype = array.dtype();
+    const bool is_float = dtype.num() == py::dtype::num_of<float>();
+    const bool is_aligned = (array.flags() & py::detail::npy_api::NPY_ARRAY_ALIGNED_) != 0;
+    if ((!is_float && dtype.num() != py::dtype::num_of<double>()) || dtype.byteorder() != '=' || !is_aligned) return {};
+    return View<const void>{array.data(), size_, {}, is_float ? Type::float32 : Type::float64};
+  }
+
+  // A slot that is free, or a new one; null if all are taken.
+  static std::unique_ptr<Buffer> free_slot(py::handle aggregator) {
+    for (const py::handle each : names->pools.of(names->slots.of(aggregator))) {
+      const auto pool = each.cast<std::shared_ptr<Pool>>();
+      if (!pool->full()) return std::make_unique<Buffer>(pool);
+    }
+    return nullptr;
+  }
+
+  // The facts of a push, whose vector was taken in; or None.
+  py::object taken_in(py::handle aggregator, py::handle client, py::handle version, py::handle vector,
+                      py::handle num_examples, py::handle loss) const {
+    const auto source = plain_vector(vector);
+    const std::optional<std::int64_t> pulled = plain_int(version), examples = plain_int(num_examples);
+    if (!source || !is_plain_id(client) || !pulled || !examples || *examples < 1) return py::none();
+    if (!is_none(loss) && !PyFloat_CheckExact(loss.ptr())) return py::none();
+    const py::object state = names->state.of(names->admission.of(aggregator));
+    if (!may_enter(aggregator, state)) return py::none();
+    const py::object rows = names->rows.of(state);
+    const std::int64_t newest = count(names->version.of(names->current.of(state)));
+    if (*pulled < 0 || *pulled > newest || (!is_none(rows) && is_set(names->reads_ahead.of(rows)))) return py::none();
+    std::unique_ptr<Buffer> slot = free_slot(aggregator);
+    if (!slot) return py::none();
+    const Statistics found = ingested(*source, *slot);
+    const double norm = std::sqrt(found.sum_of_squares);
+    if (found.first_nonfinite >= 0 || -limits_.max_abs > found.min || found.max > limits_.max_abs ||
+        norm > limits_.max_norm || found.sum_of_squares > limits_.most_squares)
+      return py::none();
+    const py::object own = py::cast(std::move(slot));
+    const py::handle known_loss = is_none(loss) ? py::handle(names->nan) : loss;
+    const py::object low = real(found.min), high = real(found.max);
+    const py::object extremes = owned(PyTuple_Pack(2, low.ptr(), high.ptr()));
+    return tuple_of<8>(reinterpret_cast<PyObject*>(&PyTuple_Type),
+                       {client, version, num_examples, known_loss, real(norm), own, py::none(), extremes});
+  }
+
+  Statistics ingested(View<const void> source, const Buffer& slot) const {
+    const auto sweep = [&] { return ingest(source, slot.view(), num_threads_, nullptr, slot.until_read()); };
+    constexpr std::int64_t kShort = 4096;  // elements, copied in less time than the lock takes to change hands
+    if (size_ <= kShort) return sweep();
+    const GilRelease release;
+    return sweep();
+  }
+
+  // `Admission.record` of an arrival that joins: the state is replaced by one assignment.
+  void record(py::handle admission, StateType::Values& now, PyObject* const* facts, std::int64_t filled,
+              std::int64_t staleness) const {
+    const py::object late = integer(staleness), number = now[kNumber], log = names->log.of(admission);
+    const py::object arrival =
+        tuple_of<11>(pending_arrival_, {facts[kClient], facts[kVersion], facts[kExamples], facts[kLoss], facts[kNorm],
+                                        facts[kSlot], facts[kBuffers], facts[kExtremes], number, late, py::none()});
+    if (!is_none(log)) {
+      const Buffer* const slot = Buffer::in(facts[kSlot]);
+      const py::bool_ lent(slot != nullptr && slot->lent());
+      const std::int64_t logged = count(now[kLogged]);
+      put(log, logged,
+          tuple_of<8>(log_entry_, {number, names->joined, facts[kClient], facts[kVersion], late, facts[kExamples],
+                                   facts[kLoss], lent}));
+      now[kLogged] = integer(logged + 1);
+    }
+    if (filled == 0) {
+      const auto since = std::chrono::steady_clock::now().time_since_epoch();
+      now[kSince] = real(std::chrono::duration<double>(since).count());
+    }
+    if (!both_count_) put(names->places.of(admission), facts[kClient], now[kFilled]);
+    put(now[kWaiting], filled, arrival);
+    now[kFilled] = integer(filled + 1);
+    now[kNumber] = integer(count(number) + 1);
+    now[kCounts] = owned(PyDict_Copy(now[kCounts].ptr()));
+    put(now[kCounts], names->joined, integer(count(PyDict_GetItem(now[kCounts].ptr(), names->joined.ptr())) + 1));
+    names->state.set(admission, now.state());
+  }
+
+  const StateType server_state_;
+  const py::object pending_arrival_, receipt_, log_entry_, numpy_array_;
+  const std::size_t wanted_;  // which of update, gradient and model the rule takes
+  const std::int64_t size_;
+  const int num_threads_;
+  const Limits limits_;
+  const std::optional<std::int64_t> max_staleness_;
+  const bool both_count_;
+};
+
+// A method of FastPush of so many arguments, without pybind11's dispatcher, which takes a tenth of a push.
+template <std::size_t N, class Call>
+PyObject* method(PyObject* self, Py_ssize_t given, const Call& call) {
+  if (given != static_cast<Py_ssize_t>(N)) {
+    PyErr_Format(PyExc_TypeError, "takes %d arguments, %zd were given", static_cast<int>(N), given);
+    return nullptr;
+  }
+  try {
+    return call(py::handle(self).cast<const FastPush&>()).release().ptr();
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (const py::builtin_exception& error) {
+    error.set_error();
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+PyObject* push(PyObject* self, PyObject* const* a, Py_ssize_t given) {
+  return method<8>(self, given,
+                   [a](const FastPush& fast) { return fast.push(a[0], a[1], a[2], {a[3], a[4], a[5]}, a[6], a[7]); });
+}
+
+PyObject* join(PyObject* self, PyObject* const* a, Py_ssize_t given) {
+  return method<2>(self, given, [a](const FastPush& fast) { return fast.join(a[0], a[1]); });
+}
+
+template <auto function>
+void add_method(py::handle type, const char* name) {
+  static PyMethodDef definition{name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)),
+                                METH_FASTCALL, nullptr};
+  type.attr(name) = owned(PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type.ptr()), &definition));
+}
+
+}  // namespace
+
+void bind_fast_push(py::module_& module) {
+  names = new Names();
+  const auto make = [](const py::tuple& classes, const std::string& kind, std::int64_t size, int num_threads,
+                       double max_abs, double max_norm, double most_squares, std::optional<std::int64_t> max_staleness,
+                       bool both_count) {
+    return std::make_unique<FastPush>(classes, kind, size, num_threads, Limits{max_abs, max_norm, most_squares},
+                                      max_staleness, both_count);
+  };
+  py::class_<FastPush> type(module, "FastPush", py::is_final(), py::module_local());
+  type.def(py::init(make), py::arg("classes"), py::arg("kind"), py::arg("size"), py::arg("num_threads"),
+           py::arg("max_abs"), py::arg("max_norm"), py::arg("most_squares"), py::arg("max_staleness"),
+           py::arg("both_count"));
+  add_method<push>(type, "push");
+  add_method<join>(type, "join");
+}
+
+}  // namespace afflux::python

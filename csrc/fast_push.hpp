@@ -1,0 +1,11 @@
+// The most frequent push, without Python's frames: a vector that needs no conversion joins a buffer that it does not
+// fill. Every other push, and every error, is left to server/pushing.py, before anything has changed; both ways decide
+// alike (tests/server/test_fast_push.py).
+#pragma once
+#include <pybind11/pybind11.h>
+
+namespace afflux::python {
+
+void bind_fast_push(pybind11::module_& module);
+
+}  // namespace afflux::python

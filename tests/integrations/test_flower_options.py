@@ -1,0 +1,101 @@
+"""Options of AsyncStrategy and arguments of `start`: which are refused, and what docs/flower.md says of them."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
+
+from afflux import AffluxError
+from afflux.integrations._settings import RunSettings
+from afflux.integrations.flower import AsyncStrategy
+from afflux.rules import ca2fl, fedbuff
+from flower_grid import FakeGrid, adds, grid_of, initial, logged, strategy
+
+__all__ = ["logged"]
+
+
+def test_options_that_are_none():
+    with pytest.raises(TypeError, match="concurency"):
+        strategy(fedbuff(), concurency=3)
+    with pytest.raises(AffluxError, match=r"\[settings\] concurrency is 0"):
+        strategy(fedbuff(), concurrency=0)
+
+
+def test_a_relative_store_is_refused():
+    with pytest.raises(AffluxError, match="store is 'runs/one', must be an absolute path"):
+        strategy(fedbuff(), store="runs/one")
+
+
+def test_options_of_the_sample_have_no_effect(logged):
+    own = strategy(fedbuff(buffer_size=2), fraction_train=0.0, min_train_nodes=3)
+    for name in ("fraction_train", "min_train_nodes"):
+        assert f"{name} has no effect on AsyncStrategy: concurrency= says how many nodes train" in logged
+    logged.clear()
+    own.start(grid_of(1.0, 2.0), initial(), num_rounds=1)
+    assert own.server.version == 1
+    assert not any("train (" in line or "no effect" in line or "skipped" in line for line in logged)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"timeout": 0}, r"\[start\] timeout is 0, must be finite and positive"),
+        ({"timeout": float("nan")}, r"\[start\] timeout is nan"),
+        ({"timeout": "x"}, r"\[start\] timeout is 'x', must be a number"),
+        ({"num_rounds": "3"}, r"\[start\] num_rounds is '3', must be an int"),
+        ({"num_rounds": -1}, r"\[start\] num_rounds is -1, must be an int of at least 0"),
+        ({"num_rounds": 2.5}, r"\[start\] num_rounds is 2\.5, must be an int"),
+    ],
+)
+def test_arguments_of_start_are_checked_before_anything_else(given, message, tmp_path):
+    grid = grid_of(1.0, 2.0)
+    with pytest.raises(AffluxError, match=message):
+        strategy(fedbuff(buffer_size=2), store=tmp_path / "store").start(grid, initial(), **given)
+    assert not grid.sent
+    assert not (tmp_path / "store").exists()
+
+
+def test_the_settings_of_the_page_are_those_of_the_class():
+    page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
+    table = page.split("## Go on after a crash")[1].split("## Rules")[0]
+    named = {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    assert named == {field.name for field in fields(RunSettings)} | {"client_key", "num_rounds", "start"}
+
+
+def test_the_page_runs():
+    """Its blocks define apps; here they get a strategy that notes how it is used, and the training of a client."""
+    pytest.importorskip("torch")
+    page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
+    server, client = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names = {}
+    exec(compile(server, "flower.md", "exec"), names)
+    assert names["AsyncStrategy"] is AsyncStrategy
+    started = []
+
+    class Noted(AsyncStrategy):
+        def start(self, grid, initial_arrays, num_rounds):
+            started.append((self.rule.name, self.settings.concurrency, num_rounds))
+
+    names["AsyncStrategy"] = Noted
+    names["main"](grid_of(1.0), None)
+    assert started == [("fedbuff", 5, 100)]
+    (diff,) = re.findall(r"```diff\n(.*?)```", page, re.DOTALL)
+    after = [line[1:].strip() for line in diff.splitlines() if not line.startswith("-")]
+    assert [line.split("  #")[0] for line in after] == [
+        line.strip() for line in server.splitlines() if line.strip() in after
+    ]
+    names = {}
+    exec(compile(client, "flower.md", "exec"), names)
+    names["trained"] = adds(1.0)
+
+    def node(partition):
+        context = SimpleNamespace(node_config={"partition-id": partition})
+        return lambda message: names["train"](message, context).content
+
+    own = strategy(ca2fl(buffer_size=2), client_key="partition-id")
+    own.start(FakeGrid({11: node(0), 12: node(1)}), initial(), num_rounds=2)
+    assert own.server.rows.client_ids == [0, 1]

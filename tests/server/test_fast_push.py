@@ -1,0 +1,239 @@
+"""Pushes that only join take a way without Python's frames: it decides as the general way does, in every respect."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from afflux import AffluxError, Layout, Server
+from afflux.aggregation.reports import Join
+from afflux.rules import ca2fl, fedasync, fedbuff, mf_ca2fl, wkafl
+
+D = 5
+FLOAT16 = np.array([1, 2, 3, 4, 5], np.float16)
+VECTORS = [
+    np.arange(D, dtype=np.float32),
+    np.linspace(-1, 1, D),
+    np.zeros(D, np.float32),
+    FLOAT16,
+    FLOAT16.astype(">f4"),
+    np.ones(2 * D, np.float32)[::2],
+    np.frombuffer(b"\0" * (4 * D + 1), np.uint8)[1:].view(np.float32),
+    np.ones(D + 1, np.float32),
+    np.ones((D, 1), np.float32),
+    np.ones(D, np.int32),
+    np.array([1, 2, np.nan, 4, 5], np.float32),
+    np.array([1, np.inf, 3, 4, 5]),
+    np.full(D, 1e20, np.float32),
+    np.full(D, 1e300),
+    np.ma.masked_array(np.ones(D, np.float32), [True] + [False] * 4),
+    [1.0] * D,
+    {"w": np.ones(D, np.float32)},
+    None,
+]
+CLIENTS = [0, 1, 2, 3, -1, "a", "b", "é", "\ud800", 2**63, 2**64, -(2**63), True, 1.0, 1.5, np.int64(2), None]
+PUSHES = st.fixed_dictionaries(
+    {
+        "client": st.sampled_from([*range(8), "a", "b"] * 4 + CLIENTS),
+        "version": st.sampled_from([0, 0, 1, 1, 2, "newest"] * 3 + [-1, 99, 0.0, True, 2**80, None]),
+        "vector": st.sampled_from([*VECTORS[:3]] * 9 + VECTORS),
+        "num_examples": st.sampled_from([1, 7] * 8 + [0, -1, 2.0, 2**63, True, "1"]),
+        "loss": st.sampled_from([None, 0.5] * 6 + [float("nan"), 1, np.float32(2), "x"]),
+        "also": st.sampled_from([{}] * 9 + [{"update": VECTORS[0]}, {"model": VECTORS[0]}, {"client_lr": 0.1}]),
+    }
+)
+OTHERS = st.sampled_from(["flush"] * 5 + ["discard", "checkout", "load"])
+CALLS = st.lists(st.one_of([PUSHES] * 4 + [OTHERS]), max_size=40)
+RULES = {
+    "update": fedbuff(buffer_size=3),
+    "model": fedasync(),
+    "gradient": wkafl(buffer_size=3),
+    "rows": ca2fl(buffer_size=2),
+    "encoded": mf_ca2fl(buffer_size=4, bits=4),
+}
+
+
+def made(name, fast, options):
+    rule = RULES[name]
+    clients = {"num_clients": 6} if rule.calibrate.cached else {}
+    server = Server(rule, np.zeros(D, np.float32), log=True, **clients, **options)
+    if not fast:
+        server._aggregator.fast = None
+    return server
+
+
+def outcome(call):
+    """What a call gives, or raises, as plain data."""
+    try:
+        receipt = call()
+    except Exception as error:
+        return type(error), str(error)
+    reports = [report for report in (receipt.report, *receipt.more) if report is not None]
+    plain = [(r.version, r.client_ids, r.joins.tolist(), r.weights.tolist(), r.norms.tolist()) for r in reports]
+    return *receipt._replace(report=None, more=()), plain
+
+
+def push(server, given):
+    wanted = {server.rule.kind: given["vector"]}
+    version = server.version if given["version"] == "newest" else given["version"]
+    facts = {name: given[name] for name in ("client", "num_examples", "loss")}
+    return outcome(lambda: server.push(version=version, **facts, **(given["also"] | wanted)))
+
+
+def facts(server):
+    state = server._aggregator.admission.state
+    waiting = [arrival._replace(slot=np.asarray(arrival.slot).tolist()) for arrival in state.arrivals()]
+    return (
+        waiting,
+        state.filled,
+        server.version,
+        server.params.tobytes(),
+        server.joins,
+        server.counts,
+        repr([entry for entry in server.log if isinstance(entry, Join)]),
+        server._aggregator.admission._places,
+        server._aggregator.slots.taken,
+        [repr(fault) for fault in server.faults],
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    name=st.sampled_from(list(RULES)),
+    duplicates=st.sampled_from(["latest", "reject", "both"]),
+    max_staleness=st.sampled_from([None, 0, 1]),
+    faults=st.sampled_from(["raise", "record"]),
+    max_abs=st.sampled_from([None, 3.0]),
+    calls=CALLS,
+)
+def test_it_decides_as_the_general_way(name, calls, **options):
+    fast, general = made(name, True, options), made(name, False, options)
+    assert fast._aggregator.fast is not None
+    states = [(server, server.state_dict()) for server in (fast, general)]
+    for call in calls:
+        if call == "load":
+            for server, state in states:
+                server.load_state_dict(state)
+        elif isinstance(call, str):
+            for server in (fast, general):
+                server.checkout("ann", lease=1000) if call == "checkout" else getattr(server, call)()
+        else:
+            assert push(fast, call) == push(general, call)
+        assert repr(facts(fast)) == repr(facts(general))
+
+
+class Counted:
+    """Counts what the fast way gives."""
+
+    def __init__(self, fast):
+        self.fast, self.given = fast, []
+
+    def push(self, *arguments):
+        self.given.append(self.fast.push(*arguments))
+        return self.given[-1]
+
+    def join(self, *arguments):
+        return self.fast.join(*arguments)
+
+
+@pytest.mark.parametrize("name", list(RULES))
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_which_pushes_take_it(name, dtype):
+    """All that only join; the vector of one that completes a round is not read twice."""
+    server = made(name, True, {})
+    counted = server._aggregator.fast = Counted(server._aggregator.fast)
+    size = server.rule.buffer_size
+    for client in range(size):
+        server.push(client=client, version=0, **{server.rule.kind: np.ones(D, dtype)})
+    kinds = [type(given).__name__ for given in counted.given]
+    assert kinds == ["Receipt"] * (size - 1) + ["tuple"]
+    assert server.version == 1
+
+
+def test_trees_take_it_and_models_with_buffers_do_not():
+    layout = {"w": np.zeros(D, np.float32)}
+    server = Server(fedbuff(buffer_size=9), layout)
+    counted = server._aggregator.fast = Counted(server._aggregator.fast)
+    server.push(client=1, version=0, update=np.ones(D, np.float32))
+    server.push(client=2, version=0, update={"w": np.ones(D, np.float32)})
+    assert [type(given).__name__ for given in counted.given] == ["Receipt", "NoneType"]
+    torch = pytest.importorskip("torch")
+    with_buffers = Server(fedbuff(buffer_size=9), torch.nn.BatchNorm1d(D))
+    assert Layout.of(torch.nn.BatchNorm1d(D)).buffers
+    with pytest.raises(AffluxError, match="lacks the model's buffers"):
+        with_buffers.push(client=1, version=0, update=np.ones(2 * D, np.float32))
+
+
+def test_it_joins_nothing_while_another_thread_decides():
+    server = made("update", True, {})
+    monitor = server._aggregator._monitor
+    pushed = (7, 0, 1, 0.5, 1.0, server._aggregator.take_slot(0), None, (0.0, 1.0))
+    with monitor._mutex:
+        assert server._aggregator.fast.join(server._aggregator, pushed) is None
+    monitor._handed_out = True
+    assert server._aggregator.fast.join(server._aggregator, pushed) is None
+    monitor._handed_out = False
+    assert server._aggregator.fast.join(server._aggregator, pushed).status == "joined"
+    assert not monitor._mutex.locked()
+    assert monitor.owner is None
+
+
+@pytest.mark.parametrize(("attribute", "value"), [("closed", True), ("failure", "a step has failed")])
+def test_it_joins_nothing_once_the_server_takes_nothing(attribute, value):
+    server = made("update", True, {})
+    pushed = (7, 0, 1, 0.5, 1.0, server._aggregator.take_slot(0), None, (0.0, 1.0))
+    setattr(server._aggregator, attribute, value)
+    assert server._aggregator.fast.join(server._aggregator, pushed) is None
+    assert server._aggregator.fast.push(server._aggregator, 7, 0, VECTORS[0], None, None, 1, None) is None
+    assert server._aggregator.admission.state.filled == 0
+
+
+def test_an_arrival_of_a_version_that_a_load_took_back_is_left_to_the_general_way():
+    server = made("update", True, {})
+    pushed = (7, 1, 1, 0.5, 1.0, server._aggregator.take_slot(0), None, (0.0, 1.0))
+    assert server._aggregator.fast.join(server._aggregator, pushed) is None
+
+
+def test_threads():
+    """Every push joins once, whichever way it takes."""
+    server = Server(fedbuff(buffer_size=7), np.zeros(6000, np.float32), log=True, duplicates="both")
+    each = 300
+
+    def work(client):
+        for _ in range(each):
+            server.push(client=client, version=server.version, update=np.ones(6000, np.float32))
+
+    threads = [threading.Thread(target=work, args=(client,)) for client in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (server.joins, server.version) == (4 * each, 4 * each // 7)
+    assert [entry.number for entry in server.log] == list(range(4 * each))
+    assert server._aggregator.slots.taken == server.arrivals_waiting == 4 * each % 7
+
+
+def test_wrong_calls_of_the_extension_raise():
+    server = made("update", True, {})
+    fast = server._aggregator.fast
+    with pytest.raises(TypeError, match="takes 2 arguments, 0 were given"):
+        fast.join()
+    with pytest.raises(TypeError, match="no tuple of the facts"):
+        fast.join(server._aggregator, (1, 2))
+    with pytest.raises(AttributeError):
+        fast.join(None, (1,) * 8)
+
+
+def test_it_holds_nothing_of_the_server():
+    """Else a server could not be freed: the extension takes no part in the search for cycles."""
+    import gc
+    import weakref
+
+    server = made("update", True, {})
+    server.push(client=1, version=0, update=np.ones(D, np.float32))
+    gone = weakref.ref(server._aggregator.admission)
+    del server
+    gc.collect()
+    assert gone() is None
