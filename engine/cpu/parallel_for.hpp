@@ -12,7 +12,7 @@ namespace afflux {
 // ended.
 void parallel_for(std::int64_t count, int num_threads, const std::function<void(std::int64_t)>& body);
 
-// The same on threads of the pool that spin for work (`awake_helpers`): none is woken.
+// The same on threads of the pool that are spinning (`awake_helpers`): no thread is woken.
 void parallel_for_awake(std::int64_t count, int num_threads, const std::function<void(std::int64_t)>& body);
 
 // The same for elementwise work over d elements: body(begin, end) for pieces of whole blocks that cover them.

@@ -233,7 +233,7 @@ std::atomic<Pool*> pool{nullptr};
 
 // In a forked child the parent's pool has no threads, and its locks may be taken: it is never touched again. At the end
 // of the process, or when the library is unloaded, the threads must have left its code; but the pool stays, because
-// other threads may still be amid a call.
+// other threads may still be in a call.
 struct Lifetime {
   Lifetime() {
     pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr, std::memory_order_relaxed); });

@@ -6,7 +6,7 @@
 //   apply    combine -> calibrate -> step, in one sweep
 //   encode   a vector into a cached row, and back: decode
 //   exp ...  elementary functions for weights: log, pow
-//   backends what was compiled, what runs on this machine, what is chosen
+//   backends the compiled backends, whether they run on this machine, and which one is in use
 //   policy   how sweeps on the CPU use memory (policy.hpp)
 //
 // Every result is the same bit for bit on any number of threads and any instruction set (see order.hpp), and on a GPU:
@@ -34,7 +34,7 @@ struct Error : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-// What was asked for is not in this build or not on this machine.
+// The requested backend or device is not in this build, or not on this machine.
 struct Unavailable : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -48,7 +48,7 @@ struct Statistics {
 // What a vector holds.
 enum class Kind : std::int32_t { update = 0, gradient = 1, model = 2 };
 
-// From what a client sends to what a rule takes:
+// A conversion from the vector that a client sends to the kind that a rule takes:
 //
 //   update = model - base, model = base + update     in the type of the base
 //   gradient = -update / scale, update = -gradient scale     in float64, rounded once
@@ -65,7 +65,7 @@ struct Conversion {
 // the values written and depend on them alone, not on how they were cut into parts. Reads and writes each byte once.
 // bfloat16 is rounded from float32, to which float64 is rounded first. A value beyond the slot's range counts as
 // non-finite. The slot is written even when values are not finite; whether to use it is the caller's decision.
-// With a conversion, slot = what it makes of the parts, in the same sweep, which reads the base too.
+// With a conversion, slot = the converted parts, in the same sweep, which also reads the base.
 // `until_read`: bytes that pass through the caches before the slot is read, as far as the caller knows; the policy says
 // from how many on the slot is written past the caches.
 Statistics ingest(List<View<const void>> parts, View<void> slot, int num_threads = 1,
@@ -106,7 +106,7 @@ std::int64_t row_bytes(Codec codec, std::int64_t size);
 // The vector is float32, or float64 for the codec float64; its values must be finite. Every byte of the row is written.
 void encode(Codec codec, View<const void> vector, View<unsigned char> row, int num_threads = 1,
             const RowFacts& facts = {});
-// Throws Error for a row whose head says another codec or size.
+// Throws Error for a row whose head has another codec or size.
 void decode(Codec codec, View<const unsigned char> row, View<void> vector, int num_threads = 1);
 
 // The CRC-32C of each block of `block` bytes, the last one perhaps shorter; of `head` bytes before them, first, if
@@ -134,7 +134,7 @@ struct Backend {
 // Best first.
 std::vector<Backend> backends();
 
-// Empty if vectors on this device can be served, else what is missing: "this build has no CUDA kernels".
+// Empty if vectors on this device are supported, else the reason: "this build has no CUDA kernels".
 std::string why_not(Device device);
 
 // The cudaStream_t that this thread's later calls put their work on; null: the default one. They wait for it only where

@@ -19,17 +19,17 @@ static_assert(kBlock % kCodecBlock == 0 && kRotated * kRotations == kBlock, "cod
 struct CodingInfo {
   const char* name;
   std::int32_t widths;     // bits per element that it comes in, added up
-  const char* row_type;    // what a row is an array of; also of uint8, its bytes
+  const char* row_type;    // the element type of a row; a row may also be given as uint8
   bool has_head;           // a row begins with a head, and is encoded with RowFacts
   bool needs_range;        // RowFacts must have the least and the largest element
   std::int64_t run;        // elements that are encoded together: kCodecBlock or kBlock
-  std::int64_t run_bytes;  // beside the codes of a run: what they are decoded with
+  std::int64_t run_bytes;  // bytes of the scales with which the codes of a run are decoded
 };
 
 // Their numbers, in this order, are stored in rows.
 //
 // float32, float64    as it is
-// float16, bfloat16   rounded to nearest; what is beyond the largest finite value becomes that
+// float16, bfloat16   rounded to nearest; values beyond the largest finite value become that value
 // affine              2^bits grid points from min to max of each kCodecBlock elements, stochastic rounding: unbiased
 // affine_vector       the same with the min and max of the whole vector
 // rotated             a random rotation of kRotated elements, then the nearest of 2^bits levels: unbiased over

@@ -66,7 +66,7 @@ struct Calibrate {
 };
 
 // params and out are both float32 or both float64; everything between is float64.
-// `out` may be `params` itself; any other overlap between what is written and what is read is refused.
+// `out` may be `params` itself; any other overlap between written and read memory is refused.
 struct Pass {
   View<const void> params{};
   View<void> out{};

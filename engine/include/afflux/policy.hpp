@@ -34,10 +34,10 @@ void choose_policy(const Policy& policy);
 // As AFFLUX_POLICY spells it: "prefetch=256,stream=16777216,stages=fused,rows=direct", or "stream=never", or
 // "stages=tiled", or "rows=copied".
 std::string text(const Policy& policy);
-// From such a text; what is not in it has the processor's default. Throws Error, which names `asked_by`.
+// Parses such a text; missing settings have the processor's default. Throws Error, which names `asked_by`.
 Policy policy_of(const std::string& text, const std::string& asked_by);
 
-// The family of processors whose default holds here: "AMD family 26".
+// The processor family whose default is used here: "AMD family 26".
 std::string processor_family();
 
 }  // namespace afflux

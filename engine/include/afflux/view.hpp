@@ -15,7 +15,7 @@ struct Device {
 constexpr bool operator==(Device a, Device b) { return a.kind == b.kind && a.index == b.index; }
 constexpr bool operator!=(Device a, Device b) { return !(a == b); }
 
-// What a vector's elements are. float16 and bfloat16 have no C++17 type of their own: these hold their bits.
+// The element types of vectors. C++17 has no types for float16 and bfloat16: these hold their bits.
 enum class Type : std::int32_t { float32 = 0, float64 = 1, float16 = 2, bfloat16 = 3 };
 
 struct Float16 {
