@@ -21,7 +21,7 @@ namespace py = pybind11;
 namespace afflux::python {
 namespace {
 
-// Bytes that the system is asked to read at once: of more, Linux may read the beginning alone.
+// Bytes of one read-ahead request. Of a larger request, Linux may read only the beginning.
 constexpr std::size_t kPiece = 512 << 10;
 
 #if defined(__linux__)

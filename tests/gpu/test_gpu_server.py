@@ -262,7 +262,7 @@ def test_set_memory_and_a_wrong_one(moved, vectors):
 @pytest.mark.skipif(emulated is None, reason="streams are asked on the emulated device")
 class TestStreams:
     def asked(self, monkeypatch, library):
-        """The devices whose current streams are asked for, and those that are waited for."""
+        """The devices whose current streams are read, and those that are waited for."""
         asked, waited, cuda = [], [], sys.modules[library].cuda
 
         def current(device=-1):

@@ -207,7 +207,7 @@ def test_tensors_that_require_grad_are_read_and_not_written():
 
 
 class Subclass(torch.Tensor):
-    """torch asks subclasses for everything; this one's memory is another tensor's."""
+    """torch calls the methods of subclasses; the memory of this one is another tensor's."""
 
     def __dlpack__(self, **options):
         return torch.full((3,), 7.0).__dlpack__(**options)

@@ -227,7 +227,7 @@ VECTORS[5, 2] = np.nan
 
 
 def play(server, script, vectors):
-    """Carries a script out; `vectors` collects what was pushed at each join, and in a list what was handed in."""
+    """Executes a script. `vectors` collects the pushed vector of each join, and in a list the vectors that were set."""
     for entry in script:
         if entry[0] == "hand":
             for name in server.rule.needs.handed_in:

@@ -1,4 +1,4 @@
-"""A store that somebody has made up, with checksums that agree: an error within a second, or a server that works."""
+"""A forged store, with checksums that agree: an error within a second, or a server that works."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What can be wrong with a store: an error that says what, no crash, and the last commit intact."""
+"""Damaged and unusable stores: an error with the reason, no crash, and the last commit intact."""
 
 import json
 import os
@@ -126,7 +126,7 @@ def test_a_vanished_folder(path, tmp_path):
 
 
 def test_a_second_writer(path, monkeypatch):
-    """It waits for nobody but others: this process would wait for itself."""
+    """It waits only for other processes: this process would wait for itself."""
     with Server.open(path, RULE), monkeypatch.context() as patch:
         patch.delattr("afflux.store.lock.sleep")
         refused(
@@ -340,7 +340,7 @@ def limited(path, size):
 
 @pytest.mark.parametrize("size", [1, 20_000, 800_000])
 def test_a_disk_without_space(path, size, monkeypatch):
-    """A limit on the size of files stands for a full disk: both fail where space is asked for."""
+    """A limit on the size of files stands for a full disk: both fail when space is allocated."""
     monkeypatch.setattr("afflux.store.metadata.SEGMENT_BYTES", 1 << 20)
     shutil.rmtree(path)
     with Server(RULE, np.zeros(SIZE), num_clients=CLIENTS, store=path) as server:
@@ -373,7 +373,7 @@ def test_a_version_that_cannot_be_committed_is_not_told(path, monkeypatch):
 
 
 def test_foreign_versions_are_not_kept(path):
-    """A checkpoint keeps what this server has handed out; after an error, what the last one kept."""
+    """A checkpoint keeps versions of this server; after an error, the versions of the last checkpoint."""
     with Server.open(path, RULE) as server:
         mine, foreign = server.pull(), Server(fedbuff(), np.zeros(SIZE)).pull()
         server.checkpoint(1, keep=[mine])
