@@ -144,7 +144,7 @@ class Gpu(FakeCuda):
     ("change", "error", "message"),
     [
         (lambda tree: tree.pop("2.bias"), AffluxError, r"\[layout\] the tree lacks 2.bias"),
-        (put("2.bias", np.zeros(3)), AffluxError, r"2.bias has shape \(3,\), the layout says \(2,\)"),
+        (put("2.bias", np.zeros(3)), AffluxError, r"2.bias has shape \(3,\), the layout has \(2,\)"),
         (put("extra", np.zeros(3)), AffluxError, "the tree holds extra, which the layout does not"),
         (put("1.weight", np.zeros(4, complex)), AffluxError, "1.weight is complex128"),
         (put("1.weight", np.array([0, 1, np.inf, 0])), AffluxError, r"value at index 18 \(in 1.weight\)"),

@@ -461,7 +461,7 @@ def test_a_sum_is_not_taken_over_by_another_law():
     ("damage", "message"),
     [
         (lambda s: s["meta"].update(added=3), "3 arrivals are in the total, 2 in the buffer"),
-        (lambda s: s["meta"].update(added=-1), "-1 stands where a count belongs"),
+        (lambda s: s["meta"].update(added=-1), "-1 is not a count"),
         (
             lambda s: s["meta"].update(added=1),
             r"slots is float32 of shape \(0, 5\), expected float32 of shape \(1, 5\)",

@@ -29,7 +29,7 @@ from afflux.rules import RULES
 
 CLIENTS, M = 9, 3
 #: The message about the folder of a store that was never finished.
-UNBORN = ("there is no folder", "began to make it", "index.sqlite is missing")
+UNBORN = ("there is no folder", "was making it", "index.sqlite is missing")
 #: A folder in memory, if there is one: nothing waits for a disk there, and a new file has a new inode.
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 #: The messages of a child, besides numbers of joins.
