@@ -55,7 +55,7 @@ struct View {
   Device device{};
 };
 
-// The same with elements whose type is known at run time; a typed view becomes one by itself.
+// The same with an element type that is given at run time; a typed view converts to it implicitly.
 template <>
 struct View<void> {
   void* data = nullptr;
