@@ -1,13 +1,10 @@
 """LoRA: a small random transformer in a local checkpoint folder, whose adapters alone are trained and pushed."""
 
+import socket
 from dataclasses import replace
 
 import numpy as np
 import pytest
-
-pytest.importorskip("transformers", reason="needs the extra lora: transformers is not installed")
-pytest.importorskip("peft", reason="needs the extra lora: peft is not installed")
-
 import torch
 from typer.testing import CliRunner
 
@@ -32,6 +29,28 @@ HIDDEN = 16
 #: A (rank 1) and B at the query and value projections of one layer.
 ADAPTERS = 2 * 2 * HIDDEN
 SMALL = ["--num-clients", "4", "--concurrency", "3", "--refill", "1", "--batch-size", "4", "--rounds", "2"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def attempts():
+    """What the tests have tried to reach: they fail if it is anything, even in a thread of a library."""
+    found = []
+
+    def refused(*arguments, **options):
+        found.append(arguments)
+        # No Exception, so that no library handles it, and tries again.
+        pytest.fail(f"a test must not reach {arguments}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in (
+            (socket, "getaddrinfo"),
+            (socket, "create_connection"),
+            (socket.socket, "connect"),
+            (socket.socket, "connect_ex"),
+        ):
+            patch.setattr(owner, name, refused)
+        yield found
+        assert not found
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +89,16 @@ def settings(data_dir, **others):
 SPEC = parse_rule("fadas:buffer_size=3:server_lr=0.05")
 
 
+def test_an_attempt_to_reach_a_model_hub_is_noticed(attempts):
+    from transformers import AutoTokenizer
+
+    assert not attempts
+    with pytest.raises(pytest.fail.Exception, match="must not reach"):
+        AutoTokenizer.from_pretrained("bert-base-uncased")
+    assert "huggingface.co" in str(attempts)
+    attempts.clear()
+
+
 def test_adapters_alone_are_trained_and_pushed(data_dir):
     setup = SimulationSetup.of(settings(data_dir), 0)
     names = [field.name for field in setup.model.layout.fields]
@@ -85,6 +114,13 @@ def test_adapters_alone_are_trained_and_pushed(data_dir):
     assert all(torch.equal(tensor, frozen[name]) for name, tensor in module.named_parameters() if name in frozen)
     body = sum(tensor.numel() for tensor in frozen.values())
     assert body > 20 * ADAPTERS, "the body is not pushed"
+
+
+def test_the_adapters_alone_learn(data_dir):
+    result = run(SPEC, 0, settings(data_dir, arrivals=60, eval_every=60, local_steps=5))
+    first, last = result.evaluations
+    assert (first.accuracy, last.accuracy) == (0.5, 1.0), "one word decides the class"
+    assert last.loss < first.loss
 
 
 def test_the_head_is_an_option(data_dir):

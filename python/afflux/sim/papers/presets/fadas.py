@@ -18,11 +18,11 @@ _RULES = {
     "fadas": Sourced("fadas:beta1=0.9:beta2=0.99:epsilon=1e-8", "Algorithm 1; appendix D.2: betas and epsilon"),
     "da": Sourced(
         "fadas:beta1=0.9:beta2=0.99:epsilon=1e-8:delay_adaptive=inverse:threshold=1",
-        f"eq. 77; appendix D.2: betas and epsilon; threshold {DECIDED}: 1, as the tables do not give tau_c",
+        "eq. 77; appendix D.2: betas and epsilon; threshold: the authors' code has 1, the tables do not give tau_c",
     ),
 }
 #: (data, delays, Dirichlet's alpha) -> method -> (client, server learning rate); None: the rule has no such option.
-#: The row CIFAR-100, large delays, Dir(0.3), and FedAsync's rate of the row before it are not legible in our copy.
+#: Not legible in our copy: `NOT_LEGIBLE`, and FedAsync's rates in the last two rows.
 TABLE_10: Mapping[tuple[str, str, float], Mapping[str, tuple[float, float | None]]] = {
     ("cifar10", "mild", 0.1): {
         "fedasync": (0.003, None),
@@ -61,7 +61,16 @@ TABLE_10: Mapping[tuple[str, str, float], Mapping[str, tuple[float, float | None
         "da": (0.1, 0.001),
     },
     ("cifar100", "large", 0.1): {"fedbuff": (0.03, 1), "fadas": (0.1, 0.0001), "da": (0.1, 0.001)},
+    ("cifar100", "large", 0.3): {"fedbuff": (0.03, 1), "fadas": (0.1, 0.0001), "da": (0.1, 0.001)},
 }
+_BOTH = ("client_lr", "server_lr")
+#: Rates of `TABLE_10` that are not legible in our copy. Each has the value of its column in all other rows of these
+#: delays. FedAsync's rates differ between rows: those that are not legible have no preset.
+NOT_LEGIBLE: Mapping[tuple[str, str, float], Mapping[str, tuple[str, ...]]] = {
+    ("cifar100", "large", 0.1): {"da": ("client_lr",)},
+    ("cifar100", "large", 0.3): {"fedbuff": _BOTH, "fadas": _BOTH, "da": _BOTH},
+}
+_AS_OTHER_ROWS = f"{DECIDED}; not legible in our copy of Table 10, this is the value of all other rows of these delays"
 #: Delays -> all clients, M_c, M (section 6).
 SIZES = {"mild": (100, 20, 10), "large": (50, 25, 5)}
 #: Data set of GLUE -> method -> (client, server learning rate).
@@ -96,9 +105,7 @@ def presets() -> Iterator[Preset]:
                 data,
                 "resnet18-bn",
                 settings,
-                "Table 10",
-                client_lr,
-                server_lr,
+                *_rates(data, delays, alpha, method, client_lr, server_lr),
                 buffer_size,
             )
     for data, by_method in TABLE_11.items():
@@ -117,7 +124,20 @@ def presets() -> Iterator[Preset]:
                 "delays": Sourced("fadas-mild", "Tables 1 and 6, gamma = 1"),
             }
             about = f"LoRA adapters of BERT base on {data}, Dir(0.6), mild delays"
-            yield preset_of(f"fadas-{data}", method, about, data, "lora", settings, "Table 11", client_lr, server_lr, 3)
+            rates = Sourced(client_lr, "Table 11"), _server_rate(server_lr, "Table 11")
+            yield preset_of(f"fadas-{data}", method, about, data, "lora", settings, *rates, 3)
+
+
+def _rates(
+    data: str, delays: str, alpha: float, method: str, client_lr: float, server_lr: float | None
+) -> tuple[Sourced, Sourced | None]:
+    decided = NOT_LEGIBLE.get((data, delays, alpha), {}).get(method, ())
+    client, server = (_AS_OTHER_ROWS if name in decided else "Table 10" for name in _BOTH)
+    return Sourced(client_lr, client), _server_rate(server_lr, server)
+
+
+def _server_rate(server_lr: float | None, source: str) -> Sourced | None:
+    return None if server_lr is None else Sourced(float(server_lr), source)
 
 
 def preset_of(
@@ -127,9 +147,8 @@ def preset_of(
     data: str,
     model: str,
     settings: Mapping[str, Sourced],
-    table: str,
-    client_lr: float,
-    server_lr: float | None,
+    client_lr: Sourced,
+    server_lr: Sourced | None,
     buffer_size: int,
 ) -> Preset:
     """Return the preset of a method; `settings` are completed by what all tasks of the paper share."""
@@ -144,7 +163,7 @@ def preset_of(
     )
     shared = {
         "partition": Sourced("dirichlet", "section 6"),
-        "client_lr": Sourced(client_lr, table),
+        "client_lr": client_lr,
         "weight_decay": Sourced(1e-4, "section 6"),
         "eval_every": Sourced(buffer_size, "Table 2: mean accuracy of the last 5 rounds, hence each round"),
     }
@@ -157,5 +176,5 @@ def preset_of(
         _RULES[method],
         dict(settings) | shared | end,
         None if alone else Sourced(buffer_size, "section 6: M"),
-        None if server_lr is None else Sourced(float(server_lr), table),
+        server_lr,
     )

@@ -1,5 +1,6 @@
 """The presets by name, and how they are printed."""
 
+import re
 from functools import cache
 from itertools import chain
 from types import MappingProxyType
@@ -40,6 +41,7 @@ def _row(preset: Preset) -> tuple[str, ...]:
         return "-" if value is None else f"{value:g}" if isinstance(value, float) else f"{value}"
 
     rate = preset.settings["client_lr"]
+    sources = [re.split("[:;]", given.source)[0] for given in (rate, preset.server_lr) if given]
     return (
         preset.name,
         preset.data,
@@ -48,7 +50,7 @@ def _row(preset: Preset) -> tuple[str, ...]:
         shown(preset.buffer_size and preset.buffer_size.value),
         shown(rate.value),
         shown(preset.server_lr and preset.server_lr.value),
-        f"{preset.paper}, {(preset.server_lr or rate).source.partition(';')[0]}",
+        ", ".join([preset.paper, *dict.fromkeys(sources)]),
     )
 
 
