@@ -117,7 +117,8 @@ fuzz: setup  ## a million hostile calls of the Python API, and a million of the 
 scale: setup  ## 20,000 of a million clients push into stores on disk: 2 GB in the system's temporary folder, minutes
 	AFFLUX_TOUCHED=20000 $(BIN)/python -m pytest -q $(call files,store_scale)
 
-# afflux itself is the one that `setup` has built. APPFL, FedLab, FLGo and fluke ask for much that is not imported here.
+# afflux itself is the one that `setup` has built. APPFL, FedLab, FLGo and fluke have many dependencies that are not
+# imported here.
 $(FRAMEWORKS)/.installed: .ci/frameworks.txt
 	$(PYTHON) -m venv $(FRAMEWORKS)
 	@echo "installing torch, Flower, NVFlare, APPFL, FLGo, pfl, FedLab and fluke (some minutes) ..."

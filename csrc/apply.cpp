@@ -232,7 +232,7 @@ void apply_(const py::object& round, int num_threads, std::optional<py::list> do
   PassArrays(round).apply(num_threads, std::move(done), std::move(checksums));
 }
 
-// A round that was checked, for a sweep on the CPU: what a GPU does with its arrays meanwhile is not known.
+// A checked round for a sweep on the CPU. Not for a GPU, where other work may change the arrays after the check.
 class PreparedPass {
  public:
   explicit PreparedPass(const py::object& round) : round_(round) {

@@ -279,7 +279,7 @@ void Array::from_dlpack(py::handle object, Access access, Shape shape) {
       capsule = object.attr("__dlpack__")(**options);
     }
   } catch (py::error_already_set& error) {
-    if (!error.matches(PyExc_Exception)) throw;  // a KeyboardInterrupt is nobody's mistake
+    if (!error.matches(PyExc_Exception)) throw;  // a KeyboardInterrupt is not an error of the array
     fail("does not give its memory through DLPack: " + std::string(py::str(error.value())));
   } catch (const py::cast_error&) {
     fail("has a __dlpack_device__ that does not return two integers");
@@ -320,7 +320,7 @@ void Array::set_tensor(const dlpack::Tensor& tensor, Shape shape) {
   if (tensor.data != nullptr) data_ = static_cast<char*>(tensor.data) + tensor.byte_offset;
 }
 
-// Checks what DLPack does not say: a tensor may be meant with the other sign, and its storage may have been shrunk.
+// Checks facts that DLPack does not have: a tensor may be lazily negated, and its storage may have been shrunk.
 py::object Array::torch_storage(py::handle object) const {
   static const Attribute untyped_storage("untyped_storage"), storage_offset("storage_offset");
   py::object storage = untyped_storage.call_any(object);

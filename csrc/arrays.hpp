@@ -1,5 +1,5 @@
 // Any array library's vector as an afflux::View, without a copy: one of our own buffers, else the buffer protocol, else
-// DLPack (also for what the buffer protocol cannot say, such as bfloat16).
+// DLPack (also for types that the buffer protocol lacks, such as bfloat16).
 #pragma once
 #include <pybind11/pybind11.h>
 

@@ -32,11 +32,11 @@ class Attribute {
   pybind11::object of_any(pybind11::handle owner) const {
     return null_if_missing(PyObject_GetAttr(owner.ptr(), interned_));
   }
-  // What the method of this name returns without arguments; null if there is none.
+  // The result of the method of this name without arguments; null if there is no such method.
   pybind11::object call_any(pybind11::handle owner) const {
     return null_if_missing(PyObject_CallMethodNoArgs(owner.ptr(), interned_));
   }
-  // That of the type itself, not of its bases; null if there is none.
+  // The attribute of the type itself, not of its bases; null if there is none.
   pybind11::handle of_type(const PyTypeObject* type) const {
     return type->tp_dict == nullptr ? nullptr : PyDict_GetItemWithError(type->tp_dict, interned_);
   }

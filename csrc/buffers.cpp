@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::size_t kLine = 64, kPage = 4096, kHugePage = std::size_t{1} << 21;
 
-// The block that a vector of so many bytes lies in begins on a border of so many. Large ones ask for huge pages: a
+// The alignment of the block of a vector with this number of bytes. Large blocks request huge pages: a
 // sweep over many streams otherwise waits for the TLB.
 std::size_t border(std::size_t bytes) { return bytes >= kHugePage ? kHugePage : bytes >= kPage ? kPage : kLine; }
 

@@ -44,7 +44,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // Where the buffers lie that are not held.
   std::vector<std::uintptr_t> free() const;
   std::int64_t allocated() const;
-  // Tags of the frozen buffers that had been written to when they came back.
+  // Tags of the frozen buffers to which a caller had written before their release.
   std::vector<std::int64_t> damaged() const;
 
  private:

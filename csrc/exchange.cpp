@@ -48,7 +48,7 @@ bool described(py::handle object, dlpack::Tensor* out) {
   const dlpack::Exchange* const exchange = exchange_of(Py_TYPE(object.ptr()));
   if (exchange == nullptr) return false;
   if (exchange->tensor_from_object(object.ptr(), out) == 0) return out->device.type == dlpack::kCpu;
-  PyErr_Clear();  // __dlpack__ says what is wrong
+  PyErr_Clear();  // __dlpack__ raises the error
   return false;
 }
 

@@ -64,7 +64,7 @@ struct Names {
 };
 const Names* names = nullptr;  // made with the module, for the life of the process
 
-// The fields of a ServerState that are read or replaced here; all others stay as they are.
+// The fields of a ServerState that are read or replaced here; all others do not change.
 enum Field : std::size_t {
   kCurrent,
   kRule,
@@ -307,7 +307,7 @@ class FastPush {
     return nullptr;
   }
 
-  // The facts of a push, whose vector was taken in; or None.
+  // The facts of a push, whose vector was copied; or None.
   py::object taken_in(py::handle aggregator, py::handle client, py::handle version, py::handle vector,
                       py::handle num_examples, py::handle loss) const {
     const auto source = plain_vector(vector);
@@ -381,7 +381,7 @@ class FastPush {
   const bool both_count_;
 };
 
-// A method of FastPush of so many arguments, without pybind11's dispatcher, which takes a tenth of a push.
+// A method of FastPush with this number of arguments, without pybind11's dispatcher, which takes a tenth of a push.
 template <std::size_t N, class Call>
 PyObject* method(PyObject* self, Py_ssize_t given, const Call& call) {
   if (given != static_cast<Py_ssize_t>(N)) {

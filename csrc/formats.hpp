@@ -1,4 +1,4 @@
-// What the buffer protocol and DLPack say of an array's elements and strides.
+// Reads an array's element type and strides from the buffer protocol and DLPack.
 #pragma once
 #include <cstdint>
 #include <string>

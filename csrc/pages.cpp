@@ -21,11 +21,11 @@ namespace py = pybind11;
 namespace afflux::python {
 namespace {
 
-// Bytes that the system is asked to read at once: of more, Linux may read the beginning alone.
+// Bytes of one read-ahead request. Of a larger request, Linux may read only the beginning.
 constexpr std::size_t kPiece = 512 << 10;
 
 #if defined(__linux__)
-// Linux 5.14; C libraries know the names later.
+// Linux 5.14; C libraries have the names later.
 constexpr int kPopulateRead = 22, kPopulateWrite = 23;
 
 // From the beginning of a page.
@@ -82,7 +82,7 @@ std::ptrdiff_t first_changed(const std::vector<std::tuple<std::string, std::uint
   return -1;
 }
 
-// Where a contiguous array begins, for a dictionary of arrays: several times faster than NumPy says it.
+// The addresses of the arrays in a dictionary of contiguous arrays: several times faster than with NumPy.
 std::uintptr_t address_(py::handle memory) {
   Py_buffer view;
   if (PyObject_GetBuffer(memory.ptr(), &view, PyBUF_SIMPLE) != 0) throw py::error_already_set();

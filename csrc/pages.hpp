@@ -1,4 +1,4 @@
-// Pages of a mapped file, read ahead and made present before a sweep: what would be a SIGBUS amid it is an error here.
+// Pages of a mapped file, read ahead and made present before a sweep: a SIGBUS during the sweep becomes an error here.
 #pragma once
 #include <pybind11/pybind11.h>
 
@@ -6,7 +6,7 @@
 
 namespace afflux::python {
 
-// Has the system read what is on disk only, and does not wait.
+// Makes the system read pages that are only on disk, and does not wait.
 void prefetch(void* memory, std::size_t size);
 // Waits until all pages are there. Returns 0, or the error number; EFAULT: an access would have been a SIGBUS. Systems
 // that cannot tell do nothing.

@@ -1,4 +1,4 @@
-// The arrays of a model, told apart by whether the engine reads them as they are.
+// Separates the arrays of a model that the engine reads in place from the others.
 #pragma once
 #include <pybind11/pybind11.h>
 

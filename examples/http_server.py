@@ -2,8 +2,9 @@
 
 python examples/http_server.py          # needs aiohttp
 
-GET /task checks a version out; its id travels in a header. POST /model pushes what a client has trained. A request with
-a broken body, or one that comes twice, gets a receipt that says so, and changes nothing.
+GET /task checks a version out; a header has the id of the task. POST /model pushes the model of a client. A request
+with
+a broken body, or one that is sent twice, gets a receipt with the reason, and changes nothing.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ def as_bytes(array: np.ndarray) -> bytes:
 
 
 def from_bytes(body: bytes) -> np.ndarray:
-    """The array of an .npy file that may be anything."""
+    """The array of an untrusted .npy file."""
     return np.load(io.BytesIO(body), allow_pickle=False)
 
 
@@ -41,7 +42,7 @@ def application(server: Server) -> web.Application:
     async def model(request: web.Request) -> web.Response:
         try:
             trained = from_bytes(await request.read())
-        except Exception as error:  # whatever a body makes NumPy raise is the fault of its client
+        except Exception as error:  # any exception of NumPy here is caused by the client's body
             return web.json_response({"status": "unreadable", "reason": str(error)}, status=400)
         receipt = await asyncio.to_thread(server.push, task=request.headers.get("Task", ""), model=trained)
         return web.json_response({"status": receipt.status, "reason": receipt.reason})

@@ -1,4 +1,4 @@
-"""A federated loop of one's own: the rule is a command-line argument, and no other line depends on it.
+"""Your own federated loop: the rule is a command-line argument, and no other line depends on it.
 
 python examples/own_loop.py fedbuff --option buffer_size=5
 python examples/own_loop.py fedasync
@@ -6,7 +6,7 @@ python examples/own_loop.py ca2fl --option buffer_size=5
 python examples/own_loop.py wkafl --option buffer_size=5 --option server_lr=0.5
 
 Twenty clients, eight of them training at once, learn a softmax regression on scikit-learn's digits. Each client checks
-a version out, trains a model of its own, and pushes that model; the server converts it into what the rule takes.
+a version out, trains its own model, and pushes it; the server converts it to the kind of the rule.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def number_or_text(value: str) -> object:
 
 
 def loss_and_gradient(model: dict, x: np.ndarray, y: np.ndarray) -> tuple[float, dict]:
-    """Of a softmax regression on a batch."""
+    """Loss and gradient of a softmax regression on a batch."""
     logits = x @ model["weight"] + model["bias"]
     chances = np.exp(logits - logits.max(axis=1, keepdims=True))
     chances /= chances.sum(axis=1, keepdims=True)
@@ -60,7 +60,7 @@ def main() -> None:
 
     training = [server.checkout(client) for client in range(AT_ONCE)]
     for _ in range(ARRIVALS):
-        task = training.pop(int(rng.integers(AT_ONCE)))  # who finishes next
+        task = training.pop(int(rng.integers(AT_ONCE)))  # the client that finishes next
         shard, model = shards[task.client], task.tree()
         for _ in range(STEPS):
             batch = rng.choice(shard, 16)

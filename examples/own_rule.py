@@ -1,4 +1,4 @@
-"""A rule of one's own: a weigh part of ten lines, composed with parts of the package.
+"""Your own rule: a weigh part of ten lines, composed with parts of the package.
 
 python examples/own_rule.py
 
@@ -20,7 +20,7 @@ CLIENTS, SIZE = 10, 1000
 
 @dataclass(frozen=True, slots=True)
 class Clipped:
-    """w_i = min(1, clip / norm(u_i)) / M. Norms cost nothing: the sweep that takes an update in computes them."""
+    """w_i = min(1, clip / norm(u_i)) / M. The sweep that copies a pushed update computes its norm."""
 
     clip: float
 

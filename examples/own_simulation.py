@@ -1,4 +1,4 @@
-"""A simulation of one's own module and data set: 100 clients, three rules, two seeds.
+"""A simulation of your own module and data set: 100 clients, three rules, two seeds.
 
 python examples/own_simulation.py
 """

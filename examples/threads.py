@@ -2,8 +2,8 @@
 
 python examples/threads.py
 
-Each thread checks out the newest version, trains a model of its own and pushes it. No lock is needed: a push waits for
-nothing but the step that it completes.
+Each thread checks out the newest version, trains its own model and pushes it. No lock is needed: a push waits only for
+the step that it completes.
 """
 
 from concurrent.futures import ThreadPoolExecutor

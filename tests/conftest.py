@@ -88,7 +88,7 @@ def awkward(rng, size):
 
 
 def ready(server):
-    """Hands in what the rule wants to be handed: a gradient so short that Zeno++ accepts whatever comes."""
+    """Sets the vectors that the rule needs: a gradient so short that Zeno++ accepts every arrival."""
     for name in server.rule.needs.handed_in:
         size = server.pull().params.size
         server.set_rule_vector(name, np.full(size, 0.25 / max(size, 1) ** 0.5))
@@ -122,7 +122,7 @@ FORKS = "ignore:os.fork\\(\\) was called:RuntimeWarning"
 
 
 class FakeCuda:
-    """What a GPU tensor answers before it is asked for its memory."""
+    """The attributes of a GPU tensor that are read before its memory."""
 
     shape = (5,)
 

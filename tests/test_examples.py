@@ -1,4 +1,4 @@
-"""The programs in examples/ run, and do what they say. Those of other frameworks: tests/integrations."""
+"""The programs in examples/ run as described. tests/integrations has those of other frameworks."""
 
 import re
 import subprocess

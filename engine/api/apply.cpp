@@ -251,7 +251,7 @@ bool apply(const Pass& pass, int num_threads, bool dry, Checksums* checksums) {
   kernels();
   const MemoryUse memory = memory_use(overlaps.traffic(), checksums == nullptr);
   const int threads = threads_worth(overlaps.traffic(), num_threads);
-  rows::finish(written, codec, pass.params.size, device);  // what they replace has been read
+  rows::finish(written, codec, pass.params.size, device);  // the rows that they replace were already read
   return sweep(with_outs(pass), heads, memory, threads, checksums);
 }
 

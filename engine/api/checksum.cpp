@@ -55,7 +55,7 @@ constexpr Table kTable;
 
 using checksum::Stream;
 
-// `count` streams go on by `size` bytes.
+// `count` streams continue by `size` bytes.
 void by_table(Stream* const* streams, int count, std::int64_t size) {
   for (int k = 0; k < count; ++k) {
     std::uint32_t crc = ~*streams[k]->crc;

@@ -36,7 +36,7 @@ void finish(const std::vector<Written>& written, Codec codec, std::int64_t size,
 class Heads {
  public:
   Heads(Codec codec, List<View<const unsigned char>> rows, Device device);
-  // Null where the codec has no heads, or no row is there.
+  // Null if the codec has no heads, or if there is no row.
   const unsigned char* at(std::int64_t i) const { return heads_[static_cast<std::size_t>(i)]; }
 
  private:

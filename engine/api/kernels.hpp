@@ -45,7 +45,7 @@ AFFLUX_FN void add_to(IngestSums& left, const IngestSums& right) {
   if (left.first_nonfinite < 0) left.first_nonfinite = right.first_nonfinite;
 }
 
-// Two panels of vectors, of any types, whose inner products are wanted; the same panel twice gives its Gram matrix.
+// Two panels of vectors, of any types, whose inner products are computed; the same panel twice gives its Gram matrix.
 struct GramPanels {
   const View<const void>* left;
   const View<const void>* right;
@@ -60,7 +60,7 @@ AFFLUX_FN std::int64_t inner_work(std::int64_t vectors) {
   return (vectors + 1) * kInnerTile + (2 * vectors + 1) * kLanes + 8;
 }
 
-// What the head of a row says beyond its codec and size.
+// The fields of a row's head besides its codec and size.
 struct RowHead {
   std::uint64_t key;
   float low, step;  // affine_vector
@@ -124,7 +124,7 @@ extern const Kernels kernels;
 
 namespace afflux::cuda {
 
-// CUDA's sweeps over vectors on one device, whole. Lists and what is returned lie on the host.
+// CUDA's sweeps over whole vectors on one device. Lists and results are on the host.
 
 // Where a call runs. `stream` is a cudaStream_t; null: the default one.
 struct Where {
@@ -145,7 +145,7 @@ struct NewHeads {
 struct Backend {
   // Empty if the device can be used.
   std::string (*why_not)(std::int32_t device);
-  // `parts` are [first, last), and *last closes them, as for Kernels::ingest; `change` likewise.
+  // `parts` are [first, last), and *last closes them, as for Kernels::ingest; so does `change`.
   IngestSums (*ingest)(const Where& where, const Part* first, const Part* last, const PartChange* change,
                        const View<void>& slot);
   // sums[i * right_count + j] = <left[i], right[j]>, for symmetric panels where j <= i

@@ -1,4 +1,4 @@
-// The checksums of what a sweep writes, taken while it lies in the cache of the thread that has written it.
+// The checksums of the memory that a sweep writes, computed while it is in the cache of the thread that has written it.
 #pragma once
 #include <vector>
 

@@ -1,4 +1,4 @@
-// Which CPUs the engine's threads may use, where the system tells.
+// The CPUs that the engine's threads may use, on systems that report them.
 #pragma once
 #include <pthread.h>
 
@@ -14,7 +14,7 @@ namespace afflux {
 
 #if defined(__linux__)
 
-// How many CPUs the process may use, which is to say its first thread.
+// The number of CPUs that the process (its first thread) may use.
 inline std::size_t usable_cpus() {
   cpu_set_t set;
   if (sched_getaffinity(getpid(), sizeof set, &set) == 0) return static_cast<std::size_t>(CPU_COUNT(&set));

@@ -45,7 +45,7 @@ AFFLUX_FN const Row<T>* row_or_zeros(const View<const unsigned char>& row, Tile 
 
 // Of up to kTogether arrivals: v += w (u - h) where kDirection;  S += u - h and h <- u where the row is replaced. v and
 // S stay in registers; S comes `from` elsewhere if the new one is written there. A weight of 0 adds nothing, and an
-// arrival that has one may hold what is not finite.
+// arrival that has one may hold values that are not finite.
 template <bool kDirection, class T>
 AFFLUX_FN void add_differences(const Arrival<T>* arrivals, int count, Tile tile, double* __restrict v,
                                const double* from, double* sum) {

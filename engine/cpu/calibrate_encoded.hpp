@@ -15,7 +15,7 @@ struct EncodedArrival {
   const float* renewed;  // q, or h if the row is kept
   bool replaced;
   double weight;
-  const char* later;  // what is prefetched meanwhile
+  const char* later;  // the memory to prefetch at the same time
 };
 
 // Whether nothing is in the direction before the rows' mean: it is not read then.

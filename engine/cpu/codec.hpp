@@ -37,7 +37,7 @@ struct Encoding {
   const float* from;   // the run's part of the vector
   float* x;            // a copy of it, which affine codecs make; null: they read it where it lies
   unsigned char* row;  // null: it is not stored
-  float* decoded;      // what it will be decoded to
+  float* decoded;      // the memory for its decoded values
 };
 struct Decoding {
   const RowHead* head;
@@ -66,8 +66,8 @@ struct Runs {
   Lookahead ahead = {};
 };
 
-// Of the lines of an update that come later, all stages ask for some: memory is never idle, and never asked for more
-// than it can have under way. Where the differences are added the rest is asked for.
+// All stages prefetch some of the later lines of an update, so that memory is never idle, and never has more requests
+// than it can process at once. The stage that adds the differences prefetches the rest.
 constexpr int kFirstLines = 1, kLinesBesideCodes = 3;
 AFFLUX_FN void prefetch_update(const Lookahead& ahead, const float* update, int first, int count) {
   const char* const line = reinterpret_cast<const char*>(update) + ahead.bytes + 64 * first;

@@ -27,7 +27,7 @@ AFFLUX_FN const P* rounded_through(const P* base, std::int64_t n, P* room) {
   return room;
 }
 
-// base[0, n) as a client saw it whose own values are of this type.
+// base[0, n) rounded to this type, as a client with values of this type has received it.
 template <class P>
 AFFLUX_FN const P* seen_as(Type type, const P* base, std::int64_t n, P* room) {
   if (type == Type::float16) return rounded_through<Float16>(base, n, room);

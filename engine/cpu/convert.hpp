@@ -1,4 +1,4 @@
-// Vectors from one element type to another, and what a switch over types needs.
+// Converts vectors from one element type to another; helpers for a switch over types.
 #pragma once
 #include "afflux/view.hpp"
 #include "formula/half.hpp"

@@ -10,7 +10,7 @@
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-// Whether the rule vectors are none, or one that a step without states goes with: read, renewed or both.
+// Whether there are no rule vectors, or one, with a step without states, that is read, replaced or both.
 AFFLUX_FN bool can_fuse(const RuleVectors& held, const Pass& pass) {
   if (held.vectors.size == 0) return true;
   if (held.vectors.size > 1 || pass.calibrate.kind != Calibration::none || pass.step.kind != StepKind::sgd)

@@ -10,7 +10,7 @@
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-// What is read of a part is prefetched so many bytes ahead; near its end, the beginning of the next part.
+// A part is prefetched this many bytes ahead; near its end, the beginning of the next part is.
 class Ahead {
  public:
   AFFLUX_INLINE Ahead(const Part* part, const void* from, std::int64_t bytes_left, std::int64_t distance)

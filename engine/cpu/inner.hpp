@@ -12,7 +12,7 @@
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-// Where a sweep keeps what it works on: a tile of every x_k and of e, and the lanes of every sum.
+// The scratch memory of a sweep: a tile of every x_k and of e, and the lanes of every sum.
 class InnerWork {
  public:
   InnerWork(std::int64_t count, double* work) : count_(count) {

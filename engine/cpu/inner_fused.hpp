@@ -80,7 +80,7 @@ AFFLUX_FN InnerFused inner_fused_of(std::int64_t count, std::integer_sequence<in
   return kAll[count - 1];
 }
 
-// nullptr if `inner` is not one of these: e is asked for without a part of the memory, and no vector is left out of it.
+// nullptr if `inner` is not one of these: e must have no part of the memory, and contain every vector.
 AFFLUX_FN InnerFused inner_fused_of(const Inner& inner) {
   const std::int64_t count = inner.vectors.size;
   if (inner.weights.data == nullptr || inner.memory_weight != 0.0 || count < 1 || count > kInnerFew) return nullptr;

@@ -5,7 +5,7 @@
 
 namespace afflux {
 
-// Of a sweep over so many bytes; `may_stream`: nothing reads soon what it writes.
+// The settings of a sweep over this number of bytes; `may_stream`: its output is not read soon after.
 inline MemoryUse memory_use(std::int64_t bytes, bool may_stream = true) {
   const Policy now = policy();
   return {now.prefetch, may_stream && bytes >= now.stream, now.fused, now.direct};

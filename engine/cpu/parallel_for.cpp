@@ -40,7 +40,7 @@ class DefaultFloatingPoint {
   DefaultFloatingPoint& operator=(const DefaultFloatingPoint&) = delete;
 };
 
-std::atomic<std::int64_t> thread_bytes{0};  // 0: not asked for yet
+std::atomic<std::int64_t> thread_bytes{0};  // 0: not read yet
 
 using WithHelpers = void (*)(int helpers, const Work& work);
 

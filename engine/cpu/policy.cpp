@@ -28,7 +28,7 @@ Policy default_policy() {
 }
 
 // A reader may see a half of a new policy and a half of the old one: still a policy, and no bit depends on it. A
-// prefetch below 0: none is chosen yet.
+// A prefetch below 0: no policy is chosen yet.
 std::atomic<std::int64_t> chosen_prefetch{-1}, chosen_stream{0};
 std::atomic<bool> chosen_fused{true}, chosen_direct{false};
 std::mutex choosing;  // held to store
@@ -40,7 +40,7 @@ void store(const Policy& policy) {
   chosen_prefetch.store(policy.prefetch, std::memory_order_release);
 }
 
-// The bytes that `number` spells, from 0 to `most`; -1 if it spells none.
+// `number` as a count of bytes, from 0 to `most`; -1 if it is not one.
 std::int64_t bytes_of(const std::string& number, std::int64_t most) {
   if (number.empty() || number.find_first_not_of("0123456789") != std::string::npos) return -1;
   errno = 0;
@@ -48,7 +48,7 @@ std::int64_t bytes_of(const std::string& number, std::int64_t most) {
   return errno == ERANGE || value > most ? -1 : value;
 }
 
-// Whether `value` is one of two words; `is_first` says which.
+// Whether `value` is one of two words; `is_first` is set to whether it is the first.
 bool either(const std::string& value, const char* first, const char* second, bool& is_first) {
   is_first = value == first;
   return is_first || value == second;

@@ -33,7 +33,7 @@ void pause() {
 #endif
 }
 
-// Whether ready() became true before the time was over. Yields now and then, for threads that need the CPU.
+// Whether ready() became true before the time was over. Yields regularly, for threads that need the CPU.
 template <class Ready>
 bool spin(Microseconds time, const Ready& ready) {
   if (time.count() == 0) return ready();
@@ -72,8 +72,8 @@ const std::atomic<bool> never{false};  // a caller never stops its own work
 struct Job {
   const Work& work;
   int wanted;                   // helpers that may still join
-  Job* next = nullptr;          // another caller's
-  std::atomic<int> helpers{0};  // that have joined and not ended
+  Job* next = nullptr;          // the job of another caller
+  std::atomic<int> helpers{0};  // helpers that have joined and not ended
 };
 
 struct Helper {
@@ -150,7 +150,7 @@ class Pool {
         helper.avoided_cpu.narrow(helper.thread.native_handle());
         helpers_.push_back(std::move(made));
       }
-    } catch (...) {  // no more threads or memory: those that run take all the work, with the same result
+    } catch (...) {  // no more threads or memory: the running threads do all the work, with the same result
     }
     spin_time_ = usable_cpus() > helpers_.size() ? requested_spin_time_ : Microseconds(0);
   }
@@ -201,7 +201,7 @@ class Pool {
     lock.unlock();
     job.work(ending_);
     lock.lock();
-    // From here on the caller may return, and its job is gone.
+    // After this the caller may return, and its job no longer exists.
     if (job.helpers.fetch_sub(1, std::memory_order_release) == 1) ended_.notify_all();
   }
 
@@ -231,9 +231,9 @@ class Pool {
 
 std::atomic<Pool*> pool{nullptr};
 
-// In a forked child the parent's pool has no threads, and its locks may be taken: it is never touched again. At the end
-// of the process, or when the library is unloaded, the threads must have left its code; but the pool stays, because
-// other threads may still be amid a call.
+// In a forked child the parent's pool has no threads, and its locks may be taken: the child never uses it. At the end
+// of the process, or when the library is unloaded, the threads must have left its code; but the pool is not destroyed,
+// because other threads may still be in a call.
 struct Lifetime {
   Lifetime() {
     pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr, std::memory_order_relaxed); });

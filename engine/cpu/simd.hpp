@@ -190,7 +190,7 @@ struct VectorPack {
   }
 };
 
-// 64 bytes, likewise.
+// The same for 64 bytes.
 AFFLUX_FN void stream_line(const void* from, void* to) {
 #if defined(__AVX512F__)
   _mm512_stream_si512((__m512i*)to, _mm512_loadu_si512(from));
@@ -225,7 +225,8 @@ AFFLUX_FN void stored_streams() {
 #endif
 }
 
-// body(lanes, i) for all of [0, n): vectors first, then what is left one by one. `body` is written once for both.
+// body(lanes, i) for all of [0, n): vectors first, then the remaining elements one by one. `body` is written once for
+// both.
 template <class Body>
 AFFLUX_FN void each(std::int64_t n, const Body& body) {
   std::int64_t i = 0;

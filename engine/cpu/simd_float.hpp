@@ -58,7 +58,7 @@ AFFLUX_FN Floats greater(Floats acc, Floats x) {
 // The least lane of `low` and the greatest of `high`.
 AFFLUX_FN void extremes(Floats low, Floats high, float& least, float& most) {
 #if defined(__AVX512F__)
-  // Both at once, the greatest as the least of what is negated.
+  // Both at once: the largest is computed as the smallest of the negated values.
   const __m512 a = (__m512)low, b = (__m512)-high;
   const __m256 a8 = _mm256_min_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
   const __m256 b8 = _mm256_min_ps(_mm512_castps512_ps256(b), _mm512_extractf32x8_ps(b, 1));
@@ -99,7 +99,7 @@ AFFLUX_FN Doubles magnitude(Doubles values) {
   return (Doubles)((Longs)values & INT64_MAX);
 }
 
-// What formulas over float32 ask of lanes.
+// The operations on lanes that formulas over float32 use.
 struct FloatLanes {
   AFFLUX_FN Floats lesser(Floats acc, Floats x) { return simd::lesser(acc, x); }
   AFFLUX_FN Floats greater(Floats acc, Floats x) { return simd::greater(acc, x); }
@@ -152,7 +152,7 @@ AFFLUX_FN Floats load_halves(const Float16* from) {
   return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
 #endif
 }
-// Returns what was stored.
+// Returns the stored values.
 AFFLUX_FN Floats store_halves(Float16* to, Floats values) {
   const Words sign = bits_of(values) & 0x80000000u;
   const Floats magnitude = lesser(all(65504.0f), floats_of(bits_of(values) & 0x7FFFFFFFu));

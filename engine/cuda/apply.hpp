@@ -80,7 +80,7 @@ template <class Executor>
 bool apply(const Where& where, const Pass& pass, const RowHeads* heads, const NewHeads& renewed) {
   Executor executor(where);
   const StagedPass staged(executor, pass, heads);
-  const StagedHeads new_heads(executor, renewed);  // all memory is there before anything is changed
+  const StagedHeads new_heads(executor, renewed);  // all memory is allocated before anything is changed
   const Type updates = pass.combine.updates.size > 0 ? pass.combine.updates.data[0].type : Type::float32;
   if (pass.params.type == Type::float64)
     sweep_params<Executor, double>(executor, staged.sweep(), updates);

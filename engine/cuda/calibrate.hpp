@@ -11,7 +11,7 @@ AFFLUX_DEVICE void add_mean(const Doubles& sum, std::int64_t num_clients, Double
   v = formula::add_cached_mean(v, sum, FourLanes::fill(formula::inverse_of(num_clients)));
 }
 
-// What arrival k adds to the direction's differences: its weight, or 0 where the direction has none.
+// The weight of arrival k in the direction's differences; 0 if the direction has no differences.
 AFFLUX_DEVICE double direction_weight(const Pass& pass, std::int64_t k) {
   return formula::weighs_differences(pass.calibrate.kind) ? pass.combine.weights.data[k] : 0.0;
 }

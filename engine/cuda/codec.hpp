@@ -1,4 +1,4 @@
-// encode and decode: the codecs of cached rows as kernels of their own.
+// encode and decode: the codecs of cached rows as separate kernels.
 #pragma once
 #include <type_traits>
 

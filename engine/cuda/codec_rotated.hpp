@@ -105,7 +105,7 @@ struct Rotated {
            (shared.partial[1][vector] + shared.partial[3][vector]);
   }
 
-  // From shared.values, which are rotated, to what was rotated.
+  // Rotates shared.values back.
   template <class Block, class Out>
   static AFFLUX_DEVICE void rotate_back(const Block& block, Shared& shared, std::uint64_t random, Out& out) {
     hadamard(block, shared.values);

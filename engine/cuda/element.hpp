@@ -8,7 +8,7 @@
 
 namespace afflux::cuda {
 
-// Vectors of several types: each says its own.
+// Vectors of several types: each element type is a field of its vector.
 struct Mixed {};
 
 // T: the type of the vector, or Mixed.

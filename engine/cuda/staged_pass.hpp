@@ -17,7 +17,7 @@ struct Sweep {
   std::int32_t* sound;  // 1; 0 where an element is not, see afflux::apply
 };
 
-// A pass whose lists lie on the device; nothing else of it changes.
+// A pass whose lists are on the device; the rest of the pass is unchanged.
 class StagedPass {
  public:
   template <class Executor>

@@ -1,4 +1,4 @@
-// Four consecutive elements of a vector: what a thread works on, 16 bytes of float32 in one access.
+// Four consecutive elements of a vector, which one thread processes: 16 bytes of float32 in one access.
 #pragma once
 #include "afflux/view.hpp"
 #include "cuda/block.hpp"

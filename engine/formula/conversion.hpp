@@ -1,4 +1,4 @@
-// From what a client sends to what a rule takes, element by element.
+// Conversions between updates, gradients and models, element by element.
 #pragma once
 #include <type_traits>
 

@@ -17,7 +17,7 @@ AFFLUX_FN std::uint64_t block_bits(std::uint64_t key, std::int64_t block) {
 constexpr std::uint32_t kWeyl = 0x9E3779B9u;
 
 // W is a 32-bit word or a vector of them; low and high are the halves of block_bits. Of each element uniform, and of
-// any two independent as far as tests can tell; the upper bits are the better ones.
+// any two independent in all statistical tests made; the upper bits are the better ones.
 template <class W>
 AFFLUX_FN W mixed(W counter, W high) {
   return (counter ^ (counter >> 15) ^ high) * 0xD35A2D97u;

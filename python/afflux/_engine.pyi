@@ -16,10 +16,10 @@ LANES: int
 BLOCK: int
 SUPERBLOCK: int
 MOST_RULE_VECTORS: int
-STEP_KINDS: dict[str, int]  # how many states each keeps
+STEP_KINDS: dict[str, int]  # the number of states of each kind
 # bits of an element, type of rows, whether it is encoded with a key, and whether with the least and largest element
 CODECS: dict[str, tuple[int, str, bool, bool]]
-PIECE: int  # bytes to read ahead at once
+PIECE: int  # bytes of one read-ahead request
 
 class AffluxError(ValueError): ...
 class UnavailableError(RuntimeError): ...
@@ -58,7 +58,7 @@ class FastPush:
         classes: tuple[type, type, type, type, type],  # ServerState, PendingArrival, Receipt, Join, numpy.ndarray
         kind: str,  # of the vectors that the rule takes
         size: int,
-        num_threads: int,  # of the sweep that takes a vector in
+        num_threads: int,  # of the sweep that copies a vector
         max_abs: float,
         max_norm: float,
         most_squares: float,
@@ -114,7 +114,7 @@ def apply(
 ) -> None: ...
 
 class PreparedPass:
-    """A round on the CPU that was checked, whose arrays are held until `release`."""
+    """A checked round on the CPU. It refers to its arrays until `release`."""
 
     def __init__(self, round: object) -> None: ...  # afflux.ops.Pass
     def apply(
@@ -137,7 +137,7 @@ def log(x: float) -> float: ...
 def pow(x: float, y: float) -> float: ...
 
 class RowCheck:
-    """Reads a row in a mapped file, and compares its checksums, beside an `ingest`."""
+    """Reads a row in a mapped file, and verifies its checksums, in parallel with an `ingest`."""
 
     sound: bool  # false until the row was found to have these checksums
     def __init__(self, memory: object, block: int, head: int, checksums: bytes, num_threads: int) -> None: ...

@@ -1,4 +1,4 @@
-"""The benchmark's figures mean what they say: quick runs."""
+"""The benchmark's figures are correct: quick runs."""
 
 import gzip
 import json

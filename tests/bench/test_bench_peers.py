@@ -1,4 +1,4 @@
-"""The benchmark's peers compute what their rows say; a run without them says so and goes on."""
+"""The benchmark's peers compute the formulas of their rows; a run without them prints a note and continues."""
 
 import json
 import os

@@ -16,7 +16,7 @@ from afflux.bench.run import notes
 
 
 def test_shared_cores():
-    """Additions take time in proportion to their number, and a note says when their time varied."""
+    """Additions take time in proportion to their number, and there is a note if their time has varied."""
     additions = native_probes.library().afflux_additions
     few, many = (min(additions(rounds) for _ in range(9)) for rounds in (10_000, 100_000))
     assert 3 < many / few < 30

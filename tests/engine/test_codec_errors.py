@@ -142,7 +142,7 @@ def test_the_errors_of_the_page_are_those_that_were_asked_for():
 
 @pytest.mark.parametrize("data", RUN_ON)
 def test_two_bits_are_as_accurate_as_eight(data):
-    """As the page says: within a point, in the mean over seeds of the differences."""
+    """As stated on the page: the mean of the differences over seeds is within a point."""
     content = results(f"mf-ca2fl-{data}.json")
     assert len(content["seeds"]) >= 3
     for codec in ("affine-2", "rotated-2"):

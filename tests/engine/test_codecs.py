@@ -1,4 +1,4 @@
-"""Encoded rows: byte for byte as docs/codecs.md (rows.py) says, on any machine; errors, bias and limits of codecs."""
+"""Encoded rows: the bytes of docs/codecs.md (rows.py) on any machine; errors, bias and limits of codecs."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What the environment asks for, and what import does not do."""
+"""The environment variables of the engine, and the absence of side effects of an import."""
 
 import os
 import subprocess

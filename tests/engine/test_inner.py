@@ -13,7 +13,7 @@ THREADS = [1, 2, 3]
 
 
 def stored(values, kind):
-    """(as it is handed in, what it holds in float64)"""
+    """(the vector as an argument, its values in float64)"""
     if kind == "bfloat16":
         buffer = _engine.Buffer(_engine.Pool(values.size, kind, 1))
         ops.ingest(values, buffer)

@@ -63,7 +63,7 @@ FORMS = {
     "list of every second": (lambda a: [a[:2], a[::2]], True, r"(\[1\] is (strided|not C-contiguous))"),
     "list with an empty one": (lambda a: [a[:0], a], True, None),
 }
-#: NumPy has no bfloat16, and JAX no float64 unless it is told to.
+#: NumPy has no bfloat16, and JAX has float64 only if it is enabled.
 ABSENT = {("numpy", "bfloat16"), ("jax", "float64")}
 CASES = [case for case in product(LIBRARIES, DTYPES, FORMS) if case[:2] not in ABSENT]
 SLOTS = [case for case in CASES if case[0] != "jax" and case[2] in ("vector", "slice", "every second", "matrix")]

@@ -125,7 +125,7 @@ def test_the_embedded_engine_throws_and_tells(embedded):
 
 
 def test_the_kernels_compile_for_cuda(release):
-    """Without a warning, which would also tell of an array that does not stay in registers."""
+    """Compiles without a warning. A warning would also report an array that is not kept in registers."""
     if NVCC is None:
         pytest.skip("nvcc is not installed: the CUDA code was not compiled")
     sources = (ROOT / "engine/cuda").glob("*.cu")
@@ -155,7 +155,7 @@ def test_releases_are_for_every_generation(tmp_path):
 
 @pytest.mark.parametrize(("choice", "code"), [("auto", 0), ("on", 1), ("release", 1), ("off", 0), ("perhaps", 1)])
 def test_without_nvcc(tmp_path, choice, code):
-    """`auto` and `off` build without CUDA, `on` and `release` say what is missing."""
+    """`auto` and `off` build without CUDA; `on` and `release` end with an error about the missing part."""
     hidden = [folder for folder in PATH.split(os.pathsep) if not Path(folder, "nvcc").exists()]
     env = os.environ | {"PATH": os.pathsep.join(hidden)}
     for name in ("CUDACXX", "CUDA_PATH", "CUDA_HOME"):

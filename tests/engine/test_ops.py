@@ -232,7 +232,7 @@ def test_a_checked_round_is_made_as_any(rng):
     ops.apply(rounds[0], checked=checked)
     ops.apply(rounds[1])
     assert bits(rounds[0].out) == bits(rounds[1].out)
-    for wrong, message in ((5, "checked is 5, must be what check gave"), (checked, "checked is not of this round")):
+    for wrong, message in ((5, "checked is 5, must be the result of check"), (checked, "checked is not of this round")):
         with pytest.raises(AffluxError, match=message):
             ops.apply(rounds[1], checked=wrong)
     checked.release()

@@ -116,7 +116,7 @@ def test_no_policy_changes_a_bit(isa, rng, cache, params_type):
 
 
 def off(vector, elements):
-    """A copy of the vector that begins so many elements after the border of a cache line."""
+    """A copy of the vector that begins this number of elements after the start of a cache line."""
     room = np.zeros(vector.size + 64, vector.dtype)
     first = -room.ctypes.data // room.itemsize % (64 // room.itemsize) + elements
     room[first : first + vector.size] = vector

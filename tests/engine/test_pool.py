@@ -93,7 +93,7 @@ before = os.listdir("/proc/self/task")
 @needs_proc
 @pytest.mark.parametrize(("spin", "cpus", "states"), [("0", 2, ["S"]), ("10000000", 1, ["S"]), ("10000000", 2, ["R"])])
 def test_helpers_sleep_or_spin(spin, cpus, states):
-    """One that finds a CPU for itself looks out for work, as long as it is told; and does not hold up the exit."""
+    """A helper with its own CPU spins for work for the configured time, and does not delay the exit."""
     usable = sorted(getattr(os, "sched_getaffinity", lambda _: ())(0))
     if len(usable) < 2:
         pytest.skip("needs two CPUs")

@@ -90,7 +90,7 @@ def asarray(array):
 
 
 STREAM = SimpleNamespace(ptr=0, synchronize=lambda: None)
-# zarr's plugin of pytest asks for the runtime, and shall find no device.
+# zarr's plugin of pytest queries the runtime, and must find no device.
 RUNTIME = SimpleNamespace(getDeviceCount=lambda: 0, CUDARuntimeError=RuntimeError)
 cuda = SimpleNamespace(
     Device=lambda index: nullcontext(),

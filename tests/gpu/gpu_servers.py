@@ -55,7 +55,7 @@ def shown(vector):
 
 
 def held_of(pulled):
-    """What a server has handed out, for what was shown of it."""
+    """The server's own object for an object that a caller has got."""
     return replace(pulled, params=pulled.params.held) if hasattr(getattr(pulled, "params", None), "held") else pulled
 
 

@@ -157,7 +157,7 @@ def test_only_versions_of_this_server_are_kept(moved, path):
     first = server.pull()
     server.push(client=1, **{server.rule.kind: vector(1)}, version=0)
     other = made(fedbuff(buffer_size=1), moved).pull()
-    with pytest.raises(AffluxError, match=r"\[checkpoint\] keep: version 0 is not one that this server handed out"):
+    with pytest.raises(AffluxError, match=r"\[checkpoint\] keep: version 0 is not a version of this server"):
         server.checkpoint(keep=[other])
     server.checkpoint(keep=[first])
     assert list(server.retained_versions) == [0]
@@ -330,7 +330,7 @@ def test_versions_of_other_servers_are_not_kept(moved, path):
     server = made(fedbuff(buffer_size=1), moved, store=path)
     for put in [np.array, *libraries().values()]:
         foreign = made(fedbuff(buffer_size=1), put).pull()
-        with pytest.raises(AffluxError, match=r"version 0 is not one that this server handed out"):
+        with pytest.raises(AffluxError, match=r"version 0 is not a version of this server"):
             server.checkpoint(keep=[foreign])
     server.close()
 

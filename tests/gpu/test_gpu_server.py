@@ -178,7 +178,7 @@ def test_what_lies_elsewhere(moved, vectors):
         server = Server(fedbuff(), moved(vectors[0][:5]))
         server.push(client=1, **{server.rule.kind: OfAnotherLibrary()}, version=0, copy=False)
     assert (here.counts["refused"], there.counts["refused"]) == (2, 2)
-    with pytest.raises(AffluxError, match=r"\[Server\] params lies on several devices: a on cuda:0, b on the CPU"):
+    with pytest.raises(AffluxError, match=r"\[Server\] params is on several devices: a on cuda:0, b on the CPU"):
         Server(fedbuff(), {"a": moved(vectors[0]), "b": vectors[0]})
 
 
@@ -189,7 +189,7 @@ def test_what_is_for_the_cpu_alone(moved, vectors):
 
 def test_bfloat16_slots(moved, vectors):
     if type(moved(vectors[0])).__module__ == "cupy":
-        with pytest.raises(UnavailableError, match=r"slot_dtype is 'bfloat16', which CuPy has not"):
+        with pytest.raises(UnavailableError, match=r"slot_dtype is 'bfloat16', which CuPy lacks"):
             Server(fedbuff(), moved(vectors[0]), slot_dtype="bfloat16")
         return
     options = {"slot_dtype": "bfloat16", "num_clients": 5}
@@ -262,7 +262,7 @@ def test_set_memory_and_a_wrong_one(moved, vectors):
 @pytest.mark.skipif(emulated is None, reason="streams are asked on the emulated device")
 class TestStreams:
     def asked(self, monkeypatch, library):
-        """The devices whose current streams are asked for, and those that are waited for."""
+        """The devices whose current streams are read, and those that are waited for."""
         asked, waited, cuda = [], [], sys.modules[library].cuda
 
         def current(device=-1):

@@ -69,7 +69,7 @@ def operations(num_threads, data, wide):
 
 
 def pooled(dtype, size):
-    """An empty buffer of the engine's, which also knows bfloat16."""
+    """An empty buffer of the engine, which also supports bfloat16."""
     return _engine.Buffer(_engine.Pool(size, dtype, 1))
 
 

@@ -90,7 +90,7 @@ def test_a_rule_that_does_not_need_it_is_refused(rng):
 def test_a_decided_round_is_closed(rng):
     kept = []
     served(Asking(kept.append), rng.standard_normal((2, D)))
-    with pytest.raises(AffluxError, match="the round is decided, and its vectors serve others"):
+    with pytest.raises(AffluxError, match="the round is decided, and its vectors are reused"):
         kept[0].inner()
 
 

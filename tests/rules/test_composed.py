@@ -45,7 +45,7 @@ NUMBERS = {"sgd": (), "momentum": (0.75,), "adam": (0.9, 0.99, 1e-8), "amsgrad":
 
 
 class Recorded:
-    """A weigh part, and what it last said."""
+    """A weigh part, and its last result."""
 
     def __init__(self, part):
         self.part, self.needs, self.said = part, getattr(part, "needs", Needs()), None
@@ -143,7 +143,7 @@ def test_models_have_no_memory(weigher):
 
 
 def check_weights(used, said, calibrate):
-    """With rows they are normalised to sum to 1; without, they are what weigh said."""
+    """With rows, weights are normalised to sum to 1; without rows, they are the result of weigh."""
     if calibrate == "none":
         assert used.tolist() == said.tolist()
         return
@@ -152,7 +152,7 @@ def check_weights(used, said, calibrate):
 
 
 def test_a_rejected_arrival_leaves_its_row_and_the_sum_alone():
-    """WKAFL's selection over CA2FL's rows: client 2 comes back with the opposite of what all others say."""
+    """WKAFL's selection over CA2FL's rows: client 2 pushes the opposite of all other updates."""
     rule = Rule("own", "gradient", 3, CosineSelection(), CACHED_DIFFERENCE, optimizers.Sgd(0.5))
     server = Server(rule, np.zeros(2, np.float32), num_clients=3)
     for client, vector in enumerate([(1, 0), (1, 0.5), (1, 0.25)]):

@@ -1,4 +1,4 @@
-"""WKAFL at the edges: cosines stay within [-1, 1], the ablations leave out what the paper says, and no vector is read
+"""WKAFL in edge cases: cosines are within [-1, 1], the ablations are those of the paper, and no vector is read
 without need.
 """
 

@@ -22,7 +22,7 @@ def read_only(array):
 
 
 class Fresh:
-    """A sequence that makes its items on the fly: nobody but the engine holds them."""
+    """A sequence that makes its items when they are read: only the engine refers to them."""
 
     def __init__(self, count, size):
         self.count, self.size = count, size

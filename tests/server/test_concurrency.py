@@ -23,7 +23,7 @@ def vector(value=1.0):
 
 
 class Slow:
-    """ops.apply that stops before its sweep until it is told to go on."""
+    """ops.apply that waits before its sweep until an event is set."""
 
     def __init__(self, monkeypatch):
         self.reached, self.go = threading.Event(), threading.Event()
@@ -197,7 +197,7 @@ def test_pulls_during_a_round_in_place_wait_for_whole_params(slow):
 
 
 def test_weights_are_decided_before_others_join():
-    """The rule sees a full buffer while nobody can join; the rest of the step runs without the mutex."""
+    """The rule runs on a full buffer while no push can join; the rest of the step runs without the mutex."""
     seen = []
 
     def weigh(arrivals):

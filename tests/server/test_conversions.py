@@ -51,7 +51,7 @@ def sent_by(rng, given, base, dtype):
 @pytest.mark.parametrize("name", sorted(RULES))
 @pytest.mark.parametrize("given", KINDS)
 def test_every_rule_takes_every_kind(name, given):
-    """Nine pushes from old and new versions, through tasks; and the replay, which is handed what the rule takes."""
+    """Nine pushes from old and new versions, through tasks; and the replay, which gets the converted vectors."""
     rng = np.random.default_rng(7)
     rule = RULES[name](buffer_size=2) if "buffer_size" in RULES[name].__annotations__ else RULES[name]()
     server, plain = fresh(rule), fresh(rule)

@@ -65,7 +65,7 @@ def test_a_state_without_room_for_more_steps(name, value):
     server.push(client=1, version=0, update=np.ones(2))
     state = server.state_dict()
     state["meta"][name] = value
-    with pytest.raises(AffluxError, match=rf"^\[load_state_dict\] {value} stands where a count belongs"):
+    with pytest.raises(AffluxError, match=rf"^\[load_state_dict\] {value} is not a count"):
         server.load_state_dict(state)
     assert (server.version, bits(server.params)) == (1, bits(np.ones(2, np.float32)))
     state["meta"][name] = 2**53

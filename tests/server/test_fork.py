@@ -102,7 +102,7 @@ def test_forked_data_loader_workers():
 
 
 def test_a_fork_while_arrivals_wait_for_the_next_pass():
-    """Their slots are taken, and nobody is at work."""
+    """Their slots are taken, and no thread is at work."""
     out = run("""
     from afflux.rules import gsgm
     server = Server(gsgm(buffer_size=2), np.zeros(d, np.float32), num_clients=3)

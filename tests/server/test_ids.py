@@ -43,7 +43,7 @@ def push(server, client, number):
 
 
 def facts(server):
-    """All bits that depend on the ids. Not what tells the order of arrival within a buffer."""
+    """All bits that depend on the ids, without those that depend on the order of arrival within a buffer."""
     rows = server.rows
     kept = {} if rows is None else {client: bits(rows.row(client)) for client in rows.client_ids}
     return bits(server.params), kept, None if rows is None else (list(kept), bits(rows.sum))

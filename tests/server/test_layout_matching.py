@@ -207,7 +207,7 @@ def test_tensors_that_require_grad_are_read_and_not_written():
 
 
 class Subclass(torch.Tensor):
-    """torch asks subclasses for everything; this one's memory is another tensor's."""
+    """torch calls the methods of subclasses; the memory of this one is another tensor's."""
 
     def __dlpack__(self, **options):
         return torch.full((3,), 7.0).__dlpack__(**options)
@@ -301,9 +301,9 @@ def test_a_push_of_sound_arrays_needs_no_second_pass(monkeypatch):
         ({"b": torch.ones(4, dtype=torch.bfloat16)}, None),
         ({"b": np.ones(4, np.float16), "c": np.ones(())}, None),
         ({"c": torch.ones((1, 2), dtype=torch.complex64).conj().imag[0, 0] + 1}, None),
-        ({"a": torch.ones(3, 2)}, r"a has shape \(3, 2\), the layout says \(2, 3\)"),
-        ({"b": torch.ones(2, 2)}, r"b has shape \(2, 2\), the layout says \(4,\)"),
-        ({"c": torch.ones(1)}, r"c has shape \(1,\), the layout says \(\)"),
+        ({"a": torch.ones(3, 2)}, r"a has shape \(3, 2\), the layout has \(2, 3\)"),
+        ({"b": torch.ones(2, 2)}, r"b has shape \(2, 2\), the layout has \(4,\)"),
+        ({"c": torch.ones(1)}, r"c has shape \(1,\), the layout has \(\)"),
         ({"a": torch.ones(2, 3, dtype=torch.complex64)}, "a is complex64"),
         ({"a": torch.ones(2, 3, device="meta")}, "a"),
         ({"d": torch.ones(1)}, "the tree holds d, which the layout does not"),

@@ -189,7 +189,7 @@ def test_selected_arrays_are_still_checked():
     tree = adapted().state_dict()
     with pytest.raises(AffluxError, match=r"the tree lacks 0\.lora_A$"):
         layout.flatten({name: array for name, array in tree.items() if name != "0.lora_A"})
-    with pytest.raises(AffluxError, match=r"0\.lora_A has shape \(3,\), the layout says \(2, 3\)"):
+    with pytest.raises(AffluxError, match=r"0\.lora_A has shape \(3,\), the layout has \(2, 3\)"):
         layout.flatten(tree | {"0.lora_A": np.ones(3)})
     with pytest.raises(AffluxError, match=r"0\.lora_A is a float, expected an array"):
         layout.flatten(tree | {"0.lora_A": 0.5})

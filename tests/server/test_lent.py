@@ -1,4 +1,4 @@
-"""Vectors that are lent (push(copy=False)): the bits of copied ones, what is not finite found by the round, no slot."""
+"""Lent vectors (push(copy=False)): the bits of copied ones, no slot, and the round finds values that are not finite."""
 
 import gc
 import json
@@ -89,7 +89,7 @@ def test_float64_and_bfloat16_are_lent_as_they_are(rng):
 
 
 class OnlyDlpack:
-    """Neither NumPy nor the buffer protocol knows it."""
+    """Neither NumPy nor the buffer protocol has this type."""
 
     def __init__(self, array):
         self.array, self.shape, self.dtype = array, array.shape, array.dtype
@@ -158,7 +158,7 @@ def test_values_beyond_the_limit_are_rejected():
 
 
 def test_large_params_are_no_vectors_fault():
-    """Where they are a part of the direction, its limit says nothing of the vectors."""
+    """If they are a part of the direction, the limit of the direction is no limit of the vectors."""
     lent, copied = (Server(fedasync(alpha=0.5), np.full(3, 1e20, np.float32)) for _ in range(2))
     for server, copy in ((lent, False), (copied, True)):
         report = rounds(server, [np.ones(3, np.float32)], copy, rounds=1)[0]
@@ -390,7 +390,7 @@ def test_a_state_with_lent_vectors_is_refused_where_they_cannot_be():
 
 
 def test_a_damaged_state_beside_a_lent_row():
-    """A row that nobody has looked at may hold NaN; the message is about the other."""
+    """An unread row may hold NaN; the message is about the other one."""
     server = made(size=5)
     server.push(client=1, update=np.full(5, np.nan, np.float32), version=0, copy=False)
     server.push(client=2, update=np.ones(5, np.float32), version=0)

@@ -1,4 +1,4 @@
-"""max_abs and max_norm: a finite vector does not spoil params and moments; what is not finite is never published."""
+"""max_abs and max_norm: a finite vector does not damage params and moments; non-finite values are never published."""
 
 from dataclasses import replace
 from functools import partial

@@ -227,7 +227,7 @@ VECTORS[5, 2] = np.nan
 
 
 def play(server, script, vectors):
-    """Carries a script out; `vectors` collects what was pushed at each join, and in a list what was handed in."""
+    """Executes a script. `vectors` collects the pushed vector of each join, and in a list the vectors that were set."""
     for entry in script:
         if entry[0] == "hand":
             for name in server.rule.needs.handed_in:
@@ -325,24 +325,24 @@ def remove(part, name):
         (change("meta", "format", 1), "format is 1 in the state, 4 here"),
         (change("meta", "order_version", 0), "order_version is 0 in the state"),
         (change("meta", "num_clients", 5), "num_clients is 5 in the state, 4 here"),
-        (change("meta", "version", -1), "-1 stands where a count belongs"),
-        (change("meta", "version", 1.0), "1.0 stands where a count belongs"),
-        (waits(1, 0, 1, 0, 0, count=3), "of 3 arrivals are in the buffer, which cannot be"),
-        (change("meta", "filled", 9), "9 of [0-9] arrivals are in the buffer, which cannot be"),
+        (change("meta", "version", -1), "-1 is not a count"),
+        (change("meta", "version", 1.0), "1.0 is not a count"),
+        (waits(1, 0, 1, 0, 0, count=3), "of 3 arrivals are in the buffer, which is impossible"),
+        (change("meta", "filled", 9), "9 of [0-9] arrivals are in the buffer, which is impossible"),
         (change("meta", "scalars", {"stage": 1}), "the rule's numbers are \\['stage'\\] in the state, \\[\\] here"),
         (change("meta", "row_ids", [0, 1]), r"rows is float32 of shape \(3, 5\), expected float32 of shape \(2, 5\)"),
         (change("meta", "row_ids", [0, 1, 1]), "a client has two rows"),
         (lambda state: state["meta"]["log"].append(["stop"]), "the log has an unknown entry \\['stop'\\]"),
         (change("meta", "log", [[0, "lost", 0, 0, 0, 1, None, False]]), r"the log has an unknown entry \[0, 'lost', 0"),
         (change("meta", "log", [[0, "joined", 0, 0, 0, 1, None]]), r"the log has an unknown entry \[0, 'joined', 0"),
-        (change("meta", "log", [[0, "joined", 0, 0, 0, 1, "x", False]]), "'x' stands where a number belongs"),
-        (change("meta", "log", [[0, "joined", 0, 0, True, 1, 0.5, False]]), "True stands where a count belongs"),
+        (change("meta", "log", [[0, "joined", 0, 0, 0, 1, "x", False]]), "'x' is not a number"),
+        (change("meta", "log", [[0, "joined", 0, 0, True, 1, 0.5, False]]), "True is not a count"),
         (remove("meta", "joins"), "the state is damaged: KeyError: 'joins'"),
         (remove("arrays", "sum"), "the state is damaged: KeyError: 'sum'"),
         (change("arrays", "params", np.zeros(5)), r"params is float64 of shape \(5,\), expected float32"),
         (change("arrays", "sum", np.full(5, np.nan)), r"sum has a non-finite value at index \[0\]"),
         (waits(3, 0, 1, 3, 1, norm=-1.0), "arrival 0 has norm -1.0"),
-        (change("meta", "version", 2**63), "9223372036854775808 stands where a count belongs"),
+        (change("meta", "version", 2**63), "9223372036854775808 is not a count"),
         (waits(3, 2, 1, 3, 0), "arrival 0 has version 2, join 3 and 1 examples"),
         (waits(3, 0, 0, 3, 0), "arrival 0 has version 0, join 3 and 0 examples"),
         (waits(3, 0, 1, 4, 0), "arrival 0 has version 0, join 4 and 1 examples"),

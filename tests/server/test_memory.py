@@ -1,4 +1,4 @@
-"""The memory of a run is what the arithmetic in Server's docstring says."""
+"""The memory of a run agrees with the formulas in Server's docstring."""
 
 import subprocess
 import sys

@@ -21,7 +21,7 @@ KEYS = [
 
 
 class Gives:
-    """A weigh part with fixed weights; `skip` says whether the round makes no step."""
+    """A weigh part with fixed weights; with `skip` the round makes no step."""
 
     def __init__(self, *weights, skip=False):
         self.weights, self.skip = np.array(weights), skip

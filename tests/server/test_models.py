@@ -40,7 +40,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_a_model_gives_the_same_bits(form):
-    """A fedbuff round over three updates, handed in as trees or as vectors."""
+    """A fedbuff round over three updates, pushed as trees or as vectors."""
     start, models = module(0), [module(seed) for seed in (1, 2, 3)]
     server, flat = Server(fedbuff(buffer_size=3), start), Server(fedbuff(buffer_size=3), parameters(start))
     for client, model in enumerate(models):
@@ -87,7 +87,7 @@ def test_a_rejected_clients_buffers_do_not_count():
     for version in range(2):
         for client, model in enumerate((with_statistics(7, 70), with_statistics(2, 20))):
             server.push(client=client, update=parameters(model), version=version, buffers=model)
-        # nobody is accepted in the second round: they stay
+        # no arrival is accepted in the second round: they do not change
         assert server.pull().buffers.tolist() == [2.0] * 4 + [1.0] * 4 + [20.0]
 
 
@@ -144,7 +144,7 @@ class Gpu(FakeCuda):
     ("change", "error", "message"),
     [
         (lambda tree: tree.pop("2.bias"), AffluxError, r"\[layout\] the tree lacks 2.bias"),
-        (put("2.bias", np.zeros(3)), AffluxError, r"2.bias has shape \(3,\), the layout says \(2,\)"),
+        (put("2.bias", np.zeros(3)), AffluxError, r"2.bias has shape \(3,\), the layout has \(2,\)"),
         (put("extra", np.zeros(3)), AffluxError, "the tree holds extra, which the layout does not"),
         (put("1.weight", np.zeros(4, complex)), AffluxError, "1.weight is complex128"),
         (put("1.weight", np.array([0, 1, np.inf, 0])), AffluxError, r"value at index 18 \(in 1.weight\)"),
@@ -335,7 +335,7 @@ def test_wrong_options(options, message):
         Server(fedavg(), np.zeros(3), **options)
 
 
-# Params in place, and versions that somebody writes to
+# Params in place, and versions to which a client writes
 
 
 @pytest.mark.parametrize("name", RULES)

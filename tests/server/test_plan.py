@@ -1,4 +1,4 @@
-"""`afflux.plan` says beforehand what a server then takes, and a memory budget is kept or refused."""
+"""`afflux.plan` estimates the memory that a server then takes, and a memory budget is kept or refused."""
 
 import json
 import subprocess

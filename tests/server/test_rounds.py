@@ -17,7 +17,7 @@ HALVES = np.full(2, 0.5)
 
 
 class Says:
-    """A weigh part that gives what it is told to."""
+    """A weigh part that returns the given weights."""
 
     def __init__(self, said, **needs):
         self.said = said
@@ -140,7 +140,7 @@ def test_a_report_can_be_copied_and_sent():
 
 
 def test_rows_of_rejected_arrivals_stay_when_all_are_rejected():
-    """WKAFL's step is then its estimate, but nobody was accepted."""
+    """WKAFL's step is then its estimate, but no arrival was accepted."""
     rule = Rule("own", "gradient", 2, CosineSelection(sim_min=0.99), CACHED_DIFFERENCE, optimizers.Sgd(1.0))
     ours = Server(rule, np.zeros(2), num_clients=2)
     ours.push(client=0, gradient=np.array([1.0, 0.0]), version=0)

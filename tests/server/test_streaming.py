@@ -286,7 +286,7 @@ def test_a_part_that_contradicts_itself(wrong, waiting, message):
     ("version", "message"), [(500, "the weights sum to 0"), (1500, r"weigh's factor gave .*e\+199")]
 )
 def test_an_exponential_law_divided_by_its_sum_counts_from_zero(version, message):
-    """Where all of a buffer is so stale that the sum is below 1e-150, a buffered server still knows the quotients."""
+    """If all of a buffer is so stale that the sum is below 1e-150, a buffered server still computes the quotients."""
     rule = twafl(buffer_size=2, normalise="weights")
     server, twin = streaming(rule), Server(rule, vector(0.5))
     for each in (server, twin):
@@ -461,7 +461,7 @@ def test_a_sum_is_not_taken_over_by_another_law():
     ("damage", "message"),
     [
         (lambda s: s["meta"].update(added=3), "3 arrivals are in the total, 2 in the buffer"),
-        (lambda s: s["meta"].update(added=-1), "-1 stands where a count belongs"),
+        (lambda s: s["meta"].update(added=-1), "-1 is not a count"),
         (
             lambda s: s["meta"].update(added=1),
             r"slots is float32 of shape \(0, 5\), expected float32 of shape \(1, 5\)",

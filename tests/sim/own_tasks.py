@@ -50,7 +50,7 @@ def linear(rng):
 
 
 def lazy(client, rng):
-    """Twelve examples of a client, drawn anew whenever they are asked for."""
+    """Twelve examples of a client, drawn again at every read."""
     own = rng.integers(0, len(Y), 12)
     return X[own], Y[own]
 

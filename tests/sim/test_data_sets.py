@@ -368,7 +368,7 @@ def test_mnist_itself():
     assert data.x_train.shape == (60000, 1, 28, 28)
     assert np.bincount(data.y_train).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     assert np.bincount(data.y_test).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
-    # The mean and deviation that everybody scales MNIST with.
+    # The usual mean and deviation for scaling MNIST.
     mean, deviation = channel_moments(data.x_train)
     assert (round(mean / 255, 4), round(deviation / 255, 4)) == (0.1307, 0.3081)
 

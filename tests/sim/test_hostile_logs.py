@@ -1,4 +1,4 @@
-"""Logs and runs that somebody has made up: one line of error in seconds, and nothing written outside the folders."""
+"""Forged logs and runs: one line of error in seconds, and no file is written outside the folders."""
 
 import json
 import os

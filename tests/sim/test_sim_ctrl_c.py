@@ -1,4 +1,4 @@
-"""Ctrl-C is noted, and answered where the work asks."""
+"""Ctrl-C is recorded, and handled when the work checks for it."""
 
 import signal
 import threading

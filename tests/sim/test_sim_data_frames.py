@@ -27,7 +27,7 @@ def results():
 
 
 class Frame(SimpleNamespace):
-    """As much of a data frame as tells what was put in."""
+    """A minimal data frame, which records its input."""
 
     def __init__(self, rows, columns):
         super().__init__(rows=rows, columns=columns)

@@ -33,7 +33,7 @@ def arrivals_of(events):
 
 
 def test_arrivals_of_a_schedule_done_by_hand():
-    # Client 0 takes 1, client 1 takes 2.5; whoever finishes is the only idle one and goes on.
+    # Client 0 takes 1, client 1 takes 2.5; the client that finishes is the only idle one, and trains again.
     events = events_of([0, 1], 2, 7, lambda client, times: (1.0, 2.5)[client])
     # Both finish at 5; client 1 was dispatched first (at 2.5, the other at 4).
     by_hand = [(1.0, 0), (2.0, 0), (2.5, 1), (3.0, 0), (4.0, 0), (5.0, 1), (5.0, 0)]

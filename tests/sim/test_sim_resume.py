@@ -116,7 +116,7 @@ def test_stopped_again_and_again(name, seconds, expected, tmp_path):
 
 
 def kill_after(arrivals, lines):
-    """A progress that counts so many arrivals, then lines of afflux that this process runs, and then kills it."""
+    """A progress that counts arrivals up to a number, then executed lines of afflux, and then kills the process."""
     package = str(Path(afflux.__file__).parent)
 
     def trace(frame, event, _):
@@ -145,7 +145,7 @@ def kill_after(arrivals, lines):
 @pytest.mark.filterwarnings(FORKS)
 @pytest.mark.parametrize("name", ["ca2fl", "gsgm", "afa_cs"])
 def test_killed_again_and_again(name, expected, tmp_path):
-    """Wherever it is: amid a commit, a line of the log, a row of the updates."""
+    """At any moment: during a commit, a line of the log, a row of the updates."""
     whole, chance, kills = expected(name), random.Random(name), 0
     store = tmp_path / "store"
 
@@ -346,7 +346,7 @@ def called(*arguments):
     return CliRunner().invoke(app, ["run", *map(str, arguments)])
 
 
-#: The command, which gets a signal amid one of its pushes.
+#: The command, which gets a signal during one of its pushes.
 SIGNALLED = """
 import os, sys
 from afflux import Server

@@ -1,4 +1,4 @@
-"""Rules that score updates by a validation gradient (Zeno++): which examples, and when it is handed in."""
+"""Rules that score updates by a validation gradient (Zeno++): its examples, and the times at which it is set."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ SMALL = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, lo
 
 @pytest.fixture
 def handed(monkeypatch):
-    """[examples, version, vector, params] of each gradient that was handed in; (version, memory) at each push."""
+    """[examples, version, vector, params] of each gradient that was set; (version, memory) at each push."""
     told, versions = [], []
     gradient, set_rule_vector, push = Trainer.gradient, Server.set_rule_vector, Server.push
 

@@ -28,11 +28,11 @@ from afflux.ops import codecs
 from afflux.rules import RULES
 
 CLIENTS, M = 9, 3
-#: What is said of the folder of a store that was never finished.
-UNBORN = ("there is no folder", "began to make it", "index.sqlite is missing")
+#: The message about the folder of a store that was never finished.
+UNBORN = ("there is no folder", "was making it", "index.sqlite is missing")
 #: A folder in memory, if there is one: nothing waits for a disk there, and a new file has a new inode.
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
-#: What a child tells, beside numbers of joins.
+#: The messages of a child, besides numbers of joins.
 SEEN, FINISHED = "seen", "finished"
 STORE = str(Path(afflux.__file__).parent / "store")
 
@@ -113,7 +113,7 @@ def check(server, states, least):
 
 
 def remove(path):
-    """Of what was never born. Out of the way first: a kill amid the rest must not leave half a store there."""
+    """Removes a store that was never finished. It is renamed first: a kill must not leave half a store in its place."""
     gone = f"{path}.gone"
     shutil.rmtree(gone, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
@@ -122,7 +122,7 @@ def remove(path):
 
 
 def go_on(case, path, tell):
-    """Opens or makes the store, and pushes; tells how many joins are safe."""
+    """Opens or makes the store, and pushes; sends the number of safe joins."""
     try:
         server = case.open(path)
     except StoreError as error:
@@ -154,7 +154,7 @@ def acknowledged(waiting, version):
 
 
 def in_child(body):
-    """Runs `body(tell)` in a forked child; gives the child's number and the pipe that it tells through."""
+    """Runs `body(tell)` in a forked child; returns the child's process id and the pipe of its messages."""
     reading, writing = os.pipe()
     child = os.fork()
     if child:

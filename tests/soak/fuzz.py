@@ -72,7 +72,7 @@ class Batch:
         return self.stacks.read_text(errors="replace")
 
     def found(self, seconds):
-        """After so many seconds more: the counts by finding, once it has ended; else None."""
+        """Waits for this number of seconds; returns the counts by finding if it has ended, else None."""
         if self.progress.value != self.seen:
             self.seen, self.waited = self.progress.value, 0.0
         elif self.process.is_alive() and 0 <= self.seen < BATCH:
@@ -100,7 +100,7 @@ def run(calls, seed, folder):
         while waiting and len(running) < (os.cpu_count() or 1):
             running.append(Batch(context, seed, waiting.pop(0), folder))
         time.sleep(0.02)
-        # Time in which this process, too, was stopped or had no CPU says nothing about a call.
+        # Time in which this process was stopped or had no CPU, too, is not the time of a call.
         seconds, before = min(time.monotonic() - before, 0.1), time.monotonic()
         for each in [*running]:
             found = each.found(seconds)

@@ -232,7 +232,7 @@ def replaced_entry(entries, chance):
 
 
 def crafted(path, chance, victim):
-    """Makes a store hostile; says how."""
+    """Makes a store hostile; returns a description."""
     match chance.integers(10):
         case 0 | 1:
             return plant(path, chance, victim)
@@ -248,7 +248,7 @@ def crafted(path, chance, victim):
 
 
 def attempts(path, tell):
-    """Does with a store whatever can be done with one; tells each outcome."""
+    """Calls every function for stores on a store; reports each outcome."""
 
     def tried(name, call):
         try:

@@ -16,7 +16,7 @@ from crashes import result
 pytestmark = pytest.mark.filterwarnings(FORKS)
 
 M, D = 4, 100_000
-#: How many clients push; `make scale` asks for 20,000 of up to a million.
+#: The number of clients that push; `make scale` uses 20,000 of up to a million.
 TOUCHED = int(os.environ.get("AFFLUX_TOUCHED", "400"))
 ROUNDS = 20
 

@@ -1,4 +1,4 @@
-"""Eight threads push updates of mixed validity: every one is counted once, no pull is torn, the log says every bit."""
+"""Eight threads push valid and invalid updates: each is counted once, no pull is torn, the log determines every bit."""
 
 import os
 import sys
@@ -116,7 +116,7 @@ def test_eight_threads(restless, rule, size, pushes, lend):
     for status in ("joined", "faulty", "dropped", *met):
         assert counts[status] > 0, status
 
-    # The log, replayed by one thread, gives every version that anybody has seen, and the same end.
+    # The log, replayed by one thread, gives every version that a thread has pulled, and the same end.
     seen = {}
     for version, checksum in (pair for worker in workers for pair in worker.seen):
         assert seen.setdefault(version, checksum) == checksum, f"version {version} looked different to two threads"

@@ -1,4 +1,4 @@
-"""Waiting arrivals whose vectors are damaged: the store says how to go on, and `repair` drops them by name."""
+"""Waiting arrivals whose vectors are damaged: the error names the remedy, and `repair` drops them by name."""
 
 import os
 import shutil

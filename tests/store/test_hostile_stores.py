@@ -1,4 +1,4 @@
-"""A store that somebody has made up, with checksums that agree: an error within a second, or a server that works."""
+"""A forged store, with checksums that agree: an error within a second, or a server that works."""
 
 import json
 import os
@@ -172,7 +172,7 @@ def test_a_schema_of_ones_own(statement, path):
     with index(path) as connection:
         connection.executescript(statement)
     before = (path / "index.sqlite").read_bytes()
-    refused(path, "is no index of afflux: its schema differs")
+    refused(path, "is not an index of afflux: its schema differs")
     assert (path / "index.sqlite").read_bytes() == before, "no trigger has run, nothing was written"
 
 

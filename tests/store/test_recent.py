@@ -1,4 +1,4 @@
-"""Places of rows that are known without SQLite: what they say is what the index says, whatever threads do."""
+"""The cache of places of rows: it agrees with the index, whatever threads do."""
 
 from contextlib import closing
 from threading import Thread
@@ -114,7 +114,7 @@ def test_a_read_that_a_commit_overtakes_leaves_nothing_old(index, monkeypatch, r
 
 @pytest.mark.parametrize("interrupted", ["write", "end_commit"])
 def test_an_interrupt_leaves_the_last_commit_known(index, monkeypatch, interrupted):
-    """Whether the transaction was made or not: what is not known is read."""
+    """Whether the transaction was made or not: missing places are read."""
     index.commit(transaction({7: place(3, rank=0)}))
     owner = index._commits if interrupted == "write" else index._recent
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

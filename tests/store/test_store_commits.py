@@ -158,7 +158,7 @@ def test_a_checkpoint_that_is_interrupted_after_its_transaction_counts(tmp_path,
 
 
 def test_clients_are_told_once_amid_a_commit(tmp_path, monkeypatch):
-    """A view of the rows that somebody holds meanwhile."""
+    """A view of the rows that a caller keeps."""
     server = made("ca2fl", 30, tmp_path / "store", commit_every=2)
     for client in range(5):
         server.push(client=client, update=np.ones(30), version=server.version)

@@ -43,7 +43,7 @@ def mounted(path, size):
 
 
 def filled(path, size, states):
-    """What a server says on a disk of a size, which becomes larger after the first error."""
+    """The errors of a server on a disk of a given size, which becomes larger after the first error."""
     disk = mounted(path, size)
     if isinstance(disk, str):
         return "skip " + disk
@@ -136,7 +136,7 @@ CALLS = {
 
 
 def under_way(path, rule, accumulate, commit_every, how, call):
-    """What a call says after a segment was cut off, or removed with its folder."""
+    """The error of a call after a segment was cut off, or removed with its folder."""
     options = {"num_clients": 9, "accumulate": accumulate, "commit_every": commit_every}
     server = Server(RULES[rule](buffer_size=3), np.ones(SIZE, np.float32), store=path, **options)
     for client in (0, 1, 2, 3, 4, 0, 1, 2, "checkpoint", 3, 4, 0, 1):
@@ -168,7 +168,7 @@ def under_way(path, rule, accumulate, commit_every, how, call):
     ],
 )
 def test_a_segment_that_is_cut_off_under_a_server(rule, accumulate, commit_every, how, call, tmp_path):
-    """Not a SIGBUS; whatever needs the segment, or would be lost, says so."""
+    """No SIGBUS; calls that need the segment, or would lose data, raise an error."""
     body = (rule, accumulate, commit_every, how, call)
     (said,) = result(lambda tell: tell(under_way(tmp_path / "store", *body)))
     needed = {"sum", "params", "rule_vector.m", "total", "gone"}

@@ -1,4 +1,4 @@
-"""What can be wrong with a store: an error that says what, no crash, and the last commit intact."""
+"""Damaged and unusable stores: an error with the reason, no crash, and the last commit intact."""
 
 import json
 import os
@@ -72,7 +72,7 @@ def test_damaged_vectors_are_found_at_opening(path, name):
     for slot in range(2):
         width = json.loads((path / name / "zarr.json").read_text())["chunk_grid"]["configuration"]["chunk_shape"][1]
         damage(path / name / "c" / "0" / "0", slot * width * (8 if name == "sum" else 4) + 1000)
-    remedy = {"params": BACKUP, "sum": f"`afflux store repair {path}` makes it anew"}[name]
+    remedy = {"params": BACKUP, "sum": f"`afflux store repair {path}` computes it again"}[name]
     refused(path, f"{name} is damaged: slot [01] does not agree with its checksum; {remedy}")
 
 
@@ -81,7 +81,7 @@ def test_truncated_segments(path):
         file = path / name / "c" / "0" / "0"
         whole = file.read_bytes()
         os.truncate(file, len(whole) - 1)
-        remedy = {"params": BACKUP, "sum": f"`afflux store repair {path}` makes it anew"}[name]
+        remedy = {"params": BACKUP, "sum": f"`afflux store repair {path}` computes it again"}[name]
         refused(path, rf"{file} is truncated: {len(whole) - 1} of {len(whole)} bytes; {remedy}$")
         file.write_bytes(whole)
     file, _ = place(path, 0)
@@ -126,12 +126,10 @@ def test_a_vanished_folder(path, tmp_path):
 
 
 def test_a_second_writer(path, monkeypatch):
-    """It waits for nobody but others: this process would wait for itself."""
+    """It waits only for other processes: this process would wait for itself."""
     with Server.open(path, RULE), monkeypatch.context() as patch:
         patch.delattr("afflux.store.lock.sleep")
-        refused(
-            path, "is in use: one process at a time writes to a store, and this very process has a server there: cl"
-        )
+        refused(path, "is in use: one process at a time writes to a store, and this process has a server there: cl")
     Server.open(path, RULE).close()
 
 
@@ -154,7 +152,7 @@ def test_a_damaged_index(path):
     ("statement", "message"),
     [
         ("PRAGMA user_version = 99", "has format 99, this afflux reads 5"),
-        ("PRAGMA application_id = 7", "is no index of afflux"),
+        ("PRAGMA application_id = 7", "is not an index of afflux"),
         ("UPDATE facts SET value = '2' WHERE name = 'order_version'", "has order_version 2, this afflux 1"),
         ("UPDATE state SET meta = replace(meta, '3', '4')", "does not agree with its checksum"),
         ("DELETE FROM state", "is damaged: it has more than 0 rows"),
@@ -207,7 +205,7 @@ def test_other_rules_and_no_stores(path, tmp_path):
         with pytest.raises(StoreError, match=r"empty holds no store: index\.sqlite is missing"):
             call(tmp_path / "empty")
     assert list((tmp_path / "empty").iterdir()) == []
-    with pytest.raises(StoreError, match=r"is not empty; Server\.open goes on"):
+    with pytest.raises(StoreError, match=r"is not empty; Server\.open opens an existing store"):
         Server(RULE, np.zeros(3), num_clients=5, store=path)
     (tmp_path / "empty" / "rows").mkdir()
     with pytest.raises(StoreError, match=r"is not empty, and holds no store: index\.sqlite is missing.* remove what"):
@@ -251,7 +249,7 @@ def test_two_who_make_a_store_in_one_folder(tmp_path, monkeypatch):
             super().__init__(folder)
 
     monkeypatch.setattr(afflux.store.creation, "Lock", Slow)
-    with pytest.raises(StoreError, match=r"is not empty; Server\.open goes on with a store"):
+    with pytest.raises(StoreError, match=r"is not empty; Server\.open opens an existing store"):
         Server(RULE, np.zeros(4), num_clients=5, store=tmp_path)
     with Server.open(tmp_path) as server:
         assert server.params.size == 3
@@ -340,7 +338,7 @@ def limited(path, size):
 
 @pytest.mark.parametrize("size", [1, 20_000, 800_000])
 def test_a_disk_without_space(path, size, monkeypatch):
-    """A limit on the size of files stands for a full disk: both fail where space is asked for."""
+    """A limit on the size of files stands for a full disk: both fail when space is allocated."""
     monkeypatch.setattr("afflux.store.metadata.SEGMENT_BYTES", 1 << 20)
     shutil.rmtree(path)
     with Server(RULE, np.zeros(SIZE), num_clients=CLIENTS, store=path) as server:
@@ -373,11 +371,11 @@ def test_a_version_that_cannot_be_committed_is_not_told(path, monkeypatch):
 
 
 def test_foreign_versions_are_not_kept(path):
-    """A checkpoint keeps what this server has handed out; after an error, what the last one kept."""
+    """A checkpoint keeps versions of this server; after an error, the versions of the last checkpoint."""
     with Server.open(path, RULE) as server:
         mine, foreign = server.pull(), Server(fedbuff(), np.zeros(SIZE)).pull()
         server.checkpoint(1, keep=[mine])
-        with pytest.raises(AffluxError, match=r"\[checkpoint\] keep: version 0 is not one that this server handed out"):
+        with pytest.raises(AffluxError, match=r"\[checkpoint\] keep: version 0 is not a version of this server"):
             server.checkpoint(2, keep=[foreign])
     with Server.open(path, RULE) as again:
         assert (again.notes, [*again.retained_versions]) == (1, [mine.version])

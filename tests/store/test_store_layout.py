@@ -42,7 +42,7 @@ def test_zarr_and_the_reference_decoder_read_it(size, codec, tmp_path):
 
 
 def test_a_segment_that_was_not_made_to_the_end(tmp_path, monkeypatch):
-    """The file is there, and the metadata do not know it: then nor do Zarr tools, until they are told."""
+    """The file exists, but is not in the metadata: Zarr tools do not find it until the metadata are written."""
     monkeypatch.setattr(afflux.store.metadata, "MOST_SLOTS", 2)
     path = tmp_path / "store"
     server = made("ca2fl", 30, path)

@@ -182,7 +182,7 @@ def test_who_has_a_store(numbers, path, monkeypatch):
             os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     with Server.open(path):
-        assert said(store.check) == "this very process has a server there: close() it"
+        assert said(store.check) == "this process has a server there: close() it"
     lock = Lock(path, shared=True)
     assert said(Server.open) == alone + who(os.getpid(), "reads")
     lock.release()

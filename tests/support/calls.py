@@ -274,7 +274,7 @@ def _started(make, **more):
     return server
 
 
-#: The same, with what the rule is handed in.
+#: The same, with the vectors that are set for the rule.
 STARTED = {name: lambda make=make, **more: _started(make, **more) for name, make in SERVERS.items()}
 
 

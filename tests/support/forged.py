@@ -1,4 +1,4 @@
-"""Writes a store's index as somebody would who knows its format: any value, with checksums that agree."""
+"""Writes forged values to a store's index: any value, with checksums that agree."""
 
 import json
 import sqlite3

@@ -96,7 +96,7 @@ class Text(str):
 
 
 class Lying(Sequence):
-    """A sequence with another length than it says; or one that has none."""
+    """A sequence that reports a wrong length; or one without a length."""
 
     def __init__(self, length, items):
         self.length, self.items = length, items

@@ -1,6 +1,7 @@
-// How one client's cached vector is stored. The bytes of every codec are in docs/codecs.md. A new one takes a line of
-// the table here, its formula in formula/codec.hpp, and a coder in cpu/codec.hpp and cuda/codec.hpp; checks, dispatch
-// and the Python package go by the table.
+// The formats of clients' cached vectors. docs/codecs.md has the bytes of every codec. A new codec needs a line in the
+// table here, its formula in formula/codec.hpp, and a coder in cpu/codec.hpp and cuda/codec.hpp. Checks, dispatch and
+// the
+// Python package are generated from the table.
 #pragma once
 #include <cstdint>
 
@@ -10,26 +11,25 @@
 namespace afflux {
 
 constexpr std::int64_t kCodecBlock = 128, kRowHead = 64;
-// A group of kBlock elements is rotated as kRotations vectors of kRotated elements, which lie side by side.
+// A group of kBlock elements is rotated as kRotations vectors of kRotated elements, whose elements are interleaved.
 constexpr std::int64_t kRotated = 128, kRotations = 16;
 
 static_assert(kBlock % kCodecBlock == 0 && kRotated * kRotations == kBlock, "codec blocks must nest");
 
-// What is fixed for all widths of a coding.
+// The properties that are the same for all widths of a coding.
 struct CodingInfo {
   const char* name;
-  std::int32_t widths;     // bits per element that it comes in, added up
-  const char* row_type;    // what a row is an array of; also of uint8, its bytes
+  std::int32_t widths;     // the sum of its possible bits per element
+  const char* row_type;    // the element type of a row; a row may also be given as uint8
   bool has_head;           // a row begins with a head, and is encoded with RowFacts
   bool needs_range;        // RowFacts must have the least and the largest element
   std::int64_t run;        // elements that are encoded together: kCodecBlock or kBlock
-  std::int64_t run_bytes;  // beside the codes of a run: what they are decoded with
+  std::int64_t run_bytes;  // bytes of the scales with which the codes of a run are decoded
 };
 
 // Their numbers, in this order, are stored in rows.
-//
-// float32, float64    as it is
-// float16, bfloat16   rounded to nearest; what is beyond the largest finite value becomes that
+// float32, float64    unchanged
+// float16, bfloat16   rounded to nearest; values beyond the largest finite value become that value
 // affine              2^bits grid points from min to max of each kCodecBlock elements, stochastic rounding: unbiased
 // affine_vector       the same with the min and max of the whole vector
 // rotated             a random rotation of kRotated elements, then the nearest of 2^bits levels: unbiased over
@@ -73,9 +73,9 @@ constexpr Codec exact_codec(Type type) {
 
 constexpr bool has_head(Codec codec) { return info(codec.coding).has_head; }
 
-// What an encoder needs beside the vector.
+// The facts that an encoder needs besides the vector.
 struct RowFacts {
-  std::uint64_t key = 0;     // of the random bits: another one for every row that is ever stored
+  std::uint64_t key = 0;     // of the random bits; a different one for every row that is ever stored
   double low = 0, high = 0;  // where the coding needs_range: the least and the largest element
 };
 

@@ -1,11 +1,12 @@
-// What `inner` takes (afflux.hpp).
+// The arguments of `inner` (afflux.hpp).
 #pragma once
 #include "afflux/view.hpp"
 
 namespace afflux {
 
 // Vectors x_k = vectors[k] + shift * memory, and e = memory_weight * memory + sum_k weights[k] x_k: both in float64,
-// element by element, each product rounded before it is added. So nothing is lost where x_k is small beside its parts.
+// element by element, each product rounded before it is added. So no precision is lost if x_k is small beside its
+// parts.
 struct Inner {
   List<View<const void>> vectors;  // float32, float64 or bfloat16
   List<double> weights;            // of all vectors; without data there is no e

@@ -4,11 +4,11 @@
 //   block       its kLanes partial sums are added by halves: l += l+16, l += l+8, ... l += l+1
 //   superblock  its blocks are added in order, from +0.0
 //   vector      its superblocks are added by a binary tree over their global index; a missing right child adds nothing
-//
-// Threads, shards and devices own aligned subtrees, so how the work is split changes no bit. Codec, rotation and
-// checksum blocks must divide the superblock. The numbers are frozen: files carry kOrderVersion.
-// (Measured on a sum of squares: 8 to 32 lanes and blocks of 1024 to 4096 run alike on SSE2, AVX2 and AVX-512, 64 lanes
-// are slower on SSE2; 32 lanes are one CUDA warp, where nothing was measured.)
+// Threads, shards and devices compute aligned subtrees, so the division of the work changes no bit. Codec, rotation and
+// checksum blocks must divide the superblock. The numbers must not change: files contain kOrderVersion.
+// (Measured on a sum of squares: 8 to 32 lanes and blocks of 1024 to 4096 are equally fast on SSE2, AVX2 and AVX-512;
+// 64
+// lanes are slower on SSE2. 32 lanes are one CUDA warp; nothing was measured there.)
 #pragma once
 #include <cstdint>
 

@@ -1,4 +1,4 @@
-// One server round as data: what `apply` does in a single sweep, tile by tile.
+// One server round as data, which `apply` executes in a single sweep, tile by tile.
 #pragma once
 #include <cstdint>
 
@@ -18,18 +18,18 @@ struct Combine {
   List<View<const void>> updates{};
   List<double> weights{};
   double params_weight = 0.0;
-  double most = kNoLimit;  // the largest |v| that is sound, for updates that were not checked
+  double most = kNoLimit;  // the largest valid |v|, for updates that were not checked
 };
 
 constexpr std::int64_t kMostRuleVectors = 4;
 
-// Up to kMostRuleVectors vectors that the server keeps between rounds, of the type of params: their part in the
-// direction (stage 1), and with old values on the right, in this order, rounded once,
+// Up to kMostRuleVectors vectors of the type of params that the server keeps between rounds: their terms in the
+// direction (stage 1), and their new values, from the old values, in this order, rounded once:
 //   vectors[s] = sum_t next[s, t] * vectors[t] + sum_i next[s, R + i] * updates[i]
 // for R vectors and M updates; `next` is row-major, R x (R + M), or empty: the vectors stay. A vector whose coefficient
 // in a sum is 0 is not read for it, and a vector whose row of `next` is 1 at itself and 0 elsewhere is not written.
-// With `outs`, R vectors that each are vectors[s] itself or lie apart, the new values go there: all are written, also
-// those that stay, but not where `next` is empty.
+// `outs`, if given, are R vectors for the new values; each is vectors[s] itself or has other memory. All are written,
+// including unchanged ones, unless `next` is empty.
 struct RuleVectors {
   List<View<void>> vectors{};
   List<double> weights{};
@@ -52,7 +52,7 @@ enum class Calibration : std::int32_t { none = 0, cached_difference = 1, cached_
 // new_rows[i] may be rows[i] itself, or a row that only earlier arrivals read.
 // The codecs float32 and float64 are for updates that they hold exactly (see exact_codec); the others round them, from
 // float32, to which float64 is rounded first. Codecs with a head (see has_head) take `facts`, one for each arrival.
-// sum_out: where the new sum goes, all of it, if that is not `sum` itself; then `sum` is only read.
+// sum_out: the memory for the whole new sum, if it is not `sum` itself; then `sum` is only read.
 struct Calibrate {
   Calibration kind = Calibration::none;
   Codec codec{};
@@ -66,7 +66,7 @@ struct Calibrate {
 };
 
 // params and out are both float32 or both float64; everything between is float64.
-// `out` may be `params` itself; any other overlap between what is written and what is read is refused.
+// `out` may be `params` itself; any other overlap between written and read memory is refused.
 struct Pass {
   View<const void> params{};
   View<void> out{};
@@ -74,8 +74,8 @@ struct Pass {
   Calibrate calibrate{};
   Step step{};
   RuleVectors rule_vectors{};
-  // The largest absolute value that is sound in out, states and rule vectors: at most the largest finite one of their
-  // type. It changes no bit; `apply` returns whether all is sound.
+  // The largest valid absolute value in out, states and rule vectors: at most the largest finite value of their
+  // type. It changes no bit; `apply` returns whether all values are valid.
   double most = kNoLimit;
 };
 

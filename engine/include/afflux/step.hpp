@@ -1,5 +1,6 @@
-// Stage 3 of a round: the server optimizers. A new one takes a line of the table here, its equation in the comment of
-// Step, and its formula in formula/step.hpp; both drivers, the checks and the Python package go by the table.
+// Stage 3 of a round: the server optimizers. A new one needs a line in the table here, its equation in the comment of
+// Step, and its formula in formula/step.hpp. Both drivers, the checks and the Python package are generated from the
+// table.
 #pragma once
 #include <cstdint>
 
@@ -7,7 +8,7 @@
 
 namespace afflux {
 
-// Every kind, and how many vectors it keeps between rounds.
+// Every kind, and the number of vectors that it keeps between rounds.
 #define AFFLUX_STEP_KINDS(KIND) \
   KIND(sgd, 0)                  \
   KIND(momentum, 1)             \
@@ -44,7 +45,7 @@ constexpr int kMostStates = [] {
 
 constexpr const char* name(StepKind kind) { return kStepKinds[static_cast<int>(kind)].name; }
 constexpr std::int64_t state_count(StepKind kind) { return kStepKinds[static_cast<int>(kind)].states; }
-// Whether a kind divides by the root of a moment, which `epsilon`, greater than 0 for these, keeps from 0.
+// Whether a kind divides by the root of a moment; `epsilon` must then be greater than 0, so that the divisor is not 0.
 constexpr bool divides(StepKind kind) {
   return kind != StepKind::sgd && kind != StepKind::momentum && kind != StepKind::assign;
 }
@@ -59,7 +60,7 @@ constexpr bool divides(StepKind kind) {
 //   adagrad   v = v + d * d,  V = v
 //   yogi      v = v - (1 - beta2) * d * d * sign(v - d * d),  V = v
 // All in float64; the states, of the type of params, are overwritten, each rounded once, and out is computed from the
-// unrounded ones. With `outs`, as many vectors that each are states[i] itself or lie apart, the new states go there.
+// unrounded ones. `outs`, if given, are vectors for the new states; each is states[i] itself or has other memory.
 struct Step {
   StepKind kind = StepKind::sgd;
   double lr = 1.0;

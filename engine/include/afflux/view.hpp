@@ -15,7 +15,7 @@ struct Device {
 constexpr bool operator==(Device a, Device b) { return a.kind == b.kind && a.index == b.index; }
 constexpr bool operator!=(Device a, Device b) { return !(a == b); }
 
-// What a vector's elements are. float16 and bfloat16 have no C++17 type of their own: these hold their bits.
+// The element types of vectors. C++17 has no types for float16 and bfloat16: these hold their bits.
 enum class Type : std::int32_t { float32 = 0, float64 = 1, float16 = 2, bfloat16 = 3 };
 
 struct Float16 {
@@ -55,7 +55,7 @@ struct View {
   Device device{};
 };
 
-// The same with elements whose type is known at run time; a typed view becomes one by itself.
+// The same with an element type that is given at run time; a typed view converts to it implicitly.
 template <>
 struct View<void> {
   void* data = nullptr;

@@ -245,7 +245,7 @@ class _Loader:
         records, filled, added, passes = self._list("waiting"), self._filled, self._added, self._rule.needs.passes
         count = len(records)
         if not filled <= count or (filled < count and not passes):
-            _fail(f"{filled} of {count} arrivals are in the buffer, which cannot be")
+            _fail(f"{filled} of {count} arrivals are in the buffer, which is impossible")
         if filled >= self._rule.buffer_size + passes:  # a pass may begin with a full buffer
             _fail(f"{filled} arrivals wait in the state, the buffer holds {self._rule.buffer_size}")
         if added > filled:
@@ -265,7 +265,7 @@ class _Loader:
         version, join, staleness = map(_count, (version, join, staleness))
         examples = _count(examples, _MOST_EXAMPLES)
         if version > self._version or join >= self._number or examples < 1:
-            _fail(f"arrival {i} has version {version}, join {join} and {examples} examples, which cannot be")
+            _fail(f"arrival {i} has version {version}, join {join} and {examples} examples, which is impossible")
         if i < self._filled and not self._rule.needs.passes and staleness != self._version - version:
             _fail(f"arrival {i} has staleness {staleness} and version {version}, at version {self._version}")
         if norm is None and (why := self._admission.copies) is not None:
@@ -333,7 +333,7 @@ class _Loader:
         waiting = [_id(client_id) for client_id, *_ in self._meta["waiting"][: self._filled]]
         most, last = (0, []) if ours is None else (ours.num_clients, order[len(order) - len(waiting) :])
         if len(set(order)) < len(order) or len(order) > most or (ours is not None and last != waiting):
-            _fail(f"{len(order)} clients have entered in this pass, which cannot be")
+            _fail(f"{len(order)} clients have entered in this pass, which is impossible")
         return None if ours is None else (ours.num_clients, order)
 
 
@@ -372,14 +372,14 @@ def _id(value: Any) -> ClientId:
 
 def _count(value: Any, most: int = MOST_COUNT) -> int:
     if not is_int(value) or not 0 <= value <= most:
-        _fail(f"{brief(value)} stands where a count belongs, from 0 to {most}")
+        _fail(f"{brief(value)} is not a count from 0 to {most}")
     return int(value)
 
 
 def _number(value: Any) -> float:
     """NaN for None, as JSON has none."""
     if value is not None and not isinstance(value, NUMBERS):
-        _fail(f"{brief(value)} stands where a number belongs")
+        _fail(f"{brief(value)} is not a number")
     return nan if value is None else float(value)
 
 

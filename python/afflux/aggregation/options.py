@@ -231,8 +231,8 @@ class ServerOptions:
             known_on_arrival(rule)
             if duplicates == "latest":
                 raise AffluxError(
-                    "[Server] duplicates='latest' replaces arrivals, and accumulate=True cannot take one out of a sum "
-                    "without a trace: both and reject are possible"
+                    "[Server] duplicates='latest' replaces arrivals, and accumulate=True cannot remove one from a "
+                    "sum: use 'both' or 'reject'"
                 )
         if rule.calibrate.cached or rule.needs.passes:
             clients_of(rule, self.num_clients, duplicates)

@@ -30,7 +30,7 @@ class RoundVectors:
         """See Arrivals.inner."""
         given = self._given
         if given is None:
-            raise AffluxError("[Arrivals] inner is for weigh: the round is decided, and its vectors serve others")
+            raise AffluxError("[Arrivals] inner is for weigh: the round is decided, and its vectors are reused")
         slots, held, num_threads = given
         moved, own = any_number("Arrivals", "shift", shift), any_number("Arrivals", "own_weight", own_weight)
         vector = None

@@ -186,7 +186,7 @@ class CuPy(Gpu):
 
     def pool(self, size: int, dtype: str, limit: int, checked: bool = False, until_read: int = 0) -> "Arrays":
         if dtype == "bfloat16":
-            raise UnavailableError("[Server] slot_dtype is 'bfloat16', which CuPy has not: give params as torch's")
+            raise UnavailableError("[Server] slot_dtype is 'bfloat16', which CuPy lacks: pass torch tensors as params")
         return super().pool(size, dtype, limit, checked)
 
     def empty(self, size: int, dtype: str) -> Any:
@@ -296,7 +296,7 @@ def device_of(what: str, parts: "Array | Sequence[Array]", names: Sequence[str])
     for gpu, name in zip(places, names, strict=False):
         if gpu != places[0]:
             where = [HOST.name if at is None else f"cuda:{at}" for at in (places[0], gpu)]
-            raise AffluxError(f"{what} lies on several devices: {names[0]} on {where[0]}, {name} on {where[1]}")
+            raise AffluxError(f"{what} is on several devices: {names[0]} on {where[0]}, {name} on {where[1]}")
     first = places[0] if places else None
     if first is None:
         return HOST

@@ -325,7 +325,7 @@ def _fields_of(walk: trees.Walk, kept: Collection[str], buffers: Collection[str]
         if name in kept:
             kind, shape, is_buffer = interop.kind_of(name, array), tuple(map(int, array.shape)), name in buffers
             if any(n < 0 for n in shape) or prod(shape) > MOST_ELEMENTS:
-                raise AffluxError(f"[layout] {interop.label(name)} has shape {shape}, which no array has")
+                raise AffluxError(f"[layout] {interop.label(name)} has shape {shape}, which is not a valid shape")
             placed[is_buffer].append((name, shape, kind if is_buffer else None))
     return [_placed(some) for some in placed]
 

@@ -148,7 +148,7 @@ def _all_arrays(values: Any) -> bool:
 def _check_shape(name: str, array: Array, expected: tuple[int, ...]) -> None:
     shape = tuple(array.shape)
     if shape != expected:
-        raise AffluxError(f"[layout] {interop.label(name)} has shape {shape}, the layout says {expected}")
+        raise AffluxError(f"[layout] {interop.label(name)} has shape {shape}, the layout has {expected}")
 
 
 def listed(names: Sequence[str]) -> str:

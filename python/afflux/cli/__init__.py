@@ -54,6 +54,6 @@ app.command(help=listings.BACKENDS_HELP)(listings.backends)
 
 
 def main() -> None:
-    """Run the command line, as the last thing that this process does: Ctrl-C is ignored while the interpreter ends."""
+    """Run the command line. The process must end afterwards: Ctrl-C is ignored while the interpreter ends."""
     with interrupts.deferred(then=signal.SIG_IGN):
         app()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 BufferSize = Annotated[int | None, typer.Option(help="Arrivals per server step, for rules with a buffer; default 10.")]
 Paper = Annotated[
     str | None,
-    typer.Option(help="Settings of a paper's experiment (afflux papers lists them); options given beside it win."),
+    typer.Option(help="Settings of a paper's experiment (afflux papers lists them); other options override them."),
 ]
 ServerLr = Annotated[float | None, typer.Option(help="Server learning rate, for the rules that have one.")]
 OutFolder = Annotated[Path | None, typer.Option(help="Run folder; default runs/<date and time>.")]
@@ -100,7 +100,7 @@ def is_on_command_line(context: typer.Context, name: str) -> bool:
 
 
 def refuse_other_options(context: typer.Context, flag: str, *allowed: str) -> None:
-    """Raise ConfigError if the command line has other options than `allowed` beside `flag`, which resumes a run."""
+    """Raise ConfigError if the command line has options other than `allowed` and `flag`, which resumes a run."""
     for name in context.params:
         if name not in allowed and is_on_command_line(context, name):
             raise ConfigError(
@@ -156,7 +156,7 @@ def parse_rules(rules: list[str], **common: Any) -> list[RuleSpec]:
 def rule_of_preset(
     name: str, rule: str | None, buffer_size: int | None, server_lr: float | None
 ) -> tuple[str, int | None, float | None]:
-    """Complete the options of the command line, which win, by those of a preset.
+    """Complete the options of the command line by those of a preset; the options of the command line have priority.
 
     A rule of the command line takes the preset's buffer size, if it has one, and its own learning rate.
     """

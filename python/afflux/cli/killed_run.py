@@ -1,4 +1,4 @@
-"""A run whose process is killed with SIGKILL, and that another process resumes."""
+"""A run whose process is killed with SIGKILL, and which another process resumes."""
 
 import multiprocessing
 import os
@@ -29,11 +29,11 @@ def kill_and_resume(folder: Path, spec: RuleSpec, seed: int, config: SimConfig, 
     """Make a run with its server in a store in a process that kills itself, and continue it by `afflux run --resume`.
 
     Args:
-        folder: gets the store and the run folder, as `store` and `run`; must not hold them yet.
+        folder: the folder for the store and the run folder, `store` and `run`, which must not exist yet.
         spec: the rule.
         seed: of the run.
         config: the settings.
-        after: arrivals after which the process gets SIGKILL; fewer than those of the run.
+        after: number of arrivals after which the process gets SIGKILL; smaller than that of the run.
 
     Returns:
         The run after its end.

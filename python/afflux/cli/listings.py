@@ -1,4 +1,6 @@
-"""`afflux rules`, `papers` and `backends`: rules, settings of the papers, and what the engine runs on."""
+"""`afflux rules`, `papers` and `backends`: rules, settings of the papers, and the engine's instruction sets and
+devices.
+"""
 
 from typing import Annotated
 

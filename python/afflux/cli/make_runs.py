@@ -1,4 +1,4 @@
-"""The work of `afflux compare`, `run` and `replay`: runs that are written into a run folder."""
+"""The functions of `afflux compare`, `run` and `replay`: they make runs, and write them into a run folder."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -144,7 +144,7 @@ def resume_run(
     tensorboard: bool,
     workers: "int | Vmap",
 ) -> None:
-    """Continue the run in `store` in its run folder, or in `out` if that has moved, and print its results."""
+    """Continue the run in `store` in its run folder, or in `out` if the folder has moved, and print its results."""
     _require_packages(tensorboard)
     from afflux.sim.runs.compare import Job
     from afflux.sim.runs.resume import resume

@@ -81,21 +81,19 @@ A log never makes a rule file run: name it with --rule if you trust that file.
   afflux replay runs/kept/audit/fedbuff-seed0.jsonl --rule ca2fl --rule fadas:server_lr=0.01
 """
 PAIRED = (
-    "All rules get the same updates: clients train from the params of the first rule. Shows what the aggregation alone "
-    "does with these updates, not how clients would learn under the other rules."
+    "All rules get the same updates: clients train from the params of the first rule. Compares only the aggregation of "
+    "these updates, not how clients would learn under the other rules."
 )
 KEEP_UPDATES = "Keep all update vectors beside the audit log, 4 d bytes each, for `afflux replay`."
 RULE = "The rule; options follow it after colons: mf_ca2fl:bits=2:server_lr=1."
 STORE = "New folder in which the server is kept, with all that --resume needs to continue an interrupted run."
 RESUME = (
-    "Continue an interrupted run in its run folder (give --out if that has moved), to the same bits. "
+    "Continue an interrupted run in its run folder (give --out if the folder has moved), to the same bits. "
     "A rule file is executed only if you name it again: --rule FILE.py:FUNCTION."
 )
 CHECKPOINT_EVERY = "With --store: seconds between two checkpoints; 0: after every event. Also on Ctrl-C and SIGTERM."
 
-TENSORBOARD = (
-    "Write TensorBoard's event files into the run folder while the run goes on; needs the package tensorboard."
-)
+TENSORBOARD = "Write TensorBoard's event files into the run folder during the run; needs the package tensorboard."
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help=TENSORBOARD)]
 GRID = (
     "NAME=VALUE,VALUE,...: a setting such as client_lr, an option of the rules that have it such as server_lr, or "
@@ -103,9 +101,9 @@ GRID = (
     "validation part, and its best one then with all seeds on the test part. The same command with --out continues."
 )
 WORKERS = (
-    "Processes of each run that train, with the same bits; 1: that of the run itself. Trainings that are known and not "
-    "yet needed are made beside the server's work. Or vmap:clients=32:device=cuda: so many clients train in one call "
-    "of torch.func.vmap on this device; then the last bits differ."
+    "Processes of each run that train, with the same bits; 1: the run's own process. Trainings whose results are "
+    "needed later run in parallel with the server's work. Or vmap:clients=32:device=cuda: 32 clients train in one "
+    "call of torch.func.vmap on this device; then the last bits differ."
 )
 TrainingWorkers = Annotated[Any, typer.Option("--workers", parser=parse_workers, metavar="WORKERS", help=WORKERS)]
 KeepUpdates = Annotated[bool, typer.Option("--keep-updates", help=KEEP_UPDATES)]

@@ -69,7 +69,7 @@ Folder = Annotated[Path, typer.Argument(help="The store's folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Whole = Annotated[bool, typer.Option("--all", help="Print every line of a long list.")]
 
-#: What became of a push, by the name of its count; see `Server.counts`.
+#: The outcome of a push, by the name of its count; see `Server.counts`.
 ENDS = {
     "joined": "in a step, or waiting",
     "replaced": "in the place of an earlier one of its client",

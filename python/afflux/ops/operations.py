@@ -238,7 +238,7 @@ def apply(
         _engine.apply(round, count, done, checksums)
         return
     if type(checked) is not PreparedPass:
-        raise AffluxError(f"[apply] checked is {brief(checked)}, must be what check gave")
+        raise AffluxError(f"[apply] checked is {brief(checked)}, must be the result of check")
     checked.apply(round, count, done, checksums)
 
 

@@ -171,6 +171,6 @@ class Monitor(Generic[_Job]):
             finally:
                 self._adopting.release()
         raise UnavailableError(
-            f"[{op}] this process was forked while another thread used the server, so that its copy is torn: use the "
-            "server in the process that made it, or fork while no other thread uses it"
+            f"[{op}] this process was forked while another thread used the server, so that its copy is inconsistent: "
+            "use the server in the process that made it, or fork while no other thread uses it"
         )

@@ -166,7 +166,7 @@ class InputAdapter:
             names = ", ".join(field.name for field in self.layout.buffers[:3])
             more = ", ..." if len(self.layout.buffers) > 3 else ""
             raise AffluxError(
-                f"{whose} push lacks the model's buffers ({names}{more}): hand them in with buffers=, or the client's "
+                f"{whose} push lacks the model's buffers ({names}{more}): pass them as buffers=, or the client's "
                 "whole model as model="
             )
         what = f"{whose} buffers"
@@ -250,5 +250,5 @@ def length(what: str, array: ops.Array) -> int:
         raise AffluxError(f"{what} has shape {tuple(shape)}, expected (d,)")
     size = int(shape[0])
     if not 0 <= size <= MOST_ELEMENTS:
-        raise AffluxError(f"{what} has shape {tuple(shape)}, which no array has")
+        raise AffluxError(f"{what} has shape {tuple(shape)}, which is not a valid shape")
     return size

@@ -340,7 +340,7 @@ def retained(keep: Iterable[Pulled], aggregator: Aggregator) -> dict[int, Pulled
             raise AffluxError(f"[checkpoint] keep[{i}] is of type {type(one).__name__}, must be one that pull() gave")
         own = isinstance(one.params, np.ndarray) if here else aggregator.device.owns(one.params)
         if not (own and (here or aggregator.versions.has(one.params))):
-            raise AffluxError(f"[checkpoint] keep: version {one.version} is not one that this server handed out")
+            raise AffluxError(f"[checkpoint] keep: version {one.version} is not a version of this server")
     return {one.version: one for one in held}
 
 

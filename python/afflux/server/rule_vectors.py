@@ -22,7 +22,7 @@ def rule_vector(
     needs, rule = aggregator.rule.needs, aggregator.rule.name
     if as_text(name) not in needs.handed_in:
         known = ", ".join(needs.handed_in) or "none"
-        raise AffluxError(f"[set_rule_vector] {brief(name)} is not handed in to {rule}; known: {known}")
+        raise AffluxError(f"[set_rule_vector] {brief(name)} is not a vector that is set for {rule}; known: {known}")
     what = f"[set_rule_vector] {name}"
     new = aggregator.device.empty(adapter.size, options.dtype)
     limits = replace(options.limits, max_norm=inf)  # max_norm is for clients' vectors

@@ -102,7 +102,7 @@ def _refuse_contents(path: Path) -> None:
     if not any(file.name != LOCK for file in path.iterdir()):
         return
     if (path / INDEX).exists():
-        raise StoreError(f"[Server] store: {path} is not empty; Server.open goes on with a store")
+        raise StoreError(f"[Server] store: {path} is not empty; Server.open opens an existing store")
     raise StoreError(
         f"[Server] store: {path} is not empty, and holds no store: {INDEX} is missing. Give a new folder; if an "
         "attempt to make a store here has failed, remove what it has left"

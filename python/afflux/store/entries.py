@@ -63,7 +63,7 @@ def row_of(key: Any, slot: Any, crc: Any, rank: Any) -> tuple[ClientId, Place]:
     """A client, and the place of its row. If the entry is damaged, the place does not match any row."""
     client_id: ClientId = int.from_bytes(key, "big") if isinstance(key, bytes) and len(key) == 8 else key
     if not isinstance(client_id, int | str):
-        raise ValueError(f"{key!r} is no client's id")
+        raise ValueError(f"{key!r} is not a client's id")
     if isinstance(crc, bytes) and isinstance(slot, int) and isinstance(rank, int) and min(slot, rank) >= 0:
         place = Place(slot, crc[:-4], rank)
         if guarded_crc(client_id, place) == crc:

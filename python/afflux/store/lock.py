@@ -56,7 +56,7 @@ class Lock:
         except OSError:
             self.release()
             alone = "" if shared else "one process at a time writes to a store, and "
-            holder = "this very process has a server there: close() it" if self._is_ours else _holder(*self._file)
+            holder = "this process has a server there: close() it" if self._is_ours else _holder(*self._file)
             raise StoreError(f"[store] {folder} is in use: {alone}{holder}") from None
         except BaseException:
             self.release()

@@ -23,7 +23,7 @@ from afflux.rules.rule import Rule
 from afflux.store.files import new_file, read_bytes
 
 #: The remedy in errors for damage to anything except rows, their sum, waiting arrivals and Zarr's metadata.
-BACKUP = "only a backup of the folder brings it back"
+BACKUP = "only a backup of the folder restores it"
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def remedy(store: Path, array: str) -> str:
     if array == "rows":
         return f"`afflux store repair {quote(str(store))}`, when no server has it open, drops the rows that are lost"
     if array == "sum":
-        return f"`afflux store repair {quote(str(store))}` makes it anew"
+        return f"`afflux store repair {quote(str(store))}` computes it again"
     if array == "arrivals":
         return (
             f"`afflux store repair {quote(str(store))}`, when no server has it open, drops the arrivals that are lost"

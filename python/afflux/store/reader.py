@@ -52,7 +52,7 @@ class StoreReader:
             facts = self.index.facts()
             committed = self.index.committed(facts)
             if committed is None:
-                raise StoreError(f"[store] {path} holds no server: the process that began to make it was ended")
+                raise StoreError(f"[store] {path} holds no server: the process that was making it has ended")
             self.committed = committed
             self.facts: dict[str, Any] = facts
             self.server: dict[str, Any] = facts["server"]

@@ -71,7 +71,7 @@ def refuse_other_schema(path: Path, connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
     )
     if application != APPLICATION:
-        raise StoreError(f"[store] {path} is no index of afflux")
+        raise StoreError(f"[store] {path} is not an index of afflux")
     if version != FORMAT:
         raise StoreError(f"[store] {path} has format {version}, this afflux reads {FORMAT}")
     statement = f"SELECT type, name, tbl_name, sql FROM sqlite_schema LIMIT {len(_STATEMENTS) + 1}"
@@ -81,7 +81,7 @@ def refuse_other_schema(path: Path, connection: sqlite3.Connection) -> None:
     if len(found) != len(ours) or set(found) != ours:
         other = ", ".join(sorted(f"{kind} {name}" for kind, name, *_ in set(found) - ours))
         raise StoreError(
-            f"[store] {path} is no index of afflux: its schema differs{': ' if other else ''}{other[:200]}"
+            f"[store] {path} is not an index of afflux: its schema differs{': ' if other else ''}{other[:200]}"
         )
 
 

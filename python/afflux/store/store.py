@@ -191,7 +191,7 @@ class Store:
             StoreError: the rule does not fit the store, or the stored one has a part that must be given.
         """
         if self.committed is None:
-            raise StoreError(f"[open] {self.path} holds no server: the process that began to make it was ended")
+            raise StoreError(f"[open] {self.path} holds no server: the process that was making it has ended")
         return self._rule.resolve(rule)
 
     def rule_vector_outputs(self, rule_vectors: NamedVectors) -> NamedVectors:
@@ -251,9 +251,7 @@ class Store:
         """
         for version in keep:
             if self.host_versions is None and not self.params.owns(version.params):
-                raise AffluxError(
-                    f"[checkpoint] keep: version {version.version} is not one that this server handed out"
-                )
+                raise AffluxError(f"[checkpoint] keep: version {version.version} is not a version of this server")
         table = None if self.rows is None else self.rows.table
         before = self.notes, self._retained_places, self.retained, self.asked
         self._checkpoint = _Checkpoint(self._index.commit_counter, *before, table)
