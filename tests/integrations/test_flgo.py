@@ -18,7 +18,7 @@ from afflux import AffluxError, Server, replay, rules
 from afflux.integrations import flgo as adapter
 from afflux.integrations._core import TrainingRun
 from afflux.integrations.flgo import BasicClient, algorithm
-from afflux.rules import ca2fl, fadas, fedasync, fedavg, fedbuff, wkafl
+from afflux.rules import ca2fl, fadas, fedasync, fedavg, fedbuff, gsgm, wkafl
 from flgo_points import OPTIONS, Latencies, flgo, torch
 
 pytestmark = pytest.mark.filterwarnings("default")  # FLGo's and torch's own
@@ -325,8 +325,8 @@ def test_rules_from_configurations(started):
     assert started(algorithm(), rule=expected.to_config()).server.rule == expected
     assert started(algorithm(), rule={"name": "fedbuff", "buffer_size": 2}).server.rule == fedbuff(buffer_size=2)
     for wrong, message in [
-        (None, "rule is None, must be a Rule or a mapping with its name"),
-        ({"buffer_ratio": 0.5}, "must be a Rule or a mapping with its name"),
+        (None, "rule is None, must be a Rule, its name or a mapping that names it"),
+        ({"buffer_ratio": 0.5}, "must be a Rule, its name or a mapping that names it"),
         ({"name": "fedbuf"}, "fedbuf"),
         ({"name": "fedbuff", "buffer_ratio": 0.5, "buffer_size": 2}, "buffer_ratio is the name of buffer_size in flgo"),
         ({"name": "fedbuff", "buffer_ratio": 0.01}, "buffer_size"),
@@ -500,7 +500,7 @@ def test_clients_that_wait_in_the_buffer_are_not_drawn_after_a_resume(started, t
         key = runner.open_task(client)
         runner.package_handler({"model": [runner.model], "__cid": [client], adapter.TASK: [key]})
     assert runner.server.arrivals_waiting == 3
-    runner.training.close(runner._notes(0))
+    runner.training.close(runner.notes(0))
     runner = make()
     assert runner.server.arrivals_waiting == 3
     drawn, pack = [], runner.pack
@@ -547,7 +547,7 @@ def test_the_store_of_another_program_is_refused(started, tmp_path):
 
 
 def test_another_version_of_flgo_is_warned_of(monkeypatch):
-    monkeypatch.setattr("afflux.integrations._flgo_config.version", lambda name: "0.5.0")
+    monkeypatch.setattr("afflux.integrations._core.version", lambda name: "0.5.0")
     with pytest.warns(RuntimeWarning, match=r"tested with flgo 0.4.4; 0.5.0 is installed"):
         algorithm(fedbuff())
 
@@ -557,3 +557,21 @@ def test_without_flgo_the_error_says_what_to_install():
     env = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert "needs flgo: pip install 'afflux[flgo]'" in done.stderr
+
+
+def test_clients_whose_models_wait_for_the_next_pass_are_not_drawn(started):
+    """Under gsgm each client takes part once in a pass, and what it sends meanwhile waits."""
+    runner = started(algorithm(gsgm(buffer_size=2)), num_rounds=20)
+    pack, waited = runner.pack, []
+
+    def noted(client, *args, **kwargs):
+        waiting = runner.training.waiting().values()
+        waited.append(len(runner.server._aggregator.admission.state.deferred()))
+        assert client not in waiting
+        return pack(client, *args, **kwargs)
+
+    runner.pack = noted
+    runner.run()
+    assert runner.server.version == 20
+    assert max(waited) > 0
+    assert runner.server.counts["replaced"] == 0
