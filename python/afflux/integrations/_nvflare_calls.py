@@ -3,9 +3,8 @@
 from collections import deque
 from collections.abc import Iterable, Mapping
 from functools import partial
-from math import isfinite
 from threading import Event
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from nvflare.app_common.abstract.fl_model import FLModel, MetaKey
@@ -17,12 +16,12 @@ from afflux import Task
 from afflux.arrays.interop import own_arrays
 from afflux.integrations._core import Metrics, Trained, TrainingRun
 from afflux.integrations._loop import Reply, Transport
-from afflux.ops.validation import as_float
+from afflux.integrations._reading import finite_number, means_of
 from afflux.rules.rule import ClientId
 
 Model = Mapping[str, Any]
-#: Metrics of a reply that are kept, the characters of their names, and of the reason of a failure.
-_MOST_METRICS, _MOST_NAME, _MOST_REASON = 100, 100, 500
+#: Metrics of a reply that are kept, and characters of their names.
+_MOST_METRICS, _MOST_NAME = 100, 100
 
 
 class CollabTransport(Transport):
@@ -59,7 +58,7 @@ class CollabTransport(Transport):
         )
         try:
             function = getattr(group, self._app.call)
-            self._open[key] = function(self._model[1], version, **(self._app.call_args or {}))
+            self._open[key] = function(self._model[1], version, **self._app.call_args)
         except (RuntimeError, TypeError) as error:  # the client publishes no such function, or one of other arguments
             self.logger.warning("Client %s cannot be called: %s", address, error)
             return None
@@ -83,7 +82,7 @@ class CollabTransport(Transport):
         for key, results in [*self._open.items()]:
             if results.failures:  # nothing is called for these
                 del self._open[key]
-                found.append(Reply(key, _nothing, str(next(iter(results.failures.values())))[:_MOST_REASON]))
+                found.append(Reply(key, partial(self._read, None), str(next(iter(results.failures.values())))))
         return found
 
     def wait(self, seconds: float) -> None:
@@ -92,12 +91,9 @@ class CollabTransport(Transport):
 
     def _read(self, result: Any) -> Trained:
         app, kind, meta = self._app, None, {}
+        params, found = result if isinstance(result, tuple | list) and len(result) == 2 else (result, {})
         if isinstance(result, FLModel):
             params, found, kind, meta = result.params, result.metrics or {}, result.params_type, result.meta
-        elif isinstance(result, tuple | list) and len(result) == 2:
-            params, found = result
-        else:
-            params, found = result, {}
         if not (isinstance(params, Mapping) and isinstance(found, Mapping)):
             kinds = f"{type(result).__name__} of {type(params).__name__} and {type(found).__name__}"
             raise ValueError(f"the reply is a {kinds}, must be params by name, a pair (params, metrics) or an FLModel")
@@ -115,9 +111,7 @@ class CollabTransport(Transport):
 
     def step_done(self, step: int, metrics: list[Metrics]) -> None:
         """Sends the means of the clients' metrics."""
-        names = {name: None for own in metrics for name in own}
-        values = {name: [own[name] for own in metrics if name in own] for name in names}
-        means = {name: sum(each) / len(each) for name, each in values.items()}
+        means = means_of(metrics)
         self.logger.info("Version %d %s", step, {name: f"{mean:.4g}" for name, mean in means.items()})
         self._app.publish_metrics("train", step, means)
 
@@ -154,11 +148,6 @@ def _numbers(metrics: Mapping[Any, Any]) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, value in metrics.items():
         named = isinstance(name, str) and len(name) <= _MOST_NAME and name.isprintable()
-        number = as_float(value) if named else None
-        if number is not None and isfinite(number) and len(found) < _MOST_METRICS:
+        if named and (number := finite_number(value)) is not None and len(found) < _MOST_METRICS:
             found[name] = number
     return found
-
-
-def _nothing() -> NoReturn:
-    raise ValueError("the call has failed")
