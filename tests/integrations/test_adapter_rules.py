@@ -48,7 +48,7 @@ def test_rules_of_configurations(framework, rule, options, expected):
 @pytest.mark.parametrize(
     ("framework", "rule", "options", "message"),
     [
-        ("flgo", None, {}, "[flgo] rule is None, must be a Rule, its name or a mapping that names it"),
+        ("flgo", None, {}, "[flgo] rule is None, must be a Rule, its name and options, or a Rule.to_config()"),
         ("appfl", {}, {}, "[appfl] rule is {}, must be a Rule"),
         ("appfl", "fedbufff", {}, "must be a rule"),
         ("appfl", fedbuff().to_config(), {"K": 3}, "[appfl] ['K']: a rule that is given whole has its options inside"),

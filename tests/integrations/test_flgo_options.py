@@ -31,8 +31,8 @@ def test_rules_from_configurations():
     assert started(algorithm(), rule=expected.to_config()).server.rule == expected
     assert started(algorithm(), rule={"name": "fedbuff", "buffer_size": 2}).server.rule == fedbuff(buffer_size=2)
     for wrong, message in [
-        (None, "rule is None, must be a Rule, its name or a mapping that names it"),
-        ({"buffer_ratio": 0.5}, "must be a Rule, its name or a mapping that names it"),
+        (None, "rule is None, must be a Rule, its name and options, or a Rule.to_config()"),
+        ({"buffer_ratio": 0.5}, "must be a Rule, its name and options, or a Rule.to_config()"),
         ({"name": "fedbuf"}, "fedbuf"),
         ({"name": "fedbuff", "buffer_ratio": 0.5, "buffer_size": 2}, "buffer_ratio is the name of buffer_size in flgo"),
         ({"name": "fedbuff", "buffer_ratio": 0.01}, "buffer_size"),

@@ -118,7 +118,7 @@ def rule_of(framework: str, rule: object, options: Mapping[str, Any], num_client
     if not isinstance(rule, str):
         if not (isinstance(rule, Rule) or (isinstance(rule, Mapping) and "part" in rule)):
             raise AffluxError(
-                f"[{framework}] rule is {brief(rule)}, must be a Rule, its name or a mapping that names it"
+                f"[{framework}] rule is {brief(rule)}, must be a Rule, its name and options, or a Rule.to_config()"
             )
         if options:
             raise AffluxError(f"[{framework}] {brief([*options])}: a rule that is given whole has its options inside")
