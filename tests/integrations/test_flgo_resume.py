@@ -137,7 +137,7 @@ def test_clients_that_wait_in_the_buffer_are_not_drawn_after_a_resume(tmp_path):
         key = runner.open_task(client)
         runner.package_handler({"model": [runner.model], "__cid": [client], adapter.TASK: [key]})
     assert runner.server.arrivals_waiting == 3
-    runner.training.close(runner.notes(0))
+    runner.training.close(runner._notes(0))
     runner = make()
     assert runner.server.arrivals_waiting == 3
     drawn, pack = [], runner.pack

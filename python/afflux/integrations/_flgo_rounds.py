@@ -27,7 +27,7 @@ class StoredRounds(AsyncServer):
     """FLGo's asynchronous server as far as it counts, logs and stores rounds."""
 
     training: TrainingRun
-    resumed: Notes
+    _resumed: Notes
 
     def run(self) -> None:
         """Runs until FLGo's exit condition holds; then closes the store, after a last checkpoint."""
@@ -35,9 +35,9 @@ class StoredRounds(AsyncServer):
             super().run()
         finally:
             self.training.end()
-            self.training.close(self.notes(self.current_round - 1))
+            self.training.close(self._notes(self.current_round - 1))
 
-    def end_round(self) -> None:
+    def _end_round(self) -> None:
         """What `run` does after a round; it does so itself for the last one of each moment of FLGo's clock."""
         logger = self.gv.logger
         logger.info(f"--------------Round {self.current_round}--------------")
@@ -52,7 +52,7 @@ class StoredRounds(AsyncServer):
         self.current_round += 1
         self.global_lr_scheduler(self.current_round)
 
-    def notes(self, logged: int) -> dict[str, Any]:
+    def _notes(self, logged: int) -> dict[str, Any]:
         """`Notes` as plain data; `logged` is the last round that was logged."""
         logger = self.gv.logger
         stop = {name: getattr(logger, name) for name in get_args(_EarlyStop)}
@@ -67,11 +67,11 @@ class StoredRounds(AsyncServer):
 
     def _save_checkpoint(self) -> None:
         """FLGo calls it every `check_interval` rounds, after it has logged the round."""
-        self.training.checkpoint(self.notes(self.current_round))
+        self.training.checkpoint(self._notes(self.current_round))
 
     def _load_checkpoint(self) -> bool:
         """FLGo calls it first in `run`; whether the newest model needs no evaluation."""
-        notes, logger, clock, version = self.resumed, self.gv.logger, self.gv.clock, self.training.server.version
+        notes, logger, clock, version = self._resumed, self.gv.logger, self.gv.clock, self.training.server.version
         if notes.round < 0:
             return False
         logger.output.update(notes.output)

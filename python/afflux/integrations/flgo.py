@@ -98,7 +98,7 @@ class AffluxServer(StoredRounds):
             clock=lambda: self.gv.clock.current_time,
         )
         self.server, self.lost = self.training.server, self.training.lost
-        self.resumed = self.training.resume(Notes, adapter="flgo")
+        self._resumed = self.training.resume(Notes, adapter="flgo")
         if self.server.options.flush_after is not None:
             self.training.close()
             raise AffluxError("[flgo] flush_after is in seconds, and FLGo's time is virtual")
@@ -169,7 +169,7 @@ class AffluxServer(StoredRounds):
             self.current_round = self.server.version
             if place == len(packages):
                 return True
-            self.end_round()
+            self._end_round()
             if self._if_exit():
                 break
         return False
