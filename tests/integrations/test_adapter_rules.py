@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from afflux import AffluxError
-from afflux.integrations import _core
+from afflux.integrations._core import warn_of_version
 from afflux.integrations._reading import finite_number, means_of
 from afflux.integrations._settings import RunSettings, rule_of
 from afflux.rules import ca2fl, fadas, fedasync, fedbuff, make
@@ -77,11 +77,10 @@ def test_settings_that_have_no_meaning_are_other_arguments():
     ("tested", "found", "warns"),
     [("1.12", "1.12.3", False), ("1.12", "1.120.0", True), ("0.4.4", "0.4.4", False), ("0.4.4", "0.4.3", True)],
 )
-def test_versions_that_an_adapter_is_not_tested_with_are_warned_of(tested, found, warns, monkeypatch):
-    monkeypatch.setattr(_core, "version", lambda package: found)
+def test_versions_that_an_adapter_is_not_tested_with_are_warned_of(tested, found, warns):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        _core.warn_of_version("appfl", tested)
+        warn_of_version("appfl", tested, found)
     said = f"afflux.integrations.appfl is tested with appfl {tested}; {found} is installed"
     assert [str(each.message) for each in seen] == [said] * warns
 

@@ -12,12 +12,12 @@ import pytest
 
 pytest.importorskip("appfl", reason="needs appfl: make test-integrations")
 
+import appfl
 import torch
 from appfl.misc.utils import create_instance_from_file
 from omegaconf import OmegaConf
 
 from afflux import AffluxError
-from afflux.integrations import _core
 from afflux.integrations import appfl as adapter
 from afflux.integrations.appfl import AffluxAggregator
 from afflux.rules import ca2fl, fadas, fedasync, fedbuff, make
@@ -132,7 +132,7 @@ def test_the_model_of_the_configuration(tmp_path):
 
 
 def test_another_version_of_appfl_warns(monkeypatch):
-    monkeypatch.setattr(_core, "version", lambda name: "1.13.0")
+    monkeypatch.setattr(appfl, "__version__", "1.13.0")
     with pytest.warns(RuntimeWarning, match=r"tested with appfl 1\.12; 1\.13\.0 is installed"):
         importlib.reload(adapter)
 

@@ -103,6 +103,17 @@ def test_a_late_model_has_no_effect_and_its_client_goes_on():
     assert own.counts["joined"] == 1
 
 
+def test_a_client_whose_time_is_over_is_not_taken_for_a_new_one():
+    own = aggregator(num_clients=9, timeout=0.05)
+    held = own.get_parameters(client_id="a", init_model=False)
+    time.sleep(0.06)
+    two_steps(own)
+    own.get_parameters()  # of another client
+    own.aggregate("a", moved(held, 1.0), round=1)
+    assert own.counts["unknown"] == 1
+    assert own.counts["joined"] == 4
+
+
 class Partly(torch.nn.Module):
     """Of which the first, the middle and the last array are frozen."""
 

@@ -61,7 +61,7 @@ def test_what_has_no_meaning_is_refused(settings, options, message):
 
 
 def test_another_version_of_flgo_is_warned_of(monkeypatch):
-    monkeypatch.setattr("afflux.integrations._core.version", lambda name: "0.5.0")
+    monkeypatch.setattr("afflux.integrations.flgo.version", lambda name: "0.5.0")
     with pytest.warns(RuntimeWarning, match=r"tested with flgo 0.4.4; 0.5.0 is installed"):
         algorithm(fedbuff())
 

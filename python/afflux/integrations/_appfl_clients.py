@@ -70,7 +70,7 @@ class KnownClients:
     def claim_first(self, client: ClientId, trainings: int) -> None:
         """Assigns the version that was sent without an id to a client that sends its first model."""
         key, (pulled, until) = ascii(client), self._first
-        new = not self._resumed and key not in self._seen and self._run.address_of(key) is None and trainings <= 1
+        new = not self._resumed and key not in self._seen and trainings <= 1
         if monotonic() >= until:
             self._first = (None, 0.0)  # the version is no longer held
         elif pulled is not None and new:

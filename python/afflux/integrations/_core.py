@@ -10,7 +10,6 @@ A framework that a loop drives has one in _loop.py; a framework that calls the a
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from time import monotonic
 from typing import Any, Literal, NoReturn
 from warnings import warn
@@ -67,9 +66,8 @@ def missing(package: str, extra: str, error: ImportError) -> NoReturn:
     ) from error
 
 
-def warn_of_version(package: str, tested: str) -> None:
+def warn_of_version(package: str, tested: str, found: str) -> None:
     """Warns of a version of a framework that its adapter is not tested with."""
-    found = version(package)
     if not f"{found}.".startswith(f"{tested}."):
         warn(
             f"afflux.integrations.{package} is tested with {package} {tested}; {found} is installed", RuntimeWarning, 3

@@ -18,13 +18,14 @@ from afflux.server.server import Server
 
 try:
     import torch
+    from appfl import __version__ as appfl_version
     from appfl.algorithm.aggregator import BaseAggregator
 except ImportError as error:
     missing("appfl", "appfl", error)
 
 __all__ = ["AffluxAggregator"]
 
-warn_of_version("appfl", "1.12")
+warn_of_version("appfl", "1.12", appfl_version)
 
 #: Copies a tensor as soon as the copy or the original is written to, by whatever way; without it, at once.
 _copy_on_write = getattr(torch, "_lazy_clone", torch.clone)

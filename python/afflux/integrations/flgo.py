@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 from os import PathLike
 from typing import Any
 
@@ -61,7 +62,7 @@ def algorithm(
     Raises:
         AffluxError: a setting has a wrong type or value.
     """
-    warn_of_version("flgo", "0.4.4")  # `flgo.__version__` of 0.4.4 is v0.4.3
+    warn_of_version("flgo", "0.4.4", version("flgo"))  # `flgo.__version__` of 0.4.4 is v0.4.3
     options: Options = {} if server_options is None else server_options
     settings = RunSettings(
         store=store, timeout=timeout, max_failures=max_failures, num_threads=num_threads, server_options=options
