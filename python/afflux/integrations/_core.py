@@ -32,7 +32,8 @@ from afflux.rules.rule import ClientId, Rule
 Arrays = Mapping[str, Any]
 #: JSON-able metrics of one reply, by name.
 Metrics = Mapping[str, Any]
-#: What becomes of a reply that is of no use.
+#: What becomes of a reply that is of some step, and of one that is of no use.
+JOINED = ("joined", "replaced", "deferred")
 NO_USE = ("faulty", "expired", "empty")
 
 
@@ -224,7 +225,7 @@ class TrainingRun:
         elif receipt.status in NO_USE:
             self._failed(assigned, receipt.reason or receipt.status)
         else:
-            joined = receipt.status in ("joined", "replaced", "deferred")
+            joined = receipt.status in JOINED
             self.clients.succeeded(assigned.address, client, joined=joined)
             self._keep(receipt, client, metrics)
         return receipt
@@ -267,7 +268,7 @@ class TrainingRun:
     def _keep(self, receipt: Receipt, client: ClientId, metrics: Metrics | None) -> None:
         if receipt.status == "replaced":
             self._metrics = {join: own for join, own in self._metrics.items() if own[0] != client}
-        if receipt.join is not None and metrics is not None and receipt.status in ("joined", "replaced", "deferred"):
+        if receipt.join is not None and metrics is not None and receipt.status in JOINED:
             self._metrics[receipt.join] = client, metrics
 
     def _buffers_of(self, base: Pulled, delta: Arrays) -> npt.NDArray[np.float64] | None:

@@ -10,7 +10,7 @@ from afflux.aggregation.reports import Pulled
 from afflux.integrations._appfl_clients import KnownClients
 from afflux.integrations._appfl_config import aggregation_of, model_of
 from afflux.integrations._appfl_replies import WEIGHT, id_of, last_of, trained_of
-from afflux.integrations._core import NO_USE, TrainingRun, missing, warn_of_version
+from afflux.integrations._core import JOINED, NO_USE, TrainingRun, missing, warn_of_version
 from afflux.integrations._reading import means_of
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief
@@ -138,7 +138,7 @@ class AffluxAggregator(BaseAggregator):
                 self._log(f"the model of client {brief(client)} is of no version that it was sent in this run")
             else:
                 known.last = own
-                known.joined |= receipt.status in ("joined", "replaced", "deferred")
+                known.joined |= receipt.status in JOINED
                 if receipt.status in NO_USE:
                     self._log(f"the model of client {brief(client)} is {receipt.status}: {receipt.reason}")
             self.run.clients.are(())  # APPFL chooses who trains: failures in a row do not count
