@@ -10,9 +10,9 @@ A framework that a loop drives has one in _loop.py; a framework that calls the a
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import isfinite
 from time import monotonic
 from typing import Any, Literal, NoReturn
+from warnings import warn
 
 import msgspec
 import numpy as np
@@ -21,18 +21,19 @@ import numpy.typing as npt
 from afflux import Layout, Pulled, Task
 from afflux.aggregation.reports import Receipt, Report
 from afflux.integrations._clients import ClientKey, Clients
-from afflux.integrations._reading import Unreadable, own_dict
+from afflux.integrations._reading import Unreadable, finite_number, own_dict
 from afflux.integrations._server import open_server, weighs_by_examples
 from afflux.integrations._settings import RunSettings
 from afflux.integrations._versions import VersionArrays
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import as_float, brief
+from afflux.ops.validation import brief
 from afflux.rules.rule import ClientId, Rule
 
 Arrays = Mapping[str, Any]
 #: JSON-able metrics of one reply, by name.
 Metrics = Mapping[str, Any]
-#: What becomes of a reply that is of no use.
+#: What becomes of a reply that is of some step, and of one that is of no use.
+JOINED = ("joined", "replaced", "deferred")
 NO_USE = ("faulty", "expired", "empty")
 
 
@@ -64,6 +65,14 @@ def missing(package: str, extra: str, error: ImportError) -> NoReturn:
     raise ImportError(
         f"afflux.integrations.{extra} needs {package}: pip install 'afflux[{extra}]' ({error})", name=error.name
     ) from error
+
+
+def warn_of_version(package: str, tested: str, found: str) -> None:
+    """Warns of a version of a framework that its adapter is not tested with."""
+    if not f"{found}.".startswith(f"{tested}."):
+        warn(
+            f"afflux.integrations.{package} is tested with {package} {tested}; {found} is installed", RuntimeWarning, 3
+        )
 
 
 class TrainingRun:
@@ -124,7 +133,17 @@ class TrainingRun:
         self._adapter = ""
         self.report: Report | None = None
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many replies ended in each way: `Server.counts`, and `lost`."""
+        return {**self.server.counts, **self.lost}
+
     # Clients that train
+
+    @property
+    def busy(self) -> set[ClientId]:
+        """The addresses of the clients that train."""
+        return {assigned.address for assigned in self._assigned.values()}
 
     @property
     def keys(self) -> list[str]:
@@ -156,8 +175,7 @@ class TrainingRun:
         free = self.free
         if not free:
             return []
-        busy = {assigned.address for assigned in self._assigned.values()}
-        return self.clients.choose(free, busy, self.clock())
+        return self.clients.choose(free, self.busy, self.clock())
 
     def assign(self, address: ClientId) -> Task:
         """A task for the client at this address, of the newest version."""
@@ -211,7 +229,7 @@ class TrainingRun:
         elif receipt.status in NO_USE:
             self._failed(assigned, receipt.reason or receipt.status)
         else:
-            joined = receipt.status in ("joined", "replaced", "deferred")
+            joined = receipt.status in JOINED
             self.clients.succeeded(assigned.address, client, joined=joined)
             self._keep(receipt, client, metrics)
         return receipt
@@ -222,10 +240,9 @@ class TrainingRun:
         client = self.clients.identify(assigned.address, trained.client)
         if trained.num_examples is None and self._needs_examples:
             raise ValueError("the reply lacks its number of examples, which the rule weighs by")
-        loss = as_float(trained.loss)
         said: dict[str, Any] = {
             "num_examples": 1 if trained.num_examples is None else trained.num_examples,
-            "loss": loss if loss is not None and isfinite(loss) else None,
+            "loss": finite_number(trained.loss),
             **self._rate_of(trained),
         }
         arrays, buffers = own_dict(trained.arrays), None
@@ -255,7 +272,7 @@ class TrainingRun:
     def _keep(self, receipt: Receipt, client: ClientId, metrics: Metrics | None) -> None:
         if receipt.status == "replaced":
             self._metrics = {join: own for join, own in self._metrics.items() if own[0] != client}
-        if receipt.join is not None and metrics is not None and receipt.status in ("joined", "replaced", "deferred"):
+        if receipt.join is not None and metrics is not None and receipt.status in JOINED:
             self._metrics[receipt.join] = client, metrics
 
     def _buffers_of(self, base: Pulled, delta: Arrays) -> npt.NDArray[np.float64] | None:
@@ -353,8 +370,16 @@ class TrainingRun:
             The notes of the last checkpoint; an empty dict if there are none.
 
         Raises:
-            AffluxError: the notes of the store are those of another program, or clients had ids from another source.
+            AffluxError: the notes of the store are those of another program, or its clients had ids from another
+                source. The store is closed then.
         """
+        try:
+            return self._resume(schema, adapter)
+        except BaseException:
+            self.close()
+            raise
+
+    def _resume(self, schema: Any, adapter: str) -> Any:
         notes = self.server.notes if self.settings.store is not None else None
         try:
             found = msgspec.convert({} if notes is None else notes, _Notes, str_keys=True)

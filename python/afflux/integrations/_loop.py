@@ -131,7 +131,7 @@ class Loop:
 
     def _log_end(self, last: int) -> None:
         logger, server, first = self.transport.logger, self.training.server, self._first
-        counts = {name: count for name, count in {**server.counts, **self.training.lost}.items() if count}
+        counts = {name: count for name, count in self.training.counts.items() if count}
         if server.version == first:
             logger.info("No step was needed: the store holds step %d of %d: %s", first, last, counts)
         elif not first:
