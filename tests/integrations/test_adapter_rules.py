@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from afflux import AffluxError
-from afflux.integrations._core import warn_of_version
+from afflux.integrations._frameworks import warn_of_version
 from afflux.integrations._reading import finite_number, means_of
 from afflux.integrations._settings import RunSettings, rule_of
 from afflux.rules import ca2fl, fadas, fedasync, fedbuff, make

@@ -11,8 +11,7 @@ A framework that a loop drives has one in _loop.py; a framework that calls the a
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Literal, NoReturn
-from warnings import warn
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -58,21 +57,6 @@ class Assignment:
     address: ClientId
     start: float  #: by the run's clock
     pulled: Pulled | None = None  #: an older version than the task's, which the client has instead
-
-
-def missing(package: str, extra: str, error: ImportError) -> NoReturn:
-    """Raises the error of an adapter whose framework is not installed."""
-    raise ImportError(
-        f"afflux.integrations.{extra} needs {package}: pip install 'afflux[{extra}]' ({error})", name=error.name
-    ) from error
-
-
-def warn_of_version(package: str, tested: str, found: str) -> None:
-    """Warns of a version of a framework that its adapter is not tested with."""
-    if not f"{found}.".startswith(f"{tested}."):
-        warn(
-            f"afflux.integrations.{package} is tested with {package} {tested}; {found} is installed", RuntimeWarning, 3
-        )
 
 
 class TrainingRun:

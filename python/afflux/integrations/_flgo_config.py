@@ -8,7 +8,7 @@ from afflux.ops.errors import AffluxError
 from afflux.rules.rule import Rule
 
 
-def refuse_options(option: Mapping[str, Any]) -> None:
+def refuse_flgo_options(option: Mapping[str, Any]) -> None:
     """Raises AffluxError for options of FLGo that have no meaning for the adapter."""
     for name in ("save_checkpoint", "load_checkpoint"):
         if option.get(name):

@@ -10,7 +10,8 @@ from afflux.aggregation.reports import Pulled
 from afflux.integrations._appfl_clients import KnownClients
 from afflux.integrations._appfl_config import aggregation_of, model_of
 from afflux.integrations._appfl_replies import WEIGHT, id_of, last_of, trained_of
-from afflux.integrations._core import JOINED, NO_USE, TrainingRun, missing, warn_of_version
+from afflux.integrations._core import JOINED, NO_USE, TrainingRun
+from afflux.integrations._frameworks import missing, warn_of_version
 from afflux.integrations._reading import means_of
 from afflux.integrations._versions import OncePerVersion
 from afflux.ops.errors import AffluxError

@@ -12,8 +12,9 @@ from os import PathLike
 from typing import Any
 
 from afflux.aggregation.options import Options
-from afflux.integrations._core import NO_USE, Trained, TrainingRun, missing, warn_of_version
-from afflux.integrations._flgo_config import refuse_options, rule_of_option
+from afflux.integrations._core import NO_USE, Trained, TrainingRun
+from afflux.integrations._flgo_config import refuse_flgo_options, rule_of_option
+from afflux.integrations._frameworks import missing, warn_of_version
 from afflux.integrations._settings import RunSettings
 from afflux.ops.errors import AffluxError
 from afflux.rules.rule import ClientId, Rule
@@ -85,7 +86,7 @@ class AffluxServer(StoredRounds):
 
     def initialize(self) -> None:
         """Opens the server. FLGo calls it when model, clients and simulator are there."""
-        refuse_options(self.option)
+        refuse_flgo_options(self.option)
         given = self.option.get("rule") if self.given_rule is None else self.given_rule
         rule = rule_of_option(given, self.num_clients)
         self.algo_para = {"rule": rule.name, "M": rule.buffer_size}  # names the file of the results
@@ -191,10 +192,5 @@ class AffluxServer(StoredRounds):
 
 
 def _trained(package: Mapping[str, Any]) -> Trained:
-    return Trained(
-        package["model"].state_dict(),
-        package.get("num_examples"),
-        package.get("loss"),
-        package.get("client_lr"),
-        package.get("local_steps"),
-    )
+    facts = {name: package.get(name) for name in ("num_examples", "loss", "client_lr", "local_steps")}
+    return Trained(package["model"].state_dict(), **facts)

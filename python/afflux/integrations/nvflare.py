@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from afflux.integrations._core import Metrics, TrainingRun, missing
+from afflux.integrations._core import Metrics, TrainingRun
+from afflux.integrations._frameworks import missing
 from afflux.integrations._loop import Loop
 from afflux.integrations._settings import RunSettings, require_absolute_store, rule_of
 from afflux.ops.errors import AffluxError
