@@ -8,7 +8,8 @@ of memory, and an error of the store, are the server's own, and `receive` raises
 A framework that a loop drives has one in _loop.py; a framework that calls the adapter uses `TrainingRun` itself.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Literal
@@ -103,11 +104,8 @@ class TrainingRun:
         self._needs_examples = weighs_by_examples(rule)
         self.versions = VersionArrays(arrays, Layout.of(arrays))
         self.server = open_server(rule, arrays, settings, max(1, num_clients), self.concurrency)
-        try:
+        with self.closed_on_error():
             self.clients = Clients(self.server, settings, key)
-        except BaseException:
-            self.close()
-            raise
         self.lost: dict[str, int] = {"unknown": 0, "failed": 0, "overdue": 0}
         self.slowest = 0.0
         self.clock = clock
@@ -139,27 +137,15 @@ class TrainingRun:
         assigned = self._assigned.get(key)
         return None if assigned is None else assigned.address
 
-    @property
-    def open(self) -> int:
-        """How many assignments are open."""
-        return len(self._assigned)
-
     def version_of(self, key: str) -> Pulled | None:
         """The version that a client trains from; None if its assignment is not open, or the version no longer held."""
         assigned = self._assigned.get(key)
         return None if assigned is None else _base_of(assigned)
 
-    @property
-    def free(self) -> int:
-        """How many more clients may train."""
-        return max(0, self.concurrency - len(self._assigned))
-
     def choose(self) -> list[ClientId]:
         """Addresses to send a task to: as many as may train, of `clients` that are there, idle and do not rest."""
-        free = self.free
-        if not free:
-            return []
-        return self.clients.choose(free, self.busy, self.clock())
+        free = self.concurrency - len(self._assigned)
+        return self.clients.choose(free, self.busy, self.clock()) if free > 0 else []
 
     def assign(self, address: ClientId) -> Task:
         """A task for the client at this address, of the newest version."""
@@ -215,7 +201,8 @@ class TrainingRun:
         else:
             joined = receipt.status in JOINED
             self.clients.succeeded(assigned.address, client, joined=joined)
-            self._keep(receipt, client, metrics)
+            if joined:
+                self._keep(receipt, client, metrics)
         return receipt
 
     def _arguments(self, assigned: Assignment, base: Pulled | None, trained: Trained) -> dict[str, Any]:
@@ -256,7 +243,7 @@ class TrainingRun:
     def _keep(self, receipt: Receipt, client: ClientId, metrics: Metrics | None) -> None:
         if receipt.status == "replaced":
             self._metrics = {join: own for join, own in self._metrics.items() if own[0] != client}
-        if receipt.join is not None and metrics is not None and receipt.status in JOINED:
+        if receipt.join is not None and metrics is not None:
             self._metrics[receipt.join] = client, metrics
 
     def _buffers_of(self, base: Pulled, delta: Arrays) -> npt.NDArray[np.float64] | None:
@@ -269,7 +256,7 @@ class TrainingRun:
 
     def fail(self, key: str, reason: str = "error") -> None:
         """The client has failed, or will never reply."""
-        assigned = self._end(key)
+        assigned = self.cancel(key)
         if assigned is not None:
             self.lost["failed"] += 1
             self.note_duration(assigned.start)
@@ -288,7 +275,7 @@ class TrainingRun:
         now = self.clock()
         overdue = [key for key, assigned in self._assigned.items() if now - assigned.start >= self.timeout]
         for key in overdue:
-            assigned = self._end(key)
+            assigned = self.cancel(key)
             if assigned is not None:
                 self.lost["overdue"] += 1
                 self._failed(assigned, f"no reply within {self.timeout:g} s")
@@ -298,11 +285,8 @@ class TrainingRun:
         now = self.clock()
         self.clients.failed(assigned.address, reason, now - assigned.start, now)
 
-    def cancel(self, key: str) -> None:
-        """Ends an assignment, if it is open, because the client gets another one."""
-        self._end(key)
-
-    def _end(self, key: str) -> Assignment | None:
+    def cancel(self, key: str) -> Assignment | None:
+        """Ends an assignment, if it is open; returns it."""
         assigned = self._assigned.pop(key, None)
         if assigned is not None:
             assigned.task.cancel()
@@ -311,7 +295,7 @@ class TrainingRun:
     def end(self) -> None:
         """Ends all assignments."""
         for key in self.keys:
-            self._end(key)
+            self.cancel(key)
 
     def take_metrics(self) -> list[Metrics]:
         """The metrics of the replies that joined since the last call, but for those of a later step."""
@@ -343,6 +327,15 @@ class TrainingRun:
             finally:
                 self.server.close(checkpoint=False)
 
+    @contextmanager
+    def closed_on_error(self) -> Iterator[None]:
+        """Closes the store if an error is raised within."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
     def resume(self, schema: Any, *, adapter: str = "") -> Any:
         """Goes on after the last checkpoint; tasks of then are cancelled, for no framework delivers their replies now.
 
@@ -357,29 +350,24 @@ class TrainingRun:
             AffluxError: the notes of the store are those of another program, or its clients had ids from another
                 source. The store is closed then.
         """
-        try:
-            return self._resume(schema, adapter)
-        except BaseException:
-            self.close()
-            raise
-
-    def _resume(self, schema: Any, adapter: str) -> Any:
-        notes = self.server.notes if self.settings.store is not None else None
-        try:
-            found = msgspec.convert({} if notes is None else notes, _Notes, str_keys=True)
-            own = msgspec.convert(found.own, schema, str_keys=True)
-        except msgspec.ValidationError as error:
-            raise AffluxError(f"[resume] the store's notes are not those of this adapter: {error}") from None
-        if adapter and found.adapter not in ("", adapter):
-            raise AffluxError(f"[resume] the store is of a run of {brief(found.adapter)}, and this one is of {adapter}")
-        self.clients.require_source(found.client_key)
-        self._adapter = adapter
-        for task in self.server.tasks:
-            task.cancel()
-        self.lost.update({name: count for name, count in found.lost.items()})
-        waiting = self.waiting()
-        self._metrics = {join: (waiting[join], said) for join, said in found.metrics.items() if join in waiting}
-        return own
+        with self.closed_on_error():
+            notes = self.server.notes if self.settings.store is not None else None
+            try:
+                found = msgspec.convert({} if notes is None else notes, _Notes, str_keys=True)
+                own = msgspec.convert(found.own, schema, str_keys=True)
+            except msgspec.ValidationError as error:
+                raise AffluxError(f"[resume] the store's notes are not those of this adapter: {error}") from None
+            if adapter and found.adapter not in ("", adapter):
+                before = brief(found.adapter)
+                raise AffluxError(f"[resume] the store is of a run of {before}, and this one is of {adapter}")
+            self.clients.require_source(found.client_key)
+            self._adapter = adapter
+            for task in self.server.tasks:
+                task.cancel()
+            self.lost.update({name: count for name, count in found.lost.items()})
+            waiting = self.waiting()
+            self._metrics = {join: (waiting[join], said) for join, said in found.metrics.items() if join in waiting}
+            return own
 
 
 class _Notes(msgspec.Struct, forbid_unknown_fields=True):

@@ -87,16 +87,12 @@ class Loop:
 
     def __init__(self, training: TrainingRun, transport: Transport) -> None:
         self.training, self.transport = training, transport
-        try:
-            notes = training.resume(transport.schema, adapter=transport.name)
-            transport.restore(notes)
+        with training.closed_on_error():
+            transport.restore(training.resume(transport.schema, adapter=transport.name))
             training.clients.are(transport.clients())
             training.clients.require_known()
             self._warn_too_few()
             training.checkpoint(transport.notes())  # the first steps are stored beside the notes that they need
-        except BaseException:
-            training.close()
-            raise
         self._looked = monotonic()  # for clients
         self._first = training.server.version
         self._noted = self._first  # the newest step that was evaluated and logged
