@@ -10,6 +10,7 @@ from typing import Any, Self
 from afflux import Task
 from afflux.integrations._clients import MOST_REASON
 from afflux.integrations._core import NO_USE, Metrics, Trained, TrainingRun
+from afflux.integrations._settings import is_due
 from afflux.rules.rule import ClientId
 
 #: Seconds between two looks for clients that have come or gone.
@@ -207,7 +208,7 @@ class Loop:
         else:
             mean, largest = report.staleness.mean(), report.staleness.max()
             self.transport.logger.info("[STEP %d] %s staleness: mean %.1f, largest %d", step, said, mean, largest)
-        if step // settings.evaluate_every > before // settings.evaluate_every or step >= last:
+        if is_due(settings.evaluate_every, before, step) or step >= last:
             self.transport.evaluate(step)
-        if step // settings.checkpoint_every > before // settings.checkpoint_every:
+        if is_due(settings.checkpoint_every, before, step):
             self.training.checkpoint(self.transport.notes())

@@ -92,6 +92,11 @@ class RunSettings:
         }
 
 
+def is_due(every: int, before: int, step: int) -> bool:
+    """Whether one of the steps after `before`, up to `step`, is a multiple of `every`."""
+    return step // every > before // every
+
+
 def require_absolute_store(operation: str, settings: RunSettings, why: str) -> None:
     """Raises for a store whose path depends on the folder that the framework starts the server in."""
     if settings.store is not None and not Path(settings.store).is_absolute():

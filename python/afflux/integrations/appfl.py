@@ -13,6 +13,7 @@ from afflux.integrations._appfl_replies import WEIGHT, id_of, last_of, trained_o
 from afflux.integrations._core import JOINED, NO_USE, TrainingRun
 from afflux.integrations._frameworks import missing, warn_of_version
 from afflux.integrations._reading import means_of
+from afflux.integrations._settings import is_due
 from afflux.integrations._versions import OncePerVersion
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief
@@ -174,7 +175,7 @@ class AffluxAggregator(BaseAggregator):
 
     def _note_step(self) -> None:
         """Logs and stores the newest version, once."""
-        step, before, every = self.server.version, self._noted, self.run.settings.checkpoint_every
+        step, before = self.server.version, self._noted
         if step == before:
             return
         self._noted = step
@@ -183,7 +184,7 @@ class AffluxAggregator(BaseAggregator):
         if len(self.metrics) > _STEPS_KEPT:
             del self.metrics[min(self.metrics)]
         self._log(f"step {step}: {self.metrics[step]}")
-        if step // every > before // every:
+        if is_due(self.run.settings.checkpoint_every, before, step):
             self.run.checkpoint({"metrics": self.metrics})
 
     def _log(self, text: str) -> None:
