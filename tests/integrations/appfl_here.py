@@ -1,4 +1,4 @@
-"""For tests with APPFL: the stand-ins of modules that it imports, and a model."""
+"""For tests with APPFL: the stand-ins of modules that it imports, a model, and an aggregator."""
 
 import sys
 from pathlib import Path
@@ -10,6 +10,9 @@ pytest.importorskip("appfl", reason="needs appfl: make test-integrations")
 sys.path.append(str(Path(__file__).parent / "stubs"))  # last: what is installed comes first
 
 import torch
+from omegaconf import OmegaConf
+
+from afflux.integrations.appfl import AffluxAggregator
 
 
 class Net(torch.nn.Module):
@@ -34,3 +37,22 @@ def moved(model, value):
 def flat(model):
     """All elements, one after the other."""
     return torch.cat([array.detach().double().reshape(-1) for array in model.values()]).numpy()
+
+
+class Lines(list):
+    """A logger."""
+
+    info = list.append
+
+
+def aggregator(model=None, logger=None, **configs):
+    configs = {"K": 2, "num_clients": 4, **configs}
+    return AffluxAggregator(model or Net(), OmegaConf.create(configs), logger)
+
+
+def params(own):
+    return own.server.params.tobytes()
+
+
+def counted(own):
+    return {name: count for name, count in own.counts.items() if count}

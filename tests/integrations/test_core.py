@@ -434,8 +434,7 @@ def test_a_store_with_rows_is_not_resumed_with_the_names_in_replies(tmp_path):
     run.close({})
     run = run_of(ca2fl(buffer_size=2), store=store, key="name")
     with pytest.raises(AffluxError, match=r"under its address \(client_key=None\), and now client_key='name'\. Give"):
-        run.resume(dict)
-    run.close()
+        run.resume(dict)  # closes the store
     for key in (lambda address: address, None):  # the ids themselves are compared
         run = run_of(ca2fl(buffer_size=2), store=store, key=key)
         run.resume(dict)
@@ -449,7 +448,8 @@ def test_a_store_with_rows_is_not_resumed_with_the_names_in_replies(tmp_path):
         else:
             run.resume(dict)
             one_round(run, [11, 12], **{"11": "ann", "12": "bob"})
-        run.close(None if refused else {})
+            run.close({})
+    Server.open(named).close()
 
 
 def test_replies_say_their_clients():

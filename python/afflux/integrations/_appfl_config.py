@@ -1,36 +1,23 @@
 """The configuration of APPFL's aggregator, `aggregator_kwargs`: which rule, and how the run goes on."""
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from inspect import signature
 from typing import Any
 
-from afflux.integrations._settings import RunSettings
+from afflux.integrations._settings import RunSettings, rule_of
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import as_text, brief, count_of
-from afflux.rules.presets import RULES
-from afflux.rules.presets.framework_names import FRAMEWORK_NAMES, in_our_names
+from afflux.ops.validation import as_text, brief, count_of, one_of, optional
 from afflux.rules.rule import Rule
-from afflux.rules.serialization import from_config, make
 
-#: Of APPFL, that this adapter is tested with.
-_TESTED = "1.12"
 #: What APPFL's trainers report of a model.
 METRICS = ("pre_val_loss", "pre_val_accuracy", "val_loss", "val_accuracy")
-#: Fields of `RunSettings` that have a meaning where APPFL chooses who trains.
-_SETTINGS = (
-    "concurrency",
-    "timeout",
-    "store",
-    "checkpoint_every",
-    "num_threads",
-    "client_lr",
-    "local_steps",
-    "server_options",
-)
-#: Seconds: APPFL has no timeouts, and a simulated client may wait for long while others train.
-_TIMEOUT = 86400.0
+#: Settings without a meaning where APPFL chooses who trains.
+_NO_SETTINGS = ("evaluate_every", "max_failures", "poll_interval", "retry_after", "seed")
+#: What would change the meaning of what clients send.
+_REFUSED = {
+    "gradient_based": "clients send models here: set send_gradient to False",
+    "use_secure_agg": "masked models do not add up in an asynchronous run",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +31,6 @@ class Aggregation:
     loss_key: str
     equal_weights: bool  #: whatever examples a client has
     model_configs: Any
-    timeout: float = _TIMEOUT
-
-
-def require_version(found: str) -> None:
-    """Warns of a version of APPFL that the adapter is not tested with."""
-    if not found.startswith(f"{_TESTED}."):
-        warnings.warn(
-            f"afflux.integrations.appfl is tested with appfl {_TESTED}; {found} is installed", RuntimeWarning, 3
-        )
 
 
 def aggregation_of(config: Any) -> Aggregation:
@@ -66,48 +44,22 @@ def aggregation_of(config: Any) -> Aggregation:
         if given.pop(name, False) is not False:
             raise AffluxError(f"[appfl] {name}: {why}")
     given.pop("optimize_memory", None)  # of APPFL's own aggregators
-    settings = RunSettings(**{name: given.pop(name) for name in _SETTINGS if given.get(name) is not None})
-    count = given.pop("num_clients", None)
-    num_clients = None if count is None else count_of(1)("appfl", "num_clients", count)
+    settings, given = RunSettings.split(given, without=_NO_SETTINGS)
+    num_clients = optional(count_of(1))("appfl", "num_clients", given.pop("num_clients", None))
     metrics = given.pop("metrics", METRICS)
     if not isinstance(metrics, list | tuple) or not all(as_text(name) for name in metrics):
         raise AffluxError(f"[appfl] metrics is {brief(metrics)}, must be a list of names")
     loss_key, model_configs = given.pop("loss_key", "val_loss"), given.pop("model_configs", None)
-    mode = given.get("client_weights_mode")
-    if mode not in (None, "equal", "sample_size"):
-        raise AffluxError(f"[appfl] client_weights_mode is {brief(mode)}, must be 'equal' or 'sample_size'")
-    rule = _rule_of(given, num_clients)
+    weights = one_of(None, "equal", "sample_size")("appfl", "client_weights_mode", given.get("client_weights_mode"))
+    if given.get("dialect") != "appfl":  # which has an option of this name
+        given.pop("client_weights_mode", None)
+    rule = rule_of("appfl", given.pop("rule", "fedbuff"), given, num_clients)
     cached = rule.calibrate.cached or rule.needs.passes
     if cached and num_clients is None and settings.server_options.get("num_clients") is None:
         raise AffluxError(f"[appfl] num_clients is missing: {rule.name} keeps something for each client")
     if rule.kind == "gradient" and settings.client_lr is None:
         raise AffluxError(f"[appfl] client_lr is missing: {rule.name} takes gradients, and APPFL's clients send models")
-    return Aggregation(rule, settings, num_clients, tuple(metrics), str(loss_key), mode == "equal", model_configs)
-
-
-#: What would change the meaning of what clients send.
-_REFUSED = {
-    "gradient_based": "clients send models here: set send_gradient to False",
-    "use_secure_agg": "masked models do not add up in an asynchronous run",
-}
-
-
-def _rule_of(given: dict[str, Any], num_clients: int | None) -> Rule:
-    """The rule of a configuration that holds nothing else any more."""
-    name = given.pop("rule", "fedbuff")
-    if isinstance(name, Mapping):
-        if given:
-            raise AffluxError(
-                f"[appfl] {', '.join(map(brief, given))}: a rule that is given whole has its options inside"
-            )
-        return from_config(name)
-    preset = RULES.get(name) if isinstance(name, str) else None
-    taken = {} if preset is None else signature(preset).parameters
-    if "dialect" in taken and given.get("dialect") == "appfl":
-        return make(name, **({"num_clients": num_clients} if num_clients is not None else {}), **given)
-    given.pop("client_weights_mode", None)  # the adapter's
-    own = {option: given.pop(option) for option in FRAMEWORK_NAMES["appfl"] if option in given and option in taken}
-    return make(name, **in_our_names("appfl", given), **own)
+    return Aggregation(rule, settings, num_clients, tuple(metrics), str(loss_key), weights == "equal", model_configs)
 
 
 def model_of(config: Any) -> Any:
@@ -127,8 +79,7 @@ def model_of(config: Any) -> Any:
     options = config.get("model_kwargs") or {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.get("seed", 42))  # as APPFL's ServerAgent does
-        named = "model_name" in config
-        if named:
+        if "model_name" in config:
             model = create_instance_from_file(config["model_path"], config["model_name"], **options)
         else:
             model = run_function_from_file(config["model_path"], None, **options)

@@ -1,17 +1,17 @@
 """What APPFL's clients send: a dict of arrays, and a dict of what their trainer reports. Both may hold anything."""
 
 from collections.abc import Collection, Mapping
-from math import isfinite
 from typing import Any, NamedTuple
 
 from afflux.integrations._appfl_config import Aggregation
-from afflux.integrations._core import Metrics, Trained
+from afflux.integrations._core import Trained
+from afflux.integrations._reading import finite_number
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import as_float, as_int, plain_id, zero_dim
+from afflux.ops.validation import as_int, plain_id, zero_dim
 from afflux.rules.rule import ClientId
 
 #: The name of a client's weight among its metrics.
-_WEIGHT = ""
+WEIGHT = ""
 
 
 class Last(NamedTuple):
@@ -76,22 +76,10 @@ def trained_of(
         size,
         number_of(report.get(chosen.loss_key)),
         local_steps=None if steps is None or steps < 1 else steps,
-        metrics={_WEIGHT: as_int(size) or 1, **found},
+        metrics={WEIGHT: as_int(size) or 1, **found},
     )
-
-
-def means_of(kept: list[Metrics], names: Collection[str]) -> dict[str, float]:
-    """The mean of each metric over the clients that report it, by their numbers of examples."""
-    means = {}
-    for name in names:
-        own = [(each[name], each[_WEIGHT]) for each in kept if name in each]
-        if own:
-            means[name] = sum(value * weight for value, weight in own) / sum(weight for _, weight in own)
-    return {name: mean for name, mean in means.items() if isfinite(mean)}
 
 
 def number_of(value: object) -> float | None:
     """A finite number, the last one of a list, as trainers report one for each epoch; None of anything else."""
-    last = value[-1] if isinstance(value, list | tuple) and value else value
-    number = as_float(zero_dim(last))
-    return number if number is not None and isfinite(number) else None
+    return finite_number(zero_dim(value[-1] if isinstance(value, list | tuple) and value else value))

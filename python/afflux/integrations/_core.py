@@ -8,11 +8,11 @@ of memory, and an error of the store, are the server's own, and `receive` raises
 A framework that a loop drives has one in _loop.py; a framework that calls the adapter uses `TrainingRun` itself.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from math import isfinite
 from time import monotonic
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -21,18 +21,19 @@ import numpy.typing as npt
 from afflux import Layout, Pulled, Task
 from afflux.aggregation.reports import Receipt, Report
 from afflux.integrations._clients import ClientKey, Clients
-from afflux.integrations._reading import Unreadable, own_dict
+from afflux.integrations._reading import Unreadable, finite_number, own_dict
 from afflux.integrations._server import open_server, weighs_by_examples
 from afflux.integrations._settings import RunSettings
 from afflux.integrations._versions import VersionArrays
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import as_float, brief
+from afflux.ops.validation import brief
 from afflux.rules.rule import ClientId, Rule
 
 Arrays = Mapping[str, Any]
 #: JSON-able metrics of one reply, by name.
 Metrics = Mapping[str, Any]
-#: What becomes of a reply that is of no use.
+#: What becomes of a reply that is of some step, and of one that is of no use.
+JOINED = ("joined", "replaced", "deferred")
 NO_USE = ("faulty", "expired", "empty")
 
 
@@ -57,13 +58,6 @@ class Assignment:
     address: ClientId
     start: float  #: by the run's clock
     pulled: Pulled | None = None  #: an older version than the task's, which the client has instead
-
-
-def missing(package: str, extra: str, error: ImportError) -> NoReturn:
-    """Raises the error of an adapter whose framework is not installed."""
-    raise ImportError(
-        f"afflux.integrations.{extra} needs {package}: pip install 'afflux[{extra}]' ({error})", name=error.name
-    ) from error
 
 
 class TrainingRun:
@@ -110,11 +104,8 @@ class TrainingRun:
         self._needs_examples = weighs_by_examples(rule)
         self.versions = VersionArrays(arrays, Layout.of(arrays))
         self.server = open_server(rule, arrays, settings, max(1, num_clients), self.concurrency)
-        try:
+        with self.closed_on_error():
             self.clients = Clients(self.server, settings, key)
-        except BaseException:
-            self.close()
-            raise
         self.lost: dict[str, int] = {"unknown": 0, "failed": 0, "overdue": 0}
         self.slowest = 0.0
         self.clock = clock
@@ -124,7 +115,17 @@ class TrainingRun:
         self._adapter = ""
         self.report: Report | None = None
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many replies ended in each way: `Server.counts`, and `lost`."""
+        return {**self.server.counts, **self.lost}
+
     # Clients that train
+
+    @property
+    def busy(self) -> set[ClientId]:
+        """The addresses of the clients that train."""
+        return {assigned.address for assigned in self._assigned.values()}
 
     @property
     def keys(self) -> list[str]:
@@ -136,28 +137,15 @@ class TrainingRun:
         assigned = self._assigned.get(key)
         return None if assigned is None else assigned.address
 
-    @property
-    def open(self) -> int:
-        """How many assignments are open."""
-        return len(self._assigned)
-
     def version_of(self, key: str) -> Pulled | None:
         """The version that a client trains from; None if its assignment is not open, or the version no longer held."""
         assigned = self._assigned.get(key)
         return None if assigned is None else _base_of(assigned)
 
-    @property
-    def free(self) -> int:
-        """How many more clients may train."""
-        return max(0, self.concurrency - len(self._assigned))
-
     def choose(self) -> list[ClientId]:
         """Addresses to send a task to: as many as may train, of `clients` that are there, idle and do not rest."""
-        free = self.free
-        if not free:
-            return []
-        busy = {assigned.address for assigned in self._assigned.values()}
-        return self.clients.choose(free, busy, self.clock())
+        free = self.concurrency - len(self._assigned)
+        return self.clients.choose(free, self.busy, self.clock()) if free > 0 else []
 
     def assign(self, address: ClientId) -> Task:
         """A task for the client at this address, of the newest version."""
@@ -211,9 +199,10 @@ class TrainingRun:
         elif receipt.status in NO_USE:
             self._failed(assigned, receipt.reason or receipt.status)
         else:
-            joined = receipt.status in ("joined", "replaced", "deferred")
+            joined = receipt.status in JOINED
             self.clients.succeeded(assigned.address, client, joined=joined)
-            self._keep(receipt, client, metrics)
+            if joined:
+                self._keep(receipt, client, metrics)
         return receipt
 
     def _arguments(self, assigned: Assignment, base: Pulled | None, trained: Trained) -> dict[str, Any]:
@@ -222,10 +211,9 @@ class TrainingRun:
         client = self.clients.identify(assigned.address, trained.client)
         if trained.num_examples is None and self._needs_examples:
             raise ValueError("the reply lacks its number of examples, which the rule weighs by")
-        loss = as_float(trained.loss)
         said: dict[str, Any] = {
             "num_examples": 1 if trained.num_examples is None else trained.num_examples,
-            "loss": loss if loss is not None and isfinite(loss) else None,
+            "loss": finite_number(trained.loss),
             **self._rate_of(trained),
         }
         arrays, buffers = own_dict(trained.arrays), None
@@ -255,7 +243,7 @@ class TrainingRun:
     def _keep(self, receipt: Receipt, client: ClientId, metrics: Metrics | None) -> None:
         if receipt.status == "replaced":
             self._metrics = {join: own for join, own in self._metrics.items() if own[0] != client}
-        if receipt.join is not None and metrics is not None and receipt.status in ("joined", "replaced", "deferred"):
+        if receipt.join is not None and metrics is not None:
             self._metrics[receipt.join] = client, metrics
 
     def _buffers_of(self, base: Pulled, delta: Arrays) -> npt.NDArray[np.float64] | None:
@@ -268,7 +256,7 @@ class TrainingRun:
 
     def fail(self, key: str, reason: str = "error") -> None:
         """The client has failed, or will never reply."""
-        assigned = self._end(key)
+        assigned = self.cancel(key)
         if assigned is not None:
             self.lost["failed"] += 1
             self.note_duration(assigned.start)
@@ -287,7 +275,7 @@ class TrainingRun:
         now = self.clock()
         overdue = [key for key, assigned in self._assigned.items() if now - assigned.start >= self.timeout]
         for key in overdue:
-            assigned = self._end(key)
+            assigned = self.cancel(key)
             if assigned is not None:
                 self.lost["overdue"] += 1
                 self._failed(assigned, f"no reply within {self.timeout:g} s")
@@ -297,11 +285,8 @@ class TrainingRun:
         now = self.clock()
         self.clients.failed(assigned.address, reason, now - assigned.start, now)
 
-    def cancel(self, key: str) -> None:
-        """Ends an assignment, if it is open, because the client gets another one."""
-        self._end(key)
-
-    def _end(self, key: str) -> Assignment | None:
+    def cancel(self, key: str) -> Assignment | None:
+        """Ends an assignment, if it is open; returns it."""
         assigned = self._assigned.pop(key, None)
         if assigned is not None:
             assigned.task.cancel()
@@ -310,7 +295,7 @@ class TrainingRun:
     def end(self) -> None:
         """Ends all assignments."""
         for key in self.keys:
-            self._end(key)
+            self.cancel(key)
 
     def take_metrics(self) -> list[Metrics]:
         """The metrics of the replies that joined since the last call, but for those of a later step."""
@@ -342,6 +327,15 @@ class TrainingRun:
             finally:
                 self.server.close(checkpoint=False)
 
+    @contextmanager
+    def closed_on_error(self) -> Iterator[None]:
+        """Closes the store if an error is raised within."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
     def resume(self, schema: Any, *, adapter: str = "") -> Any:
         """Goes on after the last checkpoint; tasks of then are cancelled, for no framework delivers their replies now.
 
@@ -353,24 +347,27 @@ class TrainingRun:
             The notes of the last checkpoint; an empty dict if there are none.
 
         Raises:
-            AffluxError: the notes of the store are those of another program, or clients had ids from another source.
+            AffluxError: the notes of the store are those of another program, or its clients had ids from another
+                source. The store is closed then.
         """
-        notes = self.server.notes if self.settings.store is not None else None
-        try:
-            found = msgspec.convert({} if notes is None else notes, _Notes, str_keys=True)
-            own = msgspec.convert(found.own, schema, str_keys=True)
-        except msgspec.ValidationError as error:
-            raise AffluxError(f"[resume] the store's notes are not those of this adapter: {error}") from None
-        if adapter and found.adapter not in ("", adapter):
-            raise AffluxError(f"[resume] the store is of a run of {brief(found.adapter)}, and this one is of {adapter}")
-        self.clients.require_source(found.client_key)
-        self._adapter = adapter
-        for task in self.server.tasks:
-            task.cancel()
-        self.lost.update({name: count for name, count in found.lost.items()})
-        waiting = self.waiting()
-        self._metrics = {join: (waiting[join], said) for join, said in found.metrics.items() if join in waiting}
-        return own
+        with self.closed_on_error():
+            notes = self.server.notes if self.settings.store is not None else None
+            try:
+                found = msgspec.convert({} if notes is None else notes, _Notes, str_keys=True)
+                own = msgspec.convert(found.own, schema, str_keys=True)
+            except msgspec.ValidationError as error:
+                raise AffluxError(f"[resume] the store's notes are not those of this adapter: {error}") from None
+            if adapter and found.adapter not in ("", adapter):
+                before = brief(found.adapter)
+                raise AffluxError(f"[resume] the store is of a run of {before}, and this one is of {adapter}")
+            self.clients.require_source(found.client_key)
+            self._adapter = adapter
+            for task in self.server.tasks:
+                task.cancel()
+            self.lost.update({name: count for name, count in found.lost.items()})
+            waiting = self.waiting()
+            self._metrics = {join: (waiting[join], said) for join, said in found.metrics.items() if join in waiting}
+            return own
 
 
 class _Notes(msgspec.Struct, forbid_unknown_fields=True):

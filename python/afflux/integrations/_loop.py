@@ -10,6 +10,7 @@ from typing import Any, Self
 from afflux import Task
 from afflux.integrations._clients import MOST_REASON
 from afflux.integrations._core import NO_USE, Metrics, Trained, TrainingRun
+from afflux.integrations._settings import is_due
 from afflux.rules.rule import ClientId
 
 #: Seconds between two looks for clients that have come or gone.
@@ -87,16 +88,12 @@ class Loop:
 
     def __init__(self, training: TrainingRun, transport: Transport) -> None:
         self.training, self.transport = training, transport
-        try:
-            notes = training.resume(transport.schema, adapter=transport.name)
-            transport.restore(notes)
+        with training.closed_on_error():
+            transport.restore(training.resume(transport.schema, adapter=transport.name))
             training.clients.are(transport.clients())
             training.clients.require_known()
             self._warn_too_few()
             training.checkpoint(transport.notes())  # the first steps are stored beside the notes that they need
-        except BaseException:
-            training.close()
-            raise
         self._looked = monotonic()  # for clients
         self._first = training.server.version
         self._noted = self._first  # the newest step that was evaluated and logged
@@ -131,7 +128,7 @@ class Loop:
 
     def _log_end(self, last: int) -> None:
         logger, server, first = self.transport.logger, self.training.server, self._first
-        counts = {name: count for name, count in {**server.counts, **self.training.lost}.items() if count}
+        counts = {name: count for name, count in self.training.counts.items() if count}
         if server.version == first:
             logger.info("No step was needed: the store holds step %d of %d: %s", first, last, counts)
         elif not first:
@@ -211,7 +208,7 @@ class Loop:
         else:
             mean, largest = report.staleness.mean(), report.staleness.max()
             self.transport.logger.info("[STEP %d] %s staleness: mean %.1f, largest %d", step, said, mean, largest)
-        if step // settings.evaluate_every > before // settings.evaluate_every or step >= last:
+        if is_due(settings.evaluate_every, before, step) or step >= last:
             self.transport.evaluate(step)
-        if step // settings.checkpoint_every > before // settings.checkpoint_every:
+        if is_due(settings.checkpoint_every, before, step):
             self.training.checkpoint(self.transport.notes())

@@ -3,9 +3,8 @@
 from collections import deque
 from collections.abc import Iterable, Mapping
 from functools import partial
-from math import isfinite
 from threading import Event
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from nvflare.app_common.abstract.fl_model import FLModel, MetaKey
@@ -15,12 +14,10 @@ from nvflare.collab.api.proxy_list import ProxyList
 
 from afflux import Task
 from afflux.arrays.interop import own_arrays
-from afflux.integrations._clients import MOST_REASON
 from afflux.integrations._core import Metrics, Trained, TrainingRun
 from afflux.integrations._loop import Reply, Transport
-from afflux.integrations._reading import bounded
+from afflux.integrations._reading import bounded, finite_number, means_of
 from afflux.integrations._versions import OncePerVersion
-from afflux.ops.validation import as_float
 from afflux.rules.rule import ClientId
 
 Model = Mapping[str, Any]
@@ -58,7 +55,7 @@ class CollabTransport(Transport):
         )
         try:
             function = getattr(group, self._app.call)
-            self._open[key] = function(self._model_of(task.pulled), task.version, **(self._app.call_args or {}))
+            self._open[key] = function(self._model_of(task.pulled), task.version, **self._app.call_args)
         except (RuntimeError, TypeError) as error:  # the client publishes no such function, or one of other arguments
             self.logger.warning("Client %s cannot be called: %s", address, error)
             return None
@@ -82,7 +79,7 @@ class CollabTransport(Transport):
         for key, results in [*self._open.items()]:
             if results.failures:  # nothing is called for these
                 del self._open[key]
-                found.append(Reply(key, _nothing, str(next(iter(results.failures.values())))[:MOST_REASON]))
+                found.append(Reply(key, partial(self._read, None), str(next(iter(results.failures.values())))))
         return found
 
     def wait(self, seconds: float) -> None:
@@ -91,12 +88,9 @@ class CollabTransport(Transport):
 
     def _read(self, result: Any) -> Trained:
         app, kind, meta = self._app, None, {}
+        params, found = result if isinstance(result, tuple | list) and len(result) == 2 else (result, {})
         if isinstance(result, FLModel):
             params, found, kind, meta = result.params, result.metrics or {}, result.params_type, result.meta
-        elif isinstance(result, tuple | list) and len(result) == 2:
-            params, found = result
-        else:
-            params, found = result, {}
         if not (isinstance(params, Mapping) and isinstance(found, Mapping)):
             kinds = f"{type(result).__name__} of {type(params).__name__} and {type(found).__name__}"
             raise ValueError(f"the reply is a {kinds}, must be params by name, a pair (params, metrics) or an FLModel")
@@ -114,9 +108,7 @@ class CollabTransport(Transport):
 
     def step_done(self, step: int, metrics: list[Metrics]) -> object:
         """Sends the means of the clients' metrics."""
-        names = {name: None for own in metrics for name in own}
-        values = {name: [own[name] for own in metrics if name in own] for name in names}
-        means = {name: sum(each) / len(each) for name, each in values.items()}
+        means = means_of(metrics)
         self._app.publish_metrics("train", step, means)
         return {name: f"{mean:.4g}" for name, mean in means.items()}
 
@@ -150,9 +142,5 @@ def _in_memory(params: Model) -> Model:
 
 def _numbers(metrics: Mapping[Any, Any]) -> dict[str, float]:
     """Those of the metrics that trackers take: finite numbers, not too many."""
-    found = {name: as_float(value) for name, value in bounded(metrics).items() if name.isprintable()}
-    return {name: number for name, number in found.items() if number is not None and isfinite(number)}
-
-
-def _nothing() -> NoReturn:
-    raise ValueError("the call has failed")
+    found = {name: finite_number(value) for name, value in bounded(metrics).items() if name.isprintable()}
+    return {name: number for name, number in found.items() if number is not None}

@@ -1,6 +1,9 @@
-"""What a client has sent, in a form that the server's `push` reads without an error that it takes for its own."""
+"""What a client has sent, in a form that the server's `push` reads without an error that it takes for its own; and
+numbers that clients report.
+"""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from math import isfinite
 from typing import Any, NoReturn
 
 from afflux.arrays.interop import own_arrays
@@ -39,6 +42,31 @@ def bounded(metrics: Mapping[Any, Any], weight: str | None = None) -> dict[str, 
             found[name] = value
             room -= len(numbers)
     return {**kept, **found}
+
+
+def finite_number(value: object) -> float | None:
+    """A finite number; None of anything else."""
+    number = as_float(value)
+    return number if number is not None and isfinite(number) else None
+
+
+def means_of(reports: Iterable[Mapping[str, Any]], weight: str | None = None) -> dict[str, float]:
+    """The mean of each metric over the clients that report it.
+
+    Args:
+        reports: numbers by name, one mapping a client.
+        weight: the name of the number that weighs the others, which each client reports; None: all weigh the same.
+
+    Returns:
+        The means that are finite, by name.
+    """
+    values: dict[str, list[tuple[float, float]]] = {}
+    for report in reports:
+        for name, value in report.items():
+            if name != weight:
+                values.setdefault(name, []).append((value, 1 if weight is None else report[weight]))
+    means = {name: sum(x * w for x, w in own) / sum(w for _, w in own) for name, own in values.items()}
+    return {name: mean for name, mean in means.items() if isfinite(mean)}
 
 
 class Unreadable(Mapping[str, Any]):

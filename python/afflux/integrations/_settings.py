@@ -1,6 +1,8 @@
-"""The settings of a run that all adapters share: one frozen, checked set."""
+"""The settings of a run that all adapters share, one frozen, checked set; and the rule, from a configuration."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
+from inspect import signature
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +21,9 @@ from afflux.ops.validation import (
     path_of,
     positive,
 )
+from afflux.rules import RULES, from_config, make
+from afflux.rules.presets.framework_names import FRAMEWORK_NAMES, ONLY_IN_DIALECT, in_our_names
+from afflux.rules.rule import Rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +84,17 @@ class RunSettings:
         refuse_options(self.server_options.get("faults", "record"), self.server_options.get("inplace", False))
 
     @classmethod
-    def split(cls, given: dict[str, Any]) -> tuple[Self, dict[str, Any]]:
-        """The settings among keyword arguments, and the other arguments, for the framework's own class."""
-        names = {each.name for each in fields(cls)}
+    def split(cls, given: Mapping[str, Any], without: Collection[str] = ()) -> tuple[Self, dict[str, Any]]:
+        """The settings among keyword arguments, but for those `without` lists, and the other arguments."""
+        names = {each.name for each in fields(cls)}.difference(without)
         return cls(**{name: value for name, value in given.items() if name in names}), {
             name: value for name, value in given.items() if name not in names
         }
+
+
+def is_due(every: int, before: int, step: int) -> bool:
+    """Whether one of the steps after `before`, up to `step`, is a multiple of `every`."""
+    return step // every > before // every
 
 
 def require_absolute_store(operation: str, settings: RunSettings, why: str) -> None:
@@ -102,3 +112,34 @@ def refuse_options(faults: str, inplace: bool) -> None:
             "[settings] a server with inplace=True overwrites the version that a client trains from, and replies are "
             "models, which need it"
         )
+
+
+def rule_of(framework: str, rule: object, options: Mapping[str, Any], num_clients: int | None = None) -> Rule:
+    """The rule of a framework's configuration.
+
+    Args:
+        framework: a key of `FRAMEWORK_NAMES`.
+        rule: a rule; the name of one; or a whole one, as `Rule.to_config` writes it.
+        options: of the rule of this name, by afflux's names or the framework's. Where both use one name, such as the
+            alpha of "fedasync" and APPFL's, it is afflux's.
+        num_clients: for options that are shares of all clients, and for the framework's dialect.
+
+    Raises:
+        AffluxError: it is no rule; an option is unknown, has a wrong type or value, or is given twice.
+    """
+    if not isinstance(rule, str):
+        if not (isinstance(rule, Rule) or (isinstance(rule, Mapping) and "part" in rule)):
+            raise AffluxError(
+                f"[{framework}] rule is {brief(rule)}, must be a Rule, its name and options, or a Rule.to_config()"
+            )
+        if options:
+            raise AffluxError(f"[{framework}] {brief([*options])}: a rule that is given whole has its options inside")
+        return rule if isinstance(rule, Rule) else from_config(rule)
+    given, own = dict(options), signature(RULES[rule]).parameters if rule in RULES else {}
+    if num_clients is not None and ("buffer_ratio" in given or given.get("dialect") == "appfl"):
+        given.setdefault("num_clients", num_clients)
+    if "dialect" in own and given.get("dialect") == framework:
+        return make(rule, **given)
+    names = [name for name in FRAMEWORK_NAMES[framework] if name in own or name in ONLY_IN_DIALECT]
+    kept = {name: given.pop(name) for name in names if name in given}
+    return make(rule, **in_our_names(framework, given), **kept)

@@ -7,21 +7,24 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 from os import PathLike
 from typing import Any
 
 from afflux.aggregation.options import Options
-from afflux.integrations._core import NO_USE, Trained, TrainingRun, missing
-from afflux.integrations._flgo_config import Notes, notes_of, refuse_options, rule_of, warn_of_version
+from afflux.integrations._core import NO_USE, Trained, TrainingRun
+from afflux.integrations._flgo_config import refuse_flgo_options, rule_of_option
+from afflux.integrations._frameworks import missing, warn_of_version
 from afflux.integrations._settings import RunSettings
 from afflux.ops.errors import AffluxError
-from afflux.rules.rule import Rule
+from afflux.rules.rule import ClientId, Rule
 
 try:
-    from flgo.algorithm.asyncbase import AsyncServer
     from flgo.algorithm.fedbase import BasicClient
 except ImportError as error:
     missing("flgo", "flgo", error)
+
+from afflux.integrations._flgo_rounds import Notes, StoredRounds
 
 __all__ = ["AffluxServer", "algorithm"]
 
@@ -60,7 +63,7 @@ def algorithm(
     Raises:
         AffluxError: a setting has a wrong type or value.
     """
-    warn_of_version()
+    warn_of_version("flgo", "0.4.4", version("flgo"))  # `flgo.__version__` of 0.4.4 is v0.4.3
     options: Options = {} if server_options is None else server_options
     settings = RunSettings(
         store=store, timeout=timeout, max_failures=max_failures, num_threads=num_threads, server_options=options
@@ -69,7 +72,7 @@ def algorithm(
     return type("afflux", (), {"Server": server, "Client": type("Client", (client,), {})})
 
 
-class AffluxServer(AsyncServer):
+class AffluxServer(StoredRounds):
     """FLGo's asynchronous server with an `afflux.Server` as its aggregation; `algorithm` makes its subclasses.
 
     Attributes:
@@ -83,55 +86,54 @@ class AffluxServer(AsyncServer):
 
     def initialize(self) -> None:
         """Opens the server. FLGo calls it when model, clients and simulator are there."""
-        refuse_options(self.option)
+        refuse_flgo_options(self.option)
         given = self.option.get("rule") if self.given_rule is None else self.given_rule
-        rule = rule_of(given, self.num_clients)
-        if rule.buffer_size > self.num_clients:
-            raise AffluxError(
-                f"[flgo] buffer_size is {rule.buffer_size} of {self.num_clients} clients, and would never be reached: "
-                "FLGo draws no client whose model is in the buffer"
-            )
+        rule = rule_of_option(given, self.num_clients)
         self.algo_para = {"rule": rule.name, "M": rule.buffer_size}  # names the file of the results
         most = self.num_clients if "full" in self.sample_option else self.clients_per_round
-        settings, tolerance = replace(self.settings, concurrency=most), float(self.get_tolerance_for_latency())
         self.training = TrainingRun(
-            rule, self.model, settings, num_clients=self.num_clients, timeout=tolerance, clock=self._now
+            rule,
+            self.model,
+            replace(self.settings, concurrency=most),
+            num_clients=self.num_clients,
+            timeout=float(self.get_tolerance_for_latency()),
+            clock=lambda: self.gv.clock.current_time,
         )
         self.server, self.lost = self.training.server, self.training.lost
-        try:
-            if self.server.options.flush_after is not None:
-                raise AffluxError("[flgo] flush_after is in seconds, and FLGo's time is virtual")
-            self._resumed: Notes = self.training.resume(Notes, adapter="flgo")
-        except BaseException:
+        self._resumed = self.training.resume(Notes, adapter="flgo")
+        if self.server.options.flush_after is not None:
             self.training.close()
-            raise
-        waiting = self.training.waiting().values()  # since an earlier run
-        self._in_buffer = {client for client in waiting if isinstance(client, int)}
-        self.buffered_clients = set(self._in_buffer)
+            raise AffluxError("[flgo] flush_after is in seconds, and FLGo's time is virtual")
+        self.buffered_clients = self._in_buffer
         self.server.pull(out=self.model)
         self.current_round = self.server.version + 1
 
-    def _now(self) -> float:
-        return float(self.gv.clock.current_time)
-
-    # Clients that train
+    @property
+    def _in_buffer(self) -> set[ClientId]:
+        """The clients whose models wait for a step: FLGo draws none of them."""
+        return set(self.training.waiting().values())
 
     def iterate(self) -> bool:
         """One moment of FLGo's clock."""
         if self.training.expire():
             self._require_some_of_use()
         # FLGo's own set keeps the clients that drop out, and their places with them.
-        self.concurrent_clients = {self.training.address_of(key) for key in self.training.keys}
+        self.concurrent_clients = self.training.busy
         updated: bool = super().iterate()
-        self.buffered_clients = set(self._in_buffer)
+        self.buffered_clients = self._in_buffer
         return updated
+
+    def _require_some_of_use(self) -> None:
+        """Raises RuntimeError if all clients that FLGo may draw fail again and again."""
+        self.training.clients.are(set(range(self.num_clients)) - self._in_buffer)
+        self.training.clients.require_some_of_use()
+
+    # Packages
 
     def pack(self, client_id: int, mtype: Any = 0, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """What a client gets to train: FLGo's package, and the id of a task."""
         package: dict[str, Any] = super().pack(client_id, mtype, *args, **kwargs)
-        if mtype == 0:
-            package[TASK] = self.open_task(client_id)
-        return package
+        return {**package, TASK: self.open_task(client_id)} if mtype == 0 else package
 
     def open_task(self, client_id: int) -> str:
         """The client trains from the newest version; returns the id of its task."""
@@ -141,23 +143,20 @@ class AffluxServer(AsyncServer):
 
     def communicate_with(self, target_id: int, package: dict[str, Any]) -> dict[str, Any]:
         """A client's package, with the id of the task that it answers, and with what rules may ask for."""
-        reply = super().communicate_with(target_id, package)
-        reply = dict(reply) if isinstance(reply, Mapping) else {}
-        if TASK in package:
-            client = self.clients[target_id]
-            reply.setdefault("num_examples", client.datavol)
-            reply.setdefault("client_lr", client.learning_rate)
-            reply.setdefault("local_steps", client._working_amount)  # the simulator's, of this time
-            reply[TASK] = package[TASK]
-        return reply
+        found = super().communicate_with(target_id, package)
+        reply = dict(found) if isinstance(found, Mapping) else {}
+        if TASK not in package:
+            return reply
+        client = self.clients[target_id]
+        facts = {"num_examples": client.datavol, "client_lr": client.learning_rate}
+        facts["local_steps"] = client._working_amount  # the simulator's, of this time
+        return {**facts, **reply, TASK: package[TASK]}
 
     def unpack(self, packages_received_from_clients: list[dict[str, Any]]) -> dict[str, list[Any]]:
         """The packages as lists by name; None where a package lacks what another one has."""
         packages = packages_received_from_clients
         names = dict.fromkeys(name for package in packages for name in package)
         return defaultdict(list, {name: [package.get(name) for package in packages] for name in names})
-
-    # Packages
 
     def package_handler(self, received_packages: dict[str, list[Any]]) -> bool:
         """Takes packages in; whether `run` shall log a round. Each step is a round, however many are made at a time."""
@@ -179,83 +178,19 @@ class AffluxServer(AsyncServer):
 
     def _take(self, package: dict[str, Any]) -> bool:
         """Pushes one package; whether there is a new version."""
-        before, client, training = self.server.version, package["__cid"], self.training
-        receipt = training.receive(str(package.get(TASK)), partial(_trained, package))
-        if receipt is None:
-            return False
-        if receipt.status in NO_USE:
-            self.gv.logger.info(f"The package of client {client} is {receipt.status}: {receipt.reason}")
+        before, output = self.server.version, self.gv.logger.output
+        receipt = self.training.receive(str(package.get(TASK)), partial(_trained, package))
+        if receipt is not None and receipt.status in NO_USE:
+            self.gv.logger.info(f"The package of client {package['__cid']} is {receipt.status}: {receipt.reason}")
             self._require_some_of_use()
-        elif receipt.status in ("joined", "replaced", "deferred"):
-            self._in_buffer.add(client)
-        if receipt.report is not None:
-            self._in_buffer.clear()
+        if receipt is not None and receipt.report is not None:
             for report in (receipt.report, *receipt.more):
                 for name, value in report.metrics().items():
-                    self.gv.logger.output[f"step_{name}"].append(value)
-            self.gv.logger.output["counts"] = {**self.server.counts, **self.lost}
+                    output[f"step_{name}"].append(value)
+            output["counts"] = self.training.counts
         return self.server.version > before
-
-    def _require_some_of_use(self) -> None:
-        """Raises RuntimeError if all clients that FLGo may draw fail again and again."""
-        self.training.clients.are(set(range(self.num_clients)) - self._in_buffer)
-        self.training.clients.require_some_of_use()
-
-    def _end_round(self) -> None:
-        """What `run` does after a round."""
-        logger = self.gv.logger
-        logger.info(f"--------------Round {self.current_round}--------------")
-        if logger.check_if_log(self.current_round, self.eval_interval):
-            logger.log_once()
-            if self.option.get("save_optimal", False):
-                logger.trace_optimal_state()
-        if logger.early_stop():
-            self.register_exit_condition(lambda server: True)
-        if self.current_round % self.option.get("check_interval", 1) == 0:
-            self._save_checkpoint()
-        self.current_round += 1
-        self.global_lr_scheduler(self.current_round)
-
-    # Runs
-
-    def run(self) -> None:
-        """Runs until FLGo's exit condition holds; then closes the store, after a last checkpoint."""
-        try:
-            super().run()
-        finally:
-            self.training.end()
-            self.training.close(self._notes(self.current_round - 1))
-
-    def _save_checkpoint(self) -> None:
-        """FLGo calls it every `check_interval` rounds, after it has logged the round."""
-        self.training.checkpoint(self._notes(self.current_round))
-
-    def _notes(self, logged: int) -> dict[str, Any]:
-        return notes_of(logged, self.current_round, self._now(), self.learning_rate, self.gv.logger)
-
-    def _load_checkpoint(self) -> bool:
-        """FLGo calls it first in `run`; whether the newest model needs no evaluation."""
-        notes, logger, version = self._resumed, self.gv.logger, self.server.version
-        if notes.round < 0:
-            return False
-        logger.output.update(notes.output)
-        for name, value in notes.early_stop.items():
-            setattr(logger, name, value)
-        self.gv.clock.set_time(max(notes.time, self._now()))
-        self.learning_rate = notes.learning_rate
-        for client in self.clients:
-            client.set_learning_rate(self.learning_rate)
-        for number in range(notes.begun + 1, version + 2):  # after steps that were stored later
-            self.global_lr_scheduler(number)
-        logger.info(f"Goes on after round {version} at time {self._now():g}")
-        return not (notes.round < version and logger.check_if_log(version, self.eval_interval))
 
 
 def _trained(package: Mapping[str, Any]) -> Trained:
-    return Trained(
-        package["model"].state_dict(),
-        package.get("num_examples"),
-        package.get("loss"),
-        package.get("client_lr"),
-        package.get("local_steps"),
-    )
+    facts: dict[str, Any] = {name: package.get(name) for name in ("num_examples", "loss", "client_lr", "local_steps")}
+    return Trained(package["model"].state_dict(), **facts)

@@ -8,7 +8,8 @@ from time import sleep
 from typing import Any, cast
 
 from afflux.integrations._clients import ClientKey
-from afflux.integrations._core import TrainingRun, missing
+from afflux.integrations._core import TrainingRun
+from afflux.integrations._frameworks import missing
 from afflux.integrations._loop import Loop
 from afflux.integrations._settings import RunSettings, require_absolute_store
 from afflux.ops.errors import AffluxError

@@ -4,14 +4,15 @@ any rule. See docs/nvflare.md.
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
-from afflux.integrations._core import Metrics, TrainingRun, missing
+from afflux.integrations._core import Metrics, TrainingRun
+from afflux.integrations._frameworks import missing
 from afflux.integrations._loop import Loop
-from afflux.integrations._settings import RunSettings, require_absolute_store
+from afflux.integrations._settings import RunSettings, require_absolute_store, rule_of
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief, count_of, instance, integer, one_of
-from afflux.rules import from_config, make
 from afflux.rules.presets.framework_names import FRAMEWORK_NAMES
 from afflux.rules.rule import Rule
 from afflux.server.server import Server
@@ -31,7 +32,6 @@ from afflux.integrations._nvflare_calls import CollabTransport, Model
 
 #: Of a model's parameters: the clients' own, or what they added to those that they were sent.
 ParamsType = Literal["FULL", "DIFF"]
-_NAMES = FRAMEWORK_NAMES["nvflare"]
 
 
 class AsyncServer(FLComponent):
@@ -80,17 +80,16 @@ class AsyncServer(FLComponent):
     ) -> None:
         super().__init__()
         # NVFlare reads these attributes by the names of the arguments, and writes them into the job's configuration.
-        self.rule = (
-            rule.to_config() if isinstance(rule, Rule) else rule if isinstance(rule, str) else _plain("rule", rule)
-        )
+        given = rule.to_config() if isinstance(rule, Rule) else rule
+        self.rule = given if isinstance(given, str) else _plain("rule", given)
         self.rule_options = _plain("rule_options", rule_options)
         self.call_args = _plain("call_args", call_args)
         self.settings = _plain("settings", settings)
         self.num_rounds = count_of(1)("AsyncServer", "num_rounds", num_rounds)
-        self.call, self.weight_key, self.loss_key = (
-            instance(str, "a str")("AsyncServer", name, value)
-            for name, value in (("call", call), ("weight_key", weight_key), ("loss_key", loss_key))
-        )
+        text = instance(str, "a str")
+        self.call = text("AsyncServer", "call", call)
+        self.weight_key = text("AsyncServer", "weight_key", weight_key)
+        self.loss_key = text("AsyncServer", "loss_key", loss_key)
         self.params_type = one_of("FULL", "DIFF")("AsyncServer", "params_type", params_type)
         self.server: Server | None = None
         self.lost: dict[str, int] = {}
@@ -114,38 +113,21 @@ class AsyncServer(FLComponent):
 
     def configured(self) -> tuple[Rule, RunSettings]:
         """The rule and the settings that the arguments describe."""
-        options, most = dict(self.rule_options or {}), None
-        if "max_model_history" in options:
-            history = options.pop("max_model_history")
-            if history is not None:  # None: all are kept
-                most = integer(1)("AsyncServer", "max_model_history", history) - 1
-        settings, others = RunSettings.split(dict(self.settings or {}))
+        options = dict(self.rule_options)
+        history = options.pop("max_model_history", None)  # None: all are kept
+        settings, others = RunSettings.split(self.settings)
         if others:
             raise AffluxError(f"[AsyncServer] settings has {brief(min(others))}, which is no setting")
         own_folder = "the server runs in a folder of its own, which the simulator deletes when a job starts"
         require_absolute_store("AsyncServer", settings, own_folder)
-        if most is not None:
+        if history is not None:
+            most = integer(1)("AsyncServer", "max_model_history", history) - 1
             if "max_staleness" in settings.server_options:
                 raise AffluxError("[AsyncServer] max_model_history and max_staleness are both given")
-            given = {**(self.settings or {}), "server_options": {**settings.server_options, "max_staleness": most}}
-            settings, _ = RunSettings.split(given)
-        return self._rule(options), settings
-
-    def _rule(self, options: dict[str, Any]) -> Rule:
-        if not isinstance(self.rule, str):
-            if options:
-                raise AffluxError("[AsyncServer] rule_options are those of a rule that is given by its name")
-            return from_config(self.rule or {})
-        if self.rule == "fedbuff" and not _NAMES.keys().isdisjoint(options):
+            settings = replace(settings, server_options={**settings.server_options, "max_staleness": most})
+        if self.rule == "fedbuff" and not FRAMEWORK_NAMES["nvflare"].keys().isdisjoint(options):
             options.setdefault("dialect", "nvflare")
-        elif self.rule != "fedbuff":
-            for name in ("num_updates_for_model", "global_lr"):
-                ours = _NAMES[name]
-                if name in options and ours is not None:
-                    if ours in options:
-                        raise AffluxError(f"[AsyncServer] {name} and {ours} are both given, must be one of them")
-                    options[ours] = options.pop(name)
-        return make(self.rule, **options)
+        return rule_of("nvflare", self.rule, options), settings
 
     @collab.main  # type: ignore[untyped-decorator]
     def run(self) -> Model:
@@ -181,10 +163,10 @@ class AsyncServer(FLComponent):
                 send_analytic_dxo(self, create_analytic_dxo(tag, value, kind, global_step=version), context)
 
 
-def _plain(name: str, value: Any) -> dict[str, Any] | None:
+def _plain(name: str, value: Any) -> dict[str, Any]:
     """An argument as the job's configuration holds it."""
     try:
-        found: dict[str, Any] = json.loads(json.dumps(value if value is None else dict(value)))
+        found: dict[str, Any] = json.loads(json.dumps({} if value is None else dict(value)))
     except (TypeError, ValueError) as error:
         raise AffluxError(f"[AsyncServer] {name} is {brief(value)}, must be a dict as JSON has it: {error}") from None
     return found

@@ -26,6 +26,8 @@ FRAMEWORK_NAMES: Mapping[str, Mapping[str, str | None]] = {
     },
     "flgo": {"buffer_ratio": "buffer_size", "eta": "server_lr"},
 }
+#: Those that have a meaning in the dialect of their framework only.
+ONLY_IN_DIALECT = ("client_weights_mode", "gradient_based", "staleness_weight", "max_model_history")
 
 
 def in_our_names(dialect: str, options: Mapping[str, object]) -> Options:

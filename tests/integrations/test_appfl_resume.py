@@ -1,0 +1,58 @@
+"""APPFL's aggregator goes on from a store."""
+
+import pytest
+
+pytest.importorskip("appfl", reason="needs appfl: make test-integrations")
+
+import torch
+
+from afflux import AffluxError
+from appfl_here import aggregator, counted, moved, params
+
+
+def test_models_of_another_run_do_not_join(tmp_path):
+    own = aggregator(store=tmp_path / "store")
+    first = own.get_parameters()
+    own.aggregate("a", moved(first, 1.0), round=1)
+    held = {client: own.get_parameters(client_id=client) for client in ("b", "c")}
+    own.run.checkpoint({"metrics": {}})
+    own.server.close(checkpoint=False)  # as if the process had ended
+    own = aggregator(store=tmp_path / "store")
+    assert own.server.tasks == ()
+    before = params(own)
+    own.get_parameters()  # of a client that starts again
+    for client, model in held.items():
+        own.aggregate(client, moved(model, 1.0), round=1)
+    assert counted(own) == {"joined": 1, "unknown": 2}
+    assert params(own) == before
+    for client in held:  # from now on they train for this run
+        own.aggregate(client, moved(own.get_parameters(client_id=client), 1.0), round=2)
+    assert counted(own) == {"joined": 3, "unknown": 2}
+    own.close()
+
+
+def test_a_store_goes_on_and_knows_its_own(tmp_path):
+    def own(model=None, **configs):
+        return aggregator(model, store=str(tmp_path / "store"), checkpoint_every=1, **configs)
+
+    first = own(rule="ca2fl")
+    held = {client: first.get_parameters(client_id=client) for client in "ab"}
+    for client in "ab":
+        first.aggregate(client, moved(held[client], 1.0), val_loss=2.0)
+    first.aggregate("a", moved(held["a"], 3.0))
+    first.close()
+    second = own(rule="ca2fl")
+    assert second.server.version == 1
+    assert second.server.arrivals_waiting == 1
+    assert second.metrics == {1: {"val_loss": 2.0}}
+    assert len(second.server.rows) == 2
+    second.close()
+    with pytest.raises(AffluxError, match="another model"):
+        own(torch.nn.Linear(2, 2), rule="ca2fl")
+    with pytest.raises(Exception, match="fadas"):
+        own(rule="fadas")
+    third = own(rule="ca2fl")
+    third.server.checkpoint({"epoch": 3})
+    third.server.close(checkpoint=False)
+    with pytest.raises(AffluxError, match="notes are not those of this adapter"):
+        own(rule="ca2fl")

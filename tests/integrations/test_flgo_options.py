@@ -1,0 +1,73 @@
+"""The rule and the options of FLGo's server, and versions of FLGo."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from afflux import AffluxError, rules
+from afflux.integrations.flgo import algorithm
+from afflux.rules import fedbuff
+from flgo_points import flgo
+from flgo_runs import in_a_folder, started  # noqa: F401
+
+pytestmark = pytest.mark.filterwarnings("default")  # FLGo's and torch's own
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_rules_from_configurations():
+    """In the call or in FLGo's options, from JSON or YAML, in FLGo's names or afflux's."""
+    config = json.loads('{"name": "ca2fl", "buffer_ratio": 0.5, "eta": 0.25, "codec": "affine-8"}')
+    runner = started(algorithm(config))
+    expected = rules.make("ca2fl", buffer_size=3, server_lr=0.25, codec="affine-8")
+    assert runner.server.rule == expected
+    Path("options.yml").write_text("rule:\n  name: ca2fl\n  buffer_ratio: 0.5\n  eta: 0.25\n  codec: affine-8\n")
+    assert started(algorithm(), **flgo.utils.fflow.load_configuration("options.yml")).server.rule == expected
+    assert started(algorithm(), rule=expected.to_config()).server.rule == expected
+    assert started(algorithm(), rule={"name": "fedbuff", "buffer_size": 2}).server.rule == fedbuff(buffer_size=2)
+    for wrong, message in [
+        (None, "rule is None, must be a Rule, its name and options, or a Rule.to_config()"),
+        ({"buffer_ratio": 0.5}, "must be a Rule, its name and options, or a Rule.to_config()"),
+        ({"name": "fedbuf"}, "fedbuf"),
+        ({"name": "fedbuff", "buffer_ratio": 0.5, "buffer_size": 2}, "buffer_ratio is the name of buffer_size in flgo"),
+        ({"name": "fedbuff", "buffer_ratio": 0.01}, "buffer_size"),
+        ({"name": "fedbuff", "buffer_size": 7}, "buffer_size is 7 of 6 clients"),
+    ]:
+        with pytest.raises(AffluxError, match=re.escape(message)):
+            started(algorithm(wrong))
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "message"),
+    [
+        ({"server_options": {"faults": "raise"}}, {}, 'faults="raise" would end the run'),
+        ({"server_options": {"inplace": True}}, {}, "inplace=True overwrites the version"),
+        ({"server_options": {"flush_after": 1.0}}, {}, "flush_after is in seconds, and FLGo's time is virtual"),
+        ({"max_failures": 0}, {}, "max_failures"),
+        ({}, {"save_checkpoint": "c"}, "save_checkpoint keeps the model alone"),
+        ({}, {"load_checkpoint": "c"}, "load_checkpoint keeps the model alone"),
+        ({}, {"algo_para": [0.1, 1.0]}, "algo_para holds numbers by their place"),
+        ({}, {"num_parallels": 2}, "give parallel_type='t'"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(settings, options, message):
+    with pytest.raises(AffluxError, match=re.escape(message)):
+        started(algorithm(fedbuff(buffer_size=2), **settings), **options)
+
+
+def test_another_version_of_flgo_is_warned_of(monkeypatch):
+    monkeypatch.setattr("afflux.integrations.flgo.version", lambda name: "0.5.0")
+    with pytest.warns(RuntimeWarning, match=r"tested with flgo 0.4.4; 0.5.0 is installed"):
+        algorithm(fedbuff())
+
+
+def test_without_flgo_the_error_says_what_to_install():
+    code = "import sys; sys.modules['flgo'] = None; import afflux.integrations.flgo"
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert "needs flgo: pip install 'afflux[flgo]'" in done.stderr
