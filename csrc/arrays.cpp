@@ -222,7 +222,9 @@ bool Array::from_numpy(py::handle object, Access access, Shape shape) {
   const auto* const descr = py::detail::array_descriptor_proxy(array->descr);
   const int wanted = Api::NPY_ARRAY_C_CONTIGUOUS_ | Api::NPY_ARRAY_ALIGNED_ |
                      (access == Access::write ? Api::NPY_ARRAY_WRITEABLE_ : 0);
-  if ((array->flags & wanted) != wanted || descr->byteorder != '=' || (shape == Shape::vector && array->nd != 1) ||
+  constexpr int kWarnOnWrite = 1 << 31;  // NumPy's NPY_ARRAY_WARN_ON_WRITE
+  if ((array->flags & (wanted | kWarnOnWrite)) != wanted || descr->byteorder != '=' ||
+      (shape == Shape::vector && array->nd != 1) ||
       (argument_.shape && !has_shape(argument_.shape, array->nd, array->dimensions)))
     return false;
   if (descr->type_num == Api::NPY_FLOAT_)

@@ -112,6 +112,9 @@ template <std::size_t N>
 py::object tuple_of(py::handle type, const std::array<py::handle, N>& items) {
   auto* const known = reinterpret_cast<PyTypeObject*>(type.ptr());
   py::object made = owned(known->tp_alloc(known, N));
+#if PY_VERSION_HEX >= 0x030E0000
+  reinterpret_cast<PyTupleObject*>(made.ptr())->ob_hash = -1;  // not known yet
+#endif
   for (std::size_t i = 0; i < N; ++i)
     PyTuple_SET_ITEM(made.ptr(), static_cast<Py_ssize_t>(i), items[i].inc_ref().ptr());
   return made;
@@ -208,6 +211,7 @@ class FastPush {
         receipt_(classes[2]),
         log_entry_(classes[3]),
         numpy_array_(classes[4]),
+        client_error_(classes[5]),
         wanted_(kind == "update"     ? 0
                 : kind == "gradient" ? 1
                                      : 2),
@@ -281,7 +285,7 @@ class FastPush {
     PyObject* const arguments[] = {admission.ptr(), client.ptr(), rows.ptr()};
     PyObject* const found = PyObject_VectorcallMethod(names->check_clients.text(), arguments, 3, nullptr);
     Py_XDECREF(found);
-    if (found == nullptr && PyErr_ExceptionMatches(PyExc_Exception) == 0) throw py::error_already_set();
+    if (found == nullptr && PyErr_ExceptionMatches(client_error_.ptr()) == 0) throw py::error_already_set();
     PyErr_Clear();  // `Aggregator.join` raises it once more
     return found != nullptr;
   }
@@ -310,7 +314,8 @@ class FastPush {
   // The facts of a push, whose vector was copied; or None.
   py::object taken_in(py::handle aggregator, py::handle client, py::handle version, py::handle vector,
                       py::handle num_examples, py::handle loss) const {
-    const auto source = plain_vector(vector);
+    const auto held = py::reinterpret_borrow<py::object>(vector);  // also while other threads run
+    const auto source = plain_vector(held);
     const std::optional<std::int64_t> pulled = plain_int(version), examples = plain_int(num_examples);
     if (!source || !is_plain_id(client) || !pulled || !examples || *examples < 1) return py::none();
     if (!is_none(loss) && !PyFloat_CheckExact(loss.ptr())) return py::none();
@@ -372,7 +377,7 @@ class FastPush {
   }
 
   const StateType server_state_;
-  const py::object pending_arrival_, receipt_, log_entry_, numpy_array_;
+  const py::object pending_arrival_, receipt_, log_entry_, numpy_array_, client_error_;
   const std::size_t wanted_;  // which of update, gradient and model the rule takes
   const std::int64_t size_;
   const int num_threads_;

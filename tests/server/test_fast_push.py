@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afflux import AffluxError, Layout, Server
-from afflux.aggregation.reports import Join
+from afflux.aggregation.admission import Admission
+from afflux.aggregation.reports import Join, Receipt
 from afflux.rules import ca2fl, fedasync, fedbuff, mf_ca2fl, wkafl
 
 D = 5
@@ -237,3 +238,42 @@ def test_it_holds_nothing_of_the_server():
     del server
     gc.collect()
     assert gone() is None
+
+
+def test_receipts_hash_as_those_that_python_makes():
+    server = made("update", True, {})
+    receipt = server.push(client=1, version=0, update=VECTORS[0])
+    (entry,) = server.log
+    assert receipt.report is None
+    assert (hash(receipt), hash(entry)) == (hash(Receipt(*receipt)), hash(Join(*entry)))
+
+
+def test_an_exception_of_a_signal_handler_is_raised(monkeypatch):
+    """One that comes while a client is compared with num_clients."""
+    server = made("rows", True, {})
+
+    def interrupted(*_):
+        raise TimeoutError("the caller's deadline")
+
+    monkeypatch.setattr(Admission, "_check_clients", interrupted)
+    with pytest.raises(TimeoutError, match="deadline"):
+        server.push(client=1, version=0, update=VECTORS[0])
+    assert (server.joins, server._aggregator.slots.taken) == (0, 0)
+
+
+def test_a_server_that_fails_after_a_vector_was_taken_in_counts_a_refusal():
+    server = made("update", True, {})
+    aggregator = server._aggregator
+
+    class Fails(Counted):
+        def push(self, *arguments):
+            aggregator._monitor._handed_out = True  # so that it does not join at once
+            pushed = super().push(*arguments)
+            aggregator._monitor._handed_out = False
+            aggregator.failure = "a step has failed"
+            return pushed
+
+    aggregator.fast = Fails(aggregator.fast)
+    with pytest.raises(AffluxError, match=r"\[push\] a step has failed"):
+        server.push(client=1, version=0, update=VECTORS[0])
+    assert (server.joins, server.counts["refused"]) == (0, 1)

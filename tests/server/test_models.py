@@ -414,6 +414,8 @@ def test_a_state_dict_is_no_update():
     with pytest.raises(AffluxError, match=r"update= is a module's state_dict, .* push it as model="):
         server.push(client=3, update=mine, version=0)
     assert server.counts["refused"] == 1
+    lenient = Server(fedavg(buffer_size=1), torch.nn.Linear(2, 1), faults="record")
+    assert lenient.push(client=3, update=mine, version=0).status == "faulty"
     before = server.params
     server.push(client=3, update={name: torch.ones_like(array) for name, array in mine.items()}, version=0)
     assert server.params.tolist() == (before + 1).tolist()

@@ -22,7 +22,7 @@ def is_module(tree: object) -> bool:
 
 
 def is_state_dict(tree: object) -> bool:
-    """Whether it is what `torch.nn.Module.state_dict` returns, which differences of such dicts are not."""
+    """Whether it is what `torch.nn.Module.state_dict` returns, or a copy of it by `copy.deepcopy` or torch.load."""
     return type(tree) is OrderedDict and hasattr(tree, "_metadata")
 
 

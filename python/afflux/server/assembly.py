@@ -6,7 +6,7 @@ import numpy as np
 
 from afflux import ops
 from afflux._engine import FastPush
-from afflux.aggregation.admission import Admission
+from afflux.aggregation.admission import Admission, ClientError
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.cache.memory import MemoryRows
 from afflux.aggregation.options import ServerOptions, codec_of, slots_of, why_copied
@@ -84,7 +84,7 @@ def assemble(
     streaming = Streaming(size, device) if options.accumulate else None
     fast = None
     if streaming is None and device is HOST and options.flush_after is None and not options.check_versions:
-        classes = ServerState, PendingArrival, Receipt, Join, np.ndarray
+        classes = ServerState, PendingArrival, Receipt, Join, np.ndarray, ClientError
         limits, both = options.limits, options.duplicates == "both"
         fast = FastPush(
             classes,

@@ -122,7 +122,8 @@ def push(  # noqa: D417
         if type(found) is Receipt:
             return found
         pushed = found  # its vector is in its slot, or None
-    aggregator.enter("push")
+    if pushed is None:
+        aggregator.enter("push")
     if aggregator.versions.checked:
         aggregator.versions.refuse_damage("push")
     if options.flush_after is not None:
@@ -151,9 +152,14 @@ def push(  # noqa: D417
             client_id, pulled = found.opened.client_id, found.opened.version
         elif client is None or version is None:
             raise CallError("[push] give task=, or client= and version=")
-        if given != "model" and type(vector) is not np.ndarray:
-            _refuse_model(given, vector)
+        if given != "model" and type(vector) is not np.ndarray and is_module(vector):
+            raise CallError(f"[push] {given}= is a module, which holds the client's params: push it as model=")
         checking = True
+        if given != "model" and is_state_dict(vector):
+            raise AffluxError(
+                f"[push] {given}= is a module's state_dict, which holds the client's params: push it as model=. If its "
+                f"arrays were replaced by differences, push them as a plain dict: {given}=dict(...)"
+            )
         if found is None:
             client_id = plain_id(client)
             number = version if type(version) is int else _number(version)
@@ -305,17 +311,6 @@ def _only_one(
     given = {"update=": update, "gradient=": gradient, "model=": model}
     names = " and ".join(name for name, vector in given.items() if vector is not None) or "none of them"
     raise CallError(f"[push] give one of update=, gradient= and model=, not {names}")
-
-
-def _refuse_model(given: Kind, vector: object) -> None:
-    """Rejects a client's own params under another name: added as an update, they would double the model."""
-    if is_module(vector):
-        raise CallError(f"[push] {given}= is a module, which holds the client's params: push it as model=")
-    if is_state_dict(vector):
-        raise CallError(
-            f"[push] {given}= is a module's state_dict, which holds the client's params: push it as model=, and "
-            "differences as a dict of their own"
-        )
 
 
 def _check_call(aggregator: Aggregator, given: Kind, timeout: object, copy: object) -> None:
