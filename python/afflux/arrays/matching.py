@@ -134,7 +134,8 @@ class Matcher:
         unknown = sorted(leaves.keys() - self._known)
         others = f"the tree holds {listed(unknown)}, which the layout does not"
         if missing:
-            raise AffluxError(f"[layout] the tree lacks {listed(missing)}{f'; {others}' if unknown else ''}")
+            hint = _unwrapped(unknown) if len(missing) == len(self.names) else ""
+            raise AffluxError(f"[layout] the tree lacks {listed(missing)}{f'; {others}' if unknown else ''}{hint}")
         if unknown:
             raise AffluxError(f"[layout] {others}")
         return [leaves[name] for name in self.names]
@@ -143,6 +144,13 @@ class Matcher:
 def _all_arrays(values: Any) -> bool:
     """Whether all are NumPy's or torch's own arrays, without nesting."""
     return set(map(type, values)) <= interop.own_arrays()
+
+
+def _unwrapped(unknown: Sequence[str]) -> str:
+    """For messages: which module to push in place of one that torch.compile or DataParallel has wrapped."""
+    wrapper = unknown[0].partition(".")[0] if unknown else ""
+    wrapped = wrapper in ("_orig_mod", "module") and all(name.startswith(f"{wrapper}.") for name in unknown)
+    return f": give the module that is wrapped, its attribute {wrapper}" if wrapped else ""
 
 
 def _check_shape(name: str, array: Array, expected: tuple[int, ...]) -> None:

@@ -235,7 +235,8 @@ def push(  # noqa: D417
 
 _GONE = (
     "the params of the version that it trains from are no longer held: check out a task (they are given up by "
-    "max_staleness, max_versions and hold=False), or give what pull() gave as version="
+    "max_staleness, max_versions and hold=False, and by a restart without a checkpoint()), or give what pull() gave as "
+    "version="
 )
 #: Characters of a reason that is kept.
 _MOST_REASON = 500

@@ -39,7 +39,8 @@ def replay(
             registered; None: the rule is made from its configuration.
 
     Raises:
-        AffluxError: a decision differs from that in the log, because the server or a vector is not the original one.
+        AffluxError: a decision differs from that in the log, because the server is not like the original one. Vectors
+            are not compared with the original ones: compare the params afterwards.
 
     >>> import numpy as np
     >>> from afflux.rules import fedbuff

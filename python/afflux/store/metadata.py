@@ -75,7 +75,10 @@ def folder_of(path: "str | PathLike[str]") -> Path:
     if not Path(path).is_dir():
         raise StoreError(f"[store] there is no folder {path}")
     if not (Path(path) / INDEX).is_file():
-        raise StoreError(f"[store] {path} holds no store: {INDEX} is missing")
+        raise StoreError(
+            f"[store] {path} holds no store: {INDEX} is missing. If a process was killed while it made the store, "
+            "remove the folder and make it again"
+        )
     return Path(path)
 
 
