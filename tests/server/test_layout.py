@@ -174,7 +174,7 @@ def test_a_single_array(library, shape):
     assert bits(flat) == bits(values(shape).astype(np.float32))
     assert layout.views(flat).shape == shape
     assert Layout.from_json(layout.to_json()) == layout
-    with pytest.raises(AffluxError, match=r"^\[layout\] the tree has shape \(9,\), the layout says"):
+    with pytest.raises(AffluxError, match=r"^\[layout\] the tree has shape \(9,\), the layout has"):
         layout.parts(np.ones(9))
     if library != "jax":
         target = LIBRARIES[library](np.zeros(shape), "float32", False)
