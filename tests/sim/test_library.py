@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import own_tasks
+from afflux.rules import fedbuff
 from afflux.sim import (
     AuditOutput,
     ConfigError,
@@ -195,6 +196,7 @@ class Named(nn.Module):
 def test_data_sets_of_several_kinds_give_the_same_bits():
     pairs = CLIENTS.for_seed(0)
     kinds = [pairs, [(x.numpy(), y.numpy()) for x, y in pairs], [Pairs(pair) for pair in pairs]]
+    kinds += [[(x.double(), y) for x, y in pairs], [(x.double().numpy(), y.numpy()) for x, y in pairs]]
     digests = {simulation(own_tasks.linear, clients).run()[0].digest for clients in kinds}
     assert len(digests) == 1
 
@@ -336,6 +338,10 @@ def test_a_registered_task(monkeypatch):
         replace(config, model="logreg")
 
 
+def misspelled(model, data, rng, *, lr):
+    return 0.0, 1, 1
+
+
 def returns(value):
     return lambda *_: value
 
@@ -359,6 +365,8 @@ def returns(value):
         ({"alpha": 3}, "unknown setting 'alpha'"),
         ({"client_lr": 3}, "client_lr is given twice"),
         ({"rules": []}, "at least one rule"),
+        ({"rules": [fedbuff()]}, "a rule is of type Rule, must be a text such as 'fedbuff:buffer_size=10'"),
+        ({"training": misspelled}, "unknown setting of the training function: 'lr'.* client_lr"),
         ({"rules": ["fedasync", RuleSpec("fedasync", (), "fedasync")]}, "is given twice"),
         ({"seeds": [1, 1]}, "is given twice"),
         ({"training": own_tasks.momentum, "client_optimizer": "scaffold"}, "has a training function of its own"),

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from afflux.ops.validation import brief
 from afflux.sim.clients import optimizers
 from afflux.sim.clients.flat_model import FlatModel
-from afflux.sim.errors import ConfigError
+from afflux.sim.errors import ConfigError, known
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.task import Task, TrainingFunction, num_examples
 
@@ -205,12 +205,19 @@ class Trainer:
 
 
 def with_settings(function: TrainingFunction, config: SimConfig) -> TrainingFunction:
-    """Return `function` with the settings that it takes as keyword-only parameters."""
+    """Return `function` with the settings that it takes as keyword-only parameters.
+
+    Raises:
+        ConfigError: it takes one that is no setting, and has no default.
+    """
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return function
     names = {field.name for field in fields(SimConfig)}
+    for p in parameters:
+        if p.kind is p.KEYWORD_ONLY and p.default is p.empty:
+            known("setting of the training function:", p.name, names)
     wanted = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} & names
     return partial(function, **{name: getattr(config, name) for name in wanted}) if wanted else function
 
@@ -232,9 +239,9 @@ def take(data: Any, batch: np.ndarray) -> tuple[Any, torch.Tensor]:
     if isinstance(data, tuple) and len(data) == 2:
         index = torch.from_numpy(batch)
         x, y = data
-        return _rows(x, index), _rows(y, index)
+        return single_precision(_rows(x, index)), _rows(y, index)
     x, y = torch.utils.data.default_collate([data[place] for place in batch.tolist()])
-    return x, y
+    return single_precision(x), y
 
 
 def _rows(tree: Any, index: torch.Tensor) -> Any:
@@ -246,6 +253,15 @@ def _rows(tree: Any, index: torch.Tensor) -> Any:
     if isinstance(tree, tuple):
         return tuple(_rows(array, index) for array in tree)
     return torch.as_tensor(np.asarray(tree)[index.numpy()])
+
+
+def single_precision(tree: Any) -> Any:
+    """Return examples of float64, which NumPy and scikit-learn give, in float32, the precision of the params."""
+    if isinstance(tree, torch.Tensor):
+        return tree.float() if tree.dtype == torch.float64 else tree
+    if isinstance(tree, Mapping):
+        return {name: single_precision(array) for name, array in tree.items()}
+    return tuple(map(single_precision, tree)) if isinstance(tree, tuple) else tree
 
 
 def call(module: Callable[..., Any], x: Any) -> Any:

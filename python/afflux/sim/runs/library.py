@@ -27,6 +27,16 @@ if TYPE_CHECKING:
 _GIVEN_OTHERWISE = ("task", "data", "data_dir", "model", "partition", "alpha", "classes", "num_clients")
 
 
+def _text_of(rule: object) -> str:
+    """Return the rule, if it is a text."""
+    if not isinstance(rule, str):
+        raise ConfigError(
+            f"a rule is of type {type(rule).__name__}, must be a text such as 'fedbuff:buffer_size=10', or "
+            "'FILE.py:FUNCTION' for a rule of your own"
+        )
+    return rule
+
+
 class Simulation:
     """Runs of some rules and seeds on one task; the command line's `afflux compare` as a library.
 
@@ -126,7 +136,7 @@ class Simulation:
         return simulation
 
     def _set_runs(self, rules: Sequence[str | RuleSpec], seeds: Sequence[int], paired: bool) -> None:
-        specs = [rule if isinstance(rule, RuleSpec) else parse_rule(rule) for rule in rules]
+        specs = [rule if isinstance(rule, RuleSpec) else parse_rule(_text_of(rule)) for rule in rules]
         if not specs or not seeds:
             raise ConfigError("give at least one rule and one seed")
         if len({spec.label for spec in specs}) != len(specs) or len(set(seeds)) != len(seeds):

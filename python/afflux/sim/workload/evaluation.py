@@ -35,7 +35,7 @@ def classification(x: Any, y: Any) -> Classification:
     """Return an evaluation function: accuracy and mean cross entropy of the model's logits.
 
     Args:
-        x: (n, ...) the examples, an array or a torch tensor.
+        x: (n, ...) the examples, an array or a torch tensor; float64 is converted to float32.
         y: (n,) their labels: whole numbers.
 
     Returns:
@@ -43,5 +43,6 @@ def classification(x: Any, y: Any) -> Classification:
     """
     import torch
 
-    tensors = (own if isinstance(own, torch.Tensor) else torch.as_tensor(np.array(own)) for own in (x, y))
-    return Classification(*tensors)
+    examples, labels = (own if isinstance(own, torch.Tensor) else torch.as_tensor(np.array(own)) for own in (x, y))
+    # float64, which NumPy and scikit-learn give, in the precision of the params.
+    return Classification(examples.float() if examples.dtype == torch.float64 else examples, labels)
