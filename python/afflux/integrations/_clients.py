@@ -94,7 +94,8 @@ class Clients:
             raise AffluxError(
                 f"[resume] the store keeps something for {len(self.known)} clients of {self._rule}, such as "
                 f"{brief(min(self.known, key=str))}, and none of the {len(self._there)} clients that are there is one "
-                f"of them: {brief(self.id_of(self._there[0]))}. Give client_key= with ids that stay the same"
+                f"of them: {brief(self.id_of(self._there[0]))}. A store that was "
+                "begun with such ids cannot be resumed: begin with a new one, and with client_key= from its first start"
             )
 
     @property
@@ -112,8 +113,8 @@ class Clients:
         """
         if isinstance(self._key, str) and self.known and before not in (None, self.source):
             raise AffluxError(
-                f"[resume] the store keeps something for each client under {before}, and now {self.source}. Give the "
-                "client_key of the first start, or begin with a new store"
+                f"[resume] the store was begun with {before} as the id of a client, and this run has {self.source}: "
+                "give the same client_key, or begin with a new store"
             )
 
     @property
