@@ -113,7 +113,7 @@ class CompiledStep:
             if run is None:
                 run = self._add(key, inputs, structure)
             (loss,) = run(inputs)
-            return loss.item()  # type: ignore[no-any-return]
+            return loss.item()
 
         return step
 
@@ -156,13 +156,14 @@ class CompiledStep:
         x, y = tree_unflatten(others[len(constant) :], structure)
         arguments: tuple[Any, Any] = ((), x) if isinstance(x, dict) else (x if isinstance(x, tuple) else (x,), {})
 
-        def mean_loss(params: dict[str, torch.Tensor]) -> torch.Tensor:
+        # `constant` is an argument, because torch.func lets a function change in place only what it gets.
+        def mean_loss(params: dict[str, torch.Tensor], constant: dict[str, torch.Tensor]) -> torch.Tensor:
             output = functional_call(self._model.module, (params, constant), *arguments)
             return self._loss(output, y)  # type: ignore[no-any-return]
 
         fields = self._model.layout.fields
         params = {field.name: flat[field.start : field.stop].view(field.shape) for field in fields}
-        gradients, loss = grad_and_value(mean_loss)(params)
+        gradients, loss = grad_and_value(mean_loss)(params, constant)
         parts = []
         for field in fields:
             own = slice(field.start, field.stop)
@@ -201,7 +202,7 @@ def _native(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
         path = str(Path(folder) / "step.pt2")
         torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=INDUCTOR_OPTIONS)
         # The loader has its own copy of the code, so that the folder can be deleted.
-        return torch._inductor.aoti_load_package(path).loader.run  # type: ignore[no-any-return, attr-defined]
+        return torch._inductor.aoti_load_package(path).loader.run
 
 
 def _digest(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> str:

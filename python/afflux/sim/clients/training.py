@@ -21,7 +21,6 @@ from afflux.sim.errors import ConfigError
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.task import Task, TrainingFunction, num_examples
 
-
 #: Batches whose examples are taken out of the data at once for compiled steps.
 BATCHES_AT_ONCE = 32
 
@@ -174,7 +173,8 @@ class Trainer:
                 else:
                     end = sum(sizes[: number + 1])
                     own = slice(end - size, end)
-                    yield self._step(*tree_map(lambda leaf, own=own: leaf[own], (x, y)), terms), size
+                    some_x, some_y = tree_map(lambda leaf, own=own: leaf[own], (x, y))
+                    yield self._step(some_x, some_y, terms), size
 
     def _step(self, x: Any, y: torch.Tensor, terms: Sequence[optimizers.GradientTerm]) -> float:
         """Make one step by autograd; return the mean loss before the step."""
